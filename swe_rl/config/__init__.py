@@ -1,0 +1,1 @@
+"""The composed configuration: schema, provenance of every value, rules, plan."""

@@ -1,0 +1,1 @@
+"""Who answers: inference engines behind one interface, token ids in, token ids and log-probabilities out."""

@@ -1,0 +1,1 @@
+"""What is to be solved, and was it solved: instances, prompts, workspaces, grading."""

@@ -1,0 +1,23 @@
+"""The roots of every error that this project raises.
+
+Invariants:
+- `UserError`: the configuration or the input is wrong. Printed as one paragraph, exit status 2, nothing was started.
+- `RunError`: the run failed for a reason that is not the user's. Its real cause is shown, exit status 1.
+- Each boundary (engine, sandbox, agent, grader, trace store, disk, scheduler) has one subclass, in its own package.
+"""
+
+
+class SweRlError(Exception):
+    """Root of all of them; `exit_status` is what the process returns when nothing handles it."""
+
+    exit_status: int = 1
+
+
+class UserError(SweRlError):
+    """The configuration or the input is wrong; the message says what, where and the way out."""
+
+    exit_status = 2
+
+
+class RunError(SweRlError):
+    """The run failed while it ran."""

@@ -1,0 +1,1 @@
+"""The door: an OpenAI-compatible server that captures tokens."""

@@ -1,0 +1,1 @@
+"""The machine: probes and placement."""

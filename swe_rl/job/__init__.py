@@ -1,0 +1,1 @@
+"""What is done with the composed configuration: one file a verb."""

@@ -1,0 +1,1 @@
+"""The run's folder, events, metrics, progress."""

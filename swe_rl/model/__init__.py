@@ -1,0 +1,1 @@
+"""Architecture facts, tokenizer and chat rendering, the tiny model."""

@@ -1,0 +1,1 @@
+"""Trajectories, groups, collection, failure policy, and traces to training rows."""

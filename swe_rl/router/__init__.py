@@ -1,0 +1,1 @@
+"""Which engine, and when: a pure policy core."""

@@ -1,0 +1,1 @@
+"""Where commands run: isolated working copies behind one interface."""

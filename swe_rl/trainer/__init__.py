@@ -1,0 +1,1 @@
+"""Model, optimizer step and checkpoints."""
