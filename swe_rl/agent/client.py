@@ -1,0 +1,137 @@
+"""An OpenAI chat-completions client, as small as the agents need.
+
+Invariants:
+- One aiohttp session for all requests of a client; `close` ends it.
+- Only what may pass is retried: 429 and 503 (after their Retry-After) and broken connections, `max_retries` times.
+- Cancelling `complete` closes its connection, so the server sees that the answer is no longer wanted.
+"""
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+
+from swe_rl.engine.protocol import ContextOverflowError, EngineError
+
+_RETRIED = (429, 503)
+_CONNECT_S = 10.0
+_LONGEST_WAIT_S = 30.0
+
+
+class ContextOverflow(ContextOverflowError):
+    """The conversation no longer fits the model's context."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChatReply:
+    content: str
+    finish_reason: str
+    usage: dict[str, int] = field(default_factory=dict)  # prompt_tokens, completion_tokens, total_tokens
+
+
+class _Retry(Exception):
+    def __init__(self, why: str, after_s: float | None = None) -> None:
+        super().__init__(why)
+        self.after_s = after_s
+
+
+class ChatClient:
+    """`rng` spreads the waits; `sleep` is for tests. `first_wait_s` doubles with every try where the server names none."""
+
+    def __init__(
+        self,
+        *,
+        rng: random.Random,
+        max_retries: int = 6,
+        first_wait_s: float = 0.25,
+        api_key: str | None = None,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self._rng = rng
+        self._max_retries = max_retries
+        self._first_wait_s = first_wait_s
+        self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self._sleep = sleep
+        self._session: aiohttp.ClientSession | None = None
+
+    async def complete(
+        self,
+        messages: Sequence[Mapping[str, str]],
+        *,
+        base_url: str,
+        model: str,
+        temperature: float | None = None,
+        max_tokens: int | None = None,
+    ) -> ChatReply:
+        """One completion from `{base_url}/chat/completions`.
+
+        Raises ContextOverflow, or EngineError with the server's words (also once the retries are used up).
+        """
+        wanted = {"model": model, "messages": list(messages), "temperature": temperature, "max_tokens": max_tokens}
+        body = {key: value for key, value in wanted.items() if value is not None}
+        url = f"{base_url.rstrip('/')}/chat/completions"
+        for attempt in range(self._max_retries + 1):
+            try:
+                return await self._post(url, body)
+            except _Retry as retry:
+                if attempt == self._max_retries:
+                    raise EngineError(f"{url} gave no completion in {attempt + 1} tries: {retry}") from retry
+                await self._sleep(self._wait_s(attempt, retry.after_s))
+        raise AssertionError("unreachable")
+
+    async def close(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+    async def _post(self, url: str, body: dict[str, Any]) -> ChatReply:
+        try:
+            async with self._open().post(url, json=body) as response:
+                if response.status == 200:
+                    return _reply(await response.json(content_type=None), url)
+                said = (await response.text())[:4000]
+                if response.status in _RETRIED:
+                    raise _Retry(f"status {response.status}: {said[:500]}", _retry_after_s(response))
+        except (aiohttp.ClientError, ConnectionError, TimeoutError) as error:
+            raise _Retry(f"{type(error).__name__}: {error}") from error
+        except ValueError as error:
+            raise EngineError(f"{url} answered with something that is not JSON: {error}") from error
+        raise _error(response.status, said, url)
+
+    def _open(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            # No total timeout: a held or slow completion is the router's business; the caller has its own deadline.
+            timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S)
+            connector = aiohttp.TCPConnector(limit=0)
+            self._session = aiohttp.ClientSession(timeout=timeout, connector=connector, headers=self._headers)
+        return self._session
+
+    def _wait_s(self, attempt: int, after_s: float | None) -> float:
+        wait_s = after_s if after_s is not None else self._first_wait_s * 2**attempt
+        return min(wait_s, _LONGEST_WAIT_S) * (1.0 + 0.25 * self._rng.random())
+
+
+def _retry_after_s(response: aiohttp.ClientResponse) -> float | None:
+    try:
+        return max(0.0, float(response.headers["Retry-After"]))
+    except (KeyError, ValueError):
+        return None
+
+
+def _reply(payload: Any, url: str) -> ChatReply:
+    try:
+        choice = payload["choices"][0]
+        content = choice["message"].get("content") or ""
+        usage = {key: value for key, value in (payload.get("usage") or {}).items() if isinstance(value, int)}
+        return ChatReply(str(content), str(choice.get("finish_reason") or "stop"), usage)
+    except (KeyError, IndexError, TypeError, AttributeError) as error:
+        raise EngineError(f"{url} answered with something that is not a chat completion ({error!r})") from error
+
+
+def _error(status: int, said: str, url: str) -> EngineError:
+    if status == 400 and "context_length_exceeded" in said:
+        return ContextOverflow(f"the conversation no longer fits the model's context: {said[:500]}")
+    return EngineError(f"{url} refused the request with status {status}: {said[:1000]}")

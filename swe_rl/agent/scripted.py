@@ -1,0 +1,77 @@
+"""Agents without a model: what a perfect or an idle agent would do, for oracle runs and tests.
+
+Invariants:
+- They never use their base URL; their conversation is the task and the commands.
+- With the gold patch every instance must be resolved and with no patch none: else the environment is broken.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from swe_rl.agent.budget import Budget
+from swe_rl.agent.observation import format_observation
+from swe_rl.agent.protocol import AgentError, AgentResult, Exit, Task, Turn
+from swe_rl.sandbox.protocol import Sandbox
+
+_MAX_OBSERVATION_CHARS = 8000
+_PATCH_FILE = ".swe_rl_gold.patch"
+
+
+class ScriptedAgent:
+    """Runs `commands` in order, then submits."""
+
+    name = "scripted"
+
+    def __init__(self, commands: Sequence[str], *, command_timeout_s: float = 60.0) -> None:
+        self._commands = tuple(commands)
+        self._command_timeout_s = command_timeout_s
+
+    async def run(self, task: Task, *, base_url: str, model: str, sandbox: Sandbox, timeout_s: float) -> AgentResult:
+        budget = Budget(timeout_s)
+        result = AgentResult(Exit.SUBMITTED, messages=[{"role": "user", "content": task.prompt}])
+        for index, command in enumerate(self._commands):
+            if budget.is_spent:
+                result.exit = Exit.AGENT_TIMEOUT
+                break
+            done = await sandbox.exec(command, timeout_s=min(self._command_timeout_s, budget.left_s))
+            budget.spend(done.duration_s)
+            observation = format_observation(done, _MAX_OBSERVATION_CHARS)
+            said = f"```bash\n{command}\n```"
+            result.turns.append(
+                Turn(index, said, command, observation, exit_code=done.exit_code, command_s=done.duration_s)
+            )
+            result.messages.append({"role": "assistant", "content": said})
+            result.messages.append({"role": "user", "content": observation})
+        return result
+
+
+class NoopAgent(ScriptedAgent):
+    """Submits at once: what an instance is worth without any work."""
+
+    name = "noop"
+
+    def __init__(self) -> None:
+        super().__init__(())
+
+
+class GoldAgent:
+    """Applies the gold patch of the task's instance. `patches`: instance id to unified diff."""
+
+    name = "gold"
+
+    def __init__(self, patches: Mapping[str, str], *, command_timeout_s: float = 60.0) -> None:
+        self._patches = dict(patches)
+        self._apply = ScriptedAgent(
+            [f"git apply --whitespace=nowarn {_PATCH_FILE}; status=$?; rm -f {_PATCH_FILE}; exit $status"],
+            command_timeout_s=command_timeout_s,
+        )
+
+    async def run(self, task: Task, *, base_url: str, model: str, sandbox: Sandbox, timeout_s: float) -> AgentResult:
+        """Raises AgentError when there is no gold patch for the instance or it does not apply."""
+        patch = self._patches.get(task.instance_id)
+        if patch is None:
+            raise AgentError(f"{task.instance_id}: the gold agent has no patch for this instance")
+        await sandbox.write_file(_PATCH_FILE, patch.encode())
+        result = await self._apply.run(task, base_url=base_url, model=model, sandbox=sandbox, timeout_s=timeout_s)
+        if result.exit is Exit.SUBMITTED and result.turns[-1].exit_code:
+            raise AgentError(f"{task.instance_id}: the gold patch does not apply: {result.turns[-1].observation}")
+        return result

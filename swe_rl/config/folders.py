@@ -1,0 +1,68 @@
+"""Where conf/ and sweeps/ are: beside the package in a checkout, inside it in a wheel.
+
+Invariants:
+- The answer does not depend on the working directory.
+- Standard library only: `--help` is answered from here before Hydra is imported.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from swe_rl.errors import UserError
+
+PACKAGE = Path(__file__).resolve().parent.parent
+
+
+class InstallationError(UserError):
+    """The package was installed without its configuration files."""
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One file of a group, `router=tr`; `summary` is its first comment line."""
+
+    group: str
+    name: str
+    path: Path
+    summary: str
+
+
+def conf_dir() -> Path:
+    return _find("conf")
+
+
+def sweeps_dir() -> Path:
+    return _find("sweeps")
+
+
+def options(root: Path | None = None) -> dict[str, list[Option]]:
+    """Every group of conf/ with its options, both sorted by name; sweeps are the group `sweep`."""
+    root = root or conf_dir()
+    groups = {folder.name: _options_in(folder, folder.name) for folder in sorted(root.iterdir()) if folder.is_dir()}
+    sweeps = _options_in(sweeps_dir(), "sweep")
+    return {name: found for name, found in {**groups, "sweep": sweeps}.items() if found}
+
+
+def summary_of(path: Path) -> str:
+    """The first comment line of a YAML file that is not a package header; empty where there is none."""
+    for line in path.read_text(encoding="utf-8").splitlines():
+        if not line.startswith("#"):
+            return ""
+        text = line.lstrip("# ").strip()
+        if text and not text.startswith("@package"):
+            return text
+    return ""
+
+
+def _options_in(folder: Path, group: str) -> list[Option]:
+    return [Option(group, path.stem, path, summary_of(path)) for path in sorted(folder.glob("*.yaml"))]
+
+
+def _find(name: str) -> Path:
+    for parent in (PACKAGE, PACKAGE.parent):
+        if (parent / name).is_dir():
+            return parent / name
+    raise InstallationError(
+        f"The folder {name}/ is neither in {PACKAGE} nor beside it: this copy of swe_rl is incomplete. "
+        "Install the wheel again, or run from a complete checkout."
+    )

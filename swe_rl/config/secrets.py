@@ -1,0 +1,116 @@
+"""Keeps secrets out of whatever is printed or written.
+
+Invariants:
+- A secret given as an override never reaches Hydra: it moves to this process's environment, and the override keeps
+  a reference to it. So no file that Hydra or a launcher writes can hold it.
+- A key is secret by its last part: `api_key`, `token`, `password`, ...; `max_prompt_tokens` is not. In `env_vars`,
+  whose names the user chooses, a name that merely contains such a word is secret as well.
+"""
+
+import os
+import re
+from collections.abc import Iterable, MutableMapping
+from typing import TYPE_CHECKING, Any
+
+from swe_rl.errors import UserError
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+MASK = "***"
+
+_SECRET_KEY = re.compile(r"(^|[_.-])(api_?key|key|token|secret|password|passwd|credentials?)$", re.IGNORECASE)
+_SECRET_VARIABLE = re.compile(r"key|token|secret|password|passwd|credential", re.IGNORECASE)
+_USER_INFO = re.compile(r"(?<=://)[^/\s@]+(?=@)")
+_IN_BRACES = re.compile(r"[{,]\s*['\"]?([A-Za-z0-9_.-]+)['\"]?\s*:")
+
+
+class SecretError(UserError):
+    """A secret was given in a form that cannot be kept out of files."""
+
+
+def is_secret_key(key: str) -> bool:
+    """`key` is a full key, `hardware.env_vars.WANDB_API_KEY`."""
+    if ".env_vars." in f".{key}":
+        return bool(_SECRET_VARIABLE.search(key.rsplit(".env_vars.", 1)[-1]))
+    return bool(_SECRET_KEY.search(key.rsplit(".", 1)[-1]))
+
+
+def mask_value(key: str, value: Any) -> Any:
+    """The value as it may be shown: `***` under a secret key, addresses without their user and password."""
+    if value is None or isinstance(value, bool):
+        return value
+    if is_secret_key(key):
+        return MASK
+    return mask_text(value) if type(value) is str else value
+
+
+def mask_text(text: str) -> str:
+    return _USER_INFO.sub(MASK, text)
+
+
+def hide_secrets(overrides: Iterable[str], environment: MutableMapping[str, str] | None = None) -> list[str]:
+    """Overrides with each secret value replaced by `${oc.env:...}`; the value goes to `environment`.
+
+    Raises SecretError for a secret inside a `{...}` literal, whose parts cannot be replaced.
+    """
+    environment = os.environ if environment is None else environment
+    return [_hide(override, environment) for override in overrides]
+
+
+def _hide(override: str, environment: MutableMapping[str, str]) -> str:
+    key, equals, value = override.partition("=")
+    plain = key.lstrip("+~").partition("@")[0]
+    if not equals or value.startswith("${") or not value:
+        return override
+    if value.lstrip().startswith("{"):
+        _refuse_inside(plain, value)
+        return override
+    if not is_secret_key(plain):
+        return override
+    variable = "SWE_RL_SECRET_" + re.sub(r"\W", "_", plain).upper()
+    environment[variable] = _unquote(value)
+    return f"{key}=${{oc.env:{variable}}}"
+
+
+def _refuse_inside(key: str, value: str) -> None:
+    for name in _IN_BRACES.findall(value):
+        if is_secret_key(f"{key}.{name}"):
+            raise SecretError(
+                f"The override of {key} holds the secret {name} inside braces, where it cannot be kept out of files. "
+                f"Give it an override of its own: +{key}.{name}=..., or set it in the environment."
+            )
+
+
+def _unquote(value: str) -> str:
+    return value[1:-1] if len(value) > 1 and value[0] == value[-1] and value[0] in "'\"" else value
+
+
+def mask_tree(node: Any, key: str = "") -> Any:
+    """A copy of nested dicts and lists with every secret masked."""
+    if isinstance(node, dict):
+        return {name: mask_tree(value, f"{key}.{name}" if key else str(name)) for name, value in node.items()}
+    if isinstance(node, list | tuple):
+        return [mask_tree(value, key) for value in node]
+    return mask_value(key, node)
+
+
+class MaskSecrets:
+    """A Hydra callback: secrets that a YAML file spells out do not reach the sweep's `multirun.yaml`."""
+
+    def on_multirun_start(self, config: "DictConfig", **_: Any) -> None:
+        from omegaconf import OmegaConf, open_dict, read_write
+
+        for key, value in _leaves(OmegaConf.to_container(config, resolve=False)):
+            masked = mask_value(key, value)
+            if masked != value and not str(value).startswith("${"):
+                with read_write(config), open_dict(config):
+                    OmegaConf.update(config, key, masked)
+
+
+def _leaves(node: Any, key: str = "") -> Iterable[tuple[str, Any]]:
+    if isinstance(node, dict):
+        for name, value in node.items():
+            yield from _leaves(value, f"{key}.{name}" if key else str(name))
+    elif not isinstance(node, list):
+        yield key, node

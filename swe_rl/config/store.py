@@ -1,0 +1,86 @@
+"""The schema as Hydra wants it, and the composed tree as the program wants it.
+
+Invariants:
+- Hydra sees mutable twins of the frozen dataclasses (a frozen one refuses to be overridden); one base node types the
+  whole tree, so that unknown keys and wrong types are refused in every file and on the command line.
+- What leaves here holds no OmegaConf object: lists are tuples, tables are dicts of frozen dataclasses.
+"""
+
+import dataclasses
+import types
+from functools import cache
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from swe_rl.config.folders import sweeps_dir
+from swe_rl.config.schema import Config
+
+T = TypeVar("T")
+
+
+@cache
+def fields_of(schema: type) -> dict[str, Any]:
+    """Field name to resolved type, in order of declaration."""
+    return get_type_hints(schema)
+
+
+@cache
+def register() -> None:
+    """Puts the schema and the sweeps into Hydra's store, once a process."""
+    import yaml
+    from hydra.core.config_store import ConfigStore
+
+    store = ConfigStore.instance()
+    store.store(name="base_config", node=thaw(Config), provider="swe_rl")
+    for path in sorted(sweeps_dir().glob("*.yaml")):
+        node = yaml.safe_load(path.read_text(encoding="utf-8"))
+        store.store(group="sweep", name=path.stem, node=node, package="_global_", provider="sweeps")
+
+
+@cache
+def thaw(schema: type) -> type:
+    """A mutable dataclass with the fields and defaults of `schema`, nested ones included."""
+    types_of = fields_of(schema)
+    columns = [(field.name, _thawed_type(types_of[field.name]), _thawed_field(field)) for field in _fields(schema)]
+    return dataclasses.make_dataclass(schema.__name__, columns)
+
+
+def _thawed_type(hint: Any) -> Any:
+    if dataclasses.is_dataclass(hint):
+        return thaw(hint)  # type: ignore[arg-type]
+    if get_origin(hint) is dict:
+        key, value = get_args(hint)
+        return types.GenericAlias(dict, (key, _thawed_type(value)))
+    return hint
+
+
+def _thawed_field(field: dataclasses.Field[Any]) -> Any:
+    if isinstance(field.default_factory, type) and dataclasses.is_dataclass(field.default_factory):
+        return dataclasses.field(default_factory=thaw(field.default_factory))
+    if field.default_factory is not dataclasses.MISSING:
+        return dataclasses.field(default_factory=field.default_factory)
+    return dataclasses.field(default=field.default)
+
+
+def freeze(schema: type[T], tree: dict[str, Any]) -> T:
+    """`tree` holds plain values as OmegaConf resolved them; keys that `schema` lacks are not expected."""
+    types_of = fields_of(schema)
+    return schema(**{field.name: _frozen(types_of[field.name], tree[field.name]) for field in _fields(schema)})
+
+
+def _frozen(hint: Any, value: Any) -> Any:
+    if value is None:
+        return None
+    if dataclasses.is_dataclass(hint):
+        return freeze(hint, value)  # type: ignore[arg-type]
+    origin = get_origin(hint)
+    if origin in (Union, types.UnionType):
+        return _frozen(next(part for part in get_args(hint) if part is not type(None)), value)
+    if origin is tuple:
+        return tuple(_frozen(get_args(hint)[0], item) for item in value)
+    if origin is dict:
+        return {key: _frozen(get_args(hint)[1], item) for key, item in value.items()}
+    return value
+
+
+def _fields(schema: type) -> tuple[dataclasses.Field[Any], ...]:
+    return dataclasses.fields(schema)

@@ -1,0 +1,175 @@
+"""The KV cache of the embedded engine: a fixed number of slots, and who may reuse what they hold.
+
+Invariants:
+- A slot is free, running or idle. Idle slots keep a finished request's keys and values, in LRU order, until the slot
+  is needed. Reuse never goes past `length`, what is written; nothing reads beyond it.
+- A session continues on its own slot, at any token. Others may copy a prefix, in whole blocks of `BLOCK_TOKENS` that
+  were prefilled from position 0: those keys are bit for bit what the copier would have computed itself.
+- After `invalidate` nothing written before is ever reused; running slots go on with what they hold.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+BLOCK_TOKENS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class CacheShape:
+    slots: int
+    max_tokens: int
+    layers: int
+    kv_heads: int
+    head_dim: int
+
+
+@dataclass(slots=True)
+class Slot:
+    """Token counts from position 0: `known` ids, `length` of them written, `canonical` prefilled in whole blocks.
+
+    `promised` is what `canonical` will be once the running prefill is through.
+    """
+
+    index: int
+    known: int = 0
+    length: int = 0
+    canonical: int = 0
+    promised: int = 0
+    session_id: str | None = None
+    running: bool = False
+    stale: bool = False
+    last_used: int = 0
+
+
+class SlotCache:
+    def __init__(self, shape: CacheShape, dtype: torch.dtype) -> None:
+        self.shape = shape
+        self.slots = [Slot(i) for i in range(shape.slots)]
+        # Keys of all heads, then values of all heads, in one tensor: one write a layer instead of two.
+        size = (shape.slots, 2 * shape.kv_heads, shape.max_tokens, shape.head_dim)
+        self.layers = [torch.zeros(size, dtype=dtype) for _ in range(shape.layers)]
+        self._tokens: npt.NDArray[np.int64] = np.full((shape.slots, shape.max_tokens), -1, dtype=np.int64)
+        self._sessions: dict[str, int] = {}
+        self._tick = 0
+
+    def acquire(self, prompt: npt.NDArray[np.int64], session_id: str | None) -> tuple[Slot, int] | None:
+        """A slot for `prompt` [tokens] and how many of its tokens the slot already holds (never all of them).
+
+        None: no slot is free, or a running prefill is about to write a longer shared prefix, which is worth a wait.
+        """
+        target = self._target(session_id)
+        if target is None:
+            return None
+        shared = self._shared_prefixes(prompt)
+        limit = len(prompt) - 1
+        own = min(int(shared[target.index]), target.length, limit) if self._owns(target, session_id) else 0
+        source, copied = self._best_source(shared, limit)
+        if source is not None and copied > own:
+            if source.canonical < copied:
+                return None
+            self._copy(source, target, copied)
+            own, target.canonical = copied, copied
+        self._occupy(target, prompt, session_id, own)
+        return target, own
+
+    def append(self, slot: Slot, token: int) -> None:
+        """The slot's next position will hold `token` (a sampled one)."""
+        self._tokens[slot.index, slot.known] = token
+        slot.known += 1
+
+    def prefilled(self, slot: Slot, end: int) -> None:
+        """Positions up to `end` are written; whole blocks that continue the canonical prefix extend it."""
+        slot.length = end
+        if slot.canonical < slot.promised:
+            slot.canonical = min(slot.promised, end // BLOCK_TOKENS * BLOCK_TOKENS)
+
+    def finish(self, slot: Slot) -> None:
+        """The request ended; the slot keeps its keys for whoever continues it."""
+        self._tick += 1
+        slot.running, slot.last_used = False, self._tick
+        slot.known, slot.promised = slot.length, slot.canonical
+        if slot.stale:
+            self._clear(slot)
+
+    def release_session(self, session_id: str) -> None:
+        """Frees the session's idle slot at once; a running one is left to finish."""
+        index = self._sessions.pop(session_id, None)
+        if index is None:
+            return
+        self.slots[index].session_id = None
+        if not self.slots[index].running:
+            self._clear(self.slots[index])
+
+    def invalidate(self) -> None:
+        """The weights changed: idle slots are cleared, running ones are cleared when they finish."""
+        for slot in self.slots:
+            if slot.running:
+                slot.stale, slot.canonical, slot.promised = True, 0, 0
+            else:
+                self._clear(slot)
+
+    def held_tokens(self) -> int:
+        """Tokens of running requests; idle slots do not count, as they are given up on demand."""
+        return sum(slot.length for slot in self.slots if slot.running)
+
+    def _target(self, session_id: str | None) -> Slot | None:
+        index = None if session_id is None else self._sessions.get(session_id)
+        if index is not None and not self.slots[index].running:
+            return self.slots[index]
+        idle = [slot for slot in self.slots if not slot.running]
+        return min(idle, key=lambda slot: (slot.length > 0, slot.last_used, slot.index), default=None)
+
+    def _owns(self, slot: Slot, session_id: str | None) -> bool:
+        return session_id is not None and slot.session_id == session_id
+
+    def _shared_prefixes(self, prompt: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Length of the common prefix of `prompt` with every slot's tokens; [slots]."""
+        differs = self._tokens[:, : len(prompt)] != prompt
+        first: npt.NDArray[np.int64] = np.where(differs.any(axis=1), differs.argmax(axis=1), len(prompt))
+        return first
+
+    def _best_source(self, shared: npt.NDArray[np.int64], limit: int) -> tuple[Slot | None, int]:
+        """The slot with the longest shareable prefix, in whole blocks; it may still be being written."""
+        best, best_tokens = None, 0
+        for slot in self.slots:
+            tokens = min(int(shared[slot.index]), slot.promised, limit) // BLOCK_TOKENS * BLOCK_TOKENS
+            if tokens > best_tokens:
+                best, best_tokens = slot, tokens
+        return best, best_tokens
+
+    def _copy(self, source: Slot, target: Slot, tokens: int) -> None:
+        if source is target:
+            return
+        for layer in self.layers:
+            layer[target.index, :, :tokens].copy_(layer[source.index, :, :tokens])
+
+    def _occupy(self, slot: Slot, prompt: npt.NDArray[np.int64], session_id: str | None, reused: int) -> None:
+        if slot.session_id is not None and slot.session_id != session_id:
+            del self._sessions[slot.session_id]
+        if session_id is not None:
+            previous = self._sessions.get(session_id)
+            if previous is not None and previous != slot.index:
+                self.slots[previous].session_id = None
+            self._sessions[session_id] = slot.index
+        slot.session_id, slot.running, slot.stale = session_id, True, False
+        slot.known, slot.length = len(prompt), reused
+        slot.canonical = min(slot.canonical, reused) // BLOCK_TOKENS * BLOCK_TOKENS
+        # A prefill that starts behind a written remainder cuts its blocks elsewhere: its keys are not canonical.
+        slot.promised = len(prompt) // BLOCK_TOKENS * BLOCK_TOKENS if reused == slot.canonical else slot.canonical
+        self._tokens[slot.index, : len(prompt)] = prompt
+        self._tokens[slot.index, len(prompt) :] = -1
+
+    def _clear(self, slot: Slot) -> None:
+        if slot.session_id is not None:
+            self._sessions.pop(slot.session_id, None)
+        self._tokens[slot.index] = -1
+        slot.known = slot.length = slot.canonical = slot.promised = slot.last_used = 0
+        slot.session_id, slot.stale = None, False
+
+
+def as_ids(ids: Sequence[int]) -> npt.NDArray[np.int64]:
+    return np.asarray(ids, dtype=np.int64)

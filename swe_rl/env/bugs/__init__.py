@@ -1,0 +1,1 @@
+"""The embedded instances: small packages with injected bugs, in SWE-bench's record format."""

@@ -1,0 +1,58 @@
+"""The embedded environment: instances that ship with the package, or a file of the same kind."""
+
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+from swe_rl.config.schema import EnvConfig
+from swe_rl.env.bugs.workspace import prepare_workspace
+from swe_rl.env.grading import VerdictCache, grade_by_pytest
+from swe_rl.env.instance import Instance, InstanceError
+from swe_rl.env.protocol import Grade
+from swe_rl.env.records import read_instances, select_instances
+from swe_rl.sandbox.protocol import SandboxProvider, Workspace
+
+DATA = Path(__file__).parent / "data"
+SPLITS = ("train", "heldout")
+
+
+class BugsEnv:
+    """Instances of `conf/env/bugs.yaml`; workspaces are prepared below `cache` when first asked for."""
+
+    def __init__(self, config: EnvConfig, cache: Path) -> None:
+        self.name = config.name
+        self._config = config
+        self._cache = cache
+        self._lock = threading.Lock()
+        self._verdicts = VerdictCache() if config.cache_verdicts else None
+
+    def instances(self, split: str) -> Sequence[Instance]:
+        """`env.instances` narrows the training split only: the held-out split always counts whole."""
+        found = read_instances(self._file(split))
+        if self._config.instances and split == self._config.split:
+            found = select_instances(found, Path(self._config.instances))
+        return found
+
+    def _file(self, split: str) -> Path:
+        if not self._config.dataset.startswith("builtin:"):
+            return Path(self._config.dataset)
+        if split not in SPLITS:
+            raise InstanceError(f"env=bugs has no split {split!r}; there are {', '.join(SPLITS)}")
+        return DATA / f"{split}.jsonl"
+
+    def workspace(self, instance: Instance) -> Workspace:
+        """Blocking (git); about 50 ms the first time, then free."""
+        folder = self._cache / f"{instance.instance_id}-{instance.base_commit[:12]}"
+        with self._lock:
+            if not folder.is_dir():
+                self._cache.mkdir(parents=True, exist_ok=True)
+                prepare_workspace(instance, folder)
+        return Workspace(path=folder)
+
+    def prompt(self, instance: Instance) -> str:
+        return instance.problem_statement
+
+    async def grade(self, instance: Instance, patch: str, sandboxes: SandboxProvider, timeout_s: float) -> Grade:
+        """Raises GradeError."""
+        grade = self._verdicts.grade if self._verdicts else grade_by_pytest
+        return await grade(instance, patch, self.workspace(instance), sandboxes, timeout_s)

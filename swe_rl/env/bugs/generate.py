@@ -1,0 +1,175 @@
+"""Makes the embedded instances and proves each of them.
+
+Invariants:
+- Same packages and seed: same records, byte for byte.
+- FAIL_TO_PASS fails before and passes after the gold patch; PASS_TO_PASS passes both times; at least one of each.
+- The FAIL_TO_PASS tests are not in the tree that the agent sees.
+"""
+
+import ast
+import difflib
+import os
+import random
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from swe_rl.env.bugs.edit import usable_sites
+from swe_rl.env.bugs.mutation import Site, split_swaps
+from swe_rl.env.bugs.statement import problem_statement
+from swe_rl.env.bugs.workspace import PACKAGES, commit_tree, copy_package
+from swe_rl.env.instance import Instance
+from swe_rl.env.pytest_run import ENVIRONMENT, passed_tests, test_command
+
+VERSION = "1"
+MAX_FAILING_TESTS = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    repo: str
+    module: str  # path inside the package
+    site: Site
+
+
+def candidates(split: str) -> list[Candidate]:
+    """Every usable site of the split's packages and variants, in a fixed order."""
+    found = []
+    for path in sorted((PACKAGES / split).glob("*/*/*.py")):
+        if path.parent.name == "tests":
+            continue
+        source = path.read_text(encoding="utf-8")
+        repo = f"bugs/{split}/{path.parents[1].name}"
+        module = path.relative_to(path.parents[1]).as_posix()
+        found += [Candidate(repo, module, site) for site in usable_sites(source, split_swaps(split))]
+    return found
+
+
+def generate(split: str, count: int, seed: int, progress: Callable[[Instance], None] | None = None) -> list[Instance]:
+    """`count` proven instances, spread over packages and families. Raises ValueError when there are not enough."""
+    rng = random.Random(f"{split}/{seed}")
+    kept: list[Instance] = []
+    functions: set[tuple[str, str, str]] = set()
+    for candidate in _spread(candidates(split), rng):
+        key = (candidate.repo, candidate.module, candidate.site.function)
+        if key in functions:
+            continue
+        instance = build(candidate, number=len(kept), seed=seed)
+        if instance is None:
+            continue
+        functions.add(key)
+        kept.append(instance)
+        if progress:
+            progress(instance)
+        if len(kept) == count:
+            return kept
+    raise ValueError(f"split {split!r}: only {len(kept)} of {count} instances could be proven")
+
+
+def _spread(found: list[Candidate], rng: random.Random) -> Iterator[Candidate]:
+    """Round robin over families, each family's candidates shuffled, so that no family and no package dominates."""
+    by_family: dict[str, list[Candidate]] = {}
+    for candidate in found:
+        by_family.setdefault(candidate.site.swap.family, []).append(candidate)
+    for group in by_family.values():
+        rng.shuffle(group)
+    queue = sorted(by_family)
+    while queue:
+        for family in list(queue):
+            yield by_family[family].pop()
+            if not by_family[family]:
+                queue.remove(family)
+
+
+def build(candidate: Candidate, number: int, seed: int) -> Instance | None:
+    """The proven instance of a candidate, or None where the tests do not tell the bug from sound code."""
+    with tempfile.TemporaryDirectory(prefix="swe_rl_bugs_") as scratch:
+        tree = Path(scratch) / "tree"
+        copy_package(candidate.repo, tree)
+        module = tree / candidate.module
+        sound = module.read_text(encoding="utf-8")
+        buggy = candidate.site.mutate(sound)
+        before_fix, after_fix = _verdicts(tree, module, buggy), _verdicts(tree, module, sound)
+        failing = sorted(test for test, passed in after_fix.items() if passed and not before_fix.get(test, False))
+        passing = sorted(test for test, passed in after_fix.items() if passed and before_fix.get(test, False))
+        if not 1 <= len(failing) <= MAX_FAILING_TESTS or not passing or not all(after_fix.values()):
+            return None
+        test_patch = _hide_tests(tree, failing)
+        module.write_text(buggy, encoding="utf-8")
+        kept = set(_run(tree))
+        if not kept or not kept.issuperset(passing):
+            return None
+        name = candidate.repo.split("/")[-1]
+        line = buggy.split("\n")[candidate.site.line - 1]
+        statement_rng = random.Random(f"{seed}/{candidate.repo}/{candidate.module}/{candidate.site.line}")
+        return Instance(
+            instance_id=f"bugs__{name}-{number + 1:03d}",
+            repo=candidate.repo,
+            base_commit=commit_tree(tree),
+            problem_statement=problem_statement(
+                statement_rng,
+                family=candidate.site.swap.family,
+                function=candidate.site.function,
+                path=candidate.module,
+                line=line,
+            ),
+            patch=_diff(candidate.module, buggy, sound),
+            test_patch=test_patch,
+            fail_to_pass=tuple(failing),
+            pass_to_pass=tuple(passing),
+            version=VERSION,
+        )
+
+
+def _verdicts(tree: Path, module: Path, source: str) -> dict[str, bool]:
+    module.write_text(source, encoding="utf-8")
+    return _run(tree)
+
+
+def _run(tree: Path) -> dict[str, bool]:
+    """The suite's verdicts; empty when it did not finish within 20 s (an endless loop, say)."""
+    command = test_command().removeprefix("python ").split()
+    environment = {"PATH": os.environ.get("PATH", ""), "HOME": str(tree.parent), **ENVIRONMENT}
+    try:
+        done = subprocess.run(
+            [sys.executable, *command],
+            cwd=tree,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=20,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return {}
+    return passed_tests(done.stdout, done.returncode)
+
+
+def _hide_tests(tree: Path, failing: list[str]) -> str:
+    """Takes the failing test functions out of the tree; returns the patch that puts them back."""
+    patch = ""
+    for name in sorted({test.split("::")[0] for test in failing}):
+        path = tree / name
+        whole = path.read_text(encoding="utf-8")
+        hidden = {test.split("::")[1] for test in failing if test.startswith(f"{name}::")}
+        lines = whole.split("\n")
+        for node in reversed(ast.parse(whole).body):
+            if isinstance(node, ast.FunctionDef) and node.name in hidden:
+                end = node.end_lineno or node.lineno
+                while end < len(lines) and not lines[end].strip():
+                    end += 1
+                del lines[node.lineno - 1 : end]
+        shown = "\n".join(lines).rstrip("\n") + "\n"
+        path.write_text(shown, encoding="utf-8")
+        patch += _diff(name, shown, whole)
+    return patch
+
+
+def _diff(path: str, before: str, after: str) -> str:
+    header = f"diff --git a/{path} b/{path}\n"
+    return header + "".join(
+        difflib.unified_diff(before.splitlines(True), after.splitlines(True), f"a/{path}", f"b/{path}")
+    )

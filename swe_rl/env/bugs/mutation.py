@@ -1,0 +1,130 @@
+"""Bug families: swaps of one token for its partner on one line.
+
+Invariants:
+- A swap is its own way back: what turns `right` into `wrong` turns `wrong` into `right`.
+- A site is usable only where the wrong text is the first of its kind on the mutated line, so that a one-line
+  substitution (`sed 'Ns|wrong|right|'`) is the exact fix.
+- No variant (family, right, wrong) belongs to both splits.
+"""
+
+import ast
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Swap:
+    """`right` is what sound code says; `wrong` is what the bug makes of it. Texts carry the spaces around them."""
+
+    family: str
+    right: str
+    wrong: str
+
+    def reversed(self) -> "Swap":
+        return Swap(self.family, self.wrong, self.right)
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """One place where a swap can be injected: `line` counts from 1, `function` is the innermost function's name."""
+
+    swap: Swap
+    function: str
+    line: int
+    first_line: int  # of the function
+    last_line: int
+
+    def mutate(self, source: str) -> str:
+        lines = source.split("\n")
+        lines[self.line - 1] = lines[self.line - 1].replace(self.swap.right, self.swap.wrong, 1)
+        return "\n".join(lines)
+
+
+# family -> pairs; the first way round of the first pair of a family is injected in the training split, and so on
+# alternately, see TRAIN and HELDOUT below.
+PAIRS: dict[str, tuple[tuple[str, str], ...]] = {
+    "boundary": ((" < ", " <= "), (" >= ", " > ")),
+    "direction": ((" > ", " < "), (" <= ", " >= ")),
+    "equality": ((" == ", " != "),),
+    "connective": ((" and ", " or "),),
+    "negation": (("if not ", "if "),),
+    "membership": ((" in ", " not in "),),
+    "none_check": ((" is None", " is not None"),),
+    "flag": (("True", "False"),),
+    "offset": ((" + 1", " - 1"),),
+    "sign": ((" + ", " - "),),
+    "product": ((" * ", " // "),),
+    "remainder": ((" % ", " // "),),
+    "extreme": (("min(", "max("),),
+    "quantifier": (("any(", "all("),),
+    "end": (("[0]", "[-1]"),),
+    "case": ((".lower(", ".upper("),),
+    "affix": ((".startswith(", ".endswith("),),
+    "strip": ((".lstrip(", ".rstrip("),),
+    "loop_exit": (("break", "continue"),),
+    "start_value": ((" = 0", " = 1"),),
+}
+
+# Where a text alone would also match something else of Python's grammar.
+_LINE_RULES: dict[str, re.Pattern[str]] = {
+    "membership": re.compile(r"^\s*(if|elif|return|while|assert)\b(?!.*\bfor\b)"),
+    "negation": re.compile(r"^\s*if "),
+    "sign": re.compile(r" [+-] (?!1\b)"),
+    "offset": re.compile(r" [+-] 1\b(?!\.)"),
+    "start_value": re.compile(r"^\s*\w+ = [01]$"),
+    "loop_exit": re.compile(r"^\s*(break|continue)$"),
+    "none_check": re.compile(r"\bis (not )?None\b"),
+}
+
+
+def all_swaps() -> list[Swap]:
+    """Every variant, both ways round."""
+    forward = [Swap(family, right, wrong) for family, pairs in PAIRS.items() for right, wrong in pairs]
+    return [swap for one in forward for swap in (one, one.reversed())]
+
+
+def split_swaps(split: str) -> list[Swap]:
+    """The variants of a split: one way round of each pair goes to `train`, the other to `heldout`, alternately."""
+    chosen, turn = [], 0
+    for family, pairs in PAIRS.items():
+        for right, wrong in pairs:
+            swap = Swap(family, right, wrong)
+            chosen.append(swap if (turn % 2 == 0) == (split == "train") else swap.reversed())
+            turn += 1
+    return chosen
+
+
+def _functions(source: str) -> Iterator[ast.FunctionDef]:
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.FunctionDef):
+            yield node
+
+
+def matches(swap: Swap, line: str) -> bool:
+    """Whether the swap applies to this line of sound code and is undone by the first match of `wrong`."""
+    at = line.find(swap.right)
+    rule = _LINE_RULES.get(swap.family)
+    if at < 0 or line.lstrip().startswith(("#", '"', "'", "def ", "@")) or (rule and not rule.search(line)):
+        return False
+    if swap.right == "if " and line[at:].startswith("if not "):
+        return False
+    if swap.family == "sign" and re.match(r" [+-] 1\b", line[at:]):
+        return False
+    mutated = line[:at] + swap.wrong + line[at + len(swap.right) :]
+    return mutated.find(swap.wrong) == at and mutated != line
+
+
+def sites(source: str, swaps: Sequence[Swap]) -> list[Site]:
+    """All sites of `swaps` in functions of `source`, in order of line."""
+    lines = source.split("\n")
+    found = []
+    for function in _functions(source):
+        last = function.end_lineno or function.lineno
+        for number in range(function.lineno + 1, last + 1):
+            found += [
+                Site(swap, function.name, number, function.lineno, last)
+                for swap in swaps
+                if matches(swap, lines[number - 1])
+            ]
+    return sorted(found, key=lambda site: (site.line, site.swap.family, site.swap.right))

@@ -1,0 +1,1 @@
+"""Roads between places: graph, paths, trips and stops."""

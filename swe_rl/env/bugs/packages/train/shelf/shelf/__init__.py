@@ -1,0 +1,1 @@
+"""Lending books: catalog, members, loans and fines. Days are plain numbers."""

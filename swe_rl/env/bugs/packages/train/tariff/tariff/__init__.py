@@ -1,0 +1,1 @@
+"""What things cost: prices, discounts, taxes and shipping, in whole cents."""

@@ -1,0 +1,82 @@
+"""The working tree of an embedded instance: a git repository with exactly one commit.
+
+Invariants:
+- The tree is the shipped package with the gold patch and the test patch taken back; neither can be found in it.
+- The commit is reproducible: its hash is the instance's `base_commit`.
+"""
+
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+from swe_rl.env.instance import Instance, InstanceError
+
+PACKAGES = Path(__file__).parent / "packages"
+_IDENTITY = {
+    "GIT_AUTHOR_NAME": "bugs",
+    "GIT_AUTHOR_EMAIL": "bugs@localhost",
+    "GIT_COMMITTER_NAME": "bugs",
+    "GIT_COMMITTER_EMAIL": "bugs@localhost",
+    "GIT_AUTHOR_DATE": "2026-01-01T00:00:00+0000",
+    "GIT_COMMITTER_DATE": "2026-01-01T00:00:00+0000",
+    "GIT_CONFIG_GLOBAL": "/dev/null",
+    "GIT_CONFIG_SYSTEM": "/dev/null",
+}
+
+
+def package_folder(repo: str) -> Path:
+    """`bugs/train/shelf` -> the shipped package. Raises InstanceError for a name that is not shipped."""
+    folder = PACKAGES.joinpath(*repo.split("/")[1:])
+    if not repo.startswith("bugs/") or ".." in repo or not folder.is_dir():
+        raise InstanceError(f"repo {repo!r} is not one of the embedded packages in {PACKAGES}")
+    return folder
+
+
+def git(folder: Path, *arguments: str, stdin: str | None = None) -> str:
+    """Runs git without the user's configuration; raises InstanceError with git's own words."""
+    environment: Mapping[str, str] = {"PATH": os.environ.get("PATH", ""), **_IDENTITY}
+    done = subprocess.run(
+        ["git", "-c", "init.defaultBranch=main", "-c", "core.autocrlf=false", "-C", str(folder), *arguments],
+        input=stdin,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        raise InstanceError(f"git {arguments[0]} in {folder} failed: {done.stderr.strip()}")
+    return done.stdout.strip()
+
+
+def copy_package(repo: str, destination: Path) -> None:
+    shutil.copytree(package_folder(repo), destination, ignore=shutil.ignore_patterns("__pycache__", ".pytest_cache"))
+
+
+def commit_tree(folder: Path) -> str:
+    """Makes `folder` a repository with one commit and returns its hash."""
+    git(folder, "init", "--quiet")
+    git(folder, "add", "--all")
+    git(folder, "commit", "--quiet", "--no-gpg-sign", "-m", "Import")
+    shutil.rmtree(folder / ".git" / "hooks", ignore_errors=True)
+    return git(folder, "rev-parse", "HEAD")
+
+
+def prepare_workspace(instance: Instance, destination: Path) -> None:
+    """Builds the tree aside and renames it to `destination`. Raises InstanceError when it is not the recorded one."""
+    aside = destination.with_name(f".{destination.name}.{os.getpid()}")
+    shutil.rmtree(aside, ignore_errors=True)
+    try:
+        copy_package(instance.repo, aside)
+        for patch in (instance.test_patch, instance.patch):
+            git(aside, "apply", "--reverse", stdin=patch)
+        commit = commit_tree(aside)
+        if commit != instance.base_commit:
+            raise InstanceError(
+                f"{instance.instance_id}: the tree's commit is {commit}, the record says {instance.base_commit}; "
+                "the packages and the instances are not of one version (python -m swe_rl job=prepare makes them anew)"
+            )
+        aside.replace(destination)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)

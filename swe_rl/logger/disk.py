@@ -1,0 +1,129 @@
+"""Files written whole or not at all, and one error for a disk that takes no more.
+
+Invariants:
+- A file under its own name is always complete: text goes into a neighbour first, is flushed to the disk, then renamed.
+- A failed write leaves the old file as it was and no neighbour behind.
+- JSON on disk is strict: NaN and infinities become null, lone surrogates become '?'.
+"""
+
+import errno
+import itertools
+import json
+import math
+import os
+import shutil
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict, is_dataclass
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from swe_rl.errors import RunError
+
+_OPTIONS = orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
+_COUNTER = itertools.count()
+_WAY_OUT = {
+    errno.ENOSPC: "free some space or point paths.outputs at another disk",
+    errno.EDQUOT: "your quota is used up: free some space or point paths.outputs at another disk",
+    errno.EIO: "the disk reports a hardware or network fault: point paths.outputs at another disk",
+    errno.EROFS: "the file system is mounted read-only: point paths.outputs at another disk",
+    errno.EACCES: "this user may not write there: change the permissions or paths.outputs",
+}
+
+
+class DiskError(RunError):
+    """A file of the run cannot be read or written."""
+
+
+def disk_error(path: Path, error: OSError) -> DiskError:
+    """The one wording of a failed write: path, cause, MB free, way out."""
+    way_out = _WAY_OUT.get(error.errno or 0, "check the folder or point paths.outputs elsewhere")
+    return DiskError(
+        f"cannot write {path}: {error.strerror or error} ({free_mb(path)} MB free there); {way_out}. "
+        "What was on the disk before is intact; trainer.resume=auto continues from the last checkpoint."
+    )
+
+
+def free_mb(path: Path) -> str:
+    """Free space in MB (10^6 bytes) of the nearest existing parent, '?' where that cannot be asked."""
+    for folder in (path, *path.parents):
+        with suppress(OSError):
+            return str(shutil.disk_usage(folder).free // 1_000_000)
+    return "?"
+
+
+def encode_json(obj: Any, *, indent: bool = False) -> bytes:
+    """Strict JSON of plain values, dataclasses, enums, paths and numpy scalars."""
+    option = _OPTIONS | (orjson.OPT_INDENT_2 if indent else 0)
+    try:
+        return orjson.dumps(obj, default=_plain, option=option)
+    except TypeError:  # lone surrogates, integers beyond 64 bits
+        return json.dumps(_cleaned(obj), indent=2 if indent else None, ensure_ascii=False).encode()
+
+
+def decode_json(data: bytes | str) -> Any:
+    """Also reads the NaN and Infinity that other writers leave. Raises ValueError."""
+    try:
+        return orjson.loads(data)
+    except orjson.JSONDecodeError:
+        return json.loads(data)
+
+
+def write_text_atomic(path: Path, text: str) -> None:
+    """Raises DiskError; then the file is as it was before."""
+    write_bytes_atomic(path, text.encode("utf-8", "replace"))
+
+
+def write_json_atomic(path: Path, obj: Any) -> None:
+    """Indented strict JSON with a last newline. Raises DiskError; then the file is as it was before."""
+    write_bytes_atomic(path, encode_json(obj, indent=True) + b"\n")
+
+
+def write_bytes_atomic(path: Path, data: bytes) -> None:
+    aside = path.with_name(f".{path.name}.{os.getpid()}.{next(_COUNTER)}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with aside.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        aside.replace(path)
+        _fsync_folder(path.parent)
+    except OSError as error:
+        raise disk_error(path, error) from error
+    finally:
+        with suppress(OSError):
+            aside.unlink()
+
+
+def _fsync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):  # some network file systems cannot flush a folder; the rename itself stands
+            os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, set | frozenset):
+        return sorted(value, key=str)
+    return str(value)
+
+
+def _cleaned(value: Any) -> Any:
+    if is_dataclass(value) and not isinstance(value, type):
+        value = asdict(value)
+    if isinstance(value, str):
+        return str(value).encode("utf-8", "replace").decode()
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if value is None or isinstance(value, bool | int):
+        return value
+    if isinstance(value, Mapping):
+        return {str(_cleaned(key)): _cleaned(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_cleaned(item) for item in value]
+    return _cleaned(_plain(value))

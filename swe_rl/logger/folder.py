@@ -1,0 +1,185 @@
+"""A run's folder: every path in it, and who may write there.
+
+Invariants:
+- No other module builds a path inside a run's folder.
+- Two live processes never hold one folder: `flock` on its lock file, given back by the kernel when the holder dies.
+- A forked child does not keep its parent's lock.
+- An unfinished run is one whose status is not done, with the same configuration hash, that nobody holds.
+"""
+
+import fcntl
+import os
+import re
+import socket
+import time
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from swe_rl.errors import UserError
+from swe_rl.logger.disk import DiskError, decode_json, disk_error, encode_json, write_json_atomic, write_text_atomic
+from swe_rl.logger.status import RunState, RunStatus, read_status
+
+__all__ = ["DiskError", "FolderInUse", "RunFolder", "find_unfinished", "write_json_atomic", "write_text_atomic"]
+
+_ACQUIRE_TRIES = 10
+_ACQUIRE_PAUSE_S = 0.05
+_STEP_NAME = re.compile(r"step_(\d{6,})")
+_held: set[int] = set()
+
+
+class FolderInUse(UserError):
+    """Another live process writes into this run's folder."""
+
+
+class RunFolder:
+    """Paths of one run; a context manager that holds its lock.
+
+    Raises FolderInUse (on `acquire`) and DiskError.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = Path(path)
+        self.config_yaml = self.path / "config.yaml"
+        self.plan_json = self.path / "plan.json"
+        self.events_jsonl = self.path / "events.jsonl"
+        self.steps_jsonl = self.path / "steps.jsonl"
+        self.trajectories_folder = self.path / "trajectories"
+        self.traces_db = self.path / "traces.db"
+        self.checkpoints = self.path / "checkpoints"
+        self.report_html = self.path / "report.html"
+        self.status_json = self.path / "status.json"
+        self.summary_json = self.path / "summary.json"
+        self.run_log = self.path / "run.log"
+        self.lock = self.path / ".lock"
+        self.wandb_id = self.path / "wandb_id.txt"
+        self._lock_descriptor: int | None = None
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    def trajectories(self, step: int) -> Path:
+        return self.trajectories_folder / f"step_{step:06d}.jsonl"
+
+    def eval_trajectories(self, step: int) -> Path:
+        return self.trajectories_folder / f"eval_{step:06d}.jsonl"
+
+    def checkpoint(self, step: int) -> Path:
+        return self.checkpoints / f"step_{step:06d}"
+
+    def checkpoint_steps(self) -> list[int]:
+        """Steps with a checkpoint under its final name, ascending."""
+        names = (entry.name for entry in self.checkpoints.glob("step_*") if entry.is_dir())
+        return sorted(int(match[1]) for name in names if (match := _STEP_NAME.fullmatch(name)))
+
+    def status(self) -> RunStatus | None:
+        return read_status(self.status_json)
+
+    def create(self) -> Self:
+        try:
+            self.trajectories_folder.mkdir(parents=True, exist_ok=True)
+            self.checkpoints.mkdir(exist_ok=True)
+        except OSError as error:
+            raise disk_error(self.path, error) from error
+        return self
+
+    def acquire(self) -> Self:
+        """Hold the folder until `release` or the end of this process. Raises FolderInUse naming the other process."""
+        if self._lock_descriptor is not None:
+            return self
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(self.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        except OSError as error:
+            raise disk_error(self.lock, error) from error
+        if not _try_lock(descriptor):
+            os.close(descriptor)
+            raise FolderInUse(
+                f"{self.path} belongs to a live run: {self._holder()}. Two runs never share a folder: "
+                "wait for it, stop it, or start this one in a folder of its own (trainer.resume=none)."
+            )
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, encode_json({"pid": os.getpid(), "host": socket.gethostname()}), 0)
+        _held.add(descriptor)
+        self._lock_descriptor = descriptor
+        return self
+
+    def release(self) -> None:
+        if self._lock_descriptor in _held:  # a forked child has lost it already
+            _held.discard(self._lock_descriptor)
+            os.close(self._lock_descriptor)
+        self._lock_descriptor = None
+
+    def is_locked(self) -> bool:
+        """Whether a live process, this one included, holds the folder."""
+        try:
+            descriptor = os.open(self.lock, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return False
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            return True
+        finally:
+            os.close(descriptor)
+        return False
+
+    def _holder(self) -> str:
+        try:
+            record = decode_json(self.lock.read_bytes())
+            return f"process {record['pid']} on {record['host']}"
+        except (OSError, ValueError, KeyError, TypeError):
+            return "a process that has not written its number yet"
+
+    def __enter__(self) -> Self:
+        return self.acquire()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.release()
+
+    def __repr__(self) -> str:
+        return f"RunFolder({str(self.path)!r})"
+
+
+def find_unfinished(root: Path, name: str, config_hash: str) -> RunFolder | None:
+    """The newest run under `root/name/` (a sweep's runs one level deeper) that can be continued.
+
+    Another process may take it first: `acquire` then raises FolderInUse.
+    """
+    base = root / name
+    found = [RunFolder(path.parent) for pattern in ("*/status.json", "*/*/status.json") for path in base.glob(pattern)]
+    unfinished = [
+        (status.started, str(folder.path), folder)
+        for folder in found
+        if (status := folder.status())
+        and status.status is not RunState.done
+        and status.config_hash == config_hash
+        and not folder.is_locked()
+    ]
+    return max(unfinished, key=lambda entry: entry[:2])[2] if unfinished else None
+
+
+def _try_lock(descriptor: int) -> bool:
+    """Tries for half a second: whoever only asks `is_locked` holds a shared lock for an instant."""
+    for _ in range(_ACQUIRE_TRIES):
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            time.sleep(_ACQUIRE_PAUSE_S)
+        else:
+            return True
+    return False
+
+
+def _drop_locks_in_child() -> None:
+    for descriptor in _held:
+        with suppress(OSError):
+            os.close(descriptor)
+    _held.clear()
+
+
+os.register_at_fork(after_in_child=_drop_locks_in_child)

@@ -1,0 +1,138 @@
+"""Append-only files of one JSON object a line.
+
+Invariants:
+- One `os.write` a line on an O_APPEND descriptor: a kill leaves at most one torn line, and that the last.
+- A write that fails takes its half line back.
+- Opening an existing file drops a torn last line, so that the next line starts clean.
+- Secrets of the environment never reach a line.
+"""
+
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from swe_rl.logger.disk import DiskError, decode_json, disk_error, encode_json, write_bytes_atomic
+from swe_rl.logger.redact import Redactor
+
+_log = logging.getLogger(__name__)
+
+
+class JsonlWriter:
+    """Thread-safe; `append` returns once the line is with the operating system. Raises DiskError."""
+
+    def __init__(self, path: Path, *, redactor: Redactor | None = None) -> None:
+        self.path = path
+        self._redactor = redactor or Redactor.from_environ()
+        self._lock = threading.Lock()
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            _mend(path)
+            self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        except OSError as error:
+            raise disk_error(path, error) from error
+
+    def append(self, record: Mapping[str, Any] | object) -> None:
+        line = self._redactor.json(encode_json(record)) + b"\n"
+        with self._lock:
+            if self._descriptor < 0:
+                raise DiskError(f"{self.path} is closed: a record came after the end of the run")
+            before = os.fstat(self._descriptor).st_size
+            try:
+                _write_all(self._descriptor, line)
+            except OSError as error:
+                with suppress(OSError):
+                    os.ftruncate(self._descriptor, before)
+                raise disk_error(self.path, error) from error
+
+    def close(self) -> None:
+        with self._lock:
+            if self._descriptor >= 0:
+                os.close(self._descriptor)
+                self._descriptor = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def iter_jsonl(path: Path) -> Iterator[dict[str, Any]]:
+    """Objects in the order written, none for a missing file; what is no JSON object is skipped with a warning."""
+    if not path.exists():
+        return
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            if not line.strip():
+                continue
+            record = _parsed(line)
+            if record is None:
+                torn = "a torn last line (the writer was killed)" if not line.endswith(b"\n") else "a malformed line"
+                _log.warning("%s:%d: skipped %s", path, number, torn)
+            else:
+                yield record
+
+
+def read_jsonl(path: Path) -> list[dict[str, Any]]:
+    """All of `iter_jsonl`."""
+    return list(iter_jsonl(path))
+
+
+def keep_lines(path: Path, keep: Callable[[dict[str, Any]], bool]) -> int:
+    """Rewrite in one piece with the lines that `keep` accepts; returns how many went. Raises DiskError."""
+    records = read_jsonl(path)
+    kept = [record for record in records if keep(record)]
+    if len(kept) < len(records):
+        write_bytes_atomic(path, b"".join(encode_json(record) + b"\n" for record in kept))
+    return len(records) - len(kept)
+
+
+def _parsed(line: bytes) -> dict[str, Any] | None:
+    try:
+        record = decode_json(line)
+    except ValueError:
+        return None
+    return record if isinstance(record, dict) else None
+
+
+def _write_all(descriptor: int, data: bytes) -> None:
+    written = os.write(descriptor, data)
+    while written < len(data):  # only a full disk or a signal cuts a write to a regular file short
+        written += os.write(descriptor, data[written:])
+
+
+def _mend(path: Path) -> None:
+    """End the file with a newline: complete a whole last line, drop a torn one."""
+    if not path.exists() or path.stat().st_size == 0:
+        return
+    with path.open("rb+") as file:
+        start = _last_line_start(file.fileno())
+        file.seek(start)
+        tail = file.read()
+        if tail.endswith(b"\n"):
+            return
+        if _parsed(tail) is not None:
+            file.seek(0, os.SEEK_END)
+            file.write(b"\n")
+        else:
+            file.truncate(start)
+            _log.warning("%s: dropped a torn last line of %d bytes (the writer was killed)", path, len(tail))
+
+
+def _last_line_start(descriptor: int, block_bytes: int = 65536) -> int:
+    """Offset after the last newline that is not the file's last byte."""
+    end = os.fstat(descriptor).st_size - 1
+    while end > 0:
+        start = max(0, end - block_bytes)
+        found = os.pread(descriptor, end - start, start).rfind(b"\n")
+        if found >= 0:
+            return start + found + 1
+        end = start
+    return 0

@@ -1,0 +1,67 @@
+"""The wording of progress: numbers in, one line of ASCII out.
+
+Invariants:
+- Pure; a number that is missing or not finite reads '-', and never raises.
+- `Started: 'x'`, `Finished: 'x', time cost: 1.23s` and `avg_final_rewards: .., avg_response_length: ..` are SkyRL's
+  markers, so that tools made for its logs read ours.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+
+def number(value: Any, pattern: str = ".3g") -> str:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return "-"
+    return format(value, pattern)
+
+
+def percent(value: Any) -> str:
+    shown = number(value * 100 if isinstance(value, int | float) else value, ".1f")
+    return f"{shown}%" if shown != "-" else shown
+
+
+def duration(seconds: float) -> str:
+    """`8.4s`, `3:07`, `2:04:11`."""
+    if not math.isfinite(seconds):
+        return "-"
+    if seconds < 60:
+        return f"{seconds:.1f}s"
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def step_line(record: Mapping[str, Any], total_steps: int, step_s: float) -> str:
+    width = len(str(total_steps))
+    return (
+        f"step {record.get('step', '-'):>{width}}/{total_steps}  reward {number(record.get('reward_mean'), '.3f')}"
+        f"  resolved {percent(record.get('resolved_rate')):>5}  {number(record.get('tokens_per_s'), '.0f'):>5} tokens/s"
+        f"  loss {number(record.get('loss'), '.4f')}  entropy {number(record.get('entropy'), '.3f')}"
+        f"  {duration(step_s)}"
+    )
+
+
+def collection_line(done: int, total: int, counts: Mapping[str, int], tokens_per_s: float) -> str:
+    statuses = ", ".join(f"{count} {status}" for status, count in sorted(counts.items(), key=lambda item: -item[1]))
+    of_total = f"{done}/{total}" if total else str(done)
+    rate = f"  {tokens_per_s:.0f} tokens/s" if tokens_per_s > 0 else ""
+    return f"{of_total} trajectories{f' ({statuses})' if statuses else ''}{rate}"
+
+
+def eval_line(label: str, rate: float, num_samples: int) -> str:
+    return f"eval {label}: {percent(rate)} resolved of {num_samples} trajectories"
+
+
+def started(phase: str) -> str:
+    return f"Started: '{phase}'"
+
+
+def finished(phase: str, cost_s: float) -> str:
+    return f"Finished: '{phase}', time cost: {cost_s:.2f}s"
+
+
+def averages(record: Mapping[str, Any]) -> str:
+    rewards, length = number(record.get("reward_mean"), ".4f"), number(record.get("avg_response_length"), ".1f")
+    return f"avg_final_rewards: {rewards}, avg_response_length: {length}"

@@ -1,0 +1,101 @@
+"""`summary.json`: the run in one flat object, for tables and for people.
+
+Invariants:
+- Every key is always there; what was not measured is null, never zero.
+- `resolved_rate_before` is the held-out evaluation before the first step, `_after` that of the latest step.
+"""
+
+import math
+import platform
+import subprocess
+from collections.abc import Iterable, Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import swe_rl
+from swe_rl.logger.disk import write_json_atomic
+from swe_rl.logger.events import read_events
+from swe_rl.logger.folder import RunFolder
+from swe_rl.logger.jsonl import read_jsonl
+
+_DISTRIBUTIONS = ("torch", "transformers", "vllm", "ray", "swebench", "mini-swe-agent", "hydra-core")
+_GIT_TIMEOUT_S = 10.0
+
+Record = Mapping[str, Any]
+
+
+def write_summary(folder: RunFolder, *, wall_s: float, extra: Record | None = None) -> dict[str, Any]:
+    """Of what the folder holds; `extra` adds flat keys (peak_gpu_memory_gb, ...). Raises DiskError."""
+    evals = read_events(folder.events_jsonl, "eval")
+    summary = build_summary(read_jsonl(folder.steps_jsonl), evals, wall_s=wall_s) | dict(extra or {})
+    write_json_atomic(folder.summary_json, summary)
+    return summary
+
+
+def build_summary(steps: Sequence[Record], evals: Sequence[Record], *, wall_s: float) -> dict[str, Any]:
+    """`wall_s` in seconds; `tokens_per_s` is the mean over steps, as the field reports it."""
+    before, after = before_and_after(evals)
+    return {
+        "steps": max((int(step["step"]) for step in steps), default=0),
+        "resolved_rate_before": before.get("resolved_rate"),
+        "resolved_samples_before": before.get("num_samples"),
+        "resolved_rate_after": after.get("resolved_rate"),
+        "resolved_samples_after": after.get("num_samples"),
+        "tokens_per_s": finite_mean(step.get("tokens_per_s") for step in steps),
+        "sampled_tokens_per_s": finite_mean(step.get("sampled_tokens_per_s") for step in steps),
+        "num_trajectories": sum(int(step.get("num_trajectories") or 0) for step in steps),
+        "wall_s": wall_s,
+        **versions(),
+        "git_sha": git_sha(Path(swe_rl.__file__).parent),
+    }
+
+
+def before_and_after(evals: Sequence[Record]) -> tuple[Record, Record]:
+    """The first and the latest evaluation of the split that was evaluated first; {} for one that was not made.
+
+    A step that was evaluated twice (resumed there) counts with its last result.
+    """
+    split = evals[0].get("split") if evals else None
+    by_step = {int(event.get("step") or 0): event for event in evals if event.get("split") == split}
+    ordered = [by_step[step] for step in sorted(by_step)]
+    if not ordered:
+        return {}, {}
+    return ordered[0], ordered[-1] if len(ordered) > 1 else {}
+
+
+def finite_mean(values: Iterable[Any]) -> float | None:
+    finite = [float(value) for value in values if isinstance(value, int | float) and math.isfinite(value)]
+    return sum(finite) / len(finite) if finite else None
+
+
+def versions() -> dict[str, str | None]:
+    """`torch_version` and its like, from the installed metadata: nothing is imported."""
+    found: dict[str, str | None] = {"swe_rl_version": swe_rl.__version__, "python_version": platform.python_version()}
+    for name in _DISTRIBUTIONS:
+        key = f"{name.replace('-', '_')}_version"
+        try:
+            found[key] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            found[key] = None
+    return found
+
+
+def git_sha(package: Path) -> str | None:
+    """The commit of the checkout that tracks this package, `-dirty` where its files differ; None outside one.
+
+    A package installed below someone else's checkout is not tracked by it and gets None.
+    """
+    if _git(package, "ls-files", "--error-unmatch", "__init__.py") is None:
+        return None
+    sha = _git(package, "rev-parse", "HEAD")
+    return f"{sha}-dirty" if sha and _git(package, "status", "--porcelain", "--", ".") else sha
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    command = ("git", "-C", str(folder), *arguments)
+    try:
+        result = subprocess.run(command, capture_output=True, text=True, timeout=_GIT_TIMEOUT_S, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return result.stdout.strip() if result.returncode == 0 else None

@@ -1,0 +1,161 @@
+"""Weights & Biases, as a mirror of `steps.jsonl`; never a condition of the run.
+
+Invariants:
+- What would fail (no package, no key) is a UserError from the constructor, before anything starts.
+- After the start, a failure of wandb is one warning; the run goes on without it.
+- The run's id is kept in the run's folder: a resumed run continues its curves.
+- Every file goes into the run's folder.
+"""
+
+import importlib.util
+import logging
+import netrc
+import os
+import threading
+import uuid
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from swe_rl.config.schema import LoggerConfig, WandbMode
+from swe_rl.errors import UserError
+from swe_rl.logger.disk import write_text_atomic
+from swe_rl.logger.folder import RunFolder
+
+_log = logging.getLogger(__name__)
+_HOST = "api.wandb.ai"
+_FINISH_TIMEOUT_S = 120.0
+
+
+class WandbError(UserError):
+    """wandb is asked for and cannot be used as configured."""
+
+
+class WandbLogger:
+    """A context manager around a run; with `logger.wandb=disabled` every method does nothing.
+
+    `config_dict` must have its secrets masked already. `resume_id` wins over the id kept in the folder.
+    """
+
+    def __init__(
+        self,
+        config: LoggerConfig,
+        run_name: str,
+        folder: RunFolder,
+        config_dict: Mapping[str, Any],
+        resume_id: str | None = None,
+    ) -> None:
+        check_wandb(config, os.environ)
+        self._config = config
+        self._run_name = run_name
+        self._folder = folder
+        self._config_dict = dict(config_dict)
+        self._resume_id = resume_id
+        self._run: Any = None
+
+    def start(self) -> None:
+        """Raises WandbError where the service refuses, DiskError where the id cannot be kept."""
+        if self._config.wandb is WandbMode.disabled or self._run is not None:
+            return
+        import wandb
+
+        run_id = self._resume_id or _kept_id(self._folder.wandb_id) or uuid.uuid4().hex[:8]
+        write_text_atomic(self._folder.wandb_id, run_id + "\n")
+        mode: Any = self._config.wandb.value
+        try:
+            self._run = wandb.init(
+                project=self._config.project,
+                name=self._run_name,
+                id=run_id,
+                resume="allow" if self._config.wandb is WandbMode.online else None,
+                mode=mode,
+                dir=str(self._folder.path),
+                config=self._config_dict,
+                settings=wandb.Settings(silent=True, console="off", disable_git=True, save_code=False),
+            )
+        except Exception as error:  # wandb has no one root of its errors
+            raise WandbError(
+                f"wandb cannot start: {error}. Check the key (`wandb login`) and the network, or start with "
+                "logger.wandb=offline and upload later with `wandb sync`."
+            ) from error
+
+    def log(self, record: Mapping[str, Any], step: int) -> None:
+        """A step's record; nested mappings become `outer/inner`."""
+        self._attempt("log", lambda run: run.log(_flat(record), step=step))
+
+    def summarize(self, summary: Mapping[str, Any]) -> None:
+        self._attempt("summarize", lambda run: run.summary.update(_flat(summary)))
+
+    def finish(self, exit_status: int = 0, timeout_s: float = _FINISH_TIMEOUT_S) -> None:
+        """Waits at most `timeout_s` for the upload: a dead network must not hold the run's end."""
+        if self._run is None:
+            return
+        waiting = threading.Thread(
+            target=self._attempt, args=("finish", lambda run: run.finish(exit_code=exit_status)), daemon=True
+        )
+        waiting.start()
+        waiting.join(timeout_s)
+        if waiting.is_alive():
+            _log.warning("wandb did not finish its upload in %.0f s; `wandb sync` continues it", timeout_s)
+        self._run = None
+
+    def _attempt(self, what: str, action: Any) -> None:
+        if self._run is None:
+            return
+        try:
+            action(self._run)
+        except Exception as error:  # anything: the mirror must not end the run
+            self._run = None
+            _log.warning("wandb failed to %s (%s: %s); the run goes on without it", what, type(error).__name__, error)
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.finish(1 if error else 0)
+
+
+def check_wandb(config: LoggerConfig, environ: Mapping[str, str]) -> None:
+    """Raises WandbError for what can be known without the network; imports nothing."""
+    if config.wandb is WandbMode.disabled:
+        return
+    if importlib.util.find_spec("wandb") is None:
+        raise WandbError(
+            f"logger.wandb={config.wandb} needs the wandb package: pip install 'swe_rl[wandb]', "
+            "or start with logger.wandb=disabled."
+        )
+    if config.wandb is WandbMode.online and not (environ.get("WANDB_API_KEY") or _netrc_has_key(environ)):
+        raise WandbError(
+            "logger.wandb=online needs a key and there is none: neither WANDB_API_KEY nor an entry for "
+            f"{_HOST} in ~/.netrc. Run `wandb login`, or start with logger.wandb=offline and upload later."
+        )
+
+
+def _netrc_has_key(environ: Mapping[str, str]) -> bool:
+    path = Path(environ.get("NETRC") or Path(environ.get("HOME") or "~").expanduser() / ".netrc")
+    host = environ.get("WANDB_BASE_URL", _HOST).split("://")[-1].split("/")[0].split(":")[0]
+    with suppress(OSError, netrc.NetrcParseError):
+        return netrc.netrc(path).authenticators(host) is not None
+    return False
+
+
+def _kept_id(path: Path) -> str | None:
+    try:
+        return path.read_text().strip() or None
+    except OSError:
+        return None
+
+
+def _flat(record: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in record.items():
+        if isinstance(value, Mapping):
+            flat |= _flat(value, f"{prefix}{key}/")
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat

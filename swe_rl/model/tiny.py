@@ -1,0 +1,79 @@
+"""The tiny model: Qwen3's architecture at 1-5 M parameters, with a small byte-level tokenizer of its own."""
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from swe_rl.config.schema import ModelConfig
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
+
+SPECIAL_TOKENS = (
+    "<|endoftext|>",
+    "<|im_start|>",
+    "<|im_end|>",
+    "<tool_call>",
+    "</tool_call>",
+    "<tool_response>",
+    "</tool_response>",
+    "<think>",
+    "</think>",
+)
+# Words with a leading space, single digits, runs of punctuation, line ends and indentation. Unlike Qwen's split,
+# punctuation never joins a word: a name is the same tokens behind a bracket as behind a space.
+_SPLIT = r" ?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|\s*[\r\n]|\s+(?!\S)|\s+"
+
+
+def build_tokenizer(texts: Iterable[str], vocab_size: int) -> "PreTrainedTokenizerFast":
+    """A byte-level BPE over `texts`: any text round-trips; the same texts give the same tokenizer."""
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(_SPLIT), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=list(SPECIAL_TOKENS),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        eos_token="<|im_end|>",
+        pad_token="<|endoftext|>",
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def build_model(config: ModelConfig, seed: int) -> "Qwen3ForCausalLM":
+    """A randomly initialised Qwen3 with the numbers of `config`, in float32 on the CPU."""
+    import torch
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    torch.manual_seed(seed)
+    model: Qwen3ForCausalLM = Qwen3ForCausalLM(
+        Qwen3Config(
+            vocab_size=config.vocab_size,
+            hidden_size=config.hidden_size,
+            intermediate_size=config.intermediate_size,
+            num_hidden_layers=config.num_layers,
+            num_attention_heads=config.num_heads,
+            num_key_value_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            max_position_embeddings=config.max_position_embeddings,
+            tie_word_embeddings=config.tie_word_embeddings,
+            rope_parameters={"rope_type": "default", "rope_theta": config.rope_theta},
+            use_cache=False,
+            eos_token_id=SPECIAL_TOKENS.index("<|im_end|>"),
+            pad_token_id=SPECIAL_TOKENS.index("<|endoftext|>"),
+            bos_token_id=None,
+        )
+    )
+    return model

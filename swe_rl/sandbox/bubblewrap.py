@@ -1,0 +1,139 @@
+"""The bubblewrap command line: what of this host a command can see.
+
+Invariants:
+- Visible and read-only: /usr (with /bin, /lib, ...), the Python prefixes, a made-up /etc. Writable: the working copy
+  and /tmp, both of this sandbox alone. Nothing else of this host, no network unless asked for, no capability.
+- Own pid namespace bound to its starter: when `bwrap` dies, every process in it dies.
+- As root, commands run under an unprivileged user id of the sandbox's own; otherwise as user 1000 of a user namespace
+  without capabilities. In both the kernel counts `sandbox.max_processes` for this sandbox alone (Linux >= 5.14).
+"""
+
+import os
+import random
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+from swe_rl.sandbox.confined_path import ensure_folders
+from swe_rl.sandbox.environment import clean_environment
+from swe_rl.sandbox.launcher import Launch, SandboxFolder
+from swe_rl.sandbox.limits import Limits, prelude
+
+HOME = "/tmp"
+SHIM_FOLDER = "/run/swe_rl/bin"
+_USER_NAMESPACE_UID = 1000
+_FIRST_OWN_UID = 1_000_000_000
+_OWN_UIDS = 500_000_000
+_LOADER_FOLDERS = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
+
+
+class UserMode(Enum):
+    """Who a command is on this host."""
+
+    own_uid = "a user id of its own"  # needs root
+    user_namespace = "this user, in a user namespace"
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """What was found on this host once for all sandboxes; `etc` and `shims` are made by the provider."""
+
+    bwrap: str
+    bash: str
+    setpriv: str | None
+    etc: Path
+    shims: Path
+    search_path: str
+    interpreter_folders: tuple[Path, ...]
+    sized_tmpfs: bool  # bubblewrap >= 0.7
+
+
+class BubblewrapLauncher:
+    isolated = True
+
+    def __init__(self, host: Host, mode: UserMode, limits: Limits, *, network: bool, cpus: float) -> None:
+        self._host = host
+        self._mode = mode
+        self._limits = limits
+        self._env = clean_environment(host.search_path, HOME, cpus)
+        self._fixed = [*_namespaces(mode, network), *_system(host), *_shared_memory(host, limits)]
+        self._below_tmp = [str(folder) for folder in host.interpreter_folders if _is_below(folder, HOME)]
+
+    def folder(self, root: Path, workdir: str) -> SandboxFolder:
+        own = self._mode is UserMode.own_uid
+        return SandboxFolder(root, workdir, uid=_FIRST_OWN_UID + random.randrange(_OWN_UIDS) if own else None)
+
+    def launch(self, folder: SandboxFolder, command: str, *, timeout_s: float, status_fd: int, marker: str) -> Launch:
+        self._prepare_mount_points(folder)
+        argv = [self._host.bwrap, "--json-status-fd", str(status_fd), *self._fixed, *self._writable(folder), "--"]
+        argv += prelude(self._limits, self._host.bash, timeout_s)
+        if folder.uid is not None:
+            argv += _drop_root(str(self._host.setpriv), folder.uid)
+        return Launch([*argv, self._host.bash, "-c", command], dict(self._env))
+
+    def started_well(self, status: bytes, exit_status: int) -> bool:
+        return exit_status == 0 or b'"exit-code"' in status
+
+    def sweep(self, leader: int, marker: str, before: frozenset[int]) -> None:
+        """Nothing to do: the pid namespace is gone."""
+
+    def _writable(self, folder: SandboxFolder) -> list[str]:
+        argv = ["--bind", str(folder.tmp), HOME]
+        for path in self._host.interpreter_folders:  # after /tmp: a virtual environment may lie below it
+            argv += [*_parents(path), "--ro-bind", str(path), str(path)]
+        argv += ["--bind", str(folder.work), folder.workdir, "--chdir", folder.workdir]
+        return [*argv, "--remount-ro", "/dev", "--remount-ro", "/"]
+
+    def _prepare_mount_points(self, folder: SandboxFolder) -> None:
+        """bwrap makes missing mount points itself and would follow a link that a command has put in its /tmp."""
+        workdir = [folder.workdir] if _is_below(Path(folder.workdir), HOME) else []
+        for path in self._below_tmp + workdir:
+            ensure_folders(folder.tmp, os.path.relpath(path, HOME))
+
+
+def _namespaces(mode: UserMode, network: bool) -> list[str]:
+    # No --new-session: the process that starts bwrap makes the session, so that one kill of its group reaches all of
+    # it also while bwrap is still setting up.
+    argv = ["--die-with-parent", "--unshare-ipc", "--unshare-pid", "--unshare-uts", "--unshare-cgroup-try"]
+    if mode is UserMode.user_namespace:
+        argv += ["--unshare-user", "--uid", str(_USER_NAMESPACE_UID), "--gid", str(_USER_NAMESPACE_UID)]
+    if not network:
+        argv += ["--unshare-net"]
+    return [*argv, "--hostname", "sandbox"]
+
+
+def _system(host: Host) -> list[str]:
+    argv = ["--ro-bind", "/usr", "/usr"]
+    for folder in map(Path, _LOADER_FOLDERS):
+        if folder.is_symlink():
+            argv += ["--symlink", str(folder.readlink()), str(folder)]
+        elif folder.is_dir():
+            argv += ["--ro-bind", str(folder), str(folder)]
+    argv += ["--ro-bind", str(host.etc), "/etc", "--proc", "/proc", "--dev", "/dev"]
+    argv += ["--dir", "/var", "--symlink", HOME, "/var/tmp"]
+    if host.shims.is_dir():
+        argv += ["--ro-bind", str(host.shims), SHIM_FOLDER]
+    return argv
+
+
+def _shared_memory(host: Host, limits: Limits) -> list[str]:
+    size = ["--size", str(limits.memory_kib * 1024)] if host.sized_tmpfs else []
+    return ["--perms", "1777", *size, "--tmpfs", "/dev/shm"]
+
+
+def _parents(path: Path) -> list[str]:
+    """Folders above a mount point, open to every user: bwrap itself makes them for root only."""
+    argv: list[str] = []
+    for parent in reversed(path.parents[:-1]):
+        if str(parent) not in ("/usr", HOME):
+            argv += ["--perms", "0755", "--dir", str(parent)]
+    return argv
+
+
+def _drop_root(setpriv: str, uid: int) -> list[str]:
+    user = ["--reuid", str(uid), "--regid", str(uid), "--clear-groups"]
+    return [setpriv, *user, "--no-new-privs", "--inh-caps=-all", "--bounding-set=-all", "--"]
+
+
+def _is_below(path: Path, folder: str) -> bool:
+    return Path(folder) in path.parents

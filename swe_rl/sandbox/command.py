@@ -1,0 +1,144 @@
+"""One command as a process group: started, bounded in time and output, and always ended.
+
+Invariants:
+- When `run_command` returns or raises (also on cancellation), the command and all it started have been killed and the
+  leader is reaped.
+- A process that keeps the output open cannot hold `run_command` up for more than `_DRAIN_S` after the command's end.
+- Memory does not grow with the output.
+"""
+
+import asyncio
+import os
+import subprocess
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from swe_rl.sandbox.output import HeadTail
+from swe_rl.sandbox.process_tree import kill_group
+
+_DRAIN_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class CommandSpec:
+    argv: Sequence[str]
+    env: Mapping[str, str]
+    cwd: Path
+    timeout_s: float
+    pass_fds: tuple[int, ...] = ()
+
+
+async def run_command(spec: CommandSpec, output: HeadTail, sweep: Callable[[int], None]) -> int | None:
+    """The exit status (negative: killed by that signal), or None after the timeout.
+
+    `sweep(leader_pid)` kills what a kill of the process group does not reach; it is called after the leader's end.
+    Raises OSError when the command cannot be started.
+    """
+    loop = asyncio.get_running_loop()
+    read_fd, write_fd = os.pipe()
+    reader = os.fdopen(read_fd, "rb", buffering=0)
+    capture = _Capture(output, loop.create_future())
+    try:
+        transport, _ = await loop.connect_read_pipe(lambda: capture, reader)
+    except BaseException:
+        reader.close()
+        os.close(write_fd)
+        raise
+    try:
+        process = _start(spec, write_fd)
+    except BaseException:
+        transport.close()
+        raise
+    finally:
+        os.close(write_fd)
+    return await _finish(process, spec.timeout_s, capture, transport, sweep)
+
+
+async def _finish(
+    process: "subprocess.Popen[bytes]",
+    timeout_s: float,
+    capture: "_Capture",
+    transport: asyncio.ReadTransport,
+    sweep: Callable[[int], None],
+) -> int | None:
+    exited = _exit_of(process)
+    timed_out = False
+    try:
+        await asyncio.wait_for(asyncio.shield(exited), timeout_s)
+    except TimeoutError:
+        timed_out = True
+    finally:
+        if not exited.done():
+            kill_group(process.pid)
+        ending = asyncio.ensure_future(_end(process.pid, exited, capture, transport, sweep))
+        await asyncio.shield(ending)
+    return None if timed_out else exited.result()
+
+
+async def _end(
+    pid: int,
+    exited: "asyncio.Future[int]",
+    capture: "_Capture",
+    transport: asyncio.ReadTransport,
+    sweep: Callable[[int], None],
+) -> None:
+    try:
+        await exited
+        sweep(pid)
+        await asyncio.wait([capture.closed], timeout=_DRAIN_S)
+    finally:
+        transport.close()
+
+
+class _Capture(asyncio.Protocol):
+    def __init__(self, output: HeadTail, closed: "asyncio.Future[None]") -> None:
+        self._output = output
+        self.closed = closed
+
+    def data_received(self, data: bytes) -> None:
+        self._output.feed(data)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if not self.closed.done():
+            self.closed.set_result(None)
+
+
+def _start(spec: CommandSpec, write_fd: int) -> "subprocess.Popen[bytes]":
+    """Without a preexec function, so that Python can use vfork: a fork of a large process takes tens of ms."""
+    return subprocess.Popen(
+        list(spec.argv),
+        stdin=subprocess.DEVNULL,
+        stdout=write_fd,
+        stderr=write_fd,
+        env=dict(spec.env),
+        cwd=spec.cwd,
+        pass_fds=spec.pass_fds,
+        start_new_session=True,
+    )
+
+
+def _exit_of(process: "subprocess.Popen[bytes]") -> "asyncio.Future[int]":
+    """Resolves with the exit status once the process has been reaped."""
+    loop = asyncio.get_running_loop()
+    exited: asyncio.Future[int] = loop.create_future()
+    if not hasattr(os, "pidfd_open"):  # not Linux
+        threading.Thread(target=_wait_in_thread, args=(process, loop, exited), daemon=True).start()
+        return exited
+    pidfd = os.pidfd_open(process.pid)
+
+    def reap() -> None:
+        loop.remove_reader(pidfd)
+        os.close(pidfd)
+        exited.set_result(process.wait())
+
+    loop.add_reader(pidfd, reap)
+    return exited
+
+
+def _wait_in_thread(
+    process: "subprocess.Popen[bytes]", loop: asyncio.AbstractEventLoop, exited: "asyncio.Future[int]"
+) -> None:
+    status = process.wait()
+    loop.call_soon_threadsafe(exited.set_result, status)

@@ -1,0 +1,102 @@
+"""Which isolation this host can give: found out by a real trial run, not by looking at versions."""
+
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from swe_rl.config.schema import Isolation, SandboxConfig
+from swe_rl.errors import UserError
+from swe_rl.sandbox.bubblewrap import SHIM_FOLDER, BubblewrapLauncher, Host, UserMode
+from swe_rl.sandbox.interpreter import interpreter_folders, search_path
+from swe_rl.sandbox.launcher import Launcher
+from swe_rl.sandbox.limits import limits_of
+from swe_rl.sandbox.made_up_etc import make_etc
+from swe_rl.sandbox.plain import PlainLauncher
+
+_PROBE_S = 20.0
+
+
+def choose_launcher(config: SandboxConfig, folder: Path, warn: Callable[[str], None]) -> Launcher:
+    """The launcher for `config.isolation`; `folder` is the provider's own.
+
+    Raises UserError when bubblewrap is asked for and does not work, or when there is no bash.
+    """
+    bash = shutil.which("bash")
+    if bash is None:
+        raise UserError("sandbox.kind=process needs bash, which is not on PATH; install it")
+    if config.isolation is Isolation.none:
+        return _plain(config, folder, bash)
+    launcher, reason = _bubblewrap(config, folder, bash)
+    if launcher is not None:
+        return launcher
+    if config.isolation is Isolation.bubblewrap:
+        raise UserError(f"sandbox.isolation=bubblewrap does not work on this host: {reason}. {_WAY_OUT}")
+    warn(f"Commands run WITHOUT isolation, as this user and with its files in reach: {reason}. {_WAY_OUT}")
+    return _plain(config, folder, bash)
+
+
+_WAY_OUT = (
+    "Install bubblewrap (`apt-get install bubblewrap`) and allow user namespaces, use a container engine with "
+    "sandbox.kind=docker or podman, or set sandbox.isolation=none to accept this for code that you trust"
+)
+
+
+def _plain(config: SandboxConfig, folder: Path, bash: str) -> PlainLauncher:
+    shims = folder / "bin"
+    return PlainLauncher(bash, limits_of(config, count_processes=False), search_path(shims, str(shims)), config.cpus)
+
+
+def _bubblewrap(config: SandboxConfig, folder: Path, bash: str) -> tuple[BubblewrapLauncher | None, str]:
+    """A launcher that has passed a trial run, or why there is none."""
+    bwrap = shutil.which("bwrap")
+    if bwrap is None:
+        return None, "there is no `bwrap` on PATH"
+    etc, shims = folder / "etc", folder / "bin"
+    make_etc(etc, network=config.network)
+    host = Host(
+        bwrap=bwrap,
+        bash=bash,
+        setpriv=shutil.which("setpriv"),
+        etc=etc,
+        shims=shims,
+        search_path=search_path(shims, SHIM_FOLDER),
+        interpreter_folders=tuple(interpreter_folders()),
+        sized_tmpfs="--size" in subprocess.run([bwrap, "--help"], capture_output=True, text=True).stdout,
+    )
+    reason = ""
+    for mode in _modes(host):
+        limits = limits_of(config, count_processes=mode is UserMode.own_uid or os.geteuid() != 0)
+        launcher = BubblewrapLauncher(host, mode, limits, network=config.network, cpus=config.cpus)
+        reason = _trial(launcher, folder)
+        if not reason:
+            return launcher, ""
+    return None, reason
+
+
+def _modes(host: Host) -> list[UserMode]:
+    own_uid = [UserMode.own_uid] if os.geteuid() == 0 and host.setpriv else []
+    return [*own_uid, UserMode.user_namespace]
+
+
+def _trial(launcher: BubblewrapLauncher, parent: Path) -> str:
+    """Runs Python in a sandbox of its own; empty, or the reason why that failed."""
+    with tempfile.TemporaryDirectory(dir=parent, prefix="trial-") as root:
+        folder = launcher.folder(Path(root), "/testbed")
+        try:
+            for made in (folder.work, folder.tmp):
+                made.mkdir(mode=0o700)
+                if folder.uid is not None:
+                    os.chown(made, folder.uid, folder.uid)
+            launch = launcher.launch(folder, "python -c pass && : > made", timeout_s=_PROBE_S, status_fd=2, marker="")
+            done = subprocess.run(
+                launch.argv, env=launch.env, cwd="/", stdin=subprocess.DEVNULL, capture_output=True, timeout=_PROBE_S
+            )
+        except (OSError, subprocess.SubprocessError) as error:
+            return f"the trial run failed ({error})"
+        if done.returncode:
+            said = [line for line in done.stderr.decode(errors="replace").splitlines() if not line.startswith("{")]
+            return f"the trial run ended with status {done.returncode} ({' '.join(said)[-300:]})"
+    return ""

@@ -1,0 +1,48 @@
+"""The interface between a sandbox and the way that it isolates its commands."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxFolder:
+    """One sandbox on disk: the working copy and a temporary folder that lives as long, owned by `uid` where given."""
+
+    root: Path
+    workdir: str  # the working copy as commands see it
+    uid: int | None
+
+    @property
+    def work(self) -> Path:
+        return self.root / "work"
+
+    @property
+    def tmp(self) -> Path:
+        return self.root / "tmp"
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    argv: list[str]
+    env: dict[str, str]
+
+
+class Launcher(Protocol):
+    isolated: bool
+
+    def folder(self, root: Path, workdir: str) -> SandboxFolder:
+        """Decides user and workdir of a new sandbox; touches nothing."""
+        ...
+
+    def launch(self, folder: SandboxFolder, command: str, *, timeout_s: float, status_fd: int, marker: str) -> Launch:
+        """The command line that runs `bash -c command` in `folder`. `status_fd`: see `started_well`."""
+        ...
+
+    def started_well(self, status: bytes, exit_status: int) -> bool:
+        """False when the launcher, not the command, ended with `exit_status`; `status` came through `status_fd`."""
+        ...
+
+    def sweep(self, leader: int, marker: str, before: frozenset[int]) -> None:
+        """Kills what a command left behind outside its process group."""
+        ...

@@ -1,0 +1,39 @@
+"""Commands as plain process groups with resource limits: for hosts without bubblewrap.
+
+Invariants:
+- Not a security border: commands run as this user and can read what this user can read. They get no variable of this
+  process's environment.
+- Processes are counted per user by the kernel, so `sandbox.max_processes` is not enforced here.
+"""
+
+from pathlib import Path
+
+from swe_rl.sandbox.environment import clean_environment
+from swe_rl.sandbox.launcher import Launch, SandboxFolder
+from swe_rl.sandbox.limits import Limits, prelude
+from swe_rl.sandbox.process_tree import MARKER, kill_command
+
+
+class PlainLauncher:
+    isolated = False
+
+    def __init__(self, bash: str, limits: Limits, search_path: str, cpus: float) -> None:
+        self._bash = bash
+        self._limits = limits
+        self._search_path = search_path
+        self._cpus = cpus
+
+    def folder(self, root: Path, workdir: str) -> SandboxFolder:
+        return SandboxFolder(root, workdir=str(root / "work"), uid=None)
+
+    def launch(self, folder: SandboxFolder, command: str, *, timeout_s: float, status_fd: int, marker: str) -> Launch:
+        folder.work.mkdir(exist_ok=True)  # the command before may have removed it
+        folder.tmp.mkdir(exist_ok=True)
+        env = clean_environment(self._search_path, str(folder.tmp), self._cpus) | {MARKER: marker}
+        return Launch([*prelude(self._limits, self._bash, timeout_s), self._bash, "-c", command], env)
+
+    def started_well(self, status: bytes, exit_status: int) -> bool:
+        return True
+
+    def sweep(self, leader: int, marker: str, before: frozenset[int]) -> None:
+        kill_command(leader, marker, before)

@@ -1,0 +1,98 @@
+"""Finding and killing what a command started where no pid namespace does it.
+
+Invariants:
+- A process belongs to a command when its environment carries the command's marker, when it is in the command's
+  session, or when its parent belongs to it. One that clears its environment, leaves the session and lets its parent
+  die can get away; only bubblewrap closes that door.
+- Only processes that started after the command are looked at, so an unrelated process is never killed.
+"""
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Iterable
+
+import psutil
+
+MARKER = "SWE_RL_SANDBOX"  # its value starts with the sandbox's folder
+_ROUNDS = 40
+_ROUND_S = 0.005
+
+
+def kill_group(pid: int) -> None:
+    """SIGKILL to the process group led by `pid`, which must not have been reaped yet."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
+
+
+def kill_command(leader: int, marker: str, before: frozenset[int]) -> None:
+    """Kills all that the command led by `leader` started; `before` are the pids from before it."""
+    for _ in range(_ROUNDS):
+        if not _kill(_members(leader, marker, _alive(set(psutil.pids()) - before))):
+            return
+        time.sleep(_ROUND_S)
+
+
+def kill_marked(prefix: str) -> None:
+    """Kills every process of this user whose marker starts with `prefix` (a folder)."""
+    for _ in range(_ROUNDS):
+        marked = [process for process in psutil.process_iter() if _marker(process).startswith(prefix)]
+        if not _kill(marked):
+            return
+        time.sleep(_ROUND_S)
+
+
+def _alive(pids: Iterable[int]) -> list[psutil.Process]:
+    found = []
+    for pid in pids:
+        if pid == os.getpid():
+            continue
+        try:
+            process = psutil.Process(pid)
+            if process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+def _members(leader: int, marker: str, processes: list[psutil.Process]) -> list[psutil.Process]:
+    members = {p.pid: p for p in processes if _session(p.pid) == leader or _marker(p) == marker}
+    grown = True
+    while grown:
+        children = {p.pid: p for p in processes if p.pid not in members and _parent(p) in members}
+        members |= children
+        grown = bool(children)
+    return list(members.values())
+
+
+def _kill(processes: list[psutil.Process]) -> bool:
+    """True when there was something to kill."""
+    for process in processes:
+        try:
+            process.kill()
+        except psutil.Error:
+            continue
+    return bool(processes)
+
+
+def _marker(process: psutil.Process) -> str:
+    try:
+        return str(process.environ().get(MARKER, ""))
+    except (psutil.Error, OSError):
+        return ""
+
+
+def _session(pid: int) -> int:
+    try:
+        return os.getsid(pid)
+    except OSError:
+        return -1
+
+
+def _parent(process: psutil.Process) -> int:
+    try:
+        return int(process.ppid())
+    except psutil.Error:
+        return -1

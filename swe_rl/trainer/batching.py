@@ -1,0 +1,98 @@
+"""From sequences of uneven length to padded micro-batches.
+
+Invariants:
+- Everything is deterministic: the same sequences in the same order give the same micro-batches.
+- Padding is on the right, so plain causal attention needs no mask: a real token never sees a padded one.
+- What cannot influence a trained token (the last token as input, anything after the last trained token) is not fed.
+- Every trained token is predicted from the hidden state one position before it; the first token of a sequence has
+  none and cannot be trained.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+# Below this many padded tokens a micro-batch stays open for shorter rows: small matrices waste more than padding does.
+MIN_MICRO_BATCH_TOKENS = 4096
+MIN_FILL = 0.85
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """`members` are indices into the caller's sequences; the per-token tensors follow them in order.
+
+    input_ids [rows, length]; hidden_index, targets, member_of_token [trained tokens], all int64. `hidden_index`
+    points into the hidden states flattened to [rows * length, hidden].
+    """
+
+    members: tuple[int, ...]
+    input_ids: Tensor
+    hidden_index: Tensor
+    targets: Tensor
+    member_of_token: Tensor
+
+
+def input_length(loss_mask: Sequence[int]) -> int:
+    """How many tokens must be fed to predict every trained token: the index of the last one; 0 if there is none."""
+    return max((i for i, masked in enumerate(loss_mask) if masked), default=0)
+
+
+def split_by_tokens(lengths: Sequence[int], max_tokens: int) -> list[tuple[int, ...]]:
+    """Indices of the members of each micro-batch, longest first.
+
+    A micro-batch has at most `max_tokens` padded tokens, except where one sequence alone is longer. It is also closed
+    early where the next sequence would be mostly padding.
+    """
+    batches: list[list[int]] = []
+    for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
+        if not batches or not _fits(lengths[index], len(batches[-1]), lengths[batches[-1][0]], max_tokens):
+            batches.append([])
+        batches[-1].append(index)
+    return [tuple(batch) for batch in batches]
+
+
+def micro_batches(
+    sequences: Sequence[tuple[Sequence[int], Sequence[int]]],
+    max_tokens: int,
+    pad_token_id: int,
+    device: torch.device,
+) -> list[MicroBatch]:
+    """Padded micro-batches of (token ids, loss mask) pairs, each with at least one trained token."""
+    lengths = [input_length(mask) for _, mask in sequences]
+    return [
+        pad([sequences[i] for i in members], [lengths[i] for i in members], members, pad_token_id, device)
+        for members in split_by_tokens(lengths, max_tokens)
+    ]
+
+
+def pad(
+    sequences: Sequence[tuple[Sequence[int], Sequence[int]]],
+    lengths: Sequence[int],
+    members: tuple[int, ...],
+    pad_token_id: int,
+    device: torch.device,
+) -> MicroBatch:
+    width = max(lengths)
+    input_ids = [[*ids[:length], *[pad_token_id] * (width - length)] for (ids, _), length in zip(sequences, lengths, strict=True)]
+    trained = [
+        (row, position) for row, (_, mask) in enumerate(sequences) for position, masked in enumerate(mask) if masked
+    ]
+
+    def tensor(values: list[int] | list[list[int]]) -> Tensor:
+        return torch.tensor(values, dtype=torch.int64).to(device)
+
+    return MicroBatch(
+        members=members,
+        input_ids=tensor(input_ids),
+        hidden_index=tensor([row * width + position - 1 for row, position in trained]),
+        targets=tensor([sequences[row][0][position] for row, position in trained]),
+        member_of_token=tensor([row for row, _ in trained]),
+    )
+
+
+def _fits(length: int, rows: int, width: int, max_tokens: int) -> bool:
+    if (rows + 1) * width > max_tokens:
+        return False
+    return rows * width < MIN_MICRO_BATCH_TOKENS or length >= MIN_FILL * width

@@ -1,0 +1,123 @@
+"""What one training step reports.
+
+Invariants:
+- A quantity without a single token behind it is None, never 0.
+- Means are over tokens of the rows that were fed; rows left out because they have no gradient are only counted.
+"""
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class TrainMetrics:
+    """One step. Log-probabilities, entropy and KL in nats; losses and gradient norms are means over the updates.
+
+    - kl_loss: the weighted KL to the reference before `kl_coef`; 0 where that term is off.
+    - grad_norm: before clipping, over the applied updates; 0 without any.
+    - kl_rollout: mean k3 of KL(engine || trainer) at the start of the step; None where the engine's log-probabilities
+      are unknown. `logprob_diff_*` are of the absolute difference between the two.
+    - trained_rows + skipped_rows = all rows; skipped are those masked as a whole or with advantage 0 and no other term.
+    - updates: optimizer updates applied; nonfinite_updates: those dropped.
+    """
+
+    step: int
+    loss: float
+    policy_loss: float
+    kl_loss: float
+    entropy: float | None
+    grad_norm: float
+    clip_fraction: float
+    kl_rollout: float | None
+    logprob_diff_mean: float | None
+    logprob_diff_max: float | None
+    ratio_mean: float | None
+    ratio_min: float | None
+    ratio_max: float | None
+    correction_mean: float | None
+    trained_rows: int
+    trained_tokens: int
+    skipped_rows: int
+    lr: float
+    updates: int
+    nonfinite_updates: int
+    train_s: float
+
+
+@dataclass(slots=True)
+class Mean:
+    """A mean, minimum and maximum over all tokens that were added."""
+
+    total: float = 0.0
+    tokens: int = 0
+    low: float = float("inf")
+    high: float = float("-inf")
+
+    def add(self, values: Tensor) -> None:
+        if values.numel() == 0:
+            return
+        values = values.detach().float()
+        total, low, high = torch.stack((values.sum(), values.min(), values.max())).tolist()
+        self.total += total
+        self.tokens += values.numel()
+        self.low, self.high = min(self.low, low), max(self.high, high)
+
+    @property
+    def mean(self) -> float | None:
+        return self.total / self.tokens if self.tokens else None
+
+    @property
+    def minimum(self) -> float | None:
+        return self.low if self.tokens else None
+
+    @property
+    def maximum(self) -> float | None:
+        return self.high if self.tokens else None
+
+
+@dataclass(slots=True)
+class StepStats:
+    """Sums of one step while it runs; `attempts` counts the updates tried, applied or not."""
+
+    attempts: int = 0
+    updates: int = 0
+    nonfinite_updates: int = 0
+    loss: float = 0.0
+    policy_loss: float = 0.0
+    kl_loss: float = 0.0
+    grad_norms: float = 0.0
+    trained_rows: int = 0
+    entropy: Mean = field(default_factory=Mean)
+    clipped: Mean = field(default_factory=Mean)
+    kl_rollout: Mean = field(default_factory=Mean)
+    logprob_diff: Mean = field(default_factory=Mean)
+    ratio: Mean = field(default_factory=Mean)
+    correction: Mean = field(default_factory=Mean)
+
+    def metrics(self, *, step: int, rows: int, lr: float, train_s: float) -> TrainMetrics:
+        attempts = max(1, self.attempts)
+        return TrainMetrics(
+            step=step,
+            loss=self.loss / attempts,
+            policy_loss=self.policy_loss / attempts,
+            kl_loss=self.kl_loss / attempts,
+            entropy=self.entropy.mean,
+            grad_norm=self.grad_norms / max(1, self.updates),
+            clip_fraction=self.clipped.mean or 0.0,
+            kl_rollout=self.kl_rollout.mean,
+            logprob_diff_mean=self.logprob_diff.mean,
+            logprob_diff_max=self.logprob_diff.maximum,
+            ratio_mean=self.ratio.mean,
+            ratio_min=self.ratio.minimum,
+            ratio_max=self.ratio.maximum,
+            correction_mean=self.correction.mean,
+            trained_rows=self.trained_rows,
+            trained_tokens=self.entropy.tokens,
+            skipped_rows=rows - self.trained_rows,
+            lr=lr,
+            updates=self.updates,
+            nonfinite_updates=self.nonfinite_updates,
+            train_s=train_s,
+        )

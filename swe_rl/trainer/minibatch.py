@@ -1,0 +1,82 @@
+"""A step's rows as mini-batches: one optimizer update each.
+
+Invariants:
+- Rows of one group, so also of one split trajectory, are in one mini-batch.
+- The order depends on the rows' ids, the seed and the step only, never on the order in which rollouts finished.
+- The weights are those of the whole mini-batch; leaving out rows without gradient afterwards does not change them.
+"""
+
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from swe_rl.algo.aggregate import row_weights
+from swe_rl.algo.loss import zero_advantage_contributes
+from swe_rl.algo.row import Row
+from swe_rl.config.schema import AlgoConfig, Correction
+from swe_rl.trainer.errors import TrainerError
+
+
+@dataclass(frozen=True, slots=True)
+class MiniBatch:
+    """`rows` are those that have a gradient, `weights` the weight of each trained token of each of them."""
+
+    rows: tuple[Row, ...]
+    weights: tuple[float, ...]
+
+
+def mini_batches(
+    rows: Sequence[Row], algo: AlgoConfig, prompts_per_mini_batch: int, seed: int, *, keep_all: bool = False
+) -> list[MiniBatch]:
+    """Mini-batches of `prompts_per_mini_batch` groups, those without any gradient left out.
+
+    `keep_all` keeps rows whose advantage is 0 although they add nothing. Raises TrainerError on a malformed row.
+    """
+    for row in rows:
+        check_row(row, algo)
+    trained = sorted((row for row in rows if row.trained_tokens > 0), key=_row_order)
+    groups = sorted({row.group_id for row in trained})
+    random.Random(seed).shuffle(groups)
+    chunks = [set(groups[i : i + prompts_per_mini_batch]) for i in range(0, len(groups), prompts_per_mini_batch)]
+    keep_all = keep_all or zero_advantage_contributes(algo)
+    batches = (_mini_batch([row for row in trained if row.group_id in chunk], algo, keep_all) for chunk in chunks)
+    return [batch for batch in batches if batch.rows]
+
+
+def check_row(row: Row, algo: AlgoConfig) -> None:
+    """Raises TrainerError where a row could only train nonsense."""
+    problem = _problem(row, algo) if row.trained else None
+    if problem:
+        raise TrainerError(f"A row of trajectory {row.trajectory_id} cannot be trained: {problem}.")
+
+
+def _mini_batch(rows: list[Row], algo: AlgoConfig, keep_all: bool) -> MiniBatch:
+    counts = [row.trained_tokens for row in rows]
+    ids = [row.trajectory_id for row in rows]
+    weights = row_weights(counts, ids, algo.loss_aggregation, algo.loss_norm_tokens)
+    kept = [(row, weight) for row, weight in zip(rows, weights, strict=True) if keep_all or row.advantage != 0.0]
+    return MiniBatch(rows=tuple(row for row, _ in kept), weights=tuple(weight for _, weight in kept))
+
+
+def _row_order(row: Row) -> tuple[str, str, tuple[int, ...], tuple[int, ...]]:
+    return row.group_id, row.trajectory_id, row.token_ids, row.loss_mask
+
+
+def _problem(row: Row, algo: AlgoConfig) -> str | None:
+    tokens = len(row.token_ids)
+    if len(row.loss_mask) != tokens:
+        return f"it has {tokens} tokens, but {len(row.loss_mask)} mask entries"
+    if tokens and row.loss_mask[0]:
+        return "its first token is trained, but nothing predicts it"
+    if not math.isfinite(row.advantage):
+        return f"its advantage is {row.advantage}"
+    if row.rollout_logprobs is None:
+        if algo.correction is not Correction.none:
+            return f"algo.correction={algo.correction} needs the engine's log-probabilities (rollout.capture=traced)"
+        return None
+    if len(row.rollout_logprobs) != tokens:
+        return f"it has {tokens} tokens, but {len(row.rollout_logprobs)} log-probabilities"
+    if not all(math.isfinite(p) for p, masked in zip(row.rollout_logprobs, row.loss_mask, strict=True) if masked):
+        return "the log-probability of a sampled token is not finite"
+    return None
