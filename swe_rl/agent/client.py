@@ -7,6 +7,7 @@ Invariants:
 """
 
 import asyncio
+import json
 import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -39,7 +40,7 @@ class _Retry(Exception):
 
 
 class ChatClient:
-    """`rng` spreads the waits; `sleep` is for tests. `first_wait_s` doubles with every try where the server names none."""
+    """`rng` spreads the waits, `first_wait_s` doubles with every try where the server names none."""
 
     def __init__(
         self,
@@ -92,9 +93,11 @@ class ChatClient:
             async with self._open().post(url, json=body) as response:
                 if response.status == 200:
                     return _reply(await response.json(content_type=None), url)
-                said = (await response.text())[:4000]
+                said = await response.text()
                 if response.status in _RETRIED:
                     raise _Retry(f"status {response.status}: {said[:500]}", _retry_after_s(response))
+        except aiohttp.InvalidURL as error:
+            raise EngineError(f"{url!r} is not a URL") from error
         except (aiohttp.ClientError, ConnectionError, TimeoutError) as error:
             raise _Retry(f"{type(error).__name__}: {error}") from error
         except ValueError as error:
@@ -131,7 +134,14 @@ def _reply(payload: Any, url: str) -> ChatReply:
         raise EngineError(f"{url} answered with something that is not a chat completion ({error!r})") from error
 
 
+def _error_code(said: str) -> str | None:
+    try:
+        return str(json.loads(said)["error"]["code"])
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
 def _error(status: int, said: str, url: str) -> EngineError:
-    if status == 400 and "context_length_exceeded" in said:
+    if status == 400 and _error_code(said) == "context_length_exceeded":
         return ContextOverflow(f"the conversation no longer fits the model's context: {said[:500]}")
     return EngineError(f"{url} refused the request with status {status}: {said[:1000]}")

@@ -49,9 +49,9 @@ class FakeChatServer:
     async def __aenter__(self) -> Self:
         app = web.Application()
         app.router.add_post("/v1/chat/completions", self._complete)
-        self._runner = web.AppRunner(app, handler_cancellation=True, access_log=None)
+        self._runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.1)
         await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", 0, shutdown_timeout=0.1).start()
+        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
         self._base_url = f"http://127.0.0.1:{self._runner.addresses[0][1]}/v1"
         return self
 

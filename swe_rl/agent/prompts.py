@@ -18,7 +18,7 @@ The block may hold several lines, pipes and here-documents. A reply with no such
 nothing.
 
 Rules.
-- Commands start in the root of the repository. Each runs in a new shell: `cd` and variables do not carry over, files do.
+- Commands start in the root of the repository. Each runs in a new shell: files carry over, `cd` and variables do not.
 - There is no terminal: never start an editor, a pager or a program that waits for input. A command that runs too long \
 is stopped.
 - There is no network. Long output is cut in the middle: prefer `grep -n`, `sed -n '10,40p' FILE`, `head`.

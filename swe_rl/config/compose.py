@@ -9,11 +9,12 @@ Invariants:
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from swe_rl.config.explain import explained
+from swe_rl.config.explain import ConfigError, explained
 from swe_rl.config.folders import conf_dir
 from swe_rl.config.provenance import Origins
 from swe_rl.config.schema import Config
@@ -24,7 +25,8 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 # What does not change the result of a run, or is a path: two runs that differ in nothing else are the same run.
-_UNHASHED = ("name", "job.", "paths.", "logger.", "trainer.resume", "sft.output")
+_UNHASHED_GROUPS = ("job", "paths", "logger")
+_UNHASHED_KEYS = ("name", "trainer.resume", "sft.output")
 
 
 @dataclass(frozen=True)
@@ -40,24 +42,28 @@ class Composed:
 
 
 def compose(overrides: Sequence[str] = (), config_dir: Path | None = None) -> Composed:
-    """Composes conf/ under `overrides`; `config_dir` is a folder of the user's own options, searched first.
+    """Composes conf/ under `overrides`; `config_dir` is a folder of the user's own options.
 
     Raises ConfigError (exit status 2) with the key, the reason and the nearest legal spelling.
     """
     safe = hide_secrets(overrides)
     with explained(safe, config_dir):
         tree = _compose_tree(safe, config_dir)
-        return from_tree(tree, safe)
+        return from_tree(tree, tree.hydra, safe)
 
 
-def from_tree(tree: "DictConfig", overrides: Sequence[str]) -> Composed:
-    """`tree` is a whole composition of Hydra's, its `hydra` node included."""
+def from_tree(tree: "DictConfig", hydra: "DictConfig", overrides: Sequence[str]) -> Composed:
+    """`tree` is a composition of Hydra's, `hydra` the node of that name that belongs to it."""
     from omegaconf import OmegaConf
 
-    runtime = tree.hydra.runtime
-    choices = {str(group): str(option) for group, option in runtime.choices.items() if option is not None}
-    sources = [str(source.path) for source in runtime.config_sources if source.schema == "file"]
     own = [field.name for field in fields(Config)]
+    unknown = [str(key) for key in tree if key not in own and key != "hydra"]
+    if unknown:
+        raise ConfigError(
+            f"Unknown key {unknown[0]!r} at the top of a file of conf/. Top-level keys: {', '.join(own)}."
+        )
+    choices = {str(group): str(option) for group, option in hydra.runtime.choices.items() if option is not None}
+    sources = [str(source.path) for source in hydra.runtime.config_sources if source.schema == "file"]
     values = OmegaConf.to_container(OmegaConf.masked_copy(tree, own), resolve=True, throw_on_missing=True)
     assert isinstance(values, dict)
     return Composed(
@@ -65,24 +71,65 @@ def from_tree(tree: "DictConfig", overrides: Sequence[str]) -> Composed:
         overrides=tuple(overrides),
         choices=choices,
         launcher=choices.get("hydra/launcher", "basic"),
-        multirun=str(tree.hydra.mode).endswith("MULTIRUN"),
+        multirun=str(hydra.mode).endswith("MULTIRUN"),
         origins=Origins(tuple(overrides), choices, tuple(sources)),
     )
 
 
+def expand(overrides: Sequence[str], config_dir: Path | None = None) -> list[list[str]]:
+    """The overrides of each job of a `--multirun`, in the basic sweeper's order; empty for other sweepers.
+
+    Raises ConfigError.
+    """
+    safe = hide_secrets(overrides)
+    with explained(safe, config_dir), _hydra(config_dir):
+        from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+        from hydra.core.global_hydra import GlobalHydra
+        from hydra.core.override_parser.overrides_parser import OverridesParser
+        from hydra.types import RunMode
+
+        loader = GlobalHydra.instance().config_loader()
+        hydra = loader.load_configuration("config", safe, RunMode.MULTIRUN).hydra
+        if not str(hydra.sweeper.get("_target_")).endswith(".BasicSweeper"):
+            return []
+        swept = [f"{key}={value}" for key, value in (hydra.sweeper.get("params") or {}).items()]
+        parsed = OverridesParser.create(config_loader=loader).parse_overrides([*swept, *hydra.overrides.task])
+        jobs = BasicSweeper.split_arguments(parsed, None)[0]
+        return [[*hydra.overrides.hydra, *job] for job in jobs]
+
+
 def _compose_tree(overrides: list[str], config_dir: Path | None) -> "DictConfig":
     from hydra import compose as hydra_compose
-    from hydra.core.global_hydra import GlobalHydra
+
+    with _hydra(config_dir):
+        return hydra_compose("config", overrides=overrides, return_hydra_config=True)
+
+
+@contextmanager
+def _hydra(config_dir: Path | None) -> Iterator[None]:
+    """Hydra made ready to compose; what was ready before is put back."""
     from hydra.initialize import initialize_config_dir
 
     register()
     with initialize_config_dir(config_dir=str(conf_dir()), job_name="swe_rl", version_base="1.3"):
         if config_dir is not None:
-            from hydra.core.config_search_path import SearchPathQuery
+            _search_first(config_dir)
+        yield
 
-            search_path = GlobalHydra.instance().config_loader().get_search_path()
-            search_path.prepend("command-line", f"file://{config_dir.resolve()}", SearchPathQuery("schema", None))
-        return hydra_compose("config", overrides=overrides, return_hydra_config=True)
+
+def _search_first(config_dir: Path) -> None:
+    """What Hydra's own `--config-dir` does: that folder comes before the schema, after conf/."""
+    from hydra._internal.hydra import Hydra
+    from hydra._internal.utils import create_config_search_path
+    from hydra.core.config_search_path import SearchPathQuery
+    from hydra.core.global_hydra import GlobalHydra
+
+    if not config_dir.is_dir():
+        raise ConfigError(f"--config-dir {config_dir}: there is no such folder.")
+    search_path = create_config_search_path(str(conf_dir()))
+    search_path.prepend("command-line", f"file://{config_dir.resolve()}", SearchPathQuery(provider="schema"))
+    GlobalHydra.instance().clear()
+    Hydra.create_main_hydra2(task_name="swe_rl", config_search_path=search_path)
 
 
 def flatten(config: Config) -> dict[str, Any]:
@@ -104,8 +151,12 @@ def _flat(node: Any, key: str) -> Iterator[tuple[str, Any]]:
 
 
 def config_hash(config: Config) -> str:
-    """Sixteen hex digits, the same for two runs that would compute the same; see `_UNHASHED`."""
-    values = {key: value for key, value in flatten(config).items() if not key.startswith(_UNHASHED)}
+    """Sixteen hex digits, the same for two runs that would compute the same; see `_UNHASHED_KEYS`."""
+    values = {
+        key: value
+        for key, value in flatten(config).items()
+        if key not in _UNHASHED_KEYS and key.partition(".")[0] not in _UNHASHED_GROUPS
+    }
     text = json.dumps(values, sort_keys=True, ensure_ascii=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 

@@ -40,19 +40,20 @@ class ModelConfig:
     name: str = "tiny"
     path: str = "builtin:tiny"  # builtin:NAME, a folder, or a hub id
     revision: str | None = None
-    num_layers: int = 4
-    hidden_size: int = 192
-    intermediate_size: int = 512
-    num_heads: int = 6
+    num_layers: int = 6
+    hidden_size: int = 128
+    intermediate_size: int = 384
+    num_heads: int = 4
     num_kv_heads: int = 2
     head_dim: int = 32
-    vocab_size: int = 1024
-    params_b: float = 0.0018
+    vocab_size: int = 1536
+    params_b: float = 0.0013
     max_position_embeddings: int = 2048
     tie_word_embeddings: bool = True
     num_experts: int = 0
     rope_theta: float = 10000.0
-    chat_template: str = "qwen"
+    chat_template: str = "qwen_plain"
+    system_prompt: str = "short"  # the agent's words that the model was made for
     tool_parser: str = "hermes"
     thinking: bool = False
 
@@ -302,14 +303,16 @@ class TrainerConfig:
 
 @dataclass(frozen=True)
 class SftConfig:
-    """Warm start on scripted demonstrations (`job=sft`)."""
+    """Warm start on scripted demonstrations (`job=sft`): first the skill, then a beginner's careless habits."""
 
-    steps: int = 1500
+    steps: int = 2600
     lr: float = 2e-3
     warmup_steps: int = 50
-    tokens_per_batch: int = 16384
-    demonstrations: int = 12000
-    right_fraction: float = 0.35
+    tokens_per_batch: int = 4096
+    beginner_steps: int = 150
+    beginner_lr: float = 3e-4
+    right_fraction: float = 0.35  # of the beginner's demonstrations
+    seed: int = 0
     output: str = "${paths.outputs}/sft/${model.name}"
 
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 MASK = "***"
+_SHORTEST_SECRET = 8  # characters; shorter values are words that occur by chance
 
 _SECRET_KEY = re.compile(r"(^|[_.-])(api_?key|key|token|secret|password|passwd|credentials?)$", re.IGNORECASE)
 _SECRET_VARIABLE = re.compile(r"key|token|secret|password|passwd|credential", re.IGNORECASE)
@@ -46,6 +47,10 @@ def mask_value(key: str, value: Any) -> Any:
 
 
 def mask_text(text: str) -> str:
+    """The text without users and passwords of addresses, and without any secret that this process's environment holds."""
+    for name, value in os.environ.items():
+        if len(value) >= _SHORTEST_SECRET and value in text and is_secret_key(f"env_vars.{name}"):
+            text = text.replace(value, MASK)
     return _USER_INFO.sub(MASK, text)
 
 

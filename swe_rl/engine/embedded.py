@@ -1,6 +1,13 @@
 """The embedded engine: torch and transformers on the CPU, in one thread of this process, behind `Engine`.
 
-- transformers' own continuous batching (5.19, `generate_batch`) was measured first: TODO
+- transformers' own continuous batching (5.19) was measured first, 32 prompts of 350 tokens and 31 sampled, 1.8 M
+  parameters, one thread: `generate_batch` 8.1 s, start-up included (4.8 s for one token each), `generate` 1.1-1.5 s,
+  this engine 0.75 s. It offers log-probabilities, per-request temperature, cancellation and pause, but one seed for
+  all requests, set with `torch.manual_seed` on the whole process.
+- A request's tokens and log-probabilities are the same bits in any order, timing and company, for a given history of
+  its session's slot. What remains: a session whose slot was given up meanwhile is prefilled anew where it had been
+  decoded, which moves log-probabilities by float noise (about 1e-6) and a token with about that probability.
+- Every request but a session's own continuation shares prompt prefixes with others, in whole blocks.
 """
 
 import asyncio
@@ -40,9 +47,9 @@ class EmbeddedEngine:
         self.name = name
         self._config = config
         self._clock = clock
-        own: Any = copy.deepcopy(model).eval().requires_grad_(False)
+        own: Any = copy.deepcopy(model).float().eval().requires_grad_(False)
         decoder = PackedDecoder(own, config.max_model_len, pad_token_id)
-        self._vocab_size = decoder.vocab_size
+        self._vocab_size = decoder.shape.vocab_size
         self._core = EngineCore(decoder, WeightLoader(own), config.max_num_seqs, config.max_model_len, clock)
         self._thread = EngineThread(self._core, name, config.num_threads)
 

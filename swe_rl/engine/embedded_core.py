@@ -38,7 +38,7 @@ class EngineCore:
         self._loader = loader
         self._max_model_len = max_model_len
         self._clock = clock
-        self._cache = SlotCache(decoder.cache_shape(max_num_seqs, max_model_len), decoder.dtype)
+        self._cache = SlotCache(decoder.cache_shape(max_num_seqs, max_model_len))
         self._waiting: deque[Request] = deque()
         self._running: list[Request] = []
         self.paused = False

@@ -4,8 +4,9 @@ Invariants:
 - All access to the core goes through `post`: commands run in the engine's thread, in order, between two steps.
 - An exception in a step is fatal: pending and later requests fail with EngineError whose cause is the real one.
 - `close` ends the thread and joins it; what is pending then fails.
-- `num_threads` is set inside the thread, once. torch's intra-op count is kept per thread (OpenMP's nthreads-var and
-  MKL's local count), so a trainer in another thread keeps its own.
+- `num_threads` is set inside the thread, once, and only where it differs. Measured on torch 2.13: threads that have
+  used torch keep their own intra-op count, but a thread that first uses torch later starts with the last count that any
+  thread has set. A trainer whose count differs from the engine's sets it in its own thread.
 """
 
 import contextlib
@@ -67,8 +68,9 @@ class EngineThread:
         return EngineError(f"Engine `{self._name}` {state}.")
 
     def _run(self) -> None:
-        torch.set_num_threads(self._num_threads)
         try:
+            if torch.get_num_threads() != self._num_threads:
+                torch.set_num_threads(self._num_threads)
             with torch.inference_mode():
                 self._serve()
             self._end(EngineError(f"Engine `{self._name}` was closed before this request was done."))

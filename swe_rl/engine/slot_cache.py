@@ -3,8 +3,8 @@
 Invariants:
 - A slot is free, running or idle. Idle slots keep a finished request's keys and values, in LRU order, until the slot
   is needed. Reuse never goes past `length`, what is written; nothing reads beyond it.
-- A session continues on its own slot, at any token. Others may copy a prefix, in whole blocks of `BLOCK_TOKENS` that
-  were prefilled from position 0: those keys are bit for bit what the copier would have computed itself.
+- A session continues on its own slot, at any token, and then never copies. Others may copy a prefix, in whole blocks
+  of `BLOCK_TOKENS` that were prefilled from position 0: bit for bit what the copier would have computed itself.
 - After `invalidate` nothing written before is ever reused; running slots go on with what they hold.
 """
 
@@ -46,12 +46,14 @@ class Slot:
 
 
 class SlotCache:
-    def __init__(self, shape: CacheShape, dtype: torch.dtype) -> None:
+    def __init__(self, shape: CacheShape) -> None:
         self.shape = shape
         self.slots = [Slot(i) for i in range(shape.slots)]
-        # Keys of all heads, then values of all heads, in one tensor: one write a layer instead of two.
-        size = (shape.slots, 2 * shape.kv_heads, shape.max_tokens, shape.head_dim)
-        self.layers = [torch.zeros(size, dtype=dtype) for _ in range(shape.layers)]
+        # Whole blocks, so that readers may round lengths up; zeros, as what is read beyond a length must be finite.
+        padded = -(-shape.max_tokens // BLOCK_TOKENS) * BLOCK_TOKENS
+        size = (shape.slots, shape.kv_heads, padded, shape.head_dim)
+        self.keys = [torch.zeros(size) for _ in range(shape.layers)]
+        self.values = [torch.zeros(size) for _ in range(shape.layers)]
         self._tokens: npt.NDArray[np.int64] = np.full((shape.slots, shape.max_tokens), -1, dtype=np.int64)
         self._sessions: dict[str, int] = {}
         self._tick = 0
@@ -68,13 +70,19 @@ class SlotCache:
         limit = len(prompt) - 1
         own = min(int(shared[target.index]), target.length, limit) if self._owns(target, session_id) else 0
         source, copied = self._best_source(shared, limit)
-        if source is not None and copied > own:
+        if source is not None and own == 0:
             if source.canonical < copied:
                 return None
             self._copy(source, target, copied)
             own, target.canonical = copied, copied
         self._occupy(target, prompt, session_id, own)
         return target, own
+
+    def flat_rows(self, slots: Sequence[int], positions: Sequence[int]) -> torch.Tensor:
+        """Rows of one position per slot in a layer seen as [slots * kv_heads * tokens, head_dim]; [n * kv_heads]."""
+        kv_heads, tokens = self.keys[0].shape[1:3]
+        first = torch.tensor(slots)[:, None] * kv_heads + torch.arange(kv_heads)
+        return (first * tokens + torch.tensor(positions)[:, None]).flatten()
 
     def append(self, slot: Slot, token: int) -> None:
         """The slot's next position will hold `token` (a sampled one)."""
@@ -144,7 +152,7 @@ class SlotCache:
     def _copy(self, source: Slot, target: Slot, tokens: int) -> None:
         if source is target:
             return
-        for layer in self.layers:
+        for layer in (*self.keys, *self.values):
             layer[target.index, :, :tokens].copy_(layer[source.index, :, :tokens])
 
     def _occupy(self, slot: Slot, prompt: npt.NDArray[np.int64], session_id: str | None, reused: int) -> None:

@@ -51,6 +51,7 @@ class RunFolder:
         self.report_html = self.path / "report.html"
         self.status_json = self.path / "status.json"
         self.summary_json = self.path / "summary.json"
+        self.predictions_jsonl = self.path / "predictions.jsonl"
         self.run_log = self.path / "run.log"
         self.lock = self.path / ".lock"
         self.wandb_id = self.path / "wandb_id.txt"

@@ -47,7 +47,7 @@ def build_summary(steps: Sequence[Record], evals: Sequence[Record], *, wall_s: f
         "num_trajectories": sum(int(step.get("num_trajectories") or 0) for step in steps),
         "wall_s": wall_s,
         **versions(),
-        "git_sha": git_sha(Path(swe_rl.__file__).parent),
+        **git_state(Path(swe_rl.__file__).parent),
     }
 
 
@@ -81,15 +81,14 @@ def versions() -> dict[str, str | None]:
     return found
 
 
-def git_sha(package: Path) -> str | None:
-    """The commit of the checkout that tracks this package, `-dirty` where its files differ; None outside one.
+def git_state(package: Path) -> dict[str, Any]:
+    """`git_sha` of the checkout that tracks this package and whether its files differ; None outside one.
 
     A package installed below someone else's checkout is not tracked by it and gets None.
     """
     if _git(package, "ls-files", "--error-unmatch", "__init__.py") is None:
-        return None
-    sha = _git(package, "rev-parse", "HEAD")
-    return f"{sha}-dirty" if sha and _git(package, "status", "--porcelain", "--", ".") else sha
+        return {"git_sha": None, "git_dirty": None}
+    return {"git_sha": _git(package, "rev-parse", "HEAD"), "git_dirty": bool(_git(package, "status", "--short", "."))}
 
 
 def _git(folder: Path, *arguments: str) -> str | None:

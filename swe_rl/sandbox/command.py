@@ -86,7 +86,7 @@ async def _end(
 ) -> None:
     try:
         await exited
-        sweep(pid)
+        await asyncio.to_thread(sweep, pid)  # it may have to wait for processes to die
         await asyncio.wait([capture.closed], timeout=_DRAIN_S)
     finally:
         transport.close()

@@ -34,9 +34,10 @@ def read_confined(root: Path, path: str, *, workdir: str, max_bytes: int) -> byt
         raise _as_sandbox_error(path, error) from error
     finally:
         os.close(folder)
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise SandboxError(f"{path!r} in the sandbox is not a regular file")
     with open(handle, "rb") as reader:  # noqa: PTH123 - a descriptor
-        if not stat.S_ISREG(os.fstat(handle).st_mode):
-            raise SandboxError(f"{path!r} in the sandbox is not a regular file")
         data = reader.read(max_bytes + 1)
     if len(data) > max_bytes:
         raise SandboxError(f"{path!r} in the sandbox is larger than {max_bytes} bytes (sandbox.max_file_mb)")

@@ -9,12 +9,13 @@ Invariants:
 
 import asyncio
 import atexit
+import contextlib
 import itertools
 import os
 import re
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import psutil
@@ -97,23 +98,22 @@ class ProcessSandbox:
     async def _launch(self, command: str, timeout_s: float, env: Mapping[str, str], output: HeadTail) -> int | None:
         marker = f"{self._folder.root}{os.sep}{next(self._counter)}"
         before = frozenset() if self._launcher.isolated else frozenset(psutil.pids())
-        read_fd, write_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK) if hasattr(os, "pipe2") else os.pipe()
-        try:
+        with _status_pipe() as (status_in, status_out):
             launch = self._launcher.launch(
-                self._folder, command, timeout_s=timeout_s, status_fd=write_fd, marker=marker
+                self._folder, command, timeout_s=timeout_s, status_fd=status_out, marker=marker
             )
-            cwd = Path("/") if self._launcher.isolated else self._folder.work
-            spec = CommandSpec(launch.argv, {**launch.env, **env}, cwd, timeout_s, pass_fds=(write_fd,))
+            isolated = self._launcher.isolated
+            spec = CommandSpec(
+                argv=launch.argv,
+                env={**launch.env, **env},
+                cwd=Path("/") if isolated else self._folder.work,
+                timeout_s=timeout_s,
+                pass_fds=(status_out,) if isolated else (),
+            )
             status = await run_command(spec, output, lambda pid: self._launcher.sweep(pid, marker, before))
-            os.close(write_fd)
-            write_fd = -1
-            if status is not None and not self._launcher.started_well(os.read(read_fd, 65536), status):
+            if status is not None and not self._launcher.started_well(_read_now(status_in), status):
                 raise SandboxError(f"sandbox {self.sandbox_id} could not be entered: {output.text()[-500:]}")
             return status
-        finally:
-            os.close(read_fd)
-            if write_fd >= 0:
-                os.close(write_fd)
 
     async def write_file(self, path: str, content: bytes) -> None:
         self._check_open()
@@ -228,6 +228,25 @@ def _make_folder(folder: SandboxFolder, source: Path) -> None:
 
 def _safe(owner: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "_", owner).strip(".")[:80] or "sandbox"
+
+
+@contextlib.contextmanager
+def _status_pipe() -> Iterator[tuple[int, int]]:
+    """A pipe on which a launcher says how the command ended."""
+    read_fd, write_fd = os.pipe()
+    try:
+        os.set_blocking(read_fd, False)
+        yield read_fd, write_fd
+    finally:
+        os.close(read_fd)
+        os.close(write_fd)
+
+
+def _read_now(fd: int) -> bytes:
+    try:
+        return os.read(fd, 65536)
+    except BlockingIOError:
+        return b""
 
 
 def _is_cancelled_itself() -> bool:

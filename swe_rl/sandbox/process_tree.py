@@ -2,8 +2,8 @@
 
 Invariants:
 - A process belongs to a command when its environment carries the command's marker, when it is in the command's
-  session, or when its parent belongs to it. One that clears its environment, leaves the session and lets its parent
-  die can get away; only bubblewrap closes that door.
+  session, when its parent belongs to it, or when it carries no marker and works in the sandbox's folder. One that
+  avoids all four can get away; only bubblewrap closes that door.
 - Only processes that started after the command are looked at, so an unrelated process is never killed.
 """
 
@@ -58,7 +58,8 @@ def _alive(pids: Iterable[int]) -> list[psutil.Process]:
 
 
 def _members(leader: int, marker: str, processes: list[psutil.Process]) -> list[psutil.Process]:
-    members = {p.pid: p for p in processes if _session(p.pid) == leader or _marker(p) == marker}
+    folder = marker.rpartition(os.sep)[0] + os.sep
+    members = {p.pid: p for p in processes if _session(p.pid) == leader or _is_its_own(p, marker, folder)}
     grown = True
     while grown:
         children = {p.pid: p for p in processes if p.pid not in members and _parent(p) in members}
@@ -75,6 +76,18 @@ def _kill(processes: list[psutil.Process]) -> bool:
         except psutil.Error:
             continue
     return bool(processes)
+
+
+def _is_its_own(process: psutil.Process, marker: str, folder: str) -> bool:
+    found = _marker(process)
+    return found == marker if found else _workdir(process).startswith(folder)
+
+
+def _workdir(process: psutil.Process) -> str:
+    try:
+        return str(process.cwd()) + os.sep
+    except (psutil.Error, OSError):
+        return ""
 
 
 def _marker(process: psutil.Process) -> str:

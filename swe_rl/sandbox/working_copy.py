@@ -6,6 +6,7 @@ Invariants:
 - `remove_tree` never follows a link and gives up only after several tries (a dying process may still be writing).
 """
 
+import contextlib
 import os
 import shutil
 import stat
@@ -62,24 +63,23 @@ def _finish(path: str, status: os.stat_result, uid: int | None, at_least: int) -
 def remove_tree(path: Path, *, tries: int = 5) -> None:
     """Removes `path` with all below it; a path that is gone is fine. Raises OSError after the last try."""
     for left in reversed(range(tries)):
+        if not path.exists():
+            return
         try:
-            shutil.rmtree(path, onerror=_open_up_and_retry)
-            return
-        except FileNotFoundError:
-            return
+            shutil.rmtree(path)
         except OSError:
             if not left:
                 raise
+            open_up(path)
             time.sleep(0.02)
 
 
-def _open_up_and_retry(function: object, path: str, error: object) -> None:
-    """A command may have taken the owner's permissions off a folder of its own."""
-    parent = os.path.dirname(path)  # noqa: PTH120
-    for folder in (parent, path):
-        if os.path.isdir(folder) and not os.path.islink(folder):  # noqa: PTH112, PTH114
-            os.chmod(folder, 0o700)  # noqa: PTH101
-    if os.path.isdir(path) and not os.path.islink(path):  # noqa: PTH112, PTH114
-        shutil.rmtree(path)
-    elif os.path.lexists(path):
-        os.unlink(path)  # noqa: PTH108
+def open_up(path: Path) -> None:
+    """Gives the owner all permissions on the folders below `path`: a command may have taken them off its own."""
+    with contextlib.suppress(OSError):
+        path.chmod(0o700)
+    for folder, names, _ in os.walk(path):
+        for child in (Path(folder, name) for name in names):
+            with contextlib.suppress(OSError):
+                if not child.is_symlink():
+                    child.chmod(0o700)

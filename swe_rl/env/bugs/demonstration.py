@@ -20,6 +20,7 @@ from swe_rl.env.bugs.mutation import Site, all_swaps
 from swe_rl.env.bugs.statement import problem_statement
 
 _KEPT_NAMES = frozenset({*keyword.kwlist, *dir(builtins), *dir(str), *dir(list), *dir(dict), *dir(set), "self", "cls"})
+_WORDS = Path(__file__).parent / "words.txt"
 _SYLLABLES = tuple(onset + vowel for onset in "bcdfghjklmnprstvwxz" for vowel in "aeio") + (
     "nt",
     "st",
@@ -53,7 +54,7 @@ class _Scene:
 class Demonstrator:
     """Endless demonstrations from the packages below `root`, reproducible from the generator passed in.
 
-    `words` are names that renamed identifiers are made of, besides made-up ones.
+    Renamed identifiers are made of the packages' words, of common English ones and of made-up ones.
     """
 
     def __init__(self, root: Path, right_fraction: float) -> None:
@@ -61,7 +62,7 @@ class Demonstrator:
         self._modules: list[tuple[str, ...]] = []
         self._sites: list[tuple[int, Site]] = []
         pool: set[str] = set()
-        words: set[str] = set()
+        words = set(_WORDS.read_text(encoding="utf-8").split())
         for path in sorted(root.glob("*/*/*.py")):
             if path.parent.name == "tests":
                 continue
@@ -125,7 +126,7 @@ class Demonstrator:
     def _name(self, rng: random.Random) -> str:
         """A made-up or a real word, or two joined."""
         parts = [
-            rng.choice(self._words) if rng.random() < 0.6 else "".join(rng.choices(_SYLLABLES, k=rng.randint(2, 4)))
+            rng.choice(self._words) if rng.random() < 0.75 else "".join(rng.choices(_SYLLABLES, k=rng.randint(2, 3)))
             for _ in range(rng.choice((1, 1, 2)))
         ]
         name = "_".join(parts)

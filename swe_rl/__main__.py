@@ -1,0 +1,29 @@
+"""`python -m swe_rl`: answers `--help` at once, everything else goes to `swe_rl.job.launch`.
+
+Invariants:
+- Returns the exit status of the contract: 0 done, 1 failed, 2 wrong configuration, 130 interrupted.
+- Nothing heavier than the standard library is imported for `--help`.
+"""
+
+import sys
+
+
+def main() -> int:
+    arguments = sys.argv[1:]
+    if "--help" in arguments or "-h" in arguments:
+        from swe_rl.config.help import help_text
+
+        print(help_text())
+        return 0
+    if arguments == ["--version"]:
+        from swe_rl import __version__
+
+        print(__version__)
+        return 0
+    from swe_rl.job.launch import start
+
+    return start(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,196 @@
+"""Composition errors of Hydra and OmegaConf as one paragraph: the key, the reason, the nearest legal spelling.
+
+Invariants:
+- Every error of Hydra, OmegaConf and YAML leaves as a ConfigError; anything else passes through untouched.
+- The original error stays as the cause.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from enum import EnumMeta
+from pathlib import Path
+from typing import Any
+
+from swe_rl.config.folders import options
+from swe_rl.config.keys import describe_type, is_legal, key_types, nearest, nearest_keys
+from swe_rl.config.secrets import mask_text
+from swe_rl.errors import UserError
+
+
+class ConfigError(UserError):
+    """The overrides or the files of conf/ do not compose."""
+
+
+@contextmanager
+def explained(overrides: Sequence[str], config_dir: Path | None = None) -> Iterator[None]:
+    """Turns errors of composition raised inside into ConfigError."""
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
+    from yaml import YAMLError
+
+    check_overrides(overrides, config_dir)
+    try:
+        yield
+    except (HydraException, OmegaConfBaseException, YAMLError, ValueError) as error:  # ValueError: `rollout=5`
+        raise ConfigError(mask_text(explain(error, overrides, config_dir))) from error
+
+
+def explain(error: BaseException, overrides: Sequence[str], config_dir: Path | None = None) -> str:
+    """One paragraph for an error that composing `overrides` raised."""
+    from hydra.errors import MissingConfigException, OverrideParseException
+
+    if isinstance(error, OverrideParseException):
+        return _bad_grammar(error.override, str(error.message))
+    if isinstance(error, MissingConfigException):
+        return _missing_option(error, overrides, config_dir)
+    text = _one_line(str(error))
+    if several := re.match(r"Ambiguous value for argument '(.*?)' 1\. ", text):
+        return f"{several.group(1)} lists several values: add --multirun to run each, or write a list as KEY=[a,b]."
+    if absent := re.match(r"Could not override '(.*?)'\. (To append|No match)", text):
+        return f"{absent.group(1)} is not there to be overridden. Does +{absent.group(1)}=... add what you mean?"
+    return _bad_value(error, overrides) or f"The configuration does not compose: {text}"
+
+
+def check_overrides(overrides: Sequence[str], config_dir: Path | None = None) -> None:
+    """Refuses what Hydra would accept in silence or explain badly. Raises ConfigError for the first such override."""
+    groups = _groups(config_dir)
+    for override in overrides:
+        problem = _problem(override, groups)
+        if problem:
+            raise ConfigError(mask_text(problem))
+
+
+def _bad_grammar(override: str, message: str) -> str:
+    reason = re.sub(
+        r"^\w+Exception: | expecting \{.*?\}(?= See)| See https?://\S+ for details\.?", "", _one_line(message)
+    ).strip()
+    return (
+        f"Cannot read the override {override!r} ({reason}). Write KEY=VALUE, as in rollout.n=4 or router=tr; "
+        "a value with spaces, commas, braces or quotes needs quotes of its own: 'KEY=\"a, b\"'."
+    )
+
+
+def _missing_option(error: Any, overrides: Sequence[str], config_dir: Path | None) -> str:
+    missing = str(error.missing_cfg_file or "").removesuffix(".yaml")
+    group, _, option = missing.rpartition("/")
+    groups = _groups(config_dir)
+    known = list(error.options or groups.get(group, []))
+    if not group:
+        return f"There is no file or group {missing!r} in conf/.{_did_you_mean(nearest(missing, groups))}"
+    named = any(_split(text)[0] == group for text in overrides)
+    where = f"{group}={option}" if named else f"{missing} in a defaults list"
+    if not known and group not in groups and group != "hydra/launcher":
+        return f"{where}: there is no group {group!r}.{_did_you_mean(nearest(group, groups))}"
+    return (
+        f"{where}: the group {group} has no option {option!r}.{_did_you_mean(nearest(option, known))} "
+        f"Options: {', '.join(known)}.{_plugin_hint(group, option)}"
+    )
+
+
+def _plugin_hint(group: str, option: str) -> str:
+    if group == "hydra/launcher" and option.startswith("submitit"):
+        return " The SLURM launcher is a package of its own: install hydra-submitit-launcher."
+    if group.startswith("hydra/"):
+        return " Launchers and sweepers other than the basic ones are packages of their own: is it installed?"
+    return ""
+
+
+def _problem(override: str, groups: dict[str, list[str]]) -> str:
+    key, sign = _split(override)
+    optional = key in ("experiment", "sweep")
+    if key in groups:
+        if optional and not sign:
+            return f"{override}: the group {key} is not part of the default composition; write +{override}."
+        if not optional and sign.startswith("+"):
+            return f"{override}: the group {key} is always part of the composition; write {override.lstrip('+')}."
+        if not optional and sign == "~":
+            return f"{override}: the group {key} cannot be left out. Options: {', '.join(groups[key])}."
+        return ""
+    if "/" in key or key.partition(".")[0] == "hydra" or not re.fullmatch(r"[\w.]+", key):
+        return ""
+    if not is_legal(key):
+        return _unknown_key(key, f"command line: {override}", groups)
+    if sign == "~" and key in key_types():
+        return (
+            f"{override}: a key of the schema cannot be removed; set it to another value, or to null where it may be."
+        )
+    return ""
+
+
+def _bad_value(error: BaseException, overrides: Sequence[str]) -> str:
+    """A wrong type, or an unknown key inside a file."""
+    from omegaconf.errors import ConfigAttributeError, ConfigKeyError, InterpolationResolutionError
+
+    cause = _omegaconf_cause(error)
+    if cause is None:
+        return ""
+    key = str(getattr(cause, "full_key", None) or "")
+    reason = _one_line(str(getattr(cause, "msg", None) or cause)).partition(" full_key:")[0]
+    where = _where(error, key, overrides)
+    if isinstance(cause, InterpolationResolutionError):
+        return f"{key} cannot be resolved: {reason} ({where})."
+    if isinstance(cause, ConfigKeyError | ConfigAttributeError) and key and not is_legal(key):
+        return _unknown_key(key, where, {})
+    hint = key_types().get(key)
+    if not key or hint is None:
+        return ""
+    given = re.search(r"Value '(.*?)' of type", reason) or re.search(r"Invalid value '(.*?)'", reason)
+    value = f", not {given.group(1)!r}" if given else ""
+    return f"{key} must be {describe_type(hint)}{value} ({where}).{_near_member(hint, given)}"
+
+
+def _near_member(hint: Any, given: re.Match[str] | None) -> str:
+    if given and isinstance(hint, EnumMeta):
+        return _did_you_mean(nearest(given.group(1), hint.__members__))
+    return ""
+
+
+def _where(error: BaseException, key: str, overrides: Sequence[str]) -> str:
+    for override in overrides:
+        name = _split(override)[0]
+        if key and (name == key or key.startswith(f"{name}.") or name.startswith(f"{key}.")):
+            return f"command line: {override}"
+    file = re.search(r"In '([^']+)'", str(error))
+    return f"conf/{file.group(1)}.yaml" if file else "a file of conf/"
+
+
+def _unknown_key(key: str, where: str, groups: dict[str, list[str]]) -> str:
+    parent = key.partition(".")[0]
+    more = (
+        f" `job=describe job.topic={parent}` lists the keys of {parent}."
+        if parent in key_types() and "." in key
+        else ""
+    )
+    candidates = nearest_keys(key) if "." in key else [*nearest(key, groups), *nearest_keys(key)]
+    return f"Unknown key {key!r} ({where}).{_did_you_mean(list(dict.fromkeys(candidates))[:3])}{more}"
+
+
+def _omegaconf_cause(error: BaseException | None) -> BaseException | None:
+    from omegaconf.errors import OmegaConfBaseException
+
+    while error is not None and not isinstance(error, OmegaConfBaseException):
+        error = error.__cause__ or error.__context__
+    return error
+
+
+def _groups(config_dir: Path | None) -> dict[str, list[str]]:
+    found = {name: [option.name for option in members] for name, members in options().items()}
+    for path in sorted(config_dir.glob("*/*.yaml")) if config_dir and config_dir.is_dir() else []:
+        found.setdefault(path.parent.name, []).append(path.stem)
+    return found
+
+
+def _split(override: str) -> tuple[str, str]:
+    """Key and sign: `+a.b@c=1` is (`a.b`, `+`)."""
+    name = override.partition("=")[0]
+    key = name.lstrip("+~")
+    return key.partition("@")[0].strip(), name[: len(name) - len(key)]
+
+
+def _did_you_mean(names: Sequence[str]) -> str:
+    return f" Did you mean {' or '.join(names)}?" if names else ""
+
+
+def _one_line(text: str) -> str:
+    return re.sub(r"\s+", " ", text).strip()

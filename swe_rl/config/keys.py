@@ -1,0 +1,77 @@
+"""Every legal key of an override, and the nearest to a wrong one.
+
+Invariants:
+- The schema is the only source: nothing here lists a key by hand.
+- Standard library only.
+"""
+
+import difflib
+from collections.abc import Iterable, Iterator
+from dataclasses import is_dataclass
+from enum import EnumMeta
+from functools import cache
+from types import UnionType
+from typing import Any, Union, get_args, get_origin
+
+from swe_rl.config.schema import Config
+from swe_rl.config.store import fields_of
+
+
+@cache
+def key_types() -> dict[str, Any]:
+    """Full key to its type, groups included (`rollout`, `rollout.n`)."""
+    return dict(_walk(Config, ""))
+
+
+def is_legal(key: str) -> bool:
+    """True for a key of the schema and for any name inside a table (`hardware.env_vars.NAME`)."""
+    hint: Any = Config
+    for name in key.split("."):
+        if isinstance(hint, type) and is_dataclass(hint):
+            hint = fields_of(hint).get(name)
+        elif get_origin(hint) is dict:
+            hint = get_args(hint)[1]
+        else:
+            return False
+        if hint is None:
+            return False
+    return True
+
+
+def nearest(word: str, candidates: Iterable[str], count: int = 3) -> list[str]:
+    """Best first, by spelling; a candidate that starts with `word` is near however long it is."""
+    pool = list(dict.fromkeys(candidates))
+    starts = [name for name in pool if len(word) > 2 and name.startswith(word)]
+    return list(dict.fromkeys([*difflib.get_close_matches(word, pool, n=count, cutoff=0.6), *starts]))[:count]
+
+
+def nearest_keys(key: str, count: int = 3) -> list[str]:
+    """Same last part first (`n` for `rollout.n`), then the same group's keys, then every key."""
+    pool = [name for name in key_types() if "." in name]
+    parent, _, leaf = key.rpartition(".")
+    same_leaf = [name for name in pool if name.rpartition(".")[2] == leaf]
+    siblings = {name.rpartition(".")[2]: name for name in pool if name.rpartition(".")[0] == parent}
+    close = [siblings[name] for name in nearest(leaf, siblings)]
+    return list(dict.fromkeys([*same_leaf, *close, *([] if close else nearest(key, pool))]))[:count]
+
+
+def describe_type(hint: Any) -> str:
+    """`a whole number`, `one of grpo, dr_grpo, rloo`, ...: how a person would ask for a value of this type."""
+    if isinstance(hint, EnumMeta):
+        return f"one of {', '.join(str(name) for name in hint.__members__)}"
+    if get_origin(hint) in (Union, UnionType):
+        return f"{describe_type(get_args(hint)[0])} or null"
+    if get_origin(hint) is tuple:
+        return f"a list, each item {describe_type(get_args(hint)[0])}"
+    if is_dataclass(hint) or get_origin(hint) is dict:
+        return "a table of keys"
+    words = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+    return words.get(hint, str(hint))
+
+
+def _walk(schema: type, prefix: str) -> Iterator[tuple[str, Any]]:
+    for name, hint in fields_of(schema).items():
+        key = f"{prefix}{name}"
+        yield key, hint
+        if isinstance(hint, type) and is_dataclass(hint):
+            yield from _walk(hint, f"{key}.")

@@ -1,0 +1,115 @@
+"""Which file or override set a value.
+
+Invariants:
+- Lookups follow the order in which Hydra merged: schema, group files, config.yaml, experiment, sweep, command line.
+- Files are read on the first question only; composing costs nothing for it.
+- An answer is one line without secrets.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from swe_rl.config.folders import sweeps_dir
+from swe_rl.config.secrets import mask_text
+
+_GLOBAL_GROUPS = ("experiment", "sweep")
+_MISSING = object()
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """One file: its values as written, under full keys."""
+
+    label: str
+    values: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Origins:
+    """`choices` maps each group to its option, `sources` are the folders that Hydra searched, first match wins."""
+
+    overrides: tuple[str, ...]
+    choices: dict[str, str]
+    sources: tuple[str, ...]
+
+    def of(self, key: str) -> str:
+        """`command line: rollout.n=4`, `conf/env/bugs.yaml: ${rollout.n}`, `conf/model/tiny.yaml` or `schema`."""
+        for override in reversed(self.overrides):
+            name = override.partition("=")[0].lstrip("+~").partition("@")[0]
+            chooses = name in self.choices  # `model=qwen3_14b` names a file; the file has the value
+            if not chooses and (name == key or key.startswith(f"{name}.")):
+                return f"command line: {mask_text(override)}"
+        for layer in self._layers:
+            value = _lookup(layer.values, key)
+            if value is not _MISSING:
+                reference = isinstance(value, str) and "${" in value
+                return f"{layer.label}: {value}" if reference else layer.label
+        return "schema"
+
+    @cached_property
+    def _layers(self) -> list[_Layer]:
+        """Highest precedence first."""
+        layers: list[_Layer] = []
+        for group in reversed(_GLOBAL_GROUPS):
+            if group in self.choices:
+                layers += self._option_layers(group, self.choices[group])
+        layers += self._file_layers("config", "")
+        for group, option in self.choices.items():
+            if group not in _GLOBAL_GROUPS and not group.startswith("hydra"):
+                layers += self._option_layers(group, option)
+        return layers
+
+    def _option_layers(self, group: str, option: str) -> list[_Layer]:
+        package = "" if group in _GLOBAL_GROUPS else group.replace("/", ".")
+        layers: list[_Layer] = []
+        for name in option.strip("[]").split(","):
+            layers = self._file_layers(f"{group}/{name.strip()}", package) + layers
+        return layers
+
+    def _file_layers(self, name: str, package: str) -> list[_Layer]:
+        """The file, then the files of its own group that its defaults list builds on."""
+        path = self._find(name)
+        if path is None:
+            return []
+        content = _load(path)
+        defaults = content.pop("defaults", [])
+        layers = [_Layer(_label(path), {package: content} if package else content)]
+        for parent in reversed(defaults):
+            if "/" in name and isinstance(parent, str) and parent != "_self_":
+                layers += self._file_layers(f"{name.rpartition('/')[0]}/{parent}", package)
+        return layers
+
+    def _find(self, name: str) -> Path | None:
+        for folder in self.sources:
+            path = Path(folder) / f"{name}.yaml"
+            if path.is_file():
+                return path
+        path = sweeps_dir() / f"{name.removeprefix('sweep/')}.yaml"
+        return path if name.startswith("sweep/") and path.is_file() else None
+
+
+def _lookup(values: Any, key: str) -> Any:
+    """The value at a full key; a table's own dotted names are met on the way."""
+    if not key:
+        return values
+    if not isinstance(values, dict):
+        return values if isinstance(values, str) and "${" in values else _MISSING
+    for name, value in values.items():
+        if key == name or key.startswith(f"{name}."):
+            return _lookup(value, key[len(name) + 1 :])
+    return _MISSING
+
+
+def _load(path: Path) -> dict[str, Any]:
+    import yaml
+
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    content = yaml.load(path.read_text(encoding="utf-8"), Loader=loader)  # noqa: S506 (a safe loader)
+    return content if isinstance(content, dict) else {}
+
+
+def _label(path: Path) -> str:
+    """`conf/model/tiny.yaml`: the path from the folder that holds the groups."""
+    return "/".join(path.parts[-3:] if path.parent.name not in ("conf", "sweeps") else path.parts[-2:])

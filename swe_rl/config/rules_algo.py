@@ -1,0 +1,193 @@
+"""Rules of the algorithm, the sampling and the table of outcomes.
+
+Invariants:
+- Ranges are those in which the formulas of swe_rl/algo mean something.
+"""
+
+from collections.abc import Iterator
+
+from swe_rl.config.findings import Finding, Host, error, warning
+from swe_rl.config.schema import Advantage, Capture, Config, Correction, LossAggregation, OutcomeReward
+
+STATUSES = (
+    "resolved",
+    "unresolved",
+    "empty_patch",
+    "step_limit",
+    "context_overflow",
+    "agent_timeout",
+    "format_errors",
+    "infra_error",
+    "grade_error",
+    "engine_error",
+)
+INFRA_STATUSES = ("infra_error", "grade_error", "engine_error")
+
+
+def clip_range(config: Config, _: Host) -> Iterator[Finding]:
+    algo = config.algo
+    if not 0 <= algo.clip_low < 1:
+        yield error(
+            "clip",
+            "algo.clip_low",
+            algo.clip_low,
+            "the lower bound of the ratio is 1 - clip_low; it lies in [0, 1)",
+            "algo.clip_low=0.2",
+        )
+    elif algo.clip_high < algo.clip_low:
+        yield error(
+            "clip",
+            "algo.clip_high",
+            algo.clip_high,
+            f"below algo.clip_low={algo.clip_low:g}: swapped?",
+            f"algo.clip_high={algo.clip_low:g}",
+        )
+    if algo.clip_c != 0 and algo.clip_c <= 1:
+        yield error(
+            "clip",
+            "algo.clip_c",
+            algo.clip_c,
+            "the dual clip bounds the ratio of negative advantages from above; it is greater than 1, or 0 for off",
+            "algo.clip_c=3",
+        )
+
+
+def coefficients(config: Config, _: Host) -> Iterator[Finding]:
+    for key, value in {"algo.kl_coef": config.algo.kl_coef, "algo.entropy_coef": config.algo.entropy_coef}.items():
+        if not 0 <= value <= 1:
+            yield error("coefficient", key, value, "is a weight between 0 and 1", f"{key}=0.001")
+    rates = {"trainer.lr": config.trainer.lr, "sft.lr": config.sft.lr, "trainer.grad_clip": config.trainer.grad_clip}
+    for key, value in rates.items():
+        if value <= 0:
+            yield error("coefficient", key, value, "must be greater than 0", f"give {key} a positive value")
+    if config.model.params_b >= 1 and config.trainer.lr > 1e-4:
+        yield warning(
+            "learning_rate",
+            "trainer.lr",
+            config.trainer.lr,
+            f"far above what models of {config.model.params_b:g} billion parameters bear in RL (about 1e-6)",
+            "trainer=full",
+        )
+
+
+def dr_grpo(config: Config, _: Host) -> Iterator[Finding]:
+    algo = config.algo
+    if algo.advantage == Advantage.dr_grpo and algo.normalize_std:
+        yield error(
+            "dr_grpo",
+            "algo.normalize_std",
+            True,
+            "Dr. GRPO does not divide by the standard deviation",
+            "algo=dr_grpo, which sets algo.normalize_std=false",
+        )
+    if algo.advantage == Advantage.dr_grpo and algo.loss_aggregation != LossAggregation.sequence_sum_norm:
+        yield warning(
+            "dr_grpo",
+            "algo.loss_aggregation",
+            algo.loss_aggregation,
+            "Dr. GRPO sums tokens over a fixed length",
+            "algo.loss_aggregation=sequence_sum_norm",
+        )
+
+
+def correction(config: Config, _: Host) -> Iterator[Finding]:
+    if config.algo.correction == Correction.none:
+        return
+    if config.rollout.capture == Capture.retokenize:
+        yield error(
+            "correction",
+            "algo.correction",
+            config.algo.correction,
+            "needs the sampled log-probabilities, which rollout.capture=retokenize does not have",
+            "rollout.capture=traced, or algo.correction=none",
+        )
+    if config.algo.correction_cap < 1:
+        yield error(
+            "correction",
+            "algo.correction_cap",
+            config.algo.correction_cap,
+            "caps importance weights, whose mean is 1",
+            "algo.correction_cap=2",
+        )
+
+
+def sampling(config: Config, _: Host) -> Iterator[Finding]:
+    rollout = config.rollout
+    if rollout.temperature <= 0:
+        yield error(
+            "sampling",
+            "rollout.temperature",
+            rollout.temperature,
+            "greedy trajectories of one instance are all equal: there is nothing to compare",
+            "rollout.temperature=1.0",
+        )
+    if rollout.eval_temperature < 0:
+        yield error(
+            "sampling",
+            "rollout.eval_temperature",
+            rollout.eval_temperature,
+            "is 0 (greedy) or positive",
+            "rollout.eval_temperature=0",
+        )
+    if not 0 < rollout.top_p <= 1:
+        yield error(
+            "sampling", "rollout.top_p", rollout.top_p, "is a probability: above 0, at most 1", "rollout.top_p=1.0"
+        )
+    if rollout.top_k < 0:
+        yield error("sampling", "rollout.top_k", rollout.top_k, "is 0 (off) or positive", "rollout.top_k=0")
+    if not 0 <= rollout.max_infra_failure_rate <= 1:
+        yield error(
+            "sampling",
+            "rollout.max_infra_failure_rate",
+            rollout.max_infra_failure_rate,
+            "is a share of a step, 0 to 1",
+            "rollout.max_infra_failure_rate=0.2",
+        )
+
+
+def outcomes_complete(config: Config, _: Host) -> Iterator[Finding]:
+    table = config.rollout.outcomes
+    missing = [status for status in STATUSES if status not in table]
+    extra = [status for status in table if status not in STATUSES]
+    if missing:
+        yield error(
+            "outcomes",
+            "rollout.outcomes",
+            list(table),
+            f"says nothing about {', '.join(missing)}",
+            f"+rollout.outcomes.{missing[0]}.reward=none, or start from rollout=default",
+        )
+    if extra:
+        yield error(
+            "outcomes",
+            "rollout.outcomes",
+            list(table),
+            f"{', '.join(extra)}: no trajectory ends like that",
+            f"remove it; a trajectory is one of {', '.join(STATUSES)}",
+        )
+
+
+def infra_has_no_reward(config: Config, _: Host) -> Iterator[Finding]:
+    for status, row in config.rollout.outcomes.items():
+        key = f"rollout.outcomes.{status}"
+        if status in INFRA_STATUSES and (row.reward != OutcomeReward.none or row.trained or row.in_baseline):
+            yield error(
+                "infra_reward",
+                key,
+                f"reward={row.reward} trained={row.trained} in_baseline={row.in_baseline}",
+                "a failure of the infrastructure says nothing about the policy: no reward, not trained, not in the baseline",
+                f"{key}.reward=none {key}.trained=false {key}.in_baseline=false",
+            )
+        elif row.reward == OutcomeReward.none and (row.trained or row.in_baseline):
+            yield error(
+                "outcome_reward",
+                f"{key}.reward",
+                row.reward,
+                "a trajectory without a reward can neither be trained nor count in the baseline",
+                f"{key}.reward=failure, or {key}.trained=false {key}.in_baseline=false",
+            )
+        if row.retries < 0:
+            yield error("positive", f"{key}.retries", row.retries, "is 0 or more", f"{key}.retries=0")
+
+
+RULES = (clip_range, coefficients, dr_grpo, correction, sampling, outcomes_complete, infra_has_no_reward)

@@ -1,0 +1,104 @@
+"""Rules of the batch arithmetic: prompts, trajectories, mini-batches, ranks.
+
+Invariants:
+- Each rule yields at most one finding for one cause.
+"""
+
+from collections.abc import Iterator
+
+from swe_rl.config.findings import Finding, Host, error, warning
+from swe_rl.config.schema import Config, JobName
+from swe_rl.config.sizes import data_parallel, divisors, nearest_multiples, trajectories_per_mini_batch
+
+
+def positive_counts(config: Config, _: Host) -> Iterator[Finding]:
+    counts = {
+        "rollout.prompts_per_step": config.rollout.prompts_per_step,
+        "rollout.n": config.rollout.n,
+        "rollout.eval_n": config.rollout.eval_n,
+        "rollout.max_turns": config.rollout.max_turns,
+        "rollout.concurrency": config.rollout.concurrency,
+        "sandbox.concurrency": config.sandbox.concurrency,
+        "trainer.steps": config.trainer.steps,
+        "trainer.prompts_per_mini_batch": config.trainer.prompts_per_mini_batch,
+        "trainer.keep_checkpoints": config.trainer.keep_checkpoints,
+        "engine.max_num_seqs": config.engine.max_num_seqs,
+        "layout.engines": config.layout.engines,
+        "layout.engine_tp": config.layout.engine_tp,
+        "layout.sequence_parallel": config.layout.sequence_parallel,
+    }
+    for key, value in counts.items():
+        if value < 1:
+            yield error("positive", key, value, "must be at least 1", f"{key}=1 or more")
+
+
+def group_size(config: Config, _: Host) -> Iterator[Finding]:
+    if config.job.name == JobName.train and config.rollout.n == 1:
+        yield error(
+            "group_size",
+            "rollout.n",
+            1,
+            "advantages compare the trajectories of one instance; with one of them every advantage is zero",
+            "rollout.n=4",
+        )
+
+
+def one_group_size(config: Config, _: Host) -> Iterator[Finding]:
+    given, n = config.env.num_trajectories, config.rollout.n
+    if given != n:
+        yield error(
+            "num_trajectories",
+            "env.num_trajectories",
+            given,
+            f"rollout.n={n} says otherwise; both mean trajectories of one instance",
+            "set rollout.n only; env.num_trajectories follows it",
+        )
+
+
+def mini_batch(config: Config, _: Host) -> Iterator[Finding]:
+    prompts, mini = config.rollout.prompts_per_step, config.trainer.prompts_per_mini_batch
+    if mini >= 1 and prompts >= 1 and prompts % mini:
+        near = [size for size in divisors(prompts) if size <= mini][-1]
+        yield error(
+            "mini_batch",
+            "trainer.prompts_per_mini_batch",
+            mini,
+            f"does not divide rollout.prompts_per_step={prompts}: the last update of a step would be smaller",
+            f"trainer.prompts_per_mini_batch={near}, or rollout.prompts_per_step={nearest_multiples(prompts, mini)}",
+        )
+
+
+def mini_batch_over_ranks(config: Config, _: Host) -> Iterator[Finding]:
+    trajectories, ranks = trajectories_per_mini_batch(config), data_parallel(config.layout)
+    if trajectories % ranks:
+        yield error(
+            "mini_batch_ranks",
+            "trainer.prompts_per_mini_batch",
+            config.trainer.prompts_per_mini_batch,
+            f"{trajectories} trajectories of a mini-batch cannot be shared evenly by {ranks} data-parallel ranks",
+            f"make trainer.prompts_per_mini_batch * rollout.n a multiple of {ranks}",
+        )
+
+
+def concurrency(config: Config, _: Host) -> Iterator[Finding]:
+    trajectories, slots = config.rollout.concurrency, config.sandbox.concurrency
+    free = config.hardware.cpus_per_node * config.hardware.nodes - config.hardware.reserved_cpus
+    if config.sandbox.kind != "process" and slots * config.sandbox.cpus > free:
+        yield warning(
+            "sandbox_cpus",
+            "sandbox.concurrency",
+            slots,
+            f"{slots} sandboxes of {config.sandbox.cpus:g} CPUs on {free} free CPUs: commands will be slow and time out",
+            f"sandbox.concurrency={max(1, int(free / config.sandbox.cpus))}",
+        )
+    if slots > trajectories:
+        yield warning(
+            "sandbox_slots",
+            "sandbox.concurrency",
+            slots,
+            f"more sandboxes than trajectories under way (rollout.concurrency={trajectories}): some are never used",
+            f"sandbox.concurrency={trajectories}",
+        )
+
+
+RULES = (positive_counts, group_size, one_group_size, mini_batch, mini_batch_over_ranks, concurrency)

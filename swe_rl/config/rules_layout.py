@@ -1,0 +1,196 @@
+"""Rules of layout, hardware and engine: who sits on which GPU, and does the model fit there.
+
+Invariants:
+- Facts about models and hardware come from conf/; nothing here asks a machine.
+"""
+
+from collections.abc import Iterator
+
+from swe_rl.config.findings import Finding, Host, error, warning
+from swe_rl.config.memory import engine_gb_per_gpu, trainer_gb_per_gpu
+from swe_rl.config.schema import Config, EngineKind
+from swe_rl.config.sizes import divisors, engine_gpus, total_gpus, uses_no_gpu
+
+EMBEDDED_LIMIT_B = 0.5  # billions of parameters that one CPU process can sample from and train in bearable time
+
+
+def gpus_suffice(config: Config, _: Host) -> Iterator[Finding]:
+    layout, hardware = config.layout, config.hardware
+    needed, there = total_gpus(layout), hardware.nodes * hardware.gpus_per_node
+    if config.engine.kind == EngineKind.external:
+        needed = layout.trainer_gpus
+    if needed > there:
+        yield error(
+            "gpus",
+            "layout.name",
+            layout.name,
+            f"{engine_gpus(layout)} GPUs for engines and {layout.trainer_gpus} for the trainer "
+            f"({'shared' if layout.colocated else 'apart'}) make {needed}; hardware={hardware.name} has {there}",
+            "a hardware option with enough GPUs (hardware=h100x8), or layout=local",
+        )
+    elif 0 < needed < there:
+        yield warning(
+            "idle_gpus",
+            "layout.name",
+            layout.name,
+            f"uses {needed} of {there} GPUs; the others idle for the whole run",
+            "more layout.engines, or fewer hardware.gpus_per_node",
+        )
+
+
+def engine_within_node(config: Config, _: Host) -> Iterator[Finding]:
+    tp, per_node = config.layout.engine_tp, config.hardware.gpus_per_node
+    if per_node and tp >= 1 and (tp > per_node or per_node % tp):
+        yield error(
+            "engine_node",
+            "layout.engine_tp",
+            tp,
+            f"engines of {tp} GPUs do not fit evenly into nodes of {per_node}",
+            f"layout.engine_tp={max(size for size in divisors(per_node) if size <= tp)}",
+        )
+
+
+def heads_divide(config: Config, _: Host) -> Iterator[Finding]:
+    heads, kv_heads = config.model.num_heads, config.model.num_kv_heads
+    ways = {"layout.engine_tp": config.layout.engine_tp, "layout.sequence_parallel": config.layout.sequence_parallel}
+    for key, ways_split in ways.items():
+        if ways_split < 1 or _splits(heads, kv_heads, ways_split):
+            continue
+        allowed = [size for size in divisors(heads) if _splits(heads, kv_heads, size) and size <= 2 * ways_split]
+        yield error(
+            "heads",
+            key,
+            ways_split,
+            f"does not divide the {heads} heads and {kv_heads} key-value heads of {config.model.name}",
+            f"{key} one of {', '.join(map(str, allowed))}",
+        )
+
+
+def _splits(heads: int, kv_heads: int, ways: int) -> bool:
+    """Key-value heads are either shared out or repeated, never cut."""
+    return heads % ways == 0 and (kv_heads % ways == 0 or ways % kv_heads == 0)
+
+
+def sequence_parallel_world(config: Config, _: Host) -> Iterator[Finding]:
+    gpus, ways = config.layout.trainer_gpus, config.layout.sequence_parallel
+    if ways >= 1 and max(gpus, 1) % ways:
+        yield error(
+            "sequence_parallel",
+            "layout.sequence_parallel",
+            ways,
+            f"layout.trainer_gpus={gpus} cannot be split into groups of {ways}",
+            f"layout.sequence_parallel={max(size for size in divisors(max(gpus, 1)) if size <= ways)}",
+        )
+
+
+def engine_matches_layout(config: Config, _: Host) -> Iterator[Finding]:
+    engine, layout, model = config.engine, config.layout, config.model
+    if engine.kind == EngineKind.embedded and not uses_no_gpu(layout):
+        yield error(
+            "engine_kind",
+            "engine.kind",
+            "embedded",
+            f"runs in this process; layout={layout.name} places engines on GPUs",
+            "engine=vllm, or layout=local",
+        )
+    if engine.kind == EngineKind.embedded and model.params_b > EMBEDDED_LIMIT_B:
+        yield error(
+            "engine_model",
+            "model.params_b",
+            model.params_b,
+            f"{model.name} has {model.params_b:g} billion "
+            f"parameters; the embedded engine is for at most {EMBEDDED_LIMIT_B:g}",
+            "model=tiny, or engine=vllm with layout=dp4",
+        )
+    if engine.kind == EngineKind.vllm and uses_no_gpu(layout):
+        yield error(
+            "engine_kind",
+            "engine.kind",
+            "vllm",
+            f"needs GPUs; layout={layout.name} has none",
+            "layout=dp4 hardware=h100x8, or engine=embedded",
+        )
+    if engine.kind == EngineKind.external and not engine.urls:
+        yield error(
+            "engine_urls",
+            "engine.urls",
+            [],
+            "engine=external needs to know where the engines are",
+            "engine.urls=[http://HOST:8000/v1]",
+        )
+    if engine.kind != EngineKind.external and engine.urls:
+        yield warning(
+            "engine_urls",
+            "engine.urls",
+            list(engine.urls),
+            f"nothing reads it with engine.kind={engine.kind}",
+            "engine=external",
+        )
+
+
+def gpu_memory_share(config: Config, _: Host) -> Iterator[Finding]:
+    share = config.engine.gpu_memory_utilization
+    if not 0 < share <= 0.95:
+        yield error(
+            "gpu_share",
+            "engine.gpu_memory_utilization",
+            share,
+            "is a fraction, above 0 and at most 0.95",
+            "engine.gpu_memory_utilization=0.85",
+        )
+    elif config.layout.colocated and config.layout.trainer_gpus and share > 0.8:
+        yield warning(
+            "gpu_share",
+            "engine.gpu_memory_utilization",
+            share,
+            "leaves little for the trainer on the same GPUs",
+            "engine.gpu_memory_utilization=0.6",
+        )
+
+
+def memory_fits(config: Config, _: Host) -> Iterator[Finding]:
+    there = config.hardware.gpu_memory_gb
+    if uses_no_gpu(config.layout) or there <= 0:
+        return
+    if config.layout.trainer_gpus and (needed := trainer_gb_per_gpu(config)) > there:
+        yield error(
+            "trainer_memory",
+            "layout.trainer_gpus",
+            config.layout.trainer_gpus,
+            f"weights, gradients and Adam states of {config.model.name} need {needed:.0f} GB on each trainer GPU, "
+            f"before activations; {config.hardware.gpu_kind} has {there:g}",
+            f"layout.trainer_gpus={int(needed * config.layout.trainer_gpus // there) + 1} or more",
+        )
+    budget = there * config.engine.gpu_memory_utilization
+    if config.engine.kind == EngineKind.vllm and (needed := engine_gb_per_gpu(config)) > budget:
+        yield error(
+            "engine_memory",
+            "layout.engine_tp",
+            config.layout.engine_tp,
+            f"weights and the keys and values of one full sequence need {needed:.0f} GB on each engine GPU; "
+            f"{budget:.0f} GB are the engine's",
+            f"layout.engine_tp={config.layout.engine_tp * 2}",
+        )
+
+
+def mig(config: Config, _: Host) -> Iterator[Finding]:
+    if config.hardware.mig and (config.layout.engine_tp > 1 or config.layout.trainer_gpus > 1):
+        yield error(
+            "mig",
+            "hardware.mig",
+            True,
+            "MIG slices cannot talk to each other over NCCL, and a process sees one",
+            "layout.engine_tp=1 layout.trainer_gpus=1 layout.sequence_parallel=1",
+        )
+
+
+RULES = (
+    gpus_suffice,
+    engine_within_node,
+    heads_divide,
+    sequence_parallel_world,
+    engine_matches_layout,
+    gpu_memory_share,
+    memory_fits,
+    mig,
+)

@@ -1,0 +1,103 @@
+"""Rules of lengths: prompt, turn, trajectory, engine, model, micro-batch; and of time limits.
+
+Invariants:
+- The chain is max_prompt + max_turn <= max_trajectory <= engine.max_model_len <= model.max_position_embeddings.
+- `rollout.max_trajectory_tokens` counts the first prompt and everything after it.
+"""
+
+from collections.abc import Iterator
+
+from swe_rl.config.findings import Finding, Host, error, warning
+from swe_rl.config.schema import Config
+
+
+def positive_lengths(config: Config, _: Host) -> Iterator[Finding]:
+    rollout, trainer = config.rollout, config.trainer
+    lengths: dict[str, float] = {
+        "rollout.max_prompt_tokens": rollout.max_prompt_tokens,
+        "rollout.max_turn_tokens": rollout.max_turn_tokens,
+        "rollout.max_trajectory_tokens": rollout.max_trajectory_tokens,
+        "rollout.agent_timeout_s": rollout.agent_timeout_s,
+        "rollout.command_timeout_s": rollout.command_timeout_s,
+        "rollout.grade_timeout_s": rollout.grade_timeout_s,
+        "trainer.max_tokens_per_micro_batch": trainer.max_tokens_per_micro_batch,
+        "algo.loss_norm_tokens": config.algo.loss_norm_tokens,
+        "sandbox.memory_gb": config.sandbox.memory_gb,
+    }
+    for key, value in lengths.items():
+        if value <= 0:
+            yield error("positive", key, value, "must be greater than 0", f"give {key} a positive value")
+
+
+def first_turn_fits(config: Config, _: Host) -> Iterator[Finding]:
+    rollout = config.rollout
+    needed = rollout.max_prompt_tokens + rollout.max_turn_tokens
+    if needed > rollout.max_trajectory_tokens:
+        yield error(
+            "first_turn",
+            "rollout.max_trajectory_tokens",
+            rollout.max_trajectory_tokens,
+            f"a prompt of {rollout.max_prompt_tokens} and a turn of {rollout.max_turn_tokens} tokens need {needed}",
+            f"rollout.max_trajectory_tokens={needed}, or a smaller rollout.max_turn_tokens",
+        )
+
+
+def engine_length(config: Config, _: Host) -> Iterator[Finding]:
+    if config.rollout.max_trajectory_tokens > config.engine.max_model_len:
+        yield error(
+            "engine_length",
+            "engine.max_model_len",
+            config.engine.max_model_len,
+            f"shorter than rollout.max_trajectory_tokens={config.rollout.max_trajectory_tokens}: "
+            "long trajectories would die in the engine",
+            f"rollout.max_trajectory_tokens={config.engine.max_model_len}, or leave engine.max_model_len out",
+        )
+
+
+def model_length(config: Config, _: Host) -> Iterator[Finding]:
+    positions = config.model.max_position_embeddings
+    if config.engine.max_model_len > positions:
+        yield error(
+            "model_length",
+            "engine.max_model_len",
+            config.engine.max_model_len,
+            f"{config.model.name} has {positions} positions",
+            f"rollout.max_trajectory_tokens={positions} (engine.max_model_len follows it)",
+        )
+
+
+def micro_batch_holds_one(config: Config, _: Host) -> Iterator[Finding]:
+    cap, longest = config.trainer.max_tokens_per_micro_batch, config.rollout.max_trajectory_tokens
+    share = -(-longest // max(1, config.layout.sequence_parallel))
+    if 0 < cap < share:
+        yield error(
+            "micro_batch",
+            "trainer.max_tokens_per_micro_batch",
+            cap,
+            f"one trajectory of {longest} tokens puts {share} on each GPU "
+            f"(layout.sequence_parallel={config.layout.sequence_parallel})",
+            f"trainer.max_tokens_per_micro_batch={share}",
+        )
+
+
+def nested_timeouts(config: Config, _: Host) -> Iterator[Finding]:
+    rollout = config.rollout
+    if rollout.command_timeout_s >= rollout.agent_timeout_s:
+        yield warning(
+            "nested_timeouts",
+            "rollout.command_timeout_s",
+            rollout.command_timeout_s,
+            f"one hanging command uses up the agent's whole time (rollout.agent_timeout_s={rollout.agent_timeout_s:g})",
+            f"rollout.command_timeout_s={rollout.agent_timeout_s / 10:g}",
+        )
+    if rollout.agent_timeout_s > config.hardware.time_limit_min * 60:
+        yield warning(
+            "time_limit",
+            "rollout.agent_timeout_s",
+            rollout.agent_timeout_s,
+            f"longer than the job may run (hardware.time_limit_min={config.hardware.time_limit_min})",
+            f"hardware.time_limit_min={int(rollout.agent_timeout_s // 60) + 60}",
+        )
+
+
+RULES = (positive_lengths, first_turn_fits, engine_length, model_length, micro_batch_holds_one, nested_timeouts)

@@ -1,0 +1,128 @@
+"""An engine whose replies are a function of the prompt: for tests and for rehearsing a set-up without a model.
+
+Invariants:
+- Deterministic: the same prompt gives the same tokens and log-probabilities, whatever else is in flight.
+- Log-probabilities are made up but valid: finite, at most 0, exact in float32.
+- Pause, abort, delay, cancellation and failures behave as the Engine interface says.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from swe_rl.engine.protocol import Completion, ContextOverflowError, EngineStats, SamplingParams
+
+if TYPE_CHECKING:
+    import torch
+
+Reply = Callable[[Sequence[int]], Sequence[int]]
+
+
+class ScriptedEngine:
+    """`reply(prompt_ids)` gives the tokens, end token included; `token_delay_s` is the time each takes."""
+
+    def __init__(
+        self, reply: Reply, *, name: str = "scripted", max_model_len: int = 4096, token_delay_s: float = 0.0
+    ) -> None:
+        self.name = name
+        self.token_delay_s = token_delay_s
+        self.requests: list[tuple[str | None, tuple[int, ...], SamplingParams]] = []  # (session, prompt, parameters)
+        self.cancelled: list[str] = []  # ids of requests whose caller went away
+        self._reply = reply
+        self._max_model_len = max_model_len
+        self._failures: list[Exception] = []
+        self._aborts: dict[str, asyncio.Event] = {}
+        self._running = asyncio.Event()
+        self._running.set()
+        self._version = 0
+        self._sampled = self._prefilled = 0
+
+    def fail_next(self, *errors: Exception) -> None:
+        """The next requests raise these, in order."""
+        self._failures += errors
+
+    async def start(self) -> None:
+        return None
+
+    async def generate(
+        self, prompt_ids: Sequence[int], params: SamplingParams, *, request_id: str, session_id: str | None = None
+    ) -> Completion:
+        self.requests.append((session_id, tuple(prompt_ids), params))
+        if self._failures:
+            raise self._failures.pop(0)
+        if len(prompt_ids) >= self._max_model_len:
+            raise ContextOverflowError(f"{len(prompt_ids)} prompt tokens, at most {self._max_model_len - 1} fit")
+        room = min(params.max_tokens, self._max_model_len - len(prompt_ids))
+        ids = _until_stop(self._reply(prompt_ids), params.stop_token_ids)[:room]
+        abort = self._aborts[request_id] = asyncio.Event()
+        try:
+            sampled = await self._sample(len(ids), abort)
+        except asyncio.CancelledError:
+            self.cancelled.append(request_id)
+            raise
+        finally:
+            del self._aborts[request_id]
+        self._sampled += sampled
+        self._prefilled += len(prompt_ids)
+        return self._completion(ids, sampled, params, len(prompt_ids))
+
+    async def abort(self, request_id: str) -> None:
+        if request_id in self._aborts:
+            self._aborts[request_id].set()
+
+    async def pause(self) -> None:
+        self._running.clear()
+
+    async def resume(self) -> None:
+        self._running.set()
+
+    async def update_weights(self, weights: "Mapping[str, torch.Tensor]", version: int) -> None:
+        self._version = version
+
+    def stats(self) -> EngineStats:
+        return EngineStats(len(self._aborts), 0, 0, self._max_model_len, self._version, self._sampled, self._prefilled)
+
+    async def close(self) -> None:
+        for abort in self._aborts.values():
+            abort.set()
+
+    async def _sample(self, num_tokens: int, abort: asyncio.Event) -> int:
+        """Tokens sampled before the end or an abort."""
+        for done in range(num_tokens):
+            if not self._running.is_set():
+                await _either(self._running.wait(), abort.wait())
+            if self.token_delay_s:
+                await _either(asyncio.sleep(self.token_delay_s), abort.wait())
+            if abort.is_set():
+                return done
+        return num_tokens
+
+    def _completion(self, ids: Sequence[int], sampled: int, params: SamplingParams, prompt_tokens: int) -> Completion:
+        kept = tuple(ids[:sampled])
+        stopped = bool(kept) and kept[-1] in params.stop_token_ids
+        return Completion(
+            token_ids=kept,
+            logprobs=tuple(_logprob(prompt_tokens + at, token) for at, token in enumerate(kept)),
+            finish_reason="abort" if sampled < len(ids) else "stop" if stopped else "length",
+            weight_version=self._version,
+            decode_s=sampled * self.token_delay_s,
+        )
+
+
+def _until_stop(ids: Sequence[int], stop_token_ids: Sequence[int]) -> Sequence[int]:
+    end = next((at + 1 for at, token in enumerate(ids) if token in stop_token_ids), len(ids))
+    return ids[:end]
+
+
+def _logprob(position: int, token: int) -> float:
+    """A multiple of 1/256 between -4 and 0."""
+    return -((token * 2654435761 + position * 40503) % 1024) / 256
+
+
+async def _either(*waits: Coroutine[Any, Any, object]) -> None:
+    tasks = [asyncio.ensure_future(wait) for wait in waits]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()

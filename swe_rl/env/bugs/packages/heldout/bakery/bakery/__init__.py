@@ -1,0 +1,1 @@
+"""What a bakery reckons with: doughs, ovens and orders."""

@@ -1,0 +1,1 @@
+"""Dishes: amounts, recipes, the pantry and a shopping list."""

@@ -1,0 +1,207 @@
+"""One call, from its messages to its answer: plan, place, generate, record, store.
+
+Invariants:
+- A turn is recorded and handed to the store before its client is answered; a call that failed, was aborted or whose
+  client went away leaves no trace.
+- An opened session's sampling parameters are its settings; the client can only ask for fewer tokens.
+- With a session's seed, the seed of a turn follows from it and the turn's number alone.
+"""
+
+import asyncio
+import hashlib
+import logging
+import math
+import time
+from collections.abc import Callable
+from itertools import count
+
+from swe_rl.engine.protocol import Completion, ContextOverflowError, EngineError, SamplingParams
+from swe_rl.gateway import reply
+from swe_rl.gateway.errors import context_overflow, engine_failure, unavailable
+from swe_rl.gateway.live import LiveSession
+from swe_rl.gateway.metrics import GatewayMetrics
+from swe_rl.gateway.placement import Placed, Placement
+from swe_rl.gateway.reply import Answer
+from swe_rl.gateway.request import ChatRequest
+from swe_rl.gateway.session import Recorded, TurnPlan
+from swe_rl.gateway.store import TraceStore
+from swe_rl.gateway.trace import Trace
+from swe_rl.model.chat import ChatRenderer
+from swe_rl.model.tool_parser import parse_reply
+
+_LONG_CHARS = 65536  # from here on rendering would hold up the event loop
+_log = logging.getLogger(__name__)
+
+
+class Completer:
+    def __init__(
+        self,
+        placement: Placement,
+        renderer: ChatRenderer,
+        store: TraceStore,
+        metrics: GatewayMetrics,
+        *,
+        model_name: str,
+        max_model_len: int,
+        parse_tools: bool,
+        wall_clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._placement = placement
+        self._renderer = renderer
+        self._store = store
+        self._metrics = metrics
+        self._model_name = model_name
+        self._max_model_len = max_model_len
+        self._parse_tools = parse_tools
+        self._wall_clock = wall_clock
+        self._clock = clock
+        self._request_numbers = count()
+
+    async def complete(self, live: LiveSession, request: ChatRequest) -> Answer:
+        """Raises ApiError, TraceStoreError. Cancelling it aborts the engine's request."""
+        started_s = self._clock()
+        plan = await self._plan(live, request)
+        recorded = False
+        try:
+            completion, engine, held_s = await self._generate(live, plan, self._params(live, plan, request))
+            message = self._message(live, plan, request, completion)
+            turn = live.state.record(plan, completion.token_ids, message)
+            recorded = True
+        finally:
+            if not recorded:
+                live.state.release(plan)
+        live.count(turn, completion, held_s)
+        await self._store.append_async(self._trace(live, plan, turn, completion, engine, held_s))
+        self._count(plan, turn, completion, started_s)
+        return self._answer(live, plan, turn, request, completion, message)
+
+    async def _plan(self, live: LiveSession, request: ChatRequest) -> TurnPlan:
+        async with live.lock:
+            if sum(len(str(message.get("content"))) for message in request.messages) < _LONG_CHARS:
+                return live.state.plan_turn(request.messages, request.tools)
+            planning = asyncio.ensure_future(asyncio.to_thread(live.state.plan_turn, request.messages, request.tools))
+            try:
+                return await asyncio.shield(planning)
+            except asyncio.CancelledError:
+                # A thread cannot be stopped: the lock is kept until it is done.
+                live.state.release(await planning)
+                raise
+
+    def _params(self, live: LiveSession, plan: TurnPlan, request: ChatRequest) -> SamplingParams:
+        pinned, limit, key = live.settings, self._max_model_len, "engine.max_model_len"
+        if pinned is not None and pinned.max_trajectory_tokens < limit:
+            limit, key = pinned.max_trajectory_tokens, "rollout.max_trajectory_tokens"
+        room = limit - len(plan.prompt_ids)
+        if room <= 0:
+            raise context_overflow(len(plan.prompt_ids), limit, key)
+        wanted = min(room, request.max_tokens or room)
+        stops = self._renderer.stop_token_ids
+        if pinned is None:
+            return SamplingParams(wanted, request.temperature, request.top_p, request.top_k, stops, request.seed)
+        seed = None if pinned.seed is None else turn_seed(pinned.seed, plan.number)
+        wanted = min(wanted, pinned.max_turn_tokens)
+        return SamplingParams(wanted, pinned.temperature, pinned.top_p, pinned.top_k, stops, seed)
+
+    async def _generate(
+        self, live: LiveSession, plan: TurnPlan, params: SamplingParams
+    ) -> tuple[Completion, str, float]:
+        """The completion, its engine's name, and for how long the router held the request."""
+        request_id = f"{live.session_id}#{next(self._request_numbers)}"
+        started_s = self._clock()
+        async with self._placement.place(live.session_id, request_id, len(plan.prompt_ids)) as placed:
+            held_s = self._clock() - started_s
+            completion = await self._ask(placed, plan, params, request_id, live.session_id)
+            placed.context_tokens += len(completion.token_ids)
+        return completion, placed.engine.name, held_s
+
+    async def _ask(
+        self, placed: Placed, plan: TurnPlan, params: SamplingParams, request_id: str, session_id: str
+    ) -> Completion:
+        engine = placed.engine
+        try:
+            completion = await engine.generate(plan.prompt_ids, params, request_id=request_id, session_id=session_id)
+        except ContextOverflowError as error:
+            raise context_overflow(
+                len(plan.prompt_ids), self._max_model_len, f"engine {engine.name}: {error}"
+            ) from error
+        except EngineError as error:
+            raise engine_failure(502, f"Engine {engine.name} failed: {error}") from error
+        except Exception as error:
+            _log.exception("engine %s raised an error that is not an EngineError", engine.name)
+            raise engine_failure(500, f"Engine {engine.name} failed: {type(error).__name__}: {error}") from error
+        if completion.finish_reason == "abort":
+            raise unavailable(f"Engine {engine.name} aborted the request; send it again.", "aborted")
+        _check(completion, engine.name)
+        return completion
+
+    def _message(
+        self, live: LiveSession, plan: TurnPlan, request: ChatRequest, completion: Completion
+    ) -> dict[str, object]:
+        text = self._renderer.decode(completion.token_ids)
+        parsed = parse_reply(text, tools=self._parse_tools and bool(request.tools))
+        return reply.assistant_message(parsed, live.session_id, plan.number)
+
+    def _trace(
+        self, live: LiveSession, plan: TurnPlan, turn: Recorded, completion: Completion, engine: str, held_s: float
+    ) -> Trace:
+        return Trace(
+            session_id=live.session_id,
+            turn=turn.turn,
+            chain=turn.chain,
+            prompt_ids=plan.prompt_ids,
+            sampled_ids=tuple(completion.token_ids),
+            logprobs=tuple(completion.logprobs),
+            weight_version=completion.weight_version,
+            finish_reason=completion.finish_reason,
+            break_kind=turn.break_kind,
+            created_s=self._wall_clock(),
+            queue_s=held_s + completion.queue_s,
+            prefill_s=completion.prefill_s,
+            decode_s=completion.decode_s,
+            cached_tokens=completion.cached_tokens,
+            engine=engine,
+        )
+
+    def _answer(
+        self,
+        live: LiveSession,
+        plan: TurnPlan,
+        turn: Recorded,
+        request: ChatRequest,
+        completion: Completion,
+        message: dict[str, object],
+    ) -> Answer:
+        return Answer(
+            reply_id=f"chatcmpl-{live.session_id}-{turn.turn}",
+            created_s=int(self._wall_clock()),
+            model=self._model_name,
+            message=message,
+            finish_reason=reply.finish_reason(completion, message),
+            usage=reply.usage(len(plan.prompt_ids), completion),
+            logprobs=reply.logprobs(self._renderer, completion) if request.logprobs else None,
+        )
+
+    def _count(self, plan: TurnPlan, turn: Recorded, completion: Completion, started_s: float) -> None:
+        self._metrics.prompt_tokens.inc(len(plan.prompt_ids))
+        self._metrics.sampled_tokens.inc(len(completion.token_ids))
+        self._metrics.cached_tokens.inc(completion.cached_tokens)
+        self._metrics.call_s.observe(self._clock() - started_s)
+        if turn.break_kind is not None:
+            self._metrics.breaks.labels(turn.break_kind.value).inc()
+
+
+def turn_seed(seed: int, number: int) -> int:
+    """63 bits: fits a signed 64-bit integer of any engine."""
+    digest = hashlib.blake2b(f"{seed}/{number}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1
+
+
+def _check(completion: Completion, engine: str) -> None:
+    """Raises ApiError for what would poison a row."""
+    sampled, logprobs = len(completion.token_ids), completion.logprobs
+    if not sampled or sampled != len(logprobs) or not all(math.isfinite(one) for one in logprobs):
+        raise engine_failure(
+            502,
+            f"Engine {engine} answered with {sampled} tokens and {len(logprobs)} log-probabilities, not all finite.",
+        )

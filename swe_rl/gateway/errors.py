@@ -1,0 +1,95 @@
+"""What a client is told when a request cannot be answered, in OpenAI's shape.
+
+Invariants:
+- Every body is `{"error": {"message", "type", "param", "code"}}`; only 503 carries Retry-After.
+- Messages say what was wrong with the request or the engine, never a traceback.
+"""
+
+from collections.abc import Awaitable, Callable
+
+import orjson
+from aiohttp import web
+
+from swe_rl.errors import RunError, UserError
+from swe_rl.gateway.trace import TraceStoreError
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+RETRY_AFTER_S = 1
+
+
+class GatewayError(RunError):
+    """A session is used in a way that the gateway does not allow."""
+
+
+class GatewayConfigError(UserError):
+    """The gateway cannot be started as configured."""
+
+
+class ApiError(Exception):
+    """A refusal: an HTTP status and OpenAI's error fields."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        kind: str = "invalid_request_error",
+        code: str | None = None,
+        param: str | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.kind = kind
+        self.code = code
+        self.param = param
+
+    def body(self) -> dict[str, dict[str, str | None]]:
+        return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
+
+    def response(self) -> web.Response:
+        headers = {"Retry-After": str(RETRY_AFTER_S)} if self.status == 503 else {}
+        headers |= {"WWW-Authenticate": "Bearer"} if self.status == 401 else {}
+        data = orjson.dumps(self.body())
+        return web.Response(body=data, status=self.status, headers=headers, content_type="application/json")
+
+
+def invalid(message: str, param: str | None = None, code: str | None = None) -> ApiError:
+    return ApiError(400, message, param=param, code=code)
+
+
+def context_overflow(prompt_tokens: int, limit: int, key: str) -> ApiError:
+    return ApiError(
+        400,
+        f"This request's prompt has {prompt_tokens} tokens, which leaves no room to answer: the limit is {limit} "
+        f"tokens ({key}). Please shorten the messages.",
+        param="messages",
+        code="context_length_exceeded",
+    )
+
+
+def engine_failure(status: int, message: str) -> ApiError:
+    return ApiError(status, message, kind="engine_error", code="engine_error")
+
+
+def unavailable(message: str, code: str) -> ApiError:
+    return ApiError(503, message, kind="service_unavailable", code=code)
+
+
+@web.middleware
+async def error_middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
+    try:
+        return await handler(request)
+    except ApiError as error:
+        return error.response()
+    except web.HTTPRequestEntityTooLarge:
+        limit_mb = request.client_max_size // 2**20
+        message = f"The request body is larger than {limit_mb} MB (gateway.max_body_mb)."
+        return ApiError(413, message, code="request_too_large").response()
+    except web.HTTPNotFound:
+        return ApiError(404, f"There is nothing at {request.method} {request.path}.", code="not_found").response()
+    except web.HTTPMethodNotAllowed:
+        message = f"{request.method} is not allowed at {request.path}."
+        return ApiError(405, message, code="method_not_allowed").response()
+    except TraceStoreError as error:
+        return ApiError(500, str(error), kind="trace_store_error", code="trace_store_error").response()

@@ -1,0 +1,67 @@
+"""The gateway's Prometheus metrics, in a registry of its own.
+
+Invariants:
+- Gauges are read when they are scraped; nothing is polled.
+- No label grows with the number of sessions.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from swe_rl.engine.protocol import Engine
+from swe_rl.gateway.store import StoreStats
+
+_SECONDS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
+
+
+class GatewayMetrics:
+    def __init__(
+        self, engines: Sequence[Engine], store_stats: Callable[[], StoreStats], counts: Callable[[], dict[str, int]]
+    ) -> None:
+        self.registry = CollectorRegistry()
+        self.requests = Counter(
+            "swe_rl_gateway_requests", "Completions by HTTP status", ["status"], registry=self.registry
+        )
+        self.breaks = Counter("swe_rl_gateway_breaks", "Turns that began a chain", ["kind"], registry=self.registry)
+        self.prompt_tokens = Counter("swe_rl_gateway_prompt_tokens", "Of all prompts", registry=self.registry)
+        self.sampled_tokens = Counter("swe_rl_gateway_sampled_tokens", "Sampled", registry=self.registry)
+        self.cached_tokens = Counter("swe_rl_gateway_cached_tokens", "Prompt tokens cached", registry=self.registry)
+        self.call_s = Histogram(
+            "swe_rl_gateway_call_seconds", "Of answered calls", buckets=_SECONDS, registry=self.registry
+        )
+        self.registry.register(_Scraped(engines, store_stats, counts))
+
+    def text(self) -> bytes:
+        """In Prometheus' text format."""
+        return generate_latest(self.registry)
+
+
+class _Scraped(Collector):
+    def __init__(
+        self, engines: Sequence[Engine], store_stats: Callable[[], StoreStats], counts: Callable[[], dict[str, int]]
+    ) -> None:
+        self._engines = engines
+        self._store_stats = store_stats
+        self._counts = counts
+
+    def collect(self) -> Iterable[Metric]:
+        for name, value in self._counts().items():
+            yield GaugeMetricFamily(f"swe_rl_gateway_{name}", f"Number of {name.replace('_', ' ')}", value=value)
+        stats = self._store_stats()
+        yield GaugeMetricFamily("swe_rl_store_queued", "Traces waiting to be written", value=stats.queued)
+        yield CounterMetricFamily("swe_rl_store_traces", "Traces written", value=stats.traces)
+        yield CounterMetricFamily("swe_rl_store_commits", "Transactions", value=stats.commits)
+        yield CounterMetricFamily("swe_rl_store_commit_seconds", "Spent committing", value=stats.commit_s)
+        yield from self._of_engines()
+
+    def _of_engines(self) -> Iterator[Metric]:
+        names = ("running", "waiting", "kv_used_tokens", "kv_capacity_tokens", "weight_version")
+        families = {name: GaugeMetricFamily(f"swe_rl_engine_{name}", name, labels=["engine"]) for name in names}
+        for engine in self._engines:
+            stats = engine.stats()
+            for name, family in families.items():
+                family.add_metric([engine.name], getattr(stats, name))
+        yield from families.values()

@@ -1,0 +1,157 @@
+"""A chat-completions request, checked before anything is done with it.
+
+Invariants:
+- What cannot be honoured is refused by name (400), never ignored: n > 1, stop strings, top_logprobs, images,
+  response formats other than text, a forced tool choice.
+- A request that passes renders without an error.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from swe_rl.gateway.errors import ApiError, invalid
+
+_ROLES = ("system", "developer", "user", "assistant", "tool")
+
+
+@dataclass(frozen=True, slots=True)
+class ChatRequest:
+    messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]]
+    stream: bool
+    include_usage: bool
+    logprobs: bool
+    max_tokens: int | None
+    temperature: float
+    top_p: float
+    top_k: int
+    seed: int | None
+    program_id: str | None
+
+
+def parse_request(raw: bytes, model_name: str) -> ChatRequest:
+    """Raises ApiError."""
+    try:
+        body = orjson.loads(raw)
+    except orjson.JSONDecodeError as error:
+        raise invalid(f"The body is not valid JSON: {error}.") from error
+    if not isinstance(body, dict):
+        raise invalid("The body must be a JSON object.")
+    if body.get("model", model_name) != model_name:
+        message = f"The model {body['model']!r} does not exist; this gateway serves {model_name!r}."
+        raise ApiError(404, message, param="model", code="model_not_found")
+    _refuse_unsupported(body)
+    tools = [] if body.get("tool_choice") == "none" else _tools(body.get("tools"))
+    limit = _integer(body, "max_completion_tokens", 1) or _integer(body, "max_tokens", 1)
+    program_id = body.get("program_id")
+    if program_id is not None and (not isinstance(program_id, str) or not program_id):
+        raise invalid("'program_id' must be a non-empty string.", "program_id")
+    return ChatRequest(
+        messages=_messages(body.get("messages")),
+        tools=tools,
+        stream=_flag(body, "stream"),
+        include_usage=isinstance(body.get("stream_options"), dict) and _flag(body["stream_options"], "include_usage"),
+        logprobs=_flag(body, "logprobs"),
+        max_tokens=limit,
+        temperature=_number(body, "temperature", 0.0, 2.0),
+        top_p=_number(body, "top_p", 1e-6, 1.0),
+        top_k=max(0, _integer(body, "top_k", -1) or 0),
+        seed=_integer(body, "seed", -(2**63)),
+        program_id=program_id,
+    )
+
+
+def _refuse_unsupported(body: Mapping[str, Any]) -> None:
+    response_format = body.get("response_format")
+    refused = {
+        "n": body.get("n") not in (None, 1),
+        "stop": bool(body.get("stop")),
+        "top_logprobs": bool(body.get("top_logprobs")),
+        "response_format": response_format is not None and response_format != {"type": "text"},
+        "tool_choice": body.get("tool_choice") not in (None, "auto", "none"),
+        "functions": bool(body.get("functions")),
+    }
+    for param, present in refused.items():
+        if present:
+            raise invalid(f"{param!r} with this value is not supported.", param, "unsupported_parameter")
+
+
+def _messages(messages: Any) -> list[dict[str, Any]]:
+    if not isinstance(messages, list) or not messages:
+        raise invalid("'messages' must be a non-empty list.", "messages")
+    for index, message in enumerate(messages):
+        where = f"messages[{index}]"
+        if not isinstance(message, dict) or message.get("role") not in _ROLES:
+            raise invalid(f"'{where}' must be an object with a role of {', '.join(_ROLES)}.", where)
+        _check_content(message.get("content"), where)
+        if message.get("content") is None and message["role"] != "assistant":
+            raise invalid(f"'{where}.content' is missing.", f"{where}.content")
+        if message["role"] == "assistant":
+            _check_assistant(message, where)
+    return messages
+
+
+def _check_content(content: Any, where: str) -> None:
+    if content is None or isinstance(content, str):
+        return
+    if not isinstance(content, list):
+        raise invalid(f"'{where}.content' must be a string or a list of text parts.", f"{where}.content")
+    for part in content:
+        if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
+            raise invalid(f"'{where}.content' has a part that is not text; only text is supported.", f"{where}.content")
+
+
+def _check_assistant(message: Mapping[str, Any], where: str) -> None:
+    if not isinstance(message.get("reasoning_content"), (str, type(None))):
+        raise invalid(f"'{where}.reasoning_content' must be a string.", where)
+    calls = message.get("tool_calls") or []
+    if not isinstance(calls, list):
+        raise invalid(f"'{where}.tool_calls' must be a list.", where)
+    for call in calls:
+        function = call.get("function") if isinstance(call, dict) else None
+        if (
+            not isinstance(function, dict)
+            or not isinstance(function.get("name"), str)
+            or not isinstance(function.get("arguments"), (str, dict))
+        ):
+            raise invalid(f"'{where}.tool_calls' must hold function calls with a name and arguments.", where)
+
+
+def _tools(tools: Any) -> list[dict[str, Any]]:
+    if tools is None:
+        return []
+    if not isinstance(tools, list):
+        raise invalid("'tools' must be a list.", "tools")
+    for index, tool in enumerate(tools):
+        function = tool.get("function") if isinstance(tool, dict) else None
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise invalid(f"'tools[{index}]' must be a function with a name.", f"tools[{index}]")
+    return tools
+
+
+def _flag(body: Mapping[str, Any], param: str) -> bool:
+    value = body.get(param)
+    if value is not None and not isinstance(value, bool):
+        raise invalid(f"'{param}' must be true or false.", param)
+    return bool(value)
+
+
+def _integer(body: Mapping[str, Any], param: str, least: int) -> int | None:
+    value = body.get(param)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 2**63:
+        raise invalid(f"'{param}' must be an integer of at least {least}.", param)
+    return value
+
+
+def _number(body: Mapping[str, Any], param: str, least: float, most: float) -> float:
+    value = body.get(param)
+    if value is None:
+        return 1.0
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value <= most:
+        raise invalid(f"'{param}' must be a number between {least:g} and {most:g}.", param)
+    return float(value)

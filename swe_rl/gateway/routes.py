@@ -1,0 +1,130 @@
+"""The gateway's HTTP routes.
+
+Invariants:
+- A call belongs to the session named in its URL, else by `program_id` in its body, else by X-Program-Id; a call
+  without any is a session of its own.
+- A client that disconnects cancels its call.
+- /health needs no token; everything else does where one is set.
+"""
+
+import asyncio
+import hmac
+import uuid
+from collections.abc import Callable
+
+import orjson
+from aiohttp import web
+
+from swe_rl.gateway import reply
+from swe_rl.gateway.completion import Completer
+from swe_rl.gateway.errors import ApiError, Handler, unavailable
+from swe_rl.gateway.live import LiveSession, LiveSessions
+from swe_rl.gateway.metrics import GatewayMetrics
+from swe_rl.gateway.request import ChatRequest, parse_request
+from swe_rl.gateway.stream import outcome, send_stream
+
+_CLIENT_GONE = "499"
+
+
+class Routes:
+    """`refuse()` says why no call is taken at the moment (paused, overloaded), or None."""
+
+    def __init__(
+        self,
+        sessions: LiveSessions,
+        completer: Completer,
+        metrics: GatewayMetrics,
+        *,
+        model_name: str,
+        max_model_len: int,
+        heartbeat_s: float,
+        refuse: Callable[[], str | None],
+    ) -> None:
+        self._sessions = sessions
+        self._completer = completer
+        self._metrics = metrics
+        self._model = {"id": model_name, "object": "model", "created": 0, "owned_by": "swe_rl"}
+        self._model["max_model_len"] = max_model_len
+        self._model_name = model_name
+        self._heartbeat_s = heartbeat_s
+        self._refuse = refuse
+
+    def add_to(self, app: web.Application) -> None:
+        for prefix in ("/v1", "/sessions/{session_id}/v1"):
+            app.router.add_post(f"{prefix}/chat/completions", self.chat_completions)
+            app.router.add_get(f"{prefix}/models", self.models)
+        app.router.add_get("/health", self.health)
+        app.router.add_get("/metrics", self.metrics)
+
+    async def chat_completions(self, request: web.Request) -> web.StreamResponse:
+        status = _CLIENT_GONE
+        try:
+            response = await self._chat(request)
+            status = str(response.status)
+            return response
+        except ApiError as error:
+            status = str(error.status)
+            raise
+        except (web.HTTPRequestEntityTooLarge, ConnectionResetError) as error:
+            status = "413" if isinstance(error, web.HTTPRequestEntityTooLarge) else _CLIENT_GONE
+            raise
+        except Exception:
+            status = "500"
+            raise
+        finally:
+            self._metrics.requests.labels(status).inc()
+
+    async def models(self, request: web.Request) -> web.Response:
+        return _json({"object": "list", "data": [self._model]})
+
+    async def health(self, request: web.Request) -> web.Response:
+        return _json({"status": "ok"})
+
+    async def metrics(self, request: web.Request) -> web.Response:
+        return web.Response(body=self._metrics.text(), headers={"Content-Type": "text/plain; version=0.0.4"})
+
+    async def _chat(self, request: web.Request) -> web.StreamResponse:
+        chat = parse_request(await request.read(), self._model_name)
+        refusal = self._refuse()
+        if refusal is not None:
+            raise unavailable(f"The gateway takes no calls at the moment: {refusal}.", refusal)
+        named = request.match_info.get("session_id") or chat.program_id or request.headers.get("X-Program-Id")
+        session_id = named or f"anonymous-{uuid.uuid4().hex}"
+        try:
+            return await self._call(request, self._sessions.find(session_id), chat)
+        finally:
+            if not named:
+                self._sessions.forget(session_id)
+
+    async def _call(self, request: web.Request, live: LiveSession, chat: ChatRequest) -> web.StreamResponse:
+        call = asyncio.get_running_loop().create_task(self._completer.complete(live, chat))
+        live.calls.add(call)
+        try:
+            if chat.stream:
+                return await send_stream(request, call, include_usage=chat.include_usage, heartbeat_s=self._heartbeat_s)
+            await asyncio.wait({call})
+            return _json(reply.whole(outcome(call)))
+        finally:
+            live.calls.discard(call)
+            if not call.done():
+                call.cancel()
+                await asyncio.wait({call})
+
+
+def token_middleware(token: str) -> Callable[[web.Request, Handler], "web.StreamResponse"]:
+    """Refuses (401) whoever does not bring the bearer token."""
+    expected = f"Bearer {token}".encode()
+
+    @web.middleware
+    async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
+        given = request.headers.get("Authorization", "").encode(errors="surrogateescape")
+        if request.path != "/health" and not hmac.compare_digest(given, expected):
+            message = "The gateway needs its token: send `Authorization: Bearer TOKEN`."
+            raise ApiError(401, message, kind="authentication_error", code="invalid_api_key")
+        return await handler(request)
+
+    return check  # type: ignore[return-value]
+
+
+def _json(payload: object) -> web.Response:
+    return web.Response(body=orjson.dumps(payload), content_type="application/json")

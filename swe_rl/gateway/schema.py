@@ -1,0 +1,123 @@
+"""The trace store's tables, its version, and a trace as a row of them.
+
+Invariants:
+- `PRAGMA user_version` is the version of the schema; a file of another version is never touched.
+- Ids are little-endian int32, log-probabilities little-endian float32.
+- `base_turn` is the trace whose prompt and sampled ids the prompt starts with; `delta_ids` is what follows them. NULL:
+  the prompt is whole.
+"""
+
+import sqlite3
+import struct
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from swe_rl.errors import UserError
+from swe_rl.gateway.trace import Break, Trace, TraceStoreError
+
+VERSION = 1
+_NETWORK_FILE_SYSTEMS = ("nfs", "lustre", "gpfs", "beegfs", "fuse", "cifs", "smb", "9p")
+_COLUMNS = (
+    "session_id, turn, chain, base_turn, delta_ids, sampled_ids, logprobs, weight_version, finish_reason, break_kind, "
+    "created_s, queue_s, prefill_s, decode_s, cached_tokens, engine"
+)
+INSERT = f"INSERT INTO traces ({_COLUMNS}) VALUES ({', '.join('?' * 16)})"
+SELECT = f"SELECT {_COLUMNS} FROM traces WHERE session_id = ? ORDER BY turn"
+_CREATE = """
+CREATE TABLE traces (
+    session_id TEXT NOT NULL, turn INTEGER NOT NULL, chain INTEGER NOT NULL, base_turn INTEGER,
+    delta_ids BLOB NOT NULL, sampled_ids BLOB NOT NULL, logprobs BLOB NOT NULL,
+    weight_version INTEGER NOT NULL, finish_reason TEXT NOT NULL, break_kind TEXT,
+    created_s REAL NOT NULL, queue_s REAL NOT NULL, prefill_s REAL NOT NULL, decode_s REAL NOT NULL,
+    cached_tokens INTEGER NOT NULL, engine TEXT NOT NULL,
+    PRIMARY KEY (session_id, turn)
+)
+"""
+
+
+class TraceStoreVersionError(UserError):
+    """The file was written with another schema."""
+
+
+def connect(path: Path) -> sqlite3.Connection:
+    """Opens or creates the file. Raises TraceStoreVersionError, TraceStoreError."""
+    connection = None
+    try:
+        connection = sqlite3.connect(path, timeout=30.0, isolation_level=None, check_same_thread=False)
+        _prepare(connection, path)
+    except sqlite3.Error as error:
+        if connection is not None:
+            connection.close()
+        raise TraceStoreError(
+            f"the trace store {path} cannot be opened ({error}); check that its folder can be written and has space, "
+            "and that the file is a trace store"
+        ) from error
+    except TraceStoreVersionError:
+        assert connection is not None
+        connection.close()
+        raise
+    return connection
+
+
+def _prepare(connection: sqlite3.Connection, path: Path) -> None:
+    version = connection.execute("PRAGMA user_version").fetchone()[0]
+    empty = not connection.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchone()
+    if version != VERSION and not (empty and version == 0):
+        raise TraceStoreVersionError(
+            f"the trace store {path} has schema version {version}, this program reads and writes version {VERSION}; "
+            "continue the run with the version that began it, or start a new run folder"
+        )
+    # Write-ahead logs need shared memory, which network file systems do not have.
+    journal = "DELETE" if _on_network(path) else "WAL"
+    connection.execute(f"PRAGMA journal_mode = {journal}")
+    connection.execute("PRAGMA synchronous = NORMAL")
+    if empty:
+        connection.execute("BEGIN IMMEDIATE")
+        connection.execute(_CREATE)
+        connection.execute(f"PRAGMA user_version = {VERSION}")
+        connection.execute("COMMIT")
+
+
+def _on_network(path: Path) -> bool:
+    try:
+        mounts = Path("/proc/mounts").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return False
+    folder, best, kind = path.resolve().parent, "", ""
+    for line in mounts.splitlines():
+        fields = line.split()
+        if len(fields) > 2 and folder.is_relative_to(fields[1]) and len(fields[1]) >= len(best):
+            best, kind = fields[1], fields[2]
+    return kind.startswith(_NETWORK_FILE_SYSTEMS)
+
+
+def to_row(trace: Trace, base_turn: int | None, delta_ids: Sequence[int]) -> tuple[Any, ...]:
+    return (
+        trace.session_id, trace.turn, trace.chain, base_turn,
+        _pack_ids(delta_ids), _pack_ids(trace.sampled_ids), struct.pack(f"<{len(trace.logprobs)}f", *trace.logprobs),
+        trace.weight_version, trace.finish_reason, trace.break_kind and trace.break_kind.value,
+        trace.created_s, trace.queue_s, trace.prefill_s, trace.decode_s, trace.cached_tokens, trace.engine,
+    )  # fmt: skip
+
+
+def from_rows(rows: Sequence[tuple[Any, ...]]) -> list[Trace]:
+    """Rows of one session in order of turns; prompts become whole again."""
+    known: dict[int, Trace] = {}
+    for session_id, turn, chain, base_turn, delta_ids, sampled_ids, logprobs, version, reason, kind, *rest in rows:
+        prompt = _unpack_ids(delta_ids)
+        if base_turn is not None:
+            prompt = known[base_turn].prompt_ids + known[base_turn].sampled_ids + prompt
+        known[turn] = Trace(
+            session_id, turn, chain, prompt, _unpack_ids(sampled_ids),
+            struct.unpack(f"<{len(logprobs) // 4}f", logprobs), version, reason, Break(kind) if kind else None, *rest,
+        )  # fmt: skip
+    return list(known.values())
+
+
+def _pack_ids(ids: Sequence[int]) -> bytes:
+    return struct.pack(f"<{len(ids)}i", *ids)
+
+
+def _unpack_ids(blob: bytes) -> tuple[int, ...]:
+    return struct.unpack(f"<{len(blob) // 4}i", blob)

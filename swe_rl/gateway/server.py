@@ -1,0 +1,182 @@
+"""The gateway: agents speak OpenAI's chat completions to it, engines get token ids from it.
+
+Invariants:
+- Every finished completion is in the store's hands before its client is answered; `close_session` returns once the
+  session's traces are committed.
+- Beyond loopback it only listens with a bearer token.
+- `close` ends every call in flight and frees the port, also after a failed start. Engines and store are not its own.
+"""
+
+import asyncio
+import errno
+import ipaddress
+import socket
+import time
+from collections.abc import Callable, Sequence
+from urllib.parse import quote
+
+from aiohttp import web
+
+from swe_rl.config.schema import GatewayConfig
+from swe_rl.engine.protocol import Engine
+from swe_rl.gateway.completion import Completer
+from swe_rl.gateway.errors import GatewayConfigError, GatewayError, error_middleware
+from swe_rl.gateway.live import LiveSessions, SessionSummary
+from swe_rl.gateway.metrics import GatewayMetrics
+from swe_rl.gateway.placement import Placement
+from swe_rl.gateway.routes import Routes, token_middleware
+from swe_rl.gateway.session import Session, SessionSettings
+from swe_rl.gateway.store import TraceStore
+from swe_rl.model.chat import ChatRenderer
+from swe_rl.model.tool_parser import check_tool_parser
+from swe_rl.router.core import Router
+
+_SHUTDOWN_S = 2.0
+
+
+class Gateway:
+    """`tool_parser` is model.tool_parser; `max_calls` bounds the calls in flight (503 beyond it)."""
+
+    def __init__(
+        self,
+        engines: Sequence[Engine],
+        router: Router,
+        renderer: ChatRenderer,
+        store: TraceStore,
+        *,
+        model_name: str,
+        config: GatewayConfig,
+        max_model_len: int,
+        tool_parser: str = "hermes",
+        token: str | None = None,
+        max_calls: int | None = None,
+        heartbeat_s: float = 10.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Raises GatewayConfigError, ToolParserError."""
+        if token is None and not _is_loopback(config.host):
+            raise GatewayConfigError(
+                f"gateway.host={config.host} is reachable from other machines and there is no token; give the gateway "
+                "a bearer token, or bind 127.0.0.1"
+            )
+        self._config = config
+        self._store = store
+        self._renderer = renderer
+        self._max_calls = max_calls
+        self._paused = False
+        self._runner: web.AppRunner | None = None
+        self._root_url: str | None = None
+        self._placement = Placement(router, engines, clock)
+        self._sessions = LiveSessions(self._new_state, self._placement.release)
+        metrics = GatewayMetrics(engines, store.stats, self._counts)
+        completer = Completer(
+            self._placement,
+            renderer,
+            store,
+            metrics,
+            model_name=model_name,
+            max_model_len=max_model_len,
+            parse_tools=check_tool_parser(tool_parser) == "hermes",
+            clock=clock,
+        )
+        self._routes = Routes(
+            self._sessions,
+            completer,
+            metrics,
+            model_name=model_name,
+            max_model_len=max_model_len,
+            heartbeat_s=heartbeat_s,
+            refuse=self._refusal,
+        )
+        self._token = token
+
+    async def start(self) -> str:
+        """Binds and serves; returns the base URL for clients without a session. Raises GatewayConfigError."""
+        middlewares = [error_middleware, *([token_middleware(self._token)] if self._token else [])]
+        app = web.Application(client_max_size=self._config.max_body_mb * 2**20, middlewares=middlewares)  # type: ignore[arg-type]
+        self._routes.add_to(app)
+        self._runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=_SHUTDOWN_S)
+        await self._runner.setup()
+        try:
+            await web.TCPSite(self._runner, self._config.host, self._config.port).start()
+        except OSError as error:
+            await self.close()
+            raise GatewayConfigError(_bind_failure(self._config, error)) from error
+        self._placement.start()
+        port = self._runner.addresses[0][1]
+        self._root_url = f"http://{_reachable(self._config.host)}:{port}"
+        return f"{self._root_url}/v1"
+
+    async def close(self) -> None:
+        """May be called at any time and again."""
+        await asyncio.gather(*(live.cancel_calls() for live in self._sessions.all()))
+        await self._placement.close()
+        runner, self._runner = self._runner, None
+        if runner is not None:
+            await runner.cleanup()
+
+    def open_session(self, session_id: str, settings: SessionSettings) -> None:
+        """From now on `settings` hold for its calls, whatever its client asks for. Raises GatewayError for an id
+        that is open, TraceStoreError."""
+        self._sessions.open(session_id, settings)
+
+    def session_url(self, session_id: str) -> str:
+        """The base URL for an OpenAI client of this session. Raises GatewayError before `start`."""
+        if self._root_url is None:
+            raise GatewayError("the gateway has no address before it is started")
+        return f"{self._root_url}/sessions/{quote(session_id, safe='')}/v1"
+
+    async def close_session(self, session_id: str) -> SessionSummary:
+        """Ends its calls; its traces are committed when this returns. Raises GatewayError, TraceStoreError."""
+        summary = await self._sessions.close(session_id)
+        await self._store.flush()
+        return summary
+
+    def pause(self) -> None:
+        """New calls are answered 503 with Retry-After until `resume`; those in flight go on."""
+        self._paused = True
+
+    def resume(self) -> None:
+        self._paused = False
+
+    def _new_state(self, session_id: str) -> Session:
+        turn, chain = self._store.next_numbers(session_id)
+        return Session(self._renderer, first_turn=turn, first_chain=chain)
+
+    def _calls(self) -> int:
+        return sum(len(live.calls) for live in self._sessions.all())
+
+    def _counts(self) -> dict[str, int]:
+        return {
+            "sessions_open": len(self._sessions),
+            "calls_in_flight": self._calls(),
+            "calls_held": self._placement.held,
+        }
+
+    def _refusal(self) -> str | None:
+        if self._paused:
+            return "paused"
+        return "overloaded" if self._max_calls is not None and self._calls() >= self._max_calls else None
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _reachable(host: str) -> str:
+    """The name that others reach this host by when it listens on every address."""
+    if host in ("", "0.0.0.0", "::"):
+        return socket.gethostname()
+    return f"[{host}]" if ":" in host else host
+
+
+def _bind_failure(config: GatewayConfig, error: OSError) -> str:
+    where = f"gateway.host={config.host}, gateway.port={config.port}"
+    if error.errno == errno.EADDRINUSE:
+        return f"{where}: the port is in use; choose another gateway.port, or 0 for any free one"
+    return (
+        f"the gateway cannot listen ({where}: {error.strerror or error}); choose another gateway.host or gateway.port"
+    )

@@ -1,0 +1,177 @@
+"""The state of one session: which ids it holds, and what a new request is to them.
+
+Invariants:
+- Nothing is ever encoded again: a request that goes on from a recorded reply gets that reply's prompt and sampled ids
+  as they are, and only its new messages are rendered.
+- Within a chain, `prompt[n + 1]` starts with `prompt[n] + sampled[n]`. Only the newest reply of a chain can be extended
+  within it; anything else starts a new chain and has a name.
+- Several conversations of one session (a sub-agent) may take turns; each stays in its own chain.
+- Chain and turn numbers are given when a completion is recorded, not when it is planned: of two calls in flight from
+  the same reply, the first to finish extends the chain.
+- Pure: no I/O, no clock. What is held grows with the new tokens, not with the prompts.
+"""
+
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from swe_rl.gateway.fingerprint import Fingerprint, extend_hash, prefix_hashes
+from swe_rl.gateway.trace import Break
+
+Message = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class SessionSettings:
+    """What the gateway pins for an opened session, whatever the client asks for."""
+
+    max_turn_tokens: int
+    max_trajectory_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int | None = None
+
+
+class Renderer(Protocol):
+    def start(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None) -> list[int]: ...
+
+    def extend(self, sampled_ids: Sequence[int], new_messages: Sequence[Message]) -> list[int]: ...
+
+
+@dataclass(eq=False, slots=True)
+class _Node:
+    """One recorded completion: what its prompt adds to its parent's ids, and what was sampled."""
+
+    parent: "_Node | None"
+    delta_ids: "array[int]"
+    sampled_ids: "array[int]"
+    request: Fingerprint
+    chain: int = 0
+
+    def prompt(self) -> list[int]:
+        parts: list[array[int]] = [self.delta_ids]
+        node = self.parent
+        while node is not None:
+            parts += [node.sampled_ids, node.delta_ids]
+            node = node.parent
+        ids: list[int] = []
+        for part in reversed(parts):
+            ids += part
+        return ids
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class TurnPlan:
+    """`break_kind` is what is known so far; `Session.record` has the last word. `number` counts the turns recorded
+    and in flight: seeds are derived from it."""
+
+    prompt_ids: tuple[int, ...]
+    break_kind: Break | None
+    number: int
+    _parent: _Node | None = field(repr=False)
+    _delta_ids: "array[int]" = field(repr=False)
+    _hashes: tuple[Fingerprint, ...] = field(repr=False)
+    _assistant: tuple[bool, ...] = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    turn: int
+    chain: int
+    break_kind: Break | None
+
+
+class Session:
+    def __init__(self, renderer: Renderer, *, first_turn: int = 0, first_chain: int = 0) -> None:
+        self._renderer = renderer
+        self._turn, self._chain = first_turn, first_chain
+        self._in_flight = 0
+        self._replies: dict[Fingerprint, _Node] = {}  # by hash of a request and its reply
+        self._requests: dict[Fingerprint, _Node] = {}  # by hash of a request: its newest completion
+        self._tips: dict[int, _Node] = {}  # by chain: the only reply that extends it
+        self._newest: _Node | None = None
+        self._seen: set[Fingerprint] = set()  # of every prefix of every recorded conversation
+
+    def plan_turn(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None) -> TurnPlan:
+        """Every plan must end in `record` or `release`."""
+        hashes = tuple(prefix_hashes(messages, tools))
+        known = self._requests.get(hashes[-1])
+        if known is not None:
+            parent, delta = known.parent, known.delta_ids
+        else:
+            parent, length = self._deepest(hashes)
+            if parent is None:
+                delta = array("i", self._renderer.start(messages, tools))
+            else:
+                delta = array("i", self._renderer.extend(parent.sampled_ids, messages[length:]))
+        prompt = [*parent.prompt(), *parent.sampled_ids, *delta] if parent else list(delta)
+        number = self._turn + self._in_flight
+        self._in_flight += 1
+        assistant = tuple(message["role"] == "assistant" for message in messages)
+        kind = self._break(parent, hashes, assistant)
+        return TurnPlan(tuple(prompt), kind, number, parent, delta, hashes, assistant)
+
+    def record(self, plan: TurnPlan, sampled_ids: Sequence[int], reply: Message) -> Recorded:
+        """`reply` is the assistant message that the client is answered."""
+        self._in_flight -= 1
+        kind = self._break(plan._parent, plan._hashes, plan._assistant)
+        node = _Node(plan._parent, plan._delta_ids, array("i", sampled_ids), plan._hashes[-1])
+        if kind is None and plan._parent is not None:
+            node.chain = plan._parent.chain
+        else:
+            node.chain, self._chain = self._chain, self._chain + 1
+        if kind is Break.duplicate and self._newest is not None:
+            self._forget(self._newest)
+        told = extend_hash(plan._hashes[-1], reply)
+        self._replies[told] = self._requests[node.request] = self._tips[node.chain] = self._newest = node
+        self._seen.update(plan._hashes[1:], (told,))
+        turn, self._turn = self._turn, self._turn + 1
+        return Recorded(turn, node.chain, kind)
+
+    def release(self, plan: TurnPlan) -> None:
+        """The plan came to nothing: failed, or the client went away."""
+        self._in_flight -= 1
+
+    @property
+    def next_chain(self) -> int:
+        return self._chain
+
+    def _deepest(self, hashes: Sequence[Fingerprint]) -> tuple[_Node | None, int]:
+        """The recorded reply that the longest prefix of the request ends with, and that prefix's length."""
+        for length in range(len(hashes) - 1, 0, -1):
+            node = self._replies.get(hashes[length])
+            if node is not None:
+                return node, length
+        return None, 0
+
+    def _break(self, parent: _Node | None, hashes: Sequence[Fingerprint], assistant: Sequence[bool]) -> Break | None:
+        """Asked twice, when a turn is planned and when it is recorded: another call may have finished in between."""
+        if self._newest is None:
+            return None
+        known = self._requests.get(hashes[-1])
+        if known is not None:
+            # Only the newest reply of the newest chain is superseded: whoever makes rows finds it at the end of the
+            # chain before this one.
+            if known is self._newest and known.chain == self._chain - 1:
+                return Break.duplicate
+            return Break.branch if self._is_tip(known) else Break.truncated
+        if parent is not None and self._is_tip(parent):
+            return None
+        if hashes[-1] in self._seen:
+            return Break.truncated
+        kept = max((i for i, one in enumerate(hashes) if one in self._seen), default=0)
+        rewritten = assistant[kept]
+        answered = hashes[kept] in self._replies or hashes[kept] in self._requests
+        return Break.branch if answered and not rewritten else Break.prefix_changed
+
+    def _is_tip(self, node: _Node) -> bool:
+        return self._tips.get(node.chain) is node
+
+    def _forget(self, node: _Node) -> None:
+        """A superseded reply cannot be gone on from."""
+        for told in [told for told, other in self._replies.items() if other is node]:
+            del self._replies[told]
+        if self._is_tip(node):
+            del self._tips[node.chain]

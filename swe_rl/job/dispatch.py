@@ -1,0 +1,115 @@
+"""One checked configuration to its job module, with or without a folder.
+
+Invariants:
+- `swe_rl.job.<name>` is imported only when it is run.
+- A run's folder holds `.hydra/`, `config.yaml` and `plan.json` before its job starts, secrets masked.
+- A job that refuses its input (UserError) before it wrote anything leaves no folder behind.
+"""
+
+import json
+import shutil
+import sys
+from contextlib import suppress
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from swe_rl.config.compose import Composed, from_tree, resolved_yaml
+from swe_rl.config.findings import Severity, failing, report_lines
+from swe_rl.config.rules import check
+from swe_rl.config.schema import JobName
+from swe_rl.config.secrets import mask_text, mask_tree
+from swe_rl.errors import UserError
+from swe_rl.job.failure import report
+from swe_rl.logger.disk import write_text_atomic
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+FOLDERLESS = frozenset({JobName.check, JobName.plan, JobName.describe, JobName.prepare})
+_OURS = frozenset({".hydra", "config.yaml", "plan.json"})
+
+
+class JobEnded(Exception):
+    """A job in a folder ended with `exit_status`, which is not 0; it was reported already."""
+
+    def __init__(self, exit_status: int) -> None:
+        super().__init__(exit_status)
+        self.exit_status = exit_status
+
+
+def guard(composed: Composed) -> bool:
+    """True if the job may start. Prints warnings and errors to stderr; `check` and `describe` speak for themselves."""
+    if composed.config.job.name in (JobName.check, JobName.describe):
+        return True
+    findings = check(composed.config, composed.origins)
+    refused = failing(findings, composed.config.job.strict)
+    for finding in findings:
+        if finding.severity is not Severity.info:
+            print("\n".join(report_lines(finding)), file=sys.stderr)
+    if refused:
+        print("Nothing was started.", file=sys.stderr, flush=True)
+    return not refused
+
+
+def run_folderless(composed: Composed) -> int:
+    module = _module(composed.config.job.name)
+    if composed.config.job.name == JobName.prepare:
+        return int(module.run(composed.config, None))
+    return int(module.run(composed.config, None, composed.origins))
+
+
+def run_in_folder(tree: "DictConfig") -> None:
+    """What Hydra calls, here or on another machine. Raises JobEnded unless the job ended well."""
+    from hydra.core.hydra_config import HydraConfig
+
+    hydra = HydraConfig.instance().cfg
+    assert hydra is not None
+    folder = Path(hydra.hydra.runtime.output_dir)
+    try:
+        overrides = [str(text) for text in hydra.hydra.overrides.task]
+        composed = from_tree(tree, hydra.hydra, overrides)
+        status = 2 if not guard(composed) else _start(composed, folder, tree, hydra)
+    except Exception as error:
+        status = report(error, folder)
+        if isinstance(error, UserError):
+            _remove_untouched(folder)
+    if status:
+        raise JobEnded(status)
+
+
+def _start(composed: Composed, folder: Path, tree: "DictConfig", hydra: "DictConfig") -> int:
+    from swe_rl.job.plan import plan
+
+    _write_hydra_folder(folder / ".hydra", composed, tree, hydra)
+    _write(folder / "config.yaml", resolved_yaml(composed))
+    _write(folder / "plan.json", json.dumps(plan(composed.config), indent=2) + "\n")
+    return int(_module(composed.config.job.name).run(composed.config, folder))
+
+
+def _module(name: JobName) -> Any:
+    return import_module(f"swe_rl.job.{name}")
+
+
+def _write_hydra_folder(folder: Path, composed: Composed, tree: "DictConfig", hydra: "DictConfig") -> None:
+    """The three files that Hydra itself would write, references unresolved."""
+    import yaml
+    from omegaconf import OmegaConf
+
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, node in (("config", tree), ("hydra", hydra)):
+        values = mask_tree(yaml.safe_load(OmegaConf.to_yaml(node)))
+        _write(folder / f"{name}.yaml", yaml.safe_dump(values, sort_keys=False, allow_unicode=True))
+    overrides = [mask_text(override) for override in composed.overrides]
+    _write(folder / "overrides.yaml", yaml.safe_dump(overrides, sort_keys=False))
+
+
+def _write(path: Path, text: str) -> None:
+    write_text_atomic(path, text)
+
+
+def _remove_untouched(folder: Path) -> None:
+    if folder.is_dir() and {entry.name for entry in folder.iterdir()} <= _OURS:
+        shutil.rmtree(folder, ignore_errors=True)
+        with suppress(OSError):
+            folder.parent.rmdir()

@@ -1,0 +1,137 @@
+"""From the command line to a job: compose, check, then start; nothing is started that has an error.
+
+Invariants:
+- Jobs without a folder run on the composition itself; Hydra makes folders for the others only, after the rules passed.
+- With several jobs, each is checked before the first starts.
+- No error of Hydra's reaches the user as a traceback.
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from swe_rl.config.compose import Composed, compose, expand
+from swe_rl.config.explain import ConfigError, explained
+from swe_rl.config.folders import conf_dir
+from swe_rl.config.schema import JobName
+from swe_rl.config.secrets import hide_secrets
+from swe_rl.config.store import register
+from swe_rl.job.dispatch import FOLDERLESS, JobEnded, guard, run_folderless, run_in_folder
+from swe_rl.job.failure import report
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+
+def start(arguments: Sequence[str]) -> int:
+    """Runs what `arguments` ask for and returns the exit status; every error was reported by then."""
+    try:
+        flags = _parse(arguments)
+        overrides = hide_secrets(flags.overrides)
+        config_dir = Path(flags.config_dir) if flags.config_dir else None
+        if flags.cfg or flags.info or flags.shell_completion or flags.hydra_help:
+            from swe_rl.job.inspect import show
+
+            checked = [] if flags.shell_completion else overrides
+            return show(flags, lambda: _hydra(_no_task, arguments, overrides, config_dir, checked))
+        if flags.config_name or flags.config_path or flags.experimental_rerun:
+            raise ConfigError("--config-name, --config-path and --experimental-rerun are not supported; see --help.")
+        if not flags.multirun:
+            composed = compose(overrides, config_dir)
+            if not composed.multirun:
+                return _single(composed, arguments, config_dir)
+        return _several(arguments, overrides, config_dir)
+    except JobEnded as ended:
+        return ended.exit_status
+    except (KeyboardInterrupt, Exception) as error:
+        return report(error)
+
+
+def _single(composed: Composed, arguments: Sequence[str], config_dir: Path | None) -> int:
+    if composed.launcher != "basic":
+        raise ConfigError(f"hydra/launcher={composed.launcher} starts jobs only together with --multirun; add it.")
+    if not guard(composed):
+        return 2
+    if composed.config.job.name in FOLDERLESS:
+        return run_folderless(composed)
+    _hydra(_task, arguments, list(composed.overrides), config_dir)
+    return 0
+
+
+def _several(arguments: Sequence[str], overrides: list[str], config_dir: Path | None) -> int:
+    jobs = [compose(job, config_dir) for job in expand(overrides, config_dir)]
+    if jobs and all(job.config.job.name in FOLDERLESS for job in jobs):
+        return max(run_folderless(job) if guard(job) else 2 for job in jobs)
+    if any(job.config.job.name in FOLDERLESS for job in jobs):
+        names = ", ".join(sorted(JobName(name) for name in FOLDERLESS))
+        raise ConfigError(f"Jobs without a run folder ({names}) cannot share a --multirun with others.")
+    if not all([guard(job) for job in jobs]):  # a list: the findings of every job are shown
+        return 2
+    _hydra(_task, arguments, overrides, config_dir)
+    return 0
+
+
+def _task(tree: "DictConfig") -> None:
+    """What Hydra calls for each job, here or on another machine. Raises JobEnded unless it ended well."""
+    run_in_folder(tree)
+
+
+def _no_task(_: "DictConfig") -> None:
+    raise AssertionError("inspection starts no job")
+
+
+def _hydra(
+    task: Callable[[Any], None],
+    arguments: Sequence[str],
+    overrides: list[str],
+    config_dir: Path | None,
+    checked: list[str] | None = None,
+) -> None:
+    """`hydra.main` with the secrets taken out of its arguments and its errors left to us."""
+    import hydra
+
+    register()
+    given = set(_parse(arguments).overrides)
+    argv = [sys.argv[0], *(text for text in arguments if text not in given), *overrides]
+    checked = overrides if checked is None else checked
+    with _argv(argv), _environment("HYDRA_FULL_ERROR", "1"), explained(checked, config_dir):
+        hydra.main(config_path=str(conf_dir()), config_name="config", version_base="1.3")(task)()
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"{message[0].upper()}{message[1:]}. `python -m swe_rl --help` lists what there is.")
+
+
+def _parse(arguments: Sequence[str]) -> argparse.Namespace:
+    from hydra._internal.utils import get_args_parser
+
+    parser = get_args_parser()
+    parser.__class__ = _Parser
+    return parser.parse_intermixed_args(list(arguments))
+
+
+@contextmanager
+def _argv(argv: list[str]) -> Iterator[None]:
+    before, sys.argv = sys.argv, argv
+    try:
+        yield
+    finally:
+        sys.argv = before
+
+
+@contextmanager
+def _environment(name: str, value: str) -> Iterator[None]:
+    before = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before

@@ -1,0 +1,210 @@
+"""The loop: rollouts, rows, policy updates, weights back into the engines, checkpoints.
+
+Invariants:
+- Training, weight sync and the step's record are one unit: an interruption waits for its end.
+- What a step computes depends on the configuration, the seed and the weights only, never on timing, so that a
+  resumed run repeats what an uninterrupted one computes.
+"""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from swe_rl.algo.row import Row
+from swe_rl.config.compose import config_hash
+from swe_rl.config.schema import Capture, Config
+from swe_rl.env.instance import Instance
+from swe_rl.gateway.trace import Trace
+from swe_rl.job.components import Components
+from swe_rl.job.session import Session
+from swe_rl.rollout.batch import count_tokens, retokenized_rows, rollout_numbers, set_advantages, traced_rows
+from swe_rl.rollout.collect import Collected
+from swe_rl.rollout.evaluate import eval_numbers
+from swe_rl.rollout.render import conversation_renderer
+from swe_rl.rollout.retokenize import Mismatch
+from swe_rl.rollout.sampler import PromptSampler
+from swe_rl.rollout.trajectory import Trajectory
+from swe_rl.trainer import checkpoint
+
+if TYPE_CHECKING:
+    from swe_rl.trainer.policy import Trainer
+
+
+class Loop:
+    """`trainer` is None for `job=rollout` and `job=eval`."""
+
+    def __init__(self, config: Config, session: Session, parts: Components, trainer: "Trainer | None") -> None:
+        self._config = config
+        self._session = session
+        self._parts = parts
+        self._trainer = trainer
+        self._instances = parts.env.instances(config.env.split)
+        self._sampler = PromptSampler(len(self._instances), config.trainer.seed)
+        self.step = 0  # the last one that is done
+        self._saved_step = 0
+
+    def resume(self) -> None:
+        """Goes back to the newest checkpoint of the run's folder, or to the start. Raises CorruptCheckpointError."""
+        folder = checkpoint.newest(self._session.folder.checkpoints)
+        if folder is not None and self._trainer is not None:
+            saved = checkpoint.load(folder, config_hash=config_hash(self._config))
+            self._trainer.load_checkpoint(saved)
+            self._sampler.restore(saved.state["sampler"])
+            self.step = self._saved_step = saved.step
+        self._session.steps.truncate_after(self.step)
+        later = [name for name in self._parts.store.sessions() if _step_of(name) > self.step]
+        self._parts.store.delete(later)
+        self._session.progress.state.done_steps = self.step
+        self._session.progress.message(f"continues after step {self.step}: {self._session.folder.path}")
+
+    async def run(self) -> None:
+        config = self._config.trainer
+        if self._trainer is not None:
+            await self._sync_weights()
+        await self._evaluate_when_due()
+        while self.step < config.steps:
+            await self.one_step()
+            await self._evaluate_when_due()
+
+    async def _evaluate_when_due(self) -> None:
+        """Before the first step, after the last one, and every `eval_every_steps`; once each, also over a resume."""
+        config = self._config.trainer
+        due = bool(config.eval_every_steps) and self.step % config.eval_every_steps == 0
+        done = any(event.get("step") == self.step for event in self._session.evals())
+        if (due or self.step in (0, config.steps)) and not done:
+            await self.evaluate()
+
+    async def evaluate(self) -> None:
+        """The held-out split under the weights of now."""
+        session, config, split = self._session, self._config, self._config.env.eval_split
+        instances = self._parts.env.instances(split)
+        started_s = time.monotonic()
+        with session.progress.phase("eval", trajectories=len(instances) * config.rollout.eval_n):
+            collected = await self._collect(instances, split, config.rollout.eval_n, config.rollout.eval_temperature)
+        numbers = eval_numbers(collected, step=self.step, split=split, eval_s=time.monotonic() - started_s)
+        self._count_tokens(collected)
+        session.steps.append_trajectories(self.step, _records(collected), evaluation=True)
+        session.events.write("eval", **numbers)
+        session.progress.eval_done(f"{split}, after step {self.step}", numbers["resolved_rate"], numbers["num_samples"])
+
+    async def _collect(self, instances: Sequence[Instance], split: str, n: int, temperature: float) -> Collected:
+        def done(trajectory: Trajectory) -> None:
+            self._session.progress.trajectory(trajectory.status, trajectory.sampled_tokens)
+            self._session.status.heartbeat()
+
+        name = split if split == self._config.env.split else f"eval-{split}"
+        step = self.step + 1 if split == self._config.env.split else self.step
+        collected = await self._parts.collector.collect(
+            instances, split=name, step=step, n=n, temperature=temperature, on_done=done
+        )
+        await self._parts.store.flush()
+        return collected
+
+    async def one_step(self) -> None:
+        step, session, config = self.step + 1, self._session, self._config
+        started_s = time.monotonic()
+        with session.progress.phase("step"):
+            before = self._sampler.state()
+            try:
+                instances = [self._instances[index] for index in self._sampler.take(config.rollout.prompts_per_step)]
+                count = len(instances) * config.rollout.n
+                with session.progress.phase("generate", trajectories=count):
+                    collected = await self._collect(
+                        instances, config.env.split, config.rollout.n, config.rollout.temperature
+                    )
+            except BaseException:
+                self._sampler.restore(before)
+                raise
+            generate_s = time.monotonic() - started_s
+            await _uninterrupted(self._learn(step, collected, generate_s, started_s))
+
+    async def _learn(self, step: int, collected: Collected, generate_s: float, started_s: float) -> None:
+        traces = self._count_tokens(collected)
+        record: dict[str, Any] = {"step": step, **rollout_numbers(collected, generate_s)}
+        record["degenerate_groups"] = set_advantages(collected.trajectories, self._config.algo)
+        rows = self._rows(collected, traces, record)
+        if self._trainer is not None:
+            with self._session.progress.phase("train"):
+                metrics = await asyncio.to_thread(self._trainer.train_step, rows, step)
+            record |= metrics.to_record()
+        self.step = step
+        if self._trainer is not None:
+            record["weight_sync_s"] = await self._sync_weights()
+            record["checkpoint_s"] = self._save_when_due()
+        record["weight_version"] = step if self._trainer is not None else 0
+        record["step_s"] = time.monotonic() - started_s
+        self._session.steps.append_trajectories(step, _records(collected))
+        self._session.steps.append(record)
+        self._session.wandb.log(record, step)
+        self._session.status.heartbeat(step)
+        self._session.progress.step_done(record)
+
+    def _count_tokens(self, collected: Collected) -> list[list[Trace]]:
+        traces = [self._parts.store.traces(one.trajectory_id) for one in collected.trajectories]
+        for trajectory, own in zip(collected.trajectories, traces, strict=True):
+            count_tokens(trajectory, own)
+        return traces
+
+    def _rows(self, collected: Collected, traces: list[list[Trace]], record: dict[str, Any]) -> list[Row]:
+        if self._config.rollout.capture is Capture.traced:
+            pairs = zip(collected.trajectories, traces, strict=True)
+            return [row for trajectory, own in pairs for row in traced_rows(trajectory, own)]
+        mismatch, render = Mismatch(), conversation_renderer(self._parts.renderer)
+        rows: list[Row] = []
+        for trajectory, result, own in zip(collected.trajectories, collected.results, traces, strict=True):
+            rows += retokenized_rows(trajectory, result, own, render, mismatch)
+        record |= mismatch.rates()
+        return rows
+
+    async def _sync_weights(self) -> float:
+        """New weights into every engine, stamped with the step that made them; returns seconds."""
+        assert self._trainer is not None
+        started_s = time.monotonic()
+        with self._session.progress.phase("sync_weights"):
+            weights = self._trainer.policy_weights()
+            for engine in self._parts.engines:
+                await engine.update_weights(weights, self.step)
+        return time.monotonic() - started_s
+
+    def _save_when_due(self) -> float:
+        config = self._config.trainer
+        due = config.checkpoint_every_steps and self.step % config.checkpoint_every_steps == 0
+        return self.save() if due or self.step == config.steps else 0.0
+
+    def save(self) -> float:
+        """A checkpoint of the last step, unless it has one; returns seconds. Raises CheckpointWriteError."""
+        if self._trainer is None or self.step == self._saved_step:
+            return 0.0
+        started_s = time.monotonic()
+        checkpoint.save(
+            self._session.folder.checkpoints,
+            self._trainer.checkpoint(self.step, config_hash(self._config), {"sampler": self._sampler.state()}),
+            keep=self._config.trainer.keep_checkpoints,
+        )
+        self._saved_step = self.step
+        return time.monotonic() - started_s
+
+
+def _records(collected: Collected) -> list[dict[str, Any]]:
+    return [one.to_record() for one in (*collected.trajectories, *collected.retried)]
+
+
+def _step_of(session_id: str) -> int:
+    """Of a trajectory's id; -1 for a session of somebody else. An evaluation after step k counts as of step k."""
+    parts = session_id.split(".")
+    return int(parts[1]) if len(parts) > 2 and parts[1].isdigit() else -1
+
+
+async def _uninterrupted(work: Any) -> None:
+    """Runs `work` to its end even when cancelled meanwhile; the cancellation is raised afterwards."""
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.shield(task)
+    except asyncio.CancelledError:
+        if not task.cancelled():
+            await asyncio.wait({task})
+            if task.exception() is None:
+                raise
+            raise task.exception() or RuntimeError from None
+        raise

@@ -1,0 +1,125 @@
+"""`job=sft`: the warm start. First right demonstrations only (the skill), then a beginner's (the habits).
+
+Invariants:
+- Same configuration on the same machine: the same weights, bit for bit.
+- Only training packages are read; the result is a folder that `model.path` takes.
+"""
+
+import random
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from swe_rl.agent.observation import NO_OUTPUT
+from swe_rl.agent.prompts import system_prompt
+from swe_rl.config.schema import Config
+from swe_rl.env.bugs.demonstration import Demonstration, Demonstrator
+from swe_rl.env.bugs.workspace import PACKAGES
+from swe_rl.job.session import session
+from swe_rl.logger.disk import write_json_atomic
+from swe_rl.model.warm_start import IdsAndMask, Messages, batches
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+    from swe_rl.model.chat import ChatRenderer
+
+_TOKENIZER_CONVERSATIONS = 4000
+_REPORT_EVERY_STEPS = 50
+
+
+def run(config: Config, folder: Path | None) -> int:
+    assert folder is not None
+    with session(config, folder, total_steps=config.sft.steps + config.sft.beginner_steps) as one:
+        output = Path(config.sft.output)
+        tokenizer, model, losses = _warm_start(config, one.progress.message)
+        figures = {"seed": config.sft.seed, "loss_skill": losses[0], "loss_beginner": losses[1]}
+        _save(output, model, tokenizer, figures)
+        one.events.write("warm_start", output=str(output), **figures)
+    print(f"warm start: {output} (use it with model.path={output})", flush=True)
+    return 0
+
+
+def conversation(demonstration: Demonstration, prompt: str) -> Messages:
+    """As `agent=bash` would have had it."""
+    messages = [{"role": "system", "content": prompt}, {"role": "user", "content": demonstration.statement}]
+    for number, command in enumerate(demonstration.replies):
+        messages.append({"role": "assistant", "content": f"```bash\n{command}\n```"})
+        if number < len(demonstration.observations):
+            messages.append({"role": "user", "content": demonstration.observations[number] or NO_OUTPUT})
+    return messages
+
+
+def _warm_start(config: Config, say: Any) -> tuple["PreTrainedTokenizerFast", "PreTrainedModel", tuple[float, float]]:
+    from swe_rl.model.chat import ChatRenderer
+    from swe_rl.model.tiny import build_model, build_tokenizer
+    from swe_rl.trainer.supervised import SupervisedTrainer
+
+    sft, prompt = config.sft, system_prompt(config.agent.system_prompt)
+    expert, beginner = (Demonstrator(PACKAGES / "train", right) for right in (1.0, sft.right_fraction))
+    rng = random.Random(f"tokenizer/{sft.seed}")
+    texts = [
+        message["content"]
+        for _ in range(_TOKENIZER_CONVERSATIONS)
+        for message in conversation(beginner.demonstrate(rng), prompt)
+    ]
+    tokenizer = build_tokenizer(texts, config.model.vocab_size)
+    renderer = ChatRenderer(tokenizer, template=config.model.chat_template, thinking=config.model.thinking)
+    model = build_model(config.model, sft.seed)
+    losses = []
+    stages = ((expert, sft.steps, sft.lr, sft.warmup_steps), (beginner, sft.beginner_steps, sft.beginner_lr, 0))
+    for stage, (demonstrator, steps, lr, warmup_steps) in enumerate(stages):
+        trainer = SupervisedTrainer(
+            model,
+            lr=lr,
+            warmup_steps=warmup_steps,
+            total_steps=steps,
+            grad_clip=config.trainer.grad_clip,
+            pad_token_id=int(tokenizer.pad_token_id),
+        )
+        rows = _rows(demonstrator, renderer, prompt, sft.seed + stage, sft.tokens_per_batch)
+        losses.append(_train(trainer, rows, steps, f"stage {stage + 1} of 2", say))
+    return tokenizer, model, (losses[0], losses[1])
+
+
+def _rows(
+    demonstrator: Demonstrator, renderer: "ChatRenderer", prompt: str, seed: int, tokens: int
+) -> Iterator[list[IdsAndMask]]:
+    return batches(lambda rng: conversation(demonstrator.demonstrate(rng), prompt), renderer, seed, tokens)
+
+
+def _train(trainer: Any, rows: Iterator[list[IdsAndMask]], steps: int, label: str, say: Any) -> float:
+    """The mean loss of the last reported stretch."""
+    losses: list[float] = []
+    started_s = time.monotonic()
+    tokens, mean = 0, float("nan")
+    for step in range(1, steps + 1):
+        batch = next(rows)
+        tokens += sum(len(ids) for ids, _ in batch)
+        losses.append(trainer.step(batch))
+        if step % _REPORT_EVERY_STEPS == 0 or step == steps:
+            mean = sum(losses) / len(losses)
+            losses.clear()
+            rate = tokens / (time.monotonic() - started_s)
+            say(
+                f"{label}: {step}/{steps}, loss {mean:.4f}, {rate:,.0f} tokens/s, "
+                f"{(steps - step) * (time.monotonic() - started_s) / step:.0f} s left"
+            )
+    return mean
+
+
+def _save(
+    output: Path, model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerFast", figures: dict[str, Any]
+) -> None:
+    """Written aside, then renamed: a half-written model is never found."""
+    aside = output.with_name(f".{output.name}.aside")
+    shutil.rmtree(aside, ignore_errors=True)
+    aside.mkdir(parents=True)
+    model.save_pretrained(aside)
+    tokenizer.save_pretrained(aside)
+    write_json_atomic(aside / "warm_start.json", figures)
+    if output.exists():
+        shutil.rmtree(output)
+    aside.rename(output)

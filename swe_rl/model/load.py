@@ -1,0 +1,88 @@
+"""Loading a model and its tokenizer from where `model.path` says.
+
+Invariants:
+- No code of a checkpoint is ever run; weights are safetensors.
+- What is loaded agrees with the numbers of conf/model, or loading is refused.
+"""
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from swe_rl.config.schema import ModelConfig
+from swe_rl.errors import UserError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+BUILTIN = "builtin:"
+_FACTS = {
+    "num_layers": "num_hidden_layers",
+    "hidden_size": "hidden_size",
+    "intermediate_size": "intermediate_size",
+    "num_heads": "num_attention_heads",
+    "num_kv_heads": "num_key_value_heads",
+    "vocab_size": "vocab_size",
+}
+
+
+class ModelError(UserError):
+    """A model cannot be found, read, or is another one than the configuration says."""
+
+
+def locate(config: ModelConfig) -> str:
+    """A folder, or a hub id as it is. Raises ModelError for a builtin name that is not shipped."""
+    if not config.path.startswith(BUILTIN):
+        return config.path
+    folder = Path(__file__).parent / "checkpoints" / config.path.removeprefix(BUILTIN)
+    if not (folder / "model.safetensors").is_file():
+        raise ModelError(
+            f"model.path={config.path}: no such model ships with the package; make it with "
+            f"`python -m swe_rl job=sft` and give its folder as model.path"
+        )
+    return str(folder)
+
+
+def load_model(config: ModelConfig) -> "PreTrainedModel":
+    """The policy in float32 on the CPU. Raises ModelError."""
+    from transformers import AutoModelForCausalLM
+
+    _quiet_transformers()
+    model = _from_pretrained(AutoModelForCausalLM, config, dtype="float32", attn_implementation="sdpa")
+    for fact, name in _FACTS.items():
+        found = getattr(model.config, name)
+        if found != getattr(config, fact):
+            raise ModelError(
+                f"model.{fact}={getattr(config, fact)} but the checkpoint {config.path} has {name}={found}; "
+                "correct the key or choose the model option that fits"
+            )
+    model.config.use_cache = False
+    return model  # type: ignore[no-any-return]
+
+
+def load_tokenizer(config: ModelConfig) -> "PreTrainedTokenizerFast":
+    """Raises ModelError."""
+    from transformers import AutoTokenizer
+
+    _quiet_transformers()
+    return _from_pretrained(AutoTokenizer, config)  # type: ignore[no-any-return]
+
+
+def _from_pretrained(loader: Any, config: ModelConfig, **options: Any) -> Any:
+    where = locate(config)
+    try:
+        return loader.from_pretrained(where, revision=config.revision, trust_remote_code=False, **options)
+    except Exception as error:  # transformers raises OSError, ValueError, SafetensorError and more for bad input
+        reason = str(error).strip().splitlines()
+        raise ModelError(
+            f"model.path={config.path} cannot be loaded: {reason[0] if reason else type(error).__name__}; give a "
+            "folder with config.json, model.safetensors and a tokenizer, or an id that the hub's cache holds"
+        ) from error
+
+
+def _quiet_transformers() -> None:
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()

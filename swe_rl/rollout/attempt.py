@@ -1,0 +1,157 @@
+"""One attempt of one agent at one instance: boot, act, take the patch, grade.
+
+Invariants:
+- Whatever fails, the sandbox is closed and the gateway's session is closed.
+- Booting, waiting and grading are outside of the agent's time budget.
+- Every failure of infrastructure ends in its own status with its words, never in a reward.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from swe_rl.agent.protocol import Agent, AgentError, AgentResult, Exit, Task
+from swe_rl.config.schema import EnvConfig, RolloutConfig
+from swe_rl.engine.protocol import EngineError
+from swe_rl.env.instance import Instance
+from swe_rl.env.patch import take_patch
+from swe_rl.env.protocol import Env, Grade, GradeError
+from swe_rl.gateway.server import Gateway
+from swe_rl.gateway.session import SessionSettings
+from swe_rl.gateway.trace import TraceStoreError
+from swe_rl.rollout.outcome import needs_grading, reward_of, status_of
+from swe_rl.rollout.trajectory import Status, Trajectory
+from swe_rl.sandbox.protocol import SandboxError, SandboxProvider
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What to attempt, under which name and with which sampling."""
+
+    instance: Instance
+    group_id: str
+    split: str
+    step: int
+    sample: int
+    attempt: int
+    settings: SessionSettings
+
+    @property
+    def trajectory_id(self) -> str:
+        return f"{self.split}.{self.step}.{self.instance.instance_id}.{self.sample}.{self.attempt}"
+
+
+@dataclass(slots=True)
+class _Progress:
+    """What is known of an attempt so far; a failure reports what there was."""
+
+    result: AgentResult | None = None
+    patch: str = ""
+    grade: Grade | None = None
+
+
+class Attempter:
+    def __init__(
+        self,
+        env: Env,
+        agent: Agent,
+        gateway: Gateway,
+        sandboxes: SandboxProvider,
+        rollout: RolloutConfig,
+        env_config: EnvConfig,
+        *,
+        model_name: str,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._env = env
+        self._agent = agent
+        self._gateway = gateway
+        self._sandboxes = sandboxes
+        self._rollout = rollout
+        self._env_config = env_config
+        self._model_name = model_name
+        self._clock = clock
+
+    async def run(self, order: Order) -> tuple[Trajectory, AgentResult | None]:
+        """Raises TraceStoreError only: without its traces no trajectory counts."""
+        progress, times_s = _Progress(), dict[str, float]()
+        self._gateway.open_session(order.trajectory_id, order.settings)
+        status, error = Status.infra_error, None
+        try:
+            await self._act(order, progress, times_s)
+            if progress.result and needs_grading(progress.result.exit, progress.patch):
+                progress.grade = await self._grade(order, progress.patch, times_s)
+            assert progress.result is not None
+            status = status_of(progress.result.exit, progress.patch, progress.grade)
+        except TraceStoreError:
+            raise
+        except GradeError as failure:
+            status, error = Status.grade_error, str(failure)
+        except EngineError as failure:
+            status, error = Status.engine_error, str(failure)
+        except (SandboxError, AgentError) as failure:
+            error = str(failure)
+        finally:
+            summary = await self._gateway.close_session(order.trajectory_id)
+        trajectory = self._trajectory(order, status, progress, error, times_s)
+        trajectory.num_calls = summary.num_calls
+        trajectory.sampled_tokens = summary.sampled_tokens
+        trajectory.prefix_breaks = sum(summary.breaks.values())
+        trajectory.times_s |= summary.times_s
+        return trajectory, progress.result
+
+    async def _act(self, order: Order, progress: _Progress, times_s: dict[str, float]) -> None:
+        """Boots a sandbox, lets the agent act in it and takes the patch out."""
+        started_s = self._clock()
+        workspace = await asyncio.to_thread(self._env.workspace, order.instance)
+        sandbox = await self._sandboxes.create(workspace, owner=order.trajectory_id)
+        times_s["boot"] = self._clock() - started_s
+        try:
+            started_s = self._clock()
+            progress.result = await self._agent.run(
+                Task(order.instance.instance_id, self._env.prompt(order.instance)),
+                base_url=self._gateway.session_url(order.trajectory_id),
+                model=self._model_name,
+                sandbox=sandbox,
+                timeout_s=self._rollout.agent_timeout_s,
+            )
+            times_s["agent"] = self._clock() - started_s
+            times_s["command"] = sum(turn.command_s for turn in progress.result.turns)
+            if progress.result.exit is Exit.SUBMITTED:
+                timeout_s = self._rollout.command_timeout_s
+                progress.patch = await take_patch(sandbox, order.instance.base_commit, timeout_s)
+        finally:
+            await sandbox.close()
+
+    async def _grade(self, order: Order, patch: str, times_s: dict[str, float]) -> Grade:
+        started_s = self._clock()
+        try:
+            timeout_s = self._rollout.grade_timeout_s
+            return await self._env.grade(order.instance, patch, self._sandboxes, timeout_s)
+        finally:
+            times_s["grade"] = self._clock() - started_s
+
+    def _trajectory(
+        self, order: Order, status: Status, progress: _Progress, error: str | None, times_s: dict[str, float]
+    ) -> Trajectory:
+        outcome = self._rollout.outcomes[status.value]
+        grade = progress.grade
+        return Trajectory(
+            trajectory_id=order.trajectory_id,
+            instance_id=order.instance.instance_id,
+            group_id=order.group_id,
+            split=order.split,
+            step=order.step,
+            sample=order.sample,
+            attempt=order.attempt,
+            status=status,
+            reward=reward_of(status, grade, self._rollout.outcomes, self._env_config.reward),
+            trained=outcome.trained,
+            in_baseline=outcome.in_baseline,
+            turns=progress.result.turns if progress.result else [],
+            patch=progress.patch.encode("utf-8", "replace").decode(),
+            tests=grade.fail_to_pass | grade.pass_to_pass if grade else {},
+            error=error,
+            times_s=times_s,
+        )

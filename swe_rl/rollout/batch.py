@@ -1,0 +1,99 @@
+"""From a step's trajectories to its rows and its numbers.
+
+Invariants:
+- Advantages are computed over whole groups; members outside of the baseline neither enter it nor are trained on it.
+- `tokens_per_s` counts trajectories times their average response, as the field does; `sampled_tokens_per_s` counts
+  what the policy sampled.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from swe_rl.agent.protocol import AgentResult
+from swe_rl.algo.advantage import advantages, is_degenerate
+from swe_rl.algo.row import Row
+from swe_rl.config.schema import AlgoConfig
+from swe_rl.gateway.trace import Trace
+from swe_rl.rollout.collect import Collected
+from swe_rl.rollout.retokenize import Mismatch, Rendered
+from swe_rl.rollout.rows import build_rows
+from swe_rl.rollout.trajectory import Status, Trajectory
+
+Render = Callable[[AgentResult], Rendered]
+
+
+def groups_of(trajectories: Sequence[Trajectory]) -> dict[str, list[Trajectory]]:
+    groups: dict[str, list[Trajectory]] = {}
+    for one in trajectories:
+        groups.setdefault(one.group_id, []).append(one)
+    return groups
+
+
+def set_advantages(trajectories: Sequence[Trajectory], algo: AlgoConfig) -> int:
+    """Fills `advantage` in; returns the number of degenerate groups (nothing to learn from)."""
+    degenerate = 0
+    for group in groups_of(trajectories).values():
+        rewards = [one.reward for one in group]
+        in_baseline = [one.in_baseline and one.reward is not None for one in group]
+        for one, advantage in zip(group, advantages(rewards, in_baseline, algo), strict=True):
+            one.advantage = advantage
+        degenerate += is_degenerate(rewards, in_baseline)
+    return degenerate
+
+
+def count_tokens(trajectory: Trajectory, traces: Sequence[Trace]) -> None:
+    """Fills in prompt and response lengths from the longest chain of traces."""
+    if not traces:
+        return
+    last = max(traces, key=lambda one: len(one.prompt_ids) + len(one.sampled_ids))
+    trajectory.prompt_tokens = len(traces[0].prompt_ids)
+    trajectory.response_tokens = len(last.prompt_ids) + len(last.sampled_ids) - trajectory.prompt_tokens
+
+
+def traced_rows(trajectory: Trajectory, traces: Sequence[Trace]) -> list[Row]:
+    return build_rows(
+        traces,
+        trajectory_id=trajectory.trajectory_id,
+        group_id=trajectory.group_id,
+        advantage=trajectory.advantage or 0.0,
+        trained=trajectory.trained,
+    )
+
+
+def retokenized_rows(
+    trajectory: Trajectory, result: AgentResult | None, traces: Sequence[Trace], render: Render, mismatch: Mismatch
+) -> list[Row]:
+    """One row of the final messages, and its difference to what was really sampled counted into `mismatch`."""
+    if result is None or not traces:
+        return []
+    rendered = render(result)
+    mismatch.add(rendered, traces)
+    row = rendered.row(
+        trajectory_id=trajectory.trajectory_id,
+        group_id=trajectory.group_id,
+        advantage=trajectory.advantage or 0.0,
+        trained=trajectory.trained,
+        version=traces[0].weight_version,
+    )
+    return [row]
+
+
+def rollout_numbers(collected: Collected, generate_s: float) -> dict[str, Any]:
+    """The rollout's part of a line in `steps.jsonl`."""
+    trajectories = collected.trajectories
+    count = len(trajectories)
+    rewards = [one.reward for one in trajectories if one.reward is not None]
+    average_response = sum(one.response_tokens for one in trajectories) / max(1, count)
+    return {
+        "num_trajectories": count,
+        "avg_response_length": average_response,
+        "generate_s": generate_s,
+        "tokens_per_s": count * average_response / generate_s,
+        "sampled_tokens_per_s": sum(one.sampled_tokens for one in trajectories) / generate_s,
+        "reward_mean": sum(rewards) / len(rewards) if rewards else None,
+        "resolved_rate": sum(one.status is Status.resolved for one in trajectories) / max(1, count),
+        "statuses": dict(sorted(Counter(one.status.value for one in trajectories).items())),
+        "infra_retries": len(collected.retried),
+        "prefix_breaks": sum(one.prefix_breaks for one in trajectories),
+    }

@@ -1,0 +1,121 @@
+"""Collecting a step: groups of trajectories, with retries, to their full count.
+
+Invariants:
+- A step has exactly `prompts * n` trajectories, masked or not, in an order that does not depend on timing.
+- A trajectory's sampling seed depends on run seed, split, step, instance, sample and attempt only.
+- Past `rollout.max_infra_failure_rate` the run stops and names the instances.
+"""
+
+import asyncio
+import hashlib
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from swe_rl.agent.protocol import AgentResult
+from swe_rl.config.schema import RolloutConfig
+from swe_rl.env.instance import Instance
+from swe_rl.errors import RunError
+from swe_rl.gateway.session import SessionSettings
+from swe_rl.rollout.attempt import Order
+from swe_rl.rollout.trajectory import INFRA_STATUSES, Trajectory
+
+
+class RolloutError(RunError):
+    """Too much of a step failed for reasons that are not the policy's."""
+
+
+class RunsAttempts(Protocol):
+    async def run(self, order: Order) -> tuple[Trajectory, AgentResult | None]: ...
+
+
+@dataclass(slots=True)
+class Collected:
+    """Trajectories in order of instance and sample; `results[i]` is what the agent of `trajectories[i]` left."""
+
+    trajectories: list[Trajectory]
+    results: list[AgentResult | None]
+    retried: list[Trajectory] = field(default_factory=list)  # attempts that another one replaced
+
+
+def sampling_seed(seed: int, order_name: str) -> int:
+    """63 bits that depend on nothing but the run's seed and the trajectory's name."""
+    return int.from_bytes(hashlib.blake2b(f"{seed}/{order_name}".encode(), digest_size=8).digest(), "big") >> 1
+
+
+class Collector:
+    def __init__(self, attempter: RunsAttempts, rollout: RolloutConfig, seed: int) -> None:
+        self._attempter = attempter
+        self._rollout = rollout
+        self._seed = seed
+
+    async def collect(
+        self,
+        instances: Sequence[Instance],
+        *,
+        split: str,
+        step: int,
+        n: int,
+        temperature: float,
+        on_done: Callable[[Trajectory], Awaitable[None] | None] | None = None,
+    ) -> Collected:
+        """`n` trajectories of each instance. Raises RolloutError past the limit, TraceStoreError."""
+        places = asyncio.Semaphore(self._rollout.concurrency)
+        collected = Collected([], [])
+
+        async def one(instance: Instance, sample: int) -> tuple[Trajectory, AgentResult | None]:
+            async with places:
+                done = await self._with_retries(instance, split, step, sample, temperature, collected.retried)
+            if on_done:
+                waiting = on_done(done[0])
+                if waiting:
+                    await waiting
+            return done
+
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(one(instance, sample)) for instance in instances for sample in range(n)]
+        for task in tasks:
+            trajectory, result = task.result()
+            collected.trajectories.append(trajectory)
+            collected.results.append(result)
+        self._check_failures(collected.trajectories)
+        return collected
+
+    async def _with_retries(
+        self, instance: Instance, split: str, step: int, sample: int, temperature: float, retried: list[Trajectory]
+    ) -> tuple[Trajectory, AgentResult | None]:
+        attempt = 0
+        while True:
+            order = self._order(instance, split, step, sample, attempt, temperature)
+            trajectory, result = await self._attempter.run(order)
+            allowed = self._rollout.outcomes[trajectory.status.value].retries
+            if attempt >= min(allowed, self._rollout.infra_retries):
+                return trajectory, result
+            retried.append(trajectory)
+            attempt += 1
+
+    def _order(self, instance: Instance, split: str, step: int, sample: int, attempt: int, temperature: float) -> Order:
+        settings = SessionSettings(
+            temperature=temperature,
+            top_p=self._rollout.top_p,
+            top_k=self._rollout.top_k,
+            max_turn_tokens=self._rollout.max_turn_tokens,
+            max_trajectory_tokens=self._rollout.max_trajectory_tokens,
+            seed=0,
+        )
+        group_id = f"{split}.{step}.{instance.instance_id}"
+        order = Order(instance, group_id, split, step, sample, attempt, settings)
+        return replace(order, settings=replace(settings, seed=sampling_seed(self._seed, order.trajectory_id)))
+
+    def _check_failures(self, trajectories: Sequence[Trajectory]) -> None:
+        failed = [one for one in trajectories if one.status in INFRA_STATUSES]
+        rate = len(failed) / max(1, len(trajectories))
+        if rate <= self._rollout.max_infra_failure_rate:
+            return
+        names = sorted({one.instance_id for one in failed})
+        raise RolloutError(
+            f"{len(failed)} of {len(trajectories)} trajectories ({rate:.0%}) failed for reasons of infrastructure, "
+            f"more than rollout.max_infra_failure_rate={self._rollout.max_infra_failure_rate:g} allows; instances: "
+            f"{', '.join(names[:8])}{' ...' if len(names) > 8 else ''}. "
+            f"The first said: {failed[0].status}: {failed[0].error}"
+        )

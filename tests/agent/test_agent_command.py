@@ -1,0 +1,81 @@
+"""Reading commands out of messages."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swe_rl.agent.command import FormatError, parse_command
+
+
+@pytest.mark.parametrize(
+    ("message", "command"),
+    [
+        ("```bash\nls\n```", "ls"),
+        ("I look around.\n\n```bash\nls -la\n```\nThat is all.", "ls -la"),
+        ("```bash\nls\n```   \n", "ls"),
+        ("``` bash\r\nls\r\n```\r\n", "ls"),
+        ("```bash\ncat <<'EOF' > f\n  a\n\nb\nEOF\n```", "cat <<'EOF' > f\n  a\n\nb\nEOF"),
+        ("```python\nprint(1)\n```\n```bash\nls\n```", "ls"),
+        ("<think>\n```bash\nrm x\n```\n</think>\n```bash\nls\n```", "ls"),
+        ("```bash\necho '```'\n```", "echo '```'"),
+    ],
+)
+def test_one_block_is_the_command(message: str, command: str):
+    parsed = parse_command(message)
+    assert (parsed.command, parsed.submit, parsed.error) == (command, False, None)
+
+
+@pytest.mark.parametrize(
+    ("message", "error"),
+    [
+        ("", FormatError.no_block),
+        ("ls", FormatError.no_block),
+        ("```\nls\n```", FormatError.no_block),
+        ("```sh\nls\n```", FormatError.no_block),
+        ("```bash ls```", FormatError.no_block),
+        ("```python\n```bash\nls\n```", FormatError.no_block),
+        ("```bash\nls\n```\n```bash\nls\n```", FormatError.several_blocks),
+        ("```bash\nls\n```\n```bash\nls", FormatError.several_blocks),
+        ("```bash\nls", FormatError.unclosed_block),
+        ("```bash\n  \n```", FormatError.empty_block),
+        ("```bash\n```", FormatError.empty_block),
+    ],
+)
+def test_format_errors(message: str, error: FormatError):
+    parsed = parse_command(message)
+    assert (parsed.command, parsed.submit, parsed.error) == (None, False, error)
+
+
+@pytest.mark.parametrize(
+    ("block", "submit"),
+    [
+        ("submit", True),
+        ("  submit  ", True),
+        ("\nsubmit\n", True),
+        ("submit now", True),
+        ("submitted", False),
+        ("echo submit", False),
+        ("true && submit", False),
+        ("ls\nsubmit", False),
+        ("submit\nls", False),
+    ],
+)
+def test_the_submit_marker(block: str, submit: bool):
+    assert parse_command(f"```bash\n{block}\n```").submit is submit
+
+
+_PIECES = st.sampled_from(
+    ["```", "```bash\n", "\n```\n", "```python\n", "submit", "ls\n", "\r\n", "</think>", " ", "\u2028"]
+)
+
+
+@given(st.one_of(st.text(), st.lists(_PIECES).map("".join)))
+def test_it_never_raises_and_says_exactly_one_thing(message: str):
+    parsed = parse_command(message)
+    assert (parsed.command is None) == (parsed.error is not None)
+    assert parsed.command is not None or not parsed.submit
+
+
+@given(st.text(st.characters(exclude_characters="`\r", exclude_categories=["Cs"]), min_size=1).filter(str.strip))
+def test_any_block_without_fences_comes_back_as_it_is(command: str):
+    assert parse_command(f"Words.\n```bash\n{command}\n```\n").command == command

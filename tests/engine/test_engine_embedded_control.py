@@ -1,0 +1,213 @@
+"""What others do to a running engine: abort, pause, new weights, failure, close."""
+
+import asyncio
+import threading
+
+import pytest
+import torch
+
+from swe_rl.config.schema import EngineConfig
+from swe_rl.engine.embedded import EmbeddedEngine
+from swe_rl.engine.embedded_core import EngineCore
+from swe_rl.engine.protocol import EngineError, SamplingParams
+
+LONG = SamplingParams(200, seed=1)
+
+
+def begin(engine, prompt, request_id="r", params=LONG, session_id=None):
+    return asyncio.ensure_future(engine.generate(prompt, params, request_id=request_id, session_id=session_id))
+
+
+async def until(condition):
+    async with asyncio.timeout(5):
+        while not condition():  # noqa: ASYNC110 - the engine publishes counters, not events
+            await asyncio.sleep(0.001)
+
+
+async def sampling(engine, tokens=5):
+    start = engine.stats().sampled_tokens_total
+    await until(lambda: engine.stats().sampled_tokens_total >= start + tokens)
+
+
+async def test_abort_returns_what_was_sampled(engine, prompt_of):
+    whole = await engine.generate(prompt_of(0, 20), LONG, request_id="whole")
+    request = begin(engine, prompt_of(0, 20), "a")
+    await sampling(engine)
+    await engine.abort("a")
+    await engine.abort("unknown")
+    done = await request
+    assert done.finish_reason == "abort"
+    assert 5 <= len(done.token_ids) < 200
+    assert done.token_ids == whole.token_ids[: len(done.token_ids)]
+
+
+async def test_abort_of_a_waiting_request(start_engine, prompt_of):
+    engine = await start_engine(max_num_seqs=1)
+    running = begin(engine, prompt_of(0, 20), "running")
+    waiting = begin(engine, prompt_of(1, 20), "waiting")
+    await sampling(engine)
+    await engine.abort("waiting")
+    assert (await waiting).token_ids == () and (await waiting).finish_reason == "abort"
+    assert not running.done()
+
+
+async def test_cancelling_the_task_frees_the_slot(engine, prompt_of):
+    request = begin(engine, prompt_of(0, 20))
+    await sampling(engine)
+    request.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await request
+    await until(lambda: engine.stats().running == 0)
+    settled = engine.stats().sampled_tokens_total
+    await asyncio.sleep(0.02)
+    assert engine.stats().sampled_tokens_total == settled
+
+
+async def test_pause_freezes_and_resume_continues_where_it_was(engine, prompt_of):
+    whole = await engine.generate(prompt_of(0, 20), LONG, request_id="whole")
+    request = begin(engine, prompt_of(0, 20))
+    await sampling(engine)
+    await engine.pause()
+    frozen = engine.stats()
+    queued = begin(engine, prompt_of(1, 20), "queued", SamplingParams(2))
+    await until(lambda: engine.stats().waiting == 1)
+    await asyncio.sleep(0.03)
+    assert engine.stats().sampled_tokens_total == frozen.sampled_tokens_total
+    assert frozen.running == 1 and frozen.kv_used_tokens >= 24
+    await engine.resume()
+    assert (await request).token_ids == whole.token_ids
+    assert len((await queued).token_ids) == 2
+
+
+async def test_abort_works_while_paused(engine, prompt_of):
+    request = begin(engine, prompt_of(0, 20))
+    await sampling(engine)
+    await engine.pause()
+    await engine.abort("r")
+    assert (await request).finish_reason == "abort"
+
+
+async def test_new_weights_change_outputs_version_and_forget_the_cache(engine, build_model, prompt_of):
+    other = build_model(1)
+    prompt, params = prompt_of(0, 150), SamplingParams(20, temperature=0.0)
+    before = await engine.generate(prompt, params, request_id="a", session_id="s")
+    await engine.update_weights(other.state_dict(), 3)
+    after = await engine.generate(prompt, params, request_id="b", session_id="s")
+    expected = other.generate(torch.tensor([prompt]), max_new_tokens=20, do_sample=False, eos_token_id=None)
+    assert (before.weight_version, after.weight_version, engine.stats().weight_version) == (0, 3, 3)
+    assert before.token_ids != after.token_ids
+    assert list(after.token_ids) == expected[0, 150:].tolist()
+    assert after.cached_tokens == 0
+
+
+async def test_a_request_that_spans_an_update_reports_where_it_started(engine, build_model, prompt_of):
+    whole = await engine.generate(prompt_of(0, 20), LONG, request_id="whole")
+    request = begin(engine, prompt_of(0, 20), session_id="s")
+    await sampling(engine)
+    await engine.pause()
+    await engine.update_weights(build_model(1).state_dict(), 9)
+    await engine.resume()
+    done = await request
+    assert done.weight_version == 0
+    assert done.token_ids[:5] == whole.token_ids[:5] and done.token_ids != whole.token_ids
+    history = [*prompt_of(0, 20), *done.token_ids]
+    later = await engine.generate(history, SamplingParams(1), request_id="later", session_id="s")
+    assert (later.weight_version, later.cached_tokens) == (9, 0)
+
+
+async def test_a_refused_update_changes_nothing(engine, build_model, prompt_of):
+    params = SamplingParams(10, seed=0)
+    before = await engine.generate(prompt_of(0, 20), params, request_id="a")
+    weights = dict(build_model(1).state_dict())
+    del weights["model.norm.weight"]
+    with pytest.raises(EngineError, match=r"`model.norm.weight` is missing"):
+        await engine.update_weights(weights, 5)
+    after = await engine.generate(prompt_of(0, 20), params, request_id="b")
+    assert (after.token_ids, after.weight_version) == (before.token_ids, 0)
+
+
+async def test_the_engine_has_its_own_copy_of_the_model(build_model, start_engine, prompt_of):
+    model = build_model(5)
+    engine = await start_engine(model)
+    before = await engine.generate(prompt_of(0, 20), SamplingParams(10, seed=0), request_id="a")
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    after = await engine.generate(prompt_of(0, 20), SamplingParams(10, seed=0), request_id="b")
+    assert after.token_ids == before.token_ids
+
+
+async def test_release_session_forgets_it(engine, prompt_of):
+    prompt = prompt_of(0, 20)
+    await engine.generate(prompt, SamplingParams(1), request_id="a", session_id="s")
+    await engine.release_session("s")
+    await engine.release_session("unknown")
+    assert (await engine.generate(prompt, SamplingParams(1), request_id="b", session_id="s")).cached_tokens == 0
+
+
+async def test_a_failure_in_the_thread_reaches_everyone_with_its_cause(engine, build_model, prompt_of):
+    broken = {name: torch.full_like(value, float("nan")) for name, value in build_model(1).state_dict().items()}
+    requests = [begin(engine, prompt_of(i, 20), str(i)) for i in range(3)]
+    await sampling(engine)
+    for name in ("lm_head.weight", "model.embed_tokens.weight"):
+        broken[name] = torch.zeros_like(broken[name])
+    await engine.update_weights(broken, 1)
+    for outcome in await asyncio.gather(*requests, return_exceptions=True):
+        assert isinstance(outcome, EngineError)
+        assert isinstance(outcome.__cause__, FloatingPointError)
+    with pytest.raises(EngineError, match="logits are not finite") as later:
+        await engine.generate(prompt_of(0, 20), LONG, request_id="later")
+    assert isinstance(later.value.__cause__, FloatingPointError)
+    with pytest.raises(EngineError, match="logits are not finite"):
+        await engine.pause()
+    await engine.abort("0")
+
+
+async def test_close_fails_what_is_pending_and_joins_the_thread(engine, prompt_of):
+    requests = [begin(engine, prompt_of(i, 20), str(i)) for i in range(12)]
+    await sampling(engine)
+    await engine.close()
+    await engine.close()
+    outcomes = await asyncio.gather(*requests, return_exceptions=True)
+    assert all(isinstance(o, EngineError) and "was closed" in str(o) for o in outcomes)
+    assert not [t for t in threading.enumerate() if t.name == f"engine-{engine.name}"]
+    with pytest.raises(EngineError, match="is closed"):
+        await engine.generate(prompt_of(0, 5), LONG, request_id="late")
+
+
+async def test_close_while_paused(engine, prompt_of):
+    request = begin(engine, prompt_of(0, 20))
+    await sampling(engine)
+    await engine.pause()
+    await engine.close()
+    with pytest.raises(EngineError, match="was closed"):
+        await request
+
+
+async def test_generate_before_start_says_so(model, prompt_of):
+    engine = EmbeddedEngine(model, EngineConfig(max_model_len=64, max_num_seqs=2), pad_token_id=0)
+    with pytest.raises(EngineError, match="was not started"):
+        await engine.generate(prompt_of(0, 5), LONG, request_id="early")
+    await engine.close()
+
+
+async def test_an_unexpected_error_in_an_update_reaches_the_caller_and_ends_the_engine(engine, model, monkeypatch):
+    def explode(self, weights, version):
+        raise OSError("disk on fire")
+
+    monkeypatch.setattr(EngineCore, "update_weights", explode)
+    with pytest.raises(OSError, match="disk on fire"):
+        await engine.update_weights(model.state_dict(), 1)
+    await until(lambda: not engine._thread.alive)
+    with pytest.raises(EngineError, match="disk on fire"):
+        await engine.generate([1], LONG, request_id="late")
+
+
+async def test_threads_of_the_caller_are_left_alone(model, prompt_of):
+    torch.set_num_threads(1)
+    config = EngineConfig(max_model_len=64, max_num_seqs=2, num_threads=2)
+    engine = EmbeddedEngine(model, config, pad_token_id=0)
+    await engine.start()
+    await engine.generate(prompt_of(0, 5), SamplingParams(2), request_id="a")
+    assert torch.get_num_threads() == 1
+    await engine.close()

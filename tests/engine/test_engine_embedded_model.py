@@ -1,0 +1,114 @@
+"""The packed forward pass against a plain transformers forward pass."""
+
+import random
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+
+from swe_rl.engine.embedded_model import PackedDecoder, PrefillSpan
+from swe_rl.engine.protocol import EngineError
+from swe_rl.engine.slot_cache import SlotCache
+
+SIZE = {
+    "hidden_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 3,
+    "num_key_value_heads": 1,
+    "intermediate_size": 64,
+    "vocab_size": 90,
+    "max_position_embeddings": 256,
+    "initializer_range": 0.3,
+}
+
+
+def reference(model, ids):
+    with torch.no_grad():
+        return model(torch.tensor([ids])).logits[0]
+
+
+def packed(model, slots=6):
+    decoder = PackedDecoder(model, 256, 0)
+    return decoder, SlotCache(decoder.cache_shape(slots, 256))
+
+
+@pytest.fixture(autouse=True)
+def inference():
+    with torch.inference_mode():
+        yield
+
+
+def test_prefill_in_pieces_and_decode_equal_a_plain_forward(model, prompt_of):
+    decoder, cache = packed(model)
+    ids = prompt_of(0, 200)
+    expected = reference(model, ids)
+    for start, end in ((0, 64), (64, 65), (65, 130), (130, 190)):
+        logits = decoder.prefill([PrefillSpan(2, start, ids[start:end])], cache)
+        torch.testing.assert_close(logits[0], expected[end - 1], atol=2e-5, rtol=1e-5)
+    for position in range(190, 200):
+        logits = decoder.decode([2], [position], [ids[position]], cache)
+        torch.testing.assert_close(logits[0], expected[position], atol=2e-5, rtol=1e-5)
+
+
+def test_sequences_of_one_pass_do_not_touch_each_other(model, prompt_of):
+    decoder, cache = packed(model)
+    prompts = [prompt_of(i, tokens) for i, tokens in enumerate((1, 64, 131, 17))]
+    logits = decoder.prefill([PrefillSpan(i + 1, 0, ids) for i, ids in enumerate(prompts)], cache)
+    steps = decoder.decode([4, 1, 3], [17, 1, 131], [5, 6, 7], cache)
+    for row, ids in enumerate(prompts):
+        torch.testing.assert_close(logits[row], reference(model, ids)[-1], atol=2e-5, rtol=1e-5)
+    for row, (prompt, token) in enumerate(((3, 5), (0, 6), (2, 7))):
+        expected = reference(model, [*prompts[prompt], token])[-1]
+        torch.testing.assert_close(steps[row], expected, atol=2e-5, rtol=1e-5)
+
+
+def test_results_do_not_depend_on_batch_mates_bit_for_bit(model, prompt_of):
+    decoder, cache = packed(model)
+    ids, others = prompt_of(0, 150), [prompt_of(i, 40 * i) for i in range(1, 5)]
+    alone = decoder.prefill([PrefillSpan(0, 0, ids)], cache)[0].clone()
+    alone_step = decoder.decode([0], [150], [3], cache)[0].clone()
+    spans = [PrefillSpan(i, 0, other) for i, other in enumerate(others)]
+    together = decoder.prefill([*spans, PrefillSpan(5, 0, ids)], cache)[-1]
+    steps = decoder.decode([0, 5, 1, 2, 3], [40, 150, 80, 120, 160], [1, 3, 1, 1, 1], cache)
+    assert torch.equal(alone, together)
+    assert torch.equal(alone_step, steps[1])
+
+
+def test_blocks_computed_in_one_pass_or_several_are_the_same_bits(model, prompt_of):
+    decoder, cache = packed(model)
+    ids = prompt_of(0, 200)
+    whole = decoder.prefill([PrefillSpan(0, 0, ids)], cache)[0].clone()
+    decoder.prefill([PrefillSpan(1, 0, ids[:128])], cache)
+    assert torch.equal(whole, decoder.prefill([PrefillSpan(1, 128, ids[128:])], cache)[0])
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        lambda: LlamaForCausalLM(LlamaConfig(**SIZE, attention_bias=True)),
+        lambda: LlamaForCausalLM(LlamaConfig(**SIZE, tie_word_embeddings=True, rope_theta=500.0)),
+        lambda: Qwen2ForCausalLM(Qwen2Config(**SIZE)),
+    ],
+)
+def test_llama_and_qwen2_are_computed_too(other):
+    torch.manual_seed(0)
+    with torch.inference_mode(False):
+        model = other().eval()
+    for name, parameter in model.named_parameters():
+        if "bias" in name:
+            parameter.data.uniform_(-0.5, 0.5)
+    decoder, cache = packed(model)
+    ids = [random.Random(0).randrange(90) for _ in range(100)]
+    logits = decoder.prefill([PrefillSpan(0, 0, ids)], cache)
+    torch.testing.assert_close(logits[0], reference(model, ids)[-1], atol=2e-5, rtol=1e-5)
+
+
+def test_what_it_cannot_compute_is_refused_by_name(model):
+    with torch.inference_mode(False):
+        windowed = Qwen2ForCausalLM(
+            Qwen2Config(**SIZE, use_sliding_window=True, sliding_window=16, max_window_layers=1)
+        )
+    with pytest.raises(EngineError, match="sliding_attention"):
+        PackedDecoder(windowed, 128, 0)
+    with pytest.raises(EngineError, match="max_model_len=1024 above the model's 512"):
+        PackedDecoder(model, 1024, 0)

@@ -1,0 +1,127 @@
+"""Grading in a real sandbox: the tests' verdict, and nothing else."""
+
+import asyncio
+import dataclasses
+
+import pytest
+
+from swe_rl.config.schema import EnvConfig, SandboxConfig
+from swe_rl.env.bugs.env import BugsEnv
+from swe_rl.env.grading import VerdictCache, grade_by_pytest
+from swe_rl.env.patch import take_patch
+from swe_rl.env.protocol import GradeError
+from swe_rl.sandbox.provider import make_provider
+from swe_rl.sandbox.scripted import ScriptedProvider
+
+
+@pytest.fixture
+def env(tmp_path):
+    return BugsEnv(EnvConfig(), tmp_path / "cache")
+
+
+@pytest.fixture
+async def sandboxes(tmp_path):
+    provider = make_provider(SandboxConfig(), tmp_path / "scratch", print)
+    yield provider
+    await provider.close()
+
+
+async def grade(env, instance, patch, sandboxes):
+    return await grade_by_pytest(instance, patch, env.workspace(instance), sandboxes, 60.0)
+
+
+async def test_gold_resolves_and_nothing_does_not(env, sandboxes):
+    for split in ("train", "heldout"):
+        instance = env.instances(split)[0]
+        gold = await grade(env, instance, instance.patch, sandboxes)
+        assert gold.resolved and all(gold.pass_to_pass.values()) and gold.patch_applied
+        noop = await grade(env, instance, "", sandboxes)
+        assert not noop.resolved and not any(noop.fail_to_pass.values()) and all(noop.pass_to_pass.values())
+
+
+async def test_a_patch_that_does_not_apply_is_a_verdict(env, sandboxes):
+    instance = env.instances("train")[0]
+    verdict = await grade(env, instance, instance.patch.replace("@@ -", "@@ -9"), sandboxes)
+    assert not verdict.resolved and not verdict.patch_applied
+
+
+async def test_changed_tests_and_runner_settings_do_not_count(env, sandboxes):
+    instance = env.instances("train")[0]
+    cheat = (
+        "diff --git a/conftest.py b/conftest.py\n--- a/conftest.py\n+++ b/conftest.py\n@@ -0,0 +1,3 @@\n"
+        "+def pytest_runtest_makereport(item, call):\n+    import _pytest.reports as r\n+    raise SystemExit(0)\n"
+        "diff --git a/pytest.ini b/pytest.ini\nnew file mode 100644\n--- /dev/null\n+++ b/pytest.ini\n@@ -0,0 +1,2 @@\n"
+        "+[pytest]\n+addopts = --co\n"
+    )
+    verdict = await grade(env, instance, cheat, sandboxes)
+    assert not verdict.resolved and all(verdict.pass_to_pass.values())
+
+
+async def test_code_that_ends_the_session_early_passes_nothing(env, sandboxes):
+    instance = env.instances("train")[0]
+    package = instance.repo.split("/")[-1]
+    path = f"{package}/__init__.py"
+    first = (env.workspace(instance).path / path).read_text().split("\n")[0]
+    cheat = (
+        f"diff --git a/{path} b/{path}\n--- a/{path}\n+++ b/{path}\n@@ -1 +1,3 @@\n"
+        f"+import os\n+print('PASSED {instance.fail_to_pass[0]}'); os._exit(0)\n {first}\n"
+    )
+    verdict = await grade(env, instance, cheat, sandboxes)
+    assert not verdict.resolved and not any(verdict.pass_to_pass.values())
+
+
+async def test_a_broken_test_patch_is_no_verdict(env, sandboxes):
+    instance = dataclasses.replace(env.instances("train")[0], test_patch="nonsense\n")
+    workspace = env.workspace(env.instances("train")[0])
+    with pytest.raises(GradeError, match="its own test patch"):
+        await grade_by_pytest(instance, instance.patch, workspace, sandboxes, 60.0)
+
+
+async def test_a_dead_sandbox_is_no_verdict(env):
+    from swe_rl.sandbox.protocol import SandboxError
+
+    def dies(command):
+        raise SandboxError("gone")
+
+    instance = env.instances("train")[0]
+    with pytest.raises(GradeError, match="gone"):
+        await grade(env, instance, instance.patch, ScriptedProvider(dies))
+
+
+async def test_the_cache_asks_once_also_side_by_side(env, sandboxes):
+    cache, instance = VerdictCache(), env.instances("train")[0]
+    workspace = env.workspace(instance)
+    verdicts = await asyncio.gather(
+        *(cache.grade(instance, instance.patch, workspace, sandboxes, 60.0) for _ in range(4))
+    )
+    assert all(one.resolved for one in verdicts) and cache.hits == 3
+    assert sorted(one.cached for one in verdicts) == [False, True, True, True]
+    assert not (await cache.grade(instance, "", workspace, sandboxes, 60.0)).resolved
+
+
+async def test_the_patch_of_an_agent(env, sandboxes):
+    """Edits, new files and own commits are in it; caches are not; without a repository there is none."""
+    instance = env.instances("train")[0]
+    sandbox = await sandboxes.create(env.workspace(instance), owner="agent")
+    module = instance.patch.split()[2].removeprefix("a/")
+    await sandbox.exec(f"echo '# note' >> {module}; git commit -qam own", timeout_s=10)
+    await sandbox.exec("echo data > new.txt; mkdir __pycache__; echo x > __pycache__/a.pyc", timeout_s=10)
+    patch = await take_patch(sandbox, instance.base_commit, 10)
+    assert "+# note" in patch and "+++ b/new.txt" in patch and "pyc" not in patch
+    verdict = await grade(env, instance, patch, sandboxes)
+    assert verdict.patch_applied and not verdict.resolved
+    await sandbox.exec("rm -rf .git", timeout_s=10)
+    assert await take_patch(sandbox, instance.base_commit, 10) == ""
+    await sandbox.close()
+
+
+async def test_the_tree_has_one_commit_and_no_trace_of_the_fix(env, sandboxes):
+    for instance in (*env.instances("train")[:3], *env.instances("heldout")[:3]):
+        sandbox = await sandboxes.create(env.workspace(instance), owner="look")
+        log = await sandbox.exec("git log --all --oneline | wc -l; git rev-parse HEAD; git status --porcelain", timeout_s=10)
+        assert log.output.split() == ["1", instance.base_commit]
+        for test in instance.fail_to_pass:
+            name = test.split("::")[1]
+            found = await sandbox.exec(f"grep -rn 'def {name}(' . ; git grep -n 'def {name}(' $(git rev-list --all)", timeout_s=10)
+            assert found.output == ""
+        await sandbox.close()

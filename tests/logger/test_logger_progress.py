@@ -1,0 +1,138 @@
+import io
+import logging
+import re
+import subprocess
+import sys
+
+import pytest
+
+from swe_rl.logger.progress import Progress
+from swe_rl.logger.progress_state import ProgressState
+from swe_rl.logger.progress_text import averages, duration, number, percent, step_line
+from swe_rl.logger.progress_view import is_live
+from swe_rl.rollout.trajectory import Status
+
+RECORD = {
+    "step": 1,
+    "reward_mean": 0.5,
+    "resolved_rate": 0.25,
+    "tokens_per_s": 1234.5,
+    "loss": 0.01234,
+    "entropy": float("nan"),
+    "avg_response_length": 410.0,
+}
+
+
+class Clock:
+    def __init__(self):
+        self.now = 1000.0
+
+    def __call__(self):
+        return self.now
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def run_steps(console, clock, environ, trajectories=40, seconds_each=0.5):
+    with Progress(2, console, clock=clock, environ=environ) as progress:
+        with progress.phase("step"):
+            with progress.phase("generate", trajectories=trajectories):
+                for index in range(trajectories):
+                    clock.now += seconds_each
+                    progress.trajectory(Status.resolved if index % 4 == 0 else Status.unresolved, tokens=100)
+            with progress.phase("train"):
+                clock.now += 5.0
+        progress.step_done(RECORD)
+        progress.eval_done("after", 0.5, 96)
+
+
+def test_plain_lines_come_at_most_every_two_seconds(caplog):
+    out, clock = io.StringIO(), Clock()
+    with caplog.at_level(logging.INFO, "swe_rl.progress"):
+        run_steps(out, clock, {})
+    lines = out.getvalue().splitlines()
+    running = [line for line in lines if "trajectories (" in line]
+    assert len(running) == 10  # 20 s of collection
+    assert "step 1/2  generate" in running[0]
+    assert "40/40 trajectories (30 unresolved, 10 resolved)  200 tokens/s" in running[-1]
+    assert lines[-2].startswith("step 1/2  reward 0.500  resolved 25.0%   1234 tokens/s  loss 0.0123  entropy -")
+    assert lines[-1] == "eval after: 50.0% resolved of 96 trajectories"
+
+
+def test_run_log_has_the_markers_of_the_field(caplog):
+    with caplog.at_level(logging.INFO, "swe_rl.progress"):
+        run_steps(io.StringIO(), Clock(), {})
+    text = caplog.text
+    assert text.index("Started: 'step'") < text.index("Started: 'generate'") < text.index("Finished: 'step'")
+    assert re.search(r"Finished: 'generate', time cost: (\d+\.\d+)s", text)[1] == "20.00"
+    assert "avg_final_rewards: 0.5000, avg_response_length: 410.0" in text
+
+
+def test_live_terminal_shows_the_lasting_lines_and_gives_the_cursor_back():
+    out = Terminal()
+    environ = {"TERM": "xterm-256color"}
+    run_steps(out, Clock(), environ)
+    shown = out.getvalue()
+    assert "step 1/2  reward 0.500" in shown
+    assert shown.rindex("\x1b[?25h") > shown.rindex("\x1b[?25l")
+
+
+@pytest.mark.parametrize(
+    "environ", [{}, {"TERM": "dumb"}, {"TERM": "xterm", "NO_COLOR": "1"}, {"TERM": "xterm", "CI": "true"}]
+)
+def test_quiet_environments_get_plain_lines(environ):
+    out = Terminal()
+    run_steps(out, Clock(), environ)
+    assert "\x1b" not in out.getvalue()
+    assert not is_live(io.StringIO(), {"TERM": "xterm"})
+    assert is_live(Terminal(), {"TERM": "xterm"})
+
+
+def test_a_console_that_goes_away_does_not_end_the_run():
+    class Broken(io.StringIO):
+        def write(self, text):
+            raise BrokenPipeError
+
+    run_steps(Broken(), Clock(), {})
+
+
+def test_error_inside_a_phase_leaves_it_and_passes_through(caplog):
+    progress = Progress(1, io.StringIO(), clock=Clock())
+    with caplog.at_level(logging.INFO), pytest.raises(RuntimeError), progress, progress.phase("step"):
+        raise RuntimeError
+    assert progress.state.phases == []
+    assert "Finished: 'step'" in caplog.text
+
+
+def test_time_left_follows_the_mean_of_the_steps():
+    state = ProgressState(total_steps=5)
+    assert state.left_s(0.0) is None
+    state.enter("step", 0, 0.0)
+    state.leave(10.0)
+    state.finish_step(1, 10.0)
+    assert state.left_s(10.0) == 40.0
+    assert state.left_s(14.0) == 36.0
+    assert state.left_s(100.0) == 30.0  # an overdue step counts as about to end
+
+
+def test_resumed_run_starts_after_its_steps():
+    out = io.StringIO()
+    progress = Progress(9, out, clock=Clock(), done_steps=4)
+    assert progress.state.headline(1000.0) == "step 5/9"
+
+
+def test_words_for_missing_numbers():
+    assert number(None) == number(float("inf")) == number("x") == number(True) == percent(None) == "-"
+    assert averages({}) == "avg_final_rewards: -, avg_response_length: -"
+    assert [duration(s) for s in (8.44, 187, 7451, float("nan"))] == ["8.4s", "3:07", "2:04:11", "-"]
+    assert step_line({}, 3, 1.0).startswith("step -/3  reward -")
+
+
+def test_importing_progress_imports_no_rich():
+    code = "import sys, swe_rl.logger.progress, swe_rl.logger.run_log, swe_rl.logger.wandb as w; print('rich' in sys.modules, 'wandb' in sys.modules)"
+    root = __file__.rsplit("/tests/", 1)[0]
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=root, check=True).stdout
+    assert out.split() == ["False", "False"]

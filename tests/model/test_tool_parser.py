@@ -1,0 +1,74 @@
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swe_rl.model.tool_parser import ToolParserError, check_tool_parser, parse_reply
+
+_CALL = '<tool_call>\n{"name": "bash", "arguments": {"command": "ls"}}\n</tool_call>'
+
+
+def test_calls_are_taken_out_of_the_content():
+    reply = parse_reply(f"I look.\n{_CALL}\n{_CALL}", tools=True)
+    assert reply.content == "I look."
+    assert [(call.name, json.loads(call.arguments)) for call in reply.tool_calls] == [("bash", {"command": "ls"})] * 2
+
+
+def test_a_call_without_its_end_mark_counts():
+    assert len(parse_reply(_CALL.removesuffix("</tool_call>"), tools=True).tool_calls) == 1
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        "{", '{"name": "x"', "[]", '{"name": 1, "arguments": {}}', '{"name": "", "arguments": {}}',
+        '{"name": "x", "arguments": [1]}', '{"name": "x", "arguments": "no"}', '{"name": "x", "arguments": {"a": NaN}}',
+        '{"name": "\\ud800", "arguments": {}}', "[" * 100_000, "",
+    ],
+)  # fmt: skip
+def test_a_malformed_call_stays_in_the_content(block):
+    text = f"a <tool_call>{block}</tool_call> b"
+    reply = parse_reply(text, tools=True)
+    assert (reply.content, reply.tool_calls) == (text, ())
+
+
+def test_a_good_call_beside_a_bad_one():
+    reply = parse_reply(f"<tool_call>{{</tool_call>\n{_CALL}", tools=True)
+    assert reply.content == "<tool_call>{</tool_call>" and len(reply.tool_calls) == 1
+
+
+def test_a_lone_surrogate_in_arguments_can_be_sent_on():
+    reply = parse_reply('<tool_call>{"name": "x", "arguments": {"a": "\\ud800é"}}</tool_call>', tools=True)
+    reply.tool_calls[0].arguments.encode()
+    assert json.loads(reply.tool_calls[0].arguments) == {"a": "\ud800é"}
+
+
+def test_without_tools_a_call_is_text():
+    assert parse_reply(_CALL, tools=False).content == _CALL
+
+
+@pytest.mark.parametrize(
+    ("text", "reasoning", "content"),
+    [
+        ("<think>\nwhy\n</think>\n\nls", "why", "ls"),
+        ("\n<think>why</think>", "why", ""),
+        ("<think>\ncut off", "cut off", ""),
+        ("ls <think>x</think>", None, "ls <think>x</think>"),
+        ("  ls \n", None, "  ls \n"),
+    ],
+)
+def test_reasoning_is_split_off(text, reasoning, content):
+    reply = parse_reply(text, tools=False)
+    assert (reply.reasoning_content, reply.content) == (reasoning, content)
+
+
+@given(st.text(st.sampled_from("ab<>/{}\"tool_call think"), max_size=60), st.booleans())
+def test_nothing_is_an_error(text, tools):
+    parse_reply(text, tools=tools)
+
+
+def test_an_unknown_parser_is_named():
+    assert check_tool_parser("hermes") == "hermes"
+    with pytest.raises(ToolParserError, match=r"model\.tool_parser=xml"):
+        check_tool_parser("xml")

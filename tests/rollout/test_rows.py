@@ -1,0 +1,87 @@
+"""Traces to rows: accounting that must hold for every session."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swe_rl.gateway.trace import Break, Trace
+from swe_rl.rollout.rows import RowError, build_rows
+
+ids = st.lists(st.integers(0, 999), min_size=1, max_size=8)
+
+
+def trace(turn: int, chain: int, prompt: list[int], sampled: list[int], **more) -> Trace:
+    more = {"logprobs": tuple(-0.5 for _ in sampled), "weight_version": 3, "finish_reason": "stop"} | more
+    return Trace("s", turn, chain, tuple(prompt), tuple(sampled), **more)
+
+
+@st.composite
+def sessions(draw) -> list[Trace]:
+    """Well-formed sessions: chains of turns, each prompt extending the one before."""
+    traces, turn = [], 0
+    for chain in range(draw(st.integers(1, 3))):
+        held: list[int] = []
+        for number in range(draw(st.integers(1, 4))):
+            prompt, sampled = held + draw(ids), draw(ids)
+            kind = Break.prefix_changed if chain and not number else None
+            traces.append(trace(turn, chain, prompt, sampled, break_kind=kind))
+            held, turn = prompt + sampled, turn + 1
+    return traces
+
+
+def rows_of(traces: list[Trace]):
+    return build_rows(traces, trajectory_id="t", group_id="g", advantage=0.5, trained=True)
+
+
+@given(sessions())
+def test_every_sampled_token_is_trained_exactly_once(traces):
+    rows = rows_of(traces)
+    assert len(rows) == len({one.chain for one in traces})
+    assert sum(row.trained_tokens for row in rows) == sum(len(one.sampled_ids) for one in traces)
+    for row in rows:
+        assert len(row.token_ids) == len(row.loss_mask) == len(row.rollout_logprobs)
+        assert all((logprob == 0.0) == (not mask) for mask, logprob in zip(row.loss_mask, row.rollout_logprobs))
+
+
+@given(sessions())
+def test_masked_tokens_are_what_the_engine_sampled_in_order(traces):
+    by_chain = [[one for one in traces if one.chain == chain] for chain in sorted({one.chain for one in traces})]
+    for row, chain in zip(rows_of(traces), by_chain, strict=True):
+        sampled = [token for token, mask in zip(row.token_ids, row.loss_mask, strict=True) if mask]
+        assert sampled == [token for one in chain for token in one.sampled_ids]
+        assert row.token_ids == chain[-1].prompt_ids + chain[-1].sampled_ids
+
+
+@given(sessions(), st.randoms())
+def test_the_order_of_traces_does_not_matter(traces, rng):
+    shuffled = list(traces)
+    rng.shuffle(shuffled)
+    assert rows_of(shuffled) == rows_of(traces)
+
+
+def test_a_prompt_that_leaves_its_chain_is_refused():
+    with pytest.raises(RowError, match="token 1"):
+        rows_of([trace(0, 0, [1, 2], [3]), trace(1, 0, [1, 9, 3, 4], [5])])
+
+
+def test_logprobs_that_do_not_fit_are_refused():
+    with pytest.raises(RowError, match="do not match"):
+        rows_of([trace(0, 0, [1], [2, 3], logprobs=(-0.1,))])
+    with pytest.raises(RowError, match="do not match"):
+        rows_of([trace(0, 0, [1], [2], logprobs=(float("nan"),))])
+
+
+def test_a_superseded_reply_is_not_trained():
+    first = trace(0, 0, [1], [2])
+    again = trace(1, 1, [1], [7, 8], break_kind=Break.duplicate)
+    [row] = rows_of([first, again])
+    assert row.token_ids == (1, 7, 8) and row.trained_tokens == 2
+
+
+def test_an_aborted_reply_is_not_trained():
+    assert rows_of([trace(0, 0, [1], [2], finish_reason="abort")]) == []
+
+
+def test_weight_versions_span_the_row():
+    [row] = rows_of([trace(0, 0, [1], [2], weight_version=4), trace(1, 0, [1, 2, 3], [4], weight_version=6)])
+    assert row.weight_versions == (4, 6)

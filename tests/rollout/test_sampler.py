@@ -1,0 +1,35 @@
+"""Every instance once an epoch, and a state that continues exactly."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swe_rl.rollout.sampler import PromptSampler
+
+
+@given(st.integers(1, 12), st.integers(0, 5), st.lists(st.integers(1, 9), max_size=6), st.integers(1, 9))
+def test_a_restored_sampler_goes_on_as_the_first_would(size, seed, counts, more):
+    sampler = PromptSampler(size, seed)
+    for count in counts:
+        sampler.take(count)
+    other = PromptSampler(size, seed)
+    other.restore(sampler.state())
+    assert other.take(more) == sampler.take(more)
+
+
+@given(st.integers(1, 12), st.integers(0, 5))
+def test_every_instance_once_an_epoch(size, seed):
+    sampler = PromptSampler(size, seed)
+    for _ in range(3):
+        assert sorted(sampler.take(size)) == list(range(size))
+
+
+def test_epochs_differ_and_seeds_differ():
+    one, two = PromptSampler(20, 0), PromptSampler(20, 1)
+    first = one.take(20)
+    assert first != one.take(20) and first != two.take(20)
+
+
+def test_nothing_to_sample():
+    with pytest.raises(ValueError, match="at least one"):
+        PromptSampler(0, 0)

@@ -1,0 +1,65 @@
+"""A small git repository to copy, and a provider for each isolation."""
+
+import shutil
+import subprocess
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+
+from swe_rl.config.schema import Isolation, SandboxConfig
+from swe_rl.sandbox.process import ProcessProvider, ProcessSandbox
+from swe_rl.sandbox.protocol import Workspace
+
+needs_bwrap = pytest.mark.skipif(shutil.which("bwrap") is None, reason="needs bubblewrap")
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Workspace:
+    folder = tmp_path / "workspace"
+    folder.mkdir()
+    (folder / "calc.py").write_text("def add(a, b):\n    return a - b\n")
+    (folder / "test_calc.py").write_text("from calc import add\n\n\ndef test_add():\n    assert add(1, 2) == 3\n")
+    (folder / "run.sh").write_text("#!/bin/sh\necho ran\n")
+    (folder / "run.sh").chmod(0o755)
+    (folder / "link").symlink_to("calc.py")
+    (folder / "outside").symlink_to("/etc/hostname")
+    (folder / "package").mkdir()
+    (folder / "package" / "__init__.py").write_text("")
+    git = "git init -q . && git add . && git -c user.name=a -c user.email=a@b commit -qm first"
+    subprocess.run(git, shell=True, cwd=folder, check=True)
+    return Workspace(path=folder)
+
+
+ProviderFactory = Callable[..., ProcessProvider]
+
+
+@pytest.fixture
+async def make(tmp_path: Path) -> AsyncIterator[ProviderFactory]:
+    """Makes providers in one scratch folder; closes them at the end."""
+    made: list[ProcessProvider] = []
+
+    def factory(isolation: Isolation = Isolation.none, **changes: object) -> ProcessProvider:
+        config = SandboxConfig(isolation=isolation, **changes)  # type: ignore[arg-type]
+        made.append(ProcessProvider(config, tmp_path / "scratch", warn=pytest.fail))
+        return made[-1]
+
+    yield factory
+    for provider in made:
+        await provider.close()
+
+
+@pytest.fixture(params=[pytest.param(Isolation.bubblewrap, marks=needs_bwrap), Isolation.none], ids=str)
+def isolation(request: pytest.FixtureRequest) -> Isolation:
+    return request.param  # type: ignore[no-any-return]
+
+
+@pytest.fixture
+async def sandbox(make: ProviderFactory, isolation: Isolation, workspace: Workspace) -> ProcessSandbox:
+    """One sandbox of each isolation; closed with its provider."""
+    return await make(isolation).create(workspace, owner="test/one")
+
+
+@pytest.fixture
+async def isolated(make: ProviderFactory, workspace: Workspace) -> ProcessSandbox:
+    return await make(Isolation.bubblewrap).create(workspace, owner="isolated")

@@ -1,0 +1,99 @@
+"""Leftovers of killed runs."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+
+from swe_rl.config.schema import Isolation, SandboxConfig
+from swe_rl.sandbox.lease import LEASE_NAME, reap_stale, write_lease
+from swe_rl.sandbox.process import ProcessProvider
+
+_RUN = """
+import asyncio, sys
+from pathlib import Path
+from swe_rl.config.schema import Isolation, SandboxConfig
+from swe_rl.sandbox.process import ProcessProvider
+from swe_rl.sandbox.protocol import Workspace
+
+async def main():
+    config = SandboxConfig(isolation=Isolation.none)
+    provider = ProcessProvider(config, Path(sys.argv[1]), warn=print)
+    sandbox = await provider.create(Workspace(path=Path(sys.argv[2])), owner="x")
+    if sys.argv[3] == "exit":
+        return
+    await sandbox.exec("touch started; sleep 65.25", timeout_s=60)
+
+asyncio.run(main())
+"""
+
+
+def _start(tmp_path: Path, mode: str) -> "subprocess.Popen[bytes]":
+    source = tmp_path / "source"
+    source.mkdir()
+    scratch = tmp_path / "scratch"
+    return subprocess.Popen([sys.executable, "-c", _RUN, str(scratch), str(source), mode], cwd=Path.cwd())
+
+
+def test_a_killed_runs_folder_and_processes_are_reaped(tmp_path: Path):
+    run = _start(tmp_path, "run")
+    scratch = tmp_path / "scratch"
+    for _ in range(200):
+        if list(scratch.glob("*/*/work/started")):
+            break
+        time.sleep(0.05)
+    assert reap_stale(scratch) == []  # its owner lives
+    run.send_signal(signal.SIGKILL)
+    run.wait()
+    (folder,) = scratch.iterdir()
+    assert reap_stale(scratch) == [folder]
+    assert list(scratch.iterdir()) == []
+    left = [p.pid for p in psutil.process_iter(["cmdline"]) if "65.25" in (p.info["cmdline"] or [])]
+    assert left == []
+
+
+def test_the_end_of_the_process_removes_the_folder(tmp_path: Path):
+    assert _start(tmp_path, "exit").wait() == 0
+    assert list((tmp_path / "scratch").iterdir()) == []
+
+
+def test_a_reused_pid_is_not_the_owner(tmp_path: Path):
+    folder = tmp_path / "old"
+    folder.mkdir()
+    write_lease(folder)
+    assert reap_stale(tmp_path) == []
+    lease = json.loads((folder / LEASE_NAME).read_text())
+    (folder / LEASE_NAME).write_text(json.dumps(lease | {"started_s": lease["started_s"] - 100}))
+    assert reap_stale(tmp_path) == [folder]
+
+
+def test_what_is_not_ours_is_left_alone(tmp_path: Path):
+    records = {"no_lease": None, "torn": "{", "not_a_dict": "[1]", "other_host": json.dumps(_dead("elsewhere"))}
+    for name, text in records.items():
+        (tmp_path / name).mkdir()
+        if text is not None:
+            (tmp_path / name / LEASE_NAME).write_text(text)
+    assert reap_stale(tmp_path) == []
+    assert reap_stale(tmp_path / "missing") == []
+    assert len(list(tmp_path.iterdir())) == len(records)
+
+
+def test_a_new_provider_reaps_by_itself(tmp_path: Path):
+    folder = tmp_path / "process-old"
+    (folder / "x-1" / "work").mkdir(parents=True)
+    (folder / LEASE_NAME).write_text(json.dumps(_dead(socket.gethostname())))
+    ProcessProvider(SandboxConfig(isolation=Isolation.none), tmp_path, warn=print)
+    assert not folder.exists()
+
+
+def _dead(host: str) -> dict[str, object]:
+    child = subprocess.Popen(["true"])
+    child.wait()
+    assert child.pid != os.getpid()
+    return {"host": host, "pid": child.pid, "started_s": time.time()}

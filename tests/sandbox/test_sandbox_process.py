@@ -1,0 +1,233 @@
+"""Sandboxes as processes, with real bubblewrap and without isolation."""
+
+import asyncio
+import contextlib
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from swe_rl.config.schema import Isolation, SandboxConfig
+from swe_rl.errors import UserError
+from swe_rl.sandbox.process import ProcessProvider, ProcessSandbox
+from swe_rl.sandbox.protocol import SandboxError, Workspace
+
+
+def processes_of(word: str) -> list[int]:
+    """Live processes with `word` in their command line."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.status() != psutil.STATUS_ZOMBIE and word in " ".join(process.cmdline()):
+                found.append(process.pid)
+    return found
+
+
+def folders(tmp_path: Path, pattern: str) -> list[Path]:
+    return list(tmp_path.glob(f"scratch/*/{pattern}"))
+
+
+def _open_descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+async def gone(word: str) -> bool:
+    """Whether no process with `word` is left, a second allowed for the kernel to take a namespace down."""
+    for _ in range(50):
+        if not processes_of(word):
+            return True
+        await asyncio.sleep(0.02)
+    return False
+
+
+async def test_a_command_runs_in_a_fresh_copy(sandbox: ProcessSandbox, workspace: Workspace):
+    result = await sandbox.exec("pwd; git status --short; ./run.sh; echo changed > calc.py; exit 3", timeout_s=10)
+    assert result.exit_code == 3
+    assert result.output == f"{sandbox.workdir}\nran\n"
+    assert not result.timed_out and result.truncated_bytes == 0 and 0 < result.duration_s < 10
+    assert (await sandbox.exec("cat calc.py; readlink link", timeout_s=10)).output == "changed\ncalc.py\n"
+    assert workspace.path is not None and "return a - b" in (workspace.path / "calc.py").read_text()
+
+
+async def test_python_and_pytest_are_this_interpreters(sandbox: ProcessSandbox):
+    result = await sandbox.exec(
+        "python -m pytest -q -p no:cacheprovider test_calc.py; git status --short", timeout_s=60
+    )
+    assert "1 failed" in result.output
+    assert "??" not in result.output  # neither bytecode nor caches in the working copy
+    version = await sandbox.exec("python3 -c 'import sys; print(sys.version)'", timeout_s=10)
+    assert version.output == f"{sys.version}\n"
+
+
+async def test_stdin_is_empty_and_streams_are_merged_in_order(sandbox: ProcessSandbox):
+    result = await sandbox.exec("cat; echo a; echo b >&2; echo c", timeout_s=10)
+    assert (result.exit_code, result.output) == (0, "a\nb\nc\n")
+
+
+async def test_temporary_files_live_as_long_as_the_sandbox(sandbox: ProcessSandbox):
+    await sandbox.exec("echo kept > $TMPDIR/note", timeout_s=10)
+    assert (await sandbox.exec("cat ~/note", timeout_s=10)).output == "kept\n"
+
+
+async def test_the_environment_has_no_secret(sandbox: ProcessSandbox, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("WANDB_API_KEY", "secret-in-the-environment")
+    result = await sandbox.exec("env; cat /proc/self/environ /proc/1/environ 2>/dev/null; true", timeout_s=10)
+    assert "secret-in-the-environment" not in result.output
+    assert "PYTHONHASHSEED=0" in result.output and "LANG=C.UTF-8" in result.output
+    assert (await sandbox.exec("echo $EXTRA", timeout_s=10, env={"EXTRA": "given"})).output == "given\n"
+
+
+async def test_signals_become_128_plus_n(sandbox: ProcessSandbox):
+    assert (await sandbox.exec("kill -9 $$", timeout_s=10)).exit_code == 137
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "sleep 61.25",
+        "sleep 61.25 & wait",
+        "setsid sleep 61.25 & sleep 61.25",
+        "(setsid setsid sleep 61.25 > /dev/null 2>&1 &); sleep 61.25",
+        "trap '' TERM INT HUP; while :; do sleep 61.25; done",
+        "env -i setsid --wait sleep 61.25",
+    ],
+)
+async def test_a_timeout_kills_the_whole_tree(sandbox: ProcessSandbox, command: str):
+    started = time.monotonic()
+    result = await sandbox.exec(f"echo before; {command}", timeout_s=0.4)
+    assert time.monotonic() - started < 3
+    assert result.timed_out and result.exit_code == 124 and result.duration_s == 0.4
+    assert result.output == "before\n"
+    assert await gone("sleep 61.25")
+
+
+async def test_a_daemon_neither_holds_exec_up_nor_outlives_it(sandbox: ProcessSandbox):
+    started = time.monotonic()
+    hide = "(env -i setsid sleep 62.25 &)"
+    result = await sandbox.exec(
+        f"setsid sleep 62.25 & (setsid sleep 62.25 >/dev/null 2>&1 &) ; {hide}; echo on", timeout_s=20
+    )
+    assert (result.exit_code, result.output, result.timed_out) == (0, "on\n", False)
+    assert time.monotonic() - started < 3
+    assert await gone("sleep 62.25")
+
+
+async def test_a_flood_of_output_is_bounded(sandbox: ProcessSandbox):
+    before = psutil.Process().memory_info().rss
+    result = await sandbox.exec("echo first; yes | head -c 50M; echo last", timeout_s=30, max_output_bytes=10_000)
+    assert psutil.Process().memory_info().rss - before < 20 * 2**20
+    assert result.exit_code == 0
+    assert result.output.startswith("first\ny\n") and result.output.endswith("y\nlast\n")
+    assert result.truncated_bytes == 50 * 2**20 + len("first\nlast\n") - 10_000
+    assert f"[{result.truncated_bytes} bytes left out]" in result.output
+    assert len(result.output) < 10_100
+
+
+async def test_any_bytes_can_come_out(sandbox: ProcessSandbox):
+    result = await sandbox.exec(r"printf '\xff\x00a\x1b[31mred\n'", timeout_s=10)
+    assert result.output == "\ufffd\x00a\x1b[31mred\n"
+
+
+async def test_a_command_that_cannot_be_passed_on_is_a_result_not_an_error(sandbox: ProcessSandbox):
+    assert (await sandbox.exec("echo \0", timeout_s=10)).exit_code == 126
+    assert "too long" in (await sandbox.exec(": " + "x" * 200_000, timeout_s=10)).output
+    assert (await sandbox.exec("echo '\ud800'", timeout_s=10)).output == "?\n"
+
+
+async def test_resource_limits(sandbox: ProcessSandbox):
+    too_much = await sandbox.exec("python -c 'bytearray(3 << 30)'", timeout_s=20)
+    assert too_much.exit_code == 1 and "MemoryError" in too_much.output
+    large = await sandbox.exec("head -c 100M /dev/zero > large; ls -s --block-size=1M large", timeout_s=20)
+    assert "64 large" in large.output
+
+
+async def test_cancellation_kills_and_is_raised_again(sandbox: ProcessSandbox):
+    for wait_s in (0.0, 0.002, 0.005, 0.2):
+        task = asyncio.create_task(sandbox.exec("setsid sleep 63.25 & sleep 63.25", timeout_s=30))
+        await asyncio.sleep(wait_s)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    assert await gone("sleep 63.25")
+    assert (await sandbox.exec("echo alive", timeout_s=10)).output == "alive\n"
+
+
+async def test_closing_leaves_nothing_and_is_idempotent(
+    make, isolation: Isolation, workspace: Workspace, tmp_path: Path
+):
+    provider = make(isolation)
+    one, two = [await provider.create(workspace, owner="a/../b c") for _ in range(2)]
+    assert one.sandbox_id != two.sandbox_id and "/" not in one.sandbox_id
+    running = asyncio.create_task(one.exec("mkdir -p x/y; chmod 0 x; sleep 64.25", timeout_s=30))
+    await asyncio.sleep(0.2)
+    await one.close()
+    await one.close()
+    with pytest.raises(SandboxError, match="closed while a command ran"):
+        await running
+    with pytest.raises(SandboxError, match="is closed"):
+        await one.exec("true", timeout_s=1)
+    assert await gone("sleep 64.25")
+    assert folders(tmp_path, one.sandbox_id) == []
+    assert len(folders(tmp_path, two.sandbox_id)) == 1
+    await provider.close()
+    await provider.close()
+    assert folders(tmp_path, "*") == []
+    with pytest.raises(SandboxError, match="closed"):
+        await provider.create(workspace, owner="late")
+
+
+async def test_cancelled_creation_leaves_no_folder(make, workspace: Workspace, tmp_path: Path):
+    provider = make()
+    task = asyncio.create_task(provider.create(workspace, owner="cancelled"))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert folders(tmp_path, "cancelled*") == []
+
+
+async def test_no_descriptor_is_leaked(sandbox: ProcessSandbox):
+    await sandbox.exec("true", timeout_s=10)
+    before = _open_descriptors()
+    for _ in range(5):
+        await sandbox.exec("true", timeout_s=10)
+        await sandbox.exec("sleep 5", timeout_s=0.05)
+        with contextlib.suppress(SandboxError):
+            await sandbox.read_file("no/such/file")
+    assert _open_descriptors() == before
+
+
+async def test_waiting_for_a_place_is_not_in_the_timeout(make, workspace: Workspace):
+    sandbox = await make(concurrency=1).create(workspace, owner="queue")
+    results = await asyncio.gather(*(sandbox.exec("sleep 0.3", timeout_s=0.8) for _ in range(4)))
+    assert [result.timed_out for result in results] == [False] * 4
+    assert all(0.3 <= result.duration_s < 0.8 for result in results)
+
+
+async def test_a_workspace_without_a_folder_is_the_users_mistake(make, tmp_path: Path):
+    with pytest.raises(UserError, match="docker or podman"):
+        await make().create(Workspace(image="python:3.12"), owner="x")
+    with pytest.raises(SandboxError, match="cannot be copied"):
+        await make().create(Workspace(path=tmp_path / "missing"), owner="x")
+
+
+async def test_a_removed_workdir_comes_back_empty(make, workspace: Workspace):
+    sandbox = await make().create(workspace, owner="x")
+    await sandbox.exec('rm -rf "$PWD"', timeout_s=10)
+    assert (await sandbox.exec("ls -A", timeout_s=10)).output == ""
+
+
+async def test_it_runs_under_uvloop(workspace: Workspace, tmp_path: Path):
+    uvloop = pytest.importorskip("uvloop")
+
+    async def main() -> list[str]:
+        provider = ProcessProvider(SandboxConfig(isolation=Isolation.none), tmp_path / "uv", warn=pytest.fail)
+        sandbox = await provider.create(workspace, owner="uv")
+        results = [await sandbox.exec(command, timeout_s=0.5) for command in ("echo a", "echo b; sleep 9")]
+        await provider.close()
+        return [f"{result.exit_code} {result.output}" for result in results]
+
+    assert await asyncio.to_thread(lambda: uvloop.new_event_loop().run_until_complete(main())) == ["0 a\n", "124 b\n"]
