@@ -17,6 +17,11 @@ from swe_rl.config.keys import describe_type, is_legal, key_types, nearest, near
 from swe_rl.config.secrets import mask_text
 from swe_rl.errors import UserError
 
+_ANTLR_NOISE = re.compile(r"^\w+Exception: | expecting \{.*?\}(?= See)| See https?://\S+ for details\.?")
+
+
+_ANTLR_NOISE = re.compile(r"^\w+Exception: | expecting \{.*?\}(?= See)| See https?://\S+ for details\.?")
+
 
 class ConfigError(UserError):
     """The overrides or the files of conf/ do not compose."""
@@ -27,12 +32,13 @@ def explained(overrides: Sequence[str], config_dir: Path | None = None) -> Itera
     """Turns errors of composition raised inside into ConfigError."""
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
-    from yaml import YAMLError
+
+    from swe_rl.config.yaml_text import YamlError
 
     check_overrides(overrides, config_dir)
     try:
         yield
-    except (HydraException, OmegaConfBaseException, YAMLError, ValueError) as error:  # ValueError: `rollout=5`
+    except (HydraException, OmegaConfBaseException, YamlError, ValueError) as error:  # ValueError: `rollout=5`
         raise ConfigError(mask_text(explain(error, overrides, config_dir))) from error
 
 
@@ -62,9 +68,7 @@ def check_overrides(overrides: Sequence[str], config_dir: Path | None = None) ->
 
 
 def _bad_grammar(override: str, message: str) -> str:
-    reason = re.sub(
-        r"^\w+Exception: | expecting \{.*?\}(?= See)| See https?://\S+ for details\.?", "", _one_line(message)
-    ).strip()
+    reason = _ANTLR_NOISE.sub("", _one_line(message)).removeprefix(f"Error parsing override '{override}' ").strip()
     return (
         f"Cannot read the override {override!r} ({reason}). Write KEY=VALUE, as in rollout.n=4 or router=tr; "
         "a value with spaces, commas, braces or quotes needs quotes of its own: 'KEY=\"a, b\"'."

@@ -18,7 +18,6 @@ from swe_rl.config.schema import Config
 class Severity(StrEnum):
     error = "error"
     warning = "warning"
-    info = "info"
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,7 +43,7 @@ def kv_tokens_per_engine(config: Config) -> int:
 
 
 def trainer_gb(config: Config) -> float:
-    """Weights, gradients and Adam moments, all float32, of the whole model; the reference model on top if KL needs it."""
+    """Weights, gradients and Adam moments, all float32, of the model; a reference model on top if KL needs it."""
     reference = weights_gb(config.model) if config.algo.kl_coef > 0 else 0.0
     return config.model.params_b * (CPU_BYTES + CPU_BYTES + OPTIMIZER_BYTES) + reference
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from swe_rl.config.folders import sweeps_dir
 from swe_rl.config.secrets import mask_text
+from swe_rl.config.yaml_text import read
 
 _GLOBAL_GROUPS = ("experiment", "sweep")
 _MISSING = object()
@@ -73,7 +74,7 @@ class Origins:
         path = self._find(name)
         if path is None:
             return []
-        content = _load(path)
+        content = read(path)
         defaults = content.pop("defaults", [])
         layers = [_Layer(_label(path), {package: content} if package else content)]
         for parent in reversed(defaults):
@@ -100,14 +101,6 @@ def _lookup(values: Any, key: str) -> Any:
         if key == name or key.startswith(f"{name}."):
             return _lookup(value, key[len(name) + 1 :])
     return _MISSING
-
-
-def _load(path: Path) -> dict[str, Any]:
-    import yaml
-
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    content = yaml.load(path.read_text(encoding="utf-8"), Loader=loader)  # noqa: S506 (a safe loader)
-    return content if isinstance(content, dict) else {}
 
 
 def _label(path: Path) -> str:

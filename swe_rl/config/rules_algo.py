@@ -175,7 +175,7 @@ def infra_has_no_reward(config: Config, _: Host) -> Iterator[Finding]:
                 "infra_reward",
                 key,
                 f"reward={row.reward} trained={row.trained} in_baseline={row.in_baseline}",
-                "a failure of the infrastructure says nothing about the policy: no reward, not trained, not in the baseline",
+                "an infrastructure failure says nothing about the policy: no reward, not trained, not in the baseline",
                 f"{key}.reward=none {key}.trained=false {key}.in_baseline=false",
             )
         elif row.reward == OutcomeReward.none and (row.trained or row.in_baseline):

@@ -10,6 +10,9 @@ from swe_rl.config.findings import Finding, Host, error, warning
 from swe_rl.config.schema import Config, JobName
 from swe_rl.config.sizes import data_parallel, divisors, nearest_multiples, trajectories_per_mini_batch
 
+# `check` and `plan` speak about the training that would follow.
+_TRAINED = (JobName.train, JobName.check, JobName.plan)
+
 
 def positive_counts(config: Config, _: Host) -> Iterator[Finding]:
     counts = {
@@ -33,7 +36,7 @@ def positive_counts(config: Config, _: Host) -> Iterator[Finding]:
 
 
 def group_size(config: Config, _: Host) -> Iterator[Finding]:
-    if config.job.name == JobName.train and config.rollout.n == 1:
+    if config.job.name in _TRAINED and config.rollout.n == 1:
         yield error(
             "group_size",
             "rollout.n",
@@ -88,7 +91,7 @@ def concurrency(config: Config, _: Host) -> Iterator[Finding]:
             "sandbox_cpus",
             "sandbox.concurrency",
             slots,
-            f"{slots} sandboxes of {config.sandbox.cpus:g} CPUs on {free} free CPUs: commands will be slow and time out",
+            f"{slots} sandboxes of {config.sandbox.cpus:g} CPUs on {free} free CPUs: commands will time out",
             f"sandbox.concurrency={max(1, int(free / config.sandbox.cpus))}",
         )
     if slots > trajectories:

@@ -32,7 +32,7 @@ class JobConfig:
     format: OutputFormat = OutputFormat.table
     strict: bool = False  # warnings count as errors
     preflight: bool = False  # check: also probe this host
-    topic: str | None = None  # describe: a key (rollout.n), a group (rollout) or an option (rollout=swe)
+    topic: str | None = None  # describe: a key (rollout.n), a group (rollout) or an option (rollout/swe)
 
 
 @dataclass(frozen=True)

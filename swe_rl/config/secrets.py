@@ -47,7 +47,7 @@ def mask_value(key: str, value: Any) -> Any:
 
 
 def mask_text(text: str) -> str:
-    """The text without users and passwords of addresses, and without any secret that this process's environment holds."""
+    """The text without users and passwords of addresses, and without any secret of this process's environment."""
     for name, value in os.environ.items():
         if len(value) >= _SHORTEST_SECRET and value in text and is_secret_key(f"env_vars.{name}"):
             text = text.replace(value, MASK)

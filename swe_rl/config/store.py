@@ -26,13 +26,14 @@ def fields_of(schema: type) -> dict[str, Any]:
 @cache
 def register() -> None:
     """Puts the schema and the sweeps into Hydra's store, once a process."""
-    import yaml
     from hydra.core.config_store import ConfigStore
+
+    from swe_rl.config.yaml_text import read
 
     store = ConfigStore.instance()
     store.store(name="base_config", node=thaw(Config), provider="swe_rl")
     for path in sorted(sweeps_dir().glob("*.yaml")):
-        node = yaml.safe_load(path.read_text(encoding="utf-8"))
+        node = read(path)
         store.store(group="sweep", name=path.stem, node=node, package="_global_", provider="sweeps")
 
 
@@ -63,7 +64,7 @@ def _thawed_field(field: dataclasses.Field[Any]) -> Any:
 
 def freeze(schema: type[T], tree: dict[str, Any]) -> T:
     """`tree` holds plain values as OmegaConf resolved them; keys that `schema` lacks are not expected."""
-    types_of = fields_of(schema)
+    types_of: dict[str, Any] = fields_of(schema)  # type: ignore[arg-type]
     return schema(**{field.name: _frozen(types_of[field.name], tree[field.name]) for field in _fields(schema)})
 
 

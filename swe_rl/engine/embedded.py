@@ -92,7 +92,7 @@ class EmbeddedEngine:
         """
         await self._call(lambda: self._core.update_weights(weights, version))
 
-    async def release_session(self, session_id: str) -> None:
+    def release_session(self, session_id: str) -> None:
         """Frees the session's cached tokens at once; unknown ids are ignored."""
         self._post_if_alive(lambda: self._core.release_session(session_id))
 

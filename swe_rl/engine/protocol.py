@@ -78,6 +78,10 @@ class Engine(Protocol):
         """The request ends with finish_reason `abort` and what it has sampled so far; unknown ids are ignored."""
         ...
 
+    def release_session(self, session_id: str) -> None:
+        """Frees what is kept for a session that is over; unknown ids are ignored."""
+        ...
+
     async def pause(self) -> None:
         """In-flight requests freeze where they are; new ones queue."""
         ...

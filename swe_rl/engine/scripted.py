@@ -70,6 +70,9 @@ class ScriptedEngine:
         if request_id in self._aborts:
             self._aborts[request_id].set()
 
+    def release_session(self, session_id: str) -> None:
+        """Nothing is kept for a session."""
+
     async def pause(self) -> None:
         self._running.clear()
 

@@ -11,7 +11,7 @@ import hashlib
 
 from swe_rl.env.instance import Instance
 from swe_rl.env.protocol import Grade, GradeError
-from swe_rl.env.pytest_run import ENVIRONMENT, passed_tests, test_command
+from swe_rl.env.pytest_run import ENVIRONMENT, passed_tests, suite_command
 from swe_rl.sandbox.protocol import ExecResult, Sandbox, SandboxError, SandboxProvider, Workspace
 
 _PATCH_FAILED = 97
@@ -57,7 +57,7 @@ async def _run(sandbox: Sandbox, instance: Instance, patch: str, timeout_s: floa
         f"git apply --whitespace=nowarn {excluded} {_FOLDER}/model.patch || exit {_PATCH_FAILED}\n"
         f"git apply --whitespace=nowarn {_FOLDER}/test.patch || exit {_TESTS_FAILED_TO_APPLY}\n"
         f"rm -rf {_FOLDER}\n"
-        f"{test_command(instance.fail_to_pass + instance.pass_to_pass)}"
+        f"{suite_command(instance.fail_to_pass + instance.pass_to_pass)}"
     )
     return await sandbox.exec(script, timeout_s=timeout_s, env=ENVIRONMENT, max_output_bytes=_MAX_REPORT_BYTES)
 

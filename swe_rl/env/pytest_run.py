@@ -22,7 +22,7 @@ ENVIRONMENT: Mapping[str, str] = {
 }
 
 
-def test_command(test_ids: Sequence[str] = ()) -> str:
+def suite_command(test_ids: Sequence[str] = ()) -> str:
     """The files of `test_ids` are run whole (all tests without ids): a suite's order stays its own."""
     files = sorted({test.split("::")[0] for test in test_ids})
     arguments = " ".join(shlex.quote(name) for name in files)

@@ -59,6 +59,8 @@ class Placement:
 
     def release(self, program_id: str) -> None:
         self._feed(ProgramReleased(program_id))
+        for engine in self._engines.values():
+            engine.release_session(program_id)
 
     @property
     def held(self) -> int:

@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from swe_rl.config.compose import Composed, from_tree, resolved_yaml
-from swe_rl.config.findings import Severity, failing, report_lines
+from swe_rl.config.findings import failing, report_lines
 from swe_rl.config.rules import check
 from swe_rl.config.schema import JobName
 from swe_rl.config.secrets import mask_text, mask_tree
+from swe_rl.config.yaml_text import parse, render
 from swe_rl.errors import UserError
 from swe_rl.job.failure import report
 from swe_rl.logger.disk import write_text_atomic
@@ -38,14 +39,17 @@ class JobEnded(Exception):
         self.exit_status = exit_status
 
 
-def guard(composed: Composed) -> bool:
-    """True if the job may start. Prints warnings and errors to stderr; `check` and `describe` speak for themselves."""
+def guard(composed: Composed, *, again: bool = False) -> bool:
+    """True if the job may start. Prints findings to stderr (`again`: only if they refuse the job).
+
+    `check` and `describe` speak for themselves.
+    """
     if composed.config.job.name in (JobName.check, JobName.describe):
         return True
     findings = check(composed.config, composed.origins)
     refused = failing(findings, composed.config.job.strict)
     for finding in findings:
-        if finding.severity is not Severity.info:
+        if refused or not again:
             print("\n".join(report_lines(finding)), file=sys.stderr)
     if refused:
         print("Nothing was started.", file=sys.stderr, flush=True)
@@ -63,13 +67,12 @@ def run_in_folder(tree: "DictConfig") -> None:
     """What Hydra calls, here or on another machine. Raises JobEnded unless the job ended well."""
     from hydra.core.hydra_config import HydraConfig
 
-    hydra = HydraConfig.instance().cfg
-    assert hydra is not None
+    hydra: Any = HydraConfig.instance().cfg
     folder = Path(hydra.hydra.runtime.output_dir)
     try:
         overrides = [str(text) for text in hydra.hydra.overrides.task]
         composed = from_tree(tree, hydra.hydra, overrides)
-        status = 2 if not guard(composed) else _start(composed, folder, tree, hydra)
+        status = 2 if not guard(composed, again=True) else _start(composed, folder, tree, hydra)
     except Exception as error:
         status = report(error, folder)
         if isinstance(error, UserError):
@@ -93,15 +96,14 @@ def _module(name: JobName) -> Any:
 
 def _write_hydra_folder(folder: Path, composed: Composed, tree: "DictConfig", hydra: "DictConfig") -> None:
     """The three files that Hydra itself would write, references unresolved."""
-    import yaml
     from omegaconf import OmegaConf
 
     folder.mkdir(parents=True, exist_ok=True)
     for name, node in (("config", tree), ("hydra", hydra)):
-        values = mask_tree(yaml.safe_load(OmegaConf.to_yaml(node)))
-        _write(folder / f"{name}.yaml", yaml.safe_dump(values, sort_keys=False, allow_unicode=True))
+        values = mask_tree(parse(OmegaConf.to_yaml(node)))
+        _write(folder / f"{name}.yaml", render(values))
     overrides = [mask_text(override) for override in composed.overrides]
-    _write(folder / "overrides.yaml", yaml.safe_dump(overrides, sort_keys=False))
+    _write(folder / "overrides.yaml", render(overrides))
 
 
 def _write(path: Path, text: str) -> None:

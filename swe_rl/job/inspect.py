@@ -12,6 +12,7 @@ from contextlib import redirect_stdout
 from io import StringIO
 
 from swe_rl.config.secrets import MASK, mask_text, mask_tree
+from swe_rl.config.yaml_text import parse, render
 
 
 def show(flags: argparse.Namespace, run_hydra: Callable[[], None]) -> int:
@@ -32,8 +33,6 @@ def show(flags: argparse.Namespace, run_hydra: Callable[[], None]) -> int:
 
 def _masked_yaml(text: str, package: str | None) -> str:
     """Unchanged, comments included, where there is nothing to mask."""
-    import yaml
-
-    values = yaml.safe_load(text)
+    values = parse(text)
     masked = mask_tree(values, "" if package in (None, "_global_") else str(package))
-    return mask_text(text) if masked == values else yaml.safe_dump(masked, sort_keys=False, allow_unicode=True)
+    return mask_text(text) if masked == values else render(masked)

@@ -69,7 +69,8 @@ def _several(arguments: Sequence[str], overrides: list[str], config_dir: Path | 
     if any(job.config.job.name in FOLDERLESS for job in jobs):
         names = ", ".join(sorted(JobName(name) for name in FOLDERLESS))
         raise ConfigError(f"Jobs without a run folder ({names}) cannot share a --multirun with others.")
-    if not all([guard(job) for job in jobs]):  # a list: the findings of every job are shown
+    passed = [guard(job) for job in jobs]  # the findings of every job are shown
+    if not all(passed):
         return 2
     _hydra(_task, arguments, overrides, config_dir)
     return 0

@@ -86,7 +86,7 @@ async def test_a_session_prefills_only_what_is_new_and_samples_the_same(engine, 
         before = engine.stats().prefill_tokens_total
         reused = await engine.generate(kept, params, request_id="a", session_id="s")
         prefilled = engine.stats().prefill_tokens_total - before
-        await engine.release_session("s2")
+        engine.release_session("s2")
         await engine.generate(prompt_of(turn, 3), SamplingParams(1), request_id="x")
         whole = await engine.generate(fresh, params, request_id="b", session_id="s2")
         assert reused.token_ids == whole.token_ids

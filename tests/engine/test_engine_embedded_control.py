@@ -140,8 +140,8 @@ async def test_the_engine_has_its_own_copy_of_the_model(build_model, start_engin
 async def test_release_session_forgets_it(engine, prompt_of):
     prompt = prompt_of(0, 20)
     await engine.generate(prompt, SamplingParams(1), request_id="a", session_id="s")
-    await engine.release_session("s")
-    await engine.release_session("unknown")
+    engine.release_session("s")
+    engine.release_session("unknown")
     assert (await engine.generate(prompt, SamplingParams(1), request_id="b", session_id="s")).cached_tokens == 0
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from swe_rl.env.pytest_run import passed_tests, test_command
+from swe_rl.env.pytest_run import passed_tests, suite_command
 
 REPORT = """..F
 =========================== short test summary info ============================
@@ -35,4 +35,4 @@ def test_lines_before_the_summary_do_not_count():
 
 
 def test_only_the_files_of_the_tests_are_run():
-    assert test_command(("tests/b.py::x", "tests/a.py::y", "tests/a.py::z")).endswith("tests/a.py tests/b.py")
+    assert suite_command(("tests/b.py::x", "tests/a.py::y", "tests/a.py::z")).endswith("tests/a.py tests/b.py")

@@ -22,7 +22,7 @@ from swe_rl.env.bugs.mutation import Site, split_swaps
 from swe_rl.env.bugs.statement import problem_statement
 from swe_rl.env.bugs.workspace import PACKAGES, commit_tree, copy_package
 from swe_rl.env.instance import Instance
-from swe_rl.env.pytest_run import ENVIRONMENT, passed_tests, test_command
+from swe_rl.env.pytest_run import ENVIRONMENT, passed_tests, suite_command
 
 VERSION = "1"
 MAX_FAILING_TESTS = 6
@@ -131,7 +131,7 @@ def _verdicts(tree: Path, module: Path, source: str) -> dict[str, bool]:
 
 def _run(tree: Path) -> dict[str, bool]:
     """The suite's verdicts; empty when it did not finish within 20 s (an endless loop, say)."""
-    command = test_command().removeprefix("python ").split()
+    command = suite_command().removeprefix("python ").split()
     environment = {"PATH": os.environ.get("PATH", ""), "HOME": str(tree.parent), **ENVIRONMENT}
     try:
         done = subprocess.run(

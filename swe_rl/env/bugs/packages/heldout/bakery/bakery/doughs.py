@@ -3,10 +3,9 @@
 STARTERS = ("rye", "wheat", "spelt")
 
 
-def flour_needed(loaves: int, per_loaf: int) -> int:
-    """Flour for the loaves and for one loaf in reserve."""
-    count = loaves + 1
-    return count * per_loaf
+def has_flour(sacks: list, needed: int) -> bool:
+    """Whether one of the sacks is enough."""
+    return any(sack >= needed for sack in sacks)
 
 
 def water_for(flour: int, percent: int) -> int:
@@ -16,17 +15,18 @@ def water_for(flour: int, percent: int) -> int:
 
 
 def is_sticky(water: int, flour: int) -> bool:
-    """More than three parts of water to four of flour."""
+    """More water than flour without its quarter, rounded down."""
     if flour == 0:
         return True
-    return water > flour * 3 // 4
+    return water > flour - flour // 4
 
 
 def knead_minutes(grams: int, by_hand: bool) -> int:
+    factor = 1
+    if by_hand:
+        factor = 2
     minutes = 5 + grams // 250
-    if not by_hand:
-        return minutes
-    return min(minutes * 2, 30)
+    return min(minutes * factor, 30)
 
 
 def flour_type(label: str):

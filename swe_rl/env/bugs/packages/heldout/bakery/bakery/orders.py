@@ -2,8 +2,8 @@
 
 
 def order_code(name: str, number: int) -> str:
-    """Three capitals and the last two digits of the number."""
-    prefix = name[:3].upper()
+    """The last name in capitals and two digits of the number."""
+    prefix = name.split()[-1].upper()
     return f"{prefix}-{number % 100}"
 
 
@@ -25,9 +25,9 @@ def dozen_price(count: int, each: int) -> int:
 
 
 def line_count(line: str) -> int:
-    """The number in front of a line like '3 rye', one without it."""
+    """The number in a line like '3 rye', one for other lines."""
     words = line.split()
-    if len(words) <= 1 or not words[0].isdigit():
+    if len(words) != 2 or not words[0].isdigit():
         return 1
     return int(words[0])
 

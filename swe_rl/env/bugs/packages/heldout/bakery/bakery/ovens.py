@@ -17,11 +17,11 @@ class Oven:
     def room(self) -> int:
         if self.broken:
             return 0
-        return self.trays - len(self.loaded)
+        return max(self.trays - len(self.loaded), 0)
 
     def load(self, name: str) -> bool:
-        """Puts a tray in and tells whether there was room."""
-        if self.room() == 0:
+        """Puts a tray in, if there is room and it is a new one."""
+        if name in self.loaded or self.room() == 0:
             return False
         self.loaded.append(name)
         return True
@@ -31,13 +31,6 @@ class Oven:
         if not self.loaded:
             return None
         return self.loaded[0]
-
-
-def warm_up_minutes(start: int, wanted: int) -> int:
-    """A minute for each eight degrees, and one to open the door."""
-    if wanted < start:
-        return 0
-    return (wanted - start) // 8 + 1
 
 
 def coolest(ovens: list):
@@ -54,15 +47,15 @@ def any_ready(ovens: list, wanted: int) -> bool:
 
 
 def bake_minutes(grams: int, shape=None) -> int:
-    """Rolls bake in half the time of loaves."""
+    """Rolls bake a minute less than loaves."""
     minutes = 10 + grams // 50
     if shape is not None and shape.endswith("roll"):
-        return minutes // 2
+        return minutes - 1
     return minutes
 
 
 def parse_degrees(text: str):
-    plain = text.rstrip(" C")
+    plain = text.upper().rstrip(" C")
     if not plain.isdigit():
         return None
     return int(plain)

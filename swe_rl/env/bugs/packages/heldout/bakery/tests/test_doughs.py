@@ -1,7 +1,7 @@
 from bakery.doughs import checks_until
-from bakery.doughs import flour_needed
 from bakery.doughs import flour_type
 from bakery.doughs import folds_before
+from bakery.doughs import has_flour
 from bakery.doughs import is_sticky
 from bakery.doughs import knead_minutes
 from bakery.doughs import last_feeding
@@ -10,12 +10,20 @@ from bakery.doughs import starter_kind
 from bakery.doughs import water_for
 
 
-def test_flour_needed_with_reserve():
-    assert flour_needed(4, 500) == 2500
+def test_has_flour_in_one_sack():
+    assert has_flour([300, 900], 800)
 
 
-def test_flour_needed_for_the_reserve_alone():
-    assert flour_needed(0, 450) == 450
+def test_has_flour_exactly_enough():
+    assert has_flour([800], 800)
+
+
+def test_has_flour_not_in_two_sacks_together():
+    assert not has_flour([500, 500], 800)
+
+
+def test_has_flour_without_sacks():
+    assert not has_flour([], 10)
 
 
 def test_water_for_rounds_down():
@@ -31,9 +39,9 @@ def test_is_sticky_above_three_quarters():
     assert is_sticky(300, 400) is False
 
 
-def test_is_sticky_rounds_the_limit_down():
-    assert is_sticky(4, 6) is False
-    assert is_sticky(5, 6) is True
+def test_is_sticky_rounds_the_quarter_down():
+    assert is_sticky(5, 6) is False
+    assert is_sticky(6, 6) is True
 
 
 def test_is_sticky_without_flour():
@@ -48,9 +56,9 @@ def test_knead_minutes_by_hand():
     assert knead_minutes(1100, True) == 18
 
 
-def test_knead_minutes_by_hand_has_a_limit():
+def test_knead_minutes_has_a_limit():
     assert knead_minutes(4000, True) == 30
-    assert knead_minutes(8000, False) == 37
+    assert knead_minutes(8000, False) == 30
 
 
 def test_flour_type_of_a_label():

@@ -5,7 +5,6 @@ from bakery.ovens import bake_minutes
 from bakery.ovens import coolest
 from bakery.ovens import last_batch
 from bakery.ovens import parse_degrees
-from bakery.ovens import warm_up_minutes
 
 
 def test_is_hot_ten_degrees_short():
@@ -24,6 +23,10 @@ def test_room_in_a_broken_oven():
     assert Oven(4, broken=True).room() == 0
 
 
+def test_room_in_a_crammed_oven():
+    assert Oven(1, loaded=["rye", "bun"]).room() == 0
+
+
 def test_room_works_by_default():
     assert Oven(2).room() == 2
 
@@ -40,24 +43,18 @@ def test_load_fails_when_full():
     assert oven.loaded == ["rye"]
 
 
+def test_load_refuses_a_tray_twice():
+    oven = Oven(3, loaded=["rye"])
+    assert oven.load("rye") is False
+    assert oven.loaded == ["rye"]
+
+
 def test_next_out_is_the_first_in():
     assert Oven(4, loaded=["rye", "bun", "pie"]).next_out() == "rye"
 
 
 def test_next_out_of_an_empty_oven():
     assert Oven(4).next_out() is None
-
-
-def test_warm_up_minutes_for_each_eight_degrees():
-    assert warm_up_minutes(20, 103) == 11
-
-
-def test_warm_up_minutes_at_the_wanted_heat():
-    assert warm_up_minutes(200, 200) == 1
-
-
-def test_warm_up_minutes_when_hotter():
-    assert warm_up_minutes(220, 180) == 0
 
 
 def test_coolest_of_several():
@@ -90,7 +87,7 @@ def test_bake_minutes_of_a_loaf():
 
 
 def test_bake_minutes_of_rolls():
-    assert bake_minutes(180, "milk roll") == 6
+    assert bake_minutes(180, "milk roll") == 12
 
 
 def test_bake_minutes_not_only_named_like_a_roll():
@@ -100,6 +97,10 @@ def test_bake_minutes_not_only_named_like_a_roll():
 def test_parse_degrees_with_a_unit():
     assert parse_degrees("220 C") == 220
     assert parse_degrees("180") == 180
+
+
+def test_parse_degrees_with_a_small_letter():
+    assert parse_degrees("75c") == 75
 
 
 def test_parse_degrees_of_other_text():

@@ -54,6 +54,13 @@ class Recipe:
         text, minutes = self.steps[-1]
         return text
 
+    def step_text(self, number: int):
+        """Steps are numbered from 1; None behind the last one."""
+        if number > len(self.steps):
+            return None
+        text, minutes = self.steps[number - 1]
+        return text
+
     def minutes(self, extra=None) -> int:
         """The time of all steps, and of what comes on top."""
         total = sum(step[-1] for step in self.steps)

@@ -21,8 +21,10 @@ def merge(first: dict, second: dict) -> dict:
 
 def packs_needed(grams: int, pack: int) -> int:
     """The smallest number of packs that holds the grams."""
+    if grams < 1:
+        return 0
     full = (grams - 1) // pack
-    return max(full, -1) + 1
+    return 1 + full
 
 
 def without(lines: list, done: list) -> list:
@@ -33,6 +35,15 @@ def without(lines: list, done: list) -> list:
             continue
         left.append(line)
     return left
+
+
+def changed(old: dict, new: dict) -> list:
+    """Names whose amount differs in the new list."""
+    names = []
+    for name, grams in new.items():
+        if old.get(name, 0) != grams:
+            names.append(name)
+    return names
 
 
 def is_optional(line: str) -> bool:

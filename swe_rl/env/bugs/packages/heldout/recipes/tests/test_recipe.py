@@ -94,6 +94,24 @@ def test_final_step_without_steps():
     assert Recipe("soup", 2).final_step() is None
 
 
+def test_step_text_first():
+    dish = Recipe("soup", 2)
+    dish.steps = [("chop", 5), ("fry", 9), ("boil", 20)]
+    assert dish.step_text(1) == "chop"
+
+
+def test_step_text_final():
+    dish = Recipe("soup", 2)
+    dish.steps = [("chop", 5), ("boil", 20)]
+    assert dish.step_text(2) == "boil"
+
+
+def test_step_text_behind():
+    dish = Recipe("soup", 2)
+    dish.steps = [("chop", 5)]
+    assert dish.step_text(2) is None
+
+
 def test_minutes_of_steps():
     dish = Recipe("soup", 2)
     dish.steps = [("chop", 5), ("boil", 20)]

@@ -39,6 +39,10 @@ def test_packs_needed_one_more():
     assert shopping.packs_needed(1001, 500) == 3
 
 
+def test_packs_needed_for_one_gram():
+    assert shopping.packs_needed(1, 500) == 1
+
+
 def test_packs_needed_for_nothing():
     assert shopping.packs_needed(0, 500) == 0
 
@@ -53,6 +57,14 @@ def test_without_done_lines():
 
 def test_without_anything_done():
     assert shopping.without(["b", "a"], []) == ["b", "a"]
+
+
+def test_changed_amounts():
+    assert shopping.changed({"a": 1, "b": 2}, {"a": 3, "b": 2}) == ["a"]
+
+
+def test_changed_new_name():
+    assert shopping.changed({}, {"a": 3, "b": 0}) == ["a"]
 
 
 def test_is_optional_question():

@@ -13,7 +13,7 @@ def travel_minutes(km: int, speed: int) -> int:
 
 def pauses(minutes: int) -> int:
     """One pause after each two hours, none at the very end."""
-    if minutes < 1:
+    if minutes <= 0:
         return 0
     before_end = minutes - 1
     return before_end // PAUSE_AFTER
@@ -49,15 +49,17 @@ def fuel_needed(km: int, per_hundred: int, reserve: int = 5) -> int:
     return litres + reserve
 
 
-def refuels(km: int, tank_range: int) -> int:
-    """Stops for fuel when starting with a full tank."""
+def refuels(legs: list, tank: int) -> int:
+    """Stops for fuel before legs; the trip ends at one that is too long."""
     stops = 0
-    left = km
-    for _ in range(km):
-        if left <= tank_range:
+    left = tank
+    for km in legs:
+        if km > tank:
             break
-        left = left - tank_range
-        stops = stops + 1
+        if km > left:
+            left = tank
+            stops = stops + 1
+        left = left - km
     return stops
 
 

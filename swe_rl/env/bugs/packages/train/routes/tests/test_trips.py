@@ -32,6 +32,7 @@ def test_pauses_not_at_the_end():
 
 
 def test_pauses_of_no_trip():
+    assert pauses(0) == 0
     assert pauses(-200) == 0
 
 
@@ -76,12 +77,19 @@ def test_fuel_needed_rounds_up():
 
 
 def test_refuels_on_the_way():
-    assert refuels(900, 400) == 2
+    assert refuels([300, 200, 100, 250], 400) == 2
 
 
-def test_refuels_not_at_the_end():
-    assert refuels(800, 400) == 1
-    assert refuels(400, 400) == 0
+def test_refuels_not_when_the_tank_is_enough():
+    assert refuels([300, 100], 400) == 0
+
+
+def test_refuels_a_full_tank_for_one_leg():
+    assert refuels([100, 400], 400) == 1
+
+
+def test_refuels_ends_at_a_leg_that_is_too_long():
+    assert refuels([300, 500, 300], 400) == 0
 
 
 def test_is_night_late():

@@ -61,8 +61,11 @@ def test_center_without_room():
 
 
 def test_align_right_fills_with_dots():
-    assert align_right("12", 5) == "...12"
-    assert align_right("12", 3) == ".12"
+    assert align_right("12", 5) == ".. 12"
+
+
+def test_align_right_one_place():
+    assert align_right("12", 3) == " 12"
 
 
 def test_align_right_without_room():
@@ -79,6 +82,7 @@ def test_indent_depth_rest():
 
 def test_is_aligned_multiple():
     assert is_aligned("    x ")
+    assert is_aligned("        x")
 
 
 def test_is_aligned_rest():
@@ -91,6 +95,10 @@ def test_is_aligned_blank():
 
 def test_drop_blank_ends_both():
     assert drop_blank_ends(["", " ", "a", "b", ""]) == ["a", "b"]
+
+
+def test_drop_blank_ends_at_the_end():
+    assert drop_blank_ends(["a", "b", ""]) == ["a", "b"]
 
 
 def test_drop_blank_ends_keeps_inner():

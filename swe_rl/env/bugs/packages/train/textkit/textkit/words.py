@@ -70,7 +70,7 @@ def plural(word: str, count: int) -> str:
 
 def is_palindrome(text: str) -> bool:
     """Whether letters read the same both ways, whatever their case."""
-    letters = [char.lower() for char in text if char.isalpha()]
+    letters = [char for char in text.casefold() if char.isalpha()]
     if not letters:
         return False
     return letters == letters[::-1]

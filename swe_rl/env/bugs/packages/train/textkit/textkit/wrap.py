@@ -29,9 +29,10 @@ def center(text: str, width: int) -> str:
 
 
 def align_right(text: str, width: int) -> str:
-    missing = width - len(text)
-    if missing > 0:
-        return "." * missing + text
+    """Dots and a space in front, as in a table of contents."""
+    dots = width - len(text) - 1
+    if dots >= 0:
+        return "." * dots + " " + text
     return text
 
 

@@ -1,0 +1,1 @@
+"""A game on squares: board, moves, scores and turns."""

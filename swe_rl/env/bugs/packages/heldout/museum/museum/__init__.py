@@ -1,0 +1,1 @@
+"""What a museum keeps track of: exhibits, tickets and tours."""

@@ -1,0 +1,1 @@
+"""An orchard through the year: trees, harvest and cellar."""

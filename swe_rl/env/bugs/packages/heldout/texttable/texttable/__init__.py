@@ -1,0 +1,1 @@
+"""Plain text tables: cells, alignment, columns, rendering."""

@@ -1,0 +1,1 @@
+"""Double-entry accounts: postings, balances, statements and budgets."""

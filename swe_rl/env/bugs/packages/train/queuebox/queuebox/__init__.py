@@ -1,0 +1,1 @@
+"""Queues of jobs: order, priorities, retries and limits. Times are numbers."""

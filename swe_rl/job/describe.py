@@ -1,0 +1,94 @@
+"""`job=describe`: the documentation of a key (`job.topic=rollout.n`), a group (`rollout`), an option (`rollout/swe`).
+
+Invariants:
+- Values shown are those of the composition at hand, with their origin; secrets are masked.
+- Without a topic: every group with its options.
+"""
+
+import json
+from dataclasses import is_dataclass
+from pathlib import Path
+from typing import Any
+
+from swe_rl.config.compose import flatten
+from swe_rl.config.documentation import comment_of, keys_of
+from swe_rl.config.explain import ConfigError
+from swe_rl.config.folders import Option, options
+from swe_rl.config.keys import describe_type, key_types, nearest, nearest_keys
+from swe_rl.config.provenance import Origins
+from swe_rl.config.schema import Config, OutputFormat
+
+Record = dict[str, Any]
+
+
+def run(config: Config, folder: Path | None, origins: Origins | None = None) -> int:
+    del folder
+    records = describe(config, config.job.topic, origins)
+    if config.job.format == OutputFormat.json:
+        print(json.dumps(records, indent=2))
+    else:
+        print("\n\n".join(_as_text(record) for record in records))
+    return 0
+
+
+def describe(config: Config, topic: str | None, origins: Origins | None = None) -> list[Record]:
+    """One record for each thing that the topic names. Raises ConfigError for a topic that names nothing."""
+    groups = options()
+    if topic is None:
+        return [_group_record(name, members) for name, members in groups.items()]
+    group, slash, name = topic.replace("=", "/").partition("/")
+    if slash:
+        return [_option_record(groups, group, name)]
+    if topic in groups and not is_dataclass(key_types().get(topic)):
+        return [_group_record(topic, groups[topic])]
+    if is_dataclass(key_types().get(topic)):
+        head = _group_record(topic, groups.get(topic, []))
+        return [head, *(_key_record(config, key, origins) for key in keys_of(topic))]
+    if topic not in key_types() and topic not in flatten(config):
+        near = [*nearest(topic, groups), *nearest_keys(topic)][:3]
+        hint = f" Did you mean {' or '.join(near)}?" if near else ""
+        raise ConfigError(f"job.topic={topic} is neither a key nor a group of conf/.{hint}")
+    return [_key_record(config, topic, origins)]
+
+
+def _group_record(name: str, members: list[Option]) -> Record:
+    return {"group": name, "options": {member.name: member.summary for member in members}}
+
+
+def _option_record(groups: dict[str, list[Option]], group: str, name: str) -> Record:
+    found = next((option for option in groups.get(group, []) if option.name == name), None)
+    if found is None:
+        known = [option.name for option in groups.get(group, [])]
+        raise ConfigError(
+            f"job.topic={group}/{name}: no such option. Options of {group}: {', '.join(known) or 'none'}."
+        )
+    return {"option": f"{group}={name}", "about": found.summary, "file": found.path.read_text(encoding="utf-8")}
+
+
+def _key_record(config: Config, key: str, origins: Origins | None) -> Record:
+    values = {name: value for name, value in flatten(config).items() if name == key or name.startswith(f"{key}.")}
+    return {
+        "key": key,
+        "type": describe_type(key_types()[key]) if key in key_types() else "",
+        "value": values[key] if key in values else {name[len(key) + 1 :]: value for name, value in values.items()},
+        "from": origins.of(key) if origins else "",
+        "about": comment_of(key, _option_file(key, origins)),
+    }
+
+
+def _option_file(key: str, origins: Origins | None) -> Path | None:
+    group = key.partition(".")[0]
+    chosen = origins.choices.get(group) if origins else None
+    return next((option.path for option in options().get(group, []) if option.name == chosen), None)
+
+
+def _as_text(record: Record) -> str:
+    if "group" in record:
+        lines = [f"  {name:<14}{summary}" for name, summary in record["options"].items()]
+        return "\n".join([f"{record['group']}=", *lines])
+    if "option" in record:
+        return f"{record['option']}\n{record['file'].rstrip()}"
+    about = [f"    {record['about']}"] if record["about"] else []
+    head = f"{record['key']} = {json.dumps(record['value'])}"
+    where = f"; from {record['from']}" if record["from"] else ""
+    return "\n".join([head, *about, f"    {record['type']}{where}"])

@@ -1,0 +1,84 @@
+"""Who sits on which GPU: engines first, then the trainer, node by node.
+
+Invariants:
+- Pure: the same configuration gives the same map on every machine.
+- An engine never straddles two nodes; a colocated layout maps engines and trainer onto the same GPUs.
+- A GPU is named by (node, index on that node); nothing here asks a machine what it has.
+"""
+
+from dataclasses import dataclass
+
+from swe_rl.config.schema import Config, EngineKind, HardwareConfig
+from swe_rl.config.sizes import uses_no_gpu
+from swe_rl.errors import UserError
+
+
+class PlacementError(UserError):
+    """The layout does not fit the hardware."""
+
+
+@dataclass(frozen=True, order=True, slots=True)
+class Gpu:
+    node: int
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """`engines[i]` are the GPUs of engine i, in tensor-parallel order; `trainer` those of the trainer, by rank.
+
+    Neighbouring trainer ranks share a sequence (`sequence_parallel` at a time).
+    """
+
+    engines: tuple[tuple[Gpu, ...], ...]
+    trainer: tuple[Gpu, ...]
+    idle: tuple[Gpu, ...]
+
+    def roles(self) -> dict[Gpu, tuple[str, ...]]:
+        """Every GPU with the roles on it, `engine 0`, `trainer 3`, or none."""
+        found: dict[Gpu, list[str]] = {gpu: [] for gpu in self.idle}
+        for number, gpus in enumerate(self.engines):
+            for gpu in gpus:
+                found.setdefault(gpu, []).append(f"engine {number}")
+        for rank, gpu in enumerate(self.trainer):
+            found.setdefault(gpu, []).append(f"trainer {rank}")
+        return {gpu: tuple(found[gpu]) for gpu in sorted(found)}
+
+
+def place(config: Config) -> Placement:
+    """Raises PlacementError where there are too few GPUs, or where an engine is wider than a node."""
+    layout, every = config.layout, _every_gpu(config.hardware)
+    if uses_no_gpu(layout):
+        return Placement((), (), tuple(every))
+    free = list(every)
+    engines: list[tuple[Gpu, ...]] = []
+    if config.engine.kind != EngineKind.external:
+        engines = [_take_on_one_node(free, layout.engine_tp, number) for number in range(layout.engines)]
+    shared = sorted(gpu for gpus in engines for gpu in gpus)
+    pool = sorted({*shared, *free}) if layout.colocated else free
+    if layout.trainer_gpus > len(pool):
+        raise PlacementError(
+            f"layout.trainer_gpus={layout.trainer_gpus}: {len(pool)} GPUs are left of the {len(every)} of "
+            f"hardware={config.hardware.name}. Take a larger hardware option or fewer layout.engines."
+        )
+    trainer = tuple(pool[: layout.trainer_gpus])
+    used = {*shared, *trainer}
+    return Placement(tuple(engines), trainer, tuple(gpu for gpu in every if gpu not in used))
+
+
+def _take_on_one_node(free: list[Gpu], width: int, number: int) -> tuple[Gpu, ...]:
+    """Removes the first `width` free GPUs that share a node."""
+    for node in sorted({gpu.node for gpu in free}):
+        there = [gpu for gpu in free if gpu.node == node][:width]
+        if len(there) == width:
+            for gpu in there:
+                free.remove(gpu)
+            return tuple(there)
+    raise PlacementError(
+        f"layout.engine_tp={width}: no node has {width} free GPUs for engine {number}. "
+        "Take a larger hardware option, fewer layout.engines or a smaller layout.engine_tp."
+    )
+
+
+def _every_gpu(hardware: HardwareConfig) -> list[Gpu]:
+    return [Gpu(node, index) for node in range(hardware.nodes) for index in range(hardware.gpus_per_node)]

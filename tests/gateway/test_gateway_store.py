@@ -1,0 +1,236 @@
+import asyncio
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from swe_rl.errors import UserError
+from swe_rl.gateway.schema import VERSION, TraceStoreVersionError
+from swe_rl.gateway.store import TraceStore
+from swe_rl.gateway.trace import Break, Trace, TraceStoreError
+
+
+def trace(session="s", turn=0, chain=0, prompt=(1, 2), sampled=(3,), **more):
+    logprobs = tuple(-0.5 * (i + 1) for i in range(len(sampled)))
+    return Trace(session, turn, chain, tuple(prompt), tuple(sampled), logprobs, 7, "stop", **more)
+
+
+@pytest.fixture
+def store(tmp_path):
+    store = TraceStore(tmp_path / "traces.db")
+    yield store
+    store.close()
+
+
+def test_all_fields_come_back(store):
+    one = trace(
+        break_kind=Break.branch, created_s=1.5, queue_s=0.1, prefill_s=0.2, decode_s=0.3, cached_tokens=4, engine="e"
+    )
+    store.append(one)
+    assert store.traces("s") == [one]
+    assert store.traces("unknown") == []
+
+
+def test_a_chain_stores_only_what_is_new(store):
+    prompt, turns = (0,) * 1000, 50
+    for turn in range(turns):
+        store.append(trace(turn=turn, prompt=prompt, sampled=(1, 2, 3)))
+        prompt = (*prompt, 1, 2, 3, 9, 9)
+    assert [len(one.prompt_ids) for one in store.traces("s")] == [1000 + 5 * turn for turn in range(turns)]
+    with sqlite3.connect(store.path) as raw:
+        stored = raw.execute("SELECT SUM(LENGTH(delta_ids) + LENGTH(sampled_ids)) FROM traces").fetchone()[0]
+    assert stored == 4 * (1000 + 5 * turns - 2)
+
+
+def test_numbers_go_on_after_what_is_committed(store):
+    assert store.next_numbers("s") == (0, 0)
+    store.append(trace(turn=4, chain=2))
+    store.flush_sync()
+    assert store.next_numbers("s") == (5, 3)
+
+
+def test_sessions_can_be_deleted(store):
+    for name in ("b", "a", "c"):
+        store.append(trace(name))
+    store.delete(["a", "c", "unknown"])
+    assert store.sessions() == ["b"]
+    store.append(trace("a", prompt=(1, 2, 3)))
+    assert store.traces("a") == [trace("a", prompt=(1, 2, 3))]
+
+
+def test_a_chain_goes_on_after_reopening(tmp_path):
+    path = tmp_path / "traces.db"
+    first = TraceStore(path)
+    first.append(trace())
+    first.close()
+    first.close()
+    again = TraceStore(path)
+    again.append(trace(turn=1, prompt=(1, 2, 3, 4)))
+    assert [one.prompt_ids for one in again.traces("s")] == [(1, 2), (1, 2, 3, 4)]
+    again.close()
+    with sqlite3.connect(path) as raw:
+        assert raw.execute("SELECT base_turn FROM traces ORDER BY turn").fetchall() == [(None,), (0,)]
+
+
+_ids = st.lists(st.integers(0, 2**31 - 1), max_size=5).map(tuple)
+_float32 = st.floats(max_value=0, width=32, allow_nan=False)
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_any_traces_come_back_and_cost_what_is_new(data):
+    written, ends, new_ids = {}, {}, 0
+    with tempfile.TemporaryDirectory() as folder:
+        store = TraceStore(Path(folder) / "t.db", max_queued_traces=2)
+        for _ in range(data.draw(st.integers(1, 12))):
+            session, chain = data.draw(st.sampled_from("ab")), data.draw(st.integers(0, 2))
+            turn = len(written.setdefault(session, []))
+            end = ends.get((session, chain), ())
+            delta = data.draw(_ids)
+            extends = data.draw(st.booleans())
+            prompt = end + delta if extends else delta
+            sampled = data.draw(_ids)
+            logprobs = tuple(data.draw(_float32) for _ in sampled)
+            kind = data.draw(st.sampled_from([None, *Break]))
+            one = Trace(session, turn, chain, prompt, sampled, logprobs, turn, "length", kind, float(turn))
+            store.append(one)
+            written[session].append(one)
+            new_ids += (len(delta) if prompt[: len(end)] == end and extends else len(prompt)) + len(sampled)
+            ends[session, chain] = prompt + sampled
+            if data.draw(st.integers(0, 9)) == 0:
+                store.close()
+                store = TraceStore(Path(folder) / "t.db")
+        for session, traces in written.items():
+            assert store.traces(session) == traces
+        store.close()
+        with sqlite3.connect(Path(folder) / "t.db") as raw:
+            query = "SELECT SUM(LENGTH(delta_ids) + LENGTH(sampled_ids)) FROM traces"
+            assert raw.execute(query).fetchone()[0] <= 4 * new_ids
+
+
+@pytest.mark.parametrize("version", [VERSION + 1, 0])
+def test_another_version_is_refused_and_left_alone(tmp_path, version):
+    path = tmp_path / "traces.db"
+    with sqlite3.connect(path) as raw:
+        raw.execute("CREATE TABLE traces (x)")
+        raw.execute(f"PRAGMA user_version = {version}")
+    with pytest.raises(TraceStoreVersionError, match=f"version {version}.*new run folder") as refused:
+        TraceStore(path)
+    assert isinstance(refused.value, UserError)
+    with sqlite3.connect(path) as raw:
+        assert raw.execute("PRAGMA user_version").fetchone() == (version,)
+
+
+def test_what_is_no_store_is_refused(tmp_path):
+    path = tmp_path / "traces.db"
+    path.write_bytes(b"no database, but long enough to be looked at" * 100)
+    with pytest.raises(TraceStoreError, match="cannot be opened"):
+        TraceStore(path)
+    with pytest.raises(TraceStoreError, match="cannot be opened"):
+        TraceStore(tmp_path / "missing" / "traces.db")
+
+
+def test_a_flushed_trace_survives_a_kill(tmp_path):
+    path = tmp_path / "traces.db"
+    program = (
+        "import sys, time; from pathlib import Path\n"
+        "from swe_rl.gateway.store import TraceStore; from swe_rl.gateway.trace import Trace\n"
+        f"store = TraceStore(Path({str(path)!r}))\n"
+        "for turn in range(40): store.append(Trace('s', turn, 0, (1,) * (turn + 1), (1,), (-1.0,), 0, 'stop'))\n"
+        "store.flush_sync(); print('flushed', flush=True); time.sleep(60)"
+    )
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "flushed\n"
+        process.send_signal(signal.SIGKILL)
+    store = TraceStore(path)
+    assert [one.prompt_ids for one in store.traces("s")] == [(1,) * (turn + 1) for turn in range(40)]
+    store.close()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
+def test_a_full_disk_surfaces_and_nothing_hangs(tmp_path):
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=200k", "tmpfs", str(tmp_path)], capture_output=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip("no mounts here")
+    try:
+        store = TraceStore(tmp_path / "traces.db", max_queued_traces=4)
+        with pytest.raises(TraceStoreError, match=r"traces\.db.*full.*resume"):
+            for turn in range(100):
+                store.append(trace(turn=turn, prompt=range(turn, turn + 5000)))
+            store.flush_sync()
+        with pytest.raises(TraceStoreError):
+            store.append(trace(turn=200))
+        with pytest.raises(TraceStoreError):
+            store.traces("s")
+        with pytest.raises(TraceStoreError):
+            store.close()
+    finally:
+        subprocess.run(["umount", "-l", str(tmp_path)], check=True)
+
+
+async def test_a_bad_trace_surfaces_at_the_next_flush(tmp_path):
+    store = TraceStore(tmp_path / "traces.db")
+    store.append(trace(turn=0))
+    store.append(trace(turn=0))
+    with pytest.raises(TraceStoreError, match="UNIQUE"):
+        await store.flush()
+    with pytest.raises(TraceStoreError, match="UNIQUE"):
+        await store.append_async(trace(turn=1))
+    with pytest.raises(TraceStoreError):
+        store.close()
+
+
+class _SlowStart:
+    """Holds the writer at its first reading of the clock."""
+
+    def __init__(self):
+        self.go, self.waits = threading.Event(), threading.Event()
+
+    def __call__(self):
+        self.waits.set()
+        self.go.wait(10)
+        return time.monotonic()
+
+
+async def test_a_full_queue_makes_callers_wait_and_drops_nothing(tmp_path):
+    clock = _SlowStart()
+    store = TraceStore(tmp_path / "traces.db", clock=clock, max_queued_traces=2)
+    store.append(trace(turn=0))
+    assert clock.waits.wait(5)
+    await store.append_async(trace(turn=1))
+    await store.append_async(trace(turn=2))
+    blocked = asyncio.create_task(store.append_async(trace(turn=3)))
+    await asyncio.sleep(0.05)
+    assert not blocked.done() and store.stats().queued == 2
+    clock.go.set()
+    await blocked
+    await store.flush()
+    assert [one.turn for one in store.traces("s")] == [0, 1, 2, 3]
+    assert store.stats().traces == 4 and store.stats().commits <= 3  # turns 1 and 2 went in one
+    store.close()
+    with pytest.raises(TraceStoreError, match="closed"):
+        store.append(trace(turn=9))
+
+
+def test_many_threads_may_append(store):
+    def write(name):
+        for turn in range(50):
+            store.append(trace(name, turn=turn, prompt=range(turn + 1)))
+
+    threads = [threading.Thread(target=write, args=(f"s{i}",)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [len(store.traces(f"s{i}")) for i in range(4)] == [50] * 4
