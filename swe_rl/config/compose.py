@@ -22,7 +22,7 @@ from swe_rl.config.secrets import hide_secrets, mask_value
 from swe_rl.config.store import freeze, register
 
 if TYPE_CHECKING:
-    from omegaconf import DictConfig
+    from omegaconf import DictConfig, ListConfig
 
 # What does not change the result of a run, or is a path: two runs that differ in nothing else are the same run.
 _UNHASHED_GROUPS = ("job", "paths", "logger")
@@ -93,9 +93,19 @@ def expand(overrides: Sequence[str], config_dir: Path | None = None) -> list[lis
         if not str(hydra.sweeper.get("_target_")).endswith(".BasicSweeper"):
             return []
         swept = [f"{key}={value}" for key, value in (hydra.sweeper.get("params") or {}).items()]
-        parsed = OverridesParser.create(config_loader=loader).parse_overrides([*swept, *hydra.overrides.task])
+        parser = OverridesParser.create(config_loader=loader)
+        parsed = parser.parse_overrides([*swept, *given_overrides(hydra.overrides.task)])
         jobs = BasicSweeper.split_arguments(parsed, None)[0]
-        return [[*hydra.overrides.hydra, *job] for job in jobs]
+        return [[*given_overrides(hydra.overrides.hydra), *job] for job in jobs]
+
+
+def given_overrides(node: "ListConfig") -> list[str]:
+    """A list of overrides as given: reading its items one by one would resolve references to secrets."""
+    from omegaconf import OmegaConf
+
+    texts = OmegaConf.to_container(node, resolve=False)
+    assert isinstance(texts, list)
+    return [str(text) for text in texts]
 
 
 def _compose_tree(overrides: list[str], config_dir: Path | None) -> "DictConfig":

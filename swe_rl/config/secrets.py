@@ -10,12 +10,9 @@ Invariants:
 import os
 import re
 from collections.abc import Iterable, MutableMapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from swe_rl.errors import UserError
-
-if TYPE_CHECKING:
-    from omegaconf import DictConfig
 
 MASK = "***"
 _SHORTEST_SECRET = 8  # characters; shorter values are words that occur by chance
@@ -66,7 +63,7 @@ def hide_secrets(overrides: Iterable[str], environment: MutableMapping[str, str]
 def _hide(override: str, environment: MutableMapping[str, str]) -> str:
     key, equals, value = override.partition("=")
     plain = key.lstrip("+~").partition("@")[0]
-    if not equals or value.startswith("${") or not value:
+    if not equals or not value or value.startswith(("${", "$\\{")):  # the sweeper escapes references
         return override
     if value.lstrip().startswith("{"):
         _refuse_inside(plain, value)
@@ -98,24 +95,3 @@ def mask_tree(node: Any, key: str = "") -> Any:
     if isinstance(node, list | tuple):
         return [mask_tree(value, key) for value in node]
     return mask_value(key, node)
-
-
-class MaskSecrets:
-    """A Hydra callback: secrets that a YAML file spells out do not reach the sweep's `multirun.yaml`."""
-
-    def on_multirun_start(self, config: "DictConfig", **_: Any) -> None:
-        from omegaconf import OmegaConf, open_dict, read_write
-
-        for key, value in _leaves(OmegaConf.to_container(config, resolve=False)):
-            masked = mask_value(key, value)
-            if masked != value and not str(value).startswith("${"):
-                with read_write(config), open_dict(config):
-                    OmegaConf.update(config, key, masked)
-
-
-def _leaves(node: Any, key: str = "") -> Iterable[tuple[str, Any]]:
-    if isinstance(node, dict):
-        for name, value in node.items():
-            yield from _leaves(value, f"{key}.{name}" if key else str(name))
-    elif not isinstance(node, list):
-        yield key, node

@@ -10,6 +10,6 @@ from swe_rl.errors import UserError
 
 def make_env(config: EnvConfig, cache: Path) -> Env:
     """Raises UserError for an environment that cannot run yet."""
-    if config.name != "bugs":
+    if config.name not in ("bugs", "jsonl"):
         raise UserError(f"env={config.name} composes but cannot run yet; env=bugs runs on this machine")
     return BugsEnv(config, cache)

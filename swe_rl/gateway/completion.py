@@ -17,7 +17,7 @@ from itertools import count
 
 from swe_rl.engine.protocol import Completion, ContextOverflowError, EngineError, SamplingParams
 from swe_rl.gateway import reply
-from swe_rl.gateway.errors import context_overflow, engine_failure, unavailable
+from swe_rl.gateway.errors import context_overflow, engine_failure, invalid, unavailable
 from swe_rl.gateway.live import LiveSession
 from swe_rl.gateway.metrics import GatewayMetrics
 from swe_rl.gateway.placement import Placed, Placement
@@ -61,7 +61,10 @@ class Completer:
     async def complete(self, live: LiveSession, request: ChatRequest) -> Answer:
         """Raises ApiError, TraceStoreError. Cancelling it aborts the engine's request."""
         started_s = self._clock()
-        plan = await self._plan(live, request)
+        try:
+            plan = await self._plan(live, request)
+        except RecursionError as error:
+            raise invalid("The messages or tools are nested too deeply.", "messages") from error
         recorded = False
         try:
             completion, engine, held_s = await self._generate(live, plan, self._params(live, plan, request))

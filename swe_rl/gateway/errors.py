@@ -5,6 +5,7 @@ Invariants:
 - Messages say what was wrong with the request or the engine, never a traceback.
 """
 
+import logging
 from collections.abc import Awaitable, Callable
 
 import orjson
@@ -15,6 +16,7 @@ from swe_rl.gateway.trace import TraceStoreError
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 RETRY_AFTER_S = 1
+_log = logging.getLogger(__name__)
 
 
 class GatewayError(RunError):
@@ -93,3 +95,9 @@ async def error_middleware(request: web.Request, handler: Handler) -> web.Stream
         return ApiError(405, message, code="method_not_allowed").response()
     except TraceStoreError as error:
         return ApiError(500, str(error), kind="trace_store_error", code="trace_store_error").response()
+    except (web.HTTPException, ConnectionResetError):
+        raise
+    except Exception as error:
+        _log.exception("%s %s failed", request.method, request.path)
+        message = f"The gateway failed: {type(error).__name__}."
+        return ApiError(500, message, kind="server_error", code="internal_error").response()

@@ -83,6 +83,7 @@ async def components(
             model_name=config.model.name,
             config=config.gateway,
             max_model_len=config.engine.max_model_len,
+            tool_parser=config.model.tool_parser,
         )
         stack.push_async_callback(gateway.close)
         await gateway.start()

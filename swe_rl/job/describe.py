@@ -89,6 +89,8 @@ def _as_text(record: Record) -> str:
     if "option" in record:
         return f"{record['option']}\n{record['file'].rstrip()}"
     about = [f"    {record['about']}"] if record["about"] else []
-    head = f"{record['key']} = {json.dumps(record['value'])}"
+    value = record["value"]
+    rows = [f"    {name:<28}{json.dumps(row)}" for name, row in value.items()] if isinstance(value, dict) else []
+    head = record["key"] if rows else f"{record['key']} = {json.dumps(value)}"
     where = f"; from {record['from']}" if record["from"] else ""
-    return "\n".join([head, *about, f"    {record['type']}{where}"])
+    return "\n".join([head, *rows, *about, f"    {record['type']}{where}"])

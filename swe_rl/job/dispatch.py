@@ -14,7 +14,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from swe_rl.config.compose import Composed, from_tree, resolved_yaml
+from swe_rl.config.compose import Composed, from_tree, given_overrides, resolved_yaml
 from swe_rl.config.findings import failing, report_lines
 from swe_rl.config.rules import check
 from swe_rl.config.schema import JobName
@@ -29,14 +29,6 @@ if TYPE_CHECKING:
 
 FOLDERLESS = frozenset({JobName.check, JobName.plan, JobName.describe, JobName.prepare})
 _OURS = frozenset({".hydra", "config.yaml", "plan.json"})
-
-
-class JobEnded(Exception):
-    """A job in a folder ended with `exit_status`, which is not 0; it was reported already."""
-
-    def __init__(self, exit_status: int) -> None:
-        super().__init__(exit_status)
-        self.exit_status = exit_status
 
 
 def guard(composed: Composed, *, again: bool = False) -> bool:
@@ -63,22 +55,20 @@ def run_folderless(composed: Composed) -> int:
     return int(module.run(composed.config, None, composed.origins))
 
 
-def run_in_folder(tree: "DictConfig") -> None:
-    """What Hydra calls, here or on another machine. Raises JobEnded unless the job ended well."""
+def run_in_folder(tree: "DictConfig") -> int:
+    """Runs one job of Hydra's in its output folder. Returns the exit status; every error was reported by then."""
     from hydra.core.hydra_config import HydraConfig
 
     hydra: Any = HydraConfig.instance().cfg
     folder = Path(hydra.hydra.runtime.output_dir)
     try:
-        overrides = [str(text) for text in hydra.hydra.overrides.task]
-        composed = from_tree(tree, hydra.hydra, overrides)
-        status = 2 if not guard(composed, again=True) else _start(composed, folder, tree, hydra)
+        composed = from_tree(tree, hydra.hydra, given_overrides(hydra.hydra.overrides.task))
+        return _start(composed, folder, tree, hydra) if guard(composed, again=True) else 2
     except Exception as error:
         status = report(error, folder)
         if isinstance(error, UserError):
             _remove_untouched(folder)
-    if status:
-        raise JobEnded(status)
+        return status
 
 
 def _start(composed: Composed, folder: Path, tree: "DictConfig", hydra: "DictConfig") -> int:

@@ -20,7 +20,8 @@ from swe_rl.config.folders import conf_dir
 from swe_rl.config.schema import JobName
 from swe_rl.config.secrets import hide_secrets
 from swe_rl.config.store import register
-from swe_rl.job.dispatch import FOLDERLESS, JobEnded, guard, run_folderless, run_in_folder
+from swe_rl.errors import RunError
+from swe_rl.job.dispatch import FOLDERLESS, guard, run_folderless, run_in_folder
 from swe_rl.job.failure import report
 
 if TYPE_CHECKING:
@@ -45,8 +46,6 @@ def start(arguments: Sequence[str]) -> int:
             if not composed.multirun:
                 return _single(composed, arguments, config_dir)
         return _several(arguments, overrides, config_dir)
-    except JobEnded as ended:
-        return ended.exit_status
     except (KeyboardInterrupt, Exception) as error:
         return report(error)
 
@@ -58,8 +57,7 @@ def _single(composed: Composed, arguments: Sequence[str], config_dir: Path | Non
         return 2
     if composed.config.job.name in FOLDERLESS:
         return run_folderless(composed)
-    _hydra(_task, arguments, list(composed.overrides), config_dir)
-    return 0
+    return _run(arguments, list(composed.overrides), config_dir)
 
 
 def _several(arguments: Sequence[str], overrides: list[str], config_dir: Path | None) -> int:
@@ -72,13 +70,27 @@ def _several(arguments: Sequence[str], overrides: list[str], config_dir: Path | 
     passed = [guard(job) for job in jobs]  # the findings of every job are shown
     if not all(passed):
         return 2
-    _hydra(_task, arguments, overrides, config_dir)
-    return 0
+    return _run(arguments, overrides, config_dir)
 
 
-def _task(tree: "DictConfig") -> None:
-    """What Hydra calls for each job, here or on another machine. Raises JobEnded unless it ended well."""
-    run_in_folder(tree)
+class JobFailed(RunError):
+    """A job of a sweep ended badly in a process of its own, where it was reported."""
+
+
+def _run(arguments: Sequence[str], overrides: list[str], config_dir: Path | None) -> int:
+    """All jobs through Hydra. Returns the worst exit status."""
+    here, statuses = os.getpid(), [0]
+
+    def task(tree: "DictConfig") -> None:
+        """What Hydra calls for each job, here or on another machine; only an exception comes back from there."""
+        status = run_in_folder(tree)
+        if os.getpid() == here:
+            statuses.append(status)
+        elif status:
+            raise JobFailed(f"a job of the sweep ended with exit status {status}; its folder's run.log has the reason")
+
+    _hydra(task, arguments, overrides, config_dir)
+    return max(statuses)
 
 
 def _no_task(_: "DictConfig") -> None:

@@ -41,7 +41,7 @@ def serve(renderer, tmp_path):
     @asynccontextmanager
     async def served(*engines: ScriptedEngine, host: str = "127.0.0.1", max_body_mb: int = 1, **options):
         store = TraceStore(tmp_path / "traces.db")
-        options.setdefault("max_model_len", 512)
+        options.setdefault("max_model_len", 2048)
         gateway = Gateway(
             engines,
             make_router(RouterConfig(), engines),

@@ -209,7 +209,9 @@ def test_a_repeat_in_an_older_chain_is_not_taken_for_the_newest(client):
 
 _sampled = st.lists(st.integers(9, 399), min_size=1, max_size=6)
 _texts = st.text(st.sampled_from("ab \n<>{}"), max_size=8)
-_replies = st.builds(lambda text, calls: said(text, *calls), _texts, st.lists(st.dictionaries(_texts, _texts), max_size=2))
+_replies = st.builds(
+    lambda text, calls: said(text, *calls), _texts, st.lists(st.dictionaries(_texts, _texts), max_size=2)
+)
 _news = st.lists(
     st.builds(lambda role, text: {"role": role, "content": text}, st.sampled_from(["user", "tool"]), _texts),
     min_size=1,

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swe_rl.errors import UserError
+from swe_rl.gateway import schema
 from swe_rl.gateway.schema import VERSION, TraceStoreVersionError
 from swe_rl.gateway.store import TraceStore
 from swe_rl.gateway.trace import Break, Trace, TraceStoreError
@@ -85,7 +86,7 @@ _ids = st.lists(st.integers(0, 2**31 - 1), max_size=5).map(tuple)
 _float32 = st.floats(max_value=0, width=32, allow_nan=False)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(data=st.data())
 def test_any_traces_come_back_and_cost_what_is_new(data):
     written, ends, new_ids = {}, {}, 0
@@ -234,3 +235,14 @@ def test_many_threads_may_append(store):
     for thread in threads:
         thread.join()
     assert [len(store.traces(f"s{i}")) for i in range(4)] == [50] * 4
+
+
+def test_a_network_file_system_gets_a_rollback_journal(tmp_path, monkeypatch):
+    for network, journal in ((False, "wal"), (True, "delete")):
+        monkeypatch.setattr(schema, "_on_network", lambda path, network=network: network)
+        store = TraceStore(tmp_path / f"{journal}.db")
+        store.append(trace())
+        assert store.traces("s") == [trace()]
+        store.close()
+        with sqlite3.connect(store.path) as raw:
+            assert raw.execute("PRAGMA journal_mode").fetchone() == (journal,)

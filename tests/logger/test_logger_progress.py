@@ -132,7 +132,10 @@ def test_words_for_missing_numbers():
 
 
 def test_importing_progress_imports_no_rich():
-    code = "import sys, swe_rl.logger.progress, swe_rl.logger.run_log, swe_rl.logger.wandb as w; print('rich' in sys.modules, 'wandb' in sys.modules)"
+    code = (
+        "import sys, swe_rl.logger.progress, swe_rl.logger.run_log, swe_rl.logger.wandb;"
+        "print('rich' in sys.modules, 'wandb' in sys.modules)"
+    )
     root = __file__.rsplit("/tests/", 1)[0]
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=root, check=True).stdout
     assert out.split() == ["False", "False"]

@@ -36,7 +36,11 @@ def jinja(tokenizer, mode, messages, tools, *, prompt=True):
 _text = st.text(st.sampled_from("ab é中\n{}\"'\\<>|/.$"), max_size=12)
 _said = _text.map(lambda text: text.strip("\n"))
 _call = st.fixed_dictionaries(
-    {"function": st.fixed_dictionaries({"name": st.just("bash"), "arguments": st.dictionaries(_text, _text, max_size=2)})}
+    {
+        "function": st.fixed_dictionaries(
+            {"name": st.just("bash"), "arguments": st.dictionaries(_text, _text, max_size=2)}
+        )
+    }
 )
 _reply = st.fixed_dictionaries(
     {
@@ -59,9 +63,7 @@ _opening = st.tuples(
 
 @pytest.mark.parametrize("mode", MODES)
 @settings(max_examples=120, deadline=None)
-@given(
-    opening=_opening, turns=st.lists(st.tuples(_reply, _heard), max_size=4), tools=st.sampled_from([[], _TOOLS])
-)
+@given(opening=_opening, turns=st.lists(st.tuples(_reply, _heard), max_size=4), tools=st.sampled_from([[], _TOOLS]))
 def test_deltas_are_the_template_of_the_whole_conversation(tokenizer, mode, opening, turns, tools):
     renderer = renderer_of(tokenizer, mode)
     ids, messages = renderer.start(opening, tools), list(opening)

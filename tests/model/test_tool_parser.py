@@ -63,7 +63,7 @@ def test_reasoning_is_split_off(text, reasoning, content):
     assert (reply.reasoning_content, reply.content) == (reasoning, content)
 
 
-@given(st.text(st.sampled_from("ab<>/{}\"tool_call think"), max_size=60), st.booleans())
+@given(st.text(st.sampled_from('ab<>/{}"tool_call think'), max_size=60), st.booleans())
 def test_nothing_is_an_error(text, tools):
     parse_reply(text, tools=tools)
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from swe_rl.config.schema import EnvConfig
-from swe_rl.env.bugs.workspace import prepare_workspace
+from swe_rl.env.bugs.workspace import package_folder, prepare_workspace
 from swe_rl.env.grading import VerdictCache, grade_by_pytest
 from swe_rl.env.instance import Instance, InstanceError
 from swe_rl.env.protocol import Grade
@@ -29,16 +29,20 @@ class BugsEnv:
     def instances(self, split: str) -> Sequence[Instance]:
         """`env.instances` narrows the training split only: the held-out split always counts whole."""
         found = read_instances(self._file(split))
+        for instance in found:
+            package_folder(instance.repo)  # refuses what cannot be run before anything was started
         if self._config.instances and split == self._config.split:
             found = select_instances(found, Path(self._config.instances))
         return found
 
     def _file(self, split: str) -> Path:
-        if not self._config.dataset.startswith("builtin:"):
-            return Path(self._config.dataset)
-        if split not in SPLITS:
-            raise InstanceError(f"env=bugs has no split {split!r}; there are {', '.join(SPLITS)}")
-        return DATA / f"{split}.jsonl"
+        """A dataset is a folder with one file a split, or one file that is every split."""
+        dataset = Path(self._config.dataset)
+        if self._config.dataset.startswith("builtin:"):
+            if split not in SPLITS:
+                raise InstanceError(f"env=bugs has no split {split!r}; there are {', '.join(SPLITS)}")
+            dataset = DATA
+        return dataset / f"{split}.jsonl" if dataset.is_dir() else dataset
 
     def workspace(self, instance: Instance) -> Workspace:
         """Blocking (git); about 50 ms the first time, then free."""

@@ -107,7 +107,7 @@ def matches(swap: Swap, line: str) -> bool:
     rule = _LINE_RULES.get(swap.family)
     if at < 0 or line.lstrip().startswith(("#", '"', "'", "def ", "@")) or (rule and not rule.search(line)):
         return False
-    if swap.right == "if " and line[at:].startswith("if not "):
+    if (swap.right == "if " and line[at:].startswith("if not ")) or (swap.right == " in " and " not in " in line):
         return False
     if swap.family == "sign" and re.match(r" [+-] 1\b", line[at:]):
         return False

@@ -10,7 +10,7 @@ def crate_code(text: str) -> str:
 
 
 def is_crate_code(code) -> bool:
-    """Codes start with C, end with a side (L or R), and have digits between."""
+    """A 'C', then digits, then the side, which is L or R."""
     if code is None:
         return False
     if not code.startswith("C"):
@@ -31,13 +31,13 @@ def may_store(kind: str, neighbours: list) -> bool:
     return not any(name in SMELLY for name in neighbours)
 
 
-def left_after(kilos: int, weeks: int) -> int:
-    """Each week takes a tenth of the rest, rounded down."""
-    week = 1
-    while week <= weeks:
-        kilos = kilos - kilos // 10
-        week = week + 1
-    return kilos
+def layers_in(kilos: int, limits: list) -> int:
+    """One layer, and one more for each limit that is reached."""
+    layers = 1
+    for limit in limits:
+        if kilos >= limit:
+            layers = layers + 1
+    return layers
 
 
 def climate_ok(degrees: int, humidity: int) -> bool:
@@ -47,28 +47,29 @@ def climate_ok(degrees: int, humidity: int) -> bool:
     return humidity > 84
 
 
-def next_crate(crates: list):
-    """The first crate that is neither empty nor locked."""
+def next_crate(crates: list, locked: list):
+    """The code of the first crate that is neither empty nor locked."""
     for crate in crates:
-        if crate["kilos"] == 0 or crate["locked"]:
-            continue
-        return crate["code"]
+        if crate["kilos"] != 0 and crate["code"] not in locked:
+            return crate["code"]
     return None
 
 
-def same_kind(crates: list) -> bool:
+def top_is_lightest(crates: list) -> bool:
+    """Whether no crate of a stack is lighter than the first one."""
     if not crates:
         return True
-    first = crates[0]["kind"]
-    return all(crate["kind"] == first for crate in crates)
+    top = crates[0]["kilos"]
+    return all(crate["kilos"] >= top for crate in crates)
 
 
 def juice_litres(kilos: int, press: str) -> int:
     """Three litres from five kilos, an old press loses one more litre."""
     litres = kilos * 3 // 5
+    loss = 0
     if press.endswith("old"):
-        litres = litres - 1
-    return max(litres, 0)
+        loss = 1
+    return max(litres - loss, 0)
 
 
 def latest_check(checks: list, missing: str) -> str:

@@ -9,11 +9,13 @@ def is_ripe(sugar: int, firmness: int) -> bool:
 
 
 def picking_month(kind: str) -> int:
-    if kind.lower() in LATE_KINDS:
-        return 10
-    if kind.startswith("early "):
+    """Marks of doubt behind the kind, as in 'cox??', are left out."""
+    name = kind.rstrip("? ").lower()
+    if name.startswith("early"):
         return 7
-    return 9
+    if name not in LATE_KINDS:
+        return 9
+    return 10
 
 
 def baskets_filled(kilos: int, per_basket: int) -> int:
@@ -25,9 +27,10 @@ def baskets_filled(kilos: int, per_basket: int) -> int:
 
 
 def picker_pay(baskets: int, hours: int) -> int:
-    """The better one of 3 for a basket and 11 for an hour."""
+    """The better one of 3 for a basket and 11 for each of up to ten hours."""
     by_basket = baskets * 3
-    return max(by_basket, hours * 11)
+    paid_hours = min(hours, 10)
+    return max(by_basket, paid_hours * 11)
 
 
 def rows_until_rain(minutes: list, dry: int) -> int:

@@ -45,9 +45,10 @@ def trees_in_row(length: int, gap: int) -> int:
 
 
 def place_of(number: int, per_row: int) -> tuple:
-    """The row and the place of a numbered tree, all counted from zero."""
-    row = number // per_row
-    place = number % per_row
+    """The row and the place, from zero on, of a tree numbered from one on."""
+    before = number - 1
+    row = before // per_row
+    place = before % per_row
     return (row, place)
 
 
@@ -72,12 +73,13 @@ def free_places(row: list) -> int:
 
 
 def lacks_pollinator(kinds: list) -> bool:
-    first = kinds[0].lower()
-    return all(kind.lower() == first for kind in kinds)
+    """Whether the two trees next to the first one are of its kind."""
+    own = kinds[0].lower()
+    return all(kind.lower() == own for kind in kinds[1:3])
 
 
 def tag_text(kind: str, number: int) -> str:
     """The first word in capitals and the number, as in 'COX #7'."""
-    words = kind.split(" ")
+    words = kind.lstrip("* ").split(" ")
     name = words[0].upper()
     return name + " #" + str(number)

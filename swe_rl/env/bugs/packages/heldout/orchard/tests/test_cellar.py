@@ -3,11 +3,11 @@ from orchard.cellar import crate_code
 from orchard.cellar import is_crate_code
 from orchard.cellar import juice_litres
 from orchard.cellar import latest_check
-from orchard.cellar import left_after
+from orchard.cellar import layers_in
 from orchard.cellar import may_store
 from orchard.cellar import next_crate
-from orchard.cellar import same_kind
 from orchard.cellar import shelf_of
+from orchard.cellar import top_is_lightest
 
 
 def test_crate_code_drops_hashes_in_front():
@@ -79,16 +79,16 @@ def test_may_store_not_the_smelly():
     assert may_store("cabbage", []) is False
 
 
-def test_left_after_no_week():
-    assert left_after(100, 0) == 100
+def test_layers_in_a_light_crate():
+    assert layers_in(3, [5, 9]) == 1
 
 
-def test_left_after_one_week():
-    assert left_after(100, 1) == 90
+def test_layers_in_at_a_limit():
+    assert layers_in(5, [5, 9]) == 2
 
 
-def test_left_after_some_weeks():
-    assert left_after(105, 3) == 78
+def test_layers_in_a_full_crate():
+    assert layers_in(12, [5, 9]) == 3
 
 
 def test_climate_ok_lowest_degrees():
@@ -107,43 +107,40 @@ def test_climate_ok_humidity():
 
 
 def test_next_crate_skips_empty():
-    crates = [
-        {"code": "C1L", "kilos": 0, "locked": False},
-        {"code": "C2L", "kilos": 9, "locked": False},
-    ]
-    assert next_crate(crates) == "C2L"
+    crates = [{"code": "C1L", "kilos": 0}, {"code": "C2L", "kilos": 9}]
+    assert next_crate(crates, ["C3L"]) == "C2L"
 
 
 def test_next_crate_skips_locked():
-    crates = [
-        {"code": "C1L", "kilos": 9, "locked": True},
-        {"code": "C2L", "kilos": 8, "locked": False},
-    ]
-    assert next_crate(crates) == "C2L"
+    crates = [{"code": "C1L", "kilos": 9}, {"code": "C2L", "kilos": 8}]
+    assert next_crate(crates, ["C1L"]) == "C2L"
 
 
 def test_next_crate_takes_the_first():
-    crates = [
-        {"code": "C1L", "kilos": 5, "locked": False},
-        {"code": "C2L", "kilos": 8, "locked": False},
-    ]
-    assert next_crate(crates) == "C1L"
+    crates = [{"code": "C1L", "kilos": 5}, {"code": "C2L", "kilos": 8}]
+    assert next_crate(crates, []) == "C1L"
 
 
 def test_next_crate_of_none():
-    assert next_crate([]) is None
+    assert next_crate([], ["C1L"]) is None
 
 
-def test_same_kind_of_equals():
-    assert same_kind([{"kind": "cox"}, {"kind": "cox"}]) is True
+def test_top_is_lightest_in_order():
+    crates = [{"kilos": 3}, {"kilos": 5}, {"kilos": 4}]
+    assert top_is_lightest(crates) is True
 
 
-def test_same_kind_not_when_mixed():
-    assert same_kind([{"kind": "cox"}, {"kind": "gala"}]) is False
+def test_top_is_lightest_with_an_equal_one():
+    assert top_is_lightest([{"kilos": 3}, {"kilos": 3}]) is True
 
 
-def test_same_kind_of_no_crates():
-    assert same_kind([]) is True
+def test_top_is_lightest_not_above_a_lighter_one():
+    crates = [{"kilos": 3}, {"kilos": 2}, {"kilos": 4}]
+    assert top_is_lightest(crates) is False
+
+
+def test_top_is_lightest_without_crates():
+    assert top_is_lightest([]) is True
 
 
 def test_juice_litres_from_kilos():

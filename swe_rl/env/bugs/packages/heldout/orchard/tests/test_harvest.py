@@ -36,7 +36,15 @@ def test_picking_month_of_early_kinds():
 
 def test_picking_month_of_other_kinds():
     assert picking_month("cox") == 9
-    assert picking_month("not early ") == 9
+    assert picking_month("cox not early") == 9
+
+
+def test_picking_month_with_doubt():
+    assert picking_month("ontario ??") == 10
+
+
+def test_picking_month_with_marks_in_front():
+    assert picking_month("?ontario") == 9
 
 
 def test_baskets_filled_exactly():
@@ -57,6 +65,10 @@ def test_picker_pay_by_basket():
 
 def test_picker_pay_by_hour():
     assert picker_pay(4, 5) == 55
+
+
+def test_picker_pay_of_a_long_day():
+    assert picker_pay(4, 13) == 110
 
 
 def test_rows_until_rain_uses_all_the_time():

@@ -84,15 +84,15 @@ def test_trees_in_row_of_negative_length():
 
 
 def test_place_of_later_rows():
-    assert place_of(17, 5) == (3, 2)
+    assert place_of(18, 5) == (3, 2)
 
 
 def test_place_of_first_tree():
-    assert place_of(0, 5) == (0, 0)
+    assert place_of(1, 5) == (0, 0)
 
 
-def test_place_of_row_start():
-    assert place_of(10, 5) == (2, 0)
+def test_place_of_row_end():
+    assert place_of(10, 5) == (1, 4)
 
 
 def test_oldest_tree_finds_it():
@@ -134,12 +134,16 @@ def test_lacks_pollinator_not_with_two_kinds():
     assert lacks_pollinator(["cox", "gala", "cox"]) is False
 
 
-def test_lacks_pollinator_not_when_the_last_differs():
-    assert lacks_pollinator(["cox", "cox", "gala"]) is False
+def test_lacks_pollinator_when_the_other_kind_is_far():
+    assert lacks_pollinator(["cox", "cox", "cox", "gala"]) is True
 
 
 def test_tag_text_first_word_in_capitals():
     assert tag_text("cox orange", 7) == "COX #7"
+
+
+def test_tag_text_drops_stars_in_front():
+    assert tag_text("* cox* orange", 7) == "COX* #7"
 
 
 def test_tag_text_of_one_word():

@@ -58,7 +58,7 @@ def test_fits_without_texts():
 
 
 def test_overflows_one_text():
-    assert align.overflows(["a", "abcd"], 3) is True
+    assert align.overflows(["abc", "abcd"], 3) is True
 
 
 def test_overflows_not_at_the_width():
@@ -96,6 +96,14 @@ def test_side_of_centre():
 def test_side_of_others():
     assert align.side_of("top") == "l"
     assert align.side_of("") == "l"
+
+
+def test_tab_gap_inside():
+    assert align.tab_gap(5, 4) == 3
+
+
+def test_tab_gap_on_a_stop():
+    assert align.tab_gap(8, 4) == 4
 
 
 def test_point_place_inside():

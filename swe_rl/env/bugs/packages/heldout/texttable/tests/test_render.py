@@ -43,19 +43,19 @@ def test_column_width_without_rows():
 
 
 def test_is_even_table_true():
-    assert render.is_even_table([["a", "b"], ["c", "d"]]) is True
+    assert render.is_even_table([["a", "b"], ["c", "d"]], 2) is True
 
 
 def test_is_even_table_short_row():
-    assert render.is_even_table([["a", "b"], ["c"], ["d", "e"]]) is False
+    assert render.is_even_table([["a", "b"], ["c"], ["d", "e"]], 2) is False
 
 
 def test_is_even_table_short_last_row():
-    assert render.is_even_table([["a", "b"], ["c", "d"], ["e"]]) is False
+    assert render.is_even_table([["a", "b"], ["c", "d"], ["e"]], 2) is False
 
 
 def test_is_even_table_without_rows():
-    assert render.is_even_table([]) is True
+    assert render.is_even_table([], 2) is True
 
 
 def test_pad_row_adds_cells():

@@ -10,7 +10,7 @@ def left(text: str, width: int) -> str:
 def right(text: str, width: int) -> str:
     """Fills up with spaces on the left."""
     gap = width - len(text)
-    if gap <= 0:
+    if gap < 1:
         return text
     return " " * gap + text
 
@@ -59,6 +59,12 @@ def side_of(name: str) -> str:
     if letter in ("r", "c"):
         return letter
     return "l"
+
+
+def tab_gap(place: int, size: int) -> int:
+    """Spaces from a place to the next tab stop, at least one."""
+    over = place % size
+    return size - over
 
 
 def point_place(text: str) -> int:

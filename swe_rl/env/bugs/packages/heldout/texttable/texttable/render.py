@@ -35,12 +35,11 @@ def column_width(rows: list, column: int) -> int:
     return width
 
 
-def is_even_table(rows: list) -> bool:
-    """Whether all rows have as many cells as the first one."""
+def is_even_table(rows: list, size: int) -> bool:
+    """Whether all rows have that many cells."""
     even = True
     for row in rows:
-        if len(row) != len(rows[0]):
-            even = False
+        even = even and len(row) == size
     return even
 
 
@@ -60,7 +59,7 @@ def is_striped(number: int) -> bool:
 def pages(count: int, size: int) -> int:
     """Pages for so many rows; a begun page counts."""
     whole = count // size
-    if count > whole * size:
+    if count % size > 0:
         whole = whole + 1
     return whole
 

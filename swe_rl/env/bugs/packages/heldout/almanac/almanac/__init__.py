@@ -1,0 +1,1 @@
+"""Days and weeks as plain integers: clock, calendar, plans, shifts."""

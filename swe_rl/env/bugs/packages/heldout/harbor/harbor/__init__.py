@@ -1,0 +1,1 @@
+"""A small harbor: who lies where, what is unloaded, what is signalled."""

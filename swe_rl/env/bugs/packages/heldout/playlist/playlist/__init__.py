@@ -1,0 +1,1 @@
+"""Tracks in an order: track data, lists, mixing, ratings."""

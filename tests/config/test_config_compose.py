@@ -1,0 +1,167 @@
+"""Composition: the frozen tree, every option file, hash, YAML with origins, sweeps."""
+
+import dataclasses
+import json
+import os
+from pathlib import Path
+
+import pytest
+import yaml
+
+from swe_rl.config.compose import compose, config_hash, expand, flatten, resolved_yaml
+from swe_rl.config.explain import ConfigError
+from swe_rl.config.folders import options
+from swe_rl.config.help import default_choices, help_text
+from swe_rl.config.schema import EngineKind, JobName, OutcomeConfig, OutcomeReward
+
+GOLDEN = Path(__file__).parent / "golden" / "default.json"
+OPTIONS = [(group, option.name) for group, members in options().items() for option in members]
+
+NAMED = {"experiment", "job", "model", "layout", "router", "env", "hardware", "agent", "algo"}
+
+
+@pytest.fixture(scope="module")
+def default():
+    return compose()
+
+
+def test_default_composition_is_as_published(default):
+    """SWE_RL_WRITE_GOLDEN=1 rewrites the file; its diff is then part of the change."""
+    text = json.dumps(flatten(default.config), indent=1) + "\n"
+    if os.environ.get("SWE_RL_WRITE_GOLDEN"):
+        GOLDEN.write_text(text)
+    assert json.loads(GOLDEN.read_text()) == json.loads(text)
+
+
+def test_tree_is_frozen_and_plain(default):
+    def visit(node):
+        assert not type(node).__module__.startswith("omegaconf")
+        if dataclasses.is_dataclass(node):
+            assert node.__dataclass_params__.frozen
+            for field in dataclasses.fields(node):
+                visit(getattr(node, field.name))
+        elif isinstance(node, dict):
+            for value in node.values():
+                visit(value)
+        else:
+            assert isinstance(node, str | int | float | bool | tuple | None)
+
+    visit(default.config)
+    assert default.config.job.name is JobName.train
+    assert default.config.engine.kind is EngineKind.embedded
+    assert default.config.rollout.outcomes["infra_error"] == OutcomeConfig(OutcomeReward.none, False, False, 2)
+
+
+@pytest.mark.parametrize(("group", "name"), OPTIONS)
+def test_every_option_composes(group, name):
+    sign = "+" if group in ("experiment", "sweep") else ""
+    composed = compose([f"{sign}{group}={name}"])
+    assert composed.choices[group] == name
+    part = composed.config if group == "experiment" else getattr(composed.config, group, None)
+    if group in NAMED:
+        assert part.name == name, "an option's `name` is its file's"
+
+
+def test_lists_become_tuples():
+    config = compose(["engine.urls=[http://a:1/v1,http://b:2/v1]"]).config
+    assert config.engine.urls == ("http://a:1/v1", "http://b:2/v1")
+
+
+def test_layout_brings_its_engine_unless_told_otherwise():
+    assert compose(["layout=dp4"]).config.engine.kind is EngineKind.vllm
+    assert compose(["layout=dp4", "engine=embedded"]).config.engine.kind is EngineKind.embedded
+
+
+def test_the_published_run_composes():
+    config = compose(["+experiment=dp4_tr_atw01"]).config
+    facts = (config.model.num_layers, config.model.hidden_size, config.model.num_kv_heads, config.model.vocab_size)
+    assert facts == (40, 5120, 8, 151936)
+    assert (config.name, config.router.name, config.router.acting_token_weight) == ("dp4_tr_atw01", "tr", 0.1)
+    assert config.rollout.prompts_per_step * config.rollout.n == 396
+    assert config.trainer.lr == 1e-6
+
+
+def test_one_fact_has_one_key():
+    config = compose(["rollout.n=3", "rollout.max_trajectory_tokens=900", "rollout.prompts_per_step=6"]).config
+    assert config.env.num_trajectories == 3
+    assert config.engine.max_model_len == config.algo.loss_norm_tokens == 900
+    assert config.trainer.prompts_per_mini_batch == 6
+
+
+def test_hash_knows_what_changes_a_run(default):
+    same = compose(["job=eval", "logger.project=other", "paths.outputs=/elsewhere", "trainer.resume=auto"])
+    assert config_hash(same.config) == config_hash(default.config)
+    for override in ("trainer.seed=1", "rollout.n=4", "rollout.outcomes.grade_error.retries=2", "algo=rloo"):
+        assert config_hash(compose([override]).config) != config_hash(default.config)
+
+
+def test_resolved_yaml_reads_back_and_names_origins():
+    composed = compose(["rollout.n=4", "algo=rloo", "engine.urls=[a,b]", "+hardware.env_vars.B=2", "name=no"])
+    text = resolved_yaml(composed)
+    nested = {}
+    for key, value in flatten(composed.config).items():
+        *path, leaf = key.split(".")
+        node = nested
+        for part in path:
+            node = node.setdefault(part, {})
+        node[leaf] = value
+    assert yaml.safe_load(text) == nested
+    lines = {line.split(":")[0].strip(): line for line in text.splitlines()}
+    assert "# command line: rollout.n=4" in text
+    assert "# conf/env/bugs.yaml: ${rollout.n}" in lines["num_trajectories"]
+    assert "# conf/algo/rloo.yaml" in lines["advantage"]
+    assert "# conf/algo/grpo.yaml" in lines["clip_low"]
+
+
+def test_expand_lists_the_jobs_of_a_sweep():
+    assert expand(["rollout.n=2,4", "algo=grpo,rloo"]) == [
+        ["rollout.n=2", "algo=grpo"],
+        ["rollout.n=2", "algo=rloo"],
+        ["rollout.n=4", "algo=grpo"],
+        ["rollout.n=4", "algo=rloo"],
+    ]
+    seeds = [compose(job).config.trainer.seed for job in expand(["+sweep=seeds"])]
+    assert seeds == [0, 1, 2]
+    assert compose(["+sweep=seeds"]).multirun
+
+
+def test_a_folder_of_the_users_own(tmp_path):
+    (tmp_path / "hardware").mkdir()
+    (tmp_path / "hardware" / "mine.yaml").write_text("name: mine\ncpus_per_node: 64\n")
+    composed = compose(["hardware=mine"], tmp_path)
+    assert composed.config.hardware.cpus_per_node == 64
+    assert composed.origins.of("hardware.cpus_per_node").endswith("hardware/mine.yaml")
+    assert composed.config.hardware.memory_gb == 4.0
+    assert composed.origins.of("hardware.memory_gb") == "schema"
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("nmae: x\n", "hardware.nmae"),
+        ("cpus_per_node: many\n", "hardware.cpus_per_node must be a whole number, not 'many'"),
+        ("name: [\n", "does not compose"),
+    ],
+)
+def test_mistakes_in_a_file_are_explained(tmp_path, text, part):
+    (tmp_path / "hardware").mkdir()
+    (tmp_path / "hardware" / "mine.yaml").write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        compose(["hardware=mine"], tmp_path)
+    assert part in str(caught.value)
+
+
+def test_unknown_top_level_key_in_an_experiment(tmp_path):
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment" / "mine.yaml").write_text("# @package _global_\nrolout:\n  n: 2\n")
+    with pytest.raises(ConfigError, match="rolout"):
+        compose(["+experiment=mine"], tmp_path)
+
+
+def test_help_lists_every_option_and_the_default_first():
+    text = help_text()
+    for group, name in OPTIONS:
+        assert name in text, (group, name)
+    assert default_choices()["router"] == "default"
+    assert "  router       default, tr" in text
+    assert default_choices().keys() == {group for group, _ in OPTIONS} - {"experiment", "sweep"}

@@ -1,0 +1,76 @@
+"""The messages of a user's main mistakes, word for word."""
+
+import pytest
+
+from swe_rl.config.compose import compose
+from swe_rl.config.explain import ConfigError
+from swe_rl.config.keys import is_legal, nearest_keys
+
+MESSAGES = {
+    "rollout.nn=3": (
+        "Unknown key 'rollout.nn' (command line: rollout.nn=3). Did you mean rollout.n? "
+        "`job=describe job.topic=rollout` lists the keys of rollout."
+    ),
+    "n=3": "Unknown key 'n' (command line: n=3). Did you mean rollout.n?",
+    "modl=tiny": "Unknown key 'modl' (command line: modl=tiny). Did you mean model?",
+    "+foo.bar=1": "Unknown key 'foo.bar' (command line: +foo.bar=1).",
+    "model=qwen3": (
+        "model=qwen3: the group model has no option 'qwen3'. Did you mean qwen3_14b? Options: qwen3_14b, tiny."
+    ),
+    "algo=gpro": "algo=gpro: the group algo has no option 'gpro'. Did you mean grpo? Options: dr_grpo, grpo, rloo.",
+    "trainer.lr=fast": "trainer.lr must be a number, not 'fast' (command line: trainer.lr=fast).",
+    "rollout.n=8.5": "rollout.n must be a whole number, not '8.5' (command line: rollout.n=8.5).",
+    "algo.advantage=grp": (
+        "algo.advantage must be one of grpo, dr_grpo, rloo, not 'grp' (command line: algo.advantage=grp). "
+        "Did you mean grpo or dr_grpo?"
+    ),
+    "model.num_layers=null": "model.num_layers must be a whole number (command line: model.num_layers=null).",
+    "rollout.n=2,4": "rollout.n=2,4 lists several values: add --multirun to run each, or write a list as KEY=[a,b].",
+    "experiment=dp4_default": (
+        "experiment=dp4_default: the group experiment is not part of the default composition; "
+        "write +experiment=dp4_default."
+    ),
+    "+model=tiny": "+model=tiny: the group model is always part of the composition; write model=tiny.",
+    "~router": "~router: the group router cannot be left out. Options: default, tr.",
+    "~rollout.n": (
+        "~rollout.n: a key of the schema cannot be removed; set it to another value, or to null where allowed."
+    ),
+    "rollout.outcomes.nope.retries=1": (
+        "rollout.outcomes.nope.retries is not there to be overridden. "
+        "Does +rollout.outcomes.nope.retries=... add what you mean?"
+    ),
+}
+
+
+@pytest.mark.parametrize("override", MESSAGES)
+def test_message(override):
+    with pytest.raises(ConfigError) as caught:
+        compose([override])
+    assert str(caught.value) == MESSAGES[override]
+    assert caught.value.exit_status == 2
+
+
+@pytest.mark.parametrize("override", ["rollout.n", "rollout.n=(", "=", "rollout=5", "a b=c", "rollout.n=${nope.x}"])
+def test_anything_odd_is_one_paragraph(override):
+    with pytest.raises(ConfigError) as caught:
+        compose([override])
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 400
+
+
+def test_missing_launcher_names_the_package():
+    with pytest.raises(ConfigError, match="hydra/launcher has no option 'nope'"):
+        compose(["hydra/launcher=nope"])
+
+
+def test_legal_keys_follow_the_schema():
+    assert is_legal("rollout.outcomes.infra_error.retries")
+    assert is_legal("hardware.env_vars.ANY_NAME")
+    assert not is_legal("rollout.outcomes.infra_error.retris")
+    assert not is_legal("hardware.env_vars.A.b")
+    assert not is_legal("rollout.n.x")
+
+
+def test_nearest_prefers_the_same_last_part():
+    assert nearest_keys("trainer.temperature")[0] == "rollout.temperature"
+    assert nearest_keys("trainer.prompts_per_minibatch")[0] == "trainer.prompts_per_mini_batch"

@@ -1,0 +1,120 @@
+"""Running the real command as a user does, in a folder of its own."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+SMALL = (
+    "trainer.steps=3",
+    "rollout.prompts_per_step=3",
+    "rollout.n=4",
+    "rollout.eval_n=1",
+    "trainer.checkpoint_every_steps=1",
+    "trainer.num_threads=1",
+)
+
+
+@dataclass
+class Done:
+    exit_status: int
+    stdout: str
+    stderr: str
+
+    @property
+    def text(self) -> str:
+        return self.stdout + self.stderr
+
+
+class Command:
+    """`python -m swe_rl` with small numbers, its outputs below `root`."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.outputs = root / "outputs"
+
+    def start(self, *overrides: str, small: bool = True) -> subprocess.Popen:
+        few = root_list(self.root) if small else ()
+        return subprocess.Popen(
+            [sys.executable, "-m", "swe_rl", *(SMALL if small else ()), *few, *self._paths(), *overrides],
+            cwd=self.root,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "XDG_CACHE_HOME": str(self.root / "cache"), "COLUMNS": "120"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    def _paths(self) -> tuple[str, ...]:
+        return (f"paths.outputs={self.outputs}", f"paths.scratch={self.root / 'scratch'}")
+
+    def run(self, *overrides: str, small: bool = True) -> Done:
+        process = self.start(*overrides, small=small)
+        try:
+            stdout, stderr = process.communicate(timeout=240)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            raise
+        return Done(process.returncode, stdout, stderr)
+
+    def folder(self, name: str = "train") -> Path:
+        [folder] = (self.outputs / name).iterdir()
+        return folder
+
+    read = staticmethod(lambda path: read(path))
+
+    def children(self) -> list[str]:
+        return children_of_runs(self.root)
+
+    def steps(self, name: str = "train") -> list[dict]:
+        return read(self.folder(name) / "steps.jsonl")
+
+    def wait_for_step(self, process: subprocess.Popen, step: int, timeout_s: float = 120) -> None:
+        """Until `steps.jsonl` has the line of `step`."""
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline and process.poll() is None:
+            found = list(self.outputs.glob("train/*/steps.jsonl"))
+            if found and len(read(found[0])) >= step:
+                return
+            time.sleep(0.05)
+        raise AssertionError(f"step {step} was not reached: {process.stderr.read() if process.poll() else ''}")
+
+
+def read(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")]
+
+
+def root_list(root: Path) -> tuple[str, ...]:
+    """A held-out file of four instances, so that an evaluation takes a second."""
+    from swe_rl.env.bugs.env import DATA
+    from swe_rl.env.records import read_instances, write_instances
+
+    folder = root / "few"
+    if not folder.is_dir():
+        folder.mkdir()
+        write_instances(folder / "heldout.jsonl", read_instances(DATA / "heldout.jsonl")[:4])
+        write_instances(folder / "train.jsonl", read_instances(DATA / "train.jsonl")[:8])
+    return (f"env.dataset={folder}",)
+
+
+@pytest.fixture
+def command(tmp_path):
+    return Command(tmp_path)
+
+
+def children_of_runs(root: Path) -> list[str]:
+    """Command lines of live processes that mention the run's scratch folder."""
+    import psutil
+
+    found = []
+    for process in psutil.process_iter(["cmdline", "status"]):
+        line = " ".join(process.info["cmdline"] or [])
+        if str(root) in line and process.info["status"] != psutil.STATUS_ZOMBIE:
+            found.append(line)
+    return found

@@ -1,0 +1,94 @@
+"""What a user can get wrong: one clear paragraph, the right exit status, nothing half-written."""
+
+import os
+import socket
+import sqlite3
+import subprocess
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+
+def refused(done, *words: str) -> None:
+    assert done.exit_status == 2, done.text
+    assert "Traceback" not in done.text
+    for word in words:
+        assert word in done.stderr, done.stderr
+
+
+def no_folder(command) -> None:
+    assert not list(command.outputs.glob("train/*"))
+
+
+def test_an_unknown_key(command):
+    refused(command.run("rollout.prompt_per_step=3"), "rollout.prompt_per_step", "prompts_per_step")
+    no_folder(command)
+
+
+def test_a_wrong_type(command):
+    refused(command.run("rollout.n=many"), "rollout.n", "many")
+    no_folder(command)
+
+
+def test_a_missing_instance_file(command):
+    refused(command.run("env.instances=none.txt"), "env.instances", "none.txt")
+    no_folder(command)
+
+
+def test_a_missing_model(command):
+    refused(command.run("model.path=nowhere/at/all"), "model.path=nowhere/at/all")
+
+
+def test_a_port_in_use(command):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        refused(command.run(f"gateway.port={port}"), "gateway.port", "in use")
+
+
+def test_a_corrupt_checkpoint(command):
+    assert command.run("trainer.steps=2", "trainer.resume=auto").exit_status == 0
+    folder = command.folder()
+    _reopen(folder)
+    model = folder / "checkpoints" / "step_000002" / "model.safetensors"
+    content = bytearray(model.read_bytes())
+    content[-1] ^= 1
+    model.write_bytes(content)
+    steps = (folder / "steps.jsonl").read_bytes()
+    refused(command.run("trainer.steps=2", f"trainer.resume={folder}"), "model.safetensors", "step_000001")
+    assert (folder / "steps.jsonl").read_bytes() == steps
+
+
+def test_a_trace_database_of_another_version(command):
+    assert command.run("trainer.steps=1", "trainer.resume=auto").exit_status == 0
+    folder = command.folder()
+    _reopen(folder)
+    with sqlite3.connect(folder / "traces.db") as database:
+        database.execute("PRAGMA user_version = 999")
+    refused(command.run("trainer.steps=1", f"trainer.resume={folder}"), "traces.db", "version")
+
+
+def test_a_full_disk(command):
+    """The run fails with the reason and status 1, and what is there is whole."""
+    disk = command.root / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=12m", "tmpfs", str(disk)], check=False)
+    if mounted.returncode:
+        pytest.skip("no right to mount a small disk")
+    try:
+        command.outputs = disk / "outputs"
+        done = command.run("trainer.keep_checkpoints=5")
+        assert done.exit_status == 1, done.text
+        assert "Traceback" not in done.text
+        assert "No space left" in done.stderr or "disk" in done.stderr, done.stderr
+        leftovers = [path for path in disk.rglob("*") if ".tmp" in path.name or path.name.startswith(".step")]
+        assert not leftovers
+    finally:
+        subprocess.run(["umount", str(disk)], check=False)
+
+
+def _reopen(folder) -> None:
+    """As if the run had been killed: its status says `running` and nobody holds it."""
+    status = folder / "status.json"
+    status.write_text(status.read_text().replace('"done"', '"running"'))
+    assert os.access(folder, os.W_OK)

@@ -1,0 +1,99 @@
+"""The main job, for real, from the command line."""
+
+import json
+import signal
+import time
+
+import pytest
+
+pytestmark = pytest.mark.slow
+TIMES = ("_s", "per_s")
+
+
+def without_times(steps: list[dict]) -> list[dict]:
+    return [{key: value for key, value in step.items() if not key.endswith(TIMES)} for step in steps]
+
+
+def test_a_run_leaves_everything_behind(command):
+    done = command.run()
+    assert done.exit_status == 0, done.text
+    folder = command.folder()
+    last = done.stdout.strip().splitlines()[-1]
+    assert last.startswith("report:") and last.endswith(str(folder / "report.html"))
+    for name in ("config.yaml", "plan.json", "events.jsonl", "traces.db", "summary.json", "run.log", ".hydra"):
+        assert (folder / name).exists(), name
+    steps = command.steps()
+    assert [step["step"] for step in steps] == [1, 2, 3]
+    for step in steps:
+        assert step["num_trajectories"] == 12 == sum(step["statuses"].values())
+        assert step["prefix_breaks"] == 0
+        expected = step["num_trajectories"] * step["avg_response_length"] / step["generate_s"]
+        assert step["tokens_per_s"] == pytest.approx(expected)
+        assert step["weight_version"] == step["step"]
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["resolved_samples_before"] == summary["resolved_samples_after"] == 4
+    assert json.loads((folder / "status.json").read_text())["status"] == "done"
+    trajectories = command.read(folder / "trajectories" / "step_000001.jsonl")
+    assert len(trajectories) == 12 and all(one["turns"] for one in trajectories)
+    assert {one["reward"] for one in trajectories} <= {0.0, 1.0}
+    assert not command.children()
+    assert not list((command.root / "scratch" / "swe_rl").glob("*"))
+
+
+def test_killed_and_resumed_equals_uninterrupted(command, tmp_path_factory):
+    other = type(command)(tmp_path_factory.mktemp("whole"))
+    whole = other.run("trainer.steps=4")
+    assert whole.exit_status == 0, whole.text
+    process = command.start("trainer.steps=4", "trainer.resume=auto")
+    command.wait_for_step(process, 2)
+    time.sleep(0.4)  # in the middle of step 3
+    process.kill()
+    process.communicate()
+    resumed = command.run("trainer.steps=4", "trainer.resume=auto")
+    assert resumed.exit_status == 0, resumed.text
+    assert "continues after step" in resumed.text
+    ours, theirs = without_times(command.steps()), without_times(other.steps())
+    assert len(ours) == 4
+    for one, two in zip(ours, theirs, strict=True):
+        for key in ("loss", "grad_norm", "entropy", "reward_mean"):
+            assert one[key] == pytest.approx(two[key], abs=1e-6), (one["step"], key)
+        assert one["statuses"] == two["statuses"]
+        assert one["avg_response_length"] == two["avg_response_length"]
+    assert not command.children()
+    assert not list((command.root / "scratch" / "swe_rl").glob("*"))
+
+
+def test_ctrl_c_saves_and_stops_everything(command):
+    process = command.start("trainer.steps=50", "trainer.checkpoint_every_steps=0")
+    command.wait_for_step(process, 1)
+    time.sleep(0.3)
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=30)
+    assert process.returncode == 130, stderr
+    folder = command.folder()
+    assert json.loads((folder / "status.json").read_text())["status"] == "interrupted"
+    done = len(command.steps())
+    assert (folder / "checkpoints" / f"step_{done:06d}" / "manifest.json").is_file()
+    assert (folder / "report.html").is_file()
+    assert not command.children()
+    assert "Traceback" not in stderr
+
+
+def test_retokenize_reports_its_mismatch(command):
+    done = command.run("rollout.capture=retokenize", "trainer.steps=1")
+    assert done.exit_status == 0, done.text
+    [step] = command.steps()
+    for key in ("mismatch_trajectory_rate", "mismatch_turn_rate", "mismatch_token_rate"):
+        assert 0.0 <= step[key] <= 1.0
+    assert step["prefix_breaks"] == 0 and step["kl_rollout"] is None
+
+
+def test_rollout_and_eval_jobs(command):
+    rollout = command.run("job=rollout", "trainer.steps=1")
+    assert rollout.exit_status == 0, rollout.text
+    [step] = command.steps("rollout")
+    assert step["num_trajectories"] == 12 and "loss" not in step
+    evaluated = command.run("job=eval")
+    assert evaluated.exit_status == 0, evaluated.text
+    predictions = command.read(command.folder("eval") / "predictions.jsonl")
+    assert len(predictions) == 4 and set(predictions[0]) == {"instance_id", "model_name_or_path", "model_patch"}

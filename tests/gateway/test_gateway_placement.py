@@ -1,0 +1,76 @@
+import asyncio
+
+import pytest
+
+from swe_rl.engine.scripted import ScriptedEngine
+from swe_rl.gateway.placement import Placement
+from swe_rl.router.core import Place, ProgramReleased, RequestArrived, RequestFinished, Router, Tick
+
+
+class Holding:
+    """Holds every request until a tick, then places them all on the last engine."""
+
+    name = "holding"
+    tick_s = 0.02
+
+    def __init__(self):
+        self.events = []
+
+    def initial(self, engines):
+        return {"engine": engines[-1], "held": []}
+
+    def step(self, state, event, now_s):
+        self.events.append(event)
+        if isinstance(event, RequestArrived):
+            state["held"].append(event.request_id)
+        if not isinstance(event, Tick):
+            return []
+        held, state["held"] = state["held"], []
+        return [Place(one, state["engine"]) for one in [*held, "nobody"]]
+
+
+@pytest.fixture
+async def held():
+    policy = Holding()
+    engines = [ScriptedEngine(lambda prompt: [1], name=f"e{i}") for i in range(2)]
+    placement = Placement(Router(policy, ["e0", "e1"]), engines)
+    yield placement, policy
+    await placement.close()
+
+
+async def test_a_held_request_goes_at_a_tick(held):
+    placement, policy = held
+    placement.start()
+    async with placement.place("p", "r", 7) as placed:
+        assert placed.engine.name == "e1" and placement.held == 0
+        placed.context_tokens += 5
+    placement.release("p")
+    events = [event for event in policy.events if not isinstance(event, Tick)]
+    assert events == [RequestArrived("p", "r", 7), RequestFinished("p", "r", 12), ProgramReleased("p")]
+    (load, _) = next(event for event in policy.events if isinstance(event, Tick)).loads
+    assert (load.engine, load.running, load.kv_capacity_tokens) == ("e0", 0, 4096)
+
+
+async def test_a_held_request_that_is_given_up_is_finished(held):
+    placement, policy = held
+
+    async def wait():
+        async with placement.place("p", "r", 7):
+            raise AssertionError("never placed")
+
+    task = asyncio.create_task(wait())
+    await asyncio.sleep(0)
+    assert placement.held == 1
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert placement.held == 0 and policy.events[-1] == RequestFinished("p", "r", 7)
+
+
+async def test_a_failing_request_is_finished(held):
+    placement, policy = held
+    placement.start()
+    with pytest.raises(ZeroDivisionError):
+        async with placement.place("p", "r", 7):
+            raise ZeroDivisionError
+    assert policy.events[-1] == RequestFinished("p", "r", 7)
