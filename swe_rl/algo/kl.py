@@ -29,9 +29,7 @@ def kl_per_token(logprobs: Tensor, reference_logprobs: Tensor, estimator: KlEsti
     return torch.expm1(log_ratio) - log_ratio
 
 
-def rewards_with_kl(
-    rewards: Sequence[float | None], kl_sums: Sequence[float], kl_coef: float
-) -> list[float | None]:
+def rewards_with_kl(rewards: Sequence[float | None], kl_sums: Sequence[float], kl_coef: float) -> list[float | None]:
     """Rewards less `kl_coef` times each trajectory's KL summed over its sampled tokens (nats); `algo.kl_in=reward`.
 
     It is applied before the advantages, so the penalty is centred with the group (InstructGPT, arXiv:2203.02155,

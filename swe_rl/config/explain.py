@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from swe_rl.config.folders import options
-from swe_rl.config.keys import describe_type, is_legal, key_types, nearest, nearest_keys
+from swe_rl.config.keys import describe_type, is_legal, key_types, nearest, nearest_keys, row_table
 from swe_rl.config.secrets import mask_text
 from swe_rl.errors import UserError
 
@@ -21,6 +21,8 @@ _ANTLR_NOISE = re.compile(r"^\w+Exception: | expecting \{.*?\}(?= See)| See http
 
 
 _ANTLR_NOISE = re.compile(r"^\w+Exception: | expecting \{.*?\}(?= See)| See https?://\S+ for details\.?")
+
+_ROWS = "The command line changes rows that there are; new ones belong into a file of conf/."
 
 
 class ConfigError(UserError):
@@ -54,8 +56,10 @@ def explain(error: BaseException, overrides: Sequence[str], config_dir: Path | N
     if several := re.match(r"Ambiguous value for argument '(.*?)' 1\. ", text):
         return f"{several.group(1)} lists several values: add --multirun to run each, or write a list as KEY=[a,b]."
     if absent := re.match(r"Could not override '(.*?)'\. (To append|No match)", text):
+        if table := row_table(absent.group(1)):
+            return f"{absent.group(1)}: {table} has no such row. {_ROWS}"
         return f"{absent.group(1)} is not there to be overridden. Does +{absent.group(1)}=... add what you mean?"
-    return _bad_value(error, overrides) or f"The configuration does not compose: {text}"
+    return _bad_value(error, overrides) or f"The configuration does not compose: {text}{_reason(error)}"
 
 
 def check_overrides(overrides: Sequence[str], config_dir: Path | None = None) -> None:
@@ -115,6 +119,8 @@ def _problem(override: str, groups: dict[str, list[str]]) -> str:
         return ""
     if not is_legal(key):
         return _unknown_key(key, f"command line: {override}", groups)
+    if sign == "+" and (table := row_table(key)):
+        return f"{override}: rows cannot be added to {table} here. {_ROWS}"
     if sign == "~" and key in key_types():
         return (
             f"{override}: a key of the schema cannot be removed; set it to another value, or to null where it may be."
@@ -142,6 +148,11 @@ def _bad_value(error: BaseException, overrides: Sequence[str]) -> str:
     given = re.search(r"Value '(.*?)' of type", reason) or re.search(r"Invalid value '(.*?)'", reason)
     value = f", not {given.group(1)!r}" if given else ""
     return f"{key} must be {describe_type(hint)}{value} ({where}).{_near_member(hint, given)}"
+
+
+def _reason(error: BaseException) -> str:
+    cause = _omegaconf_cause(error)
+    return f": {_one_line(str(cause)).partition(' full_key:')[0]}" if cause is not None and cause is not error else ""
 
 
 def _near_member(hint: Any, given: re.Match[str] | None) -> str:

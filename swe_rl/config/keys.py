@@ -38,6 +38,14 @@ def is_legal(key: str) -> bool:
     return True
 
 
+def row_table(key: str) -> str:
+    """The table of rows that a key lies in (`rollout.outcomes` for `rollout.outcomes.resolved.trained`), or nothing."""
+    for name, hint in key_types().items():
+        if key.startswith(f"{name}.") and get_origin(hint) is dict and is_dataclass(get_args(hint)[1]):
+            return name
+    return ""
+
+
 def nearest(word: str, candidates: Iterable[str], count: int = 3) -> list[str]:
     """Best first, by spelling; a candidate that starts with `word` is near however long it is."""
     pool = list(dict.fromkeys(candidates))

@@ -155,7 +155,7 @@ def outcomes_complete(config: Config, _: Host) -> Iterator[Finding]:
             "rollout.outcomes",
             list(table),
             f"says nothing about {', '.join(missing)}",
-            f"+rollout.outcomes.{missing[0]}.reward=none, or start from rollout=default",
+            "rollout=default, which has every row",
         )
     if extra:
         yield error(

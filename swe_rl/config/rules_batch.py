@@ -29,10 +29,24 @@ def positive_counts(config: Config, _: Host) -> Iterator[Finding]:
         "layout.engines": config.layout.engines,
         "layout.engine_tp": config.layout.engine_tp,
         "layout.sequence_parallel": config.layout.sequence_parallel,
+        "hardware.nodes": config.hardware.nodes,
+        "model.num_layers": config.model.num_layers,
+        "model.num_heads": config.model.num_heads,
+        "model.num_kv_heads": config.model.num_kv_heads,
     }
     for key, value in counts.items():
         if value < 1:
             yield error("positive", key, value, "must be at least 1", f"{key}=1 or more")
+    for key, value in {
+        "layout.trainer_gpus": config.layout.trainer_gpus,
+        "hardware.gpus_per_node": config.hardware.gpus_per_node,
+        "rollout.infra_retries": config.rollout.infra_retries,
+        "trainer.warmup_steps": config.trainer.warmup_steps,
+        "trainer.checkpoint_every_steps": config.trainer.checkpoint_every_steps,
+        "trainer.eval_every_steps": config.trainer.eval_every_steps,
+    }.items():
+        if value < 0:
+            yield error("positive", key, value, "must be 0 or more", f"{key}=0 or more")
 
 
 def group_size(config: Config, _: Host) -> Iterator[Finding]:
@@ -92,7 +106,7 @@ def concurrency(config: Config, _: Host) -> Iterator[Finding]:
             "sandbox.concurrency",
             slots,
             f"{slots} sandboxes of {config.sandbox.cpus:g} CPUs on {free} free CPUs: commands will time out",
-            f"sandbox.concurrency={max(1, int(free / config.sandbox.cpus))}",
+            f"sandbox.concurrency={max(1, int(free / max(config.sandbox.cpus, 0.1)))}",
         )
     if slots > trajectories:
         yield warning(

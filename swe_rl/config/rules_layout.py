@@ -40,7 +40,7 @@ def gpus_suffice(config: Config, _: Host) -> Iterator[Finding]:
 
 def engine_within_node(config: Config, _: Host) -> Iterator[Finding]:
     tp, per_node = config.layout.engine_tp, config.hardware.gpus_per_node
-    if per_node and tp >= 1 and (tp > per_node or per_node % tp):
+    if per_node > 0 and tp >= 1 and (tp > per_node or per_node % tp):
         yield error(
             "engine_node",
             "layout.engine_tp",
@@ -54,7 +54,7 @@ def heads_divide(config: Config, _: Host) -> Iterator[Finding]:
     heads, kv_heads = config.model.num_heads, config.model.num_kv_heads
     ways = {"layout.engine_tp": config.layout.engine_tp, "layout.sequence_parallel": config.layout.sequence_parallel}
     for key, ways_split in ways.items():
-        if ways_split < 1 or _splits(heads, kv_heads, ways_split):
+        if min(ways_split, heads, kv_heads) < 1 or _splits(heads, kv_heads, ways_split):
             continue
         allowed = [size for size in divisors(heads) if _splits(heads, kv_heads, size) and size <= 2 * ways_split]
         yield error(

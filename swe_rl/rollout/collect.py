@@ -72,8 +72,11 @@ class Collector:
                     await waiting
             return done
 
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(one(instance, sample)) for instance in instances for sample in range(n)]
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(one(instance, sample)) for instance in instances for sample in range(n)]
+        except BaseExceptionGroup as errors:
+            raise errors.exceptions[0] from None  # the first one ended the others; its own words matter
         for task in tasks:
             trajectory, result = task.result()
             collected.trajectories.append(trajectory)

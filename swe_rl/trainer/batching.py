@@ -75,7 +75,9 @@ def pad(
     device: torch.device,
 ) -> MicroBatch:
     width = max(lengths)
-    input_ids = [[*ids[:length], *[pad_token_id] * (width - length)] for (ids, _), length in zip(sequences, lengths, strict=True)]
+    input_ids = [
+        [*ids[:length], *[pad_token_id] * (width - length)] for (ids, _), length in zip(sequences, lengths, strict=True)
+    ]
     trained = [
         (row, position) for row, (_, mask) in enumerate(sequences) for position, masked in enumerate(mask) if masked
     ]

@@ -39,9 +39,7 @@ def token_logprobs(
 def _hidden_states(model: nn.Module, input_ids: Tensor) -> Tensor:
     # No attention mask and no positions: with padding on the right they say nothing that causality does not, and
     # without them scaled_dot_product_attention takes its fused causal kernel.
-    output = model.get_submodule("model")(
-        input_ids=input_ids, attention_mask=None, position_ids=None, use_cache=False
-    )
+    output = model.get_submodule("model")(input_ids=input_ids, attention_mask=None, position_ids=None, use_cache=False)
     states: Tensor = output[0]
     return states
 

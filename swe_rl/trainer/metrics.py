@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from swe_rl.trainer.optimizer import Update
+
 
 @dataclass(frozen=True, slots=True)
 class TrainMetrics:
@@ -95,6 +97,17 @@ class StepStats:
     logprob_diff: Mean = field(default_factory=Mean)
     ratio: Mean = field(default_factory=Mean)
     correction: Mean = field(default_factory=Mean)
+
+    def add_losses(self, loss: float, policy_loss: float, kl_loss: float) -> None:
+        self.loss += loss
+        self.policy_loss += policy_loss
+        self.kl_loss += kl_loss
+
+    def record(self, update: Update) -> None:
+        self.attempts += 1
+        self.updates += update.applied
+        self.nonfinite_updates += not update.applied
+        self.grad_norms += update.grad_norm if update.applied else 0.0
 
     def metrics(self, *, step: int, rows: int, lr: float, train_s: float) -> TrainMetrics:
         attempts = max(1, self.attempts)

@@ -55,8 +55,8 @@ class Optimizer:
         self.nonfinite_in_a_row = 0 if applied else self.nonfinite_in_a_row + 1
         if self.nonfinite_in_a_row >= MAX_NONFINITE:
             raise TrainerError(
-                f"The gradient norm was not finite in {MAX_NONFINITE} updates in a row (last: {norm}); none of them was "
-                "applied, so the weights are still those of the last good update. Lower trainer.lr or "
+                f"The gradient norm was not finite in {MAX_NONFINITE} updates in a row (last: {norm}); none of them "
+                "was applied, so the weights are still those of the last good update. Lower trainer.lr or "
                 "trainer.grad_clip, and look for extreme values in the step's rewards and log-probabilities."
             )
         return Update(grad_norm=norm, applied=applied)

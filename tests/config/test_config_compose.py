@@ -165,3 +165,17 @@ def test_help_lists_every_option_and_the_default_first():
     assert default_choices()["router"] == "default"
     assert "  router       default, tr" in text
     assert default_choices().keys() == {group for group, _ in OPTIONS} - {"experiment", "sweep"}
+
+
+def test_conf_is_found_beside_the_package_and_inside_it(tmp_path, monkeypatch):
+    from swe_rl.config import folders
+
+    assert folders.conf_dir().parent == folders.PACKAGE.parent or folders.conf_dir().parent == folders.PACKAGE
+    (tmp_path / "swe_rl" / "conf").mkdir(parents=True)
+    (tmp_path / "conf").mkdir()
+    monkeypatch.setattr(folders, "PACKAGE", tmp_path / "swe_rl")
+    assert folders.conf_dir() == tmp_path / "swe_rl" / "conf"
+    (tmp_path / "swe_rl" / "conf").rmdir()
+    assert folders.conf_dir() == tmp_path / "conf"
+    with pytest.raises(folders.InstallationError, match="sweeps/"):
+        folders.sweeps_dir()

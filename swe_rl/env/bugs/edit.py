@@ -62,12 +62,12 @@ def changed_lines(before: Sequence[str], after: Sequence[str]) -> int:
 
 
 def usable_sites(source: str, swaps: Sequence[Swap]) -> list[Site]:
-    """The sites whose function is named once in the file, shown whole up to them, and mended by exactly their edit."""
+    """The sites whose function has a name of its own, is shown up to them, and is mended by exactly their edit."""
     return [site for site in sites(source, swaps) if _is_mended(source, site)]
 
 
 def _is_mended(source: str, site: Site) -> bool:
-    if source.count(f"def {site.function}(") != 1:
+    if site.function.startswith("__") or source.count(f"def {site.function}(") != 1:
         return False
     shown = shown_lines(site.mutate(source).split("\n"), site.first_line)
     at = site.line - site.first_line

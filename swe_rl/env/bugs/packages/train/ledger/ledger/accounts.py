@@ -23,6 +23,14 @@ def account_kind(number: str) -> str:
     return KINDS[digit]
 
 
+def short_number(number: str) -> str:
+    """Without leading zeros, but never empty."""
+    plain = number.lstrip("0")
+    if not plain:
+        return "0"
+    return plain
+
+
 def is_debit_kind(number: str) -> bool:
     """Assets and expenses grow on the debit side."""
     kind = account_kind(number)

@@ -86,16 +86,17 @@ def instalment(debt: int, months: int, number: int) -> int:
     return debt // months
 
 
-def years_to_save(goal: int, yearly: int) -> int:
-    """The number of the year in which the goal is reached."""
-    year = 1
-    saved = yearly
-    for _ in range(50):
-        if saved >= goal:
-            break
-        saved = saved + yearly
+def years_to_save(goal: int, yearly: list) -> int:
+    """The year, counted from one, that reaches the goal, or zero."""
+    year = 0
+    saved = 0
+    for amount in yearly:
         year = year + 1
-    return year
+        saved = saved + amount
+        if saved < goal:
+            continue
+        return year
+    return 0
 
 
 def limit_or_default(limit, default: int) -> int:
@@ -103,3 +104,14 @@ def limit_or_default(limit, default: int) -> int:
     if limit is None:
         return default
     return limit
+
+
+def post_rank(spent: dict, post: str) -> int:
+    """The place of a post, from one; zero for an unknown one."""
+    if post not in spent:
+        return 0
+    rank = 1
+    for amount in spent.values():
+        if amount > spent[post]:
+            rank = rank + 1
+    return rank

@@ -74,13 +74,13 @@ def reversed_lines(lines: list) -> list:
     return [(name, 0 - amount) for name, amount in lines]
 
 
-def debit_total(lines: list) -> int:
-    total = 0
+def debit_count(lines: list) -> int:
+    count = 0
     for _, amount in lines:
-        if amount < 0:
+        if amount <= 0:
             continue
-        total = total + amount
-    return total
+        count = count + 1
+    return count
 
 
 def split_amount(amount: int, parts: int) -> list:

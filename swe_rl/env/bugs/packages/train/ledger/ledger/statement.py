@@ -74,9 +74,9 @@ def is_transfer(text: str) -> bool:
 
 
 def payee(text: str) -> str:
-    """The name in capitals before the first slash."""
+    """The name in capitals before the first slash, without dots."""
     parts = text.split("/")
-    return parts[0].strip().upper()
+    return parts[0].rstrip(". ").upper()
 
 
 def duplicates(rows: list) -> list:
@@ -94,8 +94,8 @@ def until_total(amounts: list, goal: int) -> int:
     total = 0
     count = 0
     for amount in amounts:
-        if total >= goal:
-            break
         total = total + amount
         count = count + 1
+        if total >= goal:
+            break
     return count

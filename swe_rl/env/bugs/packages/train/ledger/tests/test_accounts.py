@@ -6,6 +6,7 @@ from ledger.accounts import find_account
 from ledger.accounts import freeze_all
 from ledger.accounts import is_debit_kind
 from ledger.accounts import next_number
+from ledger.accounts import short_number
 from ledger.accounts import transfer
 from ledger.accounts import valid_number
 from ledger.accounts import withdraw
@@ -18,6 +19,14 @@ def test_account_kind_by_the_first_digit():
 
 def test_account_kind_unknown():
     assert account_kind("9001") == "other"
+
+
+def test_short_number_drops_leading_zeros():
+    assert short_number("0120") == "120"
+
+
+def test_short_number_of_zeros():
+    assert short_number("000") == "0"
 
 
 def test_is_debit_kind_of_assets_and_expenses():

@@ -7,6 +7,7 @@ from ledger.budget import months_left
 from ledger.budget import needs_review
 from ledger.budget import on_track
 from ledger.budget import overspent
+from ledger.budget import post_rank
 from ledger.budget import remaining
 from ledger.budget import used_percent
 from ledger.budget import warning_level
@@ -134,15 +135,19 @@ def test_instalment_equal():
 
 
 def test_years_to_save_exact():
-    assert years_to_save(300, 100) == 3
+    assert years_to_save(300, [100, 100, 100, 100]) == 3
 
 
 def test_years_to_save_in_the_first_year():
-    assert years_to_save(50, 100) == 1
+    assert years_to_save(50, [100, 100]) == 1
 
 
 def test_years_to_save_with_a_rest():
-    assert years_to_save(301, 100) == 4
+    assert years_to_save(201, [100, 100, 100]) == 3
+
+
+def test_years_to_save_never():
+    assert years_to_save(201, [100, 100]) == 0
 
 
 def test_limit_or_default_given():
@@ -151,3 +156,15 @@ def test_limit_or_default_given():
 
 def test_limit_or_default_missing():
     assert limit_or_default(None, 50) == 50
+
+
+def test_post_rank_behind_larger_ones():
+    assert post_rank({"tea": 5, "rent": 900, "fuel": 70}, "tea") == 3
+
+
+def test_post_rank_first_of_equals():
+    assert post_rank({"tea": 5, "salt": 5}, "tea") == 1
+
+
+def test_post_rank_unknown():
+    assert post_rank({"tea": 5}, "rent") == 0

@@ -1,5 +1,5 @@
 from ledger.journal import Journal
-from ledger.journal import debit_total
+from ledger.journal import debit_count
 from ledger.journal import is_balanced
 from ledger.journal import reversed_lines
 from ledger.journal import split_amount
@@ -35,14 +35,14 @@ def test_balance_adds_up():
 
 def test_balance_until_a_day():
     journal = Journal()
-    journal.entries = [(1, "tea", LINES), (2, "salt", LINES), (3, "x", LINES)]
-    assert journal.balance("cash", until=2) == 100
+    journal.entries = [(day, "tea", LINES) for day in (1, 2, 3, 4)]
+    assert journal.balance("cash", until=3) == 150
 
 
 def test_balance_until_skips_only_later_days():
     journal = Journal()
-    journal.entries = [(3, "tea", LINES), (1, "salt", LINES)]
-    assert journal.balance("cash", until=2) == 50
+    journal.entries = [(day, "tea", LINES) for day in (3, 1, 2)]
+    assert journal.balance("cash", until=2) == 100
 
 
 def test_balance_unknown():
@@ -139,12 +139,16 @@ def test_reversed_lines_of_nothing():
     assert reversed_lines([]) == []
 
 
-def test_debit_total_of_positive_amounts():
-    assert debit_total([("a", 30), ("b", -50), ("c", 20)]) == 50
+def test_debit_count_of_positive_amounts():
+    assert debit_count([("a", 30), ("b", -50), ("c", 20)]) == 2
 
 
-def test_debit_total_of_nothing():
-    assert debit_total([]) == 0
+def test_debit_count_leaves_zero_out():
+    assert debit_count([("a", 0), ("b", 10)]) == 1
+
+
+def test_debit_count_of_nothing():
+    assert debit_count([]) == 0
 
 
 def test_split_amount_equal():

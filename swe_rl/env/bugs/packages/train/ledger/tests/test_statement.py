@@ -110,6 +110,10 @@ def test_payee_in_capitals():
     assert payee("Ann Lee / rent") == "ANN LEE"
 
 
+def test_payee_without_dots_at_the_end():
+    assert payee(".com Inc. / rent") == ".COM INC"
+
+
 def test_payee_before_the_first_slash():
     assert payee("a/b/c") == "A"
 
@@ -130,8 +134,12 @@ def test_until_total_not_reached():
     assert until_total([10, 20], 100) == 2
 
 
-def test_until_total_of_zero():
-    assert until_total([10, 20], 0) == 0
+def test_until_total_just_missed():
+    assert until_total([10, 20, 30, 40], 31) == 3
+
+
+def test_until_total_of_nothing():
+    assert until_total([], 5) == 0
 
 
 def test_until_total_stops_for_good():

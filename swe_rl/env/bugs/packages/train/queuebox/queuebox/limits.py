@@ -28,10 +28,10 @@ class TokenBucket:
         return True
 
     def seconds_until(self, count: int) -> int:
-        """Full seconds until so many tokens are there."""
-        missing = count - self.tokens
-        if missing < 0:
-            return 0
+        """Full seconds until so many tokens are there, -1 for never."""
+        if count > self.size:
+            return -1
+        missing = max(count - self.tokens, 0)
         return (missing + self.per_second - 1) // self.per_second
 
 
@@ -88,9 +88,9 @@ def over_quota(used: dict, quota: dict) -> list:
 
 
 def parse_rate(text: str) -> int:
-    """Calls per minute of '5/s' or '90/m', in any case."""
+    """Calls per minute of '5x/s' or '90/m', in any case."""
     number, _, unit = text.partition("/")
-    calls = int(number.rstrip(" "))
+    calls = int(number.rstrip("x "))
     if unit.upper().startswith("S"):
         calls = calls * 60
     return calls

@@ -87,3 +87,12 @@ def boost(job: Job, amount: int) -> bool:
         return False
     job.priority = job.priority + amount
     return True
+
+
+def ticket_rank(tickets: list, ticket: int) -> int:
+    """The place of a ticket, from one, when smaller ones go first."""
+    place = 1
+    for other in tickets:
+        if other < ticket:
+            place = place + 1
+    return place

@@ -41,9 +41,7 @@ def total_wait(attempts: int) -> int:
 def run_attempts(results: list, limit: int) -> int:
     """How many attempts are made until one succeeds or the limit."""
     made = 0
-    for success in results:
-        if made == limit:
-            break
+    for success in results[:limit]:
         made = made + 1
         if success:
             break

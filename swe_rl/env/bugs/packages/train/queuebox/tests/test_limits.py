@@ -68,6 +68,10 @@ def test_seconds_until_enough():
     assert TokenBucket(10, 2).seconds_until(4) == 0
 
 
+def test_seconds_until_never():
+    assert TokenBucket(10, 2).seconds_until(11) == -1
+
+
 def test_recent_within_the_window():
     assert recent([1, 5, 8], 10, 6) == [5, 8]
 
@@ -147,7 +151,7 @@ def test_over_quota_without_quota():
 
 def test_parse_rate_per_second():
     assert parse_rate("5/s") == 300
-    assert parse_rate("5 /Sec") == 300
+    assert parse_rate("5x /Sec") == 300
 
 
 def test_parse_rate_per_minute():

@@ -9,6 +9,7 @@ from queuebox.priority import owner_waits
 from queuebox.priority import parse_priority
 from queuebox.priority import rank
 from queuebox.priority import split_urgent
+from queuebox.priority import ticket_rank
 
 
 def test_parse_priority_by_name():
@@ -126,3 +127,15 @@ def test_boost_needs_an_amount():
 
 def test_boost_not_when_done():
     assert boost(Job("a", 3, done=True), 2) is False
+
+
+def test_ticket_rank_behind_smaller_ones():
+    assert ticket_rank([7, 3, 9, 5], 7) == 3
+
+
+def test_ticket_rank_first():
+    assert ticket_rank([7, 8], 7) == 1
+
+
+def test_ticket_rank_alone():
+    assert ticket_rank([], 7) == 1

@@ -87,3 +87,13 @@ def all_connected(roads: dict) -> bool:
     """Whether each place can be reached from each place."""
     names = set(roads)
     return all(reachable(roads, name) >= names for name in roads)
+
+
+def way_count(choices: list) -> int:
+    """How many ways there are with so many choices at each fork."""
+    ways = 1
+    for choice in choices:
+        if choice < 2:
+            continue
+        ways = ways * choice
+    return ways

@@ -8,6 +8,7 @@ from routes.paths import reachable
 from routes.paths import repeats_place
 from routes.paths import shortest_km
 from routes.paths import turn_back
+from routes.paths import way_count
 
 ROADS = {"A": {"B": 2, "C": 9}, "B": {"C": 3}, "C": {"D": 1}, "D": {}}
 
@@ -121,3 +122,19 @@ def test_all_connected_not_one_way():
 
 def test_all_connected_of_nothing():
     assert all_connected({}) is True
+
+
+def test_way_count_multiplies():
+    assert way_count([3, 2, 4]) == 24
+
+
+def test_way_count_skips_forks_without_choice():
+    assert way_count([3, 1, 0, 2]) == 6
+
+
+def test_way_count_of_two():
+    assert way_count([2]) == 2
+
+
+def test_way_count_without_forks():
+    assert way_count([]) == 1

@@ -42,7 +42,8 @@ class LoanDesk:
         return sorted(code for code, due in self.due.items() if due < day)
 
     def held_by(self, name: str) -> list:
-        return sorted(code for code in self.holder if self.holder[code] == name)
+        holder = self.holder
+        return sorted(code for code in holder if holder[code] == name)
 
     def next_due(self):
         """The earliest last day, None if nothing is out."""

@@ -86,3 +86,15 @@ def heaviest(parcels: list):
 
 def any_fragile(parcels: list) -> bool:
     return any(parcel.fragile for parcel in parcels)
+
+
+def vans_needed(weights: list, limit: int) -> int:
+    """How many vans carry the weights, loaded in the given order."""
+    vans = 1
+    load = 0
+    for grams in weights:
+        if load + grams > limit:
+            vans = vans + 1
+            load = 0
+        load = load + grams
+    return vans

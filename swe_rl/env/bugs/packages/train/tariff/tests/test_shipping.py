@@ -7,6 +7,7 @@ from tariff.shipping import island_fee
 from tariff.shipping import parcel_fee
 from tariff.shipping import short_street
 from tariff.shipping import valid_postcode
+from tariff.shipping import vans_needed
 from tariff.shipping import weight_class
 from tariff.shipping import zone
 
@@ -124,3 +125,19 @@ def test_any_fragile_one_is_enough():
 def test_any_fragile_none():
     assert not any_fragile([Parcel(1)])
     assert not any_fragile([])
+
+
+def test_vans_needed_full_load():
+    assert vans_needed([4, 6], 10) == 1
+
+
+def test_vans_needed_one_more():
+    assert vans_needed([4, 7], 10) == 2
+
+
+def test_vans_needed_in_order():
+    assert vans_needed([6, 5, 5, 6], 10) == 3
+
+
+def test_vans_needed_for_nothing():
+    assert vans_needed([], 10) == 1

@@ -1,0 +1,1 @@
+"""Who may do what: roles, rules, checks of input and sessions."""

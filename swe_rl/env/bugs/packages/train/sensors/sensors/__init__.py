@@ -1,0 +1,1 @@
+"""Readings of sensors: series, windows, thresholds and devices."""

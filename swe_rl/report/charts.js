@@ -1,0 +1,201 @@
+"use strict";
+// Small SVG charts. Data reaches the document through textContent and numeric attributes only.
+
+const SVG = "http://www.w3.org/2000/svg";
+
+function el(tag, attributes = {}, ...children) {
+  const node = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (name === "class") node.className = value;
+    else if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
+    else if (value !== null && value !== undefined && value !== false) node.setAttribute(name, value === true ? "" : value);
+  }
+  node.append(...children.flat().filter((child) => child !== null && child !== undefined));
+  return node;
+}
+
+function svg(tag, attributes = {}, text = null) {
+  const node = document.createElementNS(SVG, tag);
+  for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
+  if (text !== null) node.textContent = text;
+  return node;
+}
+
+const isNumber = (value) => typeof value === "number" && Number.isFinite(value);
+
+function short(value) {
+  if (!isNumber(value)) return "–";
+  const size = Math.abs(value);
+  if (size >= 1e6) return (value / 1e6).toFixed(size >= 1e7 ? 0 : 1) + "M";
+  if (size >= 1e4) return (value / 1e3).toFixed(size >= 1e5 ? 0 : 1) + "k";
+  if (size >= 100) return value.toFixed(0);
+  if (size === 0) return "0";
+  if (size < 0.001) return value.toExponential(1);
+  return String(Number(value.toPrecision(3)));
+}
+
+const percent = (value) => (isNumber(value) ? (100 * value).toFixed(1) + " %" : "–");
+
+function ticks(low, high, most = 5) {
+  const raw = (high - low) / most;
+  if (!(raw > 0)) return [low];
+  const magnitude = 10 ** Math.floor(Math.log10(raw));
+  const step = [1, 2, 2.5, 5, 10].map((factor) => factor * magnitude).find((size) => size >= raw * 0.999);
+  const marks = [];
+  for (let mark = Math.ceil(low / step - 1e-9) * step; mark <= high + step * 1e-6; mark += step) {
+    marks.push(Math.abs(mark) < step * 1e-6 ? 0 : mark);
+  }
+  return marks;
+}
+
+function range(values, fromZero) {
+  const known = values.filter(isNumber);
+  if (!known.length) return [0, 1];
+  let low = Math.min(...known), high = Math.max(...known);
+  if (fromZero) { low = Math.min(0, low); high = Math.max(0, high); }
+  if (low === high) { high += Math.abs(high) * 0.1 || 1; if (!fromZero) low -= Math.abs(low) * 0.1 || 1; }
+  if (fromZero) return [low, high + (high - low) * 0.04];
+  const margin = (high - low) * 0.08;
+  return [low - margin, high + margin];
+}
+
+// spec: title, note, steps, series [{label, color, values}], stacked, points [{step, value, low, high}], domain, format
+function chart(spec) {
+  const body = el("div", { class: "plot" });
+  const figure = el("figure", { class: "card chart" + (spec.wide ? " wide" : "") },
+    el("figcaption", {}, el("h3", {}, spec.title), spec.note ? el("p", { class: "note" }, spec.note) : null),
+    legend(spec), body);
+  const draw = () => { if (body.clientWidth > 0) body.replaceChildren(plot(spec, body.clientWidth)); };
+  new ResizeObserver(draw).observe(body);
+  return figure;
+}
+
+function legend(spec) {
+  const entries = spec.series.map((one) => [one.label, one.color, "line"]);
+  if (spec.points && spec.points.length) entries.push([spec.pointsLabel, spec.pointsColor, "dot"]);
+  if (entries.length < 2) return null;
+  return el("ul", { class: "legend" }, entries.map(([label, color, kind]) => {
+    const mark = el("i", { class: spec.stacked ? "box" : kind });
+    mark.style.background = `var(${color})`;
+    return el("li", {}, mark, label);
+  }));
+}
+
+function plot(spec, width) {
+  const height = spec.wide ? 260 : 210;
+  const steps = spec.steps, points = (spec.points || []).filter((point) => isNumber(point.value));
+  const allSteps = steps.concat(points.map((point) => point.step));
+  const values = spec.stacked
+    ? steps.map((_, index) => spec.series.reduce((sum, one) => sum + (one.values[index] || 0), 0))
+    : spec.series.flatMap((one) => one.values).concat(points.flatMap((point) => [point.value, point.low, point.high]));
+  const [low, high] = spec.domain || range(values, spec.stacked || spec.fromZero);
+  const format = spec.format || short;
+  const marks = ticks(low, high, 4);
+  const left = 10 + 7 * Math.max(...marks.map((mark) => format(mark).length));
+  const box = { left, right: width - 10, top: 8, bottom: height - 24 };
+  const bar = (box.right - box.left) / Math.max(1, steps.length);
+  const inset = spec.stacked ? bar / 2 : 4;
+  const first = Math.min(...allSteps), last = Math.max(...allSteps);
+  const x = (step) => last === first ? (box.left + box.right) / 2
+    : box.left + inset + ((step - first) / (last - first)) * (box.right - box.left - 2 * inset);
+  const y = (value) => box.bottom - ((value - low) / (high - low)) * (box.bottom - box.top);
+  const root = svg("svg", { viewBox: `0 0 ${width} ${height}`, width, height, role: "img", "aria-label": spec.title });
+  axes(root, box, marks, format, x, y, first, last, width);
+  if (spec.stacked) bars(root, spec, steps, x, y, bar);
+  else for (const one of spec.series) line(root, one, steps, x, y);
+  whiskers(root, points, spec.pointsColor, x, y);
+  hover(root, spec, box, allSteps, x, format, points);
+  return root;
+}
+
+function axes(root, box, marks, format, x, y, first, last, width) {
+  for (const mark of marks) {
+    root.append(svg("line", { class: mark === 0 ? "zero" : "grid", x1: box.left, x2: box.right, y1: y(mark), y2: y(mark) }));
+    root.append(svg("text", { class: "tick", x: box.left - 6, y: y(mark) + 4, "text-anchor": "end" }, format(mark)));
+  }
+  for (const step of ticks(first, last, Math.max(2, Math.floor(width / 80))).filter(Number.isInteger)) {
+    root.append(svg("text", { class: "tick", x: x(step), y: box.bottom + 17, "text-anchor": "middle" }, step));
+  }
+}
+
+function line(root, one, steps, x, y) {
+  let path = "", open = false;
+  const known = one.values.map((value, index) => [steps[index], value]).filter(([, value]) => isNumber(value));
+  one.values.forEach((value, index) => {
+    if (!isNumber(value)) { open = false; return; }
+    path += `${open ? "L" : "M"}${x(steps[index]).toFixed(1)},${y(value).toFixed(1)}`;
+    open = true;
+  });
+  const drawn = svg("path", { d: path, class: "line" });
+  drawn.style.stroke = `var(${one.color})`;
+  root.append(drawn);
+  if (known.length > 40) return;
+  for (const [step, value] of known) {
+    const dot = svg("circle", { cx: x(step), cy: y(value), r: 2 });
+    dot.style.fill = `var(${one.color})`;
+    root.append(dot);
+  }
+}
+
+function bars(root, spec, steps, x, y, bar) {
+  const width = Math.max(1, Math.min(28, bar - (bar > 6 ? 2 : 0)));
+  steps.forEach((step, index) => {
+    let base = 0;
+    for (const one of spec.series) {
+      const value = one.values[index];
+      if (!isNumber(value) || value <= 0) continue;
+      const tall = y(base) - y(base + value);
+      const rect = svg("rect", { x: x(step) - width / 2, y: y(base + value), width, height: Math.max(0.5, tall - (tall > 3 ? 1 : 0)) });
+      rect.style.fill = `var(${one.color})`;
+      root.append(rect);
+      base += value;
+    }
+  });
+}
+
+function whiskers(root, points, color, x, y) {
+  for (const point of points) {
+    const stem = svg("line", { class: "whisker", x1: x(point.step), x2: x(point.step), y1: y(point.low), y2: y(point.high) });
+    const dot = svg("circle", { class: "eval", cx: x(point.step), cy: y(point.value), r: 5 });
+    stem.style.stroke = `var(${color})`;
+    dot.style.fill = `var(${color})`;
+    root.append(stem, dot);
+  }
+}
+
+function hover(root, spec, box, allSteps, x, format, points) {
+  const cross = svg("line", { class: "cross", y1: box.top, y2: box.bottom, visibility: "hidden" });
+  root.append(cross);
+  const distinct = [...new Set(allSteps)].sort((a, b) => a - b);
+  const hide = () => { cross.setAttribute("visibility", "hidden"); tip(null); };
+  root.addEventListener("pointerleave", hide);
+  root.addEventListener("pointermove", (event) => {
+    const at = event.clientX - root.getBoundingClientRect().left;
+    const step = distinct.reduce((best, one) => (Math.abs(x(one) - at) < Math.abs(x(best) - at) ? one : best), distinct[0]);
+    const index = spec.steps.indexOf(step);
+    cross.setAttribute("x1", x(step));
+    cross.setAttribute("x2", x(step));
+    cross.setAttribute("visibility", "visible");
+    const rows = index < 0 ? [] : spec.series
+      .filter((one) => !spec.stacked || one.values[index])
+      .map((one) => [one.label, format(one.values[index]), one.color]);
+    for (const point of points.filter((one) => one.step === step)) {
+      rows.push([spec.pointsLabel, `${percent(point.value)} (${percent(point.low)} to ${percent(point.high)}, n = ${point.samples})`, spec.pointsColor]);
+    }
+    tip(event, `step ${step}`, spec.stacked ? rows.reverse() : rows);
+  });
+}
+
+function tip(event, title = "", rows = []) {
+  const box = document.getElementById("tip");
+  box.hidden = !event;
+  if (!event) return;
+  box.replaceChildren(el("b", {}, title), ...rows.map(([label, value, color]) => {
+    const mark = el("i", { class: "box" });
+    mark.style.background = `var(${color})`;
+    return el("div", {}, mark, `${label}: `, el("span", {}, value));
+  }));
+  const wide = box.offsetWidth, room = document.documentElement.clientWidth;
+  box.style.left = Math.max(4, Math.min(event.clientX + 14, room - wide - 8)) + "px";
+  box.style.top = (event.clientY + 16 + box.offsetHeight > window.innerHeight ? event.clientY - box.offsetHeight - 12 : event.clientY + 16) + "px";
+}

@@ -1,0 +1,110 @@
+"""The page's headline figures and its held-out table.
+
+Invariants:
+- Before and after are the first and the latest evaluation of the split that was evaluated first.
+- A rate stands with its number of samples and its 95 % Wilson interval, or not at all.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from swe_rl.logger.progress_text import duration, number
+from swe_rl.logger.summary import before_and_after, finite_mean
+from swe_rl.report.wilson import wilson_interval
+
+Record = Mapping[str, Any]
+
+
+def eval_points(evals: Sequence[Record]) -> list[dict[str, Any]]:
+    """One point a step of the main split, ascending: step, rate, samples, interval; rates in [0, 1]."""
+    split = evals[0].get("split") if evals else None
+    by_step = {event["step"]: event for event in evals if event.get("split") == split and _is_int(event.get("step"))}
+    return [_point(by_step[step]) for step in sorted(by_step)]
+
+
+def _point(event: Record) -> dict[str, Any]:
+    rate, samples = event.get("resolved_rate"), event.get("num_samples")
+    known = isinstance(rate, int | float) and rate == rate and _is_int(samples)
+    interval = wilson_interval(round(rate * samples), samples) if known and rate is not None and samples else None
+    return {
+        "step": event["step"],
+        "split": str(event.get("split")),
+        "rate": rate if interval else None,
+        "samples": samples if interval else 0,
+        "low": interval[0] if interval else None,
+        "high": interval[1] if interval else None,
+    }
+
+
+def figures(
+    steps: Sequence[Record], points: Sequence[Record], summary: Record, wall_s: float | None
+) -> list[dict[str, str]]:
+    """Label, value and detail of each tile; what is unknown is left out."""
+    tiles = _resolved(points)
+    last = max((int(step["step"]) for step in steps), default=0)
+    tiles.append(
+        _tile("Steps", str(last), f"{sum(int(step.get('num_trajectories') or 0) for step in steps):,} trajectories")
+    )
+    rate = finite_mean(step.get("tokens_per_s") for step in steps)
+    sampled = finite_mean(step.get("sampled_tokens_per_s") for step in steps)
+    if rate is not None:
+        detail = f"mean over steps; {sampled:,.0f} sampled by the policy" if sampled is not None else "mean over steps"
+        tiles.append(_tile("Tokens/s", f"{rate:,.0f}", detail))
+    if wall_s is not None:
+        step_s = finite_mean(step.get("step_s") for step in steps)
+        tiles.append(_tile("Wall time", duration(wall_s), f"{duration(step_s)} a step" if step_s is not None else ""))
+    for key, value in summary.items():
+        if key.startswith("peak_") and key.endswith("_gb") and isinstance(value, int | float):
+            what = "of a GPU" if "gpu" in key else "of the main process"
+            tiles.append(_tile("Peak memory", f"{number(value, '.2f')} GB", what))
+    return tiles
+
+
+def _resolved(points: Sequence[Record]) -> list[dict[str, str]]:
+    known = [point for point in points if point["rate"] is not None]
+    if not known:
+        return []
+    before, after = known[0], known[-1]
+    if before is after:
+        return [_tile(f"Held-out resolved, step {before['step']}", _percent(before["rate"]), _interval(before))]
+    gain = 100 * (after["rate"] - before["rate"])
+    value = f"{_percent(before['rate'])} → {_percent(after['rate'])}"
+    detail = f"step {before['step']}: {_interval(before)}\nstep {after['step']}: {_interval(after)}"
+    return [
+        _tile("Held-out resolved rate", value, detail),
+        _tile("Gain", f"{gain:+.1f} points", "held-out, last evaluation less the first"),
+    ]
+
+
+def instance_rows(evals: Sequence[Record]) -> list[dict[str, Any]]:
+    """Each held-out instance with [solved, samples] before and after; None where it was not measured."""
+    before, after = (_table(event) for event in before_and_after(evals))
+    return [
+        {"id": name, "before": before.get(name), "after": after.get(name)} for name in dict.fromkeys([*before, *after])
+    ]
+
+
+def _table(event: Record) -> dict[str, list[int]]:
+    table = event.get("by_instance")
+    pairs = table.items() if isinstance(table, Mapping) else ()
+    return {
+        str(name): [int(pair[0]), int(pair[1])]
+        for name, pair in pairs
+        if isinstance(pair, Sequence) and len(pair) == 2 and all(map(_is_int, pair))
+    }
+
+
+def _tile(label: str, value: str, detail: str) -> dict[str, str]:
+    return {"label": label, "value": value, "detail": detail}
+
+
+def _percent(rate: float) -> str:
+    return f"{100 * rate:.1f} %"
+
+
+def _interval(point: Record) -> str:
+    return f"{100 * point['low']:.1f}–{100 * point['high']:.1f} %, n = {point['samples']}"
+
+
+def _is_int(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)

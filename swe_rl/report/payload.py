@@ -1,0 +1,137 @@
+"""What the page shows, as one plain object; the page only draws.
+
+Invariants:
+- Nothing is needed but the folder: a missing, torn or half-filled file makes its part of the page empty.
+- Numbers that are not finite become null.
+"""
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from swe_rl.config.yaml_text import YamlError, parse
+from swe_rl.logger.disk import decode_json
+from swe_rl.logger.folder import RunFolder
+from swe_rl.logger.jsonl import read_jsonl
+from swe_rl.logger.status import RunState, RunStatus
+from swe_rl.report.figures import eval_points, figures, instance_rows
+from swe_rl.report.sample import sample_trajectories
+
+Record = Mapping[str, Any]
+
+PHASES = ("generate_s", "grade_s", "train_s", "weight_sync_s", "checkpoint_s")
+COLUMNS = (
+    *("step", "num_trajectories", "reward_mean", "resolved_rate", "tokens_per_s", "sampled_tokens_per_s"),
+    *("avg_response_length", "degenerate_groups", "loss", "grad_norm", "entropy", "clip_fraction", "kl_rollout"),
+    *(*PHASES, "step_s", "weight_version", "infra_retries", "prefix_breaks", "lr", "trained_rows", "trained_tokens"),
+)
+_HEADER = (
+    *(("model", "model"), ("layout", "layout"), ("router", "router"), ("env", "env"), ("agent", "agent")),
+    *(("algo", "algo"), ("engine", "engine")),
+)
+
+
+def build_payload(folder: RunFolder) -> dict[str, Any]:
+    """Raises nothing for a run in any state, also an empty folder."""
+    steps = _last_of_each_step(read_jsonl(folder.steps_jsonl))
+    evals = [event for event in read_jsonl(folder.events_jsonl) if event.get("event") == "eval"]
+    summary, status = _json(folder.summary_json), folder.status()
+    config_text = _text(folder.config_yaml)
+    config = _config(config_text)
+    points = eval_points(evals)
+    return {
+        "title": str(config.get("name") or folder.path.parent.name or folder.name),
+        "folder": folder.name,
+        "status": _status(folder, status),
+        "header": _header(config, status, summary),
+        "figures": figures(steps, points, summary, _wall_s(status, summary)),
+        "steps": {key: [_number(step.get(key)) for step in steps] for key in _present(steps)},
+        "statuses": _statuses(steps),
+        "evals": points,
+        "instances": instance_rows(evals),
+        "sets": [
+            {"kind": one.kind, "step": one.step, "total": one.total, "trajectories": one.trajectories}
+            for one in sample_trajectories(folder)
+        ],
+        "config": config_text[:200_000],
+    }
+
+
+def _last_of_each_step(records: Sequence[Record]) -> list[Record]:
+    by_step = {record["step"]: record for record in records if isinstance(record.get("step"), int)}
+    return [by_step[step] for step in sorted(by_step)]
+
+
+def _present(steps: Sequence[Record]) -> list[str]:
+    return [key for key in COLUMNS if any(_number(step.get(key)) is not None for step in steps)]
+
+
+def _statuses(steps: Sequence[Record]) -> dict[str, list[int]]:
+    """Counts of each status that occurred, one entry a step."""
+    counts = [step.get("statuses") for step in steps]
+    tables = [count if isinstance(count, Mapping) else {} for count in counts]
+    names = sorted({str(name) for table in tables for name in table})
+    return {name: [int(_number(table.get(name)) or 0) for table in tables] for name in names}
+
+
+def _status(folder: RunFolder, status: RunStatus | None) -> dict[str, Any]:
+    if status is None:
+        return {"label": "unknown", "kind": "unknown", "reason": "status.json is missing or unreadable"}
+    if status.status is RunState.running and not folder.is_locked():
+        return {"label": "killed", "kind": "failed", "reason": f"its process {status.pid} is gone without a last word"}
+    return {"label": status.status.value, "kind": status.status.value, "reason": status.reason}
+
+
+def _header(config: Record, status: RunStatus | None, summary: Record) -> list[tuple[str, str]]:
+    rows = [(label, _name(config.get(key))) for label, key in _HEADER]
+    trainer = config.get("trainer")
+    rows.append(("seed", str(trainer.get("seed", "")) if isinstance(trainer, Mapping) else ""))
+    if status and status.started:
+        rows.append(("started", f"{datetime.fromtimestamp(status.started, UTC):%Y-%m-%d %H:%M} UTC"))
+    if status and status.resumes:
+        rows.append(("resumed", f"{status.resumes} time{'s' if status.resumes > 1 else ''}"))
+    rows += [("swe_rl", str(summary.get("swe_rl_version") or "")), ("commit", str(summary.get("git_sha") or "")[:10])]
+    return [row for row in rows if row[1]]
+
+
+def _name(group: Any) -> str:
+    if isinstance(group, Mapping):
+        return str(group.get("name") or group.get("kind") or "")
+    return str(group or "")
+
+
+def _wall_s(status: RunStatus | None, summary: Record) -> float | None:
+    measured = _number(summary.get("wall_s"))
+    if measured is not None or status is None or not status.started:
+        return measured
+    return max(0.0, status.heartbeat - status.started)
+
+
+def _number(value: Any) -> float | None:
+    """Six digits are enough for a page; NaN, infinities and what is no number become None."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or value != value or abs(value) == float("inf"):
+        return None
+    return value if isinstance(value, int) else float(f"{value:.6g}")
+
+
+def _json(path: Any) -> Record:
+    try:
+        content = decode_json(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, Mapping) else {}
+
+
+def _text(path: Any) -> str:
+    try:
+        return str(path.read_text(encoding="utf-8", errors="replace"))
+    except OSError:
+        return ""
+
+
+def _config(text: str) -> Record:
+    try:
+        content = parse(text)
+    except YamlError:
+        return {}
+    return content if isinstance(content, Mapping) else {}

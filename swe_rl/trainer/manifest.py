@@ -1,0 +1,80 @@
+"""Is a checkpoint folder whole: names, sizes and hashes of its files.
+
+Invariants:
+- A problem is returned as half a sentence that names the file, never raised: the caller knows the way out.
+- `size_problem` reads the manifest only and is cheap; `hash_problem` reads every byte.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from swe_rl.trainer.durable import file_sha256
+
+FORMAT_VERSION = 1
+MODEL_FILE, OPTIMIZER_FILE, STATE_FILE = "model.safetensors", "optimizer.safetensors", "state.json"
+MANIFEST_FILE = "manifest.json"
+FILES = (MODEL_FILE, OPTIMIZER_FILE, STATE_FILE)
+STEP_FOLDER = re.compile(r"step_(\d{6,})")
+
+
+def manifest_content(sizes_and_hashes: Mapping[str, tuple[int, str]]) -> dict[str, Any]:
+    files = {name: {"size": size, "sha256": digest} for name, (size, digest) in sizes_and_hashes.items()}
+    return {"format_version": FORMAT_VERSION, "files": files}
+
+
+def step_of(folder: Path) -> int | None:
+    """The step in a checkpoint folder's name, or None where it is not one."""
+    match = STEP_FOLDER.fullmatch(folder.name)
+    return int(match.group(1)) if match else None
+
+
+def by_step(folder: Path) -> list[Path]:
+    """Checkpoint folders under `folder`, whole or not, the highest step first."""
+    if not folder.is_dir():
+        return []
+    found = [(step, path) for path in folder.iterdir() if (step := step_of(path)) is not None]
+    return [path for _, path in sorted(found, reverse=True)]
+
+
+def size_problem(folder: Path) -> str | None:
+    """What the manifest, the presence and the sizes of the files tell; None if all is well."""
+    try:
+        manifest = read_json(folder / MANIFEST_FILE)
+    except FileNotFoundError:
+        return f"{MANIFEST_FILE} is missing"
+    except (ValueError, OSError) as error:
+        return f"{MANIFEST_FILE} cannot be read ({error})"
+    if manifest.get("format_version") != FORMAT_VERSION:
+        return f"its format version is {manifest.get('format_version')}, this program reads version {FORMAT_VERSION}"
+    entries = manifest.get("files")
+    if not isinstance(entries, dict) or not all(_is_entry(entries.get(name)) for name in FILES):
+        return f"{MANIFEST_FILE} does not list {', '.join(FILES)}"
+    return next((problem for name in FILES if (problem := _file_problem(folder / name, entries[name]))), None)
+
+
+def hash_problem(folder: Path) -> str | None:
+    """The first file whose bytes are not those that were written; call it after `size_problem`."""
+    entries = read_json(folder / MANIFEST_FILE)["files"]
+    wrong = (name for name in FILES if file_sha256(folder / name) != entries[name]["sha256"])
+    return next((f"{name} was changed after it was written (wrong sha256)" for name in wrong), None)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    content = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(content, dict):
+        raise ValueError("it is not a JSON object")
+    return content
+
+
+def _file_problem(path: Path, entry: dict[str, Any]) -> str | None:
+    if not path.is_file():
+        return f"{path.name} is missing"
+    size = path.stat().st_size
+    return None if size == entry["size"] else f"{path.name} has {size} bytes, not {entry['size']} (wrong size)"
+
+
+def _is_entry(entry: object) -> bool:
+    return isinstance(entry, dict) and isinstance(entry.get("size"), int) and isinstance(entry.get("sha256"), str)

@@ -1,0 +1,67 @@
+"""The safetensors format, written as a stream.
+
+Invariants:
+- No pickle, and no second copy of the model in memory: one tensor at a time goes to the host.
+- Names that share one storage (tied weights) are written once; `aliases` says which name stands for which.
+- Any safetensors reader can read the file.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import Tensor
+
+CHUNK_BYTES = 16 * 2**20
+DTYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+
+
+def aliases(tensors: Mapping[str, Tensor]) -> dict[str, str]:
+    """Each name whose tensor is, byte for byte, the storage of an earlier name, with that name."""
+    seen: dict[tuple[object, ...], str] = {}
+    found: dict[str, str] = {}
+    for name, tensor in tensors.items():
+        if tensor.numel() == 0:
+            continue
+        place = (tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
+        first = seen.setdefault(place, name)
+        if first != name:
+            found[name] = first
+    return found
+
+
+def tensor_bytes(tensors: Mapping[str, Tensor]) -> int:
+    """Size of the data in bytes, header not counted."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+
+
+def safetensors_chunks(tensors: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:
+    """The file's bytes: 8 bytes of header length, the JSON header padded to 8 bytes, then the data in order."""
+    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    offset = 0
+    for name, tensor in tensors.items():
+        end = offset + tensor.numel() * tensor.element_size()
+        header[name] = {"dtype": DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [offset, end]}
+        offset = end
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    yield len(text).to_bytes(8, "little") + text
+    for tensor in tensors.values():
+        data = memoryview(_bytes_of(tensor))
+        yield from (data[i : i + CHUNK_BYTES] for i in range(0, len(data), CHUNK_BYTES))
+
+
+def _bytes_of(tensor: Tensor) -> memoryview:
+    flat = tensor.detach().to("cpu").contiguous().reshape(-1)
+    return memoryview(flat.view(torch.uint8).numpy())

@@ -1,0 +1,117 @@
+"""The shape of the package: one-way imports, no cycles, a docstring in every module. Read from the sources, not run."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent / "swe_rl"
+GENERATED = ROOT / "env" / "bugs" / "packages"
+LAYERS = [
+    {"errors", "swe_rl"},
+    {"config"},
+    {"logger", "algo"},
+    {"model", "layout", "router", "sandbox", "hardware"},
+    {"engine", "env", "report"},
+    {"gateway", "agent"},
+    {"rollout", "trainer"},
+    {"job"},
+    {"__main__"},
+]
+RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
+FILES = sorted(path for path in ROOT.rglob("*.py") if GENERATED not in path.parents)
+MODULES = {
+    ".".join(path.relative_to(ROOT.parent).with_suffix("").parts).removesuffix(".__init__"): path for path in FILES
+}
+
+
+def imports(tree, *, deferred):
+    """Modules of swe_rl that a file imports, outside TYPE_CHECKING; `deferred`: those inside functions as well."""
+    found = set()
+
+    def visit(node):
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            for child in node.orelse:
+                visit(child)
+            return
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not deferred:
+            return
+        if isinstance(node, ast.Import):
+            found.update(name.name for name in node.names)
+        if isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "relative import"
+            for name in node.names:
+                inner = f"{node.module}.{name.name}"
+                found.add(inner if inner in MODULES else str(node.module))
+        for child in ast.iter_child_nodes(node):
+            visit(child)
+
+    visit(tree)
+    return {name for name in found if name.partition(".")[0] == "swe_rl"}
+
+
+def package(module):
+    parts = module.split(".")
+    return parts[1] if len(parts) > 1 else parts[0]
+
+
+def graph(*, deferred):
+    trees = {module: ast.parse(path.read_text(encoding="utf-8")) for module, path in MODULES.items()}
+    return {module: imports(tree, deferred=deferred) - {module} for module, tree in trees.items()}
+
+
+def cycle(edges):
+    """One cycle as a list of nodes, or an empty list."""
+    done, path = set(), []
+
+    def walk(node):
+        if node in path:
+            return [*path[path.index(node) :], node]
+        if node in done:
+            return []
+        path.append(node)
+        for target in sorted(edges.get(node, ())):
+            if found := walk(target):
+                return found
+        path.pop()
+        done.add(node)
+        return []
+
+    return next((found for node in sorted(edges) if (found := walk(node))), [])
+
+
+def test_the_cycle_finder_finds():
+    assert cycle({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == ["b", "c", "b"]
+    assert cycle({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == []
+
+
+def test_every_package_has_a_layer():
+    assert {package(module) for module in MODULES} <= RANK.keys()
+
+
+def test_imports_point_down():
+    """Deferred imports count: postponing one does not turn the arrow."""
+    upward = [
+        f"{module} -> {target}"
+        for module, targets in graph(deferred=True).items()
+        for target in targets
+        if RANK[package(target)] > RANK[package(module)]
+    ]
+    assert upward == []
+
+
+def test_packages_of_one_layer_do_not_import_in_a_circle():
+    edges = {}
+    for module, targets in graph(deferred=True).items():
+        edges.setdefault(package(module), set()).update(package(target) for target in targets)
+    assert cycle({name: targets - {name} for name, targets in edges.items()}) == []
+
+
+def test_modules_have_no_import_cycle():
+    assert cycle(graph(deferred=False)) == []
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_module_has_a_docstring(module):
+    docstring = ast.get_docstring(ast.parse(MODULES[module].read_text(encoding="utf-8")))
+    assert docstring and len(docstring) > 10

@@ -1,0 +1,159 @@
+"""The command line as a user meets it: exit status, streams, folders, imports. Each case is one process."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+HEAVY = ("torch", "transformers", "ray", "aiohttp", "vllm", "datasets", "wandb", "numpy")
+SECRET = "qz7-never-on-disk"
+# Stands in for the training loop: the path from the command line to a job and back is what is tested here.
+FAKE_JOB = """
+import sys, types
+from swe_rl.errors import RunError, UserError
+def run(config, folder):
+    kind = config.model.revision
+    assert (folder / ".hydra" / "config.yaml").is_file() and (folder / "config.yaml").is_file()
+    print("ran", config.trainer.seed, folder.name, len(config.hardware.env_vars.get("HF_TOKEN", "")))
+    if kind == "user": raise UserError("refused by the job")
+    if kind == "run": raise RunError("engine died") from OSError("gone")
+    if kind == "bug": raise KeyError("odd")
+    if kind == "interrupt": raise KeyboardInterrupt
+    return 0
+job = types.ModuleType("swe_rl.job.train")
+job.run = run
+sys.modules["swe_rl.job.train"] = job
+from swe_rl.__main__ import main
+sys.exit(main())
+"""
+
+
+def cli(*arguments, cwd, fake=False):
+    program = ["-c", FAKE_JOB] if fake else ["-m", "swe_rl"]
+    root = str(Path(__file__).parent.parent)
+    environment = {**os.environ, "PYTHONPATH": root, "COLUMNS": "120"}
+    environment.pop("WANDB_API_KEY", None)
+    return subprocess.run(
+        [sys.executable, *program, *arguments], cwd=cwd, env=environment, capture_output=True, text=True, timeout=60
+    )
+
+
+def fastest_s(*arguments, cwd, times=3):
+    walls = []
+    for _ in range(times):
+        started = time.perf_counter()
+        assert cli(*arguments, cwd=cwd).returncode == 0
+        walls.append(time.perf_counter() - started)
+    return min(walls)
+
+
+def test_help_and_check_are_fast(tmp_path):
+    assert fastest_s("--help", cwd=tmp_path) < 0.6
+    assert fastest_s("job=check", cwd=tmp_path) < 1.5
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["job=check"], ["job=plan"], ["job=describe", "job.topic=rollout"]])
+def test_light_jobs_import_nothing_heavy_and_leave_nothing(arguments, tmp_path):
+    code = (
+        "import sys; from swe_rl.__main__ import main; status = main(); "
+        f"print('HEAVY', [name for name in {HEAVY!r} if name in sys.modules], status)"
+    )
+    root = str(Path(__file__).parent.parent)
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": root},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.stdout.splitlines()[-1] == "HEAVY [] 0", done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        (["rollout.nn=3"], "Unknown key 'rollout.nn'"),
+        (["model=nope"], "no option 'nope'"),
+        (["rollout.n=("], "Cannot read the override"),
+        (["--bogus"], "Unrecognized arguments: --bogus"),
+        (["hydra/launcher=submitit_slurm"], "hydra/launcher"),
+        (["rollout.n=0", "trainer.lr=-1"], "Nothing was started."),
+        (["--multirun", "router=default,tr"], "not available yet"),
+        (["--cfg", "job", "rollout.nn=3"], "Unknown key"),
+    ],
+)
+def test_a_users_mistake_is_status_2_without_traceback_or_folder(arguments, part, tmp_path):
+    done = cli(*arguments, cwd=tmp_path)
+    assert done.returncode == 2
+    assert part in done.stderr.replace("\n", " ")
+    assert "Traceback" not in done.stderr and done.stdout == ""
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "status", "part"),
+    [
+        ("user", 2, "error: refused by the job"),
+        ("run", 1, "because: OSError: gone"),
+        ("bug", 1, "KeyError"),
+        ("interrupt", 130, "interrupted"),
+    ],
+)
+def test_how_a_job_ends(kind, status, part, tmp_path):
+    done = cli(f"model.revision={kind}", cwd=tmp_path, fake=True)
+    assert done.returncode == status
+    assert part in done.stderr
+    assert ("Traceback" in done.stderr) == (kind == "bug")
+    assert bool(list(tmp_path.glob("outputs/train/*"))) == (kind != "user")
+    assert "Error executing job" not in done.stderr and "HYDRA" not in done.stderr
+
+
+def test_a_runs_folder_and_its_secrets(tmp_path):
+    done = cli("trainer.seed=7", f"+hardware.env_vars.HF_TOKEN={SECRET}", "name=mine", cwd=tmp_path, fake=True)
+    assert done.returncode == 0, done.stderr
+    (folder,) = tmp_path.glob("outputs/mine/*")
+    assert done.stdout.split() == ["ran", "7", folder.name, str(len(SECRET))]
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d-\d{6}", folder.name)
+    assert {entry.name for entry in folder.iterdir()} == {".hydra", "config.yaml", "plan.json"}
+    assert {entry.name for entry in (folder / ".hydra").iterdir()} == {"config.yaml", "hydra.yaml", "overrides.yaml"}
+    assert "# command line: trainer.seed=7" in (folder / "config.yaml").read_text()
+    assert SECRET not in "".join(path.read_text() for path in tmp_path.rglob("*") if path.is_file())
+
+
+def test_a_sweep_runs_each_job_and_keeps_secrets(tmp_path):
+    arguments = ["--multirun", "model.revision=run,fine", f"+hardware.env_vars.HF_TOKEN={SECRET}"]
+    done = cli(*arguments, cwd=tmp_path, fake=True)
+    assert done.returncode == 1
+    assert sorted(line.split()[1] for line in done.stdout.splitlines()) == ["0", "0"]
+    assert {path.name for path in tmp_path.glob("outputs/multirun/train/*/[0-9]")} == set("01")
+    assert list(tmp_path.glob("outputs/multirun/train/*/multirun.yaml"))
+    assert SECRET not in "".join(path.read_text() for path in tmp_path.rglob("*") if path.is_file())
+
+
+def test_inspection_masks(tmp_path):
+    done = cli("--cfg", "job", "--resolve", "-p", "hardware", f"+hardware.env_vars.HF_TOKEN={SECRET}", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "cpus_per_node: 2" in done.stdout and SECRET not in done.stdout
+
+
+def test_completion_and_json_pipe(tmp_path):
+    environment_line = "swe_rl router="
+    root = str(Path(__file__).parent.parent)
+    done = subprocess.run(
+        [sys.executable, "-m", "swe_rl", "-sc", "query=bash"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": root, "COMP_LINE": environment_line, "COMP_POINT": str(len(environment_line))},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert set(done.stdout.split()) >= {"router=default", "router=tr"}, done.stderr
+    told = json.loads(cli("job=check", "job.format=json", cwd=tmp_path).stdout)
+    assert told["ok"] is True
