@@ -72,7 +72,7 @@ def _resolved(points: Sequence[Record]) -> list[dict[str, str]]:
     detail = f"step {before['step']}: {_interval(before)}\nstep {after['step']}: {_interval(after)}"
     return [
         _tile("Held-out resolved rate", value, detail),
-        _tile("Gain", f"{gain:+.1f} points", "held-out, last evaluation less the first"),
+        _tile("Gain in points", f"{gain:+.1f}", "held-out, last evaluation less the first"),
     ]
 
 

@@ -54,13 +54,14 @@ function charts() {
   return section("Training", el("div", { class: "charts" }, found));
 }
 
-const STEP_COLUMNS = [["step", "step"], ["reward", "reward_mean"], ["resolved", "resolved_rate", percent], ["tokens/s", "tokens_per_s"],
-  ["response", "avg_response_length"], ["no signal", "degenerate_groups"], ["loss", "loss"], ["entropy", "entropy"], ["grad norm", "grad_norm"],
-  ["KL rollout", "kl_rollout"], ["generate", "generate_s", seconds], ["train", "train_s", seconds], ["step time", "step_s", seconds]];
+const fixed = (digits) => (value) => (isNumber(value) ? value.toFixed(digits) : "–");
+const STEP_COLUMNS = [["step", "step", fixed(0)], ["reward", "reward_mean", fixed(3)], ["resolved", "resolved_rate", percent], ["tokens/s", "tokens_per_s", fixed(0)],
+  ["response", "avg_response_length", fixed(0)], ["no signal", "degenerate_groups", fixed(0)], ["loss", "loss", fixed(4)], ["entropy", "entropy", fixed(3)],
+  ["grad norm", "grad_norm", fixed(3)], ["KL rollout", "kl_rollout"], ["generate", "generate_s", seconds], ["train", "train_s", seconds], ["step time", "step_s", seconds]];
 
 function stepTable() {
   const shown = STEP_COLUMNS.filter(([, key]) => columns[key]);
-  const rows = steps.map((_, index) => el("tr", {}, shown.map(([, key, format]) => el("td", {}, (format || (key === "step" ? String : short))(columns[key][index])))));
+  const rows = steps.map((_, index) => el("tr", {}, shown.map(([, key, format]) => el("td", {}, (format || short)(columns[key][index])))));
   return el("details", { class: "card", open: steps.length <= 30 }, el("summary", {}, `Table of ${steps.length} steps`),
     el("div", { class: "scroll" }, el("table", {}, el("thead", {}, el("tr", {}, shown.map(([label]) => el("th", {}, label)))), el("tbody", {}, rows))));
 }

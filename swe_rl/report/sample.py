@@ -19,9 +19,9 @@ from swe_rl.report.clip import clipped_trajectory
 
 BUDGET_BYTES = 4_000_000
 _EVAL_SHARE = 0.3  # of the budget, for each of the two evaluations
-_MAX_TRAJECTORY_BYTES = 60_000
-_PER_STEP = 16
-_PER_EVAL = 1000
+_MIN_STEP_BYTES = 64_000  # rather fewer steps than steps with nothing to read
+_MIN_TRAJECTORY_BYTES, _MAX_TRAJECTORY_BYTES = 16_000, 60_000
+_MAX_PER_SET = 1000
 _FILE = re.compile(r"(step|eval)_(\d+)\.jsonl")
 
 
@@ -42,13 +42,14 @@ def sample_trajectories(folder: RunFolder, budget_bytes: int = BUDGET_BYTES) -> 
     left = budget_bytes
     sets: list[TrajectorySet] = []
     for step in dict.fromkeys(evals[:1] + evals[-1:]):
-        taken, size = _take(files["eval"][step], "eval", step, int(budget_bytes * _EVAL_SHARE), _PER_EVAL, _instance_of)
+        taken, size = _take(files["eval"][step], "eval", step, int(budget_bytes * _EVAL_SHARE), _instance_of)
         sets.append(taken)
         left -= size
+    allowance = max(_MIN_STEP_BYTES, left // max(1, len(steps)))
     for step in spread(steps):
-        if left <= 0:
+        if left < min(_MIN_STEP_BYTES, budget_bytes // 10):
             break
-        taken, size = _take(files["step"][step], "step", step, left, _PER_STEP, _status_of)
+        taken, size = _take(files["step"][step], "step", step, min(left, allowance), _status_of)
         sets.append(taken)
         left -= size
     return sorted((one for one in sets if one.trajectories), key=lambda one: (one.kind != "eval", one.step))
@@ -70,12 +71,12 @@ def spread(steps: list[int]) -> list[int]:
 
 
 def _take(
-    path: Path, kind: str, step: int, budget_bytes: int, most: int, variety: Callable[[dict[str, Any]], str]
+    path: Path, kind: str, step: int, budget_bytes: int, variety: Callable[[dict[str, Any]], str]
 ) -> tuple[TrajectorySet, int]:
     """Reads the file twice, a line at a time: the first pass chooses, the second clips what was chosen."""
     kinds = [variety(record) for record in iter_jsonl(path)]
-    rank = {index: place for place, index in enumerate(_varied(kinds)[:most])}
-    share = min(_MAX_TRAJECTORY_BYTES, max(2000, budget_bytes // 4))
+    rank = {index: place for place, index in enumerate(_varied(kinds)[:_MAX_PER_SET])}
+    share = min(_MAX_TRAJECTORY_BYTES, max(_MIN_TRAJECTORY_BYTES, budget_bytes // 4))
     clipped = {
         index: clipped_trajectory(record, share) for index, record in enumerate(iter_jsonl(path)) if index in rank
     }

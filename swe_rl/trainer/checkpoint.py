@@ -165,10 +165,13 @@ def _write_folder(aside: Path, weights: Mapping[str, Tensor], optimizer: Mapping
 
 def _publish(aside: Path, target: Path) -> None:
     # A folder of the same step is here only if the run was taken back to an earlier one; it gives way.
-    if target.exists():
-        _discard(target)
-    os.rename(aside, target)  # noqa: PTH104 - tests interrupt it by this name
+    former = target.with_name(f".{target.name}.old-{os.getpid()}") if target.exists() else None
+    if former:
+        os.rename(target, former)  # noqa: PTH104 - os.rename is the atomic step that tests interrupt by its name
+    os.rename(aside, target)  # noqa: PTH104
     sync_folder(target.parent)
+    if former:
+        shutil.rmtree(former, ignore_errors=True)
 
 
 def _prune(folder: Path, keep: int, latest: Path) -> None:

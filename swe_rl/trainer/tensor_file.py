@@ -8,6 +8,7 @@ Invariants:
 
 import json
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -58,10 +59,11 @@ def safetensors_chunks(tensors: Mapping[str, Tensor]) -> Iterator[bytes | memory
     text += b" " * (-len(text) % 8)
     yield len(text).to_bytes(8, "little") + text
     for tensor in tensors.values():
-        data = memoryview(_bytes_of(tensor))
+        data = _bytes_of(tensor)
         yield from (data[i : i + CHUNK_BYTES] for i in range(0, len(data), CHUNK_BYTES))
 
 
 def _bytes_of(tensor: Tensor) -> memoryview:
     flat = tensor.detach().to("cpu").contiguous().reshape(-1)
-    return memoryview(flat.view(torch.uint8).numpy())
+    array: Any = flat.view(torch.uint8).numpy()
+    return memoryview(array)

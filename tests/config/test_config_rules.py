@@ -2,6 +2,7 @@
 
 import dataclasses
 import random
+from functools import cache
 
 import pytest
 from hypothesis import given, settings
@@ -139,19 +140,24 @@ CASES = {
 }
 
 
+@cache
+def config_of(*overrides):
+    return compose(overrides).config
+
+
 def ids_of(overrides, host=HOST):
-    return {finding.rule_id for finding in check(compose(overrides).config, host=host)}
+    return {finding.rule_id for finding in check(config_of(*overrides), host=host)}
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_rule(case):
     refused, passed, part = CASES[case]
     rule_id = case.partition("/")[0]
-    found = [finding for finding in check(compose(refused).config, host=HOST) if finding.rule_id == rule_id]
+    found = [finding for finding in check(config_of(*refused), host=HOST) if finding.rule_id == rule_id]
     assert any(part in finding.message for finding in found), found
     assert all(finding.fix and finding.key for finding in found)
     assert not any(
-        finding.rule_id == rule_id and part in finding.message for finding in check(compose(passed).config, host=HOST)
+        finding.rule_id == rule_id and part in finding.message for finding in check(config_of(*passed), host=HOST)
     )
 
 
@@ -264,7 +270,7 @@ def _scrambled(source):
 def test_every_rule_has_a_case():
     """A rule that no case can make speak is dead."""
     spoken = set()
-    configs = [compose(refused).config for refused, _, _ in CASES.values()]
+    configs = [config_of(*refused) for refused, _, _ in CASES.values()]
     hosts = [HOST, dataclasses.replace(HOST, folder_writable=lambda _: False)]
     literal = dataclasses.replace(configs[0].hardware, env_vars={"HF_TOKEN": "abc"})
     configs += [renamed_outcome(), dataclasses.replace(configs[0], hardware=literal)]
