@@ -290,7 +290,7 @@ class TrainerConfig:
     beta2: float = 0.95
     warmup_steps: int = 0
     prompts_per_mini_batch: int = 8
-    max_tokens_per_micro_batch: int = 16384
+    max_tokens_per_micro_batch: int = 2048
     grad_clip: float = 1.0
     activation_checkpointing: bool = False
     num_threads: int = 2
@@ -305,13 +305,13 @@ class TrainerConfig:
 class SftConfig:
     """Warm start on scripted demonstrations (`job=sft`): first the skill, then a beginner's careless habits."""
 
-    steps: int = 2600
+    steps: int = 3200
     lr: float = 2e-3
     warmup_steps: int = 50
     tokens_per_batch: int = 4096
     beginner_steps: int = 150
     beginner_lr: float = 3e-4
-    right_fraction: float = 0.35  # of the beginner's demonstrations
+    right_fraction: float = 0.45  # of the beginner's demonstrations
     seed: int = 0
     output: str = "${paths.outputs}/sft/${model.name}"
 

@@ -44,6 +44,7 @@ class Session:
     wandb: WandbLogger
     resumed: bool
     started_s: float
+    reports: bool = True  # whether it ends in a summary and a report
     summary: dict[str, Any] = field(default_factory=dict)
 
     def evals(self) -> list[dict[str, Any]]:
@@ -101,7 +102,7 @@ def choose_folder(config: Config, fresh: Path) -> tuple[RunFolder, bool]:
 
 
 @contextmanager
-def session(config: Config, fresh: Path, *, total_steps: int) -> Iterator[Session]:
+def session(config: Config, fresh: Path, *, total_steps: int, reports: bool = True) -> Iterator[Session]:
     """Holds a run's folder. Whatever leaves the block is written to `status.json` and raised on."""
     folder, resumed = choose_folder(config, fresh)
     with ExitStack() as stack:
@@ -113,7 +114,7 @@ def session(config: Config, fresh: Path, *, total_steps: int) -> Iterator[Sessio
         events = stack.enter_context(EventLog(folder.events_jsonl))
         steps = stack.enter_context(StepLog(folder))
         progress = stack.enter_context(Progress(total_steps))
-        one = Session(config, folder, status, events, steps, progress, wandb, resumed, time.monotonic())
+        one = Session(config, folder, status, events, steps, progress, wandb, resumed, time.monotonic(), reports)
         events.write("resumed" if resumed else "started", name=config.name, seed=config.trainer.seed)
         try:
             yield one
@@ -132,7 +133,8 @@ def _close(one: Session, state: RunState, reason: str | None, exit_status: int) 
     """Best effort where the run failed already: its own error must not be hidden by a full disk."""
     try:
         one.status.finish(state, reason=reason, exit_status=exit_status)
-        one.finish()
+        if one.reports:
+            one.finish()
     except SweRlError as error:
         if state is RunState.done:
             raise

@@ -32,7 +32,7 @@ _REPORT_EVERY_STEPS = 50
 
 def run(config: Config, folder: Path | None) -> int:
     assert folder is not None
-    with session(config, folder, total_steps=config.sft.steps + config.sft.beginner_steps) as one:
+    with session(config, folder, total_steps=config.sft.steps + config.sft.beginner_steps, reports=False) as one:
         output = Path(config.sft.output)
         tokenizer, model, losses = _warm_start(config, one.progress.message)
         figures = {"seed": config.sft.seed, "loss_skill": losses[0], "loss_beginner": losses[1]}
@@ -78,6 +78,8 @@ def _warm_start(config: Config, say: Any) -> tuple["PreTrainedTokenizerFast", "P
             total_steps=steps,
             grad_clip=config.trainer.grad_clip,
             pad_token_id=int(tokenizer.pad_token_id),
+            max_tokens_per_micro_batch=config.trainer.max_tokens_per_micro_batch,
+            num_threads=config.trainer.num_threads,
         )
         rows = _rows(demonstrator, renderer, prompt, sft.seed + stage, sft.tokens_per_batch)
         losses.append(_train(trainer, rows, steps, f"stage {stage + 1} of 2", say))
