@@ -9,10 +9,11 @@ Invariants:
 import asyncio
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from swe_rl.algo.row import Row
-from swe_rl.config.compose import config_hash
+from swe_rl.config.compose import config_hash, flatten
 from swe_rl.config.schema import Capture, Config
 from swe_rl.env.instance import Instance
 from swe_rl.gateway.trace import Trace
@@ -26,6 +27,7 @@ from swe_rl.rollout.retokenize import Mismatch
 from swe_rl.rollout.sampler import PromptSampler
 from swe_rl.rollout.trajectory import Trajectory
 from swe_rl.trainer import checkpoint
+from swe_rl.trainer.rng import restore_rng
 
 if TYPE_CHECKING:
     from swe_rl.trainer.policy import Trainer
@@ -48,9 +50,11 @@ class Loop:
         """Goes back to the newest checkpoint of the run's folder, or to the start. Raises CorruptCheckpointError."""
         folder = checkpoint.newest(self._session.folder.checkpoints)
         if folder is not None and self._trainer is not None:
-            saved = checkpoint.load(folder, config_hash=config_hash(self._config))
-            self._trainer.load_checkpoint(saved)
-            self._sampler.restore(saved.state["sampler"])
+            saved = checkpoint.load(folder, config_hash(self._config))
+            self._trainer.load_policy_weights(saved.model)
+            self._trainer.load_state_dict(saved.trainer)
+            restore_rng(saved.rng)
+            self._sampler.restore(saved.data_order)
             self.step = self._saved_step = saved.step
         self._session.steps.truncate_after(self.step)
         later = [name for name in self._parts.store.sessions() if _step_of(name) > self.step]
@@ -127,7 +131,7 @@ class Loop:
         if self._trainer is not None:
             with self._session.progress.phase("train"):
                 metrics = await asyncio.to_thread(self._trainer.train_step, rows, step)
-            record |= metrics.to_record()
+            record |= asdict(metrics)
         self.step = step
         if self._trainer is not None:
             record["weight_sync_s"] = await self._sync_weights()
@@ -179,7 +183,13 @@ class Loop:
         started_s = time.monotonic()
         checkpoint.save(
             self._session.folder.checkpoints,
-            self._trainer.checkpoint(self.step, config_hash(self._config), {"sampler": self._sampler.state()}),
+            step=self.step,
+            weight_version=self.step,
+            model=self._trainer.policy_weights(),
+            trainer=self._trainer.state_dict(),
+            data_order=self._sampler.state(),
+            config=flatten(self._config),
+            hash_of_config=config_hash(self._config),
             keep=self._config.trainer.keep_checkpoints,
         )
         self._saved_step = self.step

@@ -13,8 +13,7 @@ def run(config: Config, folder: Path | None) -> int:
     assert folder is not None
     with session(config, folder, total_steps=config.trainer.steps) as one:
         asyncio.run(_train(config, one))
-        reports = one
-    reports.print_end()
+    one.print_end()
     return 0
 
 
