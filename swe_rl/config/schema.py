@@ -311,7 +311,7 @@ class SftConfig:
     tokens_per_batch: int = 4096
     beginner_steps: int = 150
     beginner_lr: float = 3e-4
-    right_fraction: float = 0.45  # of the beginner's demonstrations
+    right_fraction: float = 0.55  # of the beginner's demonstrations
     seed: int = 0
     output: str = "${paths.outputs}/sft/${model.name}"
 
