@@ -57,7 +57,8 @@ def before_and_after(evals: Sequence[Record]) -> tuple[Record, Record]:
     A step that was evaluated twice (resumed there) counts with its last result.
     """
     split = evals[0].get("split") if evals else None
-    by_step = {int(event.get("step") or 0): event for event in evals if event.get("split") == split}
+    ours = [event for event in evals if event.get("split") == split and isinstance(event.get("step"), int)]
+    by_step: dict[int, Record] = {event["step"]: event for event in ours}
     ordered = [by_step[step] for step in sorted(by_step)]
     if not ordered:
         return {}, {}

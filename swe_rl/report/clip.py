@@ -13,7 +13,7 @@ from swe_rl.logger.disk import encode_json
 Record = Mapping[str, Any]
 
 _TEXT_LIMITS_CHARS = (8000, 3000, 1200, 400)
-_MAX_TESTS = 100
+_MAX_FAILED, _MAX_PASSED = 100, 8
 _PATCH_FACTOR = 3
 _KEPT = (
     *("trajectory_id", "instance_id", "split", "step", "sample", "attempt", "status", "reward", "advantage"),
@@ -67,10 +67,11 @@ def _turn(turn: Record, limit_chars: int) -> dict[str, Any]:
 
 
 def _tests(value: Any, limit_chars: int) -> tuple[list[tuple[str, bool]], int, int]:
-    """Failed ones first, at most _MAX_TESTS; then how many there were and how many passed."""
-    tests = sorted(((str(name), bool(passed)) for name, passed in _mapping(value).items()), key=lambda test: test[1])
-    most = _MAX_TESTS if limit_chars > 80 else 0
-    return [(clip(name, 200), passed) for name, passed in tests[:most]], len(tests), sum(test[1] for test in tests)
+    """Failed ones first, then a few that passed; with it how many there were and how many passed."""
+    names = [(clip(str(name), 200), bool(passed)) for name, passed in _mapping(value).items()]
+    failed, passed = ([one for one in names if one[1] is wanted] for wanted in (False, True))
+    shown = failed[:_MAX_FAILED] + passed[:_MAX_PASSED] if limit_chars > 80 else []
+    return shown, len(names), len(passed)
 
 
 def _scalar(value: Any) -> Any:

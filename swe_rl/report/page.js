@@ -33,7 +33,9 @@ function add(charts, spec) {
 function charts() {
   const found = [];
   const points = data.evals.filter((one) => isNumber(one.rate)).map((one) => ({ ...one, value: one.rate }));
-  const learning = series(["mean reward (training)", "reward_mean"], ["resolved rate (training)", "resolved_rate"]);
+  const same = (columns.reward_mean || []).every((value, index) => value === (columns.resolved_rate || [])[index]);
+  const learning = same ? series(["resolved rate = mean reward (training)", "resolved_rate"])
+    : series(["mean reward (training)", "reward_mean"], ["resolved rate (training)", "resolved_rate"]);
   const lowest = Math.min(0, ...(columns.reward_mean || []).filter(isNumber));
   const highest = Math.max(1, ...(columns.reward_mean || []).filter(isNumber));
   add(found, { title: "Reward and resolved rate", note: "held-out points with their 95 % Wilson interval", wide: true, series: learning,

@@ -60,13 +60,20 @@ function row(one, chosen, onclick) {
   return el("button", { class: "row", role: "option", "aria-selected": chosen ? "true" : "false", onclick },
     el("span", { class: "who" }, `${one.instance_id} #${one.sample}${one.attempt ? ` try ${one.attempt + 1}` : ""}`),
     chip(one.status),
-    el("span", { class: "facts" }, `reward ${short(one.reward)} · adv ${signed(one.advantage)} · ${one.num_turns} turns`));
+    el("span", { class: "facts" }, factsOf(one)));
+}
+
+function factsOf(one) {
+  const advantage = isNumber(one.advantage) ? ` · advantage ${signed(one.advantage)}` : "";
+  return `reward ${short(one.reward)}${advantage} · ${one.num_turns} turn${one.num_turns === 1 ? "" : "s"}`;
 }
 
 function conversation(one) {
-  const facts = [["reward", short(one.reward)], ["advantage", signed(one.advantage)],
-    ["trained", one.trained ? "yes" : "no"], ["in baseline", one.in_baseline ? "yes" : "no"],
-    ["prompt", `${short(one.prompt_tokens)} tokens`], ["sampled", `${short(one.sampled_tokens)} tokens`],
+  const learning = isNumber(one.advantage)
+    ? [["advantage", signed(one.advantage)], ["trained", one.trained ? "yes" : "no"],
+      ["in baseline", one.in_baseline ? "yes" : "no"]]
+    : [];
+  const facts = [["reward", short(one.reward)], ...learning, ["prompt", `${short(one.prompt_tokens)} tokens`], ["sampled", `${short(one.sampled_tokens)} tokens`],
     ["response", `${short(one.response_tokens)} tokens`], ["calls", short(one.num_calls)],
     ["prefix breaks", short(one.prefix_breaks)], ...Object.entries(one.times_s).map(([name, value]) => [name, seconds(value)])];
   const parts = [
@@ -86,9 +93,14 @@ function conversation(one) {
   return parts;
 }
 
+// A message that is nothing but a fenced command would be read twice.
+function saysOnlyItsCommand(turn) {
+  return turn.command && turn.message && turn.message.trim().replace(/^```\w*\n([^]*?)\n?```$/, "$1").trim() === turn.command.trim();
+}
+
 function turnView(turn, index) {
   const parts = [el("header", {}, el("b", {}, `Turn ${index + 1}`), el("span", {}, `model ${seconds(turn.completion_s)} · command ${seconds(turn.command_s)}`)),
-    el("pre", { class: "said" }, turn.message || "(empty message)")];
+    saysOnlyItsCommand(turn) ? null : el("pre", { class: "said" }, turn.message || "(empty message)")];
   if (turn.format_error) parts.push(el("p", { class: "bad" }, "format error: no command could be read"));
   if (turn.command !== null) parts.push(el("pre", { class: "command" }, turn.command));
   if (turn.observation !== null || isNumber(turn.exit_code)) {
@@ -112,6 +124,6 @@ function testsView(one) {
   if (!one.num_tests) return [];
   const rows = one.tests.map(([name, passed]) => el("li", { class: passed ? "good" : "bad" }, el("b", {}, passed ? "pass" : "FAIL"), " ", name));
   const more = one.num_tests - one.tests.length;
-  if (more > 0) rows.push(el("li", { class: "note" }, `${more} more`));
+  if (more > 0) rows.push(el("li", { class: "note" }, `and ${more} more`));
   return [el("h4", {}, `Tests: ${one.num_passed} of ${one.num_tests} passed`), el("ul", { class: "tests mono" }, rows)];
 }

@@ -91,16 +91,21 @@ def test_two_objects_in_one_process_exclude_each_other_too(tmp_path):
 
 def test_forked_child_does_not_keep_the_lock(tmp_path):
     folder = RunFolder(tmp_path).acquire()
+    read, write = os.pipe()
     child = os.fork()
     if child == 0:
+        os.write(write, b".")
         time.sleep(30)
         os._exit(0)
     try:
+        assert os.read(read, 1) == b"."
         folder.release()
         assert not RunFolder(tmp_path).is_locked()
     finally:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
+        os.close(read)
+        os.close(write)
 
 
 def test_asking_does_not_disturb_taking(tmp_path):

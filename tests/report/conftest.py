@@ -45,7 +45,11 @@ def make_turns(rng: random.Random, count: int) -> list[Turn]:
     turns = []
     for index in range(count):
         wrong = rng.random() < 0.1
-        command = None if wrong else ("cat src/slug.py" if index == 0 else f"sed -i 's/words\\[:-{index}\\]/words/' src/slug.py")
+        command = (
+            None
+            if wrong
+            else ("cat src/slug.py" if index == 0 else f"sed -i 's/words\\[:-{index}\\]/words/' src/slug.py")
+        )
         message = "I do not know what to do." if wrong else f"The last word is dropped.\n```bash\n{command}\n```"
         turns.append(
             Turn(
@@ -82,7 +86,9 @@ def make_trajectory(rng: random.Random, split: str, step: int, instance: int, sa
         in_baseline=valid,
         turns=turns,
         patch="" if status is Status.empty_patch or not valid else PATCH,
-        tests={"tests/test_slug.py::test_keeps_last_word": solved, "tests/test_slug.py::test_lower": True} if valid else {},
+        tests={"tests/test_slug.py::test_keeps_last_word": solved, "tests/test_slug.py::test_lower": True}
+        if valid
+        else {},
         error=None if valid else "sandbox: the container was gone (exit 137)",
         num_calls=len(turns),
         prompt_tokens=310,
@@ -108,7 +114,9 @@ def write_eval(folder: RunFolder, steps: StepLog, rng: random.Random, step: int,
 
 
 def write_step(steps: StepLog, rng: random.Random, step: int, skill: float) -> None:
-    trajectories = [make_trajectory(rng, "train", step, rng.randrange(40), s, skill) for _ in range(8) for s in range(8)]
+    trajectories = [
+        make_trajectory(rng, "train", step, rng.randrange(40), s, skill) for _ in range(8) for s in range(8)
+    ]
     steps.append_trajectories(step, [one.to_record() for one in trajectories])
     counts: dict[str, int] = {}
     for one in trajectories:
@@ -161,6 +169,10 @@ def build_run(path: Path, *, steps: int = 15, state: RunState = RunState.done, s
                 write_eval(folder, log, rng, step, 0.25 + 0.5 * step / steps)
     if state is not RunState.running:
         write_summary(folder, wall_s=16.0 * steps, extra={"peak_memory_gb": 1.83})
-        reason = None if state is RunState.done else "RolloutError: 14 of 64 trajectories failed for reasons of infrastructure"
+        reason = (
+            None
+            if state is RunState.done
+            else "RolloutError: 14 of 64 trajectories failed for reasons of infrastructure"
+        )
         status.finish(state, reason=reason, exit_status=0 if state is RunState.done else 1)
     return folder

@@ -1,0 +1,59 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swe_rl.report.figures import eval_points, figures, instance_rows
+from swe_rl.report.wilson import wilson_interval
+
+
+def test_wilson_interval_of_the_textbook():
+    assert wilson_interval(8, 10) == pytest.approx((0.4902, 0.9433), abs=1e-4)
+    assert wilson_interval(0, 10) == pytest.approx((0.0, 0.2775), abs=1e-4)
+    assert wilson_interval(0, 0) is None
+
+
+@given(st.integers(1, 10_000).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))))
+def test_wilson_interval_is_ordered_symmetric_and_holds_the_rate(pair):
+    successes, samples = pair
+    low, high = wilson_interval(successes, samples)
+    assert 0 <= low <= successes / samples + 1e-12 and successes / samples - 1e-12 <= high <= 1
+    mirrored = wilson_interval(samples - successes, samples)
+    assert mirrored == pytest.approx((1 - high, 1 - low))
+
+
+def event(step, rate, samples=96, split="heldout", table=None):
+    return {"step": step, "split": split, "resolved_rate": rate, "num_samples": samples, "by_instance": table or {}}
+
+
+def test_before_after_and_gain():
+    points = eval_points([event(0, 0.25), event(9, 0.5), event(9, 0.9, split="other")])
+    tiles = {tile["label"]: tile for tile in figures([], points, {}, None)}
+    assert tiles["Held-out resolved rate"]["value"] == "25.0 % → 50.0 %"
+    assert "step 9: 40.2–59.8 %, n = 96" in tiles["Held-out resolved rate"]["detail"]
+    assert tiles["Gain in points"]["value"] == "+25.0"
+
+
+def test_one_evaluation_is_no_gain():
+    tiles = figures([], eval_points([event(0, 0.25)]), {}, None)
+    assert [tile["label"] for tile in tiles] == ["Held-out resolved, step 0", "Steps"]
+
+
+def test_what_is_unknown_has_no_tile():
+    assert [tile["label"] for tile in figures([], eval_points([event(0, None, 0)]), {}, None)] == ["Steps"]
+
+
+def test_throughput_time_and_memory():
+    steps = [{"step": 1, "tokens_per_s": 100.0, "step_s": 2.0}, {"step": 2, "tokens_per_s": 300.0, "step_s": 4.0}]
+    tiles = {tile["label"]: tile["value"] for tile in figures(steps, [], {"peak_memory_gb": 1.5, "peak_x": 1}, 61.0)}
+    assert tiles == {"Steps": "2", "Tokens/s": "200", "Wall time": "1:01", "Peak memory": "1.50 GB"}
+
+
+def test_instances_before_and_after():
+    rows = instance_rows(
+        [event(0, 0.5, table={"a": [1, 4], "b": [0, 4], "bad": "x"}), event(5, 0.5, table={"a": [4, 4], "c": [1, 2]})]
+    )
+    assert rows == [
+        {"id": "a", "before": [1, 4], "after": [4, 4]},
+        {"id": "b", "before": [0, 4], "after": None},
+        {"id": "c", "before": None, "after": [1, 2]},
+    ]
