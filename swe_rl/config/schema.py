@@ -293,7 +293,7 @@ class TrainerConfig:
     max_tokens_per_micro_batch: int = 2048
     grad_clip: float = 1.0
     activation_checkpointing: bool = False
-    num_threads: int = 2
+    num_threads: int = 1
     checkpoint_every_steps: int = 5
     keep_checkpoints: int = 2
     eval_every_steps: int = 0  # 0: before the first and after the last step only

@@ -20,7 +20,7 @@ from swe_rl.config.compose import config_hash, flatten
 from swe_rl.config.schema import Config
 from swe_rl.errors import SweRlError, UserError
 from swe_rl.logger.events import EventLog, read_events
-from swe_rl.logger.folder import RunFolder, find_unfinished
+from swe_rl.logger.folder import FolderInUse, RunFolder, find_unfinished
 from swe_rl.logger.progress import Progress
 from swe_rl.logger.run_log import RunLog
 from swe_rl.logger.status import RunState, StatusWriter
@@ -97,18 +97,30 @@ def choose_folder(config: Config, fresh: Path) -> tuple[RunFolder, bool]:
             )
     if found is None or found.path.resolve() == fresh.resolve():
         return RunFolder(fresh), False
-    shutil.rmtree(fresh, ignore_errors=True)
     return found, True
+
+
+def _acquire(config: Config, fresh: Path) -> tuple[RunFolder, bool]:
+    """Locks the chosen folder; the fresh one goes away where an old one is continued. Raises FolderInUse."""
+    folder, resumed = choose_folder(config, fresh)
+    try:
+        folder.create().acquire()
+    except FolderInUse:
+        if config.trainer.resume != "auto":
+            raise
+        return RunFolder(fresh).create().acquire(), False  # another start took it a moment earlier
+    if resumed:
+        shutil.rmtree(fresh, ignore_errors=True)
+    return folder, resumed
 
 
 @contextmanager
 def session(config: Config, fresh: Path, *, total_steps: int, reports: bool = True) -> Iterator[Session]:
     """Holds a run's folder. Whatever leaves the block is written to `status.json` and raised on."""
-    folder, resumed = choose_folder(config, fresh)
+    folder, resumed = _acquire(config, fresh)
     with ExitStack() as stack:
-        stack.enter_context(folder.create())
+        stack.callback(folder.release)
         wandb = WandbLogger(config.logger, folder.name, folder, flatten(config))
-        wandb.start()
         status = StatusWriter(folder.status_json, config_hash=config_hash(config))
         stack.enter_context(RunLog(folder.run_log))
         events = stack.enter_context(EventLog(folder.events_jsonl))
@@ -117,6 +129,7 @@ def session(config: Config, fresh: Path, *, total_steps: int, reports: bool = Tr
         one = Session(config, folder, status, events, steps, progress, wandb, resumed, time.monotonic(), reports)
         events.write("resumed" if resumed else "started", name=config.name, seed=config.trainer.seed)
         try:
+            wandb.start()
             yield one
         except (KeyboardInterrupt, asyncio.CancelledError):
             _close(one, RunState.interrupted, "interrupted", 130)
@@ -135,7 +148,7 @@ def _close(one: Session, state: RunState, reason: str | None, exit_status: int) 
         one.status.finish(state, reason=reason, exit_status=exit_status)
         if one.reports:
             one.finish()
-    except SweRlError as error:
+    except Exception as error:
         if state is RunState.done:
             raise
         one.progress.message(f"the summary and the report could not be written: {error}")

@@ -25,7 +25,12 @@ async def _train(config: Config, one: Session) -> None:
         model, tokenizer = load_model(config.model), load_tokenizer(config.model)
         pad_token_id = int(tokenizer.pad_token_id)
         trainer = Trainer(
-            model, config.trainer, config.algo, pad_token_id=pad_token_id, temperature=config.rollout.temperature
+            model,
+            config.trainer,
+            config.algo,
+            pad_token_id=pad_token_id,
+            temperature=config.rollout.temperature,
+            reference=load_model(config.model).requires_grad_(False) if config.algo.kl_coef else None,
         )
     async with components(config, one.folder, model, tokenizer, one.progress.message) as parts:
         loop = Loop(config, one, parts, trainer)

@@ -8,7 +8,8 @@ function el(tag, attributes = {}, ...children) {
   for (const [name, value] of Object.entries(attributes)) {
     if (name === "class") node.className = value;
     else if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
-    else if (value !== null && value !== undefined && value !== false) node.setAttribute(name, value === true ? "" : value);
+    else if (value === true) node.setAttribute(name, "");
+    else if (value !== null && value !== undefined && value !== false) node.setAttribute(name, value);
   }
   node.append(...children.flat().filter((child) => child !== null && child !== undefined));
   return node;
@@ -19,6 +20,11 @@ function svg(tag, attributes = {}, text = null) {
   for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
   if (text !== null) node.textContent = text;
   return node;
+}
+
+function facts(kind, pairs) {
+  const rows = pairs.map(([label, value]) => el("div", {}, el("dt", {}, label), el("dd", {}, value)));
+  return el("dl", { class: kind }, rows);
 }
 
 const isNumber = (value) => typeof value === "number" && Number.isFinite(value);
@@ -110,7 +116,8 @@ function plot(spec, width) {
 
 function axes(root, box, marks, format, x, y, first, last, width) {
   for (const mark of marks) {
-    root.append(svg("line", { class: mark === 0 ? "zero" : "grid", x1: box.left, x2: box.right, y1: y(mark), y2: y(mark) }));
+    const kind = mark === 0 ? "zero" : "grid";
+    root.append(svg("line", { class: kind, x1: box.left, x2: box.right, y1: y(mark), y2: y(mark) }));
     root.append(svg("text", { class: "tick", x: box.left - 6, y: y(mark) + 4, "text-anchor": "end" }, format(mark)));
   }
   for (const step of ticks(first, last, Math.max(2, Math.floor(width / 80))).filter(Number.isInteger)) {
@@ -145,7 +152,8 @@ function bars(root, spec, steps, x, y, bar) {
       const value = one.values[index];
       if (!isNumber(value) || value <= 0) continue;
       const tall = y(base) - y(base + value);
-      const rect = svg("rect", { x: x(step) - width / 2, y: y(base + value), width, height: Math.max(0.5, tall - (tall > 3 ? 1 : 0)) });
+      const height = Math.max(0.5, tall - (tall > 3 ? 1 : 0));
+      const rect = svg("rect", { x: x(step) - width / 2, y: y(base + value), width, height });
       rect.style.fill = `var(${one.color})`;
       root.append(rect);
       base += value;
@@ -155,8 +163,9 @@ function bars(root, spec, steps, x, y, bar) {
 
 function whiskers(root, points, color, x, y) {
   for (const point of points) {
-    const stem = svg("line", { class: "whisker", x1: x(point.step), x2: x(point.step), y1: y(point.low), y2: y(point.high) });
-    const dot = svg("circle", { class: "eval", cx: x(point.step), cy: y(point.value), r: 5 });
+    const at = x(point.step);
+    const stem = svg("line", { class: "whisker", x1: at, x2: at, y1: y(point.low), y2: y(point.high) });
+    const dot = svg("circle", { class: "eval", cx: at, cy: y(point.value), r: 5 });
     stem.style.stroke = `var(${color})`;
     dot.style.fill = `var(${color})`;
     root.append(stem, dot);
@@ -171,7 +180,8 @@ function hover(root, spec, box, allSteps, x, format, points) {
   root.addEventListener("pointerleave", hide);
   root.addEventListener("pointermove", (event) => {
     const at = event.clientX - root.getBoundingClientRect().left;
-    const step = distinct.reduce((best, one) => (Math.abs(x(one) - at) < Math.abs(x(best) - at) ? one : best), distinct[0]);
+    const far = (one) => Math.abs(x(one) - at);
+    const step = distinct.reduce((best, one) => (far(one) < far(best) ? one : best), distinct[0]);
     const index = spec.steps.indexOf(step);
     cross.setAttribute("x1", x(step));
     cross.setAttribute("x2", x(step));
@@ -180,7 +190,8 @@ function hover(root, spec, box, allSteps, x, format, points) {
       .filter((one) => !spec.stacked || one.values[index])
       .map((one) => [one.label, format(one.values[index]), one.color]);
     for (const point of points.filter((one) => one.step === step)) {
-      rows.push([spec.pointsLabel, `${percent(point.value)} (${percent(point.low)} to ${percent(point.high)}, n = ${point.samples})`, spec.pointsColor]);
+      const interval = `${percent(point.low)} to ${percent(point.high)}, n = ${point.samples}`;
+      rows.push([spec.pointsLabel, `${percent(point.value)} (${interval})`, spec.pointsColor]);
     }
     tip(event, `step ${step}`, spec.stacked ? rows.reverse() : rows);
   });
@@ -195,7 +206,8 @@ function tip(event, title = "", rows = []) {
     mark.style.background = `var(${color})`;
     return el("div", {}, mark, `${label}: `, el("span", {}, value));
   }));
-  const wide = box.offsetWidth, room = document.documentElement.clientWidth;
+  const wide = box.offsetWidth, tall = box.offsetHeight, room = document.documentElement.clientWidth;
+  const below = event.clientY + 16;
   box.style.left = Math.max(4, Math.min(event.clientX + 14, room - wide - 8)) + "px";
-  box.style.top = (event.clientY + 16 + box.offsetHeight > window.innerHeight ? event.clientY - box.offsetHeight - 12 : event.clientY + 16) + "px";
+  box.style.top = (below + tall > window.innerHeight ? event.clientY - tall - 12 : below) + "px";
 }

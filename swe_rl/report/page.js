@@ -4,71 +4,110 @@ const data = JSON.parse(document.getElementById("data").textContent);
 const columns = data.steps;
 const steps = columns.step || [];
 
-function section(title, ...content) {
-  return el("section", { class: "block" }, el("h2", {}, title), ...content);
+const note = (text) => el("p", { class: "note" }, text);
+const section = (title, ...content) => el("section", { class: "block" }, el("h2", {}, title), ...content);
+
+function table(kind, labels, rows) {
+  const head = el("thead", {}, el("tr", {}, labels.map((label) => el("th", {}, label))));
+  return el("div", { class: "scroll" }, el("table", { class: kind }, head, el("tbody", {}, rows)));
 }
 
 function heading() {
-  const parts = [el("h1", {}, data.title, " ", el("span", { class: `badge ${data.status.kind}` }, data.status.label)),
-    el("p", { class: "note mono" }, data.folder)];
-  if (data.status.reason) parts.push(el("p", { class: "reason" }, data.status.reason));
-  parts.push(el("dl", { class: "head" }, data.header.map(([label, value]) => el("div", {}, el("dt", {}, label), el("dd", {}, value)))));
-  return el("header", { class: "top" }, parts);
+  const badge = el("span", { class: `badge ${data.status.kind}` }, data.status.label);
+  return el("header", { class: "top" },
+    el("h1", {}, data.title, " ", badge),
+    el("p", { class: "note mono" }, data.folder),
+    data.status.reason ? el("p", { class: "reason" }, data.status.reason) : null,
+    facts("head", data.header));
 }
 
 function tiles() {
   return el("section", { class: "tiles" }, data.figures.map((one) => el("div", { class: "card tile" },
-    el("p", { class: "label" }, one.label), el("p", { class: "value" }, one.value), el("p", { class: "note pre" }, one.detail))));
+    el("p", { class: "label" }, one.label),
+    el("p", { class: "value" }, one.value),
+    el("p", { class: "note pre" }, one.detail))));
 }
 
 const PALETTE = ["--c1", "--c2", "--c3", "--c4", "--c5"];
+
+// A colour belongs to a place in the list, so that it does not move when a column is missing.
 function series(...pairs) {
-  return pairs.filter(([, key]) => columns[key]).map(([label, key], index) => ({ label, color: PALETTE[index], values: columns[key] }));
+  return pairs.map(([label, key], index) => ({ label, color: PALETTE[index], values: columns[key] }))
+    .filter((one) => one.values && one.values.some(isNumber));
 }
 
-function add(charts, spec) {
-  if (steps.length + (spec.points || []).length && spec.series.length + (spec.points || []).length) charts.push(chart({ steps, ...spec }));
+function learning() {
+  const rewards = (columns.reward_mean || []).filter(isNumber);
+  const same = (columns.reward_mean || []).every((value, index) => value === (columns.resolved_rate || [])[index]);
+  const points = data.evals.filter((one) => isNumber(one.rate)).map((one) => ({ ...one, value: one.rate }));
+  return {
+    title: "Reward and resolved rate", note: "held-out points with their 95 % Wilson interval", wide: true,
+    series: same ? series(["resolved rate = mean reward (training)", "resolved_rate"])
+      : series(["mean reward (training)", "reward_mean"], ["resolved rate (training)", "resolved_rate"]),
+    points, pointsLabel: "resolved rate (held-out)", pointsColor: "--held",
+    domain: [Math.min(0, ...rewards), Math.max(1, ...rewards) + 0.02],
+  };
+}
+
+function outcomes() {
+  const statuses = Object.keys(data.statuses).sort((a, b) => STATUS_ORDER.indexOf(a) - STATUS_ORDER.indexOf(b));
+  return {
+    title: "What became of the trajectories", note: "trajectories of each step by status", wide: true, stacked: true,
+    series: statuses.map((status) =>
+      ({ label: status.replaceAll("_", " "), color: statusColor(status), values: data.statuses[status] })),
+  };
+}
+
+function single(title, text, key, more = {}) {
+  return { title, note: text, series: series([title.toLowerCase(), key]), fromZero: true, ...more };
 }
 
 function charts() {
-  const found = [];
-  const points = data.evals.filter((one) => isNumber(one.rate)).map((one) => ({ ...one, value: one.rate }));
-  const same = (columns.reward_mean || []).every((value, index) => value === (columns.resolved_rate || [])[index]);
-  const learning = same ? series(["resolved rate = mean reward (training)", "resolved_rate"])
-    : series(["mean reward (training)", "reward_mean"], ["resolved rate (training)", "resolved_rate"]);
-  const lowest = Math.min(0, ...(columns.reward_mean || []).filter(isNumber));
-  const highest = Math.max(1, ...(columns.reward_mean || []).filter(isNumber));
-  add(found, { title: "Reward and resolved rate", note: "held-out points with their 95 % Wilson interval", wide: true, series: learning,
-    points, pointsLabel: "resolved rate (held-out)", pointsColor: "--held", domain: [lowest, highest + 0.02] });
-  const statuses = Object.keys(data.statuses).sort((a, b) => STATUS_ORDER.indexOf(a) - STATUS_ORDER.indexOf(b));
-  add(found, { title: "What became of the trajectories", note: "trajectories of each step by status", wide: true, stacked: true,
-    series: statuses.map((status) => ({ label: status.replaceAll("_", " "), color: statusColor(status), values: data.statuses[status] })) });
-  add(found, { title: "Throughput", note: "tokens/s while generating", fromZero: true, series: series(["all tokens", "tokens_per_s"], ["sampled by the policy", "sampled_tokens_per_s"]) });
-  add(found, { title: "Time of a step", note: "seconds by phase", stacked: true, format: (value) => short(value),
-    series: series(["generate", "generate_s"], ["grade", "grade_s"], ["train", "train_s"], ["weight sync", "weight_sync_s"], ["checkpoint", "checkpoint_s"]) });
-  add(found, { title: "Response length", note: "mean tokens after the first prompt", fromZero: true, series: series(["tokens", "avg_response_length"]) });
-  add(found, { title: "Entropy", note: "nats a token", fromZero: true, series: series(["entropy", "entropy"]) });
-  add(found, { title: "Loss", note: "policy objective with its added terms", series: series(["loss", "loss"]) });
-  add(found, { title: "Gradient norm", note: "before clipping", fromZero: true, series: series(["gradient norm", "grad_norm"]) });
-  add(found, { title: "KL of rollout to trainer", note: "nats a token, engine against trainer, k3 estimate", fromZero: true, series: series(["KL", "kl_rollout"]) });
-  add(found, { title: "Clipped tokens", note: "fraction of trained tokens", fromZero: true, series: series(["fraction", "clip_fraction"]) });
-  if (!found.length) return section("Training", el("p", { class: "note" }, "No step is finished yet."));
-  return section("Training", el("div", { class: "charts" }, found));
+  const specs = [
+    learning(),
+    outcomes(),
+    { title: "Throughput", note: "tokens/s while generating", fromZero: true,
+      series: series(["all tokens", "tokens_per_s"], ["sampled by the policy", "sampled_tokens_per_s"]) },
+    { title: "Time of a step", note: "seconds by phase", stacked: true,
+      series: series(["generate", "generate_s"], ["grade", "grade_s"], ["train", "train_s"],
+        ["weight sync", "weight_sync_s"], ["checkpoint", "checkpoint_s"]) },
+    single("Response length", "mean tokens after the first prompt", "avg_response_length"),
+    single("Entropy", "nats a token", "entropy"),
+    single("Loss", "policy objective with its added terms", "loss", { fromZero: false }),
+    single("Gradient norm", "before clipping", "grad_norm"),
+    single("KL of rollout to trainer", "nats a token, engine against trainer, k3 estimate", "kl_rollout"),
+    single("Clipped tokens", "fraction of trained tokens", "clip_fraction"),
+  ];
+  const drawn = specs.filter((spec) => (steps.length && spec.series.length) || (spec.points && spec.points.length));
+  if (!drawn.length) return section("Training", note("No step is finished yet."));
+  return section("Training", el("div", { class: "charts" }, drawn.map((spec) => chart({ steps, ...spec }))));
 }
 
 const fixed = (digits) => (value) => (isNumber(value) ? value.toFixed(digits) : "–");
-const STEP_COLUMNS = [["step", "step", fixed(0)], ["reward", "reward_mean", fixed(3)], ["resolved", "resolved_rate", percent], ["tokens/s", "tokens_per_s", fixed(0)],
-  ["response", "avg_response_length", fixed(0)], ["no signal", "degenerate_groups", fixed(0)], ["loss", "loss", fixed(4)], ["entropy", "entropy", fixed(3)],
-  ["grad norm", "grad_norm", fixed(3)], ["KL rollout", "kl_rollout"], ["generate", "generate_s", seconds], ["train", "train_s", seconds], ["step time", "step_s", seconds]];
+const STEP_COLUMNS = [
+  ["step", "step", fixed(0)], ["reward", "reward_mean", fixed(3)], ["resolved", "resolved_rate", percent],
+  ["tokens/s", "tokens_per_s", fixed(0)], ["response", "avg_response_length", fixed(0)],
+  ["no signal", "degenerate_groups", fixed(0)], ["loss", "loss", fixed(4)], ["entropy", "entropy", fixed(3)],
+  ["grad norm", "grad_norm", fixed(3)], ["KL rollout", "kl_rollout", short], ["generate", "generate_s", seconds],
+  ["train", "train_s", seconds], ["step time", "step_s", seconds],
+];
 
 function stepTable() {
   const shown = STEP_COLUMNS.filter(([, key]) => columns[key]);
-  const rows = steps.map((_, index) => el("tr", {}, shown.map(([, key, format]) => el("td", {}, (format || short)(columns[key][index])))));
-  return el("details", { class: "card", open: steps.length <= 30 }, el("summary", {}, `Table of ${steps.length} steps`),
-    el("div", { class: "scroll" }, el("table", {}, el("thead", {}, el("tr", {}, shown.map(([label]) => el("th", {}, label)))), el("tbody", {}, rows))));
+  const rows = steps.map((_, index) =>
+    el("tr", {}, shown.map(([, key, format]) => el("td", {}, format(columns[key][index])))));
+  return el("details", { class: "card", open: steps.length <= 30 },
+    el("summary", {}, steps.length === 1 ? "Table of the step" : `Table of ${steps.length} steps`),
+    table("steps", shown.map(([label]) => label), rows));
 }
 
 const rateOf = (pair) => (pair && pair[1] ? pair[0] / pair[1] : null);
+
+function gainOf(one) {
+  const before = rateOf(one.before), after = rateOf(one.after);
+  return before === null || after === null ? null : after - before;
+}
+
 function meter(pair) {
   if (!pair) return el("td", {}, "–");
   const bar = el("i", { class: "fill" });
@@ -76,29 +115,45 @@ function meter(pair) {
   return el("td", {}, el("span", { class: "meter" }, bar), ` ${pair[0]} of ${pair[1]}`);
 }
 
+function gainCell(gain) {
+  if (gain === null) return el("td", {}, "–");
+  const kind = gain > 0 ? "good" : gain < 0 ? "bad" : "";
+  return el("td", { class: kind }, (gain > 0 ? "+" : "") + (100 * gain).toFixed(0));
+}
+
 function instanceTable() {
-  const gain = (one) => { const [a, b] = [rateOf(one.before), rateOf(one.after)]; return a === null || b === null ? null : b - a; };
-  const ordered = [...data.instances].sort((a, b) => (gain(b) ?? -9) - (gain(a) ?? -9) || (rateOf(b.before) ?? 0) - (rateOf(a.before) ?? 0));
-  const rows = ordered.map((one) => el("tr", {}, el("td", { class: "name mono" }, one.id), meter(one.before), meter(one.after),
-    el("td", { class: gain(one) > 0 ? "good" : gain(one) < 0 ? "bad" : "" }, gain(one) === null ? "–" : `${gain(one) > 0 ? "+" : ""}${(100 * gain(one)).toFixed(0)}`)));
-  const better = ordered.filter((one) => gain(one) > 0).length, worse = ordered.filter((one) => gain(one) < 0).length;
-  const note = ordered.some((one) => gain(one) !== null) ? `${better} of ${ordered.length} instances better, ${worse} worse` : `${ordered.length} instances`;
-  return section("Held-out instances", el("p", { class: "note" }, `${note}. Samples of one instance are not independent, so the intervals above are a little too narrow.`),
-    el("div", { class: "card" }, el("div", { class: "scroll" }, el("table", { class: "instances" },
-      el("thead", {}, el("tr", {}, ["instance", "before", "after", "points"].map((label) => el("th", {}, label)))), el("tbody", {}, rows)))));
+  const ordered = [...data.instances].sort((a, b) =>
+    (gainOf(b) ?? -9) - (gainOf(a) ?? -9) || (rateOf(b.before) ?? 0) - (rateOf(a.before) ?? 0));
+  const rows = ordered.map((one) =>
+    el("tr", {}, el("td", { class: "name mono" }, one.id), meter(one.before), meter(one.after), gainCell(gainOf(one))));
+  const gains = ordered.map(gainOf).filter(isNumber);
+  const better = gains.filter((gain) => gain > 0).length, worse = gains.filter((gain) => gain < 0).length;
+  const counted = gains.length ? `${better} of ${ordered.length} instances better, ${worse} worse. ` : "";
+  return section("Held-out instances",
+    note(`${counted}Samples of one instance are not independent, so the intervals above are a little too narrow.`),
+    el("div", { class: "card" }, table("instances", ["instance", "before", "after", "points"], rows)));
 }
 
 function trajectories() {
-  if (!data.sets.length) return section("Trajectories", el("p", { class: "note" }, "None recorded yet."));
-  const shown = data.sets.reduce((sum, one) => sum + one.trajectories.length, 0), total = data.sets.reduce((sum, one) => sum + one.total, 0);
+  if (!data.sets.length) return section("Trajectories", note("None recorded yet."));
+  const shown = data.sets.reduce((sum, one) => sum + one.trajectories.length, 0);
+  const total = data.sets.reduce((sum, one) => sum + one.total, 0);
   const left = steps.length - data.sets.filter((one) => one.kind === "step").length;
-  const sample = shown < total || left > 0
-    ? `A sample: ${shown.toLocaleString("en")} trajectories, so that this page stays small; ${left > 0 ? `${left} steps are left out, ` : ""}long texts are cut where it says so. The run's folder has them all.`
-    : `All ${shown.toLocaleString("en")} trajectories of these sets; long texts are cut where it says so.`;
-  return section("Trajectories", el("p", { class: "note" }, sample), viewer(data.sets));
+  const count = shown.toLocaleString("en");
+  const sampled = `A sample of ${count} trajectories, so that this page stays small`
+    + `${left > 0 ? `; ${left} steps are left out` : ""}. The run's folder has them all.`;
+  const all = `All ${count} trajectories of training and of the held-out evaluations listed.`;
+  return section("Trajectories",
+    note(`${shown < total || left > 0 ? sampled : all} Long texts are cut where it says so.`), viewer(data.sets));
 }
 
-const page = document.getElementById("page");
-page.replaceChildren(...[heading(), tiles(), charts(), steps.length ? stepTable() : null, data.instances.length ? instanceTable() : null, trajectories(),
-  data.config ? section("Configuration", el("details", { class: "card" }, el("summary", {}, "config.yaml"), el("pre", { class: "config" }, data.config))) : null]
-  .filter((part) => part !== null));
+function configuration() {
+  return section("Configuration", el("details", { class: "card" },
+    el("summary", {}, "config.yaml"), el("pre", { class: "config" }, data.config)));
+}
+
+document.getElementById("page").replaceChildren(heading(), tiles(), charts(),
+  ...(steps.length ? [stepTable()] : []),
+  ...(data.instances.length ? [instanceTable()] : []),
+  trajectories(),
+  ...(data.config ? [configuration()] : []));

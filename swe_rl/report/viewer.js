@@ -17,43 +17,62 @@ const seconds = (value) => (isNumber(value) ? (value < 10 ? value.toFixed(2) : v
 function setLabel(one, sets) {
   const evals = sets.filter((other) => other.kind === "eval");
   const which = evals.length > 1 ? (one === evals[0] ? ", first" : ", last") : "";
-  const shown = one.trajectories.length < one.total ? `${one.trajectories.length} of ${one.total} shown` : `${one.total}`;
-  return (one.kind === "eval" ? `Held-out${which} (after step ${one.step})` : `Training step ${one.step}`) + `: ${shown}`;
+  const name = one.kind === "eval" ? `Held-out${which} (after step ${one.step})` : `Training step ${one.step}`;
+  const shown = one.trajectories.length;
+  return `${name}: ${shown < one.total ? `${shown} of ${one.total} shown` : shown}`;
 }
 
 function viewer(sets) {
   const state = { set: 0, status: "", text: "", chosen: null, most: 100 };
   const list = el("div", { class: "list", role: "listbox", "aria-label": "trajectories" });
   const detail = el("article", { class: "detail" });
-  const statusChoice = el("select", { "aria-label": "status", onchange: (event) => { state.status = event.target.value; restart(); } });
-  const setChoice = el("select", { "aria-label": "step or evaluation", onchange: (event) => { state.set = Number(event.target.value); state.status = ""; statuses(); restart(); } },
+  const statusChoice = el("select", { "aria-label": "status",
+    onchange: (event) => restart({ status: event.target.value }) });
+  const setChoice = el("select", { "aria-label": "step or evaluation",
+    onchange: (event) => openSet(Number(event.target.value)) },
     sets.map((one, index) => el("option", { value: index }, setLabel(one, sets))));
-  const search = el("input", { type: "search", placeholder: "instance contains …", "aria-label": "instance", oninput: (event) => { state.text = event.target.value; restart(); } });
+  const search = el("input", { type: "search", placeholder: "instance contains …", "aria-label": "instance",
+    oninput: (event) => restart({ text: event.target.value }) });
 
-  function statuses() {
+  function openSet(index) {
+    state.set = index;
     const seen = new Map();
     for (const one of sets[state.set].trajectories) seen.set(one.status, (seen.get(one.status) || 0) + 1);
     statusChoice.replaceChildren(el("option", { value: "" }, "every status"),
       ...[...seen].map(([status, count]) => el("option", { value: status }, `${status} (${count})`)));
+    restart({ status: "" });
   }
   function matching() {
     return sets[state.set].trajectories.filter((one) => (!state.status || one.status === state.status)
       && String(one.instance_id).toLowerCase().includes(state.text.toLowerCase()));
   }
-  function restart() { state.most = 100; state.chosen = matching()[0] || null; show(); }
-  function choose(one) { state.chosen = one; show(); if (detail.offsetTop > list.offsetTop + 40) detail.scrollIntoView({ behavior: "smooth" }); }
+  function restart(change) {
+    Object.assign(state, change, { most: 100 });
+    state.chosen = matching()[0] || null;
+    show();
+  }
+  function choose(one) {
+    state.chosen = one;
+    show();
+    if (detail.offsetTop > list.offsetTop + 40) detail.scrollIntoView({ behavior: "smooth" });
+  }
+  function more() {
+    state.most += 200;
+    show();
+  }
   function show() {
     const found = matching();
     const rows = found.slice(0, state.most).map((one) => row(one, one === state.chosen, () => choose(one)));
-    if (found.length > state.most) rows.push(el("button", { class: "more", onclick: () => { state.most += 200; show(); } }, `show more (${found.length - state.most} left)`));
+    const left = found.length - state.most;
+    if (left > 0) rows.push(el("button", { class: "more", onclick: more }, `show more (${left} left)`));
     const top = list.scrollTop;
     list.replaceChildren(...(rows.length ? rows : [el("p", { class: "note" }, "No trajectory matches.")]));
     list.scrollTop = top;
     detail.replaceChildren(...(state.chosen ? conversation(state.chosen) : []));
   }
-  statuses();
-  restart();
-  return el("div", { class: "viewer" }, el("div", { class: "controls" }, setChoice, statusChoice, search), list, detail);
+  openSet(0);
+  const controls = el("div", { class: "controls" }, setChoice, statusChoice, search);
+  return el("div", { class: "viewer" }, controls, list, detail);
 }
 
 function row(one, chosen, onclick) {
@@ -73,19 +92,23 @@ function conversation(one) {
     ? [["advantage", signed(one.advantage)], ["trained", one.trained ? "yes" : "no"],
       ["in baseline", one.in_baseline ? "yes" : "no"]]
     : [];
-  const facts = [["reward", short(one.reward)], ...learning, ["prompt", `${short(one.prompt_tokens)} tokens`], ["sampled", `${short(one.sampled_tokens)} tokens`],
-    ["response", `${short(one.response_tokens)} tokens`], ["calls", short(one.num_calls)],
-    ["prefix breaks", short(one.prefix_breaks)], ...Object.entries(one.times_s).map(([name, value]) => [name, seconds(value)])];
+  const tokens = (value) => `${short(value)} tokens`;
+  const numbers = [["reward", short(one.reward)], ...learning, ["prompt", tokens(one.prompt_tokens)],
+    ["sampled", tokens(one.sampled_tokens)], ["response", tokens(one.response_tokens)], ["calls", short(one.num_calls)],
+    ["prefix breaks", short(one.prefix_breaks)],
+    ...Object.entries(one.times_s).map(([name, value]) => [name, seconds(value)])];
   const parts = [
     el("h3", {}, `${one.instance_id} #${one.sample} `, chip(one.status)),
     el("p", { class: "note mono" }, one.trajectory_id),
-    el("dl", { class: "facts" }, facts.map(([label, value]) => el("div", {}, el("dt", {}, label), el("dd", {}, value)))),
+    facts("facts", numbers),
   ];
   if (one.error) parts.push(el("pre", { class: "error" }, one.error));
   let previous = -1;
   one.turns.forEach((turn, place) => {
-    if (isNumber(turn.index) && place > 0 && turn.index > previous + 1) parts.push(el("p", { class: "gap" }, `${turn.index - previous - 1} turns left out to keep this page small`));
-    previous = isNumber(turn.index) ? turn.index : previous + 1;
+    const index = isNumber(turn.index) ? turn.index : previous + 1;
+    const missing = place > 0 ? index - previous - 1 : 0;
+    if (missing > 0) parts.push(el("p", { class: "gap" }, `${missing} turns left out to keep this page small`));
+    previous = index;
     parts.push(turnView(turn, previous));
   });
   if (!one.turns.length) parts.push(el("p", { class: "note" }, "No turns."));
@@ -95,17 +118,21 @@ function conversation(one) {
 
 // A message that is nothing but a fenced command would be read twice.
 function saysOnlyItsCommand(turn) {
-  return turn.command && turn.message && turn.message.trim().replace(/^```\w*\n([^]*?)\n?```$/, "$1").trim() === turn.command.trim();
+  if (!turn.command || !turn.message) return false;
+  return turn.message.trim().replace(/^```\w*\n([^]*?)\n?```$/, "$1").trim() === turn.command.trim();
 }
 
 function turnView(turn, index) {
-  const parts = [el("header", {}, el("b", {}, `Turn ${index + 1}`), el("span", {}, `model ${seconds(turn.completion_s)} · command ${seconds(turn.command_s)}`)),
+  const times = `model ${seconds(turn.completion_s)} · command ${seconds(turn.command_s)}`;
+  const parts = [el("header", {}, el("b", {}, `Turn ${index + 1}`), el("span", {}, times)),
     saysOnlyItsCommand(turn) ? null : el("pre", { class: "said" }, turn.message || "(empty message)")];
   if (turn.format_error) parts.push(el("p", { class: "bad" }, "format error: no command could be read"));
   if (turn.command !== null) parts.push(el("pre", { class: "command" }, turn.command));
   if (turn.observation !== null || isNumber(turn.exit_code)) {
-    const exit = isNumber(turn.exit_code) ? el("span", { class: turn.exit_code === 0 ? "exit good" : "exit bad" }, `exit ${turn.exit_code}`) : null;
-    parts.push(el("div", { class: "answer" }, exit, el("pre", {}, turn.observation || "(no output)")));
+    const kind = turn.exit_code === 0 ? "exit good" : "exit bad";
+    const exit = isNumber(turn.exit_code) ? el("span", { class: kind }, `exit ${turn.exit_code}`) : null;
+    const shown = (turn.observation || "").trimEnd() || "(no output)";
+    parts.push(el("div", { class: "answer" }, exit, el("pre", {}, shown)));
   }
   return el("section", { class: "turn" }, parts);
 }
@@ -122,7 +149,8 @@ function patchView(one) {
 
 function testsView(one) {
   if (!one.num_tests) return [];
-  const rows = one.tests.map(([name, passed]) => el("li", { class: passed ? "good" : "bad" }, el("b", {}, passed ? "pass" : "FAIL"), " ", name));
+  const rows = one.tests.map(([name, passed]) =>
+    el("li", { class: passed ? "good" : "bad" }, el("b", {}, passed ? "pass" : "FAIL"), " ", name));
   const more = one.num_tests - one.tests.length;
   if (more > 0) rows.push(el("li", { class: "note" }, `and ${more} more`));
   return [el("h4", {}, `Tests: ${one.num_passed} of ${one.num_tests} passed`), el("ul", { class: "tests mono" }, rows)];

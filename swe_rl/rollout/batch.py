@@ -7,7 +7,7 @@ Invariants:
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from swe_rl.agent.protocol import AgentResult
@@ -30,11 +30,17 @@ def groups_of(trajectories: Sequence[Trajectory]) -> dict[str, list[Trajectory]]
     return groups
 
 
-def set_advantages(trajectories: Sequence[Trajectory], algo: AlgoConfig) -> int:
-    """Fills `advantage` in; returns the number of degenerate groups (nothing to learn from)."""
+def set_advantages(
+    trajectories: Sequence[Trajectory], algo: AlgoConfig, penalties: Mapping[str, float] | None = None
+) -> int:
+    """Fills `advantage` in; returns the number of degenerate groups (nothing to learn from).
+
+    `penalties` by trajectory id are taken off the rewards first (`algo.kl_in=reward`); the recorded rewards stay.
+    """
+    penalties = penalties or {}
     degenerate = 0
     for group in groups_of(trajectories).values():
-        rewards = [one.reward for one in group]
+        rewards = [None if one.reward is None else one.reward - penalties.get(one.trajectory_id, 0.0) for one in group]
         in_baseline = [one.in_baseline and one.reward is not None for one in group]
         for one, advantage in zip(group, advantages(rewards, in_baseline, algo), strict=True):
             one.advantage = advantage

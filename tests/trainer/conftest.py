@@ -1,0 +1,81 @@
+"""Tiny random models and rows for the trainer's tests."""
+
+import random
+
+import pytest
+import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from swe_rl.algo.row import Row
+
+VOCAB = 64
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def build():
+    """A model of a seed: two layers, hidden 32, tied embeddings unless asked otherwise."""
+
+    def make(seed=0, tie=True):
+        torch.manual_seed(seed)
+        config = Qwen3Config(
+            vocab_size=VOCAB,
+            hidden_size=32,
+            intermediate_size=48,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            head_dim=8,
+            max_position_embeddings=256,
+            tie_word_embeddings=tie,
+            initializer_range=0.2,
+            attn_implementation="sdpa",
+        )
+        return Qwen3ForCausalLM(config)
+
+    return make
+
+
+@pytest.fixture
+def make_row():
+    """A row with a prompt, then sampled spans and observations in turn; everything follows from its two names."""
+
+    def make(group, name, advantage, length=None, logprobs=True, **changes):
+        rng = random.Random(f"{group}/{name}")
+        length = length or rng.randint(6, 30)
+        mask = [0, 0, 0] + [int(rng.random() < 0.6) for _ in range(length - 3)]
+        mask[3] = 1
+        fields = {
+            "trajectory_id": f"{group}.{name}",
+            "group_id": group,
+            "token_ids": tuple(rng.randrange(VOCAB) for _ in range(length)),
+            "loss_mask": tuple(mask),
+            "rollout_logprobs": tuple(-rng.uniform(0.1, 6) * m for m in mask) if logprobs else None,
+            "advantage": advantage,
+            "weight_versions": (0, 0),
+        }
+        return Row(**{**fields, **changes})
+
+    return make
+
+
+@pytest.fixture
+def make_rows(make_row):
+    """Groups of four whose advantages sum to 0, except every third group, which is degenerate."""
+
+    def make(groups=4, **changes):
+        pattern = (1.5, -0.5, -0.5, -0.5)
+        return [
+            make_row(f"g{g}", f"t{i}", 0.0 if g % 3 == 2 else pattern[i], **changes)
+            for g in range(groups)
+            for i in range(4)
+        ]
+
+    return make

@@ -1,0 +1,71 @@
+import math
+import random
+from dataclasses import replace
+
+import pytest
+
+from swe_rl.config.schema import AlgoConfig, Correction
+from swe_rl.trainer.errors import TrainerError
+from swe_rl.trainer.minibatch import mini_batches
+
+ALGO = AlgoConfig()
+
+
+def test_groups_stay_together_and_the_arrival_order_does_not_matter(make_rows):
+    rows = make_rows(groups=7)
+    plain = mini_batches(rows, ALGO, 2, 5, keep_all=True)
+    mixed = rows.copy()
+    random.Random(1).shuffle(mixed)
+    assert mini_batches(mixed, ALGO, 2, 5, keep_all=True) == plain
+    assert [len({row.group_id for row in mini.rows}) for mini in plain] == [2, 2, 2, 1]
+    assert sorted(row.trajectory_id for mini in plain for row in mini.rows) == sorted(r.trajectory_id for r in rows)
+
+
+def test_the_seed_decides_which_groups_come_together(make_rows):
+    rows = make_rows(groups=7)
+    orders = {tuple(m.rows[0].group_id for m in mini_batches(rows, ALGO, 1, seed, keep_all=True)) for seed in range(5)}
+    assert len(orders) > 1
+
+
+def test_rows_without_gradient_are_left_out_but_keep_their_share_of_the_weights(make_rows):
+    rows = make_rows(groups=3)
+    (full,) = mini_batches(rows, ALGO, 8, 0, keep_all=True)
+    (lean,) = mini_batches(rows, ALGO, 8, 0)
+    assert len(full.rows) == 12
+    assert {row.group_id for row in lean.rows} == {"g0", "g1"}
+    assert set(lean.weights) == set(full.weights)
+    assert lean.weights[0] == pytest.approx(1 / sum(row.trained_tokens for row in rows))
+
+
+def test_kl_and_entropy_keep_every_row(make_rows):
+    (mini,) = mini_batches(make_rows(groups=3), AlgoConfig(entropy_coef=0.1), 8, 0)
+    assert len(mini.rows) == 12
+
+
+def test_untrained_rows_are_nowhere(make_row):
+    rows = [make_row("g", "a", 1.0), make_row("g", "b", -1.0, trained=False)]
+    (mini,) = mini_batches(rows, ALGO, 8, 0)
+    assert mini.rows == (rows[0],)
+    assert mini.weights[0] == pytest.approx(1 / rows[0].trained_tokens)
+
+
+def test_all_degenerate_is_no_mini_batch(make_row):
+    assert mini_batches([make_row("g", "a", 0.0)], ALGO, 8, 0) == []
+    assert mini_batches([], ALGO, 8, 0) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "algo", "problem"),
+    [
+        ({"loss_mask": (0, 1)}, ALGO, "2 mask entries"),
+        ({"loss_mask": (1, 1, 1, 1, 1, 1)}, ALGO, "first token"),
+        ({"advantage": math.nan}, ALGO, "advantage is nan"),
+        ({"rollout_logprobs": (0.0,)}, ALGO, "1 log-probabilities"),
+        ({"rollout_logprobs": (0.0, 0.0, 0.0, -math.inf, 0.0, 0.0)}, ALGO, "not finite"),
+        ({"rollout_logprobs": None}, AlgoConfig(correction=Correction.token_tis), "capture=traced"),
+    ],
+)
+def test_malformed_rows_are_refused_by_name(make_row, changes, algo, problem):
+    row = replace(make_row("g", "a", 1.0, length=6), **changes)
+    with pytest.raises(TrainerError, match=r"trajectory g\.a .*" + problem):
+        mini_batches([row], algo, 8, 0)

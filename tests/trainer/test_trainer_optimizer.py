@@ -1,0 +1,91 @@
+import math
+
+import pytest
+import torch
+
+from swe_rl.trainer.errors import TrainerError
+from swe_rl.trainer.optimizer import Optimizer
+
+
+def pair(grad_clip=1.0):
+    torch.manual_seed(0)
+    model = torch.nn.Linear(3, 2)
+    return model, Optimizer(model, lr=0.1, weight_decay=0.01, betas=(0.9, 0.95), grad_clip=grad_clip)
+
+
+def gradients(model, value):
+    for param in model.parameters():
+        param.grad = torch.full_like(param, value)
+
+
+def test_it_is_adamw_on_clipped_gradients():
+    model, optimizer = pair()
+    weight = model.weight.detach().clone()
+    gradients(model, 2.0)
+    update = optimizer.apply(0.1)
+    assert update.grad_norm == pytest.approx(2.0 * math.sqrt(8))
+    # The first step of Adam is lr * sign(gradient), after the decoupled decay.
+    torch.testing.assert_close(model.weight.detach(), weight * (1 - 0.1 * 0.01) - 0.1, rtol=1e-4, atol=1e-5)
+    assert model.weight.grad is None
+
+
+def test_zero_leaves_the_clipping_off():
+    model, optimizer = pair(grad_clip=0.0)
+    gradients(model, 100.0)
+    optimizer.apply(0.1)
+    assert float(optimizer.state_tensors()["exp_avg.bias"][0]) == pytest.approx(10.0)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_non_finite_update_is_dropped_and_the_third_stops(value):
+    model, optimizer = pair()
+    before = model.weight.detach().clone()
+    for _ in range(2):
+        gradients(model, value)
+        assert not optimizer.apply(0.1).applied
+    assert torch.equal(model.weight, before)
+    gradients(model, 1.0)
+    assert optimizer.apply(0.1).applied
+    for _ in range(2):
+        gradients(model, value)
+        optimizer.apply(0.1)
+    gradients(model, value)
+    with pytest.raises(TrainerError, match="3 updates in a row"):
+        optimizer.apply(0.1)
+    assert bool(torch.isfinite(model.weight).all())
+
+
+def test_the_state_goes_round():
+    model, optimizer = pair()
+    gradients(model, 1.0)
+    optimizer.apply(0.1)
+    state = {name: tensor.clone() for name, tensor in optimizer.state_tensors().items()}
+    other_model, other = pair()
+    other_model.load_state_dict(model.state_dict())
+    other.load_state_tensors(state)
+    for m, o in ((model, optimizer), (other_model, other)):
+        gradients(m, -0.3)
+        o.apply(0.05)
+    assert torch.equal(model.weight, other_model.weight)
+    assert all(torch.equal(state_a, state_b) for state_a, state_b in zip(
+        optimizer.state_tensors().values(), other.state_tensors().values(), strict=True))
+
+
+def test_an_empty_state_is_a_fresh_optimizer():
+    model, optimizer = pair()
+    assert optimizer.state_tensors() == {}
+    gradients(model, 1.0)
+    optimizer.apply(0.1)
+    optimizer.load_state_tensors({})
+    assert optimizer.state_tensors() == {}
+
+
+def test_the_state_of_another_model_is_refused():
+    model, optimizer = pair()
+    gradients(model, 1.0)
+    optimizer.apply(0.1)
+    state = optimizer.state_tensors()
+    with pytest.raises(TrainerError, match="another model"):
+        optimizer.load_state_tensors({**state, "exp_avg.extra": torch.zeros(1)})
+    with pytest.raises(TrainerError, match="shape"):
+        optimizer.load_state_tensors({**state, "exp_avg.weight": torch.zeros(1)})
