@@ -312,6 +312,7 @@ class SftConfig:
     beginner_steps: int = 150
     beginner_lr: float = 3e-4
     right_fraction: float = 0.55  # of the beginner's demonstrations
+    device: str = "cpu"  # where torch trains: cpu, cuda
     seed: int = 0
     output: str = "${paths.outputs}/sft/${model.name}"
 

@@ -18,6 +18,7 @@ _PATCH_FAILED = 97
 _TESTS_FAILED_TO_APPLY = 98
 _FOLDER = ".swe_rl_grade"
 _PROTECTED = (
+    f"{_FOLDER}/*",
     "tests/*",
     "conftest.py",
     "*/conftest.py",
@@ -53,11 +54,14 @@ async def _run(sandbox: Sandbox, instance: Instance, patch: str, timeout_s: floa
     await sandbox.write_file(f"{_FOLDER}/model.patch", patch.encode("utf-8", "surrogateescape"))
     await sandbox.write_file(f"{_FOLDER}/test.patch", instance.test_patch.encode())
     excluded = " ".join(f"--exclude='{pattern}'" for pattern in _PROTECTED)
+    apply = f"git apply --whitespace=nowarn {excluded} {_FOLDER}/model.patch || exit {_PATCH_FAILED}\n"
     script = (
-        f"git apply --whitespace=nowarn {excluded} {_FOLDER}/model.patch || exit {_PATCH_FAILED}\n"
+        f"{apply if patch.strip() else ''}"  # git refuses an empty patch
         f"git apply --whitespace=nowarn {_FOLDER}/test.patch || exit {_TESTS_FAILED_TO_APPLY}\n"
         f"rm -rf {_FOLDER}\n"
-        f"{suite_command(instance.fail_to_pass + instance.pass_to_pass)}"
+        f"{suite_command(instance.fail_to_pass + instance.pass_to_pass)}\n"
+        # The agent's code runs in there: its exit status must not pass for one of the two above.
+        f"status=$?; case $status in {_PATCH_FAILED}|{_TESTS_FAILED_TO_APPLY}) exit 3;; esac; exit $status"
     )
     return await sandbox.exec(script, timeout_s=timeout_s, env=ENVIRONMENT, max_output_bytes=_MAX_REPORT_BYTES)
 

@@ -23,6 +23,8 @@ def read_instances(path: Path) -> list[Instance]:
                 f"{where}: a JSON object with SWE-bench's columns is needed, not {type(record).__name__}"
             )
         instances.append(Instance.from_record(record, where))
+    if not instances:
+        raise InstanceError(f"env.dataset={path} holds no instance; give a file with one JSON record a line")
     _refuse_duplicates(instances, path)
     return instances
 

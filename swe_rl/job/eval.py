@@ -1,12 +1,11 @@
 """`job=eval`: one pass over the evaluation split; resolved rate, trajectories and SWE-bench predictions."""
 
-import asyncio
 from pathlib import Path
 
 from swe_rl.config.schema import Config
 from swe_rl.job.components import components
 from swe_rl.job.loop import Loop
-from swe_rl.job.session import Session, session
+from swe_rl.job.session import Session, run_async, session
 from swe_rl.logger.disk import write_text_atomic
 from swe_rl.logger.jsonl import read_jsonl
 
@@ -14,12 +13,11 @@ from swe_rl.logger.jsonl import read_jsonl
 def run(config: Config, folder: Path | None) -> int:
     assert folder is not None
     with session(config, folder, total_steps=0) as one:
-        asyncio.run(_evaluate(config, one))
+        run_async(_evaluate(config, one))
         predictions = _write_predictions(one)
-    [numbers] = one.evals()
-    print(
-        f"resolved rate {numbers['resolved_rate']:.1%} ({numbers['num_samples']} samples of {numbers['num_instances']})"
-    )
+    numbers = one.evals()[-1]
+    rate = "unknown" if numbers["resolved_rate"] is None else f"{numbers['resolved_rate']:.1%}"
+    print(f"resolved rate {rate} ({numbers['num_samples']} samples of {numbers['num_instances']})")
     print(f"predictions: {predictions}")
     one.print_end()
     return 0
@@ -31,7 +29,11 @@ async def _evaluate(config: Config, one: Session) -> None:
     with one.progress.phase("load"):
         model, tokenizer = load_model(config.model), load_tokenizer(config.model)
     async with components(config, one.folder, model, tokenizer, one.progress.message) as parts:
-        await Loop(config, one, parts, None).evaluate()
+        loop = Loop(config, one, parts, None)
+        if one.resumed:
+            loop.resume()
+        if not loop.is_evaluated():
+            await loop.evaluate()
 
 
 def _write_predictions(one: Session) -> Path:

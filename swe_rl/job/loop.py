@@ -10,15 +10,19 @@ import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from swe_rl.algo.row import Row
 from swe_rl.config.compose import config_hash, flatten
-from swe_rl.config.schema import Capture, Config, KlPlace
+from swe_rl.config.schema import Capture, Config, JobName, KlPlace
 from swe_rl.env.instance import Instance
+from swe_rl.errors import UserError
 from swe_rl.gateway.trace import Trace
 from swe_rl.job.components import Components
 from swe_rl.job.session import Session
+from swe_rl.logger.events import read_events
+from swe_rl.logger.jsonl import read_jsonl
 from swe_rl.rollout.batch import count_tokens, retokenized_rows, rollout_numbers, set_advantages, traced_rows
 from swe_rl.rollout.collect import Collected
 from swe_rl.rollout.evaluate import eval_numbers
@@ -27,10 +31,13 @@ from swe_rl.rollout.retokenize import Mismatch
 from swe_rl.rollout.sampler import PromptSampler
 from swe_rl.rollout.trajectory import Trajectory
 from swe_rl.trainer import checkpoint
+from swe_rl.trainer.manifest import by_step, size_problem, step_of
 from swe_rl.trainer.rng import restore_rng
 
 if TYPE_CHECKING:
     from swe_rl.trainer.policy import Trainer
+
+_EVALUATION = "eval-"  # in front of the split, in the names of an evaluation's trajectories
 
 
 class Loop:
@@ -42,13 +49,18 @@ class Loop:
         self._parts = parts
         self._trainer = trainer
         self._instances = parts.env.instances(config.env.split)
+        if len(self._instances) < config.rollout.prompts_per_step and config.job.name is not JobName.eval:
+            raise UserError(
+                f"rollout.prompts_per_step={config.rollout.prompts_per_step}, but env.split={config.env.split} has "
+                f"only {len(self._instances)} instances; lower it, or choose more with env.dataset or env.instances"
+            )
         self._sampler = PromptSampler(len(self._instances), config.trainer.seed)
         self.step = 0  # the last one that is done
         self._saved_step = 0
 
     def resume(self) -> None:
         """Goes back to the newest checkpoint of the run's folder, or to the start. Raises CorruptCheckpointError."""
-        folder = checkpoint.newest(self._session.folder.checkpoints)
+        folder = self._newest_checkpoint() if self._trainer is not None else None
         if folder is not None and self._trainer is not None:
             saved = checkpoint.load(folder, config_hash(self._config))
             self._trainer.load_policy_weights(saved.model)
@@ -56,11 +68,31 @@ class Loop:
             restore_rng(saved.rng)
             self._sampler.restore(saved.data_order)
             self.step = self._saved_step = saved.step
+        self._session.events.write("went_back", step=self.step)
         self._session.steps.truncate_after(self.step)
-        later = [name for name in self._parts.store.sessions() if _step_of(name) > self.step]
-        self._parts.store.delete(later)
+        stale = [name for name in self._parts.store.sessions() if _step_of(name) > self.step]
+        if not self.is_evaluated():  # half of an evaluation is none
+            self._session.folder.eval_trajectories(self.step).unlink(missing_ok=True)
+            stale += [name for name in self._parts.store.sessions() if _is_evaluation(name, self.step)]
+        self._parts.store.delete(stale)
         self._session.progress.state.done_steps = self.step
         self._session.progress.message(f"continues after step {self.step}: {self._session.folder.path}")
+
+    def _newest_checkpoint(self) -> Path | None:
+        """Of the steps that `steps.jsonl` knows: a run killed between the two writes the step again."""
+        recorded = {record.get("step") for record in read_jsonl(self._session.folder.steps_jsonl)}
+        whole = (one for one in by_step(self._session.folder.checkpoints) if size_problem(one) is None)
+        return next((one for one in whole if step_of(one) in recorded), None)
+
+    def is_evaluated(self) -> bool:
+        """Whether the weights of now were; an evaluation that the run went back behind does not count."""
+        done: set[int] = set()
+        for event in read_events(self._session.folder.events_jsonl):
+            if event["event"] == "eval":
+                done.add(event["step"])
+            elif event["event"] == "went_back":
+                done = {step for step in done if step <= event["step"]}
+        return self.step in done
 
     async def run(self) -> None:
         config = self._config.trainer
@@ -75,8 +107,7 @@ class Loop:
         """Before the first step, after the last one, and every `eval_every_steps`; once each, also over a resume."""
         config = self._config.trainer
         due = bool(config.eval_every_steps) and self.step % config.eval_every_steps == 0
-        done = any(event.get("step") == self.step for event in self._session.evals())
-        if (due or self.step in (0, config.steps)) and not done:
+        if (due or self.step in (0, config.steps)) and not self.is_evaluated():
             await self.evaluate()
 
     async def evaluate(self) -> None:
@@ -97,7 +128,7 @@ class Loop:
             self._session.progress.trajectory(trajectory.status, trajectory.sampled_tokens)
             self._session.status.heartbeat()
 
-        name = split if split == self._config.env.split else f"eval-{split}"
+        name = split if split == self._config.env.split else f"{_EVALUATION}{split}"
         step = self.step + 1 if split == self._config.env.split else self.step
         collected = await self._parts.collector.collect(
             instances, split=name, step=step, n=n, temperature=temperature, on_done=done
@@ -216,15 +247,17 @@ def _step_of(session_id: str) -> int:
     return int(parts[1]) if len(parts) > 2 and parts[1].isdigit() else -1
 
 
+def _is_evaluation(session_id: str, step: int) -> bool:
+    return session_id.startswith(_EVALUATION) and _step_of(session_id) == step
+
+
 async def _uninterrupted(work: Any) -> None:
     """Runs `work` to its end even when cancelled meanwhile; the cancellation is raised afterwards."""
     task = asyncio.ensure_future(work)
     try:
         await asyncio.shield(task)
     except asyncio.CancelledError:
-        if not task.cancelled():
-            await asyncio.wait({task})
-            if task.exception() is None:
-                raise
-            raise task.exception() or RuntimeError from None
-        raise
+        await asyncio.wait({task})
+        if task.cancelled() or task.exception() is None:
+            raise
+    task.result()  # its own error, with its own cause

@@ -9,9 +9,11 @@ Invariants:
 import asyncio
 import resource
 import shutil
+import signal
+import threading
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Coroutine, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from typing import Any
 from swe_rl.config.compose import config_hash, flatten
 from swe_rl.config.schema import Config
 from swe_rl.errors import SweRlError, UserError
+from swe_rl.logger.disk import DiskError
 from swe_rl.logger.events import EventLog, read_events
 from swe_rl.logger.folder import FolderInUse, RunFolder, find_unfinished
 from swe_rl.logger.progress import Progress
@@ -74,6 +77,17 @@ class Session:
         print(f"report:     {self.folder.report_html}", flush=True)
 
 
+def run_async(main: Coroutine[Any, Any, None]) -> None:
+    """Runs `main` on uvloop where it is installed. Ctrl-C cancels it and is raised as KeyboardInterrupt afterwards."""
+    try:
+        import uvloop
+    except ImportError:
+        asyncio.run(main)
+        return
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(main)
+
+
 def peak_memory_gb() -> float:
     """Of this process since its start (Linux counts in KiB)."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / _BYTES_PER_GB
@@ -120,6 +134,7 @@ def session(config: Config, fresh: Path, *, total_steps: int, reports: bool = Tr
     folder, resumed = _acquire(config, fresh)
     with ExitStack() as stack:
         stack.callback(folder.release)
+        stack.enter_context(_terminated_as_interrupted())
         wandb = WandbLogger(config.logger, folder.name, folder, flatten(config))
         status = StatusWriter(folder.status_json, config_hash=config_hash(config))
         stack.enter_context(RunLog(folder.run_log))
@@ -142,6 +157,19 @@ def session(config: Config, fresh: Path, *, total_steps: int, reports: bool = Tr
             _close(one, RunState.done, None, 0)
 
 
+@contextmanager
+def _terminated_as_interrupted() -> Iterator[None]:
+    """SIGTERM (a scheduler, a container's stop) ends a run as Ctrl-C does, unless somebody else handles it."""
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
+        yield
+        return
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
 def _close(one: Session, state: RunState, reason: str | None, exit_status: int) -> None:
     """Best effort where the run failed already: its own error must not be hidden by a full disk."""
     try:
@@ -150,6 +178,8 @@ def _close(one: Session, state: RunState, reason: str | None, exit_status: int) 
             one.finish()
     except Exception as error:
         if state is RunState.done:
+            with suppress(DiskError):
+                one.status.finish(RunState.failed, reason=f"{type(error).__name__}: {error}", exit_status=1)
             raise
         one.progress.message(f"the summary and the report could not be written: {error}")
     finally:

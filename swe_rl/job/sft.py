@@ -17,6 +17,7 @@ from swe_rl.agent.prompts import system_prompt
 from swe_rl.config.schema import Config
 from swe_rl.env.bugs.demonstration import Demonstration, Demonstrator
 from swe_rl.env.bugs.workspace import PACKAGES
+from swe_rl.errors import UserError
 from swe_rl.job.session import session
 from swe_rl.logger.disk import write_json_atomic
 from swe_rl.model.warm_start import IdsAndMask, Messages, batches
@@ -28,12 +29,14 @@ if TYPE_CHECKING:
 
 _TOKENIZER_CONVERSATIONS = 4000
 _REPORT_EVERY_STEPS = 50
+_WEIGHTS = "model.safetensors"
 
 
 def run(config: Config, folder: Path | None) -> int:
     assert folder is not None
     with session(config, folder, total_steps=config.sft.steps + config.sft.beginner_steps, reports=False) as one:
         output = Path(config.sft.output)
+        _check_output(output)
         tokenizer, model, losses = _warm_start(config, one.progress.message)
         figures = {"seed": config.sft.seed, "loss_skill": losses[0], "loss_beginner": losses[1]}
         _save(output, model, tokenizer, figures)
@@ -67,7 +70,7 @@ def _warm_start(config: Config, say: Any) -> tuple["PreTrainedTokenizerFast", "P
     ]
     tokenizer = build_tokenizer(texts, config.model.vocab_size)
     renderer = ChatRenderer(tokenizer, template=config.model.chat_template, thinking=config.model.thinking)
-    model = build_model(config.model, sft.seed)
+    model: Any = build_model(config.model, sft.seed).to(_device(sft.device))  # type: ignore[arg-type]
     losses = []
     stages = ((expert, sft.steps, sft.lr, sft.warmup_steps), (beginner, sft.beginner_steps, sft.beginner_lr, 0))
     for stage, (demonstrator, steps, lr, warmup_steps) in enumerate(stages):
@@ -83,7 +86,16 @@ def _warm_start(config: Config, say: Any) -> tuple["PreTrainedTokenizerFast", "P
         )
         rows = _rows(demonstrator, renderer, prompt, sft.seed + stage, sft.tokens_per_batch)
         losses.append(_train(trainer, rows, steps, f"stage {stage + 1} of 2", say))
-    return tokenizer, model, (losses[0], losses[1])
+    return tokenizer, model.cpu(), (losses[0], losses[1])
+
+
+def _device(name: str) -> str:
+    """Raises UserError for a device that torch does not see here."""
+    import torch
+
+    if name != "cpu" and not (name.startswith("cuda") and torch.cuda.is_available()):
+        raise UserError(f"sft.device={name} is not available on this machine; sft.device=cpu always is")
+    return name
 
 
 def _rows(
@@ -110,6 +122,12 @@ def _train(trainer: Any, rows: Iterator[list[IdsAndMask]], steps: int, label: st
                 f"{(steps - step) * (time.monotonic() - started_s) / step:.0f} s left"
             )
     return mean
+
+
+def _check_output(output: Path) -> None:
+    """Only a model makes way for a model. Raises UserError."""
+    if output.exists() and not (output.is_dir() and ((output / _WEIGHTS).is_file() or not any(output.iterdir()))):
+        raise UserError(f"sft.output={output} is there and holds no model, so it is not replaced; name another folder")
 
 
 def _save(

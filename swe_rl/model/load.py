@@ -50,7 +50,7 @@ def load_model(config: ModelConfig) -> "PreTrainedModel":
     _quiet_transformers()
     model = _from_pretrained(AutoModelForCausalLM, config, dtype="float32", attn_implementation="sdpa")
     for fact, name in _FACTS.items():
-        found = getattr(model.config, name)
+        found = getattr(model.config, name, None)
         if found != getattr(config, fact):
             raise ModelError(
                 f"model.{fact}={getattr(config, fact)} but the checkpoint {config.path} has {name}={found}; "
@@ -65,7 +65,10 @@ def load_tokenizer(config: ModelConfig) -> "PreTrainedTokenizerFast":
     from transformers import AutoTokenizer
 
     _quiet_transformers()
-    return _from_pretrained(AutoTokenizer, config)  # type: ignore[no-any-return]
+    tokenizer = _from_pretrained(AutoTokenizer, config)
+    if tokenizer.pad_token_id is None:
+        raise ModelError(f"model.path={config.path}: its tokenizer has no pad_token; name one in tokenizer_config.json")
+    return tokenizer  # type: ignore[no-any-return]
 
 
 def _from_pretrained(loader: Any, config: ModelConfig, **options: Any) -> Any:

@@ -72,15 +72,19 @@ class Collector:
                     await waiting
             return done
 
+        first: BaseException | None = None
         try:
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(one(instance, sample)) for instance in instances for sample in range(n)]
         except BaseExceptionGroup as errors:
-            raise errors.exceptions[0] from None  # the first one ended the others; its own words matter
+            first = errors.exceptions[0]
+        if first is not None:
+            raise first  # it ended the others; its own words and its own cause matter
         for task in tasks:
             trajectory, result = task.result()
             collected.trajectories.append(trajectory)
             collected.results.append(result)
+        collected.retried.sort(key=lambda one: one.trajectory_id)
         self._check_failures(collected.trajectories)
         return collected
 

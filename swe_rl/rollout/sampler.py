@@ -2,7 +2,9 @@
 
 Invariants:
 - Every instance once an epoch, in an order that depends on the seed and the epoch only.
-- The state is two integers: a resumed run goes on with exactly the instances that an uninterrupted one would take.
+- No instance twice in one `take`, also across two epochs: an instance that the end of an epoch gave moves to the end
+  of the next one. Only a `take` of more than there are repeats.
+- The state is plain data: a resumed run goes on with exactly the instances that an uninterrupted one would take.
 """
 
 import random
@@ -12,6 +14,7 @@ from typing import TypedDict
 class SamplerState(TypedDict):
     epoch: int
     taken: int  # of the current epoch
+    deferred: list[int]  # to the end of the current epoch
 
 
 class PromptSampler:
@@ -20,7 +23,7 @@ class PromptSampler:
             raise ValueError("a sampler needs at least one instance")
         self._num_instances = num_instances
         self._seed = seed
-        self._state = SamplerState(epoch=0, taken=0)
+        self._state = SamplerState(epoch=0, taken=0, deferred=[])
 
     def take(self, count: int) -> list[int]:
         """Indices of the next `count` instances; an epoch's rest is used up before the next one starts."""
@@ -31,16 +34,20 @@ class PromptSampler:
             taken += part
             self._state["taken"] += len(part)
             if self._state["taken"] == self._num_instances:
-                self._state = SamplerState(epoch=self._state["epoch"] + 1, taken=0)
+                deferred = sorted(taken) if 0 < len(taken) < min(count, self._num_instances) else []
+                self._state = SamplerState(epoch=self._state["epoch"] + 1, taken=0, deferred=deferred)
         return taken
 
     def _order(self) -> list[int]:
         order = list(range(self._num_instances))
         random.Random(f"{self._seed}/{self._state['epoch']}").shuffle(order)
-        return order
+        return sorted(order, key=lambda index: index in self._state["deferred"])  # stable
 
     def state(self) -> SamplerState:
-        return SamplerState(epoch=self._state["epoch"], taken=self._state["taken"])
+        return SamplerState(
+            epoch=self._state["epoch"], taken=self._state["taken"], deferred=list(self._state["deferred"])
+        )
 
     def restore(self, state: SamplerState) -> None:
-        self._state = SamplerState(epoch=state["epoch"], taken=state["taken"])
+        deferred = list(state.get("deferred", []))  # checkpoints of old have none
+        self._state = SamplerState(epoch=state["epoch"], taken=state["taken"], deferred=deferred)

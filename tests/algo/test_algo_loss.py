@@ -98,7 +98,9 @@ def test_what_makes_a_row_with_advantage_zero_count():
 def test_any_split_into_micro_batches_gives_the_same_loss_and_gradient(rows, mode, rng):
     lengths = [length for length, _, _ in rows]
     weights = row_weights(lengths, [str(trajectory) for _, trajectory, _ in rows], mode, 7)
-    logits = [torch.randn(length, dtype=torch.float64, generator=torch.manual_seed(i)) for i, length in enumerate(lengths)]
+    logits = [
+        torch.randn(length, dtype=torch.float64, generator=torch.manual_seed(i)) for i, length in enumerate(lengths)
+    ]
     algo = AlgoConfig(entropy_coef=0.01)
 
     def run(parts):

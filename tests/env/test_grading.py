@@ -41,7 +41,8 @@ async def test_gold_resolves_and_nothing_does_not(env, sandboxes):
 
 async def test_a_patch_that_does_not_apply_is_a_verdict(env, sandboxes):
     instance = env.instances("train")[0]
-    verdict = await grade(env, instance, instance.patch.replace("@@ -", "@@ -9"), sandboxes)
+    elsewhere = instance.patch.replace("\n ", "\n nowhere ")  # other context
+    verdict = await grade(env, instance, elsewhere, sandboxes)
     assert not verdict.resolved and not verdict.patch_applied
 
 

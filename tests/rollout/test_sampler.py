@@ -33,3 +33,23 @@ def test_epochs_differ_and_seeds_differ():
 def test_nothing_to_sample():
     with pytest.raises(ValueError, match="at least one"):
         PromptSampler(0, 0)
+
+
+@given(st.integers(2, 12), st.integers(0, 9), st.data())
+def test_no_instance_twice_in_one_step_also_across_epochs(size, seed, data):
+    count = data.draw(st.integers(1, size))
+    sampler, taken = PromptSampler(size, seed), []
+    for _ in range(6):
+        step = sampler.take(count)
+        assert len(set(step)) == count
+        taken += step
+    for start in range(0, len(taken) - size + 1, size):
+        assert sorted(taken[start : start + size]) == list(range(size))
+
+
+def test_a_state_of_an_older_checkpoint():
+    sampler = PromptSampler(5, 0)
+    sampler.restore({"epoch": 0, "taken": 2})
+    other = PromptSampler(5, 0)
+    other.take(2)
+    assert sampler.take(3) == other.take(3)

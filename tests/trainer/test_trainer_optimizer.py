@@ -67,8 +67,10 @@ def test_the_state_goes_round():
         gradients(m, -0.3)
         o.apply(0.05)
     assert torch.equal(model.weight, other_model.weight)
-    assert all(torch.equal(state_a, state_b) for state_a, state_b in zip(
-        optimizer.state_tensors().values(), other.state_tensors().values(), strict=True))
+    assert all(
+        torch.equal(state_a, state_b)
+        for state_a, state_b in zip(optimizer.state_tensors().values(), other.state_tensors().values(), strict=True)
+    )
 
 
 def test_an_empty_state_is_a_fresh_optimizer():

@@ -27,8 +27,7 @@ def test_the_loss_is_the_mean_cross_entropy_of_masked_tokens(build):
 def test_the_micro_batches_do_not_matter(build):
     models = build(), build()
     losses = [
-        [t.step(ROWS) for _ in range(3)]
-        for t in (trainer(models[0]), trainer(models[1], max_tokens_per_micro_batch=1))
+        [t.step(ROWS) for _ in range(3)] for t in (trainer(models[0]), trainer(models[1], max_tokens_per_micro_batch=1))
     ]
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 

@@ -77,6 +77,10 @@ def prepare_workspace(instance: Instance, destination: Path) -> None:
                 f"{instance.instance_id}: the tree's commit is {commit}, the record says {instance.base_commit}; "
                 "the packages and the instances are not of one version (python -m swe_rl job=prepare makes them anew)"
             )
-        aside.replace(destination)
+        try:
+            aside.replace(destination)
+        except OSError:
+            if not destination.is_dir():  # else another run made the same one a moment earlier
+                raise
     finally:
         shutil.rmtree(aside, ignore_errors=True)

@@ -1,0 +1,303 @@
+"""The loop with a real trainer on a small random model; only the rollouts are made up."""
+
+import asyncio
+import dataclasses
+import json
+import random
+from contextlib import contextmanager
+from types import SimpleNamespace
+
+import pytest
+import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from swe_rl.config.compose import compose
+from swe_rl.engine.scripted import ScriptedEngine
+from swe_rl.env.instance import Instance
+from swe_rl.errors import RunError, UserError
+from swe_rl.gateway.store import TraceStore
+from swe_rl.gateway.trace import Trace
+from swe_rl.job.components import Components
+from swe_rl.job.loop import Loop, _uninterrupted
+from swe_rl.job.session import session
+from swe_rl.logger.events import read_events
+from swe_rl.logger.jsonl import read_jsonl
+from swe_rl.rollout.collect import Collected
+from swe_rl.rollout.trajectory import Status, Trajectory
+from swe_rl.trainer.policy import Trainer
+
+VOCAB, N = 32, 4
+SMALL = (
+    "rollout.prompts_per_step=2",
+    f"rollout.n={N}",
+    "rollout.eval_n=1",
+    "trainer.num_threads=1",
+    "trainer.checkpoint_every_steps=2",
+    "trainer.lr=0.01",
+    "trainer.resume=auto",
+)
+
+
+class MadeUpRollouts:
+    """Rewards and tokens that follow from a trajectory's name; `fail_at` is a (split, step) that breaks once."""
+
+    def __init__(self, store, fail_at=None):
+        self.store, self.fail_at, self.asked = store, fail_at, []
+
+    async def collect(self, instances, *, split, step, n, temperature, on_done=None):
+        self.asked.append((split, step, [one.instance_id for one in instances]))
+        collected = Collected([], [])
+        for instance in instances:
+            for sample in range(n):
+                one, trace = self._trajectory(instance.instance_id, split, step, sample)
+                self.store.append(trace)
+                if self.fail_at and self.fail_at[:2] == (split, step):
+                    raise self.fail_at[2]
+                collected.trajectories.append(one)
+                collected.results.append(None)
+                if on_done:
+                    on_done(one)
+        return collected
+
+    @staticmethod
+    def _trajectory(name, split, step, sample):
+        group = f"{split}.{step}.{name}"
+        rng = random.Random(f"{group}.{sample}")
+        status = Status.resolved if sample % 2 else Status.unresolved
+        prompt = tuple(rng.randrange(VOCAB) for _ in range(4))
+        sampled = tuple(rng.randrange(VOCAB) for _ in range(rng.randint(2, 6)))
+        trace = Trace(f"{group}.{sample}.0", 0, 0, prompt, sampled, (-3.5,) * len(sampled), step - 1, "stop")
+        one = Trajectory(
+            trace.session_id, name, group, split, step, sample, 0, status, float(sample % 2), True, True
+        )
+        one.sampled_tokens = len(sampled)
+        return one, trace
+
+
+class Recorder(ScriptedEngine):
+    """Remembers the weights that it was given."""
+
+    def __init__(self):
+        super().__init__(lambda prompt: [0])
+        self.updates = []
+
+    async def update_weights(self, weights, version):
+        self.updates.append((version, float(sum(tensor.double().sum() for tensor in weights.values()))))
+
+
+def instances(split):
+    return [Instance(f"{split}{number}", "a/b", "c", "p", "", "", ("t",), ()) for number in range(5)]
+
+
+def small_model():
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=VOCAB,
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=8,
+        tie_word_embeddings=True,
+    )
+    return Qwen3ForCausalLM(config)
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    torch.set_num_threads(1)
+
+
+@pytest.fixture
+def started(tmp_path):
+    """`with started(steps=..., ...) as run`: one start of a run below `tmp_path`/outputs."""
+    count = 0
+
+    @contextmanager
+    def start(*overrides, outputs="outputs", fail_at=None, trained=True):
+        nonlocal count
+        count += 1
+        fresh = tmp_path / outputs / "train" / f"start{count}"
+        fresh.mkdir(parents=True)
+        config = compose([*SMALL, f"paths.outputs={tmp_path / outputs}", *overrides]).config
+        with session(config, fresh, total_steps=config.trainer.steps, reports=False) as one:
+            store = TraceStore(one.folder.traces_db)
+            try:
+                trainer = Trainer(small_model(), config.trainer, config.algo, pad_token_id=0) if trained else None
+                engine, rollouts = Recorder(), MadeUpRollouts(store, fail_at)
+                env = SimpleNamespace(instances=instances)
+                parts = Components(env, [engine], None, store, None, rollouts)
+                loop = Loop(config, one, parts, trainer)
+                if one.resumed:
+                    loop.resume()
+                yield SimpleNamespace(
+                    loop=loop, folder=one.folder, store=store, engine=engine, rollouts=rollouts, trainer=trainer
+                )
+            finally:
+                store.close()
+
+    return start
+
+
+def steps(run):
+    return read_jsonl(run.folder.steps_jsonl)
+
+
+def evals(run):
+    return [event["step"] for event in read_events(run.folder.events_jsonl, "eval")]
+
+
+def weights(run):
+    return {name: tensor.clone() for name, tensor in run.trainer.policy_weights().items()}
+
+
+def same(one, other):
+    return all(torch.equal(one[name], other[name]) for name in one)
+
+
+async def test_a_whole_run(started):
+    with started("trainer.steps=3", "trainer.eval_every_steps=2") as run:
+        await run.loop.run()
+        records = steps(run)
+    assert [record["step"] for record in records] == [1, 2, 3]
+    for record in records:
+        assert record["num_trajectories"] == 2 * N and record["updates"] == 1
+        assert record["weight_version"] == record["step"] and record["degenerate_groups"] == 0
+        assert record["tokens_per_s"] == pytest.approx(2 * N * record["avg_response_length"] / record["generate_s"])
+    assert evals(run) == [0, 2, 3]
+    assert run.folder.checkpoint_steps() == [2, 3]  # every second one, and the last
+    assert [version for version, _ in run.engine.updates] == [0, 1, 2, 3]
+    assert len({total for _, total in run.engine.updates}) == 4
+    assert len(read_jsonl(run.folder.trajectories(2))) == 2 * N
+    assert len(read_jsonl(run.folder.eval_trajectories(2))) == 5
+
+
+async def test_without_a_trainer_nothing_is_learnt_or_saved(started):
+    with started("trainer.steps=2", "job=rollout", trained=False) as run:
+        await run.loop.one_step()
+    [record] = steps(run)
+    assert record["weight_version"] == 0 and "loss" not in record and run.folder.checkpoint_steps() == []
+
+
+async def test_the_sampler_goes_back_when_a_step_fails(started):
+    with started("trainer.steps=2", fail_at=("train", 1, RunError("broke"))) as run:
+        with pytest.raises(RunError, match="broke"):
+            await run.loop.run()
+        run.rollouts.fail_at = None
+        run.store.delete(name for name in run.store.sessions() if name.startswith("train."))
+        await run.loop.run()
+        asked = [names for split, step, names in run.rollouts.asked if (split, step) == ("train", 1)]
+        assert asked[0] == asked[1]
+        assert evals(run) == [0, 2]  # the first one once
+
+
+async def test_resume_computes_what_an_uninterrupted_run_would(started):
+    with started("trainer.steps=5", "trainer.eval_every_steps=3", outputs="whole") as whole:
+        await whole.loop.run()
+        expected = weights(whole)
+    with (
+        pytest.raises(RunError),
+        started("trainer.steps=5", "trainer.eval_every_steps=3", fail_at=("train", 4, RunError("killed"))) as first,
+    ):
+        await first.loop.run()
+    assert [record["step"] for record in steps(first)] == [1, 2, 3] and first.folder.checkpoint_steps() == [2]
+    with started("trainer.steps=5", "trainer.eval_every_steps=3") as second:
+        assert second.folder.path == first.folder.path and second.loop.step == 2
+        assert [record["step"] for record in steps(second)] == [1, 2]
+        assert not second.folder.trajectories(3).exists() and not second.folder.eval_trajectories(3).exists()
+        names = second.store.sessions()
+        assert names and not [name for name in names if int(name.split(".")[1]) > 2]
+        await second.loop.run()
+        assert same(weights(second), expected)
+    ours, theirs = steps(second), steps(whole)
+    for key in ("step", "loss", "grad_norm", "entropy", "statuses", "avg_response_length"):
+        assert [record[key] for record in ours] == [record[key] for record in theirs]
+    assert [one for one in second.rollouts.asked if one[0] == "train"] == [
+        one for one in whole.rollouts.asked if one[0] == "train" and one[1] > 2
+    ]
+    assert evals(second) == [0, 3, 3, 5]  # the one after step 3 was taken back, the one before step 1 was not
+    assert second.store is not whole.store and len(read_jsonl(second.folder.eval_trajectories(3))) == 5
+
+
+async def test_resume_without_a_checkpoint_starts_over(started):
+    with pytest.raises(RunError), started("trainer.steps=2", fail_at=("train", 2, RunError("killed"))) as first:
+        await first.loop.run()
+    with started("trainer.steps=2") as second:
+        assert second.loop.step == 0 and steps(second) == []
+        await second.loop.run()
+        assert evals(second) == [0, 2] and [record["step"] for record in steps(second)] == [1, 2]
+
+
+async def test_half_an_evaluation_leaves_nothing(started):
+    with pytest.raises(RunError), started(fail_at=("eval-heldout", 0, RunError("killed"))) as first:
+        await first.loop.run()
+    with started() as second:
+        assert second.store.sessions() == [] and not second.loop.is_evaluated()
+        await second.loop.evaluate()
+        assert second.loop.is_evaluated()
+        assert [len(second.store.traces(name)) for name in second.store.sessions()] == [1] * 5
+
+
+async def test_a_checkpoint_whose_step_was_not_recorded_is_not_taken(started):
+    with pytest.raises(RunError), started("trainer.steps=6", fail_at=("train", 5, RunError("killed"))) as first:
+        await first.loop.run()
+    kept = [line for line in first.folder.steps_jsonl.read_text().splitlines() if json.loads(line)["step"] < 4]
+    first.folder.steps_jsonl.write_text("".join(f"{line}\n" for line in kept))
+    with started("trainer.steps=6") as second:
+        assert first.folder.checkpoint_steps() == [2, 4] and second.loop.step == 2
+        await second.loop.run()
+        assert [record["step"] for record in steps(second)] == [1, 2, 3, 4, 5, 6]
+
+
+async def test_save_is_for_the_last_step_and_once(started):
+    with started("trainer.checkpoint_every_steps=0", "trainer.steps=9") as run:
+        assert run.loop.save() == 0.0  # nothing was done yet
+        await run.loop.one_step()
+        assert run.folder.checkpoint_steps() == [] and run.loop.save() > 0.0
+        assert run.folder.checkpoint_steps() == [1] and run.loop.save() == 0.0
+
+
+def test_more_prompts_than_instances(started):
+    with pytest.raises(UserError, match=r"prompts_per_step=6.*only 5 instances"), started("rollout.prompts_per_step=6"):
+        pass
+
+
+async def test_an_interruption_waits_for_the_end_of_training(started):
+    with started("trainer.steps=3") as run:
+        learn, learning = run.loop._learn, asyncio.Event()
+
+        async def slow(*arguments):
+            learning.set()
+            await asyncio.sleep(0.05)
+            await learn(*arguments)
+
+        run.loop._learn = slow
+        task = asyncio.create_task(run.loop.one_step())
+        await learning.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert run.loop.step == 1 and [record["step"] for record in steps(run)] == [1]
+        assert run.engine.updates[-1][0] == 1
+
+
+@pytest.mark.parametrize("interrupted", [False, True])
+async def test_a_failure_of_the_uninterrupted_part_keeps_its_words_and_its_cause(interrupted):
+    async def fails():
+        await asyncio.sleep(0.01)
+        raise RunError("no space") from OSError("disk")
+
+    task = asyncio.create_task(_uninterrupted(fails()))
+    await asyncio.sleep(0)
+    if interrupted:
+        task.cancel()
+    with pytest.raises(RunError, match="no space") as caught:
+        await task
+    assert isinstance(caught.value.__cause__, OSError)
+
+
+def test_records_of_a_trajectory_are_plain_data():
+    one, _ = MadeUpRollouts._trajectory("a", "train", 1, 1)
+    assert json.loads(json.dumps(one.to_record()))["status"] == "resolved"
+    assert dataclasses.asdict(one) == one.to_record()

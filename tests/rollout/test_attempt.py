@@ -1,0 +1,213 @@
+"""Each way an attempt can end, its status, and that nothing of it stays open."""
+
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+
+from swe_rl.agent.protocol import AgentError, AgentResult, Exit
+from swe_rl.agent.scripted import GoldAgent, NoopAgent, ScriptedAgent
+from swe_rl.config.schema import EnvConfig, SandboxConfig
+from swe_rl.engine.protocol import EngineError
+from swe_rl.env.bugs.env import BugsEnv
+from swe_rl.env.protocol import Grade, GradeError
+from swe_rl.gateway.live import SessionSummary
+from swe_rl.gateway.session import SessionSettings
+from swe_rl.gateway.trace import Break, TraceStoreError
+from swe_rl.rollout.attempt import Attempter, Order
+from swe_rl.rollout.trajectory import Status
+from swe_rl.sandbox.process import ProcessProvider
+from swe_rl.sandbox.protocol import SandboxError, Workspace
+from swe_rl.sandbox.scripted import ScriptedProvider
+
+DIFF = "ZGlmZiAtLWdpdA=="  # base64 of what git would print
+
+
+class FakeGateway:
+    def __init__(self, close_error=None):
+        self.opened, self.closed, self._close_error = [], [], close_error
+
+    def open_session(self, session_id, settings):
+        self.opened.append((session_id, settings))
+
+    def session_url(self, session_id):
+        return f"http://gateway/{session_id}"
+
+    async def close_session(self, session_id):
+        self.closed.append(session_id)
+        if self._close_error:
+            raise self._close_error
+        return SessionSummary(2, 30, {Break.branch: 1, Break.duplicate: 2}, {"queue": 0.5})
+
+
+class FakeEnv:
+    name = "fake"
+
+    def __init__(self, grade=None, error=None, workspace=None):
+        self.graded, self._grade, self._error, self._workspace = [], grade, error, workspace
+
+    def workspace(self, instance):
+        if self._workspace:
+            raise self._workspace
+        return Workspace()
+
+    def prompt(self, instance):
+        return instance.problem_statement
+
+    async def grade(self, instance, patch, sandboxes, timeout_s):
+        self.graded.append((patch, timeout_s))
+        if self._error:
+            raise self._error
+        return self._grade
+
+
+class EndingAgent:
+    """Ends as told, or raises."""
+
+    name = "ending"
+
+    def __init__(self, end):
+        self._end = end
+
+    async def run(self, task, *, base_url, model, sandbox, timeout_s):
+        if isinstance(self._end, BaseException):
+            raise self._end
+        if self._end == "hang":
+            await asyncio.sleep(60)
+        return AgentResult(self._end)
+
+
+@pytest.fixture
+def attempt(config, instance):
+    """Runs one attempt with fakes; `.gateway`, `.sandboxes` and `.env` of the result are what it used."""
+
+    async def run(agent, *, env=None, gateway=None, respond=lambda command: DIFF, sandboxes=None, order=None):
+        used = SimpleNamespace(
+            env=env or FakeEnv(Grade(True, True, {"t::a": True}, {"t::b": True})),
+            gateway=gateway or FakeGateway(),
+            sandboxes=sandboxes or ScriptedProvider(respond),
+        )
+        attempter = Attempter(
+            used.env, agent, used.gateway, used.sandboxes, config.rollout, config.env, model_name="tiny"
+        )
+        order = order or Order(instance(), "train.1.one", "train", 1, 0, 0, SessionSettings(96, 1024))
+        try:
+            used.trajectory, used.result = await attempter.run(order)
+        finally:
+            assert used.gateway.closed == [name for name, _ in used.gateway.opened] == [order.trajectory_id]
+            assert not getattr(used.sandboxes, "open_sandboxes", [])
+        return used
+
+    return run
+
+
+async def test_a_submitted_change_is_graded(attempt, config):
+    used = await attempt(ScriptedAgent(["true"]))
+    one = used.trajectory
+    assert (one.status, one.reward, one.trained, one.in_baseline) == (Status.resolved, 1.0, True, True)
+    assert one.patch == "diff --git" and one.tests == {"t::a": True, "t::b": True} and one.error is None
+    assert used.env.graded == [("diff --git", config.rollout.grade_timeout_s)]
+    assert (one.num_calls, one.sampled_tokens, one.prefix_breaks) == (2, 30, 3)
+    assert {"boot", "agent", "grade", "command", "queue"} <= set(one.times_s)
+    assert len(one.turns) == 1 and used.result.exit is Exit.SUBMITTED
+
+
+async def test_a_wrong_change(attempt):
+    used = await attempt(NoopAgent(), env=FakeEnv(Grade(False, True, {"t::a": False}, {"t::b": True})))
+    assert (used.trajectory.status, used.trajectory.reward) == (Status.unresolved, 0.0)
+
+
+async def test_nothing_changed_is_not_graded(attempt):
+    used = await attempt(NoopAgent(), respond=lambda command: "")
+    assert (used.trajectory.status, used.trajectory.reward) == (Status.empty_patch, 0.0)
+    assert used.env.graded == []
+
+
+@pytest.mark.parametrize(
+    ("end", "status"),
+    [
+        (Exit.STEP_LIMIT, Status.step_limit),
+        (Exit.CONTEXT_OVERFLOW, Status.context_overflow),
+        (Exit.AGENT_TIMEOUT, Status.agent_timeout),
+        (Exit.FORMAT_ERRORS, Status.format_errors),
+    ],
+)
+async def test_an_attempt_without_submission(attempt, config, end, status):
+    used = await attempt(EndingAgent(end))
+    rule = config.rollout.outcomes[status]
+    assert used.trajectory.status is status and used.env.graded == [] and used.trajectory.patch == ""
+    assert (used.trajectory.trained, used.trajectory.in_baseline) == (rule.trained, rule.in_baseline)
+
+
+def dies(command):
+    raise SandboxError("the sandbox died")
+
+
+@pytest.mark.parametrize(
+    ("parts", "status", "words"),
+    [
+        ({"agent": EndingAgent(EngineError("no engine"))}, Status.engine_error, "no engine"),
+        ({"agent": EndingAgent(AgentError("no agent"))}, Status.infra_error, "no agent"),
+        ({"agent": NoopAgent(), "respond": dies}, Status.infra_error, "sandbox died"),
+        ({"agent": NoopAgent(), "env": FakeEnv(error=GradeError("no verdict"))}, Status.grade_error, "no verdict"),
+    ],
+)
+async def test_failures_of_infrastructure_have_a_status_and_words_but_no_reward(attempt, parts, status, words):
+    one = (await attempt(**parts)).trajectory
+    assert one.status is status and words in one.error
+    assert one.reward is None and not one.trained and not one.in_baseline
+
+
+async def test_no_sandbox_at_all(attempt):
+    sandboxes = ScriptedProvider()
+    await sandboxes.close()
+    used = await attempt(NoopAgent(), sandboxes=sandboxes)
+    assert used.trajectory.status is Status.infra_error and used.result is None
+
+
+async def test_what_an_agent_did_before_the_sandbox_died_is_kept(attempt):
+    def respond(command):
+        return dies(command) if "git diff" in command.command else "seen"
+
+    used = await attempt(ScriptedAgent(["ls"]), respond=respond)
+    assert used.trajectory.status is Status.infra_error
+    assert [turn.observation for turn in used.trajectory.turns] == ["seen"]
+
+
+@pytest.mark.parametrize("error", [TraceStoreError("disk full"), ValueError("a fault of ours")])
+async def test_what_is_no_matter_of_one_attempt_is_raised(attempt, error):
+    with pytest.raises(type(error), match=str(error)):
+        await attempt(EndingAgent(error))
+    with pytest.raises(type(error), match=str(error)):
+        await attempt(NoopAgent(), env=FakeEnv(workspace=error))
+
+
+async def test_traces_that_cannot_be_committed_are_raised(attempt):
+    with pytest.raises(TraceStoreError, match="disk full"):
+        await attempt(NoopAgent(), gateway=FakeGateway(TraceStoreError("disk full")))
+
+
+async def test_cancelling_closes_everything(attempt):
+    task = asyncio.create_task(attempt(EndingAgent("hang")))
+    await asyncio.sleep(0.05)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def test_a_real_instance_with_and_without_the_gold_patch(attempt, config, tmp_path):
+    env = BugsEnv(EnvConfig(), tmp_path / "cache")
+    instance = env.instances("train")[1]
+    order = Order(instance, "g", "train", 1, 0, 0, SessionSettings(96, 1024))
+    sandboxes = ProcessProvider(SandboxConfig(), tmp_path / "scratch", warn=print)
+    try:
+        for agent, status in (
+            (GoldAgent({instance.instance_id: instance.patch}), Status.resolved),
+            (NoopAgent(), Status.empty_patch),
+            (GoldAgent({}), Status.infra_error),
+        ):
+            used = await attempt(agent, env=env, sandboxes=sandboxes, order=order)
+            assert used.trajectory.status is status, used.trajectory.error
+    finally:
+        await sandboxes.close()
+    assert not list((tmp_path / "scratch").iterdir())

@@ -1,0 +1,106 @@
+"""A step's numbers as they are defined, and advantages that know who is masked."""
+
+import dataclasses
+
+import pytest
+
+from swe_rl.agent.protocol import AgentResult, Exit
+from swe_rl.config.schema import AlgoConfig
+from swe_rl.rollout.batch import (
+    count_tokens,
+    groups_of,
+    retokenized_rows,
+    rollout_numbers,
+    set_advantages,
+    traced_rows,
+)
+from swe_rl.rollout.collect import Collected
+from swe_rl.rollout.retokenize import Mismatch, Rendered
+from swe_rl.rollout.trajectory import Status
+
+MEAN_ONLY = AlgoConfig(normalize_std=False)
+
+
+def test_groups_keep_their_order(trajectory):
+    mixed = [trajectory("a", 0), trajectory("b", 0), trajectory("a", 1)]
+    groups = groups_of(mixed)
+    assert list(groups) == ["a", "b"] and [one.sample for one in groups["a"]] == [0, 1]
+
+
+def test_a_masked_member_neither_moves_the_baseline_nor_gets_an_advantage(trajectory):
+    group = [
+        trajectory("a", 0, Status.resolved),
+        trajectory("a", 1, Status.unresolved),
+        trajectory("a", 2, Status.infra_error),
+        trajectory("a", 3, Status.agent_timeout, in_baseline=False, trained=False),
+    ]
+    assert set_advantages(group, MEAN_ONLY) == 0
+    assert [one.advantage for one in group] == [0.5, -0.5, 0.0, 0.0]
+
+
+def test_groups_do_not_mix_and_degenerate_ones_are_counted(trajectory):
+    solved = [trajectory("a", sample, Status.resolved) for sample in range(2)]
+    mixed = [trajectory("b", 0, Status.resolved), trajectory("b", 1)]
+    alone = [trajectory("c", 0, Status.resolved), trajectory("c", 1, Status.engine_error)]
+    assert set_advantages([*solved, *mixed, *alone], MEAN_ONLY) == 2
+    assert [one.advantage for one in [*solved, *mixed, *alone]] == [0.0, 0.0, 0.5, -0.5, 0.0, 0.0]
+
+
+def test_penalties_are_taken_off_but_rewards_stay(trajectory):
+    group = [trajectory("a", 0, Status.resolved), trajectory("a", 1, Status.resolved)]
+    assert set_advantages(group, MEAN_ONLY, {"a.0.0": 0.5}) == 0
+    assert [one.advantage for one in group] == [-0.25, 0.25]
+    assert [one.reward for one in group] == [1.0, 1.0]
+
+
+def test_lengths_come_from_the_longest_chain(trajectory, trace):
+    one = trajectory("a", 0)
+    count_tokens(one, [trace(0, [1, 2], [3]), trace(1, [1, 2, 3, 4], [5, 6]), trace(2, [1, 2], [9], chain=1)])
+    assert (one.prompt_tokens, one.response_tokens) == (2, 4)
+    none = trajectory("a", 1)
+    count_tokens(none, [])
+    assert (none.prompt_tokens, none.response_tokens) == (0, 0)
+
+
+def test_the_numbers_of_a_step(trajectory):
+    kinds = (Status.resolved, Status.unresolved, Status.infra_error, Status.resolved)
+    done = [
+        trajectory("a", sample, status, response_tokens=10 * sample, sampled_tokens=sample, prefix_breaks=sample)
+        for sample, status in enumerate(kinds)
+    ]
+    numbers = rollout_numbers(Collected(done, [None] * 4, [trajectory("a", 2, Status.infra_error)]), 2.0)
+    assert numbers["num_trajectories"] == 4
+    assert numbers["avg_response_length"] == 15.0
+    assert numbers["tokens_per_s"] == 4 * 15.0 / 2.0
+    assert numbers["sampled_tokens_per_s"] == 6 / 2.0
+    assert numbers["reward_mean"] == pytest.approx(2 / 3)  # of those that have a reward
+    assert numbers["resolved_rate"] == 0.5
+    assert numbers["statuses"] == {"infra_error": 1, "resolved": 2, "unresolved": 1}
+    assert (numbers["infra_retries"], numbers["prefix_breaks"]) == (1, 6)
+
+
+def test_a_step_without_any_reward(trajectory):
+    numbers = rollout_numbers(Collected([trajectory("a", 0, Status.infra_error)], [None]), 1.0)
+    assert numbers["reward_mean"] is None and numbers["resolved_rate"] == 0.0
+
+
+def test_traced_rows_carry_names_advantage_and_mask(trajectory, trace):
+    one = dataclasses.replace(trajectory("a", 0, Status.infra_error), advantage=0.25)
+    [row] = traced_rows(one, [trace(0, [1, 2], [3])])
+    assert (row.trajectory_id, row.group_id, row.advantage) == ("a.0.0", "a", 0.25)
+    assert row.trained_tokens == 0 and row.loss_mask == (0, 0, 1)
+
+
+def test_retokenized_rows_have_no_logprobs_and_are_measured(trajectory, trace):
+    one, mismatch = dataclasses.replace(trajectory("a", 0), advantage=1.0), Mismatch()
+    traces = [trace(0, [1, 2], [3, 4])]
+    rendered = Rendered((1, 2, 3, 9), ((2, 4),))
+    [row] = retokenized_rows(one, AgentResult(Exit.SUBMITTED), traces, lambda result: rendered, mismatch)
+    assert row.rollout_logprobs is None and row.loss_mask == (0, 0, 1, 1) and row.weight_versions == (3, 3)
+    assert mismatch.rates() == {
+        "mismatch_trajectory_rate": 1.0,
+        "mismatch_turn_rate": 1.0,
+        "mismatch_token_rate": 0.5,
+    }
+    assert retokenized_rows(one, None, traces, lambda result: rendered, mismatch) == []
+    assert retokenized_rows(one, AgentResult(Exit.SUBMITTED), [], lambda result: rendered, mismatch) == []

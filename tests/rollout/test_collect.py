@@ -1,0 +1,145 @@
+"""A step has its full count, in an order that does not depend on timing; what fails is retried, named, or ends it."""
+
+import asyncio
+import dataclasses
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swe_rl.gateway.trace import TraceStoreError
+from swe_rl.rollout.collect import Collector, RolloutError, sampling_seed
+from swe_rl.rollout.trajectory import Status
+
+
+class Attempts:
+    """`answer(order)` gives the trajectory; `delay_s(order)` how long it takes."""
+
+    def __init__(self, answer, delay_s=lambda order: 0.0):
+        self.answer, self.delay_s = answer, delay_s
+        self.orders, self.cancelled = [], []
+        self.running = self.most_at_once = 0
+
+    async def run(self, order):
+        self.orders.append(order)
+        self.running += 1
+        self.most_at_once = max(self.most_at_once, self.running)
+        try:
+            await asyncio.sleep(self.delay_s(order))
+            return self.answer(order), None
+        except asyncio.CancelledError:
+            self.cancelled.append(order.trajectory_id)
+            raise
+        finally:
+            self.running -= 1
+
+
+def collect(attempts, rollout, instances, *, n=3, seed=0, step=1, **more):
+    collector = Collector(attempts, rollout, seed)
+    return collector.collect(instances, split="train", step=step, n=n, temperature=0.7, **more)
+
+
+async def test_full_count_in_an_order_that_does_not_depend_on_timing(rollout, instance, trajectory_of):
+    instances = [instance(name) for name in "ab"]
+    slow_first = Attempts(trajectory_of, lambda order: 0.02 * (3 - order.sample) * (order.instance.instance_id == "a"))
+    done = []
+    collected = await collect(slow_first, rollout, instances, on_done=lambda one: done.append(one.trajectory_id))
+    names = [one.trajectory_id for one in collected.trajectories]
+    assert names == [f"train.1.{name}.{sample}.0" for name in "ab" for sample in range(3)]
+    assert sorted(done) == sorted(names) and done != names
+    assert len(collected.results) == 6 and collected.retried == []
+
+
+async def test_no_more_at_once_than_allowed_and_settings_of_the_configuration(rollout, instance, trajectory_of):
+    attempts = Attempts(trajectory_of, lambda order: 0.001)
+    few = dataclasses.replace(rollout, concurrency=2)
+    await collect(attempts, few, [instance("a"), instance("b")])
+    assert attempts.most_at_once == 2
+    settings = attempts.orders[0].settings
+    assert (settings.temperature, settings.top_p) == (0.7, rollout.top_p)
+    assert settings.max_turn_tokens == rollout.max_turn_tokens
+
+
+@pytest.mark.parametrize(
+    ("status", "infra_retries", "attempts"),
+    [
+        (Status.infra_error, 2, 3),
+        (Status.engine_error, 1, 2),
+        (Status.grade_error, 2, 2),  # the table allows one
+        (Status.infra_error, 0, 1),
+        (Status.empty_patch, 2, 1),
+    ],
+)
+async def test_retries_follow_the_table_and_infra_retries(
+    rollout, instance, trajectory_of, status, infra_retries, attempts
+):
+    tries = Attempts(lambda order: trajectory_of(order, status))
+    allowed = dataclasses.replace(rollout, infra_retries=infra_retries, max_infra_failure_rate=1.0)
+    collected = await collect(tries, allowed, [instance()], n=1)
+    assert [order.attempt for order in tries.orders] == list(range(attempts))
+    assert [one.attempt for one in collected.trajectories] == [attempts - 1]
+    assert [one.attempt for one in collected.retried] == list(range(attempts - 1))
+
+
+async def test_a_retry_that_works_counts(rollout, instance, trajectory_of):
+    tries = Attempts(lambda order: trajectory_of(order, Status.resolved if order.attempt else Status.infra_error))
+    strict = dataclasses.replace(rollout, max_infra_failure_rate=0.0)
+    collected = await collect(tries, strict, [instance("a"), instance("b")], n=2)
+    assert {one.status for one in collected.trajectories} == {Status.resolved}
+    assert len(collected.trajectories) == 4
+    names = [one.trajectory_id for one in collected.retried]
+    assert len(names) == 4 and names == sorted(names)
+
+
+async def test_too_many_failures_stop_the_run_and_are_named(rollout, instance, trajectory_of):
+    def answer(order):
+        broken = order.instance.instance_id in ("bad", "worse")
+        return trajectory_of(order, Status.infra_error if broken else Status.resolved)
+
+    names = ("worse", "fine", "bad")
+    with pytest.raises(RolloutError, match=r"4 of 6 .*67%.*bad, worse.*infra_error: it broke"):
+        await collect(Attempts(answer), rollout, [instance(name) for name in names], n=2)
+    exactly = dataclasses.replace(rollout, max_infra_failure_rate=4 / 6)
+    assert len((await collect(Attempts(answer), exactly, [instance(name) for name in names], n=2)).trajectories) == 6
+
+
+async def test_an_exception_ends_the_others_and_is_raised_itself(rollout, instance, trajectory_of):
+    def answer(order):
+        if order.sample == 1:
+            raise TraceStoreError("no traces") from OSError("disk")
+        return trajectory_of(order)
+
+    attempts = Attempts(answer, lambda order: 0.01 if order.sample == 1 else 60.0)
+    with pytest.raises(TraceStoreError, match="no traces") as caught:
+        await asyncio.wait_for(collect(attempts, rollout, [instance()]), 5)
+    assert isinstance(caught.value.__cause__, OSError)
+    assert sorted(attempts.cancelled) == ["train.1.one.0.0", "train.1.one.2.0"] and attempts.running == 0
+
+
+async def test_cancelling_ends_every_attempt(rollout, instance, trajectory_of):
+    attempts = Attempts(trajectory_of, lambda order: 60.0)
+    task = asyncio.create_task(collect(attempts, rollout, [instance()]))
+    await asyncio.sleep(0.01)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert len(attempts.cancelled) == 3 and attempts.running == 0
+
+
+async def test_every_sample_step_and_attempt_has_its_own_seed(rollout, instance, trajectory_of):
+    seeds = []
+    for step in (1, 2):
+        tries = Attempts(lambda order: trajectory_of(order, Status.infra_error))
+        loose = dataclasses.replace(rollout, max_infra_failure_rate=1.0)
+        await collect(tries, loose, [instance("a"), instance("b")], n=2, step=step)
+        assert all(order.settings.seed == sampling_seed(0, order.trajectory_id) for order in tries.orders)
+        seeds += [order.settings.seed for order in tries.orders]
+    assert len(set(seeds)) == len(seeds) == 2 * 2 * 2 * 3
+
+
+@given(st.integers(0, 2**40), st.text(max_size=40))
+def test_a_seed_depends_on_run_seed_and_name_only(seed, name):
+    assert sampling_seed(seed, name) == sampling_seed(seed, name)
+    assert 0 <= sampling_seed(seed, name) < 2**63
+    assert sampling_seed(seed, name) != sampling_seed(seed + 1, name)
+    assert sampling_seed(seed, name) != sampling_seed(seed, name + "x")

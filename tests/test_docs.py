@@ -1,0 +1,196 @@
+"""README and docs/ say what is there: commands, tables, links, keys; and no tracked file tells of one machine."""
+
+import dataclasses
+import re
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from swe_rl.config.compose import compose
+from swe_rl.config.folders import options
+from swe_rl.config.keys import is_legal
+from swe_rl.config.schema import Config, JobName
+from swe_rl.config.secrets import is_secret_key
+from swe_rl.rollout.trajectory import Status
+
+ROOT = Path(__file__).parent.parent
+README = ROOT / "README.md"
+PAGES = [README, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+GROUPS = {field.name for field in dataclasses.fields(Config) if field.name != "name"}
+FILE_ENDINGS = ("json", "jsonl", "yaml", "html", "safetensors", "py", "md", "svg")
+ABSENT = "°"  # composes, but cannot run yet
+LARGEST_TEXT_BYTES = 2_000_000
+
+
+def names(pages):
+    return [str(page.relative_to(ROOT)) for page in pages]
+
+
+def readme_command(name):
+    found = re.search(rf"^<!-- command: {name} -->\n```bash\n(.+)\n```$", README.read_text(), re.MULTILINE)
+    assert found, f"README has no command {name}"
+    return found[1]
+
+
+def rows(title, text):
+    """The cells of the table whose header line starts with `| title |`."""
+    lines = text.split("\n")
+    start = next(number for number, line in enumerate(lines) if line.startswith(f"| {title} |"))
+    for line in lines[start + 2 :]:
+        if not line.startswith("|"):
+            return
+        yield [cell.strip() for cell in line.strip("|").split("|")]
+
+
+def code(text):
+    """What is written as code: fences, indented lines, spans."""
+    fences = re.findall(r"^```\w*\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    prose = re.sub(r"^```\w*\n.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
+    indented = re.findall(r"^ {4}\S.*$", prose, re.MULTILINE)
+    return [*fences, *indented, *re.findall(r"`([^`\n]+)`", prose)]
+
+
+def keys_in(text):
+    pattern = rf"(?<![\w./-])(?:{'|'.join(sorted(GROUPS))})(?:\.[a-z_]\w*)+(?![\w/(*])"
+    found = {key for part in code(text) for key in re.findall(pattern, part)}
+    return {key for key in found if key.rsplit(".", 1)[-1] not in FILE_ENDINGS}
+
+
+def tracked():
+    done = subprocess.run(["git", "-C", str(ROOT), "ls-files", "-z"], capture_output=True, text=True, check=False)
+    files = [ROOT / name for name in done.stdout.split("\0") if name]
+    if not files:
+        pytest.skip("not a git checkout")
+    return [path for path in files if path.is_file() and path.stat().st_size < LARGEST_TEXT_BYTES]
+
+
+def test_there_are_exactly_two_commands_of_one_line():
+    assert re.findall(r"^```(\w*)$", README.read_text(), re.MULTILINE).count("bash") == 2
+    assert "\n" not in readme_command("train") + readme_command("test")
+
+
+@pytest.mark.parametrize(
+    ("name", "extra", "ends_with"), [("train", "cpu", "-m swe_rl"), ("test", "test", "-m pytest -n 2")]
+)
+def test_a_command_installs_an_extra_that_exists(name, extra, ends_with):
+    command = readme_command(name)
+    assert command.startswith(f"python3 -m venv .venv && .venv/bin/pip install -e '.[{extra}]' && ")
+    assert command.endswith(ends_with)
+    assert extra in tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+
+
+def test_ci_runs_the_readmes_command():
+    script = f"cd '{ROOT}' && source .ci/run && readme_command test"
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == readme_command("test")
+
+
+def test_ci_fails_when_the_tests_fail(tmp_path):
+    (tmp_path / ".ci").mkdir()
+    (tmp_path / ".ci" / "run").write_bytes((ROOT / ".ci" / "run").read_bytes())
+    for status, closing in ((0, "3 passed in 1.25s"), (1, "1 failed, 2 passed in 61.50s (0:01:01)")):
+        command = f"echo '{closing}' && exit {status}"
+        (tmp_path / "README.md").write_text(f"<!-- command: test -->\n```bash\n{command}\n```\n")
+        script = f"cd '{tmp_path}' && source .ci/run && tests"
+        done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stdout.splitlines()[-1]) == (status, closing)
+
+
+def test_the_cpu_extra_names_one_torch():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    [torch] = [need for need in extras["cpu"] if need.startswith("torch")]
+    assert re.fullmatch(r"torch==\d+\.\d+\.\d+", torch)
+
+
+def test_the_jobs_are_those_of_the_schema():
+    found = {cells[0].strip("`") for cells in rows("job", README.read_text())}
+    assert found == set(JobName) == {option.name for option in options()["job"]}
+
+
+def test_the_groups_are_those_of_conf():
+    text = README.read_text()
+    found = {
+        cells[0].strip("`"): {name.strip(f"* {ABSENT}") for name in cells[1].split(",")}
+        for cells in rows("group", text)
+    }
+    there = {group: {option.name for option in members} for group, members in options().items() if group != "job"}
+    assert found == there
+
+
+def test_the_bold_option_is_the_default():
+    bold = {
+        cells[0].strip("`"): match[1]
+        for cells in rows("group", README.read_text())
+        if (match := re.search(r"\*\*(\w+)\*\*", cells[1]))
+    }
+    choices = compose().choices
+    assert bold == {group: choices[group] for group in options() if group in choices and group != "job"}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=names(PAGES))
+def test_links_resolve(page):
+    text = page.read_text()
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if re.match(r"[a-z]+:", target):
+            continue
+        path, _, anchor = target.partition("#")
+        linked = (page.parent / path).resolve() if path else page
+        assert linked.exists(), target
+        headings = re.findall(r"^#+ (.+)$", linked.read_text(), re.MULTILINE) if anchor else []
+        assert not anchor or anchor in {re.sub(r"[^\w -]", "", one.lower()).replace(" ", "-") for one in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=names(PAGES))
+def test_keys_exist(page):
+    unknown = sorted(key for key in keys_in(page.read_text()) if not is_legal(key))
+    assert not unknown
+
+
+def test_a_key_that_is_not_there_would_be_found():
+    assert keys_in("Say `rollout.m=3` or\n\n    python -m swe_rl trainer.stepz=2\n") == {"rollout.m", "trainer.stepz"}
+    assert not is_legal("rollout.m")
+    assert keys_in("`swe_rl/rollout/rows.py`, `model.safetensors`, `trainer.steps`") == {"trainer.steps"}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=names(PAGES))
+def test_files_that_are_named_exist(page):
+    for part in re.findall(r"`((?:swe_rl|conf|tests|docs|sweeps|\.ci)/[^`\s]*)`", page.read_text()):
+        if not re.search(r"[A-Z]{3,}", part):  # conf/GROUP/NAME.yaml
+            assert list(ROOT.glob(part.rstrip("/"))), part
+
+
+def test_the_failure_table_is_the_default_configuration():
+    words = {True: "yes", False: "no"}
+    outcomes = compose().config.rollout.outcomes
+    infra_retries = compose().config.rollout.infra_retries
+    found = {}
+    page = (ROOT / "docs" / "failure_policy.md").read_text()
+    for status, _, reward, trained, in_baseline, retries in rows("status", page):
+        number = infra_retries if retries == "`rollout.infra_retries`" else int(retries)
+        found[status.strip("`")] = (reward, trained, in_baseline, number)
+    assert found == {
+        status: (row.reward.value, words[row.trained], words[row.in_baseline], row.retries)
+        for status, row in outcomes.items()
+    }
+    assert set(found) == set(Status)
+
+
+def test_secret_keys_are_as_described():
+    for ending in ("api_key", "key", "token", "secret", "password", "credentials"):
+        assert is_secret_key(f"group.{ending}")
+
+
+def test_no_file_tells_of_a_machine():
+    homes = re.compile(r"(?<![\w.*])/(?:home/(?!me\b)|Users/|work/|mnt/|opt/|root/)[\w-]+")  # /home/me is nobody's
+    registries = re.compile(r"pypi\.org|pythonhosted\.org|download\.pytorch\.org|(?:extra-)?index-url|find-links", re.I)
+    found = []
+    for path in tracked():
+        content = path.read_bytes()
+        if b"\0" in content or path == Path(__file__):
+            continue
+        for number, line in enumerate(content.decode("utf-8", "replace").split("\n"), start=1):
+            if homes.search(line) or registries.search(line):
+                found.append(f"{path.relative_to(ROOT)}:{number}: {line.strip()[:100]}")
+    assert not found, "\n".join(found)

@@ -1,0 +1,284 @@
+import json
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from swe_rl.config.schema import AlgoConfig, TrainerConfig
+from swe_rl.trainer.checkpoint import CheckpointWriteError, CorruptCheckpointError, config_hash, load, newest, save
+from swe_rl.trainer.policy import Trainer
+from swe_rl.trainer.rng import restore_rng
+
+CONFIG = {"trainer": {"lr": 0.01}, "name": "test"}
+WRITE_CALLS = ("open", "write", "fsync", "mkdir", "rename", "rmdir", "unlink")
+
+
+def make_trainer(model):
+    config = TrainerConfig(lr=1e-2, num_threads=1, prompts_per_mini_batch=2, warmup_steps=6)
+    return Trainer(model, config, AlgoConfig(), pad_token_id=0)
+
+
+def small(value=1.0):
+    """What `save` needs, of a few bytes."""
+    tensor = torch.full((4,), value)
+    return {
+        "weight_version": 3,
+        "model": {"weight": tensor, "tied.weight": tensor},
+        "trainer": {"tensors": {"exp_avg.weight": tensor * 2}, "counters": {"steps_done": 3}},
+        "data_order": {"position": 8},
+        "config": CONFIG,
+    }
+
+
+def two(folder):
+    return save(folder, step=5, **small(5)), save(folder, step=10, **small(10))
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+@pytest.mark.parametrize("tie", [True, False])
+def test_training_goes_on_bit_for_bit(build, make_rows, tmp_path, tie):
+    straight = make_trainer(build(0, tie))
+    for step in range(2):
+        straight.train_step(make_rows(), step)
+    save(
+        tmp_path,
+        step=2,
+        weight_version=2,
+        model=straight.policy_weights(),
+        trainer=straight.state_dict(),
+        data_order=[1, 2],
+        config=CONFIG,
+    )
+    expected = [straight.train_step(make_rows(), step) for step in (2, 3)], torch.rand(2).tolist()
+
+    resumed, saved = make_trainer(build(9, tie)), load(newest(tmp_path), config_hash(CONFIG))
+    resumed.load_policy_weights(saved.model)
+    resumed.load_state_dict(saved.trainer)
+    restore_rng(saved.rng)
+    got = [resumed.train_step(make_rows(), step) for step in (2, 3)], torch.rand(2).tolist()
+    assert (saved.step, saved.weight_version, saved.data_order, saved.config) == (2, 2, [1, 2], CONFIG)
+    assert [replace(m, train_s=0) for m in got[0]] == [replace(m, train_s=0) for m in expected[0]]
+    assert got[1] == expected[1]
+    for name, tensor in straight.policy_weights().items():
+        assert torch.equal(tensor, resumed.policy_weights()[name]), name
+
+
+def test_a_folder_holds_plain_files_and_tied_weights_once(tmp_path):
+    folder = save(tmp_path, step=10, **small())
+    assert folder == tmp_path / "step_000010"
+    assert names(folder) == ["manifest.json", "model.safetensors", "optimizer.safetensors", "state.json"]
+    assert set(load_file(folder / "model.safetensors")) == {"weight"}
+    assert set(load(folder).model) == {"weight", "tied.weight"}
+
+
+def test_old_ones_are_pruned_after_the_new_one_is_there(tmp_path):
+    for step in (5, 10, 15):
+        save(tmp_path, step=step, keep=2, **small(step))
+    assert names(tmp_path) == ["step_000010", "step_000015"]
+    save(tmp_path, step=20, keep=0, **small())
+    assert len(names(tmp_path)) == 3
+
+
+def test_a_step_can_be_saved_again(tmp_path):
+    save(tmp_path, step=5, **small(1))
+    save(tmp_path, step=5, **small(2))
+    assert float(load(tmp_path / "step_000005").model["weight"][0]) == 2.0
+    assert names(tmp_path) == ["step_000005"]
+
+
+def test_newest_ignores_what_is_not_a_whole_checkpoint(tmp_path):
+    assert newest(tmp_path / "nowhere") is None
+    assert newest(tmp_path) is None
+    older, latest = two(tmp_path)
+    (tmp_path / ".step_000020.tmp-1").mkdir()
+    (tmp_path / "step_000030").mkdir()
+    (tmp_path / "step_latest").mkdir()
+    assert newest(tmp_path) == latest
+    (latest / "model.safetensors").unlink()
+    assert newest(tmp_path) == older
+
+
+def flip_a_byte(folder):
+    path = folder / "model.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-3] ^= 1
+    path.write_bytes(content)
+
+
+def truncate(folder):
+    path = folder / "optimizer.safetensors"
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def change_manifest(folder, **changes):
+    path = folder / "manifest.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (flip_a_byte, "model.safetensors .*wrong sha256"),
+        (truncate, "optimizer.safetensors has .*wrong size"),
+        (lambda folder: (folder / "state.json").unlink(), "state.json is missing"),
+        (lambda folder: (folder / "manifest.json").unlink(), "manifest.json is missing"),
+        (lambda folder: (folder / "manifest.json").write_text("{"), "manifest.json cannot be read"),
+        (lambda folder: change_manifest(folder, format_version=99), "format version is 99"),
+        (lambda folder: change_manifest(folder, files={}), "manifest.json does not list"),
+        (shutil.rmtree, "manifest.json is missing"),
+    ],
+)
+def test_damage_is_named_with_the_way_out(tmp_path, damage, said):
+    older, latest = two(tmp_path)
+    damage(latest)
+    with pytest.raises(CorruptCheckpointError, match=said) as caught:
+        load(latest)
+    assert f"older checkpoint {older}" in str(caught.value)
+    assert caught.value.exit_status == 2
+    assert load(older).step == 5
+
+
+def test_without_an_older_one_the_way_out_is_a_fresh_start(tmp_path):
+    flip_a_byte(save(tmp_path, step=5, **small()))
+    with pytest.raises(CorruptCheckpointError, match="no older checkpoint"):
+        load(tmp_path / "step_000005")
+
+
+def test_another_configuration_is_refused(tmp_path):
+    folder = save(tmp_path, step=5, **small())
+    assert load(folder, config_hash(dict(reversed(CONFIG.items())))).step == 5
+    with pytest.raises(CorruptCheckpointError, match="config mismatch"):
+        load(folder, config_hash({**CONFIG, "name": "other"}))
+
+
+def test_everything_is_on_the_disk_before_and_after_the_rename(tmp_path, monkeypatch):
+    calls, fsync, rename = [], os.fsync, os.rename
+    monkeypatch.setattr(os, "fsync", lambda fd: (calls.append(Path(f"/proc/self/fd/{fd}").readlink().name), fsync(fd)))
+    monkeypatch.setattr(os, "rename", lambda old, new: (calls.append("rename"), rename(old, new)))
+    save(tmp_path, step=5, **small())
+    aside = f".step_000005.tmp-{os.getpid()}"
+    files = ["model.safetensors", "optimizer.safetensors", "state.json", "manifest.json"]
+    assert calls == [*files, aside, "rename", tmp_path.name]
+
+
+class Killed(BaseException):
+    """Nothing handles it, as nothing handles SIGKILL."""
+
+
+def die_at(patch, call, death):
+    """From the call with this number on, every function that changes the disk ends in `death`."""
+    count = [0]
+
+    def deadly(original):
+        def wrapped(*args, **kwargs):
+            count[0] += 1
+            if count[0] >= call:
+                death()
+            return original(*args, **kwargs)
+
+        return wrapped
+
+    for name in WRITE_CALLS:
+        patch.setattr(os, name, deadly(getattr(os, name)))
+    return count
+
+
+def raise_killed():
+    raise Killed
+
+
+def calls_of_a_save(folder):
+    with pytest.MonkeyPatch.context() as patch:
+        count = die_at(patch, 10**9, raise_killed)
+        save(folder, step=15, keep=2, **small(15))
+    return count[0]
+
+
+def check_after_death(folder, latest):
+    """A complete checkpoint is there, and the next save works and clears what was left behind."""
+    whole = newest(folder)
+    assert whole is not None
+    assert load(whole).step in (10, 15)
+    assert whole.name == "step_000015" or latest.is_dir()
+    save(folder, step=20, keep=2, **small(20))
+    assert load(newest(folder)).step == 20
+    assert not list(folder.glob(".step_*"))
+
+
+def test_death_at_any_call_leaves_a_complete_checkpoint(tmp_path):
+    two(tmp_path / "count")
+    calls = calls_of_a_save(tmp_path / "count")
+    assert calls > 15
+    for call in range(1, calls + 1):
+        folder = tmp_path / str(call)
+        _, latest = two(folder)
+        with pytest.MonkeyPatch.context() as patch:
+            die_at(patch, call, raise_killed)
+            with pytest.raises(Killed):
+                save(folder, step=15, keep=2, **small(15))
+        check_after_death(folder, latest)
+
+
+KILL = """
+import os, signal, sys
+sys.path[:0] = {paths!r}
+import pytest, test_trainer_checkpoint as tests
+from pathlib import Path
+for call in range(1, {calls} + 1):
+    child = os.fork()
+    if child == 0:
+        tests.die_at(pytest.MonkeyPatch(), call, lambda: os.kill(os.getpid(), signal.SIGKILL))
+        tests.save(Path({folder!r}) / str(call), step=15, keep=2, **tests.small(15))
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL, call
+"""
+
+
+def test_sigkill_at_any_call_leaves_a_complete_checkpoint(tmp_path):
+    two(tmp_path / "count")
+    calls = calls_of_a_save(tmp_path / "count")
+    latest = {call: two(tmp_path / str(call))[1] for call in range(1, calls + 1)}
+    paths = [str(Path(__file__).parent), *sys.path]
+    script = KILL.format(paths=paths, calls=calls, folder=str(tmp_path))
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    for call, folder in latest.items():
+        check_after_death(tmp_path / str(call), folder)
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mounted = shutil.which("mount") and subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)], capture_output=True
+    )
+    if not mounted or mounted.returncode != 0:
+        pytest.skip("mounting a tmpfs is not permitted here")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_a_full_disk_is_said_and_older_checkpoints_stay(small_disk):
+    older = save(small_disk, step=5, **small())
+    large = {**small(), "model": {"weight": torch.zeros(1_000_000)}}
+    with pytest.raises(CheckpointWriteError, match=r"disk is full.* needs 4\.0 MB, 1\.0 MB are free") as caught:
+        save(small_disk, step=10, **large)
+    assert str(older) in str(caught.value)
+    assert caught.value.exit_status == 1
+    assert names(small_disk) == ["step_000005"]
+    assert load(older).step == 5
+
+
+def test_a_folder_that_cannot_be_made_is_said(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CheckpointWriteError, match="could not be written.*no complete checkpoint"):
+        save(tmp_path / "file" / "checkpoints", step=5, **small())

@@ -1,0 +1,307 @@
+import copy
+import itertools
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from swe_rl.config.schema import (
+    AlgoConfig,
+    Correction,
+    KlEstimator,
+    KlPlace,
+    LossAggregation,
+    TrainerConfig,
+)
+from swe_rl.trainer import policy
+from swe_rl.trainer.errors import TrainerError
+from swe_rl.trainer.policy import Trainer
+
+CONFIG = TrainerConfig(lr=1e-2, num_threads=1, grad_clip=0.0)
+
+
+def trainer(model, algo=None, config=CONFIG, **changes):
+    return Trainer(model, config, algo or AlgoConfig(), pad_token_id=0, **changes)
+
+
+def gradient_of(model, rows, algo, monkeypatch, **changes):
+    """The gradient of one step, read off just before the optimizer takes it, and the step's metrics."""
+    one, seen = trainer(model, algo, **changes), {}
+    apply = one._optimizer.apply
+
+    def spy(lr):
+        grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters()]
+        seen["gradient"] = torch.cat([g.flatten() for g in grads]).clone()
+        return apply(lr)
+
+    monkeypatch.setattr(one._optimizer, "apply", spy)
+    metrics = one.train_step(rows, 0)
+    return seen["gradient"], metrics
+
+
+def logprobs_by_hand(model, row, temperature=1.0):
+    """Each trained token's log-probability from the whole model on the unpadded row."""
+    logits = model(torch.tensor([row.token_ids])).logits[0].double() / temperature
+    table = torch.log_softmax(logits, -1)
+    return torch.stack([table[t - 1, row.token_ids[t]] for t, masked in enumerate(row.loss_mask) if masked])
+
+
+def rollout_of(row):
+    return np.array([p for p, masked in zip(row.rollout_logprobs, row.loss_mask, strict=True) if masked])
+
+
+def weights_by_hand(rows, mode, norm):
+    tokens = {}
+    for row in rows:
+        tokens[row.trajectory_id] = tokens.get(row.trajectory_id, 0) + sum(row.loss_mask)
+    if mode is LossAggregation.token_mean:
+        return [1 / sum(tokens.values()) for _ in rows]
+    if mode is LossAggregation.sequence_mean:
+        return [1 / len(tokens) / tokens[row.trajectory_id] for row in rows]
+    return [1 / len(tokens) / norm for _ in rows]
+
+
+def correction_by_hand(rows, values, algo):
+    if algo.correction is Correction.none:
+        return [np.ones(len(v)) for v in values]
+    logs = [v - rollout_of(row) for row, v in zip(rows, values, strict=True)]
+    if algo.correction is Correction.token_tis:
+        return [np.minimum(np.exp(log), algo.correction_cap) for log in logs]
+    sums = {}
+    for row, log in zip(rows, logs, strict=True):
+        sums[row.trajectory_id] = sums.get(row.trajectory_id, 0.0) + log.sum()
+    capped = {name: min(np.exp(np.clip(total, -20, 20)), algo.correction_cap) for name, total in sums.items()}
+    return [np.full(len(log), capped[row.trajectory_id]) for row, log in zip(rows, logs, strict=True)]
+
+
+def loss_by_hand(rows, values, algo, reference):
+    """On policy (ratio 1), row by row, from NumPy values."""
+    total = 0.0
+    rows_and_weights = zip(rows, weights_by_hand(rows, algo.loss_aggregation, algo.loss_norm_tokens), strict=True)
+    corrections = correction_by_hand(rows, values, algo)
+    for (row, weight), v, r, correction in zip(rows_and_weights, values, reference, corrections, strict=True):
+        d = r - v
+        kl = {"k1": -d, "k2": d**2 / 2, "k3": np.exp(d) - 1 - d}[algo.kl_estimator.value]
+        total += weight * (-row.advantage * correction + algo.kl_coef * kl).sum()
+    return total
+
+
+@pytest.mark.parametrize(
+    ("mode", "correction", "estimator"),
+    list(itertools.product(LossAggregation, [Correction.none], [KlEstimator.k3]))
+    + list(itertools.product([LossAggregation.sequence_mean], Correction, [KlEstimator.k1, KlEstimator.k2])),
+)
+def test_the_loss_is_the_one_computed_by_hand(build, make_rows, mode, correction, estimator):
+    algo = AlgoConfig(
+        loss_aggregation=mode,
+        loss_norm_tokens=50,
+        correction=correction,
+        kl_coef=0.2,
+        kl_estimator=estimator,
+    )
+    rows = make_rows()
+    rows[1] = replace(rows[1], trajectory_id=rows[0].trajectory_id)  # one split trajectory
+    model, reference = build(0).eval(), build(1).eval()
+    with torch.no_grad():
+        values = [logprobs_by_hand(model, row, 0.8).numpy() for row in rows]
+        others = [logprobs_by_hand(reference, row, 0.8).numpy() for row in rows]
+    metrics = trainer(model, algo, reference=reference, temperature=0.8).train_step(rows, 0)
+    assert metrics.loss == pytest.approx(loss_by_hand(rows, values, algo, others), rel=1e-4, abs=1e-5)
+    rollout = np.concatenate([rollout_of(row) for row in rows])
+    d = np.concatenate(values) - rollout
+    assert metrics.kl_rollout == pytest.approx((np.exp(d) - 1 - d).mean(), rel=1e-4)
+    assert metrics.logprob_diff_mean == pytest.approx(np.abs(d).mean(), rel=1e-4)
+    assert metrics.logprob_diff_max == pytest.approx(np.abs(d).max(), rel=1e-4)
+
+
+def test_the_gradient_is_that_of_reinforce(build, make_rows, monkeypatch):
+    rows, model = make_rows(), build().eval()
+    twin = copy.deepcopy(model)
+    tokens = sum(row.trained_tokens for row in rows)
+    loss = -sum(row.advantage * logprobs_by_hand(twin, row).sum() for row in rows) / tokens
+    loss.backward()
+    expected = torch.cat([p.grad.flatten() for p in twin.parameters()])
+    got, metrics = gradient_of(model, rows, AlgoConfig(), monkeypatch)
+    torch.testing.assert_close(got, expected, rtol=1e-3, atol=1e-5)
+    assert metrics.grad_norm == pytest.approx(float(expected.norm()), rel=1e-4)
+    assert (metrics.ratio_min, metrics.ratio_max, metrics.clip_fraction) == (1.0, 1.0, 0.0)
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    max_tokens=st.integers(1, 400),
+    mode=st.sampled_from(list(LossAggregation)),
+    correction=st.sampled_from(list(Correction)),
+    seed=st.integers(0, 99),
+)
+def test_micro_batches_and_arrival_order_change_neither_loss_nor_gradient(
+    build, make_rows, max_tokens, mode, correction, seed
+):
+    algo = AlgoConfig(loss_aggregation=mode, correction=correction)
+    rows = make_rows()
+    rows[5] = replace(rows[5], trajectory_id=rows[4].trajectory_id)
+    shuffled = rows.copy()
+    random.Random(seed).shuffle(shuffled)
+    small = replace(CONFIG, max_tokens_per_micro_batch=max_tokens)
+    with pytest.MonkeyPatch.context() as patch:
+        whole, one = gradient_of(build(), rows, algo, patch)
+        split, other = gradient_of(build(), shuffled, algo, patch, config=small)
+    torch.testing.assert_close(split, whole, rtol=1e-3, atol=1e-5)
+    assert other.loss == pytest.approx(one.loss, rel=1e-4, abs=1e-6)
+    assert other.trained_tokens == one.trained_tokens
+
+
+@pytest.mark.parametrize("mode", list(LossAggregation))
+def test_rows_with_advantage_zero_may_be_left_out(build, make_rows, monkeypatch, mode):
+    rows, algo = make_rows(), AlgoConfig(loss_aggregation=mode)
+    lean, left_out = gradient_of(build(), rows, algo, monkeypatch)
+    full, kept = gradient_of(build(), rows, algo, monkeypatch, keep_all_rows=True)
+    torch.testing.assert_close(lean, full, rtol=1e-4, atol=1e-7)
+    assert left_out.loss == pytest.approx(kept.loss, abs=1e-7)
+    assert (left_out.trained_rows, left_out.skipped_rows) == (12, 4)
+    assert (kept.trained_rows, kept.skipped_rows) == (16, 0)
+
+
+def test_masked_rows_have_no_influence(build, make_rows, make_row, monkeypatch):
+    rows = make_rows()
+    noise = [make_row(f"g{i}", "masked", 50.0, trained=False) for i in range(3)]
+    without, _ = gradient_of(build(), rows, AlgoConfig(), monkeypatch)
+    having, metrics = gradient_of(build(), rows + noise, AlgoConfig(), monkeypatch)
+    assert torch.equal(without, having)
+    assert metrics.skipped_rows == 7
+
+
+def test_tokens_after_the_last_trained_one_have_no_influence(build, make_row, monkeypatch):
+    short = make_row("g", "a", 1.0, length=12)
+    tail = (9, 9, 9)
+    longer = replace(
+        short,
+        token_ids=short.token_ids + tail,
+        loss_mask=short.loss_mask + (0, 0, 0),
+        rollout_logprobs=short.rollout_logprobs + (0.0, 0.0, 0.0),
+    )
+    one, _ = gradient_of(build(), [short], AlgoConfig(), monkeypatch)
+    other, _ = gradient_of(build(), [longer], AlgoConfig(), monkeypatch)
+    assert torch.equal(one, other)
+
+
+def test_a_step_without_anything_to_learn_changes_nothing(build, make_row):
+    model = build()
+    before = copy.deepcopy(model.state_dict())
+    metrics = trainer(model, config=replace(CONFIG, weight_decay=0.1)).train_step([make_row("g", "a", 0.0)], 0)
+    assert (metrics.updates, metrics.trained_rows, metrics.skipped_rows, metrics.loss) == (0, 0, 1, 0.0)
+    assert (metrics.entropy, metrics.kl_rollout, metrics.ratio_mean) == (None, None, None)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+
+def test_without_engine_log_probabilities_the_gap_is_unknown(build, make_rows):
+    metrics = trainer(build()).train_step(make_rows(logprobs=False), 0)
+    assert metrics.updates == 1
+    assert (metrics.kl_rollout, metrics.logprob_diff_mean, metrics.logprob_diff_max) == (None, None, None)
+
+
+def test_several_updates_use_the_policy_of_the_start_of_the_step(build, make_rows):
+    rows, model = make_rows(groups=4), build()
+    config = replace(CONFIG, prompts_per_mini_batch=1)
+    metrics = trainer(model, config=config).train_step(rows, 0)
+    assert metrics.updates == 3  # the degenerate group makes none
+    assert metrics.ratio_min < 0.99
+    assert metrics.ratio_max > 1.01
+    # Without a correction the engine's log-probabilities change the loss of no update.
+    again = trainer(build(), config=config).train_step([replace(r, rollout_logprobs=None) for r in rows], 0)
+    assert again.loss == metrics.loss
+
+
+def test_the_policy_learns_what_is_rewarded(build, make_row):
+    good = make_row("g", "good", 1.0, length=20)
+    bad = make_row("g", "bad", -1.0, length=20)
+    model = build()
+    one = trainer(model, AlgoConfig(), replace(CONFIG, grad_clip=1.0))
+
+    def preference():
+        with torch.no_grad():
+            return float(logprobs_by_hand(model, good).mean() - logprobs_by_hand(model, bad).mean())
+
+    before = preference()
+    for step in range(5):
+        one.train_step([good, bad], step)
+    assert preference() > before + 1.0
+
+
+def test_non_finite_gradients_are_skipped_counted_and_then_stop_the_run(build, make_rows, monkeypatch):
+    model, rows = build(), make_rows()
+    before = copy.deepcopy(model.state_dict())
+    one, original = trainer(model), policy.token_loss
+    monkeypatch.setattr(
+        policy, "token_loss", lambda *args: replace(original(*args), total=original(*args).total * float("nan"))
+    )
+    for step in range(2):
+        metrics = one.train_step(rows, step)
+        assert (metrics.updates, metrics.nonfinite_updates, metrics.grad_norm) == (0, 1, 0.0)
+    with pytest.raises(TrainerError, match="not finite"):
+        one.train_step(rows, 2)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+
+def test_dropout_is_off_while_training(build, make_rows):
+    model = build().train()
+    trainer(model).train_step(make_rows(), 0)
+    assert not any(module.training for module in model.modules())
+
+
+def test_the_learning_rate_warms_up_by_steps(build, make_rows):
+    one = trainer(build(), config=replace(CONFIG, warmup_steps=4, prompts_per_mini_batch=1))
+    assert [one.train_step(make_rows(), step).lr for step in range(5)] == pytest.approx(
+        [0.0025, 0.005, 0.0075, 0.01, 0.01]
+    )
+
+
+def test_activation_checkpointing_changes_nothing(build, make_rows, monkeypatch):
+    plain, _ = gradient_of(build(), make_rows(), AlgoConfig(), monkeypatch)
+    config = replace(CONFIG, activation_checkpointing=True)
+    checkpointed, _ = gradient_of(build(), make_rows(), AlgoConfig(), monkeypatch, config=config)
+    torch.testing.assert_close(checkpointed, plain, rtol=1e-4, atol=1e-6)
+
+
+def test_the_same_step_twice_is_the_same_bit_for_bit(build, make_rows):
+    models = build(), build()
+    for model in models:
+        one = trainer(model, config=replace(CONFIG, prompts_per_mini_batch=2))
+        for step in range(2):
+            one.train_step(make_rows(), step)
+    assert all(map(torch.equal, models[0].state_dict().values(), models[1].state_dict().values()))
+
+
+def test_policy_weights_are_views_with_every_name(build):
+    model = build()
+    weights = trainer(model).policy_weights()
+    assert set(weights) == set(model.state_dict())
+    assert weights["lm_head.weight"].data_ptr() == model.model.embed_tokens.weight.data_ptr()
+    assert not any(tensor.requires_grad for tensor in weights.values())
+
+
+def test_sequence_kl_is_summed_over_each_trajectory(build, make_rows):
+    rows = make_rows()
+    rows[1] = replace(rows[1], trajectory_id=rows[0].trajectory_id)
+    model, reference = build(0), build(1).eval()
+    one = trainer(model, AlgoConfig(kl_coef=0.1, kl_in=KlPlace.reward), reference=reference)
+    got = one.sequence_kl(rows)
+    with torch.no_grad():
+        parts = [float((logprobs_by_hand(model, r) - logprobs_by_hand(reference, r)).sum()) for r in rows]
+    assert got[rows[0].trajectory_id] == pytest.approx(parts[0] + parts[1], rel=1e-4)
+    assert got[rows[2].trajectory_id] == pytest.approx(parts[2], rel=1e-4)
+
+
+def test_what_cannot_work_is_refused_at_the_start(build):
+    with pytest.raises(TrainerError, match="reference"):
+        trainer(build(), AlgoConfig(kl_coef=0.1))
+    with pytest.raises(TrainerError, match="temperature"):
+        trainer(build(), temperature=0.0)
+    with pytest.raises(TrainerError, match="no reference"):
+        trainer(build()).sequence_kl([])
+    with pytest.raises(TrainerError, match="another model"):
+        trainer(build()).load_policy_weights({"x": torch.zeros(1)})

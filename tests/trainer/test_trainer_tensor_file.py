@@ -1,0 +1,34 @@
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from swe_rl.trainer.tensor_file import DTYPES, aliases, safetensors_chunks, tensor_bytes
+
+
+@pytest.mark.parametrize("dtype", list(DTYPES))
+def test_any_safetensors_reader_reads_it(tmp_path, dtype):
+    tensors = {
+        "a": (torch.arange(12).reshape(3, 4) % 2).to(dtype),
+        "transposed": (torch.arange(6).reshape(2, 3) % 3).to(dtype).T,
+        "scalar": torch.tensor(1).to(dtype),
+        "empty": torch.zeros(0, 3, dtype=dtype),
+    }
+    path = tmp_path / "x.safetensors"
+    path.write_bytes(b"".join(safetensors_chunks(tensors)))
+    loaded = load_file(path)
+    assert set(loaded) == set(tensors)
+    for name, tensor in tensors.items():
+        assert loaded[name].dtype == dtype
+        assert torch.equal(loaded[name], tensor)
+
+
+def test_large_tensors_come_in_chunks(monkeypatch):
+    monkeypatch.setattr("swe_rl.trainer.tensor_file.CHUNK_BYTES", 16)
+    chunks = list(safetensors_chunks({"a": torch.arange(9, dtype=torch.int64)}))
+    assert [len(chunk) for chunk in chunks[1:]] == [16, 16, 16, 16, 8]
+
+
+def test_tied_weights_are_found_and_mere_views_are_not():
+    a = torch.zeros(4, 4)
+    assert aliases({"a": a, "b": a.view(4, 4), "half": a[:2], "turned": a.T, "copy": a.clone()}) == {"b": "a"}
+    assert tensor_bytes({"a": a}) == 64
