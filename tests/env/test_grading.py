@@ -119,10 +119,14 @@ async def test_the_patch_of_an_agent(env, sandboxes):
 async def test_the_tree_has_one_commit_and_no_trace_of_the_fix(env, sandboxes):
     for instance in (*env.instances("train")[:3], *env.instances("heldout")[:3]):
         sandbox = await sandboxes.create(env.workspace(instance), owner="look")
-        log = await sandbox.exec("git log --all --oneline | wc -l; git rev-parse HEAD; git status --porcelain", timeout_s=10)
+        log = await sandbox.exec(
+            "git log --all --oneline | wc -l; git rev-parse HEAD; git status --porcelain", timeout_s=10
+        )
         assert log.output.split() == ["1", instance.base_commit]
         for test in instance.fail_to_pass:
             name = test.split("::")[1]
-            found = await sandbox.exec(f"grep -rn 'def {name}(' . ; git grep -n 'def {name}(' $(git rev-list --all)", timeout_s=10)
+            found = await sandbox.exec(
+                f"grep -rn 'def {name}(' . ; git grep -n 'def {name}(' $(git rev-list --all)", timeout_s=10
+            )
             assert found.output == ""
         await sandbox.close()

@@ -40,7 +40,8 @@ def test_every_sampled_token_is_trained_exactly_once(traces):
     assert sum(row.trained_tokens for row in rows) == sum(len(one.sampled_ids) for one in traces)
     for row in rows:
         assert len(row.token_ids) == len(row.loss_mask) == len(row.rollout_logprobs)
-        assert all((logprob == 0.0) == (not mask) for mask, logprob in zip(row.loss_mask, row.rollout_logprobs))
+        pairs = zip(row.loss_mask, row.rollout_logprobs, strict=True)
+        assert all((logprob == 0.0) == (not mask) for mask, logprob in pairs)
 
 
 @given(sessions())

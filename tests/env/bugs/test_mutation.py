@@ -73,9 +73,15 @@ def test_the_commands_do_what_the_edit_says(tmp_path):
             (tmp_path / "m.py").write_text(site.mutate(source))
             lines = site.mutate(source).split("\n")
             shown = subprocess.run(
-                look_command(site.function, "m.py"), shell=True, cwd=tmp_path, capture_output=True, text=True, check=True
+                look_command(site.function, "m.py"),
+                shell=True,
+                cwd=tmp_path,
+                capture_output=True,
+                text=True,
+                check=True,
             ).stdout
-            assert shown.split("\n")[:-1] == shown_lines(lines, site.first_line) or shown.endswith("\n")
+            expected = "\n".join(shown_lines(lines, site.first_line))
+            assert shown.rstrip("\n") == expected.rstrip("\n") and shown.endswith("\n")
             command = Edit.at(site.swap.reversed(), lines[site.line - 1]).command(site.function, "m.py")
             subprocess.run(command, shell=True, cwd=tmp_path, check=True)
             assert (tmp_path / "m.py").read_text() == source, (site, command)

@@ -1,0 +1,68 @@
+"""The tree of an instance is the recorded one, whole, or there is none."""
+
+import dataclasses
+
+import pytest
+
+from swe_rl.config.schema import EnvConfig
+from swe_rl.env.bugs.env import BugsEnv
+from swe_rl.env.bugs.workspace import git, package_folder, prepare_workspace
+from swe_rl.env.instance import InstanceError
+
+
+@pytest.fixture
+def instance(tmp_path):
+    return BugsEnv(EnvConfig(), tmp_path / "cache").instances("train")[0]
+
+
+def test_the_commit_is_the_recorded_one(instance, tmp_path):
+    prepare_workspace(instance, tmp_path / "tree")
+    assert git(tmp_path / "tree", "rev-parse", "HEAD") == instance.base_commit
+    assert git(tmp_path / "tree", "status", "--porcelain") == ""
+
+
+def test_a_wrong_commit_is_refused_and_leaves_nothing(instance, tmp_path):
+    wrong = dataclasses.replace(instance, base_commit="0" * 40)
+    with pytest.raises(InstanceError, match=f"{instance.instance_id}.*{'0' * 40}.*job=prepare"):
+        prepare_workspace(wrong, tmp_path / "tree")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_patch_of_another_version_is_refused(instance, tmp_path):
+    wrong = dataclasses.replace(instance, patch=instance.patch.replace("\n ", "\n nowhere "))
+    with pytest.raises(InstanceError, match="git apply"):
+        prepare_workspace(wrong, tmp_path / "tree")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_another_run_that_was_faster(instance, tmp_path):
+    (tmp_path / "tree").mkdir()
+    (tmp_path / "tree" / "theirs").touch()
+    prepare_workspace(instance, tmp_path / "tree")
+    assert [path.name for path in tmp_path.iterdir()] == ["tree"] and (tmp_path / "tree" / "theirs").exists()
+
+
+def test_the_users_own_git_settings_do_not_matter(instance, tmp_path, monkeypatch):
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / ".gitconfig").write_text("[core]\n\tautocrlf = true\n[commit]\n\tgpgsign = true\n")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("GIT_AUTHOR_NAME", "me")
+    prepare_workspace(instance, tmp_path / "tree")
+
+
+@pytest.mark.parametrize("repo", ["django/django", "bugs/train/none", "bugs/../../.."])
+def test_a_repository_that_is_not_shipped(repo):
+    with pytest.raises(InstanceError, match="embedded packages"):
+        package_folder(repo)
+
+
+def test_splits_and_selections(tmp_path, instance):
+    env = BugsEnv(EnvConfig(), tmp_path)
+    with pytest.raises(InstanceError, match="no split 'test'"):
+        env.instances("test")
+    listing = tmp_path / "list.txt"
+    listing.write_text(instance.instance_id)
+    narrowed = BugsEnv(EnvConfig(instances=str(listing)), tmp_path)
+    assert [one.instance_id for one in narrowed.instances("train")] == [instance.instance_id]
+    assert len(narrowed.instances("heldout")) == len(env.instances("heldout"))
+    assert env.workspace(instance) == env.workspace(instance) and env.workspace(instance).path.is_dir()

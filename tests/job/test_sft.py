@@ -1,0 +1,82 @@
+"""The warm start as a job, at a size that takes a second."""
+
+import json
+
+import pytest
+import torch
+
+from swe_rl.agent.observation import NO_OUTPUT
+from swe_rl.config.compose import compose
+from swe_rl.env.bugs.demonstration import Demonstration
+from swe_rl.errors import UserError
+from swe_rl.job import sft as job
+from swe_rl.logger.folder import RunFolder
+from swe_rl.logger.status import RunState
+from swe_rl.model.load import load_model, load_tokenizer
+
+SMALL = (
+    "job=sft",
+    "model.num_layers=1",
+    "model.hidden_size=32",
+    "model.intermediate_size=48",
+    "model.vocab_size=400",
+    "sft.steps=2",
+    "sft.beginner_steps=1",
+    "sft.warmup_steps=1",
+    "sft.tokens_per_batch=600",
+)
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """`run(name)` makes the model tmp_path/name and returns its folder."""
+    monkeypatch.setattr(job, "_TOKENIZER_CONVERSATIONS", 40)
+    torch.set_num_threads(1)
+
+    def start(name, *overrides):
+        config = compose([*SMALL, f"paths.outputs={tmp_path}", f"sft.output={tmp_path / name}", *overrides]).config
+        assert job.run(config, tmp_path / f"run_{name}") == 0
+        return tmp_path / name
+
+    return start
+
+
+def test_it_leaves_a_model_that_loads(run, tmp_path):
+    output = run("model")
+    config = compose([*SMALL, f"model.path={output}"]).config.model
+    assert load_model(config).config.vocab_size == 400 and load_tokenizer(config).pad_token_id == 0
+    figures = json.loads((output / "warm_start.json").read_text())
+    assert figures["seed"] == 0 and 0 < figures["loss_skill"] < 10 and 0 < figures["loss_beginner"] < 10
+    assert RunFolder(tmp_path / "run_model").status().status is RunState.done
+    assert not list(tmp_path.glob(".*aside"))
+
+
+def test_the_same_configuration_gives_the_same_weights_and_replaces_a_model(run):
+    first = (run("model") / "model.safetensors").read_bytes()
+    assert (run("again") / "model.safetensors").read_bytes() == first
+    assert (run("model", "sft.seed=1") / "model.safetensors").read_bytes() != first
+
+
+def test_a_folder_without_a_model_is_not_replaced(run, tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("years of work")
+    with pytest.raises(UserError, match=r"sft\.output=.*mine.*holds no model"):
+        run("mine")
+    assert (tmp_path / "mine" / "thesis.txt").read_text() == "years of work"
+    (tmp_path / "empty").mkdir()
+    assert (run("empty") / "model.safetensors").is_file()
+
+
+def test_a_conversation_alternates_and_ends_with_the_submission():
+    one = Demonstration("right", "It fails.", ("look", "mend", "submit"), ("code\n", ""))
+    messages = job.conversation(one, "PROMPT")
+    assert [message["role"] for message in messages] == ["system", "user", *["assistant", "user"] * 2, "assistant"]
+    assert [message["content"] for message in messages] == [
+        "PROMPT",
+        "It fails.",
+        "```bash\nlook\n```",
+        "code\n",
+        "```bash\nmend\n```",
+        NO_OUTPUT,
+        "```bash\nsubmit\n```",
+    ]
