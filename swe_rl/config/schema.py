@@ -284,7 +284,7 @@ class AlgoConfig:
 @dataclass(frozen=True)
 class TrainerConfig:
     steps: int = 15
-    lr: float = 5e-4
+    lr: float = 3e-4
     weight_decay: float = 0.0
     beta1: float = 0.9
     beta2: float = 0.95

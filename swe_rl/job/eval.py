@@ -1,11 +1,12 @@
 """`job=eval`: one pass over the evaluation split; resolved rate, trajectories and SWE-bench predictions."""
 
+import asyncio
 from pathlib import Path
 
 from swe_rl.config.schema import Config
 from swe_rl.job.components import components
 from swe_rl.job.loop import Loop
-from swe_rl.job.session import Session, run_async, session
+from swe_rl.job.session import Session, session
 from swe_rl.logger.disk import write_text_atomic
 from swe_rl.logger.jsonl import read_jsonl
 
@@ -13,7 +14,7 @@ from swe_rl.logger.jsonl import read_jsonl
 def run(config: Config, folder: Path | None) -> int:
     assert folder is not None
     with session(config, folder, total_steps=0) as one:
-        run_async(_evaluate(config, one))
+        asyncio.run(_evaluate(config, one))
         predictions = _write_predictions(one)
     numbers = one.evals()[-1]
     rate = "unknown" if numbers["resolved_rate"] is None else f"{numbers['resolved_rate']:.1%}"

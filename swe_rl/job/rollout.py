@@ -1,17 +1,18 @@
 """`job=rollout`: the same as training without a trainer, for throughput of layout and router."""
 
+import asyncio
 from pathlib import Path
 
 from swe_rl.config.schema import Config
 from swe_rl.job.components import components
 from swe_rl.job.loop import Loop
-from swe_rl.job.session import Session, run_async, session
+from swe_rl.job.session import Session, session
 
 
 def run(config: Config, folder: Path | None) -> int:
     assert folder is not None
     with session(config, folder, total_steps=config.trainer.steps) as one:
-        run_async(_rollout(config, one))
+        asyncio.run(_rollout(config, one))
     one.print_end()
     return 0
 

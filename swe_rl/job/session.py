@@ -12,7 +12,7 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Coroutine, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -75,17 +75,6 @@ class Session:
             print(f"held-out resolved rate {before:.1%} -> {after:.1%} ({gain}), {samples} samples each")
         print(f"run folder: {self.folder.path}")
         print(f"report:     {self.folder.report_html}", flush=True)
-
-
-def run_async(main: Coroutine[Any, Any, None]) -> None:
-    """Runs `main` on uvloop where it is installed. Ctrl-C cancels it and is raised as KeyboardInterrupt afterwards."""
-    try:
-        import uvloop
-    except ImportError:
-        asyncio.run(main)
-        return
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(main)
 
 
 def peak_memory_gb() -> float:

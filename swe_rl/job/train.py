@@ -6,13 +6,13 @@ from pathlib import Path
 from swe_rl.config.schema import Config
 from swe_rl.job.components import components
 from swe_rl.job.loop import Loop
-from swe_rl.job.session import Session, run_async, session
+from swe_rl.job.session import Session, session
 
 
 def run(config: Config, folder: Path | None) -> int:
     assert folder is not None
     with session(config, folder, total_steps=config.trainer.steps) as one:
-        run_async(_train(config, one))
+        asyncio.run(_train(config, one))
     one.print_end()
     return 0
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from swe_rl.config.schema import Isolation, SandboxConfig
+from swe_rl.config.schema import Isolation
 from swe_rl.errors import UserError
-from swe_rl.sandbox.process import ProcessProvider, ProcessSandbox
+from swe_rl.sandbox.process import ProcessSandbox
 from swe_rl.sandbox.protocol import SandboxError, Workspace
 
 
@@ -218,16 +218,3 @@ async def test_a_removed_workdir_comes_back_empty(make, workspace: Workspace):
     sandbox = await make().create(workspace, owner="x")
     await sandbox.exec('rm -rf "$PWD"', timeout_s=10)
     assert (await sandbox.exec("ls -A", timeout_s=10)).output == ""
-
-
-async def test_it_runs_under_uvloop(workspace: Workspace, tmp_path: Path):
-    uvloop = pytest.importorskip("uvloop")
-
-    async def main() -> list[str]:
-        provider = ProcessProvider(SandboxConfig(isolation=Isolation.none), tmp_path / "uv", warn=pytest.fail)
-        sandbox = await provider.create(workspace, owner="uv")
-        results = [await sandbox.exec(command, timeout_s=0.5) for command in ("echo a", "echo b; sleep 9")]
-        await provider.close()
-        return [f"{result.exit_code} {result.output}" for result in results]
-
-    assert await asyncio.to_thread(lambda: uvloop.new_event_loop().run_until_complete(main())) == ["0 a\n", "124 b\n"]
