@@ -283,7 +283,7 @@ class AlgoConfig:
 
 @dataclass(frozen=True)
 class TrainerConfig:
-    steps: int = 15
+    steps: int = 24
     lr: float = 3e-4
     weight_decay: float = 0.0
     beta1: float = 0.9
