@@ -103,7 +103,10 @@ class VerdictCache:
         if fresh or task is None:
             task = asyncio.create_task(grade_by_pytest(instance, patch, workspace, sandboxes, timeout_s))
             self._known[key] = task
-            return await task
+            grade = await task
+            if grade.duration_s >= timeout_s:  # a slow moment of the machine is nothing to remember
+                self._known.pop(key, None)
+            return grade
         self.hits += 1
         known = await asyncio.shield(task)
         return Grade(

