@@ -305,13 +305,13 @@ class TrainerConfig:
 class SftConfig:
     """Warm start on scripted demonstrations (`job=sft`): first the skill, then a beginner's careless habits."""
 
-    steps: int = 3200
+    steps: int = 5000
     lr: float = 2e-3
     warmup_steps: int = 50
     tokens_per_batch: int = 4096
     beginner_steps: int = 150
     beginner_lr: float = 3e-4
-    right_fraction: float = 0.55  # of the beginner's demonstrations
+    right_fraction: float = 0.5  # of the beginner's demonstrations
     device: str = "cpu"  # where torch trains: cpu, cuda
     seed: int = 0
     output: str = "${paths.outputs}/sft/${model.name}"
