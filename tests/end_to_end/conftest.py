@@ -49,6 +49,7 @@ class Command:
             stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,
+            preexec_fn=_heed_ctrl_c,
         )
 
     def _paths(self) -> tuple[str, ...]:
@@ -84,6 +85,11 @@ class Command:
                 return
             time.sleep(0.05)
         raise AssertionError(f"step {step} was not reached: {process.stderr.read() if process.poll() else ''}")
+
+
+def _heed_ctrl_c() -> None:
+    """As in a terminal: whoever runs this suite in the background has Ctrl-C ignored."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def read(path: Path) -> list[dict]:

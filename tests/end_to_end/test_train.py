@@ -63,11 +63,12 @@ def test_killed_and_resumed_equals_uninterrupted(command, tmp_path_factory):
     assert not list((command.root / "scratch" / "swe_rl").glob("*"))
 
 
-def test_ctrl_c_saves_and_stops_everything(command):
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_saves_and_stops_everything(command, sent):
     process = command.start("trainer.steps=50", "trainer.checkpoint_every_steps=0")
     command.wait_for_step(process, 1)
     time.sleep(0.3)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(sent)
     _, stderr = process.communicate(timeout=30)
     assert process.returncode == 130, stderr
     folder = command.folder()
