@@ -10,6 +10,7 @@ from swe_rl.env.grading import VerdictCache, grade_by_pytest
 from swe_rl.env.instance import Instance, InstanceError
 from swe_rl.env.protocol import Grade
 from swe_rl.env.records import read_instances, select_instances
+from swe_rl.logger.disk import disk_error
 from swe_rl.sandbox.protocol import SandboxProvider, Workspace
 
 DATA = Path(__file__).parent / "data"
@@ -45,12 +46,15 @@ class BugsEnv:
         return dataset / f"{split}.jsonl" if dataset.is_dir() else dataset
 
     def workspace(self, instance: Instance) -> Workspace:
-        """Blocking (git); about 50 ms the first time, then free."""
+        """Blocking (git); about 50 ms the first time, then free. Raises InstanceError, DiskError."""
         folder = self._cache / f"{instance.instance_id}-{instance.base_commit[:12]}"
         with self._lock:
             if not folder.is_dir():
-                self._cache.mkdir(parents=True, exist_ok=True)
-                prepare_workspace(instance, folder)
+                try:
+                    self._cache.mkdir(parents=True, exist_ok=True)
+                    prepare_workspace(instance, folder)
+                except OSError as error:
+                    raise disk_error(folder, error) from error
         return Workspace(path=folder)
 
     def prompt(self, instance: Instance) -> str:
