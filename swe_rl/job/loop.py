@@ -157,8 +157,8 @@ class Loop:
     async def _learn(self, step: int, collected: Collected, generate_s: float, started_s: float) -> None:
         traces = self._count_tokens(collected)
         record: dict[str, Any] = {"step": step, **rollout_numbers(collected, generate_s)}
-        penalties = await self._kl_penalties(collected, traces)
-        record["degenerate_groups"] = set_advantages(collected.trajectories, self._config.algo, penalties)
+        kl_sums = await self._kl_sums(collected, traces)
+        record["degenerate_groups"] = set_advantages(collected.trajectories, self._config.algo, kl_sums)
         rows = self._rows(collected, traces, record)
         if self._trainer is not None:
             with self._session.progress.phase("train"):
@@ -176,14 +176,13 @@ class Loop:
         self._session.status.heartbeat(step)
         self._session.progress.step_done(record)
 
-    async def _kl_penalties(self, collected: Collected, traces: list[list[Trace]]) -> dict[str, float]:
-        """For `algo.kl_in=reward`: kl_coef times the KL to the reference, summed over each trajectory's tokens."""
+    async def _kl_sums(self, collected: Collected, traces: list[list[Trace]]) -> dict[str, float]:
+        """For `algo.kl_in=reward`: the KL to the reference, summed over each trajectory's tokens; else nothing."""
         algo = self._config.algo
         if self._trainer is None or algo.kl_coef == 0.0 or algo.kl_in is not KlPlace.reward:
             return {}
         rows = self._rows(collected, traces, {})
-        kl = await asyncio.to_thread(self._trainer.sequence_kl, rows, algo.kl_estimator)
-        return {trajectory_id: algo.kl_coef * value for trajectory_id, value in kl.items()}
+        return await asyncio.to_thread(self._trainer.sequence_kl, rows, algo.kl_estimator)
 
     def _count_tokens(self, collected: Collected) -> list[list[Trace]]:
         traces = [self._parts.store.traces(one.trajectory_id) for one in collected.trajectories]

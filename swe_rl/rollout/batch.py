@@ -12,6 +12,7 @@ from typing import Any
 
 from swe_rl.agent.protocol import AgentResult
 from swe_rl.algo.advantage import advantages, is_degenerate
+from swe_rl.algo.kl import rewards_with_kl
 from swe_rl.algo.row import Row
 from swe_rl.config.schema import AlgoConfig
 from swe_rl.gateway.trace import Trace
@@ -31,16 +32,17 @@ def groups_of(trajectories: Sequence[Trajectory]) -> dict[str, list[Trajectory]]
 
 
 def set_advantages(
-    trajectories: Sequence[Trajectory], algo: AlgoConfig, penalties: Mapping[str, float] | None = None
+    trajectories: Sequence[Trajectory], algo: AlgoConfig, kl_sums: Mapping[str, float] | None = None
 ) -> int:
     """Fills `advantage` in; returns the number of degenerate groups (nothing to learn from).
 
-    `penalties` by trajectory id are taken off the rewards first (`algo.kl_in=reward`); the recorded rewards stay.
+    `kl_sums` by trajectory id are charged to the rewards first (`algo.kl_in=reward`); the recorded rewards stay.
     """
-    penalties = penalties or {}
+    kl_sums = kl_sums or {}
     degenerate = 0
     for group in groups_of(trajectories).values():
-        rewards = [None if one.reward is None else one.reward - penalties.get(one.trajectory_id, 0.0) for one in group]
+        kl = [kl_sums.get(one.trajectory_id, 0.0) for one in group]
+        rewards = rewards_with_kl([one.reward for one in group], kl, algo.kl_coef)
         in_baseline = [one.in_baseline and one.reward is not None for one in group]
         for one, advantage in zip(group, advantages(rewards, in_baseline, algo), strict=True):
             one.advantage = advantage

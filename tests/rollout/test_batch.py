@@ -48,7 +48,7 @@ def test_groups_do_not_mix_and_degenerate_ones_are_counted(trajectory):
 
 def test_penalties_are_taken_off_but_rewards_stay(trajectory):
     group = [trajectory("a", 0, Status.resolved), trajectory("a", 1, Status.resolved)]
-    assert set_advantages(group, MEAN_ONLY, {"a.0.0": 0.5}) == 0
+    assert set_advantages(group, dataclasses.replace(MEAN_ONLY, kl_coef=0.1), {"a.0.0": 5.0}) == 0
     assert [one.advantage for one in group] == [-0.25, 0.25]
     assert [one.reward for one in group] == [1.0, 1.0]
 
