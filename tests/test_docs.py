@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from swe_rl.config.compose import compose
+from swe_rl.config.compose import compose, expand
+from swe_rl.config.findings import Host
 from swe_rl.config.folders import options
 from swe_rl.config.keys import is_legal
+from swe_rl.config.rules import check
 from swe_rl.config.schema import Config, JobName
 from swe_rl.config.secrets import is_secret_key
 from swe_rl.rollout.trajectory import Status
@@ -119,6 +121,19 @@ def test_the_groups_are_those_of_conf():
     assert found == there
 
 
+@pytest.mark.parametrize("group", [name for name in options() if name != "job"])
+def test_the_marks_say_what_cannot_run_yet(group):
+    [cell] = [cells[1] for cells in rows("group", README.read_text()) if cells[0].strip("`") == group]
+    marked = {name.strip(f"* {ABSENT}") for name in cell.split(",") if ABSENT in name}
+    absent = set()
+    for option in options()[group]:
+        given = [f"{'+' if group in ('experiment', 'sweep') else ''}{group}={option.name}"]
+        jobs = [compose(job) for job in (expand(given) if group == "sweep" else [given])]
+        found = [finding for job in jobs for finding in check(job.config, host=Host(environment={}))]
+        absent |= {option.name} if any(finding.rule_id == "available" for finding in found) else set()
+    assert marked == absent
+
+
 def test_the_bold_option_is_the_default():
     bold = {
         cells[0].strip("`"): match[1]
@@ -126,7 +141,8 @@ def test_the_bold_option_is_the_default():
         if (match := re.search(r"\*\*(\w+)\*\*", cells[1]))
     }
     choices = compose().choices
-    assert bold == {group: choices[group] for group in options() if group in choices and group != "job"}
+    groups = [group for group in options() if group in choices and group not in ("job", "hydra/launcher")]
+    assert bold == {group: choices[group] for group in groups}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=names(PAGES))
@@ -194,3 +210,16 @@ def test_no_file_tells_of_a_machine():
             if homes.search(line) or registries.search(line):
                 found.append(f"{path.relative_to(ROOT)}:{number}: {line.strip()[:100]}")
     assert not found, "\n".join(found)
+
+
+def test_the_rules_of_the_comparison_exist():
+    said = set(
+        re.findall(r"^(\w+)(?:/\w+)?: ", (ROOT / "tests/config/golden/rule_messages.txt").read_text(), re.MULTILINE)
+    )
+    probes = "".join(path.read_text() for path in (ROOT / "swe_rl/hardware/preflight").glob("*.py"))
+    probes += (ROOT / "swe_rl/config/rules_sweep.py").read_text()
+    table = (ROOT / "docs/checks.md").read_text().split("## Sources")[0]
+    cells = [line.split("|")[3] for line in table.splitlines() if re.match(r"\| \d", line)]
+    named = {name for cell in cells for name in re.findall(r"`(\w+)`", cell)}
+    missing = {name for name in named - said if f'"{name}"' not in probes}
+    assert len(cells) == 48 and len(named) > 50 and not missing

@@ -3,9 +3,12 @@
 Invariants:
 - The weights are constants: no gradient flows through them.
 - They are capped from above only (truncated importance sampling); a weight is never negative.
-- `none` gives ones, whatever the log-probabilities are.
+- `none` without bounds gives ones, whatever the log-probabilities are.
+- A token outside of the bounds weighs 0; both bounds are set, or neither.
 - A split trajectory has one sequence weight: the product over all its rows.
 """
+
+import math
 
 import torch
 from torch import Tensor
@@ -15,7 +18,12 @@ from swe_rl.config.schema import Correction
 
 
 def correction_weights(
-    old_logprobs: Tensor, rollout_logprobs: Tensor, sequence_of_token: Tensor, correction: Correction, cap: float
+    old_logprobs: Tensor,
+    rollout_logprobs: Tensor,
+    sequence_of_token: Tensor,
+    correction: Correction,
+    cap: float,
+    bounds: tuple[float | None, float | None] = (None, None),
 ) -> Tensor:
     """One weight a token, shape [tokens].
 
@@ -26,8 +34,15 @@ def correction_weights(
       Off-Policy RL Training", 2025).
     - sequence_tis: the same with both log-probabilities summed over the trajectory (IMPALA's truncation,
       arXiv:1802.01561, section 4.1, on the product of ratios).
+    - bounds (`algo.mask_low`, `algo.mask_high`): a token whose own ratio lies outside of them is masked, whichever the
+      correction (IcePop, "Small Leak Can Sink a Great Ship", 2025).
     """
     log_ratio = (old_logprobs - rollout_logprobs).detach()
+    low, high = bounds
+    if low is not None and high is not None:
+        inside = (log_ratio >= math.log(max(low, 1e-12))) & (log_ratio <= math.log(high))
+        unbounded = correction_weights(old_logprobs, rollout_logprobs, sequence_of_token, correction, cap)
+        return torch.where(inside, unbounded, torch.zeros_like(unbounded))
     if correction is Correction.none:
         return torch.ones_like(log_ratio)
     if correction is Correction.sequence_tis and log_ratio.numel() > 0:

@@ -8,9 +8,14 @@ Invariants:
 
 import hashlib
 import json
+import os
+import threading
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,12 +31,14 @@ if TYPE_CHECKING:
 
 # What does not change the result of a run, or is a path: two runs that differ in nothing else are the same run.
 _UNHASHED_GROUPS = ("job", "paths", "logger")
+_JOBS_PER_WORKER = 8  # starting a process costs about as much as composing one job
 _UNHASHED_KEYS = ("name", "trainer.resume", "sft.output")
 
 
 @dataclass(frozen=True)
 class Composed:
-    """`overrides` hold no secret; `choices` maps each group to the chosen option; `launcher` is Hydra's."""
+    """`overrides` hold no secret; `choices` maps each group to the chosen option; `launcher` is Hydra's, its settings
+    unresolved."""
 
     config: Config
     overrides: tuple[str, ...]
@@ -39,6 +46,8 @@ class Composed:
     launcher: str
     multirun: bool
     origins: Origins
+    launcher_settings: dict[str, Any] = field(default_factory=dict)
+    sweep_subdir: str = ""
 
 
 def compose(overrides: Sequence[str] = (), config_dir: Path | None = None) -> Composed:
@@ -52,20 +61,32 @@ def compose(overrides: Sequence[str] = (), config_dir: Path | None = None) -> Co
         return from_tree(tree, tree.hydra, safe)
 
 
+def compose_all(jobs: Sequence[Sequence[str]], config_dir: Path | None = None) -> list[Composed]:
+    """Composes each job of a sweep, in order, on all cores where that pays. Raises ConfigError."""
+    workers = min(os.cpu_count() or 1, len(jobs) // _JOBS_PER_WORKER, 8)
+    if workers < 2 or threading.active_count() > 1:  # a fork copies no thread
+        return [compose(job, config_dir) for job in jobs]
+    compose(jobs[0], config_dir)  # what is imported and read now is shared by the forks
+    with ProcessPoolExecutor(workers, mp_context=get_context("fork")) as pool:
+        return list(pool.map(partial(compose, config_dir=config_dir), jobs, chunksize=4))
+
+
 def from_tree(tree: "DictConfig", hydra: "DictConfig", overrides: Sequence[str]) -> Composed:
     """`tree` is a composition of Hydra's, `hydra` the node of that name that belongs to it."""
     from omegaconf import OmegaConf
 
-    own = [field.name for field in fields(Config)]
-    unknown = [str(key) for key in tree if key not in own and key != "hydra"]
+    keys = [item.name for item in fields(Config)]
+    unknown = [str(key) for key in tree if key not in keys and key != "hydra"]
     if unknown:
         raise ConfigError(
-            f"Unknown key {unknown[0]!r} at the top of a file of conf/. Top-level keys: {', '.join(own)}."
+            f"Unknown key {unknown[0]!r} at the top of a file of conf/. Top-level keys: {', '.join(keys)}."
         )
     choices = {str(group): str(option) for group, option in hydra.runtime.choices.items() if option is not None}
     sources = [str(source.path) for source in hydra.runtime.config_sources if source.schema == "file"]
-    values = OmegaConf.to_container(OmegaConf.masked_copy(tree, own), resolve=True, throw_on_missing=True)
+    values = OmegaConf.to_container(OmegaConf.masked_copy(tree, keys), resolve=True, throw_on_missing=True)
     assert isinstance(values, dict)
+    own = OmegaConf.to_container(OmegaConf.masked_copy(hydra, ["launcher", "sweep"]), resolve=False)
+    assert isinstance(own, dict)
     return Composed(
         config=freeze(Config, {str(key): value for key, value in values.items()}),
         overrides=tuple(overrides),
@@ -73,6 +94,8 @@ def from_tree(tree: "DictConfig", hydra: "DictConfig", overrides: Sequence[str])
         launcher=choices.get("hydra/launcher", "basic"),
         multirun=str(hydra.mode).endswith("MULTIRUN"),
         origins=Origins(tuple(overrides), choices, tuple(sources)),
+        launcher_settings=own["launcher"] or {},
+        sweep_subdir=str(own["sweep"]["subdir"]),
     )
 
 
@@ -149,7 +172,7 @@ def flatten(config: Config) -> dict[str, Any]:
 
 def _flat(node: Any, key: str) -> Iterator[tuple[str, Any]]:
     if is_dataclass(node):
-        node = {field.name: getattr(node, field.name) for field in fields(node)}
+        node = {item.name: getattr(node, item.name) for item in fields(node)}
     if isinstance(node, dict) and (node or not key):
         for name, value in node.items():
             yield from _flat(value, f"{key}.{name}" if key else name)

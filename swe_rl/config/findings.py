@@ -46,6 +46,18 @@ def folder_writable(path: str) -> bool:
     return False
 
 
+def read_text(path: str) -> str | None:
+    """The text of a file, or None where there is none that this user may read as text."""
+    try:
+        return Path(path).expanduser().read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return None
+
+
+def absolute(path: str) -> str:
+    return str(Path(path).expanduser().absolute())
+
+
 @dataclass(frozen=True, slots=True)
 class Host:
     """What rules may ask of this machine; tests inject their own answers."""
@@ -53,6 +65,8 @@ class Host:
     environment: Mapping[str, str] = field(default_factory=lambda: os.environ)
     file_exists: Callable[[str], bool] = file_exists
     folder_writable: Callable[[str], bool] = folder_writable
+    read_text: Callable[[str], str | None] = read_text
+    absolute: Callable[[str], str] = absolute
 
 
 Rule = Callable[[Config, Host], Iterator[Finding]]

@@ -11,6 +11,7 @@ from pathlib import Path
 from swe_rl.errors import UserError
 
 PACKAGE = Path(__file__).resolve().parent.parent
+LAUNCHERS = "hydra/launcher"
 
 
 class InstallationError(UserError):
@@ -36,11 +37,11 @@ def sweeps_dir() -> Path:
 
 
 def options(root: Path | None = None) -> dict[str, list[Option]]:
-    """Every group of conf/ with its options, both sorted by name; sweeps are the group `sweep`."""
+    """Every group of conf/ with its options, both sorted by name; sweeps are the group `sweep`, launchers come last."""
     root = root or conf_dir()
     groups = {folder.name: _options_in(folder, folder.name) for folder in sorted(root.iterdir()) if folder.is_dir()}
-    sweeps = _options_in(sweeps_dir(), "sweep")
-    return {name: found for name, found in {**groups, "sweep": sweeps}.items() if found}
+    more = {"sweep": _options_in(sweeps_dir(), "sweep"), LAUNCHERS: _options_in(root / LAUNCHERS, LAUNCHERS)}
+    return {name: found for name, found in {**groups, **more}.items() if found}
 
 
 def summary_of(path: Path) -> str:

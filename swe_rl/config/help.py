@@ -7,7 +7,7 @@ Invariants:
 
 import textwrap
 
-from swe_rl.config.folders import Option, options
+from swe_rl.config.folders import LAUNCHERS, Option, options
 from swe_rl.config.schema import JobName
 
 _WIDTH = 110
@@ -21,7 +21,9 @@ _EXAMPLES = """\
 Examples
   python -m swe_rl trainer.steps=3 rollout.n=4                          a short run here
   python -m swe_rl +experiment=dp4_tr_atw01 job=check                   refuse a bad run before it costs a GPU-hour
-  python -m swe_rl --multirun router=default,tr hydra/launcher=...      one job for each router
+  python -m swe_rl +experiment=dp4_tr_atw01 job=plan                    GPUs, memory, tokens, disk, time
+  python -m swe_rl --multirun +sweep=dp4_default_vs_tr hydra/launcher=slurm_h100
+                                                                        one SLURM job for each arm
 """
 _FLAGS = """\
 Flags
@@ -53,8 +55,10 @@ def _jobs(jobs: list[Option]) -> list[str]:
 def _group(name: str, members: list[Option]) -> str:
     default = default_choices().get(name)
     names = sorted((member.name for member in members), key=lambda option: (option != default, option))
-    label = name if default else f"+{name}"
-    return textwrap.fill(", ".join(names), _WIDTH, initial_indent=f"  {label:<13}", subsequent_indent=" " * 15)
+    label = name if default or name == LAUNCHERS else f"+{name}"
+    if name == LAUNCHERS:
+        names = [*names, "submitit_slurm", "submitit_local"]
+    return textwrap.fill(", ".join(names), _WIDTH, initial_indent=f"  {label:<16}", subsequent_indent=" " * 18)
 
 
 def default_choices() -> dict[str, str]:

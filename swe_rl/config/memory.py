@@ -1,17 +1,21 @@
-"""Estimates of memory and disk in GB (10^9 bytes), from the model's facts alone.
+"""Estimates of memory and disk in GB (10^9 bytes), from the model's facts and the layout alone.
 
 Invariants:
-- Estimates leave activations and fragmentation out: they are lower bounds, good for refusing, not for promising.
-- bfloat16 weights in engines; float32 master weights and Adam moments in the trainer.
+- bfloat16 weights in engines; float32 master weights and Adam moments in the trainer (bfloat16 weights and gradients
+  on the GPU where the optimizer is offloaded).
+- Fragmentation is left out: good for refusing what cannot fit, not for promising that the last gigabyte will do.
 """
 
-from swe_rl.config.schema import Config, ModelConfig
-from swe_rl.config.sizes import uses_no_gpu
+from swe_rl.config.schema import Config, EngineKind, ModelConfig
+from swe_rl.config.sizes import trajectories_per_mini_batch, uses_no_gpu
 
 ENGINE_BYTES = 2  # bfloat16
 CPU_BYTES = 4  # float32
 OPTIMIZER_BYTES = 8  # two float32 Adam moments
 CHECKPOINT_BYTES = CPU_BYTES + OPTIMIZER_BYTES
+LOGIT_CHUNK_TOKENS = 1024  # rows of logits that exist at once, in float32, with their gradient
+CUDA_GB = 2.0  # context, NCCL buffers, kernels' workspace
+SLEEPING_ENGINE_GB = 1.0  # what a colocated engine keeps while the trainer works
 
 
 def weights_gb(model: ModelConfig, bytes_per_parameter: int = ENGINE_BYTES) -> float:
@@ -28,31 +32,109 @@ def kv_gb(model: ModelConfig, tokens: int, bytes_per_value: int = ENGINE_BYTES) 
 
 
 def engine_gb_per_gpu(config: Config) -> float:
-    """Weights and one full sequence, split over the GPUs of one engine."""
-    one = weights_gb(config.model) + kv_gb(config.model, config.engine.max_model_len)
-    return one / max(1, config.layout.engine_tp)
+    """Weights, one full sequence and the engine's own, on each of its GPUs."""
+    tp = max(1, config.layout.engine_tp)
+    one_sequence = kv_gb(config.model, config.engine.max_model_len) / _kv_shares(config)
+    return weights_gb(config.model) / tp + one_sequence + CUDA_GB
 
 
 def kv_tokens_per_engine(config: Config) -> int:
     """Tokens that fit beside the weights in the share of memory that is the engine's; 0 where there is no GPU."""
     layout, budget = config.layout, config.hardware.gpu_memory_gb * config.engine.gpu_memory_utilization
-    if uses_no_gpu(layout):
+    if uses_no_gpu(layout) or config.engine.kind != EngineKind.vllm:
         return 0
-    free_gb = budget * layout.engine_tp - weights_gb(config.model)
-    return max(0, int(free_gb * 1e9 / kv_bytes_per_token(config.model)))
+    free_gb_per_gpu = budget - CUDA_GB - weights_gb(config.model) / max(1, layout.engine_tp)
+    return max(0, int(free_gb_per_gpu * 1e9 * _kv_shares(config) / max(1, kv_bytes_per_token(config.model))))
+
+
+def _kv_shares(config: Config) -> int:
+    """Key-value heads are shared out over the engine's GPUs; past their number they are repeated."""
+    return max(1, min(config.layout.engine_tp, config.model.num_kv_heads))
+
+
+def lora_params_b(config: Config) -> float:
+    """Billions of adapter parameters: a pair of rank r on each linear map of a layer."""
+    model, rank = config.model, config.trainer.lora_rank
+    queries, keys = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
+    attention = 2 * (model.hidden_size + queries) + 2 * (model.hidden_size + keys)
+    mlp = (
+        3
+        * (model.hidden_size + (model.expert_intermediate_size or model.intermediate_size))
+        * max(1, model.num_experts)
+    )
+    return rank * model.num_layers * (attention + mlp) / 1e9
 
 
 def trainer_gb(config: Config) -> float:
-    """Weights, gradients and Adam moments, all float32, of the model; a reference model on top if KL needs it."""
-    reference = weights_gb(config.model) if config.algo.kl_coef > 0 else 0.0
-    return config.model.params_b * (CPU_BYTES + CPU_BYTES + OPTIMIZER_BYTES) + reference
+    """States of all ranks together: weights, gradients, Adam moments; a reference model on top if KL needs it."""
+    model = config.model
+    full = CPU_BYTES + CPU_BYTES + OPTIMIZER_BYTES
+    if config.trainer.lora_rank > 0:
+        states = weights_gb(model) + lora_params_b(config) * full
+    elif config.trainer.offload_optimizer:
+        states = model.params_b * (ENGINE_BYTES + ENGINE_BYTES)
+    else:
+        states = model.params_b * full
+    reference = weights_gb(model) if config.algo.kl_coef > 0 and config.trainer.lora_rank == 0 else 0.0
+    return states + reference
 
 
-def trainer_gb_per_gpu(config: Config) -> float:
+def offloaded_gb(config: Config) -> float:
+    """Master weights and moments in the nodes' memory."""
+    if not config.trainer.offload_optimizer or config.trainer.lora_rank > 0:
+        return 0.0
+    return config.model.params_b * (CPU_BYTES + OPTIMIZER_BYTES)
+
+
+def states_gb_per_gpu(config: Config) -> float:
     """FSDP shards over all trainer GPUs, sequence-parallel groups included."""
     return trainer_gb(config) / max(1, config.layout.trainer_gpus)
 
 
+def tokens_per_gpu(config: Config) -> int:
+    """Tokens of one forward and backward pass on one GPU: the micro-batch's limit, or less where a step has less."""
+    step = trajectories_per_mini_batch(config) * config.rollout.max_trajectory_tokens
+    return min(config.trainer.max_tokens_per_micro_batch, -(-step // max(1, config.layout.sequence_parallel)))
+
+
+def activations_gb(config: Config) -> float:
+    """Of one micro-batch on one GPU, in bfloat16: with checkpointing one hidden state a layer and one layer whole, else
+    all layers whole; and a chunk of float32 logits with its gradient.
+    """
+    model, tokens = config.model, tokens_per_gpu(config)
+    intermediate = model.expert_intermediate_size * model.active_experts or model.intermediate_size
+    layer = tokens * (10 * model.hidden_size + 4 * intermediate) * 2
+    layers = model.num_layers * tokens * model.hidden_size * 2 + layer
+    if not config.trainer.activation_checkpointing:
+        layers = model.num_layers * layer
+    logits = min(tokens, LOGIT_CHUNK_TOKENS) * model.vocab_size * CPU_BYTES * 2
+    return (layers + logits) / 1e9
+
+
+def gathered_gb(config: Config) -> float:
+    """Two layers whole, in bfloat16: the one at work and the next, which FSDP fetches meanwhile."""
+    if config.layout.trainer_gpus < 2:
+        return 0.0
+    return 2 * weights_gb(config.model) / max(1, config.model.num_layers)
+
+
+def trainer_gb_per_gpu(config: Config) -> float:
+    """The peak of an optimizer step on one GPU."""
+    return states_gb_per_gpu(config) + activations_gb(config) + gathered_gb(config) + CUDA_GB
+
+
+def colocated_gb_per_gpu(config: Config) -> float:
+    """The larger peak of the two turns: engines awake beside resting states, or the trainer beside sleeping engines."""
+    engine = config.hardware.gpu_memory_gb * config.engine.gpu_memory_utilization
+    return max(engine + states_gb_per_gpu(config), trainer_gb_per_gpu(config) + SLEEPING_ENGINE_GB)
+
+
 def checkpoint_gb(config: Config) -> float:
-    """Float32 weights and Adam moments."""
-    return config.model.params_b * CHECKPOINT_BYTES
+    """Float32 weights and Adam moments; with LoRA those of the adapter."""
+    params = lora_params_b(config) if config.trainer.lora_rank > 0 else config.model.params_b
+    return params * CHECKPOINT_BYTES
+
+
+def checkpoints_gb(config: Config) -> float:
+    """The next is written before the oldest goes."""
+    return checkpoint_gb(config) * (config.trainer.keep_checkpoints + 1)

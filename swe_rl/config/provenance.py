@@ -6,17 +6,20 @@ Invariants:
 - An answer is one line without secrets.
 """
 
+import re
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from swe_rl.config.environment import origin_of
 from swe_rl.config.folders import sweeps_dir
 from swe_rl.config.secrets import mask_text
 from swe_rl.config.yaml_text import read
 
 _GLOBAL_GROUPS = ("experiment", "sweep")
 _MISSING = object()
+_VARIABLE = re.compile(r"\$\{oc\.env:\s*(\w+)")
 
 
 @dataclass(frozen=True)
@@ -36,7 +39,9 @@ class Origins:
     sources: tuple[str, ...]
 
     def of(self, key: str) -> str:
-        """`command line: rollout.n=4`, `conf/env/bugs.yaml: ${rollout.n}`, `conf/model/tiny.yaml` or `schema`."""
+        """`command line: rollout.n=4`, `conf/env/bugs.yaml: ${rollout.n}`, `conf/model/tiny.yaml`, `schema`, or
+        `environment: VLLM_URL (conf/engine/external.yaml)`.
+        """
         for override in reversed(self.overrides):
             name = override.partition("=")[0].lstrip("+~").partition("@")[0]
             chooses = name in self.choices  # `model=qwen3_14b` names a file; the file has the value
@@ -45,8 +50,7 @@ class Origins:
         for layer in self._layers:
             value = _lookup(layer.values, key)
             if value is not _MISSING:
-                reference = isinstance(value, str) and "${" in value
-                return f"{layer.label}: {value}" if reference else layer.label
+                return _from_layer(layer.label, value)
         return "schema"
 
     @cached_property
@@ -89,6 +93,16 @@ class Origins:
                 return path
         path = sweeps_dir() / f"{name.removeprefix('sweep/')}.yaml"
         return path if name.startswith("sweep/") and path.is_file() else None
+
+
+def _from_layer(label: str, value: Any) -> str:
+    """A file, with the reference that stands there; the environment where that decided."""
+    if not isinstance(value, str) or "${" not in value:
+        return label
+    for name in _VARIABLE.findall(value):
+        if origin := origin_of(name):
+            return f"{origin}: {name} ({label})"
+    return label if _VARIABLE.search(value) else f"{label}: {value}"
 
 
 def _lookup(values: Any, key: str) -> Any:

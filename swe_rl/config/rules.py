@@ -7,7 +7,21 @@ Invariants:
 
 from dataclasses import replace
 
-from swe_rl.config import rules_algo, rules_available, rules_batch, rules_host, rules_layout, rules_tokens
+from swe_rl.config import (
+    rules_algo,
+    rules_available,
+    rules_batch,
+    rules_data,
+    rules_host,
+    rules_imports,
+    rules_layout,
+    rules_memory,
+    rules_router,
+    rules_sandbox,
+    rules_time,
+    rules_tokens,
+    rules_trainer,
+)
 from swe_rl.config.findings import Finding, Host, Rule, Severity
 from swe_rl.config.provenance import Origins
 from swe_rl.config.schema import Config
@@ -17,8 +31,15 @@ RULES: tuple[Rule, ...] = (
     *rules_batch.RULES,
     *rules_tokens.RULES,
     *rules_layout.RULES,
+    *rules_memory.RULES,
     *rules_algo.RULES,
+    *rules_trainer.RULES,
+    *rules_data.RULES,
+    *rules_sandbox.RULES,
+    *rules_router.RULES,
+    *rules_time.RULES,
     *rules_host.RULES,
+    *rules_imports.RULES,
     *rules_available.RULES,
 )
 _ORDER = tuple(Severity)
@@ -28,7 +49,12 @@ def check(config: Config, origins: Origins | None = None, host: Host | None = No
     """Every finding, errors first, with the origin of each value where `origins` are known."""
     host = host or Host()
     findings = [finding for rule in RULES for finding in rule(config, host)]
-    findings = [replace(finding, value=mask_value(finding.key, finding.value)) for finding in findings]
-    if origins is not None:
-        findings = [replace(finding, origin=origins.of(finding.key)) for finding in findings]
-    return sorted(findings, key=lambda finding: _ORDER.index(finding.severity))
+    return sorted(with_origins(findings, origins), key=lambda finding: _ORDER.index(finding.severity))
+
+
+def with_origins(findings: list[Finding], origins: Origins | None) -> list[Finding]:
+    """Secret values masked, and where `origins` are known, the place that each value comes from."""
+    masked = [replace(finding, value=mask_value(finding.key, finding.value)) for finding in findings]
+    if origins is None:
+        return masked
+    return [replace(finding, origin=finding.origin or origins.of(finding.key)) for finding in masked]

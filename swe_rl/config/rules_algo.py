@@ -133,6 +133,14 @@ def sampling(config: Config, _: Host) -> Iterator[Finding]:
         yield error(
             "sampling", "rollout.top_p", rollout.top_p, "is a probability: above 0, at most 1", "rollout.top_p=1.0"
         )
+    if rollout.eval_temperature == 0 and rollout.eval_n > 1:
+        yield warning(
+            "eval_greedy",
+            "rollout.eval_n",
+            rollout.eval_n,
+            "greedy answers (rollout.eval_temperature=0) are all the same: each further sample costs and tells nothing",
+            "rollout.eval_n=1",
+        )
     if rollout.top_k < 0:
         yield error("sampling", "rollout.top_k", rollout.top_k, "is 0 (off) or positive", "rollout.top_k=0")
     if not 0 <= rollout.max_infra_failure_rate <= 1:

@@ -6,7 +6,7 @@ Invariants:
 
 from collections.abc import Iterator
 
-from swe_rl.config.findings import Finding, Host, error, warning
+from swe_rl.config.findings import Finding, Host, error
 from swe_rl.config.schema import Config, JobName
 from swe_rl.config.sizes import data_parallel, divisors, nearest_multiples, trajectories_per_mini_batch
 
@@ -97,25 +97,4 @@ def mini_batch_over_ranks(config: Config, _: Host) -> Iterator[Finding]:
         )
 
 
-def concurrency(config: Config, _: Host) -> Iterator[Finding]:
-    trajectories, slots = config.rollout.concurrency, config.sandbox.concurrency
-    free = config.hardware.cpus_per_node * config.hardware.nodes - config.hardware.reserved_cpus
-    if config.sandbox.kind != "process" and slots * config.sandbox.cpus > free:
-        yield warning(
-            "sandbox_cpus",
-            "sandbox.concurrency",
-            slots,
-            f"{slots} sandboxes of {config.sandbox.cpus:g} CPUs on {free} free CPUs: commands will time out",
-            f"sandbox.concurrency={max(1, int(free / max(config.sandbox.cpus, 0.1)))}",
-        )
-    if slots > trajectories:
-        yield warning(
-            "sandbox_slots",
-            "sandbox.concurrency",
-            slots,
-            f"more sandboxes than trajectories under way (rollout.concurrency={trajectories}): some are never used",
-            f"sandbox.concurrency={trajectories}",
-        )
-
-
-RULES = (positive_counts, group_size, one_group_size, mini_batch, mini_batch_over_ranks, concurrency)
+RULES = (positive_counts, group_size, one_group_size, mini_batch, mini_batch_over_ranks)

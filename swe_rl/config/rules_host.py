@@ -8,17 +8,23 @@ import re
 from collections.abc import Iterator
 from ipaddress import ip_address
 
+from swe_rl.config.environment import visible_gpus
 from swe_rl.config.findings import Finding, Host, error, warning
-from swe_rl.config.schema import Config, SandboxKind, WandbMode
+from swe_rl.config.schema import Config, WandbMode
 from swe_rl.config.secrets import is_secret_key
+from swe_rl.config.sizes import total_gpus
+from swe_rl.config.yaml_text import YamlError, parse
 
 LARGEST_PORT = 65535
 
 
 def files_exist(config: Config, host: Host) -> Iterator[Finding]:
     files = {"env.instances": config.env.instances}
-    if config.env.dataset.endswith((".jsonl", ".json", ".parquet")):
-        files["env.dataset"] = config.env.dataset
+    if config.env.instances and "*" in config.env.instances:  # a pattern
+        files = {}
+    for key, dataset in (("env.dataset", config.env.dataset), ("env.eval_dataset", config.env.eval_dataset)):
+        if dataset and dataset.endswith((".jsonl", ".json", ".parquet")):
+            files[key] = dataset
     for key, path in files.items():
         if path is not None and not host.file_exists(path):
             yield error(
@@ -28,17 +34,6 @@ def files_exist(config: Config, host: Host) -> Iterator[Finding]:
                 "there is no such file (relative paths start where you start)",
                 f"{key}=PATH of the file",
             )
-
-
-def splits_differ(config: Config, _: Host) -> Iterator[Finding]:
-    if config.env.split == config.env.eval_split:
-        yield warning(
-            "splits",
-            "env.eval_split",
-            config.env.eval_split,
-            "the split that is trained on: its score says nothing about unseen instances",
-            "env.eval_split=heldout",
-        )
 
 
 def run_name(config: Config, _: Host) -> Iterator[Finding]:
@@ -81,6 +76,79 @@ def wandb(config: Config, host: Host) -> Iterator[Finding]:
             "WANDB_API_KEY is not set",
             "logger.wandb=offline, or export WANDB_API_KEY",
         )
+    if config.logger.wandb == WandbMode.online and not config.hardware.internet:
+        yield error(
+            "wandb_offline",
+            "logger.wandb",
+            "online",
+            f"the nodes of hardware={config.hardware.name} do not reach the internet",
+            "logger.wandb=offline, and `wandb sync` afterwards",
+        )
+
+
+def gated_model(config: Config, host: Host) -> Iterator[Finding]:
+    tokens = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
+    known = any(host.environment.get(name) or name in config.hardware.env_vars for name in tokens)
+    if config.model.gated and not known and not host.file_exists("~/.cache/huggingface/token"):
+        yield error(
+            "gated_model",
+            "model.path",
+            config.model.path,
+            "its owner gives it to known accounts only, and HF_TOKEN is not set",
+            "export HF_TOKEN, or model.path=FOLDER with the files",
+        )
+
+
+def visible(config: Config, host: Host) -> Iterator[Finding]:
+    seen = visible_gpus(host.environment)
+    wanted = min(total_gpus(config.layout), config.hardware.gpus_per_node)
+    if seen is not None and config.hardware.partition is None and config.hardware.nodes == 1 and seen < wanted:
+        yield error(
+            "visible_gpus",
+            "hardware.gpus_per_node",
+            config.hardware.gpus_per_node,
+            f"CUDA_VISIBLE_DEVICES lets this process see {seen} GPUs; layout={config.layout.name} uses {wanted}",
+            f"unset CUDA_VISIBLE_DEVICES, or hardware.gpus_per_node={seen} with a smaller layout",
+        )
+
+
+def resumed_run_is_this_one(config: Config, host: Host) -> Iterator[Finding]:
+    """A named run is continued with its own configuration; what must not differ is compared key by key."""
+    folder = config.trainer.resume.rstrip("/")
+    text = None if folder in ("auto", "none") else host.read_text(f"{folder}/config.yaml")
+    if text is None:
+        return
+    try:
+        saved = parse(text)
+    except YamlError:
+        return
+    now = {key: getattr(getattr(config, key.split(".")[0]), key.split(".")[1]) for key in _KEPT}
+    for key, value in now.items():
+        group, name = key.split(".")
+        before = saved.get(group, {}).get(name, value) if isinstance(saved, dict) else value
+        if before != value and str(before) != str(value):
+            yield error(
+                "resume_differs",
+                key,
+                value,
+                f"{folder} was run with {key}={before}",
+                f"{key}={before}, or trainer.resume=none for a run of its own",
+            )
+
+
+_KEPT = (
+    "model.path",
+    "model.hidden_size",
+    "model.num_layers",
+    "model.vocab_size",
+    "rollout.n",
+    "rollout.prompts_per_step",
+    "env.dataset",
+    "env.split",
+    "algo.advantage",
+    "trainer.lora_rank",
+    "trainer.seed",
+)
 
 
 def port(config: Config, _: Host) -> Iterator[Finding]:
@@ -108,15 +176,20 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def runtime_url(config: Config, _: Host) -> Iterator[Finding]:
-    if config.sandbox.kind == SandboxKind.remote and not config.sandbox.runtime_url:
+def own_variables(config: Config, _: Host) -> Iterator[Finding]:
+    for name in sorted(_SET_PER_PROCESS & config.hardware.env_vars.keys()):
         yield error(
-            "runtime_url",
-            "sandbox.runtime_url",
-            None,
-            "sandbox.kind=remote needs the address of a sandbox server",
-            "sandbox.runtime_url=http://HOST:PORT",
+            "env_vars",
+            f"hardware.env_vars.{name}",
+            config.hardware.env_vars[name],
+            "is set for each process by the layout; one value for all of them would undo it",
+            f"leave {name} out",
         )
+
+
+_SET_PER_PROCESS = frozenset({
+    "CUDA_VISIBLE_DEVICES", "RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "PYTHONPATH",
+})  # fmt: skip
 
 
 def secrets_in_files(config: Config, host: Host) -> Iterator[Finding]:
@@ -135,13 +208,15 @@ def secrets_in_files(config: Config, host: Host) -> Iterator[Finding]:
 
 RULES = (
     files_exist,
-    splits_differ,
     run_name,
     outputs_writable,
     resume,
+    resumed_run_is_this_one,
     wandb,
+    gated_model,
+    visible,
     port,
     loopback,
-    runtime_url,
+    own_variables,
     secrets_in_files,
 )

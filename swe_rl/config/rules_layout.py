@@ -7,9 +7,8 @@ Invariants:
 from collections.abc import Iterator
 
 from swe_rl.config.findings import Finding, Host, error, warning
-from swe_rl.config.memory import engine_gb_per_gpu, trainer_gb_per_gpu
 from swe_rl.config.schema import Config, EngineKind
-from swe_rl.config.sizes import divisors, engine_gpus, total_gpus, uses_no_gpu
+from swe_rl.config.sizes import divisors, engine_gpus, parameters_b, total_gpus, uses_no_gpu
 
 EMBEDDED_LIMIT_B = 0.5  # billions of parameters that one CPU process can sample from and train in bearable time
 
@@ -128,51 +127,6 @@ def engine_matches_layout(config: Config, _: Host) -> Iterator[Finding]:
         )
 
 
-def gpu_memory_share(config: Config, _: Host) -> Iterator[Finding]:
-    share = config.engine.gpu_memory_utilization
-    if not 0 < share <= 0.95:
-        yield error(
-            "gpu_share",
-            "engine.gpu_memory_utilization",
-            share,
-            "is a fraction, above 0 and at most 0.95",
-            "engine.gpu_memory_utilization=0.85",
-        )
-    elif config.layout.colocated and config.layout.trainer_gpus and share > 0.8:
-        yield warning(
-            "gpu_share",
-            "engine.gpu_memory_utilization",
-            share,
-            "leaves little for the trainer on the same GPUs",
-            "engine.gpu_memory_utilization=0.6",
-        )
-
-
-def memory_fits(config: Config, _: Host) -> Iterator[Finding]:
-    there = config.hardware.gpu_memory_gb
-    if uses_no_gpu(config.layout) or there <= 0:
-        return
-    if config.layout.trainer_gpus and (needed := trainer_gb_per_gpu(config)) > there:
-        yield error(
-            "trainer_memory",
-            "layout.trainer_gpus",
-            config.layout.trainer_gpus,
-            f"weights, gradients and Adam states of {config.model.name} need {needed:.0f} GB on each trainer GPU, "
-            f"before activations; {config.hardware.gpu_kind} has {there:g}",
-            f"layout.trainer_gpus={int(needed * config.layout.trainer_gpus // there) + 1} or more",
-        )
-    budget = there * config.engine.gpu_memory_utilization
-    if config.engine.kind == EngineKind.vllm and (needed := engine_gb_per_gpu(config)) > budget:
-        yield error(
-            "engine_memory",
-            "layout.engine_tp",
-            config.layout.engine_tp,
-            f"weights and the keys and values of one full sequence need {needed:.0f} GB on each engine GPU; "
-            f"{budget:.0f} GB are the engine's",
-            f"layout.engine_tp={config.layout.engine_tp * 2}",
-        )
-
-
 def mig(config: Config, _: Host) -> Iterator[Finding]:
     if config.hardware.mig and (config.layout.engine_tp > 1 or config.layout.trainer_gpus > 1):
         yield error(
@@ -184,13 +138,41 @@ def mig(config: Config, _: Host) -> Iterator[Finding]:
         )
 
 
+def compiler(config: Config, _: Host) -> Iterator[Finding]:
+    if config.engine.kind == EngineKind.vllm and not config.hardware.compiler and not config.engine.enforce_eager:
+        yield error(
+            "compiler",
+            "engine.enforce_eager",
+            False,
+            f"vLLM compiles kernels at its start, and the nodes of hardware={config.hardware.name} have no compiler",
+            "engine.enforce_eager=true",
+        )
+
+
+def facts(config: Config, _: Host) -> Iterator[Finding]:
+    """The number of parameters follows from the architecture; a copied file with one number changed does not."""
+    model = config.model
+    if min(model.num_heads, model.num_kv_heads, model.num_layers, model.hidden_size) < 1:
+        return
+    counted = parameters_b(model)
+    if not 0.9 < model.params_b / counted < 1.1:
+        yield warning(
+            "model_facts",
+            "model.params_b",
+            model.params_b,
+            f"layers, widths and vocabulary of model={model.name} make {counted:.3g} billion; estimates of memory and "
+            "time are off",
+            f"model.params_b={counted:.3g}",
+        )
+
+
 RULES = (
     gpus_suffice,
     engine_within_node,
     heads_divide,
     sequence_parallel_world,
     engine_matches_layout,
-    gpu_memory_share,
-    memory_fits,
     mig,
+    compiler,
+    facts,
 )

@@ -1,4 +1,4 @@
-"""Rules of lengths: prompt, turn, trajectory, engine, model, micro-batch; and of time limits.
+"""Rules of lengths: prompt, turn, trajectory, engine, model, micro-batch.
 
 Invariants:
 - The chain is max_prompt + max_turn <= max_trajectory <= engine.max_model_len <= model.max_position_embeddings.
@@ -7,7 +7,7 @@ Invariants:
 
 from collections.abc import Iterator
 
-from swe_rl.config.findings import Finding, Host, error, warning
+from swe_rl.config.findings import Finding, Host, error
 from swe_rl.config.schema import Config
 
 
@@ -80,24 +80,4 @@ def micro_batch_holds_one(config: Config, _: Host) -> Iterator[Finding]:
         )
 
 
-def nested_timeouts(config: Config, _: Host) -> Iterator[Finding]:
-    rollout = config.rollout
-    if rollout.command_timeout_s >= rollout.agent_timeout_s:
-        yield warning(
-            "nested_timeouts",
-            "rollout.command_timeout_s",
-            rollout.command_timeout_s,
-            f"one hanging command uses up the agent's whole time (rollout.agent_timeout_s={rollout.agent_timeout_s:g})",
-            f"rollout.command_timeout_s={rollout.agent_timeout_s / 10:g}",
-        )
-    if rollout.agent_timeout_s > config.hardware.time_limit_min * 60:
-        yield warning(
-            "time_limit",
-            "rollout.agent_timeout_s",
-            rollout.agent_timeout_s,
-            f"longer than the job may run (hardware.time_limit_min={config.hardware.time_limit_min})",
-            f"hardware.time_limit_min={int(rollout.agent_timeout_s // 60) + 60}",
-        )
-
-
-RULES = (positive_lengths, first_turn_fits, engine_length, model_length, micro_batch_holds_one, nested_timeouts)
+RULES = (positive_lengths, first_turn_fits, engine_length, model_length, micro_batch_holds_one)

@@ -32,6 +32,7 @@ class JobConfig:
     format: OutputFormat = OutputFormat.table
     strict: bool = False  # warnings count as errors
     preflight: bool = False  # check: also probe this host
+    imports: tuple[str, ...] = ()  # check: YAML files of other systems, compared with this configuration
     topic: str | None = None  # describe: a key (rollout.n), a group (rollout) or an option (rollout/swe)
 
 
@@ -50,12 +51,16 @@ class ModelConfig:
     params_b: float = 0.0013
     max_position_embeddings: int = 2048
     tie_word_embeddings: bool = True
-    num_experts: int = 0
+    num_experts: int = 0  # 0: dense
+    active_experts: int = 0
+    expert_intermediate_size: int = 0
+    active_params_b: float = 0.0013  # billions of parameters that one token passes
     rope_theta: float = 10000.0
     chat_template: str = "qwen_plain"
     system_prompt: str = "short"  # the agent's words that the model was made for
     tool_parser: str = "hermes"
     thinking: bool = False
+    gated: bool = False  # the hub wants HF_TOKEN for it
 
 
 @dataclass(frozen=True)
@@ -71,8 +76,13 @@ class LayoutConfig:
 @dataclass(frozen=True)
 class RouterConfig:
     name: str = "default"
-    acting_token_weight: float = 1.0
-    tick_s: float = 5.0
+    acting_token_weight: float = 1.0  # tr: of the tokens of a program whose tool runs
+    tick_s: float = 5.0  # tr: between two looks at the engines' load
+    acting_half_life_s: float = 0.0  # tr: an acting program's weight halves in this time; 0: it stays
+    pause_at: float = 0.95  # tr: share of an engine's tokens above which programs are paused
+    resume_at: float = 0.85  # tr: ... up to which paused and new programs are admitted
+    max_hold_s: float = 600.0  # cap, tr: no request waits longer
+    max_programs_per_engine: int = 0  # cap: programs that one engine serves at once; 0: engine.max_num_seqs
 
 
 class RewardKind(StrEnum):
@@ -85,6 +95,7 @@ class GradingKind(StrEnum):
     pytest = "pytest"
     swebench = "swebench"
     eval_script = "eval_script"
+    tests = "tests"  # the row's own test file, run by pytest
 
 
 @dataclass(frozen=True)
@@ -93,10 +104,14 @@ class EnvConfig:
     dataset: str = "builtin:bugs"  # builtin:NAME, a file, or a hub id
     split: str = "train"
     eval_split: str = "heldout"
-    instances: str | None = None  # a file with one instance id a line
+    eval_dataset: str | None = None  # None: env.dataset
+    num_instances: int = 0  # of the split that is trained on; 0: known only when it is read
+    instances: str | None = None  # a file with one instance id a line, or a pattern (django__django-*)
     num_trajectories: int = 8
     reward: RewardKind = RewardKind.zero_one
-    image_template: str | None = None
+    image_template: str | None = None  # {instance_id}, {instance_id_s}, {instance_id_1776}; None: each row's own
+    eval_image_template: str | None = None  # None: image_template
+    image_gb: float = 0.0  # typical size of an image on disk
     grading: GradingKind = GradingKind.pytest
     cache_verdicts: bool = False  # same instance and same patch: same verdict; for deterministic suites only
 
@@ -108,10 +123,16 @@ class HardwareConfig:
     gpus_per_node: int = 0
     gpu_memory_gb: float = 0.0
     gpu_kind: str = "none"
+    gpu_bf16_tflops: float = 0.0  # dense, as published; estimates take a share of it
+    gpu_bandwidth_gb_per_s: float = 0.0  # of its memory
     mig: bool = False
     cpus_per_node: int = 2
     memory_gb: float = 4.0
     reserved_cpus: int = 0
+    disk_gb: float = 0.0  # free for a run's files and images, on each node; 0: unknown
+    compiler: bool = True  # the nodes have a C compiler and headers, which compiled kernels need
+    internet: bool = True  # the nodes reach the internet
+    shared_paths: tuple[str, ...] = ()  # prefixes of paths that every node sees; none: unknown
     partition: str | None = None
     account: str | None = None
     qos: str | None = None
@@ -125,10 +146,33 @@ class HardwareConfig:
 @dataclass(frozen=True)
 class AgentConfig:
     name: str = "bash"
-    tools: str = "bash"
+    tools: str = "bash"  # pdb: full, rewrite_only or debug_after_5
+    command: str | None = None  # qwen_code: how the program is started
     system_prompt: str = "standard"  # a template beside the agent's code
     max_observation_chars: int = 8000  # head and tail are kept
     max_format_errors: int = 3  # in a row
+
+
+class RuntimeKind(StrEnum):
+    none = "none"  # sandboxes run where the training runs
+    job = "job"  # a SLURM job of its own, beside the training's
+    external = "external"  # somebody else's server: sandbox.runtime_url
+
+
+@dataclass(frozen=True)
+class RuntimeConfig:
+    """Where sandboxes run when not beside the trainer: the CPU half of the two-job set-up."""
+
+    kind: RuntimeKind = RuntimeKind.none
+    containers: str = "docker"  # of the server: docker or podman
+    nodes: int = 1
+    cpus_per_node: int = 32
+    memory_gb: float = 64.0  # of one node
+    reserved_cpus: int = 4  # not for sandboxes
+    partition: str | None = None
+    time_limit_min: int = 0  # 0: hardware.time_limit_min
+    ready_timeout_s: float = 600.0
+    shared_dir: str | None = None  # where the two jobs meet; None: paths.outputs
 
 
 class SandboxKind(StrEnum):
@@ -172,6 +216,11 @@ class EngineKind(StrEnum):
     external = "external"
 
 
+class LogprobsMode(StrEnum):
+    processed = "processed"  # of the distribution that was sampled from
+    raw = "raw"  # before temperature and truncation
+
+
 @dataclass(frozen=True)
 class EngineConfig:
     kind: EngineKind = EngineKind.embedded
@@ -180,6 +229,11 @@ class EngineConfig:
     max_num_seqs: int = 64
     enforce_eager: bool = True
     num_threads: int = 1  # embedded: torch's threads while generating
+    max_num_batched_tokens: int = 8192  # vllm: of one engine step
+    prefix_caching: bool = True  # vllm: a program's earlier turns stay in its engine
+    logprobs_mode: LogprobsMode = LogprobsMode.processed
+    max_lora_rank: int = 64  # vllm: with trainer.lora_rank
+    served_model: str | None = None  # external: the name that the servers know; None: model.path
     urls: tuple[str, ...] = ()
 
 
@@ -231,6 +285,8 @@ class RolloutConfig:
     max_infra_failure_rate: float = 0.2
     eval_n: int = 4
     eval_temperature: float = 1.0
+    typical_trajectory_tokens: int = 512  # estimates only: mean length of a trajectory under way
+    typical_trajectory_s: float = 5.0  # estimates only: mean time of one trajectory, tools included
     outcomes: dict[str, OutcomeConfig] = field(default_factory=dict)
 
 
@@ -257,6 +313,12 @@ class LossAggregation(StrEnum):
     sequence_sum_norm = "sequence_sum_norm"  # Dr. GRPO: token sum over algo.loss_norm_tokens
 
 
+class DynamicSampling(StrEnum):
+    none = "none"
+    filter = "filter"  # groups of equal rewards are left out
+    resample = "resample"  # ... and others sampled in their place
+
+
 class Correction(StrEnum):
     none = "none"
     token_tis = "token_tis"
@@ -279,6 +341,18 @@ class AlgoConfig:
     loss_norm_tokens: int = 1024
     correction: Correction = Correction.none
     correction_cap: float = 2.0
+    mask_low: float | None = None  # tokens whose trainer-to-engine ratio lies outside [mask_low, mask_high] are masked
+    mask_high: float | None = None
+    dynamic_sampling: DynamicSampling = DynamicSampling.none
+    overlong_share: float = 0.0  # DAPO: this last share of rollout.max_trajectory_tokens costs reward; 0: off
+    overlong_penalty: float = 1.0  # DAPO: at the very end of the budget
+
+
+class WeightSync(StrEnum):
+    auto = "auto"  # disk on the CPU, ipc where colocated, else nccl
+    nccl = "nccl"
+    ipc = "ipc"
+    disk = "disk"
 
 
 @dataclass(frozen=True)
@@ -293,6 +367,12 @@ class TrainerConfig:
     max_tokens_per_micro_batch: int = 2048
     grad_clip: float = 1.0
     activation_checkpointing: bool = False
+    offload_optimizer: bool = False  # Adam's moments and master weights in the nodes' memory
+    lora_rank: int = 0  # 0: all weights are trained
+    lora_sync_dir: str | None = None  # where engines find the adapter
+    weight_sync: WeightSync = WeightSync.auto
+    max_staleness_steps: int = 0  # 0: synchronous
+    collective_timeout_s: float = 1800.0  # how long a rank waits for the others
     num_threads: int = 1
     checkpoint_every_steps: int = 5
     keep_checkpoints: int = 2
@@ -350,6 +430,7 @@ class Config:
     hardware: HardwareConfig = field(default_factory=HardwareConfig)
     agent: AgentConfig = field(default_factory=AgentConfig)
     sandbox: SandboxConfig = field(default_factory=SandboxConfig)
+    runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)
     gateway: GatewayConfig = field(default_factory=GatewayConfig)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)

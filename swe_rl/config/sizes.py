@@ -5,7 +5,7 @@ Invariants:
 - Counts are of what their names say: prompts are instances, trajectories are prompts times `rollout.n`.
 """
 
-from swe_rl.config.schema import Config, LayoutConfig
+from swe_rl.config.schema import Config, LayoutConfig, ModelConfig, RuntimeKind, SandboxKind
 
 
 def engine_gpus(layout: LayoutConfig) -> int:
@@ -55,3 +55,42 @@ def nearest_multiples(value: int, step: int) -> str:
     """`96 or 112` for 99 and 16."""
     low = value // step * step
     return f"{low} or {low + step}" if low else str(low + step)
+
+
+def parameters_b(model: ModelConfig) -> float:
+    """Billions of parameters of a Qwen3 with these facts: embeddings, attention with norms, gated MLP or experts."""
+    queries, keys = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
+    attention = model.hidden_size * (2 * queries + 2 * keys) + 2 * model.head_dim
+    mlp = 3 * model.hidden_size * model.intermediate_size
+    if model.num_experts:
+        mlp = model.num_experts * (3 * model.hidden_size * model.expert_intermediate_size + model.hidden_size)
+    layers = model.num_layers * (attention + mlp + 2 * model.hidden_size)
+    embeddings = model.vocab_size * model.hidden_size * (1 if model.tie_word_embeddings else 2)
+    return (layers + embeddings + model.hidden_size) / 1e9
+
+
+def holds_container(config: Config) -> bool:
+    """True if each trajectory under way occupies a sandbox from its first to its last turn."""
+    return config.sandbox.kind != SandboxKind.process
+
+
+def sandbox_slots(config: Config) -> int:
+    """Sandboxes that fit the machines which run them, by CPUs and by memory."""
+    sandbox, runtime, hardware = config.sandbox, config.runtime, config.hardware
+    if runtime.kind == RuntimeKind.job:
+        nodes, cpus, memory_gb = runtime.nodes, runtime.cpus_per_node - runtime.reserved_cpus, runtime.memory_gb
+    else:
+        nodes, cpus, memory_gb = hardware.nodes, hardware.cpus_per_node - hardware.reserved_cpus, hardware.memory_gb
+    by_cpus = int(cpus / sandbox.cpus + 1e-9) if sandbox.cpus > 0 else sandbox.concurrency
+    by_memory = int(memory_gb / sandbox.memory_gb + 1e-9) if sandbox.memory_gb > 0 else sandbox.concurrency
+    return max(0, nodes) * max(0, min(by_cpus, by_memory))
+
+
+def trajectories_at_once(config: Config) -> int:
+    at_once = min(config.rollout.concurrency, trajectories_per_step(config))
+    return max(1, min(at_once, config.sandbox.concurrency) if holds_container(config) else at_once)
+
+
+def waves_per_step(config: Config) -> int:
+    """How often the places for trajectories are filled in one step."""
+    return -(-trajectories_per_step(config) // trajectories_at_once(config))

@@ -25,16 +25,23 @@ def fields_of(schema: type) -> dict[str, Any]:
 
 @cache
 def register() -> None:
-    """Puts the schema and the sweeps into Hydra's store, once a process."""
+    """Puts the schema, the sweeps and the resolver into Hydra's store, once a process."""
     from hydra.core.config_store import ConfigStore
+    from omegaconf import OmegaConf
 
     from swe_rl.config.yaml_text import read
 
+    OmegaConf.register_new_resolver("swe_rl.words", words, replace=True)
     store = ConfigStore.instance()
     store.store(name="base_config", node=thaw(Config), provider="swe_rl")
     for path in sorted(sweeps_dir().glob("*.yaml")):
         node = read(path)
         store.store(group="sweep", name=path.stem, node=node, package="_global_", provider="sweeps")
+
+
+def words(text: str) -> list[str]:
+    """`${swe_rl.words:...}` in conf/: a list of what stands between commas or spaces, as environments hold it."""
+    return str(text or "").replace(",", " ").split()
 
 
 @cache

@@ -1,7 +1,9 @@
-"""`job=check`: every finding of the rules, as a table or JSON. Nothing is started, no folder is made.
+"""`job=check`: every finding of the rules, with `job.preflight=true` those of this machine's probes too.
 
 Invariants:
-- Exit status 2 exactly when a job with this configuration would be refused.
+- Nothing is started, no folder is made. Exit status 2 on any error (with `job.strict=true` on any warning), else 0.
+- Parts that this version cannot run yet are warnings here and errors for a job that would run: a set-up can be
+  checked before it can be started.
 - JSON goes to stdout alone, so that it can be piped.
 """
 
@@ -11,19 +13,33 @@ from pathlib import Path
 from swe_rl.config.compose import config_hash
 from swe_rl.config.findings import Finding, Severity, failing
 from swe_rl.config.provenance import Origins
-from swe_rl.config.rules import RULES, check
+from swe_rl.config.rules import RULES, check, with_origins
 from swe_rl.config.schema import Config, OutputFormat
 
 
 def run(config: Config, folder: Path | None, origins: Origins | None = None) -> int:
     del folder
     findings = check(config, origins)
+    if config.job.preflight:
+        findings += with_origins(_probe(config, findings), origins)
     refused = failing(findings, config.job.strict)
     if config.job.format == OutputFormat.json:
         print(_as_json(config, findings, refused))
     else:
-        _print_table(findings, refused)
+        _print_table(findings, refused, preflight=config.job.preflight)
     return 2 if refused else 0
+
+
+def _probe(config: Config, findings: list[Finding]) -> list[Finding]:
+    """This machine's probes, with their progress on stderr; without what a rule has said already."""
+    from rich.console import Console
+
+    from swe_rl.hardware.preflight import preflight
+
+    said = {f"preflight_{finding.rule_id}" for finding in findings}
+    with Console(stderr=True, highlight=False).status("asking this machine") as status:
+        found = preflight(config, progress=lambda what: status.update(f"asking this machine: {what}"))
+    return [finding for finding in found if finding.rule_id not in said]
 
 
 def _as_json(config: Config, findings: list[Finding], refused: bool) -> str:
@@ -31,24 +47,32 @@ def _as_json(config: Config, findings: list[Finding], refused: bool) -> str:
     return json.dumps({"ok": not refused, "config_hash": config_hash(config), "findings": records}, indent=2)
 
 
-def _print_table(findings: list[Finding], refused: bool) -> None:
+def _print_table(findings: list[Finding], refused: bool, *, preflight: bool) -> None:
     from rich.console import Console
-    from rich.markup import escape
+    from rich.text import Text
 
     console = Console(highlight=False, soft_wrap=True)
-    for finding in findings:
+    for finding in sorted(findings, key=lambda one: one.severity is not Severity.error):
         color = "red" if finding.severity is Severity.error else "yellow"
-        head = f"[{color}]{finding.severity:<7}[/] [bold]{escape(f'{finding.key}={finding.value}')}[/]"
-        console.print(f"{head}  {escape(f'[{finding.rule_id}]')}")
-        console.print(f"        {escape(finding.message)}")
-        if finding.origin:
-            console.print(f"        from  {escape(finding.origin)}", style="dim")
-        console.print(f"        fix   {escape(finding.fix)}")
-    console.print(_verdict(findings, refused))
+        head = Text.assemble(
+            (f"{finding.severity:<8}", color),
+            (f"{finding.rule_id}  ", "dim"),
+            (f"{finding.key}={finding.value}", "bold"),
+            (f"  (from: {finding.origin})" if finding.origin else "", "dim"),
+        )
+        console.print(head)
+        console.print(Text(f"        {finding.message}"))
+        console.print(Text.assemble("        -> ", (finding.fix, "green")))
+    console.print(_verdict(findings, refused, preflight=preflight))
 
 
-def _verdict(findings: list[Finding], refused: bool) -> str:
+def _verdict(findings: list[Finding], refused: bool, *, preflight: bool) -> str:
     errors = sum(finding.severity is Severity.error for finding in findings)
     warnings = sum(finding.severity is Severity.warning for finding in findings)
     outcome = "refused" if refused else "ok"
-    return f"{outcome}: {len(RULES)} rules, {errors} errors, {warnings} warnings"
+    asked = f"{len(RULES)} rules" + (" and this machine" if preflight else "")
+    return f"{outcome}: {asked}, {_count(errors, 'error')}, {_count(warnings, 'warning')}"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -7,8 +7,10 @@ Invariants:
 """
 
 import json
+import os
 import shutil
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
@@ -17,11 +19,14 @@ from typing import TYPE_CHECKING, Any
 from swe_rl.config.compose import Composed, from_tree, given_overrides, resolved_yaml
 from swe_rl.config.findings import failing, report_lines
 from swe_rl.config.rules import check
+from swe_rl.config.rules_sweep import check_sweep
 from swe_rl.config.schema import JobName
 from swe_rl.config.secrets import mask_text, mask_tree
+from swe_rl.config.store import register
 from swe_rl.config.yaml_text import parse, render
 from swe_rl.errors import UserError
 from swe_rl.job.failure import report
+from swe_rl.job.freeze import verify_frozen
 from swe_rl.logger.disk import write_text_atomic
 
 if TYPE_CHECKING:
@@ -48,6 +53,36 @@ def guard(composed: Composed, *, again: bool = False) -> bool:
     return not refused
 
 
+def guard_all(jobs: Sequence[Composed]) -> bool:
+    """`guard` for every job of a sweep and for the sweep as a whole; what several jobs share is said once."""
+    refused = 0
+    said: dict[tuple[str, str, str], list[int]] = {}
+    texts: dict[tuple[str, str, str], list[str]] = {}
+    for number, job in enumerate(jobs):
+        findings = check(job.config, job.origins)
+        refused += failing(findings, job.config.job.strict)
+        for finding in findings:
+            key = (finding.rule_id, finding.key, finding.message)
+            said.setdefault(key, []).append(number)
+            texts.setdefault(key, report_lines(finding))
+    for key, numbers in said.items():
+        where = "" if len(numbers) == len(jobs) else f"job {_numbers(numbers)}: "
+        print("\n".join([f"{where}{texts[key][0]}", *texts[key][1:]]), file=sys.stderr)
+    whole = check_sweep(jobs)
+    for finding in whole:
+        print("\n".join(report_lines(finding)), file=sys.stderr)
+    strict = any(job.config.job.strict for job in jobs)
+    if refused or failing(whole, strict):
+        print(f"Nothing was started: {refused or 'all'} of {len(jobs)} jobs cannot run.", file=sys.stderr, flush=True)
+        return False
+    return True
+
+
+def _numbers(numbers: Sequence[int]) -> str:
+    shown = ", ".join(map(str, numbers[:8]))
+    return shown if len(numbers) <= 8 else f"{shown}, ... ({len(numbers)} in all)"
+
+
 def run_folderless(composed: Composed) -> int:
     module = _module(composed.config.job.name)
     if composed.config.job.name == JobName.prepare:
@@ -59,16 +94,28 @@ def run_in_folder(tree: "DictConfig") -> int:
     """Runs one job of Hydra's in its output folder. Returns the exit status; every error was reported by then."""
     from hydra.core.hydra_config import HydraConfig
 
+    register()
     hydra: Any = HydraConfig.instance().cfg
     folder = Path(hydra.hydra.runtime.output_dir)
     try:
         composed = from_tree(tree, hydra.hydra, given_overrides(hydra.hydra.overrides.task))
+        verify_frozen(folder, _number(hydra), composed)
+        os.environ.update(composed.config.hardware.env_vars)
         return _start(composed, folder, tree, hydra) if guard(composed, again=True) else 2
     except Exception as error:
         status = report(error, folder)
         if isinstance(error, UserError):
             _remove_untouched(folder)
         return status
+
+
+def _number(hydra: "DictConfig") -> int | None:
+    """The job's number in its sweep; None for a single run."""
+    from omegaconf import OmegaConf
+
+    if OmegaConf.is_missing(hydra.hydra.job, "num"):
+        return None
+    return int(hydra.hydra.job.num)
 
 
 def _start(composed: Composed, folder: Path, tree: "DictConfig", hydra: "DictConfig") -> int:

@@ -11,18 +11,22 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from swe_rl.config.compose import Composed, compose, expand
+from swe_rl.config.compose import Composed, compose, compose_all, expand
+from swe_rl.config.environment import read_dotenv
 from swe_rl.config.explain import ConfigError, explained
 from swe_rl.config.folders import conf_dir
+from swe_rl.config.launcher import is_slurm, quoted, slurm_overrides, starts_processes
 from swe_rl.config.schema import JobName
 from swe_rl.config.secrets import hide_secrets
 from swe_rl.config.store import register
 from swe_rl.errors import RunError
-from swe_rl.job.dispatch import FOLDERLESS, guard, run_folderless, run_in_folder
+from swe_rl.job.dispatch import FOLDERLESS, guard, guard_all, run_folderless, run_in_folder
 from swe_rl.job.failure import report
+from swe_rl.job.freeze import freeze, use_frozen_code
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -32,6 +36,7 @@ def start(arguments: Sequence[str]) -> int:
     """Runs what `arguments` ask for and returns the exit status; every error was reported by then."""
     try:
         flags = _parse(arguments)
+        read_dotenv(Path.cwd())
         overrides = hide_secrets(flags.overrides)
         config_dir = Path(flags.config_dir) if flags.config_dir else None
         if flags.cfg or flags.info or flags.shell_completion or flags.hydra_help:
@@ -45,7 +50,7 @@ def start(arguments: Sequence[str]) -> int:
             composed = compose(overrides, config_dir)
             if not composed.multirun:
                 return _single(composed, arguments, config_dir)
-        return _several(arguments, overrides, config_dir)
+        return _several(arguments, flags, overrides, config_dir)
     except (KeyboardInterrupt, Exception) as error:
         return report(error)
 
@@ -60,24 +65,49 @@ def _single(composed: Composed, arguments: Sequence[str], config_dir: Path | Non
     return _run(arguments, list(composed.overrides), config_dir)
 
 
-def _several(arguments: Sequence[str], overrides: list[str], config_dir: Path | None) -> int:
-    jobs = [compose(job, config_dir) for job in expand(overrides, config_dir)]
+def _several(arguments: Sequence[str], flags: argparse.Namespace, overrides: list[str], config_dir: Path | None) -> int:
+    jobs = compose_all(expand(overrides, config_dir), config_dir)
     if jobs and all(job.config.job.name in FOLDERLESS for job in jobs):
         return max(run_folderless(job) if guard(job) else 2 for job in jobs)
     if any(job.config.job.name in FOLDERLESS for job in jobs):
         names = ", ".join(sorted(JobName(name) for name in FOLDERLESS))
         raise ConfigError(f"Jobs without a run folder ({names}) cannot share a --multirun with others.")
-    passed = [guard(job) for job in jobs]  # the findings of every job are shown
-    if not all(passed):
+    if not guard_all(jobs):
         return 2
-    return _run(arguments, overrides, config_dir)
+    if not jobs:  # a sweeper that decides as it goes
+        return _run(arguments, overrides, config_dir)
+    return _run_frozen(flags, jobs, overrides, config_dir)
+
+
+def _run_frozen(flags: argparse.Namespace, jobs: list[Composed], overrides: list[str], config_dir: Path | None) -> int:
+    """Jobs in processes of their own run the frozen package; those in this process the code that checked them."""
+    first = jobs[0]
+    folder = _sweep_folder(first, overrides)
+    apart = starts_processes(first.launcher_settings)
+    frozen = freeze(folder, jobs, config_dir, code=apart)
+    more = [f"hydra.sweep.dir={quoted(str(folder))}"]
+    if is_slurm(first.launcher_settings):
+        more += slurm_overrides(first.config, overrides)
+    if apart:
+        use_frozen_code(frozen)
+    given = [override for override in overrides if not override.startswith("hydra.sweep.dir=")]
+    return _run(["--multirun"] if flags.multirun else [], [*given, *more], frozen.config_dir, frozen.conf)
+
+
+def _sweep_folder(first: Composed, overrides: Sequence[str]) -> Path:
+    """Where the sweep's jobs get their folders, absolute, so that jobs elsewhere mean the same."""
+    for override in overrides:
+        if override.startswith("hydra.sweep.dir="):
+            return Path(override.partition("=")[2].strip("'\"")).absolute()
+    stamp = datetime.now().strftime("%Y-%m-%d_%H-%M-%S-%f")
+    return Path(first.config.paths.outputs).absolute() / "multirun" / first.config.name / stamp
 
 
 class JobFailed(RunError):
     """A job of a sweep ended badly in a process of its own, where it was reported."""
 
 
-def _run(arguments: Sequence[str], overrides: list[str], config_dir: Path | None) -> int:
+def _run(arguments: Sequence[str], overrides: list[str], config_dir: Path | None, conf: Path | None = None) -> int:
     """All jobs through Hydra. Returns the worst exit status."""
     here, statuses = os.getpid(), [0]
 
@@ -89,7 +119,7 @@ def _run(arguments: Sequence[str], overrides: list[str], config_dir: Path | None
         elif status:
             raise JobFailed(f"a job of the sweep ended with exit status {status}; its folder's run.log has the reason")
 
-    _hydra(task, arguments, overrides, config_dir)
+    _hydra(task, arguments, overrides, config_dir, conf=conf)
     return max(statuses)
 
 
@@ -103,6 +133,7 @@ def _hydra(
     overrides: list[str],
     config_dir: Path | None,
     checked: list[str] | None = None,
+    conf: Path | None = None,
 ) -> None:
     """`hydra.main` with the secrets taken out of its arguments and its errors left to us."""
     import hydra
@@ -110,9 +141,11 @@ def _hydra(
     register()
     given = set(_parse(arguments).overrides)
     argv = [sys.argv[0], *(text for text in arguments if text not in given), *overrides]
+    if conf is not None and config_dir is not None:
+        argv[1:1] = ["--config-dir", str(config_dir)]
     checked = overrides if checked is None else checked
     with _argv(argv), _environment("HYDRA_FULL_ERROR", "1"), explained(checked, config_dir):
-        hydra.main(config_path=str(conf_dir()), config_name="config", version_base="1.3")(task)()
+        hydra.main(config_path=str(conf or conf_dir()), config_name="config", version_base="1.3")(task)()
 
 
 class _Parser(argparse.ArgumentParser):

@@ -158,7 +158,9 @@ class Loop:
         traces = self._count_tokens(collected)
         record: dict[str, Any] = {"step": step, **rollout_numbers(collected, generate_s)}
         kl_sums = await self._kl_sums(collected, traces)
-        record["degenerate_groups"] = set_advantages(collected.trajectories, self._config.algo, kl_sums)
+        record["degenerate_groups"] = set_advantages(
+            collected.trajectories, self._config.algo, kl_sums, self._config.rollout.max_trajectory_tokens
+        )
         rows = self._rows(collected, traces, record)
         if self._trainer is not None:
             with self._session.progress.phase("train"):

@@ -5,6 +5,7 @@ Invariants:
 - `resolved_rate_before` is the held-out evaluation before the first step, `_after` that of the latest step.
 """
 
+import json
 import math
 import platform
 import subprocess
@@ -21,6 +22,7 @@ from swe_rl.logger.jsonl import read_jsonl
 
 _DISTRIBUTIONS = ("torch", "transformers", "vllm", "ray", "swebench", "mini-swe-agent", "hydra-core")
 _GIT_TIMEOUT_S = 10.0
+SNAPSHOT = "snapshot.json"  # beside a package that was frozen for a sweep: what `git_state` said of the original
 
 Record = Mapping[str, Any]
 
@@ -83,13 +85,21 @@ def versions() -> dict[str, str | None]:
 
 
 def git_state(package: Path) -> dict[str, Any]:
-    """`git_sha` of the checkout that tracks this package and whether its files differ; None outside one.
+    """`git_sha` of the checkout that tracks this package and whether its files differ; a frozen copy knows its own.
 
-    A package installed below someone else's checkout is not tracked by it and gets None.
+    None outside of both.
     """
+    snapshot = package.parent / SNAPSHOT
+    if snapshot.is_file():
+        return dict(json.loads(snapshot.read_text(encoding="utf-8")))
     if _git(package, "ls-files", "--error-unmatch", "__init__.py") is None:
         return {"git_sha": None, "git_dirty": None}
     return {"git_sha": _git(package, "rev-parse", "HEAD"), "git_dirty": bool(_git(package, "status", "--short", "."))}
+
+
+def git_difference(checkout: Path) -> str:
+    """What differs from the last commit, as a patch; empty outside of a checkout."""
+    return _git(checkout, "diff", "HEAD", "--", ".") or ""
 
 
 def _git(folder: Path, *arguments: str) -> str | None:

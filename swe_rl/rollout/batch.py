@@ -13,8 +13,9 @@ from typing import Any
 from swe_rl.agent.protocol import AgentResult
 from swe_rl.algo.advantage import advantages, is_degenerate
 from swe_rl.algo.kl import rewards_with_kl
+from swe_rl.algo.overlong import overlong_penalty
 from swe_rl.algo.row import Row
-from swe_rl.config.schema import AlgoConfig
+from swe_rl.config.schema import AlgoConfig, DynamicSampling
 from swe_rl.gateway.trace import Trace
 from swe_rl.rollout.collect import Collected
 from swe_rl.rollout.retokenize import Mismatch, Rendered
@@ -32,22 +33,37 @@ def groups_of(trajectories: Sequence[Trajectory]) -> dict[str, list[Trajectory]]
 
 
 def set_advantages(
-    trajectories: Sequence[Trajectory], algo: AlgoConfig, kl_sums: Mapping[str, float] | None = None
+    trajectories: Sequence[Trajectory],
+    algo: AlgoConfig,
+    kl_sums: Mapping[str, float] | None = None,
+    max_trajectory_tokens: int = 0,
 ) -> int:
     """Fills `advantage` in; returns the number of degenerate groups (nothing to learn from).
 
-    `kl_sums` by trajectory id are charged to the rewards first (`algo.kl_in=reward`); the recorded rewards stay.
+    `kl_sums` by trajectory id (`algo.kl_in=reward`) and the end of the token budget (`algo.overlong_share`) are charged
+    to the rewards first; the recorded rewards stay. With `algo.dynamic_sampling=filter` the members of degenerate
+    groups are not trained.
     """
     kl_sums = kl_sums or {}
     degenerate = 0
     for group in groups_of(trajectories).values():
         kl = [kl_sums.get(one.trajectory_id, 0.0) for one in group]
-        rewards = rewards_with_kl([one.reward for one in group], kl, algo.kl_coef)
+        rewards = rewards_with_kl([_charged(one, algo, max_trajectory_tokens) for one in group], kl, algo.kl_coef)
         in_baseline = [one.in_baseline and one.reward is not None for one in group]
         for one, advantage in zip(group, advantages(rewards, in_baseline, algo), strict=True):
             one.advantage = advantage
-        degenerate += is_degenerate(rewards, in_baseline)
+        if is_degenerate(rewards, in_baseline):
+            degenerate += 1
+            for one in group:
+                one.trained = one.trained and algo.dynamic_sampling is DynamicSampling.none
     return degenerate
+
+
+def _charged(one: Trajectory, algo: AlgoConfig, max_tokens: int) -> float | None:
+    if one.reward is None:
+        return None
+    length = one.prompt_tokens + one.response_tokens
+    return one.reward + overlong_penalty(length, max_tokens, algo.overlong_share, algo.overlong_penalty)
 
 
 def count_tokens(trajectory: Trajectory, traces: Sequence[Trace]) -> None:

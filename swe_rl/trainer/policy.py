@@ -160,12 +160,15 @@ class Trainer:
             torch.cat([work.sequences for work in works]),
             self.algo.correction,
             self.algo.correction_cap,
+            (self.algo.mask_low, self.algo.mask_high),
         )
         return list(torch.split(joined, [len(part) for part in old]))
 
     def _correction(self, work: Work, old: Tensor) -> Tensor:
-        algo = self.algo
-        return correction_weights(old, work.rollout_logprobs, work.sequences, algo.correction, algo.correction_cap)
+        algo, bounds = self.algo, (self.algo.mask_low, self.algo.mask_high)
+        return correction_weights(
+            old, work.rollout_logprobs, work.sequences, algo.correction, algo.correction_cap, bounds
+        )
 
     @torch.no_grad()
     def _logprobs(self, model: nn.Module, batch: MicroBatch) -> Tensor:

@@ -44,3 +44,13 @@ def test_no_gradient_flows_through_the_weights(correction):
 def test_no_tokens_are_fine(correction):
     empty = torch.zeros(0)
     assert correction_weights(empty, empty, empty.long(), correction, 2.0).shape == (0,)
+
+
+@pytest.mark.parametrize("correction", list(Correction))
+def test_tokens_outside_of_the_bounds_weigh_nothing(correction):
+    ratio = (OLD - ROLLOUT).exp()
+    free = correction_weights(OLD, ROLLOUT, SEQUENCE, correction, 2.0)
+    got = correction_weights(OLD, ROLLOUT, SEQUENCE, correction, 2.0, (0.8, 1.25))
+    inside = (ratio >= 0.8) & (ratio <= 1.25)
+    assert 0 < int(inside.sum()) < len(ratio)
+    torch.testing.assert_close(got, torch.where(inside, free, torch.zeros_like(free)))

@@ -15,9 +15,13 @@ MESSAGES = {
     "modl=tiny": "Unknown key 'modl' (command line: modl=tiny). Did you mean model?",
     "+foo.bar=1": "Unknown key 'foo.bar' (command line: +foo.bar=1).",
     "model=qwen3": (
-        "model=qwen3: the group model has no option 'qwen3'. Did you mean qwen3_14b? Options: qwen3_14b, tiny."
+        "model=qwen3: the group model has no option 'qwen3'. Did you mean qwen3_8b or qwen3_4b or qwen3_32b? Options: "
+        "qwen3_0_6b, qwen3_14b, qwen3_1_7b, qwen3_32b, qwen3_4b, qwen3_8b, qwen3_coder_30b_a3b, tiny."
     ),
-    "algo=gpro": "algo=gpro: the group algo has no option 'gpro'. Did you mean grpo? Options: dr_grpo, grpo, rloo.",
+    "algo=gpro": (
+        "algo=gpro: the group algo has no option 'gpro'. Did you mean grpo? "
+        "Options: dapo, dr_grpo, grpo, ppo_clip, rloo."
+    ),
     "trainer.lr=fast": "trainer.lr must be a number, not 'fast' (command line: trainer.lr=fast).",
     "rollout.n=8.5": "rollout.n must be a whole number, not '8.5' (command line: rollout.n=8.5).",
     "algo.advantage=grp": (
@@ -31,7 +35,9 @@ MESSAGES = {
         "write +experiment=dp4_default."
     ),
     "+model=tiny": "+model=tiny: the group model is always part of the composition; write model=tiny.",
-    "~router": "~router: the group router cannot be left out. Options: default, tr.",
+    "~router": (
+        "~router: the group router cannot be left out. Options: cap, default, sticky_least_loaded, tr, tr_atw01."
+    ),
     "~rollout.n": (
         "~rollout.n: a key of the schema cannot be removed; set it to another value, or to null where it may be."
     ),

@@ -21,9 +21,9 @@ def test_good_configuration(capsys, tmp_path):
 def test_table_shows_key_origin_and_fix(capsys):
     status, out = run(capsys, "rollout.n=0", "gateway.host=0.0.0.0")
     assert status == 2
-    assert "error   rollout.n=0  [positive]" in out
-    assert "from  command line: rollout.n=0" in out
-    assert "warning gateway.host=0.0.0.0" in out
+    assert "error   positive  rollout.n=0  (from: command line: rollout.n=0)" in out
+    assert "-> rollout.n=1 or more" in out
+    assert "warning loopback  gateway.host=0.0.0.0" in out
     assert out.index("error ") < out.index("warning ")
 
 

@@ -1,11 +1,15 @@
 """`job=plan` and the arithmetic beneath it, checked against numbers done by hand."""
 
+import dataclasses
 import json
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from swe_rl.config import memory, sizes
+from swe_rl.config import duration, memory, sizes
 from swe_rl.config.compose import compose
+from swe_rl.config.schema import Config, SandboxKind
 from swe_rl.job import plan as job
 from swe_rl.job.plan import plan
 
@@ -31,16 +35,95 @@ def test_gpu_map(published):
 def test_memory_of_qwen3_14b(published):
     # 2 (keys and values) * 40 layers * 8 heads * 128 * 2 bytes
     assert memory.kv_bytes_per_token(published.model) == 163840
-    assert memory.weights_gb(published.model) == pytest.approx(29.6)
-    assert memory.trainer_gb_per_gpu(published) == pytest.approx(14.8 * 16 / 4)
-    assert memory.checkpoint_gb(published) == pytest.approx(14.8 * 12)
-    free_gb = 80 * 0.85 - 29.6
+    assert memory.weights_gb(published.model) == pytest.approx(29.54)
+    assert memory.states_gb_per_gpu(published) == pytest.approx((14.77 * 16 + 29.54) / 4)  # a reference model for KL
+    assert memory.checkpoint_gb(published) == pytest.approx(14.77 * 12)
+    free_gb = 80 * 0.8 - 29.54 - memory.CUDA_GB
     assert memory.kv_tokens_per_engine(published) == pytest.approx(free_gb * 1e9 / 163840, abs=1)
 
 
 def test_reference_model_counts_only_with_kl(published):
-    with_kl = compose(["+experiment=dp4_tr_atw01", "algo.kl_coef=0.01"]).config
-    assert memory.trainer_gb(with_kl) - memory.trainer_gb(published) == pytest.approx(29.6)
+    without = compose(["+experiment=dp4_tr_atw01", "algo.kl_coef=0"]).config
+    assert memory.trainer_gb(published) - memory.trainer_gb(without) == pytest.approx(29.54)
+
+
+def test_activations_by_hand(published):
+    """8704 tokens: 40 hidden states of 5120 values, one layer whole, 1024 rows of logits with gradients."""
+    hidden = 40 * 8704 * 5120 * 2
+    layer = 8704 * (10 * 5120 + 4 * 17408) * 2
+    logits = 1024 * 151936 * 4 * 2
+    assert memory.activations_gb(published) == pytest.approx((hidden + layer + logits) / 1e9)
+
+
+def test_offload_and_lora_shrink_the_states(published):
+    offloaded = compose(["+experiment=dp4_default", "trainer.offload_optimizer=true", "algo.kl_coef=0"]).config
+    assert memory.trainer_gb(offloaded) == pytest.approx(14.77 * 4)
+    assert memory.offloaded_gb(offloaded) == pytest.approx(14.77 * 12)
+    adapted = compose(["+experiment=dp4_default", "trainer.lora_rank=32"]).config
+    # attention: q and o of 5120 x 5120, k and v of 5120 x 1024; three maps of 5120 x 17408
+    per_layer = 2 * (5120 + 5120) + 2 * (5120 + 1024) + 3 * (5120 + 17408)
+    assert memory.lora_params_b(adapted) == pytest.approx(32 * 40 * per_layer / 1e9)
+    assert memory.trainer_gb(adapted) == pytest.approx(29.54 + memory.lora_params_b(adapted) * 16)
+
+
+def test_repeated_key_value_heads_hold_no_more_tokens():
+    eight = compose(["model=qwen3_14b", "layout=tp8_fsdp8", "hardware=a100x16"]).config
+    four_heads = compose(["model=qwen3_coder_30b_a3b", "layout=tp8_fsdp8", "hardware=a100x16"]).config
+    free_gb = 80 * 0.85 - memory.CUDA_GB - 29.54 / 8
+    assert memory.kv_tokens_per_engine(eight) == pytest.approx(free_gb * 8 * 1e9 / 163840, abs=1)
+    free_gb = 80 * 0.85 - memory.CUDA_GB - 2 * 30.53 / 8
+    assert memory.kv_tokens_per_engine(four_heads) == pytest.approx(free_gb * 4 * 1e9 / (2 * 48 * 4 * 128 * 2), abs=1)
+
+
+def test_time_of_a_step_by_hand(published):
+    rate = 4 * 989e12 * duration.TRAIN_UTILIZATION
+    assert duration.train_s(published) == pytest.approx(8 * 14.77e9 * 396 * 15000 / rate)
+    assert duration.rollout_s(published) == 480.0
+    assert [duration.text(s) for s in (40, 150, 9000, 300000)] == ["40 s", "2 min", "2.5 h", "3.5 days"]
+
+
+@given(
+    prompts=st.integers(1, 60),
+    n=st.integers(1, 9),
+    at_once=st.integers(1, 80),
+    sandboxes=st.integers(1, 80),
+    container=st.booleans(),
+)
+def test_waves_agree_with_filling_places_by_hand(prompts, n, at_once, sandboxes, container):
+    base = Config()
+    config = dataclasses.replace(
+        base,
+        rollout=dataclasses.replace(base.rollout, prompts_per_step=prompts, n=n, concurrency=at_once),
+        sandbox=dataclasses.replace(
+            base.sandbox, concurrency=sandboxes, kind=SandboxKind.docker if container else SandboxKind.process
+        ),
+    )
+    waiting, waves = prompts * n, 0
+    while waiting > 0:
+        waiting -= min(at_once, sandboxes) if container else at_once
+        waves += 1
+    assert sizes.waves_per_step(config) == waves
+
+
+@given(
+    cpus=st.integers(1, 64),
+    reserved=st.integers(0, 8),
+    each=st.sampled_from([0.5, 1.0, 4.0, 8.0]),
+    nodes=st.integers(1, 3),
+)
+def test_slots_agree_with_packing_by_hand(cpus, reserved, each, nodes):
+    base = Config()
+    hardware = dataclasses.replace(
+        base.hardware, cpus_per_node=cpus, reserved_cpus=reserved, nodes=nodes, memory_gb=1e6
+    )
+    config = dataclasses.replace(base, hardware=hardware, sandbox=dataclasses.replace(base.sandbox, cpus=each))
+    packed = 0
+    for _ in range(nodes):
+        free = float(cpus - reserved)
+        while free >= each:
+            free -= each
+            packed += 1
+    assert sizes.sandbox_slots(config) == packed
 
 
 def test_sizes():

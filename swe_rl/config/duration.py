@@ -1,0 +1,60 @@
+"""Estimates of time: a step's rollouts, training, weight update; what they assume is said with them.
+
+Invariants:
+- Pure arithmetic; good for telling minutes from days. A measured run replaces them (`rollout.typical_trajectory_s`).
+"""
+
+from swe_rl.config import memory, sizes
+from swe_rl.config.schema import Config
+
+TRAIN_UTILIZATION = 0.35  # share of the published bfloat16 rate that a training step reaches
+RECOMPUTE = 4 / 3  # activation checkpointing does the forward pass twice
+SYNC_GB_PER_S = 20.0  # weights from the trainer to the engines, all of it, packing and loading included
+START_S = 300.0  # engines, model, first sandboxes
+DISK_GB_PER_S = 1.0
+
+
+def rollout_s(config: Config) -> float:
+    """One step's trajectories: full waves of typical ones."""
+    return sizes.waves_per_step(config) * config.rollout.typical_trajectory_s
+
+
+def train_s(config: Config) -> float:
+    """Forward and backward over one step's tokens; 0 where nothing is known about the GPUs."""
+    rate = config.layout.trainer_gpus * config.hardware.gpu_bf16_tflops * 1e12 * TRAIN_UTILIZATION
+    if rate <= 0:
+        return 0.0
+    tokens = sizes.trajectories_per_step(config) * config.rollout.typical_trajectory_tokens
+    passes = 6 * (RECOMPUTE if config.trainer.activation_checkpointing else 1)
+    return passes * config.model.active_params_b * 1e9 * tokens / rate
+
+
+def sync_s(config: Config) -> float:
+    return 0.0 if sizes.uses_no_gpu(config.layout) else memory.weights_gb(config.model) / SYNC_GB_PER_S
+
+
+def step_s(config: Config) -> float:
+    """One synchronous step; an asynchronous one takes as long as its longer half."""
+    apart = config.trainer.max_staleness_steps > 0 and not config.layout.colocated
+    work = (rollout_s(config), train_s(config) + sync_s(config))
+    return max(work) if apart else sum(work)
+
+
+def first_checkpoint_s(config: Config) -> float:
+    """From the start until something is kept: what a time limit must at least hold."""
+    steps = config.trainer.checkpoint_every_steps or config.trainer.steps
+    start = 0.0 if sizes.uses_no_gpu(config.layout) else START_S
+    return start + min(steps, config.trainer.steps) * step_s(config) + memory.checkpoint_gb(config) / DISK_GB_PER_S
+
+
+def run_s(config: Config) -> float:
+    start = 0.0 if sizes.uses_no_gpu(config.layout) else START_S
+    return start + config.trainer.steps * step_s(config)
+
+
+def text(seconds: float) -> str:
+    """`40 s`, `12 min`, `3.5 h`, `2.1 days`."""
+    for size, unit in ((86400, "days"), (3600, "h"), (60, "min")):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.1f} {unit}" if size >= 3600 else f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.0f} s"

@@ -1,0 +1,67 @@
+"""Environment variables that people already set: which are honoured, what each is for, where it came from.
+
+Invariants:
+- What the environment holds wins over `.env`; a `.env` file is read once, in the folder where the run starts.
+- Values never leave through here: `shown` masks secrets, and the list of names that came from the file holds no value.
+"""
+
+import os
+from collections.abc import Mapping, MutableMapping
+from pathlib import Path
+
+from swe_rl.config.secrets import MASK, is_secret_key, mask_text
+
+# Variable: what it decides.
+HONOURED: dict[str, str] = {
+    "WANDB_API_KEY": "logger.wandb=online",
+    "HF_TOKEN": "model.path and env.dataset of the hub",
+    "VLLM_URL": "engine.urls with engine=external",
+    "SWE_PDB_MODEL_PATH": "model.path of the experiments swepdb_*",
+    "SWE_PDB_CHECKPOINT_BASE": "paths.outputs of the experiments swepdb_*",
+    "KODCODE_DATA_PATH": "env.dataset with env=kodcode",
+    "TRAINING_DATA_SYNC_DEST": "paths.sync_to",
+    "CUDA_VISIBLE_DEVICES": "which GPUs of this machine are used",
+}
+_FROM_FILE = "SWE_RL_FROM_DOTENV"  # names only; jobs that start other processes hand it on
+
+
+def read_dotenv(folder: Path, environment: MutableMapping[str, str] | None = None) -> list[str]:
+    """Adds what `folder/.env` sets and the environment does not; returns the names, never the values."""
+    environment = os.environ if environment is None else environment
+    path = folder / ".env"
+    if not path.is_file():
+        return []
+    from dotenv import dotenv_values
+
+    found = {name: value for name, value in dotenv_values(path).items() if value and name not in environment}
+    environment.update({name: str(value) for name, value in found.items()})
+    known = set(environment.get(_FROM_FILE, "").split(",")) | set(found)
+    environment[_FROM_FILE] = ",".join(sorted(known - {""}))
+    return list(found)
+
+
+def origin_of(name: str, environment: Mapping[str, str] | None = None) -> str:
+    """`environment`, `.env`, or nothing where the variable is not set."""
+    environment = os.environ if environment is None else environment
+    if not environment.get(name):
+        return ""
+    return ".env" if name in environment.get(_FROM_FILE, "").split(",") else "environment"
+
+
+def shown(environment: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Each honoured variable: its value or `***`, where it came from and what it decides; or that it is not set."""
+    environment = os.environ if environment is None else environment
+    rows = {}
+    for name, purpose in HONOURED.items():
+        origin = origin_of(name, environment)
+        value = MASK if is_secret_key(f"env_vars.{name}") else mask_text(environment.get(name, ""))
+        rows[name] = f"{value} (from: {origin}) -> {purpose}" if origin else f"not set -> {purpose}"
+    return rows
+
+
+def visible_gpus(environment: Mapping[str, str]) -> int | None:
+    """How many GPUs CUDA_VISIBLE_DEVICES lets this process see; None where it says nothing."""
+    value = environment.get("CUDA_VISIBLE_DEVICES")
+    if value is None or not value.strip():
+        return None
+    return len([part for part in value.split(",") if part.strip() and part.strip() != "-1"])

@@ -1,0 +1,159 @@
+"""Rules of the instances: enough of them, training and evaluation apart, images and grading that fit the data set.
+
+Invariants:
+- Decided from names, splits and slices alone; what only the rows can tell is refused when they are read.
+"""
+
+import re
+from collections.abc import Iterator
+from string import Formatter
+
+from swe_rl.config.findings import Finding, Host, error, warning
+from swe_rl.config.keys import nearest
+from swe_rl.config.schema import Config, GradingKind
+from swe_rl.config.sizes import holds_container
+
+PLACEHOLDERS = ("instance_id", "instance_id_s", "instance_id_1776")
+ENVS = (
+    "bugs", "jsonl", "swe_gym", "swe_gym_lite", "swebench_verified", "swebench_lite", "django201", "r2e_gym",
+    "swe_smith", "kodcode",
+)  # fmt: skip
+AGENT_TOOLS = {
+    "bash": ("bash",),
+    "mini_swe": ("bash",),
+    "qwen_code": ("own",),
+    "command": ("own",),
+    "pdb": ("full", "rewrite_only", "debug_after_5"),
+}
+_SLICE = re.compile(r"(\w+)(?:\[(\d*):(\d*)\])?")
+
+
+def names_known(config: Config, _: Host) -> Iterator[Finding]:
+    for key, value, known in (("env.name", config.env.name, ENVS), ("agent.name", config.agent.name, AGENT_TOOLS)):
+        if value not in known:
+            near = nearest(value, known) or list(known)
+            group = key.partition(".")[0]
+            yield error("unknown_name", key, value, f"there is no such {group}", f"{group}={' or '.join(near)}")
+
+
+def agent_tools(config: Config, _: Host) -> Iterator[Finding]:
+    tools, legal = config.agent.tools, AGENT_TOOLS.get(config.agent.name)
+    if legal and tools not in legal:
+        yield error(
+            "agent_tools",
+            "agent.tools",
+            tools,
+            f"agent={config.agent.name} has {', '.join(legal)}",
+            f"agent.tools={(nearest(tools, legal) or list(legal))[0]}",
+        )
+    if config.agent.name in ("qwen_code", "command") and not config.agent.command:
+        yield error(
+            "agent_tools",
+            "agent.command",
+            config.agent.command,
+            f"agent={config.agent.name} needs to know which program to start",
+            "agent.command='PROGRAM ARGUMENTS'",
+        )
+
+
+def enough_instances(config: Config, _: Host) -> Iterator[Finding]:
+    there, wanted = config.env.num_instances, config.rollout.prompts_per_step
+    if 0 < there < wanted:
+        yield error(
+            "instances",
+            "rollout.prompts_per_step",
+            wanted,
+            f"env={config.env.name} has {there} instances to train on",
+            f"rollout.prompts_per_step={there}",
+        )
+
+
+def splits_apart(config: Config, _: Host) -> Iterator[Finding]:
+    env = config.env
+    if (env.eval_dataset or env.dataset) != env.dataset:
+        return
+    shared = overlap(env.split, env.eval_split)
+    if shared and env.split == env.eval_split:
+        yield warning(
+            "splits",
+            "env.eval_split",
+            env.eval_split,
+            "the split that is trained on: its score says nothing about unseen instances",
+            "env.eval_split=heldout, or env.eval_dataset=ANOTHER",
+        )
+    elif shared:
+        yield error(
+            "splits",
+            "env.eval_split",
+            env.eval_split,
+            f"shares rows {shared[0]} to {'the end' if shared[1] is None else shared[1]} with env.split={env.split}",
+            "slices that do not meet, as train[1000:] and train[:1000]",
+        )
+
+
+def overlap(first: str, second: str) -> tuple[int, int | None] | None:
+    """The rows (from, to or None for the end) that two slices of one data set share; None where they share none."""
+    one, other = _SLICE.fullmatch(first), _SLICE.fullmatch(second)
+    if not one or not other or one.group(1) != other.group(1):
+        return None
+    start = max(int(one.group(2) or 0), int(other.group(2) or 0))
+    ends = [int(end) for end in (one.group(3), other.group(3)) if end]
+    end = min(ends) if ends else None
+    return (start, end) if end is None or start < end else None
+
+
+def image_names(config: Config, _: Host) -> Iterator[Finding]:
+    for key, template in (
+        ("env.image_template", config.env.image_template),
+        ("env.eval_image_template", config.env.eval_image_template),
+    ):
+        if template is None:
+            continue
+        try:
+            names = {name for _, name, _, _ in Formatter().parse(template) if name is not None}
+        except ValueError:
+            names = {template}
+        if not names or not names <= set(PLACEHOLDERS):
+            yield error(
+                "image_template",
+                key,
+                template,
+                "names an image for each instance by one of " + ", ".join(f"{{{name}}}" for name in PLACEHOLDERS),
+                f"{key}='REGISTRY/NAME.{{instance_id}}:latest'",
+            )
+
+
+def grading_has_its_place(config: Config, _: Host) -> Iterator[Finding]:
+    grading = config.env.grading
+    if grading in (GradingKind.swebench, GradingKind.eval_script) and not holds_container(config):
+        yield error(
+            "grading",
+            "env.grading",
+            grading,
+            f"runs in an instance's own container; sandbox.kind={config.sandbox.kind} has none",
+            "sandbox=docker",
+        )
+
+
+def images_fit(config: Config, _: Host) -> Iterator[Finding]:
+    disk, needed = config.hardware.disk_gb, config.env.num_instances * config.env.image_gb
+    if holds_container(config) and config.runtime.kind == "none" and 0 < disk < needed:
+        yield warning(
+            "image_disk",
+            "env.image_gb",
+            config.env.image_gb,
+            f"{config.env.num_instances} images of about {config.env.image_gb:g} GB are {needed:.0f} GB, before shared "
+            f"layers; hardware.disk_gb={disk:g}",
+            "env.instances=FILE with fewer, or a larger disk for the container engine",
+        )
+
+
+RULES = (
+    names_known,
+    agent_tools,
+    enough_instances,
+    splits_apart,
+    image_names,
+    grading_has_its_place,
+    images_fit,
+)

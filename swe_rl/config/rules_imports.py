@@ -1,0 +1,140 @@
+"""Files of other systems (`job.imports=[verl_oh.yaml]`), compared with this configuration: both places are named.
+
+Invariants:
+- An imported file changes nothing; it is read, and what contradicts is an error.
+- A key that nothing here reads is named, so that nobody believes that it has an effect.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from swe_rl.config.findings import Finding, Host, error, warning
+from swe_rl.config.schema import Config
+from swe_rl.config.yaml_text import YamlError, parse
+
+# A key of another system: ours. verl and rLLM, SkyRL, skyrl-agent, slime's environment, the FASRC scripts.
+KNOWN = {
+    "actor_rollout_ref.rollout.n": "rollout.n",
+    "skyrl_agent.num_trajectories": "rollout.n",
+    "generator.num_trajectories": "rollout.n",
+    "generator.n_samples_per_prompt": "rollout.n",
+    "ROLLOUT_N": "rollout.n",
+    "N_SAMPLES": "rollout.n",
+    "data.train_batch_size": "rollout.prompts_per_step",
+    "trainer.train_batch_size": "rollout.prompts_per_step",
+    "TRAIN_BATCH_SIZE": "rollout.prompts_per_step",
+    "ROLLOUT_BATCH_SIZE": "rollout.prompts_per_step",
+    "actor_rollout_ref.actor.ppo_mini_batch_size": "trainer.prompts_per_mini_batch",
+    "trainer.policy_mini_batch_size": "trainer.prompts_per_mini_batch",
+    "actor_rollout_ref.actor.optim.lr": "trainer.lr",
+    "trainer.policy.optimizer_config.lr": "trainer.lr",
+    "actor_rollout_ref.actor.clip_ratio_high": "algo.clip_high",
+    "actor_rollout_ref.actor.clip_ratio_low": "algo.clip_low",
+    "trainer.algorithm.eps_clip_high": "algo.clip_high",
+    "trainer.algorithm.eps_clip_low": "algo.clip_low",
+    "actor_rollout_ref.actor.ulysses_sequence_parallel_size": "layout.sequence_parallel",
+    "trainer.policy.sequence_parallel_size": "layout.sequence_parallel",
+    "SP_SIZE": "layout.sequence_parallel",
+    "actor_rollout_ref.rollout.tensor_model_parallel_size": "layout.engine_tp",
+    "generator.inference_engine.tensor_parallel_size": "layout.engine_tp",
+    "TP_SIZE": "layout.engine_tp",
+    "generator.inference_engine.num_engines": "layout.engines",
+    "generator.max_iterations": "rollout.max_turns",
+    "generator.max_turns": "rollout.max_turns",
+    "data.max_prompt_length": "rollout.max_prompt_tokens",
+    "trainer.max_prompt_length": "rollout.max_prompt_tokens",
+    "MAX_MODEL_LEN": "engine.max_model_len",
+    "actor_rollout_ref.rollout.gpu_memory_utilization": "engine.gpu_memory_utilization",
+    "generator.inference_engine.gpu_memory_utilization": "engine.gpu_memory_utilization",
+    "GPU_MEMORY_UTILIZATION": "engine.gpu_memory_utilization",
+    "actor_rollout_ref.rollout.temperature": "rollout.temperature",
+    "generator.sampling_params.temperature": "rollout.temperature",
+    "generator.sampling_params.top_p": "rollout.top_p",
+    "dispatcher.max_parallel_agents": "rollout.concurrency",
+    "MAX_PARALLEL_AGENTS": "rollout.concurrency",
+    "GPUS_PER_NODE": "hardware.gpus_per_node",
+    "GPU_NODES": "hardware.nodes",
+    "GPU_PARTITION": "hardware.partition",
+    "CPU_PARTITION": "runtime.partition",
+    "CPUS_FOR_RUNTIME": "runtime.cpus_per_node",
+    "CPUS_PER_WORKER": "sandbox.cpus",
+}
+_LISTED = 8
+
+
+def imported(config: Config, host: Host) -> Iterator[Finding]:
+    for path in config.job.imports:
+        text = host.read_text(path)
+        if text is None:
+            yield error(
+                "import", "job.imports", path, "there is no such file", "job.imports=[PATH of a YAML or .conf file]"
+            )
+            continue
+        try:
+            values = dict(_flat(_read(text)))
+        except YamlError as broken:
+            line = str(broken).splitlines()[-1].strip()
+            yield error("import", "job.imports", path, f"cannot be read: {line}", "a YAML file, or lines of NAME=VALUE")
+            continue
+        yield from _compare(config, path, values)
+
+
+def _compare(config: Config, path: str, values: dict[str, Any]) -> Iterator[Finding]:
+    for foreign, given in values.items():
+        key = KNOWN.get(foreign)
+        if key is None or str(given).startswith("$"):
+            continue
+        ours = _value(config, key)
+        if not _same(ours, given):
+            yield error(
+                "import_differs",
+                key,
+                ours,
+                f"{path} has {foreign}={given}; both mean the same, and one of them would be ignored",
+                f"{key}={given}, or change {foreign} there",
+            )
+    unread = [foreign for foreign in values if foreign not in KNOWN]
+    if unread:
+        more = f" and {len(unread) - _LISTED} more" if len(unread) > _LISTED else ""
+        yield warning(
+            "import_unread",
+            "job.imports",
+            path,
+            f"nothing here reads {', '.join(unread[:_LISTED])}{more}",
+            "our keys instead: `job=describe` lists them",
+        )
+
+
+def _read(text: str) -> Any:
+    """YAML, or the NAME=VALUE lines of shell scripts."""
+    lines = [line.strip().removeprefix("export ") for line in text.splitlines()]
+    lines = [line for line in lines if line and not line.startswith("#")]
+    if lines and all("=" in line.split("#")[0] and ":" not in line.split("=")[0] for line in lines):
+        pairs = (line.partition("=") for line in lines)
+        return {name.strip(): parse(value.split(" #")[0].strip()) for name, _, value in pairs}
+    return parse(text)
+
+
+def _flat(node: Any, key: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(node, dict):
+        for name, value in node.items():
+            yield from _flat(value, f"{key}.{name}" if key else str(name))
+    elif key:
+        yield key, node
+
+
+def _value(config: Config, key: str) -> Any:
+    node: Any = config
+    for name in key.split("."):
+        node = getattr(node, name)
+    return node
+
+
+def _same(ours: Any, given: Any) -> bool:
+    try:
+        return float(ours) == float(given)
+    except (TypeError, ValueError):
+        return str(ours) == str(given)
+
+
+RULES = (imported,)

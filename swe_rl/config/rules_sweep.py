@@ -1,0 +1,137 @@
+"""Rules over all jobs of a `--multirun`: what each job alone cannot know.
+
+Invariants:
+- Pure, and over every job before the first is started; a finding names the jobs, counted from 0 as their folders are.
+- Jobs one after another in this process (the basic launcher) may share what jobs side by side may not.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from swe_rl.config.compose import Composed, config_hash
+from swe_rl.config.findings import Finding, error, warning
+from swe_rl.config.launcher import is_slurm, slurm_settings, starts_processes
+from swe_rl.config.schema import JobName, RuntimeKind
+
+
+def check_sweep(jobs: Sequence[Composed]) -> list[Finding]:
+    """Findings about the sweep as a whole, errors first."""
+    found = [finding for rule in RULES for finding in rule(jobs)]
+    return sorted(found, key=lambda finding: finding.severity != "error")
+
+
+def one_launcher(jobs: Sequence[Composed]) -> Iterator[Finding]:
+    launchers = list(dict.fromkeys(job.launcher for job in jobs))
+    if len(launchers) > 1:
+        yield error(
+            "sweep_launcher",
+            "hydra/launcher",
+            ",".join(launchers),
+            "jobs of one sweep are started by one launcher; Hydra would take the first for all of them",
+            f"one sweep for each: hydra/launcher={launchers[0]}",
+        )
+
+
+def one_hardware(jobs: Sequence[Composed]) -> Iterator[Finding]:
+    """The launcher is told once; jobs that need something else would get the first job's."""
+    if not jobs or not is_slurm(jobs[0].launcher_settings):
+        return
+    told = [{key: value for key, value in slurm_settings(job.config).items() if key != "name"} for job in jobs]
+    for index, settings in enumerate(told):
+        if settings != told[0]:
+            keys = ", ".join(key for key in settings.keys() | told[0].keys() if settings.get(key) != told[0].get(key))
+            yield error(
+                "sweep_hardware",
+                "hardware.name",
+                jobs[index].config.hardware.name,
+                f"job {index} wants other SLURM settings than job 0 ({keys}); all jobs of a sweep get the same",
+                "one sweep for each hardware",
+            )
+            return
+
+
+def launcher_agrees(jobs: Sequence[Composed]) -> Iterator[Finding]:
+    if not jobs or not is_slurm(jobs[0].launcher_settings):
+        return
+    settings, given = slurm_settings(jobs[0].config), jobs[0].launcher_settings
+    own = {override.lstrip("+").partition("=")[0] for override in jobs[0].overrides}
+    for key, value in settings.items():
+        name = f"hydra.launcher.{key}"
+        if key not in ("name", "setup") and name in own and given.get(key) != value:
+            source = {"timeout_min": "time_limit_min", "cpus_per_task": "cpus_per_node", "mem_gb": "memory_gb"}.get(
+                key, key
+            )
+            yield error(
+                "launcher_differs",
+                name,
+                given.get(key),
+                f"hardware.{source} says {value}; SLURM and the run would disagree",
+                f"hardware.{source}={given.get(key)} instead of {name}",
+            )
+
+
+def own_folders(jobs: Sequence[Composed]) -> Iterator[Finding]:
+    subdir = jobs[0].sweep_subdir if jobs else ""
+    if len(jobs) > 1 and "hydra.job" not in subdir:
+        yield error(
+            "sweep_folder",
+            "hydra.sweep.subdir",
+            subdir,
+            f"all {len(jobs)} jobs would write into one folder",
+            "hydra.sweep.subdir='${hydra.job.num}', or leave it out",
+        )
+
+
+def own_paths(jobs: Sequence[Composed]) -> Iterator[Finding]:
+    for key, value, numbers in _shared(jobs):
+        yield error(
+            "sweep_path",
+            key,
+            value,
+            f"jobs {_list(numbers)} would use the same",
+            f"leave {key} out, or give each job its own: {key}=A,B",
+        )
+
+
+def _shared(jobs: Sequence[Composed]) -> Iterator[tuple[str, Any, list[int]]]:
+    side_by_side = bool(jobs) and starts_processes(jobs[0].launcher_settings)
+    users: dict[tuple[str, Any], list[int]] = defaultdict(list)
+    for number, job in enumerate(jobs):
+        config = job.config
+        if config.job.name == JobName.sft:
+            users["sft.output", config.sft.output].append(number)
+        if config.trainer.resume not in ("none", "auto"):
+            users["trainer.resume", config.trainer.resume].append(number)
+        if config.trainer.lora_rank > 0 and config.trainer.lora_sync_dir:
+            users["trainer.lora_sync_dir", config.trainer.lora_sync_dir].append(number)
+        if config.runtime.kind == RuntimeKind.job and config.runtime.shared_dir:
+            users["runtime.shared_dir", config.runtime.shared_dir].append(number)
+        if side_by_side and config.gateway.port > 0:
+            users["gateway.port", config.gateway.port].append(number)
+    for (key, value), numbers in users.items():
+        if len(numbers) > 1:
+            yield key, value, numbers
+
+
+def own_results(jobs: Sequence[Composed]) -> Iterator[Finding]:
+    same: dict[tuple[str, str], list[int]] = defaultdict(list)
+    for number, job in enumerate(jobs):
+        same[config_hash(job.config), job.config.job.name].append(number)
+    for numbers in same.values():
+        if len(numbers) > 1:
+            yield warning(
+                "sweep_same",
+                "trainer.seed",
+                jobs[numbers[0]].config.trainer.seed,
+                f"jobs {_list(numbers)} have the same configuration: they compute the same",
+                "+sweep=seeds, or trainer.seed=0,1,2",
+            )
+
+
+def _list(numbers: Sequence[int]) -> str:
+    shown = ", ".join(map(str, numbers[:6]))
+    return shown if len(numbers) <= 6 else f"{shown}, ... ({len(numbers)} in all)"
+
+
+RULES = (one_launcher, one_hardware, launcher_agrees, own_folders, own_paths, own_results)

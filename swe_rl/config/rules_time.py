@@ -1,0 +1,119 @@
+"""Rules of time: nested limits, waves of trajectories, the scheduler's time limit.
+
+Invariants:
+- Inner limits are shorter than outer ones: command < agent < job; a rank waits longer than a step's rollouts take.
+- Estimates come from config/duration.py; a rule that rests on one names it.
+"""
+
+from collections.abc import Iterator
+
+from swe_rl.config import duration
+from swe_rl.config.findings import Finding, Host, error, warning
+from swe_rl.config.schema import Config, JobName
+from swe_rl.config.sizes import uses_no_gpu, waves_per_step
+
+TRAINS = (JobName.train, JobName.check, JobName.plan)
+FEWEST_S = 60.0
+
+
+def nested_timeouts(config: Config, _: Host) -> Iterator[Finding]:
+    rollout = config.rollout
+    if rollout.command_timeout_s >= rollout.agent_timeout_s:
+        yield warning(
+            "nested_timeouts",
+            "rollout.command_timeout_s",
+            rollout.command_timeout_s,
+            f"one hanging command uses up the agent's whole time (rollout.agent_timeout_s={rollout.agent_timeout_s:g})",
+            f"rollout.command_timeout_s={rollout.agent_timeout_s / 10:g}",
+        )
+    if rollout.agent_timeout_s > config.hardware.time_limit_min * 60:
+        yield warning(
+            "time_limit",
+            "rollout.agent_timeout_s",
+            rollout.agent_timeout_s,
+            f"longer than the job may run (hardware.time_limit_min={config.hardware.time_limit_min})",
+            f"hardware.time_limit_min={int(rollout.agent_timeout_s // 60) + 60}",
+        )
+
+
+def typical_within_limit(config: Config, _: Host) -> Iterator[Finding]:
+    rollout = config.rollout
+    if rollout.typical_trajectory_s > rollout.agent_timeout_s:
+        yield warning(
+            "typical_time",
+            "rollout.agent_timeout_s",
+            rollout.agent_timeout_s,
+            f"a typical trajectory is said to take {rollout.typical_trajectory_s:g} s "
+            "(rollout.typical_trajectory_s): most would be cut short",
+            f"rollout.agent_timeout_s={rollout.typical_trajectory_s * 3:g}",
+        )
+
+
+def first_checkpoint(config: Config, _: Host) -> Iterator[Finding]:
+    limit_s = config.hardware.time_limit_min * 60
+    needed_s = duration.first_checkpoint_s(config)
+    if config.job.name not in TRAINS or needed_s <= limit_s:
+        return
+    step = duration.text(duration.step_s(config))
+    yield error(
+        "time_first_checkpoint",
+        "hardware.time_limit_min",
+        config.hardware.time_limit_min,
+        f"the job would end before its first checkpoint: about {duration.text(needed_s)} to it (a step takes about "
+        f"{step}, its trajectories {waves_per_step(config)} waves)",
+        f"hardware.time_limit_min={int(needed_s / 60 * 1.5)}, trainer.checkpoint_every_steps=1, or fewer trajectories",
+    )
+
+
+def whole_run(config: Config, _: Host) -> Iterator[Finding]:
+    limit_s, needed_s = config.hardware.time_limit_min * 60, duration.run_s(config)
+    resumes = config.trainer.resume == "auto" and config.trainer.checkpoint_every_steps > 0
+    if config.job.name not in TRAINS or needed_s <= limit_s or resumes:
+        return
+    if duration.first_checkpoint_s(config) <= limit_s:
+        yield warning(
+            "time_whole_run",
+            "hardware.time_limit_min",
+            config.hardware.time_limit_min,
+            f"{config.trainer.steps} steps take about {duration.text(needed_s)}, and the job will not be continued",
+            "trainer.resume=auto with trainer.checkpoint_every_steps=1 or more, or fewer trainer.steps",
+        )
+
+
+def collective(config: Config, _: Host) -> Iterator[Finding]:
+    wait_s, timeout_s = duration.rollout_s(config), config.trainer.collective_timeout_s
+    if timeout_s < FEWEST_S:
+        yield error(
+            "collective_timeout",
+            "trainer.collective_timeout_s",
+            timeout_s,
+            f"ranks of a large model are apart by more than that; at least {FEWEST_S:g}",
+            "trainer.collective_timeout_s=1800",
+        )
+    elif config.layout.trainer_gpus > 1 and not config.layout.colocated and wait_s > timeout_s:
+        yield warning(
+            "collective_timeout",
+            "trainer.collective_timeout_s",
+            timeout_s,
+            f"shorter than a step's rollouts (about {duration.text(wait_s)}), during which the trainer's ranks wait",
+            f"trainer.collective_timeout_s={int(wait_s * 2)}",
+        )
+
+
+def turns_fit(config: Config, _: Host) -> Iterator[Finding]:
+    """Typical turns use about an eighth of what one may sample and of what it may be shown (4 characters a token)."""
+    rollout = config.rollout
+    turn = rollout.max_turn_tokens / 8 + config.agent.max_observation_chars / 4 / 8
+    needed = int(rollout.max_prompt_tokens / 2 + rollout.max_turns * turn)
+    if needed > 2 * rollout.max_trajectory_tokens and not uses_no_gpu(config.layout):
+        yield warning(
+            "turns",
+            "rollout.max_turns",
+            rollout.max_turns,
+            f"so many turns need about {needed} tokens even if each uses an eighth of its limits; "
+            f"rollout.max_trajectory_tokens={rollout.max_trajectory_tokens} will end most trajectories first",
+            f"rollout.max_turns={max(1, int(rollout.max_trajectory_tokens / max(turn, 1)))}",
+        )
+
+
+RULES = (nested_timeouts, typical_within_limit, first_checkpoint, whole_run, collective, turns_fit)

@@ -1,0 +1,238 @@
+"""Rules of the trainer beside its batch arithmetic: LoRA, asynchrony, weight update, checkpoints and their disk.
+
+Invariants:
+- What a layout makes impossible is an error; what merely wastes time is a warning.
+"""
+
+from collections.abc import Iterator
+
+from swe_rl.config import memory
+from swe_rl.config.findings import Finding, Host, error, warning
+from swe_rl.config.schema import Capture, Config, Correction, DynamicSampling, EngineKind, WeightSync
+from swe_rl.config.sizes import optimizer_steps_per_step, total_gpus, uses_no_gpu
+
+
+def lora(config: Config, host: Host) -> Iterator[Finding]:
+    rank, engine = config.trainer.lora_rank, config.engine
+    if rank < 0:
+        yield error("lora", "trainer.lora_rank", rank, "is 0 (off) or positive", "trainer.lora_rank=32")
+    if rank <= 0:
+        return
+    if engine.kind != EngineKind.embedded and rank > engine.max_lora_rank:
+        yield error(
+            "lora",
+            "trainer.lora_rank",
+            rank,
+            f"the engines take adapters up to engine.max_lora_rank={engine.max_lora_rank}",
+            f"engine.max_lora_rank={rank}",
+        )
+    if engine.kind == EngineKind.vllm and engine.enforce_eager and config.hardware.compiler:
+        yield warning(
+            "lora_eager",
+            "engine.enforce_eager",
+            True,
+            "LoRA without compiled kernels is two to three times slower in vLLM",
+            "engine.enforce_eager=false",
+        )
+    yield from _lora_folder(config, host)
+
+
+def _lora_folder(config: Config, host: Host) -> Iterator[Finding]:
+    folder = config.trainer.lora_sync_dir
+    if folder is None or config.hardware.nodes < 2:
+        return
+    path, shared = host.absolute(folder), config.hardware.shared_paths
+    if path.startswith("/tmp") or (shared and not any(path.startswith(prefix) for prefix in shared)):
+        yield error(
+            "lora_folder",
+            "trainer.lora_sync_dir",
+            folder,
+            f"engines on the other {config.hardware.nodes - 1} nodes do not see this folder",
+            f"trainer.lora_sync_dir={shared[0] if shared else 'FOLDER on a shared disk'}",
+        )
+
+
+def asynchrony(config: Config, _: Host) -> Iterator[Finding]:
+    stale = config.trainer.max_staleness_steps
+    if stale < 0:
+        yield error("staleness", "trainer.max_staleness_steps", stale, "is 0 or more", "trainer.max_staleness_steps=0")
+    if stale <= 0:
+        return
+    if config.layout.colocated:
+        yield error(
+            "staleness",
+            "trainer.max_staleness_steps",
+            stale,
+            f"layout={config.layout.name} lets engines and trainer take turns: nothing can overlap",
+            "trainer.max_staleness_steps=0, or a layout with GPUs of its own for each (layout=dp4)",
+        )
+    if config.algo.dynamic_sampling == DynamicSampling.resample:
+        yield error(
+            "staleness_sampling",
+            "algo.dynamic_sampling",
+            "resample",
+            "needs to know a whole step's rewards, which an asynchronous step does not have in time",
+            "algo.dynamic_sampling=filter, or trainer.max_staleness_steps=0",
+        )
+    if config.algo.correction == Correction.none:
+        yield warning(
+            "staleness_correction",
+            "algo.correction",
+            "none",
+            f"tokens up to {stale} steps old are trained as if the present policy had sampled them",
+            "algo.correction=token_tis",
+        )
+
+
+def weight_sync(config: Config, _: Host) -> Iterator[Finding]:
+    sync, layout, hardware = config.trainer.weight_sync, config.layout, config.hardware
+    key = "trainer.weight_sync"
+    if sync in (WeightSync.nccl, WeightSync.ipc) and uses_no_gpu(layout):
+        yield error("weight_sync", key, sync, f"layout={layout.name} has no GPU", "trainer.weight_sync=auto")
+    elif sync == WeightSync.ipc and not layout.colocated:
+        yield error(
+            "weight_sync", key, sync, "shares memory of one GPU; engines have others here", "trainer.weight_sync=nccl"
+        )
+    elif sync == WeightSync.nccl and layout.colocated:
+        yield error(
+            "weight_sync",
+            key,
+            sync,
+            "NCCL refuses two ranks on one GPU, as colocated ones are",
+            "trainer.weight_sync=ipc",
+        )
+    elif hardware.mig and not layout.colocated and sync in (WeightSync.nccl, WeightSync.auto):
+        yield error("weight_sync", key, sync, "there is no NCCL between MIG slices", "trainer.weight_sync=disk")
+
+
+def log_probabilities(config: Config, _: Host) -> Iterator[Finding]:
+    """What weighs tokens by the engine's log-probabilities needs those of the distribution that was sampled from."""
+    algo = config.algo
+    weighs = algo.correction != Correction.none or algo.mask_low is not None or algo.mask_high is not None
+    truncated = config.rollout.temperature != 1.0 or config.rollout.top_p != 1.0 or config.rollout.top_k > 0
+    if weighs and config.engine.logprobs_mode == "raw" and truncated:
+        yield error(
+            "logprobs_mode",
+            "engine.logprobs_mode",
+            "raw",
+            "log-probabilities before temperature and truncation are not those of the tokens as they were sampled",
+            "engine.logprobs_mode=processed",
+        )
+
+
+def masks(config: Config, _: Host) -> Iterator[Finding]:
+    low, high = config.algo.mask_low, config.algo.mask_high
+    if (low is None) != (high is None):
+        key = "algo.mask_high" if high is None else "algo.mask_low"
+        other = "algo.mask_low" if high is None else "algo.mask_high"
+        yield error(
+            "masks", key, None, f"{other} is set and has no effect alone", f"{key}={2 if high is None else 0.5}"
+        )
+    elif low is not None and high is not None and not 0 <= low < 1 < high:
+        yield error(
+            "masks", "algo.mask_low", low, f"ratios lie around 1; [{low:g}, {high:g}] does not", "algo.mask_low=0.5"
+        )
+    if (low is not None or high is not None) and config.rollout.capture == Capture.retokenize:
+        yield error(
+            "masks",
+            "rollout.capture",
+            "retokenize",
+            "has no sampled log-probabilities, which algo.mask_low and algo.mask_high compare",
+            "rollout.capture=traced",
+        )
+
+
+def overlong(config: Config, _: Host) -> Iterator[Finding]:
+    share, penalty = config.algo.overlong_share, config.algo.overlong_penalty
+    if not 0 <= share < 1:
+        yield error(
+            "overlong", "algo.overlong_share", share, "is a share, 0 (off) to below 1", "algo.overlong_share=0.2"
+        )
+    if penalty <= 0:
+        yield error("overlong", "algo.overlong_penalty", penalty, "must be greater than 0", "algo.overlong_penalty=1")
+
+
+def kl_used(config: Config, _: Host) -> Iterator[Finding]:
+    if config.algo.kl_coef == 0 and config.algo.kl_in == "reward":
+        yield warning(
+            "kl_unused",
+            "algo.kl_in",
+            "reward",
+            "has no effect with algo.kl_coef=0; no reference model is loaded",
+            "algo.kl_coef=0.001, or leave algo.kl_in out",
+        )
+
+
+def checkpoint_disk(config: Config, _: Host) -> Iterator[Finding]:
+    there, needed = config.hardware.disk_gb, memory.checkpoints_gb(config)
+    if 0 < there < needed:
+        one = memory.checkpoint_gb(config)
+        keep = int(there // one) - 1
+        yield error(
+            "checkpoint_disk",
+            "trainer.keep_checkpoints",
+            config.trainer.keep_checkpoints,
+            f"checkpoints of {one:.0f} GB, one more while the next is written, need {needed:.0f} GB; "
+            f"hardware.disk_gb={there:g}",
+            f"trainer.keep_checkpoints={keep}"
+            if keep >= 1
+            else "a larger disk (hardware.disk_gb), or trainer.lora_rank=32",
+        )
+
+
+def external_weights(config: Config, _: Host) -> Iterator[Finding]:
+    served = config.engine.served_model
+    if config.engine.kind != EngineKind.external and served:
+        yield warning(
+            "served_model",
+            "engine.served_model",
+            served,
+            f"nothing reads it with engine.kind={config.engine.kind}",
+            "engine=external",
+        )
+    if config.engine.kind == EngineKind.external and config.trainer.weight_sync == WeightSync.ipc:
+        yield error(
+            "external_sync",
+            "trainer.weight_sync",
+            "ipc",
+            "engines that somebody else started share no memory with this trainer",
+            "trainer.weight_sync=nccl, or disk",
+        )
+
+
+def warmup(config: Config, _: Host) -> Iterator[Finding]:
+    updates = config.trainer.steps * optimizer_steps_per_step(config)
+    if config.trainer.warmup_steps >= updates > 0:
+        yield warning(
+            "warmup",
+            "trainer.warmup_steps",
+            config.trainer.warmup_steps,
+            f"the whole run has {updates} updates: the learning rate never reaches trainer.lr",
+            f"trainer.warmup_steps={updates // 10}",
+        )
+
+
+def idle_trainer(config: Config, _: Host) -> Iterator[Finding]:
+    if config.layout.trainer_gpus == 0 and total_gpus(config.layout) > 0 and config.job.name == "train":
+        yield error(
+            "no_trainer",
+            "layout.trainer_gpus",
+            0,
+            "nothing is left to train on",
+            "layout.trainer_gpus=4, or job=rollout",
+        )
+
+
+RULES = (
+    lora,
+    asynchrony,
+    weight_sync,
+    log_probabilities,
+    masks,
+    overlong,
+    kl_used,
+    checkpoint_disk,
+    external_weights,
+    idle_trainer,
+    warmup,
+)

@@ -1,0 +1,93 @@
+"""What nvidia-smi says about the GPUs, and which of them CUDA_VISIBLE_DEVICES leaves.
+
+Invariants:
+- A value that the driver does not know (`[N/A]`) is None, not zero.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from swe_rl.hardware.preflight.system import System
+
+MIB = 1024**2
+_FIELDS = "index,uuid,name,memory.total,memory.used,mig.mode.current"
+_SLICE = re.compile(r"^\s+MIG\s+\S*?(\d+)g\.(\d+)gb\S*\s.*UUID:\s*(MIG-[^)\s]+)", re.MULTILINE)
+
+
+class DriverError(Exception):
+    """There is no driver, or it does not work; the text says which."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    index: int
+    uuid: str
+    name: str
+    memory_mib: int | None
+    used_mib: int | None
+    mig: bool
+
+    @property
+    def memory_gb(self) -> float | None:
+        return None if self.memory_mib is None else self.memory_mib * MIB / 1e9
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """One MIG device, `1g.20gb`."""
+
+    uuid: str
+    memory_gb: float
+
+
+def read_gpus(system: System) -> list[Gpu]:
+    """Raises DriverError, or Unanswered for a driver that hangs."""
+    text = _ask(system, f"--query-gpu={_FIELDS}", "--format=csv,noheader,nounits")
+    return [_gpu(line) for line in text.splitlines() if line.count(",") >= 5]
+
+
+def read_slices(system: System) -> list[Slice]:
+    """Raises DriverError or Unanswered."""
+    return [Slice(uuid, float(memory)) for _, memory, uuid in _SLICE.findall(_ask(system, "-L"))]
+
+
+def visible_devices(text: str | None) -> list[str] | None:
+    """None where the variable is not set. As CUDA reads it: whatever follows a negative entry is hidden."""
+    if text is None:
+        return None
+    entries: list[str] = []
+    for entry in (part.strip() for part in text.split(",")):
+        if not entry or entry.startswith("-") or entry == "NoDevFiles":
+            break
+        entries.append(entry)
+    return entries
+
+
+def only_visible(gpus: Sequence[Gpu], entries: Sequence[str] | None) -> list[Gpu]:
+    """Entries are indices or the beginnings of UUIDs; a MIG entry does not tell its GPU, so all stay."""
+    if entries is None or any(entry.startswith("MIG-") for entry in entries):
+        return list(gpus)
+    return [gpu for gpu in gpus if any(entry == str(gpu.index) or _begins(gpu, entry) for entry in entries)]
+
+
+def _begins(gpu: Gpu, entry: str) -> bool:
+    return entry.startswith("GPU-") and gpu.uuid.startswith(entry)
+
+
+def _gpu(line: str) -> Gpu:
+    index, uuid, *name, total, used, mig = (part.strip() for part in line.split(","))
+    return Gpu(int(index), uuid, ",".join(name), _number(total), _number(used), mig == "Enabled")
+
+
+def _number(text: str) -> int | None:
+    return int(text) if text.isdigit() else None
+
+
+def _ask(system: System, *options: str) -> str:
+    done = system.run(["nvidia-smi", *options])
+    if done is None:
+        raise DriverError("there is no `nvidia-smi` on PATH, so no NVIDIA driver on this machine")
+    if done.status != 0:
+        raise DriverError(f"nvidia-smi fails: {done.reason}")
+    return done.stdout

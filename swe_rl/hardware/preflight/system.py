@@ -1,0 +1,119 @@
+"""What probes may ask of the machine: an interface small enough to be faked.
+
+Invariants:
+- A question that the machine does not answer raises Unanswered, with a reason that can be shown.
+- An answer of the other side is an answer, whatever its status: probes judge it.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from swe_rl.config.schema import Config
+
+COMMAND_S = 4.0
+HTTP_S = 4.0
+
+
+class Unanswered(Exception):
+    """The machine, or a server, did not answer; the text says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Completed:
+    """A program that has ended."""
+
+    status: int
+    stdout: str
+    stderr: str = ""
+
+    @property
+    def reason(self) -> str:
+        """The first line of what it complained about, warnings left out."""
+        lines = [line.strip() for line in f"{self.stderr}\n{self.stdout}".splitlines() if line.strip()]
+        errors = [line for line in lines if "level=warning" not in line and not line.lower().startswith("warning")]
+        return (errors or lines or [f"exit status {self.status}"])[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """An HTTP answer; `body` is cut at a megabyte or so."""
+
+    status: int
+    body: bytes = b""
+
+    def json(self) -> Any:
+        """Raises Unanswered for a body that is not JSON."""
+        try:
+            return json.loads(self.body)
+        except ValueError as error:
+            raise Unanswered(f"the answer is not JSON (status {self.status})") from error
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """An HTTP request. `socket`: the path of a unix socket, where the server is not reached by its host's name."""
+
+    url: str
+    method: str = "GET"
+    headers: Mapping[str, str] = field(default_factory=dict)
+    socket: str | None = None
+    timeout_s: float = HTTP_S
+
+
+class System(Protocol):
+    @property
+    def environment(self) -> Mapping[str, str]: ...
+
+    @property
+    def user(self) -> tuple[str, int]:
+        """Name and uid of whoever asks."""
+        ...
+
+    def run(
+        self, command: Sequence[str], timeout_s: float = COMMAND_S, environment: Mapping[str, str] | None = None
+    ) -> Completed | None:
+        """None where there is no such program; `environment` is added to this process's. Raises Unanswered."""
+        ...
+
+    def http(self, question: Question) -> Answer:
+        """Redirects are answers, they are not followed. Raises Unanswered where nothing answers."""
+        ...
+
+    def find_program(self, name: str) -> str | None: ...
+
+    def bind_refused(self, host: str, port: int) -> str | None:
+        """Why this address cannot be listened on, or None."""
+        ...
+
+    def disk_free_bytes(self, path: str) -> int:
+        """Of the file system of the path or of its nearest parent that exists. Raises Unanswered."""
+        ...
+
+    def writable(self, folder: str) -> bool: ...
+
+    def exists(self, path: str) -> bool: ...
+
+    def resolve(self, path: str) -> str:
+        """Absolute, without `~` and symbolic links."""
+        ...
+
+    def read_text(self, path: str) -> str | None:
+        """None where there is no such file, or it may not be read."""
+        ...
+
+    def list_folder(self, path: str) -> list[str]:
+        """Sorted names; none where there is no such folder."""
+        ...
+
+    def version(self, distribution: str) -> str | None: ...
+
+    def cpus(self) -> int: ...
+
+    def memory_bytes(self) -> int: ...
+
+
+def job_environment(config: Config, system: System) -> dict[str, str]:
+    """The environment that the job's processes will have."""
+    return {**system.environment, **config.hardware.env_vars}

@@ -1,0 +1,152 @@
+"""This machine, asked for real.
+
+Invariants:
+- Nothing outlives a question: a program that takes too long is killed with its children.
+- No redirect is followed, so a key goes to nobody but the server that was named.
+"""
+
+import http.client
+import os
+import pwd
+import shutil
+import signal
+import socket
+import subprocess
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from swe_rl.config.findings import folder_writable
+from swe_rl.hardware.preflight.http_client import fetch
+from swe_rl.hardware.preflight.system import COMMAND_S, Answer, Completed, Question, Unanswered
+
+_CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+
+
+class ThisSystem:
+    """See the protocol System."""
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        return os.environ
+
+    @property
+    def user(self) -> tuple[str, int]:
+        uid = os.getuid()
+        try:
+            return pwd.getpwuid(uid).pw_name, uid
+        except KeyError:  # a uid without a name, usual in containers
+            return os.environ.get("USER", str(uid)), uid
+
+    def run(
+        self, command: Sequence[str], timeout_s: float = COMMAND_S, environment: Mapping[str, str] | None = None
+    ) -> Completed | None:
+        if shutil.which(command[0]) is None:
+            return None
+        surroundings = {**os.environ, **(environment or {}), "LC_ALL": "C"}
+        try:
+            process = subprocess.Popen(
+                list(command),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env=surroundings,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise Unanswered(f"`{command[0]}` does not start: {error.strerror}") from error
+        try:
+            stdout, stderr = process.communicate(timeout=timeout_s)
+        except subprocess.TimeoutExpired as error:
+            raise Unanswered(f"`{' '.join(command[:3])}` gave no answer in {timeout_s:.0f} s") from error
+        finally:
+            _end(process)
+        return Completed(process.returncode, stdout.decode(errors="replace"), stderr.decode(errors="replace"))
+
+    def http(self, question: Question) -> Answer:
+        try:
+            return fetch(question)
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            raise Unanswered(_reason(error)) from error
+
+    def find_program(self, name: str) -> str | None:
+        return shutil.which(name)
+
+    def bind_refused(self, host: str, port: int) -> str | None:
+        try:
+            family, kind, protocol, _, address = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0]
+            with socket.socket(family, kind, protocol) as listener:
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do: TIME_WAIT is no refusal
+                listener.bind((address[0], port, *address[2:]))
+                listener.listen()
+        except (OSError, OverflowError) as error:
+            return _reason(error)
+        return None
+
+    def disk_free_bytes(self, path: str) -> int:
+        for folder in (absolute := Path(path).expanduser().absolute(), *absolute.parents):
+            with suppress(FileNotFoundError, NotADirectoryError, PermissionError):
+                return shutil.disk_usage(folder).free
+        raise Unanswered(f"the file system of {path} does not say how much is free")
+
+    def writable(self, folder: str) -> bool:
+        return folder_writable(folder)
+
+    def exists(self, path: str) -> bool:
+        return os.path.exists(os.path.expanduser(path))  # noqa: PTH110, PTH111  (False, not an error, if forbidden)
+
+    def resolve(self, path: str) -> str:
+        return str(Path(path).expanduser().resolve())
+
+    def read_text(self, path: str) -> str | None:
+        try:
+            return Path(path).expanduser().read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            return None
+
+    def list_folder(self, path: str) -> list[str]:
+        try:
+            return sorted(entry.name for entry in Path(path).expanduser().iterdir())
+        except OSError:
+            return []
+
+    def version(self, distribution: str) -> str | None:
+        try:
+            return version(distribution)
+        except PackageNotFoundError:
+            return None
+
+    def cpus(self) -> int:
+        """Those that this process may use: under SLURM, the job's."""
+        return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+    def memory_bytes(self) -> int:
+        """The machine's, or what a cgroup leaves of it."""
+        total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        limits = [text.strip() for path in _CGROUP_LIMITS if (text := self.read_text(path))]
+        return min([total, *(int(limit) for limit in limits if limit.isdigit())])
+
+
+def _end(process: "subprocess.Popen[bytes]") -> None:
+    """Kills what is left of the program's session."""
+    if process.poll() is not None and process.stdout is not None and process.stdout.closed:
+        return
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    for pipe in (process.stdout, process.stderr):
+        if pipe is not None:
+            pipe.close()
+    process.wait()
+
+
+def _reason(error: BaseException) -> str:
+    """`connection refused` rather than the wrapping of three libraries."""
+    inner = getattr(error, "reason", None)
+    if isinstance(inner, BaseException):
+        return _reason(inner)
+    if isinstance(error, TimeoutError):
+        return "no answer in time"
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror.lower()
+    return str(inner or error) or type(error).__name__

