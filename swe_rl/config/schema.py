@@ -17,6 +17,7 @@ class JobName(StrEnum):
     sft = "sft"
     check = "check"
     plan = "plan"
+    simulate = "simulate"
     prepare = "prepare"
     describe = "describe"
 

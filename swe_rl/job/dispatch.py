@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from swe_rl.config.compose import Composed, from_tree, given_overrides, resolved_yaml
-from swe_rl.config.findings import failing, report_lines
+from swe_rl.config.findings import Finding, Severity, failing, report_lines
 from swe_rl.config.rules import check
 from swe_rl.config.rules_sweep import check_sweep
 from swe_rl.config.schema import JobName
@@ -32,7 +32,7 @@ from swe_rl.logger.disk import write_text_atomic
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-FOLDERLESS = frozenset({JobName.check, JobName.plan, JobName.describe, JobName.prepare})
+FOLDERLESS = frozenset({JobName.check, JobName.plan, JobName.simulate, JobName.describe, JobName.prepare})
 _OURS = frozenset({".hydra", "config.yaml", "plan.json"})
 
 
@@ -45,12 +45,22 @@ def guard(composed: Composed, *, again: bool = False) -> bool:
         return True
     findings = check(composed.config, composed.origins)
     refused = failing(findings, composed.config.job.strict)
-    for finding in findings:
-        if refused or not again:
-            print("\n".join(report_lines(finding)), file=sys.stderr)
+    if refused or not again:
+        _say(findings)
     if refused:
         print("Nothing was started.", file=sys.stderr, flush=True)
     return not refused
+
+
+def _say(findings: Sequence[Finding]) -> None:
+    """One paragraph each; parts that merely cannot run yet are one line together."""
+    later = [one for one in findings if one.rule_id == "available" and one.severity is Severity.warning]
+    for finding in findings:
+        if finding not in later:
+            print("\n".join(report_lines(finding)), file=sys.stderr)
+    if later:
+        names = ", ".join(f"{one.key}={one.value}" for one in later)
+        print(f"warning [available] checked, but not to be run yet in this version: {names}", file=sys.stderr)
 
 
 def guard_all(jobs: Sequence[Composed]) -> bool:

@@ -5,31 +5,35 @@ Invariants:
   gateway and the simulator drive the same code.
 - A request is answered by exactly one `Place`, at once or at a later event; until then it is held.
 - All that a policy remembers is in its `state`; `step` updates it in place.
+- A policy ignores events that mean nothing to it, and ids that it does not know.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol, TypeVar
 
 
 @dataclass(frozen=True, slots=True)
 class RequestArrived:
-    """A program wants a completion."""
+    """A program wants a completion. `group_id`: programs of one group begin with the same prompt."""
 
     program_id: str
     request_id: str
     prompt_tokens: int
+    group_id: str | None = None
+    turn: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class RequestFinished:
     """It was answered, failed or was given up, held or running; its program acts now. `context_tokens`: its prompt and
-    what was sampled."""
+    what was sampled. `cached_tokens`: of its prompt, found in the engine's prefix cache; None: not known."""
 
     program_id: str
     request_id: str
     context_tokens: int
+    cached_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +45,14 @@ class ProgramReleased:
 
 @dataclass(frozen=True, slots=True)
 class EngineLoad:
+    """`kv_used_tokens`: of running requests; `preemptions_total` only grows."""
+
     engine: str
     running: int
     waiting: int
     kv_used_tokens: int
     kv_capacity_tokens: int
+    preemptions_total: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,13 +62,68 @@ class Tick:
     loads: tuple[EngineLoad, ...]
 
 
-Event = RequestArrived | RequestFinished | ProgramReleased | Tick
+@dataclass(frozen=True, slots=True)
+class EngineLost:
+    """It died or cannot be reached: nothing it held is left. Its requests in flight still end with RequestFinished."""
+
+    engine: str
+
+
+@dataclass(frozen=True, slots=True)
+class EngineDrained:
+    """What it serves ends there; nothing new goes to it until it is added again."""
+
+    engine: str
+
+
+@dataclass(frozen=True, slots=True)
+class EngineAdded:
+    """A new engine, a restarted one (empty), or one that was drained. `kv_capacity_tokens` 0: not known yet."""
+
+    engine: str
+    kv_capacity_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SyncBegan:
+    """New weights are on their way to the engines. Nests: as many `SyncEnded` end it."""
+
+
+@dataclass(frozen=True, slots=True)
+class SyncEnded:
+    """`kv_kept`: the engines' prefix caches outlived it."""
+
+    kv_kept: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class StepTail:
+    """`active`: no new program will come in this step; False, or the next `SyncBegan`, ends that."""
+
+    active: bool = True
+
+
+Event = (
+    RequestArrived
+    | RequestFinished
+    | ProgramReleased
+    | Tick
+    | EngineLost
+    | EngineDrained
+    | EngineAdded
+    | SyncBegan
+    | SyncEnded
+    | StepTail
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
+    """`reason` explains the choice; two placements that differ in it only are equal."""
+
     request_id: str
     engine: str
+    reason: str = field(default="", compare=False)
 
 
 Action = Place
@@ -85,7 +147,13 @@ class Router:
         self.name = policy.name
         self.tick_s = policy.tick_s
         self.engines = tuple(engines)
-        self._step: Callable[[Event, float], list[Action]] = partial(policy.step, policy.initial(self.engines))
+        state = policy.initial(self.engines)
+        self._step: Callable[[Event, float], list[Action]] = partial(policy.step, state)
+        self._snapshot: Callable[[], dict[str, object]] = getattr(state, "snapshot", dict)
 
     def handle(self, event: Event, now_s: float) -> list[Action]:
         return self._step(event, now_s)
+
+    def snapshot(self) -> dict[str, object]:
+        """Plain values (for JSON): the engines' ledgers, the programs and the latest decisions, where kept."""
+        return {"router": self.name, **self._snapshot()}

@@ -33,7 +33,7 @@ def host_of(case):
         file_exists=lambda path: path in files,
         folder_writable=lambda _: True,
         read_text=files.get,
-        absolute=lambda path: path if path.startswith("/") else f"/home/me/{path}",
+        absolute=lambda path: path if path.startswith("/") else f"/users/me/{path}",
     )
 
 

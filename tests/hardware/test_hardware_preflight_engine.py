@@ -243,7 +243,7 @@ LOGIN = json.dumps({"auths": {"https://index.docker.io/v1/": {"auth": "aaaa"}}})
 )
 def test_docker_hub_gives_so_many_images_in_six_hours(count, login, warned):
     config, files = listed(count)
-    machine = system(files={**files, "/home/ann/.docker/config.json": login or ""}, environment={"HOME": "/home/ann"})
+    machine = system(files={**files, "/users/ann/.docker/config.json": login or ""}, environment={"HOME": "/users/ann"})
     found = [one for one in images.ask(config, machine) if one.rule_id == "preflight_image_quota"]
     assert bool(found) == warned
     assert all("aaaa" not in f"{one}" for one in found)

@@ -40,17 +40,17 @@ def test_one_checkpoint_more_than_is_kept_must_fit(free_gb, fits):
 @pytest.mark.parametrize(
     ("partition", "environment", "outputs", "warned"),
     [
-        ("gpu", {}, "/home/ann/outputs", True),
-        (None, {"SLURM_JOB_ID": "7"}, "/home/ann/outputs", True),
-        (None, {}, "/home/ann/outputs", False),
+        ("gpu", {}, "/users/ann/outputs", True),
+        (None, {"SLURM_JOB_ID": "7"}, "/users/ann/outputs", True),
+        (None, {}, "/users/ann/outputs", False),
         ("gpu", {}, "/scratch/ann", False),
-        ("gpu", {}, "/home/anna/outputs", False),
+        ("gpu", {}, "/users/anna/outputs", False),
         ("gpu", {}, "/link", True),
     ],
 )
 def test_home_is_no_place_for_outputs_on_a_cluster(partition, environment, outputs, warned):
     config = configured(paths={"outputs": outputs}, hardware={"partition": partition})
-    system = ScriptedSystem(environment={"HOME": "/home/ann", **environment}, links={"/link": "/home/ann/big"})
+    system = ScriptedSystem(environment={"HOME": "/users/ann", **environment}, links={"/link": "/users/ann/big"})
     expected = [("preflight_home", Severity.warning)] if warned else []
     assert rules(disk.outputs(config, system)) == expected
 
@@ -104,9 +104,9 @@ HERE = {"https://api.wandb.ai": Answer(404)}
     ],
 )
 def test_wandb_needs_a_key_for_its_host(environment, netrc, known):
-    files = {} if netrc is None else {"/home/ann/.netrc": netrc}
+    files = {} if netrc is None else {"/users/ann/.netrc": netrc}
     system = ScriptedSystem(
-        environment={"HOME": "/home/ann", **environment},
+        environment={"HOME": "/users/ann", **environment},
         files=files,
         servers={**HERE, "https://wandb.mine": Answer(200)},
     )

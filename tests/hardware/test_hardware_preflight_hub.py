@@ -12,7 +12,7 @@ from swe_rl.hardware.preflight.scripted import ScriptedSystem
 from swe_rl.hardware.preflight.system import Answer
 
 MODEL = "Qwen/Qwen3-14B"
-CACHE = "/home/ann/.cache/huggingface/hub"
+CACHE = "/users/ann/.cache/huggingface/hub"
 REPOSITORY = f"{CACHE}/models--Qwen--Qwen3-14B"
 API = "https://huggingface.co/api/models/Qwen/Qwen3-14B"
 ERROR = ("preflight_hub", Severity.error)
@@ -31,7 +31,7 @@ def machine(snapshot=(), environment=None, servers=None, **options):
     files = {f"{REPOSITORY}/snapshots/abc/{name}": "" for name in snapshot}
     if snapshot:
         files[f"{REPOSITORY}/refs/main"] = "abc"
-    environment = {"HOME": "/home/ann", **(environment or {})}
+    environment = {"HOME": "/users/ann", **(environment or {})}
     return ScriptedSystem(
         environment=environment, servers=servers or {}, files={**files, **options.pop("files", {})}, **options
     )
@@ -105,7 +105,7 @@ def test_what_the_hub_does_not_show_needs_a_token(status):
 def test_a_gated_model_needs_a_token_and_the_token_stays_here():
     servers = {API: Answer(200)}
     assert rules(wanting(gated=True), machine(servers=servers)) == [("preflight_hub_token", Severity.error)]
-    system = machine(servers=servers, files={"/home/ann/.cache/huggingface/token": "hf_secret"})
+    system = machine(servers=servers, files={"/users/ann/.cache/huggingface/token": "hf_secret"})
     findings = list(hub.ask(wanting(gated=True), system))
     assert [one.severity for one in findings] == [Severity.warning]
     assert "hf_secret" not in repr((findings, system.questions))
@@ -152,9 +152,9 @@ def test_hub_ids(text, expected):
     ("environment", "expected"),
     [
         ({"HF_HUB_CACHE": "/c", "HF_HOME": "/h"}, "/c"),
-        ({"HF_HOME": "/h", "HOME": "/home/ann"}, "/h/hub"),
-        ({"XDG_CACHE_HOME": "/x", "HOME": "/home/ann"}, "/x/huggingface/hub"),
-        ({"HOME": "/home/ann"}, CACHE),
+        ({"HF_HOME": "/h", "HOME": "/users/ann"}, "/h/hub"),
+        ({"XDG_CACHE_HOME": "/x", "HOME": "/users/ann"}, "/x/huggingface/hub"),
+        ({"HOME": "/users/ann"}, CACHE),
     ],
 )
 def test_where_the_cache_is(environment, expected):

@@ -1,0 +1,131 @@
+"""The exact token ledger: what each engine is charged for, request by request and program by program.
+
+Invariants:
+- Tokens are integers and a charge is taken back as it was made, so an account whose charges are all gone is exactly
+  zero, whatever came in between.
+- A group's shared prefix is charged once an engine, as long as one of its charges is there.
+- A charge is taken back once; its engine's loss takes back all of them.
+"""
+
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True, eq=False)
+class Charge:
+    """`own_tokens`: without the group's prefix. `since_s`: an acting charge decays from here on."""
+
+    own_tokens: int
+    group_id: str | None
+    acting: bool
+    since_s: float
+
+
+class Fading:
+    """A sum of which each part halves every `half_life_s`; 0: none does. Constant time an operation."""
+
+    def __init__(self, half_life_s: float) -> None:
+        self._half_life_s = half_life_s
+        self._sum = 0.0
+        self._at_s = 0.0
+        self._parts = 0
+
+    def add(self, tokens: int, now_s: float) -> None:
+        self._sum = self.value(now_s) + tokens
+        self._at_s = now_s
+        self._parts += 1
+
+    def remove(self, tokens: int, since_s: float, now_s: float) -> None:
+        """What an `add` at `since_s` is worth now."""
+        self._parts -= 1
+        left = self.value(now_s) - tokens * self._share(now_s - since_s)
+        self._sum = max(0.0, left) if self._parts else 0.0
+        self._at_s = now_s
+
+    def value(self, now_s: float) -> float:
+        return self._sum * self._share(now_s - self._at_s) if self._parts else 0.0
+
+    def _share(self, age_s: float) -> float:
+        return 0.5 ** (age_s / self._half_life_s) if self._half_life_s > 0 else 1.0
+
+
+@dataclass(slots=True)
+class _Prefix:
+    tokens: int
+    charges: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Account:
+    """One engine's. A load is running + shared prefixes + `acting_weight` * what is left of the acting tokens."""
+
+    acting_weight: float
+    fading: Fading
+    running: int = 0
+    acting: int = 0
+    running_tokens: int = 0
+    acting_tokens: int = 0
+    prefix_tokens: int = 0
+    _prefixes: dict[str, _Prefix] = field(default_factory=dict)
+
+    @property
+    def empty(self) -> bool:
+        return not (self.running or self.acting)
+
+    @property
+    def pinned_tokens(self) -> int:
+        """Of running requests, what an engine calls used."""
+        return self.running_tokens + self.prefix_tokens
+
+    def load_tokens(self, now_s: float) -> float:
+        return self.running_tokens + self.prefix_tokens + self.acting_weight * self.fading.value(now_s)
+
+    def own_tokens(self, tokens: int, group_id: str | None, prefix_tokens: int) -> int:
+        """Of `tokens`, those that are the program's alone."""
+        return max(0, tokens - self._shared(group_id, prefix_tokens))
+
+    def need_tokens(self, tokens: int, group_id: str | None, prefix_tokens: int) -> int:
+        """By how much a running charge of `tokens` would raise the load."""
+        if group_id in self._prefixes:
+            return self.own_tokens(tokens, group_id, prefix_tokens)
+        return max(tokens, prefix_tokens if group_id is not None else 0)
+
+    def hosts(self, group_id: str | None) -> bool:
+        return group_id in self._prefixes
+
+    def charge(self, tokens: int, group_id: str | None, prefix_tokens: int, acting: bool, now_s: float) -> Charge:
+        own_tokens = self.own_tokens(tokens, group_id, prefix_tokens)
+        if group_id is not None:
+            prefix = self._prefixes.get(group_id)
+            if prefix is None:
+                prefix = self._prefixes[group_id] = _Prefix(prefix_tokens)
+                self.prefix_tokens += prefix_tokens
+            prefix.charges += 1
+        if acting:
+            self.acting += 1
+            self.acting_tokens += own_tokens
+            self.fading.add(own_tokens, now_s)
+        else:
+            self.running += 1
+            self.running_tokens += own_tokens
+        return Charge(own_tokens, group_id, acting, now_s)
+
+    def take_back(self, charge: Charge, now_s: float) -> None:
+        if charge.acting:
+            self.acting -= 1
+            self.acting_tokens -= charge.own_tokens
+            self.fading.remove(charge.own_tokens, charge.since_s, now_s)
+        else:
+            self.running -= 1
+            self.running_tokens -= charge.own_tokens
+        if charge.group_id is not None:
+            prefix = self._prefixes[charge.group_id]
+            prefix.charges -= 1
+            if not prefix.charges:
+                self.prefix_tokens -= prefix.tokens
+                del self._prefixes[charge.group_id]
+
+    def _shared(self, group_id: str | None, prefix_tokens: int) -> int:
+        if group_id is None:
+            return 0
+        prefix = self._prefixes.get(group_id)
+        return prefix_tokens if prefix is None else prefix.tokens

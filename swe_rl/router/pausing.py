@@ -1,0 +1,87 @@
+"""Who gives way: admitted programs whose tool runs, so that what runs fits.
+
+Invariants:
+- Only acting programs are paused, none within `min_stay_s` of its admission and none at the tail of a step.
+- A plan is minimal: with any one of its victims left out it misses its target.
+- Nothing is sent to an engine: a paused program's next request is held, and its prefix ages out of the cache.
+"""
+
+from itertools import islice
+
+from swe_rl.router.engine_book import EngineBook
+from swe_rl.router.programs import Program
+from swe_rl.router.tr_state import TrState
+
+_LOOK = 32  # longest idle programs that are considered at once
+
+
+def pause(state: TrState, program: Program, book: EngineBook, reason: str) -> None:
+    state.note("pause", program, book, reason)
+    program.pauses += 1
+    state.unbind(program)
+
+
+def relieve(state: TrState, book: EngineBook, excess_tokens: float, reason: str, idle_s: float = 0.0) -> bool:
+    """Pauses programs that were idle for at least `idle_s` so that the load falls by `excess_tokens`; False: not
+    possible, nothing was done."""
+    if excess_tokens <= 0:
+        return True
+    if state.in_tail():
+        return False
+    victims = plan(state, book, excess_tokens, idle_s)
+    for program in victims:
+        pause(state, program, book, reason)
+    return bool(victims)
+
+
+def plan(state: TrState, book: EngineBook, excess_tokens: float, idle_s: float = 0.0) -> list[Program]:
+    """Empty: there is no plan that reaches the target. First those whose prefix is gone or whose lease is over, longest
+    idle first; then whoever loses the fewest tokens."""
+    settings = state.settings
+    free: list[tuple[Program, float]] = []
+    costly: list[tuple[Program, float]] = []
+    for program in islice(book.acting.values(), _LOOK):
+        idle = state.now_s - program.idle_since_s
+        if idle < idle_s:
+            break
+        if state.now_s - program.admitted_s < settings.min_stay_s:
+            continue
+        worth = _worth(state, program)
+        if worth > 0:
+            lost = idle >= settings.lease_s or not book.cache.resident_tokens(program.program_id)
+            (free if lost else costly).append((program, worth))
+    chosen: list[tuple[Program, float]] = []
+    left = excess_tokens
+    while left > 0 and (free or costly):
+        picked = free.pop(0) if free else _cheapest(costly, left)
+        chosen.append(picked)
+        left -= picked[1]
+    return _without_needless(chosen, excess_tokens) if left <= 0 else []
+
+
+def _cheapest(costly: list[tuple[Program, float]], left: float) -> tuple[Program, float]:
+    """The smallest that is enough alone, else the largest."""
+    enough = [one for one in costly if one[1] >= left]
+    picked = min(enough, key=lambda one: one[1]) if enough else max(costly, key=lambda one: one[1])
+    costly.remove(picked)
+    return picked
+
+
+def _without_needless(chosen: list[tuple[Program, float]], excess_tokens: float) -> list[Program]:
+    spare = sum(worth for _, worth in chosen) - excess_tokens
+    kept = []
+    for program, worth in reversed(chosen):  # the dearest were chosen last
+        if worth <= spare:
+            spare -= worth
+        else:
+            kept.append(program)
+    return kept[::-1]
+
+
+def _worth(state: TrState, program: Program) -> float:
+    """By how much the load falls when it is paused, prefix aside."""
+    charge, settings = program.acting, state.settings
+    if charge is None:
+        return 0.0
+    age_s, half_life_s = state.now_s - charge.since_s, settings.acting_half_life_s
+    return settings.acting_weight * charge.own_tokens * (0.5 ** (age_s / half_life_s) if half_life_s > 0 else 1.0)

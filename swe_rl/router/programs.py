@@ -1,0 +1,90 @@
+"""What a program-aware router remembers of programs, their requests and their groups.
+
+Invariants:
+- A program is admitted (to an engine, where its tokens are charged) or not; while it is not, its requests are held.
+- An admitted program is charged for each running request, or once as acting when none runs.
+- A released program is remembered until its last request is finished.
+"""
+
+from dataclasses import dataclass, field
+
+from swe_rl.router.ledger import Charge
+
+
+@dataclass(slots=True, eq=False)
+class Group:
+    """`prefix_tokens`: the shortest first prompt of its programs, which they all begin with."""
+
+    prefix_tokens: int
+    programs: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """`charge` None: held, or its engine was lost. `engine` None: held."""
+
+    request_id: str
+    program: "Program"
+    prompt_tokens: int
+    arrived_s: float
+    engine: str | None = None
+    charge: Charge | None = None
+    expected_cached_tokens: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Program:
+    """`engine`: where it is admitted. `origin`: where it ran last. `context_tokens`: of its latest answered requests,
+    the largest where several ran at once."""
+
+    program_id: str
+    number: int
+    group_id: str | None = None
+    first_prompt_tokens: int = 0
+    engine: str | None = None
+    origin: str | None = None
+    context_tokens: int = 0
+    size_tokens: int = 0  # of its latest prompt or context
+    turns: int = 0  # finished
+    pauses: int = 0
+    running: dict[str, Request] = field(default_factory=dict)
+    held: dict[str, Request] = field(default_factory=dict)
+    acting: Charge | None = None
+    requests: int = 0  # arrived and not finished
+    idle_since_s: float = 0.0
+    admitted_s: float = 0.0
+    overlap: bool = False  # several requests ran at once, not all of them are finished
+    released: bool = False
+
+    @property
+    def status(self) -> str:
+        if self.held:
+            return "held" if self.turns or self.engine else "new"
+        if self.running:
+            return "reasoning"
+        return "acting" if self.engine is not None else "paused"
+
+    def snapshot(self) -> dict[str, object]:
+        return {
+            "program": self.program_id,
+            "status": self.status,
+            "engine": self.engine,
+            "origin": self.origin,
+            "context_tokens": self.context_tokens,
+            "turns": self.turns,
+            "pauses": self.pauses,
+            "running": len(self.running),
+            "held": len(self.held),
+        }
+
+
+@dataclass(slots=True, eq=False)
+class Running:
+    """A running mean over all programs: of answers' tokens, for what a request will add to its prompt; of programs'
+    growth from their first prompt to their end."""
+
+    mean_tokens: float
+    smoothing: float = 0.05
+
+    def observe(self, tokens: int) -> None:
+        self.mean_tokens += self.smoothing * (tokens - self.mean_tokens)

@@ -1,0 +1,1 @@
+"""A discrete-event simulation of engines and router under a workload, in virtual time."""

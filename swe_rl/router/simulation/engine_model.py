@@ -1,0 +1,294 @@
+"""One engine: continuous batching, chunked prefill, a paged cache with prefixes, preemption by recomputation.
+
+Invariants:
+- Every request that was submitted finishes once, with all its tokens; the blocks held never exceed the capacity.
+- Requests run in the order of their admission; the youngest is preempted first and comes back first.
+- While nothing is prefilled the engine jumps to the end of the first sequence, or to the step that lacks blocks: the
+  result is the same as step by step. An arrival ends the jump after the step under way.
+"""
+
+import heapq
+from bisect import bisect_right
+from collections import deque
+from dataclasses import dataclass, replace
+
+from swe_rl.router.core import EngineLoad
+from swe_rl.router.simulation.blocks import BlockCache
+from swe_rl.router.simulation.request import BLOCK_TOKENS, Request
+from swe_rl.router.simulation.speed import EngineSpeed
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLimits:
+    kv_capacity_tokens: int
+    max_num_seqs: int
+    max_num_batched_tokens: int = 8192
+    prefix_caching: bool = True
+
+
+@dataclass(slots=True)
+class EngineCounts:
+    """`recomputed_tokens`: prefilled though the program had computed them before."""
+
+    busy_s: float = 0.0
+    steps: int = 0
+    prefill_tokens: int = 0
+    recomputed_tokens: int = 0
+    sampled_tokens: int = 0
+    preemptions: int = 0
+
+
+class EngineModel:
+    def __init__(self, name: str, speed: EngineSpeed, limits: EngineLimits) -> None:
+        self.name = name
+        self.cache = BlockCache(limits.kv_capacity_tokens // BLOCK_TOKENS)
+        self.counts = EngineCounts()
+        self.end_s: float | None = None  # of the steps under way; None: idle
+        self._speed = speed
+        self._limits = limits
+        self._waiting: deque[Request] = deque()
+        self._running: dict[str, Request] = {}  # in order of admission
+        self._chunks: list[tuple[Request, int]] = []  # of the step under way
+        self._start_s = 0.0
+        self._steps = 0  # under way, from `_start_s` on
+        self._decodes = 0
+        self._context_tokens = 0  # of all that decode
+        self._decode_steps = 0  # since the beginning
+        self._phases = [0] * BLOCK_TOKENS  # decoding requests by the step, modulo a block, that needs a new one
+        self._ends: list[tuple[int, int, Request]] = []  # (decode step, order, request); preempted ones are stale
+        self._order = 0
+
+    def submit(self, request: Request, now_s: float) -> None:
+        """Is considered at the end of the step under way, which `end_s` then tells."""
+        if not self._limits.prefix_caching:
+            request.chain = replace(request.chain, system_blocks=0, shared_blocks=0)
+        self._waiting.append(request)
+        if self.end_s is not None and self._steps > 1 and len(self._running) < self._limits.max_num_seqs:
+            self._settle(now_s)
+            self._steps = 1
+            self.end_s = max(now_s, self._start_s + self._duration_s(1))
+
+    def load(self, now_s: float) -> EngineLoad:
+        self._settle(now_s)
+        return EngineLoad(
+            engine=self.name,
+            running=len(self._running),
+            waiting=len(self._waiting),
+            kv_used_tokens=self.cache.used * BLOCK_TOKENS,
+            kv_capacity_tokens=self.cache.capacity * BLOCK_TOKENS,
+            preemptions_total=self.counts.preemptions,
+        )
+
+    def finish_steps(self) -> list[Request]:
+        """At `end_s`: what is finished by the steps that were under way."""
+        assert self.end_s is not None
+        self.counts.busy_s += self.end_s - self._start_s
+        self._apply(self._steps)
+        self.end_s = None
+        self._steps = 0
+        finished = self._finish_decodes()
+        for request, tokens in self._chunks:
+            request.computed += tokens
+            if request.computed == request.target_tokens:
+                self._sample_first(request, finished)
+        self._chunks.clear()
+        return finished
+
+    def start_steps(self, now_s: float) -> None:
+        """Decides what the next step computes, or the next steps if only decoding is left. Sets `end_s`."""
+        preemptions = self.counts.preemptions
+        self._make_room_to_decode()
+        budget = self._limits.max_num_batched_tokens - self._decodes
+        budget = self._continue_prefills(budget)
+        preempted = self.counts.preemptions > preemptions
+        if not preempted:
+            self._admit(budget)
+        if not self._running:
+            return
+        self._start_s = now_s
+        self._steps = 1 if self._chunks or preempted else self._longest_jump()
+        self.end_s = now_s + self._duration_s(self._steps)
+
+    # -- time
+
+    def _duration_s(self, steps: int) -> float:
+        prefill_tokens = sum(tokens for _, tokens in self._chunks)
+        pairs = sum(tokens * request.computed + tokens * (tokens + 1) // 2 for request, tokens in self._chunks)
+        first_s = self._speed.step_s(self._decodes, self._context_tokens, prefill_tokens, pairs)
+        growth = self._decodes * (steps * (steps - 1) // 2)
+        return steps * first_s + self._speed.kv_read_s * growth
+
+    def _settle(self, now_s: float) -> None:
+        """Accounts for the whole steps of a jump that are over by now; the one under way stays."""
+        if self.end_s is None or self._steps < 2:
+            return
+        over = bisect_right(range(1, self._steps), now_s - self._start_s, key=self._duration_s)
+        if over:
+            duration_s = self._duration_s(over)
+            self._apply(over)
+            self._steps -= over
+            self._start_s += duration_s
+            self.counts.busy_s += duration_s
+
+    def _apply(self, steps: int) -> None:
+        """`steps` of decoding."""
+        self.counts.steps += steps
+        self.cache.take(self._blocks_to_decode(steps))
+        self._decode_steps += steps
+        self._context_tokens += self._decodes * steps
+        self.counts.sampled_tokens += self._decodes * steps
+
+    def _longest_jump(self) -> int:
+        while self._ends[0][2].decoding_from < 0:
+            heapq.heappop(self._ends)
+        until_end = self._ends[0][0] - self._decode_steps
+        whole, left = divmod(self.cache.available, self._decodes)
+        steps = whole * BLOCK_TOKENS
+        while steps < until_end:
+            left -= self._phases[(self._decode_steps + steps) % BLOCK_TOKENS]
+            if left < 0:
+                break
+            steps += 1
+        return min(steps, until_end)
+
+    # -- decoding
+
+    def _blocks_to_decode(self, steps: int) -> int:
+        whole, rest = divmod(steps, BLOCK_TOKENS)
+        first = self._decode_steps
+        return whole * self._decodes + sum(self._phases[(first + step) % BLOCK_TOKENS] for step in range(rest))
+
+    def _sample_first(self, request: Request, finished: list[Request]) -> None:
+        """At the end of its prefill."""
+        self.counts.sampled_tokens += 1
+        request.sampled += 1
+        if request.sampled == request.out_tokens:
+            self._leave(request)
+            finished.append(request)
+            return
+        request.decoding_from = self._decode_steps
+        self._decodes += 1
+        self._context_tokens += request.computed
+        self._phases[(self._decode_steps - request.computed) % BLOCK_TOKENS] += 1
+        self._order += 1
+        end = self._decode_steps + request.out_tokens - request.sampled
+        heapq.heappush(self._ends, (end, self._order, request))
+
+    def _finish_decodes(self) -> list[Request]:
+        finished = []
+        while self._ends and self._ends[0][0] <= self._decode_steps:
+            end, _, request = heapq.heappop(self._ends)
+            if request.decoding_from >= 0 and end == request.decoding_from + request.out_tokens - request.sampled:
+                self._stop_decoding(request)
+                self._leave(request)
+                finished.append(request)
+        return finished
+
+    def _stop_decoding(self, request: Request) -> None:
+        """Gives it the tokens and blocks that were counted for the whole batch."""
+        self._phases[(request.decoding_from - request.computed) % BLOCK_TOKENS] -= 1
+        steps = self._decode_steps - request.decoding_from
+        request.computed += steps
+        request.known_tokens = request.computed
+        request.sampled += steps
+        request.decoding_from = -1
+        self._decodes -= 1
+        self._context_tokens -= request.computed
+        own = request.segments[2]
+        own.resident = request.chain.bounds(request.computed)[2]
+
+    def _make_room_to_decode(self) -> None:
+        while self._decodes and self._blocks_to_decode(1) > self.cache.available:
+            self._preempt()
+
+    # -- prefill
+
+    def _continue_prefills(self, budget: int) -> int:
+        """Chunks for those that were admitted before. Returns what is left of the budget."""
+        for request in [one for one in self._running.values() if one.decoding_from < 0]:
+            tokens = min(budget, request.target_tokens - request.computed)
+            if tokens <= 0 or not self._room_for_chunk(request, tokens):
+                break
+            self._take_chunk(request, tokens)
+            budget -= tokens
+        return budget
+
+    def _room_for_chunk(self, request: Request, tokens: int) -> bool:
+        """Preempts younger ones for it; False if it was preempted itself."""
+        while self._missing(request, request.computed + tokens) + self._blocks_to_decode(1) > self.cache.available:
+            self._preempt()
+            if request.request_id not in self._running:
+                return False
+        return True
+
+    def _missing(self, request: Request, tokens: int) -> int:
+        """Blocks that the first `tokens` of its sequence lack."""
+        bounds = request.chain.bounds(tokens)
+        return sum(
+            max(0, need - self.cache.resident(key)) for need, key in zip(bounds, request.chain.keys, strict=True)
+        )
+
+    def _take_chunk(self, request: Request, tokens: int) -> None:
+        bounds = request.chain.bounds(request.computed + tokens)
+        for need, segment in zip(bounds, request.segments, strict=True):
+            if need > segment.resident:
+                self.cache.grow(segment, need - segment.resident)
+        self._chunks.append((request, tokens))
+        self.counts.prefill_tokens += tokens
+        end = request.computed + tokens
+        self.counts.recomputed_tokens += max(0, min(end, request.known_tokens) - request.computed)
+        request.known_tokens = max(end, request.known_tokens)
+
+    def _admit(self, budget: int) -> None:
+        """In order of arrival, as long as the whole sequence fits beside one step of those that decode. (vLLM: the
+        default of `scheduler_reserve_full_isl`. It fits no sooner while they decode, which is why a jump is exact.)"""
+        while self._waiting and budget > 0 and len(self._running) < self._limits.max_num_seqs:
+            request = self._waiting[0]
+            hit = self._hit_tokens(request)
+            tokens = min(budget, request.target_tokens - hit)
+            request.computed = hit
+            blocks = self._missing(request, request.target_tokens) + self._blocks_to_decode(1)
+            if blocks + sum(self.cache.idle_blocks(key) for key in request.chain.keys) > self.cache.available:
+                return
+            self._waiting.popleft()
+            self._running[request.request_id] = request
+            request.segments = [self.cache.hold(key) for key in request.chain.keys]
+            if request.cached_tokens < 0:
+                request.cached_tokens = hit
+            self._take_chunk(request, tokens)
+            budget -= tokens
+
+    def _hit_tokens(self, request: Request) -> int:
+        """Of the chain's resident beginning; the last token is always computed, for its logits."""
+        if not self._limits.prefix_caching:
+            return 0
+        wanted = (request.target_tokens - 1) // BLOCK_TOKENS
+        hit = 0
+        for need, key in zip(request.chain.bounds(wanted * BLOCK_TOKENS), request.chain.keys, strict=True):
+            there = min(need, self.cache.resident(key))
+            hit += there
+            if there < need:
+                break
+        return hit * BLOCK_TOKENS
+
+    # -- leaving
+
+    def _preempt(self) -> None:
+        """The youngest goes back to the head of the queue."""
+        request = self._running[next(reversed(self._running))]
+        if request.decoding_from >= 0:
+            self._stop_decoding(request)
+        self._leave(request)
+        self.counts.preemptions += 1
+        self._waiting.appendleft(request)
+
+    def _leave(self, request: Request) -> None:
+        """Its whole blocks stay as prefixes, the end of the chain to be evicted first."""
+        del self._running[request.request_id]
+        own = request.segments[2]
+        whole = request.computed // BLOCK_TOKENS - request.chain.shared_blocks if self._limits.prefix_caching else 0
+        if own.resident > max(0, whole):
+            self.cache.shrink(own, own.resident - max(0, whole))
+        for segment in reversed(request.segments):
+            self.cache.give_back(segment)
+        request.segments = []

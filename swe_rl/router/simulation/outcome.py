@@ -1,0 +1,135 @@
+"""What a simulated rollout came to: throughput, work done twice, and how long programs waited.
+
+Invariants:
+- Rates are over the time of the steps; the time between two steps is not counted.
+- Counted from outside, the same for every policy: a pause is a request of a program's later turn that was not placed at
+  once, a move a turn on another engine than the one before.
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from swe_rl.router.simulation.engine_model import EngineCounts
+from swe_rl.router.simulation.request import Request
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutcome:
+    """`group_s`: when the last program of each group was done, from the start of the step, ascending."""
+
+    makespan_s: float
+    group_s: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    policy: str
+    programs: int
+    turns: int
+    makespan_s: float
+    tokens_per_s: float  # as the field reports it: programs * mean length after the first prompt / makespan
+    sampled_tokens_per_s: float
+    sampled_tokens: int
+    prompt_tokens: int  # of all requests, what was cached included
+    cached_tokens: int
+    cached_share: float  # of all prompt tokens
+    prefix_hit_rate: float  # of what a program held after its turn before, how much was still there
+    prefill_tokens: int
+    recomputed_tokens: (
+        int  # prefilled though the program had computed them before: after evictions, moves and preemptions
+    )
+    engine_idle_share: float
+    hold_p50_s: float
+    hold_p99_s: float
+    hold_max_s: float
+    held_share: float  # of all requests
+    pauses: int
+    moves: int
+    preemptions: int
+    forced: int  # held for as long as the router may hold
+    steps: tuple[StepOutcome, ...]
+    group_p50_s: float
+    group_p99_s: float
+
+    def to_record(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(slots=True)
+class Tally:
+    """What is counted while the simulation runs."""
+
+    turns: int = 0
+    sampled_tokens: int = 0
+    response_tokens: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    reusable_tokens: int = 0
+    reused_tokens: int = 0
+    pauses: int = 0
+    moves: int = 0
+    holds_s: list[float] = field(default_factory=list)
+    steps: list[StepOutcome] = field(default_factory=list)
+
+    def placement(self, hold_s: float, *, later_turn: bool, moved: bool) -> None:
+        self.holds_s.append(hold_s)
+        self.pauses += later_turn and hold_s > 0
+        self.moves += moved
+
+    def answer(self, request: Request, reusable_tokens: int) -> None:
+        """`reusable_tokens`: whole blocks of what the program had computed before; negative of a first turn."""
+        reusable_tokens = max(0, reusable_tokens)
+        self.turns += 1
+        self.prompt_tokens += request.prompt_tokens
+        self.sampled_tokens += request.sampled
+        self.cached_tokens += request.cached_tokens
+        self.reusable_tokens += reusable_tokens
+        self.reused_tokens += min(reusable_tokens, request.cached_tokens)
+
+
+def outcome_of(
+    policy: str, tally: Tally, engines: Sequence[EngineCounts], *, programs: int, max_hold_s: float
+) -> Outcome:
+    makespan_s = sum(step.makespan_s for step in tally.steps)
+    busy_s = sum(engine.busy_s for engine in engines)
+    holds = sorted(tally.holds_s)
+    groups = sorted(group_s for step in tally.steps for group_s in step.group_s)
+    return Outcome(
+        policy=policy,
+        programs=programs,
+        turns=tally.turns,
+        makespan_s=makespan_s,
+        tokens_per_s=_ratio(tally.response_tokens, makespan_s),
+        sampled_tokens_per_s=_ratio(tally.sampled_tokens, makespan_s),
+        sampled_tokens=tally.sampled_tokens,
+        prompt_tokens=tally.prompt_tokens,
+        cached_tokens=tally.cached_tokens,
+        cached_share=_ratio(tally.cached_tokens, tally.prompt_tokens),
+        prefix_hit_rate=_ratio(tally.reused_tokens, tally.reusable_tokens, nothing=1.0),
+        prefill_tokens=sum(engine.prefill_tokens for engine in engines),
+        recomputed_tokens=sum(engine.recomputed_tokens for engine in engines),
+        engine_idle_share=1.0 - _ratio(busy_s, makespan_s * len(engines), nothing=1.0),
+        hold_p50_s=percentile(holds, 50),
+        hold_p99_s=percentile(holds, 99),
+        hold_max_s=holds[-1] if holds else 0.0,
+        held_share=_ratio(sum(hold > 0 for hold in holds), len(holds)),
+        pauses=tally.pauses,
+        moves=tally.moves,
+        preemptions=sum(engine.preemptions for engine in engines),
+        forced=sum(hold >= max_hold_s for hold in holds),
+        steps=tuple(tally.steps),
+        group_p50_s=percentile(groups, 50),
+        group_p99_s=percentile(groups, 99),
+    )
+
+
+def percentile(ascending: Sequence[float], percent: float) -> float:
+    """The smallest value that at least `percent` of the values do not exceed; 0 of none."""
+    if not ascending:
+        return 0.0
+    return ascending[max(0, -(-int(len(ascending) * percent) // 100) - 1)]
+
+
+def _ratio(part: float, whole: float, nothing: float = 0.0) -> float:
+    return part / whole if whole else nothing

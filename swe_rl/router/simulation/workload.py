@@ -1,0 +1,197 @@
+"""What a rollout asks of the engines: programs of turns, drawn by a seeded generator or recorded.
+
+Invariants:
+- A program depends on the parameters, the seed and its own place in the step only: a larger step starts with the
+  programs of a smaller one.
+- A trajectory stays within the limits of `rollout`, as the gateway and the agent would keep it.
+- Equal parameters, limits and seeds give equal workloads, whatever the machine: only the standard library draws.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Protocol
+
+from swe_rl.config.schema import RolloutConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """`new_in_tokens` are put after all that the program holds (of the first turn: its whole prompt), `out_tokens` are
+    sampled, then a tool runs for `tool_s`."""
+
+    new_in_tokens: int
+    out_tokens: int
+    tool_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """`boot_s` passes before its first turn, `grade_s` after its last. All programs share `system_tokens` at the start,
+    those of one group the whole first prompt."""
+
+    program_id: str
+    group: str
+    turns: tuple[Turn, ...]
+    boot_s: float = 0.0
+    grade_s: float = 0.0
+    system_tokens: int = 0
+
+    @property
+    def prompt_tokens(self) -> int:
+        return self.turns[0].new_in_tokens
+
+    @property
+    def sampled_tokens(self) -> int:
+        return sum(turn.out_tokens for turn in self.turns)
+
+    @property
+    def total_tokens(self) -> int:
+        return sum(turn.new_in_tokens + turn.out_tokens for turn in self.turns)
+
+    def contexts(self) -> Iterator[int]:
+        """Tokens held after each turn."""
+        held = 0
+        for turn in self.turns:
+            held += turn.new_in_tokens + turn.out_tokens
+            yield held
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Steps one after the other, `concurrency` programs of a step at once, `think_s` between two steps, after which no
+    engine has a prefix left: its weights are new."""
+
+    steps: tuple[tuple[Program, ...], ...]
+    concurrency: int
+    think_s: float = 0.0
+
+    @property
+    def max_context_tokens(self) -> int:
+        return max((program.total_tokens for step in self.steps for program in step), default=0)
+
+
+class Distribution(Protocol):
+    def draw(self, rng: Random) -> float: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Lognormal:
+    """`sigma` is that of the logarithm; what is drawn is at most `high`."""
+
+    median: float
+    sigma: float
+    high: float = math.inf
+
+    def draw(self, rng: Random) -> float:
+        return min(self.high, self.median * math.exp(self.sigma * rng.gauss(0.0, 1.0)))
+
+
+@dataclass(frozen=True, slots=True)
+class Uniform:
+    low: float
+    high: float
+
+    def draw(self, rng: Random) -> float:
+        return rng.uniform(self.low, self.high)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkloadParameters:
+    """The defaults are mini-SWE-agent's as measured with Qwen3-8B: turns of a task p50 9, mean 19, p90 49; sampled
+    tokens of a turn p50 628, mean 1.38k; tool p50 0.11 s, p99 2.6 s. Under the step limit of 20 that the Qwen3-14B
+    run with four engines had, they give its mean context of about 15k tokens.
+
+    Not published and assumed: the first prompt (about 2k tokens), observations, booting and grading.
+    """
+
+    turns: Distribution = Lognormal(9.0, 1.22)  # exp(1.22^2 / 2) * 9 = 19
+    issue_tokens: Distribution = Lognormal(500.0, 0.8)  # of the first prompt, after what all programs share
+    observation_tokens: Distribution = Lognormal(250.0, 1.1)  # what a tool says
+    out_tokens: Distribution = Lognormal(628.0, 1.25)  # exp(1.25^2 / 2) * 628 = 1.37k
+    tool_s: Distribution = Lognormal(0.11, 1.36)  # exp(2.326 * 1.36) * 0.11 = 2.6
+    boot_s: Distribution = Lognormal(3.0, 0.5)
+    grade_s: Distribution = Lognormal(15.0, 0.8)
+    system_tokens: int = 1500  # the agent's words and its tools, the same for all
+
+
+# 160 programs on four engines of 120,000 tokens: 8 to 16 turns that grow to about 11k tokens, tools of 2 s (median; at
+# most 30 s). How a turn's tokens divide into observation and answer was not published: as here, the engines of `speed`
+# serve as many tokens a second as were measured.
+AGENT_LOAD = WorkloadParameters(
+    turns=Uniform(8, 16),
+    issue_tokens=Lognormal(1000.0, 0.3),
+    observation_tokens=Lognormal(480.0, 0.5),
+    out_tokens=Uniform(100, 230),
+    tool_s=Lognormal(2.0, 1.0, 30.0),
+    boot_s=Uniform(0.0, 0.0),
+    grade_s=Uniform(0.0, 0.0),
+)
+# Tools of science agents take tens to hundreds of seconds at p95 and p99.
+SLOW_TOOLS = WorkloadParameters(tool_s=Lognormal(2.0, 2.0, 600.0))
+
+WORKLOADS = {"mini_swe": WorkloadParameters(), "agent_load": AGENT_LOAD, "slow_tools": SLOW_TOOLS}
+
+
+def draw(parameters: WorkloadParameters, rollout: RolloutConfig, seed: int, steps: int = 1) -> Workload:
+    """`rollout.prompts_per_step` groups of `rollout.n` programs a step, in the order in which a rollout starts them."""
+    return Workload(
+        tuple(
+            tuple(
+                _program(parameters, rollout, seed, f"{step}.{prompt}", sample)
+                for prompt in range(rollout.prompts_per_step)
+                for sample in range(rollout.n)
+            )
+            for step in range(steps)
+        ),
+        rollout.concurrency,
+    )
+
+
+def _program(parameters: WorkloadParameters, rollout: RolloutConfig, seed: int, group: str, sample: int) -> Program:
+    issue = _tokens(parameters.issue_tokens, Random(f"{seed}/{group}"))
+    rng = Random(f"{seed}/{group}/{sample}")
+    prompt_limit = min(rollout.max_prompt_tokens, rollout.max_trajectory_tokens - 1)
+    system_tokens = min(parameters.system_tokens, max(0, prompt_limit - 1))
+    boot_s, grade_s = parameters.boot_s.draw(rng), parameters.grade_s.draw(rng)
+    turns = _turns(parameters, rollout, min(prompt_limit, system_tokens + issue), rng)
+    return Program(
+        program_id=f"{group}.{sample}",
+        group=group,
+        turns=tuple(turns),
+        boot_s=boot_s,
+        grade_s=min(grade_s, rollout.grade_timeout_s),
+        system_tokens=system_tokens,
+    )
+
+
+def _turns(parameters: WorkloadParameters, rollout: RolloutConfig, prompt_tokens: int, rng: Random) -> Iterator[Turn]:
+    """Up to the limit of turns, or until the trajectory has no room left."""
+    count = min(rollout.max_turns, max(1, round(parameters.turns.draw(rng))))
+    held, new = 0, prompt_tokens
+    for _ in range(count):
+        room = rollout.max_trajectory_tokens - held - new
+        if room <= 0:
+            return
+        out = min(room, rollout.max_turn_tokens, _tokens(parameters.out_tokens, rng))
+        yield Turn(new, out, min(parameters.tool_s.draw(rng), rollout.command_timeout_s))
+        held += new + out
+        new = _tokens(parameters.observation_tokens, rng)
+
+
+def _tokens(distribution: Distribution, rng: Random) -> int:
+    return max(1, round(distribution.draw(rng)))
+
+
+def mean_context_tokens(programs: Sequence[Program]) -> float:
+    """Of a program under way: the mean over all turns of what is held after them."""
+    contexts = [context for program in programs for context in program.contexts()]
+    return sum(contexts) / max(1, len(contexts))
+
+
+def oversubscription(workload: Workload, engines: int, capacity_tokens: int) -> float:
+    """What the programs under way hold, as a multiple of what an engine's cache holds, were they spread evenly."""
+    programs = [program for step in workload.steps for program in step]
+    at_once = min(workload.concurrency, max((len(step) for step in workload.steps), default=0))
+    return at_once / engines * mean_context_tokens(programs) / capacity_tokens

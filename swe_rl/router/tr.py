@@ -1,0 +1,198 @@
+"""Program-aware: an engine serves no more programs than its cache can hold, and one keeps its cache while that pays.
+
+Invariants:
+- Tokens are counted in ids and exactly; when every program is released and every request finished, all ledgers are 0.
+- Every event that can make room tries to let held programs in, at once.
+- A request is held for `max_hold_s` and one tick at most, syncs aside, while an engine is there.
+"""
+
+from collections.abc import Sequence
+
+from swe_rl.router import admission, fleet, pausing
+from swe_rl.router.core import (
+    Action,
+    EngineAdded,
+    EngineDrained,
+    EngineLost,
+    Event,
+    ProgramReleased,
+    RequestArrived,
+    RequestFinished,
+    StepTail,
+    SyncBegan,
+    SyncEnded,
+    Tick,
+)
+from swe_rl.router.engine_book import EngineBook
+from swe_rl.router.programs import Request
+from swe_rl.router.tr_settings import TrSettings
+from swe_rl.router.tr_state import TrState
+
+_SWEEP_S = 60.0
+
+
+class TrPolicy:
+    def __init__(self, settings: TrSettings | None = None, tick_s: float = 5.0, name: str = "tr") -> None:
+        self.name = name
+        self.tick_s: float | None = tick_s
+        self.settings = settings or TrSettings()
+
+    def initial(self, engines: Sequence[str]) -> TrState:
+        return TrState(self.settings, engines)
+
+    def step(self, state: TrState, event: Event, now_s: float) -> list[Action]:
+        state.begin(type(event).__name__, now_s)
+        if state.stagger_since_s is not None and state.now_s - state.stagger_since_s >= self.settings.stagger_s:
+            state.stagger_since_s = None
+        if state.stagger_since_s is not None:
+            state.all_changed()
+        match event:
+            case RequestArrived():
+                _arrived(state, event)
+            case RequestFinished():
+                _finished(state, event)
+            case ProgramReleased(program_id):
+                _released(state, program_id)
+            case Tick():
+                _ticked(state, event)
+            case EngineLost(engine):
+                fleet.lost(state, engine)
+            case EngineDrained(engine):
+                fleet.drained(state, engine)
+            case EngineAdded():
+                fleet.added(state, event)
+            case SyncBegan():
+                state.clock.begin()
+                state.tail = False
+            case SyncEnded(kv_kept):
+                _synced(state, kv_kept)
+            case StepTail(active):
+                state.tail = active
+                state.all_changed()
+        admission.admit_held(state)
+        if isinstance(event, RequestArrived) and event.request_id in state.held:
+            held = state.held[event.request_id].program
+            state.note("hold", held, None, "sync" if state.clock.syncing else "no room yet")
+        return list(state.actions)
+
+
+def _arrived(state: TrState, event: RequestArrived) -> None:
+    known = state.requests.get(event.request_id)
+    if known is not None:
+        state.note("ignore", known.program, None, "request id is in use")
+        return
+    program = state.known(event.program_id, event.group_id, event.prompt_tokens)
+    program.released = False
+    program.requests += 1
+    state.resize(program, event.prompt_tokens)
+    request = Request(event.request_id, program, event.prompt_tokens, state.now_s)
+    state.requests[event.request_id] = request
+    if program.engine is not None and not state.clock.syncing:
+        book = state.books[program.engine]
+        if _continues(state, request, book):
+            return
+        pausing.pause(state, program, book, "no room for its next turn")
+    elif program.engine is not None and not program.running:
+        pausing.pause(state, program, state.books[program.engine], "sync")
+    state.hold(request)
+
+
+def _continues(state: TrState, request: Request, book: EngineBook) -> bool:
+    """An admitted program's next turn runs if it fits, when idle programs are paused for it if need be."""
+    program = request.program
+    if program.running:
+        state.run(request, book, "beside its other requests")
+        return True
+    state.end_acting(program)
+    tokens = state.reserve_tokens(request)
+    need = book.account.need_tokens(tokens, program.group_id, state.prefix_tokens(program))
+    cold = not book.cache.resident_tokens(program.program_id)
+    if cold and not state.in_tail() and not admission.may_run(state, book, need):
+        return False
+    excess = need - state.room_tokens(book, state.settings.pause_at)
+    new_here = state.now_s - program.admitted_s < state.settings.min_stay_s
+    if new_here or state.in_tail() or not book.account.running or pausing.relieve(state, book, excess, "growth"):
+        state.run(request, book, "continues")
+        return True
+    return False
+
+
+def _finished(state: TrState, event: RequestFinished) -> None:
+    request = state.requests.pop(event.request_id, None)
+    if request is None:
+        return
+    program = request.program
+    program.requests -= 1
+    if request.engine is None:
+        state.unhold(request)
+        state.note("drop", program, None, "given up while held")
+    elif request.charge is not None:
+        _settle(state, request, event)
+    if program.released and not program.requests:
+        state.forget(program)
+
+
+def _settle(state: TrState, request: Request, event: RequestFinished) -> None:
+    """Its reservation becomes what it really holds."""
+    program, book = request.program, state.books[request.engine or ""]
+    if request.charge is not None:
+        book.account.take_back(request.charge, state.now_s)
+    del program.running[request.request_id]
+    if event.context_tokens > request.prompt_tokens:  # else it failed
+        state.answers.observe(event.context_tokens - request.prompt_tokens)
+    if event.cached_tokens is not None:
+        book.cache.observe(request.expected_cached_tokens, event.cached_tokens)
+    program.turns += 1
+    program.context_tokens = max(program.context_tokens if program.overlap else 0, event.context_tokens)
+    program.overlap = bool(program.running)
+    state.resize(program, program.context_tokens)
+    state.changed[book.name] = book
+    if program.running:
+        return
+    program.idle_since_s = state.now_s
+    own = book.account.own_tokens(program.context_tokens, program.group_id, state.prefix_tokens(program))
+    book.cache.keep(program.program_id, own)
+    state.rest(program)
+    state.squeeze(book)
+    pausing.relieve(state, book, -state.room_tokens(book, state.settings.pause_at), "overflow")
+
+
+def _released(state: TrState, program_id: str) -> None:
+    program = state.programs.get(program_id)
+    if program is not None:
+        program.released = True
+        if not program.requests:
+            state.forget(program)
+
+
+def _ticked(state: TrState, event: Tick) -> None:
+    state.all_changed()
+    for load in event.loads:
+        book = state.books.get(load.engine)
+        if book is not None and book.up:
+            expected = book.account.pinned_tokens - int(book.account.running * state.answers.mean_tokens) // 2
+            book.capacity.observe(load, expected)
+            state.squeeze(book)
+            excess = -state.room_tokens(book, state.settings.pause_at)
+            pausing.relieve(state, book, excess, "overflow")
+    if state.now_s - state.swept_s >= _SWEEP_S:
+        state.swept_s = state.now_s
+        _forget_silent(state)
+
+
+def _forget_silent(state: TrState) -> None:
+    for program in list(state.programs.values()):
+        if not program.requests and state.now_s - program.idle_since_s >= state.settings.idle_ttl_s:
+            state.note("forget", program, None, "silent")
+            state.forget(program)
+
+
+def _synced(state: TrState, kv_kept: bool) -> None:
+    kv_lost = state.clock.end(kv_kept)
+    state.now_s = state.clock.now_s
+    state.all_changed()
+    if kv_lost:
+        for book in state.books.values():
+            state.forget_cache(book)
+            book.staggered_tokens = 0
+        state.stagger_since_s = state.now_s

@@ -1,0 +1,254 @@
+"""What the program-aware router remembers, and the elementary changes to it.
+
+Invariants:
+- Every charge in an engine's account belongs to one program that is admitted there, or one of its running requests.
+- A program waits in one queue exactly as long as it has held requests.
+- Time here is the policy's own clock: it stands still during a weight sync.
+"""
+
+from collections import Counter, OrderedDict
+from collections.abc import Iterator, Sequence
+
+from swe_rl.router.core import Place
+from swe_rl.router.decisions import Decision, DecisionLog
+from swe_rl.router.engine_book import EngineBook
+from swe_rl.router.programs import Group, Program, Request, Running
+from swe_rl.router.sync_clock import SyncClock
+from swe_rl.router.tr_settings import TrSettings
+from swe_rl.router.waiting import AgeingQueue
+
+_FIRST_ANSWER_TOKENS = 128  # before any was seen
+_FIRST_GROWTH_TOKENS = 4096
+
+
+class TrState:
+    def __init__(self, settings: TrSettings, engines: Sequence[str]) -> None:
+        self.settings = settings
+        self.books: dict[str, EngineBook] = {}
+        self.programs: dict[str, Program] = {}
+        self.requests: dict[str, Request] = {}
+        self.groups: dict[str, Group] = {}
+        self.cold = AgeingQueue(settings.ageing_tokens_per_s)
+        self.new = AgeingQueue(settings.ageing_tokens_per_s)
+        self.held: OrderedDict[str, Request] = OrderedDict()  # longest held first
+        self.answers = Running(_FIRST_ANSWER_TOKENS)
+        self.growth = Running(_FIRST_GROWTH_TOKENS)
+        self.log = DecisionLog()
+        self.actions: list[Place] = []
+        self.tail = False
+        self.demand_tokens = 0  # of all programs
+        self.changed: dict[str, EngineBook] = {}  # where there may be more room than at the last attempt
+        self.now_s = 0.0
+        self.stagger_since_s: float | None = None
+        self.swept_s = 0.0
+        self.asked_all_s = 0.0
+        self.clock = SyncClock()
+        self._event = ""
+        self._programs_seen = 0
+        for name in engines:
+            self.add_book(name)
+
+    def begin(self, event: str, now_s: float) -> None:
+        self.clock.set(now_s)
+        self._event, self.now_s, self.actions = event, self.clock.now_s, []
+
+    # --- engines
+
+    def add_book(self, name: str) -> EngineBook:
+        self.books[name] = EngineBook.empty(name, self.settings)
+        return self.books[name]
+
+    def open_books(self) -> Iterator[EngineBook]:
+        return (book for book in self.books.values() if book.up and not book.draining)
+
+    def all_changed(self) -> None:
+        self.changed.update(self.books)
+        self.asked_all_s = self.now_s
+
+    def in_tail(self) -> bool:
+        """No program will come any more, and all that are there fit."""
+        return self.tail and self.demand_tokens <= sum(book.capacity.tokens for book in self.open_books())
+
+    def load_tokens(self, book: EngineBook) -> float:
+        return book.account.load_tokens(self.now_s)
+
+    def room_tokens(self, book: EngineBook, share: float) -> float:
+        return share * book.capacity.tokens - book.account.load_tokens(self.now_s)
+
+    def reserve_tokens(self, request: Request) -> int:
+        return request.prompt_tokens + int(self.answers.mean_tokens)
+
+    def prefix_tokens(self, program: Program) -> int:
+        group = self.groups.get(program.group_id) if program.group_id is not None else None
+        return group.prefix_tokens if group is not None else 0
+
+    def squeeze(self, book: EngineBook) -> None:
+        """Lets the cache give way to what runs; held programs that lost their prefix by it may go anywhere."""
+        for program_id in book.cache.squeeze(book.capacity.tokens - book.account.pinned_tokens):
+            self._requeue(program_id, book)
+
+    def forget_cache(self, book: EngineBook) -> None:
+        for program_id in book.cache.clear():
+            self._requeue(program_id, book)
+
+    def _requeue(self, program_id: str, book: EngineBook) -> None:
+        if program_id in book.resident:
+            self.changed[book.name] = book
+            self.enqueue(self.programs[program_id])
+
+    # --- programs
+
+    def known(self, program_id: str, group_id: str | None, prompt_tokens: int) -> Program:
+        program = self.programs.get(program_id)
+        if program is None:
+            self._programs_seen += 1
+            program = Program(program_id, self._programs_seen, group_id, prompt_tokens)
+            self.programs[program_id] = program
+            if group_id is not None:
+                group = self.groups.setdefault(group_id, Group(prompt_tokens))
+                group.programs += 1
+                group.prefix_tokens = min(group.prefix_tokens, prompt_tokens)
+        return program
+
+    def forget(self, program: Program) -> None:
+        self.unbind(program)
+        if program.turns:
+            self.growth.observe(max(0, program.context_tokens - program.first_prompt_tokens))
+        self.resize(program, 0)
+        del self.programs[program.program_id]
+        if program.group_id is not None:
+            group = self.groups[program.group_id]
+            group.programs -= 1
+            if not group.programs:
+                del self.groups[program.group_id]
+
+    def resize(self, program: Program, tokens: int) -> None:
+        self.demand_tokens += tokens - program.size_tokens
+        program.size_tokens = tokens
+
+    def bind(self, program: Program, book: EngineBook) -> None:
+        self.unbind(program)
+        program.engine = program.origin = book.name
+        program.admitted_s = self.now_s
+        book.programs[program.program_id] = program
+
+    def unbind(self, program: Program) -> None:
+        """It is not admitted any more; running requests keep their charges."""
+        if program.engine is not None:
+            self.end_acting(program)
+            del self.books[program.engine].programs[program.program_id]
+            program.engine = None
+
+    def rest(self, program: Program) -> None:
+        """Nothing of it runs any more: its tool does, if it is admitted and nobody waits for it."""
+        if program.held or program.released:
+            self.unbind(program)
+            self.enqueue(program)
+        elif program.engine is not None:
+            self._begin_acting(program, self.books[program.engine])
+
+    def _begin_acting(self, program: Program, book: EngineBook) -> None:
+        program.acting = book.account.charge(
+            program.context_tokens, program.group_id, self.prefix_tokens(program), True, self.now_s
+        )
+        book.acting[program.program_id] = program
+
+    def end_acting(self, program: Program) -> None:
+        if program.acting is not None and program.engine is not None:
+            book = self.books[program.engine]
+            book.account.take_back(program.acting, self.now_s)
+            del book.acting[program.program_id]
+            program.acting = None
+            self.changed[book.name] = book
+
+    # --- requests
+
+    def hold(self, request: Request) -> None:
+        request.program.held[request.request_id] = request
+        self.held[request.request_id] = request
+        self.enqueue(request.program)
+        self.changed.update((book.name, book) for book in self.books.values() if not book.account.running)
+
+    def unhold(self, request: Request) -> None:
+        """Its program leaves its queue with its last held request."""
+        del request.program.held[request.request_id]
+        del self.held[request.request_id]
+        self.enqueue(request.program)
+
+    def unhold_all(self, program: Program) -> None:
+        for request_id in program.held:
+            del self.held[request_id]
+        program.held.clear()
+        self.enqueue(program)
+
+    def longest_held(self) -> Request | None:
+        return next(iter(self.held.values()), None)
+
+    def held_tokens(self, program: Program) -> int:
+        return sum(map(self.reserve_tokens, program.held.values()))
+
+    def enqueue(self, program: Program) -> None:
+        """Puts it where it belongs now, or nowhere."""
+        self.new.remove(program.program_id)
+        self.cold.remove(program.program_id)
+        origin = self.books.get(program.origin) if program.origin is not None else None
+        if origin is not None:
+            origin.resident.remove(program.program_id)
+            self.changed[origin.name] = origin
+        if program.held:
+            longest = next(iter(program.held.values()))
+            self._queue(program, origin).push(program.program_id, self.held_tokens(program), longest.arrived_s)
+
+    def _queue(self, program: Program, origin: EngineBook | None) -> AgeingQueue:
+        if origin is None:
+            return self.cold if program.turns or not self.settings.new_last else self.new
+        here = bool(program.running) or origin.cache.resident_tokens(program.program_id) > 0
+        return origin.resident if here and origin.open else self.cold
+
+    def run(self, request: Request, book: EngineBook, reason: str) -> None:
+        """Charges it to an engine where its program is admitted, and places it."""
+        program, tokens = request.program, self.reserve_tokens(request)
+        self.note("place", program, book, reason)
+        request.engine = book.name
+        request.expected_cached_tokens = book.cache.resident_tokens(program.program_id)
+        request.charge = book.account.charge(tokens, program.group_id, self.prefix_tokens(program), False, self.now_s)
+        program.running[request.request_id] = request
+        if self.stagger_since_s is not None and not request.expected_cached_tokens:
+            book.staggered_tokens += tokens
+        book.cache.drop(program.program_id)
+        self.squeeze(book)
+        self.actions.append(Place(request.request_id, book.name, reason))
+
+    def note(self, decision: str, program: Program, book: EngineBook | None, reason: str) -> None:
+        load_tokens = int(self.load_tokens(book)) if book is not None else 0
+        capacity_tokens = int(book.capacity.tokens) if book is not None else 0
+        self.log.add(
+            Decision(
+                self.clock.wall_s,
+                self._event,
+                program.program_id,
+                decision,
+                book.name if book is not None else None,
+                reason,
+                program.context_tokens,
+                load_tokens,
+                capacity_tokens,
+                len(self.held),
+            )
+        )
+
+    # --- for people
+
+    def snapshot(self) -> dict[str, object]:
+        return {
+            "syncing": self.clock.syncing,
+            "tail": self.tail,
+            "held_requests": len(self.held),
+            "demand_tokens": self.demand_tokens,
+            "mean_answer_tokens": round(self.answers.mean_tokens, 1),
+            "mean_growth_tokens": round(self.growth.mean_tokens, 1),
+            "engines": [book.snapshot(self.now_s) for book in self.books.values()],
+            "program_counts": dict(Counter(program.status for program in self.programs.values())),
+            "programs": [program.snapshot() for program in self.programs.values()],
+            **self.log.snapshot(),
+        }

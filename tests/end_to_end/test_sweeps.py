@@ -1,0 +1,107 @@
+"""Sweeps as a user starts them: all jobs checked first, what was submitted is what runs, no secret in any file."""
+
+import json
+import os
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+pytestmark = pytest.mark.slow
+
+TINY = ("job=rollout", "trainer.steps=1", "rollout.prompts_per_step=1", "rollout.n=2", "sandbox.concurrency=2")
+
+
+def files_below(folder: Path):
+    return [path for path in sorted(folder.rglob("*")) if path.is_file()]
+
+
+def sweep_folder(command, name="rollout") -> Path:
+    [folder] = (command.outputs / "multirun" / name).iterdir()
+    return folder
+
+
+def test_one_bad_job_among_64_refuses_all(command):
+    done = command.run("--multirun", "rollout.max_turns=range(64)", small=False)
+    assert done.exit_status == 2, done.text
+    assert "job 0: error [positive] rollout.max_turns=0" in done.stderr
+    assert "Nothing was started: 1 of 64 jobs cannot run." in done.stderr
+    assert not command.outputs.exists()
+
+
+def test_an_edit_while_jobs_wait_changes_nothing(command):
+    own = command.root / "own"
+    (own / "hardware").mkdir(parents=True)
+    option = own / "hardware" / "mine.yaml"
+    option.write_text("name: mine\ncpus_per_node: 7\n")
+    given = ("--multirun", "--config-dir", str(own), "hardware=mine", "trainer.seed=0,1", *TINY)
+    process = command.start(*given, small=False)
+    until = time.monotonic() + 120
+    while not list(command.outputs.glob("multirun/*/*/0/config.yaml")):
+        assert process.poll() is None and time.monotonic() < until, process.communicate()
+        time.sleep(0.05)
+    option.write_text("name: mine\ncpus_per_node: nonsense\n")
+    _, stderr = process.communicate(timeout=200)
+    assert process.returncode == 0, stderr
+    configs = [yaml.safe_load((sweep_folder(command) / str(job) / "config.yaml").read_text()) for job in (0, 1)]
+    assert [config["hardware"]["cpus_per_node"] for config in configs] == [7, 7]
+
+
+def test_jobs_of_their_own_processes_run_the_frozen_code_and_hide_secrets(command, monkeypatch):
+    planted = {"WANDB_API_KEY": "planted-one-5c1f", "HF_TOKEN": "planted-two-77aa", "MY_API_KEY": "planted-three-e0d9"}
+    monkeypatch.setenv("WANDB_API_KEY", planted["WANDB_API_KEY"])
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
+    (command.root / ".env").write_text(f"HF_TOKEN={planted['HF_TOKEN']}\n")
+    secret = f"+hardware.env_vars.MY_API_KEY={planted['MY_API_KEY']}"
+    done = command.run(
+        "--multirun",
+        "hydra/launcher=local_processes",
+        "trainer.seed=0,1",
+        *TINY,
+        secret,
+        "logger.wandb=offline",
+        small=False,
+    )
+    assert done.exit_status == 0, done.text
+    folder = sweep_folder(command)
+    for job in ("0", "1"):
+        assert json.loads((folder / job / "status.json").read_text())["status"] == "done"
+    assert list((folder / "frozen" / "swe_rl" / "job" / "__pycache__").glob("rollout.*")), (
+        "another package was imported"
+    )
+    assert json.loads((folder / "frozen" / "jobs" / "1.json").read_text())["trainer.seed"] == 1
+
+    seen = [path for path in files_below(command.root) if path.name != ".env"]
+    assert len(seen) > 200
+    assert list(folder.rglob("*.pkl")), "the launcher's own files are among them"
+    for value in planted.values():
+        assert value not in done.text
+        assert not [path for path in seen if value in str(path) or value.encode() in path.read_bytes()]
+
+
+def test_the_frozen_configuration_is_compared(command, monkeypatch):
+    """An environment variable that conf/ reads differs where the job runs: refused, and the key is named."""
+    from swe_rl.config.compose import compose
+    from swe_rl.config.explain import ConfigError
+    from swe_rl.job.freeze import freeze, verify_frozen
+
+    monkeypatch.setenv("TRAINING_DATA_SYNC_DEST", "/here")
+    jobs = [compose(["trainer.seed=0"]), compose(["trainer.seed=1"])]
+    freeze(command.root / "sweep", jobs, None, code=False)
+    verify_frozen(command.root / "sweep" / "1", 1, compose(["trainer.seed=1"]))
+    monkeypatch.setenv("TRAINING_DATA_SYNC_DEST", "/there")
+    with pytest.raises(ConfigError, match=r"Job 1 composes.*paths.sync_to=/there, then /here"):
+        verify_frozen(command.root / "sweep" / "1", 1, compose(["trainer.seed=1"]))
+    verify_frozen(command.root / "alone", None, compose())
+
+
+def test_dotenv_decides_where_nothing_else_does(command):
+    (command.root / ".env").write_text("VLLM_URL=http://a:1,http://b:2\nTRAINING_DATA_SYNC_DEST=/from/file\n")
+    os.environ.pop("VLLM_URL", None)
+    done = command.run("engine=external", "job=plan", "job.format=json", small=False)
+    assert done.exit_status == 0, done.text
+    told = json.loads(done.stdout)["environment"]
+    assert told["VLLM_URL"].startswith("http://a:1,http://b:2 (from: .env)")
+    assert told["HF_TOKEN"].startswith("not set") or "***" in told["HF_TOKEN"]

@@ -1,0 +1,41 @@
+"""What an event costs the program-aware router: it must not grow with the number of programs."""
+
+import time
+
+import pytest
+
+from swe_rl.router.tr import TrPolicy
+from swe_rl.router.tr_settings import TrSettings
+
+PROGRAMS = (1000, 4000, 10_000)
+
+
+def microseconds_per_event(tr_world, programs, engines):
+    """Mean over a stretch in which most programs are alive and many are held; and how many those are."""
+    capacity = programs * 400 // engines
+    policy = TrPolicy(TrSettings())
+    loop = tr_world.Loop(policy, engines, programs, capacity, spacing_s=5 / programs).run(until_s=8.0)
+    spent_s, events, step = 0.0, 0, policy.step
+
+    def timed(state, event, now):
+        nonlocal spent_s, events
+        began = time.perf_counter()
+        actions = step(state, event, now)
+        spent_s += time.perf_counter() - began
+        events += 1
+        return actions
+
+    policy.step = timed
+    loop.run(max_events=4000)
+    return 1e6 * spent_s / events, len(loop.state.programs), len(loop.state.held)
+
+
+@pytest.mark.parametrize("engines", [4, 64])
+def test_an_event_costs_microseconds_whatever_the_number_of_programs(tr_world, engines, capsys):
+    cost = {}
+    for programs in PROGRAMS:
+        cost[programs], live, held = microseconds_per_event(tr_world, programs, engines)
+        with capsys.disabled():
+            print(f"\n  tr: {programs} programs ({live} live, {held} held), {engines} engines: {cost[programs]:.0f} us")
+    assert cost[10_000] < 4 * cost[1000] + 20  # ten times as many
+    assert cost[10_000] < 500  # on a busy machine
