@@ -6,6 +6,7 @@ Invariants:
 - No folder is created and nothing is started.
 """
 
+import copy
 import hashlib
 import json
 import os
@@ -19,7 +20,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from swe_rl.config.explain import ConfigError, explained
+from swe_rl.config.explain import ConfigError, explained, groups_of
 from swe_rl.config.folders import conf_dir
 from swe_rl.config.provenance import Origins
 from swe_rl.config.schema import Config
@@ -62,13 +63,59 @@ def compose(overrides: Sequence[str] = (), config_dir: Path | None = None) -> Co
 
 
 def compose_all(jobs: Sequence[Sequence[str]], config_dir: Path | None = None) -> list[Composed]:
-    """Composes each job of a sweep, in order, on all cores where that pays. Raises ConfigError."""
-    workers = min(os.cpu_count() or 1, len(jobs) // _JOBS_PER_WORKER, 8)
+    """Composes each job of a sweep, in order, as `compose` would, faster. Raises ConfigError.
+
+    Jobs that choose the same options share one composition, to which each job's values are applied; where there are
+    many, several processes share the work.
+    """
+    safe = [hide_secrets(job) for job in jobs]
+    order = sorted(range(len(safe)), key=lambda index: _choices(safe[index], config_dir))
+    workers = min(os.cpu_count() or 1, len(safe) // _JOBS_PER_WORKER, 8)
     if workers < 2 or threading.active_count() > 1:  # a fork copies no thread
-        return [compose(job, config_dir) for job in jobs]
-    compose(jobs[0], config_dir)  # what is imported and read now is shared by the forks
-    with ProcessPoolExecutor(workers, mp_context=get_context("fork")) as pool:
-        return list(pool.map(partial(compose, config_dir=config_dir), jobs, chunksize=4))
+        done = _compose_chunk([safe[index] for index in order], config_dir)
+    else:
+        compose((), config_dir)  # what is imported now is shared by the forks
+        size = -(-len(order) // workers)
+        chunks = [[safe[index] for index in order[start : start + size]] for start in range(0, len(order), size)]
+        with ProcessPoolExecutor(workers, mp_context=get_context("fork")) as pool:
+            parts = list(pool.map(partial(_compose_chunk, config_dir=config_dir), chunks))
+        done = [composed for part in parts for composed in part]
+    return [composed for _, composed in sorted(zip(order, done, strict=True), key=lambda pair: pair[0])]
+
+
+def _choices(overrides: Sequence[str], config_dir: Path | None) -> tuple[str, ...]:
+    """The overrides that decide which files are composed, or that are Hydra's own; the others are values."""
+    groups = set(groups_of(config_dir))
+    return tuple(override for override in overrides if not _is_value(override, groups))
+
+
+def _is_value(override: str, groups: set[str]) -> bool:
+    key = override.partition("=")[0].lstrip("+~")
+    return not (key in groups or "/" in key or "@" in key or key.partition(".")[0] == "hydra")
+
+
+def _compose_chunk(jobs: Sequence[list[str]], config_dir: Path | None) -> list[Composed]:
+    """Jobs of equal choices follow one another; `jobs` hold no secret."""
+    from hydra import compose as hydra_compose
+    from hydra._internal.config_loader_impl import ConfigLoaderImpl
+    from hydra.core.global_hydra import GlobalHydra
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    done: list[Composed] = []
+    shared: tuple[str, ...] | None = None
+    base: DictConfig | None = None
+    with _hydra(config_dir):
+        parser = OverridesParser.create(config_loader=GlobalHydra.instance().config_loader())
+        for job in jobs:
+            with explained(job, config_dir):
+                choices = _choices(job, config_dir)
+                if base is None or choices != shared:
+                    base, shared = hydra_compose("config", overrides=list(choices), return_hydra_config=True), choices
+                tree = copy.deepcopy(base)
+                values = parser.parse_overrides([override for override in job if override not in choices])
+                ConfigLoaderImpl._apply_overrides_to_config(values, tree)
+                done.append(from_tree(tree, tree.hydra, job))
+    return done
 
 
 def from_tree(tree: "DictConfig", hydra: "DictConfig", overrides: Sequence[str]) -> Composed:

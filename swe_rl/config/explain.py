@@ -19,9 +19,6 @@ from swe_rl.errors import UserError
 
 _ANTLR_NOISE = re.compile(r"^\w+Exception: | expecting \{.*?\}(?= See)| See https?://\S+ for details\.?")
 
-
-_ANTLR_NOISE = re.compile(r"^\w+Exception: | expecting \{.*?\}(?= See)| See https?://\S+ for details\.?")
-
 _ROWS = "The command line changes rows that there are; new ones belong into a file of conf/."
 
 
@@ -64,7 +61,7 @@ def explain(error: BaseException, overrides: Sequence[str], config_dir: Path | N
 
 def check_overrides(overrides: Sequence[str], config_dir: Path | None = None) -> None:
     """Refuses what Hydra would accept in silence or explain badly. Raises ConfigError for the first such override."""
-    groups = _groups(config_dir)
+    groups = groups_of(config_dir)
     for override in overrides:
         problem = _problem(override, groups)
         if problem:
@@ -82,7 +79,7 @@ def _bad_grammar(override: str, message: str) -> str:
 def _missing_option(error: Any, overrides: Sequence[str], config_dir: Path | None) -> str:
     missing = str(error.missing_cfg_file or "").removesuffix(".yaml")
     group, _, option = missing.rpartition("/")
-    groups = _groups(config_dir)
+    groups = groups_of(config_dir)
     known = list(error.options or groups.get(group, []))
     if not group:
         return f"There is no file or group {missing!r} in conf/.{_did_you_mean(nearest(missing, groups))}"
@@ -189,7 +186,8 @@ def _omegaconf_cause(error: BaseException | None) -> BaseException | None:
     return error
 
 
-def _groups(config_dir: Path | None) -> dict[str, list[str]]:
+def groups_of(config_dir: Path | None) -> dict[str, list[str]]:
+    """Every group with its options, those of the user's own folder included."""
     found = {name: [option.name for option in members] for name, members in options().items()}
     for path in sorted(config_dir.glob("*/*.yaml")) if config_dir and config_dir.is_dir() else []:
         found.setdefault(path.parent.name, []).append(path.stem)

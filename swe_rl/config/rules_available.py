@@ -21,8 +21,6 @@ def available(config: Config, _: Host) -> Iterator[Finding]:
 
 def _absent_parts(config: Config) -> Iterator[tuple[str, object, str]]:
     """Key, value, what to use instead."""
-    if config.router.name != "default":
-        yield "router.name", config.router.name, "router=default"
     if config.engine.kind != EngineKind.embedded:
         yield "engine.kind", config.engine.kind, "engine=embedded (with model=tiny layout=local)"
     if config.sandbox.kind != SandboxKind.process:

@@ -18,6 +18,7 @@ class JobName(StrEnum):
     check = "check"
     plan = "plan"
     simulate = "simulate"
+    compare = "compare"
     prepare = "prepare"
     describe = "describe"
 
@@ -34,6 +35,13 @@ class JobConfig:
     strict: bool = False  # warnings count as errors
     preflight: bool = False  # check: also probe this host
     imports: tuple[str, ...] = ()  # check: YAML files of other systems, compared with this configuration
+    baseline: str | None = None  # compare: a run's folder, or a log of SkyRL's
+    candidate: str | None = None  # compare: the other one
+    baseline_label: str | None = None
+    candidate_label: str | None = None
+    runs: str | None = None  # compare: the folder of a multirun, instead of the two
+    trajectories_per_step: int = 396  # compare: of a log of SkyRL's, which does not say it
+    output: str | None = None  # compare: folder for its files; None: below paths.outputs
     topic: str | None = None  # describe: a key (rollout.n), a group (rollout) or an option (rollout/swe)
 
 

@@ -17,7 +17,7 @@ from itertools import count
 
 from swe_rl.engine.protocol import Completion, ContextOverflowError, EngineError, SamplingParams
 from swe_rl.gateway import reply
-from swe_rl.gateway.errors import context_overflow, engine_failure, invalid, unavailable
+from swe_rl.gateway.errors import ApiError, context_overflow, engine_failure, invalid, unavailable
 from swe_rl.gateway.live import LiveSession
 from swe_rl.gateway.metrics import GatewayMetrics
 from swe_rl.gateway.placement import Placed, Placement
@@ -29,8 +29,17 @@ from swe_rl.gateway.trace import Trace
 from swe_rl.model.chat import ChatRenderer
 from swe_rl.model.tool_parser import parse_reply
 
+_ENGINE_TRIES = 3  # of one call, on whichever engine the router gives it
 _LONG_CHARS = 65536  # from here on rendering would hold up the event loop
 _log = logging.getLogger(__name__)
+
+
+class EngineGoneError(Exception):
+    """The engine failed before it answered; `answer` is what the client is told when no other one takes over."""
+
+    def __init__(self, answer: ApiError) -> None:
+        super().__init__(str(answer))
+        self.answer = answer
 
 
 class Completer:
@@ -109,13 +118,32 @@ class Completer:
     async def _generate(
         self, live: LiveSession, plan: TurnPlan, params: SamplingParams
     ) -> tuple[Completion, str, float]:
-        """The completion, its engine's name, and for how long the router held the request."""
+        """The completion, its engine's name, and for how long the router held the request.
+
+        What an engine that died left undone another one does: nothing of it was recorded, and its seed is the same.
+        """
+        held_s = 0.0
+        for again in range(_ENGINE_TRIES):
+            try:
+                return await self._generate_once(live, plan, params, held_s)
+            except EngineGoneError as gone:
+                self._metrics.retries.inc()
+                if again == _ENGINE_TRIES - 1:
+                    raise gone.answer from gone.__cause__
+        raise AssertionError("the loop returns or raises")
+
+    async def _generate_once(
+        self, live: LiveSession, plan: TurnPlan, params: SamplingParams, held_s: float
+    ) -> tuple[Completion, str, float]:
         request_id = f"{live.session_id}#{next(self._request_numbers)}"
+        group_id = live.settings.group_id if live.settings else None
         started_s = self._clock()
-        async with self._placement.place(live.session_id, request_id, len(plan.prompt_ids)) as placed:
-            held_s = self._clock() - started_s
+        length = len(plan.prompt_ids)
+        async with self._placement.place(live.session_id, request_id, length, group_id, plan.number) as placed:
+            held_s += self._clock() - started_s
             completion = await self._ask(placed, plan, params, request_id, live.session_id)
             placed.context_tokens += len(completion.token_ids)
+            placed.cached_tokens = completion.cached_tokens
         return completion, placed.engine.name, held_s
 
     async def _ask(
@@ -129,7 +157,8 @@ class Completer:
                 len(plan.prompt_ids), self._max_model_len, f"engine {engine.name}: {error}"
             ) from error
         except EngineError as error:
-            raise engine_failure(502, f"Engine {engine.name} failed: {error}") from error
+            answer = engine_failure(502, f"Engine {engine.name} failed: {error}")
+            raise EngineGoneError(answer) from error
         except Exception as error:
             _log.exception("engine %s raised an error that is not an EngineError", engine.name)
             raise engine_failure(500, f"Engine {engine.name} failed: {type(error).__name__}: {error}") from error

@@ -27,6 +27,7 @@ class GatewayMetrics:
         )
         self.breaks = Counter("swe_rl_gateway_breaks", "Turns that began a chain", ["kind"], registry=self.registry)
         self.prompt_tokens = Counter("swe_rl_gateway_prompt_tokens", "Of all prompts", registry=self.registry)
+        self.retries = Counter("swe_rl_gateway_retries", "Calls given to an engine again", registry=self.registry)
         self.sampled_tokens = Counter("swe_rl_gateway_sampled_tokens", "Sampled", registry=self.registry)
         self.cached_tokens = Counter("swe_rl_gateway_cached_tokens", "Prompt tokens cached", registry=self.registry)
         self.call_s = Histogram(

@@ -2,24 +2,41 @@
 
 Invariants:
 - Every request that arrived is finished exactly once, also when its caller is cancelled while it is held.
-- All router events come from the event loop's thread, in order.
+- All router events come from the event loop's thread, in order; the first is a look at the engines' load.
+- An engine that dies or serves again tells the router at once, not at the next tick.
 """
 
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from functools import partial
 
 from swe_rl.engine.protocol import Engine
-from swe_rl.router.core import EngineLoad, Event, ProgramReleased, RequestArrived, RequestFinished, Router, Tick
+from swe_rl.router.core import (
+    EngineAdded,
+    EngineLoad,
+    EngineLost,
+    Event,
+    ProgramReleased,
+    RequestArrived,
+    RequestFinished,
+    Router,
+    StepTail,
+    SyncBegan,
+    SyncEnded,
+    Tick,
+)
 
 
 class Placed:
-    """`context_tokens` is what the program holds once the request is finished; its caller keeps it up to date."""
+    """`context_tokens` is what the program holds once the request is finished, `cached_tokens` what of its prompt the
+    engine had; its caller keeps both up to date."""
 
     def __init__(self, engine: Engine, context_tokens: int) -> None:
         self.engine = engine
         self.context_tokens = context_tokens
+        self.cached_tokens: int | None = None
 
 
 class Placement:
@@ -31,7 +48,11 @@ class Placement:
         self._ticks: asyncio.Task[None] | None = None
 
     def start(self) -> None:
+        for name, engine in self._engines.items():
+            if hasattr(engine, "on_change"):
+                engine.on_change = partial(self._changed, name)
         if self._router.tick_s is not None:
+            self._look()  # capacities before the first request
             self._ticks = asyncio.get_running_loop().create_task(self._tick(self._router.tick_s))
 
     async def close(self) -> None:
@@ -42,25 +63,48 @@ class Placement:
             self._ticks = None
 
     @contextlib.asynccontextmanager
-    async def place(self, program_id: str, request_id: str, prompt_tokens: int) -> AsyncIterator[Placed]:
+    async def place(
+        self,
+        program_id: str,
+        request_id: str,
+        prompt_tokens: int,
+        group_id: str | None = None,
+        turn: int | None = None,
+    ) -> AsyncIterator[Placed]:
         """Waits until the router lets the request go, and tells it when the block is left."""
         waiting = self._held[request_id] = asyncio.get_running_loop().create_future()
-        context_tokens = prompt_tokens
+        context_tokens, cached_tokens = prompt_tokens, None
         try:
-            self._feed(RequestArrived(program_id, request_id, prompt_tokens))
+            self._feed(RequestArrived(program_id, request_id, prompt_tokens, group_id, turn))
             placed = Placed(self._engines[await waiting], prompt_tokens)
             try:
                 yield placed
             finally:
-                context_tokens = placed.context_tokens
+                context_tokens, cached_tokens = placed.context_tokens, placed.cached_tokens
         finally:
             self._held.pop(request_id, None)
-            self._feed(RequestFinished(program_id, request_id, context_tokens))
+            self._feed(RequestFinished(program_id, request_id, context_tokens, cached_tokens))
 
     def release(self, program_id: str) -> None:
         self._feed(ProgramReleased(program_id))
         for engine in self._engines.values():
             engine.release_session(program_id)
+
+    @contextlib.contextmanager
+    def syncing(self, *, kv_kept: bool = False) -> Iterator[None]:
+        """While new weights are on their way nothing is placed; `kv_kept`: prefix caches outlive the update."""
+        self._feed(SyncBegan())
+        try:
+            yield
+        finally:
+            self._feed(SyncEnded(kv_kept))
+
+    def tail(self, active: bool) -> None:
+        """`active`: no new program will come in this step."""
+        self._feed(StepTail(active))
+
+    def snapshot(self) -> dict[str, object]:
+        return self._router.snapshot()
 
     @property
     def held(self) -> int:
@@ -75,9 +119,23 @@ class Placement:
     async def _tick(self, tick_s: float) -> None:
         while True:
             await asyncio.sleep(tick_s)
-            self._feed(Tick(tuple(self._load(engine) for engine in self._engines.values())))
+            self._look()
+
+    def _look(self) -> None:
+        self._feed(Tick(tuple(self._load(engine) for engine in self._engines.values())))
+
+    def _changed(self, name: str, up: bool) -> None:
+        capacity = self._engines[name].stats().kv_capacity_tokens
+        self._feed(EngineAdded(name, capacity) if up else EngineLost(name))
 
     @staticmethod
     def _load(engine: Engine) -> EngineLoad:
         stats = engine.stats()
-        return EngineLoad(engine.name, stats.running, stats.waiting, stats.kv_used_tokens, stats.kv_capacity_tokens)
+        return EngineLoad(
+            engine.name,
+            stats.running,
+            stats.waiting,
+            stats.kv_used_tokens,
+            stats.kv_capacity_tokens,
+            getattr(engine, "preemptions_total", 0),
+        )

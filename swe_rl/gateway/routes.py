@@ -39,6 +39,7 @@ class Routes:
         max_model_len: int,
         heartbeat_s: float,
         refuse: Callable[[], str | None],
+        router_state: Callable[[], dict[str, object]],
     ) -> None:
         self._sessions = sessions
         self._completer = completer
@@ -48,6 +49,7 @@ class Routes:
         self._model_name = model_name
         self._heartbeat_s = heartbeat_s
         self._refuse = refuse
+        self._router_state = router_state
 
     def add_to(self, app: web.Application) -> None:
         for prefix in ("/v1", "/sessions/{session_id}/v1"):
@@ -55,6 +57,7 @@ class Routes:
             app.router.add_get(f"{prefix}/models", self.models)
         app.router.add_get("/health", self.health)
         app.router.add_get("/metrics", self.metrics)
+        app.router.add_get("/router/state", self.router_state)
 
     async def chat_completions(self, request: web.Request) -> web.StreamResponse:
         status = _CLIENT_GONE
@@ -82,6 +85,10 @@ class Routes:
 
     async def metrics(self, request: web.Request) -> web.Response:
         return web.Response(body=self._metrics.text(), headers={"Content-Type": "text/plain; version=0.0.4"})
+
+    async def router_state(self, request: web.Request) -> web.Response:
+        """Ledgers, programs and the latest decisions with their reasons."""
+        return _json(self._router_state())
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
         chat = parse_request(await request.read(), self._model_name)

@@ -13,6 +13,7 @@ import ipaddress
 import socket
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from urllib.parse import quote
 
 from aiohttp import web
@@ -87,6 +88,7 @@ class Gateway:
             max_model_len=max_model_len,
             heartbeat_s=heartbeat_s,
             refuse=self._refusal,
+            router_state=self._placement.snapshot,
         )
         self._token = token
 
@@ -131,6 +133,17 @@ class Gateway:
         summary = await self._sessions.close(session_id)
         await self._store.flush()
         return summary
+
+    def syncing(self) -> AbstractContextManager[None]:
+        """For the time of a weight update: the router places nothing, and knows that caches are empty after it."""
+        return self._placement.syncing()
+
+    def tail(self, active: bool) -> None:
+        """Told by the rollout: no trajectory of this step is left that has not begun."""
+        self._placement.tail(active)
+
+    def router_state(self) -> dict[str, object]:
+        return self._placement.snapshot()
 
     def pause(self) -> None:
         """New calls are answered 503 with Retry-After until `resume`; those in flight go on."""

@@ -32,6 +32,7 @@ class SessionSettings:
     top_p: float = 1.0
     top_k: int = 0
     seed: int | None = None
+    group_id: str | None = None  # sessions of one group begin with the same prompt
 
 
 class Renderer(Protocol):

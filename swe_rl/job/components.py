@@ -77,7 +77,12 @@ async def components(
         renderer = ChatRenderer(tokenizer, template=config.model.chat_template, thinking=config.model.thinking)
         gateway = Gateway(
             router_engines,
-            make_router(config.router, router_engines),
+            make_router(
+                config.router,
+                router_engines,
+                capacity_tokens=config.engine.max_num_seqs * config.engine.max_model_len,  # where none is reported
+                max_num_seqs=config.engine.max_num_seqs,
+            ),
             renderer,
             store,
             model_name=config.model.name,
@@ -95,7 +100,7 @@ async def components(
         stack.push_async_callback(client.close)
         agent = make_agent(config.agent, config.rollout, client)
         attempter = Attempter(env, agent, gateway, sandboxes, config.rollout, config.env, model_name=config.model.name)
-        collector = Collector(attempter, config.rollout, config.trainer.seed)
+        collector = Collector(attempter, config.rollout, config.trainer.seed, gateway.tail)
         yield Components(env, list(router_engines), gateway, store, renderer, collector)
 
 

@@ -32,7 +32,9 @@ from swe_rl.logger.disk import write_text_atomic
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-FOLDERLESS = frozenset({JobName.check, JobName.plan, JobName.simulate, JobName.describe, JobName.prepare})
+FOLDERLESS = frozenset(
+    {JobName.check, JobName.plan, JobName.simulate, JobName.compare, JobName.describe, JobName.prepare}
+)
 _OURS = frozenset({".hydra", "config.yaml", "plan.json"})
 
 

@@ -207,7 +207,7 @@ class Loop:
         """New weights into every engine, stamped with the step that made them; returns seconds."""
         assert self._trainer is not None
         started_s = time.monotonic()
-        with self._session.progress.phase("sync_weights"):
+        with self._session.progress.phase("sync_weights"), self._parts.gateway.syncing():
             weights = self._trainer.policy_weights()
             for engine in self._parts.engines:
                 await engine.update_weights(weights, self.step)

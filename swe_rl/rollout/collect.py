@@ -44,10 +44,19 @@ def sampling_seed(seed: int, order_name: str) -> int:
 
 
 class Collector:
-    def __init__(self, attempter: RunsAttempts, rollout: RolloutConfig, seed: int) -> None:
+    """`on_tail` is told when a step begins (False) and when its last trajectory has begun (True)."""
+
+    def __init__(
+        self,
+        attempter: RunsAttempts,
+        rollout: RolloutConfig,
+        seed: int,
+        on_tail: Callable[[bool], None] | None = None,
+    ) -> None:
         self._attempter = attempter
         self._rollout = rollout
         self._seed = seed
+        self._on_tail = on_tail or (lambda _: None)
 
     async def collect(
         self,
@@ -62,9 +71,15 @@ class Collector:
         """`n` trajectories of each instance. Raises RolloutError past the limit, TraceStoreError."""
         places = asyncio.Semaphore(self._rollout.concurrency)
         collected = Collected([], [])
+        waiting_to_begin = len(instances) * n
+        self._on_tail(False)
 
         async def one(instance: Instance, sample: int) -> tuple[Trajectory, AgentResult | None]:
+            nonlocal waiting_to_begin
             async with places:
+                waiting_to_begin -= 1
+                if waiting_to_begin == 0:
+                    self._on_tail(True)
                 done = await self._with_retries(instance, split, step, sample, temperature, collected.retried)
             if on_done:
                 waiting = on_done(done[0])
@@ -102,6 +117,7 @@ class Collector:
             attempt += 1
 
     def _order(self, instance: Instance, split: str, step: int, sample: int, attempt: int, temperature: float) -> Order:
+        group_id = f"{split}.{step}.{instance.instance_id}"
         settings = SessionSettings(
             temperature=temperature,
             top_p=self._rollout.top_p,
@@ -109,8 +125,8 @@ class Collector:
             max_turn_tokens=self._rollout.max_turn_tokens,
             max_trajectory_tokens=self._rollout.max_trajectory_tokens,
             seed=0,
+            group_id=group_id,
         )
-        group_id = f"{split}.{step}.{instance.instance_id}"
         order = Order(instance, group_id, split, step, sample, attempt, settings)
         return replace(order, settings=replace(settings, seed=sampling_seed(self._seed, order.trajectory_id)))
 

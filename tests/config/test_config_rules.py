@@ -128,10 +128,10 @@ def test_secret_in_a_file_is_a_warning():
 
 
 def test_available_is_an_error_for_what_runs_and_a_warning_before():
-    severities = {
-        job: [finding.severity for finding in check(compose(["router=tr", f"job={job}"]).config, host=HOST)]
-        for job in ("train", "eval", "check", "plan")
-    }
+    severities = {}
+    for job in ("train", "eval", "check", "plan"):
+        found = check(compose(["sandbox=apptainer", f"job={job}"]).config, host=HOST)
+        severities[job] = [one.severity for one in found if one.rule_id == "available"]
     assert severities["train"] == severities["eval"] == [Severity.error]
     assert severities["check"] == severities["plan"] == [Severity.warning]
 

@@ -210,7 +210,8 @@ async def test_errors_of_the_official_client(serve, says):
         with pytest.raises(BadRequestError) as overflow:
             await ask(client, [{"role": "user", "content": "a b " * 3000}])
         assert overflow.value.code == "context_length_exceeded"
-        engine.fail_next(ContextOverflowError("no room"), EngineError("out of memory"), ZeroDivisionError("bug"))
+        died = [EngineError("out of memory")] * 3  # as often as a call is given to an engine
+        engine.fail_next(ContextOverflowError("no room"), *died, ZeroDivisionError("bug"))
         with pytest.raises(BadRequestError) as overflow:
             await ask(client)
         assert overflow.value.code == "context_length_exceeded"
@@ -224,6 +225,19 @@ async def test_errors_of_the_official_client(serve, says):
         assert paused.value.status_code == 503 and paused.value.response.headers["Retry-After"] == "1"
         gateway.resume()
         assert (await ask(client)).choices[0].message.content == "ok"
+
+
+async def test_what_a_dying_engine_left_another_one_does(serve, says):
+    """Two engines, the first of which fails: one turn, stored once, with the same seed wherever it is sampled."""
+    first, second = ScriptedEngine(says("ok"), name="first"), ScriptedEngine(says("ok"), name="second")
+    async with serve(first, second) as (gateway, store, url):
+        first.fail_next(EngineError("killed"))
+        status, _, answer = await post(url, body())
+        assert (status, answer["choices"][0]["message"]["content"]) == (200, "ok")
+        assert len(first.requests) + len(second.requests) == 2
+        [session] = store.sessions()
+        assert len(store.traces(session)) == 1
+        assert gateway.router_state()["router"] == "default"
 
 
 async def test_malformed_bodies_and_paths(serve, says):

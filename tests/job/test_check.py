@@ -36,8 +36,8 @@ def test_json(capsys):
 
 
 def test_warnings_pass_unless_strict(capsys):
-    assert run(capsys, "router=tr")[0] == 0
-    assert run(capsys, "router=tr", "job.strict=true")[0] == 2
+    assert run(capsys, "sandbox.concurrency=100")[0] == 0
+    assert run(capsys, "sandbox.concurrency=100", "job.strict=true")[0] == 2
 
 
 def test_secrets_stay_masked(capsys, monkeypatch):

@@ -4,7 +4,7 @@ import asyncio
 import dataclasses
 import json
 import random
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -125,7 +125,7 @@ def started(tmp_path):
                 trainer = Trainer(small_model(), config.trainer, config.algo, pad_token_id=0) if trained else None
                 engine, rollouts = Recorder(), MadeUpRollouts(store, fail_at)
                 env = SimpleNamespace(instances=instances)
-                parts = Components(env, [engine], None, store, None, rollouts)
+                parts = Components(env, [engine], SimpleNamespace(syncing=nullcontext), store, None, rollouts)
                 loop = Loop(config, one, parts, trainer)
                 if one.resumed:
                     loop.resume()
