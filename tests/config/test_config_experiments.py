@@ -2,7 +2,7 @@
 
 import json
 import os
-from functools import cache
+from functools import cache, partial
 from itertools import combinations
 from pathlib import Path
 
@@ -128,6 +128,12 @@ def test_an_option_passes_with_the_machine_that_it_names(group, name):
 GROUPS = ("model", "layout", "router", "env", "agent", "algo", "hardware")
 
 
+def gain(row, open_pairs, group, name):
+    """How many open pairs the option would close beside those that the row has."""
+    pairs = (sorted([(group, name), fixed], key=lambda one: GROUPS.index(one[0])) for fixed in row.items())
+    return sum(tuple(pair) in open_pairs for pair in pairs)
+
+
 def covering_rows():
     """Compositions that together hold every pair of options of two groups: greedy, so not the fewest."""
     names = {group: [option.name for option in options()[group]] for group in GROUPS}
@@ -141,13 +147,7 @@ def covering_rows():
     while open_pairs:
         row = dict(min(open_pairs))
         for group in (group for group in GROUPS if group not in row):
-            fixed = list(row.items())
-
-            def gain(name, group=group, fixed=fixed):
-                keys = (tuple(sorted([(group, name), other], key=lambda one: GROUPS.index(one[0]))) for other in fixed)
-                return sum(key in open_pairs for key in keys)
-
-            row[group] = max(names[group], key=gain)
+            row[group] = max(names[group], key=partial(gain, row, open_pairs, group))
         open_pairs -= {((one, row[one]), (other, row[other])) for one, other in combinations(GROUPS, 2)}
         rows.append(row)
     return rows
