@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterable, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 from swe_rl.env.instance import Instance, InstanceError
@@ -35,11 +36,15 @@ def write_instances(path: Path, instances: Iterable[Instance]) -> None:
     aside.replace(path)
 
 
-def select_instances(instances: Sequence[Instance], listing: Path) -> list[Instance]:
-    """Those whose ids `listing` has, one a line, `#` for comments. Raises InstanceError for an id that nothing has."""
-    wanted = [line.split("#")[0].strip() for line in _lines(listing, "env.instances")]
-    wanted = [name for name in wanted if name]
+def select_instances(instances: Sequence[Instance], listing: str) -> list[Instance]:
+    """Those whose ids the file `listing` has, one a line, `#` for comments; or that match it where it is a pattern
+    (`django__django-*`). Raises InstanceError for an id that nothing has, or a pattern that matches none."""
     known = {one.instance_id: one for one in instances}
+    if "*" in listing:
+        wanted = [name for name in known if fnmatchcase(name, listing)]
+    else:
+        wanted = [line.split("#")[0].strip() for line in _lines(Path(listing), "env.instances")]
+    wanted = [name for name in wanted if name]
     missing = [name for name in wanted if name not in known]
     if missing or not wanted:
         shown = ", ".join(missing[:5]) or "no id at all"

@@ -90,6 +90,8 @@ def _run_frozen(flags: argparse.Namespace, jobs: list[Composed], overrides: list
         more += slurm_overrides(first.config, overrides)
     if apart:
         use_frozen_code(frozen)
+    if apart:
+        print(f"{len(jobs)} jobs by {first.launcher} in {folder}: each folder has its run.log and status.json", flush=True)
     given = [override for override in overrides if not override.startswith("hydra.sweep.dir=")]
     return _run(["--multirun"] if flags.multirun else [], [*given, *more], frozen.config_dir, frozen.conf)
 

@@ -64,12 +64,21 @@ def test_selection(tmp_path):
     instances = [Instance.from_record(RECORD | {"instance_id": name}) for name in ("a", "b", "c")]
     listing = tmp_path / "list.txt"
     listing.write_text("# chosen\nc\na  # first\n")
-    assert [one.instance_id for one in select_instances(instances, listing)] == ["c", "a"]
+    assert [one.instance_id for one in select_instances(instances, str(listing))] == ["c", "a"]
     listing.write_text("d\n")
     with pytest.raises(InstanceError, match="d not among the 3"):
-        select_instances(instances, listing)
+        select_instances(instances, str(listing))
     with pytest.raises(InstanceError, match=r"env\.instances=.*cannot be read"):
-        select_instances(instances, tmp_path / "missing.txt")
+        select_instances(instances, str(tmp_path / "missing.txt"))
+
+
+def test_a_pattern_selects_in_the_files_order():
+    names = ("django__django-2", "flask__flask-1", "django__django-1")
+    found = [Instance.from_record(RECORD | {"instance_id": name}) for name in names]
+    chosen = [one.instance_id for one in select_instances(found, "django__django-*")]
+    assert chosen == ["django__django-2", "django__django-1"]
+    with pytest.raises(InstanceError, match="no id at all"):
+        select_instances(found, "sympy__*")
 
 
 def test_the_real_sample_reads(pytestconfig):

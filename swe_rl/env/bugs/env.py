@@ -33,7 +33,7 @@ class BugsEnv:
         for instance in found:
             package_folder(instance.repo)  # refuses what cannot be run before anything was started
         if self._config.instances and split == self._config.split:
-            found = select_instances(found, Path(self._config.instances))
+            found = select_instances(found, self._config.instances)
         return found
 
     def _file(self, split: str) -> Path:
