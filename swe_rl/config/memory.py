@@ -39,12 +39,14 @@ def engine_gb_per_gpu(config: Config) -> float:
 
 
 def kv_tokens_per_engine(config: Config) -> int:
-    """Tokens that fit beside the weights in the share of memory that is the engine's; 0 where there is no GPU."""
+    """Tokens that fit beside the weights in the share of memory that is the engine's, `engine.kv_cache_tokens` at most;
+    0 where there is no GPU."""
     layout, budget = config.layout, config.hardware.gpu_memory_gb * config.engine.gpu_memory_utilization
     if uses_no_gpu(layout) or config.engine.kind != EngineKind.vllm:
         return 0
     free_gb_per_gpu = budget - CUDA_GB - weights_gb(config.model) / max(1, layout.engine_tp)
-    return max(0, int(free_gb_per_gpu * 1e9 * _kv_shares(config) / max(1, kv_bytes_per_token(config.model))))
+    fits = max(0, int(free_gb_per_gpu * 1e9 * _kv_shares(config) / max(1, kv_bytes_per_token(config.model))))
+    return min(fits, config.engine.kv_cache_tokens) if config.engine.kv_cache_tokens > 0 else fits
 
 
 def _kv_shares(config: Config) -> int:

@@ -8,9 +8,11 @@ Invariants:
 from collections.abc import Iterator
 
 from swe_rl.config.findings import Finding, Host, error, warning
-from swe_rl.config.schema import Config, DynamicSampling, EngineKind, JobName, RuntimeKind, SandboxKind
+from swe_rl.config.schema import Config, DynamicSampling, JobName, RuntimeKind, SandboxKind
+from swe_rl.config.sizes import uses_no_gpu
 
 RUNNING = frozenset({JobName.train, JobName.rollout, JobName.eval, JobName.sft})
+SAMPLING = frozenset({JobName.rollout, JobName.eval})  # without a trainer
 
 
 def available(config: Config, _: Host) -> Iterator[Finding]:
@@ -21,8 +23,6 @@ def available(config: Config, _: Host) -> Iterator[Finding]:
 
 def _absent_parts(config: Config) -> Iterator[tuple[str, object, str]]:
     """Key, value, what to use instead."""
-    if config.engine.kind != EngineKind.embedded:
-        yield "engine.kind", config.engine.kind, "engine=embedded (with model=tiny layout=local)"
     if config.sandbox.kind != SandboxKind.process:
         yield "sandbox.kind", config.sandbox.kind, "sandbox=process"
     if config.runtime.kind != RuntimeKind.none:
@@ -37,8 +37,8 @@ def _absent_parts(config: Config) -> Iterator[tuple[str, object, str]]:
 
 def _absent_training(config: Config) -> Iterator[tuple[str, object, str]]:
     trainer, algo = config.trainer, config.algo
-    if config.layout.name != "local":
-        yield "layout.name", config.layout.name, "layout=local"
+    if not uses_no_gpu(config.layout) and config.job.name not in SAMPLING:
+        yield "layout.name", config.layout.name, "layout=local, or job=rollout or job=eval, which take any layout"
     if trainer.lora_rank > 0:
         yield "trainer.lora_rank", trainer.lora_rank, "trainer.lora_rank=0"
     if trainer.max_staleness_steps > 0:

@@ -7,10 +7,13 @@ Invariants:
 from collections.abc import Iterator
 
 from swe_rl.config.findings import Finding, Host, error, warning
-from swe_rl.config.schema import Config, EngineKind
+from swe_rl.config.schema import Config, EngineKind, JobName
 from swe_rl.config.sizes import divisors, engine_gpus, parameters_b, total_gpus, uses_no_gpu
 
+COMMAND = "SWE_RL_VLLM_COMMAND"  # in the environment: how a vLLM server is started
 EMBEDDED_LIMIT_B = 0.5  # billions of parameters that one CPU process can sample from and train in bearable time
+_SECRET_FLAGS_INSTEAD = {"--api-key": "VLLM_API_KEY", "--hf-token": "HF_TOKEN"}
+_SECRET_FLAGS = frozenset(_SECRET_FLAGS_INSTEAD)
 
 
 def gpus_suffice(config: Config, _: Host) -> Iterator[Finding]:
@@ -82,7 +85,7 @@ def sequence_parallel_world(config: Config, _: Host) -> Iterator[Finding]:
         )
 
 
-def engine_matches_layout(config: Config, _: Host) -> Iterator[Finding]:
+def engine_matches_layout(config: Config, host: Host) -> Iterator[Finding]:
     engine, layout, model = config.engine, config.layout, config.model
     if engine.kind == EngineKind.embedded and not uses_no_gpu(layout):
         yield error(
@@ -101,13 +104,13 @@ def engine_matches_layout(config: Config, _: Host) -> Iterator[Finding]:
             f"parameters; the embedded engine is for at most {EMBEDDED_LIMIT_B:g}",
             "model=tiny, or engine=vllm with layout=dp4",
         )
-    if engine.kind == EngineKind.vllm and uses_no_gpu(layout):
+    if engine.kind == EngineKind.vllm and uses_no_gpu(layout) and not (engine.command or host.environment.get(COMMAND)):
         yield error(
             "engine_kind",
             "engine.kind",
             "vllm",
-            f"needs GPUs; layout={layout.name} has none",
-            "layout=dp4 hardware=h100x8, or engine=embedded",
+            f"needs GPUs, and layout={layout.name} has none; or vLLM's CPU build, which has to be named",
+            f"layout=dp4 hardware=h100x8, engine=embedded, or engine.command ({COMMAND}) with the CPU build's python",
         )
     if engine.kind == EngineKind.external and not engine.urls:
         yield error(
@@ -124,6 +127,56 @@ def engine_matches_layout(config: Config, _: Host) -> Iterator[Finding]:
             list(engine.urls),
             f"nothing reads it with engine.kind={engine.kind}",
             "engine=external",
+        )
+
+
+def engine_arguments(config: Config, _: Host) -> Iterator[Finding]:
+    """Every user of a machine can read a command line, and the configuration is written to files."""
+    engine = config.engine
+    words = [word for text in (*engine.extra_arguments, engine.command or "") for word in text.split()]
+    for flag in sorted({word.partition("=")[0] for word in words} & _SECRET_FLAGS):
+        yield error(
+            "engine_secret",
+            "engine.command" if flag in (engine.command or "") else "engine.extra_arguments",
+            flag,
+            "everybody on the machine could read what follows it, and it would be written to config.yaml",
+            f"leave it out, and set {_SECRET_FLAGS_INSTEAD[flag]} in the environment",
+        )
+    if engine.kv_cache_tokens and engine.kv_cache_tokens < engine.max_model_len:
+        yield error(
+            "engine_cache",
+            "engine.kv_cache_tokens",
+            engine.kv_cache_tokens,
+            f"holds not even one sequence of engine.max_model_len={engine.max_model_len}; 0 takes what fits",
+            f"engine.kv_cache_tokens={engine.max_model_len}",
+        )
+
+
+def engine_starts(config: Config, _: Host) -> Iterator[Finding]:
+    engine = config.engine
+    if engine.start_timeout_s <= 0:
+        yield error(
+            "engine_start",
+            "engine.start_timeout_s",
+            engine.start_timeout_s,
+            "no server is healthy at once",
+            "engine.start_timeout_s=1800",
+        )
+    if engine.max_restarts < 0:
+        yield error(
+            "engine_start", "engine.max_restarts", engine.max_restarts, "must be 0 or more", "engine.max_restarts=3"
+        )
+
+
+def external_weight_folder(config: Config, _: Host) -> Iterator[Finding]:
+    """Servers of somebody else's take new weights from a folder that both sides see."""
+    if config.engine.kind == EngineKind.external and config.job.name == JobName.train and not config.paths.scratch:
+        yield error(
+            "external_folder",
+            "paths.scratch",
+            None,
+            "engine=external servers read new weights from a folder, which they must see under the same path",
+            "paths.scratch=FOLDER that this process and the servers share",
         )
 
 
@@ -172,6 +225,9 @@ RULES = (
     heads_divide,
     sequence_parallel_world,
     engine_matches_layout,
+    engine_arguments,
+    engine_starts,
+    external_weight_folder,
     mig,
     compiler,
     facts,

@@ -244,6 +244,11 @@ class EngineConfig:
     max_lora_rank: int = 64  # vllm: with trainer.lora_rank
     served_model: str | None = None  # external: the name that the servers know; None: model.path
     urls: tuple[str, ...] = ()
+    command: str | None = None  # vllm: how a server is started; None: SWE_RL_VLLM_COMMAND, or what is installed
+    kv_cache_tokens: int = 0  # vllm: of one engine; 0: what fits
+    extra_arguments: tuple[str, ...] = ()  # vllm: of its command line, after all others
+    start_timeout_s: float = 1800.0  # vllm: until a server is healthy
+    max_restarts: int = 3  # vllm: of one engine that died, in a run
 
 
 @dataclass(frozen=True)

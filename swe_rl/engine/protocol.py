@@ -61,6 +61,7 @@ class EngineStats:
     weight_version: int
     sampled_tokens_total: int = 0
     prefill_tokens_total: int = 0
+    preemptions_total: int = 0  # requests that had to be computed anew for want of memory; only grows
 
 
 class Engine(Protocol):

@@ -3,7 +3,8 @@
 Invariants:
 - Every request that arrived is finished exactly once, also when its caller is cancelled while it is held.
 - All router events come from the event loop's thread, in order; the first is a look at the engines' load.
-- An engine that dies or serves again tells the router at once, not at the next tick.
+- An engine that dies or serves again tells the router at once, not at the next tick. When none will serve again, what
+  is held fails.
 """
 
 import asyncio
@@ -127,6 +128,8 @@ class Placement:
     def _changed(self, name: str, up: bool) -> None:
         capacity = self._engines[name].stats().kv_capacity_tokens
         self._feed(EngineAdded(name, capacity) if up else EngineLost(name))
+        if all(getattr(engine, "failed", False) for engine in self._engines.values()):
+            self._feed(EngineAdded(name, capacity))  # what is held fails there with its reason, instead of waiting on
 
     @staticmethod
     def _load(engine: Engine) -> EngineLoad:
@@ -137,5 +140,5 @@ class Placement:
             stats.waiting,
             stats.kv_used_tokens,
             stats.kv_capacity_tokens,
-            getattr(engine, "preemptions_total", 0),
+            stats.preemptions_total,
         )

@@ -32,6 +32,9 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 
+COMPARED = frozenset({JobName.train, JobName.rollout, JobName.eval})  # what `--multirun` compares at its end
+
+
 def start(arguments: Sequence[str]) -> int:
     """Runs what `arguments` ask for and returns the exit status; every error was reported by then."""
     try:
@@ -90,10 +93,24 @@ def _run_frozen(flags: argparse.Namespace, jobs: list[Composed], overrides: list
         more += slurm_overrides(first.config, overrides)
     if apart:
         use_frozen_code(frozen)
-    if apart:
-        print(f"{len(jobs)} jobs by {first.launcher} in {folder}: each folder has its run.log and status.json", flush=True)
+        where = f"{len(jobs)} jobs by {first.launcher} in {folder}"
+        print(f"{where}: each folder has its run.log and status.json", flush=True)
     given = [override for override in overrides if not override.startswith("hydra.sweep.dir=")]
-    return _run(["--multirun"] if flags.multirun else [], [*given, *more], frozen.config_dir, frozen.conf)
+    status = _run(["--multirun"] if flags.multirun else [], [*given, *more], frozen.config_dir, frozen.conf)
+    if not is_slurm(first.launcher_settings):
+        _print_comparison(jobs, folder)
+    return status
+
+
+def _print_comparison(jobs: Sequence[Composed], folder: Path) -> None:
+    """The arms of a sweep side by side, at its end."""
+    if len(jobs) < 2 or not all(job.config.job.name in COMPARED for job in jobs):
+        return
+    from swe_rl.job.compare import after_multirun
+
+    text = after_multirun(folder)
+    if text is not None:
+        print(text, flush=True)
 
 
 def _sweep_folder(first: Composed, overrides: Sequence[str]) -> Path:

@@ -22,10 +22,11 @@ from swe_rl.gateway.trace import Trace
 from swe_rl.job.components import Components
 from swe_rl.job.session import Session
 from swe_rl.logger.events import read_events
-from swe_rl.logger.jsonl import read_jsonl
+from swe_rl.logger.jsonl import iter_jsonl, read_jsonl
 from swe_rl.rollout.batch import count_tokens, retokenized_rows, rollout_numbers, set_advantages, traced_rows
 from swe_rl.rollout.collect import Collected
 from swe_rl.rollout.evaluate import eval_numbers
+from swe_rl.rollout.profile import program_events
 from swe_rl.rollout.render import conversation_renderer
 from swe_rl.rollout.retokenize import Mismatch
 from swe_rl.rollout.sampler import PromptSampler
@@ -173,10 +174,19 @@ class Loop:
         record["weight_version"] = step if self._trainer is not None else 0
         record["step_s"] = time.monotonic() - started_s
         self._session.steps.append_trajectories(step, _records(collected))
+        self._write_profiles(collected, traces)
         self._session.steps.append(record)
         self._session.wandb.log(record, step)
         self._session.status.heartbeat(step)
         self._session.progress.step_done(record)
+
+    def _write_profiles(self, collected: Collected, traces: list[list[Trace]]) -> None:
+        """One event a trajectory, replaced ones too, in seconds since the run's first event."""
+        first = next(iter_jsonl(self._session.folder.events_jsonl), {})
+        retried = [self._parts.store.traces(one.trajectory_id) for one in collected.retried]
+        programs = [*collected.trajectories, *collected.retried]
+        for fields in program_events(programs, [*traces, *retried], first.get("time", 0.0)):
+            self._session.events.write("program", **fields)
 
     async def _kl_sums(self, collected: Collected, traces: list[list[Trace]]) -> dict[str, float]:
         """For `algo.kl_in=reward`: the KL to the reference, summed over each trajectory's tokens; else nothing."""

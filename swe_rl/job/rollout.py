@@ -4,7 +4,7 @@ import asyncio
 from pathlib import Path
 
 from swe_rl.config.schema import Config
-from swe_rl.job.components import components
+from swe_rl.job.components import components, load_sampled
 from swe_rl.job.loop import Loop
 from swe_rl.job.session import Session, session
 
@@ -18,11 +18,9 @@ def run(config: Config, folder: Path | None) -> int:
 
 
 async def _rollout(config: Config, one: Session) -> None:
-    from swe_rl.model.load import load_model, load_tokenizer
-
     with one.progress.phase("load"):
-        model, tokenizer = load_model(config.model), load_tokenizer(config.model)
-    async with components(config, one.folder, model, tokenizer, one.progress.message) as parts:
+        model, tokenizer = load_sampled(config)
+    async with components(config, one, model, tokenizer) as parts:
         loop = Loop(config, one, parts, None)
         if one.resumed:
             loop.resume()

@@ -32,7 +32,7 @@ async def _train(config: Config, one: Session) -> None:
             temperature=config.rollout.temperature,
             reference=load_model(config.model).requires_grad_(False) if config.algo.kl_coef else None,
         )
-    async with components(config, one.folder, model, tokenizer, one.progress.message) as parts:
+    async with components(config, one, model, tokenizer) as parts:
         loop = Loop(config, one, parts, trainer)
         if one.resumed:
             loop.resume()

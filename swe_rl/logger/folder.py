@@ -53,6 +53,7 @@ class RunFolder:
         self.summary_json = self.path / "summary.json"
         self.predictions_jsonl = self.path / "predictions.jsonl"
         self.run_log = self.path / "run.log"
+        self.engine_logs = self.path / "engines"  # engine0.log, ...: what servers of engine=vllm say
         self.lock = self.path / ".lock"
         self.wandb_id = self.path / "wandb_id.txt"
         self._lock_descriptor: int | None = None

@@ -155,5 +155,6 @@ function configuration() {
 document.getElementById("page").replaceChildren(heading(), tiles(), charts(),
   ...(steps.length ? [stepTable()] : []),
   ...(data.instances.length ? [instanceTable()] : []),
+  ...(data.programs.steps.length ? [programs(data.programs)] : []),
   trajectories(),
   ...(data.config ? [configuration()] : []));

@@ -19,8 +19,10 @@ from swe_rl.logger.disk import encode_json, write_text_atomic
 from swe_rl.logger.folder import RunFolder
 from swe_rl.logger.redact import Redactor
 from swe_rl.report.payload import build_payload
+from swe_rl.report.timeline import programs_of
 
-_SCRIPTS = ("charts.js", "viewer.js", "page.js")
+_STYLES = ("page.css", "timeline.css")
+_SCRIPTS = ("charts.js", "viewer.js", "timeline.js", "timeline_load.js", "page.js")
 _PLACEHOLDER = re.compile(r"\{\{(title|policy|style|data|script)\}\}")
 _ESCAPES = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
 _ESCAPED = re.compile("[<>&\u2028\u2029]")
@@ -28,9 +30,9 @@ _ESCAPED = re.compile("[<>&\u2028\u2029]")
 
 def write_report(folder: RunFolder) -> Path:
     """Of a run in any state; returns the page's path. Raises DiskError."""
-    payload = build_payload(folder)
+    payload = build_payload(folder) | {"programs": programs_of(folder)}
     data = Redactor.from_environ().json(encode_json(payload)).decode()
-    style, script = _asset("page.css"), "\n".join(_asset(name) for name in _SCRIPTS)
+    style, script = ("\n".join(_asset(name) for name in names) for names in (_STYLES, _SCRIPTS))
     page = fill(
         _asset("page.html"),
         {

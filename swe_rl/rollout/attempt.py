@@ -9,7 +9,7 @@ Invariants:
 import asyncio
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from swe_rl.agent.protocol import Agent, AgentError, AgentResult, Exit, Task
 from swe_rl.config.schema import EnvConfig, RolloutConfig
@@ -49,6 +49,7 @@ class _Progress:
     result: AgentResult | None = None
     patch: str = ""
     grade: Grade | None = None
+    began_s: dict[str, float] = field(default_factory=dict)
 
 
 class Attempter:
@@ -63,6 +64,7 @@ class Attempter:
         *,
         model_name: str,
         clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self._env = env
         self._agent = agent
@@ -72,6 +74,7 @@ class Attempter:
         self._env_config = env_config
         self._model_name = model_name
         self._clock = clock
+        self._wall_clock = wall_clock
 
     async def run(self, order: Order) -> tuple[Trajectory, AgentResult | None]:
         """Raises TraceStoreError only: without its traces no trajectory counts."""
@@ -81,6 +84,7 @@ class Attempter:
         try:
             await self._act(order, progress, times_s)
             if progress.result and needs_grading(progress.result.exit, progress.patch):
+                progress.began_s["grade"] = self._wall_clock()
                 progress.grade = await self._grade(order, progress.patch, times_s)
             assert progress.result is not None
             status = status_of(progress.result.exit, progress.patch, progress.grade)
@@ -99,16 +103,17 @@ class Attempter:
         trajectory.sampled_tokens = summary.sampled_tokens
         trajectory.prefix_breaks = sum(summary.breaks.values())
         trajectory.times_s |= summary.times_s
+        trajectory.began_s = progress.began_s | {"end": self._wall_clock()}
         return trajectory, progress.result
 
     async def _act(self, order: Order, progress: _Progress, times_s: dict[str, float]) -> None:
         """Boots a sandbox, lets the agent act in it and takes the patch out."""
-        started_s = self._clock()
+        started_s, progress.began_s["boot"] = self._clock(), self._wall_clock()
         workspace = await asyncio.to_thread(self._env.workspace, order.instance)
         sandbox = await self._sandboxes.create(workspace, owner=order.trajectory_id)
         times_s["boot"] = self._clock() - started_s
         try:
-            started_s = self._clock()
+            started_s, progress.began_s["agent"] = self._clock(), self._wall_clock()
             progress.result = await self._agent.run(
                 Task(order.instance.instance_id, self._env.prompt(order.instance)),
                 base_url=self._gateway.session_url(order.trajectory_id),

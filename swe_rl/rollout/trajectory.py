@@ -51,6 +51,7 @@ class Trajectory:
     prefix_breaks: int = 0
     advantage: float | None = None
     times_s: dict[str, float] = field(default_factory=dict)  # boot, agent, grade, queue, prefill, decode, command
+    began_s: dict[str, float] = field(default_factory=dict)  # unix seconds: boot, agent, grade; and the end of all
 
     def to_record(self) -> dict[str, Any]:
         return asdict(self)

@@ -1,0 +1,83 @@
+"""Engines that somebody else started: one for each address in engine.urls.
+
+Invariants:
+- The servers are never started, stopped or reconfigured here; only their weights change, and only where a folder is
+  shared with them.
+- Their key comes from the environment, VLLM_API_KEY or else OPENAI_API_KEY.
+"""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import replace
+
+from swe_rl.config.schema import Config, LogprobsMode
+from swe_rl.engine.http import HttpEngine
+from swe_rl.engine.http_client import ConnectionLostError, HttpClient
+from swe_rl.engine.http_features import Needs
+from swe_rl.engine.http_weights import WeightFolders
+from swe_rl.errors import UserError
+
+_BUILTIN = "builtin:"
+_log = logging.getLogger(__name__)
+
+
+class ExternalServerError(UserError):
+    """A server of engine.urls is not there."""
+
+
+class ExternalEngine(HttpEngine):
+    def lose(self, reason: str) -> None:
+        """As any server; it is up to whoever started it, so it is said loudly."""
+        if not self._in_flight.failure:
+            _log.warning("engine %s is lost, its work goes to the others until it is back: %s", self.name, reason)
+        super().lose(reason)
+
+    async def start(self) -> None:
+        """Raises ExternalServerError, ServerRefusedError, EngineError."""
+        try:
+            await super().start()
+        except ConnectionLostError as error:
+            raise ExternalServerError(
+                f"engine.urls: {error}. Start the server or correct its address; engine=vllm starts servers itself"
+            ) from error
+
+
+def external_engines(config: Config, environ: Mapping[str, str], weights: WeightFolders | None) -> list[ExternalEngine]:
+    """Named engine0, engine1, ... in the order of engine.urls. Raises UserError."""
+    urls = config.engine.urls
+    if not urls:
+        raise ExternalServerError(
+            "engine=external needs the servers' addresses: engine.urls=[http://host:8000/v1], or VLLM_URL in the "
+            "environment"
+        )
+    key = api_key(environ)
+    clients = [HttpClient(url, api_key=key) for url in urls]
+    doubled = {client.url for client in clients if sum(other.url == client.url for other in clients) > 1}
+    if doubled:
+        raise ExternalServerError(f"engine.urls names {sorted(doubled)[0]} twice; each address is one engine")
+    wanted = replace(needs(config), model=config.engine.served_model or _plain_path(config))
+    return [
+        ExternalEngine(client, wanted, name=f"engine{index}", max_num_seqs=config.engine.max_num_seqs, weights=weights)
+        for index, client in enumerate(clients)
+    ]
+
+
+def needs(config: Config) -> Needs:
+    """What a server must offer for this run."""
+    rollout = config.rollout
+    plain = rollout.temperature == 1.0 and rollout.top_p == 1.0 and rollout.top_k == 0
+    return Needs(
+        model=None,
+        max_model_len=config.engine.max_model_len,
+        processed_logprobs=config.engine.logprobs_mode is LogprobsMode.processed and not plain,
+    )
+
+
+def api_key(environ: Mapping[str, str]) -> str | None:
+    return environ.get("VLLM_API_KEY") or environ.get("OPENAI_API_KEY") or None
+
+
+def _plain_path(config: Config) -> str | None:
+    """The name that a server started with this model has by default; None where that cannot be known."""
+    path = config.model.path
+    return None if path.startswith(_BUILTIN) else path

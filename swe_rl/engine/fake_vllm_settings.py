@@ -1,0 +1,67 @@
+"""What a fake vLLM server is to be like, from code, a real server's command line or the environment.
+
+Invariants:
+- Unknown flags of a real command line are ignored; unknown fields in the environment are an error.
+"""
+
+import argparse
+import dataclasses
+import json
+from dataclasses import dataclass
+
+VARIABLE = "FAKE_VLLM"
+
+
+@dataclass(frozen=True, slots=True)
+class FakeSettings:
+    version: str = "0.32.0"
+    model: str = "policy"
+    max_model_len: int = 4096
+    max_num_seqs: int = 256
+    vocab_size: int = 1000
+    block_size: int = 16
+    kv_capacity_tokens: int = 65536
+    api_key: str | None = None
+    token_delay_s: float = 0.0
+    start_delay_s: float = 0.0
+    dev_mode: bool = True
+    generate: bool = True  # /inference/v1/generate
+    completions: bool = True
+    token_ids: bool = True
+    timings: bool = True
+    weight_spans: bool = False  # of /inference/v1/generate
+    metrics: bool = True
+    processed: bool = True
+    start_log: str = ""  # printed before anything else
+    die_at_start: int = 0  # status to end with after `start_log`; 0: go on
+    die_unless_eager: bool = False  # `die_at_start` without --enforce-eager only
+
+
+@dataclass(slots=True)
+class Fault:
+    """Befalls the next completion request. `status` 0: the connection is cut. `body`: what is sent in place of it."""
+
+    status: int = 0
+    body: str | None = None
+    after_s: float = 0.0
+
+
+def settings_from(arguments: list[str], environ: dict[str, str]) -> tuple[FakeSettings, int, bool]:
+    """The settings, the port and whether to be eager, from a real server's command line and environment."""
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--model")
+    parser.add_argument("--served-model-name")
+    parser.add_argument("--max-model-len", type=int)
+    parser.add_argument("--max-num-seqs", type=int)
+    parser.add_argument("--enforce-eager", action="store_true")
+    known, _ = parser.parse_known_args(arguments)
+    given = {
+        "model": known.served_model_name or known.model,
+        "max_model_len": known.max_model_len,
+        "max_num_seqs": known.max_num_seqs,
+        "api_key": environ.get("VLLM_API_KEY") or None,
+        "dev_mode": environ.get("VLLM_SERVER_DEV_MODE") == "1",
+    }
+    settings = FakeSettings(**{name: value for name, value in given.items() if value is not None})
+    return dataclasses.replace(settings, **json.loads(environ.get(VARIABLE) or "{}")), known.port, known.enforce_eager

@@ -1,0 +1,100 @@
+"""Watches one server from outside: its load for routing, and whether it is still there.
+
+Invariants:
+- One look at a time; a slow server is asked less often, never more.
+- A server is lost when nothing listens for `REFUSED_S`, or when no look succeeded for `SILENT_S`; each loss and each
+  return is told once.
+- A server that was started anew between two looks is told as well: its weights are not those of before.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from swe_rl.engine.http_client import HttpClient, UnreachableError
+from swe_rl.engine.http_metrics import ServerMetrics, parse_metrics
+from swe_rl.engine.protocol import EngineError
+
+REFUSED_S = 3.0
+SILENT_S = 60.0  # a server under load answers late, but not this late
+_LOOK_TIMEOUT_S = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class Watcher:
+    """What the monitor tells; all are called in the event loop's thread."""
+
+    lost: Callable[[str], None]
+    back: Callable[[], None]
+    restarted: Callable[[], None]
+
+
+class Monitor:
+    """`path` is /metrics, or for servers without it any path that answers."""
+
+    def __init__(
+        self,
+        client: HttpClient,
+        watcher: Watcher,
+        *,
+        path: str = "/metrics",
+        period_s: float = 0.5,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.latest: ServerMetrics | None = None
+        self._client = client
+        self._watcher = watcher
+        self._path = path
+        self._period_s = period_s
+        self._clock = clock
+        self._seen_s = clock()
+        self._lost = False
+        self._looking = asyncio.Lock()
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._seen_s = self._clock()
+        self._task = asyncio.get_running_loop().create_task(self._run())
+
+    async def close(self) -> None:
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+
+    async def look(self) -> None:
+        """One look; what it finds is told."""
+        async with self._looking:
+            await self._look()
+
+    async def _look(self) -> None:
+        try:
+            answer = await self._client.get(self._path, timeout_s=_LOOK_TIMEOUT_S)
+            if answer.status >= 500:
+                raise EngineError(f"{self._path} answered {answer.status}: {answer.reason()}")
+        except EngineError as error:
+            self._missed(error)
+            return
+        self._seen_s = self._clock()
+        found = parse_metrics(answer.body.decode(errors="replace")) if answer.ok else None
+        if found is not None:
+            before, self.latest = self.latest, found
+            if before is not None and before.started_s and found.started_s != before.started_s:
+                self._watcher.restarted()
+        if self._lost:
+            self._lost = False
+            self._watcher.back()
+
+    def _missed(self, error: EngineError) -> None:
+        limit_s = REFUSED_S if isinstance(error, UnreachableError) else SILENT_S
+        if not self._lost and self._clock() - self._seen_s >= limit_s:
+            self._lost = True
+            self._watcher.lost(str(error))
+
+    async def _run(self) -> None:
+        while True:
+            await self.look()
+            await asyncio.sleep(self._period_s)

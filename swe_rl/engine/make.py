@@ -1,0 +1,108 @@
+"""The engines of a run, from its configuration.
+
+Invariants:
+- Nothing is started here but what `start_engines` starts: all at once, and none is left when one fails.
+- What engines write besides logs lives in a folder with a lease: a killed run's is removed by the next one, with the
+  servers that it may have left.
+"""
+
+import asyncio
+import contextlib
+import os
+import shlex
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from swe_rl.config.schema import Config, EngineConfig, EngineKind
+from swe_rl.engine.external import external_engines
+from swe_rl.engine.protocol import Engine
+from swe_rl.engine.vllm_arguments import VllmOptions
+from swe_rl.engine.vllm_command import complete
+from swe_rl.engine.vllm_engines import EngineFolders, vllm_engines, weight_folders
+from swe_rl.engine.vllm_makers import Record
+from swe_rl.errors import UserError
+from swe_rl.logger.disk import disk_error
+from swe_rl.sandbox.lease import write_lease
+from swe_rl.sandbox.working_copy import remove_tree
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+@contextlib.contextmanager
+def engine_scratch(root: Path) -> Iterator[Path]:
+    """A leased folder below `root` for the length of a run. Raises DiskError."""
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        folder = Path(tempfile.mkdtemp(prefix="engines-", dir=root))
+        write_lease(folder)
+    except OSError as error:
+        raise disk_error(root, error) from error
+    try:
+        yield folder
+    finally:
+        remove_tree(folder)
+
+
+def make_engines(
+    config: Config,
+    folders: EngineFolders,
+    *,
+    model: "PreTrainedModel | None",
+    pad_token_id: int,
+    say: Callable[[str], None],
+    environ: Mapping[str, str] | None = None,
+    options: VllmOptions | None = None,
+    record: Record | None = None,
+) -> Sequence[Engine]:
+    """engine0, engine1, ..., not started. `model` is engine.kind=embedded's; `say` and `record` are told of starts and
+    restarts of servers.
+
+    Raises UserError.
+    """
+    environ = os.environ if environ is None else environ
+    if config.engine.kind is EngineKind.vllm:
+        return vllm_engines(config, folders, say, environ, options or options_of(config.engine), record)
+    if config.engine.kind is EngineKind.external:
+        # A folder that others see as well is one that the user chose.
+        weights = weight_folders(config, folders.scratch) if config.paths.scratch else None
+        return external_engines(config, environ, weights)
+    from swe_rl.engine.embedded import EmbeddedEngine
+
+    assert model is not None
+    return [
+        EmbeddedEngine(model, config.engine, name=f"engine{index}", pad_token_id=pad_token_id)
+        for index in range(config.layout.engines)
+    ]
+
+
+def options_of(engine: EngineConfig) -> VllmOptions:
+    """Raises UserError for a command that no shell could read."""
+    try:
+        words = shlex.split(engine.command or "")
+    except ValueError as error:
+        raise UserError(
+            f"engine.command={engine.command} is no command: {error}. Quote it as for a shell, or leave it out"
+        ) from error
+    return VllmOptions(
+        command=complete(words) if words else (),
+        kv_cache_tokens=engine.kv_cache_tokens,
+        extra_arguments=tuple(engine.extra_arguments),
+        start_timeout_s=engine.start_timeout_s,
+        max_restarts=engine.max_restarts,
+    )
+
+
+async def start_engines(engines: Sequence[Engine]) -> None:
+    """At the same time; raises the first failure, after all were closed."""
+    tasks = [asyncio.ensure_future(engine.start()) for engine in engines]
+    try:
+        await asyncio.gather(*tasks)
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*(engine.close() for engine in engines), return_exceptions=True)
+        raise

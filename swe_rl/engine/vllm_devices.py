@@ -1,0 +1,63 @@
+"""Which GPUs a server sees: the placement's numbers, said in the names that this process was given.
+
+Invariants:
+- Never a device outside this process's own CUDA_VISIBLE_DEVICES; names (MIG-..., GPU-...) are passed on as they are.
+- A slice of a MIG partition has no number of its own in CUDA: it is always called by its name.
+"""
+
+import re
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+
+from swe_rl.errors import UserError
+from swe_rl.layout.placement import Gpu
+
+_MIG = re.compile(r"\(UUID:\s*(MIG-[^)\s]+)\)")
+
+
+class DeviceError(UserError):
+    """The GPUs that the layout wants are not there."""
+
+
+def visible_devices(
+    gpus: Sequence[Gpu],
+    environ: Mapping[str, str],
+    *,
+    mig: bool = False,
+    list_devices: Callable[[], str] | None = None,
+) -> str:
+    """The value of CUDA_VISIBLE_DEVICES for a server on `gpus` of this node. Raises DeviceError.
+
+    `list_devices` gives the text of `nvidia-smi -L`; asked only for MIG slices that the environment does not name.
+    """
+    visible = environ.get("CUDA_VISIBLE_DEVICES", "").strip()
+    names = [name.strip() for name in visible.split(",") if name.strip()]
+    if mig and not any(name.startswith("MIG-") for name in names):
+        names = mig_names((list_devices or _nvidia_smi)())
+        if not names:
+            raise DeviceError(
+                "hardware.mig=true, but neither CUDA_VISIBLE_DEVICES nor `nvidia-smi -L` names a MIG slice here; "
+                "start the run inside the job that was given the slices, or choose another hardware option"
+            )
+    if not names:
+        return ",".join(str(gpu.index) for gpu in gpus)
+    missing = [gpu.index for gpu in gpus if gpu.index >= len(names)]
+    if missing:
+        raise DeviceError(
+            f"The layout puts an engine on GPU {missing[0]} of this node, but this process sees {len(names)} "
+            f"(CUDA_VISIBLE_DEVICES={visible or 'unset'}): ask for more GPUs, or take a smaller layout"
+        )
+    return ",".join(names[gpu.index] for gpu in gpus)
+
+
+def mig_names(listing: str) -> list[str]:
+    """Of `nvidia-smi -L`, in its order."""
+    return _MIG.findall(listing)
+
+
+def _nvidia_smi() -> str:
+    try:
+        done = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=30, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout

@@ -1,0 +1,137 @@
+"""`job=compare`: two runs, two logs of SkyRL's, or the arms of a multirun side by side; a table, a plot, CSV and JSON.
+
+Invariants:
+- Nothing that is compared is written to; the files go to a folder of their own, whole or not at all.
+- `job.format=json` prints the record that `compare.json` holds, and nothing else, to standard output.
+"""
+
+import re
+from contextlib import suppress
+from pathlib import Path
+
+from swe_rl.config.provenance import Origins
+from swe_rl.config.schema import Config, JobConfig, OutputFormat
+from swe_rl.errors import SweRlError
+from swe_rl.logger.disk import encode_json, write_json_atomic, write_text_atomic
+from swe_rl.report.compare import Arm, Comparison, compare
+from swe_rl.report.compare_arms import engines_of, make_arms, make_pair, with_baseline
+from swe_rl.report.compare_png import write_png
+from swe_rl.report.compare_read import CompareError, is_run, measured, runs_below
+from swe_rl.report.compare_record import csv_text, record
+from swe_rl.report.compare_svg import svg
+from swe_rl.report.compare_text import text
+
+NAME = "compare"  # of the files, and of their folder
+_LONGEST = 120  # characters of a folder's name
+
+
+def run(config: Config, folder: Path | None, origins: Origins | None = None) -> int:
+    """Raises CompareError, DiskError."""
+    del folder, origins
+    made = comparison(config.job)
+    output = Path(config.job.output) if config.job.output else Path(config.paths.outputs) / NAME / _folder_name(made)
+    written = write(made, output)
+    if config.job.format == OutputFormat.json:
+        print(encode_json(record(made), indent=True).decode())
+    else:
+        print(text(made))
+        print(*written, *_labels_note(config.job, made), sep="\n", flush=True)
+    return 0
+
+
+def after_multirun(folder: Path) -> str | None:
+    """What to print at the end of a sweep, its files in `compare/` there; None where there is nothing to compare."""
+    with suppress(SweRlError, OSError):
+        made = _multirun(folder, "its folder", JobConfig())
+        if len(made.arms) > 1:
+            return "\n".join([text(made), *write(made, folder / NAME)])
+    return None
+
+
+def comparison(job: JobConfig) -> Comparison:
+    """Raises CompareError."""
+    if job.runs and (job.baseline or job.candidate):
+        raise CompareError(
+            "job.runs compares the arms of a multirun, job.baseline and job.candidate two runs or logs: give one or "
+            "the other. With job.runs the arms are chosen by job.baseline_label and job.candidate_label."
+        )
+    if job.trajectories_per_step < 1:
+        raise CompareError(f"job.trajectories_per_step={job.trajectories_per_step} must be at least 1.")
+    made = _multirun(Path(job.runs), "job.runs", job) if job.runs else _two(job)
+    if not any(run.steps for arm in made.arms for run in arm.runs.values()):
+        where = ", ".join(run.source for arm in made.arms for run in arm.runs.values())
+        raise CompareError(
+            f"No step is complete in any of {where}: there is nothing to compare yet. A step is complete once its "
+            "rollouts are over and their mean response length is written."
+        )
+    return made
+
+
+def _two(job: JobConfig) -> Comparison:
+    if not (job.baseline and job.candidate):
+        missing = " and ".join(f"job.{key}" for key in ("baseline", "candidate") if not getattr(job, key))
+        raise CompareError(
+            f"job=compare needs {missing}: a run's folder or a log of SkyRL's (slurm-<id>.err) on each side; or "
+            "job.runs=DIR, the folder of a multirun (outputs/multirun/<name>/<time>)."
+        )
+    before = measured(Path(job.baseline), "job.baseline", job.trajectories_per_step)
+    after = measured(Path(job.candidate), "job.candidate", job.trajectories_per_step)
+    arms = make_pair((before, after), (job.baseline_label, job.candidate_label))
+    return compare(arms, engines=engines_of(arms))
+
+
+def _multirun(folder: Path, key: str, job: JobConfig) -> Comparison:
+    paths = runs_below(folder) if folder.is_dir() else []
+    if not paths:
+        raise CompareError(f"{key}={folder} {_no_multirun(folder)}")
+    runs = [measured(path, key, job.trajectories_per_step) for path in paths]
+    arms = make_arms(runs, str(runs[0].value("name") or folder.name))
+    if job.baseline_label:
+        arms = with_baseline(arms, _labelled(arms, "baseline_label", job.baseline_label))
+    if job.candidate_label:
+        arms = [arms[0], _labelled(arms[1:], "candidate_label", job.candidate_label)]
+    return compare(arms, engines=engines_of(arms), source=str(folder))
+
+
+def _labelled(arms: list[Arm], key: str, label: str) -> Arm:
+    for arm in arms:
+        if label in (arm.label, arm.short):
+            return arm
+    names = ", ".join(repr(arm.label) for arm in arms) or "none"
+    raise CompareError(f"job.{key}={label} is no arm that is left to choose in job.runs; these are: {names}.")
+
+
+def _no_multirun(folder: Path) -> str:
+    if not folder.is_dir():
+        return "is not a folder. Give that of a multirun: outputs/multirun/<name>/<time>."
+    if is_run(folder):
+        return "is the folder of one run. Compare two with job.baseline and job.candidate."
+    inside = [path for path in sorted(folder.iterdir()) if path.is_dir() and runs_below(path)]
+    hint = f"Its newest is {inside[-1]}." if inside else "Give that of a multirun: outputs/multirun/<name>/<time>."
+    return f"has no runs in its sub-folders. {hint}"
+
+
+def _folder_name(made: Comparison) -> str:
+    """Of the labels; of a multirun its own name and time, which are unique."""
+    parts = Path(made.source).resolve().parts[-2:] if made.source else [arm.label for arm in made.arms]
+    words = ("_" if made.source else "_vs_").join(parts)
+    return re.sub(r"[^\w.=+-]+", "_", words).strip("._")[:_LONGEST] or NAME
+
+
+def write(made: Comparison, folder: Path) -> list[str]:
+    """`compare.{csv,json,svg,png}`; returns the lines that say where. Raises DiskError."""
+    drawn = svg(made)
+    write_text_atomic(folder / f"{NAME}.csv", csv_text(made))
+    write_json_atomic(folder / f"{NAME}.json", record(made))
+    write_text_atomic(folder / f"{NAME}.svg", drawn)
+    missing = write_png(made, drawn, folder / f"{NAME}.png")
+    kinds = "csv,json,svg" if missing else "csv,json,svg,png"
+    return [f"- files: `{folder / NAME}.{{{kinds}}}`", *([f"- {missing}"] if missing else [])]
+
+
+def _labels_note(job: JobConfig, made: Comparison) -> list[str]:
+    """Two logs that nobody labelled have the published names, which may not be theirs."""
+    logs = all(run.is_log for arm in made.arms for run in arm.runs.values())
+    if not logs or (job.baseline_label and job.candidate_label):
+        return []
+    return ["- labels: the published comparison's; job.baseline_label and job.candidate_label set others"]

@@ -1,0 +1,91 @@
+"""A comparison as it is printed: what is compared, by which formula, the tables, and what the steps say together.
+
+Invariants:
+- Two arms print in the layout of the published comparison, so that tools and eyes made for it read ours.
+- A run that is not over, or left steps incomplete, is named.
+"""
+
+from collections.abc import Iterator, Sequence
+
+from swe_rl.logger.status import RunState
+from swe_rl.report.compare import Arm, Comparison, Measured, Pair
+from swe_rl.report.compare_statistics import RESAMPLES, percent
+from swe_rl.report.compare_table import arms_table, interval, number, pair_table, steps_table
+
+
+def text(made: Comparison) -> str:
+    """Of one arm or more, without a newline at the end."""
+    lines = [_title(made), "", *_sources(made), *_formulas(made.arms), ""]
+    if len(made.arms) == 2:
+        lines += [*pair_table(made), "", *_facts(made.pairs[0])]
+    else:
+        lines += [*arms_table(made), "", *steps_table(made), "", f"- 95 % of delta %: {_BOOTSTRAP}"]
+    return "\n".join([*lines, *_notes(made)])
+
+
+_BOOTSTRAP = f"bootstrap over paired steps, {RESAMPLES:,} resamples of the ratio of averages"
+
+
+def _title(made: Comparison) -> str:
+    engines = f"DP={made.engines} " if made.engines else ""
+    names = f"{made.arms[0].label} vs {made.arms[1].label}" if len(made.arms) == 2 else made.source
+    return f"# {engines}Rollout Tokens/sec Comparison ({names})"
+
+
+def _sources(made: Comparison) -> Iterator[str]:
+    for arm, name, run in _runs(made):
+        what = "job" if run.is_log else "run"
+        yield f"- {arm.short}{f' {name}' if name else ''} {what}: `{run.job or run.source}`"
+
+
+def _runs(made: Comparison) -> Iterator[tuple[Arm, str, Measured]]:
+    return ((arm, name, run) for arm in made.arms for name, run in arm.runs.items())
+
+
+def _formulas(arms: Sequence[Arm]) -> list[str]:
+    formulas = {arm.short: _formula(arm) for arm in arms}
+    if len(set(formulas.values())) == 1:
+        return [f"- formula: {formulas[arms[0].short]}"]
+    return [f"- {short} formula: {formula}" for short, formula in formulas.items()]
+
+
+def _formula(arm: Arm) -> str:
+    counts = {run.num_trajectories for run in arm.runs.values() if run.steps}
+    count = counts.pop() if len(counts) == 1 else None
+    return f"`tokens/sec = ({count or 'num_trajectories'} * avg_response_length) / generate_duration_s`"
+
+
+def _facts(pair: Pair) -> Iterator[str]:
+    tokens = pair.tokens
+    if tokens is None:
+        yield "No step is complete on both sides yet: there is nothing to average."
+        return
+    yield _fact("median (paired steps)", (tokens.baseline_median, tokens.candidate_median), "tokens/sec")
+    if tokens.interval_percent is None:
+        yield "- 95 % interval of the average's delta %: none from one paired step"
+    else:
+        yield f"- 95 % interval of the average's delta %: {interval(pair)} ({_BOOTSTRAP})"
+    if rewards := pair.means(lambda rate: rate.reward_mean):
+        yield _fact("mean reward (paired steps)", rewards, digits=4)
+    if seconds := pair.means(lambda rate: rate.generate_s):
+        yield _fact("generation (mean of paired steps)", seconds, "s")
+    if seconds := pair.means(lambda rate: rate.step_s):
+        yield _fact("whole step (mean of paired steps)", seconds, "s")
+    before_s, after_s = pair.baseline.wall_s(), pair.candidate.wall_s()
+    if before_s is not None and after_s is not None:
+        yield _fact("wall time of a run", (before_s, after_s), "s")
+
+
+def _fact(name: str, values: tuple[float, float], unit: str = "", digits: int = 1) -> str:
+    before, after = values
+    shown = f"{number(before, digits)} vs {number(after, digits)}{' ' if unit else ''}{unit}"
+    return f"- {name}: {shown}, delta {number(after - before, digits)}, {number(percent(before, after))} %"
+
+
+def _notes(made: Comparison) -> Iterator[str]:
+    for arm, name, run in _runs(made):
+        who = f"{arm.label} {name}".strip()
+        if run.status not in (None, RunState.done):
+            yield f"- note: {who} is not over (its status: {run.status})"
+        if run.incomplete:
+            yield f"- note: {who} has {run.incomplete} incomplete step(s), left out"

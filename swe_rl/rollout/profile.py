@@ -1,0 +1,135 @@
+"""Where a trajectory's time went: its phases, for the event `program`.
+
+Invariants:
+- Phases of one trajectory are in order and never overlap; times between them are nobody's (parsing, waiting for a
+  place to run a command, taking the patch, a call that came to nothing).
+- The seconds of each kind add up to the trajectory's `times_s`: a phase may be moved by a clock that was set, or by
+  calls made at the same time, but is never cut.
+- A trajectory without time stamps has no phases.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from swe_rl.agent.protocol import Turn
+from swe_rl.gateway.trace import Break, Trace
+from swe_rl.logger.phase import PhaseKind
+from swe_rl.rollout.trajectory import Trajectory
+
+_DIGITS = 3  # of a second: 1 ms
+
+
+class Phase(NamedTuple):
+    """Unix seconds; `turn` is a place in the list of traces, None outside of turns."""
+
+    start_s: float
+    end_s: float
+    kind: PhaseKind
+    engine: str | None = None
+    turn: int | None = None
+
+
+class _Lane:
+    """Lays phases one after another: each where it belongs, or later where the one before is still going on."""
+
+    def __init__(self, start_s: float) -> None:
+        self.phases: list[Phase] = []
+        self._end_s = start_s
+
+    def add(
+        self,
+        start_s: float,
+        duration_s: float,
+        kind: PhaseKind,
+        engine: str | None = None,
+        turn: int | None = None,
+    ) -> float:
+        """Returns its end, which is where the next one may begin."""
+        if duration_s > 0.0:
+            start_s = max(start_s, self._end_s)
+            self._end_s = start_s + duration_s
+            self.phases.append(Phase(start_s, self._end_s, kind, engine, turn))
+            return self._end_s
+        return max(start_s, self._end_s)
+
+
+def phases_of(trajectory: Trajectory, traces: Sequence[Trace]) -> list[Phase]:
+    """`traces` are the trajectory's own, in order of turns.
+
+    A call is laid so that it ends when its trace was made, a command so that it ends when the next call begins: before
+    it an agent waits for a place, after it nothing.
+    """
+    began_s, times_s = trajectory.began_s, trajectory.times_s
+    if "boot" not in began_s:
+        return []
+    lane = _Lane(began_s["boot"])
+    lane.add(began_s["boot"], times_s.get("boot", 0.0), PhaseKind.boot)
+    starts_s = [one.created_s - one.queue_s - one.prefill_s - one.decode_s for one in traces]
+    agent_end_s = began_s.get("agent", began_s["boot"]) + times_s.get("agent", 0.0)
+    commands_s = _commands_s(trajectory.turns, traces)
+    for place, trace in enumerate(traces):
+        end_s = _add_call(lane, trace, starts_s[place], place)
+        command_s = commands_s[place]
+        next_s = starts_s[place + 1] if place + 1 < len(traces) else agent_end_s
+        lane.add(max(end_s, next_s - command_s), command_s, PhaseKind.tool, None, place)
+    for command_s in commands_s[len(traces) :]:
+        lane.add(0.0, command_s, PhaseKind.tool)
+    if "grade" in began_s:
+        lane.add(began_s["grade"], times_s.get("grade", 0.0), PhaseKind.grade)
+    return lane.phases
+
+
+def _add_call(lane: _Lane, trace: Trace, start_s: float, place: int) -> float:
+    end_s = lane.add(start_s, trace.queue_s, PhaseKind.queue, trace.engine, place)
+    end_s = lane.add(end_s, trace.prefill_s, PhaseKind.prefill, trace.engine, place)
+    return lane.add(end_s, trace.decode_s, PhaseKind.decode, trace.engine, place)
+
+
+def _commands_s(turns: Sequence[Turn], traces: Sequence[Trace]) -> list[float]:
+    """Seconds of the command that followed each trace; those of turns without a trace come last.
+
+    An answer that was lost on its way and asked for again made a trace, but no turn.
+    """
+    commands_s = [0.0] * len(traces)
+    kept = [place for place in range(len(traces)) if not _is_superseded(traces, place)]
+    for place, turn in zip(kept, turns, strict=False):
+        commands_s[place] = turn.command_s
+    return commands_s + [turn.command_s for turn in turns[len(kept) :]]
+
+
+def _is_superseded(traces: Sequence[Trace], place: int) -> bool:
+    return place + 1 < len(traces) and traces[place + 1].break_kind is Break.duplicate
+
+
+def program_event(trajectory: Trajectory, traces: Sequence[Trace], origin_s: float) -> dict[str, Any]:
+    """The fields of one event: seconds since `origin_s` (unix), rounded to 1 ms, nothing shorter than that.
+
+    `phases`: [start_s, end_s, kind, place in `engines`, place in `turns`]; `turns`: [prompt, cached, sampled] tokens.
+    """
+    engines: dict[str | None, int] = {}
+    phases = []
+    for start_s, end_s, kind, engine, turn in phases_of(trajectory, traces):
+        start_s, end_s = round(start_s - origin_s, _DIGITS), round(end_s - origin_s, _DIGITS)
+        if end_s > start_s:
+            at = None if engine is None else engines.setdefault(engine, len(engines))
+            phases.append((start_s, end_s, kind, at, turn))
+    began_s = trajectory.began_s
+    span_s = [round(began_s[name] - origin_s, _DIGITS) for name in ("boot", "end") if name in began_s]
+    return {
+        "trajectory_id": trajectory.trajectory_id,
+        "group_id": trajectory.group_id,
+        "step": trajectory.step,
+        "status": trajectory.status.value,
+        "engines": list(engines),
+        "span_s": span_s if len(span_s) == 2 else None,
+        "phases": phases,
+        "turns": [(len(one.prompt_ids), one.cached_tokens, len(one.sampled_ids)) for one in traces],
+    }
+
+
+def program_events(
+    trajectories: Sequence[Trajectory], traces: Sequence[Sequence[Trace]], origin_s: float
+) -> Iterator[dict[str, Any]]:
+    """One event a trajectory; `traces[i]` are those of `trajectories[i]`."""
+    for trajectory, own in zip(trajectories, traces, strict=True):
+        yield program_event(trajectory, own, origin_s)

@@ -1,0 +1,252 @@
+"""Whole jobs over servers: started by the run (the fake server program, or a real vLLM), or by somebody else."""
+
+import asyncio
+import json
+import os
+import re
+import signal
+import sys
+import time
+
+import psutil
+import pytest
+
+from swe_rl.config.compose import compose
+from swe_rl.engine.fake_vllm import FakeSettings, FakeVllm
+from swe_rl.engine.vllm_command import VARIABLE
+from swe_rl.gateway.store import TraceStore
+from swe_rl.job.components import load_sampled
+from swe_rl.logger.events import read_events
+
+pytestmark = pytest.mark.slow
+
+REAL = os.environ.get(VARIABLE)
+VOCAB = 1536
+TWO = ("engine=vllm", "layout.engines=2")
+FAILED = {"infra_error", "grade_error", "engine_error"}
+
+
+@pytest.fixture
+def fake(monkeypatch):
+    """fake(**settings): from now on a server is the fake one."""
+
+    def use(**settings):
+        monkeypatch.setenv(VARIABLE, f"{sys.executable} -m swe_rl.engine.fake_vllm")
+        monkeypatch.setenv("FAKE_VLLM", json.dumps({"vocab_size": VOCAB, **settings}))
+
+    return use
+
+
+def servers(process):
+    """The server processes of a run, not the guards above them."""
+    found = [one for one in psutil.Process(process.pid).children(recursive=True) if "--port" in one.cmdline()]
+    return [one for one in found if not any("vllm_guard" in word for word in one.cmdline())]
+
+
+def log_of(command, name):
+    [folder] = (command.outputs / name).iterdir()
+    return (folder / "run.log").read_text()
+
+
+def wait_for(process, condition, seconds=60.0):
+    until = time.monotonic() + seconds
+    while not condition():
+        assert process.poll() is None and time.monotonic() < until, process.communicate()
+        time.sleep(0.05)
+
+
+def wait_for_line(command, process, name, line):
+    logs = command.outputs / name
+    wait_for(process, lambda: any(line in path.read_text() for path in logs.glob("*/run.log")))
+
+
+def traces_of(folder):
+    store = TraceStore(folder / "traces.db")
+    try:
+        return [one for session in store.sessions() for one in store.traces(session)]
+    finally:
+        store.close()
+
+
+def ended(process):
+    stdout, stderr = process.communicate(timeout=240)
+    return process.returncode, stdout + stderr
+
+
+def test_servers_hold_the_model_themselves():
+    external = ["engine=external", "engine.urls=[http://a:1]", "job=rollout"]
+    model, tokenizer = load_sampled(compose(external).config)
+    assert model is None and tokenizer.pad_token_id is not None
+    assert load_sampled(compose(["job=rollout"]).config)[0] is not None
+
+
+def test_a_rollout_over_servers_of_its_own(command, fake):
+    fake()
+    done = command.run("job=rollout", *TWO, "trainer.steps=2", "router=cap")
+    assert done.exit_status == 0, done.text
+    folder = command.folder("rollout")
+    assert [step["num_trajectories"] for step in command.steps("rollout")] == [12, 12]
+    assert {one.engine for one in traces_of(folder)} == {"engine0", "engine1"}
+    assert sorted(path.name for path in (folder / "engines").iterdir()) == ["engine0.log", "engine1.log"]
+    for line in ("Finished: 'start_engines'", "engine0 is up after", "engine1 is up after"):
+        assert line in log_of(command, "rollout")
+    assert not command.children()
+    assert not list((command.root / "scratch" / "swe_rl").glob("*"))
+
+
+def test_a_killed_engine_costs_no_trajectory(command, fake):
+    fake(token_delay_s=0.02)
+    process = command.start("job=rollout", *TWO, "trainer.steps=2")
+    wait_for_line(command, process, "rollout", "Started: 'generate'")
+    time.sleep(1.0)  # in the middle of first turns of about two seconds
+    victim = servers(process)[0]
+    victim.kill()
+    status, text = ended(process)
+    assert status == 0, text
+    steps = command.steps("rollout")
+    assert [step["num_trajectories"] for step in steps] == [12, 12]
+    for step in steps:
+        assert not FAILED & set(step["statuses"]) and step["infra_retries"] == 0
+    folder = command.folder("rollout")
+    traces = traces_of(folder)
+    assert {one.engine for one in traces} == {"engine0", "engine1"}
+    assert len({one.session_id for one in traces}) == 24
+    assert "SIGKILL from outside" in log_of(command, "rollout") and "restart 1 of 3" in log_of(command, "rollout")
+    [lost], [back] = (read_events(folder / "events.jsonl", name) for name in ("engine_lost", "engine_back"))
+    assert lost["engine"] == back["engine"] and 0 < back["away_s"] < 60
+    print(f"{back['engine']} was away for {back['away_s']:.1f} s; steps of {[step['generate_s'] for step in steps]} s")
+    assert not command.children()
+
+
+def test_training_over_servers_and_the_weights_of_a_restarted_one(command, fake):
+    fake(token_delay_s=0.01)
+    process = command.start(*TWO, "trainer.steps=2")
+    command.wait_for_step(process, 1)
+    time.sleep(0.7)  # in the middle of step 2
+    servers(process)[0].kill()
+    status, text = ended(process)
+    assert status == 0, text
+    assert [step["weight_version"] for step in command.steps()] == [1, 2]
+    for step in command.steps():
+        assert step["num_trajectories"] == 12 and not FAILED & set(step["statuses"])
+    versions = {}
+    for trace in traces_of(command.folder()):
+        versions.setdefault(".".join(trace.session_id.split(".")[:2]), set()).add(trace.weight_version)
+    assert versions == {"eval-heldout.0": {0}, "train.1": {0}, "train.2": {1}, "eval-heldout.2": {2}}
+    assert " with weights_00000001" in log_of(command, "train")
+    assert not command.children()
+    assert not list((command.root / "scratch" / "swe_rl").glob("*"))
+
+
+def test_engines_that_are_gone_for_good_end_the_run(command, fake):
+    fake(token_delay_s=0.02)
+    process = command.start("job=rollout", *TWO, "engine.max_restarts=0")
+    wait_for_line(command, process, "rollout", "Started: 'generate'")
+    time.sleep(0.5)
+    for server in servers(process):
+        server.kill()
+    started_s = time.monotonic()
+    status, text = ended(process)
+    assert status == 1 and "SIGKILL" in text and "Traceback" not in text, text
+    assert "12 of 12 trajectories (100%) failed for reasons of infrastructure" in text
+    assert time.monotonic() - started_s < 60  # not rollout.agent_timeout_s after rollout.agent_timeout_s
+    assert not command.children()
+
+
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGKILL])
+def test_a_run_that_is_ended_leaves_no_server(command, fake, sent):
+    fake(token_delay_s=0.02)
+    process = command.start("job=rollout", *TWO)
+    wait_for_line(command, process, "rollout", "Started: 'generate'")
+    running = servers(process)
+    process.send_signal(sent)
+    status, text = ended(process)
+    assert status == (130 if sent is signal.SIGINT else -sent) and "Traceback" not in text, text
+    _, alive = psutil.wait_procs(running, timeout=40)
+    assert len(running) == 2 and not alive
+
+
+def test_a_server_that_dies_at_its_start_is_one_error(command, fake):
+    said = "torch.OutOfMemoryError: CUDA out of memory."
+    fake(start_log=said, die_at_start=1)
+    done = command.run("job=rollout", *TWO)
+    assert done.exit_status == 1 and "Traceback" not in done.text
+    assert said in done.stderr and re.search(r"engines/engine[01]\.log", done.stderr)
+    assert not command.children()
+
+
+async def test_training_over_servers_of_somebody_else(command, monkeypatch):
+    """The trainer's weights reach them through the folder that both sides see; nothing of theirs is stopped."""
+    monkeypatch.setenv("VLLM_API_KEY", "sk-planted-77aa")
+    settings = FakeSettings(model="theirs", vocab_size=VOCAB, api_key="sk-planted-77aa")
+    async with FakeVllm(settings) as first, FakeVllm(settings) as second:
+        urls = f"engine.urls=[{first.url}/v1,{second.url}]"
+        done = await asyncio.to_thread(command.run, "engine=external", urls, "trainer.steps=2")
+        assert done.exit_status == 0, done.text
+        for server in (first, second):
+            asked = [path for path, _ in server.requests if path.endswith(("completions", "generate"))]
+            loaded = [body["kwargs"]["weights_path"] for path, body in server.requests if path == "/collective_rpc"]
+            assert len(asked) > 12
+            assert [path.rsplit("_", 1)[1] for path in loaded] == ["00000000", "00000001", "00000002"]
+            assert server.model.weights == "2" and not server.paused
+    assert {one.engine for one in traces_of(command.folder())} == {"engine0", "engine1"}
+    assert not [path for path in command.root.rglob("*") if path.is_file() and b"sk-planted" in path.read_bytes()]
+
+
+async def test_a_server_that_is_not_there(command):
+    done = await asyncio.to_thread(command.run, "job=rollout", "engine=external", "engine.urls=[http://127.0.0.1:9]")
+    assert done.exit_status == 2 and "Traceback" not in done.text
+    assert "engine.urls: http://127.0.0.1:9 cannot be reached" in done.stderr
+
+
+def test_a_sweep_ends_with_its_comparison(command):
+    given = ("--multirun", "job=rollout", "router=default,cap", "layout.engines=2", "trainer.steps=1")
+    done = command.run(*given)
+    assert done.exit_status == 0, done.text
+    assert "# DP=2 Rollout Tokens/sec Comparison (router=default vs router=cap)" in done.stdout
+    [folder] = (command.outputs / "multirun" / "rollout").iterdir()
+    assert json.loads((folder / "compare" / "compare.json").read_text())["pairs"]
+
+
+needs_vllm = pytest.mark.skipif(REAL is None, reason=f"{VARIABLE} names no vLLM")
+
+
+@pytest.mark.vllm
+@pytest.mark.timeout(600)
+@needs_vllm
+def test_an_evaluation_by_vllm_is_the_embedded_engines(command):
+    """Greedy: the same replies, whatever samples them."""
+    given = ("job=eval", "rollout.eval_temperature=0", "rollout.eval_n=1")
+    found = {}
+    for engine in ("vllm", "embedded"):
+        done = command.run(*given, f"engine={engine}", f"name={engine}", small=False)
+        assert done.exit_status == 0, done.text
+        folder = command.folder(engine)
+        [numbers] = read_events(folder / "events.jsonl", "eval")
+        lines = command.read(folder / "trajectories" / "eval_000000.jsonl")
+        found[engine] = {one["instance_id"]: (one["status"], one["patch"]) for one in lines}
+        print(f"{engine}: resolved rate {numbers['resolved_rate']:.1%}, {numbers['num_samples']} samples")
+    assert len(found["vllm"]) == 32
+    differing = [name for name, one in found["vllm"].items() if found["embedded"][name] != one]
+    assert len(differing) <= 1, differing  # float noise may decide between two tokens
+
+
+@pytest.mark.vllm
+@pytest.mark.timeout(900)
+@needs_vllm
+def test_training_over_vllm_with_a_killed_server(command):
+    """Both engines have the trainer's weights at every step, a restarted one as well: log-probabilities agree."""
+    process = command.start(*TWO, "trainer.steps=2")
+    command.wait_for_step(process, 1, timeout_s=300)
+    time.sleep(0.5)
+    servers(process)[0].kill()
+    status, text = ended(process)
+    assert status == 0, text
+    assert len(command.steps()) == 2
+    for step in command.steps():
+        assert step["num_trajectories"] == 12 and not FAILED & set(step["statuses"])
+        assert step["logprob_diff_max"] < 1e-3
+        print({key: step[key] for key in ("generate_s", "weight_sync_s", "train_s", "logprob_diff_max", "reward_mean")})
+    print(read_events(command.folder() / "events.jsonl", "engine_back"))
+    assert "restart 1 of 3" in log_of(command, "train")
+    assert not command.children()

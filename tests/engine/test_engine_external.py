@@ -1,0 +1,82 @@
+"""Servers of somebody else, from engine.urls."""
+
+from dataclasses import replace
+
+import pytest
+
+from swe_rl.config.schema import Config, EngineConfig, EngineKind, LogprobsMode, ModelConfig, RolloutConfig
+from swe_rl.engine.external import ExternalServerError, api_key, external_engines, needs
+from swe_rl.engine.fake_vllm import FakeSettings, FakeVllm
+from swe_rl.engine.http_features import ServerRefusedError
+from swe_rl.engine.protocol import SamplingParams
+
+
+def config_of(*urls, **engine):
+    return Config(engine=EngineConfig(kind=EngineKind.external, urls=urls, max_model_len=512, **engine))
+
+
+async def test_two_servers_with_a_key():
+    async with FakeVllm(FakeSettings(api_key="k")) as first, FakeVllm(FakeSettings(api_key="k")) as second:
+        config = config_of(f"{first.url}/v1", second.url)
+        engines = external_engines(config, {"OPENAI_API_KEY": "k"}, None)
+        assert [engine.name for engine in engines] == ["engine0", "engine1"]
+        for engine in engines:
+            await engine.start()
+            assert (await engine.generate([1, 2], SamplingParams(2), request_id="a")).token_ids
+            await engine.close()
+        assert len(second.requests) == 2  # the probe's and ours: the server runs on
+        assert (await first.__class__.__aexit__(first)) is None
+
+
+def test_keys():
+    assert api_key({"VLLM_API_KEY": "a", "OPENAI_API_KEY": "b"}) == "a"
+    assert api_key({"VLLM_API_KEY": "", "OPENAI_API_KEY": "b"}) == "b"
+    assert api_key({}) is None
+
+
+def test_no_address():
+    with pytest.raises(ExternalServerError, match="VLLM_URL"):
+        external_engines(config_of(), {}, None)
+
+
+def test_one_address_twice():
+    with pytest.raises(ExternalServerError, match="names http://a:1 twice"):
+        external_engines(config_of("http://a:1", "http://b:1", "http://a:1/v1/"), {}, None)
+
+
+async def test_nothing_there():
+    (engine,) = external_engines(config_of("http://127.0.0.1:9"), {}, None)
+    with pytest.raises(ExternalServerError, match=r"http://127.0.0.1:9 cannot be reached.*engine=vllm starts servers"):
+        await engine.start()
+
+
+async def test_the_model_by_its_path_or_name():
+    named = replace(config_of("x"), model=ModelConfig(path="Qwen/Qwen3-14B"))
+    async with FakeVllm(FakeSettings(model="Qwen/Qwen3-14B")) as fake:
+        (engine,) = external_engines(replace(named, engine=replace(named.engine, urls=(fake.url,))), {}, None)
+        await engine.start()
+        await engine.close()
+    async with FakeVllm(FakeSettings(model="other")) as fake:
+        (engine,) = external_engines(replace(named, engine=replace(named.engine, urls=(fake.url,))), {}, None)
+        with pytest.raises(ServerRefusedError, match="only other"):
+            await engine.start()
+        served = replace(named.engine, urls=(fake.url,), served_model="other")
+        (engine,) = external_engines(replace(named, engine=served), {}, None)
+        await engine.start()
+        assert engine.features.model == "other"
+        await engine.close()
+
+
+@pytest.mark.parametrize(
+    ("rollout", "mode", "expected"),
+    [
+        (RolloutConfig(temperature=1.0), LogprobsMode.processed, False),  # raw ones are the same there
+        (RolloutConfig(temperature=0.8), LogprobsMode.processed, True),
+        (RolloutConfig(top_p=0.9), LogprobsMode.processed, True),
+        (RolloutConfig(top_k=20), LogprobsMode.processed, True),
+        (RolloutConfig(temperature=0.8), LogprobsMode.raw, False),
+    ],
+)
+def test_when_processed_logprobs_matter(rollout, mode, expected):
+    config = replace(config_of("http://a", logprobs_mode=mode), rollout=rollout)
+    assert needs(config).processed_logprobs is expected

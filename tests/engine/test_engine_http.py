@@ -1,0 +1,275 @@
+"""A running server as an engine: the contract of `Engine`, and what happens when the server goes away."""
+
+import asyncio
+
+import pytest
+
+from swe_rl.engine.fake_vllm import FakeSettings, FakeVllm, Fault
+from swe_rl.engine.http import HttpEngine
+from swe_rl.engine.http_client import HttpClient
+from swe_rl.engine.http_features import Needs
+from swe_rl.engine.protocol import ContextOverflowError, EngineError, SamplingParams
+
+PROMPT = list(range(1, 50))
+
+
+async def until(condition, seconds=5.0):
+    for _ in range(int(seconds / 0.01)):
+        if condition():
+            return
+        await asyncio.sleep(0.01)
+    pytest.fail("did not happen")
+
+
+@pytest.fixture
+async def start():
+    """start(**settings) -> (fake, engine)"""
+    running = []
+
+    async def make(*, reply=None, key=None, **settings):
+        fake = await FakeVllm(FakeSettings(**settings), reply=reply).__aenter__()
+        needs = Needs("policy", settings.get("max_model_len", 4096), True)
+        engine = HttpEngine(
+            HttpClient(fake.url, api_key=key), needs, name="engine0", max_num_seqs=8, stats_period_s=0.02
+        )
+        running.append((fake, engine))
+        await engine.start()
+        fake.requests.clear()
+        return fake, engine
+
+    yield make
+    for fake, engine in running:
+        await engine.close()
+        await fake.__aexit__()
+
+
+@pytest.mark.parametrize("timings", [True, False])
+async def test_a_completion(start, timings):
+    fake, engine = await start(timings=timings, token_delay_s=0.002, reply=lambda prompt: [7, 8, 9, 2, 11])
+    done = await engine.generate(PROMPT, SamplingParams(20, stop_token_ids=(2,), seed=3), request_id="a")
+    assert done.token_ids == (7, 8, 9, 2) and done.finish_reason == "stop" and done.weight_version == 0
+    assert done.logprobs == tuple(fake.model.logprob(len(PROMPT) + at, t, {}) for at, t in enumerate(done.token_ids))
+    assert 0.004 < done.decode_s < 1.0
+    again = await engine.generate(PROMPT, SamplingParams(2), request_id="a")
+    assert again.finish_reason == "length" and again.cached_tokens == 48
+    stats = engine.stats()
+    assert stats.sampled_tokens_total == 6 and stats.prefill_tokens_total == 2 * 49 - 48
+
+
+async def test_equal_seeds_equal_tokens(start):
+    _, engine = await start()
+
+    async def tokens(seed):
+        return (await engine.generate(PROMPT, SamplingParams(8, seed=seed), request_id="a")).token_ids
+
+    assert await tokens(1) == await tokens(1) != await tokens(2)
+
+
+async def test_what_is_asked_is_cut_to_the_room(start):
+    fake, engine = await start(max_model_len=64)
+    done = await engine.generate(PROMPT, SamplingParams(1000), request_id="a")
+    assert len(done.token_ids) == 15 and fake.requests[0][1]["max_tokens"] == 15
+
+
+async def test_a_prompt_without_room(start):
+    fake, engine = await start(max_model_len=64)
+    with pytest.raises(ContextOverflowError, match=r"max_model_len=64"):
+        await engine.generate([1] * 64, SamplingParams(1), request_id="a")
+    assert fake.requests == []
+    fake.fail_next(Fault(400, '{"error": {"message": "This model\'s maximum context length is 64 tokens."}}'))
+    with pytest.raises(ContextOverflowError):
+        await engine.generate(PROMPT, SamplingParams(1), request_id="a")
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        (Fault(500), "answered 500: by script"),
+        (Fault(503, "busy"), "answered 503: busy"),
+        (Fault(200, "{}"), "not a completion"),
+        (Fault(200, "<html>"), "not JSON"),
+        (Fault(), "broke off"),
+    ],
+)
+async def test_faults_are_engine_errors_and_pass(start, fault, words):
+    fake, engine = await start()
+    fake.fail_next(fault)
+    with pytest.raises(EngineError, match=words) as caught:
+        await engine.generate(PROMPT, SamplingParams(2), request_id="a")
+    assert "engine0" in str(caught.value) and not isinstance(caught.value, ContextOverflowError)
+    assert len(fake.requests) == 1  # never sent twice
+    assert (await engine.generate(PROMPT, SamplingParams(2), request_id="a")).token_ids
+
+
+async def test_cancelling_frees_the_sequence(start):
+    fake, engine = await start(token_delay_s=0.01)
+    asking = asyncio.create_task(engine.generate(PROMPT, SamplingParams(500), request_id="a"))
+    await until(lambda: engine.stats().running == 1 and engine.stats().kv_used_tokens > 0)
+    asking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+    await until(lambda: fake.running == 0 and engine.stats().running == 0)
+    assert fake.disconnected == 1
+
+
+@pytest.mark.parametrize("timings", [True, False])
+async def test_an_abort_keeps_what_was_sampled(start, timings):
+    fake, engine = await start(token_delay_s=0.01, timings=timings)
+    asking = asyncio.create_task(engine.generate(PROMPT, SamplingParams(500), request_id="a"))
+    await until(lambda: fake.running == 1)
+    await asyncio.sleep(0.05)
+    await engine.abort("unknown")
+    await engine.abort("a")
+    done = await asyncio.wait_for(asking, 2)
+    assert done.finish_reason == "abort" and 1 <= len(done.token_ids) < 100
+
+
+async def test_an_abort_without_control_routes(start):
+    fake, engine = await start(token_delay_s=0.01, dev_mode=False)
+    asking = asyncio.create_task(engine.generate(PROMPT, SamplingParams(500), request_id="a"))
+    await until(lambda: fake.running == 1)
+    await engine.abort("a")
+    assert (await asyncio.wait_for(asking, 2)).finish_reason == "abort"
+
+
+async def test_pause_freezes_and_queues(start):
+    fake, engine = await start(token_delay_s=0.005)
+    old = asyncio.create_task(engine.generate(PROMPT, SamplingParams(20), request_id="a"))
+    await until(lambda: fake.running == 1)
+    await engine.pause()
+    new = asyncio.create_task(engine.generate(PROMPT, SamplingParams(2), request_id="b"))
+    await asyncio.sleep(0.2)
+    assert fake.paused and not old.done() and not new.done() and fake.running == 1
+    await engine.resume()
+    assert len((await old).token_ids) == 20 and len((await new).token_ids) == 2
+
+
+async def test_pause_where_the_server_has_none(start):
+    _, engine = await start(dev_mode=False)
+    with pytest.raises(EngineError, match="VLLM_SERVER_DEV_MODE=1"):
+        await engine.pause()
+    assert (await engine.generate(PROMPT, SamplingParams(1), request_id="a")).token_ids  # the gate is open
+
+
+async def test_weights_need_a_folder(start):
+    _, engine = await start()
+    with pytest.raises(EngineError, match="takes no weights"):
+        await engine.update_weights({}, 1)
+
+
+async def test_the_version_is_that_of_the_first_token(start):
+    """One sequence at a time: the second request waits in the server while the weights change."""
+    fake, engine = await start(token_delay_s=0.01, max_num_seqs=1)
+    first = asyncio.create_task(engine.generate(PROMPT, SamplingParams(30), request_id="a"))
+    await until(lambda: fake.running == 1)
+    second = asyncio.create_task(engine.generate(PROMPT, SamplingParams(2), request_id="b"))
+    await asyncio.sleep(0.05)
+    engine.stamp(5)
+    assert (await first).weight_version == 0
+    done = await second
+    assert done.queue_s > 0.1 and done.weight_version == 5
+    third = await engine.generate(PROMPT, SamplingParams(2), request_id="c")
+    assert third.weight_version == 5 and fake.requests[-1][1]["cache_salt"] == "weights-5"
+    assert third.cached_tokens == 0  # nothing of the old weights' cache
+
+
+async def test_a_request_that_waited_through_an_update_has_the_new_version(start):
+    """It is scheduled the moment that the server goes on, which its reply tells too early by its way there."""
+    fake, engine = await start(token_delay_s=0.005)
+    fake.arrival_delay_s = 0.05
+    await engine.pause()
+    engine._control.open_gate()  # as if it had been sent just before
+    waiting = asyncio.create_task(engine.generate(PROMPT, SamplingParams(2), request_id="a"))
+    await asyncio.sleep(0.2)
+    engine.stamp(6)
+    await engine.resume()
+    assert (await waiting).weight_version == 6
+
+
+async def test_spans_of_the_server_win(start):
+    fake, engine = await start(timings=False, weight_spans=True)
+    fake.model.weights = "9"
+    assert (await engine.generate(PROMPT, SamplingParams(2), request_id="a")).weight_version == 9
+
+
+async def test_a_lost_server_fails_what_waits_and_is_taken_back(start):
+    fake, engine = await start(token_delay_s=0.01)
+    changes = []
+    engine.on_change = changes.append
+    asking = asyncio.create_task(engine.generate(PROMPT, SamplingParams(500), request_id="a"))
+    await until(lambda: fake.running == 1)
+    port = fake._port
+    await fake.__aexit__()
+    with pytest.raises(EngineError, match="engine0"):
+        await asyncio.wait_for(asking, 5)
+    await until(lambda: changes == [False], 10.0)
+    with pytest.raises(EngineError, match="is lost"):
+        await engine.generate(PROMPT, SamplingParams(1), request_id="b")
+    async with FakeVllm(FakeSettings(), port=port):
+        await until(lambda: changes == [False, True], 10.0)
+        assert (await engine.generate(PROMPT, SamplingParams(1), request_id="b")).token_ids
+
+
+async def test_a_hung_request_fails_when_the_server_is_lost(start):
+    fake, engine = await start(token_delay_s=0.01)
+    asking = asyncio.create_task(engine.generate(PROMPT, SamplingParams(500), request_id="a"))
+    await until(lambda: fake.running == 1)
+    engine.lose("the network is gone")
+    with pytest.raises(EngineError, match="the network is gone"):
+        await asyncio.wait_for(asking, 1)
+
+
+async def test_a_server_restarted_behind_our_back(start):
+    fake, engine = await start()
+    fake.restart()
+    await until(lambda: engine.stats().running == 0)
+    await asyncio.sleep(0.1)
+    assert (await engine.generate(PROMPT, SamplingParams(1), request_id="a")).token_ids  # it had no weights of ours
+    await engine.adopt(4)
+    fake.restart()  # now it has: those of step 4 are gone
+    await asyncio.sleep(0.2)
+    with pytest.raises(EngineError, match="without the weights of step 4"):
+        await engine.generate(PROMPT, SamplingParams(1), request_id="a")
+
+
+async def test_stats_without_metrics(start):
+    fake, engine = await start(metrics=False, token_delay_s=0.01)
+    asking = asyncio.create_task(engine.generate(PROMPT, SamplingParams(20), request_id="a"))
+    await until(lambda: fake.running == 1)
+    stats = engine.stats()
+    assert (stats.running, stats.waiting, stats.kv_used_tokens) == (1, 0, 49)
+    assert stats.kv_capacity_tokens == 8 * 4096
+    await asking
+
+
+async def test_stats_of_the_server(start):
+    fake, engine = await start(kv_capacity_tokens=1024)
+    fake.preemptions_total = 3
+    await engine.refresh()
+    assert engine.stats().kv_capacity_tokens == 1024 and engine.stats().preemptions_total == 3
+
+
+async def test_close_ends_what_is_in_flight(start):
+    fake, engine = await start(token_delay_s=0.01)
+    asking = asyncio.create_task(engine.generate(PROMPT, SamplingParams(500), request_id="a"))
+    await until(lambda: fake.running == 1)
+    await engine.close()
+    with pytest.raises(EngineError, match="is closed"):
+        await asking
+    with pytest.raises(EngineError, match="is closed"):
+        await engine.generate(PROMPT, SamplingParams(1), request_id="a")
+    await engine.close()
+
+
+async def test_before_start():
+    engine = HttpEngine(HttpClient("http://127.0.0.1:9"), Needs(None, 9, False), name="engine0", max_num_seqs=1)
+    with pytest.raises(EngineError, match="not started"):
+        await engine.generate([1], SamplingParams(1), request_id="a")
+
+
+async def test_many_at_once(start):
+    fake, engine = await start(max_num_seqs=16)
+    done = await asyncio.gather(
+        *(engine.generate([1 + i % 900, 2, 3], SamplingParams(5, seed=i), request_id=str(i)) for i in range(300))
+    )
+    assert all(len(one.token_ids) == 5 for one in done) and fake.running == 0

@@ -1,0 +1,104 @@
+"""The HTTP client: addresses, keys, and what is sent twice (nothing but refused connections)."""
+
+import asyncio
+import socket
+
+import pytest
+
+from swe_rl.engine.fake_vllm import FakeSettings, FakeVllm, Fault
+from swe_rl.engine.http_client import ConnectionLostError, EngineUrlError, HttpClient, UnreachableError, base_url
+from swe_rl.engine.protocol import EngineError
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("http://host:8000", "http://host:8000"),
+        ("http://host:8000/v1", "http://host:8000"),
+        ("https://a--b.modal.run/v1/", "https://a--b.modal.run"),
+        ("http://host/prefix/v1", "http://host/prefix"),
+        (" http://[::1]:8000/ ", "http://[::1]:8000"),
+    ],
+)
+def test_base_url(given, expected):
+    assert base_url(given) == expected
+
+
+@pytest.mark.parametrize("given", ["host:8000", "ftp://host", "", "http://", "http://host?x=1", "localhost:8000/v1"])
+def test_no_address(given):
+    with pytest.raises(EngineUrlError, match=r"engine\.urls"):
+        base_url(given)
+
+
+def test_a_password_in_an_address_is_refused_and_not_shown():
+    with pytest.raises(EngineUrlError) as caught:
+        base_url("https://me:hunter2secret@host/v1")
+    assert "hunter2secret" not in str(caught.value) and "VLLM_API_KEY" in str(caught.value)
+
+
+@pytest.fixture
+async def client_of():
+    opened = []
+
+    async def make(url, **options):
+        client = HttpClient(url, **options)
+        opened.append(client)
+        await client.open()
+        return client
+
+    yield make
+    for client in opened:
+        await client.close()
+
+
+async def test_the_key_is_sent_and_shown_nowhere(client_of, caplog):
+    caplog.set_level("DEBUG")
+    async with FakeVllm(FakeSettings(api_key="sk-very-secret")) as fake:
+        right = await client_of(fake.url, api_key="sk-very-secret")
+        assert (await right.get("/v1/models")).ok
+        wrong = await client_of(fake.url, api_key="sk-other-secret")
+        answer = await wrong.get("/v1/models")
+    assert answer.status == 401 and "secret" not in answer.reason() + repr(right) + repr(vars(answer.__class__))
+    assert "secret" not in caplog.text
+
+
+async def test_a_refused_connection_is_tried_again(client_of):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    client = await client_of(f"http://127.0.0.1:{port}")
+    asking = asyncio.create_task(client.get("/health"))
+    await asyncio.sleep(0.05)
+    async with FakeVllm(port=port):
+        assert (await asking).ok
+    with pytest.raises(UnreachableError, match="cannot be reached"):
+        await client.get("/health")
+
+
+async def test_a_broken_connection_is_not(client_of):
+    async with FakeVllm() as fake:
+        client = await client_of(fake.url)
+        fake.fail_next(Fault())
+        with pytest.raises(ConnectionLostError, match="broke off"):
+            await client.post("/v1/completions", {"prompt": [1], "max_tokens": 1})
+        assert len(fake.requests) == 1
+
+
+async def test_a_late_answer(client_of):
+    async with FakeVllm() as fake:
+        client = await client_of(fake.url)
+        fake.fail_next(Fault(status=500, after_s=5.0))
+        with pytest.raises(EngineError, match=r"within 0\.1 s"):
+            await client.post("/v1/completions", {"prompt": [1]}, timeout_s=0.1)
+
+
+async def test_the_reason_of_a_refusal(client_of):
+    async with FakeVllm() as fake:
+        client = await client_of(fake.url)
+        answer = await client.post("/v1/completions", {"prompt": [1], "model": "other"})
+        assert not answer.ok and answer.reason() == "The model `other` does not exist."
+        fake.fail_next(Fault(status=502, body="<html>" + "x" * 5000))
+        answer = await client.post("/v1/completions", {"prompt": [1]})
+        assert answer.reason().startswith("<html>xxx") and len(answer.reason()) < 500
+        with pytest.raises(EngineError, match="not JSON"):
+            answer.json()

@@ -1,0 +1,110 @@
+"""The probe: what servers of different makes can do, and which are refused."""
+
+import pytest
+
+from swe_rl.config.schema import LogprobsMode
+from swe_rl.engine.fake_vllm import FakeSettings, FakeVllm, Fault
+from swe_rl.engine.http_client import HttpClient
+from swe_rl.engine.http_features import Needs, ServerRefusedError, probe
+from swe_rl.engine.http_wire import TokenIn
+from swe_rl.engine.protocol import EngineError
+
+
+async def features_of(*, needs=None, key=None, faults=(), **settings):
+    async with FakeVllm(FakeSettings(**settings)) as fake:
+        fake.fail_next(*faults)
+        client = HttpClient(fake.url, api_key=key)
+        await client.open()
+        try:
+            return await probe(client, needs or Needs("policy", 1024, True))
+        finally:
+            await client.close()
+
+
+async def test_a_full_server():
+    found = await features_of()
+    assert found.token_in is TokenIn.completions and found.timings and found.cached_tokens and found.metrics
+    assert found.pause and found.reload and found.weight_transfer and found.version_stamp and found.sleep
+    assert found.logprobs is LogprobsMode.processed and not found.render
+    assert str(found) == (
+        "vLLM 0.32.0 serves policy, 4096 tokens, ids through /v1/completions, processed log-probabilities; timings, "
+        "cached_tokens, metrics, pause, reload, weight_transfer, version_stamp, sleep"
+    )
+
+
+async def test_without_timings_the_leaner_way_is_taken():
+    found = await features_of(timings=False, weight_spans=True)
+    assert found.token_in is TokenIn.generate and found.weight_spans and not found.timings
+
+
+@pytest.mark.parametrize(("generate", "completions"), [(True, False), (False, True)])
+async def test_either_way_works_alone(generate, completions):
+    found = await features_of(generate=generate, completions=completions, timings=False)
+    assert found.token_in is (TokenIn.generate if generate else TokenIn.completions)
+
+
+async def test_production_servers_have_no_control():
+    found = await features_of(dev_mode=False, metrics=False)
+    assert not (found.pause or found.reload or found.weight_transfer or found.metrics)
+
+
+@pytest.mark.parametrize("version", ["0.26.0", "0.29.1.dev3+gabc", "0.33.0", "0.32.0+cpu"])
+async def test_supported_versions(version):
+    assert (await features_of(version=version)).version == version
+
+
+@pytest.mark.parametrize("version", ["0.25.2", "0.34.0", "1.0.0"])
+async def test_other_versions_are_refused(version):
+    with pytest.raises(ServerRefusedError, match=rf"runs vLLM {version}; supported are 0\.26 to 0\.33"):
+        await features_of(version=version)
+
+
+async def test_no_vllm_server():
+    with pytest.raises(ServerRefusedError, match="no vLLM server"):
+        await features_of(version="sglang")
+
+
+async def test_another_model():
+    with pytest.raises(ServerRefusedError, match=r"does not serve tiny, only policy: set engine\.served_model"):
+        await features_of(needs=Needs("tiny", 1024, True))
+
+
+async def test_any_model_when_none_is_named():
+    assert (await features_of(needs=Needs(None, 1024, True), model="whatever")).model == "whatever"
+
+
+async def test_sequences_too_short():
+    with pytest.raises(ServerRefusedError, match=r"of 512 tokens, fewer than engine\.max_model_len=1024"):
+        await features_of(max_model_len=512)
+
+
+async def test_raw_logprobs_are_refused_where_they_matter():
+    with pytest.raises(ServerRefusedError, match="--logprobs-mode processed_logprobs"):
+        await features_of(processed=False)
+    found = await features_of(processed=False, needs=Needs("policy", 1024, False))
+    assert found.logprobs is LogprobsMode.raw
+
+
+async def test_no_token_ids():
+    with pytest.raises(ServerRefusedError, match="does not take token ids and return token ids"):
+        await features_of(token_ids=False)
+
+
+async def test_newer_servers_switch_generate_off_with_403():
+    with pytest.raises(ServerRefusedError, match="403 disabled"):
+        fault = Fault(status=403, body='{"error": {"message": "disabled"}}')
+        await features_of(completions=False, faults=[fault])
+
+
+async def test_a_wrong_key():
+    with pytest.raises(ServerRefusedError, match="VLLM_API_KEY"):
+        await features_of(api_key="right", key="wrong")
+    assert (await features_of(api_key="right", key="right")).pause
+
+
+async def test_nothing_there():
+    client = HttpClient("http://127.0.0.1:9")
+    await client.open()
+    with pytest.raises(EngineError, match="cannot be reached"):
+        await probe(client, Needs(None, 1, False))
+    await client.close()

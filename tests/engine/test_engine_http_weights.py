@@ -1,0 +1,122 @@
+"""Weights by way of a folder: what is written, what is kept, what the server is told."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from swe_rl.engine.fake_vllm import FakeSettings, FakeVllm
+from swe_rl.engine.http import HttpEngine
+from swe_rl.engine.http_client import HttpClient
+from swe_rl.engine.http_features import Needs
+from swe_rl.engine.http_weights import WeightFolders, untied_copy
+from swe_rl.engine.protocol import EngineError, SamplingParams
+from swe_rl.logger.disk import DiskError
+
+
+@pytest.fixture
+def source(tmp_path, model):
+    """A tied model's folder."""
+    folder = tmp_path / "source"
+    model.save_pretrained(folder)
+    (folder / "tokenizer.json").write_text("{}")
+    (folder / "optimizer.pt").write_text("not for a server")
+    return folder
+
+
+def weights_of(model, shift=0.0):
+    return {name: tensor + shift for name, tensor in model.state_dict().items()}
+
+
+async def test_a_folder_is_a_model(tmp_path, source, model):
+    folders = WeightFolders(tmp_path / "root", source)
+    folder = await folders.write(weights_of(model, 1.0), 7)
+    found = load_file(folder / "model.safetensors")
+    assert set(found) == set(model.state_dict()) - {"lm_head.weight"}
+    assert torch.equal(found["model.norm.weight"], model.state_dict()["model.norm.weight"] + 1)
+    assert {path.name for path in folder.iterdir()} >= {"config.json", "tokenizer.json", "model.safetensors"}
+    assert not (folder / "optimizer.pt").exists()
+    from transformers import AutoModelForCausalLM
+
+    loaded = AutoModelForCausalLM.from_pretrained(folder)
+    assert torch.equal(loaded.lm_head.weight, model.lm_head.weight + 1)
+
+
+async def test_an_untied_folder_has_both_tensors(tmp_path, source, model):
+    folder = await WeightFolders(tmp_path / "root", source, untied=True).write(weights_of(model), 1)
+    found = load_file(folder / "model.safetensors")
+    assert torch.equal(found["lm_head.weight"], found["model.embed_tokens.weight"])
+    assert json.loads((folder / "config.json").read_text())["tie_word_embeddings"] is False
+
+
+def test_an_untied_copy(tmp_path, source, build_model):
+    copy = untied_copy(source, tmp_path / "copy")
+    assert copy == tmp_path / "copy" and "lm_head.weight" in load_file(copy / "model.safetensors")
+    other = tmp_path / "untied"
+    build_model(0, tied=False).save_pretrained(other)
+    assert untied_copy(other, tmp_path / "never") == other and not (tmp_path / "never").exists()
+
+
+async def test_one_write_for_all_engines_and_two_versions_kept(tmp_path, source, model):
+    folders = WeightFolders(tmp_path / "root", source)
+    first = await folders.write(weights_of(model), 1)
+    stamp = (first / "model.safetensors").stat().st_mtime_ns
+    assert await folders.write({}, 1) == first and (first / "model.safetensors").stat().st_mtime_ns == stamp
+    await folders.write(weights_of(model), 2)
+    await folders.write(weights_of(model), 3)
+    assert sorted(path.name for path in (tmp_path / "root").iterdir()) == ["weights_00000002", "weights_00000003"]
+    assert folders.find(1) is None and folders.find(3) == tmp_path / "root" / "weights_00000003"
+
+
+async def test_a_disk_that_takes_nothing(tmp_path, source, model):
+    (tmp_path / "root").write_text("a file")
+    with pytest.raises(DiskError, match="weights_00000001"):
+        await WeightFolders(tmp_path / "root", source).write(weights_of(model), 1)
+
+
+async def test_a_server_takes_them(tmp_path, source, model):
+    async with FakeVllm(FakeSettings()) as fake:
+        folders = WeightFolders(tmp_path / "root", source)
+        engine = HttpEngine(
+            HttpClient(fake.url), Needs("policy", 64, True), name="engine0", max_num_seqs=1, weights=folders
+        )
+        await engine.start()
+        fake.requests.clear()
+        await engine.update_weights(weights_of(model), 3)
+        assert [path for path, _ in fake.requests] == [
+            "/pause",
+            "/collective_rpc",
+            "/reset_prefix_cache",
+            "/update_weight_version",
+            "/resume",
+        ]
+        assert Path(fake.requests[1][1]["kwargs"]["weights_path"]) == folders.find(3)
+        assert engine.weight_version == 3 and fake.model.weights == "3" and not fake.paused
+        assert (await engine.generate([1], SamplingParams(1), request_id="a")).weight_version == 3
+        await engine.pause()
+        fake.resets_to_refuse = 2
+        await engine.update_weights(weights_of(model), 4)
+        assert fake.resets_to_refuse == 0
+        assert fake.paused and engine.weight_version == 4  # whoever paused resumes
+        await engine.close()
+
+
+async def test_half_an_update_is_a_lost_server(tmp_path, source, model):
+    async with FakeVllm(FakeSettings()) as fake:
+        engine = HttpEngine(
+            HttpClient(fake.url),
+            Needs("policy", 64, True),
+            name="engine0",
+            max_num_seqs=1,
+            weights=WeightFolders(tmp_path / "root", source),
+            stats_period_s=60.0,
+        )
+        await engine.start()
+        fake.broken_paths.add("/reset_prefix_cache")
+        with pytest.raises(EngineError, match=r"/reset_prefix_cache\S* answered 500"):
+            await engine.update_weights(weights_of(model), 3)
+        with pytest.raises(EngineError, match="half-way"):
+            await engine.generate([1], SamplingParams(1), request_id="a")
+        await engine.close()

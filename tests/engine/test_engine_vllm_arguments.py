@@ -1,0 +1,120 @@
+"""The command line and environment of a server, golden."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from swe_rl.config.compose import compose
+from swe_rl.config.schema import Config, EngineConfig, EngineKind, LogprobsMode, ModelConfig, TrainerConfig
+from swe_rl.engine.vllm_arguments import ServerChoice, VllmOptions, server_arguments, server_environment
+
+SERVE = VllmOptions(command=("vllm", "serve"))
+
+
+def lines(arguments):
+    """Flags with their values, one a line."""
+    text = " ".join(arguments)
+    return text.replace(" --", "\n--").splitlines()
+
+
+def test_four_gpu_engines_of_qwen3_14b():
+    config = compose(["job=rollout", "model=qwen3_14b", "layout=dp4", "hardware=h100x8", "trainer.seed=7"]).config
+    found = server_arguments(config, ServerChoice(2, 8123, "Qwen/Qwen3-14B", devices="2"), SERVE)
+    assert lines(found) == [
+        "vllm serve Qwen/Qwen3-14B",
+        "--served-model-name qwen3_14b",
+        "--host 127.0.0.1",
+        "--port 8123",
+        "--tensor-parallel-size 1",
+        f"--max-model-len {config.engine.max_model_len}",
+        "--max-num-seqs 256",
+        "--max-num-batched-tokens 8192",
+        "--logprobs-mode processed_logprobs",
+        "--seed 9",
+        "--generation-config vllm",
+        "--enable-prefix-caching",
+        "--enable-prompt-tokens-details",
+        "--enable-per-request-metrics",
+        "--disable-uvicorn-access-log",
+        "--gpu-memory-utilization 0.85",
+    ]
+
+
+def test_the_tiny_model_on_the_cpu():
+    config = Config(engine=EngineConfig(kind=EngineKind.vllm, max_model_len=512, max_num_seqs=16))
+    options = VllmOptions(command=("python", "-m", "vllm.entrypoints.openai.api_server"))
+    found = lines(server_arguments(config, ServerChoice(0, 1, "/models/tiny"), options))
+    assert found[:2] == ["python -m vllm.entrypoints.openai.api_server", "--model /models/tiny"]
+    assert found[-5:] == [
+        "--enforce-eager",
+        "--dtype float32",
+        "--block-size 32",
+        # 16 full sequences of 512 tokens and vLLM's own block, in bytes twice over.
+        f"--kv-cache-memory-bytes {2 * 257 * 32 * 2 * 6 * 2 * 32 * 4}",
+        "--num-gpu-blocks-override 257",
+    ]
+    assert not any("gpu-memory-utilization" in line for line in found)
+
+
+def changed(config, **engine):
+    return replace(config, engine=replace(config.engine, **engine))
+
+
+@pytest.mark.parametrize(
+    ("config", "choice", "options", "flag"),
+    [
+        (changed(Config(), enforce_eager=True), {}, {}, "--enforce-eager"),
+        (changed(Config(), enforce_eager=False), {"eager": True}, {}, "--enforce-eager"),
+        (changed(Config(), prefix_caching=False), {}, {}, "--no-enable-prefix-caching"),
+        (changed(Config(), logprobs_mode=LogprobsMode.raw), {}, {}, "--logprobs-mode raw_logprobs"),
+        (changed(Config(), served_model="other"), {}, {}, "--served-model-name other"),
+        (changed(Config(), max_num_batched_tokens=4, max_num_seqs=64), {}, {}, "--max-num-batched-tokens 64"),
+        (Config(trainer=TrainerConfig(lora_rank=8)), {}, {}, "--enable-lora"),
+        (Config(trainer=TrainerConfig(lora_rank=8)), {}, {}, "--max-lora-rank 64"),
+        (Config(model=ModelConfig(revision="abc")), {}, {}, "--tokenizer-revision abc"),
+        (Config(), {"devices": "0"}, {"kv_cache_tokens": 120_000}, "--num-gpu-blocks-override 7500"),
+        (Config(), {"devices": "0"}, {"extra_arguments": ("--load-format", "dummy")}, "--load-format dummy"),
+    ],
+)
+def test_one_key_one_flag(config, choice, options, flag):
+    found = server_arguments(config, ServerChoice(0, 1, "m", **choice), replace(SERVE, **options))
+    assert flag in lines(found)
+
+
+def test_never():
+    config = compose(["job=rollout", "model=qwen3_14b", "layout=dp4", "hardware=h100x8"]).config
+    found = server_arguments(config, ServerChoice(0, 1, "m", devices="0"), SERVE)
+    assert "--trust-remote-code" not in found and "--api-key" not in found and "--enforce-eager" not in found
+
+
+def environment(config=None, environ=None, **choice):
+    return server_environment(
+        config or Config(),
+        ServerChoice(0, 1, "Qwen/X", **choice),
+        environ or {"PATH": "/bin"},
+        cache=Path("/cache"),
+        api_key="k",
+    )
+
+
+def test_environment_of_a_gpu_server():
+    found = environment(devices="MIG-a")
+    assert found["CUDA_VISIBLE_DEVICES"] == "MIG-a" and found["VLLM_API_KEY"] == "k" and found["PATH"] == "/bin"
+    assert found["VLLM_SERVER_DEV_MODE"] == "1" and found["VLLM_CACHE_ROOT"] == "/cache/vllm"
+    assert "OMP_NUM_THREADS" not in found and "TORCH_COMPILE_DISABLE" not in found and "HF_HUB_OFFLINE" not in found
+
+
+def test_environment_on_the_cpu_and_without_a_compiler():
+    found = environment()
+    assert found["CUDA_VISIBLE_DEVICES"] == "" and found["OMP_NUM_THREADS"] == "1"
+    assert found["TORCH_COMPILE_DISABLE"] == "1" and found["VLLM_CPU_OMP_THREADS_BIND"] == "nobind"
+    assert environment(devices="0", eager=True)["TORCH_COMPILE_DISABLE"] == "1"
+
+
+def test_the_users_environment_wins_but_for_the_placement():
+    config = Config(hardware=replace(Config().hardware, env_vars={"NCCL_DEBUG": "INFO"}, internet=False))
+    given = {"VLLM_CACHE_ROOT": "/mine", "CUDA_VISIBLE_DEVICES": "0,1,2,3", "VLLM_SERVER_DEV_MODE": "0"}
+    found = environment(config, given, devices="3")
+    assert found["VLLM_CACHE_ROOT"] == "/mine" and found["NCCL_DEBUG"] == "INFO" and found["HF_HUB_OFFLINE"] == "1"
+    assert found["CUDA_VISIBLE_DEVICES"] == "3" and found["VLLM_SERVER_DEV_MODE"] == "1"

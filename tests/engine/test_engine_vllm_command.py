@@ -1,0 +1,41 @@
+"""How a server is started: from the environment, this interpreter, or PATH."""
+
+import importlib.util
+import sys
+
+import pytest
+
+from swe_rl.engine.vllm_command import NoVllmError, complete, vllm_command
+
+API_SERVER = ("-m", "vllm.entrypoints.openai.api_server")
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("/env/bin/python", ("/env/bin/python", *API_SERVER)),
+        ("/env/bin/python3.12", ("/env/bin/python3.12", *API_SERVER)),
+        ("nice -n 5 /env/bin/vllm", ("nice", "-n", "5", "/env/bin/vllm", "serve")),
+        ("python -m vllm.entrypoints.cli.main serve", ("python", "-m", "vllm.entrypoints.cli.main", "serve")),
+    ],
+)
+def test_the_variable(words, expected):
+    assert vllm_command({"SWE_RL_VLLM_COMMAND": words}) == expected == complete(words.split())
+
+
+def test_none_at_all(monkeypatch, tmp_path):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(NoVllmError, match="SWE_RL_VLLM_COMMAND"):
+        vllm_command({"PATH": str(tmp_path)})
+    program = tmp_path / "vllm"
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    assert vllm_command({"PATH": str(tmp_path)}) == (str(program), "serve")
+
+
+@pytest.mark.parametrize("distribution", [True, False])
+def test_this_interpreters(monkeypatch, distribution):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setattr("swe_rl.engine.vllm_command._is_installed", lambda name: distribution)
+    found = vllm_command({})
+    assert found[0] == sys.executable and (found[-1] == "serve") is distribution  # the CPU build has no `serve`

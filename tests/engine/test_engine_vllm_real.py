@@ -1,0 +1,192 @@
+"""A real vLLM server on the tiny model, compared with the embedded engine. Skipped where there is no vLLM.
+
+SWE_RL_VLLM_COMMAND names the interpreter of an environment with vLLM (CPU build included).
+"""
+
+import asyncio
+import os
+import signal
+import time
+
+import psutil
+import pytest
+import pytest_asyncio
+import torch
+
+from swe_rl.config.schema import Config, EngineConfig, EngineKind
+from swe_rl.engine.make import EngineFolders, engine_scratch, make_engines, start_engines
+from swe_rl.engine.protocol import ContextOverflowError, EngineError, SamplingParams
+from swe_rl.engine.vllm_command import NoVllmError, vllm_command
+from swe_rl.model.load import load_model
+
+try:
+    vllm_command(os.environ)
+    HAS_VLLM = True
+except NoVllmError:
+    HAS_VLLM = False
+
+pytestmark = [
+    pytest.mark.vllm,
+    pytest.mark.slow,
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(not HAS_VLLM, reason="no vLLM here; SWE_RL_VLLM_COMMAND can name one"),
+    pytest.mark.asyncio(loop_scope="module"),
+]
+MAX_MODEL_LEN = 2048
+LONG = SamplingParams(1900)  # several seconds
+TOLERANCE = 1e-3
+
+
+@pytest.fixture(scope="module")
+def tiny():
+    return load_model(Config().model)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def engines(tmp_path_factory, tiny):
+    """(vLLM's, the embedded one), both with the tiny model."""
+    root = tmp_path_factory.mktemp("vllm")
+    folders = EngineFolders(root / "logs", root, root / "cache")
+    made = []
+    with engine_scratch(root / "scratch") as scratch:
+        for kind in (EngineKind.vllm, EngineKind.embedded):
+            config = Config(engine=EngineConfig(kind=kind, max_model_len=MAX_MODEL_LEN, max_num_seqs=16))
+            own = EngineFolders(folders.logs, scratch, folders.cache)
+            made += make_engines(config, own, model=tiny, pad_token_id=0, say=print)
+        try:
+            await start_engines(made)
+            yield made
+        finally:
+            await asyncio.gather(*(engine.close() for engine in made))
+
+
+def prompt_of(seed, tokens):
+    return torch.randint(3, 1500, (tokens,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+async def both(engines, prompt, params):
+    return await asyncio.gather(*(engine.generate(prompt, params, request_id=f"r{prompt[0]}") for engine in engines))
+
+
+def worst(first, second):
+    return max(abs(a - b) for a, b in zip(first, second, strict=True))
+
+
+async def until_running(engine, number):
+    """Seconds until the server says so."""
+    started_s = time.monotonic()
+    while time.monotonic() - started_s < 10:
+        await engine._http.refresh()
+        if engine.stats().running == number:
+            return time.monotonic() - started_s
+    return pytest.fail(f"the server never said that {number} requests run")
+
+
+async def test_greedy_tokens_and_logprobs_equal_the_embedded_engines(engines):
+    for tokens in (1, 20, 75, 300, 480):
+        real, own = await both(engines, prompt_of(tokens, tokens), SamplingParams(40, temperature=0.0))
+        assert real.token_ids == own.token_ids and real.finish_reason == own.finish_reason == "length"
+        assert worst(real.logprobs, own.logprobs) < TOLERANCE
+        assert real.prefill_s > 0 and real.decode_s >= 0
+
+
+async def test_stop_tokens_and_nothing_else_end_a_reply(engines):
+    prompt = list(range(5, 41))  # after which the model says one line and its end token, 2
+    real, own = await both(engines, prompt, SamplingParams(40, temperature=0.0, stop_token_ids=(2,)))
+    assert real.token_ids == own.token_ids and real.token_ids[-1] == 2 and real.finish_reason == "stop"
+    real, own = await both(engines, prompt, SamplingParams(40, temperature=0.0))
+    assert real.token_ids == own.token_ids and len(real.token_ids) == 40
+
+
+@pytest.mark.parametrize("temperature", [0.6, 1.0, 1.3])
+async def test_logprobs_are_those_of_the_sampling_distribution(engines, tiny, temperature):
+    prompt = prompt_of(7, 60)
+    done = await engines[0].generate(prompt, SamplingParams(60, temperature=temperature, seed=5), request_id="a")
+    with torch.no_grad():
+        logits = tiny(torch.tensor([[*prompt, *done.token_ids]])).logits[0, len(prompt) - 1 : -1]
+    table = (logits / temperature).log_softmax(-1)
+    expected = table.gather(-1, torch.tensor(done.token_ids)[:, None])[:, 0].tolist()
+    assert worst(done.logprobs, expected) < TOLERANCE
+    again = await engines[0].generate(prompt, SamplingParams(60, temperature=temperature, seed=5), request_id="a")
+    assert again.token_ids == done.token_ids
+
+
+async def test_the_next_turn_finds_its_prefix(engines):
+    prompt = prompt_of(8, 200)
+    first = await engines[0].generate(prompt, SamplingParams(20, temperature=0.0), request_id="a")
+    longer = [*prompt, *first.token_ids, *prompt_of(9, 30)]
+    second = await engines[0].generate(longer, SamplingParams(2), request_id="b")
+    assert second.cached_tokens >= 192
+
+
+async def test_a_prompt_without_room(engines):
+    for engine in engines:
+        with pytest.raises(ContextOverflowError):
+            await engine.generate(prompt_of(1, MAX_MODEL_LEN), SamplingParams(1), request_id="a")
+        done = await engine.generate(prompt_of(1, MAX_MODEL_LEN - 1), SamplingParams(9), request_id="a")
+        assert len(done.token_ids) == 1
+
+
+async def test_bad_ids_are_an_engine_error(engines):
+    for engine in engines:
+        with pytest.raises(EngineError, match="99999|token ids"):
+            await engine.generate([5, 99999], SamplingParams(1), request_id="a")
+
+
+async def test_cancelling_and_aborting_free_the_sequence(engines):
+    engine = engines[0]
+    asking = asyncio.create_task(engine.generate(prompt_of(2, 50), LONG, request_id="a"))
+    await until_running(engine, 1)
+    assert engine.stats().kv_used_tokens >= 50
+    asking.cancel()
+    print(f"freed after {await until_running(engine, 0):.3f} s")
+    asking = asyncio.create_task(engine.generate(prompt_of(2, 50), LONG, request_id="b"))
+    await until_running(engine, 1)
+    await engine.abort("b")
+    done = await asyncio.wait_for(asking, 5)
+    assert done.finish_reason == "abort" and 0 < len(done.token_ids) < 1900
+    await until_running(engine, 0)
+
+
+async def test_pause_freezes_in_mid_reply(engines):
+    engine = engines[0]
+    params = SamplingParams(600, seed=1)
+    plain = await engine.generate(prompt_of(3, 50), params, request_id="a")
+    asking = asyncio.create_task(engine.generate(prompt_of(3, 50), params, request_id="a"))
+    await until_running(engine, 1)
+    await engine.pause()
+    await asyncio.sleep(2 * plain.decode_s)
+    assert not asking.done()
+    await engine.resume()
+    assert (await asking).token_ids == plain.token_ids
+
+
+async def test_new_weights_and_a_killed_server(engines, tiny):
+    generator = torch.Generator().manual_seed(0)
+    weights = {
+        name: tensor + 0.02 * torch.randn(tensor.shape, generator=generator)
+        for name, tensor in tiny.state_dict().items()
+    }
+    weights["lm_head.weight"] = weights["model.embed_tokens.weight"]
+    started_s = time.monotonic()
+    await engines[0].update_weights(weights, 3)
+    print(f"update {time.monotonic() - started_s:.3f} s")
+    await engines[1].update_weights(weights, 3)
+    prompt, params = prompt_of(4, 80), SamplingParams(40, temperature=0.0)
+    real, own = await both(engines, prompt, params)
+    assert real.token_ids == own.token_ids and worst(real.logprobs, own.logprobs) < TOLERANCE
+    assert real.weight_version == own.weight_version == 3 and real.cached_tokens == 0
+
+    engine = engines[0]
+    asking = asyncio.create_task(engine.generate(prompt, LONG, request_id="a"))
+    await until_running(engine, 1)
+    family = psutil.Process(engine.server.pid).children(recursive=True)
+    os.kill(psutil.Process(engine.server.pid).children()[0].pid, signal.SIGKILL)
+    with pytest.raises(EngineError, match="SIGKILL"):
+        await asking
+    started_s = time.monotonic()
+    real = await engine.generate(prompt, params, request_id="b")
+    print(f"serves again after {time.monotonic() - started_s:.1f} s")
+    assert engine.restarts == 1 and real.weight_version == 3
+    assert real.token_ids == own.token_ids and worst(real.logprobs, own.logprobs) < TOLERANCE
+    assert not any(process.is_running() for process in family)

@@ -1,0 +1,199 @@
+"""`job=compare`: the published comparison to the letter, runs, a multirun, and what is refused."""
+
+import csv
+import json
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from swe_rl.config.compose import compose
+from swe_rl.job import compare as job
+from swe_rl.report.compare_read import CompareError
+
+REPORT = Path(__file__).parent.parent / "report"
+LOGS = [REPORT / "skyrl_logs" / f"slurm-{number}.err" for number in (25609, 25610)]
+GOLDEN = REPORT / "golden" / "compare_published.txt"
+
+
+@pytest.fixture(autouse=True)
+def no_png(monkeypatch):
+    for name in ("cairosvg", "matplotlib.figure"):
+        monkeypatch.setitem(sys.modules, name, None)
+
+
+@pytest.fixture
+def start(tmp_path, monkeypatch, capsys):
+    """`start(**keys)` runs the job in a folder of its own; returns what it printed."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(**keys):
+        given = [f"job.{key}='{value}'" for key, value in keys.items()]
+        assert job.run(compose(["job=compare", *given]).config, None) == 0
+        return capsys.readouterr().out
+
+    return run
+
+
+def write_run(folder, rates, *, router="default", seed=0, overrides=None, reward=0.5):
+    """A run's folder with what a comparison reads."""
+    (folder / ".hydra").mkdir(parents=True)
+    given = overrides if overrides is not None else [f"router={router}"]
+    (folder / ".hydra" / "overrides.yaml").write_text("".join(f"- {one}\n" for one in [*given, f"trainer.seed={seed}"]))
+    config = {"name": "tiny", "layout": {"name": "local", "engines": 2}, "router": {"name": router}}
+    (folder / "config.yaml").write_text(json.dumps(config | {"trainer": {"seed": seed}}))
+    numbers = {"num_trajectories": 64, "avg_response_length": 100.0, "generate_s": 5.0, "reward_mean": reward}
+    lines = [{"step": step, "tokens_per_s": rate, **numbers} for step, rate in enumerate(rates, 1)]
+    (folder / "steps.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    (folder / "summary.json").write_text('{"wall_s": 12.0}')
+    return folder
+
+
+@pytest.fixture
+def multirun(tmp_path):
+    folder = tmp_path / "outputs" / "multirun" / "tiny" / "2026-11-21"
+    for number, (router, seed) in enumerate([("tr", 0), ("tr", 1), ("default", 0), ("default", 1), ("cap", 0)]):
+        rates = [(130.0 if router == "tr" else 100.0) + 10 * seed + step for step in range(3)]
+        write_run(folder / str(number), rates, router=router, seed=seed)
+    (folder / "frozen").mkdir()
+    return folder
+
+
+def test_the_published_comparison_to_the_letter(start, tmp_path):
+    """Steps 2 to 7 of the fixture are made up; the first and the averages are those that were published."""
+    printed = start(baseline=LOGS[0], candidate=LOGS[1])
+    assert printed == GOLDEN.read_text()
+    average = printed.splitlines()[15]
+    assert (
+        average
+        == "Average (paired steps) |                 1493.8 |                  1768.7 |              274.9 |    18.4"
+    )
+    folder = tmp_path / "outputs" / "compare" / "dp4_default_vs_dp4_tr_atw01"
+    assert sorted(path.name for path in folder.iterdir()) == ["compare.csv", "compare.json", "compare.svg"]
+
+
+def test_the_files_hold_the_same_numbers(start, tmp_path):
+    start(baseline=LOGS[0], candidate=LOGS[1], output=tmp_path / "here")
+    made = json.loads((tmp_path / "here" / "compare.json").read_text())
+    (pair,) = made["pairs"]
+    assert pair["paired_steps"] == 6 and round(pair["delta_percent"], 1) == 18.4
+    low, high = pair["delta_percent_interval"]
+    assert low < pair["delta_percent"] < high
+    assert [run["job"] for arm in made["arms"] for run in arm["runs"]] == ["25609", "25610"]
+    with (tmp_path / "here" / "compare.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 13 and rows[0]["arm"] == "dp4_default" and rows[0]["repeat"] == ""
+    assert float(rows[7]["delta_percent"]) == pytest.approx(13.35, abs=0.01)
+    ElementTree.parse(tmp_path / "here" / "compare.svg")
+
+
+def test_json_prints_the_record_alone(start, tmp_path):
+    printed = start(baseline=LOGS[0], candidate=LOGS[1], format="json", output=tmp_path / "here")
+    assert json.loads(printed) == json.loads((tmp_path / "here" / "compare.json").read_text())
+
+
+def test_two_runs(start, tmp_path):
+    before = write_run(tmp_path / "a", [100.0, 110.0, 120.0])
+    after = write_run(tmp_path / "b", [150.0, 165.0], router="tr", reward=0.25)
+    (after / "status.json").write_text('{"status": "running"}')
+    printed = start(baseline=before, candidate=after)
+    lines = printed.splitlines()
+    assert lines[0] == "# DP=2 Rollout Tokens/sec Comparison (router=default vs router=tr)"
+    assert lines[2:5] == [
+        f"- default run: `{before}`",
+        f"- tr run: `{after}`",
+        "- formula: `tokens/sec = (64 * avg_response_length) / generate_duration_s`",
+    ]
+    assert [cell.strip() for cell in lines[11].split("|")] == [
+        "Average (paired steps)",
+        "105.0",
+        "157.5",
+        "52.5",
+        "50.0",
+    ]
+    assert "- mean reward (paired steps): 0.5000 vs 0.2500, delta -0.2500, -50.0 %" in lines
+    assert "- wall time of a run: 12.0 vs 12.0 s, delta 0.0, 0.0 %" in lines
+    assert "- note: router=tr is not over (its status: running)" in lines
+    assert not list(tmp_path.glob("[ab]/compare*"))
+
+
+def test_a_run_against_a_log(start, tmp_path):
+    run = write_run(tmp_path / "a", [2000.0])
+    printed = start(baseline=LOGS[0], candidate=run, candidate_label="ours")
+    assert "- 25609 job: `25609`\n- ours run: " in printed
+    assert "- 25609 formula: `tokens/sec = (396 *" in printed and "- ours formula: `tokens/sec = (64 *" in printed
+    assert "95 % interval of the average's delta %: none from one paired step" in printed
+
+
+def test_no_step_in_common_is_said(start, tmp_path):
+    write_run(tmp_path / "b", [])
+    printed = start(baseline=write_run(tmp_path / "a", [1.0]), candidate=tmp_path / "b")
+    assert "N/A" in printed and "Average" not in printed and "there is nothing to average" in printed
+
+
+def test_a_multirun(start, multirun):
+    lines = start(runs=multirun).splitlines()
+    assert lines[0] == f"# DP=2 Rollout Tokens/sec Comparison ({multirun})"
+    assert "- tr seed=1 run: " in "\n".join(lines)
+    rows = {cells[0]: cells for line in lines if len(cells := [cell.strip() for cell in line.split("|")]) > 1}
+    assert rows["router=default"][1:4] == ["2", "6", "106.0"] and rows["router=default"][9] == "7.1"
+    assert rows["router=tr"][1:7] == ["2", "6", "106.0", "136.0", "30.0", "28.3"]
+    assert rows["router=cap"][1:7] == ["1", "3", "101.0", "101.0", "0.0", "0.0"]
+    assert rows["3 (seed=1)"] == ["3 (seed=1)", "112.0", "142.0", "26.8", "N/A", "N/A"]
+    assert (Path("outputs") / "compare" / "tiny_2026-11-21" / "compare.svg").is_file()
+
+
+def test_arms_of_a_multirun_are_chosen_by_label(start, multirun):
+    printed = start(runs=multirun, baseline_label="cap", candidate_label="router=tr")
+    assert printed.startswith("# DP=2 Rollout Tokens/sec Comparison (router=cap vs router=tr)")
+    assert "Delta (tr-cap)" in printed and "router=default" not in printed
+    with pytest.raises(CompareError, match="job.candidate_label=cap is no arm .* 'router=default', 'router=tr'"):
+        start(runs=multirun, baseline_label="cap", candidate_label="cap")
+
+
+def test_experiments_of_a_multirun_print_the_published_header(start, tmp_path):
+    for number, (name, router) in enumerate([("dp4_default", "default"), ("dp4_tr_atw01", "tr")]):
+        write_run(tmp_path / "m" / str(number), [100.0 + number], router=router, overrides=[f"+experiment={name}"])
+    printed = start(runs=tmp_path / "m")
+    assert printed.startswith("# DP=2 Rollout Tokens/sec Comparison (dp4_default vs dp4_tr_atw01)")
+    assert "Delta (tr-default)" in printed
+
+
+def test_seeds_alone_are_one_arm(start, tmp_path):
+    for seed in (0, 1):
+        write_run(tmp_path / "m" / str(seed), [100.0 + seed], seed=seed)
+    printed = start(runs=tmp_path / "m")
+    assert "tiny | " in printed.replace("  ", " ") and "1 (seed=1)" in printed
+
+
+def test_after_a_multirun(multirun, tmp_path):
+    printed = job.after_multirun(multirun)
+    assert printed.startswith("# DP=2") and f"- files: `{multirun}/compare/compare.{{csv,json,svg}}`" in printed
+    assert (multirun / "compare" / "compare.svg").is_file()
+    assert job.after_multirun(multirun) == printed  # its own files are no arm
+    assert job.after_multirun(tmp_path / "none") is None
+    write_run(tmp_path / "one" / "0", [1.0])
+    assert job.after_multirun(tmp_path / "one") is None
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({}, r"needs job.baseline and job.candidate: .*job.runs=DIR"),
+        ({"baseline": LOGS[0]}, r"needs job.candidate"),
+        ({"baseline": LOGS[0], "candidate": "gone"}, r"job.candidate=gone does not exist"),
+        ({"baseline": LOGS[0], "candidate": "."}, r"job.candidate=. is not the folder of a run"),
+        ({"baseline": LOGS[0], "candidate": "empty", "runs": "x"}, r"give one or the other"),
+        ({"baseline": "empty", "candidate": "empty"}, r"No step is complete in any of empty, empty"),
+        ({"runs": "gone"}, r"job.runs=gone is not a folder"),
+        ({"runs": "empty"}, r"is the folder of one run. Compare two with job.baseline"),
+        ({"runs": "outputs/multirun/tiny"}, r"Its newest is outputs/multirun/tiny/2026-11-21"),
+        ({"baseline": LOGS[0], "candidate": LOGS[1], "trajectories_per_step": 0}, r"must be at least 1"),
+    ],
+)
+def test_what_is_refused(start, multirun, tmp_path, keys, message):
+    write_run(tmp_path / "empty", [])
+    with pytest.raises(CompareError, match=message):
+        start(**keys)
+    assert not (tmp_path / "outputs" / "compare").exists()
