@@ -110,7 +110,8 @@ class VllmEngine:
         try:
             return await http.generate(prompt_ids, params, request_id=request_id, session_id=session_id)
         except ServerFailingError as error:
-            await self._raise_real(error)
+            if await self._dies():  # whose reason is known now
+                raise EngineError(str(self._death)) from error
             raise
 
     async def abort(self, request_id: str) -> None:
@@ -179,11 +180,6 @@ class VllmEngine:
         if self._failure is not None or self._http is None:
             raise EngineError(str(self._failure)) from self._failure
         return self._http
-
-    async def _raise_real(self, error: EngineError) -> None:
-        """A failure may be the first sign of a death whose reason is known a moment later."""
-        if await self._dies():
-            raise EngineError(str(self._death)) from error
 
     async def _dies(self) -> bool:
         """Whether the process ends about now, by itself or ended from here."""

@@ -1,6 +1,7 @@
 """Whole jobs over servers: started by the run (the fake server program, or a real vLLM), or by somebody else."""
 
 import asyncio
+import contextlib
 import json
 import os
 import re
@@ -39,8 +40,13 @@ def fake(monkeypatch):
 
 def servers(process):
     """The server processes of a run, not the guards above them."""
-    found = [one for one in psutil.Process(process.pid).children(recursive=True) if "--port" in one.cmdline()]
-    return [one for one in found if not any("vllm_guard" in word for word in one.cmdline())]
+    found = []
+    for one in psutil.Process(process.pid).children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):  # agents' commands come and go
+            line = " ".join(one.cmdline())
+            if " --port " in line and "vllm_guard" not in line:
+                found.append(one)
+    return found
 
 
 def log_of(command, name):
