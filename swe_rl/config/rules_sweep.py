@@ -40,7 +40,7 @@ def one_hardware(jobs: Sequence[Composed]) -> Iterator[Finding]:
     told = [{key: value for key, value in slurm_settings(job.config).items() if key != "name"} for job in jobs]
     for index, settings in enumerate(told):
         if settings != told[0]:
-            keys = ", ".join(key for key in settings.keys() | told[0].keys() if settings.get(key) != told[0].get(key))
+            keys = ", ".join(key for key in sorted(settings | told[0]) if settings.get(key) != told[0].get(key))
             yield error(
                 "sweep_hardware",
                 "hardware.name",

@@ -20,7 +20,7 @@ from swe_rl.config.compose import Composed, from_tree, given_overrides, resolved
 from swe_rl.config.findings import Finding, Severity, failing, report_lines
 from swe_rl.config.rules import check
 from swe_rl.config.rules_sweep import check_sweep
-from swe_rl.config.schema import JobName
+from swe_rl.config.schema import JobName, OutputFormat
 from swe_rl.config.secrets import mask_text, mask_tree
 from swe_rl.config.store import register
 from swe_rl.config.yaml_text import parse, render
@@ -100,6 +100,27 @@ def run_folderless(composed: Composed) -> int:
     if composed.config.job.name == JobName.prepare:
         return int(module.run(composed.config, None))
     return int(module.run(composed.config, None, composed.origins))
+
+
+def run_all_folderless(jobs: Sequence[Composed]) -> int:
+    """One after the other, each under its number and what sets it apart. Returns the worst exit status."""
+    worst = 0
+    for number, job in enumerate(jobs):
+        if job.config.job.format is not OutputFormat.json:
+            print(
+                f"{'' if number == 0 else chr(10)}job {number}: {' '.join(map(mask_text, job.overrides))}", flush=True
+            )
+        worst = max(worst, run_folderless(job) if guard(job) else 2)
+    return worst
+
+
+def checks_pass(jobs: Sequence[Composed]) -> bool:
+    """For `job=check` over a sweep: what the rules over all jobs say, on stderr."""
+    if not any(job.config.job.name is JobName.check for job in jobs):
+        return True
+    findings = check_sweep(jobs)
+    _say(findings)
+    return not failing(findings, any(job.config.job.strict for job in jobs))
 
 
 def run_in_folder(tree: "DictConfig") -> int:

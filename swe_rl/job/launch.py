@@ -24,7 +24,15 @@ from swe_rl.config.schema import JobName
 from swe_rl.config.secrets import hide_secrets
 from swe_rl.config.store import register
 from swe_rl.errors import RunError
-from swe_rl.job.dispatch import FOLDERLESS, guard, guard_all, run_folderless, run_in_folder
+from swe_rl.job.dispatch import (
+    FOLDERLESS,
+    checks_pass,
+    guard,
+    guard_all,
+    run_all_folderless,
+    run_folderless,
+    run_in_folder,
+)
 from swe_rl.job.failure import report
 from swe_rl.job.freeze import freeze, use_frozen_code
 
@@ -71,7 +79,7 @@ def _single(composed: Composed, arguments: Sequence[str], config_dir: Path | Non
 def _several(arguments: Sequence[str], flags: argparse.Namespace, overrides: list[str], config_dir: Path | None) -> int:
     jobs = compose_all(expand(overrides, config_dir), config_dir)
     if jobs and all(job.config.job.name in FOLDERLESS for job in jobs):
-        return max(run_folderless(job) if guard(job) else 2 for job in jobs)
+        return max(run_all_folderless(jobs), 0 if checks_pass(jobs) else 2)
     if any(job.config.job.name in FOLDERLESS for job in jobs):
         names = ", ".join(sorted(JobName(name) for name in FOLDERLESS))
         raise ConfigError(f"Jobs without a run folder ({names}) cannot share a --multirun with others.")

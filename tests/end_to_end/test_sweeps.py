@@ -105,3 +105,12 @@ def test_dotenv_decides_where_nothing_else_does(command):
     told = json.loads(done.stdout)["environment"]
     assert told["VLLM_URL"].startswith("http://a:1,http://b:2 (from: .env)")
     assert told["HF_TOKEN"].startswith("not set") or "***" in told["HF_TOKEN"]
+
+
+def test_a_check_of_a_sweep_names_each_job_and_looks_at_the_whole(command):
+    given = ("--multirun", "hydra/launcher=slurm_h100", "hardware=h100x8,fasrc_prod", "job=check")
+    done = command.run(*given, small=False)
+    assert done.exit_status == 2, done.text
+    assert "job 1: hydra/launcher=slurm_h100" in done.stdout and "hardware=fasrc_prod job=check" in done.stdout
+    assert "error [sweep_hardware] hardware.name=fasrc_prod: job 1 wants other SLURM settings than job 0" in done.stderr
+    assert "Traceback" not in done.text and not command.outputs.exists()
