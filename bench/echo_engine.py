@@ -2,6 +2,9 @@
 
     python -m bench.echo_engine --port 8200
 
+With --token-ms it takes that long for each token, and --max-num-seqs requests at a time: then it, and not what stands
+in front of it, is what bounds throughput, as with a real engine.
+
 It answers /v1/chat/completions (for clients that come directly, or through another project's router) and
 /v1/completions with token ids (for this project's gateway), with as many tokens as `max_tokens` says.
 
@@ -10,6 +13,8 @@ Invariants:
 """
 
 import argparse
+import asyncio
+import contextlib
 import re
 from collections.abc import Awaitable, Callable
 from functools import lru_cache
@@ -60,10 +65,25 @@ def _chat(tokens: int) -> bytes:
     return orjson.dumps({**head, "choices": [choice], "usage": usage})
 
 
-def _answering(reply: Callable[[int], bytes]) -> Handler:
+class _Pace:
+    """The time that tokens take."""
+
+    def __init__(self, token_s: float, max_num_seqs: int) -> None:
+        self._token_s = token_s
+        self._places = asyncio.Semaphore(max_num_seqs) if token_s else contextlib.nullcontext()
+
+    async def sample(self, tokens: int) -> None:
+        async with self._places:
+            if self._token_s:
+                await asyncio.sleep(tokens * self._token_s)
+
+
+def _answering(reply: Callable[[int], bytes], pace: _Pace) -> Handler:
     async def handle(request: web.Request) -> web.Response:
         found = _MAX_TOKENS.search(await request.read(), 0, _HEAD_BYTES)
-        return web.Response(body=reply(int(found[1]) if found else 16), content_type="application/json")
+        tokens = int(found[1]) if found else 16
+        await pace.sample(tokens)
+        return web.Response(body=reply(tokens), content_type="application/json")
 
     return handle
 
@@ -79,23 +99,27 @@ async def _metrics(_: web.Request) -> web.Response:
     return web.Response(text=_METRICS)
 
 
-def application() -> web.Application:
+def application(token_s: float = 0.0, max_num_seqs: int = 256) -> web.Application:
+    pace = _Pace(token_s, max_num_seqs)
     app = web.Application(client_max_size=2**28)
     card = {"id": MODEL, "object": "model", "root": MODEL, "max_model_len": _MAX_MODEL_LEN}
     app.router.add_get("/health", _fixed({}))
     app.router.add_get("/version", _fixed({"version": "0.32.0"}))
     app.router.add_get("/v1/models", _fixed({"object": "list", "data": [card]}))
     app.router.add_get("/metrics", _metrics)
-    app.router.add_post("/v1/completions", _answering(_completion))
-    app.router.add_post("/v1/chat/completions", _answering(_chat))
+    app.router.add_post("/v1/completions", _answering(_completion, pace))
+    app.router.add_post("/v1/chat/completions", _answering(_chat, pace))
     return app
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="An engine of ready-made answers.")
     parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--token-ms", type=float, default=0.0)
+    parser.add_argument("--max-num-seqs", type=int, default=256)
     arguments = parser.parse_args()
-    web.run_app(application(), host="127.0.0.1", port=arguments.port, access_log=None, print=None)
+    app = application(arguments.token_ms / 1000.0, arguments.max_num_seqs)
+    web.run_app(app, host="127.0.0.1", port=arguments.port, access_log=None, print=None, backlog=4096)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """What a gateway costs: latency and requests a second against the same engine addressed directly.
 
     python -m bench.gateway_bench --peers /path/to/venv/bin --out gateway.json
+    python -m bench.gateway_bench --clients 32 --token-ms 10         (throughput lost in front of a busy engine)
 
 Clients are agents in mid-conversation: each call brings the whole history in its body and adds one reply and one
 observation to it. Bodies are of the given size on average (from half to one and a half of 2 KiB, from 7/8 to 9/8 of
@@ -34,8 +35,9 @@ from bench.echo_engine import MODEL
 from bench.peers import PEERS, PeerError, process, run_to_end
 from bench.random_qwen3 import write_model
 from bench.raw_client import Connection, ReplyError
+from bench.serve_gateway import LOOPS
 from bench.words import text
-from swe_rl.engine.vllm_server import free_port
+from swe_rl.hardware.host_address import free_port
 from swe_rl.router.simulation.outcome import percentile
 
 _SAMPLED = 16
@@ -221,8 +223,9 @@ class GatewayBench:
                         found.setdefault((door.name, cell), []).append(figures)
                 took_s = time.monotonic() - began_s
                 print(f"repeat {repeat + 1} of {self._arguments.repeats}: {took_s:.0f} s", flush=True)
-        lines = (self._folder / "gateway.log").read_text().splitlines()
-        self.gateway_used = json.loads(lines[-1]) if lines and lines[-1].startswith("{") else {}
+        for loop in self._arguments.loops:
+            lines = (self._folder / f"gateway_{loop}.log").read_text().splitlines()
+            self.gateway_used[loop] = json.loads(lines[-1]) if lines and lines[-1].startswith("{") else {}
         return [
             {"door": name, **asdict(cell), **_medians(repeats), "repeats": repeats}
             for (name, cell), repeats in found.items()
@@ -237,14 +240,16 @@ class GatewayBench:
     async def _doors(self, stack: contextlib.AsyncExitStack) -> list[Door]:
         model_dir = self._folder / "model"
         write_model(model_dir, "tiny")
-        engine = await self._start(stack, "engine", [sys.executable, "-m", "bench.echo_engine", "--port", "{port}"], "")
+        echo = [sys.executable, "-m", "bench.echo_engine", "--port", "{port}"]
+        echo += ["--token-ms", str(self._arguments.token_ms)]
+        engine = await self._start(stack, "engine", echo, "")
         serve = [sys.executable, "-m", "bench.serve_gateway", "--url", "{engine}", "--model-dir", str(model_dir)]
         serve += ["--port", "{port}", "--arm", self._arguments.arm, "--max-model-len", "131072"]
-        ours = await self._start(stack, "gateway", serve, engine)
-        doors = [
-            Door("direct", engine),
-            Door("swe_rl", ours, lambda session: f"/sessions/{session}/v1/chat/completions"),
-        ]
+        doors = [Door("direct", engine)]
+        for loop in self._arguments.loops:
+            ours = await self._start(stack, f"gateway {loop}", [*serve, "--loop", loop], engine)
+            name = f"swe_rl on {loop}"
+            doors.append(Door(name, ours, lambda session: f"/sessions/{session}/v1/chat/completions"))
         for peer in PEERS if self._arguments.peers else ():
             try:
                 url = await self._start(stack, peer.name, peer.command(self._arguments.peers, ["{engine}"]), engine)
@@ -265,18 +270,21 @@ def _medians(repeats: Sequence[dict[str, float]]) -> dict[str, float]:
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    """`added`: the difference of the medians to `direct`; a p99 is never subtracted."""
+    """`added`: the difference of the medians to `direct`; a p99 is never subtracted. `of it`: of direct's requests a
+    second."""
     lines = [
         f"{'body':>8} {'clients':>7} {'through':<28} {'p50 ms':>8} {'added':>8} {'p99 ms':>8} {'req/s':>8} "
+        f"{'of it':>6} "
         f"{'first ms':>8} {'errors':>6}"
     ]
     for body, clients in dict.fromkeys((row["body_bytes"], row["clients"]) for row in rows):
         own = [row for row in rows if (row["body_bytes"], row["clients"]) == (body, clients)]
-        direct = next(row["p50_ms"] for row in own if row["door"] == "direct")
+        direct = next(row for row in own if row["door"] == "direct")
         for row in own:
             lines.append(
                 f"{body // KIB:>4} KiB {clients:>7} {row['door']:<28} {row['p50_ms']:>8.2f} "
-                f"{row['p50_ms'] - direct:>8.2f} {row['p99_ms']:>8.2f} {row['rps']:>8.0f} "
+                f"{row['p50_ms'] - direct['p50_ms']:>8.2f} {row['p99_ms']:>8.2f} {row['rps']:>8.0f} "
+                f"{100 * row['rps'] / max(direct['rps'], 1e-9):>5.1f}% "
                 f"{row['first_p50_ms']:>8.2f} {row['errors']:>6.0f}"
             )
     return "\n".join(lines)
@@ -286,7 +294,9 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="The cost of the gateway.")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 32, 400])
+    parser.add_argument("--token-ms", type=float, default=0.0, help="that the engine takes for a token")
     parser.add_argument("--arm", default="default", help="the gateway's router, of bench/arms.py")
+    parser.add_argument("--loops", nargs="+", choices=LOOPS, default=["asyncio"], help="a gateway on each of these")
     parser.add_argument("--peers", type=Path, help="a folder with the programs vllm-router and smg")
     parser.add_argument("--out", type=Path)
     return parser.parse_args(words)
@@ -300,7 +310,8 @@ async def _main(arguments: argparse.Namespace) -> None:
         found = {"rows": rows, "notes": bench.notes, "gateway": bench.gateway_used, "cores": os.cpu_count()}
         arguments.out.write_text(json.dumps(found) + "\n", encoding="utf-8")
     print(table(rows))
-    print(f"the gateway's process, all cells together: {json.dumps(bench.gateway_used)}")
+    for loop, used in bench.gateway_used.items():
+        print(f"the gateway's process on {loop}, all cells together: {json.dumps(used)}")
     for note in bench.notes:
         print(note)
 

@@ -32,6 +32,7 @@ from swe_rl.model.chat import ChatRenderer
 from swe_rl.router.make import make_router
 
 MODEL = "policy"
+LOOPS = ("asyncio", "uvloop")
 
 
 async def open_gateway(
@@ -77,7 +78,7 @@ async def _main(arguments: argparse.Namespace) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, ended.set)
     async with AsyncExitStack() as stack:
-        _, store = await open_gateway(
+        gateway, store = await open_gateway(
             stack,
             arguments.urls,
             arguments.model_dir,
@@ -90,7 +91,8 @@ async def _main(arguments: argparse.Namespace) -> None:
         while not ended.is_set():
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(ended.wait(), arguments.report_s)
-            print(json.dumps({**_used(store), **lag.take()}), flush=True)
+            await store.flush()  # what was answered is counted
+            print(json.dumps({"sessions": gateway.num_sessions, **_used(store), **lag.take()}), flush=True)
         lag.close()
 
 
@@ -123,8 +125,24 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--report-s", type=float, help="default: at the end only")
     parser.add_argument("--max-num-seqs", type=int, default=256)
     parser.add_argument("--max-model-len", type=int, default=16384)
+    parser.add_argument("--loop", choices=LOOPS, default="asyncio")
     return parser.parse_args(words)
 
 
+def new_loop(name: str) -> asyncio.AbstractEventLoop:
+    """Raises ImportError for uvloop where it is not installed."""
+    if name == "uvloop":
+        import uvloop  # type: ignore[import-not-found, unused-ignore]
+
+        loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
+        return loop
+    return asyncio.new_event_loop()
+
+
+def main(arguments: argparse.Namespace) -> None:
+    with asyncio.Runner(loop_factory=lambda: new_loop(arguments.loop)) as runner:
+        runner.run(_main(arguments))
+
+
 if __name__ == "__main__":
-    asyncio.run(_main(parse(sys.argv[1:])))
+    main(parse(sys.argv[1:]))

@@ -1,3 +1,3 @@
 """swe_rl: post-train software-engineering agents with reinforcement learning, from one Hydra application."""
 
-__version__ = "0.2.0"
+__version__ = "0.4.0"

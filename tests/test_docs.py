@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from swe_rl.config.choices import JobName
 from swe_rl.config.compose import compose, expand
 from swe_rl.config.findings import Host
 from swe_rl.config.folders import options
 from swe_rl.config.keys import is_legal
 from swe_rl.config.rules import check
-from swe_rl.config.schema import Config, JobName
+from swe_rl.config.schema import Config
 from swe_rl.config.secrets import is_secret_key
 from swe_rl.rollout.trajectory import Status
 
@@ -199,7 +200,9 @@ def test_secret_keys_are_as_described():
 
 
 def test_no_file_tells_of_a_machine():
-    homes = re.compile(r"(?<![\w.*])/(?:home/(?!me\b)|Users/|work/|mnt/|opt/|root/)[\w-]+")  # /home/me is nobody's
+    homes = re.compile(
+        r"(?<![\w.*])/(?:home/(?!me\b)|Users/|work/|mnt/|opt/wheels|root/)[\w-]+"
+    )  # /home/me is nobody's
     registries = re.compile(r"pypi\.org|pythonhosted\.org|download\.pytorch\.org|(?:extra-)?index-url|find-links", re.I)
     found = []
     for path in tracked():

@@ -27,10 +27,21 @@ class ContextOverflow(ContextOverflowError):
 
 
 @dataclass(frozen=True, slots=True)
+class CalledTool:
+    call_id: str
+    name: str
+    arguments: str  # as the model wrote them: a JSON object, or not
+
+
+@dataclass(frozen=True, slots=True)
 class ChatReply:
+    """`message` is the assistant message to go on with: sent back unchanged, it extends the conversation."""
+
     content: str
     finish_reason: str
     usage: dict[str, int] = field(default_factory=dict)  # prompt_tokens, completion_tokens, total_tokens
+    tool_calls: tuple[CalledTool, ...] = ()
+    message: dict[str, Any] = field(default_factory=dict)
 
 
 class _Retry(Exception):
@@ -60,19 +71,22 @@ class ChatClient:
 
     async def complete(
         self,
-        messages: Sequence[Mapping[str, str]],
+        messages: Sequence[Mapping[str, Any]],
         *,
         base_url: str,
         model: str,
+        tools: Sequence[Mapping[str, Any]] = (),
         temperature: float | None = None,
         max_tokens: int | None = None,
     ) -> ChatReply:
-        """One completion from `{base_url}/chat/completions`.
+        """One completion from `{base_url}/chat/completions`; `tools` are functions in OpenAI's shape.
 
         Raises ContextOverflow, or EngineError with the server's words (also once the retries are used up).
         """
         wanted = {"model": model, "messages": list(messages), "temperature": temperature, "max_tokens": max_tokens}
         body = {key: value for key, value in wanted.items() if value is not None}
+        if tools:
+            body["tools"] = list(tools)
         url = f"{base_url.rstrip('/')}/chat/completions"
         for attempt in range(self._max_retries + 1):
             try:
@@ -127,11 +141,20 @@ def _retry_after_s(response: aiohttp.ClientResponse) -> float | None:
 def _reply(payload: Any, url: str) -> ChatReply:
     try:
         choice = payload["choices"][0]
-        content = choice["message"].get("content") or ""
+        said = choice["message"]
+        content = str(said.get("content") or "")
         usage = {key: value for key, value in (payload.get("usage") or {}).items() if isinstance(value, int)}
-        return ChatReply(str(content), str(choice.get("finish_reason") or "stop"), usage)
+        calls = tuple(_called(call) for call in said.get("tool_calls") or ())
+        message: dict[str, Any] = {"role": "assistant", "content": content}
+        message |= {key: said[key] for key in ("reasoning_content", "tool_calls") if said.get(key)}
+        return ChatReply(content, str(choice.get("finish_reason") or "stop"), usage, calls, message)
     except (KeyError, IndexError, TypeError, AttributeError) as error:
         raise EngineError(f"{url} answered with something that is not a chat completion ({error!r})") from error
+
+
+def _called(call: Any) -> CalledTool:
+    function = call["function"]
+    return CalledTool(str(call.get("id") or ""), str(function["name"]), str(function.get("arguments") or "{}"))
 
 
 def _error_code(said: str) -> str | None:

@@ -7,10 +7,10 @@ Invariants:
 """
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-_LANGUAGE = "bash"
 _OPENING = re.compile(r"```[ \t]*([A-Za-z0-9_+.-]*)[ \t]*$")
 _CLOSING = re.compile(r"```[ \t]*$")
 
@@ -31,25 +31,27 @@ class ParsedCommand:
     command: str | None = None
     submit: bool = False
     error: FormatError | None = None
+    language: str = "bash"  # of its block
 
 
-def parse_command(message: str) -> ParsedCommand:
-    """Reads the one ```bash block of `message`; the text of the block is kept as it is, without its last newline."""
-    blocks, unclosed = _bash_blocks(message.rpartition("</think>")[2])
+def parse_command(message: str, languages: Sequence[str] = ("bash",)) -> ParsedCommand:
+    """Reads the one block of `message` in one of `languages`; its text is kept as it is, without its last newline."""
+    blocks, unclosed = _blocks(message.rpartition("</think>")[2], languages)
     if len(blocks) + unclosed > 1:
         return ParsedCommand(error=FormatError.several_blocks)
     if unclosed:
         return ParsedCommand(error=FormatError.unclosed_block)
     if not blocks:
         return ParsedCommand(error=FormatError.no_block)
-    if not blocks[0].strip():
+    language, command = blocks[0]
+    if not command.strip():
         return ParsedCommand(error=FormatError.empty_block)
-    return ParsedCommand(command=blocks[0], submit=_is_submit(blocks[0]))
+    return ParsedCommand(command=command, submit=_is_submit(command), language=language)
 
 
-def _bash_blocks(text: str) -> tuple[list[str], bool]:
-    """The closed bash blocks, and whether the text ends inside one."""
-    blocks: list[str] = []
+def _blocks(text: str, languages: Sequence[str]) -> tuple[list[tuple[str, str]], bool]:
+    """The closed blocks in one of `languages` with their language, and whether the text ends inside one."""
+    blocks: list[tuple[str, str]] = []
     language: str | None = None  # of the open block
     lines: list[str] = []
     for line in text.replace("\r\n", "\n").split("\n"):
@@ -58,12 +60,12 @@ def _bash_blocks(text: str) -> tuple[list[str], bool]:
             if opening:
                 language, lines = opening[1], []
         elif _CLOSING.match(line):
-            if language == _LANGUAGE:
-                blocks.append("\n".join(lines))
+            if language in languages:
+                blocks.append((language, "\n".join(lines)))
             language = None
         else:
             lines.append(line)
-    return blocks, language == _LANGUAGE
+    return blocks, language in languages
 
 
 def _is_submit(command: str) -> bool:

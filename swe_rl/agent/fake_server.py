@@ -6,6 +6,7 @@ Invariants:
 """
 
 import asyncio
+import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -25,9 +26,10 @@ class FakeReply:
     error_code: str | None = None
     delay_s: float = 0.0
     headers: dict[str, str] = field(default_factory=dict)
+    calls: tuple[tuple[str, dict[str, Any] | str], ...] = ()  # tools called: name, and arguments or their JSON text
 
 
-Script = Callable[[list[dict[str, str]]], FakeReply | str]
+Script = Callable[[list[dict[str, Any]]], FakeReply | str]
 
 
 class FakeChatServer:
@@ -79,7 +81,7 @@ def replies(*answers: FakeReply | str) -> Script:
     """A script that gives `answers` one after the other; more requests than answers are a RunError (status 500)."""
     left = list(answers)
 
-    def script(messages: list[dict[str, str]]) -> FakeReply | str:
+    def script(messages: list[dict[str, Any]]) -> FakeReply | str:
         if not left:
             raise RunError(f"the script has no answer left for a request with {len(messages)} messages")
         return left.pop(0)
@@ -88,12 +90,15 @@ def replies(*answers: FakeReply | str) -> Script:
 
 
 def _completion(body: dict[str, Any], reply: FakeReply, number: int) -> dict[str, Any]:
-    prompt_tokens = sum(len(message["content"].split()) for message in body["messages"])
+    prompt_tokens = sum(len((message["content"] or "").split()) for message in body["messages"])
     completion_tokens = len(reply.content.split())
+    message: dict[str, Any] = {"role": "assistant", "content": reply.content}
+    if reply.calls:
+        message["tool_calls"] = [_call(call, f"call-{number}-{index}") for index, call in enumerate(reply.calls)]
     choice = {
         "index": 0,
-        "message": {"role": "assistant", "content": reply.content},
-        "finish_reason": reply.finish_reason,
+        "message": message,
+        "finish_reason": "tool_calls" if reply.calls else reply.finish_reason,
     }
     usage = {
         "prompt_tokens": prompt_tokens,
@@ -107,3 +112,9 @@ def _completion(body: dict[str, Any], reply: FakeReply, number: int) -> dict[str
         "choices": [choice],
         "usage": usage,
     }
+
+
+def _call(call: tuple[str, dict[str, Any] | str], call_id: str) -> dict[str, Any]:
+    name, arguments = call
+    written = arguments if isinstance(arguments, str) else json.dumps(arguments)
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": written}}

@@ -20,10 +20,10 @@ def format_observation(result: ExecResult, max_chars: int) -> str:
     output = _clean(result.output)
     last = _last_line(result)
     if not last:
-        return _shorten(output or NO_OUTPUT, max_chars)
+        return shorten(output or NO_OUTPUT, max_chars)
     if output and not output.endswith("\n"):
         last = "\n" + last
-    return _shorten(output, max(0, max_chars - len(last))) + last[:max_chars]
+    return shorten(output, max(0, max_chars - len(last))) + last[:max_chars]
 
 
 def _last_line(result: ExecResult) -> str:
@@ -38,7 +38,7 @@ def _clean(output: str) -> str:
     return _CONTROLS.sub("", text)
 
 
-def _shorten(text: str, max_chars: int) -> str:
+def shorten(text: str, max_chars: int) -> str:
     """`text`, or its head and its tail around a line that says how many characters are missing."""
     if len(text) <= max_chars:
         return text

@@ -1,8 +1,9 @@
 """The agent interface and what an agent leaves behind."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Protocol
+from typing import Any, Protocol
 
 from swe_rl.errors import RunError
 from swe_rl.sandbox.protocol import Sandbox
@@ -34,7 +35,7 @@ class Turn:
 
     index: int
     message: str  # what the model said, verbatim
-    command: str | None  # None after a format error
+    command: str | None  # what it asked to be done; None after a format error
     observation: str | None  # what the agent was answered
     exit_code: int | None = None
     format_error: bool = False
@@ -46,11 +47,15 @@ class Turn:
 class AgentResult:
     exit: Exit
     turns: list[Turn] = field(default_factory=list)
-    messages: list[dict[str, str]] = field(default_factory=list)  # the whole conversation, system message first
+    # The whole conversation, system message first; of a program that keeps its own, the task alone.
+    messages: list[dict[str, Any]] = field(default_factory=list)
+    tools: tuple[Mapping[str, Any], ...] = ()  # that every request offered, in OpenAI's shape: part of the prompt
+    patch: str | None = None  # what the agent handed in as its change; None: what the working tree holds
 
 
 class Agent(Protocol):
     name: str
+    needs_door: bool  # it runs inside of the sandbox and reaches the gateway through `sandbox.door_url`
 
     async def run(self, task: Task, *, base_url: str, model: str, sandbox: Sandbox, timeout_s: float) -> AgentResult:
         """`timeout_s` is the agent's own budget; waiting for a place or booting a sandbox is not in it.

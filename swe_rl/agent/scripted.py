@@ -5,7 +5,7 @@ Invariants:
 - With the gold patch every instance must be resolved and with no patch none: else the environment is broken.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from swe_rl.agent.budget import Budget
 from swe_rl.agent.observation import format_observation
@@ -13,13 +13,15 @@ from swe_rl.agent.protocol import AgentError, AgentResult, Exit, Task, Turn
 from swe_rl.sandbox.protocol import Sandbox
 
 _MAX_OBSERVATION_CHARS = 8000
-_PATCH_FILE = ".swe_rl_gold.patch"
+_PATCH_FILE = ".gold.patch"
+Patches = Mapping[str, str] | Callable[[str], str | None]
 
 
 class ScriptedAgent:
     """Runs `commands` in order, then submits."""
 
     name = "scripted"
+    needs_door = False
 
     def __init__(self, commands: Sequence[str], *, command_timeout_s: float = 60.0) -> None:
         self._commands = tuple(commands)
@@ -54,12 +56,13 @@ class NoopAgent(ScriptedAgent):
 
 
 class GoldAgent:
-    """Applies the gold patch of the task's instance. `patches`: instance id to unified diff."""
+    """Applies the gold patch of the task's instance. `patches`: from instance id to unified diff."""
 
     name = "gold"
+    needs_door = False
 
-    def __init__(self, patches: Mapping[str, str], *, command_timeout_s: float = 60.0) -> None:
-        self._patches = dict(patches)
+    def __init__(self, patches: Patches, *, command_timeout_s: float = 60.0) -> None:
+        self._patch_of = patches if callable(patches) else patches.get
         self._apply = ScriptedAgent(
             [f"git apply --whitespace=nowarn {_PATCH_FILE}; status=$?; rm -f {_PATCH_FILE}; exit $status"],
             command_timeout_s=command_timeout_s,
@@ -67,8 +70,8 @@ class GoldAgent:
 
     async def run(self, task: Task, *, base_url: str, model: str, sandbox: Sandbox, timeout_s: float) -> AgentResult:
         """Raises AgentError when there is no gold patch for the instance or it does not apply."""
-        patch = self._patches.get(task.instance_id)
-        if patch is None:
+        patch = self._patch_of(task.instance_id)
+        if not patch:
             raise AgentError(f"{task.instance_id}: the gold agent has no patch for this instance")
         await sandbox.write_file(_PATCH_FILE, patch.encode())
         result = await self._apply.run(task, base_url=base_url, model=model, sandbox=sandbox, timeout_s=timeout_s)

@@ -12,7 +12,8 @@ import math
 from collections.abc import Sequence
 from statistics import fmean
 
-from swe_rl.config.schema import Advantage, AlgoConfig
+from swe_rl.config.choices import Advantage
+from swe_rl.config.schema import AlgoConfig
 
 STD_EPS = 1e-6
 MIN_REWARD_SPREAD = 1e-8
@@ -27,10 +28,12 @@ def advantages(rewards: Sequence[float | None], in_baseline: Sequence[bool], con
     - rloo: n / (n - 1) * (r - mean), which is r minus the mean of the others
       (Back to Basics, arXiv:2402.14740, section 3.3).
 
-    A member without a reward counts as outside the baseline. Raises ValueError where the lengths differ or a
-    reward is not finite.
+    A member without a reward counts as outside the baseline. Raises ValueError where the lengths differ, where a
+    reward is not finite, and for the estimators of `batch_advantages`, which need more than one group.
     """
-    members = _members(rewards, in_baseline)
+    if over_batch(config):
+        raise ValueError(f"algo.advantage={config.advantage} normalizes over the batch: use batch_advantages")
+    members = members_of(rewards, in_baseline)
     if not _varies(list(members.values())):
         return [0.0] * len(rewards)
     scale = _scale(list(members.values()), config)
@@ -39,11 +42,16 @@ def advantages(rewards: Sequence[float | None], in_baseline: Sequence[bool], con
 
 
 def is_degenerate(rewards: Sequence[float | None], in_baseline: Sequence[bool]) -> bool:
-    """True where every advantage of the group is 0 whatever the estimator."""
-    return not _varies(list(_members(rewards, in_baseline).values()))
+    """True where a group has nothing to compare: every advantage is 0 whatever the estimator of a group."""
+    return not _varies(list(members_of(rewards, in_baseline).values()))
 
 
-def _members(rewards: Sequence[float | None], in_baseline: Sequence[bool]) -> dict[int, float]:
+def over_batch(config: AlgoConfig) -> bool:
+    return config.advantage in (Advantage.reinforce_pp, Advantage.reinforce_pp_baseline)
+
+
+def members_of(rewards: Sequence[float | None], in_baseline: Sequence[bool]) -> dict[int, float]:
+    """The rewards of the baseline's members by their place in the group. Raises ValueError as `advantages` does."""
     if len(rewards) != len(in_baseline):
         raise ValueError(f"{len(rewards)} rewards, but {len(in_baseline)} baseline flags")
     members = {i: r for i, (r, kept) in enumerate(zip(rewards, in_baseline, strict=True)) if kept and r is not None}
@@ -60,10 +68,11 @@ def _scale(rewards: list[float], config: AlgoConfig) -> float:
     if config.advantage is Advantage.rloo:
         return len(rewards) / (len(rewards) - 1)
     if config.advantage is Advantage.grpo and config.normalize_std:
-        return 1.0 / (_sample_std(rewards) + STD_EPS)
+        return 1.0 / (sample_std(rewards) + STD_EPS)
     return 1.0
 
 
-def _sample_std(rewards: list[float]) -> float:
+def sample_std(rewards: Sequence[float]) -> float:
+    """Of at least two values."""
     mean = fmean(rewards)
     return math.sqrt(math.fsum((r - mean) ** 2 for r in rewards) / (len(rewards) - 1))

@@ -11,7 +11,7 @@ Invariants:
 from collections import Counter
 from collections.abc import Sequence
 
-from swe_rl.config.schema import LossAggregation
+from swe_rl.config.choices import LossAggregation
 
 
 def row_weights(

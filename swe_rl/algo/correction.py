@@ -4,8 +4,8 @@ Invariants:
 - The weights are constants: no gradient flows through them.
 - They are capped from above only (truncated importance sampling); a weight is never negative.
 - `none` without bounds gives ones, whatever the log-probabilities are.
-- A token outside of the bounds weighs 0; both bounds are set, or neither.
-- A split trajectory has one sequence weight: the product over all its rows.
+- What lies outside of the bounds weighs 0 and still counts in the loss's denominator; both bounds are set, or neither.
+- A split trajectory has one sequence weight and one fate at the levels `geometric` and `sequence`.
 """
 
 import math
@@ -14,38 +14,71 @@ import torch
 from torch import Tensor
 
 from swe_rl.algo.kl import MAX_LOG_RATIO
-from swe_rl.config.schema import Correction
+from swe_rl.algo.sequences import Sequences
+from swe_rl.config.choices import Correction, MaskLevel, PolicyLoss
+from swe_rl.config.schema import AlgoConfig
 
 
 def correction_weights(
-    old_logprobs: Tensor,
-    rollout_logprobs: Tensor,
-    sequence_of_token: Tensor,
-    correction: Correction,
-    cap: float,
-    bounds: tuple[float | None, float | None] = (None, None),
+    old_logprobs: Tensor, rollout_logprobs: Tensor, sequences: Sequences, algo: AlgoConfig, stale: Tensor | None = None
 ) -> Tensor:
     """One weight a token, shape [tokens].
 
-    `old_logprobs` are the trainer's at the start of the step, `rollout_logprobs` the engine's when it sampled, and
-    `sequence_of_token` (int64) numbers the trajectory of each token from 0.
+    `old_logprobs` are the trainer's at the start of the step, `rollout_logprobs` the engine's when it sampled; `stale`
+    (boolean, [tokens]) marks the tokens of rows that older weights sampled. Their old / rollout is then the whole way
+    from the policy that sampled to the one at the start of the step, which is the weight that Decoupled PPO gives
+    stale data (AReaL, arXiv:2505.24298, section 5.2); `algo.stale_correction` says how it is used for them.
 
     - token_tis: min(exp(old - rollout), cap) (Yao et al., "Your Efficient RL Framework Secretly Brings You
       Off-Policy RL Training", 2025).
     - sequence_tis: the same with both log-probabilities summed over the trajectory (IMPALA's truncation,
       arXiv:1802.01561, section 4.1, on the product of ratios).
-    - bounds (`algo.mask_low`, `algo.mask_high`): a token whose own ratio lies outside of them is masked, whichever the
-      correction (IcePop, "Small Leak Can Sink a Great Ship", 2025).
+    - `algo.policy_loss=gspo` has one ratio for a trajectory, so also one weight: the mean over its tokens.
     """
     log_ratio = (old_logprobs - rollout_logprobs).detach()
-    low, high = bounds
-    if low is not None and high is not None:
-        inside = (log_ratio >= math.log(max(low, 1e-12))) & (log_ratio <= math.log(high))
-        unbounded = correction_weights(old_logprobs, rollout_logprobs, sequence_of_token, correction, cap)
-        return torch.where(inside, unbounded, torch.zeros_like(unbounded))
-    if correction is Correction.none:
+    weights = _truncated(log_ratio, sequences, algo.correction, algo.correction_cap)
+    if stale is not None and algo.stale_correction not in (None, algo.correction):
+        others = _truncated(log_ratio, sequences, algo.stale_correction, algo.correction_cap)
+        weights = torch.where(stale, others, weights)
+    if masks(algo):
+        weights = torch.where(_inside(log_ratio, sequences, algo), weights, torch.zeros_like(weights))
+    return sequences.mean(weights) if algo.policy_loss is PolicyLoss.gspo and weighs(algo) else weights
+
+
+def masks(algo: AlgoConfig) -> bool:
+    return algo.mask_low is not None and algo.mask_high is not None
+
+
+def weighs(algo: AlgoConfig) -> bool:
+    """Whether the weights are anything but ones, and so need the engine's log-probabilities."""
+    return algo.correction is not Correction.none or algo.stale_correction not in (None, Correction.none) or masks(algo)
+
+
+def weighs_sequences(algo: AlgoConfig) -> bool:
+    """Whether a token's weight depends on the rest of its trajectory."""
+    by_sequence = Correction.sequence_tis in (algo.correction, algo.stale_correction)
+    whole = masks(algo) and algo.mask_level is not MaskLevel.token
+    return by_sequence or whole or (algo.policy_loss is PolicyLoss.gspo and weighs(algo))
+
+
+def _truncated(log_ratio: Tensor, sequences: Sequences, correction: Correction | None, cap: float) -> Tensor:
+    if correction is None or correction is Correction.none:
         return torch.ones_like(log_ratio)
-    if correction is Correction.sequence_tis and log_ratio.numel() > 0:
-        sums = log_ratio.new_zeros(int(sequence_of_token.max()) + 1)
-        log_ratio = sums.index_add_(0, sequence_of_token, log_ratio)[sequence_of_token]
+    if correction is Correction.sequence_tis:
+        log_ratio = sequences.sum(log_ratio)
     return log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp().clamp(max=cap)
+
+
+def _inside(log_ratio: Tensor, sequences: Sequences, algo: AlgoConfig) -> Tensor:
+    """Whether the ratio that `algo.mask_level` names lies in [mask_low, mask_high]; boolean, [tokens].
+
+    - token: IcePop ("Small Leak Can Sink a Great Ship", 2025).
+    - geometric: exp of the mean log-ratio, which does not grow with the length; sequence: exp of the sum, masked
+      importance sampling (both: Liu et al., "When Speed Kills Stability", 2025, part 3, sequence masking).
+    """
+    assert algo.mask_low is not None and algo.mask_high is not None
+    if algo.mask_level is MaskLevel.geometric:
+        log_ratio = sequences.mean(log_ratio)
+    elif algo.mask_level is MaskLevel.sequence:
+        log_ratio = sequences.sum(log_ratio)
+    return (log_ratio >= math.log(max(algo.mask_low, 1e-12))) & (log_ratio <= math.log(algo.mask_high))

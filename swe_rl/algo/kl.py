@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from swe_rl.config.schema import KlEstimator
+from swe_rl.config.choices import KlEstimator
 
 MAX_LOG_RATIO = 20.0
 

@@ -31,9 +31,20 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig, ListConfig
 
 # What does not change the result of a run, or is a path: two runs that differ in nothing else are the same run.
-_UNHASHED_GROUPS = ("job", "paths", "logger")
+_UNHASHED_GROUPS = ("job", "paths", "logger", "runtime")
 _JOBS_PER_WORKER = 8  # starting a process costs about as much as composing one job
-_UNHASHED_KEYS = ("name", "trainer.resume", "sft.output")
+_UNHASHED_KEYS = (
+    "name",
+    "trainer.resume",
+    "sft.output",
+    "layout.name",
+    "layout.trainer_gpus",  # the same sums in another order: a run goes on with another number of ranks
+    "layout.trainer_ranks",
+    "layout.sequence_parallel",
+    "trainer.collective_timeout_s",
+    "trainer.max_restarts",
+    "trainer.weight_sync",  # the same weights by another way
+)
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ def sync_s(config: Config) -> float:
 
 def step_s(config: Config) -> float:
     """One synchronous step; an asynchronous one takes as long as its longer half."""
-    apart = config.trainer.max_staleness_steps > 0 and not config.layout.colocated
+    apart = config.trainer.max_staleness_steps > 0 and not sizes.takes_turns(config)
     work = (rollout_s(config), train_s(config) + sync_s(config))
     return max(work) if apart else sum(work)
 

@@ -21,6 +21,8 @@ HONOURED: dict[str, str] = {
     "KODCODE_DATA_PATH": "env.dataset with env=kodcode",
     "TRAINING_DATA_SYNC_DEST": "paths.sync_to",
     "CUDA_VISIBLE_DEVICES": "which GPUs of this machine are used",
+    "SWE_RL_GATEWAY_KEY": "what clients of job=serve must send",
+    "SWE_RL_RUNTIME_KEY": "what sandbox=remote sends",
     "SWE_RL_VLLM_COMMAND": "how engine=vllm starts a server",
 }
 _FROM_FILE = "SWE_RL_FROM_DOTENV"  # names only; jobs that start other processes hand it on

@@ -72,6 +72,11 @@ class Host:
 Rule = Callable[[Config, Host], Iterator[Finding]]
 
 
+def below(path: str, folders: tuple[str, ...]) -> bool:
+    """Whether an absolute path is one of the folders, or inside of one."""
+    return any(path == folder.rstrip("/") or path.startswith(f"{folder.rstrip('/')}/") for folder in folders)
+
+
 def error(rule_id: str, key: str, value: Any, message: str, fix: str) -> Finding:
     return Finding(Severity.error, rule_id, key, value, message, fix)
 

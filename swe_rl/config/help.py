@@ -7,8 +7,8 @@ Invariants:
 
 import textwrap
 
+from swe_rl.config.choices import JobName
 from swe_rl.config.folders import LAUNCHERS, Option, options
-from swe_rl.config.schema import JobName
 
 _WIDTH = 110
 _USAGE = """\

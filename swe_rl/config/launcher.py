@@ -9,6 +9,7 @@ Invariants:
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from swe_rl.config.choices import JobName
 from swe_rl.config.schema import Config
 
 SLURM = ".SlurmLauncher"
@@ -26,7 +27,12 @@ def starts_processes(settings: Mapping[str, Any]) -> bool:
 
 
 def slurm_settings(config: Config) -> dict[str, Any]:
-    """Launcher key to value, as `hardware` has them; keys that it leaves open are left out."""
+    """Launcher key to value, as `hardware` has them; keys that it leaves open are left out.
+
+    A sandbox server's are those of `runtime`.
+    """
+    if config.job.name is JobName.runtime:
+        return server_settings(config)
     hardware = config.hardware
     wanted: dict[str, Any] = {
         "name": config.name,
@@ -35,21 +41,53 @@ def slurm_settings(config: Config) -> dict[str, Any]:
         "qos": hardware.qos,
         "exclude": hardware.exclude,
         "constraint": hardware.constraint,
+        "gres": hardware.gres,
         "timeout_min": hardware.time_limit_min,
         "nodes": hardware.nodes,
         "tasks_per_node": 1,  # whatever needs more processes starts them itself
-        "gpus_per_node": hardware.gpus_per_node or None,
+        "gpus_per_node": (hardware.gpus_per_node or None) if hardware.gres is None else None,
         "cpus_per_task": hardware.cpus_per_node,
         "mem_gb": int(hardware.memory_gb),
-        "setup": [f"module load {name}" for name in hardware.modules] or None,
+        "max_num_timeout": hardware.max_requeues,
+        "setup": _setup(config) or None,
     }
     return {key: value for key, value in wanted.items() if value is not None}
 
 
-def slurm_overrides(config: Config, given: Sequence[str]) -> list[str]:
-    """Overrides of `hydra.launcher` that the command line does not have already."""
-    own = {override.lstrip("+").partition("=")[0].removeprefix(_PREFIX) for override in given}
-    return [f"{_PREFIX}{key}={quoted(value)}" for key, value in slurm_settings(config).items() if key not in own]
+def server_settings(config: Config) -> dict[str, Any]:
+    """Launcher key to value for the job of one sandbox server, beside a run's or alone."""
+    runtime, hardware = config.runtime, config.hardware
+    wanted: dict[str, Any] = {
+        "name": config.name,
+        "partition": runtime.partition or hardware.partition,
+        "account": hardware.account,
+        "qos": runtime.qos,
+        "timeout_min": runtime.time_limit_min or hardware.time_limit_min,
+        "nodes": 1,
+        "tasks_per_node": 1,
+        "cpus_per_task": runtime.cpus_per_node,
+        "mem_gb": max(1, int(runtime.memory_gb)),
+        "max_num_timeout": hardware.max_requeues,
+        "setup": [*_setup(config), *runtime.setup] or None,
+    }
+    return {key: value for key, value in wanted.items() if value is not None}
+
+
+def _setup(config: Config) -> list[str]:
+    return [*(f"module load {name}" for name in config.hardware.modules), *config.hardware.setup]
+
+
+def told(config: Config, preset: Mapping[str, Any], given: Sequence[str]) -> dict[str, Any]:
+    """All that SLURM is told: the launcher's `preset`, over it `hardware`, over both the command line (`given`).
+
+    Commands of `setup` add up, those of `hardware` first.
+    """
+    keys = [override.lstrip("+").partition("=")[0] for override in given]
+    own = {key.removeprefix(_PREFIX) for key in keys if key.startswith(_PREFIX)}
+    wanted = {key: value for key, value in slurm_settings(config).items() if key not in own}
+    if "setup" in wanted:
+        wanted["setup"] = [*wanted["setup"], *(preset.get("setup") or ())]
+    return {**preset, **wanted}
 
 
 def quoted(value: Any) -> str:

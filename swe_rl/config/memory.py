@@ -2,12 +2,14 @@
 
 Invariants:
 - bfloat16 weights in engines; float32 master weights and Adam moments in the trainer (bfloat16 weights and gradients
-  on the GPU where the optimizer is offloaded).
+  on the GPU where the optimizer is offloaded). Below an adapter the base is bfloat16, without gradients or moments, and
+  is the reference as well.
 - Fragmentation is left out: good for refusing what cannot fit, not for promising that the last gigabyte will do.
 """
 
-from swe_rl.config.schema import Config, EngineKind, ModelConfig
-from swe_rl.config.sizes import trajectories_per_mini_batch, uses_no_gpu
+from swe_rl.config.choices import EngineKind
+from swe_rl.config.schema import Config, ModelConfig
+from swe_rl.config.sizes import trajectories_at_once, trajectories_per_mini_batch, uses_no_gpu
 
 ENGINE_BYTES = 2  # bfloat16
 CPU_BYTES = 4  # float32
@@ -47,6 +49,12 @@ def kv_tokens_per_engine(config: Config) -> int:
     free_gb_per_gpu = budget - CUDA_GB - weights_gb(config.model) / max(1, layout.engine_tp)
     fits = max(0, int(free_gb_per_gpu * 1e9 * _kv_shares(config) / max(1, kv_bytes_per_token(config.model))))
     return min(fits, config.engine.kv_cache_tokens) if config.engine.kv_cache_tokens > 0 else fits
+
+
+def crowding(config: Config) -> float:
+    """Tokens of the trajectories under way over the tokens that the engines can hold; 0 where nothing is known."""
+    capacity = kv_tokens_per_engine(config) * config.layout.engines
+    return trajectories_at_once(config) * config.rollout.typical_trajectory_tokens / capacity if capacity else 0.0
 
 
 def _kv_shares(config: Config) -> int:

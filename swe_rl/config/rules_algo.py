@@ -1,4 +1,4 @@
-"""Rules of the algorithm, the sampling and the table of outcomes.
+"""Rules of the algorithm (those of its loss: `rules_loss`), the sampling and the table of outcomes.
 
 Invariants:
 - Ranges are those in which the formulas of swe_rl/algo mean something.
@@ -6,8 +6,10 @@ Invariants:
 
 from collections.abc import Iterator
 
+from swe_rl.config import rules_loss
+from swe_rl.config.choices import Advantage, DynamicSampling, OutcomeReward
 from swe_rl.config.findings import Finding, Host, error, warning
-from swe_rl.config.schema import Advantage, Capture, Config, Correction, LossAggregation, OutcomeReward
+from swe_rl.config.schema import Config
 
 STATUSES = (
     "resolved",
@@ -24,31 +26,23 @@ STATUSES = (
 INFRA_STATUSES = ("infra_error", "grade_error", "engine_error")
 
 
-def clip_range(config: Config, _: Host) -> Iterator[Finding]:
+def dynamic_sampling(config: Config, _: Host) -> Iterator[Finding]:
     algo = config.algo
-    if not 0 <= algo.clip_low < 1:
+    if algo.dynamic_sampling == DynamicSampling.resample and algo.max_resample_rounds < 1:
         yield error(
-            "clip",
-            "algo.clip_low",
-            algo.clip_low,
-            "the lower bound of the ratio is 1 - clip_low; it lies in [0, 1)",
-            "algo.clip_low=0.2",
+            "resample",
+            "algo.max_resample_rounds",
+            algo.max_resample_rounds,
+            "algo.dynamic_sampling=resample samples others in at least one further round",
+            "algo.max_resample_rounds=3, or algo.dynamic_sampling=filter",
         )
-    elif algo.clip_high < algo.clip_low:
-        yield error(
-            "clip",
-            "algo.clip_high",
-            algo.clip_high,
-            f"below algo.clip_low={algo.clip_low:g}: swapped?",
-            f"algo.clip_high={algo.clip_low:g}",
-        )
-    if algo.clip_c != 0 and algo.clip_c <= 1:
-        yield error(
-            "clip",
-            "algo.clip_c",
-            algo.clip_c,
-            "the dual clip bounds the ratio of negative advantages from above; it is greater than 1, or 0 for off",
-            "algo.clip_c=3",
+    if algo.dynamic_sampling != DynamicSampling.none and algo.advantage == Advantage.reinforce_pp:
+        yield warning(
+            "resample",
+            "algo.dynamic_sampling",
+            algo.dynamic_sampling,
+            "REINFORCE++ has no baseline of the group, so a group of equal rewards still teaches and is thrown away",
+            "algo.dynamic_sampling=none, or algo=reinforce_pp_baseline",
         )
 
 
@@ -67,47 +61,6 @@ def coefficients(config: Config, _: Host) -> Iterator[Finding]:
             config.trainer.lr,
             f"far above what models of {config.model.params_b:g} billion parameters bear in RL (about 1e-6)",
             "trainer=full",
-        )
-
-
-def dr_grpo(config: Config, _: Host) -> Iterator[Finding]:
-    algo = config.algo
-    if algo.advantage == Advantage.dr_grpo and algo.normalize_std:
-        yield error(
-            "dr_grpo",
-            "algo.normalize_std",
-            True,
-            "Dr. GRPO does not divide by the standard deviation",
-            "algo=dr_grpo, which sets algo.normalize_std=false",
-        )
-    if algo.advantage == Advantage.dr_grpo and algo.loss_aggregation != LossAggregation.sequence_sum_norm:
-        yield warning(
-            "dr_grpo",
-            "algo.loss_aggregation",
-            algo.loss_aggregation,
-            "Dr. GRPO sums tokens over a fixed length",
-            "algo.loss_aggregation=sequence_sum_norm",
-        )
-
-
-def correction(config: Config, _: Host) -> Iterator[Finding]:
-    if config.algo.correction == Correction.none:
-        return
-    if config.rollout.capture == Capture.retokenize:
-        yield error(
-            "correction",
-            "algo.correction",
-            config.algo.correction,
-            "needs the sampled log-probabilities, which rollout.capture=retokenize does not have",
-            "rollout.capture=traced, or algo.correction=none",
-        )
-    if config.algo.correction_cap < 1:
-        yield error(
-            "correction",
-            "algo.correction_cap",
-            config.algo.correction_cap,
-            "caps importance weights, whose mean is 1",
-            "algo.correction_cap=2",
         )
 
 
@@ -198,4 +151,11 @@ def infra_has_no_reward(config: Config, _: Host) -> Iterator[Finding]:
             yield error("positive", f"{key}.retries", row.retries, "is 0 or more", f"{key}.retries=0")
 
 
-RULES = (clip_range, coefficients, dr_grpo, correction, sampling, outcomes_complete, infra_has_no_reward)
+RULES = (
+    *rules_loss.RULES,
+    dynamic_sampling,
+    coefficients,
+    sampling,
+    outcomes_complete,
+    infra_has_no_reward,
+)

@@ -7,12 +7,13 @@ Invariants:
 
 from collections.abc import Iterator
 
+from swe_rl.config.choices import JobName, WeightSync
 from swe_rl.config.findings import Finding, Host, error, warning
-from swe_rl.config.schema import Config, DynamicSampling, JobName, RuntimeKind, SandboxKind
-from swe_rl.config.sizes import uses_no_gpu
+from swe_rl.config.schema import Config
+from swe_rl.config.sizes import trainer_leaves_node, uses_no_gpu
 
-RUNNING = frozenset({JobName.train, JobName.rollout, JobName.eval, JobName.sft})
-SAMPLING = frozenset({JobName.rollout, JobName.eval})  # without a trainer
+RUNNING = frozenset({JobName.train, JobName.rollout, JobName.eval, JobName.sft, JobName.serve})
+SAMPLING = frozenset({JobName.rollout, JobName.eval, JobName.serve})  # without a trainer
 
 
 def available(config: Config, _: Host) -> Iterator[Finding]:
@@ -23,28 +24,41 @@ def available(config: Config, _: Host) -> Iterator[Finding]:
 
 def _absent_parts(config: Config) -> Iterator[tuple[str, object, str]]:
     """Key, value, what to use instead."""
-    if config.sandbox.kind != SandboxKind.process:
-        yield "sandbox.kind", config.sandbox.kind, "sandbox=process"
-    if config.runtime.kind != RuntimeKind.none:
-        yield "runtime.kind", config.runtime.kind, "runtime=none"
-    if config.env.name != "bugs" and not config.env.dataset.endswith(".jsonl"):
-        yield "env.name", config.env.name, "env=bugs, or env=jsonl env.dataset=FILE.jsonl"
-    if config.agent.name != "bash":
-        yield "agent.name", config.agent.name, "agent=bash"
-    if config.model.tool_parser != "hermes":
-        yield "model.tool_parser", config.model.tool_parser, "a model whose calls are JSON (model.tool_parser=hermes)"
+    if config.env.name == "bugs" and config.env.eval_dataset is not None:
+        yield (
+            "env.eval_dataset",
+            config.env.eval_dataset,
+            "env.eval_dataset=null: env=bugs brings its own held-out split",
+        )
 
 
 def _absent_training(config: Config) -> Iterator[tuple[str, object, str]]:
-    trainer, algo = config.trainer, config.algo
-    if not uses_no_gpu(config.layout) and config.job.name not in SAMPLING:
-        yield "layout.name", config.layout.name, "layout=local, or job=rollout or job=eval, which take any layout"
-    if trainer.lora_rank > 0:
-        yield "trainer.lora_rank", trainer.lora_rank, "trainer.lora_rank=0"
-    if trainer.max_staleness_steps > 0:
-        yield "trainer.max_staleness_steps", trainer.max_staleness_steps, "trainer.max_staleness_steps=0"
-    if algo.dynamic_sampling == DynamicSampling.resample:
-        yield "algo.dynamic_sampling", algo.dynamic_sampling, "algo.dynamic_sampling=filter"
+    trainer, layout = config.trainer, config.layout
+    if not uses_no_gpu(layout) and config.job.name not in SAMPLING:
+        yield from _absent_layouts(config)
+    if trainer.offload_optimizer and not layout.trainer_gpus:
+        yield "trainer.offload_optimizer", True, "trainer.offload_optimizer=false, or a layout with trainer GPUs"
+    if trainer.weight_sync is WeightSync.ipc:
+        yield "trainer.weight_sync", trainer.weight_sync, "trainer.weight_sync=disk"
+    if config.model.num_experts and (layout.trainer_gpus or layout.trainer_ranks):
+        yield "model.num_experts", config.model.num_experts, "a dense model for training: model=qwen3_14b"
+
+
+def _absent_layouts(config: Config) -> Iterator[tuple[str, object, str]]:
+    layout, hardware = config.layout, config.hardware
+    if config.job.name is JobName.sft:
+        yield "layout.name", layout.name, "layout=local"
+    elif layout.colocated:
+        other = "layout=dp4, or another one with GPUs of their own for engines and trainer; or job=rollout or job=eval"
+        yield "layout.colocated", True, other
+    elif hardware.gpus_per_node > 0 and trainer_leaves_node(layout, hardware.gpus_per_node):
+        if hardware.ray_address is not None:
+            return
+        other = (
+            "hardware.ray_address=auto, with a Ray cluster of these nodes (docs/ray.md); or a layout whose trainer "
+            f"fits the {hardware.gpus_per_node} GPUs of one node, after the engines"
+        )
+        yield "layout.trainer_gpus", layout.trainer_gpus, other
 
 
 RULES = (available,)

@@ -6,8 +6,9 @@ Invariants:
 
 from collections.abc import Iterator
 
+from swe_rl.config.choices import JobName
 from swe_rl.config.findings import Finding, Host, error
-from swe_rl.config.schema import Config, JobName
+from swe_rl.config.schema import Config
 from swe_rl.config.sizes import data_parallel, divisors, nearest_multiples, trajectories_per_mini_batch
 
 # `check` and `plan` speak about the training that would follow.
@@ -30,6 +31,7 @@ def positive_counts(config: Config, _: Host) -> Iterator[Finding]:
         "layout.engine_tp": config.layout.engine_tp,
         "layout.sequence_parallel": config.layout.sequence_parallel,
         "hardware.nodes": config.hardware.nodes,
+        "paths.sync_every_s": config.paths.sync_every_s,
         "model.num_layers": config.model.num_layers,
         "model.num_heads": config.model.num_heads,
         "model.num_kv_heads": config.model.num_kv_heads,
@@ -40,10 +42,12 @@ def positive_counts(config: Config, _: Host) -> Iterator[Finding]:
     for key, value in {
         "layout.trainer_gpus": config.layout.trainer_gpus,
         "hardware.gpus_per_node": config.hardware.gpus_per_node,
+        "hardware.max_requeues": config.hardware.max_requeues,
         "rollout.infra_retries": config.rollout.infra_retries,
         "trainer.warmup_steps": config.trainer.warmup_steps,
         "trainer.checkpoint_every_steps": config.trainer.checkpoint_every_steps,
         "trainer.eval_every_steps": config.trainer.eval_every_steps,
+        "trainer.max_restarts": config.trainer.max_restarts,
     }.items():
         if value < 0:
             yield error("positive", key, value, "must be 0 or more", f"{key}=0 or more")

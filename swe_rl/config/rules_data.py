@@ -8,9 +8,12 @@ import re
 from collections.abc import Iterator
 from string import Formatter
 
+from swe_rl.config import rules_agent
+from swe_rl.config.choices import GradingKind, Keep
 from swe_rl.config.findings import Finding, Host, error, warning
 from swe_rl.config.keys import nearest
-from swe_rl.config.schema import Config, GradingKind
+from swe_rl.config.rules_agent import AGENT_TOOLS
+from swe_rl.config.schema import Config
 from swe_rl.config.sizes import holds_container
 
 PLACEHOLDERS = ("instance_id", "instance_id_s", "instance_id_1776")
@@ -18,13 +21,6 @@ ENVS = (
     "bugs", "jsonl", "swe_gym", "swe_gym_lite", "swebench_verified", "swebench_lite", "django201", "r2e_gym",
     "swe_smith", "kodcode",
 )  # fmt: skip
-AGENT_TOOLS = {
-    "bash": ("bash",),
-    "mini_swe": ("bash",),
-    "qwen_code": ("own",),
-    "command": ("own",),
-    "pdb": ("full", "rewrite_only", "debug_after_5"),
-}
 _SLICE = re.compile(r"(\w+)(?:\[(\d*):(\d*)\])?")
 
 
@@ -34,26 +30,6 @@ def names_known(config: Config, _: Host) -> Iterator[Finding]:
             near = nearest(value, known) or list(known)
             group = key.partition(".")[0]
             yield error("unknown_name", key, value, f"there is no such {group}", f"{group}={' or '.join(near)}")
-
-
-def agent_tools(config: Config, _: Host) -> Iterator[Finding]:
-    tools, legal = config.agent.tools, AGENT_TOOLS.get(config.agent.name)
-    if legal and tools not in legal:
-        yield error(
-            "agent_tools",
-            "agent.tools",
-            tools,
-            f"agent={config.agent.name} has {', '.join(legal)}",
-            f"agent.tools={(nearest(tools, legal) or list(legal))[0]}",
-        )
-    if config.agent.name in ("qwen_code", "command") and not config.agent.command:
-        yield error(
-            "agent_tools",
-            "agent.command",
-            config.agent.command,
-            f"agent={config.agent.name} needs to know which program to start",
-            "agent.command='PROGRAM ARGUMENTS'",
-        )
 
 
 def enough_instances(config: Config, _: Host) -> Iterator[Finding]:
@@ -71,6 +47,14 @@ def enough_instances(config: Config, _: Host) -> Iterator[Finding]:
 def splits_apart(config: Config, _: Host) -> Iterator[Finding]:
     env = config.env
     if (env.eval_dataset or env.dataset) != env.dataset:
+        if env.split == env.eval_split:
+            yield error(
+                "splits",
+                "env.eval_split",
+                env.eval_split,
+                f"names a split of env.dataset={env.dataset} and of env.eval_dataset={env.eval_dataset}",
+                f"'env.eval_split=\"{env.split}[0:]\"'",
+            )
         return
     shared = overlap(env.split, env.eval_split)
     if shared and env.split == env.eval_split:
@@ -125,13 +109,46 @@ def image_names(config: Config, _: Host) -> Iterator[Finding]:
 
 def grading_has_its_place(config: Config, _: Host) -> Iterator[Finding]:
     grading = config.env.grading
-    if grading in (GradingKind.swebench, GradingKind.eval_script) and not holds_container(config):
+    official = grading in (GradingKind.swebench, GradingKind.eval_script)
+    # Rows of one's own may name a source, and are then graded in a prepared folder: known when they are read.
+    if official and not holds_container(config) and config.env.name != "jsonl":
         yield error(
             "grading",
             "env.grading",
             grading,
             f"runs in an instance's own container; sandbox.kind={config.sandbox.kind} has none",
             "sandbox=docker",
+        )
+
+
+def probe_usable(config: Config, _: Host) -> Iterator[Finding]:
+    env = config.env
+    if not env.keep or len(set(env.keep)) != len(env.keep):
+        kinds = ",".join(env.keep)
+        yield error("probe", "env.keep", kinds, "names each kind once, and at least one", "env.keep=[mixed]")
+    if env.probe is None and tuple(env.keep) != (Keep.mixed,):
+        yield error(
+            "probe",
+            "env.keep",
+            ",".join(env.keep),
+            "chooses by what a probe found, and there is no env.probe",
+            "env.probe=FOLDER of a run of job=eval or job=rollout",
+        )
+    if env.name == "bugs" and (env.probe or env.instance_ids or env.max_tests):
+        key = "env.probe" if env.probe else "env.instance_ids" if env.instance_ids else "env.max_tests"
+        yield error("probe", key, "set", "env=bugs takes all of its instances, or env.instances", "env.instances=FILE")
+
+
+def revision_has_a_hub(config: Config, _: Host) -> Iterator[Finding]:
+    env = config.env
+    local = env.dataset.startswith("builtin:") or env.dataset.endswith((".jsonl", ".json", ".parquet"))
+    if env.revision is not None and local:
+        yield error(
+            "revision",
+            "env.revision",
+            env.revision,
+            f"env.dataset={env.dataset} is not on the hub: it has no revision",
+            "env.revision=null",
         )
 
 
@@ -150,10 +167,12 @@ def images_fit(config: Config, _: Host) -> Iterator[Finding]:
 
 RULES = (
     names_known,
-    agent_tools,
+    *rules_agent.RULES,
     enough_instances,
     splits_apart,
     image_names,
     grading_has_its_place,
+    probe_usable,
+    revision_has_a_hub,
     images_fit,
 )

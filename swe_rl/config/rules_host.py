@@ -8,9 +8,10 @@ import re
 from collections.abc import Iterator
 from ipaddress import ip_address
 
+from swe_rl.config.choices import WandbMode
 from swe_rl.config.environment import visible_gpus
 from swe_rl.config.findings import Finding, Host, error, warning
-from swe_rl.config.schema import Config, WandbMode
+from swe_rl.config.schema import Config
 from swe_rl.config.secrets import is_secret_key
 from swe_rl.config.sizes import total_gpus
 from swe_rl.config.yaml_text import YamlError, parse
@@ -147,6 +148,7 @@ _KEPT = (
     "env.split",
     "algo.advantage",
     "trainer.lora_rank",
+    "trainer.lora_alpha",
     "trainer.seed",
 )
 

@@ -6,9 +6,17 @@ Invariants:
 
 from collections.abc import Iterator
 
-from swe_rl.config.findings import Finding, Host, error, warning
-from swe_rl.config.schema import Config, EngineKind, JobName
-from swe_rl.config.sizes import divisors, engine_gpus, parameters_b, total_gpus, uses_no_gpu
+from swe_rl.config.choices import EngineKind, JobName, WeightSync
+from swe_rl.config.findings import Finding, Host, below, error, warning
+from swe_rl.config.schema import Config
+from swe_rl.config.sizes import (
+    divisors,
+    engine_gpus,
+    engines_leave_home,
+    parameters_b,
+    total_gpus,
+    uses_no_gpu,
+)
 
 COMMAND = "SWE_RL_VLLM_COMMAND"  # in the environment: how a vLLM server is started
 EMBEDDED_LIMIT_B = 0.5  # billions of parameters that one CPU process can sample from and train in bearable time
@@ -74,14 +82,38 @@ def _splits(heads: int, kv_heads: int, ways: int) -> bool:
 
 
 def sequence_parallel_world(config: Config, _: Host) -> Iterator[Finding]:
-    gpus, ways = config.layout.trainer_gpus, config.layout.sequence_parallel
-    if ways >= 1 and max(gpus, 1) % ways:
+    layout, ways = config.layout, config.layout.sequence_parallel
+    key = "layout.trainer_ranks" if layout.trainer_ranks and not layout.trainer_gpus else "layout.trainer_gpus"
+    ranks = layout.trainer_gpus or layout.trainer_ranks
+    if ways >= 1 and ranks >= 0 and max(ranks, 1) % ways:
         yield error(
             "sequence_parallel",
             "layout.sequence_parallel",
             ways,
-            f"layout.trainer_gpus={gpus} cannot be split into groups of {ways}",
-            f"layout.sequence_parallel={max(size for size in divisors(max(gpus, 1)) if size <= ways)}",
+            f"{key}={ranks} cannot be split into groups of {ways}",
+            f"layout.sequence_parallel={max(size for size in divisors(max(ranks, 1)) if size <= ways)}",
+        )
+
+
+def trainer_ranks(config: Config, _: Host) -> Iterator[Finding]:
+    ranks, gpus = config.layout.trainer_ranks, config.layout.trainer_gpus
+    if ranks < 0:
+        yield error("trainer_ranks", "layout.trainer_ranks", ranks, "must be 0 or more", "layout.trainer_ranks=0")
+    elif ranks and gpus:
+        yield error(
+            "trainer_ranks",
+            "layout.trainer_ranks",
+            ranks,
+            f"are processes on the CPU, and layout.trainer_gpus={gpus} has one process a GPU",
+            "layout.trainer_ranks=0, or layout=local2",
+        )
+    elif ranks > config.hardware.cpus_per_node:
+        yield warning(
+            "trainer_ranks",
+            "layout.trainer_ranks",
+            ranks,
+            f"share hardware.cpus_per_node={config.hardware.cpus_per_node} CPUs: more of them are not faster",
+            f"layout.trainer_ranks={config.hardware.cpus_per_node}",
         )
 
 
@@ -180,14 +212,55 @@ def external_weight_folder(config: Config, _: Host) -> Iterator[Finding]:
         )
 
 
-def mig(config: Config, _: Host) -> Iterator[Finding]:
-    if config.hardware.mig and (config.layout.engine_tp > 1 or config.layout.trainer_gpus > 1):
+def engines_elsewhere(config: Config, host: Host) -> Iterator[Finding]:
+    """SLURM starts them; new weights reach them through a folder."""
+    hardware, scratch = config.hardware, config.paths.scratch
+    if config.engine.kind != EngineKind.vllm or not engines_leave_home(config.layout, hardware.gpus_per_node):
+        return
+    if config.job.name != JobName.train:
+        return
+    shared = hardware.shared_paths
+    path = host.absolute(scratch) if scratch else "/tmp"
+    if not scratch or (shared and not below(path, shared)):
+        yield error(
+            "engines_elsewhere",
+            "paths.scratch",
+            scratch,
+            "engines on other nodes read new weights from this folder, which every node must see",
+            f"paths.scratch={shared[0] if shared else 'FOLDER on a shared disk'}",
+        )
+
+
+def mig(config: Config, host: Host) -> Iterator[Finding]:
+    """A slice is all that a process sees, and nothing but files crosses from one to another."""
+    hardware, layout, sync = config.hardware, config.layout, config.trainer.weight_sync
+    named = "MIG-" in host.environment.get("CUDA_VISIBLE_DEVICES", "")
+    if not hardware.mig and not (named and hardware.partition is None and not uses_no_gpu(layout)):
+        return
+    if hardware.mig and hardware.gpus_per_node == 0:
+        yield error(
+            "mig",
+            "hardware.gpus_per_node",
+            0,
+            "with hardware.mig=true it is the number of slices, and there is none",
+            "hardware.gpus_per_node=2 layout=mig2, or hardware.mig=false",
+        )
+    if layout.engine_tp > 1 or layout.trainer_gpus > 1:
         yield error(
             "mig",
             "hardware.mig",
-            True,
-            "MIG slices cannot talk to each other over NCCL, and a process sees one",
+            hardware.mig,
+            "MIG slices cannot talk to each other over NCCL, and a process sees one"
+            + ("" if hardware.mig else "; CUDA_VISIBLE_DEVICES names slices"),
             "layout.engine_tp=1 layout.trainer_gpus=1 layout.sequence_parallel=1",
+        )
+    if sync is WeightSync.nccl:
+        yield error(
+            "mig",
+            "trainer.weight_sync",
+            sync,
+            "MIG slices cannot talk to each other over NCCL",
+            "trainer.weight_sync=disk",
         )
 
 
@@ -224,10 +297,12 @@ RULES = (
     engine_within_node,
     heads_divide,
     sequence_parallel_world,
+    trainer_ranks,
     engine_matches_layout,
     engine_arguments,
     engine_starts,
     external_weight_folder,
+    engines_elsewhere,
     mig,
     compiler,
     facts,

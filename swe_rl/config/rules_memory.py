@@ -8,8 +8,9 @@ Invariants:
 from collections.abc import Iterator
 
 from swe_rl.config import memory
+from swe_rl.config.choices import EngineKind
 from swe_rl.config.findings import Finding, Host, error, warning
-from swe_rl.config.schema import Config, EngineKind
+from swe_rl.config.schema import Config
 from swe_rl.config.sizes import trajectories_at_once, uses_no_gpu
 
 MOST_OF_A_GPU = 0.95
@@ -115,7 +116,7 @@ def cache_crowded(config: Config, _: Host) -> Iterator[Finding]:
     tokens = memory.kv_tokens_per_engine(config)
     if tokens == 0 or config.router.name not in ("default", "sticky_least_loaded"):
         return
-    if (ratio := crowding(config)) > CROWDED:
+    if (ratio := memory.crowding(config)) > CROWDED:
         programs = trajectories_at_once(config) / max(1, config.layout.engines)
         fit = int(tokens * config.layout.engines / max(1, config.rollout.typical_trajectory_tokens))
         yield warning(
@@ -126,12 +127,6 @@ def cache_crowded(config: Config, _: Host) -> Iterator[Finding]:
             f"are {ratio:.1f} times its cache of {tokens} tokens: prompts will be computed again and again",
             f"router=tr or router=cap, or rollout.concurrency={max(1, fit)}",
         )
-
-
-def crowding(config: Config) -> float:
-    """Tokens of the trajectories under way over the tokens that the engines can hold; 0 where nothing is known."""
-    capacity = memory.kv_tokens_per_engine(config) * config.layout.engines
-    return trajectories_at_once(config) * config.rollout.typical_trajectory_tokens / capacity if capacity else 0.0
 
 
 def _known(config: Config) -> bool:

@@ -2,9 +2,10 @@
 
 from collections.abc import Iterator
 
+from swe_rl.config.choices import EngineKind
 from swe_rl.config.findings import Finding, Host, error, warning
 from swe_rl.config.keys import nearest
-from swe_rl.config.schema import Config, EngineKind
+from swe_rl.config.schema import Config
 
 ROUTERS = ("default", "sticky_least_loaded", "cap", "tr")
 HOLDS = ("cap", "tr")
@@ -54,6 +55,8 @@ def knobs(config: Config, _: Host) -> Iterator[Finding]:
             yield error("router_knobs", key, value, "must be greater than 0", f"{key}=5")
     counts = {
         "router.acting_half_life_s": router.acting_half_life_s,
+        "router.lease_s": router.lease_s,
+        "router.ageing_turns_per_s": router.ageing_turns_per_s,
         "router.max_programs_per_engine": router.max_programs_per_engine,
     }
     for key, value in counts.items():

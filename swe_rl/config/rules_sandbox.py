@@ -4,18 +4,25 @@ Invariants:
 - Slots are counted on the machines that run the sandboxes: the runtime job's where there is one.
 """
 
+import re
 from collections.abc import Iterator
 
-from swe_rl.config.findings import Finding, Host, error, warning
-from swe_rl.config.schema import Config, RuntimeKind, SandboxKind
+from swe_rl.config.choices import JobName, RuntimeKind, RuntimeProtocol, SandboxKind
+from swe_rl.config.findings import Finding, Host, below, error, warning
+from swe_rl.config.schema import Config
 from swe_rl.config.sizes import holds_container, sandbox_slots, trajectories_per_step
 
-CONTAINERS = ("docker", "podman")
+CONTAINERS = ("docker", "podman", "apptainer", "process")
+ENGINES = (SandboxKind.docker, SandboxKind.podman)
+FOLDERS = ("bugs",)  # environments whose instances are folders of this machine
+PROGRAMS = ("qwen_code", "command")  # agents that run inside the sandbox
+SHORTEST_LEASE_S = 60.0
+_MOUNT = re.compile(r"/[^:]*:/[^:]*(:r[ow])?")
 
 
 def slots(config: Config, _: Host) -> Iterator[Finding]:
     wanted = config.sandbox.concurrency
-    if not holds_container(config) or config.runtime.kind == RuntimeKind.external:
+    if not holds_container(config) or config.runtime.kind == RuntimeKind.external or _serves(config):
         return
     if wanted > (there := sandbox_slots(config)):
         where = "runtime" if config.runtime.kind == RuntimeKind.job else "hardware"
@@ -35,6 +42,8 @@ def slots(config: Config, _: Host) -> Iterator[Finding]:
 
 def places(config: Config, _: Host) -> Iterator[Finding]:
     under_way, sandboxes = config.rollout.concurrency, config.sandbox.concurrency
+    if _serves(config):
+        return
     if holds_container(config) and under_way > sandboxes:
         yield warning(
             "sandbox_places",
@@ -53,9 +62,15 @@ def places(config: Config, _: Host) -> Iterator[Finding]:
         )
 
 
+def _serves(config: Config) -> bool:
+    """A server has as many places as fit, whatever its runs want."""
+    return config.job.name == JobName.runtime
+
+
 def runtime_url(config: Config, _: Host) -> Iterator[Finding]:
     url, kind = config.sandbox.runtime_url, config.runtime.kind
-    if config.sandbox.kind == SandboxKind.remote and not url and kind != RuntimeKind.job:
+    met = kind == RuntimeKind.job or (kind == RuntimeKind.external and config.runtime.shared_dir)
+    if config.sandbox.kind == SandboxKind.remote and not url and not met and config.job.name != JobName.runtime:
         yield error(
             "runtime_url",
             "sandbox.runtime_url",
@@ -102,7 +117,7 @@ def runtime_job(config: Config, host: Host) -> Iterator[Finding]:
             "runtime.containers=docker",
         )
     shared = runtime.shared_dir or config.paths.outputs
-    if hardware.shared_paths and not _below(host.absolute(shared), hardware.shared_paths):
+    if hardware.shared_paths and not below(host.absolute(shared), hardware.shared_paths):
         yield error(
             "runtime_shared",
             "runtime.shared_dir",
@@ -111,7 +126,7 @@ def runtime_job(config: Config, host: Host) -> Iterator[Finding]:
             f"(hardware.shared_paths={list(hardware.shared_paths)})",
             f"runtime.shared_dir={hardware.shared_paths[0]}/...",
         )
-    elif shared.startswith("/tmp"):
+    elif not hardware.shared_paths and shared.startswith("/tmp"):
         yield error(
             "runtime_shared",
             "runtime.shared_dir",
@@ -121,8 +136,126 @@ def runtime_job(config: Config, host: Host) -> Iterator[Finding]:
         )
 
 
-def _below(path: str, prefixes: tuple[str, ...]) -> bool:
-    return any(path == prefix.rstrip("/") or path.startswith(f"{prefix.rstrip('/')}/") for prefix in prefixes)
+def runtime_times(config: Config, _: Host) -> Iterator[Finding]:
+    """A side that is merely slow must not count as gone."""
+    runtime = config.runtime
+    if runtime.heartbeat_s <= 0 or runtime.lease_s < 3 * runtime.heartbeat_s:
+        yield error(
+            "runtime_lease",
+            "runtime.lease_s",
+            runtime.lease_s,
+            f"must be three signs of life or more (runtime.heartbeat_s={runtime.heartbeat_s:g}): one may be late",
+            f"runtime.lease_s={max(40.0, 8 * runtime.heartbeat_s):g}",
+        )
+    if not 0 <= runtime.node < max(1, runtime.nodes):
+        yield error(
+            "runtime_node",
+            "runtime.node",
+            runtime.node,
+            f"servers are counted from 0, and runtime.nodes={runtime.nodes}",
+            f"runtime.node={max(0, runtime.nodes - 1)}",
+        )
 
 
-RULES = (slots, places, runtime_url, runtime_job)
+def runtime_door(config: Config, _: Host) -> Iterator[Finding]:
+    """Programs inside a sandbox ask the model through a door to the gateway, which is on another machine here."""
+    away = config.runtime.kind == RuntimeKind.job and config.hardware.partition is not None
+    if away and config.agent.name in PROGRAMS:
+        yield error(
+            "runtime_door",
+            "agent.name",
+            config.agent.name,
+            "runs inside the sandbox and asks the gateway, which listens on the training's node only "
+            f"(gateway.host={config.gateway.host}): it cannot be reached from the sandbox server's",
+            "agent=mini_swe or agent=bash, which ask from the training's node, or runtime=none",
+        )
+
+
+def base_image(config: Config, _: Host) -> Iterator[Finding]:
+    sandbox = config.sandbox
+    if config.env.name not in FOLDERS or sandbox.kind == SandboxKind.process:
+        return
+    if sandbox.kind == SandboxKind.remote:
+        if sandbox.runtime_protocol == RuntimeProtocol.openhands:
+            yield error(
+                "sandbox_image",
+                "sandbox.runtime_protocol",
+                sandbox.runtime_protocol,
+                f"such a server starts images only, and the instances of env={config.env.name} are folders",
+                "sandbox.runtime_protocol=swe_rl, or an env of images",
+            )
+        elif (
+            config.runtime.kind == RuntimeKind.job and sandbox.image is None and config.runtime.containers != "process"
+        ):
+            yield error(
+                "sandbox_image",
+                "sandbox.image",
+                None,
+                f"the instances of env={config.env.name} are folders, and the sandbox server "
+                f"(runtime.containers={config.runtime.containers}) needs an image to copy them into",
+                "sandbox.image=IMAGE with bash, git and the Python of the tests, or runtime.containers=process",
+            )
+    elif sandbox.image is None:
+        yield error(
+            "sandbox_image",
+            "sandbox.image",
+            None,
+            f"the instances of env={config.env.name} are folders, and sandbox.kind={sandbox.kind} needs an image to "
+            "copy them into",
+            "sandbox.image=IMAGE with bash, git and the Python of the tests, or sandbox=process",
+        )
+
+
+def container_keys(config: Config, _: Host) -> Iterator[Finding]:
+    """Keys of containers that cannot mean what they say."""
+    sandbox = config.sandbox
+    for mount in sandbox.mounts:
+        if not _MOUNT.fullmatch(mount):
+            yield error(
+                "sandbox_mounts",
+                "sandbox.mounts",
+                mount,
+                "is not FOLDER:PATH or FOLDER:PATH:rw with absolute paths",
+                "sandbox.mounts=[/data:/data]",
+            )
+    if sandbox.host and not sandbox.host.startswith(("unix:///", "tcp://")):
+        yield error(
+            "sandbox_host",
+            "sandbox.host",
+            sandbox.host,
+            "an engine is spoken to by unix:///PATH or tcp://HOST:PORT",
+            "ssh -L /tmp/engine.sock:/var/run/docker.sock HOST, and sandbox.host=unix:///tmp/engine.sock",
+        )
+    if sandbox.kind not in ENGINES:
+        unused = {name: getattr(sandbox, name) for name in ("host", "disk_gb", "warm_pool") if getattr(sandbox, name)}
+        for name, value in unused.items():
+            yield warning(
+                "sandbox_unused",
+                f"sandbox.{name}",
+                value,
+                f"nothing reads it with sandbox.kind={sandbox.kind}",
+                "sandbox=docker or sandbox=podman",
+            )
+    elif sandbox.warm_pool > sandbox.concurrency:
+        yield warning(
+            "sandbox_warm_pool",
+            "sandbox.warm_pool",
+            sandbox.warm_pool,
+            f"keeps more containers of each image ready than may be used at once "
+            f"(sandbox.concurrency={sandbox.concurrency})",
+            f"sandbox.warm_pool={min(8, sandbox.concurrency)}",
+        )
+
+
+def lease(config: Config, _: Host) -> Iterator[Finding]:
+    if holds_container(config) and config.sandbox.lease_s < SHORTEST_LEASE_S:
+        yield error(
+            "sandbox_lease",
+            "sandbox.lease_s",
+            config.sandbox.lease_s,
+            f"a run that is busy for {SHORTEST_LEASE_S:g} s (an update, a checkpoint) would lose its sandboxes",
+            "sandbox.lease_s=600; a run that dies loses them at once, whatever the lease",
+        )
+
+
+RULES = (slots, places, base_image, container_keys, lease, runtime_url, runtime_job, runtime_times, runtime_door)

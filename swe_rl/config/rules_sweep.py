@@ -9,10 +9,10 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from swe_rl.config.choices import JobName, RuntimeKind
 from swe_rl.config.compose import Composed, config_hash
 from swe_rl.config.findings import Finding, error, warning
 from swe_rl.config.launcher import is_slurm, slurm_settings, starts_processes
-from swe_rl.config.schema import JobName, RuntimeKind
 
 
 def check_sweep(jobs: Sequence[Composed]) -> list[Finding]:
@@ -51,6 +51,14 @@ def one_hardware(jobs: Sequence[Composed]) -> Iterator[Finding]:
             return
 
 
+_SOURCES = {
+    "timeout_min": "time_limit_min",
+    "cpus_per_task": "cpus_per_node",
+    "mem_gb": "memory_gb",
+    "max_num_timeout": "max_requeues",
+}  # launcher key: hardware's, where it has another name
+
+
 def launcher_agrees(jobs: Sequence[Composed]) -> Iterator[Finding]:
     if not jobs or not is_slurm(jobs[0].launcher_settings):
         return
@@ -59,9 +67,7 @@ def launcher_agrees(jobs: Sequence[Composed]) -> Iterator[Finding]:
     for key, value in settings.items():
         name = f"hydra.launcher.{key}"
         if key not in ("name", "setup") and name in own and given.get(key) != value:
-            source = {"timeout_min": "time_limit_min", "cpus_per_task": "cpus_per_node", "mem_gb": "memory_gb"}.get(
-                key, key
-            )
+            source = _SOURCES.get(key, key)
             yield error(
                 "launcher_differs",
                 name,
@@ -103,8 +109,6 @@ def _shared(jobs: Sequence[Composed]) -> Iterator[tuple[str, Any, list[int]]]:
             users["sft.output", config.sft.output].append(number)
         if config.trainer.resume not in ("none", "auto"):
             users["trainer.resume", config.trainer.resume].append(number)
-        if config.trainer.lora_rank > 0 and config.trainer.lora_sync_dir:
-            users["trainer.lora_sync_dir", config.trainer.lora_sync_dir].append(number)
         if config.runtime.kind == RuntimeKind.job and config.runtime.shared_dir:
             users["runtime.shared_dir", config.runtime.shared_dir].append(number)
         if side_by_side and config.gateway.port > 0:
@@ -117,7 +121,8 @@ def _shared(jobs: Sequence[Composed]) -> Iterator[tuple[str, Any, list[int]]]:
 def own_results(jobs: Sequence[Composed]) -> Iterator[Finding]:
     same: dict[tuple[str, str], list[int]] = defaultdict(list)
     for number, job in enumerate(jobs):
-        same[config_hash(job.config), job.config.job.name].append(number)
+        if job.config.job.name is not JobName.runtime:  # servers compute nothing
+            same[config_hash(job.config), job.config.job.name].append(number)
     for numbers in same.values():
         if len(numbers) > 1:
             yield warning(

@@ -8,8 +8,9 @@ Invariants:
 from collections.abc import Iterator
 
 from swe_rl.config import duration
+from swe_rl.config.choices import JobName
 from swe_rl.config.findings import Finding, Host, error, warning
-from swe_rl.config.schema import Config, JobName
+from swe_rl.config.schema import Config
 from swe_rl.config.sizes import uses_no_gpu, waves_per_step
 
 TRAINS = (JobName.train, JobName.check, JobName.plan)
@@ -116,4 +117,14 @@ def turns_fit(config: Config, _: Host) -> Iterator[Finding]:
         )
 
 
-RULES = (nested_timeouts, typical_within_limit, first_checkpoint, whole_run, collective, turns_fit)
+def think_time(config: Config, _: Host) -> Iterator[Finding]:
+    think_s = config.job.think_s
+    if think_s < 0:
+        yield error("think_s", "job.think_s", think_s, "a time cannot be negative", "job.think_s=0")
+    elif think_s > 0 and config.job.name is not JobName.rollout:
+        yield error(
+            "think_s", "job.think_s", think_s, "stands for training and is read by job=rollout only", "job=rollout"
+        )
+
+
+RULES = (nested_timeouts, typical_within_limit, first_checkpoint, whole_run, collective, turns_fit, think_time)

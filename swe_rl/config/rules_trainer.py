@@ -7,48 +7,40 @@ Invariants:
 from collections.abc import Iterator
 
 from swe_rl.config import memory
+from swe_rl.config.choices import Capture, Correction, DynamicSampling, EngineKind, WeightSync
 from swe_rl.config.findings import Finding, Host, error, warning
-from swe_rl.config.schema import Capture, Config, Correction, DynamicSampling, EngineKind, WeightSync
-from swe_rl.config.sizes import optimizer_steps_per_step, total_gpus, uses_no_gpu
+from swe_rl.config.schema import Config
+from swe_rl.config.sizes import optimizer_steps_per_step, takes_turns, total_gpus, uses_no_gpu
 
 
-def lora(config: Config, host: Host) -> Iterator[Finding]:
-    rank, engine = config.trainer.lora_rank, config.engine
+def lora(config: Config, _: Host) -> Iterator[Finding]:
+    trainer, model = config.trainer, config.model
+    rank, key = trainer.lora_rank, "trainer.lora_rank"
     if rank < 0:
-        yield error("lora", "trainer.lora_rank", rank, "is 0 (off) or positive", "trainer.lora_rank=32")
+        yield error("lora", key, rank, "is 0 (off) or positive", "trainer.lora_rank=32")
+    if trainer.lora_alpha is not None and trainer.lora_alpha <= 0:
+        yield error("lora", "trainer.lora_alpha", trainer.lora_alpha, "is positive", "trainer.lora_alpha=null")
     if rank <= 0:
         return
-    if engine.kind != EngineKind.embedded and rank > engine.max_lora_rank:
+    if rank > model.hidden_size:
         yield error(
             "lora",
-            "trainer.lora_rank",
+            key,
             rank,
-            f"the engines take adapters up to engine.max_lora_rank={engine.max_lora_rank}",
-            f"engine.max_lora_rank={rank}",
+            f"an adapter of more than model.hidden_size={model.hidden_size} is larger than what it stands for",
+            "trainer.lora_rank=0, which trains all weights",
         )
-    if engine.kind == EngineKind.vllm and engine.enforce_eager and config.hardware.compiler:
-        yield warning(
-            "lora_eager",
-            "engine.enforce_eager",
-            True,
-            "LoRA without compiled kernels is two to three times slower in vLLM",
-            "engine.enforce_eager=false",
-        )
-    yield from _lora_folder(config, host)
-
-
-def _lora_folder(config: Config, host: Host) -> Iterator[Finding]:
-    folder = config.trainer.lora_sync_dir
-    if folder is None or config.hardware.nodes < 2:
-        return
-    path, shared = host.absolute(folder), config.hardware.shared_paths
-    if path.startswith("/tmp") or (shared and not any(path.startswith(prefix) for prefix in shared)):
+    if model.num_experts:
         yield error(
-            "lora_folder",
-            "trainer.lora_sync_dir",
-            folder,
-            f"engines on the other {config.hardware.nodes - 1} nodes do not see this folder",
-            f"trainer.lora_sync_dir={shared[0] if shared else 'FOLDER on a shared disk'}",
+            "lora", key, rank, "the experts of model.num_experts > 0 get no adapters", "a dense model: model=qwen3_14b"
+        )
+    if trainer.offload_optimizer:
+        yield warning(
+            "lora_offload",
+            "trainer.offload_optimizer",
+            True,
+            "has no effect with trainer.lora_rank > 0: an adapter's optimizer state is small and stays on the GPU",
+            "trainer.offload_optimizer=false",
         )
 
 
@@ -58,13 +50,13 @@ def asynchrony(config: Config, _: Host) -> Iterator[Finding]:
         yield error("staleness", "trainer.max_staleness_steps", stale, "is 0 or more", "trainer.max_staleness_steps=0")
     if stale <= 0:
         return
-    if config.layout.colocated:
+    if takes_turns(config):
         yield error(
             "staleness",
             "trainer.max_staleness_steps",
             stale,
             f"layout={config.layout.name} lets engines and trainer take turns: nothing can overlap",
-            "trainer.max_staleness_steps=0, or a layout with GPUs of its own for each (layout=dp4)",
+            "trainer.max_staleness_steps=0, or a layout that gives each its own (layout=dp4, layout=local2)",
         )
     if config.algo.dynamic_sampling == DynamicSampling.resample:
         yield error(
@@ -87,13 +79,16 @@ def asynchrony(config: Config, _: Host) -> Iterator[Finding]:
 def weight_sync(config: Config, _: Host) -> Iterator[Finding]:
     sync, layout, hardware = config.trainer.weight_sync, config.layout, config.hardware
     key = "trainer.weight_sync"
-    if sync in (WeightSync.nccl, WeightSync.ipc) and uses_no_gpu(layout):
+    if sync in (WeightSync.nccl, WeightSync.ipc) and config.engine.kind is EngineKind.embedded:
+        why = "engine=embedded has the trainer's weights in its own process"
+        yield error("weight_sync", key, sync, why, "trainer.weight_sync=auto")
+    elif sync == WeightSync.ipc and uses_no_gpu(layout):
         yield error("weight_sync", key, sync, f"layout={layout.name} has no GPU", "trainer.weight_sync=auto")
     elif sync == WeightSync.ipc and not layout.colocated:
         yield error(
             "weight_sync", key, sync, "shares memory of one GPU; engines have others here", "trainer.weight_sync=nccl"
         )
-    elif sync == WeightSync.nccl and layout.colocated:
+    elif sync == WeightSync.nccl and layout.colocated and not uses_no_gpu(layout):
         yield error(
             "weight_sync",
             key,
@@ -101,7 +96,7 @@ def weight_sync(config: Config, _: Host) -> Iterator[Finding]:
             "NCCL refuses two ranks on one GPU, as colocated ones are",
             "trainer.weight_sync=ipc",
         )
-    elif hardware.mig and not layout.colocated and sync in (WeightSync.nccl, WeightSync.auto):
+    elif hardware.mig and not layout.colocated and sync == WeightSync.nccl:
         yield error("weight_sync", key, sync, "there is no NCCL between MIG slices", "trainer.weight_sync=disk")
 
 
@@ -180,6 +175,18 @@ def checkpoint_disk(config: Config, _: Host) -> Iterator[Finding]:
         )
 
 
+def restarts(config: Config, _: Host) -> Iterator[Finding]:
+    allowed, trainer = config.trainer.max_restarts, config.trainer
+    if allowed > 0 and trainer.checkpoint_every_steps == 0 and trainer.steps > 1:
+        yield warning(
+            "restarts",
+            "trainer.max_restarts",
+            allowed,
+            "every restart begins at the first step: trainer.checkpoint_every_steps=0 saves after the last one only",
+            "trainer.checkpoint_every_steps=1",
+        )
+
+
 def external_weights(config: Config, _: Host) -> Iterator[Finding]:
     served = config.engine.served_model
     if config.engine.kind != EngineKind.external and served:
@@ -212,8 +219,30 @@ def warmup(config: Config, _: Host) -> Iterator[Finding]:
         )
 
 
+def parallel_only(config: Config, _: Host) -> Iterator[Finding]:
+    """Keys that the trainer of one process does not read."""
+    trainer, layout = config.trainer, config.layout
+    if layout.trainer_gpus or layout.trainer_ranks or config.job.name != "train":
+        return
+    for key, value, default in (
+        ("trainer.attention", trainer.attention, "auto"),
+        ("trainer.compile", trainer.compile, False),
+        ("trainer.max_restarts", trainer.max_restarts, 0),
+    ):
+        if value != default:
+            yield warning(
+                "parallel_only",
+                key,
+                value,
+                f"only a trainer with ranks of its own reads it; layout={layout.name} trains in this process",
+                f"{key}={str(default).lower()}, or layout=local2",
+            )
+
+
 def idle_trainer(config: Config, _: Host) -> Iterator[Finding]:
-    if config.layout.trainer_gpus == 0 and total_gpus(config.layout) > 0 and config.job.name == "train":
+    layout = config.layout
+    trains_somewhere = layout.trainer_gpus or layout.trainer_ranks
+    if not trains_somewhere and total_gpus(layout) > 0 and config.job.name == "train":
         yield error(
             "no_trainer",
             "layout.trainer_gpus",
@@ -232,7 +261,9 @@ RULES = (
     overlong,
     kl_used,
     checkpoint_disk,
+    restarts,
     external_weights,
+    parallel_only,
     idle_trainer,
     warmup,
 )

@@ -2,30 +2,39 @@
 
 Invariants:
 - One fact has one key; whatever depends on it interpolates it in conf/.
-- Enum members are named exactly as they are written in YAML.
 - Standard library only: `--help`, `check` and `plan` import this module.
 """
 
 from dataclasses import dataclass, field
-from enum import StrEnum
 
-
-class JobName(StrEnum):
-    train = "train"
-    rollout = "rollout"
-    eval = "eval"
-    sft = "sft"
-    check = "check"
-    plan = "plan"
-    simulate = "simulate"
-    compare = "compare"
-    prepare = "prepare"
-    describe = "describe"
-
-
-class OutputFormat(StrEnum):
-    table = "table"
-    json = "json"
+from swe_rl.config.choices import (
+    Advantage,
+    Capture,
+    Correction,
+    DynamicSampling,
+    EngineKind,
+    ExportType,
+    GradingKind,
+    ImagesAction,
+    Isolation,
+    JobName,
+    Keep,
+    KlEstimator,
+    KlPlace,
+    LogprobsMode,
+    LossAggregation,
+    MaskLevel,
+    OutcomeReward,
+    OutputFormat,
+    PolicyLoss,
+    PullPolicy,
+    RewardKind,
+    RuntimeKind,
+    RuntimeProtocol,
+    SandboxKind,
+    WandbMode,
+    WeightSync,
+)
 
 
 @dataclass(frozen=True)
@@ -39,10 +48,19 @@ class JobConfig:
     candidate: str | None = None  # compare: the other one
     baseline_label: str | None = None
     candidate_label: str | None = None
-    runs: str | None = None  # compare: the folder of a multirun, instead of the two
+    runs: str | None = None  # compare, status, logs: the folder of a multirun; status, logs: None: the newest
     trajectories_per_step: int = 396  # compare: of a log of SkyRL's, which does not say it
-    output: str | None = None  # compare: folder for its files; None: below paths.outputs
+    output: str | None = None  # compare, export: folder for the result; None: below paths.outputs (compare)
+    checkpoint: str | None = None  # export: a checkpoint's folder, or a run's, whose newest is taken
+    dtype: ExportType = ExportType.model  # export: of the weights
+    images_action: ImagesAction = ImagesAction.list  # images: list, check or pull
     topic: str | None = None  # describe: a key (rollout.n), a group (rollout) or an option (rollout/swe)
+    dry_run: bool = False  # write and print the batch scripts, submit nothing
+    detach: bool = False  # return once the jobs are submitted
+    number: int | None = None  # logs: of this job alone, counted from 0
+    lines: int = 20  # logs: the last so many of each job
+    follow: bool = False  # status, logs: go on until all jobs have ended, or Ctrl-C
+    think_s: float = 0.0  # rollout: the engines idle so long between two steps, as if there were training
 
 
 @dataclass(frozen=True)
@@ -65,9 +83,9 @@ class ModelConfig:
     expert_intermediate_size: int = 0
     active_params_b: float = 0.0013  # billions of parameters that one token passes
     rope_theta: float = 10000.0
-    chat_template: str = "qwen_plain"
+    chat_template: str = "qwen_plain"  # qwen, qwen_plain or qwen_coder: of swe_rl/model/templates
     system_prompt: str = "short"  # the agent's words that the model was made for
-    tool_parser: str = "hermes"
+    tool_parser: str = "hermes"  # hermes (JSON), qwen3_coder (tags) or none
     thinking: bool = False
     gated: bool = False  # the hub wants HF_TOKEN for it
 
@@ -78,6 +96,7 @@ class LayoutConfig:
     engines: int = 1
     engine_tp: int = 1
     trainer_gpus: int = 0
+    trainer_ranks: int = 0  # without trainer GPUs: processes of this host's CPU that train; 0: this process
     sequence_parallel: int = 1
     colocated: bool = True
 
@@ -90,21 +109,10 @@ class RouterConfig:
     acting_half_life_s: float = 0.0  # tr: an acting program's weight halves in this time; 0: it stays
     pause_at: float = 0.95  # tr: share of an engine's tokens above which programs are paused
     resume_at: float = 0.85  # tr: ... up to which paused and new programs are admitted
+    lease_s: float = 8.0  # tr: idle for longer, a program makes room for one that waits
+    ageing_turns_per_s: float = 0.05  # tr: by which a waiting program counts as further behind; fewest turns go first
     max_hold_s: float = 600.0  # cap, tr: no request waits longer
     max_programs_per_engine: int = 0  # cap: programs that one engine serves at once; 0: engine.max_num_seqs
-
-
-class RewardKind(StrEnum):
-    zero_one = "zero_one"
-    plus_minus_one = "plus_minus_one"
-    fail_to_pass_fraction = "fail_to_pass_fraction"
-
-
-class GradingKind(StrEnum):
-    pytest = "pytest"
-    swebench = "swebench"
-    eval_script = "eval_script"
-    tests = "tests"  # the row's own test file, run by pytest
 
 
 @dataclass(frozen=True)
@@ -116,6 +124,11 @@ class EnvConfig:
     eval_dataset: str | None = None  # None: env.dataset
     num_instances: int = 0  # of the split that is trained on; 0: known only when it is read
     instances: str | None = None  # a file with one instance id a line, or a pattern (django__django-*)
+    instance_ids: tuple[str, ...] = ()  # the instances themselves, [a, b]; none: all that env.instances leaves
+    revision: str | None = None  # the hub's commit or branch of env.dataset; None: the newest, or the cached one
+    max_tests: int = 0  # instances with more tests than this are left out; 0: no limit
+    probe: str | None = None  # a former run's folder: instances are chosen by how it solved them
+    keep: tuple[Keep, ...] = (Keep.mixed,)  # probe: solved always, in a mixed way, or never
     num_trajectories: int = 8
     reward: RewardKind = RewardKind.zero_one
     image_template: str | None = None  # {instance_id}, {instance_id_s}, {instance_id_1776}; None: each row's own
@@ -142,30 +155,32 @@ class HardwareConfig:
     compiler: bool = True  # the nodes have a C compiler and headers, which compiled kernels need
     internet: bool = True  # the nodes reach the internet
     shared_paths: tuple[str, ...] = ()  # prefixes of paths that every node sees; none: unknown
+    ray_address: str | None = None  # your Ray cluster, for the trainer's ranks: auto, or host:port of its head
     partition: str | None = None
     account: str | None = None
     qos: str | None = None
     exclude: str | None = None
     constraint: str | None = None
+    gres: str | None = None  # instead of gpus_per_node, where a kind has to be named: gpu:nvidia_a100_1g.5gb:2
     time_limit_min: int = 60
+    max_requeues: int = 4  # a job that is told to end early asks for so many further starts
     modules: tuple[str, ...] = ()
+    setup: tuple[str, ...] = ()  # shell commands of a batch job, after the modules
     env_vars: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class AgentConfig:
     name: str = "bash"
-    tools: str = "bash"  # pdb: full, rewrite_only or debug_after_5
-    command: str | None = None  # qwen_code: how the program is started
+    tools: str = "bash"  # pdb: full, rewrite_only or debug_after_5; mini_swe: bash or bash_calls
+    command: str | None = None  # qwen_code, command: the program, as bash starts it in the sandbox
+    program_path: str | None = None  # qwen_code, command: folders of the sandbox that its PATH begins with
+    env_vars: dict[str, str] = field(default_factory=dict)  # qwen_code, command: the program's own
+    exit_codes: dict[str, str] = field(default_factory=dict)  # qwen_code, command: what its exit statuses mean
     system_prompt: str = "standard"  # a template beside the agent's code
     max_observation_chars: int = 8000  # head and tail are kept
     max_format_errors: int = 3  # in a row
-
-
-class RuntimeKind(StrEnum):
-    none = "none"  # sandboxes run where the training runs
-    job = "job"  # a SLURM job of its own, beside the training's
-    external = "external"  # somebody else's server: sandbox.runtime_url
+    debug_entrypoint: str = "python -m pdb -m pytest -q"  # pdb: what is debugged where the model names nothing
 
 
 @dataclass(frozen=True)
@@ -173,35 +188,23 @@ class RuntimeConfig:
     """Where sandboxes run when not beside the trainer: the CPU half of the two-job set-up."""
 
     kind: RuntimeKind = RuntimeKind.none
-    containers: str = "docker"  # of the server: docker or podman
-    nodes: int = 1
+    containers: str = "docker"  # of the server: docker, podman, apptainer or process
+    nodes: int = 1  # each is a job of its own
+    node: int = 0  # job=runtime: which of them this server is
     cpus_per_node: int = 32
     memory_gb: float = 64.0  # of one node
     reserved_cpus: int = 4  # not for sandboxes
     partition: str | None = None
+    qos: str | None = None
+    setup: tuple[str, ...] = ()  # shell commands of its batch job, after those of hardware: starting podman's service
     time_limit_min: int = 0  # 0: hardware.time_limit_min
-    ready_timeout_s: float = 600.0
-    shared_dir: str | None = None  # where the two jobs meet; None: paths.outputs
-
-
-class SandboxKind(StrEnum):
-    process = "process"
-    docker = "docker"
-    podman = "podman"
-    apptainer = "apptainer"
-    remote = "remote"
-
-
-class Isolation(StrEnum):
-    auto = "auto"  # bubblewrap where it works, else none with one warning
-    bubblewrap = "bubblewrap"
-    none = "none"
-
-
-class PullPolicy(StrEnum):
-    missing = "missing"
-    always = "always"
-    never = "never"
+    ready_timeout_s: float = 600.0  # from the start of a server's job until it serves; the queue's time is not in it
+    shared_dir: str | None = None  # the folder where the jobs meet; None: one beside the run's folder
+    host: str | None = None  # address that the server listens on; None: its node's in a SLURM job, else loopback
+    port: int = 0  # 0: any free one
+    heartbeat_s: float = 5.0  # between two signs of life of either side
+    lease_s: float = 40.0  # without a sign of life for so long, the other side is gone
+    max_restarts: int = 3  # of a server that is gone, in a row
 
 
 @dataclass(frozen=True)
@@ -216,18 +219,19 @@ class SandboxConfig:
     network: bool = False
     concurrency: int = 4
     runtime_url: str | None = None
+    runtime_protocol: RuntimeProtocol = RuntimeProtocol.swe_rl  # kind=remote: what the server speaks
+    runtime_key_env: str = "SWE_RL_RUNTIME_KEY"  # kind=remote: the variable that holds the server's key
+    host: str | None = None  # docker, podman: the engine's address; None: DOCKER_HOST, then the usual sockets
+    image: str | None = None  # containers: the base image that a prepared folder is copied into
+    mounts: tuple[str, ...] = ()  # containers: FOLDER:PATH of the engine's machine, read-only; FOLDER:PATH:rw writable
+    disk_gb: float = 0.0  # containers: what one may write; 0: no limit
+    warm_pool: int = 0  # containers kept ready of each image in use
+    start_concurrency: int = 8  # containers being started at once
+    start_timeout_s: float = 120.0  # of one container, without its image's pull
+    lease_s: float = 600.0  # a container that hears nothing from its run for so long ends by itself
     pull: PullPolicy = PullPolicy.missing
-
-
-class EngineKind(StrEnum):
-    embedded = "embedded"
-    vllm = "vllm"
-    external = "external"
-
-
-class LogprobsMode(StrEnum):
-    processed = "processed"  # of the distribution that was sampled from
-    raw = "raw"  # before temperature and truncation
+    pull_concurrency: int = 2  # images at once from one registry
+    pull_retries: int = 4  # of one image, with growing pauses
 
 
 @dataclass(frozen=True)
@@ -241,7 +245,6 @@ class EngineConfig:
     max_num_batched_tokens: int = 8192  # vllm: of one engine step
     prefix_caching: bool = True  # vllm: a program's earlier turns stay in its engine
     logprobs_mode: LogprobsMode = LogprobsMode.processed
-    max_lora_rank: int = 64  # vllm: with trainer.lora_rank
     served_model: str | None = None  # external: the name that the servers know; None: model.path
     urls: tuple[str, ...] = ()
     command: str | None = None  # vllm: how a server is started; None: SWE_RL_VLLM_COMMAND, or what is installed
@@ -256,19 +259,9 @@ class GatewayConfig:
     host: str = "127.0.0.1"
     port: int = 0  # 0: any free port
     max_body_mb: int = 16
-
-
-class Capture(StrEnum):
-    traced = "traced"
-    retokenize = "retokenize"
-
-
-class OutcomeReward(StrEnum):
-    """`graded`: what env.reward makes of the verdict; `failure`: the reward of a failed test run; `none`: no reward."""
-
-    graded = "graded"
-    failure = "failure"
-    none = "none"
+    max_calls: int = 4096  # in flight; one more is answered 503 with Retry-After
+    max_idle_sessions: int = 1024  # of those that clients began by using them; the one used least lately goes first
+    session_idle_s: float = 3600.0  # after so long without a call a session that a client began is forgotten
 
 
 @dataclass(frozen=True)
@@ -304,46 +297,12 @@ class RolloutConfig:
     outcomes: dict[str, OutcomeConfig] = field(default_factory=dict)
 
 
-class Advantage(StrEnum):
-    grpo = "grpo"
-    dr_grpo = "dr_grpo"
-    rloo = "rloo"
-
-
-class KlPlace(StrEnum):
-    loss = "loss"
-    reward = "reward"
-
-
-class KlEstimator(StrEnum):
-    k1 = "k1"
-    k2 = "k2"
-    k3 = "k3"
-
-
-class LossAggregation(StrEnum):
-    token_mean = "token_mean"
-    sequence_mean = "sequence_mean"
-    sequence_sum_norm = "sequence_sum_norm"  # Dr. GRPO: token sum over algo.loss_norm_tokens
-
-
-class DynamicSampling(StrEnum):
-    none = "none"
-    filter = "filter"  # groups of equal rewards are left out
-    resample = "resample"  # ... and others sampled in their place
-
-
-class Correction(StrEnum):
-    none = "none"
-    token_tis = "token_tis"
-    sequence_tis = "sequence_tis"
-
-
 @dataclass(frozen=True)
 class AlgoConfig:
     name: str = "grpo"
     advantage: Advantage = Advantage.grpo
     normalize_std: bool = True
+    policy_loss: PolicyLoss = PolicyLoss.clip
     clip_low: float = 0.2
     clip_high: float = 0.28
     clip_c: float = 0.0  # dual clip for negative advantages; 0: off
@@ -355,18 +314,16 @@ class AlgoConfig:
     loss_norm_tokens: int = 1024
     correction: Correction = Correction.none
     correction_cap: float = 2.0
-    mask_low: float | None = None  # tokens whose trainer-to-engine ratio lies outside [mask_low, mask_high] are masked
+    stale_correction: Correction | None = None  # for rows that older weights sampled; null: as algo.correction
+    max_staleness_steps: int | None = None  # rows of weights more updates old than this are not trained; null: all are
+    mask_level: MaskLevel = MaskLevel.token
+    mask_low: float | None = None  # trainer-to-engine ratios outside [mask_low, mask_high] are masked
     mask_high: float | None = None
     dynamic_sampling: DynamicSampling = DynamicSampling.none
+    max_resample_rounds: int = 3  # of dynamic_sampling=resample, in one step
+    overlong_filter: bool = False  # DAPO: trajectories that a limit cut short are not trained
     overlong_share: float = 0.0  # DAPO: this last share of rollout.max_trajectory_tokens costs reward; 0: off
     overlong_penalty: float = 1.0  # DAPO: at the very end of the budget
-
-
-class WeightSync(StrEnum):
-    auto = "auto"  # disk on the CPU, ipc where colocated, else nccl
-    nccl = "nccl"
-    ipc = "ipc"
-    disk = "disk"
 
 
 @dataclass(frozen=True)
@@ -381,15 +338,19 @@ class TrainerConfig:
     max_tokens_per_micro_batch: int = 2048
     grad_clip: float = 1.0
     activation_checkpointing: bool = False
+    attention: str = "auto"  # a kernel of swe_rl/trainer/attention.py; auto: the fastest that is exact here
+    compile: bool = False  # what surrounds attention, by torch
     offload_optimizer: bool = False  # Adam's moments and master weights in the nodes' memory
     lora_rank: int = 0  # 0: all weights are trained
-    lora_sync_dir: str | None = None  # where engines find the adapter
+    lora_alpha: int | None = None  # the adapter's product counts lora_alpha / lora_rank times; null: twice lora_rank
     weight_sync: WeightSync = WeightSync.auto
+    check_weights: bool = True  # after each update: engines and trainer give sampled tokens the same log-probabilities
     max_staleness_steps: int = 0  # 0: synchronous
     collective_timeout_s: float = 1800.0  # how long a rank waits for the others
     num_threads: int = 1
     checkpoint_every_steps: int = 5
     keep_checkpoints: int = 2
+    max_restarts: int = 0  # of ranks after one was lost, from the newest checkpoint; 0: that ends the run
     eval_every_steps: int = 0  # 0: before the first and after the last step only
     resume: str = "none"  # auto, none, or a run folder
     seed: int = 0
@@ -411,12 +372,6 @@ class SftConfig:
     output: str = "${paths.outputs}/sft/${model.name}"
 
 
-class WandbMode(StrEnum):
-    online = "online"
-    offline = "offline"
-    disabled = "disabled"
-
-
 @dataclass(frozen=True)
 class LoggerConfig:
     wandb: WandbMode = WandbMode.disabled
@@ -429,6 +384,7 @@ class PathsConfig:
     scratch: str | None = None  # None: a temporary folder
     cache: str | None = None  # None: the user's cache folder
     sync_to: str | None = None
+    sync_every_s: float = 600.0
 
 
 @dataclass(frozen=True)

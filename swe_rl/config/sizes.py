@@ -5,7 +5,8 @@ Invariants:
 - Counts are of what their names say: prompts are instances, trajectories are prompts times `rollout.n`.
 """
 
-from swe_rl.config.schema import Config, LayoutConfig, ModelConfig, RuntimeKind, SandboxKind
+from swe_rl.config.choices import EngineKind, RuntimeKind, SandboxKind
+from swe_rl.config.schema import Config, LayoutConfig, ModelConfig, SandboxConfig
 
 
 def engine_gpus(layout: LayoutConfig) -> int:
@@ -18,6 +19,13 @@ def uses_no_gpu(layout: LayoutConfig) -> bool:
     return layout.colocated and layout.trainer_gpus == 0
 
 
+def takes_turns(config: Config) -> bool:
+    """Engines and trainer share GPUs, or are one process: while one of them works the other waits."""
+    if not uses_no_gpu(config.layout):
+        return config.layout.colocated
+    return config.engine.kind is EngineKind.embedded and not config.layout.trainer_ranks
+
+
 def total_gpus(layout: LayoutConfig) -> int:
     """Colocated engines and trainer take turns on the same GPUs, otherwise each has its own."""
     if layout.colocated:
@@ -25,9 +33,23 @@ def total_gpus(layout: LayoutConfig) -> int:
     return engine_gpus(layout) + layout.trainer_gpus
 
 
+def trainer_leaves_node(layout: LayoutConfig, gpus_per_node: int) -> bool:
+    """Whether ranks of a trainer with GPUs of its own, which come after the engines', are on more than one node."""
+    return engine_gpus(layout) % gpus_per_node + layout.trainer_gpus > gpus_per_node
+
+
+def engines_leave_home(layout: LayoutConfig, gpus_per_node: int) -> bool:
+    """Whether an engine is on another node than the run itself, which is where the trainer is (`placement.home`)."""
+    if uses_no_gpu(layout) or gpus_per_node < 1:
+        return False
+    beside_trainer = 0 if layout.colocated or not layout.trainer_gpus else engine_gpus(layout) // gpus_per_node
+    return (engine_gpus(layout) - 1) // gpus_per_node > 0 or beside_trainer > 0
+
+
 def data_parallel(layout: LayoutConfig) -> int:
-    """Groups of trainer GPUs that each see their own sequences; 1 on the CPU."""
-    return max(1, layout.trainer_gpus // max(1, layout.sequence_parallel))
+    """Groups of trainer ranks that each see their own sequences; 1 where this process trains."""
+    ranks = layout.trainer_gpus or layout.trainer_ranks
+    return max(1, ranks // max(1, layout.sequence_parallel))
 
 
 def trajectories_per_step(config: Config) -> int:
@@ -76,14 +98,23 @@ def holds_container(config: Config) -> bool:
 
 def sandbox_slots(config: Config) -> int:
     """Sandboxes that fit the machines which run them, by CPUs and by memory."""
-    sandbox, runtime, hardware = config.sandbox, config.runtime, config.hardware
+    runtime, hardware = config.runtime, config.hardware
     if runtime.kind == RuntimeKind.job:
-        nodes, cpus, memory_gb = runtime.nodes, runtime.cpus_per_node - runtime.reserved_cpus, runtime.memory_gb
-    else:
-        nodes, cpus, memory_gb = hardware.nodes, hardware.cpus_per_node - hardware.reserved_cpus, hardware.memory_gb
+        return max(0, runtime.nodes) * server_slots(config)
+    cpus = hardware.cpus_per_node - hardware.reserved_cpus
+    return max(0, hardware.nodes) * _slots(config.sandbox, cpus, hardware.memory_gb)
+
+
+def server_slots(config: Config) -> int:
+    """Sandboxes that fit one node of `runtime`."""
+    runtime = config.runtime
+    return _slots(config.sandbox, runtime.cpus_per_node - runtime.reserved_cpus, runtime.memory_gb)
+
+
+def _slots(sandbox: SandboxConfig, cpus: int, memory_gb: float) -> int:
     by_cpus = int(cpus / sandbox.cpus + 1e-9) if sandbox.cpus > 0 else sandbox.concurrency
     by_memory = int(memory_gb / sandbox.memory_gb + 1e-9) if sandbox.memory_gb > 0 else sandbox.concurrency
-    return max(0, nodes) * max(0, min(by_cpus, by_memory))
+    return max(0, min(by_cpus, by_memory))
 
 
 def trajectories_at_once(config: Config) -> int:

@@ -85,7 +85,7 @@ class EmbeddedEngine:
         await self._call(lambda: setattr(self._core, "paused", False))
 
     async def update_weights(self, weights: "Mapping[str, torch.Tensor]", version: int) -> None:
-        """Copies `weights` in place between two steps and forgets all cached prefixes.
+        """Copies `weights` in place between two steps and forgets all cached prefixes; running requests begin anew.
 
         Raises EngineError, naming the first mismatch and with nothing changed, when names or shapes differ from the
         model's `state_dict` (tied parameters may be given under one of their names).

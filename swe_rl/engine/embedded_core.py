@@ -5,7 +5,7 @@ Invariants:
   pauses and weight updates happen there and nowhere else.
 - A step is one prefill pass (at most `PREFILL_BUDGET_TOKENS`, first come first served) and one decode pass over all
   running requests. A prompt is split between steps only at absolute multiples of `BLOCK_TOKENS`.
-- A request reports the weight version that it started with, though later tokens may come from newer weights.
+- All tokens of a completion come from its weight version: new weights send running requests back to the queue.
 """
 
 import time
@@ -79,8 +79,18 @@ class EngineCore:
         """Raises EngineError, with nothing changed, when names or shapes differ."""
         self._loader.load(weights)
         self._decoder.pack()
+        self._restart_running()
         self._cache.invalidate()
         self.weight_version = version
+
+    def _restart_running(self) -> None:
+        """Neither their tokens nor their keys are of the new weights."""
+        for request in reversed(self._running):
+            assert request.slot is not None
+            self._cache.finish(request.slot)
+            request.restart()
+            self._waiting.appendleft(request)
+        self._running.clear()
 
     def stats(self) -> EngineStats:
         return EngineStats(

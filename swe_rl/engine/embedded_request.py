@@ -40,6 +40,13 @@ class Request:
     def prefilling(self) -> bool:
         return self.prefilled_tokens < len(self.prompt)
 
+    def restart(self) -> None:
+        """As if it had been waiting all the time, which is what its `queue_s` will say."""
+        self.slot = self.admitted_s = self.first_token_s = None
+        self.prefilled_tokens = self.cached_tokens = 0
+        self.token_ids.clear()
+        self.logprobs.clear()
+
     def finish_reason(self, max_model_len: int) -> FinishReason | None:
         """None while there is more to sample. A stop token wins over a limit that it also reaches."""
         if self.token_ids[-1] in self.stop_ids:

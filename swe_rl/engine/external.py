@@ -6,19 +6,19 @@ Invariants:
 - Their key comes from the environment, VLLM_API_KEY or else OPENAI_API_KEY.
 """
 
-import logging
 from collections.abc import Mapping
 from dataclasses import replace
 
-from swe_rl.config.schema import Config, LogprobsMode
+from swe_rl.config.choices import LogprobsMode
+from swe_rl.config.schema import Config
 from swe_rl.engine.http import HttpEngine
 from swe_rl.engine.http_client import ConnectionLostError, HttpClient
 from swe_rl.engine.http_features import Needs
 from swe_rl.engine.http_weights import WeightFolders
+from swe_rl.engine.loss import LossTeller
 from swe_rl.errors import UserError
 
 _BUILTIN = "builtin:"
-_log = logging.getLogger(__name__)
 
 
 class ExternalServerError(UserError):
@@ -26,11 +26,22 @@ class ExternalServerError(UserError):
 
 
 class ExternalEngine(HttpEngine):
-    def lose(self, reason: str) -> None:
-        """As any server; it is up to whoever started it, so it is said loudly."""
-        if not self._in_flight.failure:
-            _log.warning("engine %s is lost, its work goes to the others until it is back: %s", self.name, reason)
-        super().lose(reason)
+    """`teller` is told when the server is lost, about which only whoever started it can do something, and is back."""
+
+    teller: LossTeller | None = None
+
+    async def _broke_off(self) -> None:
+        """Known to be lost before the request is tried again, which is to be on another engine then."""
+        if self._monitor is not None:
+            await self._monitor.suspect()
+
+    def _tell(self, up: bool) -> None:
+        if self.teller is not None and up:
+            self.teller.back()
+        elif self.teller is not None:
+            then = "its work goes to the others until it is back"
+            self.teller.lost(str(self.in_flight.failure), self.in_flight.loss, then)
+        super()._tell(up)
 
     async def start(self) -> None:
         """Raises ExternalServerError, ServerRefusedError, EngineError."""

@@ -10,6 +10,7 @@ Invariants:
 
 import asyncio
 import os
+import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable
@@ -18,20 +19,27 @@ from typing import Any, Self
 
 from aiohttp import web
 
-from swe_rl.engine.fake_vllm_model import BlockCache, FakeModel, Reply
+from swe_rl.engine.fake_vllm_model import BlockCache, Decoding, FakeModel, Reply
 from swe_rl.engine.fake_vllm_replies import completion_reply, generate_reply, metrics_text
 from swe_rl.engine.fake_vllm_settings import FakeSettings, Fault, settings_from
 
 __all__ = ["FakeSettings", "FakeVllm", "Fault"]
 
 _GUARDED = ("/v1", "/inference")
+_WORKER = "import time; time.sleep(3600)"
 
 
 @dataclass(slots=True)
 class _Running:
+    """`decoding` None: not begun."""
+
     prompt_tokens: int
-    sampled: int = 0
+    decoding: Decoding | None = None
     aborted: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def held_tokens(self) -> int:
+        return self.prompt_tokens + (len(self.decoding.ids) if self.decoding else 0)
 
 
 class FakeVllm:
@@ -115,6 +123,7 @@ class FakeVllm:
                 router.add_post(path, handler)
             router.add_get("/is_paused", self._is_paused)
             router.add_get("/weight_info", self._weight_info)
+            router.add_get("/get_world_size", self._get({"world_size": settings.workers}))
 
     def _dev_routes(self) -> dict[str, Callable[[web.Request], Awaitable[web.StreamResponse]]]:
         done = self._noted({"message": "done"})
@@ -163,7 +172,6 @@ class FakeVllm:
         await asyncio.sleep(self.arrival_delay_s)
         salt, queued_s = str(body.get("cache_salt") or ""), time.monotonic()
         entry = _Running(len(prompt))
-        version = self.model.weights
         try:
             self._waiting += 1
             try:
@@ -173,18 +181,18 @@ class FakeVllm:
             self._running[server_id] = entry
             try:
                 await self._unpaused.wait()
-                started_s, version = time.monotonic(), self.model.weights
+                started_s = time.monotonic()
                 cached = self._cache.use(prompt, salt)
-                ids, reason = self.model.sample(prompt, sampling, self.settings.max_model_len - len(prompt))
-                first_s = await self._decode(entry, len(ids))
+                room = self.settings.max_model_len - len(prompt)
+                entry.decoding = decoding = Decoding(self.model, prompt, sampling, room)
+                first_s = await self._decode(entry, decoding)
             finally:
                 del self._running[server_id]
                 self._slots.release()
         except asyncio.CancelledError:
             self.disconnected += 1
             raise
-        if entry.sampled < len(ids):
-            ids, reason = ids[: entry.sampled], "abort"
+        ids, reason = decoding.ids, decoding.reason or "abort"
         self._cache.keep([*prompt, *ids], salt)
         self._sampled_total += len(ids)
         self._prompt_total += len(prompt)
@@ -193,7 +201,7 @@ class FakeVllm:
         usage = {"prompt_tokens": len(prompt), "prompt_tokens_details": {"cached_tokens": cached}}
         if request.path == "/v1/completions":
             return web.json_response(completion_reply(self.settings, prompt, ids, logprobs, reason, usage, times))
-        return web.json_response(generate_reply(self.settings, ids, logprobs, reason, usage, version))
+        return web.json_response(generate_reply(self.settings, ids, logprobs, reason, usage, decoding.spans))
 
     async def _refusal(
         self, request: web.Request, prompt: list[int], body: dict[str, Any]
@@ -217,17 +225,17 @@ class FakeVllm:
             return _error(400, f"Token id {max(prompt)} is out of vocabulary")
         return None
 
-    async def _decode(self, entry: _Running, num_tokens: int) -> float:
-        """Counts sampled tokens up to an abort; when the first one was there."""
+    async def _decode(self, entry: _Running, decoding: Decoding) -> float:
+        """Up to its end or an abort; returns when the first token was there."""
         first_s = time.monotonic()
-        for at in range(num_tokens):
+        while decoding.reason is None:
             await self._unpaused.wait()
             if self.settings.token_delay_s:
                 await asyncio.sleep(self.settings.token_delay_s)
             if entry.aborted.is_set():
                 break
-            entry.sampled = at + 1
-            if at == 0:
+            decoding.step()
+            if len(decoding.ids) == 1:
                 first_s = time.monotonic()
         return first_s
 
@@ -291,7 +299,7 @@ class FakeVllm:
         return web.json_response({"success": True})
 
     async def _metrics(self, _: web.Request) -> web.StreamResponse:
-        held = sum(entry.prompt_tokens + entry.sampled for entry in self._running.values())
+        held = sum(entry.held_tokens for entry in self._running.values())
         values = {
             "num_requests_running": len(self._running),
             "num_requests_waiting": self._waiting,
@@ -326,6 +334,8 @@ def main() -> int:
         print(settings.start_log, flush=True)
     if settings.die_at_start and not (settings.die_unless_eager and eager):
         return settings.die_at_start
+    for _ in range(settings.workers - 1):
+        subprocess.Popen([sys.executable, "-c", _WORKER], start_new_session=True)
     asyncio.run(_run(settings, port))
     return 0
 

@@ -2,6 +2,7 @@
 
 Invariants:
 - Deterministic: equal prompt, seed, weights and parameters give equal tokens and log-probabilities, in any company.
+- As in a real server, weights that change in mid-reply change the tokens from there on.
 - Log-probabilities are valid for the parameters: 0 where one token is left, made up otherwise, exact in float32.
 """
 
@@ -27,28 +28,48 @@ class FakeModel:
     weights: str = "default"
 
     def sample(self, prompt: Sequence[int], sampling: dict[str, Any], room: int) -> tuple[list[int], str]:
-        """The tokens, and why they end there: stop or length."""
-        limit = min(int(sampling.get("max_tokens") or 16), room)
-        stops = set(sampling.get("stop_token_ids") or ())
-        scripted = list(self.reply(prompt)) if self.reply else []
-        seed = sampling.get("seed") if sampling.get("temperature", 1.0) else None
-        start = f"{self.weights}/{seed}/{list(prompt)}".encode()
-        start = hashlib.blake2b(start, digest_size=16).digest()
-        ids: list[int] = []
-        while len(ids) < limit:
-            ids.append(scripted[len(ids)] if len(ids) < len(scripted) else self._draw(start, ids))
-            if ids[-1] in stops:
-                return ids, "stop"
-        return ids, "length"
+        """All tokens with the weights of now, and why they end there: stop or length."""
+        decoding = Decoding(self, prompt, sampling, room)
+        while decoding.reason is None:
+            decoding.step()
+        return decoding.ids, decoding.reason
 
     def logprob(self, position: int, token: int, sampling: dict[str, Any]) -> float:
         if self.processed and sampling.get("top_k") == 1:
             return 0.0
         return -((token * 2654435761 + position * 40503) % 1023 + 1) / 256
 
-    def _draw(self, start: bytes, ids: Sequence[int]) -> int:
-        last = f"{len(ids)}/{ids[-1] if ids else None}".encode()
-        return int.from_bytes(hashlib.blake2b(start + last, digest_size=8).digest(), "little") % self.vocab_size
+
+class Decoding:
+    """One request's tokens so far; each is sampled with the weights that the model has then."""
+
+    def __init__(self, model: FakeModel, prompt: Sequence[int], sampling: dict[str, Any], room: int) -> None:
+        self.ids: list[int] = []
+        self.spans: list[tuple[str, int]] = []  # (weights, first of their tokens)
+        self.reason: str | None = None
+        self._model = model
+        self._limit = min(int(sampling.get("max_tokens") or 16), room)
+        self._stops = set(sampling.get("stop_token_ids") or ())
+        self._scripted = list(model.reply(prompt)) if model.reply else []
+        seed = sampling.get("seed") if sampling.get("temperature", 1.0) else None
+        self._asked = f"/{seed}/{list(prompt)}"
+        self._start = b""
+
+    def step(self) -> None:
+        weights, at = self._model.weights, len(self.ids)
+        if not self.spans or self.spans[-1][0] != weights:
+            self.spans.append((weights, at))
+            self._start = hashlib.blake2b(f"{weights}{self._asked}".encode(), digest_size=16).digest()
+        self.ids.append(self._scripted[at] if at < len(self._scripted) else self._draw())
+        if self.ids[-1] in self._stops:
+            self.reason = "stop"
+        elif len(self.ids) >= self._limit:
+            self.reason = "length"
+
+    def _draw(self) -> int:
+        last = f"{len(self.ids)}/{self.ids[-1] if self.ids else None}".encode()
+        drawn = hashlib.blake2b(self._start + last, digest_size=8).digest()
+        return int.from_bytes(drawn, "little") % self._model.vocab_size
 
 
 @dataclass(slots=True)

@@ -38,14 +38,17 @@ def generate_reply(
     logprobs: Sequence[float],
     reason: str,
     usage: Mapping[str, Any],
-    version: str,
+    spans: Sequence[tuple[str, int]],
 ) -> dict[str, Any]:
-    """Of /inference/v1/generate."""
+    """Of /inference/v1/generate. `spans`: (weight version, first of its tokens)."""
     content = [{"token_id": token, "logprob": one} for token, one in zip(ids, logprobs, strict=True)]
     choice: dict[str, Any] = {"index": 0, "finish_reason": reason, "logprobs": {"content": content}}
     choice["token_ids"] = ids if settings.token_ids else None
     if settings.weight_spans:
-        choice["weight_versions"] = [{"version": version, "start": 0, "end": len(ids)}]
+        ends = [start for _, start in spans[1:]] + [len(ids)]
+        choice["weight_versions"] = [
+            {"version": version, "start": start, "end": end} for (version, start), end in zip(spans, ends, strict=True)
+        ]
     return {"choices": [choice], "usage": usage}
 
 

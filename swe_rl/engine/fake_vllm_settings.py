@@ -31,6 +31,7 @@ class FakeSettings:
     timings: bool = True
     weight_spans: bool = False  # of /inference/v1/generate
     metrics: bool = True
+    workers: int = 1  # of the server, as tensor parallelism makes them; a program has a process for each further one
     processed: bool = True
     start_log: str = ""  # printed before anything else
     die_at_start: int = 0  # status to end with after `start_log`; 0: go on

@@ -1,8 +1,8 @@
 """One running vLLM server as an engine: whoever started it.
 
 Invariants:
-- A completion's weight version is the one its first token was sampled with: told by the server (spans), or worked out
-  from when the request was scheduled.
+- All tokens of a completion were sampled with its weight version: a request that is in flight when the weights change
+  is ended in the server and sent again, and so is one of whose tokens the server tells two versions (spans).
 - A lost server fails every request that waits for it, at once; requests after that fail too until it is back. One
   that is back with other weights than it should have stays lost.
 - While paused here, no request is sent; those already there freeze in the server.
@@ -13,25 +13,30 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from itertools import count
 from typing import TYPE_CHECKING
 
-from swe_rl.engine.http_client import Answer, HttpClient, ServerFailingError
+from swe_rl.engine.http_client import ConnectionLostError, HttpClient
 from swe_rl.engine.http_control import Control
 from swe_rl.engine.http_features import Features, Needs, probe
-from swe_rl.engine.http_inflight import InFlight
+from swe_rl.engine.http_inflight import InFlight, Interrupted
 from swe_rl.engine.http_monitor import Monitor, Watcher
-from swe_rl.engine.http_versions import WeightHistory
+from swe_rl.engine.http_reply import MixedError, understood, version_of, within
 from swe_rl.engine.http_weights import WeightFolders, load_from_folder, set_version, told_version
-from swe_rl.engine.http_wire import Reply, parse_reply, request_body, server_request_id, weight_version
+from swe_rl.engine.http_wire import Reply, request_body, server_request_id
 from swe_rl.engine.protocol import Completion, ContextOverflowError, EngineError, EngineStats, SamplingParams
 
 if TYPE_CHECKING:
     import torch
 
 _log = logging.getLogger(__name__)
-_OVERFLOW_WORDS = ("maximum context length", "maximum model length", "max_model_len")
+_MIXED_TRIES = 8  # of a request whose replies mix versions: somebody else updates that server all the time
+
+
+class UnchangedError(EngineError):
+    """An update was given up before the server took anything."""
 
 
 class HttpEngine:
@@ -61,13 +66,13 @@ class HttpEngine:
         self._clock = clock
         self._features: Features | None = None
         self._monitor: Monitor | None = None
-        self._in_flight = InFlight()
+        self._in_flight = InFlight(clock)
         self._readmission: asyncio.Task[None] | None = None
-        self._control = Control(client, clock)
+        self._control = Control(client)
         self._server_ids: dict[str, str] = {}
         self._numbers = count()
         self._nonce = secrets.token_hex(4)
-        self._versions = WeightHistory()
+        self._version = 0  # of the weights that the server was started with
         self._sampled_total = self._prefilled_total = 0
 
     @property
@@ -79,7 +84,16 @@ class HttpEngine:
 
     @property
     def weight_version(self) -> int:
-        return self._versions.latest
+        return self._version
+
+    @property
+    def client(self) -> HttpClient:
+        """For requests that are no sampling."""
+        return self._client
+
+    @property
+    def in_flight(self) -> InFlight:
+        return self._in_flight
 
     async def start(self) -> None:
         """Raises ServerRefusedError, EngineError; the session is then closed again."""
@@ -99,32 +113,51 @@ class HttpEngine:
     async def generate(
         self, prompt_ids: Sequence[int], params: SamplingParams, *, request_id: str, session_id: str | None = None
     ) -> Completion:
-        """Raises ContextOverflowError, or EngineError. Cancelling the awaiting task aborts the request."""
-        features = self.features
-        self._check_room(prompt_ids, features, request_id)
-        await self._control.passed()
-        self._in_flight.check()
-        sent_s, version = self._clock(), self.weight_version
+        """Raises ContextOverflowError, or EngineError. Cancelling the awaiting task aborts the request.
+
+        What an interruption by new weights has cost counts as `queue_s`.
+        """
+        self._check_room(prompt_ids, self.features, request_id)
+        arrived_s, mixed = self._clock(), 0
+        while True:
+            await self._control.passed()
+            self._in_flight.check()
+            try:
+                return await self._generate(prompt_ids, params, request_id, arrived_s)
+            except Interrupted:
+                continue
+            except MixedError as error:
+                mixed += 1
+                if mixed == _MIXED_TRIES:
+                    raise EngineError(f"Engine `{self.name}`: {error}") from error
+
+    async def _generate(
+        self, prompt_ids: Sequence[int], params: SamplingParams, request_id: str, arrived_s: float
+    ) -> Completion:
+        """Once. Raises Interrupted, MixedError, ContextOverflowError, EngineError."""
+        features, sent_s, version = self.features, self._clock(), self.weight_version
         own_id = f"{self._nonce}-{next(self._numbers)}"
         self._server_ids[request_id] = server_request_id(features.token_in, own_id)
         body = request_body(
             features.token_in,
             prompt_ids,
-            _within(params, self._limit(features) - len(prompt_ids)),
+            within(params, self._limit(features) - len(prompt_ids)),
             model=features.model,
             request_id=own_id,
             cache_salt=f"weights-{version}" if version else None,
         )
         try:
-            answer = await self._in_flight.run(self._client.post(features.token_in.value, body), len(prompt_ids))
-            reply = self._understand(answer, prompt_ids)
+            reply = await self._in_flight.run(self._asked(body, prompt_ids), len(prompt_ids))
         except ContextOverflowError:
             raise
         except EngineError as error:
+            if isinstance(error, ConnectionLostError):
+                await self._broke_off()
             raise type(error)(f"Engine `{self.name}`: {error}") from error
         finally:
             self._server_ids.pop(request_id, None)
-        return self._completion(reply, len(prompt_ids), sent_s)
+        version = version_of(reply, version)
+        return self._completion(reply, len(prompt_ids), version, sent_s, waited_s=sent_s - arrived_s)
 
     async def abort(self, request_id: str) -> None:
         """The request ends with finish_reason `abort` and what it has sampled so far; unknown ids are ignored.
@@ -147,18 +180,36 @@ class HttpEngine:
         await self._control.resume(self.features)
 
     async def update_weights(self, weights: "Mapping[str, torch.Tensor]", version: int) -> None:
-        """Through a folder that the server reads. Raises EngineError; a server that fails half-way is lost."""
+        """Through a folder that the server reads; what is in flight begins anew with them.
+
+        Raises EngineError; a server that fails half-way is lost.
+        """
         if self._weights is None or not self.features.reload:
             raise EngineError(
                 f"Engine `{self.name}` at {self._client.url} takes no weights: the server needs VLLM_SERVER_DEV_MODE=1 "
-                "and a folder that it shares with this process (trainer.lora_sync_dir or paths.scratch)"
+                "and a folder that it shares with this process (paths.scratch)"
             )
         folder = await self._weights.write(weights, version)
+        async with self.renewing(version) as client:
+            await load_from_folder(client, self.features, folder, version)
+
+    @asynccontextmanager
+    async def renewing(self, version: int) -> AsyncIterator[HttpClient]:
+        """The server is paused inside of the block, which gives it the weights of `version`.
+
+        What is in flight begins anew with them; a server whose block fails is lost, unless it fails with
+        `UnchangedError`. Raises EngineError.
+        """
         was_paused = self._control.paused
         if not was_paused:
             await self.pause()
+        self._in_flight.interrupt()
         try:
-            await load_from_folder(self._client, self.features, folder, version)
+            yield self._client
+        except UnchangedError:
+            if not was_paused:
+                await self.resume()
+            raise
         except BaseException as error:
             self.lose(f"an update of its weights failed half-way: {error or type(error).__name__}")
             self._control.open_gate()  # what waits there fails with the reason
@@ -167,19 +218,23 @@ class HttpEngine:
         if not was_paused:
             await self.resume()
 
+    async def receiver(self) -> "HttpEngine":
+        """Who takes weights for this engine."""
+        return self
+
     async def adopt(self, version: int) -> None:
         """The server was started with the weights of `version`."""
         await set_version(self._client, self.features, version)
         self.stamp(version)
 
     def stamp(self, version: int) -> None:
-        """Requests scheduled from now on are sampled with `version`; for updates that did not go through here.
+        """The server holds `version` from now on, and what is in flight is sent again.
 
-        In a pause, from its beginning on: the server schedules nothing until its end, and what a reply says about its
-        time of scheduling is too early by the request's way to the server.
+        For updates that do not go through here, too: in a pause, as a reply that the server finishes between its
+        update and this call would count for the old weights.
         """
-        since_s = self._control.paused_since_s
-        self._versions.add(self._clock() if since_s is None else since_s, version)
+        self._version = version
+        self._in_flight.interrupt()
 
     def stats(self) -> EngineStats:
         """The server's own numbers, `stats_period_s` old at most; without /metrics what is known here."""
@@ -239,16 +294,13 @@ class HttpEngine:
                 f"within engine.max_model_len={limit}."
             )
 
-    def _understand(self, answer: Answer, prompt_ids: Sequence[int]) -> Reply:
-        if not answer.ok:
-            reason = answer.reason()
-            if answer.status == 400 and any(words in reason for words in _OVERFLOW_WORDS):
-                raise ContextOverflowError(f"{len(prompt_ids)} prompt tokens do not fit: {reason}")
-            kind = ServerFailingError if answer.status >= 500 else EngineError
-            raise kind(f"{self._client.url} answered {answer.status}: {reason}")
-        return parse_reply(self.features.token_in, answer.json())
+    async def _asked(self, body: Mapping[str, object], prompt_ids: Sequence[int]) -> Reply:
+        token_in = self.features.token_in
+        return understood(await self._client.post(token_in.value, body), token_in, self._client.url, len(prompt_ids))
 
-    def _completion(self, reply: Reply, prompt_tokens: int, sent_s: float) -> Completion:
+    def _completion(
+        self, reply: Reply, prompt_tokens: int, version: int, sent_s: float, *, waited_s: float
+    ) -> Completion:
         elapsed_s = self._clock() - sent_s
         cached = reply.cached_tokens or 0
         self._sampled_total += len(reply.token_ids)
@@ -258,18 +310,15 @@ class HttpEngine:
             token_ids=reply.token_ids,
             logprobs=reply.logprobs,
             finish_reason=reply.finish_reason,
-            weight_version=self._version_of(reply, sent_s + queue_s),
+            weight_version=version,
             cached_tokens=cached,
-            queue_s=queue_s,
+            queue_s=waited_s + queue_s,
             prefill_s=prefill_s,
             decode_s=max(0.0, elapsed_s - queue_s - prefill_s) if reply.decode_s is None else reply.decode_s,
         )
 
-    def _version_of(self, reply: Reply, scheduled_s: float) -> int:
-        told = weight_version(reply.version_spans[0][0]) if reply.version_spans else None
-        if told is not None:
-            return told
-        return self._versions.at(scheduled_s)
+    async def _broke_off(self) -> None:
+        """A connection was lost; whoever started the server knows best what that means."""
 
     def _tell(self, up: bool) -> None:
         if self.on_change is not None:
@@ -296,9 +345,3 @@ class HttpEngine:
             _log.warning("engine %s is back", self.name)
             self._in_flight.readmit()
             self._tell(True)
-
-
-def _within(params: SamplingParams, room: int) -> SamplingParams:
-    if params.max_tokens <= room:
-        return params
-    return SamplingParams(room, params.temperature, params.top_p, params.top_k, params.stop_token_ids, params.seed)

@@ -75,11 +75,14 @@ class Answer:
 class HttpClient:
     """`url` may end in `/v1`, as OpenAI clients write it; a refused connection is tried `tries` times.
 
+    `direct`: past any proxy, to another node of the same job.
+
     Raises EngineUrlError.
     """
 
-    def __init__(self, url: str, *, api_key: str | None = None, tries: int = 4) -> None:
+    def __init__(self, url: str, *, api_key: str | None = None, tries: int = 4, direct: bool = False) -> None:
         self.url = base_url(url)
+        self._direct = direct
         self._api_key = api_key
         self._tries = tries
         self._session: aiohttp.ClientSession | None = None
@@ -92,7 +95,7 @@ class HttpClient:
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEPALIVE_S),
             headers=headers,
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S),
-            trust_env=not _is_loopback(self.url),  # a cluster's proxy leads out, not to this machine
+            trust_env=not (self._direct or _is_loopback(self.url)),  # a cluster's proxy leads out, not to this machine
             auto_decompress=True,
         )
 

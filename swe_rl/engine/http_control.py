@@ -6,7 +6,6 @@ Invariants:
 """
 
 import asyncio
-from collections.abc import Callable
 
 from swe_rl.engine.http_client import HttpClient
 from swe_rl.engine.http_features import Features
@@ -17,10 +16,8 @@ _ABORT_PATHS = ("/abort_requests", "/inference/v1/abort_requests")
 
 
 class Control:
-    def __init__(self, client: HttpClient, clock: Callable[[], float]) -> None:
-        self.paused_since_s: float | None = None  # nothing was scheduled there after that
+    def __init__(self, client: HttpClient) -> None:
         self._client = client
-        self._clock = clock
         self._gate = asyncio.Event()
         self._gate.set()
 
@@ -42,14 +39,12 @@ class Control:
         self._gate.clear()
         try:
             await self._post(features, "/pause?mode=keep")
-            self.paused_since_s = self._clock()
         except BaseException:
             self._gate.set()
             raise
 
     async def resume(self, features: Features) -> None:
         """Raises EngineError; requests are sent again in any case."""
-        self.paused_since_s = None
         try:
             await self._post(features, "/resume")
         finally:

@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from swe_rl.config.schema import LogprobsMode
+from swe_rl.config.choices import LogprobsMode
 from swe_rl.engine.http_client import Answer, HttpClient
 from swe_rl.engine.http_metrics import parse_metrics
 from swe_rl.engine.http_wire import Reply, TokenIn, parse_reply, request_body
@@ -216,6 +216,12 @@ def _field(answer: Answer, name: str) -> Any:
     except EngineError:
         return None
     return found.get(name) if isinstance(found, dict) else None
+
+
+def minor_version(text: str) -> tuple[int, int]:
+    """Of vLLM's; (0, 0) for what is none."""
+    found = _VERSION.match(text)
+    return (int(found[1]), int(found[2])) if found else (0, 0)
 
 
 def _minor(version: tuple[int, int]) -> str:

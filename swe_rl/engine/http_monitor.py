@@ -2,8 +2,8 @@
 
 Invariants:
 - One look at a time; a slow server is asked less often, never more.
-- A server is lost when nothing listens for `REFUSED_S`, or when no look succeeded for `SILENT_S`; each loss and each
-  return is told once.
+- A server is lost when nothing listens for `REFUSED_S`, or at once where a request broke off too, or when no look
+  succeeded for `SILENT_S`; each loss and each return is told once.
 - A server that was started anew between two looks is told as well: its weights are not those of before.
 """
 
@@ -70,13 +70,19 @@ class Monitor:
         async with self._looking:
             await self._look()
 
-    async def _look(self) -> None:
+    async def suspect(self) -> None:
+        """A request broke off: whether the server is still there."""
+        async with self._looking:
+            if not self._lost:
+                await self._look(suspected=True)
+
+    async def _look(self, *, suspected: bool = False) -> None:
         try:
             answer = await self._client.get(self._path, timeout_s=_LOOK_TIMEOUT_S)
             if answer.status >= 500:
                 raise EngineError(f"{self._path} answered {answer.status}: {answer.reason()}")
         except EngineError as error:
-            self._missed(error)
+            self._missed(error, suspected)
             return
         self._seen_s = self._clock()
         found = parse_metrics(answer.body.decode(errors="replace")) if answer.ok else None
@@ -88,8 +94,9 @@ class Monitor:
             self._lost = False
             self._watcher.back()
 
-    def _missed(self, error: EngineError) -> None:
-        limit_s = REFUSED_S if isinstance(error, UnreachableError) else SILENT_S
+    def _missed(self, error: EngineError, suspected: bool) -> None:
+        refused_s = 0.0 if suspected else REFUSED_S
+        limit_s = refused_s if isinstance(error, UnreachableError) else SILENT_S
         if not self._lost and self._clock() - self._seen_s >= limit_s:
             self._lost = True
             self._watcher.lost(str(error))

@@ -3,7 +3,8 @@
 Invariants:
 - A folder under its final name is complete; the newest two versions are kept, so that a server that dies can be
   started with the weights that it had.
-- What a server loads is a plain Hugging Face folder: config.json, model.safetensors and the tokenizer of the source.
+- What a server loads is a plain Hugging Face folder: config.json, safetensors and the tokenizer of the source.
+- Weights that can write themselves (`WritesFiles`, those of many ranks) never pass through this process.
 - With `untied` the output layer gets a tensor of its own: vLLM's CPU build keeps a packed copy of tied embeddings
   that a reload does not renew (seen in 0.32).
 """
@@ -14,7 +15,7 @@ import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from swe_rl.engine.http_client import Answer, HttpClient
 from swe_rl.engine.http_features import Features
@@ -30,7 +31,16 @@ _RESET_TRIES = 20
 _RESET_PAUSE_S = 0.1
 _KEPT = 2
 _COPIED = ("tokenizer", "vocab", "merges", "special_tokens", "chat_template", "added_tokens", "generation_config")
-_EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+
+
+@runtime_checkable
+class WritesFiles(Protocol):
+    """Weights that are somewhere else than in this process."""
+
+    def write_files(self, folder: Path, twice: Mapping[str, str]) -> None:
+        """Safetensors files, and an index where there are several; `twice`: second names, with the first ones."""
+        ...
 
 
 class WeightFolders:
@@ -63,9 +73,11 @@ class WeightFolders:
             export(self._source, aside, weights, untied=self._untied)
             shutil.rmtree(target, ignore_errors=True)
             aside.rename(target)
-        except OSError as error:
+        except BaseException as error:
             shutil.rmtree(aside, ignore_errors=True)
-            raise disk_error(target, error) from error
+            if isinstance(error, OSError):
+                raise disk_error(target, error) from error
+            raise
         return target
 
     def _forget_old(self) -> None:
@@ -75,21 +87,31 @@ class WeightFolders:
 
 def export(source: Path, target: Path, weights: "Mapping[str, torch.Tensor]", *, untied: bool = False) -> None:
     """`weights` (names as in the model's `state_dict`) beside the config and tokenizer of `source`. Raises OSError."""
+    tied = _describe(source, target, untied=untied)
+    if isinstance(weights, WritesFiles):
+        weights.write_files(target, {HEAD: EMBEDDING} if tied and untied else {})
+        return
     from safetensors.torch import save_file
 
-    config = json.loads((source / "config.json").read_text())
-    tied = bool(config.get("tie_word_embeddings"))
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
     if tied and untied:
-        tensors[_HEAD] = tensors[_EMBEDDING].clone()
-        config["tie_word_embeddings"] = False
+        tensors[HEAD] = tensors[EMBEDDING].clone()
     elif tied:
-        tensors.pop(_HEAD, None)
+        tensors.pop(HEAD, None)
+    save_file(tensors, target / "model.safetensors", metadata={"format": "pt"})
+
+
+def _describe(source: Path, target: Path, *, untied: bool) -> bool:
+    """Config and tokenizer; whether the output layer of `source` is its embedding."""
+    config = json.loads((source / "config.json").read_text())
+    tied = bool(config.get("tie_word_embeddings"))
+    if tied and untied:
+        config["tie_word_embeddings"] = False
     write_text_atomic(target / "config.json", json.dumps(config, indent=2))
     for file in source.iterdir():
         if file.name.startswith(_COPIED):
             shutil.copyfile(file, target / file.name)
-    save_file(tensors, target / "model.safetensors", metadata={"format": "pt"})
+    return tied
 
 
 def untied_copy(source: Path, target: Path) -> Path:
@@ -109,14 +131,14 @@ def untied_copy(source: Path, target: Path) -> Path:
 async def load_from_folder(client: HttpClient, features: Features, folder: Path, version: int) -> None:
     """The server, which must be paused, holds the weights of `folder` when this returns. Raises EngineError."""
     body = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
-    await _ask(client, "/collective_rpc", body)
-    await _forget_prefixes(client)
+    await ask(client, "/collective_rpc", body)
+    await forget_prefixes(client)
     await set_version(client, features, version)
 
 
 async def set_version(client: HttpClient, features: Features, version: int) -> None:
     if features.version_stamp:
-        await _ask(client, "/update_weight_version", {"new_version": str(version)})
+        await ask(client, "/update_weight_version", {"new_version": str(version)})
 
 
 async def told_version(client: HttpClient, features: Features) -> int | None:
@@ -127,17 +149,18 @@ async def told_version(client: HttpClient, features: Features) -> int | None:
     return weight_version(str(answer.json().get("weight_version"))) if answer.ok else None
 
 
-async def _forget_prefixes(client: HttpClient) -> None:
+async def forget_prefixes(client: HttpClient) -> None:
     """Also those of frozen requests, which the server then computes anew. It refuses while blocks are being moved."""
     for _ in range(_RESET_TRIES):
-        answer = await _ask(client, "/reset_prefix_cache?reset_running_requests=true")
+        answer = await ask(client, "/reset_prefix_cache?reset_running_requests=true")
         if not answer.body or answer.json().get("success", True):
             return
         await asyncio.sleep(_RESET_PAUSE_S)
     raise EngineError(f"{client.url} does not give up the prefixes that it cached with the old weights")
 
 
-async def _ask(client: HttpClient, path: str, body: Mapping[str, object] | None = None) -> Answer:
+async def ask(client: HttpClient, path: str, body: Mapping[str, object] | None = None) -> Answer:
+    """With the patience that weights need. Raises EngineError."""
     answer = await client.post(path, body, timeout_s=_LOAD_TIMEOUT_S)
     if not answer.ok:
         raise EngineError(f"{client.url}{path} answered {answer.status}: {answer.reason()}")

@@ -15,13 +15,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from swe_rl.config.schema import Config, EngineConfig, EngineKind
+from swe_rl.config.choices import EngineKind
+from swe_rl.config.schema import Config, EngineConfig
 from swe_rl.engine.external import external_engines
+from swe_rl.engine.loss import LossTeller, Record
 from swe_rl.engine.protocol import Engine
 from swe_rl.engine.vllm_arguments import VllmOptions
 from swe_rl.engine.vllm_command import complete
 from swe_rl.engine.vllm_engines import EngineFolders, vllm_engines, weight_folders
-from swe_rl.engine.vllm_makers import Record
 from swe_rl.errors import UserError
 from swe_rl.logger.disk import disk_error
 from swe_rl.sandbox.lease import write_lease
@@ -68,7 +69,10 @@ def make_engines(
     if config.engine.kind is EngineKind.external:
         # A folder that others see as well is one that the user chose.
         weights = weight_folders(config, folders.scratch) if config.paths.scratch else None
-        return external_engines(config, environ, weights)
+        external = external_engines(config, environ, weights)
+        for one in external:
+            one.teller = LossTeller(one.name, say, record or (lambda *_: None))
+        return external
     from swe_rl.engine.embedded import EmbeddedEngine
 
     assert model is not None

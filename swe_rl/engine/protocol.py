@@ -90,7 +90,10 @@ class Engine(Protocol):
     async def resume(self) -> None: ...
 
     async def update_weights(self, weights: "Mapping[str, torch.Tensor]", version: int) -> None:
-        """Copies `weights` in place (names as in the model's `state_dict`); later samples carry `version`."""
+        """Copies `weights` in place (names as in the model's `state_dict`); later samples carry `version`.
+
+        A request in flight is sampled anew: no completion mixes two versions. Raises EngineError.
+        """
         ...
 
     def stats(self) -> EngineStats: ...

@@ -56,7 +56,7 @@ class ScriptedEngine:
         ids = _until_stop(self._reply(prompt_ids), params.stop_token_ids)[:room]
         abort = self._aborts[request_id] = asyncio.Event()
         try:
-            sampled = await self._sample(len(ids), abort)
+            version, sampled = await self._sample_with_one_version(len(ids), abort)
         except asyncio.CancelledError:
             self.cancelled.append(request_id)
             raise
@@ -64,7 +64,7 @@ class ScriptedEngine:
             del self._aborts[request_id]
         self._sampled += sampled
         self._prefilled += len(prompt_ids)
-        return self._completion(ids, sampled, params, len(prompt_ids))
+        return self._completion(ids, sampled, params, len(prompt_ids), version)
 
     async def abort(self, request_id: str) -> None:
         if request_id in self._aborts:
@@ -89,6 +89,14 @@ class ScriptedEngine:
         for abort in self._aborts.values():
             abort.set()
 
+    async def _sample_with_one_version(self, num_tokens: int, abort: asyncio.Event) -> tuple[int, int]:
+        """The version and the tokens sampled; what was begun before an update is done again."""
+        while True:
+            version = self._version
+            sampled = await self._sample(num_tokens, abort)
+            if version == self._version or abort.is_set():
+                return version, sampled
+
     async def _sample(self, num_tokens: int, abort: asyncio.Event) -> int:
         """Tokens sampled before the end or an abort."""
         for done in range(num_tokens):
@@ -100,14 +108,16 @@ class ScriptedEngine:
                 return done
         return num_tokens
 
-    def _completion(self, ids: Sequence[int], sampled: int, params: SamplingParams, prompt_tokens: int) -> Completion:
+    def _completion(
+        self, ids: Sequence[int], sampled: int, params: SamplingParams, prompt_tokens: int, version: int
+    ) -> Completion:
         kept = tuple(ids[:sampled])
         stopped = bool(kept) and kept[-1] in params.stop_token_ids
         return Completion(
             token_ids=kept,
             logprobs=tuple(_logprob(prompt_tokens + at, token) for at, token in enumerate(kept)),
             finish_reason="abort" if sampled < len(ids) else "stop" if stopped else "length",
-            weight_version=self._version,
+            weight_version=version,
             decode_s=sampled * self.token_delay_s,
         )
 

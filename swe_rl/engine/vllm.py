@@ -3,9 +3,10 @@
 Invariants:
 - When the server dies, what waits for it fails at once with the reason from its log; later requests wait for the
   restart, which is tried `max_restarts` times in the engine's life, and fail when there is none left.
-- A restarted server serves only with the weights that the dead one had; otherwise it stays down.
+- A restarted server serves only with the weights that the dead one had, or newer ones; otherwise it stays down.
 - New weights reach a server that dies while it takes them once it is back.
-- A server that dies for want of a compiler is started again without compiled kernels, once, with a line that says so.
+- A server that dies for want of a compiler is started again without compiled kernels, once, with a line that says so;
+  one that does not understand the name of a MIG slice is given the slice's number.
 - `close` ends the process and everything below it.
 """
 
@@ -20,9 +21,10 @@ from typing import TYPE_CHECKING
 from swe_rl.engine.http import HttpEngine
 from swe_rl.engine.http_client import ServerFailingError
 from swe_rl.engine.http_weights import WeightFolders
+from swe_rl.engine.loss import LossTeller, Record
 from swe_rl.engine.protocol import Completion, EngineError, EngineStats, SamplingParams
 from swe_rl.engine.vllm_log import Cause
-from swe_rl.engine.vllm_makers import Makers, Record
+from swe_rl.engine.vllm_makers import Makers
 from swe_rl.engine.vllm_server import ServerDiedError, VllmServer
 
 if TYPE_CHECKING:
@@ -35,8 +37,7 @@ _DEATH_S = 2.0  # between the first failure and the end of the process
 class VllmEngine:
     """`on_change(up)` is called when the engine is lost (False) and when it serves again (True), for the router.
 
-    `record(event, fields)` is told of the same, for `events.jsonl`: `engine_lost` with the reason, `engine_back` with
-    the seconds in between.
+    `say` and `record` (for `events.jsonl`, see `loss`) are told of the same.
 
     `restore` gives a restarted server the current weights where they are not in a folder, and then calls `adopt` or
     `update_weights` on the client that it is called with.
@@ -65,9 +66,9 @@ class VllmEngine:
         self._max_restarts = max_restarts
         self._say = say
         self._weights = weights
-        self._record = record or (lambda *_: None)
-        self._clock = clock
+        self._teller = LossTeller(name, say, record or (lambda *_: None), clock)
         self._eager = False
+        self._by_number = False
         self._server: VllmServer | None = None
         self._http: HttpEngine | None = None
         self._paused = False
@@ -140,6 +141,10 @@ class VllmEngine:
                 if last or not await self._dies():
                     raise
 
+    async def receiver(self) -> HttpEngine:
+        """Who takes weights for this engine, once its server is up. Raises EngineError."""
+        return await self._serving()
+
     async def adopt(self, version: int) -> None:
         """The server holds the weights of `version`, which came by another way."""
         if self._http is not None:
@@ -195,7 +200,7 @@ class VllmEngine:
         took_s, attempt = None, 0
         while took_s is None:
             attempt += 1
-            self._server = server = self._makers.server(model_path, self._eager)
+            self._server = server = self._makers.server(model_path, self._eager, self._by_number)
             try:
                 took_s = await server.start()
             except ServerDiedError as error:
@@ -217,6 +222,10 @@ class VllmEngine:
         if error.cause is Cause.no_compiler and not self._eager:
             self._go_eager(error)
             return True
+        if error.cause is Cause.mig_name and not self._by_number:
+            self._by_number = True
+            self._say(f"{self.name}: this vLLM does not take the name of a MIG slice, so it is given a number. {error}")
+            return True
         return error.cause is Cause.port_in_use and attempt < _PORT_TRIES
 
     def _go_eager(self, error: ServerDiedError) -> None:
@@ -229,7 +238,7 @@ class VllmEngine:
     async def _keep(self) -> None:
         while self._server is not None:
             error = await self._server.wait()
-            self._death, lost_s = error, self._clock()
+            self._death = error
             self._up.clear()
             self._down.set()
             self._lost(error)
@@ -244,18 +253,18 @@ class VllmEngine:
                 return
             self._down.clear()
             self._up.set()
-            self._back(self._clock() - lost_s)
+            self._back()
 
     def _lost(self, error: ServerDiedError) -> None:
-        self._say(f"{error}; restart {self.restarts + 1} of {self._max_restarts}")
-        self._record("engine_lost", {"engine": self.name, "reason": str(error)})
-        if self._http is not None:
-            self._http.lose(str(error))
+        assert self._http is not None
+        self._http.lose(str(error))
+        left = self._max_restarts - self.restarts
+        then = f"restart {self.restarts + 1} of {self._max_restarts}" if left > 0 else "it is not started again"
+        self._teller.lost(str(error), self._http.in_flight.loss, then)
         self._tell(False)
 
-    def _back(self, away_s: float) -> None:
-        self._say(f"{self.name} serves again; it was away for {away_s:.1f} s")
-        self._record("engine_back", {"engine": self.name, "away_s": away_s})
+    def _back(self) -> None:
+        self._teller.back()
         self._tell(True)
 
     async def _restart(self, error: ServerDiedError) -> None:
@@ -278,7 +287,7 @@ class VllmEngine:
             await self._http.adopt(version)
         elif version and self.restore is not None:
             await self.restore(self._http)
-        if self._http.weight_version != version:
+        if self._http.weight_version < version:
             await self._server.stop()
             raise EngineError(f"the weights of step {version} are not to be had for it")
 

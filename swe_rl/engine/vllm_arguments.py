@@ -7,17 +7,21 @@ Invariants:
 """
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from swe_rl.config.schema import Config, LogprobsMode
+from swe_rl.config.choices import LogprobsMode
+from swe_rl.config.schema import Config
+from swe_rl.engine.wire import GLOO, transfer_kind
 
 _LOGPROBS_FLAG = {LogprobsMode.processed: "processed_logprobs", LogprobsMode.raw: "raw_logprobs"}
 _GPU_BLOCK_TOKENS = 16
 _CPU_BLOCK_TOKENS = 32  # the smallest that the CPU build takes
 _CPU_CACHE_TOKENS = 16  # times engine.max_model_len: as many full sequences fit by default
 _CPU_FLOAT_BYTES = 4
+EXTENSION = "swe_rl_gloo"  # as vllm_gloo.py is called beside the servers
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +85,9 @@ def server_arguments(config: Config, choice: ServerChoice, options: VllmOptions 
         arguments += ["--revision", config.model.revision, "--tokenizer-revision", config.model.revision]
     if engine.enforce_eager or choice.eager:
         arguments.append("--enforce-eager")
-    if config.trainer.lora_rank:
-        arguments += ["--enable-lora", "--max-lora-rank", str(engine.max_lora_rank)]
+    if transfer := transfer_kind(config):
+        arguments += ["--weight-transfer-config", json.dumps({"backend": transfer})]
+        arguments += ["--worker-extension-cls", f"{EXTENSION}.Extension"] if transfer == GLOO else []
     arguments += _memory(config, options, choice.devices)
     return (*arguments, *options.extra_arguments)
 
@@ -94,8 +99,9 @@ def server_environment(
     *,
     cache: Path,
     api_key: str,
+    extension: Path | None = None,
 ) -> dict[str, str]:
-    """`cache` holds what vLLM compiles, for all engines of this machine."""
+    """`cache` holds what vLLM compiles, for all engines of this machine; `extension`, EXTENSION where it is needed."""
     devices = choice.devices
     caches = {
         "VLLM_CACHE_ROOT": cache / "vllm",
@@ -110,7 +116,7 @@ def server_environment(
         "VLLM_LOGGING_COLOR": "0",
         "PYTHONUNBUFFERED": "1",
         **({"HF_HUB_OFFLINE": "1"} if Path(choice.model_path).is_dir() or not config.hardware.internet else {}),
-        **({"VLLM_CPU_OMP_THREADS_BIND": "nobind"} if devices is None else {}),
+        **({"VLLM_CPU_OMP_THREADS_BIND": "nobind", "GLOO_SOCKET_IFNAME": "lo"} if devices is None else {}),
     }
     decided = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_API_KEY": api_key}
     if devices is not None:
@@ -119,9 +125,10 @@ def server_environment(
         decided |= {"OMP_NUM_THREADS": str(config.engine.num_threads), "CUDA_VISIBLE_DEVICES": ""}
     if devices is None or choice.eager:
         decided["TORCH_COMPILE_DISABLE"] = "1"  # the sampler is compiled even with --enforce-eager
-    if config.trainer.lora_rank:
-        decided["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "True"
-    return {**defaults, **environ, **config.hardware.env_vars, **decided}
+    given = {**defaults, **environ, **config.hardware.env_vars, **decided}
+    if extension is not None:
+        given["PYTHONPATH"] = os.pathsep.join(filter(None, (str(extension), given.get("PYTHONPATH"))))
+    return given
 
 
 def shown(arguments: Sequence[str]) -> str:

@@ -50,6 +50,21 @@ def visible_devices(
     return ",".join(names[gpu.index] for gpu in gpus)
 
 
+def slice_number(name: str, environ: Mapping[str, str], *, list_devices: Callable[[], str] | None = None) -> str:
+    """For programs that know GPUs by number only: `0` means the first MIG slice that CUDA lists, and no other has one.
+
+    Raises DeviceError for the others.
+    """
+    visible = [one.strip() for one in environ.get("CUDA_VISIBLE_DEVICES", "").split(",")]
+    names = [one for one in visible if one.startswith("MIG-")] or mig_names((list_devices or _nvidia_smi)())
+    if names[:1] == [name]:
+        return "0"
+    raise DeviceError(
+        f"This vLLM does not take the name of a MIG slice, and {name} is not the first one here, so that it has no "
+        "number: give the engine the first slice (layout=mig2 does), or take a newer vLLM"
+    )
+
+
 def mig_names(listing: str) -> list[str]:
     """Of `nvidia-smi -L`, in its order."""
     return _MIG.findall(listing)

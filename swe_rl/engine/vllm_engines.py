@@ -8,17 +8,22 @@ Invariants:
 
 import logging
 import secrets
-from collections.abc import Callable, Mapping
+import shutil
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from swe_rl.config.schema import Config
+from swe_rl.engine import vllm_step
 from swe_rl.engine.external import needs
 from swe_rl.engine.http import HttpEngine
 from swe_rl.engine.http_client import HttpClient
 from swe_rl.engine.http_weights import WeightFolders, untied_copy
+from swe_rl.engine.loss import Record
 from swe_rl.engine.vllm import VllmEngine
 from swe_rl.engine.vllm_arguments import (
+    EXTENSION,
     ServerChoice,
     VllmOptions,
     served_name,
@@ -27,10 +32,16 @@ from swe_rl.engine.vllm_arguments import (
     shown,
 )
 from swe_rl.engine.vllm_command import vllm_command
-from swe_rl.engine.vllm_devices import DeviceError, visible_devices
-from swe_rl.engine.vllm_makers import Makers, Record
-from swe_rl.engine.vllm_server import Launch, VllmServer, free_port
-from swe_rl.layout.placement import Gpu, place
+from swe_rl.engine.vllm_devices import DeviceError, slice_number, visible_devices
+from swe_rl.engine.vllm_makers import Makers
+from swe_rl.engine.vllm_server import Launch, VllmServer
+from swe_rl.engine.vllm_step import StepSpec
+from swe_rl.engine.wire import GLOO, transfer_kind
+from swe_rl.hardware.allocation import allocation
+from swe_rl.hardware.host_address import free_port
+from swe_rl.hardware.nodes import NodesError, address, node_names, step, step_environment
+from swe_rl.layout.placement import Gpu, home, place
+from swe_rl.logger.disk import disk_error
 from swe_rl.model.load import locate
 from swe_rl.sandbox.process_tree import MARKER
 
@@ -57,6 +68,8 @@ class _Plan:
     api_key: str
     say: Callable[[str], None]
     weights: WeightFolders | None
+    extension: Path | None = None  # the folder of what vLLM's workers import
+    nodes: tuple[str, ...] = ()  # names by the layout's numbers, where an engine is on another node than this process
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,22 +79,40 @@ class _Maker:
     plan: _Plan
     index: int
     devices: str | None
+    away: tuple[Gpu, ...] = ()  # its GPUs, on another node
 
     @property
     def name(self) -> str:
         return f"engine{self.index}"
 
-    def server(self, model_path: str, eager: bool) -> VllmServer:
+    @property
+    def node(self) -> str | None:
+        return self.plan.nodes[self.away[0].node] if self.away else None
+
+    def server(self, model_path: str, eager: bool, by_number: bool = False) -> VllmServer:
+        """Raises DeviceError."""
         plan, config = self.plan, self.plan.config
-        choice = ServerChoice(self.index, free_port(), model_path, self.devices, eager)
-        environment = server_environment(config, choice, plan.environ, cache=plan.folders.cache, api_key=plan.api_key)
+        devices = self.devices
+        if by_number and not self.away:
+            devices = slice_number(devices or "", plan.environ)
+        choice = ServerChoice(self.index, free_port(), model_path, devices, eager)
+        environment = server_environment(
+            config,
+            choice,
+            plan.environ,
+            cache=plan.folders.cache,
+            api_key=plan.api_key,
+            extension=plan.extension,
+        )
         # By this mark the next run finds what a killed one left (sandbox/lease).
-        environment[MARKER] = f"{plan.folders.scratch}/{self.name}"
+        environment[MARKER] = f"{plan.folders.scratch}/{self.name}/"
         arguments = server_arguments(config, choice, plan.options)
-        _log.info("%s starts on %s: %s", self.name, _where(self.devices), shown(arguments))
-        plan.say(f"{self.name} starts on {_where(self.devices)}{_weights_of(model_path)}")
+        where = _where(self.devices) + (f" of node {self.node}" if self.node else "")
+        _log.info("%s starts on %s: %s", self.name, where, shown(arguments))
+        plan.say(f"{self.name} starts on {where}{_weights_of(model_path)}")
+        launch = Launch(arguments, environment, f"http://127.0.0.1:{choice.port}")
         return VllmServer(
-            Launch(arguments, environment, f"http://127.0.0.1:{choice.port}"),
+            self._elsewhere(launch, choice.port, by_number) if self.node else launch,
             plan.folders.logs / f"{self.name}.log",
             name=self.name,
             start_timeout_s=plan.options.start_timeout_s,
@@ -89,10 +120,27 @@ class _Maker:
             say=plan.say,
         )
 
+    def _elsewhere(self, launch: Launch, inner: int, by_number: bool) -> Launch:
+        """The same server as a step of this job on its own node. Ports are free here, and tried again if not there."""
+        assert self.node is not None
+        plan = self.plan
+        gpus = tuple(gpu.index for gpu in self.away)
+        spec = StepSpec(free_port(), inner, plan.options.stop_timeout_s, gpus, plan.config.hardware.mig, by_number)
+        program = (sys.executable, "-I", vllm_step.__file__, spec.text())
+        environment = step_environment(launch.environment)
+        environment.pop("CUDA_VISIBLE_DEVICES", None)  # SLURM says there which are the job's
+        return Launch(
+            launch.arguments,
+            environment,
+            f"http://{address(self.node)}:{spec.port}",
+            step=(*step(self.node, self.name), *program),
+            api_key=plan.api_key,
+        )
+
     def client(self, url: str) -> HttpEngine:
         config = self.plan.config
         return HttpEngine(
-            HttpClient(url, api_key=self.plan.api_key),
+            HttpClient(url, api_key=self.plan.api_key, direct=self.node is not None),
             replace(needs(config), model=served_name(config)),
             name=self.name,
             max_num_seqs=config.engine.max_num_seqs,
@@ -111,17 +159,16 @@ def vllm_engines(
     """Not started. Raises UserError."""
     if not options.command:
         options = replace(options, command=vllm_command(environ))
-    placed = place(config).engines
+    placement = place(config)
+    placed, own = placement.engines, home(placement)
+    nodes = _nodes(config, placed, own, environ)
     weights = weight_folders(config, folders.scratch, untied=not placed)
     model_path = locate(config.model)
     if not placed and Path(model_path).is_dir():
         model_path = str(untied_copy(Path(model_path), folders.scratch / "untied"))
     key = environ.get("VLLM_API_KEY") or secrets.token_hex(16)
-    plan = _Plan(config, folders, options, environ, key, say, weights)
-    makers = [
-        _Maker(plan, index, _devices(config, placed[index], environ) if placed else None)
-        for index in range(config.layout.engines)
-    ]
+    plan = _Plan(config, folders, options, environ, key, say, weights, _extension(config, folders.scratch), nodes)
+    makers = [_maker(plan, index, placed[index] if placed else (), own) for index in range(config.layout.engines)]
     return [
         VllmEngine(
             Makers(maker.server, maker.client),
@@ -142,6 +189,19 @@ def weight_folders(config: Config, root: Path, *, untied: bool = False) -> Weigh
     return None if source is None else WeightFolders(root, source, untied=untied)
 
 
+def _extension(config: Config, scratch: Path) -> Path | None:
+    """A copy apart: vLLM may be in another environment, which must not see the packages of this one."""
+    if transfer_kind(config) != GLOO:
+        return None
+    folder = scratch / "extension"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(Path(__file__).with_name("vllm_gloo.py"), folder / f"{EXTENSION}.py")
+    except OSError as error:
+        raise disk_error(folder, error) from error
+    return folder
+
+
 def _folder_of(model: str, revision: str | None) -> Path | None:
     """A folder as it is; for a hub id the folder of the hub's cache, if it is there."""
     if Path(model).is_dir():
@@ -152,14 +212,34 @@ def _folder_of(model: str, revision: str | None) -> Path | None:
     return Path(found).parent if isinstance(found, str) else None
 
 
-def _devices(config: Config, gpus: tuple[Gpu, ...], environ: Mapping[str, str]) -> str:
-    away = [gpu.node for gpu in gpus if gpu.node]
-    if away:
+def _maker(plan: _Plan, index: int, gpus: tuple[Gpu, ...], own: int) -> _Maker:
+    """Raises DeviceError."""
+    if not gpus:
+        return _Maker(plan, index, None)
+    if gpus[0].node != own:
+        return _Maker(plan, index, ",".join(str(gpu.index) for gpu in gpus), away=gpus)
+    return _Maker(plan, index, visible_devices(gpus, plan.environ, mig=plan.config.hardware.mig))
+
+
+def _nodes(config: Config, placed: Sequence[tuple[Gpu, ...]], own: int, environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Raises DeviceError outside a job, NodesError in one that is too small."""
+    away = [gpus[0].node for gpus in placed if gpus[0].node != own]
+    if not away:
+        return ()
+    here = allocation(environ)
+    if here is None:
         raise DeviceError(
-            f"layout={config.layout.name} puts an engine on node {away[0]}, and engine=vllm starts servers on its own "
-            "node only: start `vllm serve` on the others and give all addresses as engine=external engine.urls=[...]"
+            f"layout={config.layout.name} puts an engine on node {away[0]}, where only SLURM can start it: start the "
+            "run inside a job of that many nodes, or start `vllm serve` on the others and give all addresses as "
+            "engine=external engine.urls=[...]"
         )
-    return visible_devices(gpus, environ, mig=config.hardware.mig)
+    names = node_names(here, own)
+    if max(away) >= len(names):
+        raise NodesError(
+            f"layout={config.layout.name} puts an engine on node {max(away)}, and job {here.job_id} has {len(names)} "
+            f"({here.node_list}): ask for more with hardware.nodes, or take a smaller layout"
+        )
+    return names
 
 
 def _weights_of(model_path: str) -> str:

@@ -49,6 +49,8 @@ def _signals() -> tuple[list[int], int]:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda number, _: asked.append(number))
     signal.signal(signal.SIGCHLD, lambda *_: None)
+    for number in (signal.SIGUSR1, signal.SIGUSR2):  # a scheduler's warnings go to every process; the command ignores
+        signal.signal(number, signal.SIG_IGN)  # them with us, and is ended by whoever asked for it
     return asked, read
 
 

@@ -28,6 +28,7 @@ class Cause(StrEnum):
     out_of_memory = "out_of_memory"
     no_compiler = "no_compiler"
     port_in_use = "port_in_use"
+    mig_name = "mig_name"  # a release that takes GPUs by number only
     unknown = "unknown"
 
 
@@ -36,12 +37,14 @@ _SIGNS = {
         r"Failed to find C compiler|InvalidCxxCompiler|No working C\+\+ compiler|fatal error: Python\.h"
         r"|No such file or directory: '([^']*/)?(gcc|g\+\+|cc|c\+\+|clang|nvcc|ptxas|ninja)'"
         r"|(gcc|cc|g\+\+|nvcc): (command )?not found|cannot find -lcuda|Could not find nvcc|Ninja is required"
+        r"|unsupported GNU version|gcc versions later than"
     ),
     Cause.out_of_memory: re.compile(
         r"OutOfMemoryError|CUDA out of memory|No available memory for the cache blocks|Cannot allocate memory"
         r"|less than desired (GPU|CPU) memory|KV cache is needed, which is larger|larger than the maximum number of tok"
     ),
     Cause.port_in_use: re.compile(r"[Aa]ddress already in use"),
+    Cause.mig_name: re.compile(r"invalid literal for int\(\) with base 10: 'MIG-|Non-integer device ID 'MIG-"),
 }
 _WAY_OUT = {
     Cause.out_of_memory: "lower engine.gpu_memory_utilization if others use the GPU, or engine.max_model_len, "

@@ -2,6 +2,7 @@
 
 Invariants:
 - It runs below a guard (`vllm_guard`), which ends it with all its children when this process dies, however it dies.
+  What a guard that was killed has left is found by its marker.
 - `stop` returns once nothing of it is left; it may be called at any time, and again.
 - Its output goes to a log file of its own; what it says about its end is in the error.
 """
@@ -10,11 +11,10 @@ import asyncio
 import contextlib
 import os
 import signal
-import socket
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from swe_rl.engine import vllm_guard
@@ -22,6 +22,7 @@ from swe_rl.engine.http_client import HttpClient
 from swe_rl.engine.protocol import EngineError
 from swe_rl.engine.vllm_log import Cause, Diagnosis, diagnose, last_line, read_tail
 from swe_rl.logger.disk import disk_error
+from swe_rl.sandbox.process_tree import MARKER, kill_marked
 
 _LOOK_S = 0.5
 _TELL_EVERY_S = 15.0
@@ -38,9 +39,14 @@ class ServerDiedError(EngineError):
 
 @dataclass(frozen=True, slots=True)
 class Launch:
+    """`step`: what comes before the command where the server runs on another node (see `vllm_step`), else nothing.
+    `api_key`: for the look at its health."""
+
     arguments: tuple[str, ...]
     environment: Mapping[str, str]
     url: str
+    step: tuple[str, ...] = ()
+    api_key: str | None = field(default=None, repr=False)
 
 
 class VllmServer:
@@ -102,9 +108,13 @@ class VllmServer:
         except TimeoutError:
             _kill_tree(process.pid)
             await process.wait()
+        marker = self._launch.environment.get(MARKER)
+        if process.returncode == -signal.SIGKILL and marker:  # the guard itself was killed, and ended nothing
+            await asyncio.to_thread(kill_marked, marker)
 
     async def _spawn(self) -> None:
-        command = [sys.executable, "-I", vllm_guard.__file__, str(self._stop_timeout_s), *self._launch.arguments]
+        guard = (sys.executable, "-I", vllm_guard.__file__, str(self._stop_timeout_s))
+        command = [*(self._launch.step or guard), *self._launch.arguments]  # a step has a guard of its own
         try:
             self.log.parent.mkdir(parents=True, exist_ok=True)
             output = self.log.open("ab")
@@ -127,7 +137,7 @@ class VllmServer:
     async def _wait_until_healthy(self, started_s: float) -> None:
         process = self._process
         assert process is not None
-        client = HttpClient(self.url, tries=1)
+        client = HttpClient(self.url, api_key=self._launch.api_key, tries=1, direct=bool(self._launch.step))
         await client.open()
         told_s = started_s
         try:
@@ -165,13 +175,6 @@ class VllmServer:
 
 
 _SIGNALS = frozenset(int(one) for one in signal.Signals)
-
-
-def free_port() -> int:
-    """One that is free now; somebody else may take it before the server does."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 async def _is_healthy(client: HttpClient) -> bool:

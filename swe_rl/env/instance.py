@@ -2,16 +2,62 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from swe_rl.errors import UserError
 
 _REQUIRED = ("instance_id", "repo", "base_commit", "problem_statement", "patch", "test_patch")
+_OPTIONAL = (
+    "version",
+    "image",
+    "eval_script",
+    "log_parser",
+    "eval_type",
+    "environment_setup_commit",
+    "hints_text",
+    "created_at",
+    "difficulty",
+    "setup_script",
+    "hide_script",
+)
 
 
 class InstanceError(UserError):
     """A record or a file of instances is missing, malformed or contradicts itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where an instance's tree comes from when there is neither a registry nor a clone: a source distribution."""
+
+    sdist: str  # NAME-VERSION, as the package index calls it
+    fix: str  # how its tree becomes the base commit's, in words: it is taken back, or it applies forward
+    python: str  # the version that the tests run with, as 3.9
+
+    @property
+    def reverse(self) -> bool:
+        """True if the distribution has the fix already, which is then taken back."""
+        return self.fix.lower().startswith("reverse")
+
+    @classmethod
+    def from_record(cls, value: Any, where: str) -> "Source":
+        """Raises InstanceError naming `where` and the key."""
+        if isinstance(value, str):
+            try:
+                value = json.loads(value)
+            except ValueError as error:
+                raise InstanceError(f"{where}: column 'source' is a string but not JSON: {error}") from error
+        keys = ("sdist", "fix", "python")
+        if not isinstance(value, Mapping) or not all(isinstance(value.get(key), str) for key in keys):
+            raise InstanceError(f"{where}: column 'source' must hold the strings {', '.join(keys)}")
+        one = cls(value["sdist"], value["fix"], value["python"])
+        if not one.reverse and "forward" not in one.fix:
+            raise InstanceError(
+                f"{where}: column 'source' has fix={one.fix!r}; it says either that patch and test_patch are to be "
+                "reverse-applied, or that they apply forward"
+            )
+        return one
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +71,17 @@ class Instance:
     fail_to_pass: tuple[str, ...]
     pass_to_pass: tuple[str, ...]
     version: str = ""
+    image: str = ""  # container image that holds the repository at its base commit; empty: env.image_template's
+    eval_script: str = ""  # the data set's own test script, as the official harness wants it
+    log_parser: str = ""  # the official harness's name of the reader of that script's log
+    eval_type: str = ""
+    environment_setup_commit: str = ""
+    hints_text: str = ""
+    created_at: str = ""
+    difficulty: str = ""
+    setup_script: str = ""  # bash that makes the base tree in a fresh container of the image, as root
+    hide_script: str = ""  # bash that takes the tests out of an agent's container; never run before grading
+    source: Source | None = None  # how to make workspace and image without a registry
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any], where: str = "record") -> "Instance":
@@ -41,16 +98,18 @@ class Instance:
             **{key: record[key] for key in _REQUIRED},
             fail_to_pass=_test_ids(record, "FAIL_TO_PASS", where),
             pass_to_pass=_test_ids(record, "PASS_TO_PASS", where),
-            version=str(record.get("version") or ""),
+            **{key: str(record.get(key) or "") for key in _OPTIONAL},
+            source=Source.from_record(record["source"], where) if record.get("source") else None,
         )
 
     def to_record(self) -> dict[str, Any]:
         record: dict[str, Any] = {key: getattr(self, key) for key in _REQUIRED}
-        return record | {
+        record |= {
             "FAIL_TO_PASS": list(self.fail_to_pass),
             "PASS_TO_PASS": list(self.pass_to_pass),
-            "version": self.version,
+            **{key: value for key in _OPTIONAL if (value := getattr(self, key)) or key == "version"},
         }
+        return record | ({"source": asdict(self.source)} if self.source else {})
 
 
 def _test_ids(record: Mapping[str, Any], key: str, where: str) -> tuple[str, ...]:

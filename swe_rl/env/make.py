@@ -2,14 +2,19 @@
 
 from pathlib import Path
 
+from swe_rl.config.choices import SandboxKind
 from swe_rl.config.schema import EnvConfig
 from swe_rl.env.bugs.env import BugsEnv
 from swe_rl.env.protocol import Env
-from swe_rl.errors import UserError
+from swe_rl.env.swe.env import SweEnv
 
 
-def make_env(config: EnvConfig, cache: Path) -> Env:
-    """Raises UserError for an environment that cannot run yet."""
-    if config.name not in ("bugs", "jsonl"):
-        raise UserError(f"env={config.name} composes but cannot run yet; env=bugs runs on this machine")
-    return BugsEnv(config, cache)
+def make_env(config: EnvConfig, cache: Path, sandbox: SandboxKind = SandboxKind.process) -> Env:
+    """`cache` holds prepared workspaces; `sandbox` decides whether an instance's workspace is a folder or an image."""
+    if config.name == "bugs":
+        return BugsEnv(config, cache)
+    if config.name == "kodcode":
+        from swe_rl.env.kodcode.env import KodcodeEnv
+
+        return KodcodeEnv(config, cache)
+    return SweEnv(config, cache, sandbox)

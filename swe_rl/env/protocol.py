@@ -24,6 +24,8 @@ class Grade:
     log_tail: str = ""
     duration_s: float = 0.0
     cached: bool = False
+    timed_out: bool = False  # the tests did not end within the grading's time
+    findings: tuple[str, ...] = ()  # facts about this run beyond passed or not: forged output, a changed test runner
 
 
 class Env(Protocol):

@@ -1,50 +1,62 @@
-"""Files of instances: JSON lines in SWE-bench's columns, and lists of instance ids."""
+"""Files of instances: JSON lines, JSON and parquet in SWE-bench's columns, and lists of instance ids.
+
+Invariants:
+- Whatever is wrong with a record is said with its file, its line or row, and its column.
+- Every instance id is unique within what was read.
+"""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import Any
 
 from swe_rl.env.instance import Instance, InstanceError
+from swe_rl.logger.disk import write_text_atomic
+
+ENDINGS = (".jsonl", ".json", ".parquet")
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A record and the words that name its place: `FILE, line 3`."""
+
+    where: str
+    record: Mapping[str, Any]
+
+
+def read_rows(path: Path) -> list[Row]:
+    """All records of a file, in its order. Raises InstanceError naming the file, the line and what is wrong there."""
+    if path.suffix == ".parquet":
+        return _parquet_rows(path)
+    if path.suffix == ".json":
+        return _json_rows(path)
+    return [_parsed(line, f"{path}, line {number}") for number, line in _numbered(path) if line.strip()]
 
 
 def read_instances(path: Path) -> list[Instance]:
     """Raises InstanceError naming the file, the line and what is wrong there."""
-    instances = []
-    for number, line in enumerate(_lines(path, "env.dataset"), start=1):
-        if not line.strip():
-            continue
-        where = f"{path}, line {number}"
-        try:
-            record = json.loads(line)
-        except ValueError as error:
-            raise InstanceError(f"{where}: not JSON: {error}") from error
-        if not isinstance(record, dict):
-            raise InstanceError(
-                f"{where}: a JSON object with SWE-bench's columns is needed, not {type(record).__name__}"
-            )
-        instances.append(Instance.from_record(record, where))
+    instances = [Instance.from_record(row.record, row.where) for row in read_rows(path)]
     if not instances:
         raise InstanceError(f"env.dataset={path} holds no instance; give a file with one JSON record a line")
-    _refuse_duplicates(instances, path)
+    refuse_duplicates(instances, str(path))
     return instances
 
 
 def write_instances(path: Path, instances: Iterable[Instance]) -> None:
-    aside = path.with_name(f".{path.name}.aside")
-    aside.write_text("".join(json.dumps(one.to_record(), sort_keys=True) + "\n" for one in instances), encoding="utf-8")
-    aside.replace(path)
+    """Raises DiskError; then the file is as it was before."""
+    write_text_atomic(path, "".join(json.dumps(one.to_record(), sort_keys=True) + "\n" for one in instances))
 
 
-def select_instances(instances: Sequence[Instance], listing: str) -> list[Instance]:
+def select_instances(instances: Sequence[Instance], listing: str | Sequence[str]) -> list[Instance]:
     """Those whose ids the file `listing` has, one a line, `#` for comments; or that match it where it is a pattern
-    (`django__django-*`). Raises InstanceError for an id that nothing has, or a pattern that matches none."""
+    (`django__django-*`); or those that it names itself where it is a list.
+
+    Raises InstanceError for an id that nothing has, or a pattern that matches none.
+    """
     known = {one.instance_id: one for one in instances}
-    if "*" in listing:
-        wanted = [name for name in known if fnmatchcase(name, listing)]
-    else:
-        wanted = [line.split("#")[0].strip() for line in _lines(Path(listing), "env.instances")]
-    wanted = [name for name in wanted if name]
+    wanted = wanted_ids(listing, list(known))
     missing = [name for name in wanted if name not in known]
     if missing or not wanted:
         shown = ", ".join(missing[:5]) or "no id at all"
@@ -55,17 +67,77 @@ def select_instances(instances: Sequence[Instance], listing: str) -> list[Instan
     return [known[name] for name in wanted]
 
 
-def _lines(path: Path, key: str) -> list[str]:
-    try:
-        return path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-        raise InstanceError(f"{key}={path} cannot be read ({reason}); give the path of an existing file") from error
+def wanted_ids(listing: str | Sequence[str], known: Sequence[str]) -> list[str]:
+    """The ids that `listing` means, each once, in its order. Raises InstanceError for a file that cannot be read."""
+    if not isinstance(listing, str):
+        wanted = [str(name) for name in listing]
+    elif "*" in listing:
+        wanted = [name for name in known if fnmatchcase(name, listing)]
+    else:
+        wanted = [line.split("#")[0].strip() for line in _lines(Path(listing).expanduser(), "env.instances")]
+    return list(dict.fromkeys(name for name in wanted if name))
 
 
-def _refuse_duplicates(instances: Sequence[Instance], path: Path) -> None:
+def refuse_duplicates(instances: Sequence[Instance], name: str) -> None:
+    """Raises InstanceError."""
     seen: set[str] = set()
     for one in instances:
         if one.instance_id in seen:
-            raise InstanceError(f"{path}: instance {one.instance_id!r} is there twice; every id must be unique")
+            raise InstanceError(f"{name}: instance {one.instance_id!r} is there twice; every id must be unique")
         seen.add(one.instance_id)
+
+
+def _parsed(text: str, where: str) -> Row:
+    try:
+        record = json.loads(text)
+    except ValueError as error:
+        raise InstanceError(f"{where}: not JSON: {error}") from error
+    return _row(record, where)
+
+
+def _row(record: Any, where: str) -> Row:
+    if not isinstance(record, dict):
+        raise InstanceError(f"{where}: a JSON object with SWE-bench's columns is needed, not {type(record).__name__}")
+    return Row(where, record)
+
+
+def _json_rows(path: Path) -> list[Row]:
+    """A list of records, or an object of records by their ids."""
+    try:
+        content = json.loads("\n".join(_lines(path, "env.dataset")))
+    except ValueError as error:
+        raise InstanceError(f"{path}: not JSON: {error}; one record a line is the ending .jsonl") from error
+    records = list(content.values()) if isinstance(content, dict) else content
+    if not isinstance(records, list):
+        raise InstanceError(f"{path}: a list of records is needed, not {type(content).__name__}")
+    return [_row(record, f"{path}, record {number}") for number, record in enumerate(records, start=1)]
+
+
+def _parquet_rows(path: Path) -> list[Row]:
+    pyarrow = _pyarrow(path)
+    try:
+        records = pyarrow.read_table(path).to_pylist()
+    except (OSError, ValueError) as error:
+        raise InstanceError(f"env.dataset={path} cannot be read ({error}); give the path of a parquet file") from error
+    return [Row(f"{path}, row {number}", record) for number, record in enumerate(records)]
+
+
+def _pyarrow(path: Path) -> Any:
+    try:
+        import pyarrow.parquet
+    except ImportError as error:
+        raise InstanceError(f"{path} is a parquet file, which needs pyarrow: pip install 'swe_rl[data]'") from error
+    return pyarrow.parquet
+
+
+def _numbered(path: Path) -> Iterable[tuple[int, str]]:
+    return enumerate(_lines(path, "env.dataset"), start=1)
+
+
+def _lines(path: Path, key: str) -> list[str]:
+    """Lines end with a newline alone: a record may hold any other character that Unicode counts as a line's end."""
+    try:
+        return path.read_text(encoding="utf-8").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+        raise InstanceError(f"{key}={path} cannot be read ({reason}); give the path of an existing file") from error

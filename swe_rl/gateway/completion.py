@@ -27,10 +27,11 @@ from swe_rl.gateway.session import Recorded, TurnPlan
 from swe_rl.gateway.store import TraceStore
 from swe_rl.gateway.trace import Trace
 from swe_rl.model.chat import ChatRenderer
-from swe_rl.model.tool_parser import parse_reply
+from swe_rl.model.tool_parser import ParsedReply, ToolParser
 
 _ENGINE_TRIES = 3  # of one call, on whichever engine the router gives it
-_LONG_CHARS = 65536  # from here on rendering would hold up the event loop
+_LONG_CHARS = 2048  # of new text: from here on encoding it (1 to 2 MB/s) would hold up the event loop
+_LONG_TOKENS = 2048  # of a reply: from here on decoding and parsing it would
 _log = logging.getLogger(__name__)
 
 
@@ -52,7 +53,7 @@ class Completer:
         *,
         model_name: str,
         max_model_len: int,
-        parse_tools: bool,
+        parse: ToolParser,
         wall_clock: Callable[[], float] = time.time,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -62,7 +63,7 @@ class Completer:
         self._metrics = metrics
         self._model_name = model_name
         self._max_model_len = max_model_len
-        self._parse_tools = parse_tools
+        self._parse = parse
         self._wall_clock = wall_clock
         self._clock = clock
         self._request_numbers = count()
@@ -77,28 +78,25 @@ class Completer:
         recorded = False
         try:
             completion, engine, held_s = await self._generate(live, plan, self._params(live, plan, request))
-            message = self._message(live, plan, request, completion)
+            message = await self._message(live, plan, request, completion)
             turn = live.state.record(plan, completion.token_ids, message)
             recorded = True
         finally:
             if not recorded:
                 live.state.release(plan)
         live.count(turn, completion, held_s)
-        await self._store.append_async(self._trace(live, plan, turn, completion, engine, held_s))
+        trace = self._trace(live, plan, turn, completion, engine, held_s)
+        await self._store.append_async(trace, turn.base_turn, turn.base_tokens)
         self._count(plan, turn, completion, started_s)
         return self._answer(live, plan, turn, request, completion, message)
 
     async def _plan(self, live: LiveSession, request: ChatRequest) -> TurnPlan:
-        async with live.lock:
-            if sum(len(str(message.get("content"))) for message in request.messages) < _LONG_CHARS:
-                return live.state.plan_turn(request.messages, request.tools)
-            planning = asyncio.ensure_future(asyncio.to_thread(live.state.plan_turn, request.messages, request.tools))
-            try:
-                return await asyncio.shield(planning)
-            except asyncio.CancelledError:
-                # A thread cannot be stopped: the lock is kept until it is done.
-                live.state.release(await planning)
-                raise
+        draft = live.state.draft(request.messages, request.tools)
+        if draft.new_chars < _LONG_CHARS:
+            delta_ids = draft.render(self._renderer)
+        else:
+            delta_ids = await asyncio.to_thread(draft.render, self._renderer)
+        return live.state.plan(draft, delta_ids)
 
     def _params(self, live: LiveSession, plan: TurnPlan, request: ChatRequest) -> SamplingParams:
         pinned, limit, key = live.settings, self._max_model_len, "engine.max_model_len"
@@ -167,12 +165,17 @@ class Completer:
         _check(completion, engine.name)
         return completion
 
-    def _message(
+    async def _message(
         self, live: LiveSession, plan: TurnPlan, request: ChatRequest, completion: Completion
     ) -> dict[str, object]:
-        text = self._renderer.decode(completion.token_ids)
-        parsed = parse_reply(text, tools=self._parse_tools and bool(request.tools))
+        if len(completion.token_ids) < _LONG_TOKENS:
+            parsed = self._parsed(completion, request)
+        else:
+            parsed = await asyncio.to_thread(self._parsed, completion, request)
         return reply.assistant_message(parsed, live.session_id, plan.number)
+
+    def _parsed(self, completion: Completion, request: ChatRequest) -> ParsedReply:
+        return self._parse(self._renderer.decode(completion.token_ids), request.tools)
 
     def _trace(
         self, live: LiveSession, plan: TurnPlan, turn: Recorded, completion: Completion, engine: str, held_s: float
@@ -193,6 +196,7 @@ class Completer:
             decode_s=completion.decode_s,
             cached_tokens=completion.cached_tokens,
             engine=engine,
+            held_s=held_s,
         )
 
     def _answer(
@@ -232,7 +236,7 @@ def turn_seed(seed: int, number: int) -> int:
 def _check(completion: Completion, engine: str) -> None:
     """Raises ApiError for what would poison a row."""
     sampled, logprobs = len(completion.token_ids), completion.logprobs
-    if not sampled or sampled != len(logprobs) or not all(math.isfinite(one) for one in logprobs):
+    if not sampled or sampled != len(logprobs) or not math.isfinite(sum(logprobs)):  # nan and inf stay in a sum
         raise engine_failure(
             502,
             f"Engine {engine} answered with {sampled} tokens and {len(logprobs)} log-probabilities, not all finite.",

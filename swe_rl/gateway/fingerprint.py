@@ -17,26 +17,34 @@ from swe_rl.model.templates.qwen import message_text, role_of
 Fingerprint = bytes
 
 
-def message_fingerprint(message: Mapping[str, Any]) -> Fingerprint:
-    role, text = role_of(message), message_text(message.get("content"))
-    parts: list[Any] = [role, text.strip() if role == "assistant" else text]
-    if role == "assistant":
-        parts += [_call(call) for call in message.get("tool_calls") or ()]
-    return _digest(json.dumps(parts, sort_keys=True).encode())
+def tools_hash(tools: Sequence[Mapping[str, Any]] | None) -> Fingerprint:
+    """Of a conversation without a message."""
+    return _digest(json.dumps(list(tools or ()), sort_keys=True).encode())
 
 
 def prefix_hashes(
     messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None
 ) -> list[Fingerprint]:
     """Entry i covers the tools and the first i messages; one entry more than there are messages."""
-    hashes = [_digest(json.dumps(list(tools or ()), sort_keys=True).encode())]
+    hashes = [tools_hash(tools)]
     for message in messages:
         hashes.append(extend_hash(hashes[-1], message))
     return hashes
 
 
 def extend_hash(prefix: Fingerprint, message: Mapping[str, Any]) -> Fingerprint:
-    return _digest(prefix + message_fingerprint(message))
+    """Lengths are written in front of what may hold anything, so that no two messages are written alike."""
+    role, text = role_of(message), message_text(message.get("content"))
+    if role != "assistant":
+        return _digest(b"%b%b\0%b" % (prefix, role.encode(), _encode(text)))
+    said = _encode(text.strip())
+    calls = message.get("tool_calls") or ()
+    called = json.dumps([_call(call) for call in calls], sort_keys=True).encode() if calls else b""
+    return _digest(b"%bassistant\0%d\0%b%b" % (prefix, len(said), said, called))
+
+
+def _encode(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")
 
 
 def _call(call: Mapping[str, Any]) -> list[Any]:

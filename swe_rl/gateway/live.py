@@ -1,11 +1,14 @@
 """The sessions that are open, and what each has used so far.
 
 Invariants:
-- An opened session lives until it is closed; one that a client began by using it is let go of when too many are idle.
-- A closed session's id is refused from then on: an agent that outlives its trajectory cannot go on sampling.
+- An opened session lives until it is closed; one that a client began by using it (implicit) is let go of when its
+  client closes it, when it was idle for long, or when too many are idle. A session with a call in flight is kept.
+- A closed session's id is refused from then on (the last `_REMEMBERED_CLOSED` of them): an agent that outlives its
+  trajectory cannot go on sampling.
 """
 
 import asyncio
+import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -16,7 +19,7 @@ from swe_rl.gateway.reply import Answer
 from swe_rl.gateway.session import Recorded, Session, SessionSettings
 from swe_rl.gateway.trace import Break
 
-_IDLE_SESSIONS = 1024
+_REMEMBERED_CLOSED = 65536
 _MAX_ID_CHARS = 512
 
 
@@ -35,7 +38,7 @@ class LiveSession:
     session_id: str
     state: Session
     settings: SessionSettings | None  # None: the client's own parameters
-    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    used_s: float = 0.0  # when its last call began or ended, on the clock of its LiveSessions
     calls: "set[asyncio.Task[Answer]]" = field(default_factory=set)
     num_calls: int = 0
     sampled_tokens: int = 0
@@ -66,20 +69,33 @@ class LiveSession:
 
 
 class LiveSessions:
-    """`new_state` makes a session's state; `released` is told of each that is gone."""
+    """`new_state` makes a session's state; `released` is told of each that is gone. `max_idle` and `idle_s` bound the
+    implicit ones."""
 
-    def __init__(self, new_state: Callable[[str], Session], released: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        new_state: Callable[[str], Session],
+        released: Callable[[str], None],
+        *,
+        max_idle: int = 1024,
+        idle_s: float = 3600.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.num_calls = 0  # in flight, of all sessions
         self._new_state = new_state
         self._released = released
+        self._max_idle = max_idle
+        self._idle_s = idle_s
+        self._clock = clock
         self._opened: dict[str, LiveSession] = {}
-        self._implicit: OrderedDict[str, LiveSession] = OrderedDict()
-        self._closed: set[str] = set()
+        self._implicit: OrderedDict[str, LiveSession] = OrderedDict()  # used least lately first
+        self._closed: OrderedDict[str, None] = OrderedDict()
 
     def open(self, session_id: str, settings: SessionSettings) -> None:
         """Raises GatewayError for an id that is open."""
         if session_id in self._opened or session_id in self._implicit:
             raise GatewayError(f"session {session_id} is already open; close it first, or take another id")
-        self._closed.discard(session_id)
+        self._closed.pop(session_id, None)
         self._opened[session_id] = LiveSession(session_id, self._new_state(session_id), settings)
 
     def find(self, session_id: str) -> LiveSession:
@@ -89,20 +105,35 @@ class LiveSessions:
         if session_id in self._closed:
             raise ApiError(410, f"Session {session_id!r} is closed.", code="session_closed")
         if session_id in self._implicit:
-            self._implicit.move_to_end(session_id)
             return self._implicit[session_id]
         if len(session_id) > _MAX_ID_CHARS or not session_id.isprintable():
             raise ApiError(400, f"A session id has at most {_MAX_ID_CHARS} printable characters.", code="session_id")
-        self._implicit[session_id] = live = LiveSession(session_id, self._new_state(session_id), None)
-        self._let_go()
+        self.let_go(room=1)
+        self._implicit[session_id] = live = LiveSession(session_id, self._new_state(session_id), None, self._clock())
         return live
+
+    def began(self, live: LiveSession, call: "asyncio.Task[Answer]") -> None:
+        live.calls.add(call)
+        self.num_calls += 1
+        self._used(live)
+
+    def ended(self, live: LiveSession, call: "asyncio.Task[Answer]") -> None:
+        live.calls.discard(call)
+        self.num_calls -= 1
+        self._used(live)
+
+    def is_opened(self, session_id: str) -> bool:
+        """By whoever runs the gateway, not by a client's first call."""
+        return session_id in self._opened
 
     async def close(self, session_id: str) -> SessionSummary:
         """Ends its calls in flight. Raises GatewayError for an id that is not open."""
         live = self._opened.pop(session_id, None) or self._implicit.pop(session_id, None)
         if live is None:
             raise GatewayError(f"session {session_id} is not open")
-        self._closed.add(session_id)
+        self._closed[session_id] = None
+        if len(self._closed) > _REMEMBERED_CLOSED:
+            self._closed.popitem(last=False)
         try:
             await live.cancel_calls()
         finally:
@@ -120,7 +151,22 @@ class LiveSessions:
     def __len__(self) -> int:
         return len(self._opened) + len(self._implicit)
 
-    def _let_go(self) -> None:
-        idle = [name for name, live in self._implicit.items() if not live.calls]
-        for name in idle[: max(0, len(self._implicit) - _IDLE_SESSIONS)]:
+    def let_go(self, room: int = 0) -> None:
+        """Of implicit sessions that nobody uses any more, so that `room` more may come; asked now and then, also when
+        no call comes."""
+        before_s = self._clock() - self._idle_s
+        surplus = len(self._implicit) + room - self._max_idle
+        gone = []
+        for name, live in self._implicit.items():
+            if surplus <= 0 and live.used_s >= before_s:
+                break
+            if not live.calls:
+                gone.append(name)
+                surplus -= 1
+        for name in gone:
             self.forget(name)
+
+    def _used(self, live: LiveSession) -> None:
+        live.used_s = self._clock()
+        if live.session_id in self._implicit:
+            self._implicit.move_to_end(live.session_id)

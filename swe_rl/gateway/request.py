@@ -83,15 +83,29 @@ def _messages(messages: Any) -> list[dict[str, Any]]:
     if not isinstance(messages, list) or not messages:
         raise invalid("'messages' must be a non-empty list.", "messages")
     for index, message in enumerate(messages):
-        where = f"messages[{index}]"
-        if not isinstance(message, dict) or message.get("role") not in _ROLES:
-            raise invalid(f"'{where}' must be an object with a role of {', '.join(_ROLES)}.", where)
-        _check_content(message.get("content"), where)
-        if message.get("content") is None and message["role"] != "assistant":
-            raise invalid(f"'{where}.content' is missing.", f"{where}.content")
-        if message["role"] == "assistant":
-            _check_assistant(message, where)
+        if not _is_plain(message):
+            _check_message(message, f"messages[{index}]")
     return messages
+
+
+def _is_plain(message: Any) -> bool:
+    """Most are: text of one of the roles and nothing more. There may be hundreds, so this is quick."""
+    return (
+        type(message) is dict
+        and len(message) == 2
+        and message.get("role") in _ROLES
+        and type(message.get("content")) is str
+    )
+
+
+def _check_message(message: Any, where: str) -> None:
+    if not isinstance(message, dict) or message.get("role") not in _ROLES:
+        raise invalid(f"'{where}' must be an object with a role of {', '.join(_ROLES)}.", where)
+    _check_content(message.get("content"), where)
+    if message.get("content") is None and message["role"] != "assistant":
+        raise invalid(f"'{where}.content' is missing.", f"{where}.content")
+    if message["role"] == "assistant":
+        _check_assistant(message, where)
 
 
 def _check_content(content: Any, where: str) -> None:

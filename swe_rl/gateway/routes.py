@@ -3,6 +3,7 @@
 Invariants:
 - A call belongs to the session named in its URL, else by `program_id` in its body, else by X-Program-Id; a call
   without any is a session of its own.
+- A client closes the session that it began; one that was opened for a trajectory only its opener closes.
 - A client that disconnects cancels its call.
 - /health needs no token; everything else does where one is set.
 """
@@ -10,16 +11,18 @@ Invariants:
 import asyncio
 import hmac
 import uuid
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict
 
 import orjson
 from aiohttp import web
 
 from swe_rl.gateway import reply
 from swe_rl.gateway.completion import Completer
-from swe_rl.gateway.errors import ApiError, Handler, unavailable
-from swe_rl.gateway.live import LiveSession, LiveSessions
+from swe_rl.gateway.errors import ApiError, GatewayError, Handler, unavailable
+from swe_rl.gateway.live import LiveSession, LiveSessions, SessionSummary
 from swe_rl.gateway.metrics import GatewayMetrics
+from swe_rl.gateway.reply import Answer
 from swe_rl.gateway.request import ChatRequest, parse_request
 from swe_rl.gateway.stream import outcome, send_stream
 
@@ -27,7 +30,7 @@ _CLIENT_GONE = "499"
 
 
 class Routes:
-    """`refuse()` says why no call is taken at the moment (paused, overloaded), or None."""
+    """`refuse()` says why no call is taken at the moment (paused, overloaded), or None; `close` closes a session."""
 
     def __init__(
         self,
@@ -39,6 +42,7 @@ class Routes:
         max_model_len: int,
         heartbeat_s: float,
         refuse: Callable[[], str | None],
+        close: Callable[[str], Awaitable[SessionSummary]],
         router_state: Callable[[], dict[str, object]],
     ) -> None:
         self._sessions = sessions
@@ -49,12 +53,14 @@ class Routes:
         self._model_name = model_name
         self._heartbeat_s = heartbeat_s
         self._refuse = refuse
+        self._close = close
         self._router_state = router_state
 
     def add_to(self, app: web.Application) -> None:
         for prefix in ("/v1", "/sessions/{session_id}/v1"):
             app.router.add_post(f"{prefix}/chat/completions", self.chat_completions)
             app.router.add_get(f"{prefix}/models", self.models)
+        app.router.add_delete("/sessions/{session_id}", self.close_session)
         app.router.add_get("/health", self.health)
         app.router.add_get("/metrics", self.metrics)
         app.router.add_get("/router/state", self.router_state)
@@ -76,6 +82,18 @@ class Routes:
             raise
         finally:
             self._metrics.requests.labels(status).inc()
+
+    async def close_session(self, request: web.Request) -> web.Response:
+        """Ends its calls; answered with what it used, once its traces are committed."""
+        session_id = request.match_info["session_id"]
+        if self._sessions.is_opened(session_id):
+            message = f"Session {session_id!r} was opened for a trajectory, which closes it."
+            raise ApiError(409, message, code="session_opened")
+        try:
+            summary = asdict(await self._close(session_id))
+        except GatewayError as error:
+            raise ApiError(404, f"There is no session {session_id!r}.", code="session_not_found") from error
+        return _json(summary | {"breaks": {kind.value: number for kind, number in summary["breaks"].items()}})
 
     async def models(self, request: web.Request) -> web.Response:
         return _json({"object": "list", "data": [self._model]})
@@ -105,17 +123,27 @@ class Routes:
 
     async def _call(self, request: web.Request, live: LiveSession, chat: ChatRequest) -> web.StreamResponse:
         call = asyncio.get_running_loop().create_task(self._completer.complete(live, chat))
-        live.calls.add(call)
+        self._sessions.began(live, call)
         try:
             if chat.stream:
                 return await send_stream(request, call, include_usage=chat.include_usage, heartbeat_s=self._heartbeat_s)
-            await asyncio.wait({call})
-            return _json(reply.whole(outcome(call)))
+            return _json(reply.whole(await _result(call)))
         finally:
-            live.calls.discard(call)
+            self._sessions.ended(live, call)
             if not call.done():
                 call.cancel()
                 await asyncio.wait({call})
+
+
+async def _result(call: "asyncio.Task[Answer]") -> Answer:
+    """As `outcome`; whoever is cancelled while waiting for it cancels the call. Cheaper than `asyncio.wait`."""
+    try:
+        return await call
+    except asyncio.CancelledError:
+        waiting = asyncio.current_task()
+        if waiting is not None and waiting.cancelling():
+            raise
+        return outcome(call)
 
 
 def token_middleware(token: str) -> Callable[[web.Request, Handler], "web.StreamResponse"]:

@@ -1,7 +1,8 @@
 """The trace store's tables, its version, and a trace as a row of them.
 
 Invariants:
-- `PRAGMA user_version` is the version of the schema; a file of another version is never touched.
+- `PRAGMA user_version` is the version of the schema. A file of an older one that is known is brought up to it in one
+  transaction, when it is opened; any other is never touched.
 - Ids are little-endian int32, log-probabilities little-endian float32.
 - `base_turn` is the trace whose prompt and sampled ids the prompt starts with; `delta_ids` is what follows them. NULL:
   the prompt is whole.
@@ -16,13 +17,13 @@ from typing import Any
 from swe_rl.errors import UserError
 from swe_rl.gateway.trace import Break, Trace, TraceStoreError
 
-VERSION = 1
+VERSION = 2
 _NETWORK_FILE_SYSTEMS = ("nfs", "lustre", "gpfs", "beegfs", "fuse", "cifs", "smb", "9p")
 _COLUMNS = (
     "session_id, turn, chain, base_turn, delta_ids, sampled_ids, logprobs, weight_version, finish_reason, break_kind, "
-    "created_s, queue_s, prefill_s, decode_s, cached_tokens, engine"
+    "created_s, queue_s, prefill_s, decode_s, cached_tokens, engine, held_s"
 )
-INSERT = f"INSERT INTO traces ({_COLUMNS}) VALUES ({', '.join('?' * 16)})"
+INSERT = f"INSERT INTO traces ({_COLUMNS}) VALUES ({', '.join('?' * 17)})"
 SELECT = f"SELECT {_COLUMNS} FROM traces WHERE session_id = ? ORDER BY turn"
 _CREATE = """
 CREATE TABLE traces (
@@ -30,10 +31,12 @@ CREATE TABLE traces (
     delta_ids BLOB NOT NULL, sampled_ids BLOB NOT NULL, logprobs BLOB NOT NULL,
     weight_version INTEGER NOT NULL, finish_reason TEXT NOT NULL, break_kind TEXT,
     created_s REAL NOT NULL, queue_s REAL NOT NULL, prefill_s REAL NOT NULL, decode_s REAL NOT NULL,
-    cached_tokens INTEGER NOT NULL, engine TEXT NOT NULL,
+    cached_tokens INTEGER NOT NULL, engine TEXT NOT NULL, held_s REAL NOT NULL DEFAULT 0,
     PRIMARY KEY (session_id, turn)
 )
 """
+# By version: what makes the next one of it. Traces of version 1 do not tell how long they were held: 0.
+_UPGRADES = {1: "ALTER TABLE traces ADD COLUMN held_s REAL NOT NULL DEFAULT 0"}
 
 
 class TraceStoreVersionError(UserError):
@@ -61,9 +64,9 @@ def connect(path: Path) -> sqlite3.Connection:
 
 
 def _prepare(connection: sqlite3.Connection, path: Path) -> None:
-    version = connection.execute("PRAGMA user_version").fetchone()[0]
+    version = _version(connection)
     empty = not connection.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchone()
-    if version != VERSION and not (empty and version == 0):
+    if version != VERSION and version not in _UPGRADES and not (empty and version == 0):
         raise TraceStoreVersionError(
             f"the trace store {path} has schema version {version}, this program reads and writes version {VERSION}; "
             "continue the run with the version that began it, or start a new run folder"
@@ -77,6 +80,23 @@ def _prepare(connection: sqlite3.Connection, path: Path) -> None:
         connection.execute(_CREATE)
         connection.execute(f"PRAGMA user_version = {VERSION}")
         connection.execute("COMMIT")
+    else:
+        _upgrade(connection)
+
+
+def _upgrade(connection: sqlite3.Connection) -> None:
+    """Another process may be opening the same file: who comes second finds it done."""
+    if _version(connection) == VERSION:
+        return
+    connection.execute("BEGIN IMMEDIATE")
+    while (version := _version(connection)) != VERSION:
+        connection.execute(_UPGRADES[version])
+        connection.execute(f"PRAGMA user_version = {version + 1}")
+    connection.execute("COMMIT")
+
+
+def _version(connection: sqlite3.Connection) -> int:
+    return int(connection.execute("PRAGMA user_version").fetchone()[0])
 
 
 def _on_network(path: Path) -> bool:
@@ -98,6 +118,7 @@ def to_row(trace: Trace, base_turn: int | None, delta_ids: Sequence[int]) -> tup
         _pack_ids(delta_ids), _pack_ids(trace.sampled_ids), struct.pack(f"<{len(trace.logprobs)}f", *trace.logprobs),
         trace.weight_version, trace.finish_reason, trace.break_kind and trace.break_kind.value,
         trace.created_s, trace.queue_s, trace.prefill_s, trace.decode_s, trace.cached_tokens, trace.engine,
+        trace.held_s,
     )  # fmt: skip
 
 

@@ -29,14 +29,17 @@ from swe_rl.gateway.routes import Routes, token_middleware
 from swe_rl.gateway.session import Session, SessionSettings
 from swe_rl.gateway.store import TraceStore
 from swe_rl.model.chat import ChatRenderer
-from swe_rl.model.tool_parser import check_tool_parser
+from swe_rl.model.tool_parser import make_tool_parser
 from swe_rl.router.core import Router
 
 _SHUTDOWN_S = 2.0
+_LET_GO_S = 60.0
+_BACKLOG = 4096  # connections that may wait to be accepted: all agents may come at once; one too many waits a second
+_READ_BYTES = 2**20  # of a body that aiohttp takes before it stops the connection to let the handler catch up
 
 
 class Gateway:
-    """`tool_parser` is model.tool_parser; `max_calls` bounds the calls in flight (503 beyond it)."""
+    """`tool_parser` is model.tool_parser."""
 
     def __init__(
         self,
@@ -50,7 +53,6 @@ class Gateway:
         max_model_len: int,
         tool_parser: str = "hermes",
         token: str | None = None,
-        max_calls: int | None = None,
         heartbeat_s: float = 10.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -60,15 +62,22 @@ class Gateway:
                 f"gateway.host={config.host} is reachable from other machines and there is no token; give the gateway "
                 "a bearer token, or bind 127.0.0.1"
             )
+        _check_limits(config)
         self._config = config
         self._store = store
         self._renderer = renderer
-        self._max_calls = max_calls
         self._paused = False
+        self._letting_go: asyncio.Task[None] | None = None
         self._runner: web.AppRunner | None = None
         self._root_url: str | None = None
         self._placement = Placement(router, engines, clock)
-        self._sessions = LiveSessions(self._new_state, self._placement.release)
+        self._sessions = LiveSessions(
+            self._new_state,
+            self._placement.release,
+            max_idle=config.max_idle_sessions,
+            idle_s=config.session_idle_s,
+            clock=clock,
+        )
         metrics = GatewayMetrics(engines, store.stats, self._counts)
         completer = Completer(
             self._placement,
@@ -77,7 +86,7 @@ class Gateway:
             metrics,
             model_name=model_name,
             max_model_len=max_model_len,
-            parse_tools=check_tool_parser(tool_parser) == "hermes",
+            parse=make_tool_parser(tool_parser),
             clock=clock,
         )
         self._routes = Routes(
@@ -88,6 +97,7 @@ class Gateway:
             max_model_len=max_model_len,
             heartbeat_s=heartbeat_s,
             refuse=self._refusal,
+            close=self.close_session,
             router_state=self._placement.snapshot,
         )
         self._token = token
@@ -97,14 +107,21 @@ class Gateway:
         middlewares = [error_middleware, *([token_middleware(self._token)] if self._token else [])]
         app = web.Application(client_max_size=self._config.max_body_mb * 2**20, middlewares=middlewares)  # type: ignore[arg-type]
         self._routes.add_to(app)
-        self._runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=_SHUTDOWN_S)
+        self._runner = web.AppRunner(
+            app,
+            handler_cancellation=True,
+            access_log=None,
+            shutdown_timeout=_SHUTDOWN_S,
+            read_bufsize=_READ_BYTES,
+        )
         await self._runner.setup()
         try:
-            await web.TCPSite(self._runner, self._config.host, self._config.port).start()
+            await web.TCPSite(self._runner, self._config.host, self._config.port, backlog=_BACKLOG).start()
         except OSError as error:
             await self.close()
             raise GatewayConfigError(_bind_failure(self._config, error)) from error
         self._placement.start()
+        self._letting_go = asyncio.get_running_loop().create_task(self._let_go())
         port = self._runner.addresses[0][1]
         self._root_url = f"http://{_reachable(self._config.host)}:{port}"
         return f"{self._root_url}/v1"
@@ -113,6 +130,8 @@ class Gateway:
         """May be called at any time and again."""
         await asyncio.gather(*(live.cancel_calls() for live in self._sessions.all()))
         await self._placement.close()
+        if self._letting_go is not None:
+            self._letting_go.cancel()
         runner, self._runner = self._runner, None
         if runner is not None:
             await runner.cleanup()
@@ -133,6 +152,11 @@ class Gateway:
         summary = await self._sessions.close(session_id)
         await self._store.flush()
         return summary
+
+    @property
+    def num_sessions(self) -> int:
+        """Opened ones, and those that clients began and did not close."""
+        return len(self._sessions)
 
     def syncing(self) -> AbstractContextManager[None]:
         """For the time of a weight update: the router places nothing, and knows that caches are empty after it."""
@@ -156,20 +180,30 @@ class Gateway:
         turn, chain = self._store.next_numbers(session_id)
         return Session(self._renderer, first_turn=turn, first_chain=chain)
 
-    def _calls(self) -> int:
-        return sum(len(live.calls) for live in self._sessions.all())
+    async def _let_go(self) -> None:
+        while True:
+            await asyncio.sleep(min(_LET_GO_S, self._config.session_idle_s / 4))
+            self._sessions.let_go()
 
     def _counts(self) -> dict[str, int]:
         return {
             "sessions_open": len(self._sessions),
-            "calls_in_flight": self._calls(),
+            "calls_in_flight": self._sessions.num_calls,
             "calls_held": self._placement.held,
         }
 
     def _refusal(self) -> str | None:
         if self._paused:
             return "paused"
-        return "overloaded" if self._max_calls is not None and self._calls() >= self._max_calls else None
+        return "overloaded" if self._sessions.num_calls >= self._config.max_calls else None
+
+
+def _check_limits(config: GatewayConfig) -> None:
+    """Raises GatewayConfigError."""
+    for key, least in (("max_calls", 1), ("max_idle_sessions", 0), ("session_idle_s", 0.1)):
+        value = getattr(config, key)
+        if not value >= least:  # also what is no number
+            raise GatewayConfigError(f"gateway.{key}={value} must be at least {least}")
 
 
 def _is_loopback(host: str) -> bool:

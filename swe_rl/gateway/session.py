@@ -9,6 +9,7 @@ Invariants:
 - Chain and turn numbers are given when a completion is recorded, not when it is planned: of two calls in flight from
   the same reply, the first to finish extends the chain.
 - Pure: no I/O, no clock. What is held grows with the new tokens, not with the prompts.
+- Only `Draft.render` takes long; it touches nothing of the session and may run in another thread.
 """
 
 from array import array
@@ -16,7 +17,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from swe_rl.gateway.fingerprint import Fingerprint, extend_hash, prefix_hashes
+from swe_rl.gateway.fingerprint import Fingerprint, extend_hash
+from swe_rl.gateway.known_prefix import KnownPrefixes
 from swe_rl.gateway.trace import Break
 
 Message = Mapping[str, Any]
@@ -50,17 +52,46 @@ class _Node:
     sampled_ids: "array[int]"
     request: Fingerprint
     chain: int = 0
+    turn: int = 0
 
-    def prompt(self) -> list[int]:
-        parts: list[array[int]] = [self.delta_ids]
-        node = self.parent
+    def ids(self) -> "array[int]":
+        """Its prompt and what was sampled."""
+        parts: list[array[int]] = []
+        node: _Node | None = self
         while node is not None:
             parts += [node.sampled_ids, node.delta_ids]
             node = node.parent
-        ids: list[int] = []
+        ids = array("i")
         for part in reversed(parts):
-            ids += part
+            ids.extend(part)
         return ids
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Draft:
+    """A request that was looked up: what of it is new, and where it goes on from."""
+
+    messages: Sequence[Message] = field(repr=False)  # all, or those after the reply that it goes on from
+    tools: Sequence[Mapping[str, Any]] | None
+    _parent: _Node | None = field(repr=False)
+    _again: _Node | None = field(repr=False)  # the same request, answered before
+    _hashes: tuple[Fingerprint, ...] = field(repr=False)
+    _assistant: tuple[bool, ...] = field(repr=False)
+
+    @property
+    def new_chars(self) -> int:
+        """About as many as `render` has to encode."""
+        if self._again is not None:
+            return 0
+        return sum(len(str(message.get("content"))) for message in self.messages)
+
+    def render(self, renderer: Renderer) -> "array[int]":
+        """What the prompt adds to the ids that it goes on from."""
+        if self._again is not None:
+            return self._again.delta_ids
+        if self._parent is None:
+            return array("i", renderer.start(self.messages, self.tools))
+        return array("i", renderer.extend(self._parent.sampled_ids, self.messages))
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -79,9 +110,14 @@ class TurnPlan:
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
+    """`base_turn`: the turn that it extends within its chain; the first `base_tokens` of its prompt are that turn's
+    prompt and sampled ids."""
+
     turn: int
     chain: int
     break_kind: Break | None
+    base_turn: int | None = None
+    base_tokens: int = 0
 
 
 class Session:
@@ -93,34 +129,41 @@ class Session:
         self._requests: dict[Fingerprint, _Node] = {}  # by hash of a request: its newest completion
         self._tips: dict[int, _Node] = {}  # by chain: the only reply that extends it
         self._newest: _Node | None = None
+        self._known = KnownPrefixes()
         self._seen: set[Fingerprint] = set()  # of every prefix of every recorded conversation
 
     def plan_turn(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None) -> TurnPlan:
         """Every plan must end in `record` or `release`."""
-        hashes = tuple(prefix_hashes(messages, tools))
-        known = self._requests.get(hashes[-1])
-        if known is not None:
-            parent, delta = known.parent, known.delta_ids
-        else:
-            parent, length = self._deepest(hashes)
-            if parent is None:
-                delta = array("i", self._renderer.start(messages, tools))
-            else:
-                delta = array("i", self._renderer.extend(parent.sampled_ids, messages[length:]))
-        prompt = [*parent.prompt(), *parent.sampled_ids, *delta] if parent else list(delta)
+        draft = self.draft(messages, tools)
+        return self.plan(draft, draft.render(self._renderer))
+
+    def draft(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None) -> Draft:
+        hashes = self._known.hashes(messages, tools)
+        assistant = tuple([message["role"] == "assistant" for message in messages])
+        again = self._requests.get(hashes[-1])
+        if again is not None:
+            return Draft((), tools, again.parent, again, hashes, assistant)
+        parent, length = self._deepest(hashes)
+        return Draft(messages[length:], tools, parent, None, hashes, assistant)
+
+    def plan(self, draft: Draft, delta_ids: "array[int]") -> TurnPlan:
+        """Of what `draft.render` gave. Every plan must end in `record` or `release`."""
+        prompt = draft._parent.ids() if draft._parent is not None else array("i")
+        prompt.extend(delta_ids)
         number = self._turn + self._in_flight
         self._in_flight += 1
-        assistant = tuple(message["role"] == "assistant" for message in messages)
-        kind = self._break(parent, hashes, assistant)
-        return TurnPlan(tuple(prompt), kind, number, parent, delta, hashes, assistant)
+        kind = self._break(draft._parent, draft._hashes, draft._assistant)
+        return TurnPlan(tuple(prompt), kind, number, draft._parent, delta_ids, draft._hashes, draft._assistant)
 
     def record(self, plan: TurnPlan, sampled_ids: Sequence[int], reply: Message) -> Recorded:
         """`reply` is the assistant message that the client is answered."""
         self._in_flight -= 1
         kind = self._break(plan._parent, plan._hashes, plan._assistant)
         node = _Node(plan._parent, plan._delta_ids, array("i", sampled_ids), plan._hashes[-1])
+        base_turn, base_tokens = None, 0
         if kind is None and plan._parent is not None:
-            node.chain = plan._parent.chain
+            node.chain, base_turn = plan._parent.chain, plan._parent.turn
+            base_tokens = len(plan.prompt_ids) - len(plan._delta_ids)
         else:
             node.chain, self._chain = self._chain, self._chain + 1
         if kind is Break.duplicate and self._newest is not None:
@@ -128,8 +171,8 @@ class Session:
         told = extend_hash(plan._hashes[-1], reply)
         self._replies[told] = self._requests[node.request] = self._tips[node.chain] = self._newest = node
         self._seen.update(plan._hashes[1:], (told,))
-        turn, self._turn = self._turn, self._turn + 1
-        return Recorded(turn, node.chain, kind)
+        node.turn, self._turn = self._turn, self._turn + 1
+        return Recorded(node.turn, node.chain, kind, base_turn, base_tokens)
 
     def release(self, plan: TurnPlan) -> None:
         """The plan came to nothing: failed, or the client went away."""

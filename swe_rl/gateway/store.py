@@ -1,8 +1,8 @@
 """The trace store: every completion of a run in one SQLite file.
 
 Invariants:
-- One thread writes. What waits is committed in groups; the queue is bounded and a full one makes the caller wait:
-  nothing is ever dropped.
+- One thread writes. What waits is committed in groups, at most `_GATHER_S` after it came; the queue is bounded and a
+  full one makes the caller wait: nothing is ever dropped.
 - A flush returns when everything appended before it is committed; a process that is killed after it loses none of it.
 - Readers see what is committed, and flush first.
 - Within a chain only what is new is stored: bytes grow with new tokens, not with the sum of the prompts.
@@ -10,7 +10,6 @@ Invariants:
 """
 
 import asyncio
-import queue
 import sqlite3
 import threading
 import time
@@ -21,11 +20,12 @@ from pathlib import Path
 from typing import Any
 
 from swe_rl.gateway import schema
+from swe_rl.gateway.gathering import Gathering
 from swe_rl.gateway.trace import Trace, TraceStoreError
-from swe_rl.gateway.writer import Chains, write_group
+from swe_rl.gateway.writer import Append, Chains, write_group
 
 _QUEUED_TRACES = 256
-_GROUP = 256
+_GATHER_S = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class _Stop:
     pass
 
 
-_Item = Trace | _Delete | _Flush | _Stop
+_Item = Append | _Delete | _Flush | _Stop
 
 
 class TraceStore:
@@ -64,7 +64,7 @@ class TraceStore:
         self._writer = schema.connect(self.path)
         self._reader = schema.connect(self.path)
         self._reading = threading.Lock()
-        self._queue: queue.Queue[_Item] = queue.Queue(max_queued_traces)
+        self._queue: Gathering[_Item] = Gathering(max_queued_traces, _GATHER_S)
         self._error: BaseException | None = None
         self._closed = False
         self._traces = self._commits = 0
@@ -74,15 +74,19 @@ class TraceStore:
 
     def append(self, trace: Trace) -> None:
         """Hands a trace to the writer; blocks while the queue is full. Raises TraceStoreError."""
-        self._put(trace)
-
-    async def append_async(self, trace: Trace) -> None:
-        """`append` that never blocks the event loop. Raises TraceStoreError."""
         self._check()
-        try:
-            self._queue.put_nowait(trace)
-        except queue.Full:
-            await asyncio.to_thread(self._put, trace)
+        self._queue.put(Append(trace))
+
+    async def append_async(self, trace: Trace, base_turn: int | None = None, base_tokens: int = 0) -> None:
+        """`append` that never blocks the event loop. Raises TraceStoreError.
+
+        With `base_turn` the caller vouches that the first `base_tokens` ids of the prompt are the prompt and sampled
+        ids of that turn, so that nobody has to compare them.
+        """
+        self._check()
+        item = Append(trace, base_turn, base_tokens)
+        if not self._queue.try_put(item):
+            await asyncio.to_thread(self._queue.put, item)
 
     def flush_sync(self) -> None:
         """Returns when all that was appended or deleted is committed. Raises TraceStoreError."""
@@ -101,8 +105,10 @@ class TraceStore:
         return [row[0] for row in self._read("SELECT DISTINCT session_id FROM traces ORDER BY session_id")]
 
     def next_numbers(self, session_id: str) -> tuple[int, int]:
-        """(turn, chain) that a session goes on with: (0, 0) for an unknown one; of what is committed, without
-        a flush. Raises TraceStoreError."""
+        """(turn, chain) that a session goes on with: (0, 0) for an unknown one. Flushes only when some of its traces
+        wait. Raises TraceStoreError."""
+        if any(isinstance(one, Append) and one.trace.session_id == session_id for one in self._queue.unfinished()):
+            self.flush_sync()
         row = self._query("SELECT MAX(turn), MAX(chain) FROM traces WHERE session_id = ?", session_id)[0]
         return (0, 0) if row[0] is None else (row[0] + 1, row[1] + 1)
 
@@ -112,14 +118,14 @@ class TraceStore:
         self.flush_sync()
 
     def stats(self) -> StoreStats:
-        return StoreStats(self._queue.qsize(), self._traces, self._commits, self._commit_s)
+        return StoreStats(len(self._queue), self._traces, self._commits, self._commit_s)
 
     def close(self) -> None:
         """Commits what waits and closes the file; closing again does nothing. Raises TraceStoreError if that failed."""
         if self._closed:
             return
         self._closed = True
-        self._queue.put(_Stop())
+        self._queue.put(_Stop(), at_once=True)
         self._thread.join()
         self._refuse_latecomers()
         self._reader.close()
@@ -129,14 +135,13 @@ class TraceStore:
 
     def _refuse_latecomers(self) -> None:
         """Whoever passed the check while the store closed must not wait for ever."""
-        while not self._queue.empty():
-            item = self._queue.get_nowait()
+        for item in self._queue.take_now():
             if isinstance(item, _Flush):
                 item.done.set_exception(TraceStoreError(f"the trace store {self.path} is closed"))
 
     def _put(self, item: _Item) -> None:
         self._check()
-        self._queue.put(item)
+        self._queue.put(item, at_once=True)
 
     def _flush(self) -> "Future[None]":
         done: Future[None] = Future()
@@ -173,7 +178,7 @@ class TraceStore:
         chains = Chains(self._writer)
         running = True
         while running:
-            group = self._next_group()
+            group = self._queue.take()
             running = not any(isinstance(item, _Stop) for item in group)
             if self._error is None:
                 try:
@@ -183,21 +188,14 @@ class TraceStore:
             for item in group:
                 if isinstance(item, _Flush):
                     self._answer(item)
-
-    def _next_group(self) -> list[_Item]:
-        group = [self._queue.get()]
-        while len(group) < _GROUP:
-            try:
-                group.append(self._queue.get_nowait())
-            except queue.Empty:
-                break
-        return group
+            del group  # whole prompts: not to be held until there is another one
+            self._queue.done()
 
     def _commit(self, group: list[_Item], chains: Chains) -> None:
         work = [
-            item if isinstance(item, Trace) else item.session_ids
+            item if isinstance(item, Append) else item.session_ids
             for item in group
-            if isinstance(item, (Trace, _Delete))
+            if isinstance(item, (Append, _Delete))
         ]
         if work:
             started_s = self._clock()

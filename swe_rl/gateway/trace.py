@@ -24,7 +24,8 @@ class Trace:
     """`prompt_ids` is whole here; the store keeps only what is new since the trace it extends.
 
     `chain` counts the rows a session will give: it goes up by one at every break. Within a chain,
-    `prompt_ids[n + 1]` starts with `prompt_ids[n] + sampled_ids[n]`, id for id.
+    `prompt_ids[n + 1]` starts with `prompt_ids[n] + sampled_ids[n]`, id for id. `held_s` is the part of `queue_s` in
+    which the router held the request before it placed it; the rest of `queue_s` it waited in the engine.
     """
 
     session_id: str
@@ -42,3 +43,4 @@ class Trace:
     decode_s: float = 0.0
     cached_tokens: int = 0
     engine: str = ""
+    held_s: float = 0.0

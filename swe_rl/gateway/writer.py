@@ -15,16 +15,26 @@ from dataclasses import dataclass
 from swe_rl.gateway import schema
 from swe_rl.gateway.trace import Trace
 
-_REMEMBERED_CHAINS = 65536
+_REMEMBERED_CHAINS = 8192  # what is alive; others are read back
+
+
+@dataclass(frozen=True, slots=True)
+class Append:
+    """A trace to store. `base_turn`: the caller vouches that its first `base_tokens` ids are that turn's prompt and
+    sampled ids; None: it is compared."""
+
+    trace: Trace
+    base_turn: int | None = None
+    base_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class _End:
-    """Of a chain: its newest trace, and the hash of that one's prompt and sampled ids."""
+    """Of a chain: its newest trace, and the hash of that one's prompt and sampled ids (None: not worked out)."""
 
     turn: int
     num_ids: int
-    digest: bytes
+    digest: bytes | None
 
 
 class Chains:
@@ -34,17 +44,26 @@ class Chains:
         self._connection = connection
         self._ends: OrderedDict[tuple[str, int], _End] = OrderedDict()
 
-    def base(self, trace: Trace) -> _End | None:
-        """The end that `trace` extends, if it does."""
+    def base(self, item: Append) -> _End | None:
+        """The end that a trace extends, if it does."""
+        trace = item.trace
         key = (trace.session_id, trace.chain)
-        end = self._ends.get(key) or self._read(*key)
+        end = self._ends.get(key)
+        if item.base_turn is not None and end is not None and end.turn == item.base_turn:
+            return end if end.num_ids == item.base_tokens else None
+        if end is None or end.digest is None:
+            end = self._read(*key)
         if end is None or end.turn >= trace.turn or end.num_ids > len(trace.prompt_ids):
             return None
         return end if _digest(trace.prompt_ids[: end.num_ids]) == end.digest else None
 
-    def remember(self, trace: Trace) -> None:
+    def remember(self, item: Append) -> None:
+        trace = item.trace
         key = (trace.session_id, trace.chain)
-        self._ends[key] = _end(trace)
+        if item.base_turn is None:
+            self._ends[key] = _end(trace)
+        else:
+            self._ends[key] = _End(trace.turn, len(trace.prompt_ids) + len(trace.sampled_ids), None)
         self._ends.move_to_end(key)
         if len(self._ends) > _REMEMBERED_CHAINS:
             self._ends.popitem(last=False)
@@ -71,13 +90,13 @@ def _digest(ids: Sequence[int]) -> bytes:
     return hashlib.blake2b(array("i", ids).tobytes(), digest_size=16).digest()
 
 
-def write_group(connection: sqlite3.Connection, chains: Chains, work: Sequence[Trace | tuple[str, ...]]) -> int:
+def write_group(connection: sqlite3.Connection, chains: Chains, work: Sequence[Append | tuple[str, ...]]) -> int:
     """Traces to append and sessions to delete, in order; returns the number of traces. Raises sqlite3.Error."""
     traces = 0
     connection.execute("BEGIN IMMEDIATE")
     try:
         for item in work:
-            if isinstance(item, Trace):
+            if isinstance(item, Append):
                 _insert(connection, chains, item)
                 traces += 1
             else:
@@ -91,9 +110,10 @@ def write_group(connection: sqlite3.Connection, chains: Chains, work: Sequence[T
     return traces
 
 
-def _insert(connection: sqlite3.Connection, chains: Chains, trace: Trace) -> None:
-    base = chains.base(trace)
+def _insert(connection: sqlite3.Connection, chains: Chains, item: Append) -> None:
+    trace = item.trace
+    base = chains.base(item)
     base_turn, known = (base.turn, base.num_ids) if base else (None, 0)
     row = schema.to_row(trace, base_turn, trace.prompt_ids[known:])
     connection.execute(schema.INSERT, row)
-    chains.remember(trace)
+    chains.remember(item)

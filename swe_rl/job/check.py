@@ -10,11 +10,12 @@ Invariants:
 import json
 from pathlib import Path
 
+from swe_rl.config.choices import OutputFormat
 from swe_rl.config.compose import config_hash
 from swe_rl.config.findings import Finding, Severity, failing
 from swe_rl.config.provenance import Origins
 from swe_rl.config.rules import RULES, check, with_origins
-from swe_rl.config.schema import Config, OutputFormat
+from swe_rl.config.schema import Config
 
 
 def run(config: Config, folder: Path | None, origins: Origins | None = None) -> int:

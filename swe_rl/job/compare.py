@@ -9,8 +9,9 @@ import re
 from contextlib import suppress
 from pathlib import Path
 
+from swe_rl.config.choices import OutputFormat
 from swe_rl.config.provenance import Origins
-from swe_rl.config.schema import Config, JobConfig, OutputFormat
+from swe_rl.config.schema import Config, JobConfig
 from swe_rl.errors import SweRlError
 from swe_rl.logger.disk import encode_json, write_json_atomic, write_text_atomic
 from swe_rl.report.compare import Arm, Comparison, compare

@@ -1,7 +1,8 @@
-"""The parts of a rollout, put together from a configuration and taken apart again on every exit.
+"""The parts of a job, put together from a configuration and taken apart again on every exit.
 
 Invariants:
-- Started in the order engines, gateway, sandboxes; stopped in the reverse order, whatever happens in between.
+- Started in the order engines, gateway, sandboxes; stopped in the reverse order, whatever happens in between. Servers
+  of sandboxes hear of the run before its engines start, which may take long.
 - Working copies and what servers read live below the scratch folder, which is removed at the end; a killed run's is
   removed by the next one, with what it left running, before anything is started.
 - A policy is loaded into this process only where it is sampled from or trained here.
@@ -11,15 +12,18 @@ import asyncio
 import os
 import random
 import tempfile
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from swe_rl.agent.client import ChatClient
 from swe_rl.agent.make import make_agent
-from swe_rl.config.schema import Config, EngineKind
+from swe_rl.agent.protocol import Agent
+from swe_rl.config.choices import EngineKind, JobName
+from swe_rl.config.schema import Config
 from swe_rl.engine.make import engine_scratch, make_engines, start_engines
 from swe_rl.engine.protocol import Engine
 from swe_rl.engine.vllm_engines import EngineFolders
@@ -27,16 +31,31 @@ from swe_rl.env.make import make_env
 from swe_rl.env.protocol import Env
 from swe_rl.gateway.server import Gateway
 from swe_rl.gateway.store import TraceStore
+from swe_rl.hardware.rendezvous import meets
+from swe_rl.job.runtime_keeper import kept_fleet
 from swe_rl.job.session import Session
 from swe_rl.model.chat import ChatRenderer
 from swe_rl.rollout.attempt import Attempter
 from swe_rl.rollout.collect import Collector
 from swe_rl.router.make import make_router
 from swe_rl.sandbox.lease import reap_stale
+from swe_rl.sandbox.protocol import SandboxProvider
 from swe_rl.sandbox.provider import make_provider
+from swe_rl.sandbox.runtime_fleet import RuntimeFleet
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+
+@dataclass(slots=True)
+class Serving:
+    """What any client of the model needs: engines with a gateway before them."""
+
+    engines: list[Engine]
+    gateway: Gateway
+    store: TraceStore
+    renderer: ChatRenderer
+    url: str  # the base URL of a client without a session
 
 
 @dataclass(slots=True)
@@ -69,36 +88,88 @@ def load_sampled(config: Config) -> "tuple[PreTrainedModel | None, PreTrainedTok
 
 
 @asynccontextmanager
+async def serving(
+    config: Config,
+    session: Session,
+    model: "PreTrainedModel | None",
+    tokenizer: "PreTrainedTokenizerFast",
+    *,
+    token: str | None = None,
+) -> AsyncIterator[Serving]:
+    """Engines, router and gateway, up and running. Raises UserError before anything was started, or RunError.
+
+    `model` may be None with engines that are no part of this process. `token`: what clients must send.
+    """
+    async with AsyncExitStack() as stack:
+        reap_stale(scratch_root(config))
+        store = TraceStore(session.folder.traces_db)
+        stack.push_async_callback(asyncio.to_thread, store.close)
+        engines = await _started_engines(config, session, model, tokenizer, stack)
+        renderer = ChatRenderer(tokenizer, template=config.model.chat_template, thinking=config.model.thinking)
+        gateway = _gateway(config, engines, renderer, store, token)
+        stack.push_async_callback(gateway.close)
+        url = await gateway.start()
+        yield Serving(list(engines), gateway, store, renderer, url)
+
+
+@asynccontextmanager
 async def components(
     config: Config,
     session: Session,
     model: "PreTrainedModel | None",
     tokenizer: "PreTrainedTokenizerFast",
+    fleet: RuntimeFleet | None = None,
 ) -> AsyncIterator[Components]:
     """Everything a rollout needs, up and running. Raises UserError before anything was started, or RunError.
 
-    `model` may be None with engines that are no part of this process.
+    `model` may be None with engines that are no part of this process. `fleet`: servers of sandboxes that somebody
+    keeps longer than these components; None: where there are any, they are kept for as long.
     """
-    say = session.progress.message
     async with AsyncExitStack() as stack:
-        env = make_env(config.env, cache_folder(config) / "workspaces")
-        scratch = scratch_root(config)
-        reap_stale(scratch)
-        store = TraceStore(session.folder.traces_db)
-        stack.push_async_callback(asyncio.to_thread, store.close)
-        engines = await _started_engines(config, session, model, tokenizer, stack)
-        renderer = ChatRenderer(tokenizer, template=config.model.chat_template, thinking=config.model.thinking)
-        gateway = _gateway(config, engines, renderer, store)
-        stack.push_async_callback(gateway.close)
-        await gateway.start()
-        sandboxes = make_provider(config.sandbox, scratch, say)
-        stack.push_async_callback(sandboxes.close)
+        env = _env(config)
+        servers = fleet
+        if fleet is None and meets(config):
+            servers = await stack.enter_async_context(kept_fleet(config, session))
+        door = await stack.enter_async_context(serving(config, session, model, tokenizer))
+        sandboxes = servers or _sandboxes(config, session)
+        if sandboxes is not fleet:
+            stack.push_async_callback(sandboxes.close)
+        if servers is not None:
+            with session.progress.phase("wait_for_sandboxes"):
+                await servers.ready()
         client = ChatClient(rng=random.Random(config.trainer.seed))
         stack.push_async_callback(client.close)
-        agent = make_agent(config.agent, config.rollout, client)
-        attempter = Attempter(env, agent, gateway, sandboxes, config.rollout, config.env, model_name=config.model.name)
-        collector = Collector(attempter, config.rollout, config.trainer.seed, gateway.tail)
-        yield Components(env, list(engines), gateway, store, renderer, collector)
+        collector = _collector(config, env, _agent(config, client, env), door.gateway, sandboxes)
+        yield Components(env, door.engines, door.gateway, door.store, door.renderer, collector)
+
+
+def _env(config: Config) -> Env:
+    return make_env(config.env, cache_folder(config) / "workspaces", config.sandbox.kind)
+
+
+def _sandboxes(config: Config, session: Session) -> SandboxProvider:
+    return make_provider(config.sandbox, scratch_root(config), session.progress.message, run=session.folder.name)
+
+
+def _agent(config: Config, client: ChatClient, env: Env) -> Agent:
+    return make_agent(config.agent, config.rollout, client, patches=_gold_patches(config, env))
+
+
+def _gold_patches(config: Config, env: Env) -> Callable[[str], str | None]:
+    """By instance id; the instances are read when the first one is asked for, which only agent=gold does."""
+    evaluates = config.job.name is JobName.eval
+    splits = (config.env.eval_split,) if evaluates else (config.env.split, config.env.eval_split)
+
+    @cache
+    def patches() -> dict[str, str]:
+        return {one.instance_id: one.patch for split in splits for one in env.instances(split)}
+
+    return lambda instance_id: patches().get(instance_id)
+
+
+def _collector(config: Config, env: Env, agent: Agent, gateway: Gateway, sandboxes: SandboxProvider) -> Collector:
+    attempter = Attempter(env, agent, gateway, sandboxes, config.rollout, config.env, model_name=config.model.name)
+    return Collector(attempter, config.rollout, config.trainer.seed, gateway.tail)
 
 
 async def _started_engines(
@@ -124,7 +195,7 @@ async def _started_engines(
         model=model,
         pad_token_id=pad,
         say=session.progress.message,
-        record=lambda event, fields: session.events.write(event, **fields),
+        record=session.record,
     )
     for engine in engines:
         stack.push_async_callback(engine.close)
@@ -136,7 +207,9 @@ async def _started_engines(
     return engines
 
 
-def _gateway(config: Config, engines: Sequence[Engine], renderer: ChatRenderer, store: TraceStore) -> Gateway:
+def _gateway(
+    config: Config, engines: Sequence[Engine], renderer: ChatRenderer, store: TraceStore, token: str | None
+) -> Gateway:
     router = make_router(
         config.router,
         engines,
@@ -152,4 +225,5 @@ def _gateway(config: Config, engines: Sequence[Engine], renderer: ChatRenderer, 
         config=config.gateway,
         max_model_len=config.engine.max_model_len,
         tool_parser=config.model.tool_parser,
+        token=token,
     )

@@ -10,13 +10,14 @@ from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any
 
+from swe_rl.config.choices import OutputFormat
 from swe_rl.config.compose import flatten
 from swe_rl.config.documentation import comment_of, keys_of
 from swe_rl.config.explain import ConfigError
 from swe_rl.config.folders import Option, options
 from swe_rl.config.keys import describe_type, key_types, nearest, nearest_keys
 from swe_rl.config.provenance import Origins
-from swe_rl.config.schema import Config, OutputFormat
+from swe_rl.config.schema import Config
 
 Record = dict[str, Any]
 

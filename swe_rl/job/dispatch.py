@@ -16,15 +16,17 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from swe_rl.config.choices import JobName, OutputFormat
 from swe_rl.config.compose import Composed, from_tree, given_overrides, resolved_yaml
 from swe_rl.config.findings import Finding, Severity, failing, report_lines
 from swe_rl.config.rules import check
 from swe_rl.config.rules_sweep import check_sweep
-from swe_rl.config.schema import JobName, OutputFormat
 from swe_rl.config.secrets import mask_text, mask_tree
 from swe_rl.config.store import register
 from swe_rl.config.yaml_text import parse, render
 from swe_rl.errors import UserError
+from swe_rl.hardware.rendezvous import with_meeting
+from swe_rl.job.export import with_model_folder
 from swe_rl.job.failure import report
 from swe_rl.job.freeze import verify_frozen
 from swe_rl.logger.disk import write_text_atomic
@@ -33,7 +35,18 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 FOLDERLESS = frozenset(
-    {JobName.check, JobName.plan, JobName.simulate, JobName.compare, JobName.describe, JobName.prepare}
+    {
+        JobName.check,
+        JobName.plan,
+        JobName.simulate,
+        JobName.compare,
+        JobName.describe,
+        JobName.prepare,
+        JobName.images,
+        JobName.export,
+        JobName.status,
+        JobName.logs,
+    }
 )
 _OURS = frozenset({".hydra", "config.yaml", "plan.json"})
 
@@ -157,7 +170,7 @@ def _start(composed: Composed, folder: Path, tree: "DictConfig", hydra: "DictCon
     _write_hydra_folder(folder / ".hydra", composed, tree, hydra)
     _write(folder / "config.yaml", resolved_yaml(composed))
     _write(folder / "plan.json", json.dumps(plan(composed.config), indent=2) + "\n")
-    return int(_module(composed.config.job.name).run(composed.config, folder))
+    return int(_module(composed.config.job.name).run(with_meeting(with_model_folder(composed.config), folder), folder))
 
 
 def _module(name: JobName) -> Any:

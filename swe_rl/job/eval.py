@@ -1,55 +1,127 @@
-"""`job=eval`: one pass over the evaluation split; resolved rate, trajectories and SWE-bench predictions."""
+"""`job=eval`: one pass over the evaluation split: pass@k, a table by repository, SWE-bench predictions.
 
-import asyncio
+Invariants:
+- Each trajectory is on disk as soon as it is done. Resumed, only what is missing, or what infrastructure broke, is run.
+- The predictions hold an instance's first sample; infrastructure failures are listed with an empty patch.
+- Every attempt is also written as mini-swe-agent writes its own, for its inspector.
+"""
+
+import json
+import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+from swe_rl.agent.mini_swe_trajectory import mini_swe_trajectory
+from swe_rl.agent.protocol import AgentResult
 from swe_rl.config.schema import Config
-from swe_rl.job.components import components, load_sampled
-from swe_rl.job.loop import Loop
+from swe_rl.env.instance import Instance
+from swe_rl.job import event_loop
+from swe_rl.job.components import Components, components, load_sampled
 from swe_rl.job.session import Session, session
-from swe_rl.logger.disk import write_text_atomic
-from swe_rl.logger.jsonl import read_jsonl
+from swe_rl.logger.disk import encode_json, write_bytes_atomic, write_json_atomic, write_text_atomic
+from swe_rl.logger.jsonl import JsonlWriter, read_jsonl
+from swe_rl.report.eval_table import print_scores
+from swe_rl.rollout.batch import count_tokens
+from swe_rl.rollout.collect import Collected
+from swe_rl.rollout.evaluate import eval_numbers
+from swe_rl.rollout.pass_at_k import score_table
+from swe_rl.rollout.trajectory import INFRA_STATUSES, Trajectory
+
+_STEP = 0  # no training came before
 
 
 def run(config: Config, folder: Path | None) -> int:
     assert folder is not None
     with session(config, folder, total_steps=0) as one:
-        asyncio.run(_evaluate(config, one))
-        predictions = _write_predictions(one)
-    numbers = one.evals()[-1]
-    rate = "unknown" if numbers["resolved_rate"] is None else f"{numbers['resolved_rate']:.1%}"
-    print(f"resolved rate {rate} ({numbers['num_samples']} samples of {numbers['num_instances']})")
-    print(f"predictions: {predictions}")
+        scores = event_loop.run(_evaluate(config, one))
+    print_scores(scores)
+    print(f"predictions: {one.folder.preds_json}")
     one.print_end()
     return 0
 
 
-async def _evaluate(config: Config, one: Session) -> None:
+async def _evaluate(config: Config, one: Session) -> dict[str, Any]:
     with one.progress.phase("load"):
         model, tokenizer = load_sampled(config)
     async with components(config, one, model, tokenizer) as parts:
-        loop = Loop(config, one, parts, None)
-        if one.resumed:
-            loop.resume()
-        if not loop.is_evaluated():
-            await loop.evaluate()
+        instances = parts.env.instances(config.env.eval_split)
+        started_s = time.monotonic()
+        collected = await _collect(config, one, parts, instances)
+    numbers = eval_numbers(collected, step=_STEP, split=config.env.eval_split, eval_s=time.monotonic() - started_s)
+    one.events.write("eval", **numbers)
+    scores = score_table(collected.trajectories, {it.instance_id: it.repo for it in instances}, config.rollout.eval_n)
+    write_json_atomic(one.folder.eval_json, scores)
+    _write_predictions(one, collected.trajectories)
+    return scores
 
 
-def _write_predictions(one: Session) -> Path:
-    """One line an instance (its first sample), in the format that SWE-bench's harness reads."""
-    import json
+async def _collect(config: Config, one: Session, parts: Components, instances: Sequence[Instance]) -> Collected:
+    known = _known(one) if one.resumed else {}
+    wanted = {(instance.instance_id, sample) for instance in instances for sample in range(config.rollout.eval_n)}
+    known = {key: trajectory for key, trajectory in known.items() if key in wanted}
+    kept = {trajectory.trajectory_id for trajectory in known.values()}
+    parts.store.delete([name for name in parts.store.sessions() if name not in kept])
+    path = one.folder.eval_trajectories(_STEP)
+    write_bytes_atomic(path, b"".join(encode_json(it.to_record()) + b"\n" for it in known.values()))
+    if known:
+        one.progress.message(f"{len(known)} of {len(wanted)} trajectories are there already")
+    with JsonlWriter(path) as writer, one.progress.phase("eval", trajectories=len(wanted)):
 
-    lines = [
-        json.dumps(
-            {
-                "instance_id": record["instance_id"],
-                "model_name_or_path": one.config.model.name,
-                "model_patch": record["patch"],
-            }
+        async def done(trajectory: Trajectory, result: AgentResult | None) -> None:
+            await parts.store.flush()
+            count_tokens(trajectory, parts.store.traces(trajectory.trajectory_id))
+            _write_for_others(one, trajectory, result)
+            writer.append(trajectory.to_record())
+            one.progress.trajectory(trajectory.status, trajectory.sampled_tokens)
+            one.status.heartbeat()
+
+        for trajectory in known.values():
+            one.progress.trajectory(trajectory.status, trajectory.sampled_tokens)
+        return await parts.collector.collect(
+            instances,
+            split=f"eval-{config.env.eval_split}",
+            step=_STEP,
+            n=config.rollout.eval_n,
+            temperature=config.rollout.eval_temperature,
+            on_done=done,
+            known=known,
         )
-        for record in read_jsonl(one.folder.eval_trajectories(0))
-        if record["sample"] == 0
+
+
+def _known(one: Session) -> dict[tuple[str, int], Trajectory]:
+    """What an interrupted evaluation left that counts."""
+    found: dict[tuple[str, int], Trajectory] = {}
+    for record in read_jsonl(one.folder.eval_trajectories(_STEP)):
+        try:
+            trajectory = Trajectory.from_record(record)
+        except (KeyError, TypeError, ValueError):
+            continue  # of an older version: it is run again
+        if trajectory.status not in INFRA_STATUSES:
+            found[trajectory.instance_id, trajectory.sample] = trajectory
+    return found
+
+
+def _write_for_others(one: Session, trajectory: Trajectory, result: AgentResult | None) -> None:
+    """The attempt in mini-swe-agent's format, as `trajs/INSTANCE/INSTANCE.traj.json`; further samples are numbered."""
+    if result is None:
+        return
+    name, sample = trajectory.instance_id, trajectory.sample
+    written = mini_swe_trajectory(
+        result, instance_id=name, agent=one.config.agent.name, model=one.config.model.name, patch=trajectory.patch
+    )
+    path = one.folder.agent_trajectories / name / f"{name}{f'.{sample}' if sample else ''}.traj.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_json_atomic(path, written)
+
+
+def _write_predictions(one: Session, trajectories: Sequence[Trajectory]) -> None:
+    """What SWE-bench's harness reads: by instance, and the same as lines."""
+    name = one.config.model.name
+    firsts = {it.instance_id: it.patch for it in trajectories if it.sample == 0}
+    rows = [
+        {"instance_id": instance_id, "model_name_or_path": name, "model_patch": patch}
+        for instance_id, patch in sorted(firsts.items())
     ]
-    path = one.folder.predictions_jsonl
-    write_text_atomic(path, "".join(line + "\n" for line in lines))
-    return path
+    write_json_atomic(one.folder.preds_json, {row["instance_id"]: row for row in rows})
+    write_text_atomic(one.folder.predictions_jsonl, "".join(json.dumps(row) + "\n" for row in rows))

@@ -9,7 +9,6 @@ Invariants:
 import json
 import os
 import shutil
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,20 +57,31 @@ def freeze(sweep_dir: Path, jobs: Sequence[Composed], config_dir: Path | None, *
     return Frozen(folder, own)
 
 
-def use_frozen_code(frozen: Frozen) -> None:
-    """Processes that this one starts, and batch jobs that inherit its environment, import the frozen package.
+def frozen_exports(frozen: Frozen) -> dict[str, str]:
+    """Environment variables with which a process imports the frozen package, wherever modules point.
 
-    Not even the folder where the user stands comes before it (PYTHONSAFEPATH).
+    Not even the folder where it starts comes before it (PYTHONSAFEPATH).
     """
-    others = [part for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part]
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(frozen.folder), *others])
-    os.environ["PYTHONSAFEPATH"] = "1"
+    first = str(frozen.folder)
+    others = [part for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part and part != first]
+    return {"PYTHONPATH": os.pathsep.join([first, *others]), "PYTHONSAFEPATH": "1"}
+
+
+def use_frozen_code(frozen: Frozen) -> None:
+    """Processes that this one starts, and batch jobs that inherit its environment, import the frozen package."""
+    os.environ.update(frozen_exports(frozen))
+
+
+def _record(job_folder: Path, number: int | None) -> Path | None:
+    """A job's folder may be several levels below its sweep's (`hydra.sweep.subdir`)."""
+    records = [parent / FOLDER / "jobs" / f"{number}.json" for parent in job_folder.absolute().parents]
+    return next((record for record in records if record.is_file()), None) if number is not None else None
 
 
 def verify_frozen(job_folder: Path, number: int | None, composed: Composed) -> None:
     """Raises ConfigError where this job's configuration is not the one that was checked at submission."""
-    record = job_folder.parent / FOLDER / "jobs" / f"{number}.json"
-    if number is None or not record.is_file():
+    record = _record(job_folder, number)
+    if record is None:
         return
     then, now = json.loads(record.read_text(encoding="utf-8")), json.loads(json.dumps(flatten(composed.config)))
     differ = sorted(key for key in then.keys() | now.keys() if then.get(key) != now.get(key))
@@ -82,8 +92,3 @@ def verify_frozen(job_folder: Path, number: int | None, composed: Composed) -> N
             f"Job {number} composes to something else than what was checked when it was submitted: {shown}{more}. "
             "Environment variables that conf/ reads must be the same here as there."
         )
-
-
-def imported_from(frozen: Frozen) -> bool:
-    """True in a process that runs the frozen package."""
-    return Path(str(sys.modules["swe_rl"].__file__)).is_relative_to(frozen.folder)

@@ -3,6 +3,7 @@
 Invariants:
 - Jobs without a folder run on the composition itself; Hydra makes folders for the others only, after the rules passed.
 - With several jobs, each is checked before the first starts.
+- SLURM gets batch scripts of ours; other launchers are Hydra's.
 - No error of Hydra's reaches the user as a traceback.
 """
 
@@ -15,12 +16,12 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from swe_rl.config.choices import JobName
 from swe_rl.config.compose import Composed, compose, compose_all, expand
 from swe_rl.config.environment import read_dotenv
 from swe_rl.config.explain import ConfigError, explained
-from swe_rl.config.folders import conf_dir
-from swe_rl.config.launcher import is_slurm, quoted, slurm_overrides, starts_processes
-from swe_rl.config.schema import JobName
+from swe_rl.config.folders import LAUNCHERS, conf_dir
+from swe_rl.config.launcher import is_slurm, quoted, starts_processes
 from swe_rl.config.secrets import hide_secrets
 from swe_rl.config.store import register
 from swe_rl.errors import RunError
@@ -34,12 +35,18 @@ from swe_rl.job.dispatch import (
     run_in_folder,
 )
 from swe_rl.job.failure import report
+from swe_rl.job.freeze import FOLDER as FROZEN
 from swe_rl.job.freeze import freeze, use_frozen_code
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 
+_SLURM = "submitit_slurm"  # the launcher of a dry run that names none
+_NO_DETACH = (
+    "job.detach=true leaves jobs to SLURM, and hydra/launcher={} has none to leave them to. Add --multirun "
+    "hydra/launcher=submitit_slurm, or leave job.detach out."
+)
 COMPARED = frozenset({JobName.train, JobName.rollout, JobName.eval})  # what `--multirun` compares at its end
 
 
@@ -59,7 +66,7 @@ def start(arguments: Sequence[str]) -> int:
             raise ConfigError("--config-name, --config-path and --experimental-rerun are not supported; see --help.")
         if not flags.multirun:
             composed = compose(overrides, config_dir)
-            if not composed.multirun:
+            if not composed.multirun and not _only_written(composed):
                 return _single(composed, arguments, config_dir)
         return _several(arguments, flags, overrides, config_dir)
     except (KeyboardInterrupt, Exception) as error:
@@ -73,11 +80,16 @@ def _single(composed: Composed, arguments: Sequence[str], config_dir: Path | Non
         return 2
     if composed.config.job.name in FOLDERLESS:
         return run_folderless(composed)
+    if composed.config.job.detach:
+        raise ConfigError(_NO_DETACH.format(composed.launcher))
     return _run(arguments, list(composed.overrides), config_dir)
 
 
 def _several(arguments: Sequence[str], flags: argparse.Namespace, overrides: list[str], config_dir: Path | None) -> int:
     jobs = compose_all(expand(overrides, config_dir), config_dir)
+    if jobs and _only_written(jobs[0]) and not is_slurm(jobs[0].launcher_settings):
+        overrides = [*(one for one in overrides if not one.startswith(f"{LAUNCHERS}=")), f"{LAUNCHERS}={_SLURM}"]
+        jobs = compose_all(expand(overrides, config_dir), config_dir)
     if jobs and all(job.config.job.name in FOLDERLESS for job in jobs):
         return max(run_all_folderless(jobs), 0 if checks_pass(jobs) else 2)
     if any(job.config.job.name in FOLDERLESS for job in jobs):
@@ -87,7 +99,48 @@ def _several(arguments: Sequence[str], flags: argparse.Namespace, overrides: lis
         return 2
     if not jobs:  # a sweeper that decides as it goes
         return _run(arguments, overrides, config_dir)
+    if is_slurm(jobs[0].launcher_settings):
+        return _submit(jobs, overrides, config_dir)
+    if jobs[0].config.job.detach:
+        raise ConfigError(_NO_DETACH.format(jobs[0].launcher))
     return _run_frozen(flags, jobs, overrides, config_dir)
+
+
+def _only_written(composed: Composed) -> bool:
+    """A dry run is about batch scripts, whatever launcher was chosen."""
+    return composed.config.job.dry_run and composed.config.job.name not in FOLDERLESS
+
+
+def _submit(jobs: list[Composed], overrides: list[str], config_dir: Path | None) -> int:
+    """To SLURM, in batch scripts of our own: Hydra's launcher would wait for pickles that a killed job never writes."""
+    from swe_rl.job.submission.sweep import submit_sweep
+
+    folder = _sweep_folder(jobs[0], overrides)
+    frozen = freeze(folder, jobs, config_dir, code=True)
+    status = submit_sweep(folder, jobs, frozen, overrides)
+    if status in (0, 1) and not jobs[0].config.job.dry_run and not jobs[0].config.job.detach:
+        _print_comparison(jobs, folder)
+    return status
+
+
+def start_submitted(folder: Path, number: int, slurm_id: str) -> int:
+    """One job of a submitted sweep, in the process that SLURM started for it. Returns the exit status."""
+    from swe_rl.job.submission.record import read_submission
+
+    try:
+        submission = read_submission(folder)
+        job = submission.jobs[number]
+        own = None if submission.config_dir is None else folder / submission.config_dir
+        here = {
+            "mode": "RUN",
+            "run.dir": quoted(str(folder / job.folder)),
+            "job.num": number,
+            "job.id": quoted(slurm_id),
+        }
+        more = [f"hydra.{key}={value}" for key, value in here.items()]
+        return _run([], [*job.overrides, *more], own, folder / FROZEN / "conf")
+    except (KeyboardInterrupt, Exception) as error:
+        return report(error)
 
 
 def _run_frozen(flags: argparse.Namespace, jobs: list[Composed], overrides: list[str], config_dir: Path | None) -> int:
@@ -97,16 +150,13 @@ def _run_frozen(flags: argparse.Namespace, jobs: list[Composed], overrides: list
     apart = starts_processes(first.launcher_settings)
     frozen = freeze(folder, jobs, config_dir, code=apart)
     more = [f"hydra.sweep.dir={quoted(str(folder))}"]
-    if is_slurm(first.launcher_settings):
-        more += slurm_overrides(first.config, overrides)
     if apart:
         use_frozen_code(frozen)
         where = f"{len(jobs)} jobs by {first.launcher} in {folder}"
         print(f"{where}: each folder has its run.log and status.json", flush=True)
     given = [override for override in overrides if not override.startswith("hydra.sweep.dir=")]
     status = _run(["--multirun"] if flags.multirun else [], [*given, *more], frozen.config_dir, frozen.conf)
-    if not is_slurm(first.launcher_settings):
-        _print_comparison(jobs, folder)
+    _print_comparison(jobs, folder)
     return status
 
 

@@ -3,52 +3,76 @@
 Invariants:
 - Training, weight sync and the step's record are one unit: an interruption waits for its end.
 - What a step computes depends on the configuration, the seed and the weights only, never on timing, so that a
-  resumed run repeats what an uninterrupted one computes.
+  resumed run repeats what an uninterrupted one computes. With `trainer.max_staleness_steps` > 0 (see ahead) the first
+  steps after a resume are sampled with newer weights than in an uninterrupted run; above 1, timing decides how new.
 """
 
 import asyncio
 import time
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Coroutine, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from swe_rl.agent.protocol import AgentResult
 from swe_rl.algo.row import Row
+from swe_rl.config.choices import Capture, JobName, KlPlace
 from swe_rl.config.compose import config_hash, flatten
-from swe_rl.config.schema import Capture, Config, JobName, KlPlace
+from swe_rl.config.schema import Config
+from swe_rl.engine.transfer import make_transfer
+from swe_rl.engine.update import update_engines
+from swe_rl.engine.watch import watched
 from swe_rl.env.instance import Instance
 from swe_rl.errors import UserError
 from swe_rl.gateway.trace import Trace
+from swe_rl.job.agreement import explained, require_agreement
+from swe_rl.job.ahead import Pipeline
 from swe_rl.job.components import Components
 from swe_rl.job.session import Session
 from swe_rl.logger.events import read_events
 from swe_rl.logger.jsonl import iter_jsonl, read_jsonl
-from swe_rl.rollout.batch import count_tokens, retokenized_rows, rollout_numbers, set_advantages, traced_rows
+from swe_rl.rollout.batch import (
+    count_tokens,
+    groups_of,
+    retokenized_rows,
+    rollout_numbers,
+    set_advantages,
+    traced_rows,
+)
 from swe_rl.rollout.collect import Collected
 from swe_rl.rollout.evaluate import eval_numbers
 from swe_rl.rollout.profile import program_events
 from swe_rl.rollout.render import conversation_renderer
+from swe_rl.rollout.resample import sampled
 from swe_rl.rollout.retokenize import Mismatch
-from swe_rl.rollout.sampler import PromptSampler
+from swe_rl.rollout.sampler import PromptSampler, SamplerState
 from swe_rl.rollout.trajectory import Trajectory
-from swe_rl.trainer import checkpoint
 from swe_rl.trainer.manifest import by_step, size_problem, step_of
-from swe_rl.trainer.rng import restore_rng
+from swe_rl.trainer.protocol import TrainsPolicy
 
-if TYPE_CHECKING:
-    from swe_rl.trainer.policy import Trainer
-
+_LOOK_S = 1.0  # between two looks at the trainer during rollouts
 _EVALUATION = "eval-"  # in front of the split, in the names of an evaluation's trajectories
+
+
+@dataclass(slots=True)
+class Sampled:
+    """A step's rollouts, before anything is learned from them."""
+
+    collected: Collected
+    order: SamplerState  # of the instances, after this step took its own
+    times_s: dict[str, float]
+    sync_s: float = 0.0  # with weights sampled ahead: what the update before them took
 
 
 class Loop:
     """`trainer` is None for `job=rollout` and `job=eval`."""
 
-    def __init__(self, config: Config, session: Session, parts: Components, trainer: "Trainer | None") -> None:
+    def __init__(self, config: Config, session: Session, parts: Components, trainer: TrainsPolicy | None) -> None:
         self._config = config
         self._session = session
         self._parts = parts
         self._trainer = trainer
+        self._transfer = make_transfer(config, parts.engines, trainer) if trainer is not None else None
         self._instances = parts.env.instances(config.env.split)
         if len(self._instances) < config.rollout.prompts_per_step and config.job.name is not JobName.eval:
             raise UserError(
@@ -56,18 +80,24 @@ class Loop:
                 f"only {len(self._instances)} instances; lower it, or choose more with env.dataset or env.instances"
             )
         self._sampler = PromptSampler(len(self._instances), config.trainer.seed)
+        self._order = self._sampler.state()  # after the last step that is done
         self.step = 0  # the last one that is done
+        self.served = -1  # the step whose weights the engines hold
         self._saved_step = 0
+        self._sync_s = 0.0
+        self._step_began_s = 0.0
+        self.done_at_s: dict[int, float] = {}  # monotonic; of the steps that this loop did
 
     def resume(self) -> None:
         """Goes back to the newest checkpoint of the run's folder, or to the start. Raises CorruptCheckpointError."""
         folder = self._newest_checkpoint() if self._trainer is not None else None
         if folder is not None and self._trainer is not None:
-            saved = checkpoint.load(folder, config_hash(self._config))
-            self._trainer.load_policy_weights(saved.model)
-            self._trainer.load_state_dict(saved.trainer)
+            from swe_rl.trainer.rng import restore_rng
+
+            saved = self._trainer.load(folder, config_hash(self._config))
             restore_rng(saved.rng)
             self._sampler.restore(saved.data_order)
+            self._order = self._sampler.state()
             self.step = self._saved_step = saved.step
         self._session.events.write("went_back", step=self.step)
         self._session.steps.truncate_after(self.step)
@@ -99,16 +129,25 @@ class Loop:
         config = self._config.trainer
         if self._trainer is not None:
             await self._sync_weights()
-        await self._evaluate_when_due()
+        await self.evaluate_when_due()
+        if self._trainer is not None and config.max_staleness_steps and self.step < config.steps:
+            self._step_began_s = time.monotonic()
+            await Pipeline(self, ahead=config.max_staleness_steps).run(self.step + 1, config.steps)
         while self.step < config.steps:
             await self.one_step()
-            await self._evaluate_when_due()
+            await self.evaluate_when_due()
+        if self._trainer is not None:
+            await asyncio.to_thread(self._trainer.wait)
 
-    async def _evaluate_when_due(self) -> None:
+    @property
+    def evaluation_is_due(self) -> bool:
         """Before the first step, after the last one, and every `eval_every_steps`; once each, also over a resume."""
         config = self._config.trainer
         due = bool(config.eval_every_steps) and self.step % config.eval_every_steps == 0
-        if (due or self.step in (0, config.steps)) and not self.is_evaluated():
+        return (due or self.step in (0, config.steps)) and not self.is_evaluated()
+
+    async def evaluate_when_due(self) -> None:
+        if self.evaluation_is_due:
             await self.evaluate()
 
     async def evaluate(self) -> None:
@@ -117,67 +156,127 @@ class Loop:
         instances = self._parts.env.instances(split)
         started_s = time.monotonic()
         with session.progress.phase("eval", trajectories=len(instances) * config.rollout.eval_n):
-            collected = await self._collect(instances, split, config.rollout.eval_n, config.rollout.eval_temperature)
+            collected = await self._collect(
+                instances, f"{_EVALUATION}{split}", self.step, config.rollout.eval_n, config.rollout.eval_temperature
+            )
         numbers = eval_numbers(collected, step=self.step, split=split, eval_s=time.monotonic() - started_s)
         self._count_tokens(collected)
         session.steps.append_trajectories(self.step, _records(collected), evaluation=True)
         session.events.write("eval", **numbers)
         session.progress.eval_done(f"{split}, after step {self.step}", numbers["resolved_rate"], numbers["num_samples"])
 
-    async def _collect(self, instances: Sequence[Instance], split: str, n: int, temperature: float) -> Collected:
-        def done(trajectory: Trajectory) -> None:
+    async def _collect(
+        self, instances: Sequence[Instance], name: str, step: int, n: int, temperature: float
+    ) -> Collected:
+        """`name`: the split, in the names of its trajectories."""
+
+        def done(trajectory: Trajectory, _: AgentResult | None) -> None:
             self._session.progress.trajectory(trajectory.status, trajectory.sampled_tokens)
             self._session.status.heartbeat()
 
-        name = split if split == self._config.env.split else f"{_EVALUATION}{split}"
-        step = self.step + 1 if split == self._config.env.split else self.step
-        collected = await self._parts.collector.collect(
-            instances, split=name, step=step, n=n, temperature=temperature, on_done=done
+        collected = await self._while_trainer_lives(
+            self._parts.collector.collect(instances, split=name, step=step, n=n, temperature=temperature, on_done=done)
         )
         await self._parts.store.flush()
         return collected
 
-    async def one_step(self) -> None:
-        step, session, config = self.step + 1, self._session, self._config
-        started_s = time.monotonic()
-        with session.progress.phase("step"):
-            before = self._sampler.state()
-            try:
-                instances = [self._instances[index] for index in self._sampler.take(config.rollout.prompts_per_step)]
-                count = len(instances) * config.rollout.n
-                with session.progress.phase("generate", trajectories=count):
-                    collected = await self._collect(
-                        instances, config.env.split, config.rollout.n, config.rollout.temperature
-                    )
-            except BaseException:
-                self._sampler.restore(before)
-                raise
-            generate_s = time.monotonic() - started_s
-            await _uninterrupted(self._learn(step, collected, generate_s, started_s))
+    async def _while_trainer_lives(self, work: Coroutine[Any, Any, Collected]) -> Collected:
+        """Rollouts for a trainer that is gone would be for nothing. Raises what ended it."""
+        task = asyncio.ensure_future(work)
+        try:
+            while not (await asyncio.wait({task}, timeout=_LOOK_S))[0]:
+                failure = self._trainer.failure() if self._trainer is not None else None
+                if failure is not None:
+                    raise failure
+            return task.result()
+        finally:
+            if not task.done():
+                task.cancel()
+                await asyncio.wait({task})
 
-    async def _learn(self, step: int, collected: Collected, generate_s: float, started_s: float) -> None:
+    async def one_step(self) -> None:
+        step = self.step + 1
+        self._step_began_s = time.monotonic()
+        with self._session.progress.phase("step"):
+            sampled_step = await self.sample(step)
+            try:
+                await self._think(step, sampled_step.times_s)
+            finally:  # also where it was cut short: the rollouts are done
+                await _uninterrupted(self._learn(step, sampled_step, ahead=False))
+
+    async def sample(self, step: int) -> Sampled:
+        """The rollouts of a step, with the weights that the engines hold."""
+        started_s, sync_s, before = time.monotonic(), self._sync_s, self._sampler.state()
+        try:
+            collected = await sampled(
+                self._sampler,
+                lambda indices: self._generate(indices, step),
+                self._config.algo,
+                prompts=self._config.rollout.prompts_per_step,
+                available=len(self._instances),
+            )
+        except BaseException:
+            self._sampler.restore(before)
+            raise
+        return Sampled(collected, self._sampler.state(), {"generate_s": time.monotonic() - started_s}, sync_s)
+
+    async def learn(self, step: int, item: Sampled) -> None:
+        """Trains on rollouts of older weights, while others are sampled."""
+        await _uninterrupted(self._learn(step, item, ahead=True))
+        self._step_began_s = time.monotonic()
+
+    async def refresh(self) -> None:
+        """The weights of the last step into the engines, unless they have them."""
+        self._sync_s = await self._sync_weights() if self.served < self.step else 0.0
+
+    async def _generate(self, indices: Sequence[int], step: int) -> Collected:
+        """The groups of these training instances."""
+        config, session = self._config, self._session
+        instances = [self._instances[index] for index in indices]
+        with session.progress.phase("generate", trajectories=len(instances) * config.rollout.n):
+            async with watched(self._parts.engines, session.record, step=step):
+                return await self._collect(
+                    instances, config.env.split, step, config.rollout.n, config.rollout.temperature
+                )
+
+    async def _think(self, step: int, times_s: dict[str, float]) -> None:
+        """`job.think_s`: the engines idle as long as training would take. Not after the last step."""
+        think_s = self._config.job.think_s
+        if self._trainer is not None or think_s <= 0.0 or step >= self._config.trainer.steps:
+            return
+        started_s = time.monotonic()
+        try:
+            with self._session.progress.phase("think"):
+                await asyncio.sleep(think_s)
+        finally:
+            times_s["think_s"] = time.monotonic() - started_s
+
+    async def _learn(self, step: int, item: Sampled, *, ahead: bool) -> None:
+        collected, times_s = item.collected, item.times_s
         traces = self._count_tokens(collected)
-        record: dict[str, Any] = {"step": step, **rollout_numbers(collected, generate_s)}
+        record: dict[str, Any] = {"step": step, **rollout_numbers(collected, times_s["generate_s"]), **times_s}
         kl_sums = await self._kl_sums(collected, traces)
         record["degenerate_groups"] = set_advantages(
             collected.trajectories, self._config.algo, kl_sums, self._config.rollout.max_trajectory_tokens
         )
+        record["resampled_groups"] = len(groups_of(collected.trajectories)) - self._config.rollout.prompts_per_step
         rows = self._rows(collected, traces, record)
         if self._trainer is not None:
             with self._session.progress.phase("train"):
                 metrics = await asyncio.to_thread(self._trainer.train_step, rows, step)
             record |= asdict(metrics)
-        self.step = step
+        self.step, self._order = step, item.order
         if self._trainer is not None:
-            record["weight_sync_s"] = await self._sync_weights()
-            record["checkpoint_s"] = self._save_when_due()
+            record["weight_sync_s"] = item.sync_s if ahead else await self._sync_weights()
+            record["checkpoint_s"] = await asyncio.to_thread(self._save_when_due)
         record["weight_version"] = step if self._trainer is not None else 0
-        record["step_s"] = time.monotonic() - started_s
+        record["step_s"] = time.monotonic() - self._step_began_s
         self._session.steps.append_trajectories(step, _records(collected))
         self._write_profiles(collected, traces)
         self._session.steps.append(record)
         self._session.wandb.log(record, step)
         self._session.status.heartbeat(step)
+        self.done_at_s[step] = time.monotonic()
         self._session.progress.step_done(record)
 
     def _write_profiles(self, collected: Collected, traces: list[list[Trace]]) -> None:
@@ -214,14 +313,35 @@ class Loop:
         return rows
 
     async def _sync_weights(self) -> float:
-        """New weights into every engine, stamped with the step that made them; returns seconds."""
+        """New weights into every engine, stamped with the step that made them; returns seconds.
+
+        Raises WeightSyncError, DiskError.
+        """
         assert self._trainer is not None
+        config, engines = self._config, self._parts.engines
         started_s = time.monotonic()
         with self._session.progress.phase("sync_weights"), self._parts.gateway.syncing():
-            weights = self._trainer.policy_weights()
-            for engine in self._parts.engines:
-                await engine.update_weights(weights, self.step)
-        return time.monotonic() - started_s
+            times = await self._hand_over_weights(self._trainer)
+        self.served = self.step
+        sync_s = time.monotonic() - started_s
+        event: dict[str, Any] = {"step": self.step, **times}
+        if config.trainer.check_weights:
+            found = await require_agreement(
+                engines, self._trainer, self.step, vocab_size=config.model.vocab_size, limit=explained(config)
+            )
+            event |= {"logprob_diff_mean": found.mean, "logprob_diff_max": found.largest, "check_s": found.check_s}
+        self._session.events.write("weights", **event)
+        return sync_s
+
+    async def _hand_over_weights(self, trainer: TrainsPolicy) -> dict[str, float]:
+        """Straight into the engines' memory, or as they take them one by one; what took how long, in seconds."""
+        if self._transfer is not None:
+            return asdict(await self._transfer.update(self.step))
+        started_s = time.monotonic()
+        weights = await asyncio.to_thread(trainer.weights)
+        gathered_s = time.monotonic()
+        await update_engines(self._parts.engines, weights, self.step)
+        return {"gather_s": gathered_s - started_s, "load_s": time.monotonic() - gathered_s}
 
     def _save_when_due(self) -> float:
         config = self._config.trainer
@@ -229,17 +349,18 @@ class Loop:
         return self.save() if due or self.step == config.steps else 0.0
 
     def save(self) -> float:
-        """A checkpoint of the last step, unless it has one; returns seconds. Raises CheckpointWriteError."""
+        """A checkpoint of the last step, unless it has one; returns seconds. Raises CheckpointWriteError.
+
+        Many ranks write it behind the next steps; `wait` of the trainer returns when it is there.
+        """
         if self._trainer is None or self.step == self._saved_step:
             return 0.0
         started_s = time.monotonic()
-        checkpoint.save(
+        self._trainer.save(
             self._session.folder.checkpoints,
             step=self.step,
             weight_version=self.step,
-            model=self._trainer.policy_weights(),
-            trainer=self._trainer.state_dict(),
-            data_order=self._sampler.state(),
+            data_order=self._order,
             config=flatten(self._config),
             hash_of_config=config_hash(self._config),
             keep=self._config.trainer.keep_checkpoints,

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from swe_rl.config import duration, memory, sizes
+from swe_rl.config.choices import EngineKind, OutputFormat
 from swe_rl.config.compose import config_hash
 from swe_rl.config.environment import shown
 from swe_rl.config.provenance import Origins
-from swe_rl.config.rules_memory import crowding
-from swe_rl.config.schema import Config, EngineKind, OutputFormat
+from swe_rl.config.schema import Config
 from swe_rl.layout.placement import place
 
 
@@ -121,7 +121,7 @@ def _cache(config: Config) -> dict[str, Any]:
         "full_trajectories_per_engine": tokens // max(1, config.rollout.max_trajectory_tokens),
         "trajectories_at_once_per_engine": -(-sizes.trajectories_at_once(config) // config.layout.engines),
         "typical_trajectory_tokens": config.rollout.typical_trajectory_tokens,
-        "oversubscription": round(crowding(config), 2),
+        "oversubscription": round(memory.crowding(config), 2),
     }
 
 

@@ -1,9 +1,9 @@
 """`job=rollout`: the same as training without a trainer, for throughput of layout and router."""
 
-import asyncio
 from pathlib import Path
 
 from swe_rl.config.schema import Config
+from swe_rl.job import event_loop
 from swe_rl.job.components import components, load_sampled
 from swe_rl.job.loop import Loop
 from swe_rl.job.session import Session, session
@@ -12,7 +12,7 @@ from swe_rl.job.session import Session, session
 def run(config: Config, folder: Path | None) -> int:
     assert folder is not None
     with session(config, folder, total_steps=config.trainer.steps) as one:
-        asyncio.run(_rollout(config, one))
+        event_loop.run(_rollout(config, one))
     one.print_end()
     return 0
 

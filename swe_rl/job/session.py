@@ -3,16 +3,15 @@
 Invariants:
 - `status.json` says how it ended, also for an exception and for Ctrl-C; after SIGKILL it says `running` and nobody
   holds the lock, which is how `trainer.resume=auto` knows.
-- A resumed run works in its own old folder; the fresh one that Hydra made for it goes away.
+- A SLURM job that has to end early asks to be queued again, and then leaves without a result.
 """
 
 import asyncio
+import os
 import resource
 import shutil
-import signal
-import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,11 +19,20 @@ from typing import Any
 
 from swe_rl.config.compose import config_hash, flatten
 from swe_rl.config.schema import Config
-from swe_rl.errors import SweRlError, UserError
+from swe_rl.config.sizes import uses_no_gpu
+from swe_rl.errors import SweRlError
+from swe_rl.hardware.allocation import allocation
+from swe_rl.hardware.gpu_watch import watched_gpus
+from swe_rl.hardware.requeue import EXIT_STATUS, Requeued, Survival, Verdict
+from swe_rl.hardware.sync import synced
+from swe_rl.job.told import Told, listening
+from swe_rl.job.which_folder import acquire, copy_folder
 from swe_rl.logger.disk import DiskError
 from swe_rl.logger.events import EventLog, read_events
-from swe_rl.logger.folder import FolderInUse, RunFolder, find_unfinished
+from swe_rl.logger.folder import RunFolder
+from swe_rl.logger.jsonl import iter_jsonl
 from swe_rl.logger.progress import Progress
+from swe_rl.logger.progress_state import ProgressState
 from swe_rl.logger.run_log import RunLog
 from swe_rl.logger.status import RunState, StatusWriter
 from swe_rl.logger.steps import StepLog
@@ -49,9 +57,24 @@ class Session:
     started_s: float
     reports: bool = True  # whether it ends in a summary and a report
     summary: dict[str, Any] = field(default_factory=dict)
+    told: Told = field(default_factory=Told)
+    survival: Survival | None = None  # inside a SLURM job
+
+    def record(self, event: str, fields: Mapping[str, object]) -> None:
+        """A line of `events.jsonl`, for parts that know of no events log. Raises DiskError."""
+        self.events.write(event, **fields)
 
     def evals(self) -> list[dict[str, Any]]:
         return read_events(self.folder.events_jsonl, "eval")
+
+    def state_is_saved(self) -> Verdict | None:
+        """What comes next for a job that was told to end: asked early, before what may take longer than is left.
+
+        None outside a job, and where nobody told it. Raises DiskError.
+        """
+        if self.survival is None or self.told.by is None:
+            return None
+        return self.survival.told_to_end(self.told.by)
 
     def finish(self) -> None:
         """Summary and report of what the folder holds; the last lines that a person sees."""
@@ -82,92 +105,90 @@ def peak_memory_gb() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / _BYTES_PER_GB
 
 
-def choose_folder(config: Config, fresh: Path) -> tuple[RunFolder, bool]:
-    """The folder to work in, and whether it is continued. Raises UserError where `trainer.resume` leads nowhere."""
-    choice = config.trainer.resume
-    found: RunFolder | None = None
-    if choice == "auto":
-        found = find_unfinished(Path(config.paths.outputs), config.name, config_hash(config))
-    elif choice != "none":
-        found = RunFolder(Path(choice))
-        status = found.status()
-        if status is None:
-            raise UserError(f"trainer.resume={choice} is not the folder of a run (it has no readable status.json)")
-        if status.config_hash != config_hash(config):
-            raise UserError(
-                f"trainer.resume={choice} was run with another configuration (see its config.yaml); resume it with the "
-                "same overrides, or start anew with trainer.resume=none"
-            )
-    if found is None or found.path.resolve() == fresh.resolve():
-        return RunFolder(fresh), False
-    return found, True
-
-
-def _acquire(config: Config, fresh: Path) -> tuple[RunFolder, bool]:
-    """Locks the chosen folder; the fresh one goes away where an old one is continued. Raises FolderInUse."""
-    folder, resumed = choose_folder(config, fresh)
-    try:
-        folder.create().acquire()
-    except FolderInUse:
-        if config.trainer.resume != "auto":
-            raise
-        return RunFolder(fresh).create().acquire(), False  # another start took it a moment earlier
-    if resumed:
-        shutil.rmtree(fresh, ignore_errors=True)
-    return folder, resumed
-
-
 @contextmanager
-def session(config: Config, fresh: Path, *, total_steps: int, reports: bool = True) -> Iterator[Session]:
-    """Holds a run's folder. Whatever leaves the block is written to `status.json` and raised on."""
-    folder, resumed = _acquire(config, fresh)
+def session(
+    config: Config, fresh: Path, *, total_steps: int, reports: bool = True, state: ProgressState | None = None
+) -> Iterator[Session]:
+    """Holds a run's folder. Whatever leaves the block is written to `status.json` and raised on.
+
+    `state`: what the live line shows where there are no steps.
+    """
+    here = allocation(os.environ)
+    folder, resumed = acquire(config, fresh, here)
     with ExitStack() as stack:
         stack.callback(folder.release)
-        stack.enter_context(_terminated_as_interrupted())
+        told = stack.enter_context(listening(in_slurm=here is not None))
         wandb = WandbLogger(config.logger, folder.name, folder, flatten(config))
-        status = StatusWriter(folder.status_json, config_hash=config_hash(config))
+        before = folder.status()
+        step = before.step if before and resumed else 0
+        status = StatusWriter(folder.status_json, config_hash=config_hash(config), step=step)
         stack.enter_context(RunLog(folder.run_log))
         events = stack.enter_context(EventLog(folder.events_jsonl))
         steps = stack.enter_context(StepLog(folder))
-        progress = stack.enter_context(Progress(total_steps))
+        progress = stack.enter_context(Progress(total_steps, state=state))
         one = Session(config, folder, status, events, steps, progress, wandb, resumed, time.monotonic(), reports)
-        events.write("resumed" if resumed else "started", name=config.name, seed=config.trainer.seed)
+        one.told = told
+        if here is not None and reports:  # a server has no step to go on after: whoever needs it starts another
+            one.survival = Survival(folder.requeue_json, here, max_requeues=config.hardware.max_requeues)
+        copy = copy_folder(config, here, folder.path)
+        if copy is not None:
+            stack.enter_context(
+                synced(
+                    folder.path,
+                    copy,
+                    every_s=config.paths.sync_every_s,
+                    say=progress.message,
+                    rsync=shutil.which("rsync"),
+                )
+            )
+        if not uses_no_gpu(config.layout):
+            stack.enter_context(watched_gpus(progress.message))
+        restarts = {"job": here.job_id, "restarts": here.restarts} if here is not None else {}
+        events.write("resumed" if resumed else "started", name=config.name, seed=config.trainer.seed, **restarts)
         try:
+            if one.survival is not None:
+                one.survival.begin(max(step, _num_predictions(folder)))
             wandb.start()
             yield one
         except (KeyboardInterrupt, asyncio.CancelledError):
-            _close(one, RunState.interrupted, "interrupted", 130)
+            _end_early(one, RunState.interrupted, "interrupted", 130)
             raise
         except BaseException as error:
             exit_status = error.exit_status if isinstance(error, SweRlError) else 1
-            _close(one, RunState.failed, f"{type(error).__name__}: {error}", exit_status)
+            _end_early(one, RunState.failed, f"{type(error).__name__}: {error}", exit_status)
             raise
         else:
             _close(one, RunState.done, None, 0)
 
 
-@contextmanager
-def _terminated_as_interrupted() -> Iterator[None]:
-    """SIGTERM (a scheduler, a container's stop) ends a run as Ctrl-C does, unless somebody else handles it."""
-    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
-        yield
-        return
-    signal.signal(signal.SIGTERM, _interrupt)
+def _num_predictions(folder: RunFolder) -> int:
+    """How far an evaluation is, which has no steps."""
+    return sum(1 for _ in iter_jsonl(folder.predictions_jsonl)) if folder.predictions_jsonl.exists() else 0
+
+
+def _end_early(one: Session, state: RunState, reason: str, exit_status: int) -> None:
+    """Raises Requeued where the job goes on in another start: then nothing is lost but time.
+
+    What fails after the signal does so because everything in the job got it; the newest checkpoint is whole.
+    """
+    verdict = None
     try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-
-
-def _interrupt(*_: object) -> None:
-    """As Ctrl-C, also where that is ignored because a shell started the run in the background."""
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        raise KeyboardInterrupt
-    signal.raise_signal(signal.SIGINT)
+        verdict = one.state_is_saved()
+    except DiskError as error:
+        one.progress.message(f"not queued again: {error}")
+    if verdict is None:
+        return _close(one, state, reason, exit_status)
+    reason = f"{verdict.reason}; and then {reason}" if state is RunState.failed else verdict.reason
+    one.progress.message(reason)
+    if not verdict.requeued:
+        return _close(one, state, reason, exit_status)
+    _close(one, RunState.requeued, reason, EXIT_STATUS)
+    raise Requeued
 
 
 def _close(one: Session, state: RunState, reason: str | None, exit_status: int) -> None:
     """Best effort where the run failed already: its own error must not be hidden by a full disk."""
+    one.told.deaf = True
     try:
         one.status.finish(state, reason=reason, exit_status=exit_status)
         if one.reports:

@@ -14,9 +14,10 @@ from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
 
 from swe_rl.config import memory, sizes
+from swe_rl.config.choices import OutputFormat
 from swe_rl.config.compose import compose, config_hash
 from swe_rl.config.provenance import Origins
-from swe_rl.config.schema import Config, OutputFormat, RouterConfig
+from swe_rl.config.schema import Config, RouterConfig
 from swe_rl.router.make import make_router
 from swe_rl.router.simulation.engine_model import EngineLimits
 from swe_rl.router.simulation.outcome import Outcome

@@ -1,46 +1,234 @@
-"""`job=train`: rollouts, rewards, policy updates, checkpoints, report."""
+"""`job=train`: rollouts, rewards, policy updates, checkpoints, report.
+
+Invariants:
+- The trainer is in this process, or in processes of its own where the layout gives it GPUs or ranks; the loop does not
+  know which. Either way it is closed on every exit, after the engines.
+- Where a rank is lost and `trainer.max_restarts` allows it, all but the servers of sandboxes is taken apart, and put
+  together again as a resumed run is: nothing of the attempt that failed is left.
+"""
 
 import asyncio
+import os
+from collections.abc import Mapping
+from contextlib import AsyncExitStack, closing
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from swe_rl.config.choices import EngineKind
 from swe_rl.config.schema import Config
-from swe_rl.job.components import components
+from swe_rl.engine.vllm_devices import DeviceError, visible_devices
+from swe_rl.errors import RunError
+from swe_rl.hardware.rendezvous import meets
+from swe_rl.job import event_loop
+from swe_rl.job.components import components, load_sampled
 from swe_rl.job.loop import Loop
+from swe_rl.job.restarts import Restarts
+from swe_rl.job.runtime_keeper import RuntimeLost, kept_fleet
 from swe_rl.job.session import Session, session
+from swe_rl.layout.placement import home, place
+from swe_rl.sandbox.runtime_fleet import RuntimeFleet
+from swe_rl.trainer.errors import RankLost
+from swe_rl.trainer.protocol import TrainsPolicy
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+    from swe_rl.trainer.group import TrainerGroup
+    from swe_rl.trainer.local import LocalTrainer
+    from swe_rl.trainer.ray_group import RayRanks
 
 
 def run(config: Config, folder: Path | None) -> int:
     assert folder is not None
     with session(config, folder, total_steps=config.trainer.steps) as one:
-        asyncio.run(_train(config, one))
+        event_loop.run(_train(config, one))
     one.print_end()
     return 0
 
 
-async def _train(config: Config, one: Session) -> None:
-    from swe_rl.model.load import load_model, load_tokenizer
-    from swe_rl.trainer.policy import Trainer
+@dataclass(frozen=True, slots=True)
+class _Loaded:
+    """`local`: the trainer of this process; None: ranks train."""
 
+    model: "PreTrainedModel | None"
+    tokenizer: "PreTrainedTokenizerFast"
+    local: "LocalTrainer | None"
+
+
+async def _train(config: Config, one: Session) -> None:
     with one.progress.phase("load"):
-        model, tokenizer = load_model(config.model), load_tokenizer(config.model)
-        pad_token_id = int(tokenizer.pad_token_id)
-        trainer = Trainer(
-            model,
-            config.trainer,
-            config.algo,
-            pad_token_id=pad_token_id,
-            temperature=config.rollout.temperature,
-            reference=load_model(config.model).requires_grad_(False) if config.algo.kl_coef else None,
+        _require_peft(config)
+        if trainer_ranks(config):
+            loaded = _Loaded(*await asyncio.to_thread(load_sampled, config), local=None)
+        else:
+            loaded = _Loaded(*_in_this_process(config))
+    restarts = Restarts(config.trainer.max_restarts)
+    async with AsyncExitStack() as stack:
+        fleet = await stack.enter_async_context(kept_fleet(config, one)) if meets(config) else None
+        while True:
+            try:  # a task of its own: what is cancelled inside it does not count as told to end
+                return await asyncio.create_task(_attempt(config, one, loaded, fleet, restarts))
+            except RankLost as lost:
+                if _is_cancelled():
+                    raise
+                one.progress.message(restarts.take(lost))
+
+
+def _require_peft(config: Config) -> None:
+    """Before ranks are started, which could only fail with it. Raises UserError."""
+    from swe_rl.trainer.adapter import require_peft
+
+    require_peft(config.trainer)
+
+
+async def _attempt(
+    config: Config, one: Session, loaded: _Loaded, fleet: RuntimeFleet | None, restarts: Restarts
+) -> None:
+    """To the end of the run. Raises RankLost, whatever else failed because of it."""
+    group = None if loaded.local else _group(config, one, _pad(loaded.tokenizer), restarts.used)
+    trainer = loaded.local or group
+    assert trainer is not None
+    with closing(trainer):
+        if group is not None:
+            with one.progress.phase("start_trainer"):
+                await asyncio.to_thread(group.start)
+            one.progress.message(f"trainer: {trainer_ranks(config)} ranks on {_where(config)}")
+        async with components(config, one, loaded.model, loaded.tokenizer, fleet) as parts:
+            loop = Loop(config, one, parts, trainer)
+            if one.resumed or restarts.used:
+                await asyncio.to_thread(loop.resume)
+            if (restarted := restarts.went_on(loop.step, loop.done_at_s)) is not None:
+                one.record("trainer_restart", restarted)
+            await _run_to_the_end(loop, trainer, one)
+
+
+async def _run_to_the_end(loop: Loop, trainer: TrainsPolicy, one: Session) -> None:
+    try:
+        await loop.run()
+    except RuntimeLost:  # the trainer is well, and what it holds is worth keeping
+        await asyncio.to_thread(_save, loop, trainer)
+        one.progress.message(f"no sandboxes any more: state of step {loop.step} is saved")
+        raise
+    except RunError as error:
+        lost = trainer.failure()
+        if isinstance(lost, RankLost) and lost is not error:
+            raise lost from error
+        raise
+    except asyncio.CancelledError:
+        await asyncio.to_thread(_save, loop, trainer)
+        await asyncio.to_thread(one.state_is_saved)
+        one.progress.message(
+            f"interrupted: state of step {loop.step} is saved; the same command with trainer.resume=auto goes on"
         )
-    async with components(config, one, model, tokenizer) as parts:
-        loop = Loop(config, one, parts, trainer)
-        if one.resumed:
-            loop.resume()
-        try:
-            await loop.run()
-        except asyncio.CancelledError:
-            loop.save()
-            one.progress.message(
-                f"interrupted: state of step {loop.step} is saved; the same command with trainer.resume=auto goes on"
-            )
-            raise
+        raise
+
+
+def _is_cancelled() -> bool:
+    """This task was told to end, while something else ended it."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+def trainer_ranks(config: Config) -> int:
+    """Processes that train; 0: this one does."""
+    return config.layout.trainer_gpus or config.layout.trainer_ranks
+
+
+def _save(loop: Loop, trainer: TrainsPolicy) -> None:
+    loop.save()
+    trainer.wait()
+
+
+def _in_this_process(config: Config) -> "tuple[PreTrainedModel, PreTrainedTokenizerFast, LocalTrainer]":
+    from swe_rl.model.load import load_model, load_tokenizer, model_folder
+    from swe_rl.trainer.fingerprint import base_of
+    from swe_rl.trainer.local import LocalTrainer, with_adapter
+
+    model, tokenizer = load_model(config.model), load_tokenizer(config.model)
+    policy, adapter = model, None
+    if config.trainer.lora_rank > 0:
+        base = base_of(config.model, model_folder(config.model))
+        policy, adapter = with_adapter(model, config.trainer, base)
+    trainer = LocalTrainer(
+        policy,
+        config.trainer,
+        config.algo,
+        pad_token_id=_pad(tokenizer),
+        temperature=config.rollout.temperature,
+        reference=load_model(config.model).requires_grad_(False) if config.algo.kl_coef and not adapter else None,
+        adapter=adapter,
+    )
+    return model, tokenizer, trainer
+
+
+def _group(config: Config, one: Session, pad_token_id: int, restart: int) -> "TrainerGroup":
+    """Not started; each restart has logs of its own. Raises DeviceError."""
+    from swe_rl.trainer.group import TrainerGroup
+    from swe_rl.trainer.rank import RankSetup
+
+    by_ray = config.hardware.ray_address is not None
+    setup = RankSetup(
+        model=config.model,
+        trainer=config.trainer,
+        algo=config.algo,
+        pad_token_id=pad_token_id,
+        temperature=config.rollout.temperature,
+        rank=0,
+        world=trainer_ranks(config),
+        sp=config.layout.sequence_parallel,
+        address="",
+        device="cuda" if config.layout.trainer_gpus else "cpu",
+        gpus=() if by_ray else trainer_gpus(config, os.environ),
+        logs=one.folder.path / "trainer" / (f"restart{restart}" if restart else ""),
+    )
+    in_memory = config.engine.kind is EngineKind.embedded
+    return TrainerGroup(setup, in_memory=in_memory, ranks=_ray_ranks(config, one) if by_ray else None)
+
+
+def _ray_ranks(config: Config, one: Session) -> "RayRanks":
+    """Not connected. Raises DeviceError."""
+    from swe_rl.trainer.ray_group import RayRanks, handed_on
+
+    address = config.hardware.ray_address
+    assert address is not None
+    return RayRanks(
+        address,
+        environment=handed_on(os.environ, config.hardware.env_vars),
+        engine_gpus=engine_gpus_here(config, os.environ),
+        say=one.progress.message,
+    )
+
+
+def engine_gpus_here(config: Config, environ: Mapping[str, str]) -> frozenset[str]:
+    """This node's GPUs that engines of the run have, as CUDA_VISIBLE_DEVICES calls them. Raises DeviceError."""
+    placement = place(config)
+    own = [gpu for gpus in placement.engines for gpu in gpus if gpu.node == home(placement)]
+    found = (visible_devices([gpu], environ, mig=config.hardware.mig) for gpu in own)
+    return frozenset(device for devices in found for device in devices.split(","))
+
+
+def trainer_gpus(config: Config, environ: Mapping[str, str]) -> tuple[str, ...]:
+    """What CUDA_VISIBLE_DEVICES is for each rank; none without GPUs. Raises DeviceError."""
+    placement = place(config)
+    gpus = placement.trainer
+    away = [gpu.node for gpu in gpus if gpu.node != home(placement)]
+    if away:
+        raise DeviceError(
+            f"layout={config.layout.name} puts ranks of the trainer on node {away[0]}; they are started on this node "
+            "only. Choose a layout whose trainer fits one node, or set hardware.ray_address."
+        )
+    return tuple(visible_devices([gpu], environ, mig=config.hardware.mig) for gpu in gpus)
+
+
+def _where(config: Config) -> str:
+    if config.hardware.ray_address is not None:
+        return "the Ray cluster"
+    gpus = place(config).trainer
+    return f"GPU {', '.join(str(gpu.index) for gpu in gpus)}" if gpus else "the CPU"
+
+
+def _pad(tokenizer: "PreTrainedTokenizerFast") -> int:
+    pad = tokenizer.pad_token_id
+    assert isinstance(pad, int)  # load_tokenizer refuses one without
+    return pad

@@ -8,7 +8,8 @@ Invariants:
 
 from dataclasses import dataclass
 
-from swe_rl.config.schema import Config, EngineKind, HardwareConfig
+from swe_rl.config.choices import EngineKind
+from swe_rl.config.schema import Config, HardwareConfig
 from swe_rl.config.sizes import uses_no_gpu
 from swe_rl.errors import UserError
 
@@ -43,6 +44,11 @@ class Placement:
         for rank, gpu in enumerate(self.trainer):
             found.setdefault(gpu, []).append(f"trainer {rank}")
         return {gpu: tuple(found[gpu]) for gpu in sorted(found)}
+
+
+def home(placement: Placement) -> int:
+    """The number of the node that the run itself is on: the trainer's, whose ranks it starts; else the first."""
+    return placement.trainer[0].node if placement.trainer else 0
 
 
 def place(config: Config) -> Placement:

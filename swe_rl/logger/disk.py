@@ -7,10 +7,10 @@ Invariants:
 """
 
 import errno
-import itertools
 import json
 import math
 import os
+import secrets
 import shutil
 from collections.abc import Mapping
 from contextlib import suppress
@@ -23,7 +23,6 @@ import orjson
 from swe_rl.errors import RunError
 
 _OPTIONS = orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
-_COUNTER = itertools.count()
 _WAY_OUT = {
     errno.ENOSPC: "free some space or point paths.outputs at another disk",
     errno.EDQUOT: "your quota is used up: free some space or point paths.outputs at another disk",
@@ -81,11 +80,16 @@ def write_json_atomic(path: Path, obj: Any) -> None:
     write_bytes_atomic(path, encode_json(obj, indent=True) + b"\n")
 
 
-def write_bytes_atomic(path: Path, data: bytes) -> None:
-    aside = path.with_name(f".{path.name}.{os.getpid()}.{next(_COUNTER)}.tmp")
+def write_bytes_atomic(path: Path, data: bytes, *, mode: int | None = None) -> None:
+    """`mode`: the file's permissions, from its first byte on; None: what the umask leaves.
+
+    Raises DiskError; then the file is as it was before.
+    """
+    aside = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(6)}.tmp")  # hosts may share the folder
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with aside.open("wb") as file:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=_folder_mode(mode))
+        descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666 if mode is None else mode)
+        with os.fdopen(descriptor, "wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
@@ -96,6 +100,11 @@ def write_bytes_atomic(path: Path, data: bytes) -> None:
     finally:
         with suppress(OSError):
             aside.unlink()
+
+
+def _folder_mode(mode: int | None) -> int:
+    """Of a folder made for a file: whoever may read the file may enter."""
+    return 0o777 if mode is None else mode | (mode & 0o444) >> 2
 
 
 def _fsync_folder(folder: Path) -> None:

@@ -52,10 +52,14 @@ class RunFolder:
         self.status_json = self.path / "status.json"
         self.summary_json = self.path / "summary.json"
         self.predictions_jsonl = self.path / "predictions.jsonl"
+        self.preds_json = self.path / "preds.json"  # the same by instance, as mini-swe-agent writes it
+        self.eval_json = self.path / "eval.json"
+        self.agent_trajectories = self.path / "trajs"  # mini-swe-agent's format, one file a sample
         self.run_log = self.path / "run.log"
         self.engine_logs = self.path / "engines"  # engine0.log, ...: what servers of engine=vllm say
         self.lock = self.path / ".lock"
         self.wandb_id = self.path / "wandb_id.txt"
+        self.requeue_json = self.path / "requeue.json"  # the SLURM job's starts, and what it asked for
         self._lock_descriptor: int | None = None
 
     @property

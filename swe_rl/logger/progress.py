@@ -26,7 +26,7 @@ class Progress:
     """Progress of one run; a context manager that always gives the terminal back.
 
     `total_steps` is the number of the last step, `done_steps` the one that a resumed run starts after; `console`
-    defaults to stdout; `clock` is any steady clock in seconds.
+    defaults to stdout; `clock` is any steady clock in seconds. `state` is shown instead of that of steps.
     """
 
     def __init__(
@@ -37,10 +37,11 @@ class Progress:
         clock: Callable[[], float] = time.monotonic,
         done_steps: int = 0,
         environ: Mapping[str, str] | None = None,
+        state: ProgressState | None = None,
     ) -> None:
         stream = sys.stdout if console is None else console
         self._clock = clock
-        self.state = ProgressState(total_steps, done_steps=done_steps, step_started_s=clock())
+        self.state = state or ProgressState(total_steps, done_steps=done_steps, step_started_s=clock())
         live = is_live(stream, os.environ if environ is None else environ)
         self._view: View = (LiveView if live else PlainView)(stream, self.state, clock)
 
@@ -50,19 +51,23 @@ class Progress:
 
         `trajectories` > 0 says that it collects that many; their count starts anew.
         """
-        self.state.enter(name, trajectories, self._clock())
+        entered = self.state.enter(name, trajectories, self._clock())
         _log.info(text.started(name))
         self._view.refresh()
         try:
             yield
         finally:
-            left, cost_s = self.state.leave(self._clock())
+            left, cost_s = self.state.leave(entered, self._clock())
             _log.info(text.finished(left, cost_s))
 
     def trajectory(self, status: str, tokens: int = 0) -> None:
         """One trajectory has ended; `tokens` is its response length and feeds tokens/s."""
         self.state.counts[str(status)] += 1
         self.state.tokens += tokens
+        self._view.refresh()
+
+    def show(self) -> None:
+        """The state has changed by other ways than these."""
         self._view.refresh()
 
     def step_done(self, record: Mapping[str, Any]) -> None:

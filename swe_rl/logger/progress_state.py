@@ -24,16 +24,20 @@ class ProgressState:
     tokens: int = 0
     collecting_since_s: float | None = None
 
-    def enter(self, phase: str, trajectories: int, now_s: float) -> None:
-        self.phases.append((phase, now_s))
+    def enter(self, phase: str, trajectories: int, now_s: float) -> tuple[str, float]:
+        """What `leave` is given: phases of two tasks may overlap."""
+        entered = (phase, now_s)
+        self.phases.append(entered)
         if phase == "step":
             self.step_started_s = now_s
         if trajectories:
             self.expected, self.tokens, self.collecting_since_s = trajectories, 0, now_s
             self.counts = Counter()
+        return entered
 
-    def leave(self, now_s: float) -> tuple[str, float]:
-        phase, since_s = self.phases.pop()
+    def leave(self, entered: tuple[str, float], now_s: float) -> tuple[str, float]:
+        phase, since_s = entered
+        self.phases.remove(entered)
         if self.collecting_since_s == since_s:
             self.collecting_since_s = None
         return phase, now_s - since_s
@@ -60,7 +64,7 @@ class ProgressState:
 
     def headline(self, now_s: float) -> str:
         """`step 3/15  generate 12.0s  4:10 left`."""
-        parts = [f"step {min(self.done_steps + 1, self.total_steps)}/{self.total_steps}"]
+        parts = [f"step {min(self.done_steps + 1, self.total_steps)}/{self.total_steps}"] if self.total_steps else []
         for name, since_s in self.phases[-1:]:
             parts.append(f"{name} {text.duration(now_s - since_s)}")
         if (left_s := self.left_s(now_s)) is not None:

@@ -25,6 +25,7 @@ class RunState(StrEnum):
     done = "done"
     failed = "failed"
     interrupted = "interrupted"
+    requeued = "requeued"  # it goes on when its SLURM job is started again
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +71,7 @@ class StatusWriter:
             self._write()
 
     def finish(self, state: RunState, *, reason: str | None = None, exit_status: int = 0) -> None:
-        """The last word: done, failed or interrupted. Raises DiskError."""
+        """The last word: done, failed, interrupted or requeued. Raises DiskError."""
         self.current = replace(
             self.current,
             status=state,

@@ -30,7 +30,8 @@ Record = Mapping[str, Any]
 def write_summary(folder: RunFolder, *, wall_s: float, extra: Record | None = None) -> dict[str, Any]:
     """Of what the folder holds; `extra` adds flat keys (peak_gpu_memory_gb, ...). Raises DiskError."""
     evals = read_events(folder.events_jsonl, "eval")
-    summary = build_summary(read_jsonl(folder.steps_jsonl), evals, wall_s=wall_s) | dict(extra or {})
+    summary = build_summary(read_jsonl(folder.steps_jsonl), evals, wall_s=wall_s)
+    summary |= {"trainer_restarts": len(read_events(folder.events_jsonl, "trainer_restart")), **(extra or {})}
     write_json_atomic(folder.summary_json, summary)
     return summary
 

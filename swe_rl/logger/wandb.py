@@ -19,7 +19,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from swe_rl.config.schema import LoggerConfig, WandbMode
+from swe_rl.config.choices import WandbMode
+from swe_rl.config.schema import LoggerConfig
 from swe_rl.errors import UserError
 from swe_rl.logger.disk import write_text_atomic
 from swe_rl.logger.folder import RunFolder

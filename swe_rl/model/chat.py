@@ -7,81 +7,70 @@ Invariants:
 - Ids that are handed in are never encoded again, only appended to.
 """
 
-import re
+import logging
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from swe_rl.errors import UserError
-from swe_rl.model.templates import qwen
-from swe_rl.model.templates.qwen import Marker, Message, Piece
+from swe_rl.model.templates import own_template, qwen
+from swe_rl.model.templates.formats import TEMPLATES, ChatTemplateError, chat_format, template_text
+from swe_rl.model.templates.qwen import Message, Piece
+from swe_rl.model.text_encoder import TextEncoder
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-TEMPLATES = ("qwen", "qwen_plain")
-_CACHED_TEXTS = 1024
-
-
-class ChatTemplateError(UserError):
-    """The tokenizer or the name does not fit a chat template of ours."""
-
-
-def template_text(name: str) -> str:
-    """The prefix-stable Jinja template, for `tokenizer.chat_template`. Raises ChatTemplateError."""
-    if name not in TEMPLATES:
-        raise ChatTemplateError(f"model.chat_template={name} is not known; choose one of {', '.join(TEMPLATES)}")
-    return (Path(qwen.__file__).parent / f"{name}.jinja").read_text(encoding="utf-8")
+__all__ = ["TEMPLATES", "ChatRenderer", "ChatTemplateError", "template_text"]
+_log = logging.getLogger(__name__)
 
 
 class ChatRenderer:
-    """`template`: `qwen` (always a think block, empty in the generation prompt when `thinking` is off), or
-    `qwen_plain` (none). Safe to use from several threads. Raises ChatTemplateError."""
+    """`template`: `qwen` (always a think block, empty in the generation prompt when `thinking` is off), `qwen_plain`
+    (none), or `qwen_coder` (none, and tools as tags). Safe to use from several threads. Warns where the tokenizer has
+    a chat template that begins a conversation otherwise. Raises ChatTemplateError."""
 
     def __init__(self, tokenizer: "PreTrainedTokenizerFast", *, template: str = "qwen", thinking: bool = False) -> None:
         self.template = template_text(template)
-        self._think_block = template == "qwen"
-        self._opened = self._think_block and not thinking
+        self._format = chat_format(template)
+        self._thinking = thinking
         self._tokenizer: Any = tokenizer.backend_tokenizer
-        self._special = {token.content: index for index, token in tokenizer.added_tokens_decoder.items()}
+        self._encoder = TextEncoder(tokenizer)
+        special = self._encoder.special
         for needed in (qwen.IM_START, qwen.IM_END):
-            if needed not in self._special:
+            if needed not in special:
                 raise ChatTemplateError(
                     f"model.chat_template={template} needs the special token {needed}, which the tokenizer of "
                     "model.path does not have; choose a Qwen-style tokenizer"
                 )
-        self._end_id = self._special[qwen.IM_END]
+        self._end_id = special[qwen.IM_END]
         ends = (qwen.IM_END, "<|endoftext|>")
-        self.stop_token_ids = tuple(self._special[token] for token in ends if token in self._special)
-        # A look-ahead finds overlapping occurrences too; cutting after the first character breaks each of them.
-        tokens = sorted((re.escape(token) for token in self._special if len(token) > 1), key=len, reverse=True)
-        self._reserved = re.compile(f"(?=({'|'.join(tokens)}))")
-        self._encode_text = lru_cache(_CACHED_TEXTS)(self._encode_uncached)
+        self.stop_token_ids = tuple(special[token] for token in ends if token in special)
+        difference = own_template.difference(tokenizer, template, thinking=thinking)
+        if difference is not None:
+            _log.warning("the chat template of model.path is not model.chat_template=%s: %s", template, difference)
 
     def start(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None) -> list[int]:
         """A conversation's prompt, generation prompt included."""
-        ids, _, tail = self._conversation(qwen.preamble(messages, tools or ()), _body(messages))
-        return ids + self._encode([*tail, *self._generation_prompt()])
+        ids, _, tail = self._conversation(self._format.preamble(messages, tools or ()), _body(messages))
+        return ids + self._encoder.encode([*tail, *self._generation_prompt()])
 
     def extend(self, sampled_ids: Sequence[int], new_messages: Sequence[Message]) -> list[int]:
         """What follows prompt + `sampled_ids`: the reply's end where it was cut off, `new_messages`, the next
         generation prompt."""
         closed = bool(sampled_ids) and sampled_ids[-1] == self._end_id
         ids, _, tail = self._conversation(["\n"] if closed else [qwen.IM_END, "\n"], new_messages)
-        return ids + self._encode([*tail, *self._generation_prompt()])
+        return ids + self._encoder.encode([*tail, *self._generation_prompt()])
 
     def whole(
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None
     ) -> tuple[list[int], list[tuple[int, int]]]:
         """A finished conversation encoded once, and the (start, end) of each assistant reply, end marker included."""
-        ids, spans, tail = self._conversation(qwen.preamble(messages, tools or ()), _body(messages))
-        return ids + self._encode(tail), spans
+        ids, spans, tail = self._conversation(self._format.preamble(messages, tools or ()), _body(messages))
+        return ids + self._encoder.encode(tail), spans
 
     def reply(self, message: Message) -> list[int]:
         """What a model would sample to say `message`, end marker included."""
-        pieces = qwen.reply(message, think_block=self._think_block, opened=self._opened)
-        return self._encode([*pieces, qwen.IM_END])
+        pieces = self._format.reply(message, self._format.opens_block(self._thinking))
+        return self._encoder.encode([*pieces, qwen.IM_END])
 
     def decode(self, sampled_ids: Sequence[int]) -> str:
         """The text of a reply: stop tokens at its end are left out, any other special token is spelled out."""
@@ -104,10 +93,10 @@ class ChatRenderer:
             if roles[index] != "assistant":
                 before = roles[index - 1] if index else None
                 after = roles[index + 1] if index + 1 < len(roles) else None
-                pieces = [*pieces, *qwen.turn(message, before, after)]
+                pieces = [*pieces, *self._format.turn(message, before, after)]
                 continue
             # The reply is encoded apart from the prompt in front of it, as it would have been sampled.
-            ids += self._encode([*pieces, *self._generation_prompt()])
+            ids += self._encoder.encode([*pieces, *self._generation_prompt()])
             start = len(ids)
             ids += self.reply(message)
             spans.append((start, len(ids)))
@@ -115,29 +104,7 @@ class ChatRenderer:
         return ids, spans, pieces
 
     def _generation_prompt(self) -> list[Piece]:
-        block: list[Piece] = [qwen.THINK, "\n\n", qwen.THINK_END, "\n\n"] if self._opened else []
-        return [qwen.IM_START, "assistant\n", *block]
-
-    def _encode(self, pieces: Sequence[Piece]) -> list[int]:
-        ids: list[int] = []
-        text: list[str] = []
-        for piece in pieces:
-            if isinstance(piece, Marker) and piece in self._special:
-                ids += self._encode_text("".join(text))
-                ids.append(self._special[piece])
-                text = []
-            else:
-                text.append(piece)
-        ids += self._encode_text("".join(text))
-        return ids
-
-    def _encode_uncached(self, text: str) -> tuple[int, ...]:
-        cuts = [0, *(match.start() + 1 for match in self._reserved.finditer(text)), len(text)]
-        ids: list[int] = []
-        for start, end in zip(cuts, cuts[1:], strict=False):
-            if end > start:
-                ids += self._tokenizer.encode(text[start:end], add_special_tokens=False).ids
-        return tuple(ids)
+        return self._format.generation_prompt(self._thinking)
 
 
 def _body(messages: Sequence[Message]) -> Sequence[Message]:

@@ -13,7 +13,7 @@ from swe_rl.config.schema import ModelConfig
 from swe_rl.errors import UserError
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerFast
+    from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 
 BUILTIN = "builtin:"
 _FACTS = {
@@ -49,15 +49,43 @@ def load_model(config: ModelConfig) -> "PreTrainedModel":
 
     _quiet_transformers()
     model = _from_pretrained(AutoModelForCausalLM, config, dtype="float32", attn_implementation="sdpa")
-    for fact, name in _FACTS.items():
-        found = getattr(model.config, name, None)
-        if found != getattr(config, fact):
-            raise ModelError(
-                f"model.{fact}={getattr(config, fact)} but the checkpoint {config.path} has {name}={found}; "
-                "correct the key or choose the model option that fits"
-            )
+    _check_facts(model.config, config)
     model.config.use_cache = False
     return model  # type: ignore[no-any-return]
+
+
+def load_shape(config: ModelConfig) -> "PreTrainedConfig":
+    """The model's transformers configuration, without weights. Raises ModelError."""
+    from transformers import AutoConfig
+
+    _quiet_transformers()
+    found = _from_pretrained(AutoConfig, config)
+    _check_facts(found, config)
+    return found  # type: ignore[no-any-return]
+
+
+def model_folder(config: ModelConfig) -> Path:
+    """The folder that holds the model; one of the hub is fetched, or found in the hub's cache. Raises ModelError."""
+    where = Path(locate(config))
+    if where.is_dir():
+        return where
+    from huggingface_hub import snapshot_download
+
+    try:
+        patterns = ["*.json", "*.safetensors", "*.txt", "*.jinja"]
+        return Path(snapshot_download(config.path, revision=config.revision, allow_patterns=patterns))
+    except Exception as error:  # the hub's client raises errors of its own, of requests and of the system
+        raise _cannot_load(config, error) from error
+
+
+def _check_facts(found: "PreTrainedConfig", config: ModelConfig) -> None:
+    for fact, name in _FACTS.items():
+        value = getattr(found, name, None)
+        if value != getattr(config, fact):
+            raise ModelError(
+                f"model.{fact}={getattr(config, fact)} but the checkpoint {config.path} has {name}={value}; "
+                "correct the key or choose the model option that fits"
+            )
 
 
 def load_tokenizer(config: ModelConfig) -> "PreTrainedTokenizerFast":
@@ -76,11 +104,15 @@ def _from_pretrained(loader: Any, config: ModelConfig, **options: Any) -> Any:
     try:
         return loader.from_pretrained(where, revision=config.revision, trust_remote_code=False, **options)
     except Exception as error:  # transformers raises OSError, ValueError, SafetensorError and more for bad input
-        reason = str(error).strip().splitlines()
-        raise ModelError(
-            f"model.path={config.path} cannot be loaded: {reason[0] if reason else type(error).__name__}; give a "
-            "folder with config.json, model.safetensors and a tokenizer, or an id that the hub's cache holds"
-        ) from error
+        raise _cannot_load(config, error) from error
+
+
+def _cannot_load(config: ModelConfig, error: Exception) -> ModelError:
+    reason = str(error).strip().splitlines()
+    return ModelError(
+        f"model.path={config.path} cannot be loaded: {reason[0] if reason else type(error).__name__}; give a "
+        "folder with config.json, model.safetensors and a tokenizer, or an id that the hub's cache holds"
+    )
 
 
 def _quiet_transformers() -> None:

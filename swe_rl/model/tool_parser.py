@@ -7,12 +7,13 @@ Invariants:
 
 import json
 import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from swe_rl.errors import UserError
 
-TOOL_PARSERS = ("hermes", "none")
+TOOL_PARSERS = ("hermes", "qwen3_coder", "none")
 _CALL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
 
 
@@ -33,11 +34,26 @@ class ParsedReply:
     tool_calls: tuple[ToolCall, ...] = ()
 
 
+ToolParser = Callable[[str, Sequence[Mapping[str, Any]]], ParsedReply]
+
+
 def check_tool_parser(name: str) -> str:
     """Returns `name`. Raises ToolParserError."""
     if name not in TOOL_PARSERS:
         raise ToolParserError(f"model.tool_parser={name} is not known; choose one of {', '.join(TOOL_PARSERS)}")
     return name
+
+
+def make_tool_parser(name: str) -> ToolParser:
+    """Of `model.tool_parser`: from a reply's text and the tools that the request offered. Raises ToolParserError."""
+    from swe_rl.model.tool_parser_qwen3_coder import parse_qwen3_coder
+
+    parsers: dict[str, ToolParser] = {
+        "hermes": lambda text, tools: parse_reply(text, tools=bool(tools)),
+        "qwen3_coder": parse_qwen3_coder,
+        "none": lambda text, tools: parse_reply(text, tools=False),
+    }
+    return parsers[check_tool_parser(name)]
 
 
 def parse_reply(text: str, *, tools: bool) -> ParsedReply:
@@ -68,21 +84,21 @@ def split_reasoning(text: str) -> tuple[str | None, str]:
 
 def _parse_call(block: str) -> ToolCall | None:
     try:
-        call: Any = json.loads(block, parse_constant=_refuse)
+        call: Any = json.loads(block, parse_constant=refuse_constant)
         if not isinstance(call, dict) or not isinstance(call.get("name"), str) or not call["name"]:
             return None
         arguments = call.get("arguments", {})
         if isinstance(arguments, str):
-            arguments = json.loads(arguments, parse_constant=_refuse)
+            arguments = json.loads(arguments, parse_constant=refuse_constant)
         if not isinstance(arguments, dict):
             return None
         call["name"].encode()  # a lone surrogate cannot be sent on
-        return ToolCall(call["name"], _dump(arguments))
+        return ToolCall(call["name"], dump_arguments(arguments))
     except (ValueError, RecursionError):
         return None
 
 
-def _dump(arguments: dict[str, Any]) -> str:
+def dump_arguments(arguments: dict[str, Any]) -> str:
     written = json.dumps(arguments, ensure_ascii=False)
     try:
         written.encode()
@@ -91,5 +107,5 @@ def _dump(arguments: dict[str, Any]) -> str:
     return written
 
 
-def _refuse(constant: str) -> NoReturn:
+def refuse_constant(constant: str) -> NoReturn:
     raise ValueError(f"{constant} is not JSON")

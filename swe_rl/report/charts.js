@@ -65,14 +65,27 @@ function range(values, fromZero) {
   return [low - margin, high + margin];
 }
 
+// `draw` takes its size from `node`, so it needs the page: once when the page is there, and whenever the size changes.
+// Not by the observer alone: its first call waits for a frame, which a page that nobody looks at may never have.
+const firstDraws = [];
+
+function drawnToSize(node, draw) {
+  firstDraws.push(draw);
+  new ResizeObserver(draw).observe(node);
+}
+
 // spec: title, note, steps, series [{label, color, values}], stacked, points [{step, value, low, high}], domain, format
 function chart(spec) {
   const body = el("div", { class: "plot" });
   const figure = el("figure", { class: "card chart" + (spec.wide ? " wide" : "") },
     el("figcaption", {}, el("h3", {}, spec.title), spec.note ? el("p", { class: "note" }, spec.note) : null),
     legend(spec), body);
-  const draw = () => { if (body.clientWidth > 0) body.replaceChildren(plot(spec, body.clientWidth)); };
-  new ResizeObserver(draw).observe(body);
+  let drawn = 0;
+  drawnToSize(body, () => {
+    const width = body.clientWidth;
+    if (width > 0 && width !== drawn) body.replaceChildren(plot(spec, width));
+    drawn = width;
+  });
   return figure;
 }
 

@@ -56,6 +56,11 @@ def _cut(record: Record, limit_chars: int, max_turns: int) -> dict[str, Any]:
         "tests": tests,
         "num_tests": num_tests,
         "num_passed": num_passed,
+        "cheating": {
+            clip(key, 40): _scalar(value) for key, value in list(_mapping(record.get("cheating")).items())[:12]
+        },
+        "findings": [clip(name, 40) for name in _list(record.get("findings"))[:12]],
+        "grade_log": clip(record.get("grade_log"), limit_chars) or None,
         "times_s": {clip(key, 40): _scalar(value) for key, value in list(_mapping(record.get("times_s")).items())[:12]},
     }
 

@@ -5,14 +5,18 @@ Invariants:
 - A rate stands with its number of samples and its 95 % Wilson interval, or not at all.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from swe_rl.logger.progress_text import duration, number
 from swe_rl.logger.summary import before_and_after, finite_mean
+from swe_rl.report.scores import score_tiles
 from swe_rl.report.wilson import wilson_interval
 
 Record = Mapping[str, Any]
+
+_SHOWN_TRICKS = 6
 
 
 def eval_points(evals: Sequence[Record]) -> list[dict[str, Any]]:
@@ -37,14 +41,18 @@ def _point(event: Record) -> dict[str, Any]:
 
 
 def figures(
-    steps: Sequence[Record], points: Sequence[Record], summary: Record, wall_s: float | None
+    steps: Sequence[Record],
+    points: Sequence[Record],
+    summary: Record,
+    wall_s: float | None,
+    scores: Record | None = None,
 ) -> list[dict[str, str]]:
-    """Label, value and detail of each tile; what is unknown is left out."""
-    tiles = _resolved(points)
-    last = max((int(step["step"]) for step in steps), default=0)
-    tiles.append(
-        _tile("Steps", str(last), f"{sum(int(step.get('num_trajectories') or 0) for step in steps):,} trajectories")
-    )
+    """Label, value and detail of each tile; what is unknown is left out. `scores`: of an evaluation without steps."""
+    tiles = score_tiles(scores or {})
+    if not tiles:
+        last = max((int(step["step"]) for step in steps), default=0)
+        count = sum(int(step.get("num_trajectories") or 0) for step in steps)
+        tiles = [*_resolved(points), _tile("Steps", str(last), f"{count:,} trajectories")]
     rate = finite_mean(step.get("tokens_per_s") for step in steps)
     sampled = finite_mean(step.get("sampled_tokens_per_s") for step in steps)
     if rate is not None:
@@ -58,6 +66,18 @@ def figures(
             what = "of a GPU" if "gpu" in key else "of the main process"
             tiles.append(_tile("Peak memory", f"{number(value, '.2f')} GB", what))
     return tiles
+
+
+def tricks_tile(records: Sequence[Record]) -> list[dict[str, str]]:
+    """How often a reward without a solution was tried, in steps and evaluations; nothing where nobody tried."""
+    tried: Counter[str] = Counter()
+    for record in records:
+        counts = record.get("cheating")
+        tried.update({str(kind): int(count) for kind, count in counts.items()} if isinstance(counts, Mapping) else {})
+    if not tried:
+        return []
+    detail = "\n".join(f"{count:,} {kind.replace('_', ' ')}" for kind, count in tried.most_common(_SHOWN_TRICKS))
+    return [_tile("Tricks tried", f"{tried.total():,}", detail)]
 
 
 def _resolved(points: Sequence[Record]) -> list[dict[str, str]]:

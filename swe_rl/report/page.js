@@ -28,7 +28,7 @@ function tiles() {
     el("p", { class: "note pre" }, one.detail))));
 }
 
-const PALETTE = ["--c1", "--c2", "--c3", "--c4", "--c5"];
+const PALETTE = ["--c1", "--c2", "--c3", "--c4", "--c5", "--held"];
 
 // A colour belongs to a place in the list, so that it does not move when a column is missing.
 function series(...pairs) {
@@ -58,6 +58,16 @@ function outcomes() {
   };
 }
 
+// Kinds keep their order of the alphabet, and with it their colours.
+function tricks() {
+  const kinds = Object.keys(data.cheating).sort();
+  return {
+    title: "Tricks tried", note: "attempts at a reward without a solution, by kind; none of them counts", wide: true,
+    stacked: true, series: kinds.map((kind, index) =>
+      ({ label: kind.replaceAll("_", " "), color: PALETTE[index % PALETTE.length], values: data.cheating[kind] })),
+  };
+}
+
 function single(title, text, key, more = {}) {
   return { title, note: text, series: series([title.toLowerCase(), key]), fromZero: true, ...more };
 }
@@ -66,11 +76,12 @@ function charts() {
   const specs = [
     learning(),
     outcomes(),
+    tricks(),
     { title: "Throughput", note: "tokens/s while generating", fromZero: true,
       series: series(["all tokens", "tokens_per_s"], ["sampled by the policy", "sampled_tokens_per_s"]) },
     { title: "Time of a step", note: "seconds by phase", stacked: true,
       series: series(["generate", "generate_s"], ["grade", "grade_s"], ["train", "train_s"],
-        ["weight sync", "weight_sync_s"], ["checkpoint", "checkpoint_s"]) },
+        ["weight sync", "weight_sync_s"], ["checkpoint", "checkpoint_s"], ["think (idle)", "think_s"]) },
     single("Response length", "mean tokens after the first prompt", "avg_response_length"),
     single("Entropy", "nats a token", "entropy"),
     single("Loss", "policy objective with its added terms", "loss", { fromZero: false }),
@@ -79,6 +90,7 @@ function charts() {
     single("Clipped tokens", "fraction of trained tokens", "clip_fraction"),
   ];
   const drawn = specs.filter((spec) => (steps.length && spec.series.length) || (spec.points && spec.points.length));
+  if (!steps.length && data.scores.rows.length) return null;  // an evaluation of its own
   if (!drawn.length) return section("Training", note("No step is finished yet."));
   return section("Training", el("div", { class: "charts" }, drawn.map((spec) => chart({ steps, ...spec }))));
 }
@@ -121,7 +133,24 @@ function gainCell(gain) {
   return el("td", { class: kind }, (gain > 0 ? "+" : "") + (100 * gain).toFixed(0));
 }
 
+function scoreTable() {
+  const { ks, rows } = data.scores;
+  const cells = ([name, ...numbers]) => [el("td", { class: "name" }, name), ...numbers.map((value, place) =>
+    el("td", {}, place < 3 ? short(value) : isNumber(value) ? percent(value) : "–"))];
+  return section("Repositories", el("div", { class: "card" }, table("steps scores",
+    ["repository", "instances", "solved once", "attempts", ...ks.map((k) => `pass@${k}`)],
+    rows.map((row) => el("tr", {}, cells(row))))));
+}
+
+// One evaluation only: nothing to compare it with.
+function solvedTable() {
+  const ordered = [...data.instances].sort((a, b) => (rateOf(b.before) ?? 0) - (rateOf(a.before) ?? 0));
+  const rows = ordered.map((one) => el("tr", {}, el("td", { class: "name mono" }, one.id), meter(one.before)));
+  return section("Instances", el("div", { class: "card" }, table("instances", ["instance", "solved"], rows)));
+}
+
 function instanceTable() {
+  if (data.scores.rows.length) return solvedTable();
   const ordered = [...data.instances].sort((a, b) =>
     (gainOf(b) ?? -9) - (gainOf(a) ?? -9) || (rateOf(b.before) ?? 0) - (rateOf(a.before) ?? 0));
   const rows = ordered.map((one) =>
@@ -132,6 +161,16 @@ function instanceTable() {
   return section("Held-out instances",
     note(`${counted}Samples of one instance are not independent, so the intervals above are a little too narrow.`),
     el("div", { class: "card" }, table("instances", ["instance", "before", "after", "points"], rows)));
+}
+
+function lossTable() {
+  const rows = data.losses.map((one) => el("tr", {}, el("td", {}, one.engine), el("td", {}, seconds(one.at_s)),
+    el("td", {}, isNumber(one.away_s) ? seconds(one.away_s) : "not back"), el("td", {}, one.requests),
+    el("td", {}, seconds(one.work_s)), el("td", { class: "name why" }, one.reason)));
+  return section("Lost engines",
+    note("What an engine leaves undone begins anew, on another engine or on the same once it is back."),
+    el("div", { class: "card" }, table("losses",
+      ["engine", "at", "away for", "requests begun anew", "work lost", "reason"], rows)));
 }
 
 function trajectories() {
@@ -152,9 +191,12 @@ function configuration() {
     el("summary", {}, "config.yaml"), el("pre", { class: "config" }, data.config)));
 }
 
-document.getElementById("page").replaceChildren(heading(), tiles(), charts(),
+document.getElementById("page").replaceChildren(heading(), tiles(), ...[charts()].filter(Boolean),
+  ...(data.scores.rows.length ? [scoreTable()] : []),
   ...(steps.length ? [stepTable()] : []),
   ...(data.instances.length ? [instanceTable()] : []),
+  ...(data.losses.length ? [lossTable()] : []),
   ...(data.programs.steps.length ? [programs(data.programs)] : []),
   trajectories(),
   ...(data.config ? [configuration()] : []));
+for (const draw of firstDraws) draw();

@@ -14,12 +14,14 @@ from swe_rl.logger.disk import decode_json
 from swe_rl.logger.folder import RunFolder
 from swe_rl.logger.jsonl import read_jsonl
 from swe_rl.logger.status import RunState, RunStatus
-from swe_rl.report.figures import eval_points, figures, instance_rows
+from swe_rl.report.figures import eval_points, figures, instance_rows, tricks_tile
+from swe_rl.report.losses import losses, losses_tile
 from swe_rl.report.sample import sample_trajectories
+from swe_rl.report.scores import score_rows
 
 Record = Mapping[str, Any]
 
-PHASES = ("generate_s", "grade_s", "train_s", "weight_sync_s", "checkpoint_s")
+PHASES = ("generate_s", "grade_s", "train_s", "think_s", "weight_sync_s", "checkpoint_s")
 COLUMNS = (
     *("step", "num_trajectories", "reward_mean", "resolved_rate", "tokens_per_s", "sampled_tokens_per_s"),
     *("avg_response_length", "degenerate_groups", "loss", "grad_norm", "entropy", "clip_fraction", "kl_rollout"),
@@ -34,20 +36,29 @@ _HEADER = (
 def build_payload(folder: RunFolder) -> dict[str, Any]:
     """Raises nothing for a run in any state, also an empty folder."""
     steps = _last_of_each_step(read_jsonl(folder.steps_jsonl))
-    evals = [event for event in read_jsonl(folder.events_jsonl) if event.get("event") == "eval"]
+    events = read_jsonl(folder.events_jsonl)
+    evals = [event for event in events if event.get("event") == "eval"]
+    lost = losses(events)
     summary, status = _json(folder.summary_json), folder.status()
     config_text = _text(folder.config_yaml)
     config = _config(config_text)
-    points = eval_points(evals)
+    points, scores = eval_points(evals), _json(folder.eval_json)
     return {
         "title": str(config.get("name") or folder.path.parent.name or folder.name),
         "folder": folder.name,
         "status": _status(folder, status),
         "header": _header(config, status, summary),
-        "figures": figures(steps, points, summary, _wall_s(status, summary)),
+        "figures": [
+            *figures(steps, points, summary, _wall_s(status, summary), scores),
+            *tricks_tile([*steps, *evals]),
+            *losses_tile(lost),
+        ],
+        "losses": lost,
         "steps": {key: [_number(step.get(key)) for step in steps] for key in _present(steps)},
-        "statuses": _statuses(steps),
+        "statuses": _by_step(steps, "statuses"),
+        "cheating": _by_step(steps, "cheating"),
         "evals": points,
+        "scores": score_rows(scores),
         "instances": instance_rows(evals),
         "sets": [
             {"kind": one.kind, "step": one.step, "total": one.total, "trajectories": one.trajectories}
@@ -66,9 +77,9 @@ def _present(steps: Sequence[Record]) -> list[str]:
     return [key for key in COLUMNS if any(_number(step.get(key)) is not None for step in steps)]
 
 
-def _statuses(steps: Sequence[Record]) -> dict[str, list[int]]:
-    """Counts of each status that occurred, one entry a step."""
-    counts = [step.get("statuses") for step in steps]
+def _by_step(steps: Sequence[Record], key: str) -> dict[str, list[int]]:
+    """Counts of each name that occurred (a status, a trick), one entry a step."""
+    counts = [step.get(key) for step in steps]
     tables = [count if isinstance(count, Mapping) else {} for count in counts]
     names = sorted({str(name) for table in tables for name in table})
     return {name: [int(_number(table.get(name)) or 0) for table in tables] for name in names}

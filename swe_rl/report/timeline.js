@@ -2,7 +2,7 @@
 // whenever the reader scrolls, so any number of lanes at any zoom costs the same.
 
 const PHASE_TEXT = {
-  boot: "booting a sandbox", hold: "held by the router", queue: "waiting for the engine", prefill: "prefill",
+  boot: "booting a sandbox", hold: "held by the router", queue: "in the engine's queue", prefill: "prefill",
   decode: "decode", tool: "command running", grade: "grading",
 };
 const phaseColor = (kind) => (PHASE_TEXT[kind] ? `--p-${kind}` : "--c5");
@@ -69,7 +69,7 @@ function programs(all) {
   const state = { step: all.steps.length - 1, order: "engine", zoom: 1 };
   const canvas = el("canvas", { role: "img" }), spacer = el("div", {}, canvas);
   const lanes = el("div", { class: "lanes", tabindex: "0", role: "group", "aria-label": "lanes of the programs" }, spacer);
-  const load = loadChart(), legendBox = el("div"), shareBox = el("div"), noteBox = note("");
+  const load = loadChart(), kv = kvChart(), legendBox = el("div"), shareBox = el("div"), noteBox = note("");
   const stepChoice = el("select", { "aria-label": "step of the timeline",
     onchange: (event) => change({ step: Number(event.target.value) }) },
     all.steps.map((one, index) => el("option", { value: index }, `Training step ${one.step}`)));
@@ -96,6 +96,7 @@ function programs(all) {
       + " the table below has the shares of time.");
     noteBox.textContent = noteOf(step, all);
     load.show(step);
+    kv.show(step);
     legendBox.replaceChildren(phaseLegend(all.kinds, step));
     shareBox.replaceChildren(shareTable(step, all.kinds));
     if (what.step !== undefined) lanes.scrollTop = 0;
@@ -111,7 +112,7 @@ function programs(all) {
     lanes.scrollLeft = (ms / step.endMs) * view.plot * state.zoom - middle;
     draw();
   }
-  // The part of the step that is in view; the load chart below uses the same.
+  // The part of the step that is in view; the charts below use the same.
   function draw() {
     const width = lanes.clientWidth;
     if (!width) return;
@@ -123,6 +124,7 @@ function programs(all) {
       x: (ms) => gutter + (ms - from) * scale, msAt: (x) => from + (x - gutter) / scale };
     drawLanes(canvas, view, plan, lanes.scrollTop, Math.min(plan.height, lanes.clientHeight));
     load.draw(view);
+    kv.draw(view);
     zoomText.textContent = `zoom ${state.zoom}×`;
     out.disabled = state.zoom === ZOOMS[0];
     closer.disabled = state.zoom === ZOOMS[ZOOMS.length - 1];
@@ -138,21 +140,21 @@ function programs(all) {
     event.preventDefault();
     zoomTo(event.deltaY < 0 ? state.zoom * 2 : state.zoom / 2, event.clientX);
   }, { passive: false });
-  new ResizeObserver(draw).observe(lanes);
+  drawnToSize(lanes, draw);
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", soon);
   hoverLanes(canvas, () => ({ view, plan, step, top: lanes.scrollTop }));
   change({ step: state.step });
   const label = (text) => el("span", { class: "label" }, text);
   const controls = el("div", { class: "controls" }, earlier, stepChoice, later, label("lanes"), orderChoice, out, closer, zoomText);
   return section("Programs", noteBox, el("div", { class: "programs" }, controls,
-    el("div", { class: "card" }, legendBox, lanes, load.node),
+    el("div", { class: "card" }, legendBox, lanes, load.node, kv.node),
     el("div", { class: "card shares" }, shareBox)));
 }
 
 function noteOf(step, all) {
   const drawn = step.lanes.length;
   const some = drawn < step.total ? ` ${drawn} of ${step.total} programs are drawn, evenly taken;`
-    + " the table is about all, the load about those drawn." : "";
+    + " the table is about all, the requests below the lanes about those drawn." : "";
   const left = all.left_out ? ` ${all.left_out} earlier step${all.left_out === 1 ? " is" : "s are"} left out to keep this`
     + " page small; events.jsonl has all." : "";
   return `Each lane is one trajectory of the step, from its boot to its end.${some}${left}`

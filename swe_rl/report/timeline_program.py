@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from swe_rl.logger.phase import PhaseKind
 
 KINDS = tuple(kind.value for kind in PhaseKind)
-_MAX_NAME_CHARS = 200
+MAX_NAME_CHARS = 200
 
 
 class Malformed(ValueError):
@@ -75,7 +75,7 @@ def program_of(event: Mapping[str, Any]) -> Program:
     """Raises Malformed."""
     try:
         name, group, step = str(event["trajectory_id"]), str(event["group_id"]), int(event["step"])
-        engines = tuple(str(one)[:_MAX_NAME_CHARS] for one in event["engines"])
+        engines = tuple(str(one)[:MAX_NAME_CHARS] for one in event["engines"])
         phases = tuple(_phase(one, len(engines)) for one in event["phases"])
         span = event["span_s"]
         start_ms, end_ms = map(_ms, span) if span else (phases[0].start_ms, phases[-1].end_ms)
@@ -87,9 +87,9 @@ def program_of(event: Mapping[str, Any]) -> Program:
         raise Malformed("not a program: its phases are not in order")
     return Program(
         trajectory_id=name,
-        group=(group.partition(f".{step}.")[2] or group)[:_MAX_NAME_CHARS],
+        group=(group.partition(f".{step}.")[2] or group)[:MAX_NAME_CHARS],
         label=_label(name.removeprefix(group).strip(".")),
-        status=str(event.get("status"))[:_MAX_NAME_CHARS],
+        status=str(event.get("status"))[:MAX_NAME_CHARS],
         engines=engines,
         start_ms=start_ms,
         end_ms=max(end_ms, ends[-1]),

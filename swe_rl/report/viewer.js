@@ -103,6 +103,11 @@ function conversation(one) {
     facts("facts", numbers),
   ];
   if (one.error) parts.push(el("pre", { class: "error" }, one.error));
+  const words = (name) => String(name).replaceAll("_", " ");
+  const tried = Object.entries(one.cheating || {}).map(([kind, count]) => `${words(kind)} × ${count}`);
+  if (tried.length) parts.push(el("p", { class: "bad" }, `tricks tried: ${tried.join(", ")}`));
+  const found = (one.findings || []).map(words);
+  if (found.length) parts.push(el("p", { class: "bad" }, `found while grading: ${found.join(", ")}`));
   let previous = -1;
   one.turns.forEach((turn, place) => {
     const index = isNumber(turn.index) ? turn.index : previous + 1;
@@ -112,7 +117,7 @@ function conversation(one) {
     parts.push(turnView(turn, previous));
   });
   if (!one.turns.length) parts.push(el("p", { class: "note" }, "No turns."));
-  parts.push(...patchView(one), ...testsView(one));
+  parts.push(...patchView(one), ...testsView(one), ...gradeLogView(one));
   return parts;
 }
 
@@ -135,6 +140,11 @@ function turnView(turn, index) {
     parts.push(el("div", { class: "answer" }, exit, el("pre", {}, shown)));
   }
   return el("section", { class: "turn" }, parts);
+}
+
+function gradeLogView(one) {
+  if (!one.grade_log) return [];
+  return [el("details", {}, el("summary", {}, "End of the tests' output"), el("pre", {}, one.grade_log))];
 }
 
 function patchView(one) {

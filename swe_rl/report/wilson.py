@@ -5,7 +5,7 @@ from math import sqrt
 Z_95 = 1.959963984540054  # the 0.975 quantile of the standard normal
 
 
-def wilson_interval(successes: int, samples: int) -> tuple[float, float] | None:
+def wilson_interval(successes: float, samples: int) -> tuple[float, float] | None:
     """Score interval of a binomial proportion (Wilson 1927); None without samples.
 
     Samples count as independent: several samples of one instance make the true interval wider.

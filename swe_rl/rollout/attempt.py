@@ -10,19 +10,27 @@ import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from urllib.parse import urlsplit
 
 from swe_rl.agent.protocol import Agent, AgentError, AgentResult, Exit, Task
 from swe_rl.config.schema import EnvConfig, RolloutConfig
 from swe_rl.engine.protocol import EngineError
+from swe_rl.env.cheating import cheating_attempts
+from swe_rl.env.history import hide_history
 from swe_rl.env.instance import Instance
-from swe_rl.env.patch import take_patch
+from swe_rl.env.patch import collect_patch
 from swe_rl.env.protocol import Env, Grade, GradeError
 from swe_rl.gateway.server import Gateway
 from swe_rl.gateway.session import SessionSettings
 from swe_rl.gateway.trace import TraceStoreError
 from swe_rl.rollout.outcome import needs_grading, reward_of, status_of
 from swe_rl.rollout.trajectory import Status, Trajectory
-from swe_rl.sandbox.protocol import SandboxError, SandboxProvider
+from swe_rl.sandbox.protocol import Door, Sandbox, SandboxError, SandboxProvider
+
+_SETUP_S = 600.0
+_HIDE_HISTORY_S = 120.0
+_GRADE_LOG_CHARS = 2000
+_TAKE_PATCH_S = 60.0  # at least: a large tree is no command of the agent's
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +56,7 @@ class _Progress:
 
     result: AgentResult | None = None
     patch: str = ""
+    patch_note: str = ""  # why there is none although something may have been changed
     grade: Grade | None = None
     began_s: dict[str, float] = field(default_factory=dict)
 
@@ -75,6 +84,7 @@ class Attempter:
         self._model_name = model_name
         self._clock = clock
         self._wall_clock = wall_clock
+        self._tests_s: dict[str, float] = {}  # by instance: the shortest grading that ended
 
     async def run(self, order: Order) -> tuple[Trajectory, AgentResult | None]:
         """Raises TraceStoreError only: without its traces no trajectory counts."""
@@ -110,32 +120,72 @@ class Attempter:
         """Boots a sandbox, lets the agent act in it and takes the patch out."""
         started_s, progress.began_s["boot"] = self._clock(), self._wall_clock()
         workspace = await asyncio.to_thread(self._env.workspace, order.instance)
-        sandbox = await self._sandboxes.create(workspace, owner=order.trajectory_id)
-        times_s["boot"] = self._clock() - started_s
+        door = self._door(order) if self._agent.needs_door else None
+        sandbox = await self._sandboxes.create(workspace, owner=order.trajectory_id, door=door)
         try:
-            started_s, progress.began_s["agent"] = self._clock(), self._wall_clock()
-            progress.result = await self._agent.run(
-                Task(order.instance.instance_id, self._env.prompt(order.instance)),
-                base_url=self._gateway.session_url(order.trajectory_id),
-                model=self._model_name,
-                sandbox=sandbox,
-                timeout_s=self._rollout.agent_timeout_s,
-            )
-            times_s["agent"] = self._clock() - started_s
-            times_s["command"] = sum(turn.command_s for turn in progress.result.turns)
-            if progress.result.exit is Exit.SUBMITTED:
-                timeout_s = self._rollout.command_timeout_s
-                progress.patch = await take_patch(sandbox, order.instance.base_commit, timeout_s)
+            base_commit = order.instance.base_commit
+            if workspace.image is not None:  # what we made ourselves has no history to hide
+                base_commit = await _ready(sandbox, order.instance)
+            times_s["boot"] = self._clock() - started_s
+            await self._run_agent(order, progress, times_s, sandbox)
+            await self._take_patch(progress, sandbox, base_commit)
         finally:
             await sandbox.close()
 
+    async def _run_agent(self, order: Order, progress: _Progress, times_s: dict[str, float], sandbox: Sandbox) -> None:
+        started_s, progress.began_s["agent"] = self._clock(), self._wall_clock()
+        progress.result = await self._agent.run(
+            Task(order.instance.instance_id, self._env.prompt(order.instance)),
+            base_url=self._gateway.session_url(order.trajectory_id),
+            model=self._model_name,
+            sandbox=sandbox,
+            timeout_s=self._rollout.agent_timeout_s,
+        )
+        times_s["agent"] = self._clock() - started_s
+        times_s["command"] = sum(turn.command_s for turn in progress.result.turns)
+
+    async def _take_patch(self, progress: _Progress, sandbox: Sandbox, base_commit: str) -> None:
+        """What the agent handed in, or else what its working tree holds."""
+        assert progress.result is not None
+        if progress.result.exit is not Exit.SUBMITTED:
+            return
+        if progress.result.patch is not None:
+            progress.patch = progress.result.patch
+            return
+        taken = await collect_patch(sandbox, base_commit, max(self._rollout.command_timeout_s, _TAKE_PATCH_S))
+        progress.patch, progress.patch_note = taken.text, taken.note
+
+    def _door(self, order: Order) -> Door:
+        parts = urlsplit(self._gateway.session_url(order.trajectory_id))
+        assert parts.hostname is not None and parts.port is not None
+        return Door(parts.hostname, parts.port)
+
     async def _grade(self, order: Order, patch: str, times_s: dict[str, float]) -> Grade:
+        """Tests that did not end are run once more where they can: a hiccup of the machine is no verdict."""
         started_s = self._clock()
+        timeout_s = self._rollout.grade_timeout_s
         try:
-            timeout_s = self._rollout.grade_timeout_s
-            return await self._env.grade(order.instance, patch, self._sandboxes, timeout_s)
+            grade = await self._env.grade(order.instance, patch, self._sandboxes, timeout_s)
+            if self._is_out_of_time(order.instance.instance_id, grade, timeout_s):
+                grade = await self._env.grade(order.instance, patch, self._sandboxes, timeout_s)
+                self._is_out_of_time(order.instance.instance_id, grade, timeout_s)
         finally:
             times_s["grade"] = self._clock() - started_s
+        return grade
+
+    def _is_out_of_time(self, instance_id: str, grade: Grade, timeout_s: float) -> bool:
+        """Tests that did not end say something of a patch only where they are known to end in half of the time.
+
+        Raises GradeError where it may as well be the machine, or the limit.
+        """
+        if not grade.timed_out and not grade.cached:
+            self._tests_s[instance_id] = min(grade.duration_s, self._tests_s.get(instance_id, grade.duration_s))
+        if grade.timed_out and self._tests_s.get(instance_id, timeout_s) > timeout_s / 2:
+            raise GradeError(
+                f"the tests of {instance_id} did not end within rollout.grade_timeout_s={timeout_s:g}, and no attempt "
+                f"showed that they can in half of it; raise it, or lower rollout.concurrency"
+            )
+        return grade.timed_out
 
     def _trajectory(
         self, order: Order, status: Status, progress: _Progress, error: str | None, times_s: dict[str, float]
@@ -157,6 +207,33 @@ class Attempter:
             turns=progress.result.turns if progress.result else [],
             patch=progress.patch.encode("utf-8", "replace").decode(),
             tests=grade.fail_to_pass | grade.pass_to_pass if grade else {},
-            error=error,
+            error=error or progress.patch_note or None,
             times_s=times_s,
+            cheating=self._cheating(order, progress),
+            findings=_findings(grade),
+            grade_log=grade.log_tail[-_GRADE_LOG_CHARS:] if grade and not grade.resolved else "",
         )
+
+    def _cheating(self, order: Order, progress: _Progress) -> dict[str, int]:
+        turns = progress.result.turns if progress.result else []
+        return cheating_attempts([turn.command for turn in turns if turn.command], progress.patch, order.instance)
+
+
+def _findings(grade: Grade | None) -> list[str]:
+    if grade is None:
+        return []
+    timed_out = ["timed_out"] if grade.timed_out and "timed_out" not in grade.findings else []
+    return [*grade.findings, *timed_out]
+
+
+async def _ready(sandbox: Sandbox, instance: Instance) -> str:
+    """An image as an agent may see it; returns the commit to take patches against. Raises SandboxError."""
+    for name, script in (("setup_script", instance.setup_script), ("hide_script", instance.hide_script)):
+        if not script:
+            continue
+        done = await sandbox.exec(script, timeout_s=_SETUP_S)
+        if done.exit_code:
+            raise SandboxError(
+                f"{instance.instance_id}: its {name} failed with status {done.exit_code}: {done.output[-500:]}"
+            )
+    return await hide_history(sandbox, instance.base_commit, _HIDE_HISTORY_S)

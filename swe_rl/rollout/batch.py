@@ -2,6 +2,7 @@
 
 Invariants:
 - Advantages are computed over whole groups; members outside of the baseline neither enter it nor are trained on it.
+- Dynamic sampling looks at rewards as they were graded, before any penalty.
 - `tokens_per_s` counts trajectories times their average response, as the field does; `sampled_tokens_per_s` counts
   what the policy sampled.
 """
@@ -11,16 +12,18 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from swe_rl.agent.protocol import AgentResult
-from swe_rl.algo.advantage import advantages, is_degenerate
+from swe_rl.algo.advantage import is_degenerate
+from swe_rl.algo.batch_advantage import Group, batch_advantages
 from swe_rl.algo.kl import rewards_with_kl
-from swe_rl.algo.overlong import overlong_penalty
+from swe_rl.algo.overlong import filtered, overlong_penalty
 from swe_rl.algo.row import Row
-from swe_rl.config.schema import AlgoConfig, DynamicSampling
+from swe_rl.config.choices import DynamicSampling
+from swe_rl.config.schema import AlgoConfig
 from swe_rl.gateway.trace import Trace
 from swe_rl.rollout.collect import Collected
 from swe_rl.rollout.retokenize import Mismatch, Rendered
 from swe_rl.rollout.rows import build_rows
-from swe_rl.rollout.trajectory import Status, Trajectory
+from swe_rl.rollout.trajectory import Status, Trajectory, cheating_counts
 
 Render = Callable[[AgentResult], Rendered]
 
@@ -38,25 +41,41 @@ def set_advantages(
     kl_sums: Mapping[str, float] | None = None,
     max_trajectory_tokens: int = 0,
 ) -> int:
-    """Fills `advantage` in; returns the number of degenerate groups (nothing to learn from).
+    """Fills `advantage` in; returns the number of groups that teach nothing.
 
     `kl_sums` by trajectory id (`algo.kl_in=reward`) and the end of the token budget (`algo.overlong_share`) are charged
-    to the rewards first; the recorded rewards stay. With `algo.dynamic_sampling=filter` the members of degenerate
-    groups are not trained.
+    to the rewards first; the recorded rewards stay. With `algo.dynamic_sampling` the members of groups of equal rewards
+    are not trained and do not enter a batch's normalization (DAPO, arXiv:2503.14476, section 3.2, equation 11). With
+    `algo.overlong_filter` what a limit cut short is not trained.
     """
-    kl_sums = kl_sums or {}
-    degenerate = 0
-    for group in groups_of(trajectories).values():
-        kl = [kl_sums.get(one.trajectory_id, 0.0) for one in group]
-        rewards = rewards_with_kl([_charged(one, algo, max_trajectory_tokens) for one in group], kl, algo.kl_coef)
-        in_baseline = [one.in_baseline and one.reward is not None for one in group]
-        for one, advantage in zip(group, advantages(rewards, in_baseline, algo), strict=True):
+    groups = groups_of(trajectories)
+    left_out = degenerate_groups(trajectories) if algo.dynamic_sampling is not DynamicSampling.none else set()
+    kept = [group for name, group in groups.items() if name not in left_out]
+    charged = [_group(one, algo, kl_sums or {}, max_trajectory_tokens) for one in kept]
+    found = batch_advantages(charged, algo)
+    for group, values in zip(kept, found, strict=True):
+        for one, advantage in zip(group, values, strict=True):
             one.advantage = advantage
-        if is_degenerate(rewards, in_baseline):
-            degenerate += 1
-            for one in group:
-                one.trained = one.trained and algo.dynamic_sampling is DynamicSampling.none
-    return degenerate
+            one.trained = one.trained and not filtered(one.status.value, algo.overlong_filter)
+    for name in left_out:
+        for one in groups[name]:
+            one.advantage, one.trained = 0.0, False
+    return len(left_out) + sum(not any(values) for values in found)
+
+
+def degenerate_groups(trajectories: Sequence[Trajectory]) -> set[str]:
+    """The ids of the groups that have nothing to compare: equal rewards, or fewer than two in the baseline."""
+    groups = groups_of(trajectories).items()
+    return {name for name, group in groups if is_degenerate([one.reward for one in group], _in_baseline(group))}
+
+
+def _group(group: Sequence[Trajectory], algo: AlgoConfig, kl_sums: Mapping[str, float], max_tokens: int) -> Group:
+    kl = [kl_sums.get(one.trajectory_id, 0.0) for one in group]
+    return rewards_with_kl([_charged(one, algo, max_tokens) for one in group], kl, algo.kl_coef), _in_baseline(group)
+
+
+def _in_baseline(group: Sequence[Trajectory]) -> list[bool]:
+    return [one.in_baseline and one.reward is not None for one in group]
 
 
 def _charged(one: Trajectory, algo: AlgoConfig, max_tokens: int) -> float | None:
@@ -119,5 +138,6 @@ def rollout_numbers(collected: Collected, generate_s: float) -> dict[str, Any]:
         "resolved_rate": sum(one.status is Status.resolved for one in trajectories) / max(1, count),
         "statuses": dict(sorted(Counter(one.status.value for one in trajectories).items())),
         "infra_retries": len(collected.retried),
+        "cheating": cheating_counts(trajectories),
         "prefix_breaks": sum(one.prefix_breaks for one in trajectories),
     }

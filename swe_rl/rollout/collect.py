@@ -8,8 +8,9 @@ Invariants:
 
 import asyncio
 import hashlib
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Protocol
 
 from swe_rl.agent.protocol import AgentResult
@@ -66,23 +67,29 @@ class Collector:
         step: int,
         n: int,
         temperature: float,
-        on_done: Callable[[Trajectory], Awaitable[None] | None] | None = None,
+        on_done: Callable[[Trajectory, AgentResult | None], Awaitable[None] | None] | None = None,
+        known: Mapping[tuple[str, int], Trajectory] = MappingProxyType({}),
     ) -> Collected:
-        """`n` trajectories of each instance. Raises RolloutError past the limit, TraceStoreError."""
+        """`n` trajectories of each instance; those that are `known` by instance and sample are not run again.
+
+        Raises RolloutError past the limit, TraceStoreError.
+        """
         places = asyncio.Semaphore(self._rollout.concurrency)
         collected = Collected([], [])
-        waiting_to_begin = len(instances) * n
+        waiting_to_begin = len(instances) * n - len(known)
         self._on_tail(False)
 
         async def one(instance: Instance, sample: int) -> tuple[Trajectory, AgentResult | None]:
             nonlocal waiting_to_begin
+            if (found := known.get((instance.instance_id, sample))) is not None:
+                return found, None
             async with places:
                 waiting_to_begin -= 1
                 if waiting_to_begin == 0:
                     self._on_tail(True)
                 done = await self._with_retries(instance, split, step, sample, temperature, collected.retried)
             if on_done:
-                waiting = on_done(done[0])
+                waiting = on_done(*done)
                 if waiting:
                     await waiting
             return done

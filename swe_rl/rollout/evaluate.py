@@ -4,7 +4,7 @@ from typing import Any
 
 from swe_rl.rollout.batch import groups_of
 from swe_rl.rollout.collect import Collected
-from swe_rl.rollout.trajectory import INFRA_STATUSES, Status
+from swe_rl.rollout.trajectory import INFRA_STATUSES, Status, cheating_counts
 
 
 def eval_numbers(collected: Collected, *, step: int, split: str, eval_s: float) -> dict[str, Any]:
@@ -22,4 +22,5 @@ def eval_numbers(collected: Collected, *, step: int, split: str, eval_s: float) 
         "num_instances": len(by_instance),
         "eval_s": eval_s,
         "by_instance": by_instance,
+        "cheating": cheating_counts(collected.trajectories),
     }

@@ -8,7 +8,8 @@ Invariants:
 from collections.abc import Mapping
 
 from swe_rl.agent.protocol import Exit
-from swe_rl.config.schema import OutcomeConfig, OutcomeReward, RewardKind
+from swe_rl.config.choices import OutcomeReward, RewardKind
+from swe_rl.config.schema import OutcomeConfig
 from swe_rl.env.protocol import Grade
 from swe_rl.rollout.trajectory import Status
 

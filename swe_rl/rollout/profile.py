@@ -3,8 +3,9 @@
 Invariants:
 - Phases of one trajectory are in order and never overlap; times between them are nobody's (parsing, waiting for a
   place to run a command, taking the patch, a call that came to nothing).
-- The seconds of each kind add up to the trajectory's `times_s`: a phase may be moved by a clock that was set, or by
-  calls made at the same time, but is never cut.
+- The seconds of each kind add up to the trajectory's `times_s` (hold and queue together to its `queue`): a phase may be
+  moved by a clock that was set, or by calls made at the same time, but is never cut.
+- A held call counts for the engine that it was placed on in the end.
 - A trajectory without time stamps has no phases.
 """
 
@@ -80,7 +81,9 @@ def phases_of(trajectory: Trajectory, traces: Sequence[Trace]) -> list[Phase]:
 
 
 def _add_call(lane: _Lane, trace: Trace, start_s: float, place: int) -> float:
-    end_s = lane.add(start_s, trace.queue_s, PhaseKind.queue, trace.engine, place)
+    held_s = min(trace.held_s, trace.queue_s)
+    end_s = lane.add(start_s, held_s, PhaseKind.hold, trace.engine, place)
+    end_s = lane.add(end_s, trace.queue_s - held_s, PhaseKind.queue, trace.engine, place)
     end_s = lane.add(end_s, trace.prefill_s, PhaseKind.prefill, trace.engine, place)
     return lane.add(end_s, trace.decode_s, PhaseKind.decode, trace.engine, place)
 

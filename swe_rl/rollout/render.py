@@ -7,10 +7,10 @@ from swe_rl.rollout.retokenize import Rendered
 
 
 def conversation_renderer(renderer: ChatRenderer) -> Render:
-    """Renders `AgentResult.messages` as a template would, and finds the assistant's spans in the ids."""
+    """Renders `AgentResult.messages` and `tools` as a template would, and finds the assistant's spans in the ids."""
 
     def render(result: AgentResult) -> Rendered:
-        ids, spans = renderer.whole(result.messages)
+        ids, spans = renderer.whole(result.messages, result.tools)
         return Rendered(tuple(ids), tuple(spans))
 
     return render

@@ -2,12 +2,13 @@
 
 Invariants:
 - Every instance once an epoch, in an order that depends on the seed and the epoch only.
-- No instance twice in one `take`, also across two epochs: an instance that the end of an epoch gave moves to the end
-  of the next one. Only a `take` of more than there are repeats.
+- No instance twice in one step, also across two epochs: an instance that the end of an epoch gave moves to the end
+  of the next one. Only a step of more than there are repeats.
 - The state is plain data: a resumed run goes on with exactly the instances that an uninterrupted one would take.
 """
 
 import random
+from collections.abc import Sequence
 from typing import TypedDict
 
 
@@ -25,18 +26,23 @@ class PromptSampler:
         self._seed = seed
         self._state = SamplerState(epoch=0, taken=0, deferred=[])
 
-    def take(self, count: int) -> list[int]:
-        """Indices of the next `count` instances; an epoch's rest is used up before the next one starts."""
-        taken: list[int] = []
-        while len(taken) < count:
+    def take(self, count: int, already: Sequence[int] = ()) -> list[int]:
+        """Indices of the next `count` instances; an epoch's rest is used up before the next one starts.
+
+        `already` are those that the same step took before: this `take` goes on where that one stopped.
+        """
+        taken, goal = [*already], count + len(already)
+        if self._state["taken"] == 0 and len(taken) < self._num_instances:
+            self._state["deferred"] = sorted({*self._state["deferred"], *already})
+        while len(taken) < goal:
             order = self._order()
-            part = order[self._state["taken"] :][: count - len(taken)]
+            part = order[self._state["taken"] :][: goal - len(taken)]
             taken += part
             self._state["taken"] += len(part)
             if self._state["taken"] == self._num_instances:
-                deferred = sorted(taken) if 0 < len(taken) < min(count, self._num_instances) else []
+                deferred = sorted(taken) if 0 < len(taken) < min(goal, self._num_instances) else []
                 self._state = SamplerState(epoch=self._state["epoch"] + 1, taken=0, deferred=deferred)
-        return taken
+        return taken[len(already) :]
 
     def _order(self) -> list[int]:
         order = list(range(self._num_instances))

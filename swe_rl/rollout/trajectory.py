@@ -1,5 +1,7 @@
 """One agent's attempt at one instance, from its start to its reward."""
 
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -52,6 +54,20 @@ class Trajectory:
     advantage: float | None = None
     times_s: dict[str, float] = field(default_factory=dict)  # boot, agent, grade, queue, prefill, decode, command
     began_s: dict[str, float] = field(default_factory=dict)  # unix seconds: boot, agent, grade; and the end of all
+    cheating: dict[str, int] = field(default_factory=dict)  # tricks that were tried, by kind
+    findings: list[str] = field(default_factory=list)  # of the grading: forged output, tests that did not end, ...
+    grade_log: str = ""  # its last lines, where the patch did not resolve the instance
 
     def to_record(self) -> dict[str, Any]:
         return asdict(self)
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> "Trajectory":
+        """What `to_record` wrote. Raises TypeError, ValueError or KeyError for anything else."""
+        turns = [Turn(**turn) for turn in record["turns"]]
+        return cls(**(dict(record) | {"status": Status(record["status"]), "turns": turns}))
+
+
+def cheating_counts(trajectories: Iterable[Trajectory]) -> dict[str, int]:
+    """Tricks that were tried, by kind in alphabetical order."""
+    return dict(sorted(sum((Counter(one.cheating) for one in trajectories), Counter()).items()))

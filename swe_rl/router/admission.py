@@ -2,7 +2,7 @@
 
 Invariants:
 - Order: held for longer than `max_hold_s` (always let in) > prefix still cached > all others. Within one, the queue's
-  order; its head is waited for, so that room gathers for it.
+  order, fewest turns first; its head is waited for, so that room gathers for it.
 - A program whose prefix is cached goes to that engine, until it has waited `move_after_s` or another one is free; all
   others go where most room is, or, if that costs little, to a sibling's engine.
 - An engine that runs nothing leaves no program waiting.

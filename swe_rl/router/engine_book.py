@@ -32,7 +32,7 @@ class EngineBook:
     @classmethod
     def empty(cls, name: str, settings: TrSettings) -> "EngineBook":
         account = Account(settings.acting_weight, Fading(settings.acting_half_life_s))
-        return cls(name, account, Capacity(settings.capacity_tokens), AgeingQueue(settings.ageing_tokens_per_s))
+        return cls(name, account, Capacity(settings.capacity_tokens), AgeingQueue(settings.ageing_turns_per_s))
 
     @property
     def open(self) -> bool:
@@ -53,7 +53,8 @@ class EngineBook:
             "load_tokens": int(account.load_tokens(now_s)),
             "running_tokens": account.running_tokens,
             "acting_tokens": account.acting_tokens,
-            "prefix_tokens": account.prefix_tokens,
+            "prefix_tokens": account.prefix_tokens + account.idle_prefix_tokens,
+            "common_tokens": account.common_tokens,
             "cached_idle_tokens": self.cache.idle_tokens,
             "cache_usable_share": round(self.cache.usable_share, 3),
             "running": account.running,

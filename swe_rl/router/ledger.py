@@ -50,21 +50,28 @@ class Fading:
 
 @dataclass(slots=True)
 class _Prefix:
+    """`own_tokens`: what it is charged with, without what all programs share."""
+
     tokens: int
-    charges: int = 0
+    own_tokens: int
+    running: int = 0
+    acting: int = 0
 
 
 @dataclass(slots=True, eq=False)
 class Account:
-    """One engine's. A load is running + shared prefixes + `acting_weight` * what is left of the acting tokens."""
+    """One engine's. A load is running tokens + `acting_weight` * what is left of the acting ones; a group's prefix runs
+    while one of its programs does. `common_tokens`: what all programs begin with, there as long as something runs."""
 
     acting_weight: float
     fading: Fading
+    common_tokens: int = 0
     running: int = 0
     acting: int = 0
     running_tokens: int = 0
     acting_tokens: int = 0
-    prefix_tokens: int = 0
+    prefix_tokens: int = 0  # of groups of which something runs
+    idle_prefix_tokens: int = 0  # of groups that only act
     _prefixes: dict[str, _Prefix] = field(default_factory=dict)
 
     @property
@@ -74,20 +81,33 @@ class Account:
     @property
     def pinned_tokens(self) -> int:
         """Of running requests, what an engine calls used."""
-        return self.running_tokens + self.prefix_tokens
+        return self.running_tokens + self.prefix_tokens + (self.common_tokens if self.running else 0)
 
     def load_tokens(self, now_s: float) -> float:
-        return self.running_tokens + self.prefix_tokens + self.acting_weight * self.fading.value(now_s)
+        return self.pinned_tokens + self.acting_weight * (self.fading.value(now_s) + self.idle_prefix_tokens)
 
     def own_tokens(self, tokens: int, group_id: str | None, prefix_tokens: int) -> int:
         """Of `tokens`, those that are the program's alone."""
-        return max(0, tokens - self._shared(group_id, prefix_tokens))
+        prefix = self._prefixes.get(group_id) if group_id is not None else None
+        shared = prefix_tokens if prefix is None else prefix.tokens
+        return max(0, tokens - max(self.common_tokens, shared if group_id is not None else 0))
+
+    def idle_tokens(self, tokens: int, group_id: str | None, prefix_tokens: int) -> int:
+        """Of a program that stopped running, what leaves the cache when it does: its group's prefix too, if it is
+        alone."""
+        if group_id in self._prefixes:
+            return self.own_tokens(tokens, group_id, prefix_tokens)
+        return max(0, tokens - self.common_tokens)
 
     def need_tokens(self, tokens: int, group_id: str | None, prefix_tokens: int) -> int:
         """By how much a running charge of `tokens` would raise the load."""
-        if group_id in self._prefixes:
-            return self.own_tokens(tokens, group_id, prefix_tokens)
-        return max(tokens, prefix_tokens if group_id is not None else 0)
+        own = self.own_tokens(tokens, group_id, prefix_tokens) + (0 if self.running else self.common_tokens)
+        if group_id is None:
+            return own
+        prefix = self._prefixes.get(group_id)
+        if prefix is None:
+            return own + max(0, prefix_tokens - self.common_tokens)
+        return own if prefix.running else own + round((1.0 - self.acting_weight) * prefix.own_tokens)
 
     def hosts(self, group_id: str | None) -> bool:
         return group_id in self._prefixes
@@ -97,9 +117,9 @@ class Account:
         if group_id is not None:
             prefix = self._prefixes.get(group_id)
             if prefix is None:
-                prefix = self._prefixes[group_id] = _Prefix(prefix_tokens)
-                self.prefix_tokens += prefix_tokens
-            prefix.charges += 1
+                prefix = _Prefix(prefix_tokens, max(0, prefix_tokens - self.common_tokens))
+                self._prefixes[group_id] = prefix
+            self._move(prefix, 0 if acting else 1, 1 if acting else 0)
         if acting:
             self.acting += 1
             self.acting_tokens += own_tokens
@@ -119,13 +139,22 @@ class Account:
             self.running_tokens -= charge.own_tokens
         if charge.group_id is not None:
             prefix = self._prefixes[charge.group_id]
-            prefix.charges -= 1
-            if not prefix.charges:
-                self.prefix_tokens -= prefix.tokens
+            self._move(prefix, 0 if charge.acting else -1, -1 if charge.acting else 0)
+            if not prefix.running and not prefix.acting:
                 del self._prefixes[charge.group_id]
 
-    def _shared(self, group_id: str | None, prefix_tokens: int) -> int:
-        if group_id is None:
-            return 0
-        prefix = self._prefixes.get(group_id)
-        return prefix_tokens if prefix is None else prefix.tokens
+    def alone_tokens(self, charge: Charge) -> int:
+        """Of its group's prefix, what leaves with the charge."""
+        prefix = self._prefixes.get(charge.group_id) if charge.group_id is not None else None
+        return prefix.own_tokens if prefix is not None and prefix.running + prefix.acting == 1 else 0
+
+    def _move(self, prefix: _Prefix, running: int, acting: int) -> None:
+        """Counts it where it belongs after so many more charges."""
+        for sign in (-1, 1):
+            if prefix.running:
+                self.prefix_tokens += sign * prefix.own_tokens
+            elif prefix.acting:
+                self.idle_prefix_tokens += sign * prefix.own_tokens
+            if sign < 0:
+                prefix.running += running
+                prefix.acting += acting

@@ -12,7 +12,7 @@ from swe_rl.router.sticky import StickyLeastLoadedPolicy
 from swe_rl.router.tr import TrPolicy
 from swe_rl.router.tr_settings import DEFAULT_CAPACITY_TOKENS, TrSettings
 
-ROUTERS = ("default", "sticky_least_loaded", "cap", "tr", "tr_atw01")
+ROUTERS = ("default", "sticky_least_loaded", "cap", "tr")
 
 
 class RouterError(UserError):
@@ -43,7 +43,7 @@ def make_router(
             return Router(StickyLeastLoadedPolicy(), names)
         case "cap":
             return Router(_cap(config, max_num_seqs), names)
-        case "tr" | "tr_atw01":
+        case "tr":
             return Router(_tr(config, capacity_tokens, max_num_seqs), names)
     raise RouterError(f"router={config.name} is not known; choose one of {', '.join(ROUTERS)}")
 
@@ -67,16 +67,16 @@ def _tr(config: RouterConfig, capacity_tokens: int | None, max_num_seqs: int | N
             "tokens; resume_at has to be above 0 and at most pause_at, or paused programs would be let in only to be "
             "paused again"
         )
-    if config.acting_token_weight < 0 or config.acting_half_life_s < 0:
-        raise RouterError(
-            f"router.acting_token_weight={config.acting_token_weight} and "
-            f"router.acting_half_life_s={config.acting_half_life_s} cannot be negative"
-        )
+    for key in ("acting_token_weight", "acting_half_life_s", "lease_s", "ageing_turns_per_s"):
+        if getattr(config, key) < 0:
+            raise RouterError(f"router.{key}={getattr(config, key)} cannot be negative")
     settings = TrSettings(
         acting_weight=config.acting_token_weight,
         acting_half_life_s=config.acting_half_life_s,
         pause_at=config.pause_at,
         resume_at=config.resume_at,
+        lease_s=config.lease_s,
+        ageing_turns_per_s=config.ageing_turns_per_s,
         max_hold_s=config.max_hold_s,
         capacity_tokens=capacity_tokens or DEFAULT_CAPACITY_TOKENS,
         max_num_seqs=max_num_seqs or 0,

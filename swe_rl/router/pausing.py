@@ -79,9 +79,11 @@ def _without_needless(chosen: list[tuple[Program, float]], excess_tokens: float)
 
 
 def _worth(state: TrState, program: Program) -> float:
-    """By how much the load falls when it is paused, prefix aside."""
+    """By how much the load falls when it is paused."""
     charge, settings = program.acting, state.settings
-    if charge is None:
+    if charge is None or program.engine is None:
         return 0.0
     age_s, half_life_s = state.now_s - charge.since_s, settings.acting_half_life_s
-    return settings.acting_weight * charge.own_tokens * (0.5 ** (age_s / half_life_s) if half_life_s > 0 else 1.0)
+    left = 0.5 ** (age_s / half_life_s) if half_life_s > 0 else 1.0
+    prefix_tokens = state.books[program.engine].account.alone_tokens(charge)
+    return settings.acting_weight * (charge.own_tokens * left + prefix_tokens)

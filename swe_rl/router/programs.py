@@ -6,6 +6,7 @@ Invariants:
 - A released program is remembered until its last request is finished.
 """
 
+from collections import deque
 from dataclasses import dataclass, field
 
 from swe_rl.router.ledger import Charge
@@ -53,6 +54,7 @@ class Program:
     requests: int = 0  # arrived and not finished
     idle_since_s: float = 0.0
     admitted_s: float = 0.0
+    first_of_group: bool = True
     overlap: bool = False  # several requests ran at once, not all of them are finished
     released: bool = False
 
@@ -76,6 +78,21 @@ class Program:
             "running": len(self.running),
             "held": len(self.held),
         }
+
+
+class CommonPrefix:
+    """How many tokens all programs begin with: the median of what the latest first prompts found in a cache, of one
+    program a group. Those that came to an empty cache, or found more by chance, do not move it."""
+
+    def __init__(self, limit: int = 15) -> None:
+        self._seen: deque[int] = deque(maxlen=limit)
+        self.tokens = 0
+
+    def observe(self, cached_tokens: int) -> bool:
+        """Whether that changed it."""
+        self._seen.append(cached_tokens)
+        before, self.tokens = self.tokens, sorted(self._seen)[(len(self._seen) - 1) // 2]
+        return self.tokens != before
 
 
 @dataclass(slots=True, eq=False)

@@ -2,6 +2,7 @@
 
 Invariants:
 - Tokens are counted in ids and exactly; when every program is released and every request finished, all ledgers are 0.
+- An admitted program keeps its place while its prefix is cached there; without it, it waits with all others.
 - Every event that can make room tries to let held programs in, at once.
 - A request is held for `max_hold_s` and one tick at most, syncs aside, while an engine is there.
 """
@@ -24,7 +25,7 @@ from swe_rl.router.core import (
     Tick,
 )
 from swe_rl.router.engine_book import EngineBook
-from swe_rl.router.programs import Request
+from swe_rl.router.programs import Program, Request
 from swe_rl.router.tr_settings import TrSettings
 from swe_rl.router.tr_state import TrState
 
@@ -89,12 +90,22 @@ def _arrived(state: TrState, event: RequestArrived) -> None:
     state.requests[event.request_id] = request
     if program.engine is not None and not state.clock.syncing:
         book = state.books[program.engine]
-        if _continues(state, request, book):
+        if _prefix_is_gone(state, program, book):
+            state.note("unbind", program, book, "prefix is gone")
+            state.unbind(program)
+        elif _continues(state, request, book):
             return
-        pausing.pause(state, program, book, "no room for its next turn")
+        else:
+            pausing.pause(state, program, book, "no room for its next turn")
     elif program.engine is not None and not program.running:
         pausing.pause(state, program, state.books[program.engine], "sync")
     state.hold(request)
+
+
+def _prefix_is_gone(state: TrState, program: Program, book: EngineBook) -> bool:
+    """Then it waits its turn as all others do, for any engine: nothing is lost by that, and whoever is further behind
+    goes first."""
+    return not (program.running or book.cache.resident_tokens(program.program_id) or state.in_tail())
 
 
 def _continues(state: TrState, request: Request, book: EngineBook) -> bool:
@@ -104,11 +115,7 @@ def _continues(state: TrState, request: Request, book: EngineBook) -> bool:
         state.run(request, book, "beside its other requests")
         return True
     state.end_acting(program)
-    tokens = state.reserve_tokens(request)
-    need = book.account.need_tokens(tokens, program.group_id, state.prefix_tokens(program))
-    cold = not book.cache.resident_tokens(program.program_id)
-    if cold and not state.in_tail() and not admission.may_run(state, book, need):
-        return False
+    need = book.account.need_tokens(state.reserve_tokens(request), program.group_id, state.prefix_tokens(program))
     excess = need - state.room_tokens(book, state.settings.pause_at)
     new_here = state.now_s - program.admitted_s < state.settings.min_stay_s
     if new_here or state.in_tail() or not book.account.running or pausing.relieve(state, book, excess, "growth"):
@@ -142,6 +149,8 @@ def _settle(state: TrState, request: Request, event: RequestFinished) -> None:
         state.answers.observe(event.context_tokens - request.prompt_tokens)
     if event.cached_tokens is not None:
         book.cache.observe(request.expected_cached_tokens, event.cached_tokens)
+        if not program.turns and program.first_of_group:
+            state.learn_common(event.cached_tokens)
     program.turns += 1
     program.context_tokens = max(program.context_tokens if program.overlap else 0, event.context_tokens)
     program.overlap = bool(program.running)
@@ -150,7 +159,7 @@ def _settle(state: TrState, request: Request, event: RequestFinished) -> None:
     if program.running:
         return
     program.idle_since_s = state.now_s
-    own = book.account.own_tokens(program.context_tokens, program.group_id, state.prefix_tokens(program))
+    own = book.account.idle_tokens(program.context_tokens, program.group_id, state.prefix_tokens(program))
     book.cache.keep(program.program_id, own)
     state.rest(program)
     state.squeeze(book)

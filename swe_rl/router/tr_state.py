@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from swe_rl.router.core import Place
 from swe_rl.router.decisions import Decision, DecisionLog
 from swe_rl.router.engine_book import EngineBook
-from swe_rl.router.programs import Group, Program, Request, Running
+from swe_rl.router.programs import CommonPrefix, Group, Program, Request, Running
 from swe_rl.router.sync_clock import SyncClock
 from swe_rl.router.tr_settings import TrSettings
 from swe_rl.router.waiting import AgeingQueue
@@ -28,11 +28,12 @@ class TrState:
         self.programs: dict[str, Program] = {}
         self.requests: dict[str, Request] = {}
         self.groups: dict[str, Group] = {}
-        self.cold = AgeingQueue(settings.ageing_tokens_per_s)
-        self.new = AgeingQueue(settings.ageing_tokens_per_s)
+        self.cold = AgeingQueue(settings.ageing_turns_per_s)
+        self.new = AgeingQueue(settings.ageing_turns_per_s)
         self.held: OrderedDict[str, Request] = OrderedDict()  # longest held first
         self.answers = Running(_FIRST_ANSWER_TOKENS)
         self.growth = Running(_FIRST_GROWTH_TOKENS)
+        self.common = CommonPrefix()
         self.log = DecisionLog()
         self.actions: list[Place] = []
         self.tail = False
@@ -56,6 +57,7 @@ class TrState:
 
     def add_book(self, name: str) -> EngineBook:
         self.books[name] = EngineBook.empty(name, self.settings)
+        self.books[name].account.common_tokens = self.common.tokens
         return self.books[name]
 
     def open_books(self) -> Iterator[EngineBook]:
@@ -82,6 +84,11 @@ class TrState:
         group = self.groups.get(program.group_id) if program.group_id is not None else None
         return group.prefix_tokens if group is not None else 0
 
+    def learn_common(self, cached_tokens: int) -> None:
+        if self.common.observe(cached_tokens):
+            for book in self.books.values():
+                book.account.common_tokens = self.common.tokens
+
     def squeeze(self, book: EngineBook) -> None:
         """Lets the cache give way to what runs; held programs that lost their prefix by it may go anywhere."""
         for program_id in book.cache.squeeze(book.capacity.tokens - book.account.pinned_tokens):
@@ -106,6 +113,7 @@ class TrState:
             self.programs[program_id] = program
             if group_id is not None:
                 group = self.groups.setdefault(group_id, Group(prompt_tokens))
+                program.first_of_group = not group.programs
                 group.programs += 1
                 group.prefix_tokens = min(group.prefix_tokens, prompt_tokens)
         return program
@@ -197,7 +205,7 @@ class TrState:
             self.changed[origin.name] = origin
         if program.held:
             longest = next(iter(program.held.values()))
-            self._queue(program, origin).push(program.program_id, self.held_tokens(program), longest.arrived_s)
+            self._queue(program, origin).push(program.program_id, program.turns, longest.arrived_s)
 
     def _queue(self, program: Program, origin: EngineBook | None) -> AgeingQueue:
         if origin is None:

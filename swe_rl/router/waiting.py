@@ -2,9 +2,9 @@
 
 Invariants:
 - A program waits in one queue at most.
-- Within a queue the smallest goes first, but a token counts less the longer its program has waited: the key
-  `tokens + rate * arrival` orders two programs the same way at all times, so a heap keeps it, and no program is
-  overtaken by ones that came `tokens / rate` later.
+- Within a queue who had fewest turns goes first, but a turn counts less the longer its program has waited: the key
+  `turns + rate * arrival` orders two programs the same way at all times, so a heap keeps it, and no program is
+  overtaken by ones that came `turns / rate` later.
 """
 
 import heapq
@@ -16,18 +16,18 @@ _SLACK = 64  # stale entries that are not worth a sweep
 class AgeingQueue:
     """Logarithmic time an operation."""
 
-    def __init__(self, ageing_tokens_per_s: float) -> None:
-        self._rate = ageing_tokens_per_s
+    def __init__(self, ageing_turns_per_s: float) -> None:
+        self._rate = ageing_turns_per_s
         self._heap: list[tuple[float, int, str]] = []
         self._number_of: dict[str, int] = {}
         self._pushed = 0
         self.refused: str | None = None  # the head for which there was no room, for the queue's owner
 
-    def push(self, program_id: str, tokens: float, arrived_s: float) -> None:
+    def push(self, program_id: str, turns: float, arrived_s: float) -> None:
         """A program that is in already moves to its new place."""
         self._pushed += 1
         self._number_of[program_id] = self._pushed
-        heapq.heappush(self._heap, (tokens + self._rate * arrived_s, self._pushed, program_id))
+        heapq.heappush(self._heap, (turns + self._rate * arrived_s, self._pushed, program_id))
         if len(self._heap) > 2 * len(self._number_of) + _SLACK:
             self._heap = [entry for entry in self._heap if self._number_of.get(entry[2]) == entry[1]]
             heapq.heapify(self._heap)

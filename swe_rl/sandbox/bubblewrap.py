@@ -3,6 +3,8 @@
 Invariants:
 - Visible and read-only: /usr (with /bin, /lib, ...), the Python prefixes, a made-up /etc. Writable: the working copy
   and /tmp, both of this sandbox alone. Nothing else of this host, no network unless asked for, no capability.
+- A workspace with a toolchain sees its copy of that one, writable, and no Python package of this host: what is
+  installed here may be a later release of what is to be mended.
 - Own pid namespace bound to its starter: when `bwrap` dies, every process in it dies.
 - As root, commands run under an unprivileged user id of the sandbox's own; otherwise as user 1000 of a user namespace
   without capabilities. In both the kernel counts `sandbox.max_processes` for this sandbox alone (Linux >= 5.14).
@@ -18,6 +20,7 @@ from swe_rl.sandbox.confined_path import ensure_folders
 from swe_rl.sandbox.environment import clean_environment
 from swe_rl.sandbox.launcher import Launch, SandboxFolder
 from swe_rl.sandbox.limits import Limits, prelude
+from swe_rl.sandbox.protocol import Workspace
 
 HOME = "/tmp"
 SHIM_FOLDER = "/run/swe_rl/bin"
@@ -44,7 +47,8 @@ class Host:
     etc: Path
     shims: Path
     search_path: str
-    interpreter_folders: tuple[Path, ...]
+    interpreter_folders: tuple[Path, ...]  # outside of /usr
+    package_folders: tuple[Path, ...]  # below /usr
     sized_tmpfs: bool  # bubblewrap >= 0.7
 
 
@@ -57,11 +61,11 @@ class BubblewrapLauncher:
         self._limits = limits
         self._env = clean_environment(host.search_path, HOME, cpus)
         self._fixed = [*_namespaces(mode, network), *_system(host), *_shared_memory(host, limits)]
-        self._below_tmp = [str(folder) for folder in host.interpreter_folders if _is_below(folder, HOME)]
 
-    def folder(self, root: Path, workdir: str) -> SandboxFolder:
+    def folder(self, root: Path, workspace: Workspace) -> SandboxFolder:
         own = self._mode is UserMode.own_uid
-        return SandboxFolder(root, workdir, uid=_FIRST_OWN_UID + random.randrange(_OWN_UIDS) if own else None)
+        uid = _FIRST_OWN_UID + random.randrange(_OWN_UIDS) if own else None
+        return SandboxFolder(root, workspace.workdir, uid, workspace.toolchain)
 
     def launch(self, folder: SandboxFolder, command: str, *, timeout_s: float, status_fd: int, marker: str) -> Launch:
         self._prepare_mount_points(folder)
@@ -69,7 +73,8 @@ class BubblewrapLauncher:
         argv += prelude(self._limits, self._host.bash, timeout_s)
         if folder.uid is not None:
             argv += _drop_root(str(self._host.setpriv), folder.uid)
-        return Launch([*argv, self._host.bash, "-c", command], dict(self._env))
+        variables = folder.toolchain.variables if folder.toolchain else ()
+        return Launch([*argv, self._host.bash, "-c", command], self._env | dict(variables))
 
     def started_well(self, status: bytes, exit_status: int) -> bool:
         return exit_status == 0 or b'"exit-code"' in status
@@ -79,16 +84,23 @@ class BubblewrapLauncher:
 
     def _writable(self, folder: SandboxFolder) -> list[str]:
         argv = ["--bind", str(folder.tmp), HOME]
-        for path in self._host.interpreter_folders:  # after /tmp: a virtual environment may lie below it
-            argv += [*_parents(path), "--ro-bind", str(path), str(path)]
+        for path in self._programs(folder):  # after /tmp: a virtual environment may lie below it
+            bind = ["--bind", str(folder.programs)] if folder.toolchain else ["--ro-bind", str(path)]
+            argv += [*_parents(path), *bind, str(path)]
+        for hidden in self._host.package_folders if folder.toolchain else ():
+            argv += ["--perms", "0755", "--tmpfs", str(hidden), "--remount-ro", str(hidden)]
         argv += ["--bind", str(folder.work), folder.workdir, "--chdir", folder.workdir]
         return [*argv, "--remount-ro", "/dev", "--remount-ro", "/"]
 
+    def _programs(self, folder: SandboxFolder) -> list[Path]:
+        """Where commands see programs besides the system's: this process's Python, or a toolchain."""
+        return [Path(folder.toolchain.seen_as)] if folder.toolchain else list(self._host.interpreter_folders)
+
     def _prepare_mount_points(self, folder: SandboxFolder) -> None:
         """bwrap makes missing mount points itself and would follow a link that a command has put in its /tmp."""
-        workdir = [folder.workdir] if _is_below(Path(folder.workdir), HOME) else []
-        for path in self._below_tmp + workdir:
-            ensure_folders(folder.tmp, os.path.relpath(path, HOME))
+        for path in [*self._programs(folder), Path(folder.workdir)]:
+            if _is_below(path, HOME):
+                ensure_folders(folder.tmp, os.path.relpath(path, HOME))
 
 
 def _namespaces(mode: UserMode, network: bool) -> list[str]:

@@ -5,6 +5,8 @@ Invariants:
   leader is reaped.
 - A process that keeps the output open cannot hold `run_command` up for more than `_DRAIN_S` after the command's end.
 - Memory does not grow with the output.
+- Every descriptor that is opened here is closed here, once, whatever the event loop: the pipe is read with `add_reader`
+  and no transport, because uvloop's closes a descriptor that somebody else may have been given meanwhile.
 """
 
 import asyncio
@@ -19,6 +21,7 @@ from swe_rl.sandbox.output import HeadTail
 from swe_rl.sandbox.process_tree import kill_group
 
 _DRAIN_S = 1.0
+_READ_BYTES = 2**18
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,29 +41,21 @@ async def run_command(spec: CommandSpec, output: HeadTail, sweep: Callable[[int]
     """
     loop = asyncio.get_running_loop()
     read_fd, write_fd = os.pipe()
-    reader = os.fdopen(read_fd, "rb", buffering=0)
-    capture = _Capture(output, loop.create_future())
-    try:
-        transport, _ = await loop.connect_read_pipe(lambda: capture, reader)
-    except BaseException:
-        reader.close()
-        os.close(write_fd)
-        raise
+    capture = _Capture(read_fd, output, loop)
     try:
         process = _start(spec, write_fd)
     except BaseException:
-        transport.close()
+        capture.close()
         raise
     finally:
         os.close(write_fd)
-    return await _finish(process, spec.timeout_s, capture, transport, sweep)
+    return await _finish(process, spec.timeout_s, capture, sweep)
 
 
 async def _finish(
     process: "subprocess.Popen[bytes]",
     timeout_s: float,
     capture: "_Capture",
-    transport: asyncio.ReadTransport,
     sweep: Callable[[int], None],
 ) -> int | None:
     exited = _exit_of(process)
@@ -72,37 +67,53 @@ async def _finish(
     finally:
         if not exited.done():
             kill_group(process.pid)
-        ending = asyncio.ensure_future(_end(process.pid, exited, capture, transport, sweep))
+        ending = asyncio.ensure_future(_end(process.pid, exited, capture, sweep))
         await asyncio.shield(ending)
     return None if timed_out else exited.result()
 
 
-async def _end(
-    pid: int,
-    exited: "asyncio.Future[int]",
-    capture: "_Capture",
-    transport: asyncio.ReadTransport,
-    sweep: Callable[[int], None],
-) -> None:
+async def _end(pid: int, exited: "asyncio.Future[int]", capture: "_Capture", sweep: Callable[[int], None]) -> None:
     try:
         await exited
         await asyncio.to_thread(sweep, pid)  # it may have to wait for processes to die
         await asyncio.wait([capture.closed], timeout=_DRAIN_S)
     finally:
-        transport.close()
+        capture.close()
 
 
-class _Capture(asyncio.Protocol):
-    def __init__(self, output: HeadTail, closed: "asyncio.Future[None]") -> None:
+class _Capture:
+    """Feeds a pipe's read end, which it owns, to `output`; `closed` resolves when nobody holds the other end."""
+
+    def __init__(self, fd: int, output: HeadTail, loop: asyncio.AbstractEventLoop) -> None:
+        self.closed: asyncio.Future[None] = loop.create_future()
+        self._fd: int | None = fd
         self._output = output
-        self.closed = closed
+        self._loop = loop
+        os.set_blocking(fd, False)
+        loop.add_reader(fd, self._read, fd)
 
-    def data_received(self, data: bytes) -> None:
-        self._output.feed(data)
-
-    def connection_lost(self, exc: Exception | None) -> None:
+    def close(self) -> None:
+        """What was not read yet is lost; closing again does nothing."""
+        fd, self._fd = self._fd, None
+        if fd is not None:
+            self._loop.remove_reader(fd)
+            os.close(fd)
         if not self.closed.done():
             self.closed.set_result(None)
+
+    def _read(self, fd: int) -> None:
+        if fd != self._fd:  # closed by a callback of the same round
+            return
+        try:
+            data = os.read(fd, _READ_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if data:
+            self._output.feed(data)
+        else:
+            self.close()
 
 
 def _start(spec: CommandSpec, write_fd: int) -> "subprocess.Popen[bytes]":

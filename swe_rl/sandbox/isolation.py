@@ -3,11 +3,13 @@
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from swe_rl.config.schema import Isolation, SandboxConfig
+from swe_rl.config.choices import Isolation
+from swe_rl.config.schema import SandboxConfig
 from swe_rl.errors import UserError
 from swe_rl.sandbox.bubblewrap import SHIM_FOLDER, BubblewrapLauncher, Host, UserMode
 from swe_rl.sandbox.interpreter import interpreter_folders, search_path
@@ -15,8 +17,10 @@ from swe_rl.sandbox.launcher import Launcher
 from swe_rl.sandbox.limits import limits_of
 from swe_rl.sandbox.made_up_etc import make_etc
 from swe_rl.sandbox.plain import PlainLauncher
+from swe_rl.sandbox.protocol import Workspace
 
 _PROBE_S = 20.0
+_PACKAGES = ("site-packages", "dist-packages")
 
 
 def choose_launcher(config: SandboxConfig, folder: Path, warn: Callable[[str], None]) -> Launcher:
@@ -64,6 +68,7 @@ def _bubblewrap(config: SandboxConfig, folder: Path, bash: str) -> tuple[Bubblew
         shims=shims,
         search_path=search_path(shims, SHIM_FOLDER),
         interpreter_folders=tuple(interpreter_folders()),
+        package_folders=tuple(package_folders()),
         sized_tmpfs="--size" in subprocess.run([bwrap, "--help"], capture_output=True, text=True).stdout,
     )
     reason = ""
@@ -76,6 +81,15 @@ def _bubblewrap(config: SandboxConfig, folder: Path, bash: str) -> tuple[Bubblew
     return None, reason
 
 
+def package_folders() -> list[Path]:
+    """Folders below /usr that hold packages of this process's Python or of the system's."""
+    found = [Path(entry) for entry in sys.path if Path(entry).parts[:2] == ("/", "usr")]
+    for library in (Path("/usr/lib"), Path("/usr/local/lib")):
+        found += library.glob("python3*/*-packages")
+    real = {folder.resolve() for folder in found if folder.name in _PACKAGES and folder.is_dir()}
+    return sorted(folder for folder in real if not real.intersection(folder.parents))
+
+
 def _modes(host: Host) -> list[UserMode]:
     own_uid = [UserMode.own_uid] if os.geteuid() == 0 and host.setpriv else []
     return [*own_uid, UserMode.user_namespace]
@@ -84,7 +98,7 @@ def _modes(host: Host) -> list[UserMode]:
 def _trial(launcher: BubblewrapLauncher, parent: Path) -> str:
     """Runs Python in a sandbox of its own; empty, or the reason why that failed."""
     with tempfile.TemporaryDirectory(dir=parent, prefix="trial-") as root:
-        folder = launcher.folder(Path(root), "/testbed")
+        folder = launcher.folder(Path(root), Workspace())
         try:
             for made in (folder.work, folder.tmp):
                 made.mkdir(mode=0o700)

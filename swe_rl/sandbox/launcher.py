@@ -4,18 +4,26 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from swe_rl.sandbox.protocol import Toolchain, Workspace
+
 
 @dataclass(frozen=True, slots=True)
 class SandboxFolder:
-    """One sandbox on disk: the working copy and a temporary folder that lives as long, owned by `uid` where given."""
+    """One sandbox on disk: the working copy, a temporary folder and programs of its own; owned by `uid` where given."""
 
     root: Path
     workdir: str  # the working copy as commands see it
     uid: int | None
+    toolchain: Toolchain | None = None
 
     @property
     def work(self) -> Path:
         return self.root / "work"
+
+    @property
+    def programs(self) -> Path:
+        """The copy of the toolchain."""
+        return self.root / "toolchain"
 
     @property
     def tmp(self) -> Path:
@@ -31,8 +39,8 @@ class Launch:
 class Launcher(Protocol):
     isolated: bool
 
-    def folder(self, root: Path, workdir: str) -> SandboxFolder:
-        """Decides user and workdir of a new sandbox; touches nothing."""
+    def folder(self, root: Path, workspace: Workspace) -> SandboxFolder:
+        """Decides user and workdir of a new sandbox; touches nothing. Raises UserError for what it cannot show."""
         ...
 
     def launch(self, folder: SandboxFolder, command: str, *, timeout_s: float, status_fd: int, marker: str) -> Launch:

@@ -4,14 +4,17 @@ Invariants:
 - Not a security border: commands run as this user and can read what this user can read. They get no variable of this
   process's environment.
 - Processes are counted per user by the kernel, so `sandbox.max_processes` is not enforced here.
+- A folder with programs of its own is refused: they would not be found where they expect to be.
 """
 
 from pathlib import Path
 
+from swe_rl.errors import UserError
 from swe_rl.sandbox.environment import clean_environment
 from swe_rl.sandbox.launcher import Launch, SandboxFolder
 from swe_rl.sandbox.limits import Limits, prelude
 from swe_rl.sandbox.process_tree import MARKER, kill_command
+from swe_rl.sandbox.protocol import Workspace
 
 
 class PlainLauncher:
@@ -23,7 +26,14 @@ class PlainLauncher:
         self._search_path = search_path
         self._cpus = cpus
 
-    def folder(self, root: Path, workdir: str) -> SandboxFolder:
+    def folder(self, root: Path, workspace: Workspace) -> SandboxFolder:
+        if workspace.toolchain is not None:
+            raise UserError(
+                f"{root.name}: its commands need its own Python at {workspace.toolchain.seen_as} and its files at "
+                f"{workspace.workdir}, which only isolated commands can be shown, and sandbox.kind=process has no "
+                "isolation here: install bubblewrap (`apt-get install bubblewrap`) and use sandbox=process_swe, or "
+                "build its image with job=prepare sandbox=docker and use sandbox=docker or podman"
+            )
         return SandboxFolder(root, workdir=str(root / "work"), uid=None)
 
     def launch(self, folder: SandboxFolder, command: str, *, timeout_s: float, status_fd: int, marker: str) -> Launch:

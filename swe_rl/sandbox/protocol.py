@@ -20,12 +20,34 @@ class SandboxError(RunError):
 
 
 @dataclass(frozen=True, slots=True)
+class Toolchain:
+    """Programs that belong to a prepared folder: its own Python with its own packages, say."""
+
+    folder: Path  # of this machine; each sandbox has a copy
+    seen_as: str  # where commands see it
+    variables: tuple[tuple[str, str], ...] = ()  # of every command, over the sandbox's own
+
+
+@dataclass(frozen=True, slots=True)
 class Workspace:
-    """What a sandbox starts from: a prepared folder on this machine (copied), or a container image."""
+    """What a sandbox starts from: a prepared folder on this machine (copied), or a container image.
+
+    With a `toolchain`, commands see it in the place of the Python that runs swe_rl, whose packages they then do not
+    see. An image has its own.
+    """
 
     path: Path | None = None
     image: str | None = None
     workdir: str = "/testbed"
+    toolchain: Toolchain | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Door:
+    """The one address that a sandbox without network may reach: the gateway's."""
+
+    host: str
+    port: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +62,7 @@ class ExecResult:
 class Sandbox(Protocol):
     sandbox_id: str
     workdir: str  # as the commands see it
+    door_url: str | None  # base URL of the door as the commands see it; None without a door
 
     async def exec(
         self,
@@ -62,8 +85,11 @@ class Sandbox(Protocol):
 
 
 class SandboxProvider(Protocol):
-    async def create(self, workspace: Workspace, *, owner: str) -> Sandbox:
-        """`owner` names the trajectory or grading in labels, folder names and messages."""
+    async def create(self, workspace: Workspace, *, owner: str, door: Door | None = None) -> Sandbox:
+        """`owner` names the trajectory or grading in labels, folder names and messages.
+
+        With a `door`, commands reach that address as `sandbox.door_url`, also where they have no network otherwise.
+        """
         ...
 
     async def close(self) -> None:

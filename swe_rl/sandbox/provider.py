@@ -3,17 +3,40 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from swe_rl.config.schema import SandboxConfig, SandboxKind
+from swe_rl.config.choices import RuntimeProtocol, SandboxKind
+from swe_rl.config.schema import SandboxConfig
 from swe_rl.errors import UserError
-from swe_rl.sandbox.process import ProcessProvider
 from swe_rl.sandbox.protocol import SandboxProvider
 
-AVAILABLE_KINDS = (SandboxKind.process,)
 
-
-def make_provider(config: SandboxConfig, scratch: Path, warn: Callable[[str], None]) -> SandboxProvider:
-    """Raises UserError for a kind that is not built in, or that does not work on this host."""
+def make_provider(
+    config: SandboxConfig, scratch: Path, warn: Callable[[str], None], *, run: str = ""
+) -> SandboxProvider:
+    """`run` names the run in labels. Raises UserError for a kind that does not work on this host."""
     if config.kind is SandboxKind.process:
+        from swe_rl.sandbox.process import ProcessProvider
+
         return ProcessProvider(config, scratch, warn=warn)
-    available = ", ".join(AVAILABLE_KINDS)
-    raise UserError(f"sandbox.kind={config.kind} is not available in this version; available: {available}")
+    if config.kind in (SandboxKind.docker, SandboxKind.podman):
+        _need("docker", f"sandbox.kind={config.kind}", "the SDK of both engines")
+        from swe_rl.sandbox.container_provider import ContainerProvider
+
+        return ContainerProvider(config, scratch, warn=warn, run=run)
+    if config.kind is SandboxKind.apptainer:
+        from swe_rl.sandbox.apptainer import ApptainerProvider
+
+        return ApptainerProvider(config, scratch, warn=warn)
+    if config.runtime_protocol is RuntimeProtocol.openhands:
+        from swe_rl.sandbox.remote_openhands import OpenHandsProvider
+
+        return OpenHandsProvider(config)
+    from swe_rl.sandbox.remote import RemoteProvider
+
+    return RemoteProvider(config)
+
+
+def _need(module: str, what: str, why: str) -> None:
+    import importlib.util
+
+    if importlib.util.find_spec(module) is None:
+        raise UserError(f"{what} needs the Python package {module!r} ({why}): pip install 'swe_rl[docker]'")

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from swe_rl.sandbox.confined_path import MissingFileError
-from swe_rl.sandbox.protocol import ExecResult, SandboxError, Workspace
+from swe_rl.sandbox.protocol import Door, ExecResult, SandboxError, Workspace
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +32,7 @@ class ScriptedSandbox:
     respond: Respond
     files: dict[str, bytes] = field(default_factory=dict)
     commands: list[str] = field(default_factory=list)
+    door_url: str | None = None
     closed: bool = False
 
     async def exec(
@@ -74,11 +75,12 @@ class ScriptedProvider:
         self.sandboxes: list[ScriptedSandbox] = []
         self.closed = False
 
-    async def create(self, workspace: Workspace, *, owner: str) -> ScriptedSandbox:
+    async def create(self, workspace: Workspace, *, owner: str, door: Door | None = None) -> ScriptedSandbox:
         if self.closed:
             raise SandboxError("the sandbox provider is closed")
         name = f"{owner}-{len(self.sandboxes) + 1}"
         sandbox = ScriptedSandbox(name, workspace.workdir, self._respond, dict(self._files))
+        sandbox.door_url = f"http://{door.host}:{door.port}" if door else None
         self.sandboxes.append(sandbox)
         return sandbox
 

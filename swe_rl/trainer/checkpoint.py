@@ -32,6 +32,7 @@ from swe_rl.trainer.manifest import (
     STATE_FILE,
     by_step,
     hash_problem,
+    is_sharded,
     manifest_content,
     read_json,
     size_problem,
@@ -70,7 +71,7 @@ class Checkpoint:
 
 def config_hash(config: Mapping[str, Any]) -> str:
     """sha256 of the configuration as canonical JSON; the caller leaves out what may change between two starts."""
-    return hashlib.sha256(_json(config)).hexdigest()
+    return hashlib.sha256(json_bytes(config)).hexdigest()
 
 
 def save(
@@ -93,28 +94,57 @@ def save(
     """
     tied = aliases(model)
     weights = {name: tensor for name, tensor in model.items() if name not in tied}
-    state = {
-        "step": step,
-        "weight_version": weight_version,
-        "tied": tied,
-        "counters": trainer["counters"],
-        "rng": capture_rng(),
-        "data_order": data_order,
-        "config": config,
-        "config_hash": hash_of_config or config_hash(config),
-    }
+    state = state_content(
+        step=step,
+        weight_version=weight_version,
+        tied=tied,
+        counters=trainer["counters"],
+        data_order=data_order,
+        config=config,
+        hash_of_config=hash_of_config,
+        adapter=trainer.get("adapter"),
+    )
     target = folder / f"step_{step:06d}"
     aside = folder / f".{target.name}.tmp-{os.getpid()}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         _remove_leftovers(folder)
-        _write_folder(aside, weights, trainer["tensors"], _json(state))
-        _publish(aside, target)
-        _prune(folder, keep, target)
+        _write_folder(aside, weights, trainer["tensors"], json_bytes(state))
+        publish(aside, target)
+        prune(folder, keep, target)
     except OSError as error:
         shutil.rmtree(aside, ignore_errors=True)
-        raise _write_error(target, error, tensor_bytes(weights) + tensor_bytes(trainer["tensors"])) from error
+        raise write_error(target, error, tensor_bytes(weights) + tensor_bytes(trainer["tensors"])) from error
     return target
+
+
+def state_content(
+    *,
+    step: int,
+    weight_version: int,
+    counters: Mapping[str, Any],
+    data_order: Any,
+    config: Mapping[str, Any],
+    hash_of_config: str | None,
+    tied: Mapping[str, str] | None = None,
+    rng: Mapping[str, Any] | None = None,
+    adapter: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """What `state.json` holds; the random number generators' states are taken here unless they are given.
+
+    `adapter`: what the stored weights are an adapter of (`Adapter.described`); None: they are the whole model.
+    """
+    return {
+        "step": step,
+        "weight_version": weight_version,
+        "tied": dict(tied or {}),
+        "adapter": dict(adapter) if adapter else None,
+        "counters": dict(counters),
+        "rng": capture_rng() if rng is None else dict(rng),
+        "data_order": data_order,
+        "config": config,
+        "config_hash": hash_of_config or config_hash(config),
+    }
 
 
 def newest(folder: Path) -> Path | None:
@@ -130,18 +160,29 @@ def load(folder: Path, expected_config_hash: str | None = None) -> Checkpoint:
     """
     problem = size_problem(folder) or hash_problem(folder)
     if problem:
-        raise _corrupt(folder, problem)
+        raise corrupt(folder, problem)
     state = read_json(folder / STATE_FILE)
-    _check_state(folder, state, expected_config_hash)
+    check_state(folder, state, expected_config_hash)
+    if is_sharded(folder):
+        raise corrupt(folder, "many ranks wrote it, and its tensors are not whole: LocalTrainer.load reads it")
     try:
         model, optimizer = load_file(folder / MODEL_FILE), load_file(folder / OPTIMIZER_FILE)
     except SafetensorError as error:
-        raise _corrupt(folder, f"a tensor file cannot be read: {error}") from error
+        raise corrupt(folder, f"a tensor file cannot be read: {error}") from error
+    return of_state(
+        folder, state, {**model, **{name: model[first] for name, first in state["tied"].items()}}, optimizer
+    )
+
+
+def of_state(
+    folder: Path, state: Mapping[str, Any], model: dict[str, Tensor], optimizer: dict[str, Tensor]
+) -> Checkpoint:
+    """`state` is what `state.json` holds."""
     return Checkpoint(
         folder=folder,
         step=state["step"],
         weight_version=state["weight_version"],
-        model={**model, **{name: model[first] for name, first in state["tied"].items()}},
+        model=model,
         trainer={"tensors": optimizer, "counters": state["counters"]},
         rng=state["rng"],
         data_order=state["data_order"],
@@ -158,12 +199,13 @@ def _write_folder(aside: Path, weights: Mapping[str, Tensor], optimizer: Mapping
         STATE_FILE: [state],
     }
     written = {name: write_file(aside / name, chunks) for name, chunks in contents.items()}
-    manifest: list[Chunk] = [_json(manifest_content(written))]
+    manifest: list[Chunk] = [json_bytes(manifest_content(written))]
     write_file(aside / MANIFEST_FILE, manifest)
     sync_folder(aside)
 
 
-def _publish(aside: Path, target: Path) -> None:
+def publish(aside: Path, target: Path) -> None:
+    """Gives a whole folder its name."""
     # A folder of the same step is here only if the run was taken back to an earlier one; it gives way.
     former = target.with_name(f".{target.name}.old-{os.getpid()}") if target.exists() else None
     if former:
@@ -174,7 +216,8 @@ def _publish(aside: Path, target: Path) -> None:
         shutil.rmtree(former, ignore_errors=True)
 
 
-def _prune(folder: Path, keep: int, latest: Path) -> None:
+def prune(folder: Path, keep: int, latest: Path) -> None:
+    """Discards all but the `keep` highest steps and `latest`; 0 keeps all."""
     whole = by_step(folder)
     for path in whole[keep:] if keep > 0 else []:
         if path != latest:
@@ -193,14 +236,16 @@ def _remove_leftovers(folder: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def _json(content: Mapping[str, Any]) -> bytes:
+def json_bytes(content: Mapping[str, Any]) -> bytes:
+    """Canonical JSON."""
     return json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
 
 
-def _check_state(folder: Path, state: dict[str, Any], expected_config_hash: str | None) -> None:
+def check_state(folder: Path, state: Mapping[str, Any], expected_config_hash: str | None) -> None:
+    """Raises CorruptCheckpointError where something is missing, or it is of another configuration."""
     missing = STATE_KEYS - set(state)
     if missing:
-        raise _corrupt(folder, f"{STATE_FILE} lacks {', '.join(sorted(missing))}")
+        raise corrupt(folder, f"{STATE_FILE} lacks {', '.join(sorted(missing))}")
     if expected_config_hash is not None and state["config_hash"] != expected_config_hash:
         raise CorruptCheckpointError(
             f"The checkpoint {folder} is of another configuration (config mismatch: {STATE_FILE} has hash "
@@ -209,7 +254,8 @@ def _check_state(folder: Path, state: dict[str, Any], expected_config_hash: str 
         )
 
 
-def _corrupt(folder: Path, problem: str) -> CorruptCheckpointError:
+def corrupt(folder: Path, problem: str) -> CorruptCheckpointError:
+    """The error for half a sentence that says what is wrong; it names the checkpoint to go back to."""
     step = step_of(folder)
     others = by_step(folder.parent) if step is not None else []
     older = next((p for p in others if (step_of(p) or 0) < (step or 0) and size_problem(p) is None), None)
@@ -217,7 +263,8 @@ def _corrupt(folder: Path, problem: str) -> CorruptCheckpointError:
     return CorruptCheckpointError(f"The checkpoint {folder} cannot be used: {problem}. {way_out}.")
 
 
-def _write_error(target: Path, error: OSError, needed_bytes: int) -> CheckpointWriteError:
+def write_error(target: Path, error: OSError, needed_bytes: int) -> CheckpointWriteError:
+    """The error for what the system said; `needed_bytes` where the disk is full."""
     kept = newest(target.parent)
     rest = f"The newest complete checkpoint is {kept}." if kept else "There is no complete checkpoint yet."
     if error.errno not in NO_SPACE:

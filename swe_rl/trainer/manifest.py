@@ -7,7 +7,7 @@ Invariants:
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ FORMAT_VERSION = 1
 MODEL_FILE, OPTIMIZER_FILE, STATE_FILE = "model.safetensors", "optimizer.safetensors", "state.json"
 MANIFEST_FILE = "manifest.json"
 FILES = (MODEL_FILE, OPTIMIZER_FILE, STATE_FILE)
+INDEX_FILE = "shards.json"  # of a checkpoint that many ranks wrote: which rows of which tensor are in which file
 STEP_FOLDER = re.compile(r"step_(\d{6,})")
 
 
@@ -50,15 +51,31 @@ def size_problem(folder: Path) -> str | None:
     if manifest.get("format_version") != FORMAT_VERSION:
         return f"its format version is {manifest.get('format_version')}, this program reads version {FORMAT_VERSION}"
     entries = manifest.get("files")
-    if not isinstance(entries, dict) or not all(_is_entry(entries.get(name)) for name in FILES):
-        return f"{MANIFEST_FILE} does not list {', '.join(FILES)}"
-    return next((problem for name in FILES if (problem := _file_problem(folder / name, entries[name]))), None)
+    entries = entries if isinstance(entries, dict) else {}
+    needed = {STATE_FILE, INDEX_FILE} if INDEX_FILE in entries else set(FILES)
+    if not needed <= entries.keys() or not all(_is_entry(name, entry) for name, entry in entries.items()):
+        return f"{MANIFEST_FILE} does not list {', '.join(sorted(needed))}"
+    return next((found for name in sorted(entries) if (found := _file_problem(folder / name, entries[name]))), None)
 
 
 def hash_problem(folder: Path) -> str | None:
     """The first file whose bytes are not those that were written; call it after `size_problem`."""
+    return wrong_hash(folder, files_of(folder))
+
+
+def files_of(folder: Path) -> list[str]:
+    """The names that the manifest lists; call it after `size_problem`."""
+    return sorted(read_json(folder / MANIFEST_FILE)["files"])
+
+
+def is_sharded(folder: Path) -> bool:
+    return (folder / INDEX_FILE).is_file()
+
+
+def wrong_hash(folder: Path, names: Sequence[str]) -> str | None:
+    """The first of these files that was changed."""
     entries = read_json(folder / MANIFEST_FILE)["files"]
-    wrong = (name for name in FILES if file_sha256(folder / name) != entries[name]["sha256"])
+    wrong = (name for name in names if file_sha256(folder / name) != entries[name]["sha256"])
     return next((f"{name} was changed after it was written (wrong sha256)" for name in wrong), None)
 
 
@@ -76,5 +93,10 @@ def _file_problem(path: Path, entry: dict[str, Any]) -> str | None:
     return None if size == entry["size"] else f"{path.name} has {size} bytes, not {entry['size']} (wrong size)"
 
 
-def _is_entry(entry: object) -> bool:
-    return isinstance(entry, dict) and isinstance(entry.get("size"), int) and isinstance(entry.get("sha256"), str)
+def _is_entry(name: str, entry: object) -> bool:
+    return (
+        name == Path(name).name
+        and isinstance(entry, dict)
+        and isinstance(entry.get("size"), int)
+        and isinstance(entry.get("sha256"), str)
+    )

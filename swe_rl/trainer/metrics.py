@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from swe_rl.trainer.mesh import Mesh
 from swe_rl.trainer.optimizer import Update
 
 
@@ -21,6 +22,11 @@ class TrainMetrics:
     - grad_norm: before clipping, over the applied updates; 0 without any.
     - kl_rollout: mean k3 of KL(engine || trainer) at the start of the step; None where the engine's log-probabilities
       are unknown. `logprob_diff_*` are of the absolute difference between the two.
+    - clip_fraction_low, clip_fraction_high: tokens that the lower and the upper end of the clip hold (the dual clip is
+      an upper end); clip_fraction has both. With `algo.policy_loss=gspo` all tokens of a trajectory are held together.
+    - masked_fraction: tokens whose correction is 0, so that only KL and entropy train them.
+    - stale_rows: those left out by `algo.max_staleness_steps`. staleness_mean and staleness_max are of the others that
+      have trained tokens, in updates; None without any.
     - trained_rows + skipped_rows = all rows; skipped are those masked as a whole or with advantage 0 and no other term.
     - updates: optimizer updates applied; nonfinite_updates: those dropped.
     """
@@ -32,6 +38,8 @@ class TrainMetrics:
     entropy: float | None
     grad_norm: float
     clip_fraction: float
+    clip_fraction_low: float
+    clip_fraction_high: float
     kl_rollout: float | None
     logprob_diff_mean: float | None
     logprob_diff_max: float | None
@@ -39,6 +47,10 @@ class TrainMetrics:
     ratio_min: float | None
     ratio_max: float | None
     correction_mean: float | None
+    masked_fraction: float
+    stale_rows: int
+    staleness_mean: float | None
+    staleness_max: int | None
     trained_rows: int
     trained_tokens: int
     skipped_rows: int
@@ -91,23 +103,48 @@ class StepStats:
     kl_loss: float = 0.0
     grad_norms: float = 0.0
     trained_rows: int = 0
+    stale_rows: int = 0
+    ages_steps: list[int] = field(default_factory=list)
     entropy: Mean = field(default_factory=Mean)
     clipped: Mean = field(default_factory=Mean)
+    clipped_low: Mean = field(default_factory=Mean)
+    clipped_high: Mean = field(default_factory=Mean)
     kl_rollout: Mean = field(default_factory=Mean)
     logprob_diff: Mean = field(default_factory=Mean)
     ratio: Mean = field(default_factory=Mean)
     correction: Mean = field(default_factory=Mean)
+    masked: Mean = field(default_factory=Mean)
 
     def add_losses(self, loss: float, policy_loss: float, kl_loss: float) -> None:
         self.loss += loss
         self.policy_loss += policy_loss
         self.kl_loss += kl_loss
 
+    def add_age(self, steps: int) -> None:
+        self.ages_steps.append(steps)
+
     def record(self, update: Update) -> None:
         self.attempts += 1
         self.updates += update.applied
         self.nonfinite_updates += not update.applied
         self.grad_norms += update.grad_norm if update.applied else 0.0
+
+    def join(self, mesh: Mesh) -> None:
+        """Sums, minima and maxima over all ranks; counts of updates and rows are the same on each already."""
+        means = [self.entropy, self.clipped, self.kl_rollout, self.logprob_diff, self.ratio, self.correction]
+        means += [self.clipped_low, self.clipped_high, self.masked]
+
+        def tensor(values: list[float]) -> Tensor:
+            return torch.tensor(values, dtype=torch.float64, device=mesh.device)
+
+        sums = [self.loss, self.policy_loss, self.kl_loss, *(x for one in means for x in (one.total, one.tokens))]
+        joined = mesh.sum(tensor(sums)).tolist()
+        lows = mesh.minimum(tensor([one.low for one in means])).tolist()
+        highs = mesh.maximum(tensor([one.high for one in means])).tolist()
+        self.loss, self.policy_loss, self.kl_loss = joined[:3]
+        for i, one in enumerate(means):
+            one.total, one.tokens = joined[3 + 2 * i], int(joined[4 + 2 * i])
+            one.low, one.high = lows[i], highs[i]
 
     def metrics(self, *, step: int, rows: int, lr: float, train_s: float) -> TrainMetrics:
         attempts = max(1, self.attempts)
@@ -119,6 +156,8 @@ class StepStats:
             entropy=self.entropy.mean,
             grad_norm=self.grad_norms / max(1, self.updates),
             clip_fraction=self.clipped.mean or 0.0,
+            clip_fraction_low=self.clipped_low.mean or 0.0,
+            clip_fraction_high=self.clipped_high.mean or 0.0,
             kl_rollout=self.kl_rollout.mean,
             logprob_diff_mean=self.logprob_diff.mean,
             logprob_diff_max=self.logprob_diff.maximum,
@@ -126,6 +165,10 @@ class StepStats:
             ratio_min=self.ratio.minimum,
             ratio_max=self.ratio.maximum,
             correction_mean=self.correction.mean,
+            masked_fraction=self.masked.mean or 0.0,
+            stale_rows=self.stale_rows,
+            staleness_mean=sum(self.ages_steps) / len(self.ages_steps) if self.ages_steps else None,
+            staleness_max=max(self.ages_steps, default=None),
             trained_rows=self.trained_rows,
             trained_tokens=self.entropy.tokens,
             skipped_rows=rows - self.trained_rows,

@@ -12,9 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from swe_rl.algo.aggregate import row_weights
+from swe_rl.algo.correction import weighs
 from swe_rl.algo.loss import zero_advantage_contributes
 from swe_rl.algo.row import Row
-from swe_rl.config.schema import AlgoConfig, Correction
+from swe_rl.config.schema import AlgoConfig
 from swe_rl.trainer.errors import TrainerError
 
 
@@ -72,7 +73,7 @@ def _problem(row: Row, algo: AlgoConfig) -> str | None:
     if not math.isfinite(row.advantage):
         return f"its advantage is {row.advantage}"
     if row.rollout_logprobs is None:
-        if algo.correction is not Correction.none:
+        if weighs(algo):
             return f"algo.correction={algo.correction} needs the engine's log-probabilities (rollout.capture=traced)"
         return None
     if len(row.rollout_logprobs) != tokens:

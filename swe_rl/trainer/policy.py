@@ -1,32 +1,44 @@
 """The policy and its optimizer: rows in, updated weights out.
 
 Invariants:
-- Single process, synchronous, deterministic: the same rows, weights and seed give the same update, bit for bit.
+- Synchronous, deterministic: the same rows, weights and seed give the same update, bit for bit on the same ranks.
+- On many ranks every rank is given the same rows and calls the same methods; metrics are those of all ranks together.
 - The old policy of the ratio is the trainer's own at the start of the step: with one update in a step it is the
   detached current one (ratio exactly 1), with several it is recomputed first. The engine's log-probabilities enter the
   loss through `algo.correction` only.
 - The split into micro-batches changes neither loss nor gradient.
+- Step k trains weights of version k - 1; a row's age is counted from there.
+- With an adapter it alone is trained and stored, and the model without it is the reference.
 - A step without anything to learn from leaves weights and optimizer untouched and says so: `updates == 0`.
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from swe_rl.algo.correction import correction_weights
+from swe_rl.algo.correction import correction_weights, weighs_sequences
 from swe_rl.algo.kl import kl_per_token
-from swe_rl.algo.loss import TokenLoss, kl_in_loss, token_loss
+from swe_rl.algo.loss import kl_in_loss, token_loss
+from swe_rl.algo.ratio import by_sequence
 from swe_rl.algo.row import Row
-from swe_rl.config.schema import AlgoConfig, Correction, KlEstimator, TrainerConfig
-from swe_rl.trainer.batching import MicroBatch, micro_batches
+from swe_rl.algo.sequences import Sequences
+from swe_rl.algo.staleness import age_steps, without_old
+from swe_rl.config.choices import KlEstimator
+from swe_rl.config.schema import AlgoConfig, TrainerConfig
+from swe_rl.trainer.adapter import Adapter
+from swe_rl.trainer.adapter_names import is_adapter
+from swe_rl.trainer.compute import Batch, Compute, LocalCompute
 from swe_rl.trainer.errors import TrainerError
-from swe_rl.trainer.logprobs import token_logprobs
+from swe_rl.trainer.merged import MergedWeights
 from swe_rl.trainer.metrics import StepStats, TrainMetrics
 from swe_rl.trainer.minibatch import mini_batches
-from swe_rl.trainer.optimizer import Optimizer
+from swe_rl.trainer.observed import observe
+from swe_rl.trainer.optimizer import Optimizer, RowsOf
+from swe_rl.trainer.packing import PackedBatch
 from swe_rl.trainer.schedule import warmup_factor
 from swe_rl.trainer.threads import torch_threads
 from swe_rl.trainer.work import Work, build_work
@@ -45,27 +57,37 @@ class Trainer:
         temperature: float = 1.0,
         reference: nn.Module | None = None,
         keep_all_rows: bool = False,
+        compute: Compute | None = None,
+        adapter: Adapter | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """`temperature` is the rollouts'. `reference` is needed where `algo.kl_coef` is not 0; it is never changed.
+        `adapter` is what `adapter.attach` gave for `model`, which is then its own reference.
 
+        `compute` is `ShardedCompute` for a `ShardedModel` (its reference is one too); None: this process alone.
         `keep_all_rows` also feeds rows that have no gradient; it changes metrics, not the update. Raises TrainerError
         where the reference is missing or the temperature is not positive.
         """
         if temperature <= 0:
             raise TrainerError(f"The trainer cannot learn from samples of temperature {temperature}: it must be > 0.")
-        if algo.kl_coef != 0.0 and reference is None:
+        if algo.kl_coef != 0.0 and reference is None and adapter is None:
             raise TrainerError("algo.kl_coef is not 0, so the trainer needs a reference model, but got none.")
         self.model, self.reference, self.config, self.algo = model, reference, config, algo
+        self.adapter = adapter
         self._pad_token_id, self._temperature, self._clock = pad_token_id, temperature, clock
         self._keep_all_rows = keep_all_rows
+        self._compute: Compute = compute or LocalCompute(next(model.parameters()).device)
         betas = (config.beta1, config.beta2)
         self._optimizer = Optimizer(
-            model, lr=config.lr, weight_decay=config.weight_decay, betas=betas, grad_clip=config.grad_clip
+            self._compute.bare(model),
+            lr=config.lr,
+            weight_decay=config.weight_decay,
+            betas=betas,
+            grad_clip=config.grad_clip,
         )
         self.steps_done = 0
         self.updates_done = 0
-        _prepare(model, config.activation_checkpointing)
+        self._compute.checkpoint_activations(model, config.activation_checkpointing)
 
     def train_step(self, rows: Sequence[Row], step: int) -> TrainMetrics:
         """Updates the policy once per mini-batch that has anything to learn from.
@@ -77,49 +99,105 @@ class Trainer:
         stats = StepStats()
         lr = self.config.lr * warmup_factor(self.steps_done, self.config.warmup_steps)
         with torch_threads(self.config.num_threads):
-            self._update_all(self._plan(rows, step, stats), lr, stats)
+            self._update_all(self._plan(self._fresh(rows, step, stats), step, stats), lr, stats, version=step - 1)
+            self._compute.join(stats)
         self.steps_done += 1
         return stats.metrics(step=step, rows=len(rows), lr=lr, train_s=self._clock() - start)
 
     def sequence_kl(self, rows: Sequence[Row], estimator: KlEstimator = KlEstimator.k1) -> dict[str, float]:
         """KL(policy || reference) in nats, summed over each trajectory's trained tokens; for `algo.kl_in=reward`."""
-        if self.reference is None:
+        if self.reference is None and self.adapter is None:
             raise TrainerError("The KL to a reference was asked for, but the trainer has no reference model.")
         kept = [row for row in rows if row.trained_tokens > 0]
-        sums = {row.trajectory_id: 0.0 for row in rows}
+        by_row = [0.0] * len(kept)
         with torch_threads(self.config.num_threads):
             for batch in self._micro_batches(kept):
-                kl = kl_per_token(self._logprobs(self.model, batch), self._logprobs(self.reference, batch), estimator)
+                kl = kl_per_token(self._logprobs(self.model, batch), self._of_reference(batch), estimator)
                 for member, value in zip(batch.member_of_token.tolist(), kl.tolist(), strict=True):
-                    sums[kept[batch.members[member]].trajectory_id] += value
+                    by_row[batch.members[member]] += value
+            joined = self._compute.sum(torch.tensor(by_row, dtype=torch.float64, device=self._device)).tolist()
+        sums = {row.trajectory_id: 0.0 for row in rows}
+        for row, value in zip(kept, joined, strict=True):
+            sums[row.trajectory_id] += value
         return sums
 
+    def token_logprobs(self, rows: Sequence[Row], temperature: float) -> list[list[float]]:
+        """Log-probabilities in nats of each row's trained tokens, in their order; on every rank those of all ranks."""
+        counts = [row.trained_tokens for row in rows]
+        first = [sum(counts[:i]) for i in range(len(rows))]
+        flat = torch.zeros(sum(counts), dtype=torch.float64, device=self._device)
+        with torch_threads(self.config.num_threads), torch.no_grad():
+            for batch in self._micro_batches(rows):
+                places = torch.tensor(
+                    [first[member] + i for member in batch.members for i in range(counts[member])],
+                    dtype=torch.int64,
+                    device=self._device,
+                )
+                own = places[batch.trained_index] if isinstance(batch, PackedBatch) else places
+                flat[own] = self._compute.logprobs(self.model, batch, temperature, False)[0].double()
+            joined = self._compute.sum(flat).tolist()
+        return [joined[start : start + count] for start, count in zip(first, counts, strict=True)]
+
     def policy_weights(self) -> dict[str, Tensor]:
-        """Detached views of the weights by state_dict name; tied weights appear under each of their names."""
-        return {name: tensor.detach() for name, tensor in self.model.state_dict().items()}
+        """Detached views of what is trained by state_dict name; tied weights appear under each of their names.
+
+        On many ranks they are sharded tensors: `shard.whole` puts one together.
+        """
+        return self._trained(self._compute.bare(self.model).state_dict())
 
     def state_dict(self) -> dict[str, Any]:
-        """`tensors` (optimizer) and `counters` (plain numbers); the weights are `policy_weights()`."""
+        """`tensors` (optimizer), `counters` and `adapter` (plain data); the weights are `policy_weights()`."""
         counters = {
             "steps_done": self.steps_done,
             "updates_done": self.updates_done,
             "nonfinite_in_a_row": self._optimizer.nonfinite_in_a_row,
         }
-        return {"tensors": self._optimizer.state_tensors(), "counters": counters}
+        adapter = self.adapter.described() if self.adapter else None
+        return {"tensors": self._optimizer.state_tensors(), "counters": counters, "adapter": adapter}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Takes over what `state_dict` gave. Raises TrainerError where it is of another model."""
         self._optimizer.load_state_tensors(state["tensors"])
-        self.steps_done = int(state["counters"]["steps_done"])
-        self.updates_done = int(state["counters"]["updates_done"])
-        self._optimizer.nonfinite_in_a_row = int(state["counters"]["nonfinite_in_a_row"])
+        self._load_counters(state["counters"])
+
+    def named_parameters(self) -> dict[str, Tensor]:
+        """As `policy_weights`, but each tensor once and as it is (sharded tensors on many ranks)."""
+        return self._trained(dict(self._compute.bare(self.model).named_parameters()))
+
+    def engine_weights(self) -> Mapping[str, Tensor]:
+        """All weights under transformers' names, each once; with an adapter merged one by one, see `MergedWeights`."""
+        parameters = {name: one.detach() for name, one in self._compute.bare(self.model).named_parameters()}
+        return MergedWeights(parameters, self.adapter.scale) if self.adapter else parameters
+
+    def load_shards(self, optimizer: Collection[str], rows: RowsOf, counters: Mapping[str, Any]) -> None:
+        """As `load_state_dict`, by rows: `rows(name, first, last + 1)` of each of the `optimizer`'s tensors."""
+        self._optimizer.load_shards(optimizer, rows)
+        self._load_counters(counters)
 
     def load_policy_weights(self, weights: Mapping[str, Tensor]) -> None:
         """Copies weights in by state_dict name. Raises TrainerError where names or shapes are not the model's."""
         try:
-            self.model.load_state_dict(weights, strict=True)
+            bare = self._compute.bare(self.model)
+            rest = {} if self.adapter is None else {k: v for k, v in bare.state_dict().items() if not is_adapter(k)}
+            bare.load_state_dict({**weights, **rest}, strict=True)
         except RuntimeError as error:
             raise TrainerError(f"These weights are of another model: {error}") from error
+
+    def _trained(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {name: one.detach() for name, one in tensors.items() if self.adapter is None or is_adapter(name)}
+
+    def _load_counters(self, counters: Mapping[str, Any]) -> None:
+        self.steps_done = int(counters["steps_done"])
+        self.updates_done = int(counters["updates_done"])
+        self._optimizer.nonfinite_in_a_row = int(counters["nonfinite_in_a_row"])
+
+    def _fresh(self, rows: Sequence[Row], step: int, stats: StepStats) -> list[Row]:
+        kept = without_old(rows, step - 1, self.algo.max_staleness_steps)
+        stats.stale_rows = sum(old.trained and not new.trained for old, new in zip(rows, kept, strict=True))
+        for row in kept:
+            if row.trained_tokens > 0:
+                stats.add_age(age_steps(row, step - 1))
+        return kept
 
     def _plan(self, rows: Sequence[Row], step: int, stats: StepStats) -> list[list[Work]]:
         config = self.config
@@ -127,87 +205,88 @@ class Trainer:
         minis = mini_batches(rows, self.algo, config.prompts_per_mini_batch, seed, keep_all=self._keep_all_rows)
         stats.trained_rows = sum(len(mini.rows) for mini in minis)
         tokens = config.max_tokens_per_micro_batch
-        return [build_work(mini, tokens, self._pad_token_id, self._device) for mini in minis]
+        return [build_work(mini, tokens, self._pad_token_id, self._compute) for mini in minis]
 
-    def _update_all(self, plan: list[list[Work]], lr: float, stats: StepStats) -> None:
+    def _update_all(self, plan: list[list[Work]], lr: float, stats: StepStats, version: int) -> None:
         # The weight of a split trajectory's sequence needs all its rows' log-probabilities before the first backward.
-        needs_old = len(plan) > 1 or self.algo.correction is Correction.sequence_tis
-        old = [[self._logprobs(self.model, w.batch) for w in works] if needs_old else None for works in plan]
-        for works, old_logprobs in zip(plan, old, strict=True):
-            self._accumulate(works, old_logprobs, stats, ratio_is_one=len(plan) == 1)
+        needs_old = len(plan) > 1 or weighs_sequences(self.algo)
+        old = [self._all_logprobs(works) if needs_old else None for works in plan]
+        for i, (works, old_logprobs) in enumerate(zip(plan, old, strict=True)):
+            moved = old_logprobs is not None and i > 0  # before the first update the policy is the old one
+            ratios = self._mean_log_ratios(works, old_logprobs or []) if moved and by_sequence(self.algo) else None
+            self._accumulate(works, old_logprobs, ratios, stats, version, ratio_is_one=len(plan) == 1)
             update = self._optimizer.apply(lr)
             stats.record(update)
             self.updates_done += update.applied
 
-    def _accumulate(self, works: list[Work], old: list[Tensor] | None, stats: StepStats, *, ratio_is_one: bool) -> None:
-        corrections = self._corrections(works, old) if old else None
+    def _accumulate(
+        self,
+        works: list[Work],
+        old: list[Tensor] | None,
+        ratios: list[Tensor] | None,
+        stats: StepStats,
+        version: int,
+        *,
+        ratio_is_one: bool,
+    ) -> None:
+        corrections = self._corrections(works, old, version) if old else None
         for i, work in enumerate(works):
+            reference = self._of_reference(work.batch) if kl_in_loss(self.algo) else None
             entropy_grad = self.algo.entropy_coef != 0.0
-            logprobs, entropy = token_logprobs(self.model, work.batch, self._temperature, entropy_grad=entropy_grad)
+            logprobs, entropy = self._compute.logprobs(self.model, work.batch, self._temperature, entropy_grad)
             start = old[i] if old else logprobs.detach()
-            correction = corrections[i] if corrections else self._correction(work, start)
+            correction = corrections[i] if corrections else self._correction(work, start, version)
             denominator = logprobs.detach() if ratio_is_one else start
-            reference = self._reference_logprobs(work.batch)
-            loss = token_loss(logprobs, denominator, work.advantages, entropy, correction, reference, self.algo)
-            torch.sum(loss.total * work.weights).backward()
-            _observe(stats, work, loss, entropy, start, correction)
+            ratio = ratios[i] if ratios else torch.zeros_like(denominator)
+            loss = token_loss(logprobs, denominator, work.advantages, entropy, correction, reference, self.algo, ratio)
+            (torch.sum(loss.total * work.weights) * self._compute.gradient_scale).backward()
+            observe(stats, work, loss, entropy, start, correction)
 
-    def _corrections(self, works: list[Work], old: list[Tensor]) -> list[Tensor]:
+    def _corrections(self, works: list[Work], old: list[Tensor], version: int) -> list[Tensor]:
         """Over the whole mini-batch at once, because a trajectory's rows may sit in several micro-batches."""
-        joined = correction_weights(
-            torch.cat(old),
-            torch.cat([work.rollout_logprobs for work in works]),
-            torch.cat([work.sequences for work in works]),
-            self.algo.correction,
-            self.algo.correction_cap,
-            (self.algo.mask_low, self.algo.mask_high),
-        )
+        rollout, versions = (torch.cat([getattr(w, name) for w in works]) for name in ("rollout_logprobs", "versions"))
+        joined = correction_weights(torch.cat(old), rollout, self._sequences(works), self.algo, versions < version)
         return list(torch.split(joined, [len(part) for part in old]))
 
-    def _correction(self, work: Work, old: Tensor) -> Tensor:
-        algo, bounds = self.algo, (self.algo.mask_low, self.algo.mask_high)
-        return correction_weights(
-            old, work.rollout_logprobs, work.sequences, algo.correction, algo.correction_cap, bounds
-        )
+    def _correction(self, work: Work, old: Tensor, version: int) -> Tensor:
+        """Of one micro-batch alone, where no weight depends on another token."""
+        sequences = Sequences(work.sequences, work.num_sequences)
+        return correction_weights(old, work.rollout_logprobs, sequences, self.algo, work.versions < version)
+
+    def _mean_log_ratios(self, works: list[Work], old: list[Tensor]) -> list[Tensor]:
+        """Of each token's trajectory, policy to old. A pass without gradient, because every token needs all others."""
+        now = torch.cat(self._all_logprobs(works))
+        joined = self._sequences(works).mean(now - torch.cat(old))
+        return list(torch.split(joined, [len(part) for part in old]))
+
+    def _sequences(self, works: list[Work]) -> Sequences:
+        joined = torch.cat([work.sequences for work in works])
+        return Sequences(joined, works[0].num_sequences, over_ranks=self._compute.sum)
+
+    def _all_logprobs(self, works: list[Work]) -> list[Tensor]:
+        return [self._logprobs(self.model, work.batch) for work in works]
 
     @torch.no_grad()
-    def _logprobs(self, model: nn.Module, batch: MicroBatch) -> Tensor:
-        return token_logprobs(model, batch, self._temperature)[0]
+    def _logprobs(self, model: nn.Module, batch: Batch) -> Tensor:
+        return self._compute.logprobs(model, batch, self._temperature, False)[0]
 
-    def _reference_logprobs(self, batch: MicroBatch) -> Tensor | None:
-        if self.reference is None or not kl_in_loss(self.algo):
-            return None
-        return self._logprobs(self.reference, batch)
+    def _of_reference(self, batch: Batch) -> Tensor:
+        with self._reference() as model:
+            return self._logprobs(model, batch)
 
-    def _micro_batches(self, rows: Sequence[Row]) -> list[MicroBatch]:
+    @contextmanager
+    def _reference(self) -> Iterator[nn.Module]:
+        if self.adapter is None:
+            assert self.reference is not None
+            yield self.reference
+        else:
+            with self.adapter.off():
+                yield self.model
+
+    def _micro_batches(self, rows: Sequence[Row]) -> list[Any]:
         sequences = [(row.token_ids, row.loss_mask) for row in rows]
-        return micro_batches(sequences, self.config.max_tokens_per_micro_batch, self._pad_token_id, self._device)
+        return self._compute.micro_batches(sequences, self.config.max_tokens_per_micro_batch, self._pad_token_id)
 
     @property
     def _device(self) -> torch.device:
         return next(self.model.parameters()).device
-
-
-def _prepare(model: nn.Module, activation_checkpointing: bool) -> None:
-    # Evaluation mode keeps dropout off, without which the ratio would not be 1; only checkpointing needs training mode.
-    model.train(activation_checkpointing)
-    if activation_checkpointing:
-        enable: Any = getattr(model, "gradient_checkpointing_enable", None)
-        if enable is None:
-            raise TrainerError("trainer.activation_checkpointing is on, but this model does not support it.")
-        enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-
-
-def _observe(
-    stats: StepStats, work: Work, loss: TokenLoss, entropy: Tensor, start_logprobs: Tensor, correction: Tensor
-) -> None:
-    sums = torch.stack([(part.detach() * work.weights).sum() for part in (loss.total, loss.policy, loss.kl)])
-    stats.add_losses(*sums.tolist())
-    stats.entropy.add(entropy)
-    stats.clipped.add(loss.clipped)
-    stats.ratio.add(loss.ratio)
-    stats.correction.add(correction)
-    known = torch.isfinite(work.rollout_logprobs)
-    rollout, start = work.rollout_logprobs[known], start_logprobs[known]
-    stats.kl_rollout.add(kl_per_token(rollout, start, KlEstimator.k3))
-    stats.logprob_diff.add((rollout - start).abs())

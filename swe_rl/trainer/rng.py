@@ -15,15 +15,18 @@ import torch
 from torch import Tensor
 
 
-def capture_rng() -> dict[str, Any]:
-    """States of Python's, NumPy's (the global one), torch's and, where there are GPUs, CUDA's generators."""
+def capture_rng(*, gpus: bool = True) -> dict[str, Any]:
+    """States of Python's, NumPy's (the global one), torch's and, where there are GPUs, CUDA's generators.
+
+    `gpus` False leaves CUDA's out: reading them takes memory on every GPU that this process sees.
+    """
     version, internal, gauss = random.getstate()
     name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
     return {
         "python": [version, list(internal), gauss],
         "numpy": [str(name), [int(k) for k in keys], int(position), int(has_gauss), float(cached)],
         "torch": _encode(torch.get_rng_state()),
-        "cuda": [_encode(state) for state in _cuda_states()],
+        "cuda": [_encode(state) for state in _cuda_states()] if gpus else [],
     }
 
 

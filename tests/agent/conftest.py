@@ -1,11 +1,34 @@
-"""A client that waits for nothing."""
+"""A client that waits for nothing, and attempts through the real gateway in real sandboxes."""
 
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
 from swe_rl.agent.client import ChatClient
+from swe_rl.agent.protocol import Agent, AgentResult, Task
+from swe_rl.algo.row import Row
+from swe_rl.config.schema import EnvConfig, GatewayConfig, RouterConfig, SandboxConfig
+from swe_rl.engine.scripted import ScriptedEngine
+from swe_rl.env.bugs.env import BugsEnv
+from swe_rl.env.instance import Instance
+from swe_rl.env.patch import take_patch
+from swe_rl.env.protocol import Grade
+from swe_rl.gateway.live import SessionSummary
+from swe_rl.gateway.server import Gateway
+from swe_rl.gateway.session import SessionSettings
+from swe_rl.gateway.store import TraceStore
+from swe_rl.gateway.trace import Trace
+from swe_rl.model.chat import ChatRenderer
+from swe_rl.model.tiny import build_tokenizer
+from swe_rl.rollout.rows import build_rows
+from swe_rl.router.make import make_router
+from swe_rl.sandbox.protocol import Door
+from swe_rl.sandbox.provider import make_provider
 
 
 @pytest.fixture
@@ -22,3 +45,69 @@ async def client(waits: list[float]) -> AsyncIterator[ChatClient]:
     client = ChatClient(rng=random.Random(0), max_retries=3, sleep=sleep)
     yield client
     await client.close()
+
+
+@dataclass
+class Solved:
+    """What came of one attempt at an instance of env=bugs through the real gateway, in a real sandbox."""
+
+    result: AgentResult
+    grade: Grade | None
+    patch: str
+    traces: list[Trace]
+    summary: SessionSummary
+    rows: list[Row]
+    instance: Instance
+
+
+@pytest.fixture(scope="session")
+def renderer() -> ChatRenderer:
+    corpus = ["You are an agent. Fix the bug in lib/core.py.\n$ ls -la\n  def add(a, b):\n    return a + b\n"] * 3
+    return ChatRenderer(build_tokenizer(corpus, 400), template="qwen_plain", thinking=False)
+
+
+@pytest.fixture
+def solve(renderer: ChatRenderer, tmp_path: Path):
+    """`await solve(agent, policy)`: `policy(instance)` gives the replies (messages), one after the other."""
+
+    async def run(
+        agent: Agent, policy: Callable[[Instance], list[dict[str, Any]]], *, sandbox: SandboxConfig, **settings: int
+    ) -> Solved:
+        env = BugsEnv(EnvConfig(), tmp_path / "workspaces")
+        instance = env.instances("heldout")[0]
+        said = policy(instance)
+
+        def reply(prompt_ids: Sequence[int]) -> Sequence[int]:
+            done = max(0, renderer.decode(prompt_ids).count("<tool_response>"))
+            return renderer.reply({"role": "assistant", "content": "", **said[min(done, len(said) - 1)]})
+
+        engine = ScriptedEngine(reply, max_model_len=400_000)
+        store = TraceStore(tmp_path / "traces.db")
+        limits = {"max_turn_tokens": 4000, "max_trajectory_tokens": 400_000} | settings
+        gateway = Gateway(
+            [engine], make_router(RouterConfig(), [engine]), renderer, store,
+            model_name="tiny", config=GatewayConfig(), max_model_len=400_000,
+        )  # fmt: skip
+        provider = make_provider(sandbox, tmp_path / "scratch", lambda message: None)
+        try:
+            root = urlsplit(await gateway.start())
+            door = Door(str(root.hostname), int(root.port or 0)) if agent.needs_door else None
+            gateway.open_session("t", SessionSettings(**limits))
+            workspace = env.workspace(instance)
+            box = await provider.create(workspace, owner="t", door=door)
+            result = await agent.run(
+                Task(instance.instance_id, env.prompt(instance)),
+                base_url=gateway.session_url("t"), model="tiny", sandbox=box, timeout_s=120,
+            )  # fmt: skip
+            patch = await take_patch(box, instance.base_commit, 20)
+            summary = await gateway.close_session("t")
+            traces = store.traces("t")
+            grade = await env.grade(instance, patch, provider, 60) if patch else None
+        finally:
+            await provider.close()
+            await gateway.close()
+            store.close()
+        rows = build_rows(traces, trajectory_id="t", group_id="g", advantage=1.0, trained=True)
+        return Solved(result, grade, patch, traces, summary, rows, instance)
+
+    return run

@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swe_rl.algo.advantage import advantages, is_degenerate
-from swe_rl.config.schema import Advantage, AlgoConfig
+from swe_rl.config.choices import Advantage
+from swe_rl.config.schema import AlgoConfig
 
 GRPO = AlgoConfig(advantage=Advantage.grpo)
 GRPO_NO_STD = AlgoConfig(advantage=Advantage.grpo, normalize_std=False)

@@ -5,8 +5,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swe_rl.algo.aggregate import row_weights
-from swe_rl.algo.loss import clipped_surrogate, token_loss, zero_advantage_contributes
-from swe_rl.config.schema import AlgoConfig, KlEstimator, KlPlace, LossAggregation
+from swe_rl.algo.loss import clipped_surrogate, token_loss, weighted_logprobs, zero_advantage_contributes
+from swe_rl.algo.ratio import token_ratio
+from swe_rl.config.choices import KlEstimator, KlPlace, LossAggregation, PolicyLoss
+from swe_rl.config.schema import AlgoConfig
 
 TOKEN = st.tuples(st.floats(-5, 0), st.floats(-5, 0), st.floats(-3, 3))
 
@@ -20,39 +22,86 @@ def by_hand(new, old, advantage, low, high, c):
     return loss
 
 
+@settings(deadline=None)
 @given(st.lists(TOKEN, min_size=1, max_size=16), st.sampled_from([0.0, 1.5, 3.0]))
 def test_the_surrogate_is_the_papers(tokens, c):
     new, old, advantage = torch.tensor(tokens, dtype=torch.float64).T
-    got, ratio, _ = clipped_surrogate(new, old, advantage, 0.2, 0.28, c)
-    np.testing.assert_allclose(got.numpy(), [by_hand(*token, 0.2, 0.28, c) for token in tokens], rtol=1e-9, atol=1e-12)
+    ratio = token_ratio(new, old)
+    got = clipped_surrogate(ratio, advantage, 0.2, 0.28, c)
+    np.testing.assert_allclose(
+        got.loss.numpy(), [by_hand(*token, 0.2, 0.28, c) for token in tokens], rtol=1e-9, atol=1e-12
+    )
     np.testing.assert_allclose(ratio.numpy(), np.exp((new - old).numpy()), rtol=1e-9)
 
 
 def test_the_clip_stops_the_gradient_where_the_policy_moved_far_enough():
     new = torch.log(torch.tensor([1.5, 1.25, 0.7, 1.5, 0.7])).requires_grad_()
     advantage = torch.tensor([1.0, 1.0, -1.0, -1.0, 1.0])
-    loss, _, clipped = clipped_surrogate(new, torch.zeros(5), advantage, 0.2, 0.28)
-    loss.sum().backward()
-    assert clipped.tolist() == [True, False, True, False, False]
+    got = clipped_surrogate(token_ratio(new, torch.zeros(5)), advantage, 0.2, 0.28)
+    got.loss.sum().backward()
+    assert got.high.tolist() == [True, False, False, False, False]
+    assert got.low.tolist() == [False, False, True, False, False]
     assert (new.grad == 0).tolist() == [True, False, True, False, False]
 
 
 def test_dual_clip_bounds_a_negative_advantage_only():
     new = torch.log(torch.tensor([5.0, 5.0])).requires_grad_()
-    loss, _, clipped = clipped_surrogate(new, torch.zeros(2), torch.tensor([-1.0, 1.0]), 0.2, 0.28, 3.0)
-    loss.sum().backward()
-    assert loss.tolist() == pytest.approx([3.0, -1.28])
-    assert clipped.tolist() == [True, True]
+    got = clipped_surrogate(token_ratio(new, torch.zeros(2)), torch.tensor([-1.0, 1.0]), 0.2, 0.28, 3.0)
+    got.loss.sum().backward()
+    assert got.loss.tolist() == pytest.approx([3.0, -1.28])
+    assert got.high.tolist() == [True, True] and got.low.tolist() == [False, False]
     assert new.grad.tolist() == [0.0, 0.0]
 
 
-def test_on_policy_the_gradient_is_reinforce():
+@pytest.mark.parametrize("policy_loss", list(PolicyLoss))
+def test_on_policy_the_gradient_is_reinforce_whatever_the_loss(policy_loss):
     new = torch.tensor([-1.0, -2.0]).requires_grad_()
-    loss, ratio, clipped = clipped_surrogate(new, new.detach(), torch.tensor([2.0, -0.5]), 0.2, 0.28)
-    loss.sum().backward()
-    assert ratio.tolist() == [1.0, 1.0]
-    assert not clipped.any()
+    advantage, ones = torch.tensor([2.0, -0.5]), torch.ones(2)
+    algo = AlgoConfig(policy_loss=policy_loss)
+    loss = token_loss(new, new.detach(), advantage, ones, ones, None, algo, torch.zeros(2))
+    loss.total.sum().backward()
+    assert loss.ratio.tolist() == [1.0, 1.0]
+    assert not loss.clipped.any()
     assert new.grad.tolist() == [-2.0, 0.5]
+
+
+@settings(deadline=None)
+@given(st.lists(TOKEN, min_size=1, max_size=16), st.sampled_from(list(PolicyLoss)))
+def test_a_token_of_advantage_zero_has_no_gradient_and_is_not_clipped(tokens, policy_loss):
+    new, old, _ = torch.tensor(tokens, dtype=torch.float64).T
+    new = new.clone().requires_grad_()
+    ones = torch.ones_like(old)
+    algo = AlgoConfig(policy_loss=policy_loss)
+    loss = token_loss(new, old, torch.zeros_like(old), ones, ones, None, algo, (new - old).mean().expand_as(old))
+    loss.total.sum().backward()
+    assert not new.grad.any() and not loss.clipped.any()
+
+
+@settings(deadline=None)
+@given(st.lists(TOKEN, min_size=1, max_size=16), st.sampled_from(list(PolicyLoss)))
+def test_a_masked_token_has_no_gradient(tokens, policy_loss):
+    """The correction of a masked token is 0; nothing of it may leak through the surrogate."""
+    new, old, advantage = torch.tensor(tokens, dtype=torch.float64).T
+    new = new.clone().requires_grad_()
+    kept = torch.arange(len(tokens)) % 2 == 0
+    algo = AlgoConfig(policy_loss=policy_loss)
+    loss = token_loss(new, old, advantage, new, kept.double(), None, algo, (new - old).mean().expand_as(old))
+    loss.total.sum().backward()
+    assert not new.grad[~kept].any()
+
+
+def test_cispo_keeps_the_gradient_of_a_clipped_token():
+    new = torch.log(torch.tensor([9.0, 0.1])).requires_grad_()
+    got = weighted_logprobs(new, token_ratio(new, torch.zeros(2)), torch.tensor([1.0, -1.0]), 0.5, 3.0)
+    got.loss.sum().backward()
+    assert new.grad.tolist() == [-4.0, 0.5]
+    assert got.high.tolist() == [True, False] and got.low.tolist() == [False, True]
+
+
+def test_a_loss_by_trajectory_needs_the_trajectory():
+    one = torch.tensor([-1.0])
+    with pytest.raises(ValueError, match="mean log-ratios"):
+        token_loss(one, one, one, one, torch.ones(1), None, AlgoConfig(policy_loss=PolicyLoss.gspo))
 
 
 def test_every_term_is_in_the_total():

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swe_rl.algo.overlong import overlong_penalty
+from swe_rl.algo.overlong import CUT_SHORT, filtered, overlong_penalty
+from swe_rl.rollout.trajectory import INFRA_STATUSES, Status
 
 
 def equation_13(length, longest, cache):
@@ -27,3 +28,10 @@ def test_is_the_papers(length, longest, cache):
 
 def test_off():
     assert overlong_penalty(10**6, 1000, 0.0, 1.0) == 0.0
+
+
+def test_the_filter_knows_the_statuses_of_limits_and_no_others():
+    assert {str(status) for status in Status} >= CUT_SHORT
+    assert not CUT_SHORT & {str(status) for status in INFRA_STATUSES}
+    assert filtered("context_overflow", True) and not filtered("context_overflow", False)
+    assert not filtered("unresolved", True)

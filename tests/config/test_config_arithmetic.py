@@ -5,10 +5,11 @@ import dataclasses
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from swe_rl.config.choices import EngineKind
 from swe_rl.config.findings import Host
 from swe_rl.config.rules import check
 from swe_rl.config.rules_data import overlap
-from swe_rl.config.schema import Config, EngineKind
+from swe_rl.config.schema import Config
 from swe_rl.layout.placement import PlacementError, place
 
 HOST = Host(environment={}, file_exists=lambda _: False, folder_writable=lambda _: True)

@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 import yaml
 
+from swe_rl.config.choices import EngineKind, JobName, OutcomeReward
 from swe_rl.config.compose import compose, config_hash, expand, flatten, resolved_yaml
 from swe_rl.config.explain import ConfigError
 from swe_rl.config.folders import options
 from swe_rl.config.help import default_choices, help_text
-from swe_rl.config.schema import EngineKind, JobName, OutcomeConfig, OutcomeReward
+from swe_rl.config.schema import OutcomeConfig
 
 GOLDEN = Path(__file__).parent / "golden" / "default.json"
 OPTIONS = [(group, option.name) for group, members in options().items() for option in members]

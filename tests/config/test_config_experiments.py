@@ -12,6 +12,9 @@ from swe_rl.config.compose import compose, compose_all, expand, flatten
 from swe_rl.config.findings import Host, Severity
 from swe_rl.config.folders import options
 from swe_rl.config.rules import check
+from swe_rl.config.rules_agent import AGENT_TOOLS
+from swe_rl.config.rules_data import ENVS
+from swe_rl.config.rules_router import ROUTERS
 from swe_rl.config.rules_sweep import check_sweep
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -21,6 +24,12 @@ SWEEPS = [option.name for option in options()["sweep"]]
 # What a rule says about a published set-up and is right about; everything else would be a false alarm.
 TRUE = {"dp4_default": {"kv_crowded"}}
 # Groups whose options stand for a machine or a set-up as large as the option needs.
+LENGTHS = [
+    "model.max_position_embeddings=32768",
+    "rollout.max_trajectory_tokens=32768",
+    "rollout.max_prompt_tokens=16384",
+    "trainer.max_tokens_per_micro_batch=32768",
+]
 NEEDS = {
     "layout": {
         "dp4": ["model=qwen3_14b", "hardware=h100x8"],
@@ -60,9 +69,18 @@ NEEDS = {
         "vllm_colocated": ["model=qwen3_8b", "layout=colocated8", "hardware=h100x8"],
         "external": ["engine.urls=[http://a:8000]"],
     },
-    "sandbox": {"remote": ["sandbox.runtime_url=http://a:1"]},
+    "sandbox": {
+        "remote": ["sandbox.runtime_url=http://a:1"],
+        # The embedded instances are folders: a container needs an image to copy them into.
+        **{kind: ["env=swe_gym"] for kind in ("docker", "podman", "apptainer")},
+    },
     "runtime": {"external": ["sandbox.runtime_url=http://a:1", "env=swe_gym"], "job": ["env=swe_gym"]},
     "env": {"jsonl": ["env.dataset=/data/mine"]},
+    "agent": {
+        "command": ["agent.command=program"],
+        "mini_swe": ["agent.system_prompt=short"],
+        "qwen_code": ["sandbox.memory_gb=4", *LENGTHS],
+    },
 }
 LARGE = [
     "model=qwen3_14b",
@@ -108,6 +126,13 @@ def test_a_sweep_passes(name):
     for job in jobs:
         errors = [one for one in check(job.config, host=HOST) if one.severity is Severity.error]
         assert {one.rule_id for one in errors} <= {"available"}
+
+
+def test_the_names_that_rules_know_are_those_of_conf():
+    named = {group: {getattr(compose([f"{group}={one.name}"]).config, group).name for one in options()[group]}
+             for group in ("env", "router", "agent")}  # fmt: skip
+    assert named["env"] == set(ENVS) and named["router"] == set(ROUTERS)
+    assert named["agent"] == set(AGENT_TOOLS)
 
 
 ALONE = [

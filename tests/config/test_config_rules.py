@@ -130,7 +130,7 @@ def test_secret_in_a_file_is_a_warning():
 def test_available_is_an_error_for_what_runs_and_a_warning_before():
     severities = {}
     for job in ("train", "eval", "check", "plan"):
-        found = check(compose(["sandbox=apptainer", f"job={job}"]).config, host=HOST)
+        found = check(compose(["env.eval_dataset=other", f"job={job}"]).config, host=HOST)
         severities[job] = [one.severity for one in found if one.rule_id == "available"]
     assert severities["train"] == severities["eval"] == [Severity.error]
     assert severities["check"] == severities["plan"] == [Severity.warning]

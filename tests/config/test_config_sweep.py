@@ -10,7 +10,7 @@ import pytest
 from swe_rl.config.compose import compose, compose_all, expand
 from swe_rl.config.explain import ConfigError
 from swe_rl.config.findings import report_lines
-from swe_rl.config.launcher import is_slurm, quoted, slurm_overrides, slurm_settings, starts_processes
+from swe_rl.config.launcher import is_slurm, quoted, slurm_settings, starts_processes, told
 from swe_rl.config.rules_sweep import RULES, check_sweep
 
 GOLDEN = Path(__file__).parent / "golden" / "sweep_messages.txt"
@@ -43,10 +43,6 @@ CASES = {
     "sweep_path/meeting": (
         ["runtime=job", "runtime.shared_dir=/n/meet", "trainer.seed=0,1"],
         ["runtime=job", "trainer.seed=0,1"],
-    ),
-    "sweep_path/adapter": (
-        ["trainer.lora_rank=8", "trainer.lora_sync_dir=/n/lora", "trainer.seed=0,1"],
-        ["trainer.lora_rank=8", "trainer.seed=0,1"],
     ),
     "sweep_same": (["logger.project=a,b"], ["trainer.seed=0,1"]),
 }
@@ -110,6 +106,7 @@ def test_slurm_is_told_what_hardware_says():
         "gpus_per_node": 2,
         "cpus_per_task": 8,
         "mem_gb": 32,
+        "max_num_timeout": 4,
         "setup": ["module load cuda/12.4.0-fasrc01", "module load python/3.12.5-fasrc01"],
     }
 
@@ -119,17 +116,26 @@ def test_what_slurm_is_told_composes(launcher):
     given = [f"hydra/launcher={launcher}", "hardware=fasrc_gpu_test", "hydra.launcher.comment=x"]
     first = compose(given)
     assert is_slurm(first.launcher_settings) and starts_processes(first.launcher_settings)
-    told = compose([*given, *slurm_overrides(first.config, given)]).launcher_settings
+    settings = told(first.config, first.launcher_settings, given)
     for key, value in slurm_settings(first.config).items():
-        assert told[key] == value
-    assert told["comment"] == "x"
+        assert settings[key] == value
+    assert settings["comment"] == "x"
 
 
 def test_an_own_setting_stays():
-    given = ["hydra.launcher.timeout_min=60", "+hydra.launcher.partition=mine"]
-    keys = {override.partition("=")[0] for override in slurm_overrides(compose().config, given)}
-    assert "hydra.launcher.timeout_min" not in keys and "hydra.launcher.partition" not in keys
-    assert "hydra.launcher.nodes" in keys
+    given = ["hydra/launcher=submitit_slurm", "hydra.launcher.timeout_min=7", "hydra.launcher.partition=mine"]
+    first = compose(given)
+    settings = told(first.config, first.launcher_settings, given)
+    assert (settings["timeout_min"], settings["partition"]) == (7, "mine")
+    assert settings["mem_gb"] == first.config.hardware.memory_gb
+
+
+def test_setup_commands_add_up_and_a_kind_of_gpu_takes_the_place_of_their_count():
+    given = ["hardware=fasrc_gpu_test", "hardware.setup=['ulimit -n 65536']", "hardware.gres='gpu:a100_1g.5gb:2'"]
+    settings = told(compose(given).config, {"setup": ["echo mine"], "comment": "preset's"}, given)
+    assert settings["setup"][-2:] == ["ulimit -n 65536", "echo mine"]
+    assert settings["gres"] == "gpu:a100_1g.5gb:2" and "gpus_per_node" not in settings
+    assert settings["comment"] == "preset's"
 
 
 def test_quotes():

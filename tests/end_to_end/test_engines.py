@@ -6,6 +6,8 @@ import json
 import os
 import re
 import signal
+import socket
+import subprocess
 import sys
 import time
 
@@ -16,14 +18,18 @@ from swe_rl.config.compose import compose
 from swe_rl.engine.fake_vllm import FakeSettings, FakeVllm
 from swe_rl.engine.vllm_command import VARIABLE
 from swe_rl.gateway.store import TraceStore
+from swe_rl.hardware.host_address import free_port
 from swe_rl.job.components import load_sampled
 from swe_rl.logger.events import read_events
+from swe_rl.logger.folder import RunFolder
+from swe_rl.report.timeline import programs_of
 
 pytestmark = pytest.mark.slow
 
 REAL = os.environ.get(VARIABLE)
 VOCAB = 1536
 TWO = ("engine=vllm", "layout.engines=2")
+INVENTED = "trainer.check_weights=false"  # the fake server invents its log-probabilities
 FAILED = {"infra_error", "grade_error", "engine_error"}
 
 
@@ -64,6 +70,15 @@ def wait_for(process, condition, seconds=60.0):
 def wait_for_line(command, process, name, line):
     logs = command.outputs / name
     wait_for(process, lambda: any(line in path.read_text() for path in logs.glob("*/run.log")))
+
+
+def wait_for_port(port, seconds=60.0):
+    until = time.monotonic() + seconds
+    while True:
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+            return
+        assert time.monotonic() < until
+        time.sleep(0.05)
 
 
 def traces_of(folder):
@@ -120,13 +135,48 @@ def test_a_killed_engine_costs_no_trajectory(command, fake):
     assert "SIGKILL from outside" in log_of(command, "rollout") and "restart 1 of 3" in log_of(command, "rollout")
     [lost], [back] = (read_events(folder / "events.jsonl", name) for name in ("engine_lost", "engine_back"))
     assert lost["engine"] == back["engine"] and 0 < back["away_s"] < 60
+    assert lost["requests"] > 0 and 0 < lost["work_s"] < 60 * lost["requests"]
+    for said in (f"{lost['requests']} request", "of work lost", "serves again; it was away for"):
+        assert said in text  # on the terminal
+    page = (folder / "report.html").read_text()
+    assert '"label":"Engines lost","value":"1"' in page
+    [step, *_] = programs_of(RunFolder(folder))["steps"]
+    assert [step["engines"][place] for place, *_ in step["away"]] == [lost["engine"]]
+    assert step["samples"]["at"] and len(step["samples"]["loads"]) == 2
     print(f"{back['engine']} was away for {back['away_s']:.1f} s; steps of {[step['generate_s'] for step in steps]} s")
     assert not command.children()
 
 
+def test_a_killed_engine_of_somebody_else_costs_no_trajectory(command, fake):
+    """Nobody starts it again here; the other one does all the work from then on."""
+    fake(token_delay_s=0.02)
+    ports = [free_port() for _ in range(2)]
+    program = [sys.executable, "-m", "swe_rl.engine.fake_vllm", "--model", "theirs"]
+    theirs = [subprocess.Popen([*program, "--port", str(port)], stdout=subprocess.DEVNULL) for port in ports]
+    try:
+        for port in ports:
+            wait_for_port(port)
+        urls = ",".join(f"http://127.0.0.1:{port}/v1" for port in ports)
+        process = command.start("job=rollout", "engine=external", f"engine.urls=[{urls}]", "trainer.steps=1")
+        wait_for_line(command, process, "rollout", "Started: 'generate'")
+        time.sleep(1.0)
+        theirs[0].kill()
+        status, text = ended(process)
+    finally:
+        for server in theirs:
+            server.kill()
+            server.wait()
+    assert status == 0, text
+    [step] = command.steps("rollout")
+    assert step["num_trajectories"] == 12 and not FAILED & set(step["statuses"]) and step["infra_retries"] == 0
+    [lost] = read_events(command.folder("rollout") / "events.jsonl", "engine_lost")
+    assert lost["engine"] == "engine0" and lost["requests"] > 0
+    assert "its work goes to the others until it is back" in text
+
+
 def test_training_over_servers_and_the_weights_of_a_restarted_one(command, fake):
     fake(token_delay_s=0.01)
-    process = command.start(*TWO, "trainer.steps=2")
+    process = command.start(*TWO, "trainer.steps=2", INVENTED)
     command.wait_for_step(process, 1)
     time.sleep(0.7)  # in the middle of step 2
     servers(process)[0].kill()
@@ -187,7 +237,7 @@ async def test_training_over_servers_of_somebody_else(command, monkeypatch):
     settings = FakeSettings(model="theirs", vocab_size=VOCAB, api_key="sk-planted-77aa")
     async with FakeVllm(settings) as first, FakeVllm(settings) as second:
         urls = f"engine.urls=[{first.url}/v1,{second.url}]"
-        done = await asyncio.to_thread(command.run, "engine=external", urls, "trainer.steps=2")
+        done = await asyncio.to_thread(command.run, "engine=external", urls, "trainer.steps=2", INVENTED)
         assert done.exit_status == 0, done.text
         for server in (first, second):
             asked = [path for path, _ in server.requests if path.endswith(("completions", "generate"))]

@@ -100,19 +100,39 @@ async def test_new_weights_change_outputs_version_and_forget_the_cache(engine, b
     assert after.cached_tokens == 0
 
 
-async def test_a_request_that_spans_an_update_reports_where_it_started(engine, build_model, prompt_of):
-    whole = await engine.generate(prompt_of(0, 20), LONG, request_id="whole")
+async def test_a_running_request_begins_anew_with_new_weights(engine, start_engine, build_model, prompt_of):
+    """Not a token of the old weights is left, in what was sampled or in what is cached."""
+    other = await start_engine(build_model(1))
+    expected = await other.generate(prompt_of(0, 20), LONG, request_id="other", session_id="s")
     request = begin(engine, prompt_of(0, 20), session_id="s")
     await sampling(engine)
     await engine.pause()
     await engine.update_weights(build_model(1).state_dict(), 9)
+    assert (engine.stats().running, engine.stats().waiting) == (0, 1)
     await engine.resume()
     done = await request
-    assert done.weight_version == 0
-    assert done.token_ids[:5] == whole.token_ids[:5] and done.token_ids != whole.token_ids
+    assert done.weight_version == 9 and done.token_ids == expected.token_ids and done.logprobs == expected.logprobs
     history = [*prompt_of(0, 20), *done.token_ids]
-    later = await engine.generate(history, SamplingParams(1), request_id="later", session_id="s")
-    assert (later.weight_version, later.cached_tokens) == (9, 0)
+    again = SamplingParams(1, seed=1)
+    later = await engine.generate(history, again, request_id="later", session_id="s")
+    theirs = await other.generate(history, again, request_id="later", session_id="s")
+    assert (later.token_ids, later.logprobs, later.cached_tokens) == (
+        theirs.token_ids,
+        theirs.logprobs,
+        theirs.cached_tokens,
+    )
+
+
+async def test_requests_that_begin_anew_keep_their_places(start_engine, build_model, prompt_of):
+    engine = await start_engine(max_num_seqs=2)
+    requests = [begin(engine, prompt_of(i, 20), str(i), SamplingParams(60, seed=i)) for i in range(5)]
+    await sampling(engine)
+    await engine.update_weights(build_model(1).state_dict(), 1)
+    ended = []
+    for number, request in enumerate(requests):
+        request.add_done_callback(lambda _, number=number: ended.append(number))
+    assert {one.weight_version for one in await asyncio.gather(*requests)} == {1}
+    assert sorted(ended[:2]) == [0, 1] and sorted(ended[2:4]) == [2, 3]
 
 
 async def test_a_refused_update_changes_nothing(engine, build_model, prompt_of):

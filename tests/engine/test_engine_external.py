@@ -1,14 +1,17 @@
 """Servers of somebody else, from engine.urls."""
 
+import asyncio
 from dataclasses import replace
 
 import pytest
 
-from swe_rl.config.schema import Config, EngineConfig, EngineKind, LogprobsMode, ModelConfig, RolloutConfig
+from swe_rl.config.choices import EngineKind, LogprobsMode
+from swe_rl.config.schema import Config, EngineConfig, ModelConfig, RolloutConfig
 from swe_rl.engine.external import ExternalServerError, api_key, external_engines, needs
 from swe_rl.engine.fake_vllm import FakeSettings, FakeVllm
 from swe_rl.engine.http_features import ServerRefusedError
-from swe_rl.engine.protocol import SamplingParams
+from swe_rl.engine.loss import LossTeller
+from swe_rl.engine.protocol import EngineError, SamplingParams
 
 
 def config_of(*urls, **engine):
@@ -80,3 +83,29 @@ async def test_the_model_by_its_path_or_name():
 def test_when_processed_logprobs_matter(rollout, mode, expected):
     config = replace(config_of("http://a", logprobs_mode=mode), rollout=rollout)
     assert needs(config).processed_logprobs is expected
+
+
+async def test_a_server_that_dies_is_lost_with_the_first_request_that_breaks_off():
+    """Before the caller hears of it: a second try must not come here again. And what it cost is told once."""
+    said, events = [], []
+    async with FakeVllm(FakeSettings(token_delay_s=0.02)) as fake:
+        base = config_of(fake.url)
+        (engine,) = external_engines(replace(base, engine=replace(base.engine, served_model="policy")), {}, None)
+        engine.teller = LossTeller("engine0", said.append, lambda event, fields: events.append((event, dict(fields))))
+        changes = []
+        engine.on_change = changes.append
+        await engine.start()
+        asking = [
+            asyncio.create_task(engine.generate([1, 2], SamplingParams(500), request_id=str(n))) for n in range(3)
+        ]
+        while fake.running < 3:  # noqa: ASYNC110 - the fake tells no events
+            await asyncio.sleep(0.01)
+    ends = await asyncio.wait_for(asyncio.gather(*asking, return_exceptions=True), 10)
+    try:
+        assert all(isinstance(end, EngineError) for end in ends) and changes == [False]
+        [(event, fields)] = events
+        assert event == "engine_lost" and fields["requests"] == 3 and fields["work_s"] > 0
+        [line] = said
+        assert "3 requests begin anew" in line and "its work goes to the others" in line
+    finally:
+        await engine.close()

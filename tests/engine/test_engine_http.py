@@ -157,24 +157,27 @@ async def test_weights_need_a_folder(start):
         await engine.update_weights({}, 1)
 
 
-async def test_the_version_is_that_of_the_first_token(start):
+async def test_what_is_in_flight_at_an_update_is_sent_again(start):
     """One sequence at a time: the second request waits in the server while the weights change."""
     fake, engine = await start(token_delay_s=0.01, max_num_seqs=1)
+    begun = (await engine.generate(PROMPT, SamplingParams(3), request_id="z")).weight_version
     first = asyncio.create_task(engine.generate(PROMPT, SamplingParams(30), request_id="a"))
     await until(lambda: fake.running == 1)
     second = asyncio.create_task(engine.generate(PROMPT, SamplingParams(2), request_id="b"))
-    await asyncio.sleep(0.05)
+    await asyncio.sleep(0.1)
+    await engine.pause()
+    fake.model.weights = "5"
     engine.stamp(5)
-    assert (await first).weight_version == 0
-    done = await second
-    assert done.queue_s > 0.1 and done.weight_version == 5
-    third = await engine.generate(PROMPT, SamplingParams(2), request_id="c")
-    assert third.weight_version == 5 and fake.requests[-1][1]["cache_salt"] == "weights-5"
-    assert third.cached_tokens == 0  # nothing of the old weights' cache
+    await engine.resume()
+    done, later = await first, await second
+    assert (begun, done.weight_version, later.weight_version) == (0, 5, 5) and fake.disconnected == 2
+    assert done.queue_s > 0.1  # the first try
+    assert list(done.token_ids) == fake.model.sample(PROMPT, {"max_tokens": 30}, 100)[0]
+    assert 0 in (done.cached_tokens, later.cached_tokens)  # the first to come finds nothing of the old weights' cache
+    assert fake.requests[-1][1]["cache_salt"] == "weights-5"
 
 
-async def test_a_request_that_waited_through_an_update_has_the_new_version(start):
-    """It is scheduled the moment that the server goes on, which its reply tells too early by its way there."""
+async def test_a_request_on_its_way_to_the_server_has_the_new_version(start):
     fake, engine = await start(token_delay_s=0.005)
     fake.arrival_delay_s = 0.05
     await engine.pause()
@@ -190,6 +193,36 @@ async def test_spans_of_the_server_win(start):
     fake, engine = await start(timings=False, weight_spans=True)
     fake.model.weights = "9"
     assert (await engine.generate(PROMPT, SamplingParams(2), request_id="a")).weight_version == 9
+
+
+async def test_a_reply_of_two_versions_is_asked_for_again(start):
+    """Somebody else has changed the weights of that server, and the spans tell."""
+    fake, engine = await start(timings=False, weight_spans=True, token_delay_s=0.005)
+    fake.model.weights = "1"
+    asking = asyncio.create_task(engine.generate(PROMPT, SamplingParams(20), request_id="a"))
+    await until(lambda: fake.running == 1)
+    await asyncio.sleep(0.03)
+    fake.model.weights = "2"
+    done = await asking
+    assert done.weight_version == 2
+    assert list(done.token_ids) == fake.model.sample(PROMPT, {"max_tokens": 20}, 100)[0]
+    assert [path for path, _ in fake.requests] == ["/inference/v1/generate"] * 2
+
+
+async def test_weights_that_never_rest_are_an_error(start):
+    fake, engine = await start(timings=False, weight_spans=True, token_delay_s=0.005)
+
+    async def churn():
+        for version in range(10_000):
+            fake.model.weights = str(version)
+            await asyncio.sleep(0.01)
+
+    churning = asyncio.create_task(churn())
+    try:
+        with pytest.raises(EngineError, match="its weights change while it replies"):
+            await engine.generate(PROMPT, SamplingParams(20), request_id="a")
+    finally:
+        churning.cancel()
 
 
 async def test_a_lost_server_fails_what_waits_and_is_taken_back(start):

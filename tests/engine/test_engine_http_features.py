@@ -2,7 +2,7 @@
 
 import pytest
 
-from swe_rl.config.schema import LogprobsMode
+from swe_rl.config.choices import LogprobsMode
 from swe_rl.engine.fake_vllm import FakeSettings, FakeVllm, Fault
 from swe_rl.engine.http_client import HttpClient
 from swe_rl.engine.http_features import Needs, ServerRefusedError, probe

@@ -5,8 +5,9 @@ from dataclasses import replace
 
 import pytest
 
+from swe_rl.config.choices import EngineKind
 from swe_rl.config.compose import compose
-from swe_rl.config.schema import Config, EngineConfig, EngineKind, LayoutConfig, PathsConfig
+from swe_rl.config.schema import Config, EngineConfig, LayoutConfig, PathsConfig
 from swe_rl.engine.embedded import EmbeddedEngine
 from swe_rl.engine.external import ExternalEngine
 from swe_rl.engine.make import EngineFolders, engine_scratch, make_engines, options_of, start_engines

@@ -9,7 +9,8 @@ import sys
 import psutil
 import pytest
 
-from swe_rl.config.schema import Config, EngineConfig, EngineKind, LayoutConfig
+from swe_rl.config.choices import EngineKind
+from swe_rl.config.schema import Config, EngineConfig, LayoutConfig
 from swe_rl.engine.make import EngineFolders, engine_scratch, make_engines, start_engines
 from swe_rl.engine.protocol import EngineError, SamplingParams
 from swe_rl.engine.vllm_arguments import VllmOptions
@@ -65,7 +66,14 @@ def tree(engine):
 
 
 def dead(processes):
-    return not any(one.is_running() and one.status() != psutil.STATUS_ZOMBIE for one in processes)
+    return not any(alive(one) for one in processes)
+
+
+def alive(process):
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 async def test_start_serve_close(make, tmp_path):
@@ -110,6 +118,21 @@ async def test_a_killed_server_is_started_again(make):
     assert len(done.token_ids) == 2 and engine.up and engine.restarts == 1 and changes == [False, True]
     assert dead(before) and any("restart 1 of 3" in line for line in said)
     assert engine.stats().sampled_tokens_total == 2
+
+
+async def test_a_killed_guard_leaves_nothing(make):
+    (engine,), _ = make(workers=2)
+    await engine.start()
+    before = tree(engine)
+    assert len(before) == 3
+    os.kill(before[0].pid, signal.SIGKILL)
+    await until(lambda: engine.restarts == 1 and engine.up, 20)
+    await until(lambda: dead(before))
+    assert (await engine.generate(PROMPT, SamplingParams(1), request_id="a")).token_ids
+    kept = tree(engine)
+    os.kill(kept[0].pid, signal.SIGKILL)
+    await engine.close()
+    await until(lambda: dead(kept))
 
 
 async def test_restarts_are_bounded(make):
@@ -229,14 +252,14 @@ async def test_loss_and_return_are_recorded(make):
     (engine,), said = make(options={"max_restarts": 1})
     changes, events = [], []
     engine.on_change = lambda up: changes.append((up, engine.failed))
-    engine._record = lambda event, fields: events.append((event, sorted(fields)))
+    engine._teller.record = lambda event, fields: events.append((event, sorted(fields)))
     await engine.start()
     os.kill(tree(engine)[1].pid, signal.SIGKILL)
     await until(lambda: engine.restarts == 1 and engine.up, 20)
     assert any("engine0 serves again; it was away for" in line for line in said)
     os.kill(tree(engine)[1].pid, signal.SIGKILL)
     await until(lambda: engine.failed, 20)
-    lost = ("engine_lost", ["engine", "reason"])
+    lost = ("engine_lost", ["engine", "reason", "requests", "work_s"])
     assert events == [lost, ("engine_back", ["away_s", "engine"]), lost]
     assert changes == [(False, False), (True, False), (False, False), (False, True)]
 

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from swe_rl.config.choices import EngineKind, LogprobsMode, WeightSync
 from swe_rl.config.compose import compose
-from swe_rl.config.schema import Config, EngineConfig, EngineKind, LogprobsMode, ModelConfig, TrainerConfig
+from swe_rl.config.schema import Config, EngineConfig, LayoutConfig, ModelConfig, TrainerConfig
 from swe_rl.engine.vllm_arguments import ServerChoice, VllmOptions, server_arguments, server_environment
 
 SERVE = VllmOptions(command=("vllm", "serve"))
@@ -70,8 +71,6 @@ def changed(config, **engine):
         (changed(Config(), logprobs_mode=LogprobsMode.raw), {}, {}, "--logprobs-mode raw_logprobs"),
         (changed(Config(), served_model="other"), {}, {}, "--served-model-name other"),
         (changed(Config(), max_num_batched_tokens=4, max_num_seqs=64), {}, {}, "--max-num-batched-tokens 64"),
-        (Config(trainer=TrainerConfig(lora_rank=8)), {}, {}, "--enable-lora"),
-        (Config(trainer=TrainerConfig(lora_rank=8)), {}, {}, "--max-lora-rank 64"),
         (Config(model=ModelConfig(revision="abc")), {}, {}, "--tokenizer-revision abc"),
         (Config(), {"devices": "0"}, {"kv_cache_tokens": 120_000}, "--num-gpu-blocks-override 7500"),
         (Config(), {"devices": "0"}, {"extra_arguments": ("--load-format", "dummy")}, "--load-format dummy"),
@@ -86,6 +85,29 @@ def test_never():
     config = compose(["job=rollout", "model=qwen3_14b", "layout=dp4", "hardware=h100x8"]).config
     found = server_arguments(config, ServerChoice(0, 1, "m", devices="0"), SERVE)
     assert "--trust-remote-code" not in found and "--api-key" not in found and "--enforce-eager" not in found
+
+
+def test_an_adapter_is_merged_before_the_engines_see_it():
+    with_adapter = Config(trainer=TrainerConfig(lora_rank=8))
+    assert server_arguments(with_adapter, ServerChoice(0, 1, "m"), SERVE) == server_arguments(
+        Config(), ServerChoice(0, 1, "m"), SERVE
+    )
+    assert environment(with_adapter) == environment()
+
+
+def test_weights_straight_into_memory():
+    """By NCCL between GPUs; without them by a back end of ours, which the workers import from a folder of its own."""
+    by = Config(engine=EngineConfig(kind=EngineKind.vllm), trainer=TrainerConfig(weight_sync=WeightSync.nccl))
+    found = lines(server_arguments(by, ServerChoice(0, 1, "m"), SERVE))
+    assert '--weight-transfer-config {"backend": "gloo"}' in found
+    assert "--worker-extension-cls swe_rl_gloo.Extension" in found
+    there = server_environment(
+        by, ServerChoice(0, 1, "m"), {"PYTHONPATH": "/mine"}, cache=Path("/c"), api_key="k", extension=Path("/x")
+    )
+    assert there["PYTHONPATH"] == "/x:/mine" and there["GLOO_SOCKET_IFNAME"] == "lo"
+    on_gpus = replace(by, layout=LayoutConfig(trainer_gpus=1, colocated=False))
+    found = lines(server_arguments(on_gpus, ServerChoice(0, 1, "m", devices="0"), SERVE))
+    assert '--weight-transfer-config {"backend": "nccl"}' in found and not any("extension" in one for one in found)
 
 
 def environment(config=None, environ=None, **choice):

@@ -1,5 +1,6 @@
 """The guard ends everything below it, however the asking process ends."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -28,11 +29,17 @@ time.sleep(300)
 def gone(pids, seconds=10.0):
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
-        alive = [pid for pid in pids if psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie"]
-        if not alive:
+        if not any(alive(pid) for pid in pids):
             return True
         time.sleep(0.02)
     return False
+
+
+def alive(pid):
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 @pytest.fixture
@@ -47,7 +54,7 @@ def family():
     pids = [int(word) for word in guard.stdout.readline().split()]
     yield guard, pids
     for pid in [*pids, guard.pid]:
-        if psutil.pid_exists(pid):
+        with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     guard.stdin.close()
     guard.stdout.close()
@@ -122,3 +129,14 @@ def test_descendants_are_found():
     finally:
         child.kill()
         child.wait()
+
+
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2])
+def test_a_schedulers_warning_ends_nobody(family, number):
+    """It goes to every process of a job; the run answers it, and still needs its servers to do so."""
+    guard, pids = family
+    for pid in (guard.pid, *pids):
+        os.kill(pid, number)
+    time.sleep(0.3)
+    assert guard.poll() is None
+    assert all(alive(pid) for pid in pids)

@@ -13,11 +13,14 @@ import pytest
 import pytest_asyncio
 import torch
 
-from swe_rl.config.schema import Config, EngineConfig, EngineKind
+from swe_rl.config.choices import EngineKind, WeightSync
+from swe_rl.config.schema import Config, EngineConfig, TrainerConfig
 from swe_rl.engine.make import EngineFolders, engine_scratch, make_engines, start_engines
 from swe_rl.engine.protocol import ContextOverflowError, EngineError, SamplingParams
+from swe_rl.engine.transfer import make_transfer
 from swe_rl.engine.vllm_command import NoVllmError, vllm_command
 from swe_rl.model.load import load_model
+from swe_rl.trainer.local import LocalTrainer
 
 try:
     vllm_command(os.environ)
@@ -161,13 +164,43 @@ async def test_pause_freezes_in_mid_reply(engines):
     assert (await asking).token_ids == plain.token_ids
 
 
-async def test_new_weights_and_a_killed_server(engines, tiny):
-    generator = torch.Generator().manual_seed(0)
+def moved(tiny, seed):
+    """Other weights, far enough away to sample other tokens."""
+    generator = torch.Generator().manual_seed(seed)
     weights = {
         name: tensor + 0.02 * torch.randn(tensor.shape, generator=generator)
         for name, tensor in tiny.state_dict().items()
     }
     weights["lm_head.weight"] = weights["model.embed_tokens.weight"]
+    return weights
+
+
+async def test_what_is_in_flight_at_an_update_begins_anew(engines, tiny):
+    """Greedy, so that one token of the old weights would be seen; frozen requests are ended in the server."""
+    params = SamplingParams(1900, temperature=0.0)  # longer than the new weights take to be written
+    prompts = [prompt_of(20 + number, 60) for number in range(3)]
+    asking = [
+        asyncio.create_task(engines[0].generate(prompt, params, request_id=f"u{number}"))
+        for number, prompt in enumerate(prompts)
+    ]
+    await until_running(engines[0], 3)
+    await asyncio.sleep(0.3)
+    weights = moved(tiny, 1)
+    started_s = time.monotonic()
+    await engines[0].update_weights(weights, 2)
+    print(f"update with 3 requests in flight {time.monotonic() - started_s:.3f} s")
+    await engines[1].update_weights(weights, 2)
+    found = await asyncio.gather(*asking)
+    few = SamplingParams(100, temperature=0.0)
+    expected = [await engines[1].generate(prompt, few, request_id="e") for prompt in prompts]
+    for real, own in zip(found, expected, strict=True):
+        assert real.weight_version == 2 and real.token_ids[:100] == own.token_ids
+        assert worst(real.logprobs[:100], own.logprobs) < TOLERANCE
+    await until_running(engines[0], 0)
+
+
+async def test_new_weights_and_a_killed_server(engines, tiny):
+    weights = moved(tiny, 0)
     started_s = time.monotonic()
     await engines[0].update_weights(weights, 3)
     print(f"update {time.monotonic() - started_s:.3f} s")
@@ -190,3 +223,29 @@ async def test_new_weights_and_a_killed_server(engines, tiny):
     assert engine.restarts == 1 and real.weight_version == 3
     assert real.token_ids == own.token_ids and worst(real.logprobs, own.logprobs) < TOLERANCE
     assert not any(process.is_running() for process in family)
+
+
+async def test_weights_from_the_trainers_memory(tmp_path, engines, tiny):
+    """vLLM's own protocol, between processes without GPUs: tied embeddings reach both of their ends, too."""
+    config = Config(
+        engine=EngineConfig(kind=EngineKind.vllm, max_model_len=MAX_MODEL_LEN, max_num_seqs=16),
+        trainer=TrainerConfig(weight_sync=WeightSync.nccl),
+    )
+    policy = load_model(Config().model)
+    policy.load_state_dict(moved(tiny, 5))
+    trainer = LocalTrainer(policy, config.trainer, config.algo, pad_token_id=0)
+    with engine_scratch(tmp_path / "scratch") as scratch:
+        folders = EngineFolders(tmp_path / "logs", scratch, tmp_path / "cache")
+        (engine,) = make_engines(config, folders, model=None, pad_token_id=0, say=print)
+        await start_engines([engine])
+        try:
+            transfer = make_transfer(config, [engine], trainer)
+            for version in (4, 5):
+                print(await transfer.update(version))
+            await engines[1].update_weights(moved(tiny, 5), 5)
+            prompt, params = prompt_of(6, 80), SamplingParams(40, temperature=0.0)
+            real, own = await both([engine, engines[1]], prompt, params)
+            assert real.weight_version == 5 and real.token_ids == own.token_ids
+            assert worst(real.logprobs, own.logprobs) < TOLERANCE
+        finally:
+            await engine.close()

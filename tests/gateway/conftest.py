@@ -39,7 +39,7 @@ def serve(renderer, tmp_path):
     """`async with serve(engine, ...) as (gateway, store, url)`."""
 
     @asynccontextmanager
-    async def served(*engines: ScriptedEngine, host: str = "127.0.0.1", max_body_mb: int = 1, **options):
+    async def served(*engines: ScriptedEngine, config: GatewayConfig | None = None, **options):
         store = TraceStore(tmp_path / "traces.db")
         options.setdefault("max_model_len", 2048)
         gateway = Gateway(
@@ -48,7 +48,7 @@ def serve(renderer, tmp_path):
             renderer,
             store,
             model_name="tiny",
-            config=GatewayConfig(host=host, max_body_mb=max_body_mb),
+            config=config or GatewayConfig(max_body_mb=1),
             **options,
         )
         try:

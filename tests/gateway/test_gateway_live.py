@@ -2,7 +2,6 @@ import asyncio
 
 import pytest
 
-from swe_rl.gateway import live
 from swe_rl.gateway.errors import ApiError, GatewayError
 from swe_rl.gateway.live import LiveSessions
 from swe_rl.gateway.session import Session, SessionSettings
@@ -14,26 +13,79 @@ def released():
 
 
 @pytest.fixture
-def sessions(renderer, released, monkeypatch):
-    monkeypatch.setattr(live, "_IDLE_SESSIONS", 3)
-    return LiveSessions(lambda session_id: Session(renderer), released.append)
+def now():
+    """Set `now[0]`, in seconds."""
+    return [0.0]
+
+
+@pytest.fixture
+def sessions(renderer, released, now):
+    return LiveSessions(
+        lambda session_id: Session(renderer), released.append, max_idle=3, idle_s=10.0, clock=lambda: now[0]
+    )
+
+
+def use(sessions, name):
+    live, call = sessions.find(name), object()
+    sessions.began(live, call)
+    sessions.ended(live, call)
+    return live
 
 
 def test_idle_sessions_are_let_go_oldest_first(sessions, released):
     for name in ("a", "b", "c", "a", "d"):
-        sessions.find(name)
+        use(sessions, name)
     assert released == ["b"] and len(sessions) == 3
+
+
+def test_sessions_idle_for_long_are_let_go(sessions, released, now):
+    sessions.open("opened", SessionSettings(1, 2))
+    busy = sessions.find("busy")
+    sessions.began(busy, call := object())
+    for at_s, name in ((1.0, "a"), (2.0, "b"), (9.0, "a")):
+        now[0] = at_s
+        use(sessions, name)
+    now[0] = 12.5
+    sessions.let_go()
+    assert released == ["b"]
+    now[0] = 100.0
+    sessions.let_go()
+    assert released == ["b", "a"] and sessions.num_calls == 1
+    sessions.ended(busy, call)
+    sessions.let_go()
+    assert released == ["b", "a"]  # its time begins with the end of its call
+    now[0] = 111.0
+    sessions.let_go()
+    assert released == ["b", "a", "busy"] and [live.session_id for live in sessions.all()] == ["opened"]
 
 
 async def test_a_busy_or_opened_session_is_kept(sessions, released):
     sessions.open("opened", SessionSettings(1, 2))
     task = asyncio.create_task(asyncio.sleep(30))
-    sessions.find("busy").calls.add(task)
+    sessions.began(sessions.find("busy"), task)
     for name in ("b", "c", "d"):
-        sessions.find(name)
+        use(sessions, name)
     assert released == ["b"] and sessions.find("opened").settings == SessionSettings(1, 2)
     summary = await sessions.close("busy")
     assert task.cancelled() and summary.num_calls == 0 and released == ["b", "busy"]
+
+
+def test_a_session_just_begun_is_never_the_one_let_go(sessions, released):
+    for name in ("a", "b", "c"):
+        sessions.began(sessions.find(name), object())
+    new = sessions.find("new")
+    assert sessions.find("new") is new and released == []
+
+
+async def test_closed_ids_are_remembered_in_bounded_memory(sessions, monkeypatch):
+    monkeypatch.setattr("swe_rl.gateway.live._REMEMBERED_CLOSED", 2)
+    for name in ("a", "b", "c"):
+        use(sessions, name)
+        await sessions.close(name)
+    for name in ("b", "c"):
+        with pytest.raises(ApiError, match="closed"):
+            sessions.find(name)
+    use(sessions, "a")
 
 
 async def test_a_closed_id_is_refused_until_it_is_opened_again(sessions):

@@ -397,9 +397,11 @@ async def test_a_session_stays_on_its_engine(serve, says):
 
 async def test_too_many_calls_are_turned_away(serve, says):
     engine = ScriptedEngine(says("ok"), token_delay_s=0.05)
-    async with serve(engine, max_calls=1) as (_, _, url):
+    async with serve(engine, config=GatewayConfig(max_calls=1)) as (_, _, url):
         answers = await asyncio.gather(*(post(url, body()) for _ in range(3)))
-    assert sorted(status for status, _, _ in answers) == [200, 503, 503]
+        assert sorted(status for status, _, _ in answers) == [200, 503, 503]
+        assert [headers.get("Retry-After") for status, headers, _ in answers if status == 503] == ["1", "1"]
+        assert (await post(url, body()))[0] == 200  # the place is free again
 
 
 async def test_metrics_and_health(serve, says):
@@ -435,10 +437,18 @@ async def test_a_token_is_asked_for(serve, says):
 
 async def test_beyond_loopback_a_token_is_required(serve, says):
     with pytest.raises(GatewayConfigError, match=r"gateway\.host=0\.0\.0\.0.*token"):
-        async with serve(ScriptedEngine(says("ok")), host="0.0.0.0"):
+        async with serve(ScriptedEngine(says("ok")), config=GatewayConfig(host="0.0.0.0")):
             pass
-    async with serve(ScriptedEngine(says("ok")), host="0.0.0.0", token="secret") as (_, _, url):
+    config = GatewayConfig(host="0.0.0.0")
+    async with serve(ScriptedEngine(says("ok")), config=config, token="secret") as (_, _, url):
         assert socket.gethostname() in url
+
+
+@pytest.mark.parametrize("wrong", [{"max_calls": 0}, {"max_idle_sessions": -1}, {"session_idle_s": 0.0}])
+async def test_limits_that_would_refuse_everything_are_refused(serve, says, wrong):
+    with pytest.raises(GatewayConfigError, match=rf"gateway\.{next(iter(wrong))}=.*at least"):
+        async with serve(ScriptedEngine(says("ok")), config=GatewayConfig(**wrong)):
+            pass
 
 
 async def test_a_port_in_use_is_named(renderer, says, serve):

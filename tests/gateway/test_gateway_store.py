@@ -34,7 +34,14 @@ def store(tmp_path):
 
 def test_all_fields_come_back(store):
     one = trace(
-        break_kind=Break.branch, created_s=1.5, queue_s=0.1, prefill_s=0.2, decode_s=0.3, cached_tokens=4, engine="e"
+        break_kind=Break.branch,
+        created_s=1.5,
+        queue_s=0.1,
+        prefill_s=0.2,
+        decode_s=0.3,
+        cached_tokens=4,
+        engine="e",
+        held_s=0.05,
     )
     store.append(one)
     assert store.traces("s") == [one]
@@ -57,6 +64,42 @@ def test_numbers_go_on_after_what_is_committed(store):
     store.append(trace(turn=4, chain=2))
     store.flush_sync()
     assert store.next_numbers("s") == (5, 3)
+
+
+def test_numbers_go_on_after_what_waits(tmp_path, monkeypatch):
+    """A session that was let go of and comes back at once must not use a number twice."""
+    monkeypatch.setattr("swe_rl.gateway.store._GATHER_S", 60.0)
+    store = TraceStore(tmp_path / "traces.db")
+    store.append(trace("s", turn=0))
+    assert store.next_numbers("other") == (0, 0) and store.stats().commits == 0
+    assert store.next_numbers("s") == (1, 1)
+    store.close()
+
+
+def stored_tokens(path):
+    with sqlite3.connect(path) as raw:
+        return [size // 4 for (size,) in raw.execute("SELECT LENGTH(delta_ids) FROM traces ORDER BY turn")]
+
+
+async def test_a_base_that_is_vouched_for_is_not_compared(store, monkeypatch):
+    turns = [trace(turn=0), trace(turn=1, prompt=(1, 2, 3, 4)), trace(turn=2, prompt=(1, 2, 3, 4, 3, 5))]
+    await store.append_async(turns[0])
+    await store.flush()
+    monkeypatch.setattr("swe_rl.gateway.writer._digest", None)
+    await store.append_async(turns[1], 0, 3)
+    await store.append_async(turns[2], 1, 5)
+    assert store.traces("s") == turns and stored_tokens(store.path) == [2, 1, 1]
+
+
+async def test_a_base_that_is_not_there_leaves_the_prompt_whole(store):
+    store.append(trace(turn=0))
+    store.delete(["s"])
+    await store.append_async(trace(turn=1, prompt=(1, 2, 3, 4)), 0, 3)
+    assert store.traces("s") == [trace(turn=1, prompt=(1, 2, 3, 4))]
+    await store.append_async(trace(turn=2, prompt=(1, 2, 3, 4, 3)), 1, 4)  # turn 1 has five ids, not four
+    store.append(trace(turn=3, prompt=(1, 2, 3, 4, 3, 3)))
+    assert [one.prompt_ids[4:] for one in store.traces("s")] == [(), (3,), (3, 3)]
+    assert stored_tokens(store.path) == [4, 5, 0]
 
 
 def test_sessions_can_be_deleted(store):
@@ -129,6 +172,23 @@ def test_another_version_is_refused_and_left_alone(tmp_path, version):
     assert isinstance(refused.value, UserError)
     with sqlite3.connect(path) as raw:
         assert raw.execute("PRAGMA user_version").fetchone() == (version,)
+
+
+def test_a_store_of_version_1_is_read_and_gone_on_with(tmp_path):
+    """As it was written before traces told how long they were held."""
+    path = tmp_path / "traces.db"
+    store = TraceStore(path)
+    store.append(trace(queue_s=3.0, held_s=2.0, engine="e"))
+    store.close()
+    with sqlite3.connect(path) as raw:
+        raw.execute("ALTER TABLE traces DROP COLUMN held_s")
+        raw.execute("PRAGMA user_version = 1")
+    again = TraceStore(path)
+    again.append(trace(turn=1, prompt=(1, 2, 3, 4), held_s=1.0))
+    assert [(one.queue_s, one.held_s, one.engine) for one in again.traces("s")] == [(3.0, 0.0, "e"), (0.0, 1.0, "")]
+    again.close()
+    with sqlite3.connect(path) as raw:
+        assert raw.execute("PRAGMA user_version").fetchone() == (VERSION,)
 
 
 def test_what_is_no_store_is_refused(tmp_path):

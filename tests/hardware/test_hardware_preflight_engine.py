@@ -5,8 +5,9 @@ from dataclasses import replace
 
 import pytest
 
+from swe_rl.config.choices import PullPolicy, RuntimeKind, SandboxKind
 from swe_rl.config.findings import Severity
-from swe_rl.config.schema import Config, PullPolicy, RuntimeKind, SandboxKind
+from swe_rl.config.schema import Config
 from swe_rl.hardware.preflight import container_engine, images
 from swe_rl.hardware.preflight.image_names import absent_images, from_hub, full_name, image_of, needed_images
 from swe_rl.hardware.preflight.scripted import ScriptedSystem

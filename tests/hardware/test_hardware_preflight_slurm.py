@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from swe_rl.config.choices import RuntimeKind
 from swe_rl.config.findings import Severity
-from swe_rl.config.schema import Config, RuntimeKind
+from swe_rl.config.schema import Config
 from swe_rl.hardware.preflight import slurm, slurm_account
 from swe_rl.hardware.preflight.scripted import ScriptedSystem
 from swe_rl.hardware.preflight.sinfo import minutes, read_groups

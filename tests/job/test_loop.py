@@ -12,7 +12,9 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from swe_rl.config.compose import compose
+from swe_rl.engine.protocol import EngineError
 from swe_rl.engine.scripted import ScriptedEngine
+from swe_rl.engine.update import WeightSyncError
 from swe_rl.env.instance import Instance
 from swe_rl.errors import RunError, UserError
 from swe_rl.gateway.store import TraceStore
@@ -24,7 +26,8 @@ from swe_rl.logger.events import read_events
 from swe_rl.logger.jsonl import read_jsonl
 from swe_rl.rollout.collect import Collected
 from swe_rl.rollout.trajectory import Status, Trajectory
-from swe_rl.trainer.policy import Trainer
+from swe_rl.trainer.errors import TrainerError
+from swe_rl.trainer.local import LocalTrainer
 
 VOCAB, N = 32, 4
 SMALL = (
@@ -34,6 +37,7 @@ SMALL = (
     "trainer.num_threads=1",
     "trainer.checkpoint_every_steps=2",
     "trainer.lr=0.01",
+    "trainer.check_weights=false",  # the engine's tokens are made up
     "trainer.resume=auto",
 )
 
@@ -56,7 +60,7 @@ class MadeUpRollouts:
                 collected.trajectories.append(one)
                 collected.results.append(None)
                 if on_done:
-                    on_done(one)
+                    on_done(one, None)
         return collected
 
     @staticmethod
@@ -122,7 +126,7 @@ def started(tmp_path):
         with session(config, fresh, total_steps=config.trainer.steps, reports=False) as one:
             store = TraceStore(one.folder.traces_db)
             try:
-                trainer = Trainer(small_model(), config.trainer, config.algo, pad_token_id=0) if trained else None
+                trainer = LocalTrainer(small_model(), config.trainer, config.algo, pad_token_id=0) if trained else None
                 engine, rollouts = Recorder(), MadeUpRollouts(store, fail_at)
                 env = SimpleNamespace(instances=instances)
                 parts = Components(env, [engine], SimpleNamespace(syncing=nullcontext), store, None, rollouts)
@@ -171,11 +175,103 @@ async def test_a_whole_run(started):
     assert len(read_jsonl(run.folder.eval_trajectories(2))) == 5
 
 
+AHEAD = "trainer.max_staleness_steps=1"
+
+
+async def test_sampled_a_step_ahead(started, monkeypatch):
+    """Every step but the first trains on what the weights before last sampled; the order of instances is the same."""
+    monkeypatch.setattr("swe_rl.config.rules_trainer.takes_turns", lambda config: False)
+    with started("trainer.steps=4", "trainer.eval_every_steps=2", AHEAD, outputs="ahead") as run:
+        served = []
+        collect = run.rollouts.collect
+
+        async def recorded(instances, *, split, step, **options):
+            served.append((split, step, run.engine.updates[-1][0]))
+            return await collect(instances, split=split, step=step, **options)
+
+        run.rollouts.collect = recorded
+        await run.loop.run()
+        records, asked = steps(run), run.rollouts.asked
+    assert [one for one in served if one[0] == "train"] == [("train", step, max(0, step - 2)) for step in range(1, 5)]
+    assert [one[1:] for one in served if one[0] != "train"] == [(0, 0), (2, 2), (4, 4)]
+    assert [record["step"] for record in records] == [1, 2, 3, 4]
+    assert [version for version, _ in run.engine.updates] == [0, 1, 2, 4]  # nothing is sampled with those of step 3
+    assert all(record["step_s"] > 0 and record["updates"] == 1 for record in records)
+    with started("trainer.steps=4", outputs="not_ahead") as other:
+        await other.loop.run()
+    assert [one for one in asked if one[0] == "train"] == [one for one in other.rollouts.asked if one[0] == "train"]
+
+
+async def test_a_run_ahead_is_resumed_at_the_step_that_was_learnt(started, monkeypatch):
+    monkeypatch.setattr("swe_rl.config.rules_trainer.takes_turns", lambda config: False)
+    options = ("trainer.steps=4", "trainer.checkpoint_every_steps=1", AHEAD)
+    with pytest.raises(EngineError), started(*options, fail_at=("train", 3, EngineError("gone"))) as run:
+        await run.loop.run()
+    with started(*options) as again:
+        assert again.loop.step == 2  # learnt to its end while step 3 was sampled
+        await again.loop.run()
+        assert [record["step"] for record in steps(again)] == [1, 2, 3, 4]
+        resumed = [one for one in again.rollouts.asked if one[0] == "train"]
+    assert [one[1] for one in resumed] == [3, 4]
+    before = {one[1]: one[2] for one in run.rollouts.asked if one[0] == "train"}
+    assert resumed[0][2] == before[3]  # the same instances again
+
+
 async def test_without_a_trainer_nothing_is_learnt_or_saved(started):
     with started("trainer.steps=2", "job=rollout", trained=False) as run:
         await run.loop.one_step()
     [record] = steps(run)
     assert record["weight_version"] == 0 and "loss" not in record and run.folder.checkpoint_steps() == []
+
+
+async def test_thinking_is_between_steps_and_recorded(started):
+    with started("trainer.steps=2", "job=rollout", "job.think_s=0.05", trained=False) as run:
+        await run.loop.one_step()
+        await run.loop.one_step()
+        log = run.folder.run_log.read_text()
+    first, last = steps(run)
+    assert 0.05 <= first["think_s"] < 0.5 and first["step_s"] >= first["generate_s"] + first["think_s"]
+    assert "train_s" not in first and "think_s" not in last  # nothing comes after the last step
+    assert log.count("Finished: 'think'") == 1
+
+
+async def test_an_interruption_cuts_thinking_short_and_keeps_the_step(started):
+    with started("trainer.steps=2", "job=rollout", "job.think_s=60", trained=False) as run:
+        task = asyncio.create_task(run.loop.one_step())
+        async with asyncio.timeout(10):
+            while "Started: 'think'" not in run.folder.run_log.read_text():  # noqa: ASYNC110 - a file tells no events
+                await asyncio.sleep(0.01)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert run.loop.step == 1
+    [record] = steps(run)
+    assert record["think_s"] < 10 and len(read_jsonl(run.folder.trajectories(1))) == 2 * N
+
+
+async def test_a_trainer_does_not_think(started):
+    with started("trainer.steps=1", "job.think_s=60") as run:
+        await asyncio.wait_for(run.loop.run(), 30)
+        assert "think_s" not in steps(run)[0]
+
+
+async def test_every_engine_s_failure_to_take_weights_is_told(started):
+    with started("trainer.steps=1") as run:
+        run.engine.update_weights = refuse
+        with pytest.raises(WeightSyncError, match=r"weights of step 0 did not reach 1 of 1 engines \(scripted: no\)"):
+            await run.loop.run()
+
+
+async def refuse(weights, version):
+    raise EngineError("no")
+
+
+async def test_the_load_of_the_engines_is_in_the_events(started):
+    with started("trainer.steps=1") as run:
+        await run.loop.run()
+        samples = read_events(run.folder.events_jsonl, "engines")
+    assert samples and {one["step"] for one in samples} == {1}  # of steps, as programs are
+    assert set(samples[0]["engines"]["scripted"]) == {"running", "waiting", "kv", "preemptions"}
 
 
 async def test_the_sampler_goes_back_when_a_step_fails(started):
@@ -265,10 +361,10 @@ async def test_an_interruption_waits_for_the_end_of_training(started):
     with started("trainer.steps=3") as run:
         learn, learning = run.loop._learn, asyncio.Event()
 
-        async def slow(*arguments):
+        async def slow(*arguments, **options):
             learning.set()
             await asyncio.sleep(0.05)
-            await learn(*arguments)
+            await learn(*arguments, **options)
 
         run.loop._learn = slow
         task = asyncio.create_task(run.loop.one_step())
@@ -293,6 +389,37 @@ async def test_a_failure_of_the_uninterrupted_part_keeps_its_words_and_its_cause
     with pytest.raises(RunError, match="no space") as caught:
         await task
     assert isinstance(caught.value.__cause__, OSError)
+
+
+async def test_an_update_is_timed_and_engines_that_disagree_stop_the_run(started):
+    with started("trainer.steps=1") as run:
+        await run.loop.run()
+        events = read_events(run.folder.events_jsonl, "weights")
+    assert [event["step"] for event in events] == [0, 1]
+    assert all(event["gather_s"] >= 0 and event["load_s"] >= 0 and "check_s" not in event for event in events)
+    with started("trainer.steps=1", "trainer.check_weights=true", f"model.vocab_size={VOCAB}") as run:
+        with pytest.raises(WeightSyncError, match=r"weights of step 0, 1 of 1 engines do not give .*scripted: "):
+            await run.loop.run()
+        assert steps(run) == []
+
+
+async def test_a_trainer_that_ends_during_rollouts_ends_them(started, monkeypatch):
+    monkeypatch.setattr("swe_rl.job.loop._LOOK_S", 0.01)
+    cancelled = asyncio.Event()
+
+    async def endless(*_, **__):
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            cancelled.set()
+            raise
+
+    with started("trainer.steps=1") as run:
+        run.rollouts.collect = endless
+        run.trainer.failure = lambda: TrainerError("Rank 1 of 2 of the trainer failed")
+        with pytest.raises(TrainerError, match="Rank 1 of 2"):
+            await asyncio.wait_for(run.loop.one_step(), 10)
+        assert cancelled.is_set() and run.loop.step == 0
 
 
 def test_records_of_a_trajectory_are_plain_data():

@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swe_rl.config import duration, memory, sizes
+from swe_rl.config.choices import SandboxKind
 from swe_rl.config.compose import compose
-from swe_rl.config.schema import Config, SandboxKind
+from swe_rl.config.schema import Config
 from swe_rl.job import plan as job
 from swe_rl.job.plan import plan
 

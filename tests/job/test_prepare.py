@@ -54,9 +54,10 @@ def test_a_split_that_cannot_be_proven_leaves_the_files_alone(data, monkeypatch)
     assert {path.name: path.read_bytes() for path in data.iterdir()} == before
 
 
-def test_other_environments_cannot_be_prepared(data):
-    with pytest.raises(UserError, match="env=swe_gym cannot be prepared"):
-        job.run(compose(["job=prepare", "env=swe_gym"]).config, None)
+def test_a_data_set_that_cannot_be_had_leaves_the_embedded_files_alone(data, tmp_path):
+    words = ["job=prepare", "env=swe_gym", f"env.dataset={tmp_path}/none.parquet", f"paths.cache={tmp_path}/cache"]
+    with pytest.raises(UserError, match=r"none\.parquet is not there"):
+        job.run(compose(words).config, None)
     assert not data.exists()
 
 

@@ -3,14 +3,18 @@
 import asyncio
 import json
 import os
+import shutil
 import signal
+import threading
 import time
 
 import pytest
 
 from swe_rl.config.compose import compose, config_hash
 from swe_rl.errors import RunError, UserError
-from swe_rl.job.session import choose_folder, session
+from swe_rl.hardware.requeue import NoProgressError, Requeued
+from swe_rl.job.session import session
+from swe_rl.job.which_folder import choose_folder
 from swe_rl.logger.events import read_events
 from swe_rl.logger.folder import RunFolder
 from swe_rl.logger.status import RunState
@@ -168,3 +172,137 @@ def test_sigterm_ends_a_run_as_ctrl_c_does(make, fresh):
         time.sleep(1.0)
     assert status(path).status is RunState.interrupted
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+@pytest.fixture
+def slurm(tmp_path, monkeypatch):
+    """This process is in job 7, and `scontrol` writes down what it is asked; the call starts the job again."""
+    program = tmp_path / "bin" / "scontrol"
+    program.parent.mkdir()
+    asked = tmp_path / "asked"
+    program.write_text(
+        f'#!/bin/sh\nif [ $1 = show ]; then echo "JobId=7 JobState=RUNNING Requeue=1 PreemptTime=None"\n'
+        f"else echo $* >> {asked}; fi\n"
+    )
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+
+    def again(restarts):
+        monkeypatch.setenv("SLURM_RESTART_COUNT", str(restarts))
+
+    again.asked = lambda: asked.read_text().splitlines() if asked.exists() else []
+    return again
+
+
+def warn(config, path):
+    with pytest.raises(Requeued), session(config, path, total_steps=1) as one:
+        one.status.heartbeat(3)
+        os.kill(os.getpid(), signal.SIGUSR2)
+        time.sleep(1.0)
+
+
+def test_a_warned_job_is_queued_again_and_leaves_without_a_result(make, fresh, slurm):
+    path = fresh()
+    warn(make(), path)
+    assert slurm.asked() == ["requeue 7"]
+    found = status(path)
+    assert (found.status, found.exit_status, found.step) == (RunState.requeued, 75, 3)
+    assert "job 7 is queued again (1 of 4)" in found.reason
+
+
+def test_what_fails_after_the_warning_is_continued_too(make, fresh, slurm):
+    path = fresh()
+    with pytest.raises(Requeued), session(make(), path, total_steps=1):
+        try:
+            os.kill(os.getpid(), signal.SIGUSR2)
+            time.sleep(1.0)
+        except KeyboardInterrupt:
+            raise RunError("an engine got the signal too") from None
+    assert status(path).status is RunState.requeued and "an engine got" in status(path).reason
+
+
+@pytest.mark.parametrize("same_folder", [True, False])
+def test_a_job_that_is_started_again_goes_on_whatever_resume_says(make, fresh, slurm, same_folder):
+    config, old = make("trainer.resume=none"), fresh("old")
+    warn(config, old)
+    slurm(1)
+    new = old if same_folder else fresh("new")
+    one = leave(config, new)
+    assert one.resumed and one.folder.path == old and (same_folder or not new.exists())
+    assert (status(old).status, status(old).resumes, status(old).step) == (RunState.done, 1, 3)
+    slurm(2)
+    assert leave(config, old).resumed  # queued again by hand though it was done: nothing is lost
+
+
+def test_a_job_killed_without_a_word_goes_on_as_well(make, fresh, slurm):
+    config, old = make(), fresh("old")
+    with pytest.raises(RunError):
+        leave(config, old, RunError("the node fails"))
+    slurm(1)
+    assert leave(config, fresh("new")).folder.path == old
+
+
+def test_a_configuration_that_changed_in_the_queue_is_refused(make, fresh, slurm):
+    warn(make(), fresh("old"))
+    slurm(1)
+    with pytest.raises(UserError, match=r"job 7 was queued again, and its configuration is not the one"):
+        leave(make("trainer.lr=0.1"), fresh("new"))
+
+
+def test_the_earlier_start_may_still_hold_the_folder(make, fresh, slurm, monkeypatch):
+    monkeypatch.setattr("swe_rl.job.which_folder._LOOK_S", 0.05)
+    config, old = make(), fresh("old")
+    warn(config, old)
+    slurm(1)
+    held = RunFolder(old).acquire()
+    threading.Timer(0.8, held.release).start()
+    assert leave(config, old).resumed
+
+
+def test_starts_that_get_nowhere_fail(make, fresh, slurm):
+    path = fresh()
+    for restarts in range(4):  # the first one gets to step 3
+        slurm(restarts)
+        warn(make(), path)
+    slurm(4)
+    with pytest.raises(NoProgressError):
+        leave(make(), path)
+    assert status(path).status is RunState.failed and "was started 3 times" in status(path).reason
+
+
+def test_an_evaluation_gets_on_by_its_predictions(make, fresh, slurm):
+    path = fresh()
+    for restarts in range(5):
+        slurm(restarts)
+        leave(make(), path)
+        with (path / "predictions.jsonl").open("a") as file:
+            file.write("{}\n")
+
+
+def test_a_server_is_not_queued_again(make, fresh, slurm):
+    path = fresh()
+    with pytest.raises(KeyboardInterrupt), session(make(), path, total_steps=0, reports=False):
+        os.kill(os.getpid(), signal.SIGUSR2)
+        time.sleep(1.0)
+    assert slurm.asked() == [] and not (path / "requeue.json").exists()
+
+
+def test_ctrl_c_in_a_job_asks_for_nothing(make, fresh, slurm):
+    path = fresh()
+    with pytest.raises(KeyboardInterrupt):
+        leave(make(), path, KeyboardInterrupt())
+    assert slurm.asked() == [] and status(path).status is RunState.interrupted
+
+
+def test_a_run_is_brought_back_from_its_copy_on_another_nodes_disk(make, fresh, slurm, tmp_path):
+    config, old = make(f"paths.sync_to={tmp_path / 'there'}"), fresh("old")
+    warn(config, old)
+    copy = tmp_path / "there" / "job_7_train"
+    assert json.loads((copy / "status.json").read_text())["status"] == "requeued"
+    shutil.rmtree(old)
+    slurm(1)
+    new = fresh("new")
+    one = leave(config, new)
+    assert one.resumed and one.folder.path == new and status(new).resumes == 1
+    assert json.loads((copy / "status.json").read_text())["status"] == "done"

@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swe_rl.config.schema import Config, EngineConfig, EngineKind, HardwareConfig, LayoutConfig
-from swe_rl.config.sizes import total_gpus
-from swe_rl.layout.placement import Gpu, PlacementError, place
+from swe_rl.config.choices import EngineKind
+from swe_rl.config.schema import Config, EngineConfig, HardwareConfig, LayoutConfig
+from swe_rl.config.sizes import engines_leave_home, total_gpus, trainer_leaves_node
+from swe_rl.layout.placement import Gpu, PlacementError, home, place
 
 
 def config_of(layout, nodes=1, per_node=8, kind=EngineKind.vllm):
@@ -16,8 +17,12 @@ def config_of(layout, nodes=1, per_node=8, kind=EngineKind.vllm):
     return dataclasses.replace(Config(), layout=layout, hardware=hardware, engine=EngineConfig(kind=kind))
 
 
+def layout_of(name, engines, engine_tp, trainer_gpus, *, colocated=False):
+    return LayoutConfig(name=name, engines=engines, engine_tp=engine_tp, trainer_gpus=trainer_gpus, colocated=colocated)
+
+
 def test_dp4():
-    placed = place(config_of(LayoutConfig("dp4", 4, 1, 4, 4, False)))
+    placed = place(config_of(layout_of("dp4", 4, 1, 4)))
     assert placed.engines == tuple((Gpu(0, index),) for index in range(4))
     assert placed.trainer == tuple(Gpu(0, index) for index in range(4, 8))
     assert placed.idle == ()
@@ -31,17 +36,17 @@ def test_local_uses_no_gpu():
 
 
 def test_colocated_shares():
-    placed = place(config_of(LayoutConfig("co", 2, 2, 4, 1, True), per_node=4))
+    placed = place(config_of(layout_of("co", 2, 2, 4, colocated=True), per_node=4))
     assert {gpu for gpus in placed.engines for gpu in gpus} == set(placed.trainer)
     assert placed.roles()[Gpu(0, 3)] == ("engine 1", "trainer 3")
 
 
 def test_external_engines_take_nothing_here():
-    placed = place(config_of(LayoutConfig("x", 4, 8, 4, 1, False), per_node=4, kind=EngineKind.external))
+    placed = place(config_of(layout_of("x", 4, 8, 4), per_node=4, kind=EngineKind.external))
     assert placed.engines == () and len(placed.trainer) == 4
 
 
-@pytest.mark.parametrize("layout", [LayoutConfig("a", 1, 3, 0, 1, False), LayoutConfig("b", 1, 1, 4, 1, False)])
+@pytest.mark.parametrize("layout", [layout_of("a", 1, 3, 0), layout_of("b", 1, 1, 4)])
 def test_too_little_hardware_is_refused(layout):
     with pytest.raises(PlacementError, match="layout\\."):
         place(config_of(layout, nodes=2, per_node=2))
@@ -55,7 +60,7 @@ def test_too_little_hardware_is_refused(layout):
     colocated=st.booleans(),
 )
 def test_placement_is_disjoint_complete_and_within_nodes(engines, tp, trainer, nodes, colocated):
-    layout = LayoutConfig("p", engines, tp, trainer, 1, colocated)
+    layout = layout_of("p", engines, tp, trainer, colocated=colocated)
     try:
         placed = place(config_of(layout, nodes=nodes))
     except PlacementError:
@@ -68,3 +73,22 @@ def test_placement_is_disjoint_complete_and_within_nodes(engines, tp, trainer, n
     assert colocated or not set(used) & set(placed.trainer)
     assert len({*used, *placed.trainer}) + len(placed.idle) == nodes * 8
     assert len({*used, *placed.trainer}) == total_gpus(layout)
+
+
+@given(
+    engines=st.integers(1, 5),
+    tp=st.sampled_from([1, 2, 4]),
+    trainer=st.integers(0, 8),
+    nodes=st.integers(1, 3),
+    colocated=st.booleans(),
+)
+def test_what_the_rules_say_of_nodes_is_what_the_placement_does(engines, tp, trainer, nodes, colocated):
+    layout = layout_of("p", engines, tp, trainer, colocated=colocated)
+    try:
+        placed = place(config_of(layout, nodes=nodes))
+    except PlacementError:
+        return
+    own = home(placed)
+    assert engines_leave_home(layout, 8) == any(gpus[0].node != own for gpus in placed.engines)
+    if not colocated:
+        assert trainer_leaves_node(layout, 8) == any(gpu.node != own for gpu in placed.trainer)

@@ -7,7 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swe_rl.logger.disk import DiskError, decode_json, encode_json, write_json_atomic, write_text_atomic
+from swe_rl.logger.disk import (
+    DiskError,
+    decode_json,
+    encode_json,
+    write_bytes_atomic,
+    write_json_atomic,
+    write_text_atomic,
+)
 from swe_rl.rollout.trajectory import Status
 
 _scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters(codec=None))
@@ -45,6 +52,22 @@ def test_write_replaces_the_whole_file_and_leaves_nothing_beside_it(tmp_path):
     write_text_atomic(path, "second")
     assert path.read_text() == "second"
     assert [entry.name for entry in path.parent.iterdir()] == ["status.json"]
+
+
+def test_a_private_file_is_never_readable_by_others(tmp_path, monkeypatch):
+    modes, fsync = [], os.fsync
+
+    def seen(descriptor):
+        modes.append(os.fstat(descriptor).st_mode & 0o777)
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", seen)
+    path = tmp_path / "ours" / "key"
+    write_bytes_atomic(path, b"1", mode=0o600)
+    write_bytes_atomic(path, b"2", mode=0o600)
+    assert path.read_bytes() == b"2" and path.stat().st_mode & 0o777 == 0o600 and set(modes) == {0o600, 0o700}
+    assert [one.name for one in path.parent.iterdir()] == ["key"]
+    assert path.parent.stat().st_mode & 0o777 == 0o700
 
 
 @pytest.mark.parametrize(("code", "words"), [(errno.ENOSPC, "free some space"), (errno.EIO, "hardware or network")])

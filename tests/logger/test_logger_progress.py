@@ -110,8 +110,7 @@ def test_error_inside_a_phase_leaves_it_and_passes_through(caplog):
 def test_time_left_follows_the_mean_of_the_steps():
     state = ProgressState(total_steps=5)
     assert state.left_s(0.0) is None
-    state.enter("step", 0, 0.0)
-    state.leave(10.0)
+    state.leave(state.enter("step", 0, 0.0), 10.0)
     state.finish_step(1, 10.0)
     assert state.left_s(10.0) == 40.0
     assert state.left_s(14.0) == 36.0

@@ -3,7 +3,8 @@ import logging
 
 import pytest
 
-from swe_rl.config.schema import LoggerConfig, WandbMode
+from swe_rl.config.choices import WandbMode
+from swe_rl.config.schema import LoggerConfig
 from swe_rl.errors import UserError
 from swe_rl.logger.folder import RunFolder
 from swe_rl.logger.wandb import WandbLogger, check_wandb

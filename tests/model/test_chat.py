@@ -9,7 +9,7 @@ from swe_rl.model.tiny import SPECIAL_TOKENS, build_tokenizer
 
 _CORPUS = ["You are an agent. Fix the bug in lib/core.py.\n$ ls -la\n  def add(a, b):\n    return a + b\n"] * 3
 _TOOLS = [{"type": "function", "function": {"name": "bash", "parameters": {"properties": {"é": {"type": "string"}}}}}]
-MODES = [("qwen", True), ("qwen", False), ("qwen_plain", False)]
+MODES = [("qwen", True), ("qwen", False), ("qwen_plain", False), ("qwen_coder", False)]
 
 
 @pytest.fixture(scope="module")

@@ -111,6 +111,16 @@ def test_browser_draws_every_part(make_run, tmp_path, state):
     assert body.count("<figure") == (10 if state else 0)
 
 
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="needs chromium")
+def test_charts_do_not_wait_for_a_frame(make_run, tmp_path):
+    """A busy machine, or a page that nobody looks at, may have none: observers of sizes are never called then."""
+    page = write_report(make_run(steps=3))
+    text = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", page.read_text())
+    page.write_text(text.replace("new ResizeObserver(draw).observe(node);", ""))
+    assert page.read_text() != text
+    assert dump_dom(page, tmp_path).split("</main>")[0].count("<svg") == 10
+
+
 def dump_dom(page, tmp_path) -> str:
     quiet = ("gpu", "quic", "background-networking", "component-update", "sync")
     command = ["chromium", "--headless", "--no-sandbox", "--no-first-run", *(f"--disable-{name}" for name in quiet)]

@@ -251,7 +251,7 @@ def test_browser_draws_the_section(folder, tmp_path):
     assert 'aria-label="Timeline of 1 programs' in body and "Where the time of step 2 went" in body
     assert re.findall(r"<option[^>]*>(Training step \d+)</option>", body) == ["Training step 1", "Training step 2"]
     assert "&lt;img src=x" in body  # the status, as text
-    for text in ("booting a sandbox", "held by the router", "waiting for the engine", "command running", "grading"):
+    for text in ("booting a sandbox", "held by the router", "in the engine's queue", "command running", "grading"):
         assert text in body
     width = re.search(r'<canvas[^>]*style="width: (\d+)px', body)
     assert width and int(width[1]) > 300  # it was drawn
@@ -290,3 +290,47 @@ def test_the_script_reads_what_is_packed(tmp_path):
         inside = sum(max(0, min(end, 6502) - max(start, 3001)) for start, end in spans)
         assert mean == pytest.approx(inside / 3501)
         assert most == max(sum(start <= at < end for start, end in spans) for at, _ in spans)
+
+
+def load(running, waiting, kv, preemptions=0):
+    return {"running": running, "waiting": waiting, "kv": kv, "preemptions": preemptions}
+
+
+@needs_chromium
+def test_browser_draws_the_engines_and_their_losses(folder, tmp_path):
+    with EventLog(folder.events_jsonl, clock=lambda: 100.0) as log:
+        log.write("started")
+    with EventLog(folder.events_jsonl, clock=lambda: 111.0) as log:
+        log.write("engines", step=1, engines={"engine0": load(3, 1, 0.81), "engine7": load(0, 0, 0.0, 2)})
+        log.write("engine_lost", engine="engine1", reason="<b>killed</b>", requests=3, work_s=4.5)
+    with EventLog(folder.events_jsonl, clock=lambda: 112.0) as log:
+        log.write("engine_back", engine="engine1", away_s=1.0)
+        log.write("engines", step=1, engines={"engine0": load(3, 1, 0.2), "engine7": load(1, 0, 0.5, 5)})
+    body = dump_dom(write_report(write(folder, [event(1, instance) for instance in range(3)])), tmp_path)
+    assert body.count("<canvas") == 3 and "<b>killed" not in body and "&lt;b&gt;killed" in body
+    assert "engine0: at most 81 %" in body and "engine7: at most 50 %, 3 preempted" in body  # in words, too
+    for text in ("KV cache in use, by engine", "engine lost", "a request was preempted", "<h2>Lost engines</h2>"):
+        assert text in body
+    assert "away for 1.0s in all" in body
+
+
+@needs_chromium
+def test_the_script_takes_the_fullest_sample_of_a_stretch(tmp_path):
+    flat = [1, 0, 100, 0, 2, 1, 900, 0, 3, 0, 200, 4]
+    step = {"engines": ["a"], "samples": {"at": [1000, 2000, 3000], "loads": [flat]}}
+    scripts = "\n".join(
+        (files("swe_rl.report") / name).read_text()
+        for name in ("charts.js", "viewer.js", "timeline.js", "timeline_load.js")
+    )
+    stretches = [(0, 999), (0, 1500), (1500, 1600), (1500, 2500), (2500, 9000), (3500, 9000), (1000, 1000)]
+    page = tmp_path / "read.html"
+    page.write_text(
+        f"""<body><script>{scripts}
+        const [one] = engineSamples({json.dumps(step)});
+        document.body.textContent = JSON.stringify([one.marks, one.most, one.preemptions,
+          {json.dumps(stretches)}.map(([from, to]) => one.fullest(from, to))]);</script></body>"""
+    )
+    marks, most, preemptions, found = json.loads(dump_dom(page, tmp_path).split("<body>")[1].split("</body>")[0])
+    assert (marks, most, preemptions) == ([3000], 0.9, 4)
+    assert [one and one["kv"] for one in found] == [None, 0.1, 0.1, 0.9, 0.9, 0.2, 0.1]
+    assert found[5] == {"running": 3, "waiting": 0, "kv": 0.2, "preemptions": 4}

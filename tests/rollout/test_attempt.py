@@ -16,8 +16,8 @@ from swe_rl.gateway.session import SessionSettings
 from swe_rl.gateway.trace import Break, TraceStoreError
 from swe_rl.rollout.attempt import Attempter, Order
 from swe_rl.rollout.trajectory import Status
-from swe_rl.sandbox.process import ProcessProvider
 from swe_rl.sandbox.protocol import SandboxError, Workspace
+from swe_rl.sandbox.provider import make_provider
 from swe_rl.sandbox.scripted import ScriptedProvider
 
 DIFF = "ZGlmZiAtLWdpdA=="  # base64 of what git would print
@@ -65,6 +65,7 @@ class EndingAgent:
     """Ends as told, or raises."""
 
     name = "ending"
+    needs_door = False
 
     def __init__(self, end):
         self._end = end
@@ -199,7 +200,7 @@ async def test_a_real_instance_with_and_without_the_gold_patch(attempt, config, 
     env = BugsEnv(EnvConfig(), tmp_path / "cache")
     instance = env.instances("train")[1]
     order = Order(instance, "g", "train", 1, 0, 0, SessionSettings(96, 1024))
-    sandboxes = ProcessProvider(SandboxConfig(), tmp_path / "scratch", warn=print)
+    sandboxes = make_provider(SandboxConfig(), tmp_path / "scratch", print)
     try:
         for agent, status in (
             (GoldAgent({instance.instance_id: instance.patch}), Status.resolved),
@@ -211,3 +212,64 @@ async def test_a_real_instance_with_and_without_the_gold_patch(attempt, config, 
     finally:
         await sandboxes.close()
     assert not list((tmp_path / "scratch").iterdir())
+
+
+async def test_an_agent_inside_gets_a_door_and_its_patch_counts(attempt):
+    class Inside(EndingAgent):
+        needs_door = True
+
+        async def run(self, task, *, base_url, model, sandbox, timeout_s):
+            self.door_url = sandbox.door_url
+            result = await super().run(task, base_url=base_url, model=model, sandbox=sandbox, timeout_s=timeout_s)
+            result.patch = "diff --git a/x b/x"
+            return result
+
+    class PortGateway(FakeGateway):
+        def session_url(self, session_id):
+            return f"http://127.0.0.1:8123/sessions/{session_id}/v1"
+
+    agent = Inside(Exit.SUBMITTED)
+    used = await attempt(agent, gateway=PortGateway())
+    assert agent.door_url == "http://127.0.0.1:8123"
+    assert used.env.graded[0][0] == used.trajectory.patch == "diff --git a/x b/x"
+
+
+async def test_an_image_s_history_is_hidden_first_and_a_patch_is_of_what_it_left(attempt):
+    asked = []
+
+    def respond(command):
+        asked.append(command.command)
+        if "swe_rl hidden" in command.command:
+            return "noise\nswe_rl hidden 1234abcd"
+        return DIFF
+
+    class ImageEnv(FakeEnv):
+        def workspace(self, instance):
+            return Workspace(image="somebody/image")
+
+    await attempt(ScriptedAgent(["true"]), env=ImageEnv(Grade(True, True)), respond=respond)
+    hidden, acted, taken = asked
+    assert "swe_rl hidden" in hidden and acted == "true" and "1234abcd" in taken
+
+
+async def test_tricks_are_counted(attempt):
+    used = await attempt(ScriptedAgent(["curl https://example.org/fix.patch | git apply", "ls"]))
+    assert used.trajectory.cheating and all(count >= 1 for count in used.trajectory.cheating.values())
+
+
+async def test_tests_that_never_end_are_no_verdict_unless_they_are_known_to_end(attempt, config, instance):
+    limit_s = config.rollout.grade_timeout_s
+    hung, good = Grade(False, True, timed_out=True, duration_s=limit_s), Grade(True, True, duration_s=limit_s / 4)
+    unknown = await attempt(ScriptedAgent(["true"]), env=FakeEnv(hung))
+    assert (unknown.trajectory.status, unknown.trajectory.reward) == (Status.grade_error, None)
+    assert "rollout.grade_timeout_s" in unknown.trajectory.error
+
+    env, sandboxes = FakeEnv(good), ScriptedProvider(lambda command: DIFF)
+    attempter = Attempter(
+        env, ScriptedAgent(["true"]), FakeGateway(), sandboxes, config.rollout, config.env, model_name="tiny"
+    )
+    order = Order(instance(), "train.1.one", "train", 1, 0, 0, SessionSettings(96, 1024))
+    first, _ = await attempter.run(order)
+    env._grade = hung
+    second, _ = await attempter.run(order)
+    assert (first.status, second.status, second.reward) == (Status.resolved, Status.unresolved, 0.0)

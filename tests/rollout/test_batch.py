@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 
 from swe_rl.agent.protocol import AgentResult, Exit
+from swe_rl.config.choices import Advantage, DynamicSampling
 from swe_rl.config.schema import AlgoConfig
 from swe_rl.rollout.batch import (
     count_tokens,
@@ -51,6 +52,51 @@ def test_penalties_are_taken_off_but_rewards_stay(trajectory):
     assert set_advantages(group, dataclasses.replace(MEAN_ONLY, kl_coef=0.1), {"a.0.0": 5.0}) == 0
     assert [one.advantage for one in group] == [-0.25, 0.25]
     assert [one.reward for one in group] == [1.0, 1.0]
+
+
+def test_what_a_limit_cut_short_is_filtered_but_stays_in_the_baseline(trajectory):
+    kinds = (Status.resolved, Status.unresolved, Status.step_limit, Status.context_overflow)
+    for overlong_filter in (False, True):
+        group = [trajectory("a", sample, status) for sample, status in enumerate(kinds)]
+        assert set_advantages(group, dataclasses.replace(MEAN_ONLY, overlong_filter=overlong_filter)) == 0
+        assert [one.advantage for one in group] == [0.75, -0.25, -0.25, -0.25]
+        assert [one.trained for one in group] == [True, True, not overlong_filter, not overlong_filter]
+
+
+def test_dynamic_sampling_looks_at_rewards_before_penalties(trajectory):
+    """Two failures of different length differ by the penalty only; they teach nothing about the task."""
+    algo = dataclasses.replace(MEAN_ONLY, overlong_share=0.5)
+    for sampling, degenerate in ((DynamicSampling.none, 0), (DynamicSampling.filter, 1)):
+        group = [trajectory("a", 0, response_tokens=100), trajectory("a", 1, response_tokens=10)]
+        assert set_advantages(group, dataclasses.replace(algo, dynamic_sampling=sampling), None, 100) == degenerate
+        assert [one.advantage for one in group] == ([-0.5, 0.5] if degenerate == 0 else [0.0, 0.0])
+        assert [one.trained for one in group] == [degenerate == 0] * 2
+
+
+def test_what_is_left_out_does_not_enter_the_batch_s_normalization(trajectory):
+    algo = AlgoConfig(advantage=Advantage.reinforce_pp_baseline, dynamic_sampling=DynamicSampling.filter)
+    mixed = [trajectory("b", 0, Status.resolved), trajectory("b", 1)]
+    alone = [dataclasses.replace(one) for one in mixed]
+    solved = [trajectory("a", sample, Status.resolved) for sample in range(6)]
+    assert set_advantages([*solved, *mixed], algo) == 1
+    set_advantages(alone, algo)
+    assert [one.advantage for one in mixed] == [one.advantage for one in alone]
+    assert not any(one.trained for one in solved)
+
+
+def test_without_a_group_baseline_the_batch_is_compared(trajectory):
+    solved = [trajectory("a", sample, Status.resolved) for sample in range(2)]
+    failed = [trajectory("b", 0), trajectory("b", 1), trajectory("b", 2, Status.infra_error)]
+    assert set_advantages([*solved, *failed], AlgoConfig(advantage=Advantage.reinforce_pp)) == 0
+    signs = [one.advantage for one in [*solved, *failed]]
+    assert signs[0] == signs[1] > 0 > signs[2] == signs[3] and signs[4] == 0.0
+
+
+def test_kl_in_the_reward_goes_into_the_batch_s_normalization(trajectory):
+    algo = AlgoConfig(advantage=Advantage.reinforce_pp, kl_coef=0.1)
+    group = [trajectory("a", 0, Status.resolved), trajectory("a", 1, Status.resolved)]
+    set_advantages(group, algo, {"a.0.0": 5.0})
+    assert group[0].advantage == pytest.approx(-(0.5**0.5), rel=1e-4) and group[1].advantage == -group[0].advantage
 
 
 def test_lengths_come_from_the_longest_chain(trajectory, trace):

@@ -43,7 +43,7 @@ async def test_full_count_in_an_order_that_does_not_depend_on_timing(rollout, in
     instances = [instance(name) for name in "ab"]
     slow_first = Attempts(trajectory_of, lambda order: 0.02 * (3 - order.sample) * (order.instance.instance_id == "a"))
     done = []
-    collected = await collect(slow_first, rollout, instances, on_done=lambda one: done.append(one.trajectory_id))
+    collected = await collect(slow_first, rollout, instances, on_done=lambda one, _: done.append(one.trajectory_id))
     names = [one.trajectory_id for one in collected.trajectories]
     assert names == [f"train.1.{name}.{sample}.0" for name in "ab" for sample in range(3)]
     assert sorted(done) == sorted(names) and done != names
@@ -143,3 +143,17 @@ def test_a_seed_depends_on_run_seed_and_name_only(seed, name):
     assert 0 <= sampling_seed(seed, name) < 2**63
     assert sampling_seed(seed, name) != sampling_seed(seed + 1, name)
     assert sampling_seed(seed, name) != sampling_seed(seed, name + "x")
+
+
+async def test_what_is_known_is_not_run_again_and_keeps_its_place(rollout, instance, trajectory_of):
+    instances = [instance(name) for name in "ab"]
+    first = await collect(Attempts(trajectory_of), rollout, instances, n=2)
+    known = {("a", 1): first.trajectories[1], ("b", 0): first.trajectories[2]}
+    again, tails, done = Attempts(trajectory_of), [], []
+    collector = Collector(again, rollout, 0, tails.append)
+    collected = await collector.collect(
+        instances, split="train", step=1, n=2, temperature=0.7, known=known, on_done=lambda one, _: done.append(one)
+    )
+    assert [one.trajectory_id for one in collected.trajectories] == [one.trajectory_id for one in first.trajectories]
+    assert sorted(order.trajectory_id for order in again.orders) == ["train.1.a.0.0", "train.1.b.1.0"]
+    assert tails == [False, True] and len(done) == 2

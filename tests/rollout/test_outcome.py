@@ -3,8 +3,8 @@
 import pytest
 
 from swe_rl.agent.protocol import Exit
+from swe_rl.config.choices import RewardKind
 from swe_rl.config.compose import compose
-from swe_rl.config.schema import RewardKind
 from swe_rl.env.protocol import Grade
 from swe_rl.rollout.outcome import needs_grading, reward_of, status_of
 from swe_rl.rollout.trajectory import INFRA_STATUSES, Status

@@ -23,10 +23,12 @@ from swe_rl.sandbox.protocol import Workspace
 from swe_rl.sandbox.scripted import ScriptedProvider
 
 NOW_S = 1_795_000_000.0
+SUMMED = {"tool": "command", "hold": "queue"}  # kind of a phase: its name in times_s
 seconds = st.floats(0.0, 40.0).map(lambda value: value if value > 1e-4 else 0.0)
+NO_TIME = dict.fromkeys(("before", "hold", "queue", "prefill", "decode", "wait", "command"), 0.0)
 CALL = st.fixed_dictionaries(
     {
-        **dict.fromkeys(("before", "queue", "prefill", "decode", "wait", "command"), seconds),
+        **dict.fromkeys(NO_TIME, seconds),
         "engine": st.sampled_from(["engine0", "engine1"]),
     }
 )
@@ -44,20 +46,20 @@ def program(calls, *, boot_s=1.0, grade_s=2.0, skew_s=(), until_patch_s=0.5):
     began_s = {"boot": NOW_S, "agent": at_s}
     for place, (call, skew) in enumerate(itertools.zip_longest(calls, skew_s[: len(calls)], fillvalue=0.0)):
         at_s += call["before"] if place == 0 else 0.0
-        for kind in (PhaseKind.queue, PhaseKind.prefill, PhaseKind.decode):
+        for kind in (PhaseKind.hold, PhaseKind.queue, PhaseKind.prefill, PhaseKind.decode):
             truth.append(Phase(at_s, at_s + call[kind.value], kind, call["engine"], place))
             at_s += call[kind.value]
-        spent_s = [call[name] for name in ("queue", "prefill", "decode")]
+        spent_s = [call["hold"] + call["queue"], call["prefill"], call["decode"]]
         tokens = (1,) * (place + 1)
-        traces.append(
-            Trace("t", place, 0, tokens, tokens, (-1.0,), 0, "stop", None, at_s + skew, *spent_s, place, call["engine"])
-        )
+        told = (*spent_s, place, call["engine"], call["hold"])
+        traces.append(Trace("t", place, 0, tokens, tokens, (-1.0,), 0, "stop", None, at_s + skew, *told))
         at_s += call["wait"]
         truth.append(Phase(at_s, at_s + call["command"], PhaseKind.tool, None, place))
         at_s += call["command"]
         turns.append(Turn(place, "m", "c", "o", command_s=call["command"]))
     times_s = {"boot": boot_s, "agent": at_s - began_s["agent"], "grade": grade_s}
     times_s |= {name: sum(call[name] for call in calls) for name in ("queue", "prefill", "decode", "command")}
+    times_s["queue"] += sum(call["hold"] for call in calls)  # a trace's queue_s has both
     began_s["grade"] = at_s = at_s + until_patch_s
     truth.append(Phase(at_s, at_s + grade_s, PhaseKind.grade))
     began_s["end"] = at_s + grade_s
@@ -69,7 +71,7 @@ def program(calls, *, boot_s=1.0, grade_s=2.0, skew_s=(), until_patch_s=0.5):
 def sums_s(phases):
     total = defaultdict(float)
     for start_s, end_s, kind, *_ in phases:
-        total["command" if kind == "tool" else str(kind)] += end_s - start_s
+        total[SUMMED.get(kind, str(kind))] += end_s - start_s
     return total
 
 
@@ -118,7 +120,7 @@ def test_the_event_keeps_order_and_sums_within_its_rounding(calls, skew_s):
 
 
 def test_an_answer_that_was_lost_has_no_command():
-    call = {"before": 0.0, "queue": 0.0, "prefill": 0.0, "decode": 1.0, "wait": 0.0, "command": 0.5, "engine": "e"}
+    call = NO_TIME | {"decode": 1.0, "command": 0.5, "engine": "e"}
     trajectory, traces, _ = program([call, call, call])
     repeated = Trace("t", 1, 1, (1,), (1,), (-1.0,), 0, "stop", Break.duplicate, traces[1].created_s, decode_s=1.0)
     traces = [traces[0], repeated, traces[2]]  # the first one's answer never came
@@ -128,7 +130,7 @@ def test_an_answer_that_was_lost_has_no_command():
 
 
 def test_commands_of_turns_that_left_no_trace_still_count():
-    call = {"before": 0.0, "queue": 0.0, "prefill": 0.0, "decode": 1.0, "wait": 0.0, "command": 0.5, "engine": "e"}
+    call = NO_TIME | {"decode": 1.0, "command": 0.5, "engine": "e"}
     trajectory, traces, _ = program([call, call])
     found = phases_of(trajectory, traces[:1])
     assert sums_s(found)["command"] == pytest.approx(1.0, abs=1e-5)
@@ -144,7 +146,7 @@ def test_without_stamps_there_is_nothing_to_draw():
 
 
 def test_one_event_a_trajectory_and_small():
-    call = {"before": 0.1, "queue": 0.2, "prefill": 0.3, "decode": 9.1, "wait": 0.1, "command": 3.3, "engine": "e"}
+    call = {**dict.fromkeys(NO_TIME, 0.1), "decode": 9.1, "command": 3.3, "engine": "e"}
     trajectory, traces, _ = program([call] * 20)
     events = list(program_events([trajectory] * 3, [traces] * 3, NOW_S - 3600.0))
     assert len(events) == 3

@@ -49,11 +49,14 @@ def _audit_book(state, book):
     assert (account.running, account.acting) == (len(running), len(acting))
     assert account.running_tokens == sum(charge.own_tokens for charge in charges if not charge.acting)
     assert account.acting_tokens == sum(charge.own_tokens for charge in charges if charge.acting)
-    assert (account.prefix_tokens > 0) <= any(charge.group_id is not None for charge in charges)
+    prefix_tokens = account.prefix_tokens, account.idle_prefix_tokens
+    assert (sum(prefix_tokens) > 0) <= any(charge.group_id is not None for charge in charges)
+    runs = {charge.group_id for charge in charges if not charge.acting} - {None}
+    assert (account.prefix_tokens > 0) <= bool(runs) and min(prefix_tokens) >= 0
     assert all(account.hosts(charge.group_id) for charge in charges if charge.group_id is not None)
     assert account.load_tokens(state.now_s) >= 0
     if not charges:
-        assert account.empty and account.load_tokens(state.now_s) == account.prefix_tokens == 0
+        assert account.empty and account.load_tokens(state.now_s) == sum(prefix_tokens) == 0
     if not book.up:
         assert account.empty and not book.resident and not book.cache.idle_tokens
 

@@ -34,22 +34,50 @@ def test_whatever_is_charged_can_be_taken_back_to_exactly_zero(wanted, order, ha
 
 @given(_charges)
 def test_a_load_is_the_sum_of_what_is_charged_with_each_prefix_once(wanted):
+    """A prefix runs while one of its programs does, else it weighs as little as they."""
     account = make_account(0.5)
-    expected = sum(GROUPS[group] for group in {group for _, group, _, _ in wanted})
+    running = {group for _, group, acting, _ in wanted if not acting}
+    groups = {group for _, group, _, _ in wanted}
+    expected = sum(GROUPS[group] * (1 if group in running else 0.5) for group in groups)
     for tokens, group, acting, _ in wanted:
         expected += max(0, tokens - GROUPS[group]) * (0.5 if acting else 1)
         account.charge(tokens, group, GROUPS[group], acting, 0.0)
     assert account.load_tokens(0.0) == expected
 
 
-@given(_charges, st.integers(0, 5000), st.sampled_from(list(GROUPS)))
-def test_a_need_is_what_the_load_rises_by(wanted, tokens, group):
-    account = make_account()
+@given(_charges, st.integers(0, 5000), st.sampled_from(list(GROUPS)), st.sampled_from([0, 5, 300]))
+def test_a_need_is_what_the_load_rises_by(wanted, tokens, group, common):
+    account = make_account(0.5)
+    account.common_tokens = common
     for charged, its_group, acting, _ in wanted:
         account.charge(charged, its_group, GROUPS[its_group], acting, 0.0)
     before, need = account.load_tokens(0.0), account.need_tokens(tokens, group, GROUPS[group])
     account.charge(tokens, group, GROUPS[group], False, 0.0)
-    assert account.load_tokens(0.0) - before == need
+    assert account.load_tokens(0.0) - before == pytest.approx(need, abs=1)  # tokens are whole
+
+
+def test_what_all_programs_begin_with_is_there_once():
+    account = make_account(0.5)
+    account.common_tokens = 30
+    assert account.empty and account.load_tokens(0.0) == 0
+    first = account.charge(100, None, 0, False, 0.0)
+    account.charge(70, "g", 40, True, 0.0)
+    assert account.load_tokens(0.0) == 30 + 70 + 0.5 * (30 + 10)
+    assert account.idle_tokens(70, "g", 40) == 30 and account.idle_tokens(70, "h", 40) == 40
+    account.take_back(first, 0.0)
+    assert account.load_tokens(0.0) == 20
+    account.common_tokens = 0  # learned anew: what was charged is taken back as it was made
+    account.charge(50, "g", 40, False, 0.0)
+    assert account.load_tokens(0.0) == 10 + 10 + 0.5 * 30
+
+
+def test_a_prefix_leaves_with_its_last_program():
+    account = make_account()
+    first, second = (account.charge(100, "g", 40, True, 0.0) for _ in range(2))
+    assert account.alone_tokens(first) == 0
+    account.take_back(second, 0.0)
+    assert account.alone_tokens(first) == 40
+    assert account.alone_tokens(account.charge(9, None, 0, True, 0.0)) == 0
 
 
 def test_siblings_share_their_prefix():

@@ -38,7 +38,7 @@ def test_every_router_serves_a_program_and_survives_the_loss_of_all_engines(name
     [
         (RouterConfig(name="cap"), "router.max_programs_per_engine=0 and engine.max_num_seqs=None"),
         (RouterConfig(name="tr", resume_at=0.99), "router.resume_at=0.99 and router.pause_at=0.95"),
-        (RouterConfig(name="tr_atw01", tick_s=0.0), "router.tick_s=0.0"),
+        (RouterConfig(name="tr", tick_s=0.0), "router.tick_s=0.0"),
         (RouterConfig(name="tr", acting_token_weight=-1.0), "router.acting_token_weight=-1.0"),
         (RouterConfig(name="best"), "router=best is not known; choose one of default, sticky_least_loaded, cap, tr"),
     ],

@@ -3,7 +3,7 @@
 import pytest
 
 from swe_rl.config.schema import HardwareConfig, LayoutConfig, ModelConfig
-from swe_rl.router.simulation.speed import EngineSpeed, SpeedError, engine_speed, speed_of
+from swe_rl.router.simulation.speed import FP8_EXPERTS, EngineSpeed, SpeedError, engine_speed, speed_of
 
 QWEN3_14B = ModelConfig(
     num_layers=40, hidden_size=5120, num_heads=40, num_kv_heads=8, head_dim=128, params_b=14.8, active_params_b=14.8
@@ -24,7 +24,7 @@ QWEN3_CODER = ModelConfig(
 @pytest.fixture(scope="module")
 def coder():
     """Two H100, weights and cache in FP8."""
-    return engine_speed(QWEN3_CODER, 2 * 989, 2 * 3350, bytes_per_value=1)
+    return engine_speed(QWEN3_CODER, 2 * 989, 2 * 3350, FP8_EXPERTS, bytes_per_value=1)
 
 
 @pytest.mark.parametrize(
@@ -49,9 +49,9 @@ def test_prefill_plateau(coder):
 
 def test_decoding_is_bound_by_reads_and_prefill_by_arithmetic():
     speed = engine_speed(QWEN3_14B, 989, 3350)
-    assert speed.step_s(1, 0) == pytest.approx(0.003 + 29.6e9 / 3350e9 / 0.8)
-    assert speed.step_s(0, 0, 8192) == pytest.approx(0.003 + 2 * 14.8e9 * 8192 / (989e12 * 0.8))
-    assert speed.step_s(1, 1_000_000) - speed.step_s(1, 0) == pytest.approx(1e6 * 163840 / (3350e9 * 0.45))
+    assert speed.step_s(1, 0) == pytest.approx(0.0011 + 29.6e9 / 3350e9 / 0.86)
+    assert speed.step_s(0, 0, 8192) == pytest.approx(0.0011 + 2 * 14.8e9 * 8192 / (989e12 * 0.67))
+    assert speed.step_s(1, 1_000_000) - speed.step_s(1, 0) == pytest.approx(1e6 * 163840 / (3350e9 * 0.88))
 
 
 def test_experts_are_read_as_they_are_used():
@@ -68,11 +68,12 @@ def test_tensor_parallel_engines_are_as_much_faster():
     )
     assert two.token_s == pytest.approx(one.token_s / 2)
     assert two.kv_read_s == pytest.approx(one.kv_read_s / 2)
-    assert two.overhead_s == one.overhead_s
+    assert two.overhead_s == one.overhead_s and two.call_s == one.call_s > 0
 
 
 def test_gpus_of_unknown_speed_are_refused_and_the_cpu_is_not():
     layout = LayoutConfig(trainer_gpus=4, colocated=False)
     with pytest.raises(SpeedError, match="hardware.gpu_bf16_tflops"):
         speed_of(QWEN3_14B, HardwareConfig(name="mine", gpus_per_node=8), layout)
-    assert speed_of(ModelConfig(), HardwareConfig(), LayoutConfig()).step_s(1, 100) > 0
+    embedded = speed_of(ModelConfig(), HardwareConfig(), LayoutConfig())
+    assert embedded.step_s(1, 100) > 0 and embedded.call_s == 0  # in the process

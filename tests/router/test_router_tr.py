@@ -81,21 +81,62 @@ def test_programs_are_let_in_up_to_one_share_and_paused_above_another():
     assert names(driver.feed(ProgramReleased("a"))) == ["d", "e"]  # at once, without a tick; the cached one first
 
 
-def test_admission_order_is_overdue_cached_then_small():
-    driver = Driver(replace(BASE, max_hold_s=100.0, ageing_tokens_per_s=0.0))
+def test_admission_order_is_overdue_cached_then_fewest_turns():
+    driver = Driver(replace(BASE, max_hold_s=100.0))
     driver.turn_of("cached", 300)
+    for _ in range(2):
+        driver.turn_of("ahead", 10)
     driver.ask("busy", 500)
-    pausing.pause(driver.state, driver.state.programs["cached"], driver.state.books["e0"], "test")
-    for program, tokens in (("big", 900), ("medium", 400), ("small", 380)):
+    for program in ("cached", "ahead"):
+        pausing.pause(driver.state, driver.state.programs[program], driver.state.books["e0"], "test")
+    driver.state.books["e0"].cache.drop("ahead")
+    for program, tokens in (("ahead", 400), ("first", 400), ("second", 380)):
         assert driver.ask(program, tokens) == []
     assert names(driver.ask("cached", 320)) == ["cached"]  # before all that came earlier
     assert names(driver.end("cached")) == []
-    assert names(driver.end("busy")) == ["small"]  # nothing ran: one idle program gave way
-    driver.end("small")
-    assert driver.status("medium") == "reasoning"
-    assert driver.status("big") == "new"
-    (late,) = driver.tick(after_s=100.0)
-    assert (late.request_id.split(".")[0], late.reason) == ("big", "overdue")
+    assert names(driver.end("busy")) == ["first"]  # nothing ran: one idle program gave way
+    assert driver.status("ahead") == "held" and driver.status("second") == "new"
+    driver.state.books["e0"].account.running_tokens += 600  # no room, whatever ends
+    (late, later) = driver.tick(after_s=100.0)
+    assert (late.request_id.split(".")[0], late.reason) == ("ahead", "overdue")
+    assert names([later]) == ["second"]
+
+
+def test_a_program_without_its_prefix_lets_those_go_first_that_are_behind():
+    driver = Driver()
+    driver.turn_of("a", 300)
+    driver.ask("busy", 500)
+    assert driver.ask("b", 200) == []
+    driver.state.books["e0"].cache.drop("a")
+    assert names(driver.ask("a", 310)) == ["b"]  # its place is free now
+    assert driver.status("a") == "held" and list(driver.state.cold) == ["a"]
+    assert "unbind: prefix is gone" in driver.state.snapshot()["decision_counts"]
+
+
+def test_what_first_prompts_find_cached_is_counted_once_an_engine():
+    driver = Driver()
+    for number in range(9):
+        driver.ask(f"p{number}", 80)
+        request = next(iter(driver.state.requests.values()))
+        cached = (0, 0, 32, 32, 32, 32, 80, 32, 32)[number]
+        driver.feed(RequestFinished(f"p{number}", request.request_id, 80, cached))
+        driver.feed(ProgramReleased(f"p{number}"))
+    account = driver.state.books["e0"].account
+    assert account.common_tokens == 32 and account.empty
+    driver.ask("x", 100)
+    driver.ask("y", 100)
+    assert account.pinned_tokens == 32 + 2 * 68
+    driver.feed(EngineAdded("e1", 1000))
+    assert driver.state.books["e1"].account.common_tokens == 32
+
+
+def test_siblings_do_not_teach_what_all_programs_share():
+    driver = Driver()
+    for number in range(9):
+        driver.ask(f"p{number}", 80, group="g")
+        request = next(iter(driver.state.requests.values()))
+        driver.feed(RequestFinished(f"p{number}", request.request_id, 80, 16 if number == 0 else 80))
+    assert driver.state.books["e0"].account.common_tokens == 16
 
 
 def test_a_paused_program_goes_back_to_its_prefix_and_elsewhere_when_that_is_gone():
@@ -136,7 +177,7 @@ def test_siblings_go_together_and_their_prefix_counts_once():
     driver = Driver(engines=("e0", "e1"))
     assert [driver.turn_of(f"g{number}", 400, group="g") for number in range(3)] == ["e0"] * 3
     book = driver.state.books["e0"]
-    assert (book.account.load_tokens(driver.now), book.account.prefix_tokens) == (400, 400)
+    assert (book.account.load_tokens(driver.now), book.account.idle_prefix_tokens) == (400, 400)
     assert driver.turn_of("h0", 300, group="h") == "e1"
     for program in ("g0", "g1", "g2"):
         driver.feed(ProgramReleased(program))
@@ -355,26 +396,21 @@ def test_a_loop_under_pressure_ends_with_everything_at_zero(tr_world, settings, 
     tr_world.audit(loop.state)
     assert loop.left == 0 and not loop.state.programs and not loop.state.demand_tokens
     assert 0 < max(loop.held_s) <= settings.max_hold_s + loop.tick_s
-    assert loop.state.log.counts["pause", "growth"] > 0
+    counts = loop.state.log.counts
+    assert counts["pause", "growth"] + counts["unbind", "prefix is gone"] > 0
     again = tr_world.Loop(TrPolicy(settings, 1.0), seed=seed).run()
     assert again.actions == loop.actions and again.state.log.latest() == loop.state.log.latest()
 
 
-def test_nobody_is_paused_right_after_having_been_let_in(tr_world):
+def test_nobody_is_paused_right_after_having_been_let_in(tr_world, monkeypatch):
     loop = tr_world.Loop(TrPolicy(TrSettings(min_stay_s=3.0), 1.0), programs=120)
-    pauses = []
-    original = loop.policy.step
+    stays = []
+    original = pausing.pause
 
-    def step(state, event, now):
-        admitted = {name: one.admitted_s for name, one in state.programs.items() if one.engine is not None}
-        actions = original(state, event, now)
-        pauses.extend(
-            now - since
-            for name, since in admitted.items()
-            if name in state.programs and state.programs[name].engine is None
-        )
-        return actions
+    def pause(state, program, book, reason):
+        stays.append(state.now_s - program.admitted_s)
+        original(state, program, book, reason)
 
-    loop.policy.step = step
+    monkeypatch.setattr(pausing, "pause", pause)
     loop.run()
-    assert len(pauses) > 20 and min(pauses) >= 3.0
+    assert len(stays) > 20 and min(stays) >= 3.0

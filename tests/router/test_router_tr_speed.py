@@ -19,9 +19,9 @@ def microseconds_per_event(tr_world, programs, engines):
 
     def timed(state, event, now):
         nonlocal spent_s, events
-        began = time.perf_counter()
+        began = time.thread_time()  # the processor's: what else runs on the machine is no cost of the policy
         actions = step(state, event, now)
-        spent_s += time.perf_counter() - began
+        spent_s += time.thread_time() - began
         events += 1
         return actions
 

@@ -12,12 +12,12 @@ def drained(queue):
     return out
 
 
-def test_small_ones_first_but_not_for_ever():
-    queue = AgeingQueue(100.0)
-    queue.push("large", 9000, arrived_s=0.0)
-    queue.push("small", 1000, arrived_s=50.0)
-    queue.push("late", 1000, arrived_s=85.0)
-    assert drained(queue) == ["small", "large", "late"]
+def test_who_is_behind_goes_first_but_not_for_ever():
+    queue = AgeingQueue(0.1)
+    queue.push("ahead", 9, arrived_s=0.0)
+    queue.push("behind", 1, arrived_s=50.0)
+    queue.push("late", 1, arrived_s=85.0)
+    assert drained(queue) == ["behind", "ahead", "late"]
 
 
 def test_a_program_is_in_once():
@@ -35,10 +35,10 @@ _pushes = st.tuples(st.sampled_from("abcdefgh"), st.integers(0, 9), st.integers(
 @given(st.lists(_pushes, max_size=400))
 def test_heads_are_those_of_a_sorted_list_and_the_heap_stays_small(pushes):
     queue, model = AgeingQueue(2.0), {}
-    for number, (program, tokens, arrived, keep) in enumerate(pushes):
+    for number, (program, turns, arrived, keep) in enumerate(pushes):
         if keep:
-            queue.push(program, tokens, arrived)
-            model[program] = (tokens + 2.0 * arrived, number)
+            queue.push(program, turns, arrived)
+            model[program] = (turns + 2.0 * arrived, number)
         else:
             queue.remove(program)
             model.pop(program, None)

@@ -2,14 +2,19 @@
 
 import shutil
 import subprocess
-from collections.abc import AsyncIterator, Callable
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from swe_rl.config.schema import Isolation, SandboxConfig
-from swe_rl.sandbox.process import ProcessProvider, ProcessSandbox
+from swe_rl.config.choices import Isolation, SandboxKind
+from swe_rl.config.schema import SandboxConfig
+from swe_rl.sandbox.process import ProcessProvider
+from swe_rl.sandbox.process_sandbox import ProcessSandbox
 from swe_rl.sandbox.protocol import Workspace
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 needs_bwrap = pytest.mark.skipif(shutil.which("bwrap") is None, reason="needs bubblewrap")
 
@@ -63,3 +68,49 @@ async def sandbox(make: ProviderFactory, isolation: Isolation, workspace: Worksp
 @pytest.fixture
 async def isolated(make: ProviderFactory, workspace: Workspace) -> ProcessSandbox:
     return await make(Isolation.bubblewrap).create(workspace, owner="isolated")
+
+
+ConfigOf = Callable[..., SandboxConfig]
+
+
+@pytest.fixture(scope="session")
+def engine_addresses() -> Iterator[Callable[[SandboxKind], str]]:
+    """Engines of this machine, started when first asked for; skips where there can be none."""
+    from contextlib import ExitStack
+
+    from tests.sandbox.engines import NoEngineError, engine
+
+    found: dict[SandboxKind, str | NoEngineError] = {}
+    with ExitStack() as stack:
+
+        def address(kind: SandboxKind) -> str:
+            if kind not in found:
+                try:
+                    found[kind] = stack.enter_context(engine(kind))
+                except NoEngineError as error:
+                    found[kind] = error
+            answer = found[kind]
+            return pytest.skip(str(answer)) if isinstance(answer, NoEngineError) else answer
+
+        yield address
+
+
+@pytest.fixture
+def container_config(engine_addresses: Callable[[SandboxKind], str]) -> ConfigOf:
+    """The configuration of containers of this machine's engine; `changes` are keys of SandboxConfig."""
+    from swe_rl.config.choices import PullPolicy
+    from tests.sandbox import host_image
+
+    def make(kind: SandboxKind, **changes: object) -> SandboxConfig:
+        fixed: dict[str, object] = {
+            "kind": kind,
+            "host": engine_addresses(kind),
+            "image": host_image.IMAGE,
+            "mounts": host_image.mounts(),
+            "pull": PullPolicy.never,
+            "memory_gb": 0.5,
+            "concurrency": 16,
+        }
+        return SandboxConfig(**(fixed | changes))  # type: ignore[arg-type]
+
+    return make

@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from swe_rl.config.schema import Isolation, SandboxConfig
+from swe_rl.config.choices import Isolation
+from swe_rl.config.schema import SandboxConfig
 from swe_rl.sandbox import isolation as isolation_module
 from swe_rl.sandbox.bubblewrap import UserMode
-from swe_rl.sandbox.process import ProcessProvider, ProcessSandbox
+from swe_rl.sandbox.process import ProcessProvider
+from swe_rl.sandbox.process_sandbox import ProcessSandbox
 from swe_rl.sandbox.protocol import SandboxError, Workspace
 
 pytestmark = pytest.mark.skipif(shutil.which("bwrap") is None, reason="needs bubblewrap")

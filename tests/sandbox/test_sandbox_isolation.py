@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from swe_rl.config.schema import Isolation, SandboxConfig, SandboxKind
+from swe_rl.config.choices import Isolation, SandboxKind
+from swe_rl.config.schema import SandboxConfig
 from swe_rl.errors import UserError
 from swe_rl.sandbox.provider import make_provider
 
@@ -42,7 +43,20 @@ def test_missing_bwrap_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         make_provider(SandboxConfig(isolation=Isolation.bubblewrap), tmp_path / "scratch", pytest.fail)
 
 
-@pytest.mark.parametrize("kind", [kind for kind in SandboxKind if kind is not SandboxKind.process])
-def test_other_kinds_say_what_there_is(kind: SandboxKind, tmp_path: Path):
-    with pytest.raises(UserError, match="available: process"):
-        make_provider(SandboxConfig(kind=kind), tmp_path, pytest.fail)
+@pytest.mark.parametrize(
+    ("kind", "way_out"),
+    [
+        (SandboxKind.docker, r"DOCKER_HOST"),
+        (SandboxKind.podman, r"podman system service"),
+        (SandboxKind.apptainer, r"on PATH.*runtime=job"),
+        (SandboxKind.remote, r"sandbox\.runtime_url"),
+    ],
+)
+def test_a_kind_that_does_not_work_here_says_what_to_do(
+    kind: SandboxKind, way_out: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("swe_rl.sandbox.container_address.usual_sockets", lambda kind, environment: [])
+    for name, value in (("PATH", str(tmp_path)), ("DOCKER_HOST", ""), ("CONTAINER_HOST", "")):
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UserError, match=way_out):
+        make_provider(SandboxConfig(kind=kind), tmp_path / "scratch", pytest.fail)

@@ -11,14 +11,16 @@ from pathlib import Path
 
 import psutil
 
-from swe_rl.config.schema import Isolation, SandboxConfig
+from swe_rl.config.choices import Isolation
+from swe_rl.config.schema import SandboxConfig
 from swe_rl.sandbox.lease import LEASE_NAME, reap_stale, write_lease
 from swe_rl.sandbox.process import ProcessProvider
 
 _RUN = """
 import asyncio, sys
 from pathlib import Path
-from swe_rl.config.schema import Isolation, SandboxConfig
+from swe_rl.config.choices import Isolation
+from swe_rl.config.schema import SandboxConfig
 from swe_rl.sandbox.process import ProcessProvider
 from swe_rl.sandbox.protocol import Workspace
 

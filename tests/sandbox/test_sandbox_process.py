@@ -9,9 +9,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from swe_rl.config.schema import Isolation
+from swe_rl.config.choices import Isolation
 from swe_rl.errors import UserError
-from swe_rl.sandbox.process import ProcessSandbox
+from swe_rl.sandbox.process_sandbox import ProcessSandbox
 from swe_rl.sandbox.protocol import SandboxError, Workspace
 
 

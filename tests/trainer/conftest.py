@@ -1,12 +1,20 @@
 """Tiny random models and rows for the trainer's tests."""
 
+import importlib.util
 import random
+import threading
+import time
+from pathlib import Path
 
 import pytest
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from swe_rl.algo.row import Row
+from swe_rl.config.schema import ModelConfig
+from swe_rl.model.tiny import build_model
+from swe_rl.trainer.errors import TrainerError
+from swe_rl.trainer.mesh import make_mesh, process_group
 
 VOCAB = 64
 
@@ -17,6 +25,64 @@ def _one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def rank_cases():
+    """The module of that name here, which is a script of its own as well."""
+    spec = importlib.util.spec_from_file_location("rank_cases", Path(__file__).parent / "rank_cases.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def mesh():
+    """One process, as a mesh."""
+    with process_group(0, 1, torch.device("cpu")):
+        yield make_mesh(1, torch.device("cpu"))
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """A small model's folder and the configuration that describes it."""
+    folder = tmp_path_factory.mktemp("model")
+    config = ModelConfig(
+        path=str(folder), num_layers=2, hidden_size=32, intermediate_size=48, vocab_size=64, head_dim=8
+    )
+    torch.manual_seed(0)
+    model = build_model(config, 0)
+    for parameter in model.parameters():  # further from uniform than a fresh one, so that leaks are seen
+        parameter.data *= 5 if parameter.ndim > 1 else 1
+    model.save_pretrained(folder)
+    (folder / "tokenizer_config.json").write_text("{}")
+    return config
+
+
+@pytest.fixture(scope="session")
+def closed_while_it_starts():
+    """closed_while_it_starts(group) -> pids of the ranks that there were; the start has failed by then."""
+
+    def close(group):
+        failed = []
+
+        def start():
+            try:
+                group.start()
+            except TrainerError as error:
+                failed.append(error)
+
+        thread = threading.Thread(target=start)
+        thread.start()
+        while len(group.pids) < 2:
+            time.sleep(0.01)
+        pids = group.pids
+        group.close()
+        thread.join(timeout=30)
+        assert not thread.is_alive() and failed
+        return pids
+
+    return close
 
 
 @pytest.fixture

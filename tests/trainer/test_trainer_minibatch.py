@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from swe_rl.config.schema import AlgoConfig, Correction
+from swe_rl.config.choices import Correction
+from swe_rl.config.schema import AlgoConfig
 from swe_rl.trainer.errors import TrainerError
 from swe_rl.trainer.minibatch import mini_batches
 

@@ -9,14 +9,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from swe_rl.config.schema import (
-    AlgoConfig,
-    Correction,
-    KlEstimator,
-    KlPlace,
-    LossAggregation,
-    TrainerConfig,
-)
+from swe_rl.config.choices import Correction, KlEstimator, KlPlace, LossAggregation
+from swe_rl.config.schema import AlgoConfig, TrainerConfig
 from swe_rl.trainer import policy
 from swe_rl.trainer.errors import TrainerError
 from swe_rl.trainer.policy import Trainer

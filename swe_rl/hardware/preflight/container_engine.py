@@ -7,8 +7,9 @@ Invariants:
 
 from collections.abc import Iterator
 
+from swe_rl.config.choices import RuntimeKind, SandboxKind
 from swe_rl.config.findings import Finding, error, warning
-from swe_rl.config.schema import Config, RuntimeKind, SandboxKind
+from swe_rl.config.schema import Config
 from swe_rl.hardware.preflight.engine_client import Engine, EngineSilentError, connect
 from swe_rl.hardware.preflight.system import System
 

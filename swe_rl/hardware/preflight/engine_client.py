@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
-from swe_rl.config.schema import Config, SandboxKind
+from swe_rl.config.choices import SandboxKind
+from swe_rl.config.schema import Config
 from swe_rl.hardware.preflight.system import Answer, Completed, Question, System, Unanswered, job_environment
 
 _LIST_S = 5.0

@@ -7,8 +7,10 @@ Invariants:
 
 from collections.abc import Iterator
 
+from swe_rl.config.choices import EngineKind
 from swe_rl.config.findings import Finding, error, warning
-from swe_rl.config.schema import Config, EngineKind
+from swe_rl.config.schema import Config
+from swe_rl.config.sizes import uses_no_gpu
 from swe_rl.hardware.preflight.gpu_query import (
     MIB,
     DriverError,
@@ -26,7 +28,9 @@ _ALMOST = 0.98  # error correction and the driver keep some of what a GPU is sol
 
 
 def uses_gpus(config: Config) -> bool:
-    return config.engine.kind is EngineKind.vllm or config.layout.trainer_gpus > 0
+    """`engine=vllm` in a layout without GPUs is its CPU build."""
+    on_gpus = config.engine.kind is EngineKind.vllm and not uses_no_gpu(config.layout)
+    return on_gpus or config.layout.trainer_gpus > 0
 
 
 def ask(config: Config, system: System) -> Iterator[Finding]:

@@ -7,9 +7,10 @@ Invariants:
 
 from collections.abc import Iterator, Mapping
 
+from swe_rl.config.choices import EngineKind
 from swe_rl.config.findings import Finding, error, warning
 from swe_rl.config.memory import weights_gb
-from swe_rl.config.schema import Config, EngineKind
+from swe_rl.config.schema import Config
 from swe_rl.hardware.preflight.hub_cache import (
     HubItem,
     cache_folder,

@@ -10,8 +10,9 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from swe_rl.config.choices import PullPolicy
 from swe_rl.config.findings import Finding, error, warning
-from swe_rl.config.schema import Config, PullPolicy
+from swe_rl.config.schema import Config
 from swe_rl.hardware.preflight.container_engine import uses_engine
 from swe_rl.hardware.preflight.engine_client import Engine, EngineSilentError, connect
 from swe_rl.hardware.preflight.image_names import absent_images, from_hub, needed_images

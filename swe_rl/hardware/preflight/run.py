@@ -23,9 +23,11 @@ from swe_rl.hardware.preflight import (
     hub,
     images,
     packages,
+    ray_cluster,
     servers,
     slurm,
     slurm_account,
+    vllm,
     wandb,
 )
 from swe_rl.hardware.preflight.probe import Probe, answered, silent
@@ -36,12 +38,14 @@ PROBE_S = 10.0
 _SHORTEST_SECRET = 8  # characters
 PROBES = (
     Probe("packages", "name", packages.ask),
+    Probe("vLLM", "engine.kind", vllm.ask, where_it_runs=True),
     Probe("container engine", "sandbox.kind", container_engine.ask, where_it_runs=True),
     Probe("container images", "env.image_template", images.ask, where_it_runs=True),
     Probe("disk", "paths.outputs", disk.outputs),
     Probe("scratch folder", "paths.scratch", disk.scratch, where_it_runs=True),
     Probe("CPUs and memory", "hardware.cpus_per_node", host.ask, where_it_runs=True),
     Probe("GPUs", "hardware.gpus_per_node", gpus.ask, where_it_runs=True),
+    Probe("Ray cluster", "hardware.ray_address", ray_cluster.ask, where_it_runs=True),
     Probe("gateway port", "gateway.port", host.port, where_it_runs=True),
     Probe("SLURM partition", "hardware.partition", slurm.partitions),
     Probe("SLURM account", "hardware.account", slurm_account.ask),

@@ -7,8 +7,9 @@ Invariants:
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from swe_rl.config.choices import EngineKind, RuntimeKind, SandboxKind
 from swe_rl.config.findings import Finding, error
-from swe_rl.config.schema import Config, EngineKind, RuntimeKind, SandboxKind
+from swe_rl.config.schema import Config
 from swe_rl.hardware.preflight.system import Question, System, Unanswered, job_environment
 
 SERVER_S = 5.0

@@ -9,8 +9,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from difflib import get_close_matches
 
+from swe_rl.config.choices import RuntimeKind
 from swe_rl.config.findings import Finding, error, warning
-from swe_rl.config.schema import Config, RuntimeKind
+from swe_rl.config.schema import Config
 from swe_rl.hardware.preflight.gpus import uses_gpus
 from swe_rl.hardware.preflight.probe import unknown
 from swe_rl.hardware.preflight.sinfo import COMMAND, NodeGroup, read_groups

@@ -8,8 +8,9 @@ import re
 from collections.abc import Iterator, Mapping
 from urllib.parse import urlsplit
 
+from swe_rl.config.choices import WandbMode
 from swe_rl.config.findings import Finding, error
-from swe_rl.config.schema import Config, WandbMode
+from swe_rl.config.schema import Config
 from swe_rl.hardware.preflight.system import Question, System, Unanswered, job_environment
 
 API = "https://api.wandb.ai"

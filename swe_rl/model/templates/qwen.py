@@ -82,14 +82,14 @@ def turn(message: Message, before: str | None, after: str | None) -> list[Piece]
     return [*head, "\n", TOOL_RESPONSE, f"\n{text}\n", TOOL_RESPONSE_END, *tail]
 
 
-def reply(message: Message, *, think_block: bool, opened: bool) -> list[Piece]:
+def reply(think_block: bool, message: Message, opened: bool) -> list[Piece]:
     """What the model would have sampled to say `message`, without the end marker.
 
     `think_block`: the template always writes one; `opened`: the generation prompt has already written it (empty).
     """
     text = message_text(message.get("content"))
     reasoning = message.get("reasoning_content") or ""
-    if think_block and not reasoning and "</think>" in text:
+    if think_block and message.get("reasoning_content") is None and "</think>" in text:
         reasoning = text.split("</think>")[0].rstrip("\n").split("<think>")[-1].lstrip("\n")
         text = text.split("</think>")[-1].lstrip("\n")
     pieces: list[Piece] = []

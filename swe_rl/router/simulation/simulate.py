@@ -82,6 +82,7 @@ class Simulation:
         self.engines = {name: EngineModel(name, speed, limits) for name in router.engines}
         self._router = router
         self._workload = workload
+        self._call_s = speed.call_s
         self._max_hold_s = max_hold_s
         self._tail_programs = tail_programs
         self._tally = Tally()
@@ -118,7 +119,7 @@ class Simulation:
 
     def _start_program(self, step: _Step) -> None:
         running = _Running(step.waiting.popleft())
-        self.clock.after(running.program.boot_s, lambda: self._ask(running))
+        self.clock.after(running.program.boot_s + self._call_s, lambda: self._ask(running))
 
     def _ask(self, running: _Running) -> None:
         program, turn = running.program, running.program.turns[running.turn]
@@ -146,7 +147,7 @@ class Simulation:
             RequestFinished(request.program_id, request.request_id, running.context_tokens, request.cached_tokens)
         )
         if running.turn < len(running.program.turns):
-            self.clock.after(tool_s, lambda: self._ask(running))
+            self.clock.after(tool_s + self._call_s, lambda: self._ask(running))
         else:
             self.clock.after(tool_s + running.program.grade_s, lambda: self._end_program(running.program))
 

@@ -12,7 +12,7 @@ from swe_rl.config.schema import HardwareConfig, LayoutConfig, ModelConfig
 from swe_rl.config.sizes import uses_no_gpu
 from swe_rl.errors import UserError
 
-# One core of a common server in float32, and what Python and torch cost a step there.
+# One core of a common server in float32, and what Python and torch cost a step there; the engine is in the process.
 _CPU_TFLOPS = 0.03
 _CPU_GB_PER_S = 8.0
 _CPU_OVERHEAD_S = 0.006
@@ -20,21 +20,28 @@ _CPU_OVERHEAD_S = 0.006
 
 @dataclass(frozen=True, slots=True)
 class Efficiency:
-    """Shares of the published peaks that engines reach, and what a step costs beside.
+    """Shares of the published peaks that engines reach, and what steps and calls cost beside.
 
-    Sources of the defaults: `linear`: 790 of 989 TFLOP/s, dense bfloat16 products on an H200. `kv` and `experts`:
-    Qwen3-Coder-30B-A3B in FP8 on two H100, with inter-token times of 10, 15, 20, 29 and 38 ms at 4, 8, 12, 16 and 24
-    sessions of 95k to 70k tokens, and 22-23k prefilled tokens a second. `attention`, `weights` and `overhead_s`:
-    Qwen3-14B on four H200 under the load `agent_load`, without a limit and with 16, 20 and 24 programs an engine. The
-    tests hold the errors.
+    Sources of the defaults: Qwen3-14B in bfloat16 on four H200, vLLM, 160 programs of the load `agent_load`, 120,000
+    tokens of keys and values an engine. `linear`, `weights`, `kv` and `overhead_s` were fitted together to one arm,
+    `router=default`; the arms `tr` and `cap` there and all arms on two H200 follow within 3 %. `call_s` was read off:
+    what agents waited without what the engines and the router account for, 0.075 to 0.13 s a call. Not fitted:
+    `attention`, and `experts`, which is that of FP8_EXPERTS.
     """
 
-    linear: float = 0.8  # of the peak, in the linear layers of a prefill
+    linear: float = 0.67  # of the peak, in the linear layers of a prefill
     experts: float = 0.1  # ... in the layers of experts
     attention: float = 0.6  # ... in its attention
-    weights: float = 0.8  # of the memory's bandwidth, while weights are read
-    kv: float = 0.45  # ... while keys and values are
-    overhead_s: float = 0.003
+    weights: float = 0.86  # of the memory's bandwidth, while weights are read
+    kv: float = 0.88  # ... while keys and values are
+    overhead_s: float = 0.0011  # a step
+    call_s: float = 0.1  # a call: HTTP, chat template, tokens of the text and text of the tokens
+
+
+# Qwen3-Coder-30B-A3B on two H100, weights, keys and values in FP8: inter-token times of 10, 15, 20, 29 and 38 ms at 4,
+# 8, 12, 16 and 24 sessions of 95k to 70k tokens, and 22-23k prefilled tokens a second. Keys and values of one byte take
+# nearly as long to read as those of two. The tests hold the errors.
+FP8_EXPERTS = Efficiency(linear=0.8, weights=0.8, kv=0.45, overhead_s=0.003)
 
 
 class SpeedError(UserError):
@@ -43,7 +50,8 @@ class SpeedError(UserError):
 
 @dataclass(frozen=True, slots=True)
 class EngineSpeed:
-    """Seconds; `pair_s` is of one query and one key, `expert_share` of the experts that one token passes."""
+    """Seconds; `pair_s` is of one query and one key, `expert_share` of the experts that one token passes. `call_s`
+    passes between an agent and the engine, whatever the engine does."""
 
     overhead_s: float
     dense_read_s: float  # the weights that every token passes
@@ -52,6 +60,7 @@ class EngineSpeed:
     token_s: float  # the linear layers of one token
     kv_read_s: float  # one token of context of one decoding sequence
     pair_s: float
+    call_s: float = 0.0
 
     def step_s(self, decodes: int, context_tokens: int, prefill_tokens: int = 0, prefill_pairs: int = 0) -> float:
         """`context_tokens`: the sum over the decoding sequences. Weights are read once for all tokens of the step."""
@@ -91,15 +100,15 @@ def engine_speed(
         token_s=2 * linear_s / operations_per_s,
         kv_read_s=kv_bytes / (bytes_per_s * efficiency.kv),
         pair_s=4 * model.num_layers * model.num_heads * model.head_dim / (operations_per_s * efficiency.attention),
+        call_s=efficiency.call_s,
     )
 
 
 def speed_of(model: ModelConfig, hardware: HardwareConfig, layout: LayoutConfig) -> EngineSpeed:
     """Of one engine of the layout. Raises SpeedError for GPUs of unknown speed."""
     if uses_no_gpu(layout):
-        return engine_speed(
-            model, _CPU_TFLOPS, _CPU_GB_PER_S, Efficiency(overhead_s=_CPU_OVERHEAD_S), bytes_per_value=CPU_BYTES
-        )
+        efficiency = Efficiency(overhead_s=_CPU_OVERHEAD_S, call_s=0.0)
+        return engine_speed(model, _CPU_TFLOPS, _CPU_GB_PER_S, efficiency, bytes_per_value=CPU_BYTES)
     if hardware.gpu_bf16_tflops <= 0 or hardware.gpu_bandwidth_gb_per_s <= 0:
         raise SpeedError(
             f"hardware={hardware.name} does not say how fast its GPUs are: set hardware.gpu_bf16_tflops and "

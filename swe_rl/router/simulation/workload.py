@@ -117,8 +117,8 @@ class WorkloadParameters:
 
 
 # 160 programs on four engines of 120,000 tokens: 8 to 16 turns that grow to about 11k tokens, tools of 2 s (median; at
-# most 30 s). How a turn's tokens divide into observation and answer was not published: as here, the engines of `speed`
-# serve as many tokens a second as were measured.
+# most 30 s), after a published benchmark. How its turns' tokens divide into observation and answer is not known; so
+# divided, default routing serves about a tenth more tokens a second than were published.
 AGENT_LOAD = WorkloadParameters(
     turns=Uniform(8, 16),
     issue_tokens=Lognormal(1000.0, 0.3),

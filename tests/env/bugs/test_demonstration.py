@@ -39,8 +39,9 @@ class Replays:
     def __init__(self, replies):
         self._replies = iter(replies)
 
-    async def complete(self, messages, *, base_url, model, temperature=None, max_tokens=None):
-        return ChatReply(f"```bash\n{next(self._replies)}\n```", "stop")
+    async def complete(self, messages, *, base_url, model, tools=(), temperature=None, max_tokens=None):
+        said = f"```bash\n{next(self._replies)}\n```"
+        return ChatReply(said, "stop", message={"role": "assistant", "content": said})
 
 
 async def test_the_conversation_is_the_agents(demonstrator, sandboxes, tmp_path):

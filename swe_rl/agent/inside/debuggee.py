@@ -1,0 +1,140 @@
+"""A program under pdb, and what of its breakpoints can be read and written; runs in the sandbox.
+
+Invariants:
+- Standard library only, and Python 3.6: it runs in the environments of the repositories that are debugged.
+- The program sees no terminal: nothing is coloured, paged or echoed.
+- No read waits longer than its limit, whatever the program does.
+"""
+# ruff: noqa: UP006, UP035, UP045 - of Python 3.6
+
+import ast
+import contextlib
+import difflib
+import os
+import re
+import select
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any, Dict, List, Optional, Tuple
+
+_PROMPT = re.compile(r"(?:\(Pdb(?:\+\+)?\)|ipdb>) $")
+_ROW = re.compile(r"^(\d+)\s+breakpoint\s+(keep|del)\s+(yes|no)\s+at (.+):(\d+)$")
+_CONDITION = re.compile(r"^\s+stop only if (.+)$")
+_INTERRUPT_S = 2.0  # for a program to show where it hangs
+_MOST_BYTES = 200000  # of one command's output: its end
+
+
+class Debuggee:
+    def __init__(self, entrypoint: str, folder: str) -> None:
+        env = dict(os.environ, PYTHONUNBUFFERED="1", PYTHONDONTWRITEBYTECODE="1", NO_COLOR="1", PYTHON_COLORS="0")
+        # pytest would else keep the prompt for itself and give pdb nothing to read.
+        env["PYTEST_ADDOPTS"] = (env.get("PYTEST_ADDOPTS", "") + " --capture=no -p no:cacheprovider").strip()
+        self._process = subprocess.Popen(
+            ["bash", "-c", entrypoint],
+            cwd=folder,
+            env=env,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+    @property
+    def status(self) -> Optional[int]:
+        """None while it runs."""
+        return self._process.poll()
+
+    def ask(self, command: str, ends_s: float) -> Tuple[str, bool]:
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError):  # it has ended: reading says so
+            self._process.stdin.write((command + "\n").encode("utf-8", "replace"))
+            self._process.stdin.flush()
+        return self.read(ends_s)
+
+    def read(self, ends_s: float) -> Tuple[str, bool]:
+        """What it says, and whether it came to a prompt, or to its end, before `ends_s` (of time.time)."""
+        assert self._process.stdout is not None
+        stream, said = self._process.stdout.fileno(), b""
+        while True:
+            if select.select([stream], [], [], max(0.0, min(0.5, ends_s - time.time())))[0]:
+                part = os.read(stream, 65536)
+                said = (said + part)[-_MOST_BYTES:]
+                if not part:
+                    self._process.wait()
+                    return _text(said), True
+                if _PROMPT.search(_text(said[-64:])) and not select.select([stream], [], [], 0.02)[0]:
+                    return _PROMPT.sub("", _text(said)).rstrip("\n"), True
+            elif self.status is not None:  # a child of it holds the pipe
+                return _text(said), True
+            if time.time() >= ends_s:
+                return _text(said), False
+
+    def kill(self, show: bool = False) -> str:
+        """With `show`, first interrupts it: pdb then tells where it was."""
+        place = ""
+        if show and self.status is None:
+            self._signal(signal.SIGINT)
+            said, came = self.read(time.time() + _INTERRUPT_S)
+            place = said if came and self.status is None else ""
+        self._signal(signal.SIGKILL)
+        self._process.wait()
+        for stream in (self._process.stdin, self._process.stdout):
+            assert stream is not None
+            with contextlib.suppress(OSError):
+                stream.close()
+        return place
+
+    def _signal(self, number: int) -> None:
+        with contextlib.suppress(OSError):
+            os.killpg(self._process.pid, number)
+
+    def breakpoints(self, ends_s: float) -> List[Dict[str, Any]]:
+        """Without those that are for one stop only."""
+        found: List[Dict[str, Any]] = []
+        kept = False
+        for line in self.ask("break", ends_s)[0].splitlines():
+            row, condition = _ROW.match(line), _CONDITION.match(line)
+            if row:
+                kept = row.group(2) == "keep"
+                if kept:
+                    path, on = row.group(4), row.group(3) == "yes"
+                    line_number = body_line(path, int(row.group(5)))
+                    found.append({"path": path, "line": line_number, "condition": "", "on": on})
+            elif condition and kept:
+                found[-1]["condition"] = condition.group(1)
+        return found
+
+    def set_breakpoint(self, one: Dict[str, Any], ends_s: float) -> None:
+        condition = ", " + one["condition"] if one["condition"] else ""
+        said, _ = self.ask("break {}:{}{}".format(one["path"], one["line"], condition), ends_s)
+        number = re.search(r"Breakpoint (\d+) at", said)
+        if number and not one["on"]:
+            self.ask("disable " + number.group(1), ends_s)
+
+
+def body_line(path: str, line: int) -> int:
+    """Of a function's `def`, the first line of its body, where a breakpoint of the function stops; else `line`."""
+    try:
+        tree = ast.parse(Path(path).read_bytes())
+    except (OSError, ValueError, SyntaxError, RecursionError):
+        return line
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.lineno == line < node.body[0].lineno:
+            documented = ast.get_docstring(node) is not None and len(node.body) > 1
+            return node.body[1 if documented else 0].lineno
+    return line
+
+
+def moved_line(before: List[str], now: List[str], line: int) -> int:
+    """Where line `line` (1-based) of `before` is in `now`; of a line that is gone, what stands in its place."""
+    for kind, start, end, new_start, new_end in difflib.SequenceMatcher(None, before, now, False).get_opcodes():
+        if start <= line - 1 < end:
+            new = new_start + line - 1 - start
+            return 1 + (new if kind == "equal" else max(0, min(new, new_end - 1, len(now) - 1)))
+    return max(1, min(line, len(now)))
+
+
+def _text(said: bytes) -> str:
+    return said.decode("utf-8", "replace")

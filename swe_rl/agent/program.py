@@ -1,0 +1,140 @@
+"""An agent that is a program: started in the sandbox, it speaks OpenAI's protocol to the gateway by itself.
+
+Invariants:
+- The program finds its task on stdin, in the file $SWE_RL_TASK_FILE and (unless it is very long) in $SWE_RL_TASK, and
+  the model in OPENAI_BASE_URL, OPENAI_API_KEY and OPENAI_MODEL.
+- What we bring for it lies outside of the repository and never gets into the patch; neither do its own state folders.
+- Its exit status and its time decide how the attempt ended; a status that means nothing is a fault of the program.
+"""
+
+import re
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+from urllib.parse import urlsplit
+
+from swe_rl.agent.observation import shorten
+from swe_rl.agent.protocol import AgentError, AgentResult, Exit, Task, Turn
+from swe_rl.config.schema import AgentConfig
+from swe_rl.errors import UserError
+from swe_rl.sandbox.protocol import ExecResult, Sandbox
+
+NONE: Mapping[str, Any] = MappingProxyType({})
+NO_KEY = "none"  # clients want a key where the gateway wants none
+_CARRIED = ".swe_rl_program"  # in the repository for as long as it takes to move it out
+_STATE_FOLDERS = (".qwen/", ".claude/", ".codex/", ".gemini/", ".opencode/", ".pi/", ".aider*", "node_modules/")
+_LONGEST_VARIABLE_CHARS = 30_000  # at most four bytes each: Linux takes 128 KiB for one variable
+_OVERFLOW = re.compile(r"context_length_exceeded|leaves no room to answer|maximum context length")
+_SHOWN_CHARS = 1500
+_MAX_OUTPUT_BYTES = 4_000_000
+
+_START = """\
+SWE_RL_FOLDER=$(mktemp -d "${{TMPDIR:-/tmp}}/program.XXXXXX") && mv {carried}/* "$SWE_RL_FOLDER" && rmdir {carried} \
+|| exit 125
+mkdir -p .git/info 2>/dev/null && printf '%s\\n' {folders} >> .git/info/exclude
+export SWE_RL_FOLDER SWE_RL_TASK_FILE="$SWE_RL_FOLDER/task.md"
+{path}exec bash "$SWE_RL_FOLDER/run.sh" < "$SWE_RL_TASK_FILE"
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """`files` are put beside the task in $SWE_RL_FOLDER."""
+
+    command: str  # bash
+    env: Mapping[str, str]
+    files: Mapping[str, bytes]
+    path: str | None  # of the sandbox, colon-separated: put first in PATH
+    exits: Mapping[int, Exit]
+    setup: str = ""  # bash, before it
+
+
+def program_of(
+    config: AgentConfig, *, files: Mapping[str, bytes] = NONE, env: Mapping[str, str] = NONE, setup: str = ""
+) -> Program:
+    """`env` gives way to agent.env_vars. Raises UserError for an agent without a command, or an exit there is not."""
+    if not config.command:
+        raise UserError(f"agent={config.name} needs agent.command: the program to start in the sandbox")
+    exits = {}
+    for status, name in config.exit_codes.items():
+        if name not in set(Exit) or not status.isdigit():
+            raise UserError(
+                f"agent.exit_codes: {status}: {name} is not an exit status and one of {', '.join(Exit)}; for example "
+                "agent.exit_codes.53=step_limit"
+            )
+        exits[int(status)] = Exit(name)
+    return Program(config.command, {**env, **config.env_vars}, files, config.program_path, exits, setup)
+
+
+class ProgramAgent:
+    """Stateless between runs. `api_key` is the gateway's token, where it has one."""
+
+    needs_door = True
+
+    def __init__(
+        self, name: str, program: Program, *, max_turns: int, max_output_chars: int, api_key: str | None = None
+    ) -> None:
+        self.name = name
+        self._program = program
+        self._max_chars = max_output_chars
+        self._max_turns = max_turns
+        self._api_key = api_key or NO_KEY
+
+    async def run(self, task: Task, *, base_url: str, model: str, sandbox: Sandbox, timeout_s: float) -> AgentResult:
+        for path, content in self._files(task).items():
+            await sandbox.write_file(f"{_CARRIED}/{path}", content)
+        path = f"export PATH={shlex.quote(self._program.path)}:$PATH\n" if self._program.path else ""
+        start = _START.format(carried=_CARRIED, folders=" ".join(map(shlex.quote, _STATE_FOLDERS)), path=path)
+        env = self._env(task, inside_url(base_url, sandbox), model)
+        done = await sandbox.exec(start, timeout_s=timeout_s, env=env, max_output_bytes=_MAX_OUTPUT_BYTES)
+        end = self._exit(task, done)
+        return AgentResult(end, self._turns(done), [{"role": "user", "content": task.prompt}])
+
+    def _turns(self, done: ExecResult) -> list[Turn]:
+        """What of its completions and commands is known from outside: here, that it ran."""
+        said = shorten(done.output, self._max_chars)
+        return [Turn(0, "", self._program.command, said, exit_code=done.exit_code)]
+
+    def _files(self, task: Task) -> dict[str, bytes]:
+        return {
+            **self._program.files,
+            "task.md": task.prompt.encode("utf-8", "replace"),
+            "run.sh": f"{self._program.setup}{self._program.command}\n".encode(),
+        }
+
+    def _env(self, task: Task, base_url: str, model: str) -> dict[str, str]:
+        env = {
+            "OPENAI_BASE_URL": base_url,
+            "OPENAI_API_BASE": base_url,
+            "OPENAI_API_KEY": self._api_key,
+            "OPENAI_MODEL": model,
+            "SWE_RL_MAX_TURNS": str(self._max_turns),
+            "SWE_RL_INSTANCE_ID": task.instance_id,
+        }
+        if len(task.prompt) <= _LONGEST_VARIABLE_CHARS and "\0" not in task.prompt:
+            env["SWE_RL_TASK"] = task.prompt.encode("utf-8", "replace").decode()
+        return {**env, **self._program.env}
+
+    def _exit(self, task: Task, done: ExecResult) -> Exit:
+        """Raises AgentError for a status that agent.exit_codes does not know."""
+        if done.timed_out:
+            return Exit.AGENT_TIMEOUT
+        if _OVERFLOW.search(done.output):
+            return Exit.CONTEXT_OVERFLOW
+        if done.exit_code in self._program.exits:
+            return self._program.exits[done.exit_code]
+        missing = "; is it in the sandbox, and agent.program_path right?" if done.exit_code == 127 else ""
+        raise AgentError(
+            f"{task.instance_id}: agent={self.name} ended with status {done.exit_code}{missing} It said at the end: "
+            f"{done.output[-_SHOWN_CHARS:].strip() or 'nothing'}"
+        )
+
+
+def inside_url(base_url: str, sandbox: Sandbox) -> str:
+    """The gateway's session URL as a command in `sandbox` reaches it: through the door, where there is one."""
+    if sandbox.door_url is None:
+        return base_url
+    parts = urlsplit(base_url)
+    return sandbox.door_url.rstrip("/") + parts.path

@@ -1,0 +1,102 @@
+"""The qwen-code command line (npm: @qwen-code/qwen-code), headless in the sandbox, with the gateway as its model.
+
+Invariants:
+- Its settings are ours and lie outside of the repository: no automatic memory, no compression of the conversation, no
+  clearing of old tool results, no update, no statistics. What would rewrite or add to the conversation is off, so that
+  a trajectory is one chain of tokens.
+- What it reports with --output-format stream-json becomes turns; without it the attempt is one turn.
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from swe_rl.agent.observation import shorten
+from swe_rl.agent.program import ProgramAgent, program_of
+from swe_rl.agent.protocol import Turn
+from swe_rl.config.schema import AgentConfig
+from swe_rl.sandbox.protocol import ExecResult
+
+# Of 0.15 and 0.24; each ignores what it does not know.
+SETTINGS: dict[str, Any] = {
+    "general": {"enableAutoUpdate": False, "disableAutoUpdate": True, "checkpointing": {"enabled": False}},
+    "privacy": {"usageStatisticsEnabled": False},
+    "telemetry": {"enabled": False},
+    "security": {"auth": {"selectedType": "openai"}},
+    "model": {
+        "chatCompression": {"contextPercentageThreshold": 0},  # 0.15: off
+        "skipNextSpeakerCheck": True,
+        "skipLoopDetection": True,
+    },
+    "context": {
+        "autoCompactThreshold": 0.99,  # 0.24: as late as it goes; the gateway's context ends long before
+        "clearContextOnIdle": {"toolResultsThresholdMinutes": -1, "thinkingThresholdMinutes": -1},
+    },
+    "tools": {"shell": {"enableInteractiveShell": False}},  # no terminal: plain output, and less memory
+    "memory": {"enableManagedAutoMemory": False, "enableManagedAutoDream": False, "enableAutoSkill": False},
+    "experimental": {"emitToolUseSummaries": False},
+    "ui": {"enableFollowupSuggestions": False},
+}
+_ENV = {
+    "QWEN_CODE_SUPPRESS_YOLO_WARNING": "1",
+    "QWEN_CODE_EMIT_TOOL_USE_SUMMARIES": "0",
+    "QWEN_CODE_NO_RELAUNCH": "1",  # one process, not a parent that starts itself again
+    "NO_COLOR": "1",
+}
+_START = Path(__file__).parent / "inside" / "node_start.cjs"
+# The trap handler would reserve ten gigabytes of address space beside each WebAssembly memory.
+_SETUP = """\
+export QWEN_HOME="$SWE_RL_FOLDER/qwen"
+export NODE_OPTIONS="--disable-wasm-trap-handler --require=$SWE_RL_FOLDER/qwen/node_start.cjs"
+"""
+
+
+class QwenCodeAgent(ProgramAgent):
+    def __init__(self, config: AgentConfig, *, max_turns: int, api_key: str | None = None) -> None:
+        files = {"qwen/settings.json": json.dumps(SETTINGS).encode(), "qwen/node_start.cjs": _START.read_bytes()}
+        program = program_of(config, files=files, env=_ENV, setup=_SETUP)
+        length = config.max_observation_chars
+        super().__init__("qwen_code", program, max_turns=max_turns, max_output_chars=length, api_key=api_key)
+
+    def _turns(self, done: ExecResult) -> list[Turn]:
+        return read_session(done.output, self._max_chars) or super()._turns(done)
+
+
+def read_session(output: str, max_observation_chars: int) -> list[Turn]:
+    """The turns that lines of stream-json tell of; whatever else is printed between them is passed over."""
+    turns: list[Turn] = []
+    for message in _messages(output):
+        content = message.get("content")
+        parts = [part for part in content if isinstance(part, dict)] if isinstance(content, list) else []
+        if message.get("role") == "assistant":
+            said = "".join(str(part.get("text", "")) for part in parts if part.get("type") == "text")
+            calls = [_call(part) for part in parts if part.get("type") == "tool_use"]
+            turns.append(Turn(len(turns), said, "\n".join(calls) or None, None))
+        elif turns:
+            told = [_text(part.get("content")) for part in parts if part.get("type") == "tool_result"]
+            joined = "\n".join([*filter(None, [turns[-1].observation]), *told])
+            turns[-1].observation = shorten(joined, max_observation_chars) if told else turns[-1].observation
+    return turns
+
+
+def _messages(output: str) -> Iterator[dict[str, Any]]:
+    for line in output.splitlines():
+        try:
+            event = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(event, dict) and event.get("type") in ("assistant", "user"):
+            message = event.get("message")
+            if isinstance(message, dict):
+                yield message
+
+
+def _call(part: dict[str, Any]) -> str:
+    return f"{part.get('name')} {json.dumps(part.get('input'), ensure_ascii=False)}"
+
+
+def _text(content: Any) -> str:
+    if isinstance(content, list):
+        return "".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
+    return str(content or "")

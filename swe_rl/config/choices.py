@@ -1,0 +1,185 @@
+"""What a key may be where only a few words are allowed: one enumeration each.
+
+Invariants:
+- Members are named exactly as they are written in YAML.
+- Standard library only: `--help`, `check` and `plan` import this module.
+"""
+
+from enum import StrEnum
+
+
+class JobName(StrEnum):
+    train = "train"
+    rollout = "rollout"
+    eval = "eval"
+    sft = "sft"
+    check = "check"
+    plan = "plan"
+    simulate = "simulate"
+    compare = "compare"
+    prepare = "prepare"
+    describe = "describe"
+    images = "images"
+    serve = "serve"
+    export = "export"
+    runtime = "runtime"
+    status = "status"
+    logs = "logs"
+
+
+class ImagesAction(StrEnum):
+    list = "list"
+    check = "check"  # here, or in the registry
+    pull = "pull"  # or build, where a row names its source
+
+
+class OutputFormat(StrEnum):
+    table = "table"
+    json = "json"
+
+
+class ExportType(StrEnum):
+    model = "model"  # as the model had them before training
+    bfloat16 = "bfloat16"
+    float32 = "float32"
+
+
+class RewardKind(StrEnum):
+    zero_one = "zero_one"
+    plus_minus_one = "plus_minus_one"
+    fail_to_pass_fraction = "fail_to_pass_fraction"
+
+
+class GradingKind(StrEnum):
+    pytest = "pytest"
+    swebench = "swebench"
+    eval_script = "eval_script"
+    tests = "tests"  # the row's own test file, run by pytest
+
+
+class Keep(StrEnum):
+    """What a probe found of an instance: solved in every attempt, in some, in none."""
+
+    solved = "solved"
+    mixed = "mixed"
+    unsolved = "unsolved"
+
+
+class RuntimeKind(StrEnum):
+    none = "none"  # sandboxes run where the training runs
+    job = "job"  # a SLURM job of its own, beside the training's
+    external = "external"  # somebody else's server: sandbox.runtime_url
+
+
+class SandboxKind(StrEnum):
+    process = "process"
+    docker = "docker"
+    podman = "podman"
+    apptainer = "apptainer"
+    remote = "remote"
+
+
+class Isolation(StrEnum):
+    auto = "auto"  # bubblewrap where it works, else none with one warning
+    bubblewrap = "bubblewrap"
+    none = "none"
+
+
+class PullPolicy(StrEnum):
+    missing = "missing"
+    always = "always"
+    never = "never"
+
+
+class RuntimeProtocol(StrEnum):
+    swe_rl = "swe_rl"  # job=runtime
+    openhands = "openhands"  # remote runtimes of OpenHands
+
+
+class EngineKind(StrEnum):
+    embedded = "embedded"
+    vllm = "vllm"
+    external = "external"
+
+
+class LogprobsMode(StrEnum):
+    processed = "processed"  # of the distribution that was sampled from
+    raw = "raw"  # before temperature and truncation
+
+
+class Capture(StrEnum):
+    traced = "traced"
+    retokenize = "retokenize"
+
+
+class OutcomeReward(StrEnum):
+    """`graded`: what env.reward makes of the verdict; `failure`: the reward of a failed test run; `none`: no reward."""
+
+    graded = "graded"
+    failure = "failure"
+    none = "none"
+
+
+class Advantage(StrEnum):
+    grpo = "grpo"
+    dr_grpo = "dr_grpo"
+    rloo = "rloo"
+    reinforce_pp = "reinforce_pp"  # REINFORCE++: reward, normalized over the whole batch
+    reinforce_pp_baseline = "reinforce_pp_baseline"  # ... less the group's mean first
+
+
+class PolicyLoss(StrEnum):
+    clip = "clip"  # PPO's clipped ratio of each token
+    gspo = "gspo"  # the clipped ratio of the whole trajectory, by the token
+    gspo_token = "gspo_token"  # ... with each token's own correction
+    cispo = "cispo"  # the clipped ratio as a constant weight of the log-probability
+
+
+class KlPlace(StrEnum):
+    loss = "loss"
+    reward = "reward"
+
+
+class KlEstimator(StrEnum):
+    k1 = "k1"
+    k2 = "k2"
+    k3 = "k3"
+
+
+class LossAggregation(StrEnum):
+    token_mean = "token_mean"
+    sequence_mean = "sequence_mean"
+    sequence_sum_norm = "sequence_sum_norm"  # Dr. GRPO: token sum over algo.loss_norm_tokens
+
+
+class DynamicSampling(StrEnum):
+    none = "none"
+    filter = "filter"  # groups of equal rewards are left out
+    resample = "resample"  # ... and others sampled in their place
+
+
+class Correction(StrEnum):
+    none = "none"
+    token_tis = "token_tis"
+    sequence_tis = "sequence_tis"
+
+
+class MaskLevel(StrEnum):
+    """What algo.mask_low and algo.mask_high bound."""
+
+    token = "token"  # each token's own ratio
+    geometric = "geometric"  # the geometric mean of the trajectory's ratios: all its tokens or none
+    sequence = "sequence"  # the product of the trajectory's ratios: all its tokens or none
+
+
+class WeightSync(StrEnum):
+    auto = "auto"  # in memory where embedded, else disk
+    nccl = "nccl"  # vLLM's own weight transfer; without GPUs over gloo
+    ipc = "ipc"
+    disk = "disk"
+
+
+class WandbMode(StrEnum):
+    online = "online"
+    offline = "offline"
+    disabled = "disabled"

@@ -1,0 +1,99 @@
+"""Rules of the agents: tools, words and program that fit the agent, and jobs that it has something to give.
+
+Invariants:
+- Decided from names and sizes alone; nothing of an agent's own package is imported.
+"""
+
+from collections.abc import Iterator
+
+from swe_rl.config.choices import Capture, JobName, SandboxKind
+from swe_rl.config.findings import Finding, Host, error, warning
+from swe_rl.config.keys import nearest
+from swe_rl.config.schema import Config
+
+AGENT_TOOLS = {
+    "bash": ("bash",),
+    "mini_swe": ("bash", "bash_calls"),
+    "qwen_code": ("own",),
+    "command": ("own",),
+    "pdb": ("full", "rewrite_only", "debug_after_5"),
+    "gold": ("none",),
+    "noop": ("none",),
+    "scripted": ("none",),
+}
+AGENT_PROMPTS = {
+    "bash": ("standard", "short"),
+    "mini_swe": ("mini_swe", "standard", "short"),
+    "pdb": ("pdb_standard", "pdb_short"),
+}  # those that have any
+PROGRAMS = ("qwen_code", "command")
+WITHOUT_MODEL = ("gold", "noop", "scripted")
+EXITS = ("submitted", "step_limit", "context_overflow", "agent_timeout", "format_errors")
+_TRAINS = (JobName.train, JobName.sft)
+# The agent's own words and tools before any task, at 4.5 characters a token: no tokenizer of the models makes fewer.
+_OWN_TOKENS = {"mini_swe": 1400, "pdb_standard": 900, "qwen_code": 14000}  # by agent.system_prompt, or agent.name
+_BARE_TOKENS = 7000  # qwen --bare
+_NODE_GB = 3.0  # of address space, which is what a process sandbox limits
+
+
+def agent_tools(config: Config, _: Host) -> Iterator[Finding]:
+    agent = config.agent
+    for key, value, known in (
+        ("tools", agent.tools, AGENT_TOOLS.get(agent.name)),
+        ("system_prompt", agent.system_prompt, AGENT_PROMPTS.get(agent.name)),
+    ):
+        if known and value not in known:
+            words = f"agent={agent.name} has {', '.join(known)}"
+            yield error(
+                "agent_tools", f"agent.{key}", value, words, f"agent.{key}={(nearest(value, known) or known)[0]}"
+            )
+
+
+def agent_program(config: Config, _: Host) -> Iterator[Finding]:
+    agent = config.agent
+    if agent.name not in PROGRAMS:
+        return
+    if not agent.command:
+        words = f"agent={agent.name} needs to know which program to start"
+        yield error("agent_tools", "agent.command", agent.command, words, "agent.command='PROGRAM ARGUMENTS'")
+    for status, exit_name in agent.exit_codes.items():
+        if exit_name not in EXITS or not status.isdigit():
+            words = f"an exit status has a number and means one of {', '.join(EXITS)}"
+            yield error("agent_exit", f"agent.exit_codes.{status}", exit_name, words, "agent.exit_codes.53=step_limit")
+    if config.rollout.capture == Capture.retokenize:
+        words = f"agent={agent.name} keeps its conversation to itself: there are no messages to render"
+        yield error("agent_capture", "rollout.capture", config.rollout.capture, words, "rollout.capture=traced")
+    sandbox = config.sandbox
+    if agent.name == "qwen_code" and sandbox.kind == SandboxKind.process and sandbox.memory_gb < _NODE_GB:
+        words = f"Node needs {_NODE_GB:g} GB of address space, which is what sandbox.kind=process limits"
+        yield error("agent_memory", "sandbox.memory_gb", sandbox.memory_gb, words, "sandbox.memory_gb=4")
+
+
+def agent_samples(config: Config, _: Host) -> Iterator[Finding]:
+    if config.agent.name in WITHOUT_MODEL and config.job.name in _TRAINS:
+        words = f"agent={config.agent.name} asks no model: there is nothing to train on"
+        yield error("agent_samples", "agent.name", config.agent.name, words, "job=rollout or job=eval")
+
+
+def agent_prompt_fits(config: Config, _: Host) -> Iterator[Finding]:
+    agent, rollout = config.agent, config.rollout
+    tokens = _OWN_TOKENS.get(agent.system_prompt) or (agent.name in PROGRAMS and _OWN_TOKENS.get(agent.name)) or 0
+    if agent.name == "qwen_code" and "--bare" in (agent.command or ""):
+        tokens = _BARE_TOKENS
+    if tokens <= rollout.max_prompt_tokens:
+        return
+    hopeless = tokens >= rollout.max_trajectory_tokens
+    key = "max_trajectory_tokens" if hopeless else "max_prompt_tokens"
+    small = agent.name in ("pdb", "mini_swe")
+    prompt = ("pdb_short" if agent.name == "pdb" else "short") if small else None
+    yield (error if hopeless else warning)(
+        "agent_prompt",
+        f"rollout.{key}",
+        getattr(rollout, key),
+        f"the words and tools of agent={agent.name} alone are about {tokens} tokens, before any task",
+        f"rollout.{key}={tokens + rollout.max_turn_tokens * 2}"
+        + (f", or agent.system_prompt={prompt}" if prompt else ""),
+    )
+
+
+RULES = (agent_tools, agent_program, agent_samples, agent_prompt_fits)

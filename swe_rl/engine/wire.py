@@ -1,0 +1,68 @@
+"""What a trainer must offer to send weights straight to the engines' memory, without a folder between them.
+
+Invariants:
+- Nothing of torch is needed here: names, types and shapes travel as words and numbers.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from swe_rl.config.choices import EngineKind, WeightSync
+from swe_rl.config.schema import Config
+from swe_rl.config.sizes import uses_no_gpu
+
+if TYPE_CHECKING:
+    import torch
+
+GLOO, NCCL = "gloo", "nccl"
+# How vLLM packs tensors for NCCL; sender and receivers must agree.
+NCCL_BUFFER_BYTES, NCCL_BUFFERS = 2**30, 2
+
+
+def transfer_kind(config: Config) -> str | None:
+    """GLOO or NCCL; None where weights go another way."""
+    if config.trainer.weight_sync is not WeightSync.nccl or config.engine.kind is EngineKind.embedded:
+        return None
+    return GLOO if uses_no_gpu(config.layout) else NCCL
+
+
+@dataclass(frozen=True, slots=True)
+class Announced:
+    """A tensor that will be sent, `dtype` as torch calls it."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """Of one transfer, at the sender. `gather_s`: putting tensors together; `wire_s`: all else. `problem`: why not."""
+
+    gather_s: float = 0.0
+    wire_s: float = 0.0
+    sent_bytes: int = 0
+    problem: str | None = None
+
+
+class SendsWeights(Protocol):
+    """All of it blocks its thread. `twice`: second names of some tensors, with the first ones."""
+
+    def weights(self) -> "Mapping[str, torch.Tensor]":
+        """The way through a folder, for a server that was started anew."""
+        ...
+
+    def wire_address(self, loopback: bool) -> tuple[str, int]:
+        """Host and free port where receivers find the sender; `loopback`: all are on its host."""
+        ...
+
+    def open_wire(self, kind: str, host: str, port: int, world: int) -> str | None:
+        """Returns when all `world` ends, the sender's included, have met; or what went wrong."""
+        ...
+
+    def announce_weights(self, twice: Mapping[str, str]) -> Sequence[Announced]:
+        """What `transfer_weights` will send, in its order."""
+        ...
+
+    def transfer_weights(self, twice: Mapping[str, str]) -> Sent: ...

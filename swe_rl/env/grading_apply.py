@@ -1,0 +1,143 @@
+"""A patch into a fresh sandbox, as the official harness does it, and the tests' own files put back.
+
+Invariants:
+- No code of the patch runs before or while it is applied: git and its output can be trusted in here.
+- Files that decide what is tested (see `protected`) are put back in the tree after the patch was applied, whatever way
+  it was applied, not cut out of its text: a patch cannot be worded so that they escape.
+- A file that the gold patch changes too is the task's business and stays as the agent left it.
+"""
+
+import re
+import secrets
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from swe_rl.env.instance import Instance
+from swe_rl.env.patch_files import touched_paths
+from swe_rl.env.protocol import GradeError
+from swe_rl.sandbox.protocol import ExecResult, Sandbox
+
+# Ways of the official harness (run_evaluation.GIT_APPLY_CMDS), used where a grading does not ask the harness itself.
+APPLY_COMMANDS = (
+    "git apply --verbose",
+    "git apply --verbose --3way",
+    "git apply --verbose --reject",
+    "patch --batch --forward --fuzz=5 -p1 -i",
+)
+RUNNER_FILES = (
+    "conftest.py",
+    "sitecustomize.py",
+    "usercustomize.py",
+    "*.pth",
+    "pytest.ini",
+    ".pytest.ini",
+    "pytest.toml",
+    ".pytest.toml",
+    "tox.ini",
+    "setup.cfg",
+    "pyproject.toml",
+    ".gitattributes",
+)
+_APPLIED, _NOT_APPLIED = 0, 97
+_SETUP_S = 600.0
+_MAX_LISTED_BYTES = 200_000
+_RESTORED = re.compile(r"^swe_rl restored (.*)$", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    ok: bool
+    restored: tuple[str, ...]
+    output: str
+    duration_s: float
+
+
+def protected(instance: Instance, folders: Sequence[str] = ()) -> list[str]:
+    """git pathspecs of what a patch may not change: the runner's files, the test patch's files, whole `folders`."""
+    patterns = [f":(top,glob)**/{name}" for name in RUNNER_FILES]
+    patterns += [f":(top,literal){path}" for path in touched_paths(instance.test_patch)]
+    patterns += [f":(top,glob){folder}/**" for folder in folders]
+    own = set(touched_paths(instance.patch)) - set(touched_paths(instance.test_patch))
+    return patterns + [f":(top,exclude,literal){path}" for path in sorted(own)]
+
+
+async def put_files(sandbox: Sandbox, files: Mapping[str, bytes]) -> str:
+    """Writes `files` through the working folder into one outside of it; returns that folder. Raises SandboxError."""
+    aside = f".swe_rl_{secrets.token_hex(8)}"
+    for name, content in files.items():
+        await sandbox.write_file(f"{aside}/{name}", content)
+    # Not below the working folder: the harness cleans that up with git between its tries.
+    moved = await sandbox.exec(
+        f'd=$(mktemp -d) && mv {aside}/* "$d" && rmdir {aside} && printf \'%s\' "$d"', timeout_s=60.0
+    )
+    if moved.exit_code or not moved.output.startswith("/"):
+        raise GradeError(f"the grader's files cannot be put into the sandbox: {moved.output[-500:]}")
+    return moved.output
+
+
+async def set_up(sandbox: Sandbox, instance: Instance) -> None:
+    """The instance's own preparation of its tree, before anything of the agent is there. Raises GradeError."""
+    if instance.setup_script:
+        done = await sandbox.exec(instance.setup_script, timeout_s=_SETUP_S)
+        if done.exit_code:
+            raise GradeError(f"{instance.instance_id}: its setup_script fails in a fresh sandbox: {done.output[-500:]}")
+
+
+async def apply_patch(
+    sandbox: Sandbox,
+    folder: str,
+    specs: Sequence[str],
+    timeout_s: float,
+    commands: Sequence[str] = APPLY_COMMANDS,
+) -> Applied:
+    """`folder`/model.patch into the tree; each further way starts from a clean tree, as the harness does.
+
+    Raises GradeError when git itself does not work in the fresh sandbox.
+    """
+    script = _SCRIPT.format(
+        patch=shlex.quote(f"{folder}/model.patch"),
+        folder=shlex.quote(folder),
+        specs=" ".join(shlex.quote(spec) for spec in specs),
+        tries="\n".join(_TRY.format(command=command) for command in commands),
+    )
+    done = await sandbox.exec(script, timeout_s=timeout_s, max_output_bytes=_MAX_LISTED_BYTES)
+    if done.exit_code not in (_APPLIED, _NOT_APPLIED):
+        raise GradeError(f"the patch could not be tried in a fresh sandbox: {_why(done)}")
+    restored = tuple(_RESTORED.findall(done.output))
+    return Applied(done.exit_code == _APPLIED, restored, done.output, done.duration_s)
+
+
+def _why(done: ExecResult) -> str:
+    return "out of time" if done.timed_out else f"status {done.exit_code}: {done.output[-500:]}"
+
+
+# Every try after the first starts from a clean tree; `applied` also when the tries left it applied but complained.
+_TRY = """
+if [ "$applied" = no ]; then
+  [ "$first" = yes ] || {{ git checkout -- . ; git clean -fdq; }} >/dev/null 2>&1
+  first=no
+  {command} "$patch" && applied=yes
+fi"""
+# The snapshot is an index of its own with nothing but the protected files, as they are before the patch: what an image
+# changed in them without a commit stays.
+_SCRIPT = """
+export GIT_CONFIG_COUNT=1 GIT_CONFIG_KEY_0=safe.directory GIT_CONFIG_VALUE_0='*'
+d={folder}; patch={patch}; applied=no; first=yes
+snapshot() {{ GIT_INDEX_FILE="$d/index" git "$@"; }}
+git rev-parse HEAD >/dev/null || exit 98
+snapshot ls-files -o -z -- {specs} | snapshot update-index --add -z --stdin || exit 98
+grep -q '[^[:space:]]' "$patch" || applied=yes
+{tries}
+if [ "$applied" = no ]; then
+  git apply --check --reverse "$patch" >/dev/null 2>&1 && applied=yes
+fi
+[ "$applied" = yes ] || exit 97
+[ -e "$d/index" ] && snapshot update-index -q --refresh >/dev/null 2>&1
+snapshot diff-files --name-only -z > "$d/changed" || exit 98
+snapshot ls-files -o -z -- {specs} > "$d/made" || exit 98
+xargs -0 -r rm -rf -- < "$d/made" || exit 98
+snapshot checkout-index -f -z --stdin < "$d/changed" || exit 98
+cat "$d/changed" "$d/made" | tr '\\n\\0' '?\\n' | sed 's/^/swe_rl restored /'
+exit 0
+"""

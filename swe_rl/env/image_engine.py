@@ -1,0 +1,89 @@
+"""A container engine asked about images: what it has, how large, what a registry has, and builds from a tar.
+
+Invariants:
+- Every failure leaves as a BuildError that names the image or the engine; the SDK's exceptions stay in here.
+- No container is started.
+"""
+
+from dataclasses import dataclass
+from typing import IO, Any
+
+from swe_rl.env.source_build.program import BuildError
+from swe_rl.hardware.preflight.image_names import full_name
+
+_TIMEOUT_S = 600
+
+
+@dataclass(frozen=True, slots=True)
+class DockerEngine:
+    """Docker's engine, or podman's service, at `address` (unix:///PATH or tcp://HOST:PORT) through Docker's SDK."""
+
+    address: str
+    client: Any
+
+    @classmethod
+    def connect(cls, address: str) -> "DockerEngine":
+        """Raises BuildError when no engine answers."""
+        try:
+            import docker
+        except ImportError as error:
+            raise BuildError("images need Docker's SDK: pip install 'swe_rl[docker]'") from error
+        try:
+            client = docker.DockerClient(base_url=address, timeout=_TIMEOUT_S)
+            client.ping()
+        except Exception as error:  # the SDK raises its own errors and those of its HTTP library
+            raise BuildError(
+                f"the container engine at {address} does not answer ({_words(error)}); start it, or name another: "
+                "sandbox.host=unix:///PATH"
+            ) from error
+        return cls(address, client)
+
+    def has_image(self, name: str) -> bool:
+        """Raises BuildError."""
+        return self.size_bytes(name) is not None
+
+    def label_of(self, name: str, label: str) -> str | None:
+        """None for an image without it. Raises BuildError."""
+        from docker.errors import DockerException
+
+        try:
+            labels = self.client.images.get(name).labels
+        except (DockerException, OSError) as error:
+            raise BuildError(f"the engine at {self.address} does not describe {name}: {_words(error)}") from error
+        return str(labels[label]) if label in labels else None
+
+    def size_bytes(self, name: str) -> int | None:
+        """With all of its layers; None for an image that is not here. Raises BuildError."""
+        from docker.errors import APIError, DockerException, ImageNotFound
+
+        try:
+            return int(self.client.images.get(name).attrs.get("Size") or 0)
+        except ImageNotFound:
+            return None
+        except (APIError, DockerException, OSError) as error:
+            raise BuildError(f"the engine at {self.address} does not say whether it has {name}: {_words(error)}") from (
+                error
+            )
+
+    def in_registry(self, name: str) -> str:
+        """Empty if the registry has the image; else why not, or why that cannot be known."""
+        from docker.errors import DockerException
+
+        try:
+            self.client.images.get_registry_data(full_name(name))
+        except (DockerException, OSError) as error:
+            return _words(error)
+        return ""
+
+    def build_image(self, name: str, context: IO[bytes]) -> None:
+        """Raises BuildError with the engine's words."""
+        from docker.errors import DockerException
+
+        try:
+            self.client.images.build(fileobj=context, custom_context=True, tag=name, rm=True, forcerm=True, pull=False)
+        except (DockerException, OSError) as error:
+            raise BuildError(f"{name} cannot be built: {_words(error)}") from error
+
+
+def _words(error: BaseException) -> str:
+    return " ".join(str(getattr(error, "explanation", None) or error).split())[:300]

@@ -1,0 +1,1 @@
+"""KodCode: functions to be written, each with a pytest file."""

@@ -1,0 +1,144 @@
+"""A row of KodCode as an instance: a small repository to be completed, and a test file that the grader brings.
+
+The columns: question_id, question, solution, test (or test_code), test_info, gpt_difficulty, and others that are not
+used. A trainer's parquet may keep the row in `extra_info`.
+
+Invariants:
+- Neither the solution nor the tests are in the agent's tree.
+- The tree's commit is reproducible: it is the instance's `base_commit`.
+"""
+
+import ast
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from swe_rl.env.instance import Instance, InstanceError
+
+REPO = "kodcode"
+MODULE, TESTS = "solution.py", "test_solution.py"
+_INNER = ("extra_info", "instance")
+_TEST_COLUMNS = ("test", "test_code")
+
+
+def is_row(record: Mapping[str, Any]) -> bool:
+    record = _row(record)
+    return "question" in record and any(column in record for column in _TEST_COLUMNS)
+
+
+def to_instance(record: Mapping[str, Any], where: str) -> Instance:
+    """Raises InstanceError naming `where` and the column."""
+    row = _row(record)
+    test = next((row[column] for column in _TEST_COLUMNS if isinstance(row.get(column), str)), "")
+    for column, value in (("question", row.get("question")), ("solution", row.get("solution")), ("test", test)):
+        if not isinstance(value, str) or not value.strip():
+            raise InstanceError(f"{where}: column {column!r} is missing or empty; KodCode's columns are needed")
+    declarations = _declarations(row.get("test_info"), row["solution"])
+    instance_id = _name(str(row.get("question_id") or row.get("conversation_id") or ""), where)
+    return Instance(
+        instance_id=instance_id,
+        repo=f"{REPO}/{instance_id}",
+        base_commit="",
+        problem_statement=_statement(row["question"], declarations),
+        patch=_new_file(MODULE, row["solution"], replaces=stub(declarations)),
+        test_patch=_new_file(TESTS, test),
+        fail_to_pass=tuple(f"{TESTS}::{name}" for name in test_names(test, where)),
+        pass_to_pass=(),
+        difficulty=str(row.get("gpt_difficulty") or row.get("difficulty") or ""),
+        hints_text="\n".join(declarations),
+    )
+
+
+def tree_of(instance: Instance) -> dict[str, str]:
+    """The files that an agent starts with: the module, with what is to be written as stubs."""
+    return {MODULE: stub(instance.hints_text.split("\n") if instance.hints_text else [])}
+
+
+def stub(declarations: Sequence[str]) -> str:
+    parts = [f"{line.rstrip().removesuffix(':')}:\n    raise NotImplementedError\n" for line in declarations if line]
+    return "\n\n".join(parts)
+
+
+def test_names(source: str, where: str) -> list[str]:
+    """Functions `test*` and methods of classes `Test*`, as pytest finds them. Raises InstanceError for none."""
+    try:
+        body = ast.parse(source).body
+    except SyntaxError as error:
+        raise InstanceError(f"{where}: column 'test' is not Python ({error.msg}, line {error.lineno})") from error
+    names = [name for node in body for name in _tests_of(node)]
+    if not names:
+        raise InstanceError(f"{where}: column 'test' has no test function")
+    return list(dict.fromkeys(names))
+
+
+def _tests_of(node: ast.stmt) -> list[str]:
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test"):
+        return [node.name]
+    if isinstance(node, ast.ClassDef) and node.name.startswith("Test"):
+        return [f"{node.name}::{name}" for inner in node.body for name in _tests_of(inner)]
+    return []
+
+
+def _row(record: Mapping[str, Any]) -> Mapping[str, Any]:
+    for column in _INNER:
+        inner = record.get(column)
+        if "question" not in record and isinstance(inner, Mapping) and "question" in inner:
+            return inner
+    return record
+
+
+def _name(question_id: str, where: str) -> str:
+    name = re.sub(r"[^A-Za-z0-9_.-]+", "_", question_id).strip("._-")
+    if not name:
+        raise InstanceError(f"{where}: column 'question_id' is missing or empty; KodCode's columns are needed")
+    return name
+
+
+def _declarations(test_info: Any, solution: str) -> list[str]:
+    """What the tests call, as the data set says it; else the solution's top functions and classes, heads only."""
+    if isinstance(test_info, str):
+        try:
+            test_info = json.loads(test_info)
+        except ValueError:
+            test_info = None
+    said = [str(one.get("function_declaration") or "") for one in test_info or () if isinstance(one, Mapping)]
+    said = [
+        line.strip() for line in said if line.strip().startswith(("def ", "async def ")) and "\n" not in line.strip()
+    ]
+    return said or _heads(solution)
+
+
+def _heads(solution: str) -> list[str]:
+    try:
+        body = ast.parse(solution).body
+    except SyntaxError:
+        return []
+    functions = [node for node in body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    return [ast.unparse(_emptied(node)).split("\n")[-2].rstrip(":") for node in functions]
+
+
+def _emptied(node: ast.FunctionDef | ast.AsyncFunctionDef) -> ast.AST:
+    node.body, node.decorator_list = [ast.Pass()], []
+    return node
+
+
+def _statement(question: str, declarations: Sequence[str]) -> str:
+    wanted = f" Keep these declarations:\n\n{chr(10).join(declarations)}\n" if declarations else "\n"
+    return f"{question.strip()}\n\nWrite the solution into {MODULE} of this repository.{wanted}"
+
+
+def _new_file(path: str, text: str, replaces: str = "") -> str:
+    """A diff that makes `path` say `text`; `replaces` is what it says before, nothing for a new file."""
+    added = text.splitlines()
+    removed = replaces.splitlines()
+    head = f"diff --git a/{path} b/{path}\n"
+    if not replaces:
+        head += f"new file mode 100644\n--- /dev/null\n+++ b/{path}\n@@ -0,0 +{_span(added)} @@\n"
+    else:
+        head += f"--- a/{path}\n+++ b/{path}\n@@ -{_span(removed)} +{_span(added)} @@\n"
+    return head + "".join(f"-{line}\n" for line in removed) + "".join(f"+{line}\n" for line in added)
+
+
+def _span(lines: Sequence[str]) -> str:
+    return f"{1 if lines else 0},{len(lines)}"

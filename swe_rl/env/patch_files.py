@@ -1,0 +1,140 @@
+"""A patch's text, read file by file: which paths it touches and what it adds.
+
+Invariants:
+- Pure text work on what an agent wrote: nothing here decides a verdict (the grader looks at the tree instead).
+- Every path that a header line names counts, also where the lines contradict each other.
+"""
+
+import re
+from dataclasses import dataclass
+
+_GIT_HEADER = re.compile(r"^diff --git (.+)$")
+_NAMED = re.compile(r"^(?:--- |\+\+\+ |rename from |rename to |copy from |copy to )(.+)$")
+_ESCAPE = re.compile(r"\\([abfnrtv\"\\]|[0-7]{3})")
+_LETTERS = {"a": "\a", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v"}
+
+
+@dataclass(frozen=True, slots=True)
+class FilePatch:
+    """One file's part; `paths` are all names its header has, the old one first, without `a/` and `b/`."""
+
+    paths: tuple[str, ...]
+    text: str
+    is_new: bool
+    is_deleted: bool
+    is_link: bool
+    added: tuple[str, ...]  # added lines without their plus
+
+    @property
+    def path(self) -> str:
+        return self.paths[-1]
+
+
+def split_patch(patch: str) -> list[FilePatch]:
+    """Every part that has a path; what stands before the first header is left out."""
+    return [part for text in _parts(patch) if (part := _read(text)) is not None]
+
+
+def touched_paths(patch: str) -> list[str]:
+    """Sorted, without repetition."""
+    return sorted({path for part in split_patch(patch) for path in part.paths})
+
+
+def old_paths(patch: str) -> list[str]:
+    """The paths that exist before the patch, in its order: what a checkout of the base commit can restore."""
+    return [part.paths[0] for part in split_patch(patch) if not part.is_new]
+
+
+def _parts(patch: str) -> list[str]:
+    """Cut before each `diff --git`, and before each `--- ` of a plain unified diff that has none."""
+    parts: list[list[str]] = []
+    lines = patch.splitlines(keepends=True)
+    left = 0  # lines of the running hunk, which cannot be headers
+    for index, line in enumerate(lines):
+        if left > 0:
+            left -= not line.startswith("\\")
+        elif line.startswith("@@ "):
+            left = _hunk_lines(line, lines, index)
+        elif line.startswith("diff --git ") or (line.startswith("--- ") and _starts_plain(parts, lines, index)):
+            parts.append([])
+        if parts:
+            parts[-1].append(line)
+    return ["".join(part) for part in parts]
+
+
+def _starts_plain(parts: list[list[str]], lines: list[str], index: int) -> bool:
+    """True for the `--- ` of a diff whose part has its pair of names already, or that has no git header."""
+    if index + 1 >= len(lines) or not lines[index + 1].startswith("+++ "):
+        return False
+    return not parts or any(line.startswith("@@ ") for line in parts[-1])
+
+
+def _hunk_lines(header: str, lines: list[str], index: int) -> int:
+    """How many of the lines after `header` belong to its hunk."""
+    match = re.match(r"@@ -\d+(?:,(\d+))? \+\d+(?:,(\d+))? @@", header)
+    if not match:
+        return 0
+    old, new = (int(count) if count is not None else 1 for count in match.groups())
+    taken = 0
+    for line in lines[index + 1 :]:
+        if old <= 0 and new <= 0:
+            break
+        taken += not line.startswith("\\")
+        old -= line[:1] in (" ", "-", "\n")
+        new -= line[:1] in (" ", "+", "\n")
+        if line[:1] not in (" ", "+", "-", "\\", "\n"):
+            break
+    return taken
+
+
+def _read(text: str) -> FilePatch | None:
+    paths: list[str] = []
+    added: list[str] = []
+    header: list[str] = []
+    in_hunks = False
+    for line in text.splitlines():
+        in_hunks = in_hunks or line.startswith(("@@ ", "GIT binary patch"))
+        if in_hunks:
+            if line.startswith("+"):
+                added.append(line[1:])
+            continue
+        header.append(line)
+        if match := _NAMED.match(line):
+            paths.append(_plain(match[1].split("\t")[0] if not match[1].startswith('"') else match[1]))
+        elif match := _GIT_HEADER.match(line):
+            paths += _pair(match[1])
+    named = [path for path in dict.fromkeys(paths) if path not in ("", "/dev/null")]
+    if not named:
+        return None
+    return FilePatch(
+        paths=tuple(named),
+        text=text,
+        is_new=any(line.startswith("new file mode") or line == "--- /dev/null" for line in header),
+        is_deleted=any(line.startswith("deleted file mode") or line == "+++ /dev/null" for line in header),
+        is_link=any(line.startswith(("new file mode 120000", "new mode 120000")) for line in header),
+        added=tuple(added),
+    )
+
+
+def _pair(names: str) -> list[str]:
+    """Both names of `diff --git A B`; names with spaces are told apart only where both are the same."""
+    if names.startswith('"'):
+        return [_plain(name) for name in re.findall(r'"(?:[^"\\]|\\.)*"|\S+', names)]
+    middle = len(names) // 2
+    if names[middle : middle + 1] == " " and names[:middle][2:] == names[middle + 1 :][2:]:
+        return [_plain(names[:middle])]
+    old, found, new = names.partition(" b/")
+    return [_plain(old), new] if found and " b/" not in new else []  # else the lines below the header have them
+
+
+def _plain(name: str) -> str:
+    """Without git's quoting and without the `a/` or `b/`."""
+    name = name.strip()
+    if len(name) > 1 and name.startswith('"') and name.endswith('"'):
+        name = _ESCAPE.sub(_unescape, name[1:-1]).encode("latin-1", "replace").decode("utf-8", "replace")
+    return name[2:] if name.startswith(("a/", "b/")) else name
+
+
+def _unescape(match: "re.Match[str]") -> str:
+    escaped = match[1]
+    return chr(int(escaped, 8)) if len(escaped) == 3 else _LETTERS.get(escaped, escaped)

@@ -1,0 +1,1 @@
+"""Workspaces and images made from source distributions: no registry, no clone."""

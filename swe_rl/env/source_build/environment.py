@@ -1,0 +1,255 @@
+"""The Python environment of a distribution's tests: an interpreter with the packages of the release's own days.
+
+Versions are not listed anywhere: the resolver is told to look no further than the release's date, so that a tree of
+2019 gets what its authors had.
+
+Invariants:
+- An environment is complete under its own name, or not there; two processes may make the same one.
+- It works wherever it is mounted or copied to `layout.ENVIRONMENT`; the tree is expected at `layout.TESTBED`.
+- What could not be installed is recorded in its `environment.json`, and only requirement files may lose entries.
+"""
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from swe_rl.env.source_build.interpreter import copy_prefix, find_prefix
+from swe_rl.env.source_build.layout import CONDA, ENVIRONMENT, TESTBED, activate_script
+from swe_rl.env.source_build.program import BuildError, run
+from swe_rl.env.source_build.requirements import EXTRAS, Requirements
+from swe_rl.env.source_build.sdist import installable_until, split_name
+from swe_rl.logger.disk import write_json_atomic
+
+RECIPE = 4  # of how environments are made: a change makes them anew
+_INSTALL_S = 1800.0
+_CHECK_S = 120.0
+# What a release needs may appear, or be mended, some days after it, and may break it later: tried in this order.
+_DAYS_AFTER = (30, 7, 90)
+# Packages of a release older than the interpreter may not run on it: tried last. PEP 664, 693, 719, 745 and before.
+_INTERPRETERS_SETTLED = {
+    "3.8": "2020-04-14T00:00:00Z",
+    "3.9": "2021-04-05T00:00:00Z",
+    "3.10": "2022-04-04T00:00:00Z",
+    "3.11": "2023-04-24T00:00:00Z",
+    "3.12": "2024-04-02T00:00:00Z",
+    "3.13": "2025-04-07T00:00:00Z",
+    "3.14": "2026-04-07T00:00:00Z",
+}
+_TEXT_BYTES = 1_000_000
+_GONE = re.compile(r"hint: `([\w.-]+)` was filtered by `exclude-newer`")
+_MAX_GONE = 8
+_FAR = "2100-01-01T00:00:00Z"
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """`folder` is to be seen as `layout.CONDA`: `bin/activate` and `envs/testbed`."""
+
+    folder: Path
+    key: str
+
+    @property
+    def prefix(self) -> Path:
+        return self.folder / "envs" / "testbed"
+
+
+def make_environment(
+    cache: Path, *, sdist: str, python: str, archive: Path, tree: Path, requirements: Requirements
+) -> Environment:
+    """Minutes the first time, then free. `tree`: an unpacked copy that may be written to. Raises BuildError."""
+    known = [RECIPE, sdist, python, requirements.build, requirements.tools, [path.name for path in requirements.files]]
+    digest = hashlib.sha256(json.dumps(known).encode()).hexdigest()[:8]
+    key = f"{sdist.lower()}-py{python}-{digest}"
+    folder = cache / key
+    if not folder.is_dir():
+        aside = cache / f".{key}.{os.getpid()}"
+        try:
+            _fill_until_it_runs(Environment(aside, key), sdist, python, archive, tree, requirements)
+            _rename(aside, folder)
+        finally:
+            shutil.rmtree(aside, ignore_errors=True)
+    return Environment(folder, key)
+
+
+def _fill_until_it_runs(
+    made: Environment, sdist: str, python: str, archive: Path, tree: Path, requirements: Requirements
+) -> None:
+    """Raises the first way's BuildError when no way works."""
+    errors: list[BuildError] = []
+    for until in _cut_offs(archive, python):
+        shutil.rmtree(made.folder, ignore_errors=True)
+        made.folder.mkdir(parents=True)
+        try:
+            _fill(made, sdist, python, archive, tree, requirements, until)
+        except BuildError as error:
+            errors.append(error)
+        else:
+            return
+    raise errors[0]
+
+
+def _cut_offs(archive: Path, python: str) -> list[str | None]:
+    """Times after which no package may have been published, without repeats; None: any time."""
+    found = dict.fromkeys(installable_until(archive, days) for days in _DAYS_AFTER)
+    settled = _INTERPRETERS_SETTLED.get(python)
+    if settled and all(until and until < settled for until in found):
+        found[settled] = None
+    return list(found)
+
+
+def _fill(
+    made: Environment,
+    sdist: str,
+    python: str,
+    archive: Path,
+    tree: Path,
+    requirements: Requirements,
+    until: str | None,
+) -> None:
+    name, version = split_name(sdist)
+    prefix = find_prefix(python)
+    interpreter = copy_prefix(prefix, made.prefix, python)
+    installer = _Installer(interpreter, sdist)
+    installer.install(requirements.build, until=None)
+    itself = f"{name}[{','.join(EXTRAS)}] @ {archive.resolve().as_uri()}"
+    installer.install([itself, *requirements.tools], until=until)
+    dropped = [line for file in requirements.files for line in installer.install_file(file, until)]
+    installer.install(requirements.build, until=None)  # a requirement may have moved them
+    _install_tree(interpreter, tree, sdist, version)
+    _check_pytest(interpreter, sdist)
+    _relocate(made.prefix, {str(made.prefix): ENVIRONMENT, str(prefix): ENVIRONMENT, str(tree): TESTBED})
+    _compile(interpreter)
+    activate = made.folder / "bin" / "activate"
+    activate.parent.mkdir()
+    activate.write_text(activate_script(version), encoding="utf-8")
+    facts = {
+        "recipe": RECIPE,
+        "sdist": sdist,
+        "python": python,
+        "packages_until": until,
+        "packages": installer.frozen(),
+        "left_out": dropped,
+        "seen_as": CONDA,
+    }
+    write_json_atomic(made.folder / "environment.json", facts)
+
+
+@dataclass(frozen=True, slots=True)
+class _Installer:
+    python: Path
+    sdist: str
+
+    def install(self, packages: Sequence[str], *, until: str | None) -> None:
+        """A package whose older files were removed from the index may be newer than `until`. Raises BuildError."""
+        newer: list[str] = []
+        while True:
+            try:
+                self._uv(["install", *self._dated(until, newer), *packages], "its packages cannot be installed")
+                return
+            except BuildError as error:
+                gone = [name for name in _GONE.findall(str(error)) if name not in newer]
+                if not until or not gone or len(newer) >= _MAX_GONE:
+                    raise
+                newer += gone[:1]
+
+    def install_file(self, path: Path, until: str | None) -> list[str]:
+        """All of a requirement file, or each of its lines that can be; what was left out."""
+        try:
+            self._uv(["install", *self._dated(until), "--requirements", str(path)], path.name)
+        except BuildError:
+            return [line for line in _lines(path) if not self._can_install(line, until)]
+        return []
+
+    def _can_install(self, line: str, until: str | None) -> bool:
+        try:
+            self.install([line], until=until)
+        except BuildError:
+            return False
+        return True
+
+    def frozen(self) -> list[str]:
+        return self._uv(["freeze"], "its packages cannot be listed").split("\n")[:-1]
+
+    def _dated(self, until: str | None, newer: Sequence[str] = ()) -> list[str]:
+        if not until:
+            return []
+        exceptions = [part for name in newer for part in ("--exclude-newer-package", f"{name}={_FAR}")]
+        return ["--exclude-newer", until, *exceptions]
+
+    def _uv(self, arguments: Sequence[str], what: str) -> str:
+        from uv import find_uv_bin
+
+        command = [str(find_uv_bin()), "pip", arguments[0], "--python", str(self.python), *arguments[1:]]
+        environment = {"UV_NO_PROGRESS": "1", "UV_NO_CONFIG": "1"}
+        return run(command, what=f"environment of {self.sdist}: {what}", timeout_s=_INSTALL_S, environment=environment)
+
+
+def _install_tree(interpreter: Path, tree: Path, sdist: str, version: str) -> None:
+    """Replaces the installed distribution by a link to the tree. Raises BuildError."""
+    run(
+        [interpreter, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--editable", tree],
+        what=f"environment of {sdist}: the tree cannot be installed",
+        timeout_s=_INSTALL_S,
+        environment={"SETUPTOOLS_SCM_PRETEND_VERSION": version, "PYTHONNOUSERSITE": "1", "PIP_NO_INDEX": "1"},
+    )
+
+
+def _check_pytest(interpreter: Path, sdist: str) -> None:
+    """Where there is a pytest it must start with all of its plugins. Raises BuildError."""
+    python = (
+        "import importlib.util as u, subprocess, sys\n"
+        "if u.find_spec('pytest'): sys.exit(subprocess.call([sys.executable, '-m', 'pytest', '--version']))"
+    )
+    what = f"environment of {sdist}: its pytest does not start"
+    run([interpreter, "-c", python], what=what, timeout_s=_CHECK_S, cwd=interpreter.parent)
+
+
+def _relocate(prefix: Path, moved: dict[str, str]) -> None:
+    """Rewrites the places that scripts, links to the tree and records of files name."""
+    folders = [prefix / "bin", *prefix.glob("lib/python*/site-packages")]
+    files = [path for folder in folders for path in folder.rglob("*") if path.is_file() and not path.is_symlink()]
+    files += prefix.glob("lib/python*/_sysconfigdata*.py")
+    pairs = sorted(((old.encode(), new.encode()) for old, new in moved.items()), key=lambda pair: -len(pair[0]))
+    for path in files:
+        if path.suffix == ".pyc" or path.stat().st_size > _TEXT_BYTES:
+            continue
+        before = after = path.read_bytes()
+        if b"\0" in before:
+            continue
+        for old, new in pairs:
+            after = after.replace(old, new)
+        if after != before:
+            path.write_bytes(after)
+    for compiled in prefix.rglob("__pycache__"):
+        shutil.rmtree(compiled, ignore_errors=True)
+
+
+def _compile(interpreter: Path) -> None:
+    """Each grading starts in a fresh container: without caches it would compile pytest and all of the rest first.
+
+    By the source's hash, for no time survives a tar, and a file that an agent changes must count. Before Python 3.7
+    there is no such cache; files that are templates or of another Python do not compile and need not.
+    """
+    lib = interpreter.parents[1] / "lib"
+    how = ("-q", "--invalidation-mode", "checked-hash")
+    with suppress(BuildError):
+        run([interpreter, "-m", "compileall", *how, lib], what="caches", timeout_s=_INSTALL_S)
+
+
+def _lines(path: Path) -> list[str]:
+    lines = (line.split("#")[0].strip() for line in path.read_text(encoding="utf-8").splitlines())
+    return [line for line in lines if line and not line.startswith("-")]
+
+
+def _rename(aside: Path, folder: Path) -> None:
+    try:
+        aside.replace(folder)
+    except OSError:
+        if not folder.is_dir():  # else another process made the same one a moment earlier
+            raise

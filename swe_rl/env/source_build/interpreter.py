@@ -1,0 +1,83 @@
+"""A Python of a given version, as a folder that can be copied and moved.
+
+Invariants:
+- The copy runs wherever it lies: nothing in it that runs names its own place.
+- The copy holds no package but Python's own.
+"""
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from swe_rl.env.source_build.program import BuildError, run
+
+_LEFT_OUT = ("site-packages", "__pycache__", "test", "tests", "idlelib", "turtledemo", "lib2to3.test", "share", "*.a")
+_KEPT_TESTS = ("unittest",)  # its folder `test` is the standard library's own and small
+_BESIDE = b"$ORIGIN/../lib"
+_ASK = "import sys; print('%d.%d' % sys.version_info[:2]); print(sys.base_prefix)"
+
+
+def find_prefix(version: str) -> Path:
+    """The folder of an installed Python `3.9`. Raises BuildError with the way to get one."""
+    for prefix in _candidates(version):
+        python = prefix / "bin" / f"python{version}"
+        if os.access(python, os.X_OK) and str(prefix) not in ("/", "/usr", "/usr/local"):
+            return prefix
+    raise BuildError(
+        f"there is no Python {version} on this machine that can be copied (a system's own in /usr cannot); get one: "
+        f"uv python install {version}, or pyenv install {version}"
+    )
+
+
+def copy_prefix(prefix: Path, destination: Path, version: str) -> Path:
+    """Copies without packages and tests; the copy's `python`. Raises BuildError."""
+    try:
+        shutil.copytree(prefix, destination, symlinks=True, ignore=_ignored)
+    except (OSError, shutil.Error) as error:
+        raise BuildError(f"Python {version} of {prefix} cannot be copied: {error}") from error
+    folder = destination / "bin"
+    for path in list(folder.iterdir()):
+        if path.name not in ("python", "python3", f"python{version}"):
+            path.unlink()
+    for name in ("python", "python3"):
+        (folder / name).unlink(missing_ok=True)
+        (folder / name).symlink_to(f"python{version}")
+    (destination / "lib" / f"python{version}" / "site-packages").mkdir(parents=True, exist_ok=True)
+    for path in (folder / f"python{version}", *destination.glob("lib/libpython*")):
+        if path.is_file() and not path.is_symlink():
+            _look_beside(path, prefix)
+    return folder / "python"
+
+
+def _look_beside(program: Path, prefix: Path) -> None:
+    """Where a Python was linked to its own library by the folder's full name, the loader is to look beside it.
+
+    The text in the program is replaced by a shorter one and ends with the same number of zeros more.
+    """
+    data = program.read_bytes()
+    for named in {str(prefix / "lib"), str(prefix.resolve() / "lib")}:
+        old = named.encode() + b"\0"
+        if data.startswith(b"\x7fELF") and len(_BESIDE) < len(old):
+            data = data.replace(b"\0" + old, b"\0" + _BESIDE.ljust(len(old), b"\0"))
+    mode = program.stat().st_mode
+    program.write_bytes(data)
+    program.chmod(mode & 0o777)
+
+
+def _candidates(version: str) -> Iterator[Path]:
+    roots = [Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv") / "versions"]
+    roots.append(Path(os.environ.get("UV_PYTHON_INSTALL_DIR") or Path.home() / ".local" / "share" / "uv" / "python"))
+    for root in roots:
+        for pattern in (f"{version}.*", f"cpython-{version}.*"):
+            yield from sorted(root.glob(pattern), reverse=True) if root.is_dir() else ()
+    found = shutil.which(f"python{version}")
+    if found:
+        said = run([found, "-c", _ASK], what=f"python{version}", timeout_s=60.0).split()
+        if said[:1] == [version]:
+            yield Path(said[1])
+
+
+def _ignored(folder: str, names: list[str]) -> set[str]:
+    ignored = shutil.ignore_patterns(*_LEFT_OUT)(folder, names)
+    return set() if Path(folder).name in _KEPT_TESTS else set(ignored)

@@ -1,0 +1,114 @@
+"""Source distributions: fetched once from the package index, with the date of their release.
+
+Invariants:
+- An archive is in the cache under its own name only when it is complete.
+- Unpacking writes below the given folder only.
+"""
+
+import os
+import shutil
+import sys
+import tarfile
+import tempfile
+import zipfile
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from swe_rl.env.instance import InstanceError
+from swe_rl.env.source_build.program import BuildError, run
+
+_DOWNLOAD_S = 600.0
+_ENDINGS = (".tar.gz", ".zip", ".tar.bz2", ".tgz")
+_EARLIEST = datetime(2005, 1, 1, tzinfo=UTC)  # older dates in an archive were made up for reproducible builds
+
+
+def fetch(sdist: str, cache: Path) -> Path:
+    """`Django-3.0` -> the archive in `cache`. Raises InstanceError for no such name, BuildError without a network."""
+    name, version = split_name(sdist)
+    found = _archive(cache, name, version)
+    if found:
+        return found
+    cache.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=cache, prefix=".download-") as folder:
+        run(
+            [*_pip(), "download", "--quiet", "--no-deps", "--no-binary", name, f"{name}=={version}", "--dest", folder],
+            what=f"the source distribution {sdist} cannot be had from the package index",
+            timeout_s=_DOWNLOAD_S,
+        )
+        for path in Path(folder).iterdir():
+            if path.name.endswith(_ENDINGS):
+                path.replace(cache / path.name)
+    found = _archive(cache, name, version)
+    if not found:
+        raise BuildError(f"pip downloaded {name}=={version}, but no archive of that name came of it")
+    return found
+
+
+def split_name(sdist: str) -> tuple[str, str]:
+    """`pytest-6.0.0rc1` -> name and version. Raises InstanceError."""
+    name, dash, version = sdist.rpartition("-")
+    if not dash or not version[:1].isdigit():
+        raise InstanceError(f"source.sdist={sdist!r} is not NAME-VERSION, as Django-3.0")
+    return name, version
+
+
+def unpack(archive: Path, destination: Path) -> None:
+    """The tree of the archive becomes `destination`, which must not be there. Raises BuildError."""
+    with tempfile.TemporaryDirectory(dir=destination.parent, prefix=".unpack-") as folder:
+        try:
+            if archive.suffix == ".zip":
+                with zipfile.ZipFile(archive) as packed:
+                    packed.extractall(folder)  # noqa: S202 - zipfile keeps names below the folder
+            else:
+                with tarfile.open(archive) as tar:
+                    tar.extractall(folder, filter="data")
+        except (OSError, tarfile.TarError, zipfile.BadZipFile) as error:
+            raise BuildError(f"{archive} cannot be unpacked ({error}); remove it, then it is fetched again") from error
+        inside = list(Path(folder).iterdir())
+        if len(inside) != 1 or not inside[0].is_dir():
+            raise BuildError(f"{archive} does not hold exactly one folder, as source distributions do")
+        shutil.move(inside[0], destination)
+
+
+def installable_until(archive: Path, days_after: int) -> str | None:
+    """The time (RFC 3339) so long after the release's files were made; None where the archive does not say it."""
+    if archive.suffix == ".zip":
+        with zipfile.ZipFile(archive) as packed:
+            newest = max(datetime(*item.date_time, tzinfo=UTC) for item in packed.infolist())
+    else:
+        with tarfile.open(archive) as tar:
+            newest = datetime.fromtimestamp(max(member.mtime for member in tar.getmembers()), tz=UTC)
+    until = newest + timedelta(days=days_after)
+    return until.strftime("%Y-%m-%dT%H:%M:%SZ") if newest > _EARLIEST else None
+
+
+def _archive(cache: Path, name: str, version: str) -> Path | None:
+    """Package names are written in several ways: `Sphinx`, `sphinx`, `a_b`, `a-b`."""
+    wanted = f"{_normal(name)}-{version}"
+    for path in sorted(cache.glob(f"*{version}*")) if cache.is_dir() else ():
+        ending = next((ending for ending in _ENDINGS if path.name.endswith(ending)), None)
+        stem, _, found = path.name[: -len(ending)].rpartition("-") if ending else ("", "", "")
+        if ending and f"{_normal(stem)}-{found}" == wanted:
+            return path
+    return None
+
+
+def _normal(name: str) -> str:
+    return name.lower().replace("_", "-").replace(".", "-")
+
+
+def _pip() -> list[str]:
+    """The pip of this interpreter, or of the one that its environment was made from. Raises BuildError."""
+    base = Path(sys.base_prefix) / "bin" / f"python{sys.version_info.major}.{sys.version_info.minor}"
+    for python in (sys.executable, str(base)):
+        if os.access(python, os.X_OK) and _has_pip(python):
+            return [python, "-m", "pip"]
+    raise BuildError("source distributions are fetched with pip, which this Python lacks: python -m ensurepip")
+
+
+def _has_pip(python: str) -> bool:
+    try:
+        run([python, "-m", "pip", "--version"], what="pip", timeout_s=60.0)
+    except BuildError:
+        return False
+    return True

@@ -1,0 +1,126 @@
+"""The base tree of an instance from a source distribution: a git repository with exactly one commit.
+
+Invariants:
+- The tree has neither the fix nor the tests that belong to it; a patch that does not fit exactly is an error.
+- `base_commit` names the one commit in it too, by a replacement reference, so that evaluation scripts that check files
+  out of it work; the object of that name is not there, nor any other history.
+- The commit is reproducible: same distribution, same patches, same hash.
+"""
+
+import os
+import re
+import shutil
+import tempfile
+from pathlib import Path
+
+from swe_rl.env.instance import Instance, InstanceError
+from swe_rl.env.source_build.program import BuildError, run
+from swe_rl.env.source_build.requirements import runs_tox
+from swe_rl.env.source_build.sdist import split_name, unpack
+
+_GIT_S = 300.0
+_BUILT = ("*.egg-info", "__pycache__", "*.pyc")  # of the packaging, not of the repository
+_IDENTITY = {
+    **{f"GIT_{who}_{what}": value for who in ("AUTHOR", "COMMITTER") for what, value in (
+        ("NAME", "base"), ("EMAIL", "base@localhost"), ("DATE", "2000-01-01T00:00:00+0000"),
+    )},
+    "GIT_CONFIG_GLOBAL": "/dev/null",
+    "GIT_CONFIG_SYSTEM": "/dev/null",
+}  # fmt: skip
+_SYMPY_TEST = """#!/usr/bin/env python
+import sys, os
+sys.path.insert(0, os.path.join(os.path.dirname(__file__), ".."))
+from optparse import OptionParser
+parser = OptionParser()
+parser.add_option("-v", "--verbose", action="store_true", default=False)
+parser.add_option("-C", "--no-cache", dest="cache", action="store_false", default=True)
+parser.add_option("--no-subprocess", action="store_true", default=False)
+options, names = parser.parse_args()
+if not options.cache:
+    os.environ["SYMPY_USE_CACHE"] = "no"
+import sympy
+passed = sympy.test(*names, verbose=options.verbose, subprocess=False)
+sys.exit(0 if passed else 1)
+"""
+RECIPE = 3  # of how trees are made: a change makes them anew
+_TOX_PYTEST = re.compile(r"^(\s+(?:.*\s)?pytest)(?=\s+[-{])", re.MULTILINE)
+_MISSING = {"sympy": ("bin/test", _SYMPY_TEST)}  # what evaluation scripts run and distributions leave out
+
+
+def make_tree(instance: Instance, archive: Path, destination: Path) -> None:
+    """Builds aside, then renames to `destination`. Raises InstanceError, BuildError."""
+    destination.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=destination.parent, prefix=f".{destination.name}-") as folder:
+        tree = Path(folder) / "tree"
+        unpack(archive, tree)
+        to_base(instance, tree)
+        commit(instance, tree)
+        try:
+            tree.replace(destination)
+        except OSError:
+            if not destination.is_dir():  # else another process made the same one a moment earlier
+                raise
+
+
+def to_base(instance: Instance, tree: Path) -> None:
+    """Takes the fix and its tests back where the distribution has them. Raises InstanceError."""
+    assert instance.source is not None
+    if instance.source.reverse:
+        for name, patch in (("test_patch", instance.test_patch), ("patch", instance.patch)):
+            if patch.strip():
+                _apply(instance, tree, name, patch, "--reverse")
+    else:
+        _apply(instance, tree, "patch", instance.patch, "--check")
+    # The packaging's own: a file that git is told to overlook would be in every patch that is taken from the tree.
+    (tree / "PKG-INFO").unlink(missing_ok=True)
+    missing = _MISSING.get(split_name(instance.source.sdist)[0].lower())
+    if missing and not (tree / missing[0]).exists():
+        script = tree / missing[0]
+        script.parent.mkdir(exist_ok=True)
+        script.write_text(missing[1], encoding="utf-8")
+        script.chmod(0o755)
+    if runs_tox(instance.eval_script):
+        let_tox_report(tree)
+
+
+def let_tox_report(tree: Path) -> None:
+    """`tox` runs pytest as its file says, which does not print a line for each test: readers of the log need them."""
+    path = tree / "tox.ini"
+    if path.is_file():
+        path.write_text(_TOX_PYTEST.sub(r"\1 -rA", path.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+def commit(instance: Instance, tree: Path) -> None:
+    """Raises BuildError."""
+    git = ["git", "-c", "init.defaultBranch=main", "-c", "core.autocrlf=false", "-c", "gc.auto=0"]
+    what = f"{instance.instance_id}: its tree cannot be committed"
+    run([*git, "init", "--quiet", "--template=", "."], what=what, timeout_s=_GIT_S, cwd=tree, environment=_IDENTITY)
+    exclude = tree / ".git" / "info" / "exclude"
+    exclude.parent.mkdir(exist_ok=True)
+    exclude.write_text("".join(f"{pattern}\n" for pattern in _BUILT), encoding="utf-8")
+    for arguments in (
+        ["add", "--all", "."],
+        ["commit", "--quiet", "--no-gpg-sign", "-m", "base"],
+        ["update-ref", f"refs/replace/{instance.base_commit}", "HEAD"],
+        ["pack-refs", "--all"],
+        ["config", "log.showRoot", "false"],  # evaluation scripts run `git show`: of a first commit that is every file
+    ):
+        run([*git, *arguments], what=what, timeout_s=_GIT_S, cwd=tree, environment=_IDENTITY)
+    shutil.rmtree(tree / ".git" / "logs", ignore_errors=True)
+
+
+def _apply(instance: Instance, tree: Path, name: str, patch: str, option: str) -> None:
+    with tempfile.NamedTemporaryFile("w", suffix=".patch", delete=False, encoding="utf-8") as file:
+        file.write(patch)
+    try:
+        run(
+            ["git", "apply", "--whitespace=nowarn", option, file.name],
+            what=f"{instance.instance_id}: {name} does not fit {instance.source and instance.source.sdist}",
+            timeout_s=_GIT_S,
+            cwd=tree,
+            environment={**_IDENTITY, "GIT_CEILING_DIRECTORIES": str(tree.parent)},
+        )
+    except BuildError as error:
+        raise InstanceError(f"{error}; the row's column 'source' names another release or way (fix)") from error
+    finally:
+        os.unlink(file.name)  # noqa: PTH108 - NamedTemporaryFile gives text

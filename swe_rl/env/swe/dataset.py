@@ -1,0 +1,129 @@
+"""Where the rows of a data set come from: a file, a folder, the hub's cache or the hub.
+
+Invariants:
+- A file or folder of this machine comes before the hub, and needs no network and no `datasets`.
+- No code of a data set is ever run.
+- What was read has a revision: the hub's commit, or the hash of the files' bytes.
+"""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from swe_rl.env.instance import InstanceError
+from swe_rl.env.records import ENDINGS, Row, read_rows
+from swe_rl.env.swe.split import Split
+
+_BLOCK_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    rows: Sequence[Row]
+    source: str  # the file, folder or hub id
+    revision: str
+
+
+def load_rows(dataset: str, split: str, *, revision: str | None = None, key: str = "env.dataset") -> Loaded:
+    """The rows of `split` with its slice. Raises InstanceError naming `key`."""
+    wanted = Split.parse(split, key.replace("dataset", "split"))
+    path = Path(dataset).expanduser()
+    if path.suffix in ENDINGS and not path.exists():
+        raise InstanceError(f"{key}={dataset} is not there; give the path of an existing file")
+    if files := local_files(dataset, split):
+        loaded = _from_files(files, dataset, wanted)
+    elif path.is_dir():
+        loaded = _from_saved(path, dataset, wanted, key)
+    else:
+        loaded = _from_hub(dataset, wanted.name, revision, key)
+    rows = loaded.rows[wanted.rows]
+    if not rows:
+        raise InstanceError(f"{key}={dataset}: {split} holds no row; there are {len(loaded.rows)} in {wanted.name}")
+    return Loaded(rows, loaded.source, loaded.revision)
+
+
+def _from_files(paths: Sequence[Path], dataset: str, split: Split) -> Loaded:
+    """A single file is every split, unless a column `split` tells its rows apart."""
+    rows = [row for path in paths for row in read_rows(path)]
+    if any(row.record.get("split") for row in rows):
+        rows = [row for row in rows if row.record.get("split") == split.name]
+    return Loaded(rows, dataset, hash_of_files(paths))
+
+
+def local_files(dataset: str, split: str) -> list[Path]:
+    """The files of this machine that hold a split, in order: the file itself, or of a folder `SPLIT.jsonl`, or the
+    hub's layout `data/SPLIT-00000-of-00002.parquet`. None for a data set of the hub."""
+    path, name = Path(dataset).expanduser(), Split.parse(split).name
+    if path.is_file():
+        return [path]
+    for parent in (path, path / "data"):
+        for ending in ENDINGS if parent.is_dir() else ():
+            if paths := sorted([*parent.glob(f"{name}{ending}"), *parent.glob(f"{name}-*{ending}")]):
+                return paths
+    return []
+
+
+def _from_saved(folder: Path, dataset: str, split: Split, key: str) -> Loaded:
+    if not any((folder / name).is_file() for name in ("dataset_dict.json", "dataset_info.json")):
+        found = ", ".join(sorted(path.name for path in folder.iterdir())[:8]) or "nothing"
+        raise InstanceError(
+            f"{key}={dataset} is a folder without a file of the split {split.name!r}; there is {found}. A file "
+            f"{split.name}.jsonl or {split.name}.parquet is looked for, or what datasets' save_to_disk writes"
+        )
+    datasets = _datasets(dataset)
+    try:
+        saved = datasets.load_from_disk(str(folder))
+        records = saved[split.name] if isinstance(saved, Mapping) else saved
+    except (OSError, ValueError, KeyError) as error:
+        raise InstanceError(
+            f"{key}={dataset}: {split.name} cannot be read from what save_to_disk wrote: {error}"
+        ) from (error)
+    return Loaded(_rows(records, f"{dataset}[{split.name}]"), dataset, hash_of_files(sorted(folder.rglob("*.arrow"))))
+
+
+def _from_hub(dataset: str, split: str, revision: str | None, key: str) -> Loaded:
+    datasets = _datasets(dataset)
+    try:
+        records = datasets.load_dataset(dataset, split=split, revision=revision)
+    except Exception as error:  # `datasets` raises whatever its file systems raise
+        reason = " ".join(str(error).split())[:300]
+        raise InstanceError(
+            f"{key}={dataset}: neither a file or folder of this machine, nor to be had from the hub or its cache "
+            f"({type(error).__name__}: {reason}); where there is a network: hf download {dataset} --repo-type dataset"
+        ) from error
+    return Loaded(_rows(records, f"{dataset}[{split}]"), dataset, _commit(records) or revision or "unknown")
+
+
+def _rows(records: Any, name: str) -> list[Row]:
+    return [Row(f"{name}, row {number}", record) for number, record in enumerate(records)]
+
+
+def _commit(records: Any) -> str | None:
+    """The hub's commit, from the addresses that were downloaded: `hf://datasets/ORG/NAME@COMMIT/FILE`."""
+    for address in getattr(records.info, "download_checksums", None) or ():
+        _, at, rest = str(address).partition("@")
+        if at:
+            return rest.partition("/")[0]
+    return None
+
+
+def hash_of_files(paths: Sequence[Path]) -> str:
+    digest = hashlib.sha256()
+    for path in paths:
+        with path.open("rb") as file:
+            while block := file.read(_BLOCK_BYTES):
+                digest.update(block)
+    return f"sha256:{digest.hexdigest()}"
+
+
+def _datasets(dataset: str) -> Any:
+    try:
+        import datasets
+    except ImportError as error:
+        raise InstanceError(
+            f"env.dataset={dataset} is read with `datasets`, which is not installed: pip install 'swe_rl[data]'"
+        ) from error
+    datasets.disable_progress_bars()
+    return datasets

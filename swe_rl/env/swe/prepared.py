@@ -1,0 +1,167 @@
+"""What `job=prepare` wrote of a split: a parquet file of instances, and the manifest that says what it is.
+
+Invariants:
+- The parquet file is complete before its manifest is there; a manifest is the last thing written.
+- A prepared file is used only for the configuration and the source that it was made of, and only unchanged.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from swe_rl.config.schema import EnvConfig
+from swe_rl.env.instance import Instance, InstanceError
+from swe_rl.env.records import read_rows
+from swe_rl.env.swe.dataset import hash_of_files, local_files
+from swe_rl.logger.disk import disk_error, write_bytes_atomic, write_json_atomic
+
+VERSION = 1  # of the file's layout: another one is made anew
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What a prepared file was made for."""
+
+    dataset: str
+    split: str
+    wanted_revision: str | None
+    image_template: str | None
+    max_tests: int
+
+    @classmethod
+    def of(cls, config: EnvConfig, split: str) -> "Identity":
+        own = is_evaluated(config, split)
+        dataset = str(config.eval_dataset) if own else config.dataset
+        path = Path(dataset).expanduser()
+        return cls(
+            dataset=str(path.resolve()) if path.exists() else dataset,
+            split=split,
+            wanted_revision=None if own else config.revision,
+            image_template=(config.eval_image_template or config.image_template) if own else config.image_template,
+            max_tests=0 if own else config.max_tests,
+        )
+
+    def path(self, cache: Path) -> Path:
+        digest = hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:10]
+        return cache / "datasets" / _slug(self.dataset) / f"{_slug(self.split)}-{digest}.parquet"
+
+
+def is_evaluated(config: EnvConfig, split: str) -> bool:
+    """True for the split of `env.eval_dataset`. Raises InstanceError where a split's name may mean two data sets."""
+    if config.eval_dataset in (None, config.dataset) or split != config.eval_split:
+        return False
+    if split == config.split:
+        raise InstanceError(
+            f"env.split and env.eval_split are both {split}, of two data sets ({config.dataset} and "
+            f"{config.eval_dataset}); tell them apart by a slice: 'env.eval_split=\"{split}[0:]\"'"
+        )
+    return True
+
+
+def write_prepared(
+    cache: Path, identity: Identity, instances: Sequence[Instance], facts: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Writes the file, then its manifest, and returns the manifest. Raises DiskError."""
+    path = identity.path(cache)
+    data = _parquet(instances)
+    write_bytes_atomic(path, data)
+    manifest = {
+        "version": VERSION,
+        "made_for": asdict(identity),
+        **facts,
+        "rows": len(instances),
+        "columns": sorted({column for one in instances for column in one.to_record()}),
+        "repositories": _counts(one.repo for one in instances),
+        "sha256": hashlib.sha256(data).hexdigest(),
+    }
+    write_json_atomic(manifest_of(path), manifest)
+    return manifest
+
+
+def prepared_instances(config: EnvConfig, split: str, cache: Path) -> list[Instance] | None:
+    """The prepared instances of a split, or None where there are none for this configuration and source.
+
+    Raises InstanceError for a prepared file that was changed since.
+    """
+    identity = Identity.of(config, split)
+    path = identity.path(cache)
+    manifest = read_manifest(path)
+    if manifest is None or manifest.get("made_for") != asdict(identity) or not _is_current(identity, manifest):
+        return None
+    try:
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError as error:
+        raise disk_error(path, error) from error
+    if digest != manifest.get("sha256"):
+        raise InstanceError(
+            f"{path} is not the file that its manifest describes (sha256 {digest[:12]}, not "
+            f"{str(manifest.get('sha256'))[:12]}); remove it and run job=prepare again"
+        )
+    return [Instance.from_record(_plain(row.record), row.where) for row in read_rows(path)]
+
+
+def read_manifest(path: Path) -> dict[str, Any] | None:
+    """The manifest of a prepared file; None where there is none of this version."""
+    try:
+        manifest = json.loads(manifest_of(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    known = isinstance(manifest, dict) and manifest.get("version") == VERSION and path.is_file()
+    return manifest if known else None
+
+
+def manifests_beside(path: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """The other prepared files of the same data set, with their manifests."""
+    for other in sorted(path.parent.glob("*.parquet")):
+        if other != path and (manifest := read_manifest(other)) is not None:
+            yield other, manifest
+
+
+def manifest_of(path: Path) -> Path:
+    return path.with_suffix(".manifest.json")
+
+
+def _is_current(identity: Identity, manifest: Mapping[str, Any]) -> bool:
+    """Files of this machine must be as they were; a data set of the hub is what its revision says."""
+    files = local_files(identity.dataset, identity.split)
+    return not files or hash_of_files(files) == manifest.get("revision")
+
+
+def _parquet(instances: Sequence[Instance]) -> bytes:
+    """Lists and tables as JSON: an empty list has no type of its own."""
+    import io
+
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError as error:
+        raise InstanceError("job=prepare writes parquet, which needs pyarrow: pip install 'swe_rl[data]'") from error
+    records = [one.to_record() for one in instances]
+    columns = sorted({column for record in records for column in record})
+    table = pyarrow.table({column: [_text(record.get(column)) for record in records] for column in columns})
+    buffer = io.BytesIO()
+    pyarrow.parquet.write_table(table, buffer, compression="zstd")
+    return buffer.getvalue()
+
+
+def _text(value: Any) -> str | None:
+    return value if value is None or isinstance(value, str) else json.dumps(value)
+
+
+def _plain(record: Mapping[str, Any]) -> dict[str, Any]:
+    return {column: value for column, value in record.items() if value is not None}
+
+
+def _counts(names: Iterable[str]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for name in names:
+        found[name] = found.get(name, 0) + 1
+    return dict(sorted(found.items()))
+
+
+def _slug(text: str) -> str:
+    return re.sub(r"[^A-Za-z0-9._-]+", "_", text).strip("._") or "data"

@@ -1,0 +1,171 @@
+"""R2E-Gym's rows: tasks made of commits, with the statuses that their tests are to have.
+
+The image holds the tree before the commit in /testbed, its environment in /testbed/.venv, and the tests in /r2e_tests
+with a script /testbed/run_tests.sh. The log is read by `parse_log`, whose names have dots: `TestClass.test_name`.
+
+Invariants:
+- Tests and files that tell the answer are out of an agent's container (`hide_script`) and in the grader's.
+- Resolved means that every test that is to pass does; tests that are to fail are not looked at.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from swe_rl.env.instance import Instance, InstanceError
+from swe_rl.env.swe.swe_smith import commit_as, name_of_base
+
+LOG_PARSER = "r2e_gym"  # the name of `parse_log` in an instance's `log_parser`
+_COLUMNS = ("repo_name", "docker_image", "commit_hash", "problem_statement", "parsed_commit_content")
+_ANSWERS = (
+    "/r2e_tests",
+    "/testbed/r2e_tests",
+    "/testbed/run_tests.sh",
+    "/testbed/expected_test_output.json",
+    "/testbed/execution_result.json",
+    "/testbed/parsed_commit.json",
+    "/testbed/syn_issue.json",
+    "/testbed/modified_files.json",
+    "/testbed/modified_entities.json",
+)
+_SUMMARY = re.compile(r"^=+ short test summary info =+$", re.MULTILINE)
+_VERDICT = re.compile(r"^(PASSED|FAILED|ERROR|SKIPPED|XFAIL|XPASS)\s+(\S+)", re.MULTILINE)
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+_SIGNS = {"context": " ", "added": "+", "deleted": "-", "note": ""}
+
+
+def is_row(record: Mapping[str, Any]) -> bool:
+    return "docker_image" in record and "expected_output_json" in record
+
+
+def to_instance(record: Mapping[str, Any], where: str) -> Instance:
+    """Raises InstanceError naming `where` and the column."""
+    for column in _COLUMNS:
+        if not isinstance(record.get(column), str) or not record[column].strip():
+            raise InstanceError(f"{where}: column {column!r} is missing or empty; R2E-Gym's columns are needed")
+    instance_id = str(record.get("instance_id") or f"{record['repo_name']}__{record['commit_hash'][:10]}")
+    expected = _json(record, "expected_output_json", where)
+    before = _statuses_before(_json(record, "execution_result_content", where, default="{}"))
+    passing = [name for name, status in expected.items() if status == "PASSED" and name]
+    diffs = _json(record, "parsed_commit_content", where).get("file_diffs") or []
+    tests = _test_files(diffs, record.get("relevant_files"))
+    base_commit = name_of_base(instance_id)
+    return Instance(
+        instance_id=instance_id,
+        repo=record["repo_name"],
+        base_commit=base_commit,
+        problem_statement=_statement(record["problem_statement"]),
+        patch="".join(_unified(diff) for diff in diffs if _path(diff) not in tests),
+        test_patch="".join(_unified(diff) for diff in diffs if _path(diff) in tests),
+        fail_to_pass=tuple(name for name in passing if before.get(name) != "PASSED"),
+        pass_to_pass=tuple(name for name in passing if before.get(name) == "PASSED"),
+        image=record["docker_image"],
+        eval_script=_EVAL_SCRIPT,
+        log_parser=LOG_PARSER,
+        eval_type="pass_and_fail",
+        setup_script=_SETUP_SCRIPT + commit_as(base_commit, (".venv", "r2e_tests", "run_tests.sh")),
+        hide_script=f"rm -rf {' '.join((*_ANSWERS, _KEPT))}\n",
+    )
+
+
+def parse_log(log: str) -> dict[str, str]:
+    """Test name -> status, from the last summary of `run_tests.sh`: a test's file is left out, `::` becomes a dot."""
+    headers = list(_SUMMARY.finditer(_COLOUR.sub("", log)))
+    if not headers:
+        return {}
+    summary = _COLOUR.sub("", log)[headers[-1].end() :]
+    return {".".join(name.split("::")[1:]): status for status, name in _VERDICT.findall(summary) if "::" in name}
+
+
+_KEPT = "/var/lib/r2e_gym"  # the grader's copy of the tests: not in the tree, so no agent's commit can hold it
+_SETUP_SCRIPT = (
+    "set -e\ncd /testbed\ngit config --global --add safe.directory /testbed\n"
+    f"mkdir -p {_KEPT}\n"
+    f"for name in {' '.join(_ANSWERS[2:])}; do if [ -e $name ]; then mv $name {_KEPT}/; fi; done\n"
+    f"for name in {' '.join(_ANSWERS[:2])}; do "
+    f"if [ -L $name ]; then rm $name; elif [ -d $name ]; then mv $name {_KEPT}/; fi; done\n"
+    "git add -u .\n"
+)
+_EVAL_SCRIPT = (
+    "#!/bin/bash\nset -uxo pipefail\ncd /testbed\n"
+    f"rm -rf r2e_tests run_tests.sh\ncp -r {_KEPT}/r2e_tests r2e_tests\ncp {_KEPT}/run_tests.sh run_tests.sh\n"
+    ": '>>>>> Start Test Output'\nbash run_tests.sh\n: '>>>>> End Test Output'\n"
+)
+
+
+def _statement(text: str) -> str:
+    """Without the marks around it."""
+    inner = re.search(r"\[ISSUE\](.*)\[/ISSUE\]", text, re.DOTALL)
+    return (inner[1] if inner else text).strip()
+
+
+def _json(record: Mapping[str, Any], column: str, where: str, default: str | None = None) -> dict[str, Any]:
+    text = record.get(column) or default
+    try:
+        value = json.loads(text) if isinstance(text, str) else text
+    except ValueError as error:
+        raise InstanceError(f"{where}: column {column!r} is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise InstanceError(f"{where}: column {column!r} must be a JSON object")
+    return {_COLOUR.sub("", str(name)).split(" - ")[0]: content for name, content in value.items()}
+
+
+def _statuses_before(result: Mapping[str, Any]) -> dict[str, str]:
+    """The statuses before the commit, from whichever of its fields holds the old log; none: all tests count as new."""
+    for key, value in result.items():
+        if key.startswith("old"):
+            text = value.get("stdout", "") if isinstance(value, Mapping) else value
+            if isinstance(text, str) and (found := parse_log(text)):
+                return found
+    return {}
+
+
+def _path(diff: Mapping[str, Any]) -> str:
+    return str(diff["header"]["file"]["path"])
+
+
+def _test_files(diffs: list[Mapping[str, Any]], relevant: Any) -> set[str]:
+    """Files of the commit that are tests; what the data set calls relevant never is."""
+    kept = set(relevant) if isinstance(relevant, list | tuple) else set()
+    paths = {_path(diff) for diff in diffs}
+    return {
+        path for path in paths if path not in kept and re.search(r"(^|/)(tests?|testing)/|(^|/)test_|_test\.", path)
+    }
+
+
+def _unified(diff: Mapping[str, Any]) -> str:
+    if diff.get("is_binary_file"):
+        return ""
+    path, index = _path(diff), diff.get("index_line") or {}
+    lines = [f"diff --git a/{path} b/{path}", *_mode_lines(diff, index)]
+    if diff.get("hunks"):
+        lines += [f"--- {_name(diff, 'minus_file')}", f"+++ {_name(diff, 'plus_file')}", *_hunk_lines(diff["hunks"])]
+    return "\n".join(lines) + "\n"
+
+
+def _mode_lines(diff: Mapping[str, Any], index: Mapping[str, Any]) -> Iterator[str]:
+    misc = diff["header"].get("misc_line")
+    if misc:
+        yield str(misc)
+    if index:
+        mode = f" {index['mode']}" if index.get("mode") else ""
+        yield f"index {index['old_commit_hash']}..{index['new_commit_hash']}{mode}"
+
+
+def _name(diff: Mapping[str, Any], side: str) -> str:
+    return str((diff.get(side) or {}).get("path") or "/dev/null")
+
+
+def _hunk_lines(hunks: list[Mapping[str, Any]]) -> Iterator[str]:
+    for hunk in hunks:
+        old, new = hunk["descriptor"]["old_range"], hunk["descriptor"]["new_range"]
+        section = hunk["descriptor"].get("section")
+        yield f"@@ -{_range(old)} +{_range(new)} @@{f' {section}' if section else ''}"
+        for line in hunk["line_group"]["all_lines"]:
+            yield _SIGNS.get(str(line["type"]), " ") + str(line["content"])
+
+
+def _range(found: Mapping[str, Any]) -> str:
+    length = found.get("length")
+    return str(found["start"]) if length is None else f"{found['start']},{length}"

@@ -1,0 +1,103 @@
+"""A unified diff turned around: what it added is removed, what it removed is added.
+
+Invariants:
+- Turning a diff around twice gives the same diff.
+- Which lines belong to a hunk is counted, as its header says: a line's content never passes for a header.
+"""
+
+import re
+from collections.abc import Iterator
+
+from swe_rl.env.instance import InstanceError
+
+_HUNK = re.compile(r"@@ -(\d+)(,\d+)? \+(\d+)(,\d+)? @@")
+_SWAPPED = {
+    "new file mode ": "deleted file mode ",
+    "deleted file mode ": "new file mode ",
+    "old mode ": "new mode ",
+    "new mode ": "old mode ",
+    "rename from ": "rename to ",
+    "rename to ": "rename from ",
+}
+
+
+def reverse_patch(patch: str, where: str) -> str:
+    """Raises InstanceError for a patch with binary parts, which cannot be turned around without the files."""
+    lines = patch.split("\n")
+    out: list[str] = []
+    header: list[str] = []
+    index = 0
+    while index < len(lines):
+        match = _HUNK.match(lines[index])
+        if not match:
+            if lines[index].startswith(("GIT binary patch", "Binary files ")):
+                raise InstanceError(f"{where}: the patch has binary parts and cannot be turned around")
+            header.append(lines[index])
+            index += 1
+            continue
+        out += _header(header)
+        header = []
+        start, end = index + 1, _end_of_hunk(lines, index, _count(match[2]), _count(match[4]))
+        rest = lines[index][match.end() :]
+        out.append(f"@@ -{match[3]}{match[4] or ''} +{match[1]}{match[2] or ''} @@{rest}")
+        out += _turned(lines[start:end])
+        index = end
+    return "\n".join([*out, *_header(header)])
+
+
+def _count(text: str | None) -> int:
+    return int(text[1:]) if text else 1
+
+
+def _end_of_hunk(lines: list[str], index: int, old: int, new: int) -> int:
+    """The index behind the hunk that starts at `index`, notes on a missing newline included."""
+    index += 1
+    while index < len(lines) and (old > 0 or new > 0 or lines[index].startswith("\\")):
+        sign = lines[index][:1]
+        old -= sign in (" ", "-", "")  # an empty context line may have lost its space
+        new -= sign in (" ", "+", "")
+        index += 1
+    return index
+
+
+def _turned(hunk: list[str]) -> list[str]:
+    """Runs of changed lines: each line's sign swapped, then the removed ones first, a note with its own line."""
+    out: list[str] = []
+    removed: list[str] = []
+    added: list[str] = []
+    last = out
+    for line in hunk:
+        if line.startswith("-"):
+            last = added
+            added.append("+" + line[1:])
+        elif line.startswith("+"):
+            last = removed
+            removed.append("-" + line[1:])
+        elif line.startswith("\\"):
+            last.append(line)
+        else:
+            out += [*removed, *added, line]
+            removed, added, last = [], [], out
+    return [*out, *removed, *added]
+
+
+def _header(lines: list[str]) -> Iterator[str]:
+    """The lines between two files' hunks: names, modes and the pair `--- a/x`, `+++ b/x`."""
+    held = ""
+    for line in lines:
+        if line.startswith("--- "):
+            held = line[4:]
+        elif line.startswith("+++ "):
+            yield "--- " + _side(line[4:], "b/", "a/")
+            yield "+++ " + _side(held, "a/", "b/")
+        elif match := re.match(r"diff --git a/(.*) b/(.*)$", line):
+            yield f"diff --git a/{match[2]} b/{match[1]}"
+        elif match := re.match(r"index (\w+)\.\.(\w+)(.*)$", line):
+            yield f"index {match[2]}..{match[1]}{match[3]}"
+        else:
+            words = next((words for words in _SWAPPED if line.startswith(words)), "")
+            yield _SWAPPED[words] + line[len(words) :] if words else line
+
+
+def _side(name: str, old: str, new: str) -> str:
+    return new + name[len(old) :] if name.startswith(old) else name

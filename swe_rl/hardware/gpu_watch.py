@@ -1,0 +1,75 @@
+"""The memory of this run's GPUs on its own node, looked at now and then: a word before it runs out.
+
+Invariants:
+- A run goes on whatever the driver says, and without one nothing is looked at.
+- A GPU is warned of once, and again only after it had room in between.
+- GPUs in MIG mode are left out: their numbers are of the whole card, not of the slice.
+"""
+
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from swe_rl.hardware.preflight.gpu_query import DriverError, Gpu, only_visible, read_gpus, visible_devices
+from swe_rl.hardware.preflight.system import Unanswered
+
+EVERY_S = 30.0
+FULL = 0.97  # of the memory: engines are given up to 0.95 of it on purpose
+ROOM = 0.9
+
+Look = Callable[[], Sequence[Gpu]]
+Say = Callable[[str], None]
+
+
+def look_here() -> Sequence[Gpu]:
+    """Raises DriverError or Unanswered."""
+    from swe_rl.hardware.preflight.this_system import ThisSystem
+
+    return only_visible(read_gpus(ThisSystem()), visible_devices(os.environ.get("CUDA_VISIBLE_DEVICES")))
+
+
+class Watch:
+    """Pure but for what it is given."""
+
+    def __init__(self, say: Say) -> None:
+        self._say = say
+        self._warned: set[int] = set()
+
+    def see(self, gpus: Sequence[Gpu]) -> None:
+        for gpu in gpus:
+            if gpu.mig or not gpu.memory_mib or gpu.used_mib is None:
+                continue
+            share = gpu.used_mib / gpu.memory_mib
+            if share >= FULL and gpu.index not in self._warned:
+                self._warned.add(gpu.index)
+                self._say(
+                    f"GPU {gpu.index}: {gpu.used_mib} of {gpu.memory_mib} MiB are in use; the next one may fail. "
+                    "For an engine lower engine.gpu_memory_utilization, for the trainer "
+                    "trainer.max_tokens_per_micro_batch"
+                )
+            elif share < ROOM:
+                self._warned.discard(gpu.index)
+
+
+@contextmanager
+def watched_gpus(say: Say, look: Look = look_here, *, every_s: float = EVERY_S) -> Iterator[None]:
+    """Looks from a thread of its own until the block is left."""
+    over = threading.Event()
+    worker = threading.Thread(target=_looks, args=(over, Watch(say), look, every_s), name="gpu_watch", daemon=True)
+    worker.start()
+    try:
+        yield
+    finally:
+        over.set()
+        worker.join(1.0)
+
+
+def _looks(over: threading.Event, watch: Watch, look: Look, every_s: float) -> None:
+    while not over.wait(every_s):
+        try:
+            watch.see(look())
+        except DriverError:
+            return
+        except Unanswered:
+            continue

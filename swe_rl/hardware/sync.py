@@ -1,0 +1,172 @@
+"""What a run leaves behind, copied while it goes on from a node's own disk to one that outlives the job.
+
+Invariants:
+- The run never waits for a copy, nor fails for one: errors are said, each once, and the next round tries again.
+- A file arrives whole or not at all. Nothing is removed there but checkpoints that the run itself has given up.
+- The last round is at the run's end, and is cut short after LAST_S: a job that was told to end has little time.
+- rsync does the work where there is one; what it or its stand-in sends is only what has changed.
+"""
+
+import os
+import shutil
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from swe_rl.errors import RunError
+from swe_rl.hardware.allocation import Allocation
+from swe_rl.logger.folder import RunFolder
+
+LAST_S = 120.0
+_ROUND_S = 3600.0  # of one round: more than a checkpoint of a large model takes
+_LOOK_S = 0.1
+_LEFT_OUT = ("/.lock", ".*.tmp*")  # what is written aside has a name like `.status.json.tmp-1`
+
+Say = Callable[[str], None]
+
+
+def folder_name(here: Allocation | None, run: str, name: str) -> str:
+    """`job_JOBID_NAME`; outside a job the run's folder takes the number's place."""
+    return f"job_{here.job_id if here is not None else run}_{name}"
+
+
+class SyncError(RunError):
+    """A copy that did not reach its end."""
+
+
+class Copier:
+    """One folder's copy. Calls are not to overlap; `stop` may come from another thread in the middle of one."""
+
+    def __init__(self, source: Path, target: Path, *, rsync: str | None) -> None:
+        self._source = source
+        self._target = target
+        self._rsync = rsync
+        self._stopped = threading.Event()
+
+    def stop(self) -> None:
+        self._stopped.set()
+
+    def copy(self) -> None:
+        """Raises SyncError."""
+        try:
+            self._target.mkdir(parents=True, exist_ok=True)
+            if self._rsync is None:
+                self._copy_tree()
+            else:
+                self._run_rsync(self._rsync)
+            self._drop_old_checkpoints()
+        except OSError as error:
+            raise SyncError(f"{error.filename or self._target}: {error.strerror or error}") from error
+
+    def _run_rsync(self, rsync: str) -> None:
+        flags = ["-a", "--no-owner", "--no-group", *(f"--exclude={pattern}" for pattern in _LEFT_OUT)]
+        with subprocess.Popen(
+            [rsync, *flags, f"{self._source}/", f"{self._target}/"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+        ) as process:
+            until = time.monotonic() + _ROUND_S
+            while True:
+                try:
+                    _, said = process.communicate(timeout=_LOOK_S)
+                    break
+                except subprocess.TimeoutExpired:
+                    if self._stopped.is_set() or time.monotonic() > until:
+                        process.kill()
+            self._check_stopped()
+        if process.returncode not in (0, 24):  # 24: a file went away meanwhile, as live ones do
+            lines = said.strip().splitlines()
+            raise SyncError(lines[0] if lines else f"rsync ended with status {process.returncode}")
+
+    def _copy_tree(self) -> None:
+        for folder, folders, files in os.walk(self._source):
+            there = self._target / Path(folder).relative_to(self._source)
+            there.mkdir(exist_ok=True)
+            folders[:] = [name for name in folders if not _left_out(name)]
+            for name in files:
+                self._check_stopped()
+                if not _left_out(name) and not (name == ".lock" and Path(folder) == self._source):
+                    _copy_file(Path(folder) / name, there / name)
+
+    def _check_stopped(self) -> None:
+        if self._stopped.is_set():
+            raise SyncError("it was not done in time")
+
+    def _drop_old_checkpoints(self) -> None:
+        """Only where newer ones have arrived: an empty disk of a fresh node must not empty the copy."""
+        kept = RunFolder(self._source).checkpoint_steps()
+        there = RunFolder(self._target)
+        for step in there.checkpoint_steps():
+            if kept and step < min(kept):
+                shutil.rmtree(there.checkpoint(step), ignore_errors=True)
+
+
+def _left_out(name: str) -> bool:
+    return name.startswith(".") and ".tmp" in name
+
+
+def _copy_file(source: Path, target: Path) -> None:
+    """Nothing to do where size and time are equal, or where it went away. Raises OSError of the target's side."""
+    try:
+        now = source.lstat()
+    except OSError:
+        return
+    try:
+        then = target.lstat()
+        if (then.st_size, then.st_mtime_ns) == (now.st_size, now.st_mtime_ns):
+            return
+    except OSError:
+        pass
+    aside = target.with_name(f".{target.name}.tmp")
+    try:
+        shutil.copy2(source, aside, follow_symlinks=False)
+        aside.replace(target)
+    finally:
+        aside.unlink(missing_ok=True)
+
+
+def restore(source: Path, target: Path) -> None:
+    """A run's copy back into its folder, on a node whose disk does not have it. Raises SyncError."""
+    Copier(source, target, rsync=None).copy()
+
+
+@contextmanager
+def synced(
+    source: Path, target: Path, *, every_s: float, say: Say, rsync: str | None = None, last_s: float = LAST_S
+) -> Iterator[None]:
+    """Copies every `every_s` seconds, and once more at the end. `rsync`: its path, None: without it."""
+    copier = Copier(source, target, rsync=rsync)
+    over = threading.Event()
+    worker = threading.Thread(target=_rounds, args=(copier, over, every_s, say), name="sync", daemon=True)
+    worker.start()
+    try:
+        yield
+    finally:
+        over.set()
+        worker.join(last_s)
+        if worker.is_alive():
+            copier.stop()
+            worker.join(_LOOK_S * 20)
+        if worker.is_alive():  # in the hands of a file system that does not answer
+            say(f"paths.sync_to: {target} does not answer; what is there is older than the run")
+
+
+def _rounds(copier: Copier, over: threading.Event, every_s: float, say: Say) -> None:
+    said = ""
+    last = False
+    while not last:
+        last = over.wait(every_s)
+        try:
+            copier.copy()
+            said = ""
+        except Exception as error:  # whatever it is: the run is worth more than its copy
+            text = f"paths.sync_to: not everything was copied: {error}"
+            if text != said or last:
+                say(text)
+            said = text

@@ -1,0 +1,113 @@
+"""`job=export`: a checkpoint as a Hugging Face folder; and `model.path` that names a checkpoint or a run.
+
+Invariants:
+- What a checkpoint is of, its own `state.json` says: the model that the run began with has its config and tokenizer.
+- A checkpoint as `model.path` is exported once, into `exports/` beside its run's `checkpoints/`; the folder's name has
+  what the checkpoint's manifest hashes to, so a step that was trained anew is exported anew.
+- Looking whether a path is a checkpoint needs no torch.
+"""
+
+import hashlib
+from dataclasses import replace
+from pathlib import Path
+
+from swe_rl.config.choices import ExportType
+from swe_rl.config.provenance import Origins
+from swe_rl.config.schema import Config, ModelConfig
+from swe_rl.errors import UserError
+
+_MANIFEST, _CHECKPOINTS, _EXPORTS = "manifest.json", "checkpoints", "exports"
+_SHAPE = ("hidden_size", "num_layers", "vocab_size", "intermediate_size")
+
+
+def run(config: Config, folder: Path | None, origins: Origins | None = None) -> int:
+    del folder, origins
+    job = config.job
+    if not job.checkpoint:
+        raise UserError(
+            "job=export needs to know which checkpoint: job.checkpoint=RUN/checkpoints/step_000010, or job.checkpoint="
+            "RUN for its newest"
+        )
+    if not job.output:
+        raise UserError("job=export needs a folder to write, which is not there yet: job.output=FOLDER")
+    checkpoint = checkpoint_in(Path(job.checkpoint))
+    if checkpoint is None:
+        raise UserError(
+            f"job.checkpoint={job.checkpoint} is neither a checkpoint (no {_MANIFEST}) nor a run with a whole one (no "
+            f"{_CHECKPOINTS}/step_NNNNNN)"
+        )
+    target = Path(job.output)
+    written = _write(checkpoint, target, config.model, job.dtype)
+    size_gb = sum(path.stat().st_size for path in written) / 1e9
+    print(
+        f"exported: {checkpoint} to {target} ({len(written)} files, {size_gb:.3g} GB; model.path={target})", flush=True
+    )
+    return 0
+
+
+def with_model_folder(config: Config) -> Config:
+    """The same where `model.path` is a model; one with a model's folder where it is a checkpoint or a run.
+
+    Raises UserError, DiskError.
+    """
+    checkpoint = checkpoint_in(Path(config.model.path))
+    if checkpoint is None:
+        return config
+    target = _export_folder(checkpoint)
+    if not (target / "config.json").is_file():
+        print(f"model.path={config.model.path}: {checkpoint.name} is made a model's folder, {target}", flush=True)
+        try:
+            _write(checkpoint, target, config.model, ExportType.model)
+        except Exception:
+            if not (target / "config.json").is_file():  # else another job of the sweep was faster
+                raise
+    return replace(config, model=replace(config.model, path=str(target), revision=None))
+
+
+def checkpoint_in(path: Path) -> Path | None:
+    """`path` itself, or the newest whole checkpoint of the run that it is; None where it is neither."""
+    if (path / _MANIFEST).is_file():
+        return path
+    if not (path / _CHECKPOINTS).is_dir():
+        return None
+    from swe_rl.trainer.checkpoint import newest
+
+    return newest(path / _CHECKPOINTS)
+
+
+def _export_folder(checkpoint: Path) -> Path:
+    digest = hashlib.sha256((checkpoint / _MANIFEST).read_bytes()).hexdigest()[:8]
+    beside = checkpoint.absolute().parent
+    root = beside.parent if beside.name == _CHECKPOINTS else beside
+    return root / _EXPORTS / f"{checkpoint.name}-{digest}"
+
+
+def _write(checkpoint: Path, target: Path, model: ModelConfig, dtype: ExportType) -> list[Path]:
+    import torch
+
+    from swe_rl.trainer.export import export
+
+    wanted = None if dtype is ExportType.model else getattr(torch, dtype.value)
+    return export(checkpoint, _description(checkpoint, model), target, dtype=wanted)
+
+
+def _description(checkpoint: Path, given: ModelConfig) -> Path:
+    """The folder of the model that the checkpoint's run began with; where that is gone, of `model.path`."""
+    from swe_rl.model.load import ModelError, model_folder
+    from swe_rl.trainer.manifest import STATE_FILE, read_json
+
+    try:
+        saved = read_json(checkpoint / STATE_FILE)["config"]
+        path, revision = str(saved["model.path"]), saved.get("model.revision")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{checkpoint / STATE_FILE} does not say which model it is of: {error!r}") from error
+    try:
+        return model_folder(replace(given, path=path, revision=revision))
+    except ModelError as error:
+        other = [key for key in _SHAPE if saved.get(f"model.{key}") != getattr(given, key)]
+        if given.path == path or other or checkpoint_in(Path(given.path)) is not None:
+            raise UserError(
+                f"{checkpoint} is of model.path={path}, whose config and tokenizer an export needs: {error}. Give "
+                "model.path=FOLDER of the same model"
+            ) from error
+        return model_folder(given)

@@ -1,0 +1,197 @@
+"""`job=images`: the container images of the configured instances: listed, checked, pulled.
+
+Invariants:
+- An image is named once, however many instances use it.
+- A pull is bounded by `sandbox.pull_concurrency` for a registry and repeated `sandbox.pull_retries` times; what fails
+  is listed at the end with its instances, and the rest is pulled all the same.
+- Images that a row's source builds are built, not pulled.
+"""
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Column, Table
+
+from swe_rl.config.choices import ImagesAction, OutputFormat, PullPolicy, SandboxKind
+from swe_rl.config.schema import Config
+from swe_rl.env.image_engine import DockerEngine
+from swe_rl.env.instance import Instance, InstanceError
+from swe_rl.env.make import make_env
+from swe_rl.env.source_build.image import ensure_image
+from swe_rl.env.source_build.program import BuildError
+from swe_rl.errors import SweRlError, UserError
+from swe_rl.job.components import cache_folder
+from swe_rl.sandbox.container_address import engine_address
+
+_ASKED_AT_ONCE = 8
+_SHOWN_INSTANCES = 3
+
+
+@dataclass(slots=True)
+class ImageState:
+    image: str
+    instances: list[str]
+    here: bool | None = None  # None: no engine was asked
+    size_gb: float | None = None
+    registry: str | None = None  # empty: it has the image; else why not; None: not asked
+    built_from: str = ""
+    problem: str = ""
+
+
+def run(config: Config, folder: Path | None, origins: Mapping[str, Any]) -> int:
+    del folder, origins
+    instances = instances_of(config)
+    states = states_of(instances)
+    engine = _engine(config, required=config.job.images_action is not ImagesAction.list)
+    if engine is not None:
+        look(states, engine)
+    if config.job.images_action is ImagesAction.check and engine is not None:
+        ask_registry([state for state in states if not state.here and not state.built_from], engine)
+    if config.job.images_action is ImagesAction.pull and engine is not None:
+        absent = {state.image for state in states if not state.here}
+        _get(config, states, [one for one in instances if one.image in absent], engine)
+        look(states, engine)
+    _print(config, states, engine.address if engine else None)
+    return exit_status(config.job.images_action, states)
+
+
+def instances_of(config: Config) -> list[Instance]:
+    """Of both splits, each once. Raises UserError for an environment without images."""
+    if config.env.name in ("bugs", "kodcode"):
+        raise UserError(f"env={config.env.name} has no images; its instances run from prepared folders")
+    env = make_env(config.env, cache_folder(config) / "workspaces", SandboxKind.docker)
+    found: dict[str, Instance] = {}
+    for split in dict.fromkeys((config.env.split, config.env.eval_split)):
+        found |= {one.instance_id: one for one in env.instances(split)}
+    nameless = [one.instance_id for one in found.values() if not one.image]
+    if nameless:
+        raise InstanceError(
+            f"{len(nameless)} instances name no image ({', '.join(nameless[:_SHOWN_INSTANCES])}, ...); set "
+            "env.image_template"
+        )
+    return list(found.values())
+
+
+def states_of(instances: Sequence[Instance]) -> list[ImageState]:
+    """One for each image, in the order of the instances."""
+    states: dict[str, ImageState] = {}
+    for one in instances:
+        state = states.setdefault(one.image, ImageState(one.image, []))
+        state.instances.append(one.instance_id)
+        state.built_from = one.source.sdist if one.source else state.built_from
+    return list(states.values())
+
+
+def look(states: Sequence[ImageState], engine: DockerEngine) -> None:
+    """Raises BuildError."""
+    for state in states:
+        size_bytes = engine.size_bytes(state.image)
+        state.here = size_bytes is not None
+        state.size_gb = None if size_bytes is None else round(size_bytes / 1e9, 3)
+
+
+def ask_registry(states: Sequence[ImageState], engine: DockerEngine) -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(_ASKED_AT_ONCE) as threads:
+        for state, answer in zip(
+            states, threads.map(lambda state: engine.in_registry(state.image), states), strict=True
+        ):
+            state.registry = answer
+
+
+def exit_status(action: ImagesAction, states: Sequence[ImageState]) -> int:
+    """1 where an image is neither here nor to be had; a listing never fails."""
+    if action is ImagesAction.list:
+        return 0
+    return int(any(not state.here and not (action is ImagesAction.check and _to_be_had(state)) for state in states))
+
+
+def _to_be_had(state: ImageState) -> bool:
+    return bool(state.built_from) or state.registry == ""
+
+
+def _get(config: Config, states: Sequence[ImageState], absent: Sequence[Instance], engine: DockerEngine) -> None:
+    """Builds one after the other, then pulls at the same time; a failure is kept with its image."""
+    by_image = {state.image: state for state in states}
+    cache = cache_folder(config) / "workspaces" / "sources"
+    for one in absent:
+        if one.source is not None:
+            try:
+                ensure_image(one, cache, engine, lambda text: print(text, file=sys.stderr, flush=True))
+            except (BuildError, InstanceError) as error:
+                by_image[one.image].problem = str(error)
+    wanted = list({one.image: by_image[one.image] for one in absent if one.source is None}.values())
+    if wanted:
+        asyncio.run(_pull(config, wanted, engine.address))
+
+
+async def _pull(config: Config, states: Sequence[ImageState], address: str) -> None:
+    from swe_rl.sandbox.container_engine import ContainerEngine
+    from swe_rl.sandbox.container_images import Images
+
+    sandbox = replace(config.sandbox, pull=PullPolicy.missing)
+    engine = ContainerEngine(address, threads=_ASKED_AT_ONCE, timeout_s=config.sandbox.start_timeout_s)
+    images, done = Images(engine, sandbox), 0
+
+    async def one(state: ImageState) -> None:
+        nonlocal done
+        try:
+            await images.ensure(state.image, state.instances[0])
+        except SweRlError as error:
+            state.problem = str(error)
+        done += 1
+        verdict = "failed" if state.problem else "pulled"
+        print(f"{done}/{len(states)} {verdict}: {state.image}", file=sys.stderr, flush=True)
+
+    await asyncio.gather(*(one(state) for state in states))
+    await engine.close()
+
+
+def _engine(config: Config, *, required: bool) -> DockerEngine | None:
+    """The engine of sandbox.kind; Docker's where sandboxes are no containers. A listing does without."""
+    kind = config.sandbox.kind if config.sandbox.kind is SandboxKind.podman else SandboxKind.docker
+    try:
+        return DockerEngine.connect(engine_address(replace(config.sandbox, kind=kind), os.environ))
+    except (BuildError, UserError):
+        if required:
+            raise
+        return None
+
+
+def _print(config: Config, states: Sequence[ImageState], address: str | None) -> None:
+    here = sum(bool(state.here) for state in states)
+    total_gb = round(sum(state.size_gb or 0.0 for state in states), 3)
+    if config.job.format is OutputFormat.json:
+        record = {"engine": address, "images": [asdict(state) for state in states], "here": here, "size_gb": total_gb}
+        print(json.dumps(record, indent=2))
+        return
+    table = Table(Column("image", overflow="fold"), "instances", "here", "GB", "otherwise")
+    for state in states:
+        more = ", ..." if len(state.instances) > _SHOWN_INSTANCES else ""
+        known = {True: "yes", False: "no", None: "?"}[state.here]
+        size = "" if state.size_gb is None else f"{state.size_gb:.2f}"
+        table.add_row(state.image, ", ".join(state.instances[:_SHOWN_INSTANCES]) + more, known, size, _otherwise(state))
+    Console().print(table)
+    where = (
+        f"on the engine at {address}, {total_gb:g} GB with shared layers counted each time" if address else "of which"
+    )
+    none = "" if address else " no engine answers: what is here is not known"
+    print(f"{len(states)} images of {sum(len(state.instances) for state in states)} instances; {here} {where}{none}")
+
+
+def _otherwise(state: ImageState) -> str:
+    if state.problem:
+        return state.problem
+    if state.here:
+        return ""
+    if state.built_from:
+        return f"built from {state.built_from} (job=prepare)"
+    return {None: "", "": "in its registry"}.get(state.registry, state.registry or "")

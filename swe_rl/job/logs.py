@@ -1,0 +1,75 @@
+"""`job=logs`: what the jobs of a sweep print: the last lines of each, or on and on.
+
+Invariants:
+- Reads only. Standard output and standard error as SLURM keeps them; a run's own `run.log` where there are none.
+- Each line of a sweep's says which job it is of; those of one job (`job.number`) stand alone, for other programs.
+"""
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from swe_rl.config.provenance import Origins
+from swe_rl.config.schema import Config
+from swe_rl.errors import UserError
+from swe_rl.job.submission.find import Sweep, find_sweep
+from swe_rl.job.submission.output import outputs, tail, whole_lines
+from swe_rl.job.submission.rows import Row
+from swe_rl.logger.folder import RunFolder
+
+_LOOK_S = 1.0
+
+
+def run(config: Config, folder: Path | None, origins: Origins | None = None) -> int:
+    """Raises NoSubmission, UserError."""
+    del folder, origins
+    if config.job.lines < 0:
+        raise UserError(f"job.lines={config.job.lines} must not be negative.")
+    sweep = find_sweep(config)
+    rows = _chosen(sweep.rows(time.time), config.job.number)
+    read = {path: whole_lines(path, 0)[1] for row in rows for path in _files(sweep, row)}
+    for row in rows:
+        _print_tail(sweep, row, config.job.lines, read, alone=config.job.number is not None)
+    if config.job.follow:
+        _follow(sweep, config.job.number, read)
+    return 0
+
+
+def _chosen(rows: list[Row], number: int | None) -> list[Row]:
+    if number is None:
+        return rows
+    found = [row for row in rows if row.number == number]
+    if not found:
+        raise UserError(f"job.number={number}: the sweep has the jobs 0 to {len(rows) - 1}.")
+    return found
+
+
+def _print_tail(sweep: Sweep, row: Row, lines: int, read: Mapping[Path, int], *, alone: bool) -> None:
+    """`read`: how far each file is shown, in bytes."""
+    for path in _files(sweep, row):
+        if not alone:
+            print(f"== job {row.number} ({row.outcome}) {path}")
+        if found := tail(path, lines, read.get(path, 0)):
+            print("\n".join(found), flush=True)
+
+
+def _files(sweep: Sweep, row: Row) -> list[Path]:
+    """Of the job and of its servers."""
+    found = outputs(sweep.folder, row.slurm_id) if row.slurm_id else []
+    log = RunFolder(row.folder).run_log
+    servers = sweep.submission.jobs[row.number].server_logs() if sweep.submission is not None else {}
+    return [*(found or ([log] if log.is_file() else [])), *servers.values()]
+
+
+def _follow(sweep: Sweep, number: int | None, read: dict[Path, int]) -> None:
+    """Until all the jobs have ended."""
+    while True:
+        rows = _chosen(sweep.rows(time.time), number)
+        for row in rows:
+            for path in _files(sweep, row):
+                lines, read[path] = whole_lines(path, read.get(path, 0))
+                for line in lines:
+                    print(line if number is not None else f"[{row.number}] {line}", flush=True)
+        if all(row.outcome.is_end for row in rows):
+            return
+        time.sleep(_LOOK_S)

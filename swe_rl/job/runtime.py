@@ -1,0 +1,227 @@
+"""`job=runtime`: a server of this machine's sandboxes, for runs elsewhere.
+
+Invariants:
+- It is announced in a folder that both sides see, `runtime.json`, with a sign of life every few seconds.
+- A key is always needed, also on loopback; it is in a file of that folder that only this user reads, and nowhere else.
+- With runtime.kind=job it is there for one run, and ends soon after that run does, however the run ends; else it stays
+  until Ctrl-C or the job's time limit.
+- Another server that takes its place in the folder ends it. When it ends, its sandboxes do.
+"""
+
+import asyncio
+import os
+import secrets
+import socket
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+
+from swe_rl.config.choices import RuntimeKind, SandboxKind, WandbMode
+from swe_rl.config.schema import Config, SandboxConfig
+from swe_rl.config.sizes import server_slots
+from swe_rl.errors import UserError
+from swe_rl.hardware.allocation import allocation
+from swe_rl.hardware.host_address import LOOPBACK, own_address
+from swe_rl.hardware.rendezvous import Beating, Meeting, RendezvousError, ServerRecord, Signs, meeting_of
+from swe_rl.hardware.runtime_watch import Tenancy
+from swe_rl.hardware.squeue import JobState, has_slurm, job_state
+from swe_rl.job import event_loop
+from swe_rl.job.components import scratch_root
+from swe_rl.job.runtime_state import RuntimeState
+from swe_rl.job.session import Session, session
+from swe_rl.logger.disk import DiskError
+from swe_rl.sandbox.lease import reap_stale, write_lease
+from swe_rl.sandbox.provider import make_provider
+from swe_rl.sandbox.runtime_server import RuntimeServer, ServerOptions
+from swe_rl.sandbox.working_copy import remove_tree
+
+_TELL_EVERY = 6  # beats between two lines where there is no live terminal
+_ASK_QUEUE_S = 15.0
+
+
+def run(config: Config, folder: Path | None) -> int:
+    assert folder is not None
+    meeting = Meeting(meeting_of(config, folder)).create()
+    # A server has the overrides of its run, but neither resumes that run nor shows up in W&B beside it.
+    config = replace(
+        config,
+        trainer=replace(config.trainer, resume="none"),
+        logger=replace(config.logger, wandb=WandbMode.disabled),
+    )
+    state = RuntimeState()
+    with session(config, folder, total_steps=0, reports=False, state=state) as one:
+        event_loop.run(_serve(config, one, meeting, state))
+    return 0
+
+
+async def _serve(config: Config, one: Session, meeting: Meeting, state: RuntimeState) -> None:
+    """Raises UserError where its kind of sandbox does not work here, SandboxError when the port is taken."""
+    name = secrets.token_hex(8)
+    key = meeting.key(os.environ.get(config.sandbox.runtime_key_env))
+    host = listen_host(config.runtime.host, os.environ)
+    options = ServerOptions(
+        slots=server_slots(config),
+        lease_s=config.sandbox.lease_s,
+        key=key,
+        host=host,
+        port=config.runtime.port,
+        name=name,
+    )
+    if options.slots < 1:
+        raise UserError(
+            f"runtime.cpus_per_node={config.runtime.cpus_per_node} less runtime.reserved_cpus="
+            f"{config.runtime.reserved_cpus} and runtime.memory_gb={config.runtime.memory_gb:g} have room for no "
+            f"sandbox of sandbox.cpus={config.sandbox.cpus:g} and sandbox.memory_gb={config.sandbox.memory_gb:g}"
+        )
+    with _scratch(config) as scratch:
+        below = make_provider(served(config, options.slots), scratch_root(config), one.progress.message, run=name)
+        server = RuntimeServer(below, scratch, options)
+        try:
+            url = await server.start()
+            await _Life(config, one, meeting, server, state).live(_record(config, name, url, options.slots))
+        finally:
+            await server.close()
+
+
+class _Life:
+    """A server from its announcement to its end."""
+
+    def __init__(
+        self, config: Config, one: Session, meeting: Meeting, server: RuntimeServer, state: RuntimeState
+    ) -> None:
+        self._config = config
+        self._one = one
+        self._meeting = meeting
+        self._server = server
+        self._state = state
+        self._tenancy = Tenancy(config.runtime)
+        self._signs = Signs({})
+        self._asked_s = float("-inf")
+        self._job: JobState | None = None
+
+    async def live(self, record: ServerRecord) -> None:
+        """Until there is a reason to end. Raises DiskError when it cannot be announced."""
+        beating = Beating(self._meeting.write_server, record)
+        beating.beat()
+        self._say_hello(record)
+        try:
+            reason = await self._until_it_ends(beating)
+            self._one.progress.message(f"the sandbox server ends: {reason}")
+            self._one.events.write("runtime_ends", reason=reason)
+        finally:
+            self._leave(beating.record)
+
+    def _say_hello(self, record: ServerRecord) -> None:
+        self._one.events.write(
+            "runtime_serves", url=record.url, slots=record.slots, containers=record.containers, node=record.node
+        )
+        for line in welcome(self._config, record, self._meeting):
+            self._one.progress.message(line)
+
+    async def _until_it_ends(self, beating: Beating) -> str:
+        loop, beats = asyncio.get_running_loop(), 0
+        while True:
+            await asyncio.sleep(self._config.runtime.heartbeat_s)
+            reason = self._superseded(beating.record) or await self._deserted(loop.time())
+            if reason is not None:
+                return reason
+            with suppress(DiskError):  # the disk may be back at the next one; the run's patience is longer
+                beating.beat()
+            beats += 1
+            if self._state.look(self._server.used, beating.record.slots) and beats % _TELL_EVERY == 0:
+                self._one.progress.show()
+            self._one.status.heartbeat()
+
+    def _superseded(self, record: ServerRecord) -> str | None:
+        try:
+            current = self._meeting.server(record.node)
+        except RendezvousError as error:
+            return str(error)
+        if current is not None and current.server != record.server:
+            return f"another one has taken its place: {current.url} (job {current.job_id})"
+        return None
+
+    async def _deserted(self, now_s: float) -> str | None:
+        if self._config.runtime.kind is not RuntimeKind.job:
+            return None
+        trainers = {one.trainer: one.beat for one in self._meeting.trainers()}
+        silences = list(self._signs.look(trainers, now_s).values())
+        if self._server.silence_s is not None:
+            silences.append(self._server.silence_s)
+        return self._tenancy.look(now_s, silences, await self._run_job(now_s))
+
+    async def _run_job(self, now_s: float) -> JobState | None:
+        """What SLURM says of the run's job, asked now and then; None where it is not known."""
+        job_id = self._meeting.jobs().get("trainer")
+        if job_id is None or not has_slurm():
+            return None
+        if self._job is None or now_s - self._asked_s >= min(_ASK_QUEUE_S, self._config.runtime.lease_s / 2):
+            self._asked_s = now_s
+            self._job = await asyncio.to_thread(job_state, job_id)
+        return self._job
+
+    def _leave(self, record: ServerRecord) -> None:
+        """Its own file, and what a run that is gone has left."""
+        self._meeting.drop_server(record)
+        with suppress(RendezvousError):
+            if self._config.runtime.kind is RuntimeKind.job:
+                for trainer, (_, since_s) in self._signs.seen.items():
+                    if asyncio.get_running_loop().time() - since_s > self._config.runtime.lease_s:
+                        self._meeting.drop_trainer(trainer)
+        self._meeting.leave()
+
+
+def served(config: Config, slots: int) -> SandboxConfig:
+    """What the server makes: `sandbox.*` as the run wants them, by `runtime.containers`."""
+    return replace(config.sandbox, kind=SandboxKind(config.runtime.containers), concurrency=slots, runtime_url=None)
+
+
+def listen_host(wanted: str | None, environ: Mapping[str, str]) -> str:
+    """`wanted`; else loopback outside a SLURM job, and the node's own address inside one."""
+    if wanted:
+        return wanted
+    return LOOPBACK if allocation(environ) is None else own_address()
+
+
+def welcome(config: Config, record: ServerRecord, meeting: Meeting) -> list[str]:
+    """What somebody needs to use it; the key is named by its file."""
+    lines = [
+        f"sandbox server {record.url}: {record.slots} places for {record.containers} sandboxes",
+        f"meeting folder {meeting.folder}; the key is in {meeting.key_file.name} there",
+    ]
+    if config.runtime.kind is not RuntimeKind.job:
+        lines.append(f"use it: runtime=external runtime.shared_dir={meeting.folder}")
+        lines.append(
+            f"or: runtime=external sandbox.runtime_url={record.url}, with the key in {config.sandbox.runtime_key_env}"
+        )
+    return lines
+
+
+def _record(config: Config, name: str, url: str, slots: int) -> ServerRecord:
+    here = allocation(os.environ)
+    return ServerRecord(
+        server=name,
+        url=url,
+        host=here.node if here and here.node else socket.gethostname(),
+        slots=slots,
+        node=config.runtime.node,
+        job_id=here.job_id if here else None,
+        containers=config.runtime.containers,
+        pid=os.getpid(),
+    )
+
+
+@contextmanager
+def _scratch(config: Config) -> Iterator[Path]:
+    """A folder of this server's for what runs send; a killed server's is removed by the next one on this machine."""
+    root = scratch_root(config)
+    root.mkdir(parents=True, exist_ok=True)
+    reap_stale(root)
+    folder = Path(tempfile.mkdtemp(prefix="runtime-", dir=root))
+    try:
+        write_lease(folder)
+        yield folder
+    finally:
+        remove_tree(folder)

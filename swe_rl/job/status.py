@@ -1,0 +1,57 @@
+"""`job=status`: the jobs of a sweep in one table: state, step, tokens/s, reward, last sign of life, why they wait.
+
+Invariants:
+- Reads the disk and the queue; changes nothing, and may be asked from any machine that sees the folder.
+- `job.format=json` prints one object a job and nothing else.
+"""
+
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+from swe_rl.config.choices import OutputFormat
+from swe_rl.config.provenance import Origins
+from swe_rl.config.schema import Config
+from swe_rl.job.submission.find import Sweep, find_sweep
+from swe_rl.job.submission.rows import Outcome, Row
+from swe_rl.job.submission.table import failures, table
+from swe_rl.job.submission.watch import watch
+from swe_rl.logger.disk import encode_json
+
+
+def run(config: Config, folder: Path | None, origins: Origins | None = None) -> int:
+    """0 whatever became of the jobs: the question was answered. Raises NoSubmission."""
+    del folder, origins
+    sweep = find_sweep(config)
+    if config.job.follow:
+        _follow(sweep)
+    elif config.job.format is OutputFormat.json:
+        print(encode_json([_values(row) for row in sweep.rows(time.time)], indent=True).decode())
+    else:
+        _print(sweep, sweep.rows(time.time))
+    return 0
+
+
+def _follow(sweep: Sweep) -> None:
+    rows: list[Row] = []
+
+    def look() -> list[Row]:
+        rows[:] = sweep.rows(time.time)
+        return rows
+
+    watch(look, sys.stdout)
+    print("\n".join(failures(rows)), flush=True)
+
+
+def _print(sweep: Sweep, rows: list[Row]) -> None:
+    print(sweep.folder)
+    print("\n".join(table(rows)))
+    bad = [row for row in rows if row.outcome.is_end and row.outcome is not Outcome.done]
+    if bad:
+        print("\n".join(failures(bad)[:-1]))
+    sys.stdout.flush()
+
+
+def _values(row: Row) -> dict[str, object]:
+    return {**asdict(row), "outcome": row.outcome.value, "folder": str(row.folder)}

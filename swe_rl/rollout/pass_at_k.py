@@ -1,0 +1,92 @@
+"""pass@k over a split: how likely one of k attempts at an instance is right.
+
+Invariants:
+- Pure. Attempts that infrastructure broke are no attempts; an instance with fewer than k valid ones has no pass@k and
+  is left out of that mean, which then says over how many instances it was taken.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from math import comb
+from typing import Any
+
+from swe_rl.report.wilson import wilson_interval
+from swe_rl.rollout.trajectory import INFRA_STATUSES, Status, Trajectory, cheating_counts
+
+
+@dataclass(frozen=True, slots=True)
+class PassRate:
+    k: int
+    rate: float
+    low: float
+    high: float
+    num_instances: int  # with at least k valid attempts
+
+
+def pass_at_k(solved: int, attempts: int, k: int) -> float:
+    """1 - C(attempts - solved, k) / C(attempts, k): the unbiased estimate of Chen et al. 2021 (arXiv 2107.03374),
+    section 2.1, equation 1. Raises ValueError for k > attempts."""
+    if not 1 <= k <= attempts:
+        raise ValueError(f"pass@{k} needs at least {k} attempts, not {attempts}")
+    return 1.0 - comb(attempts - solved, k) / comb(attempts, k)
+
+
+def pass_rate(counts: Sequence[tuple[int, int]], k: int) -> PassRate | None:
+    """`counts`: (solved, valid attempts) of each instance; None where no instance has k valid ones.
+
+    The interval is Wilson's (1927) with the instances as samples. An instance's value lies between 0 and 1, so its
+    variance is at most rate * (1 - rate) and the interval is never too narrow.
+    """
+    values = [pass_at_k(solved, attempts, k) for solved, attempts in counts if attempts >= k]
+    if not values:
+        return None
+    interval = wilson_interval(sum(values), len(values))
+    assert interval is not None
+    return PassRate(k, sum(values) / len(values), *interval, len(values))
+
+
+def valid_counts(trajectories: Sequence[Trajectory]) -> dict[str, tuple[int, int]]:
+    """(solved, valid attempts) of each instance, in the order of first sight."""
+    counts: dict[str, tuple[int, int]] = {}
+    for one in trajectories:
+        solved, attempts = counts.get(one.instance_id, (0, 0))
+        valid = one.status not in INFRA_STATUSES
+        counts[one.instance_id] = (solved + (one.status is Status.resolved), attempts + valid)
+    return counts
+
+
+def reported_ks(n: int) -> list[int]:
+    """1, 2, 4, ... and n itself: what a table of n samples an instance shows."""
+    return sorted({1, n, *(2**power for power in range(1, n.bit_length()) if 2**power <= n)})
+
+
+def score_table(trajectories: Sequence[Trajectory], repos: Mapping[str, str], n: int) -> dict[str, Any]:
+    """`eval.json`: `all` and each repository with its counts, rates and statuses.
+
+    `repos`: instance id to repository.
+    """
+    by_repo: dict[str, list[Trajectory]] = {}
+    for one in trajectories:
+        by_repo.setdefault(repos.get(one.instance_id, "unknown"), []).append(one)
+    return {
+        "samples_per_instance": n,
+        "all": _scores(trajectories, n),
+        "repositories": {repo: _scores(members, n) for repo, members in sorted(by_repo.items())},
+    }
+
+
+def _scores(trajectories: Sequence[Trajectory], n: int) -> dict[str, Any]:
+    counts = list(valid_counts(trajectories).values())
+    statuses: dict[str, int] = {}
+    for one in trajectories:
+        statuses[one.status.value] = statuses.get(one.status.value, 0) + 1
+    rates = {str(k): found for k in reported_ks(n) if (found := pass_rate(counts, k)) is not None}
+    return {
+        "instances": len(counts),
+        "attempts": sum(attempts for _, attempts in counts),
+        "solved_attempts": sum(solved for solved, _ in counts),
+        "instances_solved": sum(solved > 0 for solved, _ in counts),
+        "pass_at": {k: asdict(rate) for k, rate in rates.items()},
+        "statuses": dict(sorted(statuses.items())),
+        "cheating": cheating_counts(trajectories),
+    }

@@ -1,0 +1,186 @@
+"""One sandbox of local processes: its commands, its files, its end.
+
+Invariants:
+- Nothing that a command started outlives it.
+- At most as many commands as there are places run at a time; waiting is not in a command's timeout.
+- With a doorway, every command finds the door's address answering; without one nothing is added to a command.
+"""
+
+import asyncio
+import contextlib
+import itertools
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import psutil
+
+from swe_rl.config.schema import SandboxConfig
+from swe_rl.sandbox.command import CommandSpec, run_command
+from swe_rl.sandbox.confined_path import read_confined, write_confined
+from swe_rl.sandbox.door import Doorway
+from swe_rl.sandbox.launcher import Launcher, SandboxFolder
+from swe_rl.sandbox.output import HeadTail
+from swe_rl.sandbox.process_tree import kill_marked
+from swe_rl.sandbox.protocol import ExecResult, SandboxError
+from swe_rl.sandbox.working_copy import remove_tree
+
+_TIMEOUT_EXIT = 124  # as `timeout` of coreutils
+_MAX_COMMAND_BYTES = 120_000  # Linux: 128 KiB for one argument
+
+
+class ProcessSandbox:
+    """One working copy; see the protocol. Made by ProcessProvider. `doorway`: open, and closed with the sandbox."""
+
+    def __init__(
+        self,
+        folder: SandboxFolder,
+        launcher: Launcher,
+        config: SandboxConfig,
+        places: asyncio.Semaphore,
+        forget: Callable[["ProcessSandbox"], None],
+        *,
+        door_url: str | None = None,
+        doorway: Doorway | None = None,
+    ) -> None:
+        self.sandbox_id = folder.root.name
+        self.workdir = folder.workdir
+        self.door_url = door_url
+        self._doorway = doorway
+        self._folder = folder
+        self._launcher = launcher
+        self._config = config
+        self._places = places
+        self._forget = forget
+        self._running: set[asyncio.Task[ExecResult]] = set()
+        self._counter = itertools.count()
+        self._closed = False
+
+    async def exec(
+        self,
+        command: str,
+        *,
+        timeout_s: float,
+        env: Mapping[str, str] | None = None,
+        max_output_bytes: int | None = None,
+    ) -> ExecResult:
+        self._check_open()
+        command = command.encode("utf-8", "replace").decode()
+        refused = _refusal(command)
+        if refused is not None:
+            return refused
+        if self._doorway is not None:
+            command = self._doorway.prefix() + command
+        output = HeadTail(max_output_bytes or self._config.max_output_bytes)
+        task = asyncio.ensure_future(self._run(command, timeout_s, env or {}, output))
+        self._running.add(task)
+        try:
+            return await task
+        except asyncio.CancelledError:
+            if self._closed and not _is_cancelled_itself():
+                raise SandboxError(f"sandbox {self.sandbox_id} was closed while a command ran in it") from None
+            raise
+        finally:
+            self._running.discard(task)
+
+    async def _run(self, command: str, timeout_s: float, env: Mapping[str, str], output: HeadTail) -> ExecResult:
+        async with self._places:
+            self._check_open()
+            started_s = time.monotonic()
+            try:
+                status = await self._launch(command, timeout_s, env, output)
+            except OSError as error:
+                raise SandboxError(f"sandbox {self.sandbox_id} cannot start a command: {error}") from error
+            duration_s = timeout_s if status is None else time.monotonic() - started_s
+        exit_code = _TIMEOUT_EXIT if status is None else status if status >= 0 else 128 - status
+        return ExecResult(exit_code, output.text(), status is None, output.truncated_bytes, duration_s)
+
+    async def _launch(self, command: str, timeout_s: float, env: Mapping[str, str], output: HeadTail) -> int | None:
+        marker = f"{self._folder.root}{os.sep}{next(self._counter)}"
+        before = frozenset() if self._launcher.isolated else frozenset(psutil.pids())
+        with _status_pipe() as (status_in, status_out):
+            launch = self._launcher.launch(
+                self._folder, command, timeout_s=timeout_s, status_fd=status_out, marker=marker
+            )
+            isolated = self._launcher.isolated
+            spec = CommandSpec(
+                argv=launch.argv,
+                env={**launch.env, **env},
+                cwd=Path("/") if isolated else self._folder.work,
+                timeout_s=timeout_s,
+                pass_fds=(status_out,) if isolated else (),
+            )
+            status = await run_command(spec, output, lambda pid: self._launcher.sweep(pid, marker, before))
+            if status is not None and not self._launcher.started_well(_read_now(status_in), status):
+                raise SandboxError(f"sandbox {self.sandbox_id} could not be entered: {output.text()[-500:]}")
+            return status
+
+    async def write_file(self, path: str, content: bytes) -> None:
+        self._check_open()
+        folder = self._folder
+        await asyncio.to_thread(write_confined, folder.work, path, content, workdir=self.workdir, uid=folder.uid)
+
+    async def read_file(self, path: str) -> bytes:
+        """Raises MissingFileError (a SandboxError and a FileNotFoundError) when there is no such file."""
+        self._check_open()
+        max_bytes = self._config.max_file_mb * 1024**2
+        return await asyncio.to_thread(
+            read_confined, self._folder.work, path, workdir=self.workdir, max_bytes=max_bytes
+        )
+
+    async def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        for task in list(self._running):
+            task.cancel()
+        await asyncio.gather(*self._running, return_exceptions=True)
+        if self._doorway is not None:
+            await self._doorway.close()
+        await asyncio.shield(asyncio.ensure_future(asyncio.to_thread(self._remove)))
+        self._forget(self)
+
+    def _remove(self) -> None:
+        if not self._launcher.isolated:
+            kill_marked(f"{self._folder.root}{os.sep}")
+        remove_tree(self._folder.root)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise SandboxError(f"sandbox {self.sandbox_id} is closed")
+
+
+@contextlib.contextmanager
+def _status_pipe() -> Iterator[tuple[int, int]]:
+    """A pipe on which a launcher says how the command ended."""
+    read_fd, write_fd = os.pipe()
+    try:
+        os.set_blocking(read_fd, False)
+        yield read_fd, write_fd
+    finally:
+        os.close(read_fd)
+        os.close(write_fd)
+
+
+def _read_now(fd: int) -> bytes:
+    try:
+        return os.read(fd, 65536)
+    except BlockingIOError:
+        return b""
+
+
+def _is_cancelled_itself() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+def _refusal(command: str) -> ExecResult | None:
+    """What bash would say to a command that cannot be handed to it at all."""
+    if "\0" in command:
+        return ExecResult(126, "bash: the command contains a NUL byte\n", False, 0, 0.0)
+    size_bytes = len(command.encode())
+    if size_bytes > _MAX_COMMAND_BYTES:
+        words = f"bash: the command is too long ({size_bytes} bytes, limit {_MAX_COMMAND_BYTES})\n"
+        return ExecResult(126, words, False, 0, 0.0)
+    return None

@@ -1,0 +1,70 @@
+"""What the sandbox server and its client say to each other: the one place for names of both sides.
+
+Invariants:
+- Every answer that is no success has `kind` and `error`: the client raises the very error that the server met.
+- Exec answers may begin with blanks, a sign of life while a command runs; JSON readers skip them.
+"""
+
+import base64
+import hashlib
+import hmac
+from dataclasses import dataclass
+from typing import Any
+
+from swe_rl.errors import SweRlError, UserError
+from swe_rl.sandbox.confined_path import MissingFileError
+from swe_rl.sandbox.protocol import ExecResult, SandboxError
+
+KEY_HEADER = "X-API-Key"
+RUN_HEADER = "X-Run"
+SIGN_OF_LIFE_S = 10.0
+FULL_STATUS = 429
+GONE_STATUS = 404
+ERROR_STATUS = 409
+
+_KINDS: dict[str, type[SweRlError]] = {"user": UserError, "missing_file": MissingFileError, "sandbox": SandboxError}
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    kind: str
+    error: str
+
+    def as_json(self) -> dict[str, str]:
+        return {"kind": self.kind, "error": self.error}
+
+
+def proof_of(key: str, server: str, challenge: str) -> str:
+    """What only a server with the key can answer; asked before the key is sent to an address out of a file."""
+    return hmac.new(key.encode(), f"{server}/{challenge}".encode(), hashlib.sha256).hexdigest()
+
+
+def failure_of(error: SweRlError) -> Failure:
+    kind = "user" if isinstance(error, UserError) else "sandbox"
+    return Failure("missing_file" if isinstance(error, MissingFileError) else kind, str(error))
+
+
+def error_of(answer: dict[str, Any]) -> SweRlError:
+    return _KINDS.get(str(answer.get("kind")), SandboxError)(str(answer.get("error", "the server said nothing")))
+
+
+def result_to_json(result: ExecResult) -> dict[str, Any]:
+    """Output as base64: it may hold any character, and JSON escapes would triple it."""
+    return {
+        "exit_code": result.exit_code,
+        "output": base64.b64encode(result.output.encode("utf-8", "surrogatepass")).decode(),
+        "timed_out": result.timed_out,
+        "truncated_bytes": result.truncated_bytes,
+        "duration_s": result.duration_s,
+    }
+
+
+def result_from_json(record: dict[str, Any]) -> ExecResult:
+    """Raises KeyError, ValueError, TypeError for anything else."""
+    return ExecResult(
+        exit_code=int(record["exit_code"]),
+        output=base64.b64decode(record["output"]).decode("utf-8", "surrogatepass"),
+        timed_out=bool(record["timed_out"]),
+        truncated_bytes=int(record["truncated_bytes"]),
+        duration_s=float(record["duration_s"]),
+    )

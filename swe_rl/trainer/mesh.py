@@ -1,0 +1,121 @@
+"""Which rank does what: data-parallel groups of sequence-parallel ranks.
+
+Invariants:
+- Ranks of one sequence-parallel group are neighbours: rank = dp_rank * sp + sp_rank. They see the same rows.
+- Parameters are sharded over all ranks, whatever the split into dp and sp.
+- Every collective is called by every rank in the same order; without a process group all of them are the identity.
+- A waiting rank gives up after its time limit, never waits for ever.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+
+from swe_rl.trainer.errors import MeshError
+
+_LOOPBACK = "/sys/class/net/lo"
+
+
+@dataclass(frozen=True, slots=True)
+class Mesh:
+    """`dp` * `sp` ranks, of which this is `rank`. `shards` is a DeviceMesh over all of them."""
+
+    dp: int
+    sp: int
+    rank: int
+    device: torch.device
+    shards: Any
+    sp_group: Any
+
+    @property
+    def world(self) -> int:
+        return self.dp * self.sp
+
+    @property
+    def dp_rank(self) -> int:
+        return self.rank // self.sp
+
+    @property
+    def sp_rank(self) -> int:
+        return self.rank % self.sp
+
+    def sum(self, values: Tensor) -> Tensor:
+        """Over all ranks; the argument is left as it is."""
+        return self._reduced(values, dist.ReduceOp.SUM)
+
+    def minimum(self, values: Tensor) -> Tensor:
+        return self._reduced(values, dist.ReduceOp.MIN)
+
+    def maximum(self, values: Tensor) -> Tensor:
+        return self._reduced(values, dist.ReduceOp.MAX)
+
+    def barrier(self) -> None:
+        """Returns once every rank is here; a reduction, because it works alike on every back end."""
+        self.sum(torch.zeros(1, device=self.device)).item()
+
+    def _reduced(self, values: Tensor, operation: Any) -> Tensor:
+        reduced = values.detach().clone()
+        if self.world > 1:
+            dist.all_reduce(reduced, op=operation)
+        return reduced
+
+
+def make_mesh(sp: int, device: torch.device) -> Mesh:
+    """Over the default process group, which must be up. Raises MeshError where `sp` does not divide its size."""
+    world, rank = dist.get_world_size(), dist.get_rank()
+    if sp < 1 or world % sp:
+        raise MeshError(
+            f"layout.sequence_parallel={sp} does not divide the {world} ranks of the trainer: choose a divisor of "
+            "layout.trainer_gpus."
+        )
+    shards = init_device_mesh(device.type, (world,), mesh_dim_names=("shard",))
+    groups = [list(range(first, first + sp)) for first in range(0, world, sp)]
+    own = dist.new_subgroups_by_enumeration(groups)[0] if sp > 1 else None
+    return Mesh(dp=world // sp, sp=sp, rank=rank, device=device, shards=shards, sp_group=own)
+
+
+@contextmanager
+def process_group(
+    rank: int, world: int, device: torch.device, address: str = "127.0.0.1:0", timeout_s: float = 1800.0
+) -> Iterator[None]:
+    """The default process group for the length of the block; `address` is host:port of rank 0, where there are others.
+
+    Raises MeshError where the ranks do not find each other in time.
+    """
+    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    limit = timedelta(seconds=timeout_s)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    if address.startswith("127.") and Path(_LOOPBACK).exists():
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # a host without a network may not know its own name
+    try:
+        dist.init_process_group(
+            backend, store=_store(rank, world, address, limit), rank=rank, world_size=world, timeout=limit
+        )
+    except (RuntimeError, ValueError) as error:
+        raise MeshError(
+            f"Rank {rank} of {world} did not find the others at {address} within {timeout_s:.0f} s ({error}). Look at "
+            "the other ranks' logs for what stopped them, or raise trainer.collective_timeout_s."
+        ) from error
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def _store(rank: int, world: int, address: str, limit: timedelta) -> Any:
+    from torch.distributed import HashStore, TCPStore  # type: ignore[attr-defined]
+
+    if world == 1:
+        return HashStore()
+    host, _, port = address.rpartition(":")
+    return TCPStore(host, int(port), world, is_master=rank == 0, timeout=limit)

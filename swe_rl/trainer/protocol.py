@@ -1,0 +1,71 @@
+"""What the loop asks of a trainer, whether it is in this process or many ranks beside it.
+
+Invariants:
+- One request at a time; each of them blocks its thread until it is done.
+- After an error of `train_step` nothing more is asked but `close`.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from swe_rl.algo.row import Row
+from swe_rl.config.choices import KlEstimator
+from swe_rl.engine.wire import SendsWeights
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from swe_rl.trainer.checkpoint import Checkpoint
+    from swe_rl.trainer.metrics import TrainMetrics
+
+
+class TrainsPolicy(SendsWeights, Protocol):
+    def train_step(self, rows: Sequence[Row], step: int) -> "TrainMetrics":
+        """Updates the policy from all rows of a step. Raises TrainerError."""
+        ...
+
+    def sequence_kl(self, rows: Sequence[Row], estimator: KlEstimator) -> dict[str, float]:
+        """KL to the reference in nats, summed over each trajectory's trained tokens."""
+        ...
+
+    def row_logprobs(self, rows: Sequence[Row]) -> list[list[float]]:
+        """Log-probabilities in nats at temperature 1 of each row's trained tokens, under the weights of now."""
+        ...
+
+    def weights(self) -> "Mapping[str, Tensor]":
+        """For the engines; names as in transformers. What engines read from a folder is `WritesFiles` as well."""
+        ...
+
+    def save(
+        self,
+        folder: Path,
+        *,
+        step: int,
+        weight_version: int,
+        data_order: Any,
+        config: Mapping[str, Any],
+        hash_of_config: str,
+        keep: int,
+    ) -> Path:
+        """A checkpoint below `folder`, there at the latest once `wait` returns. Raises CheckpointWriteError."""
+        ...
+
+    def wait(self) -> None:
+        """Until what is being written is there. Raises CheckpointWriteError."""
+        ...
+
+    def load(self, folder: Path, expected_config_hash: str | None = None) -> "Checkpoint":
+        """Goes on from a checkpoint of any kind and number of ranks; the result's tensors may be empty.
+
+        Raises CorruptCheckpointError.
+        """
+        ...
+
+    def failure(self) -> Exception | None:
+        """What ended it behind the loop's back; None while all is well."""
+        ...
+
+    def close(self) -> None:
+        """Leaves nothing running. May be called twice."""
+        ...

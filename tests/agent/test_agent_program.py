@@ -1,0 +1,106 @@
+"""A program as an agent: what it is given, what its end means, and that it leaves nothing in the patch."""
+
+import sys
+
+import pytest
+
+from swe_rl.agent.program import NO_KEY, ProgramAgent, inside_url, program_of
+from swe_rl.agent.protocol import AgentError, Exit, Task
+from swe_rl.config.compose import compose
+from swe_rl.config.schema import AgentConfig, SandboxConfig
+from swe_rl.env.instance import Instance
+from swe_rl.errors import UserError
+from swe_rl.sandbox.protocol import ExecResult, Workspace
+from swe_rl.sandbox.scripted import ScriptedProvider
+
+TASK = Task("calc__calc-1", "add() subtracts: é 'quoted' $HOME\n")
+
+
+def agent_of(command: str, api_key: str | None = None, **changes: object) -> ProgramAgent:
+    config = AgentConfig(name="command", command=command, **{"exit_codes": {"0": "submitted"}, **changes})  # type: ignore[arg-type]
+    return ProgramAgent("command", program_of(config), max_turns=7, max_output_chars=1000, api_key=api_key)
+
+
+async def end_of(agent: ProgramAgent, answer: ExecResult | str):
+    sandbox = await ScriptedProvider(lambda command: answer).create(Workspace(), owner="t")
+    return await agent.run(TASK, base_url="http://h:1/sessions/t/v1", model="m", sandbox=sandbox, timeout_s=9)
+
+
+@pytest.mark.parametrize(
+    ("status", "output", "timed_out", "end"),
+    [
+        (0, "done", False, Exit.SUBMITTED),
+        (53, "turns", False, Exit.STEP_LIMIT),
+        (124, "", True, Exit.AGENT_TIMEOUT),
+        (1, "400 context_length_exceeded", False, Exit.CONTEXT_OVERFLOW),
+        (0, "This request's prompt has 9 tokens, which leaves no room to answer", False, Exit.CONTEXT_OVERFLOW),
+    ],
+)
+async def test_how_it_ends(status, output, timed_out, end):
+    agent = agent_of("x", exit_codes={"0": "submitted", "53": "step_limit"})
+    result = await end_of(agent, ExecResult(status, output, timed_out, 0, 2.0))
+    assert result.exit is end
+    assert [(turn.command, turn.observation, turn.exit_code) for turn in result.turns] == [("x", output, status)]
+    assert result.messages == [{"role": "user", "content": TASK.prompt}]
+
+
+async def test_a_status_that_means_nothing_is_the_programs_fault():
+    with pytest.raises(AgentError, match=r"status 3 It said at the end: boom"):
+        await end_of(agent_of("x"), ExecResult(3, "boom\n", False, 0, 1.0))
+    with pytest.raises(AgentError, match=r"agent.program_path"):
+        await end_of(agent_of("x"), ExecResult(127, "bash: x: command not found", False, 0, 1.0))
+
+
+def test_what_cannot_be_started_is_refused():
+    with pytest.raises(UserError, match="agent.command"):
+        agent_of("")
+    for codes in ({"0": "fine"}, {"x": "submitted"}):
+        with pytest.raises(UserError, match="agent.exit_codes"):
+            agent_of("x", exit_codes=codes)
+
+
+async def test_the_gateway_is_reached_through_the_door():
+    sandbox = await ScriptedProvider().create(Workspace(), owner="t")
+    assert inside_url("http://h:1/sessions/a%2Fb/v1", sandbox) == "http://h:1/sessions/a%2Fb/v1"
+    sandbox.door_url = "http://127.0.0.1:9/"
+    assert inside_url("http://h:1/sessions/a%2Fb/v1", sandbox) == "http://127.0.0.1:9/sessions/a%2Fb/v1"
+
+
+CLIENT = f"""\
+cat > /tmp/client.py <<'END'
+import json, os, sys, urllib.request
+task = sys.stdin.read()
+assert task == open(os.environ["SWE_RL_TASK_FILE"]).read() == os.environ["SWE_RL_TASK"], task
+assert os.environ["OPENAI_API_KEY"] == {NO_KEY!r} and os.environ["SWE_RL_MAX_TURNS"] == "7"
+assert os.environ["MINE"] == "1" and os.environ["PATH"].startswith("/opt/tools:")
+messages = [{{"role": "user", "content": task}}]
+while True:
+    body = {{"model": os.environ["OPENAI_MODEL"], "messages": messages}}
+    request = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", json.dumps(body).encode())
+    message = json.load(urllib.request.urlopen(request))["choices"][0]["message"]
+    messages += [message, {{"role": "user", "content": "<tool_response>"}}]
+    if message["content"] == "stop":
+        break
+    assert os.system(message["content"]) == 0
+END
+mkdir -p .qwen node_modules/a && touch .qwen/state node_modules/a/b
+exec {sys.executable} /tmp/client.py
+"""
+
+
+async def test_a_program_of_twenty_lines_solves_an_instance_without_network(solve):
+    def policy(instance: Instance) -> list[dict[str, object]]:
+        return [{"content": f"git apply <<'PATCH'\n{instance.patch}PATCH"}, {"content": "stop"}]
+
+    agent = agent_of(CLIENT, env_vars={"MINE": "1"}, program_path="/opt/tools:/opt/more")
+    solved = await solve(agent, policy, sandbox=SandboxConfig())
+    assert solved.result.exit is Exit.SUBMITTED, solved.result.turns
+    assert solved.grade and solved.grade.resolved
+    assert solved.patch.count("diff --git") == 1
+    assert (len(solved.traces), len(solved.rows), solved.summary.breaks) == (2, 1, {})
+
+
+def test_the_option_composes():
+    config = compose(["agent=command", "agent.command='my-agent --fast'", "+agent.env_vars.A=b"]).config.agent
+    program = program_of(config)
+    assert (program.command, program.env, program.exits) == ("my-agent --fast", {"A": "b"}, {0: Exit.SUBMITTED})

@@ -1,0 +1,118 @@
+"""The qwen-code agent: how its session is read, and, where it is installed, the real program in a real sandbox."""
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from swe_rl.agent.protocol import Exit
+from swe_rl.agent.qwen_code import SETTINGS, QwenCodeAgent, read_session
+from swe_rl.config.compose import compose
+from swe_rl.config.schema import AgentConfig, SandboxConfig
+from swe_rl.env.instance import Instance
+from swe_rl.errors import UserError
+
+PROGRAM = shutil.which("qwen", path=str(Path(sys.executable).parent)) or shutil.which("qwen")
+needs_program = pytest.mark.skipif(not PROGRAM or not shutil.which("node"), reason="qwen-code or node is not installed")
+
+
+def call(name: str, **arguments: object) -> dict[str, object]:
+    return {"tool_calls": [{"function": {"name": name, "arguments": arguments}}]}
+
+
+def solution(instance: Instance) -> list[dict[str, object]]:
+    fix = f"git apply <<'PATCH'\n{instance.patch}PATCH"
+    return [
+        call("run_shell_command", command="ls", is_background=False),
+        call("run_shell_command", command=fix, is_background=False),
+        call("run_shell_command", command="git status --short", is_background=False),
+        {"content": "It is fixed."},
+    ]
+
+
+@pytest.fixture
+def agent() -> QwenCodeAgent:
+    return QwenCodeAgent(compose(["agent=qwen_code"]).config.agent, max_turns=20)
+
+
+SANDBOX = SandboxConfig(memory_gb=4.0, max_processes=256)
+
+
+@needs_program
+@pytest.mark.slow
+async def test_it_solves_an_instance_in_one_chain_of_tokens(solve, agent):
+    solved = await solve(agent, solution, sandbox=SANDBOX)
+    assert solved.result.exit is Exit.SUBMITTED
+    assert solved.grade and solved.grade.resolved
+    assert ".qwen" not in solved.patch and ".swe_rl" not in solved.patch
+    assert (len(solved.traces), len(solved.rows), solved.summary.breaks) == (4, 1, {})
+    assert [turn.command and turn.command.split()[0] for turn in solved.result.turns] == ["run_shell_command"] * 3 + [
+        None
+    ]
+    assert sum(solved.rows[0].loss_mask) == sum(len(trace.sampled_ids) for trace in solved.traces)
+
+
+@needs_program
+@pytest.mark.slow
+async def test_files_are_edited_and_two_tools_called_at_once(solve, agent):
+    def policy(instance: Instance) -> list[dict[str, object]]:
+        path = f"/testbed/{instance.patch.splitlines()[0].split(' b/')[1]}"
+        two = call("read_file", file_path=path)["tool_calls"] + call("list_directory", path="/testbed")["tool_calls"]
+        edit = call("edit", file_path=path, old_string="def ", new_string="def  ", replace_all=True)
+        return [{"tool_calls": two}, {}, edit, {"content": "Done."}]
+
+    solved = await solve(agent, policy, sandbox=SANDBOX)
+    assert solved.result.exit is Exit.SUBMITTED and "+def  " in solved.patch
+    assert (len(solved.rows), solved.summary.breaks) == (1, {})
+
+
+@needs_program
+@pytest.mark.slow
+async def test_the_end_of_the_context_and_of_the_turns(solve, agent):
+    def again(instance: Instance) -> list[dict[str, object]]:
+        return [call("run_shell_command", command="seq 1000", is_background=False)]
+
+    solved = await solve(agent, again, sandbox=SANDBOX, max_trajectory_tokens=62_000)
+    assert solved.result.exit is Exit.CONTEXT_OVERFLOW and len(solved.rows) == 1
+
+
+@needs_program
+@pytest.mark.slow
+async def test_the_limit_of_turns_is_the_programs_own(solve):
+    def again(instance: Instance) -> list[dict[str, object]]:
+        return [call("run_shell_command", command="ls", is_background=False)]
+
+    agent = QwenCodeAgent(compose(["agent=qwen_code"]).config.agent, max_turns=3)
+    solved = await solve(agent, again, sandbox=SANDBOX)
+    assert solved.result.exit is Exit.STEP_LIMIT and len(solved.traces) == 3
+
+
+def test_a_session_is_read_from_what_the_program_prints():
+    lines = [
+        "Warning: something",
+        json.dumps({"type": "system", "subtype": "init"}),
+        json.dumps({"type": "assistant", "message": {"role": "assistant", "content": [
+            {"type": "text", "text": "I look."}, {"type": "tool_use", "name": "edit", "input": {"a": "é"}}]}}),
+        json.dumps({"type": "user", "message": {"role": "user", "content": [
+            {"type": "tool_result", "content": "x" * 50}, {"type": "tool_result", "content": [{"text": "y"}]}]}}),
+        json.dumps({"type": "assistant", "message": {"role": "assistant", "content": [
+            {"type": "text", "text": "ok"}]}}),
+        '{"type": "assistant", "message": 3}', "{", "[" * 100_000,
+    ]  # fmt: skip
+    first, last = read_session("\n".join(lines), 40)
+    assert (first.message, first.command) == ("I look.", 'edit {"a": "é"}')
+    assert first.observation and len(first.observation) <= 40 and first.observation.endswith("y")
+    assert (last.index, last.message, last.command, last.observation) == (1, "ok", None, None)
+
+
+def test_its_settings_are_json_and_leave_nothing_on_that_rewrites_the_conversation():
+    assert json.loads(json.dumps(SETTINGS)) == SETTINGS
+    assert SETTINGS["model"]["chatCompression"]["contextPercentageThreshold"] == 0
+    assert SETTINGS["memory"]["enableManagedAutoMemory"] is False
+
+
+def test_it_needs_a_command():
+    with pytest.raises(UserError, match="agent.command"):
+        QwenCodeAgent(AgentConfig(name="qwen_code"), max_turns=3)

@@ -1,0 +1,38 @@
+"""Rows by age: what is too old is not trained, nothing else changes."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swe_rl.algo.row import Row
+from swe_rl.algo.staleness import age_steps, without_old
+
+VERSIONS = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 3)), max_size=8)
+
+
+def row(oldest, more=0):
+    return Row("t", "g", (1, 2), (0, 1), None, 1.0, (oldest, oldest + more))
+
+
+def test_the_oldest_token_counts():
+    assert age_steps(row(3, more=2), version=5) == 2
+    assert age_steps(row(5), version=5) == 0
+    assert age_steps(row(7), version=5) == 0
+
+
+def test_what_is_older_than_the_limit_is_not_trained():
+    kept = without_old([row(5), row(4, more=1), row(3)], version=5, limit_steps=1)
+    assert [one.trained for one in kept] == [True, True, False]
+    assert kept[2].trained_tokens == 0 and kept[2].token_ids == (1, 2)
+
+
+@given(VERSIONS, st.integers(0, 9), st.integers(0, 9))
+def test_a_smaller_limit_never_keeps_more(versions, version, limit):
+    rows = [row(*one) for one in versions]
+    assert without_old(rows, version, None) == rows
+    small, large = ([one.trained for one in without_old(rows, version, bound)] for bound in (limit, limit + 1))
+    assert all(b or not a for a, b in zip(small, large, strict=True))
+
+
+def test_what_was_not_trained_stays_so():
+    one = Row("t", "g", (1, 2), (0, 1), None, 1.0, (5, 5), trained=False)
+    assert without_old([one], 5, 0) == [one]

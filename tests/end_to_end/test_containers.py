@@ -1,0 +1,204 @@
+"""The container oracle, small: real packages judged in containers by the real command, and nothing left in any case."""
+
+import contextlib
+import os
+import signal
+import sys
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import psutil
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+pytestmark = [pytest.mark.docker, pytest.mark.slow]
+
+_PACKAGES, _EACH = "inflection,parse", 2
+_UP_S, _GONE_S = 120.0, 30.0
+
+
+@dataclass(frozen=True)
+class Oracle:
+    address: str
+    client: object
+    instances: list
+    dataset: Path
+    out: Path
+
+
+@pytest.fixture(scope="module")
+def oracle(tmp_path_factory):
+    """Four instances of two packages with their images, on an engine of this machine."""
+    from bench.oracle.make import SOURCES, chosen, make
+    from swe_rl.env.source_build.interpreter import find_prefix
+    from swe_rl.env.source_build.program import BuildError
+    from swe_rl.env.source_build.sdist import fetch
+    from tests.sandbox.engines import NoEngineError, engine
+
+    docker = pytest.importorskip("docker")
+    pytest.importorskip("swebench")
+    packages, out = chosen(_PACKAGES), tmp_path_factory.mktemp("oracle")
+    try:
+        find_prefix(f"{sys.version_info.major}.{sys.version_info.minor}")
+        for package in packages:
+            fetch(package.sdist, out / SOURCES / "sdists")
+    except BuildError as error:
+        pytest.skip(str(error))
+    try:
+        with engine("docker") as address:
+            made = make(out, packages, each=_EACH, seed=0, address=address)
+            client = docker.DockerClient(base_url=address, timeout=60)
+            yield Oracle(address, client, made, out / "instances.jsonl", out)
+            for image in {one.image for one in made}:
+                client.images.remove(image, force=True)
+            client.close()
+    except NoEngineError as error:
+        pytest.skip(str(error))
+
+
+class Watch:
+    """What the containers of one run are and hold on this machine, and whether any of it is there still."""
+
+    def __init__(self, oracle, command):
+        self._client, self._root = oracle.client, command.root
+        self._images = {one.image for one in oracle.instances}
+        self._volumes = self._volume_names()
+        self.seen, self._pids, self._mounts = set(), set(), set()
+
+    def containers(self):
+        """Of the run: only they have its scratch folder's provider, but every one of these images counts."""
+        found = [one for one in self._client.api.containers(all=True) if one["Image"] in self._images]
+        for one in found:
+            try:
+                facts = self._client.api.inspect_container(one["Id"])
+            except Exception:  # it ended in between
+                continue
+            self.seen.add(one["Id"])
+            with contextlib.suppress(psutil.NoSuchProcess):  # it may end between the two questions
+                if facts["State"]["Pid"]:
+                    self._pids.add(psutil.Process(facts["State"]["Pid"]).create_time())
+            self._mounts.add((facts.get("GraphDriver") or {}).get("Data", {}).get("MergedDir"))
+        return [one["Id"] for one in found]
+
+    def wait_for(self, count, process):
+        until = time.monotonic() + _UP_S
+        while time.monotonic() < until and process.poll() is None:
+            if len(self.containers()) >= count and all(self.running()):
+                return
+            time.sleep(0.1)
+        raise AssertionError(f"no container came up: {process.communicate()}")
+
+    def running(self):
+        return [one["State"] == "running" for one in self._client.api.containers(all=True) if one["Id"] in self.seen]
+
+    def left(self):
+        """Everything that is not gone, by its kind."""
+        mounted = {line.split()[1] for line in Path("/proc/self/mounts").read_text().splitlines()}
+        return {
+            "containers": self.containers(),
+            "processes": self._processes(),
+            "mounts": sorted(mounted & (self._mounts - {None})),
+            "volumes": sorted(self._volume_names() - self._volumes),
+            "folders": [str(path) for path in (self._root / "scratch").glob("swe_rl/containers-*")],
+        }
+
+    def nothing_left(self):
+        """Within the reaper's time."""
+        until = time.monotonic() + _GONE_S
+        while any(self.left().values()) and time.monotonic() < until:
+            time.sleep(0.3)
+        return not any(left := self.left().values()) or pytest.fail(str(left))
+
+    def _processes(self):
+        """Of the containers, and of the run itself, its reaper included."""
+        found = []
+        for process in psutil.process_iter(["cmdline", "create_time", "status"]):
+            line = " ".join(process.info["cmdline"] or [])
+            ours = process.info["create_time"] in self._pids or str(self._root) in line
+            if ours and process.info["status"] != psutil.STATUS_ZOMBIE:
+                found.append(line)
+        return found
+
+    def _volume_names(self):
+        return {volume.name for volume in self._client.volumes.list()}
+
+
+@pytest.fixture
+def watch(oracle, command):
+    return Watch(oracle, command)
+
+
+def evaluation(oracle, *more, dataset=None):
+    return (
+        *("job=eval", "env=jsonl", f"env.dataset={dataset or oracle.dataset}", "rollout.eval_n=1"),
+        *("sandbox=docker", f"sandbox.host={oracle.address}", "sandbox.concurrency=2", "sandbox.memory_gb=1.0"),
+        *("rollout.concurrency=2", f"paths.cache={oracle.out / 'cache'}", *more),
+    )
+
+
+def test_every_gold_patch_is_resolved_and_no_empty_one(oracle, command, watch):
+    from bench.oracle.engine import containers_left
+    from bench.oracle.run import Application
+    from bench.oracle.table import shortfalls, table
+
+    application = Application(command.root, oracle.dataset, "docker", oracle.address)
+    gold, empty = application.evaluate("gold"), application.evaluate("noop")
+    assert shortfalls(oracle.instances, gold, empty, whole=False) == []
+    assert "100.0 %" in table(oracle.instances, gold, empty).splitlines()[-1]
+    for arm in (gold, empty):
+        assert containers_left(oracle.client, arm.folder.name) == []
+    for one in gold.trajectories:  # the change that was taken out of the container is the gold patch's and no other
+        [instance] = [it for it in oracle.instances if it.instance_id == one["instance_id"]]
+        assert changed(one["patch"]) == changed(instance.patch)
+    assert watch.nothing_left()
+
+
+def changed(patch):
+    return [line for line in patch.splitlines() if line[:1] in "+-" or line.startswith("diff --git")]
+
+
+def test_a_patch_that_fixes_nothing_is_graded_and_not_resolved(oracle, command, watch):
+    one = oracle.instances[0]
+    done = command.run(*evaluation(oracle, "agent=scripted", "agent.command='echo x > harmless.txt'"), small=False)
+    assert done.exit_status == 0, done.text
+    records = command.read(command.folder("eval") / "trajectories" / "eval_000000.jsonl")
+    assert [record["status"] for record in records] == ["unresolved"] * len(oracle.instances)
+    [record] = [record for record in records if record["instance_id"] == one.instance_id]
+    failed = {test for test, passed in record["tests"].items() if not passed}
+    assert failed == set(one.fail_to_pass)  # PASS_TO_PASS really ran and passed
+    assert watch.nothing_left()
+
+
+def test_an_image_that_cannot_be_had_fails_the_run_and_leaves_nothing(oracle, command, watch):
+    from swe_rl.env.records import write_instances
+
+    dataset = command.root / "one_missing.jsonl"
+    first, *others = oracle.instances
+    write_instances(dataset, [replace(first, image="localhost/swe_rl-no-such-image:latest", source=None), *others])
+    more = ("agent=gold", "sandbox.pull=never", "rollout.max_infra_failure_rate=0.0", "rollout.infra_retries=0")
+    done = command.run(*evaluation(oracle, *more, dataset=dataset), small=False)
+    assert done.exit_status != 0 and "no-such-image" in done.text, done.text
+    assert watch.nothing_left()
+
+
+@pytest.mark.parametrize(
+    ("signal_number", "exit_status"),
+    [(signal.SIGINT, 130), (signal.SIGKILL, -signal.SIGKILL)],
+    ids=["ctrl_c", "kill"],
+)
+def test_ended_from_outside_it_leaves_nothing(oracle, command, watch, signal_number, exit_status):
+    more = ("agent=scripted", "agent.command='sleep 300'", "rollout.command_timeout_s=400")
+    process = command.start(*evaluation(oracle, *more), small=False)
+    try:
+        watch.wait_for(2, process)
+        time.sleep(2.0)  # into the command
+        os.kill(process.pid, signal_number)
+        process.communicate(timeout=60)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    assert process.returncode == exit_status
+    assert watch.seen and watch.nothing_left()

@@ -1,0 +1,43 @@
+"""`job=eval` as a user runs it: scores, predictions, and an interruption that costs what was under way only."""
+
+import json
+import os
+import signal
+import time
+
+from swe_rl.rollout.trajectory import Trajectory
+
+
+def lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
+
+
+def test_killed_and_resumed_runs_only_what_is_missing(command):
+    many = ("job=eval", "rollout.eval_n=2", "rollout.concurrency=4", "rollout.max_turns=3")
+    process = command.start(*many)
+    try:
+        until = time.monotonic() + 120
+        while time.monotonic() < until:
+            found = list(command.outputs.glob("eval/*/trajectories/eval_000000.jsonl"))
+            if found and len(found[0].read_text().splitlines()) >= 5:
+                break
+            time.sleep(0.05)
+        else:
+            raise AssertionError("no trajectory was written")
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    before = {record["trajectory_id"]: record for record in lines(found[0])[:-1]}  # the last line may be torn
+    done = command.run(*many, "trainer.resume=auto")
+    assert done.exit_status == 0, done.text
+    folder = command.folder("eval")
+    assert folder == found[0].parent.parent
+    after = {record["trajectory_id"]: record for record in lines(folder / "trajectories/eval_000000.jsonl")}
+    assert before.items() <= after.items()
+    scores = json.loads((folder / "eval.json").read_text())
+    assert len(after) == scores["all"]["attempts"] == 2 * scores["all"]["instances"]
+    assert set(scores["all"]["pass_at"]) == {"1", "2"} and "pass@2" in done.stdout
+    assert "trajectories are there already" in done.text
+    predictions = json.loads((folder / "preds.json").read_text())
+    assert set(predictions) == {record["instance_id"] for record in after.values()}
+    assert [Trajectory.from_record(one).to_record() for one in after.values()] == list(after.values())

@@ -1,0 +1,206 @@
+"""The trainer of many ranks from the command line: the same run, whatever is killed, on any number of ranks."""
+
+import contextlib
+import json
+import os
+import signal
+import time
+
+import psutil
+import pytest
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+TWO = ("layout=local2", "trainer.collective_timeout_s=120")
+
+
+def ranks_of(driver: int) -> list[psutil.Process]:
+    """By rank: they are started in that order."""
+    found = []
+    for one in psutil.Process(driver).children():
+        with contextlib.suppress(psutil.NoSuchProcess):  # agents' commands come and go
+            if "spawn_main" in " ".join(one.cmdline()):
+                found.append(one)
+    return sorted(found, key=lambda one: one.create_time())
+
+
+def trajectories(command, name="train"):
+    """What was sampled and what came of it, without times."""
+    kept = ("trajectory_id", "status", "reward", "sampled_tokens")
+    files = sorted((command.folder(name) / "trajectories").glob("step_*.jsonl"))
+    found = [one for file in files for one in command.read(file)]
+    return [({key: one[key] for key in kept}, [turn["message"] for turn in one["turns"]]) for one in found]
+
+
+def assert_same_run(ours, theirs):
+    one, two = ours.steps(), theirs.steps()
+    assert len(one) == len(two) > 0
+    for mine, other in zip(one, two, strict=True):
+        for key in ("loss", "grad_norm", "entropy"):
+            assert mine[key] == pytest.approx(other[key], abs=1e-5), (mine["step"], key)
+        for key in ("reward_mean", "statuses", "avg_response_length", "trained_tokens"):
+            assert mine[key] == other[key], (mine["step"], key)
+    assert trajectories(ours) == trajectories(theirs)
+
+
+def gone(processes, timeout_s=20):
+    """A zombie is gone: nobody may be there who reaps what a killed driver leaves."""
+    until = time.monotonic() + timeout_s
+    while any(alive(one) for one in processes):
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def alive(process):
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+_made = []
+
+
+@pytest.fixture
+def alone(command, tmp_path_factory):
+    """The same run in one process, made once."""
+    if not _made:
+        other = type(command)(tmp_path_factory.mktemp("alone"))
+        done = other.run()
+        assert done.exit_status == 0, done.text
+        _made.append(other)
+    return _made[0]
+
+
+def test_two_ranks_are_killed_and_go_on_as_one_process(command, alone):
+    """Driver killed, ranks gone by themselves, checkpoint of two ranks read by one process: the run of one process."""
+    process = command.start(*TWO, "trainer.resume=auto")
+    command.wait_for_step(process, 2, timeout_s=400)
+    ranks = ranks_of(process.pid)
+    assert len(ranks) == 2
+    process.kill()
+    process.communicate()
+    assert gone(ranks)
+    resumed = command.run("trainer.resume=auto")
+    assert resumed.exit_status == 0, resumed.text
+    assert "continues after step" in resumed.text
+    assert_same_run(command, alone)
+    assert not command.children()
+
+
+def test_two_ranks_are_one_process(command, alone):
+    done = command.run(*TWO)
+    assert done.exit_status == 0, done.text
+    assert_same_run(command, alone)
+    folder = command.folder()
+    assert (folder / "checkpoints" / "step_000003" / "shards.json").is_file()
+    checks = [event for event in command.read(folder / "events.jsonl") if event["event"] == "weights"]
+    assert [event["step"] for event in checks] == [0, 1, 2, 3]
+    assert all(event["logprob_diff_mean"] < 1e-4 for event in checks)
+    assert [(folder / "trainer" / f"rank{rank}.log").read_text() for rank in (0, 1)] == ["", ""]
+    assert not any(word in done.stderr for word in ("Traceback", "TCPStore", "leaked", "Heartbeat"))
+
+    evaluated = command.run("job=eval", f"model.path={folder}")
+    assert evaluated.exit_status == 0, evaluated.text
+    assert "is made a model's folder" in evaluated.stdout
+    [made] = (folder / "exports").iterdir()
+    assert made.name.startswith("step_000003-")
+    assert f"model.path={folder}" in evaluated.stdout
+    [event] = [event for event in command.read(command.folder("eval") / "events.jsonl") if event["event"] == "eval"]
+    assert event["num_samples"] == 4
+
+
+def test_a_killed_rank_ends_the_run_with_its_name(command):
+    process = command.start(*TWO, "trainer.steps=50")
+    command.wait_for_step(process, 1, timeout_s=400)
+    ranks = ranks_of(process.pid)
+    os.kill(ranks[1].pid, signal.SIGKILL)
+    _, stderr = process.communicate(timeout=120)
+    assert process.returncode == 1, stderr
+    assert "Rank 1 of 2 of the trainer failed: it ended" in stderr and "by SIGKILL" in stderr
+    assert "Traceback" not in stderr
+    assert gone(ranks) and not command.children()
+    status = json.loads((command.folder() / "status.json").read_text())
+    assert status["status"] == "failed" and status["exit_status"] == 1 and "Rank 1 of 2" in status["reason"]
+
+
+def kill_rank(command, process, after_step):
+    command.wait_for_step(process, after_step, timeout_s=400)
+    ranks = ranks_of(process.pid)
+    os.kill(ranks[1].pid, signal.SIGKILL)
+    return ranks
+
+
+def test_a_killed_rank_is_started_again_and_the_run_is_the_same(command, alone):
+    """The newest checkpoint may be of step 1: that of step 2 is still being written when the rank is killed."""
+    process = command.start(*TWO, "trainer.max_restarts=1")
+    ranks = kill_rank(command, process, 2)
+    stdout, stderr = process.communicate(timeout=400)
+    assert process.returncode == 0, stdout + stderr
+    assert "rank 1 is lost (it ended " in stdout and "restart 1 of 1" in stdout and "continues after step" in stdout
+    assert_same_run(command, alone)
+    assert gone(ranks) and not command.children() and "Traceback" not in stderr
+    folder = command.folder()
+    [event] = [one for one in command.read(folder / "events.jsonl") if one["event"] == "trainer_restart"]
+    assert event["restart"] == 1 and event["rank"] == 1 and "SIGKILL" in event["reason"]
+    assert event["step"] in (1, 2) and event["lost_s"] > 0
+    assert json.loads((folder / "summary.json").read_text())["trainer_restarts"] == 1
+    assert json.loads((folder / "status.json").read_text())["status"] == "done"
+
+
+def test_the_last_restart_is_the_last(command):
+    """The first rank dies before there is a checkpoint: the run begins anew."""
+    process = command.start(*TWO, "trainer.max_restarts=1", "trainer.steps=50", "trainer.checkpoint_every_steps=40")
+    first = kill_rank(command, process, 1)
+    assert gone(first)
+    events = command.folder() / "events.jsonl"
+    until = time.monotonic() + 240
+    while "trainer_restart" not in events.read_text():
+        assert process.poll() is None and time.monotonic() < until
+        time.sleep(0.1)
+    second = kill_rank(command, process, 1)
+    stdout, stderr = process.communicate(timeout=120)
+    assert process.returncode == 1, stderr
+    assert "Rank 1 of 2 of the trainer failed: it ended" in stderr and "by SIGKILL" in stderr
+    assert stdout.count("restart 1 of 1") == 1 and "Traceback" not in stderr
+    assert gone(second) and not command.children() and not {one.pid for one in first} & {one.pid for one in second}
+    [event] = [one for one in command.read(events) if one["event"] == "trainer_restart"]
+    assert event["step"] == 0
+    summary = json.loads((command.folder() / "summary.json").read_text())
+    assert summary["trainer_restarts"] == 1
+
+
+@pytest.mark.parametrize("sent", [signal.SIGINT])
+def test_ctrl_c_saves_a_checkpoint_of_the_ranks(command, sent):
+    process = command.start(*TWO, "trainer.steps=50", "trainer.checkpoint_every_steps=0")
+    command.wait_for_step(process, 1, timeout_s=400)
+    ranks = ranks_of(process.pid)
+    time.sleep(0.3)
+    os.killpg(process.pid, sent)  # as a terminal does: the ranks get it, too
+    _, stderr = process.communicate(timeout=120)
+    assert process.returncode == 130, stderr
+    folder = command.folder()
+    done = len(command.steps())
+    assert (folder / "checkpoints" / f"step_{done:06d}" / "shards.json").is_file()
+    assert gone(ranks) and not command.children()
+    assert "Traceback" not in stderr
+
+
+def test_sampling_a_step_ahead(command):
+    """The trainer's ranks learn step k while step k + 1 is sampled, with the weights of step k - 1."""
+    done = command.run(*TWO, "trainer.max_staleness_steps=1", "algo.correction=token_tis")
+    assert done.exit_status == 0, done.text
+    records = command.steps()
+    assert [one["step"] for one in records] == [1, 2, 3]
+    ages = [one["staleness_mean"] for one in records]
+    assert ages[0] == 0 and set(ages[1:]) <= {1, None} and 1 in ages
+    started = {}
+    for line in (command.folder() / "run.log").read_text().splitlines():
+        for name in ("generate", "train"):
+            for what in ("Started", "Finished"):
+                if f"{what}: '{name}'" in line:
+                    started.setdefault((what, name), []).append(line[:23])
+    assert started["Started", "generate"][1] < started["Finished", "train"][0]  # the second step's, the first one's
+    assert not command.children()

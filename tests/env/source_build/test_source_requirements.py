@@ -1,0 +1,41 @@
+"""What is installed before a tree is, and until when packages may have been published."""
+
+import io
+import tarfile
+
+import pytest
+
+from swe_rl.env.source_build.environment import _cut_offs
+from swe_rl.env.source_build.requirements import requirements_of
+
+
+@pytest.mark.parametrize(
+    ("requires", "more"),
+    [
+        ('["hatchling>=1.20"]', ["hatchling>=1.20", "editables"]),
+        ('["setuptools>=61", "setuptools-scm>=6"]', []),
+        ('["flit-core"]', ["flit-core"]),
+    ],
+)
+def test_a_backend_brings_what_linking_a_tree_needs(tmp_path, requires, more):
+    (tmp_path / "pyproject.toml").write_text(f"[build-system]\nrequires = {requires}\n")
+    found = requirements_of(tmp_path, "", "mine")
+    assert [one for one in found.build if not one.startswith(("setuptools", "wheel", "pip"))] == more
+
+
+def archive(path, mtime):
+    with tarfile.open(path, "w:gz") as packed:
+        member = tarfile.TarInfo("a/PKG-INFO")
+        member.mtime = mtime
+        packed.addfile(member, io.BytesIO(b""))
+    return path
+
+
+def test_an_old_release_may_take_packages_of_its_interpreters_time(tmp_path):
+    found = _cut_offs(archive(tmp_path / "old.tar.gz", 1598000000), "3.11")  # August 2020
+    assert [one[:10] for one in found] == ["2020-09-20", "2020-08-28", "2020-11-19", "2023-04-24"]
+
+
+def test_a_release_after_its_interpreter_needs_no_other_time(tmp_path):
+    found = _cut_offs(archive(tmp_path / "new.tar.gz", 1717000000), "3.11")  # May 2024
+    assert len(found) == 3 and all(one > "2024" for one in found)

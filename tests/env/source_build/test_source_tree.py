@@ -1,0 +1,151 @@
+"""The base tree of a distribution: the fix is out, one commit, nothing else to be found in it."""
+
+import io
+import subprocess
+import tarfile
+from dataclasses import replace
+
+import pytest
+
+from swe_rl.env.instance import Instance, InstanceError, Source
+from swe_rl.env.source_build.program import BuildError
+from swe_rl.env.source_build.sdist import fetch, installable_until, split_name, unpack
+from swe_rl.env.source_build.tree import let_tox_report, make_tree
+
+FIX = (
+    "diff --git a/lib.py b/lib.py\n--- a/lib.py\n+++ b/lib.py\n"
+    "@@ -1,2 +1,2 @@\n def f():\n-    return 1\n+    return 2\n"
+)
+TESTS = (
+    "diff --git a/t.py b/t.py\nnew file mode 100644\n--- /dev/null\n+++ b/t.py\n@@ -0,0 +1 @@\n+def test_f(): pass\n"
+)
+BASE = "0192aac24123735b3eaf9b08df46429bb770c283"
+FILES = {
+    "lib.py": "def f():\n    return 2\n",
+    "t.py": "def test_f(): pass\n",
+    "PKG-INFO": "Name: b\n",
+    "b.egg-info/PKG-INFO": "Name: b\n",
+    "tox.ini": "[testenv]\ndeps =\n    pytest\ncommands =\n    pytest --durations 25 {posargs}\n",
+}
+INSTANCE = Instance(
+    "a__b-1",
+    "a/b",
+    BASE,
+    "It fails.",
+    FIX,
+    TESTS,
+    ("t.py::test_f",),
+    (),
+    source=Source("B-1.0rc1", "reverse-apply patch and test_patch to get the base", "3.9"),
+)
+
+
+def archive(folder, files=FILES, name="b-1.0rc1", time=1_600_000_000):
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{name}.tar.gz"
+    with tarfile.open(path, "w:gz") as tar:
+        for inside, text in files.items():
+            member = tarfile.TarInfo(f"{name}/{inside}")
+            member.size, member.mtime = len(text), time
+            tar.addfile(member, io.BytesIO(text.encode()))
+    return path
+
+
+def git(folder, *arguments):
+    done = subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+def test_the_fix_and_its_tests_are_taken_back(tmp_path):
+    make_tree(INSTANCE, archive(tmp_path), tmp_path / "tree")
+    tree = tmp_path / "tree"
+    assert "return 1" in (tree / "lib.py").read_text() and not (tree / "t.py").exists()
+    assert git(tree, "status", "--porcelain") == ""
+    assert git(tree, "ls-files").split() == ["lib.py", "tox.ini"]
+    assert (tree / "b.egg-info" / "PKG-INFO").is_file()  # the installed link reads it
+
+
+def test_there_is_one_commit_and_the_base_commits_name_means_it(tmp_path):
+    make_tree(INSTANCE, archive(tmp_path), tmp_path / "tree")
+    tree = tmp_path / "tree"
+    assert git(tree, "rev-list", "--all", "--count") == "1" and git(tree, "reflog") == ""
+    assert git(tree, "count-objects", "-v").startswith("count:") and git(tree, "fsck", "--unreachable") == ""
+    (tree / "lib.py").write_text("changed\n")
+    assert "+changed" in git(tree, "diff", BASE)
+    git(tree, "checkout", BASE, "lib.py")
+    assert "return 1" in (tree / "lib.py").read_text()
+    assert git(tree, "show").endswith("base")  # not every file
+
+
+def test_it_is_the_same_commit_every_time(tmp_path):
+    for name in ("one", "two"):
+        make_tree(INSTANCE, archive(tmp_path), tmp_path / name)
+    assert git(tmp_path / "one", "rev-parse", "HEAD") == git(tmp_path / "two", "rev-parse", "HEAD")
+
+
+def test_a_release_before_the_fix_is_the_base_itself(tmp_path):
+    files = {"lib.py": "def f():\n    return 1\n"}
+    forward = replace(INSTANCE, source=Source("b-1.0rc1", "applies forward", "3.9"))
+    make_tree(forward, archive(tmp_path, files), tmp_path / "tree")
+    assert "return 1" in (tmp_path / "tree" / "lib.py").read_text()
+
+
+def test_a_patch_that_does_not_fit_is_an_error_that_leaves_nothing(tmp_path):
+    path = archive(tmp_path, {"lib.py": "other\n"})
+    for source in (INSTANCE.source, Source("b-1.0rc1", "applies forward", "3.9")):
+        with pytest.raises(InstanceError, match="a__b-1: .*patch does not fit"):
+            make_tree(replace(INSTANCE, source=source), path, tmp_path / "trees" / "tree")
+    assert list((tmp_path / "trees").iterdir()) == []
+
+
+def test_tox_reports_each_test_where_the_script_runs_it(tmp_path):
+    script = ": '>>>>> Start Test Output'\ntox --current-env -epy39 -v -- t.py\n"
+    make_tree(replace(INSTANCE, eval_script=script), archive(tmp_path), tmp_path / "tree")
+    assert "    pytest\ncommands =\n    pytest -rA --durations" in (tmp_path / "tree" / "tox.ini").read_text()
+    (tmp_path / "tox.ini").write_text("commands =\n    {envpython} -X dev -m pytest {posargs}\n")
+    let_tox_report(tmp_path)
+    assert "-m pytest -rA {posargs}" in (tmp_path / "tox.ini").read_text()
+
+
+def test_sympys_missing_program_is_there(tmp_path):
+    sympy = replace(INSTANCE, source=Source("sympy-1.9", "applies forward", "3.9"))
+    make_tree(sympy, archive(tmp_path, {"lib.py": "def f():\n    return 1\n"}), tmp_path / "tree")
+    script = tmp_path / "tree" / "bin" / "test"
+    assert script.stat().st_mode & 0o111 and "sympy.test" in script.read_text()
+    compile(script.read_text(), "test", "exec")
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [("Django-3.0", ("Django", "3.0")), ("pytest-6.0.0rc1", ("pytest", "6.0.0rc1")), ("a-b-1", ("a-b", "1"))],
+)
+def test_names_of_distributions(text, parts):
+    assert split_name(text) == parts
+
+
+@pytest.mark.parametrize("text", ["django", "django-", "django-latest"])
+def test_other_names_are_refused(text):
+    with pytest.raises(InstanceError, match="is not NAME-VERSION"):
+        split_name(text)
+
+
+def test_an_archive_in_the_cache_is_not_fetched_again_however_it_is_spelled(tmp_path):
+    path = archive(tmp_path, name="My_Package-1.0")
+    assert fetch("my-package-1.0", tmp_path) == path
+
+
+def test_packages_are_taken_from_the_time_of_the_release(tmp_path):
+    assert installable_until(archive(tmp_path, time=1_600_000_000), 60) == "2020-11-12T12:26:40Z"
+    assert installable_until(archive(tmp_path, time=0), 60) is None
+
+
+def test_a_broken_archive_is_named(tmp_path):
+    (tmp_path / "b-1.0.tar.gz").write_bytes(b"nothing")
+    with pytest.raises(BuildError, match=r"b-1\.0\.tar\.gz cannot be unpacked"):
+        unpack(tmp_path / "b-1.0.tar.gz", tmp_path / "tree")
+    two = archive(tmp_path / "two")
+    with tarfile.open(two, "w:gz") as tar:
+        for name in ("x/a", "y/b"):
+            tar.addfile(tarfile.TarInfo(name), io.BytesIO(b""))
+    with pytest.raises(BuildError, match="exactly one folder"):
+        unpack(two, tmp_path / "tree")

@@ -1,0 +1,112 @@
+"""The graders beside pytest's: a data set's own script, a row's own test file."""
+
+import dataclasses
+
+import pytest
+
+from swe_rl.config.choices import GradingKind
+from swe_rl.config.schema import EnvConfig, SandboxConfig
+from swe_rl.env.bugs.env import BugsEnv
+from swe_rl.env.grading import GRADERS, VerdictCache
+from swe_rl.env.grading_eval_script import grade_by_eval_script
+from swe_rl.env.grading_tests import grade_by_tests
+from swe_rl.env.patch_files import touched_paths
+from swe_rl.env.protocol import GradeError
+from swe_rl.sandbox.protocol import ExecResult, SandboxError
+from swe_rl.sandbox.provider import make_provider
+from swe_rl.sandbox.scripted import ScriptedProvider
+
+
+@pytest.fixture
+def env(tmp_path):
+    return BugsEnv(EnvConfig(), tmp_path / "cache")
+
+
+@pytest.fixture
+async def sandboxes(tmp_path):
+    provider = make_provider(SandboxConfig(), tmp_path / "scratch", print)
+    yield provider
+    await provider.close()
+
+
+def test_every_kind_has_its_grader():
+    assert set(GRADERS) == set(GradingKind)
+
+
+async def test_the_rows_own_test_file(env, sandboxes):
+    known = env.instances("train")[0]
+    instance = dataclasses.replace(known, fail_to_pass=(), pass_to_pass=())
+    gold = await grade_by_tests(instance, known.patch, env.workspace(known), sandboxes, 60)
+    assert gold.resolved and set(known.fail_to_pass) <= set(gold.fail_to_pass)
+    noop = await grade_by_tests(instance, "", env.workspace(known), sandboxes, 60)
+    assert not noop.resolved and set(noop.fail_to_pass) == set(gold.fail_to_pass)
+    with pytest.raises(GradeError, match="neither names of tests nor"):
+        await grade_by_tests(dataclasses.replace(instance, test_patch=""), "", env.workspace(known), sandboxes, 60)
+
+
+async def test_a_script_with_a_reader_of_the_data_sets_own(env, sandboxes):
+    """R2E-Gym: names without files, with dots; and the tree is made by a script."""
+    known = env.instances("train")[0]
+    files = " ".join(touched_paths(known.test_patch))
+    instance = dataclasses.replace(
+        known,
+        fail_to_pass=tuple(test.split("::", 1)[1].replace("::", ".") for test in known.fail_to_pass),
+        pass_to_pass=(),
+        log_parser="r2e_gym",
+        setup_script="touch made_by_setup\n",
+        eval_script=(
+            "#!/bin/bash\nset -uxo pipefail\nls made_by_setup || exit 1\n"
+            f"git apply <<'EOF_1'\n{known.test_patch}\nEOF_1\n"
+            ": '>>>>> Start Test Output'\n"
+            f"python -m pytest -rA -p no:cacheprovider {files}\n: '>>>>> End Test Output'\n"
+        ),
+    )
+    gold = await grade_by_eval_script(instance, known.patch, env.workspace(known), sandboxes, 60)
+    assert gold.resolved and all(gold.fail_to_pass.values()), gold.log_tail
+    noop = await grade_by_eval_script(instance, "", env.workspace(known), sandboxes, 60)
+    assert not noop.resolved and not any(noop.fail_to_pass.values()) and noop.patch_applied
+    broken = dataclasses.replace(instance, setup_script="exit 3")
+    with pytest.raises(GradeError, match="setup_script fails"):
+        await grade_by_eval_script(broken, known.patch, env.workspace(known), sandboxes, 60)
+
+
+async def test_a_row_without_a_script_is_refused(env):
+    with pytest.raises(GradeError, match="no eval_script"):
+        await grade_by_eval_script(env.instances("train")[0], "x", None, ScriptedProvider(), 60)
+
+
+@pytest.mark.parametrize("kind", list(GradingKind))
+async def test_a_sandbox_that_dies_is_no_verdict(env, kind):
+    def dies(command):
+        raise SandboxError("gone")
+
+    provider = ScriptedProvider(dies)
+    known = env.instances("train")[0]
+    instance = dataclasses.replace(known, eval_script="true" if kind is GradingKind.eval_script else "")
+    if kind is GradingKind.swebench:
+        pytest.importorskip("swebench")
+    with pytest.raises(GradeError, match="gone"):
+        await GRADERS[kind](instance, known.patch, env.workspace(known), provider, 60)
+    assert not provider.open_sandboxes
+
+
+async def test_a_sandbox_without_pytest_is_no_verdict(env, sandboxes):
+    """The first line of what a grader runs is not the patch's doing."""
+    known = env.instances("train")[0]
+
+    def answers(command):
+        if "mktemp" in command.command:
+            return "/tmp/x"
+        if "grading_parent" in command.command:
+            return ExecResult(127, "bash: python: command not found", False, 0, 0.1)
+        return ""
+
+    with pytest.raises(GradeError, match="cannot run in the sandbox"):
+        await GRADERS[GradingKind.pytest](known, known.patch, env.workspace(known), ScriptedProvider(answers), 60)
+
+
+async def test_a_cache_of_any_grader(env, sandboxes):
+    cache, known = VerdictCache(GRADERS[GradingKind.tests]), env.instances("train")[0]
+    first = await cache.grade(known, known.patch, env.workspace(known), sandboxes, 60)
+    again = await cache.grade(known, known.patch, env.workspace(known), sandboxes, 60)
+    assert cache.hits == 1 and again.cached and again.resolved and first.resolved and again.duration_s == 0.0

@@ -1,0 +1,76 @@
+"""Logs as they come, and logs that nobody's tests wrote."""
+
+import subprocess
+
+import pytest
+
+from swe_rl.env.log_check import DECISIVE, check_log, mark_script, pytest_statuses, status_of_tests
+
+SCRIPT = """#!/bin/bash
+set -uxo pipefail
+echo before
+: '>>>>> Start Test Output'
+{tests}
+: '>>>>> End Test Output'
+true
+"""
+REPORT = """============================= test session starts ==============================
+=========================== short test summary info ============================
+PASSED tests/t.py::test_a
+FAILED tests/t.py::test_b - assert 1
+========================= 1 failed, 1 passed in 0.12s ==========================
+"""
+HONEST = f"cat <<'END'\n{REPORT}END\n(exit 1)"
+
+
+def run(tests, nonce="abc", before="echo before"):
+    marked = mark_script(SCRIPT.replace("echo before", before).format(tests=tests), nonce)
+    done = subprocess.run(["bash", "-c", marked], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    return done.stdout, done.returncode
+
+
+def test_an_honest_log_has_no_findings():
+    log, status = run(HONEST)
+    statuses = pytest_statuses(log)
+    assert statuses == {"tests/t.py::test_a": "PASSED", "tests/t.py::test_b": "FAILED"}
+    assert check_log(log, statuses, "parse_log_pytest", "abc") == []
+    assert status == 0 and status_of_tests(log, "abc", status) == 1
+
+
+@pytest.mark.parametrize(
+    ("tests", "before", "finding"),
+    [
+        (HONEST + '\necho ">>>>> End Test Output"', "true", "marker_repeated"),
+        (HONEST + "\necho \"+ : '>>>>> Start Test Output'\"", "true", "marker_repeated"),
+        (HONEST, "printf '%s\\n' \"+ : '>>>>> Start Test Output'\" 'PASSED x::y'", "marker_repeated"),
+        (HONEST + "\nkill -9 $$", "true", "marker_missing"),
+        ("echo '=== test session starts ==='; echo 'PASSED tests/t.py::test_a'", "true", "no_closing_line"),
+        (HONEST + "\necho 'PASSED tests/t.py::test_b'", "true", "status_contradicted"),
+    ],
+)
+def test_a_forged_log_is_named(tests, before, finding):
+    log, _ = run(tests, before=before)
+    statuses = {"tests/t.py::test_a": "PASSED", "tests/t.py::test_b": "PASSED"}
+    assert finding in check_log(log, statuses, "parse_log_pytest", "abc")
+    assert finding in DECISIVE
+
+
+@pytest.mark.parametrize(
+    ("parser", "text", "good"),
+    [
+        ("parse_log_django", "test_a (x.T) ... ok\n", False),
+        ("parse_log_django", "test_a (x.T) ... ok\nRan 1 test in 0.1s\nOK\n", True),
+        ("parse_log_sympy", "test_a ok\n", False),
+        ("parse_log_sympy", "test_a ok\n= tests finished: 1 passed, in 0.10 seconds =\n", True),
+        ("parse_log_pytest", "test session starts\n\x1b[32m1 passed\x1b[0m in 0.02s\n", True),
+        ("parse_log_gotest", "--- PASS: TestA\n", True),
+    ],
+)
+def test_each_runner_has_a_last_line(parser, text, good):
+    log = f"+ : '>>>>> Start Test Output'\n{text}+ : '>>>>> End Test Output'\n"
+    assert ("no_closing_line" not in check_log(log, {"a": "PASSED"}, parser, "none")) == good
+
+
+def test_a_script_without_marks_stays_as_it_is():
+    assert mark_script("make test\n", "abc") == "make test\n"
+    assert status_of_tests("whatever", "abc", 7) == 7

@@ -1,0 +1,67 @@
+"""A patch's files, as git writes them and as others do."""
+
+import subprocess
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swe_rl.env.patch_files import old_paths, split_patch, touched_paths
+
+
+@pytest.fixture
+def diff(tmp_path):
+    """The diff of a repository's files before and after."""
+
+    def make(before, after):
+        for files in (before, after):
+            for path in tmp_path.iterdir():
+                if path.name != ".git":
+                    subprocess.run(["rm", "-rf", path], check=True)
+            for name, content in files.items():
+                (tmp_path / name).write_text(content)
+            if files is before:
+                subprocess.run(
+                    "git init -q . && git add -A && git -c user.name=a -c user.email=a@b commit -qm a",
+                    shell=True,
+                    cwd=tmp_path,
+                    check=True,
+                )
+        add = "git add -A && git diff --cached --binary -M"
+        return subprocess.run(add, shell=True, cwd=tmp_path, check=True, capture_output=True, text=True).stdout
+
+    return make
+
+
+def test_every_kind_of_change(diff):
+    text = "\n".join(f"line {number}" for number in range(30)) + "\n"
+    lines = ("+++ b/not_a_header.py", "--- a/neither.py")
+    patch = diff(
+        {"a.py": "1\n", "gone.py": "2\n", "old name.py": text, "é.py": "3\n"},
+        {"a.py": "1\n" + "\n".join(lines) + "\n", "new.py": "x\n", "new name.py": text + "more\n", "é.py": "4\n"},
+    )
+    parts = {part.path: part for part in split_patch(patch)}
+    assert set(parts) == {"a.py", "gone.py", "new.py", "new name.py", "é.py"}
+    assert parts["new.py"].is_new and parts["gone.py"].is_deleted and parts["new.py"].added == ("x",)
+    assert parts["new name.py"].paths == ("old name.py", "new name.py")
+    assert parts["a.py"].added == lines
+    assert "new.py" not in old_paths(patch) and "a.py" in old_paths(patch)
+    assert "".join(part.text for part in split_patch(patch)) == patch
+
+
+def test_headers_that_contradict_each_other_count_twice():
+    patch = "diff --git a/x.py b/x.py\n--- a/x.py\n+++ b/conftest.py\n@@ -0,0 +1 @@\n+1\n"
+    assert touched_paths(patch) == ["conftest.py", "x.py"]
+
+
+def test_plain_unified_diffs():
+    patch = (
+        "--- a/x.py\t2020\n+++ b/x.py\t2021\n@@ -1 +1 @@\n-1\n+2\n--- y.py\n+++ y.py\n@@ -1,2 +1 @@\n--- minus\n 1\n"
+    )
+    assert touched_paths(patch) == ["x.py", "y.py"]
+
+
+@given(st.text(max_size=300))
+def test_any_text_can_be_read(text):
+    split_patch(text)
+    split_patch("diff --git a/x b/x\n" + text)

@@ -1,0 +1,86 @@
+"""Older rows get the columns that the official harness wants, word for word as it made them."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+from swe_rl.env.instance import Instance
+from swe_rl.env.swebench_spec import complete, image_name, recipe_of
+
+TEST_PATCH = (
+    "diff --git a/tests/basic/tests.py b/tests/basic/tests.py\n--- a/tests/basic/tests.py\n+++ b/tests/basic/tests.py\n"
+    "@@ -1 +1 @@\n-a\n+b\n"
+    "diff --git a/tests/basic/new.py b/tests/basic/new.py\n"
+    "new file mode 100644\n--- /dev/null\n+++ b/tests/basic/new.py\n"
+    "@@ -0,0 +1 @@\n+b\n"
+    "diff --git a/tests/basic/data.json b/tests/basic/data.json\n"
+    "--- a/tests/basic/data.json\n+++ b/tests/basic/data.json\n"
+    "@@ -1 +1 @@\n-a\n+b\n"
+)
+
+
+def instance(repo, version, **columns):
+    return Instance(
+        instance_id=f"{repo.replace('/', '__')}-1",
+        repo=repo,
+        base_commit="c" * 40,
+        problem_statement="",
+        patch="",
+        test_patch=TEST_PATCH,
+        fail_to_pass=("a",),
+        pass_to_pass=(),
+        version=version,
+        **columns,
+    )
+
+
+def test_a_django_row():
+    done = complete(instance("django/django", "3.1"))
+    assert done.image == "swebench/sweb.eval.x86_64.django_1776_django-1:latest"
+    assert (done.log_parser, done.eval_type) == ("parse_log_django", "pass_and_fail")
+    lines = done.eval_script.split("\n")
+    assert lines[:2] == ["#!/bin/bash", "set -uxo pipefail"]
+    tests = lines.index("./tests/runtests.py --verbosity 2 --settings=test_sqlite --parallel 1 basic.tests basic.new")
+    assert lines[tests - 1] == ": '>>>>> Start Test Output'" and lines[tests + 1] == ": '>>>>> End Test Output'"
+    reset = f"git checkout {'c' * 40} tests/basic/tests.py tests/basic/data.json"  # a new file is not at the base
+    assert lines.count(reset) == 2 and "export LANGUAGE=en_US:en" in lines
+
+
+def test_what_a_row_has_is_kept():
+    own = instance(
+        "django/django", "3.1", image="mine", eval_script="true", log_parser="parse_log_pytest", eval_type="x"
+    )
+    assert complete(own) == own
+
+
+@pytest.mark.parametrize(
+    ("repo", "version", "test", "install"),
+    [
+        ("django/django", "1.9", "./tests/runtests.py --verbosity 2", "python setup.py install"),
+        ("astropy/astropy", "1.3", "pytest -rA -vv -o console_output_style=classic --tb=no", None),
+        ("astropy/astropy", "v5.3", "pytest -rA", "python -m pip install -e .[test] --verbose"),
+        ("matplotlib/matplotlib", "3.8", "pytest -rA", 'python -m pip install --no-build-isolation -e ".[dev]"'),
+        ("matplotlib/matplotlib", "2.2", "pytest -rA", "python setup.py build; python setup.py install"),
+        ("mwaskom/seaborn", "0.11", "pytest --no-header -rA", "python -m pip install -e ."),
+        ("pydata/xarray", "2022.03", "pytest -rA", "python -m pip install -e ."),
+        ("getmoto/moto", "5.0", "pytest -rA", ""),
+    ],
+)
+def test_recipes_depend_on_the_version(repo, version, test, install):
+    recipe = recipe_of(repo, version)
+    assert recipe.test == test and install in (None, recipe.install)
+
+
+def test_names_of_images():
+    assert image_name("scikit-learn__scikit-learn-10297").endswith("scikit-learn_1776_scikit-learn-10297:latest")
+
+
+def test_a_whole_row_is_made_as_the_official_one():
+    """A row of the harness's own making, and the same without its four columns."""
+    path = Path(__file__).parent / "data" / "swebench_row.json"
+    row = json.loads(path.read_text())
+    official = Instance.from_record(row)
+    bare = dataclasses.replace(official, image="", eval_script="", log_parser="", eval_type="")
+    assert complete(bare) == official

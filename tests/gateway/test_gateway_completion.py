@@ -1,0 +1,197 @@
+import asyncio
+import threading
+from dataclasses import replace
+
+import orjson
+import pytest
+
+from swe_rl.config.schema import RouterConfig
+from swe_rl.engine.protocol import Completion, EngineError
+from swe_rl.engine.scripted import ScriptedEngine
+from swe_rl.gateway.completion import Completer
+from swe_rl.gateway.live import LiveSessions
+from swe_rl.gateway.metrics import GatewayMetrics
+from swe_rl.gateway.placement import Placement
+from swe_rl.gateway.request import parse_request
+from swe_rl.gateway.session import Session, SessionSettings
+from swe_rl.gateway.store import StoreStats, TraceStore
+from swe_rl.model.tool_parser import make_tool_parser
+from swe_rl.router.make import make_router
+
+USER = {"role": "user", "content": "Fix the bug."}
+SETTINGS = SessionSettings(max_turn_tokens=10**5, max_trajectory_tokens=10**6, seed=3)
+
+
+class Door:
+    """A Completer and what it needs, without HTTP."""
+
+    def __init__(self, engines, renderer, path):
+        self.store = TraceStore(path)
+        self.placement = Placement(make_router(RouterConfig(), engines), engines)
+        self.sessions = LiveSessions(lambda _: Session(renderer), self.placement.release)
+        self.metrics = GatewayMetrics(engines, lambda: StoreStats(0, 0, 0, 0.0), dict)
+        self.completer = Completer(
+            self.placement, renderer, self.store, self.metrics,
+            model_name="tiny", max_model_len=10**6, parse=make_tool_parser("hermes"),
+        )  # fmt: skip
+        self.sessions.open("s", SETTINGS)
+        self.live = self.sessions.find("s")
+
+    async def ask(self, messages=(USER,)):
+        request = parse_request(orjson.dumps({"messages": list(messages)}), "tiny")
+        return await self.completer.complete(self.live, request)
+
+    def traces(self):
+        self.store.flush_sync()
+        return self.store.traces("s")
+
+
+@pytest.fixture
+def make_door(renderer, tmp_path):
+    doors = []
+
+    def make(*engines, renderer=renderer):
+        doors.append(Door(engines, renderer, tmp_path / "traces.db"))
+        return doors[-1]
+
+    yield make
+    for door in doors:
+        door.store.close()
+
+
+async def test_the_time_held_by_the_router_is_told_apart_from_the_engines_queue(make_door):
+    class Queueing(ScriptedEngine):
+        on_change = None
+
+        async def generate(self, *args, **options):
+            completion = await super().generate(*args, **options)
+            return replace(completion, queue_s=7.0)
+
+    engine = Queueing(lambda prompt: [300])
+    door = make_door(engine)
+    door.placement.start()
+    await door.ask()
+    engine.on_change(False)  # nothing can be placed while the only engine is away
+    call = asyncio.create_task(door.ask([USER, USER]))
+    await asyncio.sleep(0.2)
+    engine.on_change(True)
+    await call
+    free, held = door.traces()
+    assert free.held_s < 0.1 and free.queue_s == pytest.approx(7.0 + free.held_s)
+    assert 0.19 <= held.held_s < 5.0 and held.queue_s == pytest.approx(7.0 + held.held_s)
+    assert door.live.summary().times_s["queue"] == pytest.approx(free.queue_s + held.queue_s)
+
+
+async def test_retries_count_a_turn_once(make_door, says):
+    """Tokens, turns, breaks and traces are those of the attempt that succeeded; the seed is the turn's."""
+    engines = [ScriptedEngine(says("ok"), name=name) for name in ("e0", "e1")]
+    door = make_door(*engines)
+    for engine in engines:
+        engine.fail_next(EngineError("killed"))
+    engines[0].fail_next(EngineError("killed again"))
+    answers = [await door.ask()]
+    answers.append(await door.ask([USER, answers[0].message, USER]))
+    seeds = [params.seed for engine in engines for _, _, params in engine.requests]
+    assert len(seeds) > 2 and len(set(seeds)) == 2
+    summary, tokens = door.live.summary(), len(says("ok")([]))
+    assert (summary.num_calls, summary.sampled_tokens, summary.breaks) == (2, 2 * tokens, {})
+    assert [(one.turn, one.chain) for one in door.traces()] == [(0, 0), (1, 0)]
+    assert door.metrics.sampled_tokens._value.get() == 2 * tokens
+    assert door.metrics.retries._value.get() == len(seeds) - 2
+
+
+class Watched:
+    """A renderer that tells which thread did what, and takes `wait` for it."""
+
+    def __init__(self, renderer):
+        self._renderer, self.threads = renderer, []
+        self.go = threading.Event()
+        self.go.set()
+
+    def __getattr__(self, name):
+        found = getattr(self._renderer, name)
+        if name not in ("start", "extend", "decode"):
+            return found
+
+        def watched(*args):
+            self.threads.append((name, threading.current_thread() is threading.main_thread()))
+            self.go.wait(10)
+            return found(*args)
+
+        return watched
+
+
+async def test_long_text_is_encoded_and_decoded_off_the_event_loop(make_door, renderer):
+    replies = [[300] * 3000, [300], [300], [300]]
+    engine = ScriptedEngine(lambda prompt: replies[len(engine.requests) - 1], max_model_len=10**6)
+    watched = Watched(renderer)
+    door = make_door(engine, renderer=watched)
+    messages = [{**USER, "content": "a b " * 5000}]
+    messages += [(await door.ask(messages)).message, USER]
+    assert watched.threads == [("start", False), ("decode", False)]
+    watched.threads.clear()
+    messages += [(await door.ask(messages)).message, {**USER, "content": "c d " * 5000}]
+    assert watched.threads == [("extend", True), ("decode", True)]  # the long history is not encoded again
+    watched.threads.clear()
+    await door.ask(messages)
+    assert watched.threads == [("extend", False), ("decode", True)]
+    watched.threads.clear()
+    await door.ask(messages)  # the same again: nothing to encode
+    assert watched.threads == [("decode", True)]
+    traces = door.traces()
+    assert traces[1].prompt_ids[: len(traces[0].prompt_ids) + 3000] == traces[0].prompt_ids + traces[0].sampled_ids
+
+
+async def test_a_call_given_up_while_it_is_encoded_leaves_no_mark(make_door, renderer, says):
+    watched = Watched(renderer)
+    door = make_door(ScriptedEngine(says("ok"), max_model_len=10**6), renderer=watched)
+    watched.go.clear()
+    call = asyncio.create_task(door.ask([{**USER, "content": "a b " * 5000}]))
+    await asyncio.sleep(0.05)
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    watched.go.set()
+    await door.ask()
+    assert [(one.turn, one.chain, one.break_kind) for one in door.traces()] == [(0, 0, None)]
+    assert door.live.state._in_flight == 0
+
+
+async def test_the_loop_goes_on_while_a_long_text_is_encoded(make_door, renderer, says):
+    watched = Watched(renderer)
+    door = make_door(ScriptedEngine(says("ok"), max_model_len=10**6), renderer=watched)
+    watched.go.clear()
+    call = asyncio.create_task(door.ask([{**USER, "content": "a b " * 5000}]))
+    for _ in range(20):
+        await asyncio.sleep(0.001)
+    assert not call.done()
+    watched.go.set()
+    assert (await call).message["content"] == "ok"
+
+
+async def test_a_turn_that_extends_is_stored_without_comparing(make_door, says, monkeypatch):
+    """What the session knows the store need not work out: no hash over a long prompt, at any later turn."""
+    door = make_door(ScriptedEngine(says("ok")))
+    messages = [USER]
+    messages += [(await door.ask(messages)).message, USER]
+    door.store.flush_sync()
+    monkeypatch.setattr("swe_rl.gateway.writer._digest", None)
+    for _ in range(3):
+        messages += [(await door.ask(messages)).message, USER]
+    traces = door.traces()
+    for before, after in zip(traces, traces[1:], strict=False):
+        ids = before.prompt_ids + before.sampled_ids
+        assert after.prompt_ids[: len(ids)] == ids
+    assert [one.chain for one in traces] == [0] * 4
+
+
+@pytest.mark.parametrize("logprob", [float("nan"), float("inf"), float("-inf")])
+async def test_a_log_probability_that_is_no_number_anywhere_is_refused(make_door, logprob):
+    class Broken(ScriptedEngine):
+        async def generate(self, *args, **options):
+            return Completion((5,) * 4, (-1.0, logprob, -1e30, -2.0), "stop", 0)
+
+    door = make_door(Broken(lambda prompt: []))
+    with pytest.raises(Exception, match="not all finite"):
+        await door.ask()
+    assert door.traces() == []

@@ -1,0 +1,43 @@
+"""Names and addresses of an allocation's nodes, and the command line of a step."""
+
+import pytest
+
+from swe_rl.hardware.allocation import allocation
+from swe_rl.hardware.nodes import NodesError, address, node_names, step, step_environment
+
+
+def job(node="n2", nodes="n[1-3]"):
+    return allocation({"SLURM_JOB_ID": "7", "SLURMD_NODENAME": node, "SLURM_JOB_NODELIST": nodes})
+
+
+def slurm(words):
+    return {
+        "hostnames": (0, "n1\nn2\nn3\n"),
+        "node": (0, "NodeName=n1 Arch=x86_64\n   NodeAddr=10.0.0.1 NodeHostName=n1 Version=22"),
+    }[words[2]]
+
+
+@pytest.mark.parametrize(("home", "names"), [(0, "n2 n1 n3"), (1, "n1 n2 n3"), (2, "n1 n3 n2")])
+def test_this_node_has_the_number_that_the_layout_gives_it(home, names):
+    assert " ".join(node_names(job(), home, slurm)) == names
+
+
+def test_too_few_nodes():
+    with pytest.raises(NodesError, match=r"speaks of node 3, and job 7 has 3"):
+        node_names(job(), 3, slurm)
+
+
+def test_slurm_does_not_answer():
+    with pytest.raises(NodesError, match="no contact"):
+        node_names(job(), 0, lambda _: (1, "no contact"))
+
+
+def test_address():
+    assert address("n1", slurm) == "10.0.0.1"
+    assert address("n1", lambda _: (1, "")) == "n1"
+
+
+def test_a_step_is_one_process_beside_the_others():
+    line = step("n3", "engine2")
+    assert line[0] == "srun" and {"--overlap", "--nodelist=n3", "--ntasks=1"} <= set(line)
+    assert step_environment({"SLURM_NTASKS": "2", "SLURM_JOB_ID": "7"}) == {"SLURM_JOB_ID": "7"}

@@ -1,0 +1,80 @@
+"""SLURM's words for where a job is, and what a submission inherits."""
+
+import subprocess
+
+import pytest
+
+from swe_rl.hardware.squeue import JobState, Queue, SlurmError, job_state, outside, read_state, submit
+
+
+def answering(status=0, stdout="", stderr=""):
+    asked = []
+
+    def run(command, timeout_s, environ):
+        asked.append((list(command), dict(environ)))
+        return subprocess.CompletedProcess(command, status, stdout, stderr)
+
+    run.asked = asked
+    return run
+
+
+def raising(error):
+    def run(command, timeout_s, environ):
+        raise error
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("text", "where", "words"),
+    [
+        ("PENDING|Resources\n", Queue.WAITS, "PENDING (Resources)"),
+        ("PENDING|(null)", Queue.WAITS, "PENDING ((null))"),
+        ("CONFIGURING|None", Queue.WAITS, "CONFIGURING"),
+        ("RUNNING|None", Queue.RUNS, "RUNNING"),
+        ("COMPLETING|None", Queue.RUNS, "COMPLETING"),
+        ("FAILED|NonZeroExitCode", Queue.GONE, "FAILED (NonZeroExitCode)"),
+        ("NODE_FAIL|None", Queue.GONE, "NODE_FAIL"),
+        ("", Queue.GONE, "gone"),
+        ("FAILED|None\nRUNNING|None\nPENDING|Priority\n", Queue.RUNS, "RUNNING"),
+        ("COMPLETED|None\nPENDING|BeginTime\n", Queue.WAITS, "PENDING (BeginTime)"),
+    ],
+)
+def test_states(text, where, words):
+    state = read_state(text)
+    assert (state.where, state.words) == (where, words)
+
+
+def test_a_job_that_is_forgotten_is_gone_and_no_answer_is_none():
+    assert job_state("7", answering(1, stderr="slurm_load_jobs error: Invalid job id specified")).where is Queue.GONE
+    assert job_state("7", answering(1, stderr="Unable to contact slurm controller")).where is Queue.UNKNOWN
+    assert job_state("7", raising(subprocess.TimeoutExpired("squeue", 1))) == JobState(Queue.UNKNOWN)
+    assert job_state("7", raising(FileNotFoundError("squeue"))) == JobState(Queue.UNKNOWN)
+
+
+def test_what_is_asked():
+    run = answering(stdout="RUNNING|None\n")
+    assert job_state("12_3", run).where is Queue.RUNS
+    [(command, _)] = run.asked
+    assert command[0] == "squeue" and "--jobs=12_3" in command and "--states=all" in command
+
+
+def test_a_submission_gives_the_id_and_inherits_nothing_of_this_job(tmp_path):
+    run = answering(stdout="sbatch: lua: a greeting\n42;cluster\n")
+    environ = {"PATH": "/bin", "SLURM_CONF": "/c", "SLURM_JOB_ID": "1", "CUDA_VISIBLE_DEVICES": "0", "SBATCH_QOS": "x"}
+    assert submit(tmp_path / "a.sh", run, environ) == "42"
+    assert run.asked == [(["sbatch", "--parsable", str(tmp_path / "a.sh")], {"PATH": "/bin", "SLURM_CONF": "/c"})]
+
+
+def test_a_refusal_says_why(tmp_path):
+    with pytest.raises(SlurmError, match="was refused: invalid partition"):
+        submit(tmp_path / "a.sh", answering(1, stderr="invalid partition\n"), {})
+    with pytest.raises(SlurmError, match="sbatch"):
+        submit(tmp_path / "a.sh", raising(FileNotFoundError("sbatch")), {})
+
+
+def test_outside_keeps_what_is_no_job_s():
+    assert outside({"SLURMD_NODENAME": "n1", "SRUN_DEBUG": "3", "HOME": "/h", "MY_SLURM": "1"}) == {
+        "HOME": "/h",
+        "MY_SLURM": "1",
+    }

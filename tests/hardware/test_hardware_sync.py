@@ -1,0 +1,142 @@
+"""Copies of a run's folder, made by rsync and without it: whole, in time, and never in the run's way."""
+
+import os
+import shutil
+import threading
+import time
+
+import pytest
+
+from swe_rl.hardware.allocation import allocation
+from swe_rl.hardware.sync import Copier, SyncError, folder_name, restore, synced
+
+RSYNC = shutil.which("rsync")
+
+
+@pytest.fixture(params=[None, RSYNC] if RSYNC else [None], ids=lambda path: "rsync" if path else "python")
+def rsync(request):
+    return request.param
+
+
+@pytest.fixture
+def source(tmp_path):
+    folder = tmp_path / "run"
+    for name in ("steps.jsonl", ".lock", ".status.json.tmp-7", ".hydra/config.yaml", "checkpoints/step_000002/a"):
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(name)
+    (folder / "checkpoints" / ".step_000003.tmp-1").mkdir()
+    (folder / "checkpoints" / ".step_000003.tmp-1" / "half").touch()
+    return folder
+
+
+def names(folder):
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
+def wait_for(holds):
+    until = time.monotonic() + 10
+    while not holds():
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
+def test_everything_but_locks_and_halves(source, tmp_path, rsync):
+    target = tmp_path / "there" / "copy"
+    Copier(source, target, rsync=rsync).copy()
+    assert names(target) == [".hydra/config.yaml", "checkpoints/step_000002/a", "steps.jsonl"]
+    (source / "steps.jsonl").write_text("shorter")
+    Copier(source, target, rsync=rsync).copy()
+    assert (target / "steps.jsonl").read_text() == "shorter"
+    assert (target / "steps.jsonl").stat().st_mtime == pytest.approx((source / "steps.jsonl").stat().st_mtime)
+
+
+def test_what_has_not_changed_is_not_sent_again(source, tmp_path, rsync):
+    copier = Copier(source, tmp_path / "copy", rsync=rsync)
+    copier.copy()
+    before = (tmp_path / "copy" / "steps.jsonl").stat().st_ino
+    copier.copy()
+    assert (tmp_path / "copy" / "steps.jsonl").stat().st_ino == before
+
+
+def test_checkpoints_go_when_the_run_gave_them_up_and_not_when_a_disk_is_empty(source, tmp_path, rsync):
+    target = tmp_path / "copy"
+    Copier(source, target, rsync=rsync).copy()
+    shutil.rmtree(source / "checkpoints")
+    Copier(source, target, rsync=rsync).copy()
+    assert (target / "checkpoints" / "step_000002").is_dir()
+    (source / "checkpoints" / "step_000004").mkdir(parents=True)
+    Copier(source, target, rsync=rsync).copy()
+    assert [path.name for path in (target / "checkpoints").iterdir()] == ["step_000004"]
+
+
+def test_back_again(source, tmp_path):
+    Copier(source, tmp_path / "copy", rsync=None).copy()
+    restore(tmp_path / "copy", tmp_path / "new")
+    assert names(tmp_path / "new") == names(tmp_path / "copy")
+
+
+def test_rounds_while_the_run_goes_on_and_one_at_its_end(source, tmp_path, rsync):
+    said, target = [], tmp_path / "copy"
+    with synced(source, target, every_s=0.05, say=said.append, rsync=rsync):
+        wait_for(lambda: (target / "steps.jsonl").exists())
+        (source / "late").write_text("x")
+        wait_for(lambda: (target / "late").exists())
+    with synced(source, target, every_s=3600, say=said.append, rsync=rsync):
+        (source / "last").write_text("x")
+    assert (target / "last").exists() and said == []
+
+
+def test_the_last_round_is_made_whatever_ends_the_run(source, tmp_path):
+    with pytest.raises(KeyError), synced(source, tmp_path / "copy", every_s=3600, say=print):
+        raise KeyError
+    assert (tmp_path / "copy" / "steps.jsonl").exists()
+
+
+def test_an_error_is_said_once_and_at_the_end_and_the_run_goes_on(source, tmp_path, rsync):
+    said = []
+    (tmp_path / "file").touch()
+    with synced(source, tmp_path / "file" / "copy", every_s=0.02, say=said.append, rsync=rsync):
+        wait_for(lambda: said)
+        time.sleep(0.2)
+        assert len(said) == 1
+    assert len(said) == 2 and all("paths.sync_to" in one and "file" in one for one in said)
+
+
+def test_a_target_that_hangs_holds_nobody(source, tmp_path):
+    slow = tmp_path / "rsync"
+    slow.write_text("#!/bin/sh\nexec sleep 60\n")
+    slow.chmod(0o755)
+    said, started = [], time.monotonic()
+    with synced(source, tmp_path / "copy", every_s=0.01, say=said.append, rsync=str(slow), last_s=0.3):
+        time.sleep(0.1)
+    assert time.monotonic() - started < 5
+    assert "not done in time" in said[-1]
+    assert "sync" not in [thread.name for thread in threading.enumerate()]
+
+
+def test_rsyncs_own_words(source, tmp_path):
+    broken = tmp_path / "rsync"
+    broken.write_text("#!/bin/sh\necho 'rsync: disk quota exceeded (122)' >&2\nexit 11\n")
+    broken.chmod(0o755)
+    with pytest.raises(SyncError, match="disk quota exceeded"):
+        Copier(source, tmp_path / "copy", rsync=str(broken)).copy()
+
+
+def test_files_that_go_away_meanwhile(source, tmp_path, monkeypatch):
+    walk = os.walk
+
+    def with_a_ghost(top):
+        for folder, folders, files in walk(top):
+            yield folder, folders, [*files, "ghost"]
+
+    monkeypatch.setattr("swe_rl.hardware.sync.os.walk", with_a_ghost)
+    Copier(source, tmp_path / "copy", rsync=None).copy()
+    assert not (tmp_path / "copy" / "ghost").exists()
+
+
+def test_the_copys_name():
+    assert folder_name(allocation({"SLURM_JOB_ID": "12"}), "2026", "dp4") == "job_12_dp4"
+    array = allocation({"SLURM_JOB_ID": "14", "SLURM_ARRAY_JOB_ID": "12", "SLURM_ARRAY_TASK_ID": "2"})
+    assert folder_name(array, "2026", "dp4") == "job_12_2_dp4"
+    assert folder_name(None, "2026", "dp4") == "job_2026_dp4"

@@ -1,0 +1,135 @@
+"""A run or a checkpoint as a model: what is found, what is written, what is refused."""
+
+import json
+import shutil
+from dataclasses import replace
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+
+from swe_rl.config.choices import ExportType
+from swe_rl.config.compose import compose, config_hash, flatten
+from swe_rl.errors import UserError
+from swe_rl.job import export
+from swe_rl.model.load import load_model
+from swe_rl.trainer.checkpoint import CorruptCheckpointError
+from swe_rl.trainer.local import LocalTrainer
+
+
+@pytest.fixture(scope="module")
+def config():
+    return compose(["trainer.num_threads=1"]).config
+
+
+@pytest.fixture(scope="module")
+def made(config, tmp_path_factory):
+    """A run's folder with the checkpoints of two steps, which differ."""
+    folder = tmp_path_factory.mktemp("run")
+    model = load_model(config.model)
+    trainer = LocalTrainer(model, config.trainer, config.algo, pad_token_id=0)
+    for step in (1, 2):
+        with torch.no_grad():
+            next(model.parameters()).add_(0.01)
+        trainer.save(
+            folder / "checkpoints",
+            step=step,
+            weight_version=step,
+            data_order={},
+            config=flatten(config),
+            hash_of_config=config_hash(config),
+            keep=2,
+        )
+    return folder, model
+
+
+@pytest.fixture
+def run_folder(made, tmp_path):
+    shutil.copytree(made[0], tmp_path / "run")
+    return tmp_path / "run"
+
+
+def with_job(config, **job):
+    return replace(config, job=replace(config.job, **job))
+
+
+def same_weights(path, model):
+    loaded = AutoModelForCausalLM.from_pretrained(path).state_dict()
+    return all(torch.equal(loaded[name], tensor) for name, tensor in model.state_dict().items())
+
+
+def test_an_exported_run_is_what_transformers_loads(config, run_folder, made, tmp_path, capsys):
+    target = tmp_path / "out"
+    assert export.run(with_job(config, checkpoint=str(run_folder), output=str(target)), None) == 0
+    assert f"model.path={target}" in capsys.readouterr().out
+    assert same_weights(target, made[1])  # the newest, in the model's own type
+    assert AutoTokenizer.from_pretrained(target).pad_token_id == 0
+    assert GenerationConfig.from_pretrained(target).pad_token_id == 0
+    assert not {"manifest.json", "state.json", "optimizer.safetensors"} & {path.name for path in target.iterdir()}
+
+
+def test_a_checkpoint_of_an_earlier_step_in_another_type(config, run_folder, made, tmp_path):
+    first = run_folder / "checkpoints" / "step_000001"
+    job = with_job(config, checkpoint=str(first), output=str(tmp_path / "out"), dtype=ExportType.bfloat16)
+    assert export.run(job, None) == 0
+    assert AutoModelForCausalLM.from_pretrained(tmp_path / "out").dtype == torch.bfloat16
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["dtype"] == "bfloat16"
+    assert not same_weights(tmp_path / "out", made[1])
+
+
+@pytest.mark.parametrize(
+    ("job", "said"),
+    [
+        ({}, "job.checkpoint=RUN"),
+        ({"checkpoint": "."}, "job.output=FOLDER"),
+        ({"checkpoint": "/nowhere", "output": "out"}, "/nowhere is neither a checkpoint"),
+    ],
+)
+def test_what_is_missing_is_said(config, job, said):
+    with pytest.raises(UserError, match=said):
+        export.run(with_job(config, **job), None)
+
+
+def test_a_damaged_checkpoint_is_refused_and_leaves_nothing(config, run_folder, tmp_path):
+    weights = run_folder / "checkpoints" / "step_000002" / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(content)
+    with pytest.raises(CorruptCheckpointError, match=r"model.safetensors was changed"):
+        export.run(with_job(config, checkpoint=str(weights.parent), output=str(tmp_path / "out")), None)
+    assert not (tmp_path / "out").exists() and not list(tmp_path.glob(".out*"))
+
+
+def at(config, path):
+    return replace(config, model=replace(config.model, path=str(path)))
+
+
+def test_model_path_takes_a_run_a_checkpoint_and_leaves_the_rest(config, run_folder, made):
+    newest = export.with_model_folder(at(config, run_folder)).model.path
+    assert newest.startswith(str(run_folder / "exports" / "step_000002-"))
+    assert same_weights(newest, made[1]) and load_model(at(config, newest).model) is not None
+    first = export.with_model_folder(at(config, run_folder / "checkpoints" / "step_000001")).model.path
+    assert first != newest and not same_weights(first, made[1])
+    assert export.with_model_folder(config) is config  # builtin:tiny
+    exported = at(config, newest)
+    assert export.with_model_folder(exported) is exported
+
+
+def test_a_checkpoint_is_exported_once_and_anew_when_it_is_another(config, run_folder):
+    checkpoint = run_folder / "checkpoints" / "step_000001"
+    first = export.with_model_folder(at(config, checkpoint)).model.path
+    (run_folder / "exports" / "mark").touch()
+    assert export.with_model_folder(at(config, checkpoint)).model.path == first
+    manifest = json.loads((checkpoint / "manifest.json").read_text())
+    (checkpoint / "manifest.json").write_text(json.dumps(manifest, indent=1))
+    assert export.with_model_folder(at(config, checkpoint)).model.path != first
+
+
+def test_the_model_of_a_run_that_is_gone_may_be_named(config, run_folder, tmp_path):
+    checkpoint = run_folder / "checkpoints" / "step_000002"
+    state = json.loads((checkpoint / "state.json").read_text())
+    moved = json.dumps(state | {"config": state["config"] | {"model.path": str(tmp_path / "gone")}})
+    (checkpoint / "state.json").write_text(moved)
+    assert export._description(checkpoint, config.model).name == "tiny"
+    with pytest.raises(UserError, match="Give model.path=FOLDER of the same model"):
+        export._description(checkpoint, replace(config.model, hidden_size=7))

@@ -1,0 +1,54 @@
+"""`job=serve` apart from a running process: its key, its words, its live line."""
+
+import pytest
+
+from swe_rl.engine.protocol import EngineStats
+from swe_rl.engine.scripted import ScriptedEngine
+from swe_rl.job.serve import VARIABLE, key_for, welcome
+from swe_rl.job.serve_state import ServeState
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost", "127.8.8.8"])
+def test_nobody_else_reaches_loopback(host):
+    assert key_for(host, {}) is None
+    assert key_for(host, {VARIABLE: "mine"}) == "mine"
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "", "node7", "10.1.2.3"])
+def test_beyond_it_there_is_always_a_key(host):
+    one, other = key_for(host, {}), key_for(host, {VARIABLE: ""})
+    assert one and other and one != other and len(one) >= 32
+    assert key_for(host, {VARIABLE: "mine"}) == "mine"
+
+
+def test_what_is_said_at_the_start():
+    text = "\n".join(welcome("tiny", "http://h:1/v1", "sk-1"))
+    assert "curl http://h:1/v1/chat/completions -H 'Authorization: Bearer sk-1'" in text and '"model": "tiny"' in text
+    assert "Authorization" not in "\n".join(welcome("tiny", "http://h:1/v1", None))
+
+
+class Loaded(ScriptedEngine):
+    sampled, used, up = 0, 0, True
+
+    def stats(self):
+        return EngineStats(2, 1, self.used, 1000, 0, self.sampled)
+
+
+def test_the_live_line():
+    engine, other = Loaded(lambda prompt: [0]), Loaded(lambda prompt: [0])
+    state = ServeState(started_s=100.0)
+    assert state.headline(101.0) == "starting"
+    state.enter("load", 0, 101.0)
+    assert state.headline(103.0) == "load 2.0s"
+    router = {"programs": [{}, {}, {}], "held_requests": 4}
+    assert state.look([engine, other], router, 110.0)
+    assert state.headline(130.0) == (
+        "serving 30.0s  2/2 engines  3 programs  4 running  2 queued  4 held  0 tokens/s  0 sampled  KV 0%"
+    )
+    engine.sampled, engine.used, other.up = 1500, 500, False
+    assert state.look([engine, other], router, 120.0)
+    assert "1/2 engines" in state.headline(130.0) and "150 tokens/s  1,500 sampled  KV 25%" in state.headline(130.0)
+    assert (state.done_steps, state.total_steps) == (25, 100)  # the bar
+    assert state.look([engine, other], router, 121.0)  # 0 tokens/s now
+    assert not state.look([engine, other], router, 122.0)
+    assert state.collection(122.0) is None

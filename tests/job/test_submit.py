@@ -1,0 +1,174 @@
+"""A sweep's scripts, ids and folders, with a made-up sbatch."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from swe_rl.config.compose import compose
+from swe_rl.config.explain import ConfigError
+from swe_rl.hardware import squeue
+from swe_rl.job.freeze import freeze, verify_frozen
+from swe_rl.job.submission.folders import job_folders
+from swe_rl.job.submission.record import read_submission
+from swe_rl.job.submission.submit import SubmissionError, prepare, submit
+from swe_rl.job.submission.sweep import ways_on
+from swe_rl.job.submission.task import job_id, main
+
+SERVERS = (
+    "runtime=job",
+    "runtime.containers=process",
+    "runtime.nodes=2",
+    "sandbox.concurrency=2",
+    "sandbox.memory_gb=1",
+    "job.detach=true",
+)
+
+
+class Slurm:
+    """Gives out ids from 100 on; refuses what `refuse` is part of."""
+
+    def __init__(self, refuse="nothing"):
+        self.refuse, self.submitted, self.cancelled = refuse, [], []
+
+    def __call__(self, command, timeout_s, environ):
+        program, *arguments = command
+        if program == "scancel":
+            self.cancelled += arguments
+            return subprocess.CompletedProcess(command, 0, "", "")
+        assert program == "sbatch" and "SLURM_JOB_ID" not in environ
+        if self.refuse in arguments[-1]:
+            return subprocess.CompletedProcess(command, 1, "", "sbatch: error: invalid partition specified: x\n")
+        self.submitted.append(arguments)
+        return subprocess.CompletedProcess(command, 0, f"{99 + len(self.submitted)};cluster\n", "")
+
+
+@pytest.fixture(autouse=True)
+def on_a_cluster(monkeypatch):
+    monkeypatch.setattr(squeue, "has_slurm", lambda: True)
+    monkeypatch.setenv("SLURM_JOB_ID", "of the shell that submits")
+
+
+def prepared(folder, count, *given):
+    jobs = [compose(["hydra/launcher=submitit_slurm", f"trainer.seed={seed}", *given]) for seed in range(count)]
+    frozen = freeze(folder, jobs, None, code=False)
+    return prepare(folder, jobs, frozen, given)
+
+
+def test_several_jobs_are_one_array(tmp_path):
+    slurm = Slurm()
+    submission = submit(prepared(tmp_path, 3, "hydra.launcher.array_parallelism=2"), slurm)
+    [arguments] = slurm.submitted
+    assert "#SBATCH --array=0-2%2" in Path(arguments[-1]).read_text()
+    assert [job.slurm_id for job in submission.jobs] == ["100_0", "100_1", "100_2"]
+    assert submission.slurm_ids == ["100"]
+    assert read_submission(tmp_path) == submission
+    assert "cancel:  scancel 100" in ways_on(tmp_path, submission)
+
+
+def test_one_job_is_no_array(tmp_path):
+    slurm = Slurm()
+    submission = submit(prepared(tmp_path, 1), slurm)
+    assert "--array" not in Path(slurm.submitted[0][-1]).read_text()
+    assert [(job.slurm_id, job.folder) for job in submission.jobs] == [("100", "0")]
+
+
+def test_servers_are_submitted_beside_and_wait_only_for_jobs_that_wait(tmp_path):
+    slurm = Slurm()
+    ready = prepared(tmp_path, 3, "hydra.launcher.array_parallelism=2", *SERVERS)
+    submission = submit(ready, slurm)
+    assert len(slurm.submitted) == 1 + 3 * 2
+    waits = [arguments[1] for arguments in slurm.submitted if arguments[1].startswith("--dependency")]
+    assert waits == ["--dependency=after:100_2"] * 2, "never afterok: a server does not end well"
+    assert submission.jobs[1].beside == {"runtime0": "103", "runtime1": "104"}
+    assert submission.slurm_ids == ["100", *map(str, range(101, 107))]
+    assert ready.beside[1][0].meeting.jobs() == {"trainer": "100_1", "runtime0": "103", "runtime1": "104"}
+    ready.beside[1][0].meeting.note_jobs(runtime1="200")
+    assert submission.jobs[1].servers() == {"runtime0": "103", "runtime1": "200"}, "it was submitted again"
+    ready.beside[1][0].meeting.log(1).write_text("served")
+    assert list(submission.jobs[1].server_logs()) == ["runtime1"]
+    for one in (one for companions in ready.beside for one in companions):
+        assert one.path.is_file() and "job.detach" not in one.path.read_text()
+
+
+@pytest.mark.parametrize("refused", ["jobs.sh", "runtime_1.sh"])
+def test_a_refusal_takes_back_what_was_submitted(tmp_path, refused):
+    slurm = Slurm(refused)
+    with pytest.raises(SubmissionError, match=r"SLURM refused .*invalid partition"):
+        submit(prepared(tmp_path, 1, *SERVERS), slurm)
+    assert slurm.cancelled == [str(99 + number) for number in range(len(slurm.submitted), 0, -1)]
+    assert all(job.slurm_id is None for job in read_submission(tmp_path).jobs)
+
+
+def test_ctrl_c_between_two_submissions_takes_back_the_first(tmp_path):
+    slurm = Slurm()
+
+    def interrupted(command, timeout_s, environ):
+        if command[0] == "sbatch" and slurm.submitted:
+            raise KeyboardInterrupt
+        return slurm(command, timeout_s, environ)
+
+    with pytest.raises(KeyboardInterrupt):
+        submit(prepared(tmp_path, 1, *SERVERS), interrupted)
+    assert slurm.cancelled == ["100"]
+
+
+def test_a_controller_that_is_too_slow_may_have_taken_the_job(tmp_path):
+    def slow(command, timeout_s, environ):
+        raise subprocess.TimeoutExpired(command, timeout_s)
+
+    def told(command, timeout_s, environ):
+        return subprocess.CompletedProcess(command, 1, "", "sbatch: error: Socket timed out on send/recv operation")
+
+    for run in (slow, told):
+        folder = tmp_path / run.__name__
+        with pytest.raises(SubmissionError, match="squeue --me"):
+            submit(prepared(folder, 1), run)
+
+
+def test_a_job_is_compared_with_what_was_checked_however_deep_its_folder_is(tmp_path):
+    prepared(tmp_path, 2)
+    job = tmp_path / "seed_1" / "1"
+    verify_frozen(job, 1, compose(["hydra/launcher=submitit_slurm", "trainer.seed=1"]))
+    with pytest.raises(ConfigError, match=r"trainer\.seed=7, then 1"):
+        verify_frozen(job, 1, compose(["trainer.seed=7"]))
+
+
+def test_without_sbatch(tmp_path, monkeypatch):
+    monkeypatch.setattr(squeue, "has_slurm", lambda: False)
+    with pytest.raises(SubmissionError, match="login node"):
+        submit(prepared(tmp_path, 1), Slurm())
+
+
+def test_no_script_holds_a_secret(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "planted-secret-77aa")
+    ready = prepared(tmp_path, 2, "+hardware.env_vars.MY_API_KEY=planted-secret-e0d9", *SERVERS)
+    for path in [path for path in tmp_path.rglob("*") if path.is_file()]:
+        assert b"planted-secret" not in path.read_bytes(), path
+    assert len(ready.scripts) == 5
+
+
+def folders(*given, count=2):
+    return job_folders([compose([*given, f"trainer.seed={seed}"]) for seed in range(count)])
+
+
+def test_folders_are_those_that_hydra_would_make():
+    assert folders() == ["0", "1"]
+    assert folders("hydra.sweep.subdir='seed_${trainer.seed}/${hydra.job.num}'") == ["seed_0/0", "seed_1/1"]
+
+
+def test_folders_that_nobody_knows_before_are_refused():
+    with pytest.raises(ConfigError, match="is not known before the job runs"):
+        folders("hydra.sweep.subdir='${hydra.job.id}_${hydra.job.num}'")
+    with pytest.raises(ConfigError, match="the same folder"):
+        folders("hydra.sweep.subdir='${name}'")
+
+
+def test_a_job_knows_its_id():
+    assert job_id({"SLURM_JOB_ID": "9", "SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "2"}) == "7_2"
+    assert job_id({}) == ""
+
+
+def test_a_task_that_is_started_wrongly_says_how(capsys):
+    assert main(["/n/sweep"]) == 2 and main(["/n/sweep", "x"]) == 2
+    assert "usage: python -m swe_rl.job.submission.task FOLDER NUMBER" in capsys.readouterr().err

@@ -1,0 +1,82 @@
+"""Signals that end a run: which are heard, what a second one does, and whose handlers are left alone."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from swe_rl.job.told import listening
+
+
+def send(number):
+    os.kill(os.getpid(), number)
+    time.sleep(0.05)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2])
+def test_each_ends_a_run_of_a_job_once(number):
+    with listening(in_slurm=True) as told:
+        with pytest.raises(KeyboardInterrupt):
+            send(number)
+        assert told.by == number.name
+        send(signal.SIGTERM)  # the state is being saved
+        send(signal.SIGCONT)
+        assert told.by == number.name
+
+
+def test_the_end_of_a_run_is_not_disturbed():
+    with listening(in_slurm=True) as told:
+        told.deaf = True
+        send(signal.SIGTERM)
+        assert told.by is None
+
+
+def test_ctrl_c_still_hurries():
+    with listening(in_slurm=True) as told:
+        with pytest.raises(KeyboardInterrupt):
+            send(signal.SIGTERM)
+        with pytest.raises(KeyboardInterrupt):
+            send(signal.SIGINT)
+        assert told.by == "SIGTERM"
+
+
+def test_warnings_are_left_alone_outside_a_job():
+    before = signal.getsignal(signal.SIGUSR2)
+    with listening(in_slurm=False):
+        assert signal.getsignal(signal.SIGUSR2) == before
+
+
+@pytest.mark.parametrize("in_slurm", [True, False])
+def test_a_launchers_handlers(in_slurm):
+    """In a job they would swallow SIGTERM; outside one they know better. Put back in either case."""
+    heard = []
+    before = signal.signal(signal.SIGTERM, lambda *_: heard.append(1))
+    launchers = signal.getsignal(signal.SIGTERM)
+    try:
+        with listening(in_slurm=in_slurm) as told:
+            if in_slurm:
+                with pytest.raises(KeyboardInterrupt):
+                    send(signal.SIGTERM)
+            else:
+                send(signal.SIGTERM)
+        assert signal.getsignal(signal.SIGTERM) is launchers
+        assert (told.by, heard) == (("SIGTERM", []) if in_slurm else (None, [1]))
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_also_where_ctrl_c_is_ignored():
+    code = (
+        "import os, signal, time\nfrom swe_rl.job.told import listening\n"
+        "with listening(in_slurm=True):\n os.kill(os.getpid(), signal.SIGUSR1)\n time.sleep(5)\n"
+    )
+    done = subprocess.run(
+        ["bash", "-c", f'trap "" INT; exec {sys.executable} -c "$CODE"'],
+        env={**os.environ, "CODE": code},
+        capture_output=True,
+        text=True,
+    )
+    assert "KeyboardInterrupt" in done.stderr

@@ -1,0 +1,174 @@
+"""New weights in mid-rollout: no trace carries a version that did not sample it, all of it."""
+
+import asyncio
+import random
+from contextlib import AsyncExitStack
+
+import pytest
+import torch
+from openai import AsyncOpenAI
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from swe_rl.config.schema import EngineConfig, GatewayConfig, RouterConfig
+from swe_rl.engine.embedded import EmbeddedEngine
+from swe_rl.engine.fake_vllm import FakeSettings, FakeVllm
+from swe_rl.engine.fake_vllm_model import FakeModel
+from swe_rl.engine.http import HttpEngine
+from swe_rl.engine.http_client import HttpClient
+from swe_rl.engine.http_features import Needs
+from swe_rl.engine.http_weights import WeightFolders
+from swe_rl.engine.update import update_engines
+from swe_rl.gateway.server import Gateway
+from swe_rl.gateway.store import TraceStore
+from swe_rl.model.chat import ChatRenderer
+from swe_rl.model.tiny import build_tokenizer
+from swe_rl.router.make import make_router
+
+VOCAB, MAX_LEN = 384, 900
+VERSIONS, PROGRAMS, TURNS, TURN_TOKENS = 5, 6, 4, 40
+
+
+def build_model(seed: int) -> Qwen3ForCausalLM:
+    """Far enough from each other that a token of the wrong one is seen."""
+    torch.manual_seed(seed)
+    config = Qwen3Config(
+        vocab_size=VOCAB,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=16,
+        tie_word_embeddings=True,
+        max_position_embeddings=1024,
+        initializer_range=0.3,
+    )
+    return Qwen3ForCausalLM(config).eval()
+
+
+@pytest.fixture(scope="module")
+def models():
+    torch.set_num_threads(1)
+    return [build_model(seed) for seed in range(VERSIONS + 1)]
+
+
+@pytest.fixture(scope="module")
+def renderer():
+    return ChatRenderer(build_tokenizer(["Fix the bug in lib.py. ls add(a, b)\n"] * 3, VOCAB), thinking=False)
+
+
+async def rollout(engines, renderer, path, update, seed):
+    """Programs of several turns through a gateway; `update(version)` comes after some of the calls each time, while
+    others are in flight. Returns all traces."""
+    rng, done = random.Random(seed), 0
+    store = TraceStore(path / "traces.db")
+    gateway = Gateway(
+        engines,
+        make_router(RouterConfig(), engines),
+        renderer,
+        store,
+        model_name="tiny",
+        config=GatewayConfig(),
+        max_model_len=MAX_LEN,
+    )
+
+    async def program(name, client):
+        nonlocal done
+        messages = [{"role": "user", "content": f"Fix the bug {name}."}]
+        for turn in range(TURNS):
+            reply = await client.chat.completions.create(
+                model="tiny", messages=messages, max_tokens=TURN_TOKENS, extra_body={"program_id": name}
+            )
+            done += 1
+            told = reply.choices[0].message.model_dump(exclude_none=True)
+            messages += [told, {"role": "user", "content": f"Go on {turn}."}]
+
+    async def updates():
+        for version in range(1, VERSIONS + 1):
+            due = 4 * version - rng.randrange(3)
+            while done < due:  # noqa: ASYNC110 - whatever is in flight then is what the test is about
+                await asyncio.sleep(0.001)
+            await asyncio.sleep(rng.uniform(0.0, 0.02))
+            with gateway.syncing():
+                await update(version)
+
+    try:
+        url = await gateway.start()
+        async with AsyncOpenAI(base_url=url, api_key="none", max_retries=0) as client:
+            running = [asyncio.create_task(program(f"p{number}", client)) for number in range(PROGRAMS)]
+            await asyncio.gather(updates(), *running)
+        await store.flush()
+        return [trace for session in store.sessions() for trace in store.traces(session)]
+    finally:
+        await gateway.close()
+        store.close()
+
+
+def logprobs_of(model, trace):
+    """Teacher-forced log-probabilities [sampled tokens] under `model`."""
+    ids = torch.tensor([trace.prompt_ids + trace.sampled_ids])
+    start = len(trace.prompt_ids)
+    with torch.no_grad():
+        logits = model(ids).logits[0, start - 1 : -1]
+    return logits.log_softmax(-1).gather(1, ids[0, start:, None])[:, 0]
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_embedded_engines(models, renderer, tmp_path, seed):
+    config = EngineConfig(max_model_len=MAX_LEN, max_num_seqs=4)  # fewer than programs: some wait in the engine
+    async with AsyncExitStack() as stack:
+        engines = [EmbeddedEngine(models[0], config, name=f"engine{n}", pad_token_id=0) for n in range(2)]
+        for engine in engines:
+            stack.push_async_callback(engine.close)
+            await engine.start()
+
+        async def update(version):
+            await update_engines(engines, models[version].state_dict(), version)
+
+        traces = await rollout(engines, renderer, tmp_path, update, seed)
+    assert len(traces) == PROGRAMS * TURNS and len({one.weight_version for one in traces}) > 2
+    for trace in traces:
+        told = torch.tensor(trace.logprobs)
+        right = logprobs_of(models[trace.weight_version], trace)
+        assert (told - right).abs().max() < 1e-3
+        other = logprobs_of(models[(trace.weight_version + 1) % len(models)], trace)
+        assert (told - other).abs().max() > 0.1  # the wrong one would have been seen
+
+
+@pytest.mark.parametrize("kind", ["timings", "spans"])
+@pytest.mark.parametrize("seed", range(2))
+async def test_servers(models, renderer, tmp_path, kind, seed):
+    """Of both APIs: one tells versions of the tokens, the other does not."""
+    settings = FakeSettings(
+        vocab_size=VOCAB,
+        token_delay_s=0.002,
+        max_num_seqs=2,
+        max_model_len=MAX_LEN,
+        timings=kind == "timings",
+        weight_spans=kind == "spans",
+    )
+    source = tmp_path / "source"
+    models[0].save_pretrained(source)
+    async with AsyncExitStack() as stack:
+        servers = [await stack.enter_async_context(FakeVllm(settings)) for _ in range(2)]
+        folders = WeightFolders(tmp_path / "weights", source)
+        needs = Needs(settings.model, MAX_LEN, True)
+        engines = [
+            HttpEngine(HttpClient(server.url), needs, name=f"engine{n}", max_num_seqs=2, weights=folders)
+            for n, server in enumerate(servers)
+        ]
+        for engine in engines:
+            stack.push_async_callback(engine.close)
+            await engine.start()
+
+        async def update(version):
+            await update_engines(engines, models[version].state_dict(), version)
+
+        traces = await rollout(engines, renderer, tmp_path, update, seed)
+        assert sum(server.disconnected for server in servers) > 0  # some were in flight
+    assert len(traces) == PROGRAMS * TURNS and len({one.weight_version for one in traces}) > 2
+    for trace in traces:
+        name = str(trace.weight_version) if trace.weight_version else "default"
+        model = FakeModel(VOCAB, weights=name)
+        asked = {"max_tokens": TURN_TOKENS, "stop_token_ids": renderer.stop_token_ids}
+        assert trace.sampled_ids == tuple(model.sample(trace.prompt_ids, asked, MAX_LEN)[0])

@@ -1,0 +1,63 @@
+"""Ranks on nodes: as few as hold them, neighbours of a sequence together, numbered node by node."""
+
+from dataclasses import dataclass
+from itertools import combinations, groupby
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swe_rl.layout.placement import PlacementError
+from swe_rl.layout.rank_nodes import rank_nodes, rank_places
+
+
+@dataclass(frozen=True)
+class Room:
+    name: str
+    here: bool = False
+
+
+def rooms_of(number, here=0):
+    return [Room(f"node{index}", index == here) for index in range(number)]
+
+
+def test_one_node_alone_is_this_one_where_it_suffices():
+    assert rank_nodes(rooms_of(3, here=1), [8.0, 4.0, 8.0], 4, 2, "GPU") == [1] * 4
+    assert rank_nodes(rooms_of(3, here=1), [8.0, 2.0, 8.0], 4, 2, "GPU") == [0] * 4
+
+
+def test_this_node_comes_first_and_a_sequence_never_leaves_a_node():
+    assert rank_nodes(rooms_of(2, here=1), [8.0, 8.0], 16, 4, "GPU") == [1] * 8 + [0] * 8
+    assert rank_nodes(rooms_of(3), [3.0, 3.0, 3.0], 6, 2, "GPU") == [0, 0, 1, 1, 2, 2]
+
+
+def test_too_little_room_says_what_every_node_has():
+    with pytest.raises(PlacementError, match="need 6 GPUs of the Ray cluster, 4 at a time .*node0: 3; node1: 4"):
+        rank_nodes(rooms_of(2), [3.0, 4.0], 6, 4, "GPU")
+    with pytest.raises(PlacementError, match="free are none"):
+        rank_nodes([], [], 1, 1, "CPU")
+
+
+@given(
+    free=st.lists(st.integers(0, 9), min_size=1, max_size=5),
+    sp=st.integers(1, 4),
+    groups=st.integers(1, 6),
+    data=st.data(),
+)
+def test_every_placement_is_legal_and_smallest(free, sp, groups, data):
+    rooms, world = rooms_of(len(free), data.draw(st.integers(0, len(free) - 1))), sp * groups
+    if rank_places(free, sp) < world:
+        with pytest.raises(PlacementError):
+            rank_nodes(rooms, free, world, sp, "GPU")
+        return
+    ranks = rank_nodes(rooms, free, world, sp, "GPU")
+    assert len(ranks) == world
+    assert all(ranks.count(node) <= free[node] for node in ranks)
+    assert all(len(set(ranks[first : first + sp])) == 1 for first in range(0, world, sp))
+    assert len([node for node, _ in groupby(ranks)]) == len(set(ranks))  # node by node
+    fewest = next(
+        size
+        for size in range(1, len(free) + 1)
+        if any(rank_places([free[node] for node in some], sp) >= world for some in combinations(range(len(free)), size))
+    )
+    assert len(set(ranks)) == fewest

@@ -1,0 +1,125 @@
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swe_rl.model.tool_parser import TOOL_PARSERS, ToolParserError, make_tool_parser, parse_reply
+from swe_rl.model.tool_parser_qwen3_coder import parse_qwen3_coder
+
+
+def tool(called, **properties):
+    return {
+        "type": "function",
+        "function": {"name": called, "parameters": {"type": "object", "properties": properties}},
+    }
+
+
+TEXT = {"type": "string"}
+TOOLS = [
+    tool("bash", command=TEXT),
+    tool(
+        "edit", path=TEXT, line={"type": "integer"}, all={"type": "boolean"}, share={"type": "number"},
+        lines={"type": "array"}, options={"type": "object"}, maybe={"anyOf": [{"type": "integer"}, {"type": "null"}]},
+        name={"type": ["string", "null"]},
+    ),
+]  # fmt: skip
+
+
+def call(called, **parameters):
+    said = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in parameters.items())
+    return f"<tool_call>\n<function={called}>\n{said}</function>\n</tool_call>"
+
+
+def calls(text, tools=TOOLS):
+    return [(one.name, json.loads(one.arguments)) for one in parse_qwen3_coder(text, tools).tool_calls]
+
+
+def test_calls_are_taken_out_of_the_content():
+    reply = parse_qwen3_coder(f"<think>\nhm\n</think>\n\nI look.\n{call('bash', command='ls')}\n{call('edit')}", TOOLS)
+    assert (reply.reasoning_content, reply.content) == ("hm", "I look.")
+    assert [(one.name, one.arguments) for one in reply.tool_calls] == [("bash", '{"command": "ls"}'), ("edit", "{}")]
+
+
+@pytest.mark.parametrize(
+    ("key", "written", "value"),
+    [
+        ("path", "3", "3"), ("line", "3", 3), ("line", "3.0", 3), ("line", "x", "x"), ("all", "True", True),
+        ("all", "maybe", "maybe"), ("share", "2.5", 2.5), ("share", "NaN", "NaN"), ("lines", "[1, \"a\"]", [1, "a"]),
+        ("options", '{"a": {"b": null}}', {"a": {"b": None}}), ("maybe", "null", None), ("maybe", "4", 4),
+        ("maybe", "None", None), ("line", "None", "None"), ("path", "None", "None"),
+        ("name", "null", None), ("name", "4", "4"), ("unknown", "4", "4"),
+    ],
+)  # fmt: skip
+def test_a_value_has_the_type_that_the_tool_says(key, written, value):
+    assert calls(call("edit", **{key: written})) == [("edit", {key: value})]
+
+
+def test_text_is_kept_to_the_character():
+    code = "\n  if a < b:\n\treturn '</p>'  \n\n"
+    assert calls(call("bash", command=code)) == [("bash", {"command": code})]
+    assert calls("<function=bash><parameter=command>ls</parameter></function>") == [("bash", {"command": "ls"})]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<tool_call>\n<function=bash>\n<parameter=command>\nls\n</parameter>\n</function>",
+        "<tool_call>\n<function=bash>\n<parameter=command>\nls\n</parameter>\n",
+        "<tool_call>\n<function=bash>\n<parameter=command>\nls\n</function>\n</tool_call>",
+        "<tool_call>\n<function=bash>\n<parameter=command>\nls\n",
+    ],
+)
+def test_missing_end_marks(text):
+    assert calls(text) == [("bash", {"command": "ls"})]
+
+
+def test_two_parameters_of_which_one_lacks_its_end():
+    text = "<function=edit><parameter=path>a.py<parameter=line>3</parameter></function>"
+    assert calls(text) == [("edit", {"path": "a.py", "line": 3})]
+
+
+@pytest.mark.parametrize(
+    "text", ["plain", "<tool_call>ls</tool_call>", '<tool_call>{"name": "bash"}</tool_call>', "<function=>x</function>",
+             "<function= >x</function>", "<function=other></function>",
+             "<tool_call><function=\ud800></function></tool_call>"]
+)  # fmt: skip
+def test_what_is_no_call_is_content(text):
+    reply = parse_qwen3_coder(text, TOOLS)
+    assert (reply.content, reply.tool_calls) == (text, ())
+
+
+def test_without_tools_a_call_is_text():
+    assert parse_qwen3_coder(call("bash", command="ls"), []).tool_calls == ()
+
+
+def test_a_lone_surrogate_can_be_sent_on():
+    (one,) = parse_qwen3_coder(call("bash", command="\ud800é"), TOOLS).tool_calls
+    one.arguments.encode()
+    assert json.loads(one.arguments) == {"command": "\ud800é"}
+
+
+@given(
+    st.dictionaries(
+        st.text("abcxyz_", min_size=1, max_size=5),
+        st.text(st.characters(exclude_characters="<", exclude_categories=["Cs"])),
+    )
+)
+def test_what_was_meant_is_what_is_read(arguments):
+    assert calls(call("other", **arguments)) == [("other", arguments)]
+
+
+@given(st.text("<>=/\nfunctionparametertool_call ", max_size=80), st.booleans())
+def test_never_raises(text, offered):
+    parse_qwen3_coder(text, TOOLS if offered else [])
+
+
+def test_parsers_by_name():
+    hermes = '<tool_call>\n{"name": "bash", "arguments": {"command": "ls"}}\n</tool_call>'
+    assert make_tool_parser("hermes")(hermes, TOOLS) == parse_reply(hermes, tools=True)
+    assert make_tool_parser("hermes")(hermes, []).content == hermes
+    assert make_tool_parser("none")(hermes, TOOLS).content == hermes
+    assert make_tool_parser("qwen3_coder")(call("bash", command="ls"), TOOLS).tool_calls[0].name == "bash"
+    assert all(make_tool_parser(name) for name in TOOL_PARSERS)
+    with pytest.raises(ToolParserError, match="choose one of hermes, qwen3_coder, none"):
+        make_tool_parser("xml")

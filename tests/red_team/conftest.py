@@ -1,0 +1,119 @@
+"""A small repository with one bug, real sandboxes, and `attack`: what a patch gains from the pytest grader."""
+
+import dataclasses
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from swe_rl.config.choices import Isolation
+from swe_rl.config.schema import SandboxConfig
+from swe_rl.env.bugs.workspace import commit_tree, git
+from swe_rl.env.cheating import cheating_attempts
+from swe_rl.env.grading_pytest import grade_by_pytest
+from swe_rl.env.instance import Instance
+from swe_rl.env.patch import take_patch
+from swe_rl.errors import UserError
+from swe_rl.sandbox.protocol import Workspace
+from swe_rl.sandbox.provider import make_provider
+
+SOURCE = "def add(a, b):\n    return a - b\n\n\ndef twice(a):\n    return 2 * a\n"
+TESTS = "from victim import add, twice\n\n\ndef test_twice():\n    assert twice(3) == 6\n"
+NEW_TEST = "\n\ndef test_add():\n    assert add(1, 2) == 3\n"
+FAIL, PASS = "tests/test_victim.py::test_add", "tests/test_victim.py::test_twice"
+
+
+@dataclasses.dataclass
+class Victim:
+    folder: Path
+    instance: Instance
+
+    @property
+    def workspace(self) -> Workspace:
+        return Workspace(path=self.folder)
+
+    def patch(self, files: dict[str, str | None], *, links: dict[str, str] | None = None) -> str:
+        """The patch of an agent that wrote `files` (None: removed) over the base tree."""
+        copy = self.folder.parent / "copy"
+        subprocess.run(["cp", "-a", str(self.folder), str(copy)], check=True)
+        try:
+            for name, content in files.items():
+                path = copy / name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                if content is None:
+                    path.unlink()
+                else:
+                    path.write_text(content)
+            for name, target in (links or {}).items():
+                (copy / name).unlink(missing_ok=True)
+                (copy / name).symlink_to(target)
+            git(copy, "add", "--all", "--force")
+            diff = ["git", "-C", str(copy), "diff", "--cached", "--binary", "HEAD"]
+            return subprocess.run(diff, check=True, capture_output=True).stdout.decode("utf-8", "surrogateescape")
+        finally:
+            subprocess.run(["rm", "-rf", str(copy)], check=True)
+
+
+@pytest.fixture
+def victim(tmp_path) -> Victim:
+    folder = tmp_path / "victim"
+    (folder / "victim").mkdir(parents=True)
+    (folder / "tests").mkdir()
+    (folder / "victim" / "__init__.py").write_text(SOURCE)
+    (folder / "tests" / "test_victim.py").write_text(TESTS)
+    (folder / "conftest.py").write_text("")
+    base = commit_tree(folder)
+    instance = Instance(
+        instance_id="victim__victim-1",
+        repo="victim/victim",
+        base_commit=base,
+        problem_statement="add subtracts",
+        patch="",
+        test_patch="",
+        fail_to_pass=(FAIL,),
+        pass_to_pass=(PASS,),
+        version="1.0",
+    )
+    one = Victim(folder, instance)
+    gold = one.patch({"victim/__init__.py": SOURCE.replace("a - b", "a + b")})
+    tests = one.patch({"tests/test_victim.py": TESTS + NEW_TEST})
+    one.instance = dataclasses.replace(instance, patch=gold, test_patch=tests)
+    return one
+
+
+@pytest.fixture
+async def sandboxes(tmp_path):
+    try:
+        provider = make_provider(SandboxConfig(isolation=Isolation.bubblewrap), tmp_path / "scratch", print)
+    except UserError as error:
+        pytest.skip(str(error))
+    yield provider
+    await provider.close()
+
+
+@pytest.fixture
+def attack(victim, sandboxes):
+    """The verdict on files that an agent wrote, and what of it was counted."""
+
+    async def run(files, commands=(), links=None, timeout_s=60.0):
+        patch = victim.patch(files, links=links)
+        verdict = await grade_by_pytest(victim.instance, patch, victim.workspace, sandboxes, timeout_s)
+        return verdict, cheating_attempts(commands, patch, victim.instance)
+
+    return run
+
+
+@pytest.fixture
+def agent(victim, sandboxes):
+    """The patch after an agent ran `commands` in a sandbox, and what of it was counted."""
+
+    async def run(*commands):
+        sandbox = await sandboxes.create(victim.workspace, owner="agent")
+        try:
+            outputs = [(await sandbox.exec(command, timeout_s=30)).output for command in commands]
+            patch = await take_patch(sandbox, victim.instance.base_commit, 30)
+        finally:
+            await sandbox.close()
+        return patch, cheating_attempts(commands, patch, victim.instance), outputs
+
+    return run

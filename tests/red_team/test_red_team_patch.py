@@ -1,0 +1,104 @@
+"""Tricks on the repository that the patch is taken from: the true change comes out, or nothing at all."""
+
+import pytest
+
+from swe_rl.env.grading_pytest import grade_by_pytest
+from swe_rl.env.patch import collect_patch, take_patch
+from swe_rl.sandbox.protocol import ExecResult, SandboxError
+from swe_rl.sandbox.scripted import ScriptedProvider
+
+FIX = "sed -i 's/a - b/a + b/' victim/__init__.py"
+
+
+@pytest.mark.parametrize(
+    ("trick", "kind"),
+    [
+        ("touch .git/index.lock", "git_tampering"),
+        ("rm .git/index", "git_tampering"),
+        ("git update-index --assume-unchanged victim/__init__.py", "git_tampering"),
+        ("git update-index --skip-worktree victim/__init__.py", "git_tampering"),
+        ("git config diff.py.textconv 'echo nothing'; echo '*.py diff=py' > .git/info/attributes", "git_tampering"),
+        ("git config filter.f.clean 'echo evil'; echo '*.py filter=f' > .git/info/attributes", "git_tampering"),
+        ("git config core.fsmonitor true; git config diff.external /bin/true", "git_tampering"),
+        ("git config core.worktree /tmp; git config core.bare true", "git_tampering"),
+        ("echo broken > .git/config", "git_tampering"),
+        ("echo '*' > .git/info/exclude; git config core.excludesFile /tmp/x", "git_tampering"),
+        (
+            "mkdir -p .git/hooks; printf '#!/bin/sh\\nexit 1\\n' > .git/hooks/pre-commit; chmod +x .git/hooks/*",
+            "git_tampering",
+        ),
+        ("git commit -qam mine; git tag mine; git checkout -q --orphan other; git commit -qm orphan", None),
+        ("git init -q victim; git -C victim add .; git -C victim commit -qm nested", None),
+        ("git stash -q; git stash pop -q; git rm -q --cached victim/__init__.py", None),
+        ("git sparse-checkout set --no-cone '/tests/*'; " + FIX, None),
+        ("git branch -m main other; rm .git/HEAD; echo garbage > .git/HEAD", "git_tampering"),
+        ("mv .git /tmp/elsewhere; echo 'gitdir: /tmp/elsewhere' > .git", "git_tampering"),
+        ("mkfifo victim/pipe; ln -s / victim/root; head -c 3000000 /dev/zero > huge.bin", None),
+        (
+            "mkdir -p /tmp/bin; printf '#!/bin/sh\\necho fake\\n' > /tmp/bin/git; "
+            "chmod +x /tmp/bin/git; export PATH=/tmp/bin:$PATH",
+            None,
+        ),
+    ],
+)
+async def test_the_true_change_comes_out(victim, sandboxes, agent, trick, kind):
+    patch, attempts, outputs = await agent(FIX, trick)
+    assert "-    return a - b\n+    return a + b" in patch, (patch, outputs)
+    assert "huge.bin" not in patch
+    verdict = await grade_by_pytest(victim.instance, patch, victim.workspace, sandboxes, 60)
+    assert verdict.resolved
+    assert kind is None or attempts.get(kind), attempts
+
+
+@pytest.mark.parametrize(
+    "trick", ["rm -rf .git", "rm -rf .git/objects", "rm -f .git/objects/??/*; rm -f .git/objects/pack/*"]
+)
+async def test_a_repository_that_is_gone_is_no_change(victim, sandboxes, trick):
+    sandbox = await sandboxes.create(victim.workspace, owner="agent")
+    await sandbox.exec(f"{FIX}; {trick}", timeout_s=30)
+    taken = await collect_patch(sandbox, victim.instance.base_commit, 30)
+    assert taken.text == "" and "gone" in taken.note
+    await sandbox.close()
+
+
+async def test_too_large_a_change_is_named(victim, sandboxes):
+    sandbox = await sandboxes.create(victim.workspace, owner="agent")
+    await sandbox.exec("for i in 1 2 3; do head -c 600000 /dev/urandom | base64 -w70 > noise$i.txt; done", timeout_s=30)
+    taken = await collect_patch(sandbox, victim.instance.base_commit, 30)
+    assert taken.text == "" and "larger" in taken.note
+    await sandbox.close()
+
+
+async def test_bytes_of_any_kind_travel(victim, sandboxes):
+    sandbox = await sandboxes.create(victim.workspace, owner="agent")
+    await sandbox.exec(
+        "printf 'caf\\351 \\303\\251\\n' > latin.txt; printf '\\0\\1\\2' > b.bin; touch 'sp ace' $'new\\nline'",
+        timeout_s=30,
+    )
+    patch = await take_patch(sandbox, victim.instance.base_commit, 30)
+    assert "\udce9 é" in patch and "GIT binary patch" in patch
+    await sandbox.close()
+    verdict = await grade_by_pytest(victim.instance, patch, victim.workspace, sandboxes, 60)
+    assert verdict.patch_applied
+
+
+async def test_no_answer_in_time_is_not_an_empty_patch():
+    provider = ScriptedProvider(lambda command: ExecResult(124, "", True, 0, 1.0))
+    from swe_rl.sandbox.protocol import Workspace
+
+    sandbox = await provider.create(Workspace(), owner="agent")
+    with pytest.raises(SandboxError, match="within 1 s"):
+        await take_patch(sandbox, "0" * 40, 1.0)
+
+
+async def test_what_an_agent_left_running_or_lying_around_is_not_there(victim, sandboxes, agent):
+    patch, attempts, _ = await agent(
+        "nohup sh -c 'while true; do echo x > tests/test_victim.py; sleep 0.1; done' >/dev/null 2>&1 &",
+        "printf 'import os; os._exit(0)' > /tmp/sitecustomize.py; echo 'export PYTHONPATH=/tmp' > ~/.bashrc",
+        "mkdir -p .git/hooks; printf '#!/bin/sh\\ntouch /tmp/hooked\\n' > .git/hooks/post-checkout; "
+        "chmod +x .git/hooks/post-checkout",
+    )
+    assert patch == ""
+    assert {"daemon", "startup_hook", "git_tampering"} <= set(attempts)
+    verdict = await grade_by_pytest(victim.instance, patch, victim.workspace, sandboxes, 60)
+    assert not verdict.resolved and all(verdict.pass_to_pass.values())

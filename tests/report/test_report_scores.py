@@ -1,0 +1,59 @@
+"""An evaluation of its own on the page."""
+
+import pytest
+
+from swe_rl.logger.disk import write_json_atomic
+from swe_rl.logger.folder import RunFolder
+from swe_rl.report.figures import figures
+from swe_rl.report.payload import build_payload
+from swe_rl.report.scores import score_rows, score_tiles
+from swe_rl.rollout.pass_at_k import score_table
+from swe_rl.rollout.trajectory import Status, Trajectory
+
+
+def trajectory(name, sample, status):
+    return Trajectory(f"e.0.{name}.{sample}.0", name, name, "e", 0, sample, 0, status, 1.0, True, True)
+
+
+@pytest.fixture
+def scores():
+    right, wrong = Status.resolved, Status.unresolved
+    ends = {"a1": (right, right), "a2": (right, wrong), "b1": (wrong, wrong)}
+    made = [trajectory(name, sample, status) for name, both in ends.items() for sample, status in enumerate(both)]
+    return score_table(made, {"a1": "org/a", "a2": "org/a", "b1": "org/b"}, 2)
+
+
+def test_tiles_are_pass_at_k_and_what_is_behind_it(scores):
+    tiles = {one["label"]: one for one in score_tiles(scores)}
+    assert list(tiles) == ["pass@1", "pass@2", "Instances solved once"]
+    assert tiles["pass@1"]["value"] == "50.0 %" and tiles["pass@1"]["detail"].endswith("n = 3")
+    assert tiles["Instances solved once"] == {
+        "label": "Instances solved once",
+        "value": "2 of 3",
+        "detail": "6 attempts, 3 of them solved it",
+    }
+
+
+def test_repositories_then_the_whole(scores):
+    found = score_rows(scores)
+    assert found["ks"] == ["1", "2"]
+    assert found["rows"][0] == ["org/a", 2, 2, 4, 0.75, 1.0]
+    assert found["rows"][1] == ["org/b", 1, 0, 2, 0.0, 0.0]
+    assert found["rows"][-1][:4] == ["all", 3, 2, 6]
+
+
+@pytest.mark.parametrize("torn", [{}, {"all": 3}, {"all": {"pass_at": [1]}}, {"all": {}, "repositories": []}])
+def test_a_file_of_another_shape_is_nothing(torn):
+    assert score_tiles(torn) == [] and score_rows(torn)["rows"] == []
+
+
+def test_a_run_of_steps_keeps_its_tiles(scores):
+    assert [tile["label"] for tile in figures([{"step": 1}], [], {}, None)] == ["Steps"]
+    assert "Steps" not in [tile["label"] for tile in figures([], [], {}, None, scores)]
+
+
+def test_the_payload_has_what_the_folder_has(tmp_path, scores):
+    folder = RunFolder(tmp_path)
+    assert build_payload(folder)["scores"] == {"ks": [], "rows": []}
+    write_json_atomic(folder.eval_json, scores)
+    assert build_payload(folder)["scores"]["rows"][0][0] == "org/a"

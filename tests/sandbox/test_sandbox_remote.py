@@ -1,0 +1,214 @@
+"""The sandbox server and its client: key, places, leases, lost answers."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from swe_rl.config.choices import SandboxKind
+from swe_rl.config.schema import SandboxConfig
+from swe_rl.errors import UserError
+from swe_rl.sandbox import runtime_wire as wire
+from swe_rl.sandbox.confined_path import MissingFileError
+from swe_rl.sandbox.protocol import ExecResult, SandboxError, Workspace
+from swe_rl.sandbox.remote import RemoteProvider
+from swe_rl.sandbox.runtime_leases import Leases
+from swe_rl.sandbox.runtime_server import RuntimeServer, ServerOptions, serving
+from swe_rl.sandbox.runtime_workspaces import Workspaces, digest_of
+from swe_rl.sandbox.scripted import ScriptedCommand, ScriptedProvider
+
+CONFIG = SandboxConfig(kind=SandboxKind.remote, runtime_key_env="TEST_RUNTIME_KEY")
+IMAGE = Workspace(image="a")
+
+
+def answer(asked: ScriptedCommand) -> ExecResult | str:
+    if asked.command == "break":
+        raise SandboxError("it broke")
+    return f"ran {asked.command}"
+
+
+@pytest.fixture
+def behind() -> ScriptedProvider:
+    return ScriptedProvider(answer)
+
+
+@pytest.fixture
+async def url(behind: ScriptedProvider, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[str]:
+    monkeypatch.setenv("TEST_RUNTIME_KEY", "secret-key")
+    async with serving(behind, tmp_path, ServerOptions(slots=2, lease_s=60.0, key="secret-key")) as address:
+        yield address
+
+
+@pytest.fixture
+async def provider(url: str) -> AsyncIterator[RemoteProvider]:
+    made = RemoteProvider(replace(CONFIG, runtime_url=url), pause_s=0.01)
+    yield made
+    await made.close()
+
+
+async def test_errors_keep_their_type_and_words(provider: RemoteProvider):
+    sandbox = await provider.create(IMAGE, owner="x")
+    assert (await sandbox.exec("a", timeout_s=5)).output == "ran a"
+    with pytest.raises(SandboxError, match="it broke"):
+        await sandbox.exec("break", timeout_s=5)
+    with pytest.raises(MissingFileError):
+        await sandbox.read_file("missing")
+
+
+async def test_another_key_is_refused_and_not_shown(url: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("TEST_RUNTIME_KEY", "wrong-key")
+    provider = RemoteProvider(replace(CONFIG, runtime_url=url))
+    with pytest.raises(UserError, match="runtime_key_env") as caught:
+        await provider.create(IMAGE, owner="x")
+    assert "secret-key" not in str(caught.value) and "wrong-key" not in str(caught.value)
+    await provider.close()
+
+
+async def test_health_needs_no_key_and_counts(url: str, provider: RemoteProvider):
+    await provider.create(IMAGE, owner="x")
+    async with aiohttp.ClientSession() as session, session.get(f"{url}/health") as response:
+        assert await response.json() == {"status": "ok", "slots": 2, "used": 1}
+    async with aiohttp.ClientSession() as session, session.get(f"{url}/sandboxes") as response:
+        assert response.status == 401
+
+
+async def test_the_list_names_owners(url: str, provider: RemoteProvider):
+    await provider.create(IMAGE, owner="django/1")
+    headers = {wire.KEY_HEADER: "secret-key"}
+    async with aiohttp.ClientSession(headers=headers) as session, session.get(f"{url}/sandboxes") as response:
+        (row,) = (await response.json())["sandboxes"]
+    assert row["owner"] == "django/1" and row["commands"] == 0
+
+
+async def test_a_start_waits_for_a_place(provider: RemoteProvider, behind: ScriptedProvider, monkeypatch):
+    monkeypatch.setattr("swe_rl.sandbox.remote._FULL_PAUSE_S", 0.02)
+    one, _ = [await provider.create(IMAGE, owner="x") for _ in range(2)]
+    third = asyncio.ensure_future(provider.create(IMAGE, owner="y"))
+    await asyncio.sleep(0.1)
+    assert not third.done() and len(behind.sandboxes) == 2
+    await one.close()
+    await asyncio.wait_for(third, 5)
+
+
+async def test_asking_twice_starts_once(url: str, behind: ScriptedProvider):
+    order = {"request_id": "r1", "owner": "x", "image": "a", "workdir": "/testbed"}
+    headers = {wire.KEY_HEADER: "secret-key", wire.RUN_HEADER: "run"}
+    async with aiohttp.ClientSession(headers=headers) as session:
+
+        async def start() -> int:
+            async with session.post(f"{url}/sandboxes", json=order) as response:
+                return response.status
+
+        assert await asyncio.gather(*(start() for _ in range(4))) == [201] * 4
+        async with session.post(f"{url}/sandboxes", json={"owner": 1}) as response:
+            assert response.status == 400
+    assert len(behind.sandboxes) == 1
+
+
+async def test_the_end_of_a_client_ends_its_sandboxes(url: str, behind: ScriptedProvider):
+    one, two = (RemoteProvider(replace(CONFIG, runtime_url=url)) for _ in range(2))
+    await one.create(IMAGE, owner="x")
+    kept = await two.create(IMAGE, owner="y")
+    await one.close()
+    assert [sandbox.closed for sandbox in behind.sandboxes] == [True, False]
+    assert (await kept.exec("a", timeout_s=5)).output == "ran a"
+    await two.close()
+
+
+async def test_a_silent_run_loses_its_sandboxes(behind: ScriptedProvider, tmp_path: Path):
+    async with serving(behind, tmp_path, ServerOptions(slots=2, lease_s=0.2, key=None)) as address:
+        provider = RemoteProvider(replace(CONFIG, runtime_url=address, lease_s=600.0))
+        sandbox = await provider.create(IMAGE, owner="x")
+        for _ in range(200):
+            if behind.sandboxes[0].closed:
+                break
+            await asyncio.sleep(0.02)
+        with pytest.raises(SandboxError, match="lease"):
+            await sandbox.exec("a", timeout_s=5)
+        await provider.close()
+
+
+async def test_a_server_that_is_gone_is_a_sandbox_error(behind: ScriptedProvider, tmp_path: Path):
+    async with serving(behind, tmp_path, ServerOptions(slots=2, lease_s=60.0, key=None)) as address:
+        provider = RemoteProvider(replace(CONFIG, runtime_url=address), pause_s=0.001)
+        sandbox = await provider.create(IMAGE, owner="x")
+    with pytest.raises(SandboxError, match="does not answer"):
+        await sandbox.exec("a", timeout_s=5)
+    with pytest.raises(SandboxError, match="does not answer"):
+        await provider.create(IMAGE, owner="y")
+    await provider.close()
+
+
+async def test_a_cancelled_start_holds_no_place(provider: RemoteProvider, behind: ScriptedProvider):
+    for _ in range(5):
+        start = asyncio.ensure_future(provider.create(IMAGE, owner="x"))
+        await asyncio.sleep(0.005)
+        start.cancel()
+        await asyncio.gather(start, return_exceptions=True)
+        if not start.cancelled():
+            await start.result().close()
+    assert behind.open_sandboxes == []
+
+
+def test_an_open_address_needs_a_key(behind: ScriptedProvider, tmp_path: Path):
+    with pytest.raises(UserError, match="key"):
+        RuntimeServer(behind, tmp_path, ServerOptions(slots=1, lease_s=1.0, key=None, host="0.0.0.0"))
+
+
+def test_no_address_is_the_users_error():
+    with pytest.raises(UserError, match="runtime_url"):
+        RemoteProvider(CONFIG)
+
+
+@pytest.mark.parametrize("output", ["", "a\nä\U0001f600", "\0\x1b", "\ufffd", "\udc80"])
+def test_a_result_survives_the_wire(output: str):
+    result = ExecResult(124, output, True, 5, 1.5)
+    assert wire.result_from_json(wire.result_to_json(result)) == result
+
+
+def test_leases_end_with_silence():
+    leases: Leases[str] = Leases(10.0)
+    leases.hold("a", "s1", "one", 0.0)
+    leases.hold("b", "s2", "two", 5.0)
+    assert leases.renew("a", 8.0) == 1 and leases.get("b", "s1", 8.0) is None
+    assert leases.lapse(17.0) == [] and leases.lapse(18.5) == ["one", "two"]
+    assert leases.everyone() == [] and leases.drop("a", "s1") is None and leases.end("a") == []
+
+
+def test_a_workspace_is_what_its_digest_says(tmp_path: Path):
+    from swe_rl.sandbox.container_files import pack_folder
+
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "file").write_text("content")
+    archive = pack_folder(source, ".")
+    (tmp_path / "tar").write_bytes(archive)
+    workspaces = Workspaces(tmp_path / "workspaces")
+    assert workspaces.path(digest_of(archive)) is None
+    workspaces.add(digest_of(archive), tmp_path / "tar")
+    workspaces.add(digest_of(archive), tmp_path / "tar")
+    found = workspaces.path(digest_of(archive))
+    assert found is not None and (found / "file").read_text() == "content"
+    with pytest.raises(SandboxError, match="damaged"):
+        workspaces.add("0" * 64, tmp_path / "tar")
+    with pytest.raises(SandboxError):
+        workspaces.path("../../etc")
+
+
+def test_an_archive_cannot_leave_its_folder(tmp_path: Path):
+    import io
+    import tarfile
+
+    made = io.BytesIO()
+    with tarfile.open(fileobj=made, mode="w") as tar:
+        link = tarfile.TarInfo("out")
+        link.type, link.linkname = tarfile.SYMTYPE, str(tmp_path)
+        tar.addfile(link)
+        tar.addfile(tarfile.TarInfo("out/escaped"))
+    (tmp_path / "tar").write_bytes(made.getvalue())
+    with pytest.raises(SandboxError, match="unpacked"):
+        Workspaces(tmp_path / "w").add(digest_of(made.getvalue()), tmp_path / "tar")
+    assert not (tmp_path / "escaped").exists()

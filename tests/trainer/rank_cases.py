@@ -1,0 +1,245 @@
+"""What one rank of the distributed tests does: `python rank_cases.py RANK WORLD PORT FOLDER CASE...`.
+
+Every case leaves FOLDER/CASE.json (rank 0 alone). `run_ranks` starts all ranks and waits, with a time limit.
+"""
+
+import json
+import os
+import random
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import asdict, replace
+from pathlib import Path
+
+VOCAB = 64
+STEPS = 3
+
+
+def build(seed=0, tie=True, heads=4, kv_heads=2, layers=2):
+    import torch
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    torch.manual_seed(seed)
+    return Qwen3ForCausalLM(
+        Qwen3Config(
+            vocab_size=VOCAB,
+            hidden_size=32,
+            intermediate_size=48,
+            num_hidden_layers=layers,
+            num_attention_heads=heads,
+            num_key_value_heads=kv_heads,
+            head_dim=8,
+            max_position_embeddings=256,
+            tie_word_embeddings=tie,
+            initializer_range=0.2,
+            attn_implementation="sdpa",
+        )
+    )
+
+
+def rows(groups=3, per_group=4, longest=40):
+    """Rows of uneven length; one trajectory is split in two, one group is degenerate."""
+    from swe_rl.algo.row import Row
+
+    made = []
+    for group in range(groups):
+        for i in range(per_group):
+            rng = random.Random(f"{group}/{i}")
+            length = rng.randint(6, longest)
+            mask = [0, 0, 0, 1] + [int(rng.random() < 0.6) for _ in range(length - 4)]
+            advantage = 0.0 if group == 2 else (1.5, -0.5, -0.5, -0.5)[i % 4]
+            made.append(
+                Row(
+                    trajectory_id=f"{group}.{i}",
+                    group_id=f"g{group}",
+                    token_ids=tuple(rng.randrange(VOCAB) for _ in range(length)),
+                    loss_mask=tuple(mask),
+                    rollout_logprobs=tuple(-rng.uniform(2, 6) * m for m in mask),
+                    advantage=advantage,
+                    weight_versions=(0, 0),
+                )
+            )
+    made[1] = replace(made[1], trajectory_id=made[0].trajectory_id, advantage=made[0].advantage)
+    return made
+
+
+def settings(case):
+    """The configuration of a case by the words of its name."""
+    from swe_rl.config.choices import Correction, KlPlace
+    from swe_rl.config.schema import AlgoConfig, TrainerConfig
+
+    words = case.split("_")
+    config = TrainerConfig(lr=1e-3, num_threads=1, grad_clip=1.0, weight_decay=0.01, max_tokens_per_micro_batch=48)
+    if "large" in words:
+        config = replace(config, max_tokens_per_micro_batch=4096)
+    if "minis" in words:
+        config = replace(config, prompts_per_mini_batch=1)
+    if "recompute" in words:
+        config = replace(config, activation_checkpointing=True)
+    algo = AlgoConfig()
+    if "lora" in words:
+        config = replace(config, lr=1e-2, lora_rank=3, seed=4)
+    if "kl" in words:
+        algo = replace(algo, kl_coef=0.1, kl_in=KlPlace.loss, entropy_coef=0.01)
+    if "tis" in words:
+        algo = replace(algo, correction=Correction.sequence_tis, correction_cap=2.0)
+    model = {"tie": "untied" not in words}
+    if "mqa" in words:
+        model["kv_heads"] = 1
+    return config, algo, model
+
+
+def run_steps(trainer, all_rows):
+    metrics = [asdict(trainer.train_step(all_rows, step)) for step in range(STEPS)]
+    for one in metrics:
+        one.pop("train_s")
+    return metrics
+
+
+def plain(case):
+    """The reference: this process alone, padded micro-batches."""
+    from swe_rl.trainer.local import with_adapter
+    from swe_rl.trainer.policy import Trainer
+
+    config, algo, shape = settings(case)
+    model, adapter = build(0, **shape), None
+    if config.lora_rank:
+        model, adapter = with_adapter(model, config)
+    reference = build(1, **shape) if algo.kl_coef and not adapter else None
+    trainer = Trainer(model, config, algo, pad_token_id=0, temperature=0.9, reference=reference, adapter=adapter)
+    return result_of(trainer)
+
+
+def result_of(trainer):
+    """Three steps, then what they made of the model: the merged weights where it has an adapter."""
+    from swe_rl.trainer.shard import whole
+
+    metrics = run_steps(trainer, rows())
+    kl = trainer.sequence_kl(rows()) if trainer.algo.kl_coef else {}
+    weights = trainer.engine_weights() if trainer.adapter else trainer.policy_weights()
+    return {"metrics": metrics, "weights": {name: whole(one).tolist() for name, one in weights.items()}, "kl": kl}
+
+
+def sharded_trainer(case, mesh, seed=0):
+    import torch
+
+    from swe_rl.trainer.adapter import attach
+    from swe_rl.trainer.attention import by_row
+    from swe_rl.trainer.compute import ShardedCompute
+    from swe_rl.trainer.policy import Trainer
+    from swe_rl.trainer.sharded import ShardedModel
+
+    config, algo, shape = settings(case)
+
+    model = build(seed, **shape)
+    adapter = attach(model, config) if config.lora_rank else None
+
+    def spread(model):
+        return ShardedModel(model, mesh, by_row, compute_dtype=torch.float32)
+
+    return Trainer(
+        spread(model),
+        config,
+        algo,
+        pad_token_id=0,
+        temperature=0.9,
+        reference=spread(build(1, **shape)) if algo.kl_coef and not adapter else None,
+        adapter=adapter,
+        compute=ShardedCompute(mesh, cost_per_token=100.0),
+    )
+
+
+def whole_weights(trainer):
+    from swe_rl.trainer.shard import whole
+
+    return {name: whole(tensor).tolist() for name, tensor in trainer.policy_weights().items()}
+
+
+def sharded(case, mesh, folder):
+    trainer = sharded_trainer(case, mesh)
+    if "checkpoint" in case.split("_"):
+        return continued(case, mesh, folder / case, trainer)
+    return result_of(trainer)
+
+
+def continued(case, mesh, folder, trainer):
+    """Two steps, a checkpoint in the background, a third step; then that third step again from the checkpoint."""
+    from swe_rl.trainer.sharded_checkpoint import ShardedCheckpoints
+
+    checkpoints = ShardedCheckpoints(mesh, timeout_s=30)
+    for step in (1, 2):
+        trainer.train_step(rows(), step)
+        saved = checkpoints.save(folder, trainer, keep=1, **save_arguments(step))
+    third = asdict(trainer.train_step(rows(), 3))
+    checkpoints.wait()
+    other = sharded_trainer(case, mesh, seed=0 if trainer.adapter else 5)  # the base is not in a checkpoint
+    found = checkpoints.load(saved, other)
+    again = asdict(other.train_step(rows(), 3))
+    return {
+        "third": third | {"train_s": 0},
+        "again": again | {"train_s": 0},
+        "step": found.step,
+        "data_order": found.data_order,
+        "weights": whole_weights(trainer),
+        "weights_again": whole_weights(other),
+    }
+
+
+def save_arguments(step):
+    return {"step": step, "weight_version": step, "data_order": {"next": step}, "config": {"lr": 1}}
+
+
+def main(rank, world, port, folder, cases):
+    import torch
+
+    from swe_rl.trainer.mesh import make_mesh, process_group
+
+    torch.set_num_threads(1)
+    device = torch.device("cpu")
+    with process_group(rank, world, device, f"127.0.0.1:{port}", timeout_s=60):
+        meshes = {}
+        for case in cases:
+            sp = next(int(word[2:]) for word in case.split("_") if word.startswith("sp"))
+            meshes.setdefault(sp, make_mesh(sp, device))
+            started = time.monotonic()
+            result = sharded(case, meshes[sp], folder)
+            if rank == 0:
+                result["seconds"] = time.monotonic() - started
+                (folder / f"{case}.json").write_text(json.dumps(result))
+
+
+def run_ranks(world, folder, cases, script=__file__, timeout_s=120.0):
+    """Starts `world` processes and returns what they left; a rank that fails or hangs ends all of them."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, str(script)]
+    ranks = [
+        subprocess.Popen(
+            [*command, str(rank), str(world), str(port), str(folder), *cases],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(world)
+    ]
+    deadline = time.monotonic() + timeout_s
+    try:
+        while any(rank.poll() is None for rank in ranks):
+            if any(rank.returncode for rank in ranks) or time.monotonic() > deadline:
+                break
+            time.sleep(0.05)
+    finally:
+        for rank in ranks:
+            rank.kill()
+    said = [rank.communicate()[0] for rank in ranks]
+    assert all(rank.returncode == 0 for rank in ranks), "\n".join(said)
+    return {case: json.loads((folder / f"{case}.json").read_text()) for case in cases}
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4]), sys.argv[5:])

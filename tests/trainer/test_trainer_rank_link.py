@@ -1,0 +1,108 @@
+"""A group over links that are neither processes nor actors: what it asks of them, and what it leaves behind."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from swe_rl.config.schema import TrainerConfig
+from swe_rl.trainer.errors import TrainerError
+from swe_rl.trainer.group import TrainerGroup
+from swe_rl.trainer.rank_end import RankEnd
+
+
+class Link:
+    """Answers every request with itself; `silent` ones are gone."""
+
+    def __init__(self, rank, is_here=True):
+        self.rank, self.is_here, self.pid = rank, is_here, 100 + rank
+        self.asked, self.answers, self.killed, self.patience_s, self.gone = [], [("ready", None)], 0, None, False
+
+    def send(self, request):
+        self.asked.append(request)
+        self.answers.append(("done", request))
+
+    def recv(self):
+        if self.gone:
+            raise EOFError
+        return self.answers.pop(0)
+
+    def is_alive(self):
+        return not self.gone
+
+    def reported(self, told):
+        return RankEnd(self.rank, "reported", 0.0)
+
+    def ended(self, when):
+        return RankEnd(self.rank, f"it left {when}", float("-inf")) if self.gone else None
+
+    def kill(self):
+        self.killed += 1
+
+    def end(self, patience_s):
+        self.patience_s = patience_s
+
+
+class Place:
+    def __init__(self, links, problem=None):
+        self.links, self.problem, self.closed = links, problem, 0
+
+    def launch(self, setup):
+        yield from self.links
+        if self.problem is not None:
+            raise self.problem
+
+    def wait(self, links, timeout_s):
+        return [link for link in links if link.answers or link.gone]
+
+    def close(self):
+        self.closed += 1
+
+
+def group_of(*links, problem=None):
+    place = Place(list(links), problem)
+    setup = SimpleNamespace(world=len(links), trainer=TrainerConfig(collective_timeout_s=5.0), address="")
+    return TrainerGroup(setup, ranks=place), place
+
+
+def test_all_ranks_are_asked_and_the_first_ones_answer_counts():
+    group, place = group_of(Link(0), Link(1))
+    group.start()
+    assert group.pids == [100, 101]
+    assert group.sequence_kl(["row"], "k1") == ("sequence_kl", (["row"], "k1"), {})
+    assert place.links[0].asked == place.links[1].asked
+    group.close()
+    assert [link.asked[-1][0] for link in place.links] == ["close", "close"] and place.closed == 1
+    assert all(link.patience_s > 0 and not link.killed for link in place.links)
+
+
+@pytest.mark.parametrize(("is_here", "loopback"), [(True, True), (False, False)])
+def test_a_sender_on_another_host_is_not_met_on_loopback(is_here, loopback):
+    group, place = group_of(Link(0, is_here), Link(1))
+    group.start()
+    group.wire_address(True)
+    assert place.links[0].asked[-1][:2] == ("wire_address", (loopback,))
+
+
+def test_a_place_that_breaks_off_leaves_no_rank():
+    group, place = group_of(Link(0), Link(1), problem=TrainerError("no room"))
+    with pytest.raises(TrainerError, match="no room"):
+        group.start()
+    assert all(link.killed and link.patience_s == 0 for link in place.links) and place.closed == 1
+    assert group.pids == []
+
+
+def test_a_rank_that_comes_after_the_close_is_killed_at_once():
+    group, place = group_of(Link(0))
+    group.close()
+    place.links[0].gone = True  # by that
+    with pytest.raises(TrainerError, match="Rank 0 of 1 of the trainer failed: it left during its start"):
+        group.start()
+    assert place.links[0].killed
+
+
+def test_of_two_that_left_without_a_word_the_first_one_seen_is_named():
+    group, place = group_of(Link(0), Link(1), Link(2))
+    group.start()
+    place.links[1].gone = place.links[2].gone = True
+    assert "Rank 1 of 3" in str(group.failure())
+    assert place.closed == 1 and all(link.killed for link in place.links)

@@ -1,0 +1,85 @@
+"""Several processes compute what one computes: losses, metrics and weights after three steps."""
+
+import pytest
+import torch
+
+from swe_rl.trainer.mesh import make_mesh, process_group
+from swe_rl.trainer.sharded_checkpoint import ShardedCheckpoints
+
+CASES = (
+    "dp2_sp1",
+    "dp1_sp2",
+    "dp1_sp2_mqa_large",
+    "dp2_sp1_minis_kl",
+    "dp2_sp1_tis_untied_large",
+    "dp1_sp2_minis_tis_kl_recompute",
+    "dp2_sp1_lora_minis_kl_recompute",
+    "dp1_sp2_lora_untied_large",
+)
+
+
+CHECKPOINT = "dp2_sp1_checkpoint"
+ADAPTER = "dp2_sp1_lora_kl_checkpoint"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("ranks")
+
+
+@pytest.fixture(scope="module")
+def two_ranks(rank_cases, folder):
+    """All cases in one pair of processes, because starting them takes most of the time."""
+    return rank_cases.run_ranks(2, folder, (*CASES, CHECKPOINT, ADAPTER))
+
+
+@pytest.fixture
+def one_rank():
+    """A mesh of this process alone."""
+    with process_group(0, 1, torch.device("cpu")):
+        yield make_mesh(1, torch.device("cpu"))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_two_processes_are_one(rank_cases, two_ranks, case):
+    compare(rank_cases.plain(case), two_ranks[case])
+
+
+@pytest.mark.parametrize("case", [CHECKPOINT, ADAPTER])
+def test_a_checkpoint_continues_exactly(two_ranks, case):
+    found = two_ranks[case]
+    assert (found["step"], found["data_order"]) == (2, {"next": 2})
+    assert found["again"] == found["third"]
+    assert found["weights_again"] == found["weights"]
+
+
+@pytest.mark.parametrize(("case", "seed"), [(CHECKPOINT, 7), (ADAPTER, 0)])
+def test_a_checkpoint_of_two_ranks_is_read_by_one(rank_cases, two_ranks, folder, one_rank, case, seed):
+    saved = folder / case / "step_000002"
+    assert [path.name for path in saved.parent.iterdir()] == [saved.name]  # pruned, nothing left behind
+    trainer = rank_cases.sharded_trainer(case, one_rank, seed=seed)
+    ShardedCheckpoints(one_rank).load(saved, trainer)
+    trainer.train_step(rank_cases.rows(), 3)
+    expected = two_ranks[case]["weights"]
+    for name, weights in rank_cases.whole_weights(trainer).items():
+        torch.testing.assert_close(torch.tensor(weights), torch.tensor(expected[name]), rtol=0, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_four_processes_are_one(rank_cases, tmp_path):
+    cases = ("dp2_sp2_minis_tis_kl", "dp1_sp4_mqa")
+    found = rank_cases.run_ranks(4, tmp_path, cases)
+    for case in cases:
+        compare(rank_cases.plain(case), found[case])
+
+
+def compare(expected, got):
+    assert len(expected["metrics"]) == 3
+    for one, other in zip(expected["metrics"], got["metrics"], strict=True):
+        assert other == pytest.approx(one, rel=1e-5, abs=1e-5)
+    assert got["kl"] == pytest.approx(expected["kl"], rel=1e-4, abs=1e-4)
+    assert got["weights"].keys() == expected["weights"].keys()
+    for name, weights in expected["weights"].items():
+        torch.testing.assert_close(
+            torch.tensor(got["weights"][name]), torch.tensor(weights), rtol=0, atol=1e-5, msg=lambda m, n=name: n + m
+        )

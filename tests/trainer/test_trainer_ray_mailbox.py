@@ -1,0 +1,40 @@
+"""The mailbox of an actor: a pipe to the rank, two queues to its driver."""
+
+import threading
+
+import numpy as np
+import pytest
+
+from swe_rl.trainer.ray_mailbox import Mailbox
+
+
+def test_requests_and_answers_keep_their_order_and_the_end_comes_last():
+    box = Mailbox()
+    for request in (("a", 1), ("b", 2)):
+        box.post(request)
+    box.hang_up()
+    assert [box.recv(), box.recv()] == [("a", 1), ("b", 2)]
+    with pytest.raises(EOFError):
+        box.recv()
+    box.send(("done", None))
+    box.send_bytes(memoryview(b"weights"))
+    assert box.take() == ("done", None)
+    taken = box.take()
+    assert isinstance(taken, np.ndarray) and taken.tobytes() == b"weights"
+
+
+def test_a_rank_that_sends_more_than_is_held_waits_until_it_is_taken():
+    box, sent = Mailbox(), []
+
+    def rank():
+        for number in range(5):
+            box.send(number)
+            sent.append(number)
+
+    thread = threading.Thread(target=rank, daemon=True)
+    thread.start()
+    thread.join(timeout=0.2)
+    assert thread.is_alive() and len(sent) < 4
+    assert [box.take() for _ in range(5)] == [0, 1, 2, 3, 4]
+    thread.join(timeout=5)
+    assert not thread.is_alive()

@@ -1,0 +1,250 @@
+"""What one process alone can see of the parallel trainer: probe, weights from folders, checkpoints, export."""
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+
+from swe_rl.config.schema import AlgoConfig, TrainerConfig
+from swe_rl.model.load import ModelError
+from swe_rl.model.tiny import build_model
+from swe_rl.trainer import checkpoint, export
+from swe_rl.trainer.assemble import sharded_model, sharded_trainer
+from swe_rl.trainer.attention import by_row
+from swe_rl.trainer.checkpoint import CheckpointWriteError, CorruptCheckpointError
+from swe_rl.trainer.errors import CorruptionError, MeshError
+from swe_rl.trainer.export import ExportError
+from swe_rl.trainer.flops import DenseShape, train_flops
+from swe_rl.trainer.local import LocalTrainer
+from swe_rl.trainer.materialize import WeightsError, empty_model, fill_random
+from swe_rl.trainer.mesh import make_mesh
+from swe_rl.trainer.packing import Segments, pack
+from swe_rl.trainer.policy import Trainer
+from swe_rl.trainer.probe import compare, require_agreement
+from swe_rl.trainer.sharded import ShardedModel
+from swe_rl.trainer.sharded_checkpoint import ShardedCheckpoints
+
+CPU = torch.device("cpu")
+CONFIG = TrainerConfig(lr=1e-3, num_threads=1)
+
+
+def leaking(query, keys, values, rows, scale):
+    return by_row(query, keys, values, Segments((rows.total,), rows.starts[[0, -1]]), scale)
+
+
+def test_the_probe_agrees_with_transformers(mesh, saved):
+    found = require_agreement(sharded_model(saved, CONFIG, mesh), tokens=40)
+    assert found.mean < 1e-5 and found.tokens == 39 + 33 + 26
+
+
+def test_the_probe_refuses_rows_that_see_each_other(mesh, saved):
+    model = sharded_model(saved, CONFIG, mesh)
+    model._kernel = leaking
+    with pytest.raises(CorruptionError, match="off by .* nats on average .*trainer.attention=by_row"):
+        require_agreement(model, tokens=40)
+
+
+def test_the_probe_sees_wrong_positions(mesh, saved, monkeypatch):
+    def wrong(sequences, *given, **named):
+        batch = pack(sequences, *given, **named)
+        return batch if len(sequences) == 1 else replace(batch, position_ids=batch.position_ids // 2)
+
+    model = sharded_model(saved, CONFIG, mesh)
+    monkeypatch.setattr("swe_rl.trainer.probe.pack", wrong)
+    assert compare(model, tokens=40, rows=3).mean > 1e-3
+
+
+def test_the_weights_are_those_of_the_folder(mesh, saved):
+    model = sharded_model(saved, CONFIG, mesh)
+    expected = AutoModelForCausalLM.from_pretrained(saved.path, dtype="float32").state_dict()
+    for name, tensor in model.causal_lm.state_dict().items():
+        assert torch.equal(tensor.full_tensor(), expected[name])
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_loaded_by_shards_it_learns_what_the_plain_model_learns(mesh, saved, rank_cases, tmp_path, tied):
+    model = replace(saved, tie_word_embeddings=tied, path=str(tmp_path))
+    build_model(model, 3).save_pretrained(tmp_path)
+    plain = Trainer(build_model(model, 3), CONFIG, AlgoConfig(), pad_token_id=0)
+    sharded = sharded_trainer(model, CONFIG, AlgoConfig(), mesh, pad_token_id=0, temperature=1.0)
+    for step in (1, 2):
+        expected, got = plain.train_step(rank_cases.rows(), step), sharded.train_step(rank_cases.rows(), step)
+        assert (got.grad_norm, got.entropy) == pytest.approx((expected.grad_norm, expected.entropy), abs=1e-5)
+    weights = plain.policy_weights()
+    for name, tensor in sharded.policy_weights().items():
+        torch.testing.assert_close(tensor.full_tensor(), weights[name], rtol=0, atol=1e-5)
+
+
+@pytest.fixture
+def copied(saved, tmp_path):
+    def change(weights):
+        tensors = load_file(f"{saved.path}/model.safetensors")
+        save_file(weights(tensors), tmp_path / "model.safetensors", metadata={"format": "pt"})
+        shutil.copy(f"{saved.path}/config.json", tmp_path)
+        return replace(saved, path=str(tmp_path))
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda t: {k: v for k, v in t.items() if "norm.weight" not in k}, "lack `model.layers.0"),
+        (lambda t: t | {"model.more": torch.ones(1)}, "have .'model.more'"),
+        (lambda t: t | {"model.norm.weight": torch.ones(31)}, "has shape .31., config.json says .32."),
+    ],
+)
+def test_weights_of_another_model_are_refused(mesh, copied, change, words):
+    with pytest.raises(WeightsError, match=words):
+        sharded_model(copied(change), CONFIG, mesh)
+
+
+def test_another_shape_than_configured_is_refused(mesh, saved):
+    with pytest.raises(ModelError, match="model.num_layers=3"):
+        sharded_model(replace(saved, num_layers=3), CONFIG, mesh)
+
+
+def test_a_model_of_another_kind_is_refused(mesh):
+    from transformers import GPT2Config
+
+    with pytest.raises(MeshError, match="does not compute a `gpt2` model"):
+        ShardedModel(empty_model(GPT2Config(n_layer=1, n_embd=8, n_head=1, vocab_size=16)), mesh, by_row)
+
+
+def test_random_weights_are_seeded(mesh, saved):
+    def made(seed):
+        model = ShardedModel(empty_model(build_model(saved, 0).config), mesh, by_row, compute_dtype=torch.float32)
+        fill_random(model, CPU, seed=seed)
+        return model.causal_lm.model.layers[0].mlp.up_proj.weight.full_tensor()
+
+    assert torch.equal(made(1), made(1)) and not torch.equal(made(1), made(2))
+
+
+@pytest.fixture
+def stepped(mesh, saved, rank_cases):
+    trainer = sharded_trainer(saved, CONFIG, AlgoConfig(), mesh, pad_token_id=0, temperature=1.0)
+    trainer.train_step(rank_cases.rows(), 1)
+    return trainer
+
+
+def save(mesh, folder, trainer, step=1, **changes):
+    arguments = {"step": step, "weight_version": step, "data_order": [], "config": {"a": 1}, "background": False}
+    return ShardedCheckpoints(mesh, timeout_s=5).save(folder, trainer, **{**arguments, **changes})
+
+
+def test_an_exported_checkpoint_is_loaded_by_transformers(mesh, saved, stepped, tmp_path, monkeypatch):
+    monkeypatch.setattr(export, "MAX_FILE_BYTES", 16_000)  # several files
+    folder = save(mesh, tmp_path, stepped)
+    target = tmp_path / "exported"
+    files = export.export(folder, Path(saved.path), target)
+    assert {"config.json", "model.safetensors.index.json", "tokenizer_config.json"} < {path.name for path in files}
+    loaded = AutoModelForCausalLM.from_pretrained(target)
+    assert loaded.dtype is torch.bfloat16
+    for name, tensor in stepped.policy_weights().items():
+        assert torch.equal(loaded.state_dict()[name], tensor.full_tensor().bfloat16())
+    with pytest.raises(ExportError, match="is there already"):
+        export.export(folder, Path(saved.path), target)
+
+
+def test_a_checkpoint_of_one_process_is_exported_too(saved, tmp_path):
+    model = AutoModelForCausalLM.from_pretrained(saved.path, dtype="float32")
+    state = {"tensors": {}, "counters": {}}
+    folder = checkpoint.save(
+        tmp_path, step=1, weight_version=1, model=model.state_dict(), trainer=state, data_order=[], config={}
+    )
+    export.export(folder, Path(saved.path), tmp_path / "out", dtype=torch.float32)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    assert all(torch.equal(loaded.state_dict()[name], tensor) for name, tensor in model.state_dict().items())
+
+
+@pytest.mark.parametrize("name", ["shard_00000_of_00001.safetensors", "shards.json", "state.json"])
+def test_a_changed_byte_is_found(mesh, stepped, tmp_path, name):
+    folder = save(mesh, tmp_path, stepped)
+    content = bytearray((folder / name).read_bytes())
+    content[-2] ^= 1
+    (folder / name).write_bytes(content)
+    with pytest.raises(CorruptCheckpointError, match=f"{name} was changed after it was written"):
+        ShardedCheckpoints(mesh).load(folder, stepped)
+
+
+def test_a_missing_shard_is_found_by_its_name(mesh, stepped, tmp_path):
+    folder = save(mesh, tmp_path, stepped)
+    (folder / "shard_00000_of_00001.safetensors").unlink()
+    assert checkpoint.newest(tmp_path) is None
+    with pytest.raises(CorruptCheckpointError, match="shard_00000_of_00001.safetensors is missing"):
+        ShardedCheckpoints(mesh).load(folder, stepped)
+
+
+def test_another_configuration_is_refused(mesh, stepped, tmp_path):
+    folder = save(mesh, tmp_path, stepped, hash_of_config="one")
+    with pytest.raises(CorruptCheckpointError, match="config mismatch"):
+        ShardedCheckpoints(mesh).load(folder, stepped, "two")
+
+
+def test_rows_that_are_missing_are_found(mesh, stepped, tmp_path):
+    folder = save(mesh, tmp_path, stepped)
+    index = json.loads((folder / "shards.json").read_text())
+    index["model.model.norm.weight"]["pieces"][0][2] -= 1
+    with pytest.raises(ValueError, match=r"model.model.norm.weight has 31 of 32 rows"):
+        from swe_rl.trainer.shard_file import joined_index
+
+        joined_index([index])
+
+
+def test_a_disk_that_cannot_be_written_is_told_and_leaves_nothing(mesh, stepped, tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("swe_rl.trainer.sharded_checkpoint.write_file", full)
+    with pytest.raises(CheckpointWriteError, match="disk is full"):
+        save(mesh, tmp_path, stepped)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_one_process_goes_on_with_what_many_wrote_and_back(mesh, saved, stepped, rank_cases, tmp_path):
+    folder = save(mesh, tmp_path / "many", stepped)
+    alone = local(saved)
+    found = alone.load(folder)
+    assert (found.step, alone.updates_done) == (1, stepped.updates_done)
+    ours, theirs = alone.train_step(rank_cases.rows(), 2), stepped.train_step(rank_cases.rows(), 2)
+    assert ours.loss == pytest.approx(theirs.loss, abs=1e-6)
+    arguments = {"step": 2, "weight_version": 2, "data_order": [], "config": {}, "hash_of_config": "x", "keep": 2}
+    folder = alone.save(tmp_path / "one", **arguments)
+    ShardedCheckpoints(mesh).load(folder, stepped)
+    for name, tensor in alone.named_parameters().items():
+        assert torch.equal(stepped.named_parameters()[name].full_tensor(), tensor), name
+    again = local(saved)
+    again.load(folder, "x")
+    assert again.state_dict()["counters"] == alone.state_dict()["counters"] == stepped.state_dict()["counters"]
+    for name, tensor in alone.state_dict()["tensors"].items():
+        assert torch.equal(again.state_dict()["tensors"][name], tensor), name
+    assert again.train_step(rank_cases.rows(), 3).loss == alone.train_step(rank_cases.rows(), 3).loss
+
+
+def local(saved):
+    model = AutoModelForCausalLM.from_pretrained(saved.path, dtype="float32")
+    return LocalTrainer(model, CONFIG, AlgoConfig(), pad_token_id=0)
+
+
+def test_whole_tensors_are_not_to_be_had_of_what_many_wrote(mesh, stepped, tmp_path):
+    with pytest.raises(CorruptCheckpointError, match="many ranks wrote it"):
+        checkpoint.load(save(mesh, tmp_path, stepped))
+
+
+def test_flops_are_six_a_weight_and_token_and_attention_grows_with_the_square():
+    shape = DenseShape(layers=40, hidden=5120, intermediate=17408, heads=40, kv_heads=8, head_dim=128, vocab=151936)
+    assert shape.layers * shape.layer_weights == pytest.approx(13.2e9, rel=0.01)
+    short = train_flops(shape, [1], 0)
+    assert short == pytest.approx(6 * 13.2e9, rel=0.01)
+    assert train_flops(shape, [65536], 0) - 65536 * short == pytest.approx(6 * 40 * 5120 * 65536**2, rel=0.01)
+    assert train_flops(shape, [], 1) == 6 * 5120 * 151936
+
+
+def test_more_ranks_than_heads_divide_is_refused_by_the_mesh(mesh):
+    with pytest.raises(MeshError, match="layout.sequence_parallel=2 does not divide the 1 ranks"):
+        make_mesh(2, CPU)
