@@ -7,6 +7,7 @@ Invariants:
 """
 
 import asyncio
+import math
 import re
 from dataclasses import dataclass
 from typing import Any
@@ -21,9 +22,10 @@ from swe_rl.errors import UserError
 SUPPORTED = ((0, 26), (0, 33))  # first and last minor version
 _VERSION = re.compile(r"(\d+)\.(\d+)")
 _PROBE_IDS = (1, 2, 3, 5, 8, 13, 21, 34)
-# With top_k=1 the sampling distribution is one token: its log-probability is 0, unless it is the raw one.
+# With top_k=1 the sampling distribution is one token, or k of which none is likelier: bfloat16 logits often tie. Each
+# of its log-probabilities is -ln k then; raw ones are anything.
 _PROBE = SamplingParams(max_tokens=8, temperature=1.0, top_k=1, seed=1)
-_RAW_BELOW = -1e-6
+_MOST_TIES, _TIE_NATS = 8, 1e-4
 _PROBE_TIMEOUT_S = 300.0  # the first request may compile kernels
 
 
@@ -72,7 +74,7 @@ async def probe(client: HttpClient, needs: Needs) -> Features:
     version = await _version(client)
     model, max_model_len = await _model(client, needs)
     kind, reply = await _token_in(client, model)
-    logprobs = LogprobsMode.raw if min(reply.logprobs) < _RAW_BELOW else LogprobsMode.processed
+    logprobs = LogprobsMode.processed if all(map(_of_ties, reply.logprobs)) else LogprobsMode.raw
     if needs.processed_logprobs and logprobs is LogprobsMode.raw:
         raise ServerRefusedError(
             f"{client.url} returns log-probabilities from before temperature and truncation, which are not those of "
@@ -149,6 +151,12 @@ async def _model(client: HttpClient, needs: Needs) -> tuple[str, int]:
             f"start it with --max-model-len {needs.max_model_len}, or lower rollout.max_trajectory_tokens"
         )
     return str(entry["id"]), int(limit)
+
+
+def _of_ties(logprob: float) -> bool:
+    """Whether it may be that of one of a few equally likely tokens."""
+    tied = round(math.exp(-logprob)) if logprob > -math.log(_MOST_TIES + 1) else 0
+    return 1 <= tied <= _MOST_TIES and abs(logprob + math.log(tied)) <= _TIE_NATS
 
 
 async def _token_in(client: HttpClient, model: str) -> tuple[TokenIn, Reply]:

@@ -1,11 +1,13 @@
 """The probe: what servers of different makes can do, and which are refused."""
 
+import math
+
 import pytest
 
 from swe_rl.config.choices import LogprobsMode
 from swe_rl.engine.fake_vllm import FakeSettings, FakeVllm, Fault
 from swe_rl.engine.http_client import HttpClient
-from swe_rl.engine.http_features import Needs, ServerRefusedError, probe
+from swe_rl.engine.http_features import Needs, ServerRefusedError, _of_ties, probe
 from swe_rl.engine.http_wire import TokenIn
 from swe_rl.engine.protocol import EngineError
 
@@ -83,6 +85,14 @@ async def test_raw_logprobs_are_refused_where_they_matter():
         await features_of(processed=False)
     found = await features_of(processed=False, needs=Needs("policy", 1024, False))
     assert found.logprobs is LogprobsMode.raw
+
+
+@pytest.mark.parametrize(
+    ("logprob", "expected"),
+    [(0.0, True), (-1e-7, True), (-math.log(2), True), (-math.log(3) + 5e-5, True), (-0.5, False), (-9.0, False)],
+)
+def test_ties_of_the_likeliest_tokens_are_no_raw_logprobs(logprob, expected):
+    assert _of_ties(logprob) is expected
 
 
 async def test_no_token_ids():
