@@ -78,7 +78,10 @@ class Watch:
             self.seen.add(one["Id"])
             with contextlib.suppress(psutil.NoSuchProcess):  # it may end between the two questions
                 if facts["State"]["Pid"]:
-                    self._pids.add(psutil.Process(facts["State"]["Pid"]).create_time())
+                    process = psutil.Process(facts["State"]["Pid"])
+                    self._pids.add(
+                        (process.pid, process.create_time())
+                    )  # others begin in the same hundredth of a second
             self._mounts.add((facts.get("GraphDriver") or {}).get("Data", {}).get("MergedDir"))
         return [one["Id"] for one in found]
 
@@ -116,7 +119,7 @@ class Watch:
         found = []
         for process in psutil.process_iter(["cmdline", "create_time", "status"]):
             line = " ".join(process.info["cmdline"] or [])
-            ours = process.info["create_time"] in self._pids or str(self._root) in line
+            ours = (process.pid, process.info["create_time"]) in self._pids or str(self._root) in line
             if ours and process.info["status"] != psutil.STATUS_ZOMBIE:
                 found.append(line)
         return found
