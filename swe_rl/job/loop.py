@@ -11,7 +11,6 @@ import asyncio
 import time
 from collections.abc import Coroutine, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 from swe_rl.agent.protocol import AgentResult
@@ -28,9 +27,10 @@ from swe_rl.gateway.trace import Trace
 from swe_rl.job.agreement import explained, require_agreement
 from swe_rl.job.ahead import Pipeline
 from swe_rl.job.components import Components
+from swe_rl.job.going_back import last_step, load_newest
 from swe_rl.job.session import Session
 from swe_rl.logger.events import read_events
-from swe_rl.logger.jsonl import iter_jsonl, read_jsonl
+from swe_rl.logger.jsonl import iter_jsonl
 from swe_rl.rollout.batch import (
     count_tokens,
     groups_of,
@@ -47,7 +47,6 @@ from swe_rl.rollout.resample import sampled
 from swe_rl.rollout.retokenize import Mismatch
 from swe_rl.rollout.sampler import PromptSampler, SamplerState
 from swe_rl.rollout.trajectory import Trajectory
-from swe_rl.trainer.manifest import by_step, size_problem, step_of
 from swe_rl.trainer.protocol import TrainsPolicy
 
 _LOOK_S = 1.0  # between two looks at the trainer during rollouts
@@ -89,16 +88,16 @@ class Loop:
         self.done_at_s: dict[int, float] = {}  # monotonic; of the steps that this loop did
 
     def resume(self) -> None:
-        """Goes back to the newest checkpoint of the run's folder, or to the start. Raises CorruptCheckpointError."""
-        folder = self._newest_checkpoint() if self._trainer is not None else None
-        if folder is not None and self._trainer is not None:
-            from swe_rl.trainer.rng import restore_rng
-
-            saved = self._trainer.load(folder, config_hash(self._config))
-            restore_rng(saved.rng)
-            self._sampler.restore(saved.data_order)
-            self._order = self._sampler.state()
-            self.step = self._saved_step = saved.step
+        """Goes back to the newest checkpoint of the run's folder, without a trainer to the last step that is written,
+        or to the start. Raises CorruptCheckpointError."""
+        if self._trainer is None:
+            self.step, order = last_step(self._session.folder)
+        else:
+            self.step, order = load_newest(self._trainer, self._session.folder, config_hash(self._config))
+            self._saved_step = self.step
+        if order is not None:
+            self._sampler.restore(order)
+        self._order = self._sampler.state()
         self._session.events.write("went_back", step=self.step)
         self._session.steps.truncate_after(self.step)
         stale = [name for name in self._parts.store.sessions() if _step_of(name) > self.step]
@@ -108,12 +107,6 @@ class Loop:
         self._parts.store.delete(stale)
         self._session.progress.state.done_steps = self.step
         self._session.progress.message(f"continues after step {self.step}: {self._session.folder.path}")
-
-    def _newest_checkpoint(self) -> Path | None:
-        """Of the steps that `steps.jsonl` knows: a run killed between the two writes the step again."""
-        recorded = {record.get("step") for record in read_jsonl(self._session.folder.steps_jsonl)}
-        whole = (one for one in by_step(self._session.folder.checkpoints) if size_problem(one) is None)
-        return next((one for one in whole if step_of(one) in recorded), None)
 
     def is_evaluated(self) -> bool:
         """Whether the weights of now were; an evaluation that the run went back behind does not count."""
@@ -269,6 +262,8 @@ class Loop:
         if self._trainer is not None:
             record["weight_sync_s"] = item.sync_s if ahead else await self._sync_weights()
             record["checkpoint_s"] = await asyncio.to_thread(self._save_when_due)
+        else:
+            record["data_order"] = item.order  # a checkpoint has it otherwise
         record["weight_version"] = step if self._trainer is not None else 0
         record["step_s"] = time.monotonic() - self._step_began_s
         self._session.steps.append_trajectories(step, _records(collected))

@@ -224,6 +224,24 @@ async def test_without_a_trainer_nothing_is_learnt_or_saved(started):
     assert record["weight_version"] == 0 and "loss" not in record and run.folder.checkpoint_steps() == []
 
 
+async def test_rollouts_go_on_after_the_last_step_that_is_written(started):
+    options = ("trainer.steps=4", "job=rollout", "name=train")
+    with started(*options, outputs="whole", trained=False) as whole:
+        for _ in range(4):
+            await whole.loop.one_step()
+    with pytest.raises(RunError), started(*options, fail_at=("train", 3, RunError("x")), trained=False) as run:
+        for _ in range(4):
+            await run.loop.one_step()
+    with started(*options, trained=False) as again:
+        assert again.loop.step == 2 and again.folder.path == run.folder.path
+        for _ in range(2):
+            await again.loop.one_step()
+    assert again.rollouts.asked == whole.rollouts.asked[2:]  # the same instances
+    assert [record["step"] for record in steps(again)] == [1, 2, 3, 4]
+    for key in ("statuses", "data_order", "avg_response_length"):
+        assert [one[key] for one in steps(again)] == [one[key] for one in steps(whole)]
+
+
 async def test_thinking_is_between_steps_and_recorded(started):
     with started("trainer.steps=2", "job=rollout", "job.think_s=0.05", trained=False) as run:
         await run.loop.one_step()
