@@ -128,12 +128,9 @@ def untied_copy(source: Path, target: Path) -> Path:
     return target
 
 
-async def load_from_folder(client: HttpClient, features: Features, folder: Path, version: int) -> None:
+async def load_from_folder(client: HttpClient, folder: Path) -> None:
     """The server, which must be paused, holds the weights of `folder` when this returns. Raises EngineError."""
-    body = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
-    await ask(client, "/collective_rpc", body)
-    await forget_prefixes(client)
-    await set_version(client, features, version)
+    await ask(client, "/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}})
 
 
 async def set_version(client: HttpClient, features: Features, version: int) -> None:

@@ -19,7 +19,7 @@ from swe_rl.config.schema import Config
 from swe_rl.engine.http import HttpEngine, UnchangedError
 from swe_rl.engine.http_client import HttpClient
 from swe_rl.engine.http_features import minor_version
-from swe_rl.engine.http_weights import EMBEDDING, HEAD, ask, forget_prefixes, set_version
+from swe_rl.engine.http_weights import EMBEDDING, HEAD, ask
 from swe_rl.engine.protocol import Engine, EngineError
 from swe_rl.engine.update import is_gone, sync_error
 from swe_rl.engine.wire import (
@@ -210,8 +210,6 @@ async def _take(http: HttpEngine, one: _Round, kind: str) -> None:
             await ask(client, "/update_weights", {"update_info": {**one.update_info, **packed}})
             taken_s = time.monotonic()
             await ask(client, "/finish_weight_update")
-            await forget_prefixes(client)
-            await set_version(client, http.features, one.version)
             loaded_s = time.monotonic()
     except BaseException as error:
         await one.paused.abort()

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from swe_rl.config.choices import LogprobsMode
 from swe_rl.config.schema import Config
+from swe_rl.config.sizes import shares_gpus
 from swe_rl.engine.wire import GLOO, transfer_kind
 
 _LOGPROBS_FLAG = {LogprobsMode.processed: "processed_logprobs", LogprobsMode.raw: "raw_logprobs"}
@@ -85,6 +86,8 @@ def server_arguments(config: Config, choice: ServerChoice, options: VllmOptions 
         arguments += ["--revision", config.model.revision, "--tokenizer-revision", config.model.revision]
     if engine.enforce_eager or choice.eager:
         arguments.append("--enforce-eager")
+    if shares_gpus(config):
+        arguments.append("--enable-sleep-mode")
     if transfer := transfer_kind(config):
         arguments += ["--weight-transfer-config", json.dumps({"backend": transfer})]
         arguments += ["--worker-extension-cls", f"{EXTENSION}.Extension"] if transfer == GLOO else []

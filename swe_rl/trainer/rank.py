@@ -6,8 +6,10 @@ Invariants:
 - A rank whose driver is gone ends by itself, also in the middle of a collective. Ctrl-C is the driver's to heed.
 - Nobody leaves before all have taken down their collectives, and rank 0, where they meet, is the last.
 - What libraries print goes to the rank's log.
+- Where engines share the GPUs, no rank keeps memory there between two requests but what it holds.
 """
 
+import gc
 import multiprocessing
 import os
 import signal
@@ -30,7 +32,8 @@ class RankSetup:
     """Everything a rank needs.
 
     `device` is `cpu` or `cuda`. `gpus[r]` is what CUDA_VISIBLE_DEVICES is for rank r; without them it takes the r-th
-    visible one. `logs`: a folder for one file a rank; None: the ranks print where the driver prints.
+    visible one. `logs`: a folder for one file a rank; None: the ranks print where the driver prints. `shares_gpus`:
+    engines are on the same ones.
     """
 
     model: ModelConfig
@@ -45,6 +48,7 @@ class RankSetup:
     device: str
     gpus: tuple[str, ...] = ()
     logs: Path | None = None
+    shares_gpus: bool = False
 
     def log(self, rank: int) -> Path | None:
         return self.logs / f"rank{rank}.log" if self.logs else None
@@ -149,6 +153,7 @@ def _serve(setup: RankSetup, mesh: Any, pipe: Any) -> None:
         "announce_weights": lambda twice: wire.announce(trainer.engine_weights(), twice),
         "transfer_weights": lambda twice: wire.send(trainer.engine_weights(), twice),
     }
+    _give_back(setup)
     pipe.send(("ready", None))
     while True:
         verb, arguments, named = pipe.recv()
@@ -157,4 +162,14 @@ def _serve(setup: RankSetup, mesh: Any, pipe: Any) -> None:
             mesh.barrier()
             return
         result = verbs[verb](*arguments, **named)
+        _give_back(setup)
         pipe.send(("done", result if mesh.rank == 0 else None))
+
+
+def _give_back(setup: RankSetup) -> None:
+    """What torch keeps for later, and what waits in reference cycles, to whoever shares the GPU."""
+    if setup.shares_gpus and setup.device == "cuda":
+        import torch
+
+        gc.collect()
+        torch.cuda.empty_cache()
