@@ -135,7 +135,7 @@ def trainer_gb_per_gpu(config: Config) -> float:
 
 
 def colocated_gb_per_gpu(config: Config) -> float:
-    """The larger peak of the two turns: engines awake beside a resting trainer, or the trainer beside sleeping engines."""
+    """The larger peak of both turns: engines awake beside a resting trainer, or the trainer beside sleeping engines."""
     engine = config.hardware.gpu_memory_gb * config.engine.gpu_memory_utilization
     return max(engine + resting_gb_per_gpu(config), trainer_gb_per_gpu(config) + SLEEPING_ENGINE_GB)
 

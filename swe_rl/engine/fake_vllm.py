@@ -23,6 +23,7 @@ from swe_rl.engine.fake_vllm_model import BlockCache, Decoding, FakeModel, Reply
 from swe_rl.engine.fake_vllm_replies import completion_reply, generate_reply, metrics_text
 from swe_rl.engine.fake_vllm_settings import FakeSettings, Fault, settings_from
 from swe_rl.engine.fake_vllm_sleep import FakeSleep
+from swe_rl.engine.fake_vllm_weights import FakeReceiver
 
 __all__ = ["FakeSettings", "FakeVllm", "Fault"]
 
@@ -58,6 +59,7 @@ class FakeVllm:
         self.preemptions_total = 0
         self.url = ""
         self.sleep = FakeSleep(self.settings.sleep_mode, lambda path, query: self.requests.append((path, {**query})))
+        self.receiver = FakeReceiver()
         self._port = port
         self._faults: list[Fault] = []
         self._cache = BlockCache(self.settings.kv_capacity_tokens, self.settings.block_size)
@@ -137,11 +139,11 @@ class FakeVllm:
             "/abort_requests": self._abort,
             "/collective_rpc": self._rpc,
             "/update_weight_version": self._set_version,
-            "/finish_weight_update": self._set_version,
+            "/finish_weight_update": self._finish,
             "/reset_prefix_cache": self._reset,
-            "/init_weight_transfer_engine": done,
+            "/init_weight_transfer_engine": self._initialise,
             "/start_weight_update": done,
-            "/update_weights": done,
+            "/update_weights": self._take,
             **self.sleep.routes(),
         }
 
@@ -286,6 +288,18 @@ class FakeVllm:
         if body.get("method") == "reload_weights":
             self.model.weights = body["kwargs"]["weights_path"]
         return web.json_response({"results": [None]})
+
+    async def _initialise(self, request: web.Request) -> web.StreamResponse:
+        self.receiver.initialise((await self._body(request)).get("init_info", {}))
+        return web.json_response({"message": "done"})
+
+    async def _take(self, request: web.Request) -> web.StreamResponse:
+        self.receiver.take((await self._body(request)).get("update_info", {}))
+        return web.json_response({"message": "done"})
+
+    async def _finish(self, request: web.Request) -> web.StreamResponse:
+        self.receiver.finish()
+        return await self._set_version(request)
 
     async def _set_version(self, request: web.Request) -> web.StreamResponse:
         body = await self._body(request)

@@ -14,23 +14,19 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 from urllib.parse import urlsplit
 
-from swe_rl.config.choices import EngineKind
-from swe_rl.config.schema import Config
 from swe_rl.engine.http import HttpEngine, UnchangedError
 from swe_rl.engine.http_client import HttpClient
 from swe_rl.engine.http_features import minor_version
-from swe_rl.engine.http_weights import EMBEDDING, HEAD, ask
+from swe_rl.engine.http_weights import ask
 from swe_rl.engine.protocol import Engine, EngineError
 from swe_rl.engine.update import is_gone, sync_error
 from swe_rl.engine.wire import (
-    GLOO,
     NCCL,
     NCCL_BUFFER_BYTES,
     NCCL_BUFFERS,
     Announced,
     SendsWeights,
     Sent,
-    transfer_kind,
 )
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -60,20 +56,6 @@ class Times:
     resume_s: float = 0.0
     sent_gb: float = 0.0
     rounds: int = 1
-
-
-def make_transfer(config: Config, engines: Sequence[Engine], sender: SendsWeights) -> "Transfer | None":
-    """None where weights go another way."""
-    kind = transfer_kind(config)
-    if kind is None:
-        return None
-    # Without a GPU the servers of vllm_engines have an output layer of their own.
-    untied = config.model.tie_word_embeddings and kind == GLOO and config.engine.kind is EngineKind.vllm
-    made = Transfer(engines, sender, kind, {HEAD: EMBEDDING} if untied else {})
-    for engine in engines:
-        if hasattr(engine, "restore") and config.trainer.max_staleness_steps == 0:
-            engine.restore = made.restore  # with training beside sampling, the trainer's weights may be newer by then
-    return made
 
 
 @dataclass(slots=True)
@@ -141,7 +123,7 @@ class Transfer:
         taking = [asyncio.create_task(_take(http, one, self._kind)) for http in receivers.values()]
         sending.add_done_callback(lambda _: _give_up(sending, taking))
         ends = await asyncio.gather(*taking, return_exceptions=True)
-        failures = _failures(receivers, ends)
+        failures = failures_of(receivers, ends)
         if failures:
             await one.ready.abort()
         await asyncio.wait({sending}, timeout=_SENDER_S if failures else None)
@@ -176,7 +158,7 @@ class Transfer:
             return_exceptions=True,
         )
         problem = await opening
-        failures = _failures(receivers, ends)
+        failures = failures_of(receivers, ends)
         if problem and not failures:
             failures = dict.fromkeys(receivers, EngineError(f"the trainer did not reach it: {problem}"))
         if not failures and not self._announced:
@@ -252,7 +234,7 @@ def _give_up(sending: "asyncio.Task[Sent]", taking: "Sequence[asyncio.Task[None]
             asyncio.get_running_loop().call_later(_SENDER_S, one.cancel)
 
 
-def _failures(receivers: Mapping[str, HttpEngine], ends: Sequence[object]) -> dict[str, EngineError]:
+def failures_of(receivers: Mapping[str, HttpEngine], ends: Sequence[object]) -> dict[str, EngineError]:
     """By engine, without those that only followed another's."""
     found: dict[str, EngineError] = {}
     for name, end in zip(receivers, ends, strict=True):
