@@ -78,3 +78,6 @@ class StagingEnd:
         shared, self._shared = self._shared, []
         for _, handle in shared:
             forget_shared(handle)
+        shared.clear()
+        if self._device.type == "cuda":
+            torch.cuda.ipc_collect()  # else a file of torch's stays in /dev/shm when the rank ends
