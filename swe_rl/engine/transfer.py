@@ -45,6 +45,13 @@ class Receives(Protocol):
     async def receiver(self) -> HttpEngine: ...
 
 
+@runtime_checkable
+class Explains(Protocol):
+    """An engine that knows more of its server's failures than the server answers."""
+
+    def explained(self, error: EngineError) -> EngineError: ...
+
+
 @dataclass(slots=True)
 class Times:
     """Of one update, in seconds, each the slowest server's; `gather` and `wire` are the sender's."""
@@ -87,6 +94,7 @@ class Transfer:
                 if not failures:
                     times.rounds, self._version = number, version
                     return times
+                failures = {name: self._explained(name, error) for name, error in failures.items()}
             self._wired = ()
         raise sync_error(failures, len(self._engines), version) from next(iter(failures.values()))
 
@@ -94,6 +102,10 @@ class Transfer:
         """For a server that was started anew: what the sender holds, through a folder. Raises EngineError."""
         weights = await asyncio.to_thread(self._sender.weights)
         await http.update_weights(weights, self._version)
+
+    def _explained(self, name: str, error: EngineError) -> EngineError:
+        engine = next(one for one in self._engines if one.name == name)
+        return engine.explained(error) if isinstance(engine, Explains) else error
 
     async def _receivers(self) -> tuple[dict[str, HttpEngine], dict[str, EngineError]]:
         """Those of engines that are up or come up again, by the engine's name."""

@@ -167,9 +167,16 @@ class VllmEngine:
             try:
                 await http.update_weights(weights, version)
                 return
-            except EngineError:
+            except EngineError as error:
+                explained = self.explained(error)  # before another start begins a log of its own
                 if last or not await self._dies():
-                    raise
+                    raise explained from error
+
+    def explained(self, error: EngineError) -> EngineError:
+        """With what the server's log says, where its answer was but that it failed."""
+        if self._server is None or not isinstance(error, ServerFailingError):
+            return error
+        return type(error)(f"{error}; {self._server.said()}")
 
     async def receiver(self) -> HttpEngine:
         """Who takes weights for this engine, once its server is up. Raises EngineError."""

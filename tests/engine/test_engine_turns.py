@@ -16,7 +16,7 @@ from swe_rl.config.schema import Config, EngineConfig, JobConfig, LayoutConfig
 from swe_rl.config.sizes import shares_gpus
 from swe_rl.engine.fake_vllm import FakeSettings, FakeVllm
 from swe_rl.engine.http import HttpEngine
-from swe_rl.engine.http_client import HttpClient
+from swe_rl.engine.http_client import HttpClient, ServerFailingError
 from swe_rl.engine.http_features import Needs
 from swe_rl.engine.http_weights import WeightFolders
 from swe_rl.engine.make import EngineFolders, engine_scratch, make_engines, start_engines
@@ -310,3 +310,15 @@ async def test_one_that_may_not_be_started_again_is_gone_and_the_others_go_on(pr
     assert (await sample(engines[1])).weight_version == 1
     with pytest.raises(EngineError):
         await sample(engines[0])
+
+
+@pytest.mark.slow
+async def test_what_the_log_says_is_in_the_error(processes):
+    _, (engine,), _ = await processes(options={"max_restarts": 0})
+    with engine.server.log.open("a") as log:
+        log.write(
+            "\n(EngineCore pid=7) ERROR 11-22 10:00:00 [core.py:1] RuntimeError: no rank shares memory of GPU 12\n"
+        )
+    found = str(engine.explained(ServerFailingError("it answered 500: Internal Server Error")))
+    assert found.startswith("it answered 500") and "no rank shares memory of GPU 12" in found
+    assert str(engine.explained(EngineError("it is gone"))) == "it is gone"
