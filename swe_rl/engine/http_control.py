@@ -86,7 +86,9 @@ class Control:
             raise
 
     async def resume(self, features: Features) -> None:
-        """Raises EngineError; requests are sent again in any case."""
+        """Raises EngineError; requests are sent again in any case, but to a held server."""
+        if self.held:
+            return
         try:
             await self._post(features, "/resume")
         finally:

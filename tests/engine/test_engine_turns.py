@@ -93,6 +93,18 @@ async def test_what_is_asked_of_a_sleeping_engine_waits_for_weights(start):
     assert not fake.sleep.misused
 
 
+async def test_a_sleeping_server_is_not_resumed(start):
+    fake, engine = await start()
+    await engine.sleep()
+    await engine.pause()
+    await engine.resume()
+    waiting = sample(engine)
+    await asyncio.sleep(0.05)
+    assert not waiting.done() and "/resume" not in paths(fake)
+    await engine.update_weights(WEIGHTS, 2)
+    assert (await waiting).weight_version == 2 and not fake.sleep.misused
+
+
 async def test_a_server_that_cannot_sleep_is_lost(start):
     _, engine = await start(sleep_mode=False)
     with pytest.raises(EngineError, match="500.*sleep mode is not enabled"):
