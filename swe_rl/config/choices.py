@@ -175,7 +175,7 @@ class MaskLevel(StrEnum):
 class WeightSync(StrEnum):
     auto = "auto"  # in memory where embedded, else disk
     nccl = "nccl"  # vLLM's own weight transfer; without GPUs over gloo
-    ipc = "ipc"
+    ipc = "ipc"  # through memory of a GPU that engine and trainer share
     disk = "disk"
 
 

@@ -17,6 +17,7 @@ OPTIMIZER_BYTES = 8  # two float32 Adam moments
 CHECKPOINT_BYTES = CPU_BYTES + OPTIMIZER_BYTES
 LOGIT_CHUNK_TOKENS = 1024  # rows of logits that exist at once, in float32, with their gradient
 CUDA_GB = 2.0  # context, NCCL buffers, kernels' workspace
+CONTEXT_GB = 0.8  # what a trainer's rank that rests keeps beside its tensors
 SLEEPING_ENGINE_GB = 1.0  # what a colocated engine keeps while the trainer works
 
 
@@ -134,9 +135,14 @@ def trainer_gb_per_gpu(config: Config) -> float:
 
 
 def colocated_gb_per_gpu(config: Config) -> float:
-    """The larger peak of the two turns: engines awake beside resting states, or the trainer beside sleeping engines."""
+    """The larger peak of both turns: engines awake beside a resting trainer, or the trainer beside sleeping engines."""
     engine = config.hardware.gpu_memory_gb * config.engine.gpu_memory_utilization
-    return max(engine + states_gb_per_gpu(config), trainer_gb_per_gpu(config) + SLEEPING_ENGINE_GB)
+    return max(engine + resting_gb_per_gpu(config), trainer_gb_per_gpu(config) + SLEEPING_ENGINE_GB)
+
+
+def resting_gb_per_gpu(config: Config) -> float:
+    """Of the trainer, on one GPU, while engines have their turn there."""
+    return states_gb_per_gpu(config) + CONTEXT_GB
 
 
 def checkpoint_gb(config: Config) -> float:

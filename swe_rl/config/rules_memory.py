@@ -85,15 +85,15 @@ def colocated_memory(config: Config, _: Host) -> Iterator[Finding]:
     there = config.hardware.gpu_memory_gb
     if not _known(config) or not config.layout.colocated or config.layout.trainer_gpus == 0:
         return
-    states = memory.states_gb_per_gpu(config)
+    resting = memory.resting_gb_per_gpu(config)
     engine = there * config.engine.gpu_memory_utilization
-    if config.engine.kind == EngineKind.vllm and states + engine > there:
-        fits = int((there - states) / there * 20) / 20
+    if config.engine.kind == EngineKind.vllm and resting + engine > there:
+        fits = int((there - resting) / there * 20) / 20
         yield error(
             "colocated_memory",
             "engine.gpu_memory_utilization",
             config.engine.gpu_memory_utilization,
-            f"while engines are awake ({engine:.0f} GB), the trainer's resting states ({states:.0f} GB) stay on the "
+            f"while engines are awake ({engine:.0f} GB), the resting trainer ({resting:.0f} GB) stays on the "
             f"same {there:g} GB",
             f"engine.gpu_memory_utilization={fits:g}" if fits >= 0.3 else "trainer.offload_optimizer=true",
         )

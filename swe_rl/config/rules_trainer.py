@@ -100,6 +100,22 @@ def weight_sync(config: Config, _: Host) -> Iterator[Finding]:
         yield error("weight_sync", key, sync, "there is no NCCL between MIG slices", "trainer.weight_sync=disk")
 
 
+def shared_memory(config: Config, host: Host) -> Iterator[Finding]:
+    """Memory that the trainer's allocator maps piece by piece, or asks a pool of the driver for, cannot be shared."""
+    if config.trainer.weight_sync is not WeightSync.ipc:
+        return
+    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
+        value = host.environment.get(name, "")
+        if "expandable_segments:true" in value.lower() or "cudamallocasync" in value.lower():
+            yield error(
+                "shared_memory",
+                "trainer.weight_sync",
+                WeightSync.ipc,
+                f"{name}={value} in the environment: no other process can open memory that is allocated so",
+                f"without it, or trainer.weight_sync={WeightSync.disk}",
+            )
+
+
 def log_probabilities(config: Config, _: Host) -> Iterator[Finding]:
     """What weighs tokens by the engine's log-probabilities needs those of the distribution that was sampled from."""
     algo = config.algo
@@ -256,6 +272,7 @@ RULES = (
     lora,
     asynchrony,
     weight_sync,
+    shared_memory,
     log_probabilities,
     masks,
     overlong,

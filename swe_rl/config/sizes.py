@@ -5,8 +5,10 @@ Invariants:
 - Counts are of what their names say: prompts are instances, trajectories are prompts times `rollout.n`.
 """
 
-from swe_rl.config.choices import EngineKind, RuntimeKind, SandboxKind
+from swe_rl.config.choices import EngineKind, JobName, RuntimeKind, SandboxKind
 from swe_rl.config.schema import Config, LayoutConfig, ModelConfig, SandboxConfig
+
+WITHOUT_TRAINER = frozenset({JobName.rollout, JobName.eval, JobName.serve})
 
 
 def engine_gpus(layout: LayoutConfig) -> int:
@@ -24,6 +26,12 @@ def takes_turns(config: Config) -> bool:
     if not uses_no_gpu(config.layout):
         return config.layout.colocated
     return config.engine.kind is EngineKind.embedded and not config.layout.trainer_ranks
+
+
+def shares_gpus(config: Config) -> bool:
+    """This run's own servers and its trainer's ranks are on the same GPUs, so that servers sleep while ranks work."""
+    layout, own = config.layout, config.engine.kind is EngineKind.vllm
+    return layout.colocated and layout.trainer_gpus > 0 and own and config.job.name not in WITHOUT_TRAINER
 
 
 def total_gpus(layout: LayoutConfig) -> int:

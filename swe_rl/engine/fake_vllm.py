@@ -22,6 +22,8 @@ from aiohttp import web
 from swe_rl.engine.fake_vllm_model import BlockCache, Decoding, FakeModel, Reply
 from swe_rl.engine.fake_vllm_replies import completion_reply, generate_reply, metrics_text
 from swe_rl.engine.fake_vllm_settings import FakeSettings, Fault, settings_from
+from swe_rl.engine.fake_vllm_sleep import FakeSleep
+from swe_rl.engine.fake_vllm_weights import FakeReceiver
 
 __all__ = ["FakeSettings", "FakeVllm", "Fault"]
 
@@ -56,6 +58,8 @@ class FakeVllm:
         self.started_s = time.time()
         self.preemptions_total = 0
         self.url = ""
+        self.sleep = FakeSleep(self.settings.sleep_mode, lambda path, query: self.requests.append((path, {**query})))
+        self.receiver = FakeReceiver()
         self._port = port
         self._faults: list[Fault] = []
         self._cache = BlockCache(self.settings.kv_capacity_tokens, self.settings.block_size)
@@ -98,6 +102,7 @@ class FakeVllm:
         self.started_s += 1.0
         self.model.weights = "default"
         self._cache.clear()
+        self.sleep.asleep.clear()
         self._unpaused.set()
 
     def _add_routes(self, app: web.Application) -> None:
@@ -122,6 +127,7 @@ class FakeVllm:
             for path, handler in self._dev_routes().items():
                 router.add_post(path, handler)
             router.add_get("/is_paused", self._is_paused)
+            router.add_get("/is_sleeping", self.sleep.is_sleeping)
             router.add_get("/weight_info", self._weight_info)
             router.add_get("/get_world_size", self._get({"world_size": settings.workers}))
 
@@ -133,13 +139,12 @@ class FakeVllm:
             "/abort_requests": self._abort,
             "/collective_rpc": self._rpc,
             "/update_weight_version": self._set_version,
-            "/finish_weight_update": self._set_version,
+            "/finish_weight_update": self._finish,
             "/reset_prefix_cache": self._reset,
-            "/init_weight_transfer_engine": done,
+            "/init_weight_transfer_engine": self._initialise,
             "/start_weight_update": done,
-            "/update_weights": done,
-            "/sleep": done,
-            "/wake_up": done,
+            "/update_weights": self._take,
+            **self.sleep.routes(),
         }
 
     @web.middleware
@@ -151,6 +156,8 @@ class FakeVllm:
             return web.json_response({"error": "Unauthorized"}, status=401)
         if request.path in self.broken_paths:
             return _error(500, "by script")
+        if missing := self.sleep.missing(request.path):
+            return _error(500, f"the memory of {missing} is asleep")
         return await handler(request)
 
     async def _completions(self, request: web.Request) -> web.StreamResponse:
@@ -281,6 +288,18 @@ class FakeVllm:
         if body.get("method") == "reload_weights":
             self.model.weights = body["kwargs"]["weights_path"]
         return web.json_response({"results": [None]})
+
+    async def _initialise(self, request: web.Request) -> web.StreamResponse:
+        self.receiver.initialise((await self._body(request)).get("init_info", {}))
+        return web.json_response({"message": "done"})
+
+    async def _take(self, request: web.Request) -> web.StreamResponse:
+        self.receiver.take((await self._body(request)).get("update_info", {}))
+        return web.json_response({"message": "done"})
+
+    async def _finish(self, request: web.Request) -> web.StreamResponse:
+        self.receiver.finish()
+        return await self._set_version(request)
 
     async def _set_version(self, request: web.Request) -> web.StreamResponse:
         body = await self._body(request)

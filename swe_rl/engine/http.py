@@ -6,6 +6,8 @@ Invariants:
 - A lost server fails every request that waits for it, at once; requests after that fail too until it is back. One
   that is back with other weights than it should have stays lost.
 - While paused here, no request is sent; those already there freeze in the server.
+- A server that was put to sleep, or is held, gets its next request after its next update of weights: until then
+  requests wait, or fail with the reason where it is lost.
 - `close` ends what is in flight and leaves the server running.
 """
 
@@ -19,12 +21,18 @@ from itertools import count
 from typing import TYPE_CHECKING
 
 from swe_rl.engine.http_client import ConnectionLostError, HttpClient
-from swe_rl.engine.http_control import Control
+from swe_rl.engine.http_control import KV_CACHE, WEIGHTS, Control
 from swe_rl.engine.http_features import Features, Needs, probe
 from swe_rl.engine.http_inflight import InFlight, Interrupted
 from swe_rl.engine.http_monitor import Monitor, Watcher
 from swe_rl.engine.http_reply import MixedError, understood, version_of, within
-from swe_rl.engine.http_weights import WeightFolders, load_from_folder, set_version, told_version
+from swe_rl.engine.http_weights import (
+    WeightFolders,
+    forget_prefixes,
+    load_from_folder,
+    set_version,
+    told_version,
+)
 from swe_rl.engine.http_wire import Reply, request_body, server_request_id
 from swe_rl.engine.protocol import Completion, ContextOverflowError, EngineError, EngineStats, SamplingParams
 
@@ -179,6 +187,35 @@ class HttpEngine:
     async def resume(self) -> None:
         await self._control.resume(self.features)
 
+    @property
+    def held(self) -> bool:
+        """It waits for weights, asleep or awake."""
+        return self._control.held
+
+    @property
+    def wake_s(self) -> float:
+        """Seconds that the last waking took."""
+        return self._control.wake_s
+
+    def hold(self) -> None:
+        """Requests wait for the next update of weights."""
+        self._control.hold()
+
+    async def sleep(self) -> None:
+        """The server gives its GPUs' memory back, weights included; the next update of weights wakes it.
+
+        Raises EngineError; a server that does not fall asleep is lost.
+        """
+        self._in_flight.check()
+        self._control.hold()
+        self._in_flight.interrupt()
+        self._rest(True)
+        try:
+            await self._control.sleep(self.features)
+        except BaseException as error:
+            self.lose(f"it could not be put to sleep: {error or type(error).__name__}")
+            raise
+
     async def update_weights(self, weights: "Mapping[str, torch.Tensor]", version: int) -> None:
         """Through a folder that the server reads; what is in flight begins anew with them.
 
@@ -191,23 +228,28 @@ class HttpEngine:
             )
         folder = await self._weights.write(weights, version)
         async with self.renewing(version) as client:
-            await load_from_folder(client, self.features, folder, version)
+            await load_from_folder(client, folder)
 
     @asynccontextmanager
     async def renewing(self, version: int) -> AsyncIterator[HttpClient]:
         """The server is paused inside of the block, which gives it the weights of `version`.
 
-        What is in flight begins anew with them; a server whose block fails is lost, unless it fails with
-        `UnchangedError`. Raises EngineError.
+        One that sleeps is woken: the weights' memory before the block, the cache's after it. What is in flight begins
+        anew with them; a server whose block fails is lost, unless it fails with `UnchangedError`. Raises EngineError.
         """
-        was_paused = self._control.paused
-        if not was_paused:
+        held = self._control.held
+        was_paused = self._control.paused and not held
+        if not was_paused and not self._control.asleep:
             await self.pause()
         self._in_flight.interrupt()
         try:
+            await self._control.wake(WEIGHTS)
             yield self._client
+            await self._control.wake(KV_CACHE)
+            await forget_prefixes(self._client)
+            await set_version(self._client, self.features, version)
         except UnchangedError:
-            if not was_paused:
+            if not was_paused and not held:
                 await self.resume()
             raise
         except BaseException as error:
@@ -215,6 +257,8 @@ class HttpEngine:
             self._control.open_gate()  # what waits there fails with the reason
             raise
         self.stamp(version)
+        self._control.release()
+        self._rest(False)
         if not was_paused:
             await self.resume()
 
@@ -320,6 +364,10 @@ class HttpEngine:
     async def _broke_off(self) -> None:
         """A connection was lost; whoever started the server knows best what that means."""
 
+    def _rest(self, on: bool) -> None:
+        if self._monitor is not None:
+            self._monitor.rest(on)
+
     def _tell(self, up: bool) -> None:
         if self.on_change is not None:
             self.on_change(up)
@@ -334,6 +382,8 @@ class HttpEngine:
 
     async def _readmit(self) -> None:
         """A server that came back serves again if it has the weights that it should have."""
+        if self.held:
+            return
         try:
             if self.weight_version and await told_version(self._client, self.features) != self.weight_version:
                 self.lose(f"its server came back without the weights of step {self.weight_version}")

@@ -1,17 +1,21 @@
-"""Pausing a server and aborting requests there.
+"""Pausing a server, putting it to sleep, and aborting requests there.
 
 Invariants:
 - While paused here, `passed` holds new requests back; those already there freeze in the server.
-- A server that refuses to pause leaves the gate open.
+- A server that refuses to pause leaves the gate open, unless it is held.
+- A server that is held, asleep or not, gets no request before `release`, whatever else is asked of it.
 """
 
 import asyncio
+import time
 
 from swe_rl.engine.http_client import HttpClient
 from swe_rl.engine.http_features import Features
 from swe_rl.engine.protocol import EngineError
 
+WEIGHTS, KV_CACHE = "weights", "kv_cache"  # what sleeps, as vLLM calls it
 _TIMEOUT_S = 120.0
+_SLEEP_TIMEOUT_S = 300.0
 _ABORT_PATHS = ("/abort_requests", "/inference/v1/abort_requests")
 
 
@@ -20,10 +24,47 @@ class Control:
         self._client = client
         self._gate = asyncio.Event()
         self._gate.set()
+        self._asleep: set[str] = set()
+        self.held = False
+        self.wake_s = 0.0  # that the last waking took
 
     @property
     def paused(self) -> bool:
         return not self._gate.is_set()
+
+    @property
+    def asleep(self) -> bool:
+        return bool(self._asleep)
+
+    def hold(self) -> None:
+        """No request is sent before `release`."""
+        self.held = True
+        self._gate.clear()
+
+    def release(self) -> None:
+        """The gate stays closed until the server is resumed."""
+        self.held = False
+
+    async def sleep(self, features: Features) -> None:
+        """The server holds no weights and no cache when this returns, and has to be held. Raises EngineError."""
+        self.hold()
+        if not features.sleep:
+            raise EngineError(
+                f"{self._client.url} cannot sleep: start the server with --enable-sleep-mode, and with "
+                "VLLM_SERVER_DEV_MODE=1 in its environment"
+            )
+        await self._asked("/sleep?level=2", _SLEEP_TIMEOUT_S)
+        self._asleep = {WEIGHTS, KV_CACHE}
+        self.wake_s = 0.0
+
+    async def wake(self, part: str) -> None:
+        """WEIGHTS or KV_CACHE gets its memory back, with anything in it, unless it is awake. Raises EngineError."""
+        if part not in self._asleep:
+            return
+        began_s = time.monotonic()
+        await self._asked(f"/wake_up?tags={part}", _SLEEP_TIMEOUT_S)
+        self._asleep.discard(part)
+        self.wake_s += time.monotonic() - began_s
 
     async def passed(self) -> None:
         """Returns when requests may be sent."""
@@ -40,11 +81,14 @@ class Control:
         try:
             await self._post(features, "/pause?mode=keep")
         except BaseException:
-            self._gate.set()
+            if not self.held:
+                self._gate.set()
             raise
 
     async def resume(self, features: Features) -> None:
-        """Raises EngineError; requests are sent again in any case."""
+        """Raises EngineError; requests are sent again in any case, but to a held server."""
+        if self.held:
+            return
         try:
             await self._post(features, "/resume")
         finally:
@@ -63,6 +107,9 @@ class Control:
             raise EngineError(
                 f"{self._client.url} cannot be paused: start the server with VLLM_SERVER_DEV_MODE=1 in its environment"
             )
-        answer = await self._client.post(path, timeout_s=_TIMEOUT_S)
+        await self._asked(path, _TIMEOUT_S)
+
+    async def _asked(self, path: str, timeout_s: float) -> None:
+        answer = await self._client.post(path, timeout_s=timeout_s)
         if not answer.ok:
             raise EngineError(f"{self._client.url}{path} answered {answer.status}: {answer.reason()}")

@@ -4,6 +4,7 @@ Invariants:
 - One look at a time; a slow server is asked less often, never more.
 - A server is lost when nothing listens for `REFUSED_S`, or at once where a request broke off too, or when no look
   succeeded for `SILENT_S`; each loss and each return is told once.
+- Nobody is told that a resting server is lost, however long it is silent.
 - A server that was started anew between two looks is told as well: its weights are not those of before.
 """
 
@@ -50,6 +51,7 @@ class Monitor:
         self._period_s = period_s
         self._clock = clock
         self._seen_s = clock()
+        self._resting = False
         self._lost = False
         self._looking = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
@@ -64,6 +66,10 @@ class Monitor:
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await task
+
+    def rest(self, on: bool) -> None:
+        """The server sleeps, and may answer late or not at all; its process is somebody else's to watch."""
+        self._resting, self._seen_s = on, self._clock()
 
     async def look(self) -> None:
         """One look; what it finds is told."""
@@ -97,7 +103,7 @@ class Monitor:
     def _missed(self, error: EngineError, suspected: bool) -> None:
         refused_s = 0.0 if suspected else REFUSED_S
         limit_s = refused_s if isinstance(error, UnreachableError) else SILENT_S
-        if not self._lost and self._clock() - self._seen_s >= limit_s:
+        if not self._resting and not self._lost and self._clock() - self._seen_s >= limit_s:
             self._lost = True
             self._watcher.lost(str(error))
 

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from swe_rl.engine.http_client import Answer, HttpClient
+from swe_rl.engine.http_client import Answer, HttpClient, ServerFailingError
 from swe_rl.engine.http_features import Features
 from swe_rl.engine.http_wire import weight_version
 from swe_rl.engine.protocol import EngineError
@@ -128,12 +128,9 @@ def untied_copy(source: Path, target: Path) -> Path:
     return target
 
 
-async def load_from_folder(client: HttpClient, features: Features, folder: Path, version: int) -> None:
+async def load_from_folder(client: HttpClient, folder: Path) -> None:
     """The server, which must be paused, holds the weights of `folder` when this returns. Raises EngineError."""
-    body = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
-    await ask(client, "/collective_rpc", body)
-    await forget_prefixes(client)
-    await set_version(client, features, version)
+    await ask(client, "/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}})
 
 
 async def set_version(client: HttpClient, features: Features, version: int) -> None:
@@ -160,8 +157,9 @@ async def forget_prefixes(client: HttpClient) -> None:
 
 
 async def ask(client: HttpClient, path: str, body: Mapping[str, object] | None = None) -> Answer:
-    """With the patience that weights need. Raises EngineError."""
+    """With the patience that weights need. Raises ServerFailingError, EngineError."""
     answer = await client.post(path, body, timeout_s=_LOAD_TIMEOUT_S)
     if not answer.ok:
-        raise EngineError(f"{client.url}{path} answered {answer.status}: {answer.reason()}")
+        kind = ServerFailingError if answer.status >= 500 else EngineError
+        raise kind(f"{client.url}{path} answered {answer.status}: {answer.reason()}")
     return answer

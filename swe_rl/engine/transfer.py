@@ -14,23 +14,19 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 from urllib.parse import urlsplit
 
-from swe_rl.config.choices import EngineKind
-from swe_rl.config.schema import Config
 from swe_rl.engine.http import HttpEngine, UnchangedError
 from swe_rl.engine.http_client import HttpClient
 from swe_rl.engine.http_features import minor_version
-from swe_rl.engine.http_weights import EMBEDDING, HEAD, ask, forget_prefixes, set_version
+from swe_rl.engine.http_weights import ask
 from swe_rl.engine.protocol import Engine, EngineError
 from swe_rl.engine.update import is_gone, sync_error
 from swe_rl.engine.wire import (
-    GLOO,
     NCCL,
     NCCL_BUFFER_BYTES,
     NCCL_BUFFERS,
     Announced,
     SendsWeights,
     Sent,
-    transfer_kind,
 )
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -49,6 +45,13 @@ class Receives(Protocol):
     async def receiver(self) -> HttpEngine: ...
 
 
+@runtime_checkable
+class Explains(Protocol):
+    """An engine that knows more of its server's failures than the server answers."""
+
+    def explained(self, error: EngineError) -> EngineError: ...
+
+
 @dataclass(slots=True)
 class Times:
     """Of one update, in seconds, each the slowest server's; `gather` and `wire` are the sender's."""
@@ -60,20 +63,6 @@ class Times:
     resume_s: float = 0.0
     sent_gb: float = 0.0
     rounds: int = 1
-
-
-def make_transfer(config: Config, engines: Sequence[Engine], sender: SendsWeights) -> "Transfer | None":
-    """None where weights go another way."""
-    kind = transfer_kind(config)
-    if kind is None:
-        return None
-    # Without a GPU the servers of vllm_engines have an output layer of their own.
-    untied = config.model.tie_word_embeddings and kind == GLOO and config.engine.kind is EngineKind.vllm
-    made = Transfer(engines, sender, kind, {HEAD: EMBEDDING} if untied else {})
-    for engine in engines:
-        if hasattr(engine, "restore") and config.trainer.max_staleness_steps == 0:
-            engine.restore = made.restore  # with training beside sampling, the trainer's weights may be newer by then
-    return made
 
 
 @dataclass(slots=True)
@@ -105,6 +94,7 @@ class Transfer:
                 if not failures:
                     times.rounds, self._version = number, version
                     return times
+                failures = {name: self._explained(name, error) for name, error in failures.items()}
             self._wired = ()
         raise sync_error(failures, len(self._engines), version) from next(iter(failures.values()))
 
@@ -112,6 +102,10 @@ class Transfer:
         """For a server that was started anew: what the sender holds, through a folder. Raises EngineError."""
         weights = await asyncio.to_thread(self._sender.weights)
         await http.update_weights(weights, self._version)
+
+    def _explained(self, name: str, error: EngineError) -> EngineError:
+        engine = next(one for one in self._engines if one.name == name)
+        return engine.explained(error) if isinstance(engine, Explains) else error
 
     async def _receivers(self) -> tuple[dict[str, HttpEngine], dict[str, EngineError]]:
         """Those of engines that are up or come up again, by the engine's name."""
@@ -141,7 +135,7 @@ class Transfer:
         taking = [asyncio.create_task(_take(http, one, self._kind)) for http in receivers.values()]
         sending.add_done_callback(lambda _: _give_up(sending, taking))
         ends = await asyncio.gather(*taking, return_exceptions=True)
-        failures = _failures(receivers, ends)
+        failures = failures_of(receivers, ends)
         if failures:
             await one.ready.abort()
         await asyncio.wait({sending}, timeout=_SENDER_S if failures else None)
@@ -176,7 +170,7 @@ class Transfer:
             return_exceptions=True,
         )
         problem = await opening
-        failures = _failures(receivers, ends)
+        failures = failures_of(receivers, ends)
         if problem and not failures:
             failures = dict.fromkeys(receivers, EngineError(f"the trainer did not reach it: {problem}"))
         if not failures and not self._announced:
@@ -210,8 +204,6 @@ async def _take(http: HttpEngine, one: _Round, kind: str) -> None:
             await ask(client, "/update_weights", {"update_info": {**one.update_info, **packed}})
             taken_s = time.monotonic()
             await ask(client, "/finish_weight_update")
-            await forget_prefixes(client)
-            await set_version(client, http.features, one.version)
             loaded_s = time.monotonic()
     except BaseException as error:
         await one.paused.abort()
@@ -254,7 +246,7 @@ def _give_up(sending: "asyncio.Task[Sent]", taking: "Sequence[asyncio.Task[None]
             asyncio.get_running_loop().call_later(_SENDER_S, one.cancel)
 
 
-def _failures(receivers: Mapping[str, HttpEngine], ends: Sequence[object]) -> dict[str, EngineError]:
+def failures_of(receivers: Mapping[str, HttpEngine], ends: Sequence[object]) -> dict[str, EngineError]:
     """By engine, without those that only followed another's."""
     found: dict[str, EngineError] = {}
     for name, end in zip(receivers, ends, strict=True):

@@ -40,7 +40,7 @@ async def update_engines(engines: Sequence[Engine], weights: "Mapping[str, torch
         raise sync_error(failures, len(engines), version) from next(iter(failures.values()))
 
 
-def is_gone(engine: Engine) -> bool:
+def is_gone(engine: object) -> bool:
     """It will not serve again."""
     return bool(getattr(engine, "failed", False))
 

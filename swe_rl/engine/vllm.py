@@ -5,6 +5,8 @@ Invariants:
   restart, which is tried `max_restarts` times in the engine's life, and fail when there is none left.
 - A restarted server serves only with the weights that the dead one had, or newer ones; otherwise it stays down.
 - New weights reach a server that dies while it takes them once it is back.
+- A server that dies between `sleep` and `may_wake` leaves its GPUs free until `may_wake`; one that is started anew
+  while it waits for weights gets them by the next update, and serves nobody before.
 - A server that dies for want of a compiler is started again without compiled kernels, once, with a line that says so;
   one that does not understand the name of a MIG slice is given the slice's number.
 - `close` ends the process and everything below it.
@@ -74,6 +76,8 @@ class VllmEngine:
         self._paused = False
         self._up = asyncio.Event()
         self._down = asyncio.Event()
+        self._may_start = asyncio.Event()
+        self._may_start.set()
         self._death: ServerDiedError | None = None
         self._failure: EngineError | None = None
         self._keeper: asyncio.Task[None] | None = None
@@ -130,6 +134,32 @@ class VllmEngine:
         self._paused = False
         await (await self._serving()).resume()
 
+    async def sleep(self) -> None:
+        """Its GPUs' memory is free when this returns: the server sleeps, or has ended. Requests wait.
+
+        Raises EngineError where it will not serve again.
+        """
+        http = await self._serving()
+        self._may_start.clear()
+        try:
+            await http.sleep()
+        except EngineError:
+            if not await self._dies():
+                raise
+
+    async def may_wake(self) -> None:
+        """The GPUs are free again: a server that ended meanwhile is started, and one waits until it is up.
+
+        Raises EngineError where it will not serve again.
+        """
+        self._may_start.set()
+        await self._serving()
+
+    @property
+    def wake_s(self) -> float:
+        """Seconds that the last waking took."""
+        return self._http.wake_s if self._http is not None else 0.0
+
     async def update_weights(self, weights: "Mapping[str, torch.Tensor]", version: int) -> None:
         """Raises EngineError; a server that dies meanwhile is given them again, once, when it is back."""
         for last in (False, True):
@@ -137,9 +167,16 @@ class VllmEngine:
             try:
                 await http.update_weights(weights, version)
                 return
-            except EngineError:
+            except EngineError as error:
+                explained = self.explained(error)  # before another start begins a log of its own
                 if last or not await self._dies():
-                    raise
+                    raise explained from error
+
+    def explained(self, error: EngineError) -> EngineError:
+        """With what the server's log says, where its answer was but that it failed."""
+        if self._server is None or not isinstance(error, ServerFailingError):
+            return error
+        return type(error)(f"{error}; {self._server.said()}")
 
     async def receiver(self) -> HttpEngine:
         """Who takes weights for this engine, once its server is up. Raises EngineError."""
@@ -181,7 +218,8 @@ class VllmEngine:
     async def _serving(self) -> HttpEngine:
         if self._keeper is None and self._failure is None:
             raise EngineError(f"Engine `{self.name}` was not started; await start() first.")
-        await self._up.wait()
+        while not self._up.is_set():
+            await self._up.wait()
         if self._failure is not None or self._http is None:
             raise EngineError(str(self._failure)) from self._failure
         return self._http
@@ -240,13 +278,15 @@ class VllmEngine:
             error = await self._server.wait()
             self._death = error
             self._up.clear()
-            self._down.set()
             self._lost(error)
+            await self._server.stop()  # also where the guard was killed: nothing of it may stay on the GPUs
+            self._down.set()
             if self.restarts >= self._max_restarts:
                 self._give_up(EngineError(f"{error}; it was restarted {self.restarts} times already"))
                 return
             self.restarts += 1
             try:
+                await self._may_start.wait()
                 await self._restart(error)
             except Exception as again:  # UserError, EngineError, DiskError: nobody waits for this task
                 self._give_up(EngineError(f"{error}; the restart failed: {again}"))
@@ -260,6 +300,7 @@ class VllmEngine:
         self._http.lose(str(error))
         left = self._max_restarts - self.restarts
         then = f"restart {self.restarts + 1} of {self._max_restarts}" if left > 0 else "it is not started again"
+        then += " after the trainer's turn" if left > 0 and not self._may_start.is_set() else ""
         self._teller.lost(str(error), self._http.in_flight.loss, then)
         self._tell(False)
 
@@ -273,12 +314,15 @@ class VllmEngine:
         self._before = self.stats()
         http, self._http = self._http, None
         await http.close()
-        await self._server.stop()
         if error.cause is Cause.no_compiler and not self._eager:
             self._go_eager(error)
         folder = self._folder(version)
         await self._launch(str(folder) if folder else self._model_path)
-        await self._give_weights(version, from_start=folder is not None)
+        assert self._http is not None
+        if http.held:
+            self._http.hold()
+        else:
+            await self._give_weights(version, from_start=folder is not None)
 
     async def _give_weights(self, version: int, *, from_start: bool) -> None:
         """Those of `version`, unless the server was started with them. Raises EngineError."""

@@ -14,14 +14,15 @@ from pathlib import Path
 
 from swe_rl.config.choices import LogprobsMode
 from swe_rl.config.schema import Config
-from swe_rl.engine.wire import GLOO, transfer_kind
+from swe_rl.config.sizes import shares_gpus
+from swe_rl.engine.wire import GLOO, IPC, transfer_kind
 
 _LOGPROBS_FLAG = {LogprobsMode.processed: "processed_logprobs", LogprobsMode.raw: "raw_logprobs"}
 _GPU_BLOCK_TOKENS = 16
 _CPU_BLOCK_TOKENS = 32  # the smallest that the CPU build takes
 _CPU_CACHE_TOKENS = 16  # times engine.max_model_len: as many full sequences fit by default
 _CPU_FLOAT_BYTES = 4
-EXTENSION = "swe_rl_gloo"  # as vllm_gloo.py is called beside the servers
+EXTENSIONS = {GLOO: "swe_rl_gloo", IPC: "swe_rl_ipc"}  # as vllm_gloo.py and vllm_ipc.py are called beside the servers
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +86,12 @@ def server_arguments(config: Config, choice: ServerChoice, options: VllmOptions 
         arguments += ["--revision", config.model.revision, "--tokenizer-revision", config.model.revision]
     if engine.enforce_eager or choice.eager:
         arguments.append("--enforce-eager")
+    if shares_gpus(config):
+        arguments.append("--enable-sleep-mode")
     if transfer := transfer_kind(config):
         arguments += ["--weight-transfer-config", json.dumps({"backend": transfer})]
-        arguments += ["--worker-extension-cls", f"{EXTENSION}.Extension"] if transfer == GLOO else []
+        if transfer in EXTENSIONS:
+            arguments += ["--worker-extension-cls", f"{EXTENSIONS[transfer]}.Extension"]
     arguments += _memory(config, options, choice.devices)
     return (*arguments, *options.extra_arguments)
 
@@ -101,7 +105,7 @@ def server_environment(
     api_key: str,
     extension: Path | None = None,
 ) -> dict[str, str]:
-    """`cache` holds what vLLM compiles, for all engines of this machine; `extension`, EXTENSION where it is needed."""
+    """`cache` holds what vLLM compiles, for all engines of this machine; `extension`: a folder with EXTENSIONS."""
     devices = choice.devices
     caches = {
         "VLLM_CACHE_ROOT": cache / "vllm",

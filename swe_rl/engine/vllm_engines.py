@@ -23,7 +23,6 @@ from swe_rl.engine.http_weights import WeightFolders, untied_copy
 from swe_rl.engine.loss import Record
 from swe_rl.engine.vllm import VllmEngine
 from swe_rl.engine.vllm_arguments import (
-    EXTENSION,
     ServerChoice,
     VllmOptions,
     served_name,
@@ -36,7 +35,7 @@ from swe_rl.engine.vllm_devices import DeviceError, slice_number, visible_device
 from swe_rl.engine.vllm_makers import Makers
 from swe_rl.engine.vllm_server import Launch, VllmServer
 from swe_rl.engine.vllm_step import StepSpec
-from swe_rl.engine.wire import GLOO, transfer_kind
+from swe_rl.engine.wire import GLOO, IPC, transfer_kind
 from swe_rl.hardware.allocation import allocation
 from swe_rl.hardware.host_address import free_port
 from swe_rl.hardware.nodes import NodesError, address, node_names, step, step_environment
@@ -45,6 +44,11 @@ from swe_rl.logger.disk import disk_error
 from swe_rl.model.load import locate
 from swe_rl.sandbox.process_tree import MARKER
 
+# What is copied beside the servers, and as what, for a way of transferring weights.
+_EXTENSION_FILES = {
+    GLOO: {"vllm_gloo.py": "swe_rl_gloo.py"},
+    IPC: {"vllm_ipc.py": "swe_rl_ipc.py", "ipc_handle.py": "swe_rl_ipc_handle.py"},
+}
 _log = logging.getLogger(__name__)
 
 
@@ -191,12 +195,14 @@ def weight_folders(config: Config, root: Path, *, untied: bool = False) -> Weigh
 
 def _extension(config: Config, scratch: Path) -> Path | None:
     """A copy apart: vLLM may be in another environment, which must not see the packages of this one."""
-    if transfer_kind(config) != GLOO:
+    files = _EXTENSION_FILES.get(transfer_kind(config) or "")
+    if files is None:
         return None
     folder = scratch / "extension"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(Path(__file__).with_name("vllm_gloo.py"), folder / f"{EXTENSION}.py")
+        for name, there in files.items():
+            shutil.copyfile(Path(__file__).with_name(name), folder / there)
     except OSError as error:
         raise disk_error(folder, error) from error
     return folder

@@ -88,5 +88,9 @@ class GlooEngine(WeightTransferEngine):  # type: ignore[misc]
     def shutdown(self) -> None:
         self._group = None
 
+    @staticmethod
+    def trainer_send_weights(iterator: Any, trainer_args: Any) -> None:
+        raise RuntimeError("the trainer has an end of its own")
+
 
 WeightTransferEngineFactory.register_engine(NAME, GlooEngine)

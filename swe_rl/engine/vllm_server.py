@@ -97,6 +97,10 @@ class VllmServer:
         status = await self._process.wait()
         return self._died(status)
 
+    def said(self) -> str:
+        """The errors in its log since its start."""
+        return f"{self._diagnosis()} (log: {self.log})"
+
     async def stop(self) -> None:
         process = self._process
         if process is None:

@@ -15,14 +15,18 @@ from swe_rl.config.sizes import uses_no_gpu
 if TYPE_CHECKING:
     import torch
 
-GLOO, NCCL = "gloo", "nccl"
+GLOO, NCCL, IPC = "gloo", "nccl", "swe_rl_ipc"  # names of back ends in vLLM's workers; its own `ipc` is another one
 # How vLLM packs tensors for NCCL; sender and receivers must agree.
 NCCL_BUFFER_BYTES, NCCL_BUFFERS = 2**30, 2
 
 
 def transfer_kind(config: Config) -> str | None:
-    """GLOO or NCCL; None where weights go another way."""
-    if config.trainer.weight_sync is not WeightSync.nccl or config.engine.kind is EngineKind.embedded:
+    """None where weights go another way."""
+    if config.engine.kind is EngineKind.embedded:
+        return None
+    if config.trainer.weight_sync is WeightSync.ipc:
+        return IPC
+    if config.trainer.weight_sync is not WeightSync.nccl:
         return None
     return GLOO if uses_no_gpu(config.layout) else NCCL
 

@@ -1,6 +1,7 @@
 """The loop: rollouts, rows, policy updates, weights back into the engines, checkpoints.
 
 Invariants:
+- Where engines and trainer share GPUs, engines sleep from the end of the rollouts to the update (see engine/turns).
 - Training, weight sync and the step's record are one unit: an interruption waits for its end.
 - What a step computes depends on the configuration, the seed and the weights only, never on timing, so that a
   resumed run repeats what an uninterrupted one computes. With `trainer.max_staleness_steps` > 0 (see ahead) the first
@@ -18,7 +19,8 @@ from swe_rl.algo.row import Row
 from swe_rl.config.choices import Capture, JobName, KlPlace
 from swe_rl.config.compose import config_hash, flatten
 from swe_rl.config.schema import Config
-from swe_rl.engine.transfer import make_transfer
+from swe_rl.engine.transfers import make_transfer
+from swe_rl.engine.turns import make_turns
 from swe_rl.engine.update import update_engines
 from swe_rl.engine.watch import watched
 from swe_rl.env.instance import Instance
@@ -72,6 +74,7 @@ class Loop:
         self._parts = parts
         self._trainer = trainer
         self._transfer = make_transfer(config, parts.engines, trainer) if trainer is not None else None
+        self._turns = make_turns(config, parts.engines)
         self._instances = parts.env.instances(config.env.split)
         if len(self._instances) < config.rollout.prompts_per_step and config.job.name is not JobName.eval:
             raise UserError(
@@ -248,6 +251,7 @@ class Loop:
         collected, times_s = item.collected, item.times_s
         traces = self._count_tokens(collected)
         record: dict[str, Any] = {"step": step, **rollout_numbers(collected, times_s["generate_s"]), **times_s}
+        await self._turns.to_trainer()
         kl_sums = await self._kl_sums(collected, traces)
         record["degenerate_groups"] = set_advantages(
             collected.trajectories, self._config.algo, kl_sums, self._config.rollout.max_trajectory_tokens
@@ -316,10 +320,11 @@ class Loop:
         config, engines = self._config, self._parts.engines
         started_s = time.monotonic()
         with self._session.progress.phase("sync_weights"), self._parts.gateway.syncing():
+            await self._turns.to_engines()
             times = await self._hand_over_weights(self._trainer)
         self.served = self.step
         sync_s = time.monotonic() - started_s
-        event: dict[str, Any] = {"step": self.step, **times}
+        event: dict[str, Any] = {"step": self.step, **times, **self._turns.times()}
         if config.trainer.check_weights:
             found = await require_agreement(
                 engines, self._trainer, self.step, vocab_size=config.model.vocab_size, limit=explained(config)

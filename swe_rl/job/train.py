@@ -3,6 +3,8 @@
 Invariants:
 - The trainer is in this process, or in processes of its own where the layout gives it GPUs or ranks; the loop does not
   know which. Either way it is closed on every exit, after the engines.
+- Ranks are up, and rest, before the first engine starts: a server measures its GPU's free memory at its start, which
+  nobody may change meanwhile.
 - Where a rank is lost and `trainer.max_restarts` allows it, all but the servers of sandboxes is taken apart, and put
   together again as a resumed run is: nothing of the attempt that failed is left.
 """
@@ -17,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from swe_rl.config.choices import EngineKind
 from swe_rl.config.schema import Config
+from swe_rl.config.sizes import shares_gpus
 from swe_rl.engine.vllm_devices import DeviceError, visible_devices
 from swe_rl.errors import RunError
 from swe_rl.hardware.rendezvous import meets
@@ -180,6 +183,7 @@ def _group(config: Config, one: Session, pad_token_id: int, restart: int) -> "Tr
         address="",
         device="cuda" if config.layout.trainer_gpus else "cpu",
         gpus=() if by_ray else trainer_gpus(config, os.environ),
+        shares_gpus=shares_gpus(config),
         logs=one.folder.path / "trainer" / (f"restart{restart}" if restart else ""),
     )
     in_memory = config.engine.kind is EngineKind.embedded

@@ -6,6 +6,7 @@ Invariants:
 - Tied weights come once, under the name of the embedding.
 """
 
+import time
 from collections.abc import Iterator, Mapping
 
 import torch
@@ -13,8 +14,33 @@ from torch import Tensor
 
 from swe_rl.trainer.shard import whole
 
+Named = tuple[str, Tensor]
+
 
 def gathered(weights: Mapping[str, Tensor], dtype: torch.dtype = torch.bfloat16) -> Iterator[tuple[str, Tensor]]:
     """Name and whole tensor, on every rank's own device; `weights` is `Trainer.engine_weights()`."""
     for name, tensor in weights.items():
         yield name, whole(tensor.detach().to(dtype))
+
+
+class Stream(Iterator[Named]):
+    """Whole tensors as they are put together, some of them under a second name as well; keeps the time it takes."""
+
+    def __init__(self, tensors: Iterator[Named], second: Mapping[str, str]) -> None:
+        self._tensors, self._second = tensors, second
+        self._again: Named | None = None
+        self.gather_s, self.bytes = 0.0, 0
+
+    def __next__(self) -> Named:
+        if self._again is not None:
+            found, self._again = self._again, None
+            return found
+        began_s = time.perf_counter()
+        try:
+            name, tensor = next(self._tensors)
+        finally:
+            self.gather_s += time.perf_counter() - began_s
+        if name in self._second:
+            self._again = (self._second[name], tensor)
+        self.bytes += tensor.numel() * tensor.element_size()
+        return name, tensor

@@ -25,6 +25,7 @@ from swe_rl.trainer.rank_processes import RankProcesses
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from swe_rl.engine.staging import Staging
     from swe_rl.engine.wire import Announced, Sent
     from swe_rl.trainer.checkpoint import Checkpoint
     from swe_rl.trainer.group_weights import GroupWeights
@@ -119,6 +120,23 @@ class TrainerGroup:
         sent: Sent = self._ask("transfer_weights", dict(twice))
         return sent
 
+    def open_staging(self, twice: Mapping[str, str]) -> "Staging":
+        """Here and below as `engine.staging.StagesWeights`."""
+        from swe_rl.engine.staging import Staging
+
+        with self._asking:
+            opened = self._request("open_staging", dict(twice))
+        problems = [f"rank {rank}: {one.problem}" for rank, one in sorted(opened.items()) if one.problem]
+        handles = {one.device: one.handles for one in opened.values()}
+        return Staging(opened[0].buckets, handles, "; ".join(problems) or None)
+
+    def stage(self, number: int) -> "Sent":
+        sent: Sent = self._ask("stage", number)
+        return sent
+
+    def close_staging(self) -> None:
+        self._ask("close_staging")
+
     def save(self, folder: Path, **rest: Any) -> Path:
         """As `ShardedCheckpoints.save`; the checkpoint is there after `wait`."""
         from swe_rl.trainer.rng import capture_rng
@@ -168,9 +186,12 @@ class TrainerGroup:
 
     def _ask(self, verb: str, *arguments: Any, into: "dict[str, Tensor] | None" = None, **named: Any) -> Any:
         with self._asking:
-            return self._request(verb, *arguments, into=into, **named)
+            return self._request(verb, *arguments, into=into, **named)[0]
 
-    def _request(self, verb: str, *arguments: Any, into: "dict[str, Tensor] | None" = None, **named: Any) -> Any:
+    def _request(
+        self, verb: str, *arguments: Any, into: "dict[str, Tensor] | None" = None, **named: Any
+    ) -> dict[int, Any]:
+        """The results by rank."""
         if not self._ranks:
             raise self._failure or TrainerError(
                 f"The trainer's ranks are not running, so `{verb}` cannot be asked of them."
@@ -182,10 +203,11 @@ class TrainerGroup:
                 raise self._failed(f"before `{verb}`") from error
         return self._answers(f"`{verb}`", into)
 
-    def _answers(self, what: str, into: "dict[str, Tensor] | None" = None) -> Any:
-        """Rank 0's result, once all ranks have answered."""
+    def _answers(self, what: str, into: "dict[str, Tensor] | None" = None) -> dict[int, Any]:
+        """The results by rank, once all ranks have answered."""
         asked = list(self._ranks)
-        until, result = time.monotonic() + self._timeout_s, None
+        results: dict[int, Any] = {}
+        until = time.monotonic() + self._timeout_s
         while asked:
             for rank in self._place.wait(asked, _POLL_S):
                 try:
@@ -200,11 +222,11 @@ class TrainerGroup:
                 asked.remove(rank)
                 if kind == "failed":
                     raise self._failed(f"during {what}", {rank.rank: rank.reported(rest)})
-                result = rest[0] if rank.rank == 0 else result
+                results[rank.rank] = rest[0]
             if asked and time.monotonic() > until:
                 silent = asked[0].rank
                 raise self._failed(what, {silent: RankEnd.silent(silent, what, self._timeout_s)})
-        return result
+        return results
 
     def _failed(self, when: str, known: Mapping[int, RankEnd] | None = None) -> TrainerError:
         """Waits a moment for what the others know, ends them, and tells of the first that ended."""

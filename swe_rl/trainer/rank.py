@@ -1,13 +1,16 @@
 """What a rank's process does: it builds its part of the trainer, then carries out what its driver asks for.
 
 Invariants:
-- All ranks get the same requests in the same order; only rank 0 sends results back, the others their state.
+- All ranks get the same requests in the same order; only rank 0 sends results back, but for what
+  each has of its own; the others their state.
 - An exception ends the rank after it was reported: its collectives can no longer be trusted.
 - A rank whose driver is gone ends by itself, also in the middle of a collective. Ctrl-C is the driver's to heed.
 - Nobody leaves before all have taken down their collectives, and rank 0, where they meet, is the last.
 - What libraries print goes to the rank's log.
+- Where engines share the GPUs, no rank keeps memory there after a request but what it holds.
 """
 
+import gc
 import multiprocessing
 import os
 import signal
@@ -23,6 +26,8 @@ from swe_rl.config.schema import AlgoConfig, ModelConfig, TrainerConfig
 from swe_rl.errors import SweRlError
 
 _LOOK_S = 0.5
+_OF_ALL = frozenset({"open_staging"})  # whose results differ by rank
+_GOES_ON = frozenset({"stage"})  # comes many times in a row, and `close_staging` after them
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +35,8 @@ class RankSetup:
     """Everything a rank needs.
 
     `device` is `cpu` or `cuda`. `gpus[r]` is what CUDA_VISIBLE_DEVICES is for rank r; without them it takes the r-th
-    visible one. `logs`: a folder for one file a rank; None: the ranks print where the driver prints.
+    visible one. `logs`: a folder for one file a rank; None: the ranks print where the driver prints. `shares_gpus`:
+    engines are on the same ones.
     """
 
     model: ModelConfig
@@ -45,6 +51,7 @@ class RankSetup:
     device: str
     gpus: tuple[str, ...] = ()
     logs: Path | None = None
+    shares_gpus: bool = False
 
     def log(self, rank: int) -> Path | None:
         return self.logs / f"rank{rank}.log" if self.logs else None
@@ -123,6 +130,7 @@ def _serve(setup: RankSetup, mesh: Any, pipe: Any) -> None:
     from swe_rl.trainer import hand_over
     from swe_rl.trainer.assemble import sharded_trainer
     from swe_rl.trainer.sharded_checkpoint import ShardedCheckpoints
+    from swe_rl.trainer.staging import StagingEnd
     from swe_rl.trainer.wire import WireEnd
 
     trainer = sharded_trainer(
@@ -135,6 +143,7 @@ def _serve(setup: RankSetup, mesh: Any, pipe: Any) -> None:
     )
     checkpoints = ShardedCheckpoints(mesh, timeout_s=setup.trainer.collective_timeout_s)
     wire = WireEnd(mesh.rank, hand_over.exchange_type(mesh))
+    staging = StagingEnd(hand_over.exchange_type(mesh), mesh.device)
     verbs: dict[str, Callable[..., Any]] = {
         "train_step": trainer.train_step,
         "sequence_kl": trainer.sequence_kl,
@@ -148,7 +157,11 @@ def _serve(setup: RankSetup, mesh: Any, pipe: Any) -> None:
         "open_wire": wire.open,
         "announce_weights": lambda twice: wire.announce(trainer.engine_weights(), twice),
         "transfer_weights": lambda twice: wire.send(trainer.engine_weights(), twice),
+        "open_staging": lambda twice: staging.open(trainer.engine_weights(), twice),
+        "stage": staging.stage,
+        "close_staging": staging.close,
     }
+    _give_back(setup)
     pipe.send(("ready", None))
     while True:
         verb, arguments, named = pipe.recv()
@@ -157,4 +170,15 @@ def _serve(setup: RankSetup, mesh: Any, pipe: Any) -> None:
             mesh.barrier()
             return
         result = verbs[verb](*arguments, **named)
-        pipe.send(("done", result if mesh.rank == 0 else None))
+        if verb not in _GOES_ON:
+            _give_back(setup)
+        pipe.send(("done", result if mesh.rank == 0 or verb in _OF_ALL else None))
+
+
+def _give_back(setup: RankSetup) -> None:
+    """What torch keeps for later, and what waits in reference cycles, to whoever shares the GPU."""
+    if setup.shares_gpus and setup.device == "cuda":
+        import torch
+
+        gc.collect()
+        torch.cuda.empty_cache()

@@ -21,11 +21,9 @@ from torch import Tensor
 
 from swe_rl.engine.wire import NCCL, NCCL_BUFFER_BYTES, NCCL_BUFFERS, Announced, Sent
 from swe_rl.hardware.host_address import LOOPBACK, free_port, own_address
-from swe_rl.trainer.gather import gathered
+from swe_rl.trainer.gather import Named, Stream, gathered
 
 TIMEOUT_S = 120.0
-
-Named = tuple[str, Tensor]
 
 
 class Wire(Protocol):
@@ -60,20 +58,11 @@ class WireEnd:
         return None
 
     def announce(self, weights: Mapping[str, Tensor], twice: Mapping[str, str]) -> list[Announced]:
-        """`twice`: second names of some tensors, with their first ones: they are sent once more under those."""
-        dtype = str(self._dtype).removeprefix("torch.")
-        known = {name: Announced(name, dtype, tuple(tensor.shape)) for name, tensor in weights.items()}
-        second = {first: name for name, first in twice.items()}
-        found = []
-        for name, one in known.items():
-            found.append(one)
-            if name in second:
-                found.append(Announced(second[name], dtype, one.shape))
-        return found
+        return announced(weights, twice, self._dtype)
 
     def send(self, weights: Mapping[str, Tensor], twice: Mapping[str, str]) -> Sent:
         """On every rank at the same time."""
-        stream = _Stream(gathered(weights, self._dtype), {first: name for name, first in twice.items()})
+        stream = Stream(gathered(weights, self._dtype), {first: name for name, first in twice.items()})
         started_s, problem = time.perf_counter(), None
         try:
             if self._rank == 0:
@@ -97,27 +86,14 @@ class WireEnd:
             wire.close()
 
 
-class _Stream(Iterator[Named]):
-    """Whole tensors as they are put together, some of them under a second name as well; keeps the time it takes."""
-
-    def __init__(self, tensors: Iterator[Named], second: Mapping[str, str]) -> None:
-        self._tensors, self._second = tensors, second
-        self._again: Named | None = None
-        self.gather_s, self.bytes = 0.0, 0
-
-    def __next__(self) -> Named:
-        if self._again is not None:
-            found, self._again = self._again, None
-            return found
-        began_s = time.perf_counter()
-        try:
-            name, tensor = next(self._tensors)
-        finally:
-            self.gather_s += time.perf_counter() - began_s
-        if name in self._second:
-            self._again = (self._second[name], tensor)
-        self.bytes += tensor.numel() * tensor.element_size()
-        return name, tensor
+def announced(weights: Mapping[str, Tensor], twice: Mapping[str, str], dtype: torch.dtype) -> list[Announced]:
+    """`twice`: second names of some tensors, with their first ones: they are sent once more under those."""
+    second = {first: name for name, first in twice.items()}
+    found = []
+    for name, tensor in weights.items():
+        for each in (name, second[name]) if name in second else (name,):
+            found.append(Announced(each, str(dtype).removeprefix("torch."), tuple(tensor.shape)))
+    return found
 
 
 class GlooWire:

@@ -21,7 +21,8 @@ from swe_rl.engine.http_features import Needs
 from swe_rl.engine.make import EngineFolders, engine_scratch, make_engines, start_engines
 from swe_rl.engine.protocol import SamplingParams
 from swe_rl.engine.scripted import ScriptedEngine
-from swe_rl.engine.transfer import Transfer, make_transfer
+from swe_rl.engine.transfer import Transfer
+from swe_rl.engine.transfers import make_transfer
 from swe_rl.engine.update import WeightSyncError
 from swe_rl.engine.vllm_arguments import VllmOptions
 from swe_rl.engine.wire import GLOO, NCCL, Announced, Sent, transfer_kind

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from swe_rl.config.choices import EngineKind, LogprobsMode, WeightSync
+from swe_rl.config.choices import EngineKind, JobName, LogprobsMode, WeightSync
 from swe_rl.config.compose import compose
-from swe_rl.config.schema import Config, EngineConfig, LayoutConfig, ModelConfig, TrainerConfig
+from swe_rl.config.schema import Config, EngineConfig, JobConfig, LayoutConfig, ModelConfig, TrainerConfig
 from swe_rl.engine.vllm_arguments import ServerChoice, VllmOptions, server_arguments, server_environment
 
 SERVE = VllmOptions(command=("vllm", "serve"))
@@ -108,6 +108,22 @@ def test_weights_straight_into_memory():
     on_gpus = replace(by, layout=LayoutConfig(trainer_gpus=1, colocated=False))
     found = lines(server_arguments(on_gpus, ServerChoice(0, 1, "m", devices="0"), SERVE))
     assert '--weight-transfer-config {"backend": "nccl"}' in found and not any("extension" in one for one in found)
+
+
+def test_servers_that_share_gpus_with_a_trainer_can_sleep():
+    shared = LayoutConfig(engines=1, trainer_gpus=1, colocated=True)
+    config = Config(engine=EngineConfig(kind=EngineKind.vllm), layout=shared)
+    assert "--enable-sleep-mode" in server_arguments(config, ServerChoice(0, 1, "m", devices="0"), SERVE)
+    for other in (
+        replace(config, layout=replace(shared, colocated=False)),
+        replace(config, layout=LayoutConfig()),
+        replace(config, job=JobConfig(name=JobName.rollout)),
+    ):
+        assert "--enable-sleep-mode" not in server_arguments(other, ServerChoice(0, 1, "m", devices="0"), SERVE)
+    by_memory = replace(config, trainer=TrainerConfig(weight_sync=WeightSync.ipc))
+    found = lines(server_arguments(by_memory, ServerChoice(0, 1, "m", devices="0"), SERVE))
+    assert '--weight-transfer-config {"backend": "swe_rl_ipc"}' in found
+    assert "--worker-extension-cls swe_rl_ipc.Extension" in found
 
 
 def environment(config=None, environ=None, **choice):

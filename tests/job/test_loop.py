@@ -11,9 +11,11 @@ import pytest
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from swe_rl.config.choices import KlPlace
 from swe_rl.config.compose import compose
 from swe_rl.engine.protocol import EngineError
 from swe_rl.engine.scripted import ScriptedEngine
+from swe_rl.engine.turns import Turns
 from swe_rl.engine.update import WeightSyncError
 from swe_rl.env.instance import Instance
 from swe_rl.errors import RunError, UserError
@@ -173,6 +175,43 @@ async def test_a_whole_run(started):
     assert len({total for _, total in run.engine.updates}) == 4
     assert len(read_jsonl(run.folder.trajectories(2))) == 2 * N
     assert len(read_jsonl(run.folder.eval_trajectories(2))) == 5
+
+
+@pytest.mark.parametrize("kl", [False, True])
+async def test_engines_sleep_from_the_end_of_the_rollouts_to_the_update(started, monkeypatch, kl):
+    asked = []
+
+    class Noted(Turns):
+        async def to_trainer(self):
+            asked.append("asleep")
+
+        async def to_engines(self):
+            asked.append("may wake")
+
+        def times(self):
+            return {"sleep_s": 1.5, "wake_s": 2.5}
+
+    def noting(what, function):
+        def call(*given, **named):
+            asked.append(what)
+            return function(*given, **named)
+
+        return call
+
+    monkeypatch.setattr("swe_rl.job.loop.make_turns", lambda config, engines: Noted([]))
+    with started("trainer.steps=2") as run:
+        if kl:
+            algo = dataclasses.replace(run.loop._config.algo, kl_coef=0.1, kl_in=KlPlace.reward)
+            run.loop._config = dataclasses.replace(run.loop._config, algo=algo)
+        run.trainer.train_step = noting("train", run.trainer.train_step)
+        run.trainer.sequence_kl = noting("kl", lambda rows, estimator: {row.trajectory_id: 0.0 for row in rows})
+        run.engine.update_weights = noting("weights", run.engine.update_weights)
+        run.rollouts.collect = noting("sample", run.rollouts.collect)
+        await run.loop.run()
+        events = read_events(run.folder.events_jsonl, "weights")
+    turn = ["sample", "asleep", *(["kl"] if kl else []), "train", "may wake", "weights"]
+    assert asked == ["may wake", "weights", "sample", *turn, *turn, "sample"]  # the first and last are evaluations
+    assert all(event["sleep_s"] == 1.5 and event["wake_s"] == 2.5 for event in events)
 
 
 AHEAD = "trainer.max_staleness_steps=1"

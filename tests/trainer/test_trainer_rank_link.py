@@ -5,9 +5,11 @@ from types import SimpleNamespace
 import pytest
 
 from swe_rl.config.schema import TrainerConfig
+from swe_rl.trainer import rank
 from swe_rl.trainer.errors import TrainerError
 from swe_rl.trainer.group import TrainerGroup
 from swe_rl.trainer.rank_end import RankEnd
+from swe_rl.trainer.staging import Opened
 
 
 class Link:
@@ -106,3 +108,32 @@ def test_of_two_that_left_without_a_word_the_first_one_seen_is_named():
     place.links[1].gone = place.links[2].gone = True
     assert "Rank 1 of 3" in str(group.failure())
     assert place.closed == 1 and all(link.killed for link in place.links)
+
+
+class Staging(Link):
+    """Has buffers on a GPU of its own, or a problem."""
+
+    problem = None
+
+    def send(self, request):
+        self.asked.append(request)
+        handles = () if self.problem else ({"number": self.rank},)
+        self.answers.append(("done", Opened(f"gpu{self.rank}", (), handles, self.problem)))
+
+
+def test_the_buffers_of_every_rank_are_told_by_its_gpu():
+    group, place = group_of(Staging(0), Staging(1))
+    group.start()
+    staging = group.open_staging({"second": "first"})
+    assert staging.handles == {"gpu0": ({"number": 0},), "gpu1": ({"number": 1},)} and staging.problem is None
+    assert place.links[1].asked == [("open_staging", ({"second": "first"},), {})]
+    place.links[1].problem = "OutOfMemoryError: none left"
+    assert group.open_staging({}).problem == "rank 1: OutOfMemoryError: none left"
+
+
+@pytest.mark.parametrize(("shares", "device", "given"), [(True, "cuda", 1), (False, "cuda", 0), (True, "cpu", 0)])
+def test_a_rank_keeps_nothing_of_a_shared_gpu_for_later(monkeypatch, shares, device, given):
+    emptied = []
+    monkeypatch.setattr("torch.cuda.empty_cache", lambda: emptied.append(True))
+    rank._give_back(SimpleNamespace(shares_gpus=shares, device=device))
+    assert len(emptied) == given

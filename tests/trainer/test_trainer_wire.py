@@ -8,8 +8,10 @@ import torch
 from torch.distributed import BroadcastOptions, PrefixStore, ProcessGroupGloo, TCPStore
 
 from swe_rl.config.schema import AlgoConfig, ModelConfig, TrainerConfig
+from swe_rl.engine.ipc_handle import open_shared
 from swe_rl.engine.wire import GLOO, NCCL
 from swe_rl.model.tiny import build_model
+from swe_rl.trainer.errors import TrainerError
 from swe_rl.trainer.group import TrainerGroup
 from swe_rl.trainer.rank import RankSetup
 from swe_rl.trainer.wire import WireEnd
@@ -135,5 +137,39 @@ def test_two_ranks_send_what_they_share(tmp_path):
             group.transfer_weights({}).problem or ""
         )  # the wire is still there, its other end not
         assert group.failure() is None  # no rank was lost by that
+    finally:
+        group.close()
+
+
+@pytest.mark.slow
+def test_two_ranks_stage_what_they_share(tmp_path):
+    """Each into memory of its own; a server that reads one rank's memory finds all of every tensor."""
+    model = ModelConfig(
+        path=str(tmp_path), num_layers=2, hidden_size=32, intermediate_size=48, vocab_size=64, head_dim=8
+    )
+    build_model(model, 0).save_pretrained(tmp_path)
+    trainer = TrainerConfig(lr=1e-3, num_threads=1, collective_timeout_s=60.0)
+    group = TrainerGroup(RankSetup(model, trainer, AlgoConfig(), 0, 1.0, 0, 2, 1, "", "cpu", logs=tmp_path / "logs"))
+    group.start()
+    try:
+        weights = dict(group.weights())
+        for wanted in (None, 0):  # to the end, and given up after the first bucket
+            staging = group.open_staging({})
+            assert staging.problem is None and list(staging.handles) == ["cpu"]
+            buffers = [open_shared(one, torch.device("cpu")) for one in staging.handles["cpu"]]
+            found = {}
+            for number, bucket in enumerate(staging.buckets):
+                sent = group.stage(number)
+                assert sent.sent_bytes == sum(one.size_bytes for one in bucket)
+                for one in bucket:
+                    room = buffers[number % 2][one.offset : one.offset + one.size_bytes]
+                    found[one.tensor.name] = room.view(torch.float32).view(one.tensor.shape).clone()
+                if number == wanted:
+                    break
+            group.close_staging()
+            assert all(torch.equal(tensor, weights[name]) for name, tensor in found.items())
+            assert wanted is not None or found.keys() == weights.keys()
+        with pytest.raises(TrainerError, match="there are no buffers for it"):
+            group.stage(0)
     finally:
         group.close()

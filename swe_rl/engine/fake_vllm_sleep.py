@@ -1,0 +1,56 @@
+"""The sleep of a fake vLLM server: which parts have their memory, and what may be asked meanwhile.
+
+Invariants:
+- As in 0.26: `/wake_up` with a part's name wakes that part, without a name all of them; a part that is awake stays so.
+- What a real server would do with memory that is not there is refused here, and what was asked is noted.
+"""
+
+from collections.abc import Awaitable, Callable
+
+from aiohttp import web
+
+WEIGHTS, KV_CACHE = "weights", "kv_cache"
+_NEEDS = {
+    "/v1/completions": (WEIGHTS, KV_CACHE),
+    "/inference/v1/generate": (WEIGHTS, KV_CACHE),
+    "/collective_rpc": (WEIGHTS,),
+    "/start_weight_update": (WEIGHTS,),
+    "/update_weights": (WEIGHTS,),
+    "/finish_weight_update": (WEIGHTS,),
+}
+
+
+class FakeSleep:
+    """`told(path, query)` is called with every request to sleep or to wake."""
+
+    def __init__(self, able: bool, told: Callable[[str, dict[str, str]], None]) -> None:
+        """`able`: the server was started with --enable-sleep-mode."""
+        self.asleep: set[str] = set()
+        self.misused: list[str] = []  # paths that were asked while what they need was asleep
+        self._able, self._told = able, told
+
+    def routes(self) -> dict[str, Callable[[web.Request], Awaitable[web.StreamResponse]]]:
+        return {"/sleep": self._sleep, "/wake_up": self._wake_up}
+
+    def missing(self, path: str) -> str | None:
+        """What `path` needs and is asleep; it is noted as misused then."""
+        found = [part for part in _NEEDS.get(path, ()) if part in self.asleep]
+        if not found:
+            return None
+        self.misused.append(path)
+        return found[0]
+
+    async def _sleep(self, request: web.Request) -> web.StreamResponse:
+        self._told(request.path, dict(request.query))
+        if not self._able:
+            return web.json_response({"error": {"message": "sleep mode is not enabled"}}, status=500)
+        self.asleep = {WEIGHTS, KV_CACHE}
+        return web.Response()
+
+    async def _wake_up(self, request: web.Request) -> web.StreamResponse:
+        self._told(request.path, dict(request.query))
+        self.asleep -= set(request.query.getall("tags", [WEIGHTS, KV_CACHE]))
+        return web.Response()
+
+    async def is_sleeping(self, _: web.Request) -> web.StreamResponse:
+        return web.json_response({"is_sleeping": bool(self.asleep)})

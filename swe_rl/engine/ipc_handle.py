@@ -1,0 +1,87 @@
+"""Memory that two processes of a host share: one makes it and tells a handle, the other opens it by that handle.
+
+A copy of this file goes beside `vllm_ipc` to the servers: nothing of swe_rl or vLLM is imported here.
+
+Invariants:
+- A handle is JSON, and opening one runs no code that came with it.
+- On a GPU it is memory of torch's allocator, opened by CUDA IPC in a process that has the same GPU, under any number;
+  elsewhere it is a file of the host's memory, which the tests use.
+- Memory lives as long as its maker keeps it, whatever becomes of those who opened it; they let go first.
+"""
+
+import base64
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Handle = dict[str, Any]
+_MEMORY = "/dev/shm"
+
+
+def device_key(device: torch.device) -> str:
+    """The same in all processes: a GPU's UUID without `GPU-` before it; `cpu` for the host."""
+    if device.type != "cuda":
+        return "cpu"
+    text = str(torch.cuda.get_device_properties(device).uuid)
+    return text.removeprefix("GPU-").removeprefix("MIG-").lower()
+
+
+def make_shared(size_bytes: int, device: torch.device) -> tuple[Tensor, Handle]:
+    """uint8 [size_bytes], and how others open it. Raises RuntimeError with the cause where it cannot be shared."""
+    size_bytes = max(1, size_bytes)
+    if device.type != "cuda":
+        descriptor, path = tempfile.mkstemp(prefix="swe_rl-", dir=_MEMORY if Path(_MEMORY).is_dir() else None)
+        os.close(descriptor)
+        shared = torch.from_file(path, shared=True, size=size_bytes, dtype=torch.uint8)
+        return shared, {"file": path, "size": size_bytes}
+    _require_shareable()
+    tensor = torch.empty(size_bytes, dtype=torch.uint8, device=device)
+    storage: Any = tensor.untyped_storage()
+    _, memory, size, offset, counter, counter_offset, event, waits = storage._share_cuda_()
+    # torch counts whoever opens a handle, and never frees memory of a process that died with one: not counted here.
+    torch.UntypedStorage._release_ipc_counter(counter, counter_offset, device=device)
+    handle = {"size": size, "offset": offset, "counter_offset": counter_offset, "waits": waits}
+    return tensor, handle | {"memory": _text(memory), "counter": _text(counter), "event": _text(event)}
+
+
+def open_shared(handle: Handle, device: torch.device) -> Tensor:
+    """The memory of `make_shared`, uint8, until the result is dropped. Raises RuntimeError."""
+    if "file" in handle:
+        if not Path(handle["file"]).exists():  # torch would make a new one
+            raise RuntimeError(f"the shared memory {handle['file']} is gone")
+        return torch.from_file(handle["file"], shared=True, size=handle["size"], dtype=torch.uint8)
+    index = torch.cuda.current_device() if device.index is None else device.index
+    counter = _bytes(handle["counter"]), handle["counter_offset"]
+    place = _bytes(handle["memory"]), handle["size"], handle["offset"]
+    opened: Any = torch.UntypedStorage._new_shared_cuda(
+        index, *place, *counter, _bytes(handle["event"]), handle["waits"]
+    )
+    return torch.empty(0, dtype=torch.uint8, device=torch.device("cuda", index)).set_(opened)
+
+
+def forget_shared(handle: Handle) -> None:
+    """Nobody opens it any more. On a GPU it ends with its tensor."""
+    if "file" in handle:
+        Path(handle["file"]).unlink(missing_ok=True)
+
+
+def _require_shareable() -> None:
+    """Raises RuntimeError where the allocator's memory is not to be had for others."""
+    settings = ",".join(os.environ.get(name, "") for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"))
+    if torch.cuda.get_allocator_backend() != "native" or "expandable_segments:true" in settings.lower():
+        raise RuntimeError(
+            f"no other process can open memory that is allocated with PYTORCH_CUDA_ALLOC_CONF={settings.strip(',')}: "
+            "start without expandable_segments and cudaMallocAsync, or take trainer.weight_sync=disk"
+        )
+
+
+def _text(content: bytes) -> str:
+    return base64.b64encode(content).decode("ascii")
+
+
+def _bytes(text: str) -> bytes:
+    return base64.b64decode(text, validate=True)
