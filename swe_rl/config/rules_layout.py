@@ -17,8 +17,8 @@ from swe_rl.config.sizes import (
     total_gpus,
     uses_no_gpu,
 )
+from swe_rl.config.weight_sync import VLLM_COMMAND
 
-COMMAND = "SWE_RL_VLLM_COMMAND"  # in the environment: how a vLLM server is started
 EMBEDDED_LIMIT_B = 0.5  # billions of parameters that one CPU process can sample from and train in bearable time
 _SECRET_FLAGS_INSTEAD = {"--api-key": "VLLM_API_KEY", "--hf-token": "HF_TOKEN"}
 _SECRET_FLAGS = frozenset(_SECRET_FLAGS_INSTEAD)
@@ -136,13 +136,17 @@ def engine_matches_layout(config: Config, host: Host) -> Iterator[Finding]:
             f"parameters; the embedded engine is for at most {EMBEDDED_LIMIT_B:g}",
             "model=tiny, or engine=vllm with layout=dp4",
         )
-    if engine.kind == EngineKind.vllm and uses_no_gpu(layout) and not (engine.command or host.environment.get(COMMAND)):
+    if (
+        engine.kind == EngineKind.vllm
+        and uses_no_gpu(layout)
+        and not (engine.command or host.environment.get(VLLM_COMMAND))
+    ):
         yield error(
             "engine_kind",
             "engine.kind",
             "vllm",
             f"needs GPUs, and layout={layout.name} has none; or vLLM's CPU build, which has to be named",
-            f"layout=dp4 hardware=h100x8, engine=embedded, or engine.command ({COMMAND}) with the CPU build's python",
+            f"layout=dp4 hardware=h100x8, engine=embedded, or engine.command ({VLLM_COMMAND}) with the CPU build's python",
         )
     if engine.kind == EngineKind.external and not engine.urls:
         yield error(

@@ -11,6 +11,7 @@ from swe_rl.config.choices import EngineKind, JobName, WeightSync
 from swe_rl.config.findings import Finding, Host, below, error, warning
 from swe_rl.config.schema import Config
 from swe_rl.config.sizes import trainer_leaves_node
+from swe_rl.config.weight_sync import wanted
 
 _ADDRESS = re.compile(r"auto|(?P<host>\[[0-9a-fA-F:.]+\]|[^\s:/]+):(?P<port>\d{1,5})")
 _KEY = "hardware.ray_address"
@@ -60,7 +61,7 @@ def ray_folders(config: Config, host: Host) -> Iterator[Finding]:
             f"hardware.shared_paths={list(shared)}",
             f"paths.outputs={shared[0]}/...",
         )
-    by_folder = config.engine.kind is EngineKind.vllm and config.trainer.weight_sync is not WeightSync.nccl
+    by_folder = config.engine.kind is EngineKind.vllm and wanted(config, host.environment) is not WeightSync.nccl
     if by_folder and (not paths.scratch or (shared and not below(host.absolute(paths.scratch), shared))):
         yield error(
             "ray_folders",

@@ -11,6 +11,7 @@ from swe_rl.config.choices import Capture, Correction, DynamicSampling, EngineKi
 from swe_rl.config.findings import Finding, Host, error, warning
 from swe_rl.config.schema import Config
 from swe_rl.config.sizes import optimizer_steps_per_step, takes_turns, total_gpus, uses_no_gpu
+from swe_rl.config.weight_sync import unshareable
 
 
 def lora(config: Config, _: Host) -> Iterator[Finding]:
@@ -102,18 +103,15 @@ def weight_sync(config: Config, _: Host) -> Iterator[Finding]:
 
 def shared_memory(config: Config, host: Host) -> Iterator[Finding]:
     """Memory that the trainer's allocator maps piece by piece, or asks a pool of the driver for, cannot be shared."""
-    if config.trainer.weight_sync is not WeightSync.ipc:
-        return
-    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
-        value = host.environment.get(name, "")
-        if "expandable_segments:true" in value.lower() or "cudamallocasync" in value.lower():
-            yield error(
-                "shared_memory",
-                "trainer.weight_sync",
-                WeightSync.ipc,
-                f"{name}={value} in the environment: no other process can open memory that is allocated so",
-                f"without it, or trainer.weight_sync={WeightSync.disk}",
-            )
+    setting = unshareable(host.environment)
+    if config.trainer.weight_sync is WeightSync.ipc and setting:
+        yield error(
+            "shared_memory",
+            "trainer.weight_sync",
+            WeightSync.ipc,
+            f"{setting} in the environment: no other process can open memory that is allocated so",
+            f"without it, or trainer.weight_sync={WeightSync.disk}",
+        )
 
 
 def log_probabilities(config: Config, _: Host) -> Iterator[Finding]:

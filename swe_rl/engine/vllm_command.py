@@ -12,9 +12,9 @@ import sys
 from collections.abc import Mapping
 from pathlib import PurePath
 
+from swe_rl.config.weight_sync import VLLM_COMMAND as VARIABLE
 from swe_rl.errors import UserError
 
-VARIABLE = "SWE_RL_VLLM_COMMAND"
 _SERVE = ("-m", "vllm.entrypoints.cli.main", "serve")
 _API_SERVER = ("-m", "vllm.entrypoints.openai.api_server")
 

