@@ -146,7 +146,8 @@ def engine_matches_layout(config: Config, host: Host) -> Iterator[Finding]:
             "engine.kind",
             "vllm",
             f"needs GPUs, and layout={layout.name} has none; or vLLM's CPU build, which has to be named",
-            f"layout=dp4 hardware=h100x8, engine=embedded, or engine.command ({VLLM_COMMAND}) with the CPU build's python",
+            "layout=dp4 hardware=h100x8, engine=embedded, or engine.command "
+            f"({VLLM_COMMAND}) with the CPU build's python",
         )
     if engine.kind == EngineKind.external and not engine.urls:
         yield error(
