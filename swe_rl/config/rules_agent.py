@@ -10,6 +10,7 @@ from swe_rl.config.choices import Capture, JobName, SandboxKind
 from swe_rl.config.findings import Finding, Host, error, warning
 from swe_rl.config.keys import nearest
 from swe_rl.config.schema import Config
+from swe_rl.config.sizes import AGENTS_WITHOUT_MODEL
 
 AGENT_TOOLS = {
     "bash": ("bash",),
@@ -27,7 +28,6 @@ AGENT_PROMPTS = {
     "pdb": ("pdb_standard", "pdb_short"),
 }  # those that have any
 PROGRAMS = ("qwen_code", "command")
-WITHOUT_MODEL = ("gold", "noop", "scripted")
 EXITS = ("submitted", "step_limit", "context_overflow", "agent_timeout", "format_errors")
 _TRAINS = (JobName.train, JobName.sft)
 # The agent's own words and tools before any task, at 4.5 characters a token: no tokenizer of the models makes fewer.
@@ -70,7 +70,7 @@ def agent_program(config: Config, _: Host) -> Iterator[Finding]:
 
 
 def agent_samples(config: Config, _: Host) -> Iterator[Finding]:
-    if config.agent.name in WITHOUT_MODEL and config.job.name in _TRAINS:
+    if config.agent.name in AGENTS_WITHOUT_MODEL and config.job.name in _TRAINS:
         words = f"agent={config.agent.name} asks no model: there is nothing to train on"
         yield error("agent_samples", "agent.name", config.agent.name, words, "job=rollout or job=eval")
 

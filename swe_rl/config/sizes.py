@@ -9,6 +9,7 @@ from swe_rl.config.choices import EngineKind, JobName, RuntimeKind, SandboxKind
 from swe_rl.config.schema import Config, LayoutConfig, ModelConfig, SandboxConfig
 
 WITHOUT_TRAINER = frozenset({JobName.rollout, JobName.eval, JobName.serve})
+AGENTS_WITHOUT_MODEL = frozenset({"gold", "noop", "scripted"})
 
 
 def engine_gpus(layout: LayoutConfig) -> int:
@@ -32,6 +33,11 @@ def shares_gpus(config: Config) -> bool:
     """This run's own servers and its trainer's ranks are on the same GPUs, so that servers sleep while ranks work."""
     layout, own = config.layout, config.engine.kind is EngineKind.vllm
     return layout.colocated and layout.trainer_gpus > 0 and own and config.job.name not in WITHOUT_TRAINER
+
+
+def asks_model(config: Config) -> bool:
+    """Whether anybody samples from a model in this run: no agent does that proves an environment."""
+    return config.job.name is JobName.serve or config.agent.name not in AGENTS_WITHOUT_MODEL
 
 
 def total_gpus(layout: LayoutConfig) -> int:

@@ -17,9 +17,11 @@ from typing import TYPE_CHECKING
 
 from swe_rl.config.choices import EngineKind
 from swe_rl.config.schema import Config, EngineConfig
+from swe_rl.config.sizes import asks_model
 from swe_rl.engine.external import external_engines
 from swe_rl.engine.loss import LossTeller, Record
-from swe_rl.engine.protocol import Engine
+from swe_rl.engine.protocol import Engine, EngineError
+from swe_rl.engine.scripted import ScriptedEngine
 from swe_rl.engine.vllm_arguments import VllmOptions
 from swe_rl.engine.vllm_command import complete
 from swe_rl.engine.vllm_engines import EngineFolders, vllm_engines, weight_folders
@@ -58,12 +60,15 @@ def make_engines(
     options: VllmOptions | None = None,
     record: Record | None = None,
 ) -> Sequence[Engine]:
-    """engine0, engine1, ..., not started. `model` is engine.kind=embedded's; `say` and `record` are told of starts and
-    restarts of servers.
+    """engine0, engine1, ..., not started; one without a model where no agent asks it.
+
+    `model` is engine.kind=embedded's; `say` and `record` are told of starts and restarts of servers.
 
     Raises UserError.
     """
     environ = os.environ if environ is None else environ
+    if not asks_model(config):
+        return [ScriptedEngine(_nobody_asks, name="engine0")]
     if config.engine.kind is EngineKind.vllm:
         return vllm_engines(config, folders, say, environ, options or options_of(config.engine), record)
     if config.engine.kind is EngineKind.external:
@@ -80,6 +85,10 @@ def make_engines(
         EmbeddedEngine(model, config.engine, name=f"engine{index}", pad_token_id=pad_token_id)
         for index in range(config.layout.engines)
     ]
+
+
+def _nobody_asks(_: Sequence[int]) -> Sequence[int]:
+    raise EngineError("no model was loaded: the agent of this run needs none")
 
 
 def options_of(engine: EngineConfig) -> VllmOptions:

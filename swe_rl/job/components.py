@@ -24,6 +24,7 @@ from swe_rl.agent.make import make_agent
 from swe_rl.agent.protocol import Agent
 from swe_rl.config.choices import EngineKind, JobName
 from swe_rl.config.schema import Config
+from swe_rl.config.sizes import asks_model
 from swe_rl.engine.make import engine_scratch, make_engines, start_engines
 from swe_rl.engine.protocol import Engine
 from swe_rl.engine.vllm_engines import EngineFolders
@@ -80,10 +81,13 @@ def scratch_root(config: Config) -> Path:
 
 
 def load_sampled(config: Config) -> "tuple[PreTrainedModel | None, PreTrainedTokenizerFast]":
-    """What a job without a trainer needs of the model: servers hold it themselves. Raises ModelError."""
+    """What a job without a trainer needs of the model: servers hold it themselves, and some agents ask none.
+
+    Raises ModelError.
+    """
     from swe_rl.model.load import load_model, load_tokenizer
 
-    model = load_model(config.model) if config.engine.kind is EngineKind.embedded else None
+    model = load_model(config.model) if config.engine.kind is EngineKind.embedded and asks_model(config) else None
     return model, load_tokenizer(config.model)
 
 
@@ -182,7 +186,7 @@ async def _started_engines(
     """All up at the same time, and closed with `stack`; what servers say is in the run's folder."""
     pad = tokenizer.pad_token_id
     assert isinstance(pad, int)
-    embedded = config.engine.kind is EngineKind.embedded
+    embedded = config.engine.kind is EngineKind.embedded or not asks_model(config)
     scratch = scratch_root(config)
     folders = EngineFolders(
         logs=session.folder.engine_logs,

@@ -5,13 +5,13 @@ from dataclasses import replace
 
 import pytest
 
-from swe_rl.config.choices import EngineKind
+from swe_rl.config.choices import EngineKind, JobName
 from swe_rl.config.compose import compose
-from swe_rl.config.schema import Config, EngineConfig, LayoutConfig, PathsConfig
+from swe_rl.config.schema import AgentConfig, Config, EngineConfig, JobConfig, LayoutConfig, PathsConfig
 from swe_rl.engine.embedded import EmbeddedEngine
 from swe_rl.engine.external import ExternalEngine
 from swe_rl.engine.make import EngineFolders, engine_scratch, make_engines, options_of, start_engines
-from swe_rl.engine.protocol import EngineError
+from swe_rl.engine.protocol import EngineError, SamplingParams
 from swe_rl.engine.scripted import ScriptedEngine
 from swe_rl.engine.vllm import VllmEngine
 from swe_rl.engine.vllm_arguments import VllmOptions
@@ -39,6 +39,17 @@ def test_each_kind(folders, model):
         "engine1",
         "engine2",
     ]
+
+
+@pytest.mark.parametrize("kind", list(EngineKind))
+async def test_no_engine_for_an_agent_that_asks_none(folders, kind):
+    proves = Config(engine=EngineConfig(kind=kind), agent=AgentConfig(name="gold"), job=JobConfig(name=JobName.eval))
+    [engine] = make(proves, folders)
+    assert isinstance(engine, ScriptedEngine)
+    with pytest.raises(EngineError, match="agent of this run needs none"):
+        await engine.generate((1, 2), SamplingParams(max_tokens=4), request_id="r")
+    serves = replace(proves, job=JobConfig(name=JobName.serve), engine=EngineConfig(kind=EngineKind.vllm))
+    assert isinstance(make(serves, folders)[0], VllmEngine)
 
 
 def test_options_of_the_configuration():
