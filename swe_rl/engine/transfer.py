@@ -31,6 +31,7 @@ from swe_rl.engine.wire import (
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _OTHER = "another engine"
+_INSTEAD = " With trainer.weight_sync=disk they go through a folder."
 _SENDER_S = 15.0  # that the sender has to end after a server failed
 _PACKED = {"packed": True, "packed_buffer_size_bytes": NCCL_BUFFER_BYTES, "packed_num_buffers": NCCL_BUFFERS}
 _PACKED_AT_INIT = (0, 28)  # the first vLLM that is told so when the wire is opened, not with every update
@@ -96,7 +97,7 @@ class Transfer:
                     return times
                 failures = {name: self._explained(name, error) for name, error in failures.items()}
             self._wired = ()
-        raise sync_error(failures, len(self._engines), version) from next(iter(failures.values()))
+        raise sync_error(failures, len(self._engines), version, _INSTEAD) from next(iter(failures.values()))
 
     async def restore(self, http: HttpEngine) -> None:
         """For a server that was started anew: what the sender holds, through a folder. Raises EngineError."""
@@ -140,7 +141,7 @@ class Transfer:
             await one.ready.abort()
         await asyncio.wait({sending}, timeout=_SENDER_S if failures else None)
         if not sending.done():  # NCCL cannot be taken back: the trainer's ranks end with the run
-            raise sync_error(failures, len(self._engines), version)
+            raise sync_error(failures, len(self._engines), version, _INSTEAD)
         sent = sending.result()
         if sent.problem and not failures:
             failures = dict.fromkeys(receivers, EngineError(f"the trainer could not send: {sent.problem}"))

@@ -45,14 +45,14 @@ def is_gone(engine: object) -> bool:
     return bool(getattr(engine, "failed", False))
 
 
-def sync_error(failures: Mapping[str, EngineError], count: int, version: int) -> WeightSyncError:
-    """What several engines say alike is said once."""
+def sync_error(failures: Mapping[str, EngineError], count: int, version: int, instead: str = "") -> WeightSyncError:
+    """What several engines say alike is said once. `instead`: another way, as a sentence."""
     names: dict[str, list[str]] = {}
     for name, failure in failures.items():
         names.setdefault(str(failure), []).append(name)
     told = "; ".join(f"{', '.join(who)}: {why}" for why, who in names.items())
     return WeightSyncError(
         f"The weights of step {version} did not reach {len(failures)} of {count} engines ({told}). The run stops, as "
-        "they would sample with older ones; trainer.resume=auto goes on from the newest checkpoint.",
+        f"they would sample with older ones; trainer.resume=auto goes on from the newest checkpoint.{instead}",
         failures,
     )
