@@ -130,7 +130,7 @@ async def test_a_timeout_ends_everything_that_was_started(sandbox: Sandbox):
     result = await sandbox.exec(script, timeout_s=1)
     assert (result.exit_code, result.timed_out, result.output) == (124, True, "before\n")
     assert time.monotonic() - started_s < 15
-    assert not _naps(nap)
+    await _until(lambda: not _naps(nap))  # the kernel ends what is left of a namespace in its own time
     assert (await sandbox.exec("echo again", timeout_s=20)).output == "again\n"
 
 
@@ -140,7 +140,7 @@ async def test_nothing_outlives_its_command(sandbox: Sandbox):
     result = await sandbox.exec(f"(setsid sleep {nap} >/dev/null 2>&1 &); sleep {nap} & echo done", timeout_s=50)
     assert (result.exit_code, result.output) == (0, "done\n")
     assert time.monotonic() - started_s < 15
-    assert not _naps(nap)
+    await _until(lambda: not _naps(nap))  # the kernel ends what is left of a namespace in its own time
 
 
 async def test_a_cancelled_command_is_gone(sandbox: Sandbox):
