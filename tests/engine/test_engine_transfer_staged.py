@@ -1,28 +1,20 @@
 """Weights through memory that trainer and server share: buckets, their order, what servers find, and what fails."""
 
 import asyncio
-import importlib
-import json
-import multiprocessing
-import sys
 import threading
 import time
-from dataclasses import dataclass
-from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swe_rl.engine import ipc_handle
 from swe_rl.engine.belt import Belt
-from swe_rl.engine.buckets import ALIGN, BUFFERS, buckets_of, buffer_bytes, update_info
+from swe_rl.engine.buckets import ALIGN, BUFFERS, buckets_of, buffer_bytes
 from swe_rl.engine.fake_vllm import FakeSettings, FakeVllm
 from swe_rl.engine.http import HttpEngine
 from swe_rl.engine.http_client import HttpClient
 from swe_rl.engine.http_features import Needs
-from swe_rl.engine.ipc_handle import device_key, forget_shared, make_shared, open_shared
 from swe_rl.engine.protocol import EngineError, SamplingParams
 from swe_rl.engine.staging import Staging
 from swe_rl.engine.transfer_staged import StagedTransfer
@@ -125,70 +117,6 @@ def test_buckets_hold_everything_once_in_order(found, item_bytes, limit):
         assert end <= sizes[number % BUFFERS] and all(one.offset % ALIGN == 0 for one in bucket)
         for one, after in zip(bucket, bucket[1:], strict=False):
             assert one.offset + one.size_bytes <= after.offset
-
-
-def _reads(handle, pipe):
-    pipe.send(open_shared(handle, CPU)[:4].tolist())
-    pipe.recv()
-    pipe.send(open_shared(handle, CPU)[:4].tolist())
-
-
-def test_memory_is_shared_between_processes():
-    tensor, handle = make_shared(1000, CPU)
-    tensor[:4] = torch.tensor([1, 2, 3, 4], dtype=torch.uint8)
-    handle = json.loads(json.dumps(handle))
-    ours, theirs = multiprocessing.get_context("spawn").Pipe()
-    process = multiprocessing.get_context("spawn").Process(target=_reads, args=(handle, theirs), daemon=True)
-    process.start()
-    assert ours.recv() == [1, 2, 3, 4]
-    tensor[0] = 9
-    ours.send("again")
-    assert ours.recv() == [9, 2, 3, 4]
-    process.join(20)
-    forget_shared(handle)
-    forget_shared(handle)
-    assert device_key(CPU) == "cpu"
-    with pytest.raises(RuntimeError):
-        open_shared(handle, CPU)
-
-
-@pytest.mark.parametrize(
-    ("settings", "backend", "names"),
-    [
-        ({"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}, "native", "expandable_segments:True"),
-        ({"PYTORCH_ALLOC_CONF": "max_split_size_mb:64,expandable_segments:true"}, "native", "expandable_segments:true"),
-        ({}, "cudaMallocAsync", "weight_sync=disk"),
-    ],
-)
-def test_an_allocator_whose_memory_cannot_be_shared_is_named(monkeypatch, settings, backend, names):
-    for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in settings.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setattr(torch.cuda, "get_allocator_backend", lambda: backend)
-    with pytest.raises(RuntimeError, match=names):
-        make_shared(10, torch.device("cuda", 0))
-
-
-@pytest.mark.parametrize("text", ["GPU-8f0c-AB", "8f0c-ab", "MIG-8f0c-ab"])
-def test_a_gpu_has_one_name_everywhere(monkeypatch, text):
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(uuid=text))
-    assert device_key(torch.device("cuda", 3)) == "8f0c-ab"
-
-
-def test_a_handle_of_a_gpu_travels_as_json_and_opens_on_the_number_that_it_has_there(monkeypatch):
-    released, opened = [], []
-    sent = (0, b"memory\x00\xff", 64, 512, b"counter", 7, b"event", True)
-    storage = SimpleNamespace(_share_cuda_=lambda: sent)
-    monkeypatch.setattr(ipc_handle, "_require_shareable", lambda: None)
-    monkeypatch.setattr(torch, "empty", lambda *_, **__: SimpleNamespace(untyped_storage=lambda: storage, set_=id))
-    monkeypatch.setattr(
-        torch.UntypedStorage, "_release_ipc_counter", lambda *given, device: released.append(given), raising=False
-    )
-    monkeypatch.setattr(torch.UntypedStorage, "_new_shared_cuda", lambda *given: opened.append(given), raising=False)
-    _, handle = make_shared(64, torch.device("cuda", 0))
-    open_shared(json.loads(json.dumps(handle)), torch.device("cuda", 5))
-    assert released == [(b"counter", 7)] and opened == [(5, *sent[1:])]
 
 
 async def test_a_belt_never_overwrites_what_somebody_has_not_taken():
@@ -360,91 +288,3 @@ async def test_a_rank_that_ends_meanwhile_is_the_reason(start):
     with pytest.raises(RuntimeError, match="rank 1 is gone"):
         await asyncio.wait_for(transfer_of(engines, Stager(fails_at=1)).update(1), 10)
     assert all("rank 1 is gone" in str(engine.in_flight.failure) for engine in engines)
-
-
-@pytest.fixture
-def worker_end(monkeypatch):
-    """The module as vLLM's workers import it, above a stand-in for vLLM."""
-    base, factory = ModuleType("base"), ModuleType("factory")
-
-    class Engine:
-        def __init__(self, model):
-            self.model, self.model_config, self.device = model, None, CPU
-
-        def parse_init_info(self, given):
-            return self.init_info_cls(**given)
-
-        def parse_update_info(self, given):
-            return self.update_info_cls(**given)
-
-    @dataclass
-    class Info:
-        pass
-
-    base.WeightTransferEngine, base.WeightTransferInitInfo, base.WeightTransferUpdateInfo = Engine, Info, Info
-    registered = {}
-    factory.WeightTransferEngineFactory = SimpleNamespace(register_engine=registered.__setitem__)
-    reload = ModuleType("reload")
-    reload.initialize_layerwise_reload = lambda model: model.began.append(True)
-    reload.finalize_layerwise_reload = lambda model, config: model.ended.append(True)
-    root = "vllm.distributed.weight_transfer"
-    for name in ("vllm", "vllm.distributed", root, "vllm.model_executor", "vllm.model_executor.model_loader"):
-        monkeypatch.setitem(sys.modules, name, ModuleType(name))
-    monkeypatch.setitem(sys.modules, f"{root}.base", base)
-    monkeypatch.setitem(sys.modules, f"{root}.factory", factory)
-    monkeypatch.setitem(sys.modules, "vllm.model_executor.model_loader.reload", reload)
-    monkeypatch.setitem(sys.modules, "swe_rl_ipc_handle", ipc_handle)
-    monkeypatch.delitem(sys.modules, "swe_rl.engine.vllm_ipc", raising=False)
-    yield importlib.import_module("swe_rl.engine.vllm_ipc"), registered
-    sys.modules.pop("swe_rl.engine.vllm_ipc", None)
-
-
-class Model:
-    """Keeps what it is given until the end, as vLLM's layerwise loading does."""
-
-    def __init__(self):
-        self.found, self.began, self.ended = {}, [], []
-
-    def load_weights(self, weights):
-        for name, tensor in weights:
-            if name == "broken":
-                raise ValueError("there is no parameter `broken`")
-            self.found[name] = tensor
-
-
-def test_a_worker_keeps_what_was_in_a_buffer_before_it_is_filled_again(worker_end):
-    module, registered = worker_end
-    assert list(registered) == ["swe_rl_ipc"] and module.Extension
-    end = StagingEnd(torch.bfloat16, CPU, bucket_bytes=300)
-    opened = end.open(WEIGHTS, {})
-    worker = module.IpcEngine(Model())
-    worker.init_transfer_engine(worker.parse_init_info({"handles": {opened.device: list(opened.handles)}}))
-    worker.start_weight_update()
-    for number, bucket in enumerate(opened.buckets):
-        end.stage(number)
-        worker.update_weights(json.loads(json.dumps(update_info(bucket, number))))
-    worker.finish_weight_update()
-    end.close()
-    expected = {name: tensor.to(torch.bfloat16) for name, tensor in WEIGHTS.items()}
-    assert equal(worker.model.found, expected) and worker.model.began and worker.model.ended
-    with pytest.raises(RuntimeError, match="no weight transfer was initialised"):
-        worker.update_weights(update_info(opened.buckets[0], 0))
-
-
-def test_a_worker_on_another_gpu_says_which(worker_end):
-    module, _ = worker_end
-    worker = module.IpcEngine(Model())
-    with pytest.raises(RuntimeError, match="this worker's GPU cpu, but of 12-ab"):
-        worker.init_transfer_engine(worker.parse_init_info({"handles": {"12-ab": []}}))
-
-
-def test_a_worker_that_fails_lets_go(worker_end):
-    module, _ = worker_end
-    end = StagingEnd(torch.float32, CPU)
-    opened = end.open({"broken": torch.ones(2)}, {})
-    worker = module.IpcEngine(Model())
-    worker.init_transfer_engine(worker.parse_init_info({"handles": {"cpu": list(opened.handles)}}))
-    end.stage(0)
-    with pytest.raises(ValueError, match="broken"):
-        worker.update_weights(update_info(opened.buckets[0], 0))
-    assert worker._buffers == ()
