@@ -12,7 +12,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import PurePath
 
-from swe_rl.config.weight_sync import VLLM_COMMAND as VARIABLE
+from swe_rl.config.weight_sync import VLLM_COMMAND
 from swe_rl.errors import UserError
 
 _SERVE = ("-m", "vllm.entrypoints.cli.main", "serve")
@@ -28,8 +28,8 @@ def vllm_command(environ: Mapping[str, str]) -> tuple[str, ...]:
 
     The variable may name an interpreter, `vllm`, or a whole command.
     """
-    if environ.get(VARIABLE):
-        return complete(shlex.split(environ[VARIABLE]))
+    if environ.get(VLLM_COMMAND):
+        return complete(shlex.split(environ[VLLM_COMMAND]))
     if importlib.util.find_spec("vllm") is not None:
         return (sys.executable, *(_SERVE if _is_installed("vllm") else _API_SERVER))
     found = shutil.which("vllm", path=environ.get("PATH"))
@@ -37,7 +37,7 @@ def vllm_command(environ: Mapping[str, str]) -> tuple[str, ...]:
         return (found, "serve")
     raise NoVllmError(
         "engine=vllm: vLLM is not installed here. Install the extra `gpu` (vLLM 0.26 to 0.33), name the command in "
-        f"{VARIABLE} (/path/to/python of another environment will do), or choose engine=embedded or engine=external"
+        f"{VLLM_COMMAND} (/path/to/python of another environment will do), or choose engine=embedded or engine=external"
     )
 
 

@@ -15,8 +15,8 @@ import psutil
 import pytest
 
 from swe_rl.config.compose import compose
+from swe_rl.config.weight_sync import VLLM_COMMAND
 from swe_rl.engine.fake_vllm import FakeSettings, FakeVllm
-from swe_rl.engine.vllm_command import VARIABLE
 from swe_rl.gateway.store import TraceStore
 from swe_rl.hardware.host_address import free_port
 from swe_rl.job.components import load_sampled
@@ -26,7 +26,7 @@ from swe_rl.report.timeline import programs_of
 
 pytestmark = pytest.mark.slow
 
-REAL = os.environ.get(VARIABLE)
+REAL = os.environ.get(VLLM_COMMAND)
 VOCAB = 1536
 TWO = ("engine=vllm", "layout.engines=2")
 INVENTED = "trainer.check_weights=false"  # the fake server invents its log-probabilities
@@ -38,7 +38,7 @@ def fake(monkeypatch):
     """fake(**settings): from now on a server is the fake one."""
 
     def use(**settings):
-        monkeypatch.setenv(VARIABLE, f"{sys.executable} -m swe_rl.engine.fake_vllm")
+        monkeypatch.setenv(VLLM_COMMAND, f"{sys.executable} -m swe_rl.engine.fake_vllm")
         monkeypatch.setenv("FAKE_VLLM", json.dumps({"vocab_size": VOCAB, **settings}))
 
     return use
@@ -264,7 +264,7 @@ def test_a_sweep_ends_with_its_comparison(command):
     assert json.loads((folder / "compare" / "compare.json").read_text())["pairs"]
 
 
-needs_vllm = pytest.mark.skipif(REAL is None, reason=f"{VARIABLE} names no vLLM")
+needs_vllm = pytest.mark.skipif(REAL is None, reason=f"{VLLM_COMMAND} names no vLLM")
 
 
 @pytest.mark.vllm

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from swe_rl.engine.vllm_command import VARIABLE
+from swe_rl.config.weight_sync import VLLM_COMMAND
 from swe_rl.gateway.store import TraceStore
 from tests.end_to_end.conftest import children_of_runs
 from tests.slurm.test_slurm_survival import HOME, Run
@@ -25,7 +25,7 @@ class Fake(Run):
         program = f"{sys.executable} -m swe_rl.engine.fake_vllm"
         return {
             **super().environ(),
-            VARIABLE: program,
+            VLLM_COMMAND: program,
             "FAKE_VLLM": json.dumps({"vocab_size": 1536, "token_delay_s": 0.01}),
         }
 
