@@ -8,7 +8,7 @@ import pytest
 ROOT = Path(__file__).parent.parent / "swe_rl"
 GENERATED = ROOT / "env" / "bugs" / "packages"
 LAYERS = [
-    {"errors", "swe_rl"},
+    {"errors", "swe_rl", "host"},
     {"config"},
     {"logger", "algo"},
     {"model", "layout", "router", "sandbox", "hardware"},

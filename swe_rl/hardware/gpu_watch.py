@@ -11,8 +11,8 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from swe_rl.hardware.preflight.gpu_query import DriverError, Gpu, only_visible, read_gpus, visible_devices
-from swe_rl.hardware.preflight.system import Unanswered
+from swe_rl.host.gpus import DriverError, Gpu, only_visible, read_gpus, visible_devices
+from swe_rl.host.program import Unanswered
 
 EVERY_S = 30.0
 FULL = 0.97  # of the memory: engines are given up to 0.95 of it on purpose

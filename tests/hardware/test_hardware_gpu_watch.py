@@ -6,8 +6,8 @@ import time
 import pytest
 
 from swe_rl.hardware.gpu_watch import Watch, watched_gpus
-from swe_rl.hardware.preflight.gpu_query import DriverError, Gpu
-from swe_rl.hardware.preflight.system import Unanswered
+from swe_rl.host.gpus import DriverError, Gpu
+from swe_rl.host.program import Unanswered
 
 
 def gpu(used, index=0, total=1000, mig=False):

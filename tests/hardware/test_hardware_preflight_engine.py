@@ -11,7 +11,8 @@ from swe_rl.config.schema import Config
 from swe_rl.hardware.preflight import container_engine, images
 from swe_rl.hardware.preflight.image_names import absent_images, from_hub, full_name, image_of, needed_images
 from swe_rl.hardware.preflight.scripted import ScriptedSystem
-from swe_rl.hardware.preflight.system import Answer, Completed
+from swe_rl.hardware.preflight.system import Answer
+from swe_rl.host.program import Completed
 
 SOCKET = "/var/run/docker.sock"
 DOCKER = SandboxKind.docker

@@ -8,9 +8,9 @@ from swe_rl.config.choices import EngineKind
 from swe_rl.config.findings import Severity
 from swe_rl.config.schema import Config
 from swe_rl.hardware.preflight import gpus
-from swe_rl.hardware.preflight.gpu_query import visible_devices
 from swe_rl.hardware.preflight.scripted import ScriptedSystem
-from swe_rl.hardware.preflight.system import Completed
+from swe_rl.host.gpus import visible_devices
+from swe_rl.host.program import Completed
 
 SLICES = """GPU 0: NVIDIA A100-SXM4-40GB (UUID: GPU-7f57f032)
   MIG 3g.20gb     Device  0: (UUID: MIG-377e0049)

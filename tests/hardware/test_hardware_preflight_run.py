@@ -13,7 +13,7 @@ from swe_rl.hardware.preflight import preflight
 from swe_rl.hardware.preflight.probe import Probe
 from swe_rl.hardware.preflight.run import PROBES
 from swe_rl.hardware.preflight.scripted import ScriptedSystem
-from swe_rl.hardware.preflight.system import Completed, Unanswered
+from swe_rl.host.program import Completed, Unanswered
 
 
 def configured(**groups):

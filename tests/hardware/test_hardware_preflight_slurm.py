@@ -12,7 +12,7 @@ from swe_rl.config.schema import Config
 from swe_rl.hardware.preflight import slurm, slurm_account
 from swe_rl.hardware.preflight.scripted import ScriptedSystem
 from swe_rl.hardware.preflight.sinfo import minutes, read_groups
-from swe_rl.hardware.preflight.system import Completed, Unanswered
+from swe_rl.host.program import Completed, Unanswered
 
 SINFO = """cpu* infinite 2 (null) 8 16000 idle
 gpu_test 4:00:00 1 gpu:a100:8(S:0-1),lustre:1 64 500000 mix

@@ -11,8 +11,8 @@ from swe_rl.config.schema import Config
 from swe_rl.hardware.preflight import gpus, vllm
 from swe_rl.hardware.preflight.probe import Probe, answered
 from swe_rl.hardware.preflight.scripted import ScriptedSystem
-from swe_rl.hardware.preflight.system import Completed
 from swe_rl.hardware.preflight.this_system import ThisSystem
+from swe_rl.host.program import Completed
 
 OTHER = "/other/bin/python"
 

@@ -13,7 +13,8 @@ from urllib.parse import quote
 
 from swe_rl.config.choices import SandboxKind
 from swe_rl.config.schema import Config
-from swe_rl.hardware.preflight.system import Answer, Completed, Question, System, Unanswered, job_environment
+from swe_rl.hardware.preflight.system import Answer, Question, System, job_environment
+from swe_rl.host.program import Completed, Unanswered
 
 _LIST_S = 5.0
 

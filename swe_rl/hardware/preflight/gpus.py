@@ -11,7 +11,8 @@ from swe_rl.config.choices import EngineKind
 from swe_rl.config.findings import Finding, error, warning
 from swe_rl.config.schema import Config
 from swe_rl.config.sizes import uses_no_gpu
-from swe_rl.hardware.preflight.gpu_query import (
+from swe_rl.hardware.preflight.system import System, job_environment
+from swe_rl.host.gpus import (
     MIB,
     DriverError,
     Gpu,
@@ -21,7 +22,6 @@ from swe_rl.hardware.preflight.gpu_query import (
     read_slices,
     visible_devices,
 )
-from swe_rl.hardware.preflight.system import System, job_environment
 
 BUSY_MIB = 100  # a driver with nobody on the GPU takes less
 _ALMOST = 0.98  # error correction and the driver keep some of what a GPU is sold with

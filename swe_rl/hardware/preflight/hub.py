@@ -20,7 +20,8 @@ from swe_rl.hardware.preflight.hub_cache import (
     told_offline,
 )
 from swe_rl.hardware.preflight.probe import value_of
-from swe_rl.hardware.preflight.system import Question, System, Unanswered, job_environment
+from swe_rl.hardware.preflight.system import Question, System, job_environment
+from swe_rl.host.program import Unanswered
 
 ENDPOINT = "https://huggingface.co"
 _HIDDEN = (401, 403, 404)

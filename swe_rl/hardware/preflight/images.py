@@ -17,7 +17,8 @@ from swe_rl.hardware.preflight.container_engine import uses_engine
 from swe_rl.hardware.preflight.engine_client import Engine, EngineSilentError, connect
 from swe_rl.hardware.preflight.image_names import absent_images, from_hub, needed_images
 from swe_rl.hardware.preflight.probe import unknown
-from swe_rl.hardware.preflight.system import System, Unanswered, job_environment
+from swe_rl.hardware.preflight.system import System, job_environment
+from swe_rl.host.program import Unanswered
 
 MAX_BY_NAME = 64
 ANONYMOUS_PULLS = 100  # of Docker Hub, in six hours for one address

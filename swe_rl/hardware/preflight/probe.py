@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 from swe_rl.config.findings import Finding, warning
 from swe_rl.config.schema import Config
-from swe_rl.hardware.preflight.system import System, Unanswered
+from swe_rl.hardware.preflight.system import System
+from swe_rl.host.program import Unanswered
 
 Ask = Callable[[Config, System], Iterator[Finding]]
 

@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from swe_rl.config.findings import Finding, error
 from swe_rl.config.rules_ray import asks_ray
 from swe_rl.config.schema import Config
-from swe_rl.hardware.preflight.system import System, Unanswered
+from swe_rl.hardware.preflight.system import System
+from swe_rl.host.program import Unanswered
 from swe_rl.layout.rank_nodes import rank_places
 
 _ASK_S = 9.0

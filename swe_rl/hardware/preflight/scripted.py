@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
-from swe_rl.hardware.preflight.system import COMMAND_S, Answer, Completed, Question, Unanswered
+from swe_rl.hardware.preflight.system import Answer, Question
+from swe_rl.host.program import COMMAND_S, Completed, Unanswered
 
 
 @dataclass

@@ -10,7 +10,8 @@ from typing import Any
 from swe_rl.config.choices import EngineKind, RuntimeKind, SandboxKind
 from swe_rl.config.findings import Finding, error
 from swe_rl.config.schema import Config
-from swe_rl.hardware.preflight.system import Question, System, Unanswered, job_environment
+from swe_rl.hardware.preflight.system import Question, System, job_environment
+from swe_rl.host.program import Unanswered
 
 SERVER_S = 5.0
 _KEYS = ("VLLM_API_KEY", "OPENAI_API_KEY")

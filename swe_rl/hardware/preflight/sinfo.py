@@ -7,7 +7,7 @@ Invariants:
 import re
 from dataclasses import dataclass
 
-from swe_rl.hardware.preflight.system import Unanswered
+from swe_rl.host.program import Unanswered
 
 COMMAND = ("sinfo", "-h", "-a", "-e", "-o", "%P %l %D %G %c %m %t")
 _SOCKETS = re.compile(r"\([^)]*\)")

@@ -15,7 +15,8 @@ from swe_rl.config.schema import Config
 from swe_rl.hardware.preflight.gpus import uses_gpus
 from swe_rl.hardware.preflight.probe import unknown
 from swe_rl.hardware.preflight.sinfo import COMMAND, NodeGroup, read_groups
-from swe_rl.hardware.preflight.system import System, Unanswered
+from swe_rl.hardware.preflight.system import System
+from swe_rl.host.program import Unanswered
 
 _ALMOST = 0.98  # SLURM knows a node's memory less what the system keeps
 

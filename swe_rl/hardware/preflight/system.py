@@ -11,29 +11,9 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from swe_rl.config.schema import Config
+from swe_rl.host.program import COMMAND_S, Completed, Unanswered
 
-COMMAND_S = 4.0
 HTTP_S = 4.0
-
-
-class Unanswered(Exception):
-    """The machine, or a server, did not answer; the text says why."""
-
-
-@dataclass(frozen=True, slots=True)
-class Completed:
-    """A program that has ended."""
-
-    status: int
-    stdout: str
-    stderr: str = ""
-
-    @property
-    def reason(self) -> str:
-        """The first line of what it complained about, warnings left out."""
-        lines = [line.strip() for line in f"{self.stderr}\n{self.stdout}".splitlines() if line.strip()]
-        errors = [line for line in lines if "level=warning" not in line and not line.lower().startswith("warning")]
-        return (errors or lines or [f"exit status {self.status}"])[0]
 
 
 @dataclass(frozen=True, slots=True)

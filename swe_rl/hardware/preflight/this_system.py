@@ -9,9 +9,7 @@ import http.client
 import os
 import pwd
 import shutil
-import signal
 import socket
-import subprocess
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
@@ -19,9 +17,9 @@ from pathlib import Path
 
 from swe_rl.config.findings import folder_writable
 from swe_rl.hardware.preflight.http_client import fetch
-from swe_rl.hardware.preflight.system import COMMAND_S, Answer, Completed, Question, Unanswered
-
-_CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+from swe_rl.hardware.preflight.system import Answer, Question
+from swe_rl.host import machine
+from swe_rl.host.program import COMMAND_S, Completed, Unanswered, run_program
 
 
 class ThisSystem:
@@ -42,27 +40,7 @@ class ThisSystem:
     def run(
         self, command: Sequence[str], timeout_s: float = COMMAND_S, environment: Mapping[str, str] | None = None
     ) -> Completed | None:
-        if shutil.which(command[0]) is None:
-            return None
-        surroundings = {**os.environ, **(environment or {}), "LC_ALL": "C"}
-        try:
-            process = subprocess.Popen(
-                list(command),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                env=surroundings,
-                start_new_session=True,
-            )
-        except OSError as error:
-            raise Unanswered(f"`{command[0]}` does not start: {error.strerror}") from error
-        try:
-            stdout, stderr = process.communicate(timeout=timeout_s)
-        except subprocess.TimeoutExpired as error:
-            raise Unanswered(f"`{' '.join(command[:3])}` gave no answer in {timeout_s:.0f} s") from error
-        finally:
-            _end(process)
-        return Completed(process.returncode, stdout.decode(errors="replace"), stderr.decode(errors="replace"))
+        return run_program(command, timeout_s, environment)
 
     def http(self, question: Question) -> Answer:
         try:
@@ -118,26 +96,10 @@ class ThisSystem:
             return None
 
     def cpus(self) -> int:
-        """Those that this process may use: under SLURM, the job's."""
-        return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        return machine.cpus(self.read_text)
 
     def memory_bytes(self) -> int:
-        """The machine's, or what a cgroup leaves of it."""
-        total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        limits = [text.strip() for path in _CGROUP_LIMITS if (text := self.read_text(path))]
-        return min([total, *(int(limit) for limit in limits if limit.isdigit())])
-
-
-def _end(process: "subprocess.Popen[bytes]") -> None:
-    """Kills what is left of the program's session."""
-    if process.poll() is not None and process.stdout is not None and process.stdout.closed:
-        return
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
-    for pipe in (process.stdout, process.stderr):
-        if pipe is not None:
-            pipe.close()
-    process.wait()
+        return machine.memory_bytes(self.read_text)
 
 
 def _reason(error: BaseException) -> str:

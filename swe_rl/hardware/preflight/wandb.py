@@ -11,7 +11,8 @@ from urllib.parse import urlsplit
 from swe_rl.config.choices import WandbMode
 from swe_rl.config.findings import Finding, error
 from swe_rl.config.schema import Config
-from swe_rl.hardware.preflight.system import Question, System, Unanswered, job_environment
+from swe_rl.hardware.preflight.system import Question, System, job_environment
+from swe_rl.host.program import Unanswered
 
 API = "https://api.wandb.ai"
 

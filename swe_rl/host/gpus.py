@@ -5,18 +5,28 @@ Invariants:
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
-from swe_rl.hardware.preflight.system import System
+from swe_rl.host.program import COMMAND_S, Completed
 
 MIB = 1024**2
 _FIELDS = "index,uuid,name,memory.total,memory.used,mig.mode.current"
-_SLICE = re.compile(r"^\s+MIG\s+\S*?(\d+)g\.(\d+)gb\S*\s.*UUID:\s*(MIG-[^)\s]+)", re.MULTILINE)
+_CARD = re.compile(r"^GPU \d+: (.+) \(UUID: ")
+_SLICE = re.compile(r"^\s+MIG\s+(?:\d+c\.)?(\d+)g\.(\d+)gb\S*\s.*UUID:\s*(MIG-[^)\s]+)")
 
 
 class DriverError(Exception):
     """There is no driver, or it does not work; the text says which."""
+
+
+class Runs(Protocol):
+    def run(
+        self, command: Sequence[str], timeout_s: float = COMMAND_S, environment: Mapping[str, str] | None = None
+    ) -> Completed | None:
+        """None where there is no such program. Raises Unanswered."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,21 +45,30 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """One MIG device, `1g.20gb`."""
+    """One MIG device, `1g.20gb` of the card `name`: so many of the card's seven compute slices."""
 
     uuid: str
     memory_gb: float
+    sevenths: int
+    name: str
 
 
-def read_gpus(system: System) -> list[Gpu]:
+def read_gpus(system: Runs) -> list[Gpu]:
     """Raises DriverError, or Unanswered for a driver that hangs."""
     text = _ask(system, f"--query-gpu={_FIELDS}", "--format=csv,noheader,nounits")
     return [_gpu(line) for line in text.splitlines() if line.count(",") >= 5]
 
 
-def read_slices(system: System) -> list[Slice]:
-    """Raises DriverError or Unanswered."""
-    return [Slice(uuid, float(memory)) for _, memory, uuid in _SLICE.findall(_ask(system, "-L"))]
+def read_slices(system: Runs) -> list[Slice]:
+    """In the driver's order. Raises DriverError or Unanswered."""
+    slices: list[Slice] = []
+    card = ""
+    for line in _ask(system, "-L").splitlines():
+        if whole := _CARD.match(line):
+            card = whole[1]
+        elif part := _SLICE.match(line):
+            slices.append(Slice(part[3], float(part[2]), int(part[1]), card))
+    return slices
 
 
 def visible_devices(text: str | None) -> list[str] | None:
@@ -68,11 +87,20 @@ def only_visible(gpus: Sequence[Gpu], entries: Sequence[str] | None) -> list[Gpu
     """Entries are indices or the beginnings of UUIDs; a MIG entry does not tell its GPU, so all stay."""
     if entries is None or any(entry.startswith("MIG-") for entry in entries):
         return list(gpus)
-    return [gpu for gpu in gpus if any(entry == str(gpu.index) or _begins(gpu, entry) for entry in entries)]
+    return [
+        gpu for gpu in gpus if any(entry == str(gpu.index) or _begins(gpu.uuid, entry, "GPU-") for entry in entries)
+    ]
 
 
-def _begins(gpu: Gpu, entry: str) -> bool:
-    return entry.startswith("GPU-") and gpu.uuid.startswith(entry)
+def visible_slices(slices: Sequence[Slice], entries: Sequence[str] | None) -> list[Slice]:
+    """Those that the entries name; all where no entry names a slice."""
+    if entries is None or not any(entry.startswith("MIG-") for entry in entries):
+        return list(slices)
+    return [one for one in slices if any(_begins(one.uuid, entry, "MIG-") for entry in entries)]
+
+
+def _begins(uuid: str, entry: str, kind: str) -> bool:
+    return entry.startswith(kind) and uuid.startswith(entry)
 
 
 def _gpu(line: str) -> Gpu:
@@ -84,7 +112,7 @@ def _number(text: str) -> int | None:
     return int(text) if text.isdigit() else None
 
 
-def _ask(system: System, *options: str) -> str:
+def _ask(system: Runs, *options: str) -> str:
     done = system.run(["nvidia-smi", *options])
     if done is None:
         raise DriverError("there is no `nvidia-smi` on PATH, so no NVIDIA driver on this machine")

@@ -1,0 +1,1 @@
+"""This machine: its programs, GPUs, cores and memory. Every other package may import this one."""

@@ -1,0 +1,73 @@
+"""One program of this machine, run to its end within a time limit.
+
+Invariants:
+- Nothing outlives a question: a program that takes too long is killed with its children.
+"""
+
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+COMMAND_S = 4.0
+
+
+class Unanswered(Exception):
+    """The machine, or a server, did not answer; the text says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Completed:
+    """A program that has ended."""
+
+    status: int
+    stdout: str
+    stderr: str = ""
+
+    @property
+    def reason(self) -> str:
+        """The first line of what it complained about, warnings left out."""
+        lines = [line.strip() for line in f"{self.stderr}\n{self.stdout}".splitlines() if line.strip()]
+        errors = [line for line in lines if "level=warning" not in line and not line.lower().startswith("warning")]
+        return (errors or lines or [f"exit status {self.status}"])[0]
+
+
+def run_program(
+    command: Sequence[str], timeout_s: float = COMMAND_S, environment: Mapping[str, str] | None = None
+) -> Completed | None:
+    """None where there is no such program; `environment` is added to this process's. Raises Unanswered."""
+    if shutil.which(command[0]) is None:
+        return None
+    try:
+        process = subprocess.Popen(
+            list(command),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={**os.environ, **(environment or {}), "LC_ALL": "C"},
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise Unanswered(f"`{command[0]}` does not start: {error.strerror}") from error
+    try:
+        stdout, stderr = process.communicate(timeout=timeout_s)
+    except subprocess.TimeoutExpired as error:
+        raise Unanswered(f"`{' '.join(command[:3])}` gave no answer in {timeout_s:.0f} s") from error
+    finally:
+        _end(process)
+    return Completed(process.returncode, stdout.decode(errors="replace"), stderr.decode(errors="replace"))
+
+
+def _end(process: "subprocess.Popen[bytes]") -> None:
+    """Kills what is left of the program's session."""
+    if process.poll() is not None and process.stdout is not None and process.stdout.closed:
+        return
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    for pipe in (process.stdout, process.stderr):
+        if pipe is not None:
+            pipe.close()
+    process.wait()
