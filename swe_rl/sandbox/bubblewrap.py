@@ -5,13 +5,16 @@ Invariants:
   and /tmp, both of this sandbox alone. Nothing else of this host, no network unless asked for, no capability.
 - A workspace with a toolchain sees its copy of that one, writable, and no Python package of this host: what is
   installed here may be a later release of what is to be mended.
-- Own pid namespace bound to its starter: when `bwrap` dies, every process in it dies.
+- Own pid namespace bound to its starter: when `bwrap` dies, every process in it dies. The kernel does that in its own
+  time, some milliseconds in which a process can still write; `sweep` waits for the last one.
 - As root, commands run under an unprivileged user id of the sandbox's own; otherwise as user 1000 of a user namespace
   without capabilities. In both the kernel counts `sandbox.max_processes` for this sandbox alone (Linux >= 5.14).
 """
 
+import json
 import os
 import random
+import select
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -27,6 +30,7 @@ SHIM_FOLDER = "/run/swe_rl/bin"
 _USER_NAMESPACE_UID = 1000
 _FIRST_OWN_UID = 1_000_000_000
 _OWN_UIDS = 500_000_000
+_NAMESPACE_END_S = 10.0  # a process that hangs in the kernel does not hold a run up for ever
 _LOADER_FOLDERS = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 
 
@@ -79,8 +83,11 @@ class BubblewrapLauncher:
     def started_well(self, status: bytes, exit_status: int) -> bool:
         return exit_status == 0 or b'"exit-code"' in status
 
-    def sweep(self, leader: int, marker: str, before: frozenset[int]) -> None:
-        """Nothing to do: the pid namespace is gone."""
+    def sweep(self, leader: int, marker: str, before: frozenset[int], status: bytes) -> None:
+        """The kernel kills; the namespace's first process ends last, when all others are gone."""
+        first = _first_process(status)
+        if first is not None:
+            _wait_for_end(first, _NAMESPACE_END_S)
 
     def _writable(self, folder: SandboxFolder) -> list[str]:
         argv = ["--bind", str(folder.tmp), HOME]
@@ -101,6 +108,28 @@ class BubblewrapLauncher:
         for path in [*self._programs(folder), Path(folder.workdir)]:
             if _is_below(path, HOME):
                 ensure_folders(folder.tmp, os.path.relpath(path, HOME))
+
+
+def _first_process(status: bytes) -> int | None:
+    """What bwrap says first of all on its status descriptor; None when it was killed before."""
+    try:
+        return int(json.JSONDecoder().raw_decode(status.decode())[0]["child-pid"])
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def _wait_for_end(pid: int, timeout_s: float) -> None:
+    """Its number cannot have gone to another process: a few milliseconds ago it was this one's."""
+    try:
+        pidfd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    try:
+        poll = select.poll()
+        poll.register(pidfd, select.POLLIN)
+        poll.poll(timeout_s * 1000)
+    finally:
+        os.close(pidfd)
 
 
 def _namespaces(mode: UserMode, network: bool) -> list[str]:

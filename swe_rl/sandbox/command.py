@@ -1,8 +1,8 @@
 """One command as a process group: started, bounded in time and output, and always ended.
 
 Invariants:
-- When `run_command` returns or raises (also on cancellation), the command and all it started have been killed and the
-  leader is reaped.
+- When `run_command` returns or raises (also on cancellation, however often), the command and all it started have been
+  killed and the leader is reaped.
 - A process that keeps the output open cannot hold `run_command` up for more than `_DRAIN_S` after the command's end.
 - Memory does not grow with the output.
 - Every descriptor that is opened here is closed here, once, whatever the event loop: the pipe is read with `add_reader`
@@ -36,7 +36,7 @@ class CommandSpec:
 async def run_command(spec: CommandSpec, output: HeadTail, sweep: Callable[[int], None]) -> int | None:
     """The exit status (negative: killed by that signal), or None after the timeout.
 
-    `sweep(leader_pid)` kills what a kill of the process group does not reach; it is called after the leader's end.
+    `sweep(leader_pid)` ends what a kill of the process group does not reach; it is called after the leader's end.
     Raises OSError when the command cannot be started.
     """
     loop = asyncio.get_running_loop()
@@ -68,8 +68,20 @@ async def _finish(
         if not exited.done():
             kill_group(process.pid)
         ending = asyncio.ensure_future(_end(process.pid, exited, capture, sweep))
-        await asyncio.shield(ending)
+        await until_done(ending)
     return None if timed_out else exited.result()
+
+
+async def until_done(task: "asyncio.Task[None]") -> None:
+    """Waits for `task` also when cancelled meanwhile, then lets the cancellation go on."""
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        raise cancelled
 
 
 async def _end(pid: int, exited: "asyncio.Future[int]", capture: "_Capture", sweep: Callable[[int], None]) -> None:

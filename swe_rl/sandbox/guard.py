@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
+from swe_rl.sandbox.command import until_done
 from swe_rl.sandbox.output import HeadTail
 from swe_rl.sandbox.protocol import SandboxError
 
@@ -88,7 +89,7 @@ class Guard:
                 in_time = ending.done()
             finally:
                 if not ending.done():
-                    await _finish(asyncio.ensure_future(self._stop(ending)))
+                    await until_done(asyncio.ensure_future(self._stop(ending)))
             if ending.cancelled():
                 raise GuardLostError(f"a command did not end {self._grace_s:g} s after it was stopped")
             status = ending.result()
@@ -143,15 +144,3 @@ def _trailer(held: bytearray, token: bytes) -> int | None:
     if not held.endswith(b"\n") or (at := held.rfind(token + b":")) < 0:
         return None
     return int(held[at + len(token) + 1 : -1])
-
-
-async def _finish(task: "asyncio.Task[None]") -> None:
-    """Waits for `task` also when cancelled meanwhile, then lets the cancellation go on."""
-    cancelled: asyncio.CancelledError | None = None
-    while not task.done():
-        try:
-            await asyncio.shield(task)
-        except asyncio.CancelledError as error:
-            cancelled = error
-    if cancelled is not None:
-        raise cancelled

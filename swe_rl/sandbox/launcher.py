@@ -51,6 +51,6 @@ class Launcher(Protocol):
         """False when the launcher, not the command, ended with `exit_status`; `status` came through `status_fd`."""
         ...
 
-    def sweep(self, leader: int, marker: str, before: frozenset[int]) -> None:
-        """Kills what a command left behind outside its process group."""
+    def sweep(self, leader: int, marker: str, before: frozenset[int], status: bytes) -> None:
+        """Kills what a command left behind outside its process group; returns once it is gone."""
         ...

@@ -45,5 +45,5 @@ class PlainLauncher:
     def started_well(self, status: bytes, exit_status: int) -> bool:
         return True
 
-    def sweep(self, leader: int, marker: str, before: frozenset[int]) -> None:
+    def sweep(self, leader: int, marker: str, before: frozenset[int], status: bytes) -> None:
         kill_command(leader, marker, before)

@@ -1,8 +1,10 @@
 """One sandbox of local processes: its commands, its files, its end.
 
 Invariants:
-- Nothing that a command started outlives it.
-- At most as many commands as there are places run at a time; waiting is not in a command's timeout.
+- Nothing that a command started outlives it: when `exec` returns, its processes are gone. So nothing that an agent left
+  running is there when its patch is taken.
+- Commands of one sandbox take turns, and at most as many as there are places run at a time; waiting is not in a
+  command's timeout.
 - With a doorway, every command finds the door's address answering; without one nothing is added to a command.
 """
 
@@ -53,6 +55,7 @@ class ProcessSandbox:
         self._config = config
         self._places = places
         self._forget = forget
+        self._turn = asyncio.Lock()
         self._running: set[asyncio.Task[ExecResult]] = set()
         self._counter = itertools.count()
         self._closed = False
@@ -85,7 +88,7 @@ class ProcessSandbox:
             self._running.discard(task)
 
     async def _run(self, command: str, timeout_s: float, env: Mapping[str, str], output: HeadTail) -> ExecResult:
-        async with self._places:
+        async with self._turn, self._places:
             self._check_open()
             started_s = time.monotonic()
             try:
@@ -111,8 +114,14 @@ class ProcessSandbox:
                 timeout_s=timeout_s,
                 pass_fds=(status_out,) if isolated else (),
             )
-            status = await run_command(spec, output, lambda pid: self._launcher.sweep(pid, marker, before))
-            if status is not None and not self._launcher.started_well(_read_now(status_in), status):
+            said = bytearray()
+
+            def sweep(pid: int) -> None:
+                said.extend(_read_now(status_in))
+                self._launcher.sweep(pid, marker, before, bytes(said))
+
+            status = await run_command(spec, output, sweep)
+            if status is not None and not self._launcher.started_well(bytes(said), status):
                 raise SandboxError(f"sandbox {self.sandbox_id} could not be entered: {output.text()[-500:]}")
             return status
 

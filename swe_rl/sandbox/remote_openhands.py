@@ -3,6 +3,8 @@
 Invariants:
 - A command runs as `bash -c` of its own, in the workdir, with its own timeout inside the runtime: nothing is typed
   into the shell session that such runtimes keep.
+- What a command left running is killed at its end, found by a variable in its environment: the runtime's own server is
+  in the same container, so not everything may be killed. A process that threw its environment away gets away.
 - Exit status and output pass through the session as one line of base64, so that neither prompt nor wrapping counts.
 - A runtime that does not answer, or says something else, is a SandboxError; so is a start that is refused.
 """
@@ -32,8 +34,11 @@ _SPARE_S = 30.0  # of an action beyond its command's timeout
 _TIMEOUT_EXIT = 124
 _FULL = 429
 _MARK = "swe_rl"
-_RUN = """f=$(mktemp) && cd {workdir} && {{ timeout -k 1 {timeout_s:g} env {env} bash -c {command} </dev/null >"$f" 2>&1
-s=$?; n=$(stat -c %s "$f"); h={head}; t={tail}
+_RUN = """f=$(mktemp) && cd {workdir} && {{
+timeout -k 1 {timeout_s:g} env {variable} {env} bash -c {command} </dev/null >"$f" 2>&1; s=$?
+for i in $(seq 50); do l=$(grep -lasxz -- {variable} /proc/[0-9]*/environ); [ -n "$l" ] || break
+for p in $l; do p=${{p%/environ}}; kill -9 "${{p#/proc/}}" 2>/dev/null; done; sleep 0.01; done
+n=$(stat -c %s "$f"); h={head}; t={tail}
 if [ "$n" -le $((h + t)) ]; then o=$(base64 -w0 <"$f"); e=
 else o=$(head -c $h "$f" | base64 -w0); e=$(tail -c $t "$f" | base64 -w0); fi
 rm -f "$f"; echo "{mark}:$s:$n:$o:$e:"; }}"""
@@ -77,6 +82,7 @@ class OpenHandsSandbox:
             head=limit_bytes // 2,
             tail=limit_bytes - limit_bytes // 2,
             mark=mark,
+            variable=f"SWE_RL_COMMAND={mark}",
         )
         started_s = time.monotonic()
         answer = await self._act(

@@ -2,11 +2,19 @@
 
 import pytest
 
+from swe_rl.config.choices import Isolation
+from swe_rl.config.schema import SandboxConfig
 from swe_rl.env.grading_pytest import grade_by_pytest
 from swe_rl.env.patch import collect_patch, take_patch
 from swe_rl.sandbox.protocol import ExecResult, SandboxError
+from swe_rl.sandbox.provider import make_provider
 from swe_rl.sandbox.scripted import ScriptedProvider
 
+# Nothing is changed before its command has ended: what a command does while it runs is the agent's own change.
+LEFT_RUNNING = (
+    "nohup sh -c 'until [ -e .git/go ]; do sleep 0.01; done; "
+    "while true; do echo x > tests/test_victim.py; sleep 0.01; done' >/dev/null 2>&1 &"
+)
 FIX = "sed -i 's/a - b/a + b/' victim/__init__.py"
 
 
@@ -93,7 +101,8 @@ async def test_no_answer_in_time_is_not_an_empty_patch():
 
 async def test_what_an_agent_left_running_or_lying_around_is_not_there(victim, sandboxes, agent):
     patch, attempts, _ = await agent(
-        "nohup sh -c 'while true; do echo x > tests/test_victim.py; sleep 0.1; done' >/dev/null 2>&1 &",
+        LEFT_RUNNING,
+        "touch .git/go",
         "printf 'import os; os._exit(0)' > /tmp/sitecustomize.py; echo 'export PYTHONPATH=/tmp' > ~/.bashrc",
         "mkdir -p .git/hooks; printf '#!/bin/sh\\ntouch /tmp/hooked\\n' > .git/hooks/post-checkout; "
         "chmod +x .git/hooks/post-checkout",
@@ -102,3 +111,12 @@ async def test_what_an_agent_left_running_or_lying_around_is_not_there(victim, s
     assert {"daemon", "startup_hook", "git_tampering"} <= set(attempts)
     verdict = await grade_by_pytest(victim.instance, patch, victim.workspace, sandboxes, 60)
     assert not verdict.resolved and all(verdict.pass_to_pass.values())
+
+
+async def test_without_isolation_what_was_left_running_is_ended_as_well(victim, tmp_path):
+    provider = make_provider(SandboxConfig(isolation=Isolation.none), tmp_path / "scratch", print)
+    sandbox = await provider.create(victim.workspace, owner="agent")
+    for command in (LEFT_RUNNING, "touch .git/go"):
+        await sandbox.exec(command, timeout_s=30)
+    assert await take_patch(sandbox, victim.instance.base_commit, 30) == ""
+    await provider.close()

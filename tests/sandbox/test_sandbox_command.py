@@ -2,6 +2,7 @@ import asyncio
 import os
 import signal
 import sys
+import threading
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -84,6 +85,28 @@ def test_a_timeout_and_a_cancellation_kill(run, tmp_path):
         task = asyncio.ensure_future(bash("sleep 60", tmp_path))
         await asyncio.sleep(0.1)
         task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    run(main())
+
+
+def test_a_second_cancellation_does_not_cut_the_end_short(run, tmp_path):
+    sweeps, swept = threading.Event(), threading.Event()
+
+    def sweep(pid):
+        sweeps.set()
+        swept.wait(20)
+
+    async def main():
+        spec = CommandSpec(["sleep", "60"], {"PATH": os.environ["PATH"]}, tmp_path, 20.0)
+        task = asyncio.ensure_future(run_command(spec, HeadTail(9), sweep))
+        await asyncio.sleep(0)
+        task.cancel()
+        assert await asyncio.to_thread(sweeps.wait, 20)
+        task.cancel()
+        assert not (await asyncio.wait({task}, timeout=0.05))[0]
+        swept.set()
         with pytest.raises(asyncio.CancelledError):
             await task
 

@@ -33,15 +33,6 @@ def _open_descriptors() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
-async def gone(word: str) -> bool:
-    """Whether no process with `word` is left, a second allowed for the kernel to take a namespace down."""
-    for _ in range(50):
-        if not processes_of(word):
-            return True
-        await asyncio.sleep(0.02)
-    return False
-
-
 async def test_a_command_runs_in_a_fresh_copy(sandbox: ProcessSandbox, workspace: Workspace):
     result = await sandbox.exec("pwd; git status --short; ./run.sh; echo changed > calc.py; exit 3", timeout_s=10)
     assert result.exit_code == 3
@@ -100,7 +91,7 @@ async def test_a_timeout_kills_the_whole_tree(sandbox: ProcessSandbox, command: 
     assert time.monotonic() - started < 3
     assert result.timed_out and result.exit_code == 124 and result.duration_s == 0.4
     assert result.output == "before\n"
-    assert await gone("sleep 61.25")
+    assert processes_of("sleep 61.25") == []
 
 
 async def test_a_daemon_neither_holds_exec_up_nor_outlives_it(sandbox: ProcessSandbox):
@@ -111,7 +102,7 @@ async def test_a_daemon_neither_holds_exec_up_nor_outlives_it(sandbox: ProcessSa
     )
     assert (result.exit_code, result.output, result.timed_out) == (0, "on\n", False)
     assert time.monotonic() - started < 3
-    assert await gone("sleep 62.25")
+    assert processes_of("sleep 62.25") == []
 
 
 async def test_a_flood_of_output_is_bounded(sandbox: ProcessSandbox):
@@ -150,7 +141,7 @@ async def test_cancellation_kills_and_is_raised_again(sandbox: ProcessSandbox):
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-    assert await gone("sleep 63.25")
+    assert processes_of("sleep 63.25") == []
     assert (await sandbox.exec("echo alive", timeout_s=10)).output == "alive\n"
 
 
@@ -168,7 +159,7 @@ async def test_closing_leaves_nothing_and_is_idempotent(
         await running
     with pytest.raises(SandboxError, match="is closed"):
         await one.exec("true", timeout_s=1)
-    assert await gone("sleep 64.25")
+    assert processes_of("sleep 64.25") == []
     assert folders(tmp_path, one.sandbox_id) == []
     assert len(folders(tmp_path, two.sandbox_id)) == 1
     await provider.close()
@@ -205,6 +196,12 @@ async def test_waiting_for_a_place_is_not_in_the_timeout(make, workspace: Worksp
     results = await asyncio.gather(*(sandbox.exec("sleep 0.3", timeout_s=0.8) for _ in range(4)))
     assert [result.timed_out for result in results] == [False] * 4
     assert all(0.3 <= result.duration_s < 0.8 for result in results)
+
+
+async def test_commands_of_one_sandbox_take_turns(sandbox: ProcessSandbox):
+    command = "[ ! -e busy ] && touch busy && sleep 0.1 && rm busy"
+    results = await asyncio.gather(*(sandbox.exec(command, timeout_s=10) for _ in range(3)))
+    assert [result.exit_code for result in results] == [0, 0, 0]
 
 
 async def test_a_workspace_without_a_folder_is_the_users_mistake(make, tmp_path: Path):

@@ -144,6 +144,13 @@ async def test_timeouts_and_long_output(provider: OpenHandsProvider, runtimes: F
     assert long.truncated_bytes == 588895 - 100
 
 
+async def test_what_a_command_left_running_is_killed(provider: OpenHandsProvider, runtimes: FakeRuntimes):
+    sandbox = await provider.create(_workspace(runtimes), owner="x")
+    left = "until [ -e go ]; do sleep 0.01; done; touch changed"
+    await sandbox.exec(f"nohup setsid bash -c '{left}' >/dev/null 2>&1 & setsid sleep 5 & echo on", timeout_s=5)
+    assert (await sandbox.exec("touch go; sleep 0.2; ls", timeout_s=5)).output == "go\n"
+
+
 async def test_files(provider: OpenHandsProvider, runtimes: FakeRuntimes):
     sandbox = await provider.create(_workspace(runtimes), owner="x")
     await sandbox.write_file("deep/file", b"\0\xff" * 100_000)
