@@ -7,8 +7,11 @@ Invariants:
 
 import sys
 
+from swe_rl.host.terminal import outlive_readers
+
 
 def main() -> int:
+    outlive_readers()
     arguments = sys.argv[1:]
     if "--help" in arguments or "-h" in arguments:
         from swe_rl.config.help import help_text

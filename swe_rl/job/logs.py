@@ -12,6 +12,7 @@ from pathlib import Path
 from swe_rl.config.provenance import Origins
 from swe_rl.config.schema import Config
 from swe_rl.errors import UserError
+from swe_rl.host.terminal import sleep_while_read
 from swe_rl.job.submission.find import Sweep, find_sweep
 from swe_rl.job.submission.output import outputs, tail, whole_lines
 from swe_rl.job.submission.rows import Row
@@ -62,7 +63,7 @@ def _files(sweep: Sweep, row: Row) -> list[Path]:
 
 
 def _follow(sweep: Sweep, number: int | None, read: dict[Path, int]) -> None:
-    """Until all the jobs have ended."""
+    """Until all the jobs have ended, or nobody reads."""
     while True:
         rows = _chosen(sweep.rows(time.time), number)
         for row in rows:
@@ -72,4 +73,4 @@ def _follow(sweep: Sweep, number: int | None, read: dict[Path, int]) -> None:
                     print(line if number is not None else f"[{row.number}] {line}", flush=True)
         if all(row.outcome.is_end for row in rows):
             return
-        time.sleep(_LOOK_S)
+        sleep_while_read(_LOOK_S)

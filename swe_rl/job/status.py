@@ -13,6 +13,7 @@ from pathlib import Path
 from swe_rl.config.choices import OutputFormat
 from swe_rl.config.provenance import Origins
 from swe_rl.config.schema import Config
+from swe_rl.host.terminal import sleep_while_read
 from swe_rl.job.submission.find import Sweep, find_sweep
 from swe_rl.job.submission.rows import Outcome, Row
 from swe_rl.job.submission.table import failures, table
@@ -40,7 +41,7 @@ def _follow(sweep: Sweep) -> None:
         rows[:] = sweep.rows(time.time)
         return rows
 
-    watch(look, sys.stdout)
+    watch(look, sys.stdout, sleep=sleep_while_read)
     print("\n".join(failures(rows)), flush=True)
 
 

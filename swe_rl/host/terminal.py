@@ -1,0 +1,68 @@
+"""Where this process prints to: how wide it is, and whether anybody still reads.
+
+Invariants:
+- A reader that goes away (`| head`) ends the showing, never the job: what is printed after that is dropped without a
+  word, here and at the interpreter's end, and the exit status stays the job's own.
+- Standard library only: `--help` imports this module.
+"""
+
+import io
+import os
+import select
+import sys
+import time
+from contextlib import suppress
+from typing import TextIO
+
+WIDTH = 80  # where there is no terminal
+
+
+class _Outlet(io.FileIO):
+    """A file descriptor whose reader may leave."""
+
+    def write(self, data: "bytes | bytearray | memoryview") -> int | None:  # type: ignore[override]
+        try:
+            return super().write(data)
+        except BrokenPipeError:
+            return memoryview(data).nbytes
+
+
+def outlive_readers() -> None:
+    """Both output streams of this process. Streams that somebody has put in place of the first ones are left alone."""
+    if sys.stdout is not None and sys.stdout is sys.__stdout__:
+        sys.stdout = _outliving(sys.stdout)
+    if sys.stderr is not None and sys.stderr is sys.__stderr__:
+        sys.stderr = _outliving(sys.stderr)
+
+
+def _outliving(stream: TextIO) -> TextIO:
+    assert isinstance(stream, io.TextIOWrapper)
+    stream.flush()
+    outlet = _Outlet(stream.fileno(), "w", closefd=False)
+    unbuffered = isinstance(stream.buffer, io.RawIOBase)  # python -u
+    return io.TextIOWrapper(
+        outlet if unbuffered else io.BufferedWriter(outlet),  # type: ignore[arg-type]
+        encoding=stream.encoding,
+        errors=stream.errors,
+        line_buffering=stream.line_buffering,
+        write_through=stream.write_through,
+    )
+
+
+def sleep_while_read(seconds: float) -> None:
+    """For what only shows: raises SystemExit(0) as soon as nobody reads standard output any more."""
+    asked = select.poll()
+    try:
+        asked.register(sys.stdout.fileno(), 0)
+    except (OSError, ValueError):  # no file
+        time.sleep(seconds)
+        return
+    if asked.poll(1000 * seconds):  # asked for nothing: what comes is the other end's leaving
+        raise SystemExit(0)
+
+
+def width(stream: TextIO) -> int:
+    """Columns of the terminal that `stream` is; WIDTH where it is none."""
+    with suppress(OSError, ValueError):
+        return os.get_terminal_size(stream.fileno()).columns or WIDTH
+    return WIDTH
