@@ -2,7 +2,11 @@
 
 import signal
 
+import pytest
 from hypothesis import settings
+
+from swe_rl.config import findings, known_hardware
+from swe_rl.host.machine import Machine
 
 # A busy machine is no failure of a property.
 settings.register_profile("busy_machine", deadline=None)
@@ -24,3 +28,13 @@ def hear_signals():
 
 
 hear_signals()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def laptop():
+    """hardware=auto means the same machine in every test of this process: two cores, 4 GB, no GPU."""
+    machine = Machine(1, 0, "", 0.0, 1.0, False, 2, 4.0, True, 0, "there is no `nvidia-smi` on PATH")
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (known_hardware, findings):
+            patch.setattr(module, "this_machine", lambda: machine)
+        yield machine

@@ -31,8 +31,9 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig, ListConfig
 
 # What does not change the result of a run, or is a path: two runs that differ in nothing else are the same run.
-_UNHASHED_GROUPS = ("job", "paths", "logger", "runtime")
+_UNHASHED_GROUPS = ("job", "paths", "logger", "runtime", "hardware")
 _JOBS_PER_WORKER = 8  # starting a process costs about as much as composing one job
+_HASHED_TABLE = "hardware.env_vars."  # what the run's processes read may change what they compute
 _UNHASHED_KEYS = (
     "name",
     "trainer.resume",
@@ -246,7 +247,8 @@ def config_hash(config: Config) -> str:
     values = {
         key: value
         for key, value in flatten(config).items()
-        if key not in _UNHASHED_KEYS and key.partition(".")[0] not in _UNHASHED_GROUPS
+        if key not in _UNHASHED_KEYS
+        and (key.partition(".")[0] not in _UNHASHED_GROUPS or key.startswith(_HASHED_TABLE))
     }
     text = json.dumps(values, sort_keys=True, ensure_ascii=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -9,11 +9,9 @@ from collections.abc import Iterator
 from ipaddress import ip_address
 
 from swe_rl.config.choices import WandbMode
-from swe_rl.config.environment import visible_gpus
 from swe_rl.config.findings import Finding, Host, error, warning
 from swe_rl.config.schema import Config
 from swe_rl.config.secrets import is_secret_key
-from swe_rl.config.sizes import total_gpus
 from swe_rl.config.yaml_text import YamlError, parse
 
 LARGEST_PORT = 65535
@@ -97,19 +95,6 @@ def gated_model(config: Config, host: Host) -> Iterator[Finding]:
             config.model.path,
             "its owner gives it to known accounts only, and HF_TOKEN is not set",
             "export HF_TOKEN, or model.path=FOLDER with the files",
-        )
-
-
-def visible(config: Config, host: Host) -> Iterator[Finding]:
-    seen = visible_gpus(host.environment)
-    wanted = min(total_gpus(config.layout), config.hardware.gpus_per_node)
-    if seen is not None and config.hardware.partition is None and config.hardware.nodes == 1 and seen < wanted:
-        yield error(
-            "visible_gpus",
-            "hardware.gpus_per_node",
-            config.hardware.gpus_per_node,
-            f"CUDA_VISIBLE_DEVICES lets this process see {seen} GPUs; layout={config.layout.name} uses {wanted}",
-            f"unset CUDA_VISIBLE_DEVICES, or hardware.gpus_per_node={seen} with a smaller layout",
         )
 
 
@@ -216,7 +201,6 @@ RULES = (
     resumed_run_is_this_one,
     wandb,
     gated_model,
-    visible,
     port,
     loopback,
     own_variables,

@@ -11,10 +11,8 @@ from swe_rl.config.findings import Finding, Host, below, error, warning
 from swe_rl.config.schema import Config
 from swe_rl.config.sizes import (
     divisors,
-    engine_gpus,
     engines_leave_home,
     parameters_b,
-    total_gpus,
     uses_no_gpu,
 )
 from swe_rl.config.weight_sync import VLLM_COMMAND
@@ -22,30 +20,6 @@ from swe_rl.config.weight_sync import VLLM_COMMAND
 EMBEDDED_LIMIT_B = 0.5  # billions of parameters that one CPU process can sample from and train in bearable time
 _SECRET_FLAGS_INSTEAD = {"--api-key": "VLLM_API_KEY", "--hf-token": "HF_TOKEN"}
 _SECRET_FLAGS = frozenset(_SECRET_FLAGS_INSTEAD)
-
-
-def gpus_suffice(config: Config, _: Host) -> Iterator[Finding]:
-    layout, hardware = config.layout, config.hardware
-    needed, there = total_gpus(layout), hardware.nodes * hardware.gpus_per_node
-    if config.engine.kind == EngineKind.external:
-        needed = layout.trainer_gpus
-    if needed > there:
-        yield error(
-            "gpus",
-            "layout.name",
-            layout.name,
-            f"{engine_gpus(layout)} GPUs for engines and {layout.trainer_gpus} for the trainer "
-            f"({'shared' if layout.colocated else 'apart'}) make {needed}; hardware={hardware.name} has {there}",
-            "a hardware option with enough GPUs (hardware=h100x8), or layout=local",
-        )
-    elif 0 < needed < there:
-        yield warning(
-            "idle_gpus",
-            "layout.name",
-            layout.name,
-            f"uses {needed} of {there} GPUs; the others idle for the whole run",
-            "more layout.engines, or fewer hardware.gpus_per_node",
-        )
 
 
 def engine_within_node(config: Config, _: Host) -> Iterator[Finding]:
@@ -298,7 +272,6 @@ def facts(config: Config, _: Host) -> Iterator[Finding]:
 
 
 RULES = (
-    gpus_suffice,
     engine_within_node,
     heads_divide,
     sequence_parallel_world,

@@ -6,7 +6,7 @@ Invariants:
 """
 
 from swe_rl.config.choices import EngineKind, JobName, RuntimeKind, SandboxKind
-from swe_rl.config.schema import Config, LayoutConfig, ModelConfig, SandboxConfig
+from swe_rl.config.schema import Config, HardwareConfig, LayoutConfig, ModelConfig, SandboxConfig
 
 WITHOUT_TRAINER = frozenset({JobName.rollout, JobName.eval, JobName.serve})
 AGENTS_WITHOUT_MODEL = frozenset({"gold", "noop", "scripted"})
@@ -45,6 +45,15 @@ def total_gpus(layout: LayoutConfig) -> int:
     if layout.colocated:
         return max(engine_gpus(layout), layout.trainer_gpus)
     return engine_gpus(layout) + layout.trainer_gpus
+
+
+def gpus_needed(config: Config) -> int:
+    """GPUs that this run takes: servers of somebody else's take none of them."""
+    return config.layout.trainer_gpus if config.engine.kind is EngineKind.external else total_gpus(config.layout)
+
+
+def gpus_there(hardware: HardwareConfig) -> int:
+    return hardware.nodes * hardware.gpus_per_node
 
 
 def trainer_leaves_node(layout: LayoutConfig, gpus_per_node: int) -> bool:

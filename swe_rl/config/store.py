@@ -25,13 +25,15 @@ def fields_of(schema: type) -> dict[str, Any]:
 
 @cache
 def register() -> None:
-    """Puts the schema, the sweeps and the resolver into Hydra's store, once a process."""
+    """Puts the schema, the sweeps and the resolvers into Hydra's store, once a process."""
     from hydra.core.config_store import ConfigStore
     from omegaconf import OmegaConf
 
+    from swe_rl.config.known_hardware import here
     from swe_rl.config.yaml_text import read
 
     OmegaConf.register_new_resolver("swe_rl.words", words, replace=True)
+    OmegaConf.register_new_resolver("swe_rl.here", here, replace=True)
     store = ConfigStore.instance()
     store.store(name="base_config", node=thaw(Config), provider="swe_rl")
     for path in sorted(sweeps_dir().glob("*.yaml")):

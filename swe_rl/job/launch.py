@@ -16,6 +16,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from swe_rl.config.assumed import AUTO, answered
 from swe_rl.config.choices import JobName
 from swe_rl.config.compose import Composed, compose, compose_all, expand
 from swe_rl.config.environment import read_dotenv
@@ -23,6 +24,7 @@ from swe_rl.config.explain import ConfigError, explained
 from swe_rl.config.folders import LAUNCHERS, conf_dir
 from swe_rl.config.launcher import is_slurm, quoted, starts_processes
 from swe_rl.config.secrets import hide_secrets
+from swe_rl.config.sizes import gpus_needed
 from swe_rl.config.store import register
 from swe_rl.errors import RunError
 from swe_rl.job.dispatch import (
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 
+_SMALL = "cpu"  # what a job of SLURM's asks for where nobody said, and no GPU is needed
 _SLURM = "submitit_slurm"  # the launcher of a dry run that names none
 _NO_DETACH = (
     "job.detach=true leaves jobs to SLURM, and hydra/launcher={} has none to leave them to. Add --multirun "
@@ -65,7 +68,7 @@ def start(arguments: Sequence[str]) -> int:
         if flags.config_name or flags.config_path or flags.experimental_rerun:
             raise ConfigError("--config-name, --config-path and --experimental-rerun are not supported; see --help.")
         if not flags.multirun:
-            composed = compose(overrides, config_dir)
+            composed = answered(compose(overrides, config_dir))
             if not composed.multirun and not _only_written(composed):
                 return _single(composed, arguments, config_dir)
         return _several(arguments, flags, overrides, config_dir)
@@ -76,10 +79,10 @@ def start(arguments: Sequence[str]) -> int:
 def _single(composed: Composed, arguments: Sequence[str], config_dir: Path | None) -> int:
     if composed.launcher != "basic":
         raise ConfigError(f"hydra/launcher={composed.launcher} starts jobs only together with --multirun; add it.")
-    if not guard(composed):
-        return 2
     if composed.config.job.name in FOLDERLESS:
         return run_folderless(composed)
+    if not guard(composed):
+        return 2
     if composed.config.job.detach:
         raise ConfigError(_NO_DETACH.format(composed.launcher))
     return _run(arguments, list(composed.overrides), config_dir)
@@ -91,10 +94,13 @@ def _several(arguments: Sequence[str], flags: argparse.Namespace, overrides: lis
         overrides = [*(one for one in overrides if not one.startswith(f"{LAUNCHERS}=")), f"{LAUNCHERS}={_SLURM}"]
         jobs = compose_all(expand(overrides, config_dir), config_dir)
     if jobs and all(job.config.job.name in FOLDERLESS for job in jobs):
+        jobs = [answered(job) for job in jobs]
         return max(run_all_folderless(jobs), 0 if checks_pass(jobs) else 2)
     if any(job.config.job.name in FOLDERLESS for job in jobs):
         names = ", ".join(sorted(JobName(name) for name in FOLDERLESS))
         raise ConfigError(f"Jobs without a run folder ({names}) cannot share a --multirun with others.")
+    if jobs and is_slurm(jobs[0].launcher_settings):
+        overrides, jobs = _without_this_machine(overrides, jobs, config_dir)
     if not guard_all(jobs):
         return 2
     if not jobs:  # a sweeper that decides as it goes
@@ -104,6 +110,26 @@ def _several(arguments: Sequence[str], flags: argparse.Namespace, overrides: lis
     if jobs[0].config.job.detach:
         raise ConfigError(_NO_DETACH.format(jobs[0].launcher))
     return _run_frozen(flags, jobs, overrides, config_dir)
+
+
+def _without_this_machine(
+    overrides: list[str], jobs: list[Composed], config_dir: Path | None
+) -> tuple[list[str], list[Composed]]:
+    """SLURM's jobs run elsewhere, and hardware=auto would ask for this machine's cores and memory.
+
+    Jobs without GPUs ask for what the tiny model needs. Raises ConfigError where GPUs are wanted: nobody said which.
+    """
+    if not any(job.choices.get("hardware") == AUTO for job in jobs):
+        return overrides, jobs
+    wanting = next((job for job in jobs if job.choices.get("hardware") == AUTO and gpus_needed(job.config)), None)
+    if wanting is not None:
+        raise ConfigError(
+            f"hardware=auto describes this machine, and SLURM starts the jobs elsewhere: layout="
+            f"{wanting.config.layout.name} needs {gpus_needed(wanting.config)} GPUs there. Say what the cluster has: "
+            "hardware=h100x8, or another option of conf/hardware/, with hardware.partition=NAME."
+        )
+    overrides = [*overrides, f"hardware={_SMALL}"]
+    return overrides, compose_all(expand(overrides, config_dir), config_dir)
 
 
 def _only_written(composed: Composed) -> bool:

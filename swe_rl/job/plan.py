@@ -6,6 +6,7 @@ Invariants:
 """
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +14,19 @@ from swe_rl.config import duration, memory, sizes
 from swe_rl.config.choices import EngineKind, OutputFormat
 from swe_rl.config.compose import config_hash
 from swe_rl.config.environment import shown
+from swe_rl.config.findings import failing
 from swe_rl.config.provenance import Origins
+from swe_rl.config.rules import check
 from swe_rl.config.schema import Config
-from swe_rl.layout.placement import place
+from swe_rl.job.simulate import step_rollouts
+from swe_rl.layout.placement import PlacementError, place
 
 
 def run(config: Config, folder: Path | None, origins: Origins | None = None) -> int:
+    """Also for what the rules refuse: a section that cannot be computed says so, and the others stand."""
     del folder
-    made = plan(config) | {"environment": shown()}
+    wrong = failing(check(config, origins), config.job.strict)
+    made = plan(config, partly=wrong) | {"environment": shown()}
     if config.job.format == OutputFormat.json:
         print(json.dumps(made, indent=2))
     else:
@@ -30,22 +36,25 @@ def run(config: Config, folder: Path | None, origins: Origins | None = None) -> 
     return 0
 
 
-def plan(config: Config) -> dict[str, Any]:
-    """Sections of flat tables; every key names its unit."""
-    return {
-        "config_hash": config_hash(config),
-        "gpus": {
-            f"node {gpu.node} gpu {gpu.index}": ", ".join(roles) or "idle"
-            for gpu, roles in place(config).roles().items()
-        },
-        "batch": _batch(config),
-        "tokens": _tokens(config),
-        "memory": _memory(config),
-        "cache": _cache(config),
-        "disk": _disk(config),
-        "slots": _slots(config),
-        "time": _time(config),
-    }
+def plan(config: Config, *, partly: bool = False) -> dict[str, Any]:
+    """Sections of flat tables; every key names its unit. `partly`: what cannot be computed is left out, with a word.
+
+    Raises PlacementError or ArithmeticError for a configuration that the rules refuse, unless `partly`.
+    """
+    made: dict[str, Any] = {"config_hash": config_hash(config)}
+    for name, section in _SECTIONS.items():
+        try:
+            made[name] = section(config)
+        except (PlacementError, ArithmeticError, ValueError) as error:
+            if not partly:
+                raise
+            made[name] = {"not known": str(error) if isinstance(error, PlacementError) else "see the errors"}
+    return made
+
+
+def _gpus(config: Config) -> dict[str, Any]:
+    roles = place(config).roles()
+    return {f"node {gpu.node} gpu {gpu.index}": ", ".join(parts) or "idle" for gpu, parts in roles.items()}
 
 
 def _batch(config: Config) -> dict[str, Any]:
@@ -151,21 +160,34 @@ def _slots(config: Config) -> dict[str, Any]:
 
 
 def _time(config: Config) -> dict[str, Any]:
+    rollouts = step_rollouts(config)
     assumed = (
-        f"a trajectory takes {config.rollout.typical_trajectory_s:g} s and {config.rollout.typical_trajectory_tokens} "
-        f"tokens; training reaches {duration.TRAIN_UTILIZATION:.0%} of a GPU's {config.hardware.gpu_bf16_tflops:g} "
-        "TFLOPS; "
-        f"weights move at {duration.SYNC_GB_PER_S:g} GB/s"
+        f"trajectories of {config.rollout.typical_trajectory_tokens} tokens; training reaches "
+        f"{duration.TRAIN_UTILIZATION:.0%} of a GPU's {config.hardware.gpu_bf16_tflops:g} TFLOPS; weights move at "
+        f"{duration.SYNC_GB_PER_S:g} GB/s; nothing is lost to slow sandboxes"
     )
     return {
-        "rollouts_s_per_step": _round(duration.rollout_s(config)),
+        "rollouts_s_per_step": _round(rollouts.seconds),
+        "rollouts_from": rollouts.source,
         "training_s_per_step": _round(duration.train_s(config)),
         "weight_sync_s_per_step": _round(duration.sync_s(config)),
-        "step": duration.text(duration.step_s(config)),
-        "run": duration.text(duration.run_s(config)),
-        "time_limit": duration.text(config.hardware.time_limit_min * 60),
-        "assuming": assumed if not sizes.uses_no_gpu(config.layout) else "rollouts only: nothing is known of this CPU",
+        "step": duration.text(duration.step_s(config, rollouts.seconds)),
+        "run": duration.text(duration.run_s(config, rollouts.seconds)),
+        "time_limit": duration.text(duration.limit_s(config)) if config.hardware.time_limit_min else "none",
+        "assuming": "training takes no time: a CPU's is not estimated" if sizes.uses_no_gpu(config.layout) else assumed,
     }
+
+
+_SECTIONS: dict[str, Callable[[Config], dict[str, Any]]] = {
+    "gpus": _gpus,
+    "memory": _memory,
+    "cache": _cache,
+    "batch": _batch,
+    "tokens": _tokens,
+    "slots": _slots,
+    "time": _time,
+    "disk": _disk,
+}
 
 
 def _round(value: float) -> float:

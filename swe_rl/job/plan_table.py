@@ -53,6 +53,8 @@ def _headline(config: Config, made: dict[str, Any]) -> Text:
 def _gpus(gpus: dict[str, str], config: Config) -> RenderableType:
     if not gpus:
         return Text("no GPU: engine, trainer and sandboxes on this machine's CPU", style="dim")
+    if "not known" in gpus:
+        return Text(f"GPUs: {gpus['not known']}", style="dim")
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 1, 0, 0))
     for node, members in groupby(gpus.items(), key=lambda item: item[0].split(" gpu ")[0]):
         cells = [_cell(name, roles) for name, roles in members]

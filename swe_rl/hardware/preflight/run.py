@@ -22,7 +22,6 @@ from swe_rl.hardware.preflight import (
     host,
     hub,
     images,
-    packages,
     ray_cluster,
     servers,
     slurm,
@@ -37,7 +36,6 @@ from swe_rl.hardware.preflight.this_system import ThisSystem
 PROBE_S = 10.0
 _SHORTEST_SECRET = 8  # characters
 PROBES = (
-    Probe("packages", "name", packages.ask),
     Probe("vLLM", "engine.kind", vllm.ask, where_it_runs=True),
     Probe("container engine", "sandbox.kind", container_engine.ask, where_it_runs=True),
     Probe("container images", "env.image_template", images.ask, where_it_runs=True),
@@ -63,13 +61,18 @@ def preflight(
     system: System | None = None,
     progress: Callable[[str], None] | None = None,
     *,
+    elsewhere: bool = False,
     limit_s: float = PROBE_S,
     probes: tuple[Probe, ...] = PROBES,
 ) -> list[Finding]:
-    """Every finding of the probes. Takes as long as the slowest, at most `limit_s` seconds."""
+    """Every finding of the probes. Takes as long as the slowest, at most `limit_s` seconds.
+
+    `elsewhere`: the job would run on another machine, so that nothing is asked about this one.
+    """
     system, say = system or ThisSystem(), progress or _quiet
     found: dict[int, list[Finding]] = {}
-    asked = dict(_chosen(probes, config, system, say))
+    elsewhere = elsewhere or slurm.runs_elsewhere(config, system)
+    asked = dict(_chosen(probes, elsewhere, say))
     for index, findings in _answers(asked, config, system, limit_s):
         found[index] = findings
         say(f"{asked[index].name}: {_outcome(findings)}")
@@ -80,13 +83,10 @@ def preflight(
     return [_masked(finding, hidden) for index in sorted(found) for finding in found[index]]
 
 
-def _chosen(
-    probes: tuple[Probe, ...], config: Config, system: System, say: Callable[[str], None]
-) -> Iterator[tuple[int, Probe]]:
-    elsewhere = slurm.runs_elsewhere(config, system)
+def _chosen(probes: tuple[Probe, ...], elsewhere: bool, say: Callable[[str], None]) -> Iterator[tuple[int, Probe]]:
     for index, probe in enumerate(probes):
         if elsewhere and probe.where_it_runs:
-            say(f"{probe.name}: not asked, SLURM runs the job elsewhere")
+            say(f"{probe.name}: not asked, the job runs elsewhere")
         else:
             yield index, probe
 
