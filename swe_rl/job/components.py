@@ -152,7 +152,7 @@ def _env(config: Config) -> Env:
 
 
 def _sandboxes(config: Config, session: Session) -> SandboxProvider:
-    return make_provider(config.sandbox, scratch_root(config), session.progress.message, run=session.folder.name)
+    return make_provider(config.sandbox, scratch_root(config), session.warn, run=session.folder.name)
 
 
 def _agent(config: Config, client: ChatClient, env: Env) -> Agent:

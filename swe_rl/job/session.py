@@ -59,10 +59,18 @@ class Session:
     summary: dict[str, Any] = field(default_factory=dict)
     told: Told = field(default_factory=Told)
     survival: Survival | None = None  # inside a SLURM job
+    caveats: list[str] = field(default_factory=list)  # what has to be known beside the result, a line each
 
     def record(self, event: str, fields: Mapping[str, object]) -> None:
         """A line of `events.jsonl`, for parts that know of no events log. Raises DiskError."""
         self.events.write(event, **fields)
+
+    def warn(self, text: str) -> None:
+        """A lasting line or more; the first one is said again at the run's end where it begins with `warning: `."""
+        self.progress.message(text)
+        first = text.partition("\n")[0]
+        if first.startswith("warning: ") and first not in self.caveats:
+            self.caveats.append(first)
 
     def evals(self) -> list[dict[str, Any]]:
         return read_events(self.folder.events_jsonl, "eval")
@@ -96,6 +104,8 @@ class Session:
             gain = f"{100 * (after - before):+.1f} points"
             samples = self.summary["resolved_samples_after"]
             print(f"held-out resolved rate {before:.1%} -> {after:.1%} ({gain}), {samples} samples each")
+        for caveat in self.caveats:
+            print(caveat)
         print(f"run folder: {self.folder.path}")
         print(f"report:     {self.folder.report_html}", flush=True)
 

@@ -1,10 +1,16 @@
-"""Which isolation this host can give: found out by a real trial run, not by looking at versions."""
+"""Which isolation this host can give: found out by a real trial run, not by looking at versions.
 
+Invariants:
+- Where there is none, three short lines say so: what it means, why, the way out. The whole reason is in `run.log`.
+"""
+
+import logging
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,7 +25,9 @@ from swe_rl.sandbox.made_up_etc import make_etc
 from swe_rl.sandbox.plain import PlainLauncher
 from swe_rl.sandbox.protocol import Workspace
 
+_log = logging.getLogger(__name__)
 _PROBE_S = 20.0
+_WIDTH = 80
 _PACKAGES = ("site-packages", "dist-packages")
 
 
@@ -38,8 +46,20 @@ def choose_launcher(config: SandboxConfig, folder: Path, warn: Callable[[str], N
         return launcher
     if config.isolation is Isolation.bubblewrap:
         raise UserError(f"sandbox.isolation=bubblewrap does not work on this host: {reason}. {_WAY_OUT}")
-    warn(f"Commands run WITHOUT isolation, as this user and with its files in reach: {reason}. {_WAY_OUT}")
+    _log.info("no isolation: %s. %s", reason, _WAY_OUT)
+    warn(_warning(reason))
     return _plain(config, folder, bash)
+
+
+def _warning(reason: str) -> str:
+    """The first line also stands alone, beside a run's result."""
+    wanted = "apt-get install bubblewrap" if shutil.which("bwrap") is None else "allow user namespaces"
+    lines = (
+        "warning: commands run without isolation, as this user with its files in reach",
+        f"because {reason}",
+        f"way out: {wanted}, or sandbox=docker (docs/sandbox.md)",
+    )
+    return "\n  ".join(textwrap.shorten(line, _WIDTH - 2, placeholder=" ...") for line in lines)
 
 
 _WAY_OUT = (
@@ -112,5 +132,5 @@ def _trial(launcher: BubblewrapLauncher, parent: Path) -> str:
             return f"the trial run failed ({error})"
         if done.returncode:
             said = [line for line in done.stderr.decode(errors="replace").splitlines() if not line.startswith("{")]
-            return f"the trial run ended with status {done.returncode} ({' '.join(said)[-300:]})"
+            return f"{' '.join(said)[-300:] or 'bwrap fails'} (status {done.returncode})"
     return ""

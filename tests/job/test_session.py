@@ -306,3 +306,19 @@ def test_a_run_is_brought_back_from_its_copy_on_another_nodes_disk(make, fresh, 
     one = leave(config, new)
     assert one.resumed and one.folder.path == new and status(new).resumes == 1
     assert json.loads((copy / "status.json").read_text())["status"] == "done"
+
+
+def test_a_warning_is_said_again_beside_the_result(make, fresh, capsys):
+    """Where it began, an hour of progress may have passed it by."""
+    one = leave(make(), fresh())
+    one.warn("warning: no isolation\n  because of this")
+    one.warn("warning: no isolation\n  because of that")
+    one.warn("a note that is no caveat")
+    one.summary |= {"resolved_rate_before": 0.25, "resolved_rate_after": 0.5, "resolved_samples_after": 8}
+    capsys.readouterr()
+    one.print_end()
+    assert capsys.readouterr().out.splitlines()[:3] == [
+        "held-out resolved rate 25.0% -> 50.0% (+25.0 points), 8 samples each",
+        "warning: no isolation",
+        f"run folder: {one.folder.path}",
+    ]

@@ -22,8 +22,28 @@ def broken_bwrap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_auto_warns_once_with_the_reason_and_the_way_out(broken_bwrap: None, tmp_path: Path):
     warnings: list[str] = []
     make_provider(SandboxConfig(), tmp_path / "scratch", warnings.append)
-    assert len(warnings) == 1
-    assert "No permissions to create new namespace" in warnings[0] and "sandbox.isolation=none" in warnings[0]
+    assert warnings == [
+        "warning: commands run without isolation, as this user with its files in reach\n"
+        "  because bwrap: No permissions to create new namespace (status 1)\n"
+        "  way out: allow user namespaces, or sandbox=docker (docs/sandbox.md)"
+    ]
+
+
+def test_a_missing_bwrap_is_three_lines_of_a_terminal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    (tmp_path / "bash").symlink_to("/bin/bash")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    caplog.set_level("INFO")
+    warnings: list[str] = []
+    make_provider(SandboxConfig(), tmp_path / "scratch", warnings.append)
+    assert warnings == [
+        "warning: commands run without isolation, as this user with its files in reach\n"
+        "  because there is no `bwrap` on PATH\n"
+        "  way out: apt-get install bubblewrap, or sandbox=docker (docs/sandbox.md)"
+    ]
+    assert max(map(len, warnings[0].splitlines())) <= 80
+    assert "sandbox.isolation=none" in caplog.text  # the long form, for run.log
 
 
 def test_forced_is_a_user_error_that_leaves_nothing(broken_bwrap: None, tmp_path: Path):
