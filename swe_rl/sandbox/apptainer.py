@@ -30,8 +30,8 @@ from swe_rl.sandbox.door import Doorway, prepare_folder
 from swe_rl.sandbox.guard import Guard
 from swe_rl.sandbox.lease import reap_stale, write_lease
 from swe_rl.sandbox.output import HeadTail
-from swe_rl.sandbox.protocol import Door, SandboxError, Workspace
-from swe_rl.sandbox.working_copy import remove_tree
+from swe_rl.sandbox.protocol import Door, SandboxError, Workspace, close_all
+from swe_rl.sandbox.working_copy import clear_away, remove_or_say, remove_tree
 
 _CHUNK_BYTES = 1 << 18
 _END_S = 10.0
@@ -129,10 +129,10 @@ class ApptainerProvider:
 
     async def close(self) -> None:
         self._closed = True
-        await asyncio.gather(*(sandbox.close() for sandbox in list(self._open)))
+        await close_all(list(self._open), self._warn)
         if self._beating is not None:
             self._beating.cancel()
-        await asyncio.to_thread(remove_tree, self._folder)
+        await asyncio.to_thread(remove_or_say, self._folder, self._warn)
 
     async def _opened(self, workspace: Workspace, image: str, owner: str, door: Door | None) -> ContainerSandbox:
         folder = self._folder / f"{_safe(owner)}-{next(self._counter)}"
@@ -215,7 +215,7 @@ class ApptainerProvider:
         started = self._open[sandbox]
         try:
             await started.guard.close()
-            await asyncio.to_thread(remove_tree, started.folder)
+            await asyncio.to_thread(clear_away, started.folder, started.name)
         finally:
             del self._open[sandbox]
             self._places.release()

@@ -34,9 +34,9 @@ from swe_rl.sandbox.door import Doorway, prepare_folder
 from swe_rl.sandbox.guard import Guard, guard_argv
 from swe_rl.sandbox.lease import reap_stale, write_lease
 from swe_rl.sandbox.output import HeadTail
-from swe_rl.sandbox.protocol import Door, SandboxError, Workspace
+from swe_rl.sandbox.protocol import Door, SandboxError, Workspace, close_all
 from swe_rl.sandbox.warm_pool import WarmPool
-from swe_rl.sandbox.working_copy import remove_tree
+from swe_rl.sandbox.working_copy import clear_away, remove_or_say, remove_tree
 
 _BEATS_IN_A_LEASE = 4
 _SPARE_THREADS = 8  # for archives and removals, beside the starts
@@ -120,16 +120,13 @@ class ContainerProvider:
         if self._preparing is not None:
             await asyncio.wait([self._preparing])
         await self._pool.close()
-        results = await asyncio.gather(*(sandbox.close() for sandbox in list(self._open)), return_exceptions=True)
+        await close_all(list(self._open), self._warn)
         if self._beating is not None:
             self._beating.cancel()
         if self._reaper is not None:
             await asyncio.to_thread(self._reaper.dismiss)
         await self._engine.close()
-        await asyncio.to_thread(remove_tree, self._folder)
-        for result in results:
-            if isinstance(result, BaseException):
-                raise result
+        await asyncio.to_thread(remove_or_say, self._folder, self._warn)
 
     def _recipe(self, workspace: Workspace, owner: str, door: Door | None) -> Recipe:
         image = workspace.image or self._config.image
@@ -277,7 +274,7 @@ class ContainerProvider:
         finally:
             await started.guard.close()
         if started.door_folder is not None:
-            await asyncio.to_thread(remove_tree, started.door_folder)
+            await asyncio.to_thread(clear_away, started.door_folder, started.name)
 
     def _name(self, owner: str) -> str:
         safe = re.sub(r"[^A-Za-z0-9_.-]+", "_", owner)[:80]

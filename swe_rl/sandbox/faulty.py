@@ -24,6 +24,7 @@ class Fault(StrEnum):
     disk_full = "disk_full"  # nothing can be written into it
     hung_command = "hung_command"  # its first command never ends
     hung_tests = "hung_tests"  # the grader's test run never ends
+    left_behind = "left_behind"  # something of it cannot be removed
 
 
 Plan = Callable[[str], Fault | None]  # by the owner of a sandbox: trajectory id, or grade-INSTANCE-PATCH
@@ -71,6 +72,8 @@ class FaultySandbox:
 
     async def close(self) -> None:
         await self._inner.close()
+        if self._hit.fault is Fault.left_behind:
+            raise SandboxError(f"sandbox {self.sandbox_id}: its folder cannot be removed (injected)")
 
 
 class FaultyProvider:

@@ -2,12 +2,16 @@
 
 Invariants:
 - A lease names a process by host, pid and start time: a pid that was given to another process does not count.
-- Only folders that hold a lease of this host whose owner is gone are removed; anything else is left alone.
+- Only folders of this user that hold a lease of this host whose owner is gone are removed; anything else is left alone,
+  links above all.
+- What cannot be read or removed stops nobody's start.
 """
 
+import contextlib
 import json
 import os
 import socket
+import stat
 from pathlib import Path
 
 import psutil
@@ -16,6 +20,7 @@ from swe_rl.sandbox.process_tree import kill_marked
 from swe_rl.sandbox.working_copy import remove_tree
 
 LEASE_NAME = "lease.json"
+_LONGEST_LEASE_CHARS = 10_000
 _START_TOLERANCE_S = 5.0  # the start time is computed from the wall clock, which may be stepped
 
 
@@ -30,22 +35,32 @@ def write_lease(folder: Path) -> None:
 
 def reap_stale(scratch_root: Path) -> list[Path]:
     """Removes the folders right below `scratch_root` whose owner is gone, with what still runs there; returns them."""
-    if not scratch_root.is_dir():
-        return []
     removed = []
-    for lease in sorted(scratch_root.glob(f"*/{LEASE_NAME}")):
-        if _owner_is_gone(lease):
-            kill_marked(f"{lease.parent}{os.sep}")
-            remove_tree(lease.parent)
-            removed.append(lease.parent)
+    for folder in _folders(scratch_root):
+        if _owner_is_gone(folder / LEASE_NAME):
+            kill_marked(f"{folder}{os.sep}")
+            with contextlib.suppress(OSError):
+                remove_tree(folder)
+                removed.append(folder)
     return removed
+
+
+def _folders(root: Path) -> list[Path]:
+    """This user's own, no links."""
+    try:
+        with os.scandir(root) as found:
+            entries = [(Path(entry.path), entry.stat(follow_symlinks=False)) for entry in found]
+    except OSError:
+        return []
+    return sorted(path for path, status in entries if stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid())
 
 
 def _owner_is_gone(lease: Path) -> bool:
     try:
-        record = json.loads(lease.read_text())
+        with os.fdopen(os.open(lease, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)) as reader:
+            record = json.loads(reader.read(_LONGEST_LEASE_CHARS))
         host, pid, started_s = str(record["host"]), int(record["pid"]), float(record["started_s"])
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, ArithmeticError, RecursionError):
         return False
     if host != socket.gethostname():
         return False

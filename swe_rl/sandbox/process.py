@@ -10,6 +10,7 @@ Invariants:
 
 import asyncio
 import atexit
+import contextlib
 import itertools
 import os
 import re
@@ -26,8 +27,8 @@ from swe_rl.sandbox.launcher import SandboxFolder
 from swe_rl.sandbox.lease import reap_stale, write_lease
 from swe_rl.sandbox.process_sandbox import ProcessSandbox
 from swe_rl.sandbox.process_tree import kill_marked
-from swe_rl.sandbox.protocol import Door, SandboxError, Workspace
-from swe_rl.sandbox.working_copy import copy_tree, remove_tree
+from swe_rl.sandbox.protocol import Door, SandboxError, Workspace, close_all
+from swe_rl.sandbox.working_copy import copy_tree, remove_or_say, remove_tree
 
 _DOOR_FOLDER = ".swe_rl"
 
@@ -35,12 +36,13 @@ _DOOR_FOLDER = ".swe_rl"
 class ProcessProvider:
     """Makes ProcessSandboxes below `scratch`; see the protocol.
 
-    Raises UserError when the isolation that `config` asks for does not work here. `warn` is called at most once, when
-    isolation=auto has to do without.
+    Raises UserError when the isolation that `config` asks for does not work here. `warn` hears when isolation=auto has
+    to do without, and at the end of what cannot be removed.
     """
 
     def __init__(self, config: SandboxConfig, scratch: Path, *, warn: Callable[[str], None]) -> None:
         self._config = config
+        self._warn = warn
         self._pid = os.getpid()
         scratch = scratch.absolute()
         scratch.mkdir(parents=True, exist_ok=True)
@@ -100,7 +102,7 @@ class ProcessProvider:
 
     async def close(self) -> None:
         self._closed = True
-        await asyncio.gather(*(sandbox.close() for sandbox in list(self._open)))
+        await close_all(list(self._open), self._warn)
         await asyncio.to_thread(self._remove)
 
     def _remove(self) -> None:
@@ -110,7 +112,7 @@ class ProcessProvider:
         atexit.unregister(self._remove)
         if self._folder.exists():
             kill_marked(f"{self._folder}{os.sep}")
-            remove_tree(self._folder)
+            remove_or_say(self._folder, self._warn)
 
 
 def _make_folder(folder: SandboxFolder, source: Path) -> None:
@@ -127,7 +129,8 @@ async def _take_back(making: "asyncio.Future[None]", doorway: Doorway | None, ro
     await asyncio.wait([making])
     if doorway is not None:
         await doorway.close()
-    await asyncio.to_thread(remove_tree, root)
+    with contextlib.suppress(OSError):  # left to the provider's end: what went wrong before counts
+        await asyncio.to_thread(remove_tree, root)
 
 
 def _safe(owner: str) -> str:

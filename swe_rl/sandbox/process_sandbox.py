@@ -26,7 +26,7 @@ from swe_rl.sandbox.launcher import Launcher, SandboxFolder
 from swe_rl.sandbox.output import HeadTail
 from swe_rl.sandbox.process_tree import kill_marked
 from swe_rl.sandbox.protocol import ExecResult, SandboxError
-from swe_rl.sandbox.working_copy import remove_tree
+from swe_rl.sandbox.working_copy import clear_away
 
 _TIMEOUT_EXIT = 124  # as `timeout` of coreutils
 _MAX_COMMAND_BYTES = 120_000  # Linux: 128 KiB for one argument
@@ -139,6 +139,7 @@ class ProcessSandbox:
         )
 
     async def close(self) -> None:
+        """Raises SandboxError when its folder cannot be removed."""
         if self._closed:
             return
         self._closed = True
@@ -147,13 +148,15 @@ class ProcessSandbox:
         await asyncio.gather(*self._running, return_exceptions=True)
         if self._doorway is not None:
             await self._doorway.close()
-        await asyncio.shield(asyncio.ensure_future(asyncio.to_thread(self._remove)))
-        self._forget(self)
+        try:
+            await asyncio.shield(asyncio.ensure_future(asyncio.to_thread(self._remove)))
+        finally:
+            self._forget(self)
 
     def _remove(self) -> None:
         if not self._launcher.isolated:
             kill_marked(f"{self._folder.root}{os.sep}")
-        remove_tree(self._folder.root)
+        clear_away(self._folder.root, self.sandbox_id)
 
     def _check_open(self) -> None:
         if self._closed:

@@ -7,7 +7,8 @@ Invariants:
 - Closing is idempotent, kills the whole process tree and removes the working copy.
 """
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -81,7 +82,9 @@ class Sandbox(Protocol):
 
     async def read_file(self, path: str) -> bytes: ...
 
-    async def close(self) -> None: ...
+    async def close(self) -> None:
+        """Raises SandboxError when something of it cannot be removed."""
+        ...
 
 
 class SandboxProvider(Protocol):
@@ -95,3 +98,13 @@ class SandboxProvider(Protocol):
     async def close(self) -> None:
         """Closes every sandbox that is still open and removes the provider's scratch folder."""
         ...
+
+
+async def close_all(sandboxes: Iterable[Sandbox], say: Callable[[str], None]) -> None:
+    """At the end of a provider: `say` hears of what cannot be removed, and the end goes on."""
+    results = await asyncio.gather(*(sandbox.close() for sandbox in sandboxes), return_exceptions=True)
+    for result in results:
+        if isinstance(result, SandboxError):
+            say(str(result))
+        elif isinstance(result, BaseException):
+            raise result

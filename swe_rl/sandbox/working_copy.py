@@ -1,9 +1,11 @@
-"""Fast copies of small folder trees, and their removal.
+"""Fast copies of small folder trees, and the removal of any.
 
 Invariants:
 - Links are copied as links, never followed; sockets, pipes and devices are left out.
 - Permissions (plus owner read/write) and modification times are kept, so that git and Python caches stay valid.
-- `remove_tree` never follows a link and gives up only after several tries (a dying process may still be writing).
+- `remove_tree` never follows a link, also where somebody swaps a folder for one meanwhile, and gives up only after
+  several tries (a dying process may still be writing). How deep a tree is plays no part: a command makes 1,500 nested
+  folders in a blink, more than Python may recurse, a path may be long, and a process may hold open.
 """
 
 import contextlib
@@ -11,36 +13,39 @@ import os
 import shutil
 import stat
 import time
+from collections.abc import Callable
 from pathlib import Path
 
+from swe_rl.sandbox.protocol import SandboxError
+
 _SMALL_BYTES = 1 << 20
+_FOLDER = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def copy_tree(source: Path, target: Path, *, uid: int | None = None) -> None:
     """Copies the folder `source` to the new folder `target`, owned by `uid` where given. Raises OSError."""
     target.mkdir(mode=0o700)
-    _copy_entries(os.fspath(source), os.fspath(target), uid)
-    _finish(os.fspath(target), source.stat(), uid, 0o700)
+    made = [(os.fspath(source), os.fspath(target), source.stat())]
+    for folder, copy, _ in made:  # which grows meanwhile
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                to, status = f"{copy}/{entry.name}", entry.stat(follow_symlinks=False)
+                if stat.S_ISDIR(status.st_mode):
+                    os.mkdir(to, 0o700)  # noqa: PTH102
+                    made.append((entry.path, to, status))
+                else:
+                    _copy_entry(entry.path, to, status, uid)
+    for _, copy, status in reversed(made):  # a folder's time is its last entry's, until it is set
+        _finish(copy, status, uid, 0o700)
 
 
-def _copy_entries(source: str, target: str, uid: int | None) -> None:
-    with os.scandir(source) as entries:
-        for entry in entries:
-            _copy_entry(entry, f"{target}/{entry.name}", uid)
-
-
-def _copy_entry(entry: "os.DirEntry[str]", to: str, uid: int | None) -> None:
-    status = entry.stat(follow_symlinks=False)
+def _copy_entry(path: str, to: str, status: os.stat_result, uid: int | None) -> None:
     if stat.S_ISLNK(status.st_mode):
-        os.symlink(os.readlink(entry.path), to)  # noqa: PTH115, PTH211 - strings all along: this is the hot path
+        os.symlink(os.readlink(path), to)  # noqa: PTH115, PTH211 - strings all along: this is the hot path
         if uid is not None:
             os.lchown(to, uid, uid)
-    elif stat.S_ISDIR(status.st_mode):
-        os.mkdir(to, 0o700)  # noqa: PTH102
-        _copy_entries(entry.path, to, uid)
-        _finish(to, status, uid, 0o700)
     elif stat.S_ISREG(status.st_mode):
-        _copy_file(entry.path, to, status.st_size)
+        _copy_file(path, to, status.st_size)
         _finish(to, status, uid, 0o600)
 
 
@@ -63,23 +68,94 @@ def _finish(path: str, status: os.stat_result, uid: int | None, at_least: int) -
 def remove_tree(path: Path, *, tries: int = 5) -> None:
     """Removes `path` with all below it; a path that is gone is fine. Raises OSError after the last try."""
     for left in reversed(range(tries)):
-        if not path.exists():
-            return
         try:
-            shutil.rmtree(path)
+            _remove(path)
+            return
         except OSError:
             if not left:
                 raise
-            open_up(path)
             time.sleep(0.02)
 
 
-def open_up(path: Path) -> None:
-    """Gives the owner all permissions on the folders below `path`: a command may have taken them off its own."""
-    with contextlib.suppress(OSError):
-        path.chmod(0o700)
-    for folder, names, _ in os.walk(path):
-        for child in (Path(folder, name) for name in names):
-            with contextlib.suppress(OSError):
-                if not child.is_symlink():
-                    child.chmod(0o700)
+def remove_or_say(path: Path, say: Callable[[str], None]) -> None:
+    """`remove_tree` for the end of a run, which does not fail for what it leaves: `say` hears of it."""
+    try:
+        remove_tree(path)
+    except OSError as error:
+        say(f"{path} cannot be removed: {error}")
+
+
+def clear_away(path: Path, sandbox_id: str) -> None:
+    """Removes what is left of a sandbox on this machine. Raises SandboxError: it spoils one attempt, not a run."""
+    try:
+        remove_tree(path)
+    except OSError as error:
+        raise SandboxError(f"sandbox {sandbox_id}: its folder {path} cannot be removed: {error}") from error
+
+
+def _remove(path: Path) -> None:
+    try:
+        status = path.lstat()
+    except FileNotFoundError:
+        return
+    if stat.S_ISDIR(status.st_mode):
+        _empty(path)
+        path.rmdir()
+    else:
+        path.unlink()
+
+
+def _empty(path: Path) -> None:
+    """Removes all below a folder, with two descriptors and no recursion.
+
+    The way back up is "..", which must be the folder that we came from: a process may move folders meanwhile.
+    """
+    above: list[tuple[os.stat_result, str, list[str]]] = []  # a folder, the one in it that we are in, what waits there
+    fd = _open_folder(path)
+    try:
+        waiting = _strip(fd)
+        while waiting or above:
+            if waiting:
+                name = waiting.pop()
+                above.append((os.fstat(fd), name, waiting))
+                fd = _moved(fd, _open_folder(name, fd))
+                waiting = _strip(fd)
+            else:
+                status, name, waiting = above.pop()
+                fd = _moved(fd, os.open("..", os.O_RDONLY | _FOLDER, dir_fd=fd))
+                if not os.path.samestat(os.fstat(fd), status):
+                    raise OSError(f"folder {name!r} was moved while it was removed")
+                os.rmdir(name, dir_fd=fd)
+    finally:
+        os.close(fd)
+
+
+def _moved(fd: int, to: int) -> int:
+    os.close(fd)
+    return to
+
+
+def _strip(fd: int) -> list[str]:
+    """Removes what is no folder from an open folder; the folders in it."""
+    with os.scandir(fd) as found:
+        entries = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in found]
+    for name, is_folder in entries:
+        if not is_folder:
+            os.unlink(name, dir_fd=fd)
+    return [name for name, is_folder in entries if is_folder]
+
+
+def _open_folder(path: Path | str, within: int | None = None) -> int:
+    """A folder itself, never through a link; its owner may do all in it: a command may have taken that off."""
+    with contextlib.suppress(PermissionError):
+        fd = os.open(path, os.O_RDONLY | _FOLDER, dir_fd=within)
+        with contextlib.suppress(PermissionError):
+            if os.fstat(fd).st_mode & 0o700 != 0o700:
+                os.fchmod(fd, 0o700)
+        return fd
+    place = os.open(path, os.O_PATH | _FOLDER, dir_fd=within)
+    try:
+        os.chmod(f"/proc/self/fd/{place}", 0o700)  # noqa: PTH101 - the folder that is open, whatever its name leads to now
+        return os.open(".", os.O_RDONLY | _FOLDER, dir_fd=place)
+    finally:
+        os.close(place)

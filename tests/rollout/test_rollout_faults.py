@@ -37,6 +37,8 @@ EXPECTED = {
     "image_missing": BROKEN,
     "killed_once": RIGHT,
     "killed": BROKEN,
+    "left_behind_once": RIGHT,
+    "left_behind": BROKEN,
     "disk_full_in_grading_once": RIGHT,
     "disk_full_in_grading": (Status.grade_error, None),
     "hung_tests_in_grading_once": RIGHT,
@@ -175,8 +177,9 @@ async def test_sixteen_groups_with_faults(step):
         assert all((row.trained_tokens > 0) == counted for row in own), kind
     assert set(provider.hits) == set(Fault)
     retried = Counter(kinds[one.instance_id] for one in collected.retried)
-    assert retried["image_missing_once"] == retried["killed_once"] == 1
-    assert retried["image_missing"] == retried["killed"] == retried["engine_refuses"] == 2  # rollout.infra_retries
+    assert retried["image_missing_once"] == retried["killed_once"] == retried["left_behind_once"] == 1
+    for kind in ("image_missing", "killed", "left_behind", "engine_refuses"):
+        assert retried[kind] == 2  # rollout.infra_retries
 
 
 async def test_a_broken_member_moves_nobody_elses_advantage(step):

@@ -10,11 +10,14 @@ import time
 from pathlib import Path
 
 import psutil
+import pytest
 
 from swe_rl.config.choices import Isolation
 from swe_rl.config.schema import SandboxConfig
+from swe_rl.sandbox import lease
 from swe_rl.sandbox.lease import LEASE_NAME, reap_stale, write_lease
 from swe_rl.sandbox.process import ProcessProvider
+from swe_rl.sandbox.working_copy import remove_tree
 
 _RUN = """
 import asyncio, sys
@@ -92,6 +95,62 @@ def test_a_new_provider_reaps_by_itself(tmp_path: Path):
     (folder / LEASE_NAME).write_text(json.dumps(_dead(socket.gethostname())))
     ProcessProvider(SandboxConfig(isolation=Isolation.none), tmp_path, warn=print)
     assert not folder.exists()
+
+
+def test_a_link_is_left_alone_with_what_it_leads_to(tmp_path: Path):
+    """In a folder that others can write to a link leads anywhere."""
+    foreign, scratch = tmp_path / "foreign", tmp_path / "scratch"
+    (foreign / "closed").mkdir(parents=True)
+    (foreign / LEASE_NAME).write_text(json.dumps(_dead(socket.gethostname())))
+    (foreign / "closed").chmod(0o555)
+    scratch.mkdir()
+    (scratch / "link").symlink_to(foreign)
+    (scratch / "lease_is_a_link").mkdir()
+    (scratch / "lease_is_a_link" / LEASE_NAME).symlink_to(foreign / LEASE_NAME)
+    assert reap_stale(scratch) == []
+    assert (foreign / "closed").stat().st_mode & 0o777 == 0o555 and len(list(scratch.iterdir())) == 2
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="gives folders to somebody else")
+def test_another_users_folder_is_left_alone(tmp_path: Path):
+    folder = tmp_path / "theirs"
+    folder.mkdir()
+    (folder / LEASE_NAME).write_text(json.dumps(_dead(socket.gethostname())))
+    os.chown(folder, 65534, 65534)
+    assert reap_stale(tmp_path) == []
+
+
+_ODD = {
+    "deep": "[" * 100_000,
+    "infinite": '{"host": "x", "pid": 1e999, "started_s": 1}',
+    "no_text": "\ud800",
+    "large": "1" * 100_000,
+}
+
+
+@pytest.mark.parametrize("text", _ODD.values(), ids=_ODD)
+def test_no_lease_stops_a_start(tmp_path: Path, text: str):
+    (tmp_path / "odd").mkdir()
+    (tmp_path / "odd" / LEASE_NAME).write_text(text, errors="surrogatepass")
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "fifo").mkdir()
+    os.mkfifo(tmp_path / "fifo" / LEASE_NAME)
+    assert reap_stale(tmp_path) == []
+    assert reap_stale(tmp_path / "odd" / LEASE_NAME) == []  # no folder at all
+
+
+def test_what_cannot_be_removed_stops_no_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / LEASE_NAME).write_text(json.dumps(_dead(socket.gethostname())))
+
+    def remove(path: Path) -> None:
+        if path.name == "first":
+            raise PermissionError(1, "Operation not permitted")
+        remove_tree(path)
+
+    monkeypatch.setattr(lease, "remove_tree", remove)
+    assert reap_stale(tmp_path) == [tmp_path / "second"]
 
 
 def _dead(host: str) -> dict[str, object]:

@@ -10,7 +10,9 @@ import psutil
 import pytest
 
 from swe_rl.config.choices import Isolation
+from swe_rl.config.schema import SandboxConfig
 from swe_rl.errors import UserError
+from swe_rl.sandbox.process import ProcessProvider
 from swe_rl.sandbox.process_sandbox import ProcessSandbox
 from swe_rl.sandbox.protocol import SandboxError, Workspace
 
@@ -215,3 +217,31 @@ async def test_a_removed_workdir_comes_back_empty(make, workspace: Workspace):
     sandbox = await make().create(workspace, owner="x")
     await sandbox.exec('rm -rf "$PWD"', timeout_s=10)
     assert (await sandbox.exec("ls -A", timeout_s=10)).output == ""
+
+
+async def test_folders_as_deep_as_a_command_likes_go_away(sandbox: ProcessSandbox, tmp_path: Path):
+    dig = "import os\nfor _ in range(1100): os.mkdir('d'); os.chdir('d')"
+    assert (await sandbox.exec(f'python3 -c "{dig}"', timeout_s=30)).exit_code == 0
+    await sandbox.close()
+    assert folders(tmp_path, "*/work") == []
+
+
+async def test_what_cannot_be_removed_spoils_one_sandbox_and_not_the_provider(
+    workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    said: list[str] = []
+    provider = ProcessProvider(SandboxConfig(isolation=Isolation.none), tmp_path / "scratch", warn=said.append)
+    first, second = [await provider.create(workspace, owner=name) for name in ("first", "second")]
+    with monkeypatch.context() as stubborn:
+        stubborn.setattr("swe_rl.sandbox.working_copy.remove_tree", _refuse)
+        with pytest.raises(SandboxError, match=r"first-1.* cannot be removed: \[Errno 1\]"):
+            await first.close()
+        await first.close()  # which is closed all the same
+        await provider.close()
+    assert sum("second-2 cannot be removed" in text for text in said) == 1
+    with pytest.raises(SandboxError, match="closed"):
+        await second.exec("true", timeout_s=1)
+
+
+def _refuse(path: Path, **_: object) -> None:
+    raise PermissionError(1, "Operation not permitted")
