@@ -1,4 +1,6 @@
-"""Which machine `check`, `plan` and `simulate` answer for where this one has too few GPUs for the layout.
+"""Which machine `check`, `plan` and `simulate` answer for where this one will not do.
+
+It has too few GPUs for the layout, or SLURM takes the job elsewhere (hardware.partition).
 
 Invariants:
 - Only hardware=auto is replaced; what somebody chose or set is kept, key by key.
@@ -7,6 +9,7 @@ Invariants:
 - A cluster's own options (those that name a partition) are never assumed.
 """
 
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
@@ -21,6 +24,7 @@ from swe_rl.config.schema import Config, HardwareConfig
 from swe_rl.config.sizes import gpus_needed, gpus_there
 
 AUTO = "auto"
+WITHOUT_GPUS = "cpu"  # what a job of SLURM's asks for where nobody said, and no GPU is needed
 SPEAKING = frozenset({JobName.check, JobName.plan, JobName.simulate})  # jobs that start nothing on the machine
 _HOLDING = (engine_within_node, trainer_memory, engine_memory, colocated_memory, host_memory)
 
@@ -30,28 +34,35 @@ def answered(composed: Composed) -> Composed:
     config = composed.config
     if config.job.name not in SPEAKING or composed.choices.get("hardware") != AUTO:
         return composed
-    here = config.hardware
-    if gpus_needed(config) <= gpus_there(here):
+    elsewhere = config.hardware.partition is not None and "SLURM_JOB_ID" not in os.environ
+    if not elsewhere and gpus_needed(config) <= gpus_there(config.hardware):
         return composed
-    folders = [Path(source) for source in composed.origins.sources]
-    machine = smallest(config, known_hardware(folders))
-    if machine is None:
-        return composed
-    given = {name: getattr(here, name) for name in _set_by_hand(composed)}
-    env_vars = {**machine.env_vars, **here.env_vars}
-    hardware = replace(machine, **{**given, "env_vars": env_vars})
+    known = known_hardware([Path(source) for source in composed.origins.sources])
+    machine = smallest(config, known) if gpus_needed(config) else _named(WITHOUT_GPUS, known)
+    return composed if machine is None else _on(machine, spelled(machine, known), composed, elsewhere=elsewhere)
+
+
+def _on(machine: HardwareConfig, name: str, composed: Composed, *, elsewhere: bool) -> Composed:
+    here = composed.config.hardware
+    given = {key: getattr(here, key) for key in _set_by_hand(composed)}
+    hardware = replace(machine, **{**given, "env_vars": {**machine.env_vars, **here.env_vars}})
     choices = {**composed.choices, "hardware": machine.name}
     there = gpus_there(here)
-    note = (
-        f"assumed {spelled(machine, known_hardware(folders))}: {gpus_there(hardware)} x {hardware.gpu_kind} of "
-        f"{hardware.gpu_memory_gb:g} GB (this machine has {there or 'no'} GPU{'s' if there > 1 else ''})"
-    )
+    what = f"{gpus_there(hardware)} x {hardware.gpu_kind} of {hardware.gpu_memory_gb:g} GB"
+    if not gpus_there(hardware):
+        what = f"{hardware.cpus_per_node} CPUs, {hardware.memory_gb:g} GB"
+    why = "SLURM takes the job elsewhere" if elsewhere else f"this machine has {there or 'no'} GPU{'s' if there > 1 else ''}"
+    note = f"assumed {name}: {what} ({why})"
     return replace(
         composed,
-        config=replace(config, hardware=hardware),
+        config=replace(composed.config, hardware=hardware),
         choices=choices,
         origins=replace(composed.origins, choices=choices, assumed=note),
     )
+
+
+def _named(name: str, machines: Sequence[HardwareConfig]) -> HardwareConfig | None:
+    return next((machine for machine in machines if machine.name == name), None)
 
 
 def smallest(config: Config, machines: Sequence[HardwareConfig]) -> HardwareConfig | None:
@@ -63,7 +74,7 @@ def smallest(config: Config, machines: Sequence[HardwareConfig]) -> HardwareConf
 
 def spelled(machine: HardwareConfig, machines: Sequence[HardwareConfig]) -> str:
     """As it is typed: `hardware=h100x8`, with `hardware.nodes=4` where it takes more nodes than the option has."""
-    nodes = next((option.nodes for option in machines if option.name == machine.name), machine.nodes)
+    nodes = (_named(machine.name, machines) or machine).nodes
     return f"hardware={machine.name}" + (f" hardware.nodes={machine.nodes}" if nodes != machine.nodes else "")
 
 

@@ -16,7 +16,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from swe_rl.config.assumed import AUTO, answered
+from swe_rl.config.assumed import AUTO, WITHOUT_GPUS, answered
 from swe_rl.config.choices import JobName
 from swe_rl.config.compose import Composed, compose, compose_all, expand
 from swe_rl.config.environment import read_dotenv
@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 
-_SMALL = "cpu"  # what a job of SLURM's asks for where nobody said, and no GPU is needed
 _SLURM = "submitit_slurm"  # the launcher of a dry run that names none
 _NO_DETACH = (
     "job.detach=true leaves jobs to SLURM, and hydra/launcher={} has none to leave them to. Add --multirun "
@@ -128,7 +127,7 @@ def _without_this_machine(
             f"{wanting.config.layout.name} needs {gpus_needed(wanting.config)} GPUs there. Say what the cluster has: "
             "hardware=h100x8, or another option of conf/hardware/, with hardware.partition=NAME."
         )
-    overrides = [*overrides, f"hardware={_SMALL}"]
+    overrides = [*overrides, f"hardware={WITHOUT_GPUS}"]
     return overrides, compose_all(expand(overrides, config_dir), config_dir)
 
 

@@ -117,6 +117,18 @@ def test_jobs_that_only_speak_answer_for_the_smallest_machine(on, job):
     assert composed.origins.of("hardware.gpu_memory_gb") == "conf/hardware/a100x8.yaml"
 
 
+def test_a_partition_means_another_machine(on, monkeypatch):
+    """The machine that submits has cores and memory of its own, which no node of the partition needs to have."""
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    composed = answered(on("hardware.partition=cpu", "job=check", cpus=64))
+    assert composed.origins.assumed == "assumed hardware=cpu: 2 CPUs, 4 GB (SLURM takes the job elsewhere)"
+    assert composed.config.hardware.partition == "cpu"
+    assert answered(on(*CARD, "hardware.partition=gpu", "job=check", **H200)).config.hardware.name == "a100x8"
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    inside = on("hardware.partition=cpu", "job=check", cpus=64)
+    assert answered(inside) is inside
+
+
 def test_a_larger_model_takes_larger_memory(on):
     composed = answered(on("model=qwen3_14b", "layout=colocated4", "job=check", "layout.sequence_parallel=4"))
     assert composed.config.hardware.gpu_memory_gb > 80 and errors(composed) == []
