@@ -2,24 +2,21 @@
 
 Invariants:
 - Everything that removes containers goes by these labels; a container without them is nobody's business here.
-- The owner is a process, by host, pid and start time: a pid that was given to another process does not count.
+- The owner is a process, named for good (`ProcessIdentity`): a pid that was given to another process does not count.
 """
 
-import os
-import socket
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import psutil
+from swe_rl.host.process_identity import ProcessIdentity
 
 PREFIX = "swe_rl."
 PROVIDER = f"{PREFIX}provider"
 RUN = f"{PREFIX}run"
 OWNER = f"{PREFIX}owner"
-_HOST, _PID, _STARTED = f"{PREFIX}host", f"{PREFIX}pid", f"{PREFIX}started_s"
+_HOST = f"{PREFIX}host"
 _STARTS_UNTIL = f"{PREFIX}starts_until_s"
-_START_TOLERANCE_S = 5.0  # the start time is computed from the wall clock, which may be stepped
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,14 +25,11 @@ class Identity:
 
     provider: str
     run: str
-    host: str
-    pid: int
-    started_s: float
+    process: ProcessIdentity
 
     @classmethod
     def mine(cls, provider: str, run: str) -> "Identity":
-        process = psutil.Process()
-        return cls(provider, run, socket.gethostname(), os.getpid(), process.create_time())
+        return cls(provider, run, ProcessIdentity.mine())
 
 
 def labels_of(identity: Identity, owner: str, starts_until_s: float) -> dict[str, str]:
@@ -44,10 +38,8 @@ def labels_of(identity: Identity, owner: str, starts_until_s: float) -> dict[str
         PROVIDER: identity.provider,
         RUN: identity.run,
         OWNER: owner,
-        _HOST: identity.host,
-        _PID: str(identity.pid),
-        _STARTED: f"{identity.started_s:.2f}",
         _STARTS_UNTIL: f"{starts_until_s:.0f}",
+        **{f"{PREFIX}{name}": str(value) for name, value in identity.process.record().items()},
     }
 
 
@@ -61,19 +53,8 @@ def is_orphan(labels: Mapping[str, str], *, running: bool, host: str, now_s: flo
         return False
     try:
         if labels[_HOST] == host:
-            return process_is_gone(int(labels[_PID]), float(labels[_STARTED]))
+            process = {name.removeprefix(PREFIX): value for name, value in labels.items() if name.startswith(PREFIX)}
+            return ProcessIdentity.read(process).is_gone()
         return not running and float(labels[_STARTS_UNTIL]) < (time.time() if now_s is None else now_s)
     except (KeyError, ValueError):
-        return False
-
-
-def process_is_gone(pid: int, started_s: float) -> bool:
-    try:
-        process = psutil.Process(pid)
-        return bool(
-            abs(process.create_time() - started_s) > _START_TOLERANCE_S or process.status() == psutil.STATUS_ZOMBIE
-        )
-    except psutil.NoSuchProcess:
-        return True
-    except psutil.AccessDenied:
         return False

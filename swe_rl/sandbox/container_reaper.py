@@ -6,6 +6,7 @@ Invariants:
 """
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -13,7 +14,8 @@ import sys
 import time
 from pathlib import Path
 
-from swe_rl.sandbox.container_labels import PROVIDER, Identity, process_is_gone
+from swe_rl.host.process_identity import ProcessIdentity
+from swe_rl.sandbox.container_labels import PROVIDER, Identity
 from swe_rl.sandbox.working_copy import remove_tree
 
 _LOOK_S = 1.0
@@ -25,7 +27,7 @@ class Reaper:
     """Started at once, in a session of its own, so that no signal to the run's group reaches it."""
 
     def __init__(self, address: str, identity: Identity, folder: Path) -> None:
-        arguments = [address, identity.provider, str(identity.pid), str(identity.started_s), str(folder)]
+        arguments = [address, identity.provider, json.dumps(identity.process.record()), str(folder)]
         environment = {"PATH": os.environ.get("PATH", ""), "PYTHONPATH": str(_PACKAGE_ROOT)}
         self._process = subprocess.Popen(
             [sys.executable, "-m", "swe_rl.sandbox.container_reaper", *arguments],
@@ -43,8 +45,8 @@ class Reaper:
         self._process.wait()
 
 
-def wait_and_reap(address: str, provider: str, pid: int, started_s: float, folder: Path) -> None:
-    while not process_is_gone(pid, started_s):
+def wait_and_reap(address: str, provider: str, process: ProcessIdentity, folder: Path) -> None:
+    while not process.is_gone():
         time.sleep(_LOOK_S)
     for _ in range(_TRIES):
         with contextlib.suppress(Exception):  # the engine may be restarting; nobody is there to be told
@@ -70,8 +72,8 @@ def _remove_all(address: str, provider: str) -> int:
 
 
 def main() -> None:
-    address, provider, pid, started_s, folder = sys.argv[1:]
-    wait_and_reap(address, provider, int(pid), float(started_s), Path(folder))
+    address, provider, process, folder = sys.argv[1:]
+    wait_and_reap(address, provider, ProcessIdentity.read(json.loads(process)), Path(folder))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Who owns a scratch folder, so that the leftovers of a killed run are found and removed.
 
 Invariants:
-- A lease names a process by host, pid and start time: a pid that was given to another process does not count.
+- A lease names a process for good (`ProcessIdentity`): a pid that was given to another process does not count.
 - Only folders of this user that hold a lease of this host whose owner is gone are removed; anything else is left alone,
   links above all.
 - What cannot be read or removed stops nobody's start.
@@ -10,26 +10,21 @@ Invariants:
 import contextlib
 import json
 import os
-import socket
 import stat
 from pathlib import Path
 
-import psutil
-
+from swe_rl.host.process_identity import ProcessIdentity
 from swe_rl.sandbox.process_tree import kill_marked
 from swe_rl.sandbox.working_copy import remove_tree
 
 LEASE_NAME = "lease.json"
 _LONGEST_LEASE_CHARS = 10_000
-_START_TOLERANCE_S = 5.0  # the start time is computed from the wall clock, which may be stepped
 
 
 def write_lease(folder: Path) -> None:
     """Marks `folder` as this process's. Raises OSError."""
-    process = psutil.Process()
-    lease = {"host": socket.gethostname(), "pid": process.pid, "started_s": process.create_time()}
     aside = folder / f".{LEASE_NAME}.new"
-    aside.write_text(json.dumps(lease))
+    aside.write_text(json.dumps(ProcessIdentity.mine().record()))
     os.replace(aside, folder / LEASE_NAME)  # noqa: PTH105
 
 
@@ -59,14 +54,6 @@ def _owner_is_gone(lease: Path) -> bool:
     try:
         with os.fdopen(os.open(lease, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)) as reader:
             record = json.loads(reader.read(_LONGEST_LEASE_CHARS))
-        host, pid, started_s = str(record["host"]), int(record["pid"]), float(record["started_s"])
-    except (OSError, ValueError, KeyError, TypeError, ArithmeticError, RecursionError):
-        return False
-    if host != socket.gethostname():
-        return False
-    try:
-        return bool(abs(psutil.Process(pid).create_time() - started_s) > _START_TOLERANCE_S)
-    except psutil.NoSuchProcess:
-        return True
-    except psutil.AccessDenied:
+        return isinstance(record, dict) and ProcessIdentity.read(record).is_gone()
+    except (OSError, ValueError, KeyError, RecursionError):
         return False

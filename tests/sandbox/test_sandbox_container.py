@@ -17,6 +17,7 @@ import pytest
 from swe_rl.config.choices import SandboxKind
 from swe_rl.config.schema import SandboxConfig
 from swe_rl.errors import UserError
+from swe_rl.host.process_identity import ProcessIdentity
 from swe_rl.sandbox.container_engine import ContainerEngine, ImageMissingError
 from swe_rl.sandbox.container_labels import OWNER, PROVIDER, RUN, Identity, labels_of
 from swe_rl.sandbox.container_provider import ContainerProvider
@@ -200,7 +201,7 @@ async def test_a_disk_limit_that_the_engine_cannot_give_is_said_once(make: Provi
 
 async def test_what_a_gone_run_left_is_removed_by_the_next(make: ProviderOf, workspace: Workspace):
     provider = make()
-    dead = Identity("other", "old-run", socket.gethostname(), _gone_process(), 1.0)
+    dead = Identity("other", "old-run", ProcessIdentity(socket.gethostname(), _gone_process()))
     options = {"host_options": {"network_mode": "none"}, "labels": labels_of(dead, "x", time.time() + 1000)}
     left = await provider.engine.create("localhost/swe_rl-test:host", ["bash"], "swe_rl-left-over", **options)
     foreign = await provider.engine.create(

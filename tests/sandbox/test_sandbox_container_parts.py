@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from swe_rl.config.choices import PullPolicy, SandboxKind
 from swe_rl.config.schema import SandboxConfig
 from swe_rl.errors import UserError
+from swe_rl.host.process_identity import ProcessIdentity
 from swe_rl.sandbox import apptainer_command as apptainer
 from swe_rl.sandbox import container_files as files
 from swe_rl.sandbox import container_spec as spec
@@ -93,19 +94,16 @@ def test_mounts_are_read_only_unless_asked():
 
 # Labels
 
-MINE = Identity("p", "r", "here", 1, 1.0)
+MINE = Identity("p", "r", ProcessIdentity("here", 1))
 
 
 def test_on_this_host_the_owners_process_decides():
-    import os
-    import socket
-
-    me = Identity.mine("p", "r")
-    labels = labels_of(me, "x", 0.0)
-    assert me.pid == os.getpid() and me.host == socket.gethostname()
-    assert not is_orphan(labels, running=False, host=me.host)
-    labels |= {"swe_rl.started_s": "5"}
-    assert is_orphan(labels, running=True, host=me.host)
+    mine = Identity.mine("p", "r")
+    labels, host = labels_of(mine, "x", 0.0), mine.process.host
+    assert not is_orphan(labels, running=False, host=host)
+    assert is_orphan(labels | {"swe_rl.start_ticks": "5"}, running=True, host=host)
+    as_before = {name: labels[name] for name in ("swe_rl.provider", "swe_rl.host", "swe_rl.pid")}
+    assert not is_orphan(as_before | {"swe_rl.started_s": "5"}, running=True, host=host)
 
 
 @pytest.mark.parametrize(("running", "now_s", "orphan"), [(True, 101, False), (False, 99, False), (False, 101, True)])

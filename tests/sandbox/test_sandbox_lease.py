@@ -73,9 +73,19 @@ def test_a_reused_pid_is_not_the_owner(tmp_path: Path):
     folder.mkdir()
     write_lease(folder)
     assert reap_stale(tmp_path) == []
-    lease = json.loads((folder / LEASE_NAME).read_text())
-    (folder / LEASE_NAME).write_text(json.dumps(lease | {"started_s": lease["started_s"] - 100}))
+    record = json.loads((folder / LEASE_NAME).read_text())
+    (folder / LEASE_NAME).write_text(json.dumps(record | {"start_ticks": record["start_ticks"] - 1}))
     assert reap_stale(tmp_path) == [folder]
+
+
+def test_a_step_of_the_clock_takes_no_live_runs_folder(tmp_path: Path):
+    """A lease of 0.4, from before somebody set the clock by six seconds."""
+    began_s = psutil.Process().create_time()
+    for seconds in (-6, 0, 6):
+        record = {"host": socket.gethostname(), "pid": os.getpid(), "started_s": began_s + seconds}
+        (tmp_path / str(seconds)).mkdir()
+        (tmp_path / str(seconds) / LEASE_NAME).write_text(json.dumps(record))
+    assert reap_stale(tmp_path) == []
 
 
 def test_what_is_not_ours_is_left_alone(tmp_path: Path):
