@@ -19,6 +19,8 @@ from swe_rl.errors import UserError
 
 _ANTLR_NOISE = re.compile(r"^\w+Exception: | expecting \{.*?\}(?= See)| See https?://\S+ for details\.?")
 
+_OPTIONAL = ("experiment", "sweep")  # groups that are no part of the default composition
+_FLAGS = ("help", "version")
 _ROWS = "The command line changes rows that there are; new ones belong into a file of conf/."
 
 
@@ -103,7 +105,9 @@ def _plugin_hint(group: str, option: str) -> str:
 
 def _problem(override: str, groups: dict[str, list[str]]) -> str:
     key, sign = _split(override)
-    optional = key in ("experiment", "sweep")
+    if "=" not in override and sign != "~":
+        return _word(override, key, groups)
+    optional = key in _OPTIONAL
     if key in groups:
         if optional and not sign:
             return f"{override}: the group {key} is not part of the default composition; write +{override}."
@@ -123,6 +127,21 @@ def _problem(override: str, groups: dict[str, list[str]]) -> str:
             f"{override}: a key of the schema cannot be removed; set it to another value, or to null where it may be."
         )
     return ""
+
+
+def _word(override: str, key: str, groups: dict[str, list[str]]) -> str:
+    """A word without a value, as other programs take them: `train`, `help`."""
+    if key in _FLAGS:
+        return f"{override} is no override. Did you mean `python -m swe_rl --{key}`?"
+    spelled = {
+        name: f"{'+' if group in _OPTIONAL else ''}{group}={name}"
+        for group in [*groups, "job"]  # a job comes before an option of the same name
+        for name in groups.get(group, ())
+    }
+    known = key not in spelled and (key in groups or is_legal(key))
+    near = [key] if key in spelled else nearest(key, spelled, 1)
+    meant = [f"{key}=VALUE"] if known else [f"`python -m swe_rl {spelled[name]}`" for name in near]
+    return f"{override} has no value: an override is KEY=VALUE.{_did_you_mean(meant)} `--help` lists what there is."
 
 
 def _bad_value(error: BaseException, overrides: Sequence[str]) -> str:

@@ -6,13 +6,18 @@ Invariants:
 """
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+import shutil
+import textwrap
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from swe_rl.config.schema import Config
+from swe_rl.config.known_hardware import known_hardware
+from swe_rl.config.schema import Config, HardwareConfig
+from swe_rl.host.machine import this_machine
+from swe_rl.host.packages import installed_version, own_requirements, pip_command
 
 
 class Severity(StrEnum):
@@ -54,19 +59,36 @@ def read_text(path: str) -> str | None:
         return None
 
 
+def path_exists(path: str) -> bool:
+    return Path(path).expanduser().exists()
+
+
 def absolute(path: str) -> str:
     return str(Path(path).expanduser().absolute())
 
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """What rules may ask of this machine; tests inject their own answers."""
+    """What rules may ask of this machine; tests inject their own answers.
+
+    `elsewhere`: the job would run on another machine than this. `driver`: why this machine's GPUs cannot be seen, or
+    nothing.
+    """
 
     environment: Mapping[str, str] = field(default_factory=lambda: os.environ)
     file_exists: Callable[[str], bool] = file_exists
     folder_writable: Callable[[str], bool] = folder_writable
     read_text: Callable[[str], str | None] = read_text
+    exists: Callable[[str], bool] = path_exists
     absolute: Callable[[str], str] = absolute
+    find_program: Callable[[str], str | None] = shutil.which
+    version: Callable[[str], str | None] = installed_version  # of a package; None: it is not installed
+    requirements: Callable[[], Sequence[str]] = own_requirements
+    pip: Callable[[], str] = pip_command
+    elsewhere: bool = False
+    driver: Callable[[], str] = lambda: this_machine().driver
+    gpus: Callable[[], int] = lambda: this_machine().gpus
+    known_hardware: Callable[[], Sequence[HardwareConfig]] = known_hardware
 
 
 Rule = Callable[[Config, Host], Iterator[Finding]]
@@ -91,8 +113,24 @@ def failing(findings: list[Finding], strict: bool) -> bool:
     return any(finding.severity in fatal for finding in findings)
 
 
-def report_lines(finding: Finding) -> list[str]:
-    """Three plain lines: what is wrong, where the value comes from, the way out."""
-    head = f"{finding.severity} [{finding.rule_id}] {finding.key}={finding.value}: {finding.message}"
-    origin = [f"    from: {finding.origin}"] if finding.origin else []
-    return [head, *origin, f"    fix:  {finding.fix}"]
+def report_lines(finding: Finding, width: int) -> list[str]:
+    """What it is about, what is wrong, where the value comes from, the way out; no line is wider that can be broken."""
+    origin = _wrapped("    from: ", finding.origin, width) if finding.origin else []
+    return [
+        *_wrapped("", f"{finding.severity} [{finding.rule_id}] {finding.key}={finding.value}", width),
+        *_wrapped("    ", finding.message, width),
+        *origin,
+        *_wrapped("    fix:  ", finding.fix, width),
+    ]
+
+
+def _wrapped(label: str, text: str, width: int) -> list[str]:
+    """What follows the first line begins below the first word, or a little further to the right."""
+    return textwrap.wrap(
+        text,
+        width,
+        initial_indent=label,
+        subsequent_indent=" " * (len(label) or 4),
+        break_long_words=False,
+        break_on_hyphens=False,
+    )

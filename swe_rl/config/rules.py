@@ -6,16 +6,20 @@ Invariants:
 """
 
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 
 from swe_rl.config import (
     rules_algo,
     rules_available,
     rules_batch,
     rules_data,
+    rules_hardware,
     rules_host,
     rules_imports,
     rules_layout,
     rules_memory,
+    rules_packages,
     rules_ray,
     rules_router,
     rules_sandbox,
@@ -24,6 +28,7 @@ from swe_rl.config import (
     rules_trainer,
 )
 from swe_rl.config.findings import Finding, Host, Rule, Severity
+from swe_rl.config.known_hardware import known_hardware
 from swe_rl.config.provenance import Origins
 from swe_rl.config.schema import Config
 from swe_rl.config.secrets import mask_value
@@ -31,6 +36,7 @@ from swe_rl.config.secrets import mask_value
 RULES: tuple[Rule, ...] = (
     *rules_batch.RULES,
     *rules_tokens.RULES,
+    *rules_hardware.RULES,
     *rules_layout.RULES,
     *rules_ray.RULES,
     *rules_memory.RULES,
@@ -43,15 +49,24 @@ RULES: tuple[Rule, ...] = (
     *rules_host.RULES,
     *rules_imports.RULES,
     *rules_available.RULES,
+    *rules_packages.RULES,
 )
 _ORDER = tuple(Severity)
 
 
 def check(config: Config, origins: Origins | None = None, host: Host | None = None) -> list[Finding]:
     """Every finding, errors first, with the origin of each value where `origins` are known."""
-    host = host or Host()
+    host = host or _host(origins)
     findings = [finding for rule in RULES for finding in rule(config, host)]
     return sorted(with_origins(findings, origins), key=lambda finding: _ORDER.index(finding.severity))
+
+
+def _host(origins: Origins | None) -> Host:
+    """This machine, with the options that this composition could have chosen."""
+    if origins is None:
+        return Host()
+    folders = [Path(source) for source in origins.sources]
+    return Host(elsewhere=bool(origins.assumed), known_hardware=partial(known_hardware, folders))
 
 
 def with_origins(findings: list[Finding], origins: Origins | None) -> list[Finding]:

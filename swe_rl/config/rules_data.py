@@ -5,7 +5,7 @@ Invariants:
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from string import Formatter
 
 from swe_rl.config import rules_agent
@@ -21,7 +21,15 @@ ENVS = (
     "bugs", "jsonl", "swe_gym", "swe_gym_lite", "swebench_verified", "swebench_lite", "django201", "r2e_gym",
     "swe_smith", "kodcode",
 )  # fmt: skip
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _SLICE = re.compile(r"(\w+)(?:\[(\d*):(\d*)\])?")
+
+
+def is_hub_id(text: str, exists: Callable[[str], bool]) -> bool:
+    """True for `ORG/NAME` that is neither built in nor a file or folder here."""
+    if text.startswith("builtin:") or text.endswith((".jsonl", ".json", ".parquet")):
+        return False
+    return bool(_HUB_ID.fullmatch(text)) and not exists(text)
 
 
 def names_known(config: Config, _: Host) -> Iterator[Finding]:

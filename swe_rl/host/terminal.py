@@ -12,7 +12,7 @@ import select
 import sys
 import time
 from contextlib import suppress
-from typing import TextIO
+from typing import Any, TextIO
 
 WIDTH = 80  # where there is no terminal
 
@@ -29,19 +29,18 @@ class _Outlet(io.FileIO):
 
 def outlive_readers() -> None:
     """Both output streams of this process. Streams that somebody has put in place of the first ones are left alone."""
-    if sys.stdout is not None and sys.stdout is sys.__stdout__:
-        sys.stdout = _outliving(sys.stdout)
-    if sys.stderr is not None and sys.stderr is sys.__stderr__:
-        sys.stderr = _outliving(sys.stderr)
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if isinstance(stream, io.TextIOWrapper) and stream is getattr(sys, f"__{name}__"):
+            setattr(sys, name, _outliving(stream))
 
 
-def _outliving(stream: TextIO) -> TextIO:
-    assert isinstance(stream, io.TextIOWrapper)
+def _outliving(stream: "io.TextIOWrapper[Any]") -> TextIO:
     stream.flush()
     outlet = _Outlet(stream.fileno(), "w", closefd=False)
     unbuffered = isinstance(stream.buffer, io.RawIOBase)  # python -u
     return io.TextIOWrapper(
-        outlet if unbuffered else io.BufferedWriter(outlet),  # type: ignore[arg-type]
+        outlet if unbuffered else io.BufferedWriter(outlet),  # type: ignore[type-var]
         encoding=stream.encoding,
         errors=stream.errors,
         line_buffering=stream.line_buffering,
@@ -61,8 +60,8 @@ def sleep_while_read(seconds: float) -> None:
         raise SystemExit(0)
 
 
-def width(stream: TextIO) -> int:
-    """Columns of the terminal that `stream` is; WIDTH where it is none."""
+def width(stream: TextIO, default: int = WIDTH) -> int:
+    """Columns of the terminal that `stream` is; `default` where it is none, or does not say."""
     with suppress(OSError, ValueError):
-        return os.get_terminal_size(stream.fileno()).columns or WIDTH
-    return WIDTH
+        return os.get_terminal_size(stream.fileno()).columns or default
+    return default

@@ -8,6 +8,7 @@ Invariants:
 """
 
 import json
+import sys
 from pathlib import Path
 
 from swe_rl.config.choices import OutputFormat
@@ -16,6 +17,7 @@ from swe_rl.config.findings import Finding, Severity, failing
 from swe_rl.config.provenance import Origins
 from swe_rl.config.rules import RULES, check, with_origins
 from swe_rl.config.schema import Config
+from swe_rl.job.failure import print_finding
 
 
 def run(config: Config, folder: Path | None, origins: Origins | None = None) -> int:
@@ -27,7 +29,9 @@ def run(config: Config, folder: Path | None, origins: Origins | None = None) -> 
     if config.job.format == OutputFormat.json:
         print(_as_json(config, findings, refused))
     else:
-        _print_table(findings, refused, preflight=config.job.preflight)
+        for finding in sorted(findings, key=lambda one: one.severity is not Severity.error):
+            print_finding(finding, sys.stdout)
+        print(_verdict(findings, refused, preflight=config.job.preflight))
     return 2 if refused else 0
 
 
@@ -46,25 +50,6 @@ def _probe(config: Config, findings: list[Finding]) -> list[Finding]:
 def _as_json(config: Config, findings: list[Finding], refused: bool) -> str:
     records = [finding.to_record() for finding in findings]
     return json.dumps({"ok": not refused, "config_hash": config_hash(config), "findings": records}, indent=2)
-
-
-def _print_table(findings: list[Finding], refused: bool, *, preflight: bool) -> None:
-    from rich.console import Console
-    from rich.text import Text
-
-    console = Console(highlight=False, soft_wrap=True)
-    for finding in sorted(findings, key=lambda one: one.severity is not Severity.error):
-        color = "red" if finding.severity is Severity.error else "yellow"
-        head = Text.assemble(
-            (f"{finding.severity:<8}", color),
-            (f"{finding.rule_id}  ", "dim"),
-            (f"{finding.key}={finding.value}", "bold"),
-            (f"  (from: {finding.origin})" if finding.origin else "", "dim"),
-        )
-        console.print(head)
-        console.print(Text(f"        {finding.message}"))
-        console.print(Text.assemble("        -> ", (finding.fix, "green")))
-    console.print(_verdict(findings, refused, preflight=preflight))
 
 
 def _verdict(findings: list[Finding], refused: bool, *, preflight: bool) -> str:

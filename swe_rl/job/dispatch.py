@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from swe_rl.config.choices import JobName, OutputFormat
 from swe_rl.config.compose import Composed, from_tree, given_overrides, resolved_yaml
-from swe_rl.config.findings import Finding, Severity, failing, report_lines
+from swe_rl.config.findings import Finding, Severity, failing
 from swe_rl.config.rules import check
 from swe_rl.config.rules_sweep import check_sweep
 from swe_rl.config.secrets import mask_text, mask_tree
@@ -27,7 +27,7 @@ from swe_rl.config.yaml_text import parse, render
 from swe_rl.errors import UserError
 from swe_rl.hardware.rendezvous import with_meeting
 from swe_rl.job.export import with_model_folder
-from swe_rl.job.failure import report
+from swe_rl.job.failure import print_finding, report
 from swe_rl.job.freeze import verify_frozen
 from swe_rl.logger.disk import write_text_atomic
 
@@ -72,7 +72,7 @@ def _say(findings: Sequence[Finding]) -> None:
     later = [one for one in findings if one.rule_id == "available" and one.severity is Severity.warning]
     for finding in findings:
         if finding not in later:
-            print("\n".join(report_lines(finding)), file=sys.stderr)
+            print_finding(finding, sys.stderr)
     if later:
         names = ", ".join(f"{one.key}={one.value}" for one in later)
         print(f"warning [available] checked, but not to be run yet in this version: {names}", file=sys.stderr)
@@ -82,20 +82,20 @@ def guard_all(jobs: Sequence[Composed]) -> bool:
     """`guard` for every job of a sweep and for the sweep as a whole; what several jobs share is said once."""
     refused = 0
     said: dict[tuple[str, str, str], list[int]] = {}
-    texts: dict[tuple[str, str, str], list[str]] = {}
+    findings_by_key: dict[tuple[str, str, str], Finding] = {}
     for number, job in enumerate(jobs):
         findings = check(job.config, job.origins)
         refused += failing(findings, job.config.job.strict)
         for finding in findings:
             key = (finding.rule_id, finding.key, finding.message)
             said.setdefault(key, []).append(number)
-            texts.setdefault(key, report_lines(finding))
+            findings_by_key.setdefault(key, finding)
     for key, numbers in said.items():
         where = "" if len(numbers) == len(jobs) else f"job {_numbers(numbers)}: "
-        print("\n".join([f"{where}{texts[key][0]}", *texts[key][1:]]), file=sys.stderr)
+        print_finding(findings_by_key[key], sys.stderr, where)
     whole = check_sweep(jobs)
     for finding in whole:
-        print("\n".join(report_lines(finding)), file=sys.stderr)
+        print_finding(finding, sys.stderr)
     strict = any(job.config.job.strict for job in jobs)
     if refused or failing(whole, strict):
         print(f"Nothing was started: {refused or 'all'} of {len(jobs)} jobs cannot run.", file=sys.stderr, flush=True)

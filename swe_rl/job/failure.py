@@ -1,4 +1,4 @@
-"""How a failure reads: one paragraph for a person, the traceback for us.
+"""How findings and failures read: one paragraph each for a person, the traceback for us.
 
 Invariants:
 - A UserError or RunError never prints a traceback; anything else always does.
@@ -6,17 +6,33 @@ Invariants:
 - Nothing here raises: a failure to report a failure would hide it.
 """
 
+import os
 import sys
 import textwrap
 import traceback
 from contextlib import suppress
 from pathlib import Path
+from typing import TextIO
 
+from swe_rl.config.findings import Finding, Host, Severity, report_lines
+from swe_rl.config.rules_packages import refusal
 from swe_rl.config.secrets import mask_text
 from swe_rl.errors import RunError, SweRlError, UserError
+from swe_rl.host.terminal import width
+from swe_rl.logger.progress_view import is_live
 
-_WIDTH = 110
+_WIDTH = 110  # without a terminal, or on a wider one
 INTERRUPTED = 130
+_RED, _YELLOW, _PLAIN = "\x1b[31m", "\x1b[33m", "\x1b[0m"
+
+
+def print_finding(finding: Finding, stream: TextIO, where: str = "") -> None:
+    """As wide as the stream's terminal; `where` stands before it: the jobs that it is about."""
+    head, *rest = report_lines(finding, width(stream))
+    if is_live(stream, os.environ):
+        color = _RED if finding.severity is Severity.error else _YELLOW
+        head = head.replace(finding.severity, f"{color}{finding.severity}{_PLAIN}", 1)
+    print("\n".join([f"{where}{head}", *rest]), file=stream)
 
 
 def report(error: BaseException, folder: Path | None = None) -> int:
@@ -24,6 +40,8 @@ def report(error: BaseException, folder: Path | None = None) -> int:
     if isinstance(error, KeyboardInterrupt):
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
+    if isinstance(error, ModuleNotFoundError):
+        error = refusal(error, Host()) or error
     text = describe(error)
     print(text, file=sys.stderr, flush=True)
     if folder is not None and not isinstance(error, UserError):
@@ -58,7 +76,8 @@ def _context(error: BaseException) -> BaseException | None:
 def _paragraph(label: str, text: str) -> str:
     """Wrapped, but a line that the author broke stays broken."""
     lines = mask_text(f"{label}: {text}").splitlines()
-    return "\n".join(textwrap.fill(line, _WIDTH, break_long_words=False, break_on_hyphens=False) for line in lines)
+    columns = min(_WIDTH, width(sys.stderr, _WIDTH))
+    return "\n".join(textwrap.fill(line, columns, break_long_words=False, break_on_hyphens=False) for line in lines)
 
 
 def _trace(error: BaseException) -> str:

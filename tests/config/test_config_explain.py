@@ -6,6 +6,7 @@ from swe_rl.config.compose import compose
 from swe_rl.config.explain import ConfigError
 from swe_rl.config.keys import is_legal, nearest_keys
 
+WORD, HELP = " has no value: an override is KEY=VALUE.", " `--help` lists what there is."
 MESSAGES = {
     "rollout.nn=3": (
         "Unknown key 'rollout.nn' (command line: rollout.nn=3). Did you mean rollout.n? "
@@ -41,6 +42,13 @@ MESSAGES = {
     "~rollout.n": (
         "~rollout.n: a key of the schema cannot be removed; set it to another value, or to null where it may be."
     ),
+    "train": "train" + WORD + " Did you mean `python -m swe_rl job=train`?" + HELP,
+    "rollout": "rollout" + WORD + " Did you mean `python -m swe_rl job=rollout`?" + HELP,
+    "trian": "trian" + WORD + " Did you mean `python -m swe_rl job=train`?" + HELP,
+    "dp4_default": "dp4_default" + WORD + " Did you mean `python -m swe_rl +experiment=dp4_default`?" + HELP,
+    "rollout.n": "rollout.n" + WORD + " Did you mean rollout.n=VALUE?" + HELP,
+    "zzz": "zzz" + WORD + HELP,
+    "help": "help is no override. Did you mean `python -m swe_rl --help`?",
     "rollout.outcomes.nope.retries=1": (
         "rollout.outcomes.nope.retries: rollout.outcomes has no such row. "
         "The command line changes rows that there are; new ones belong into a file of conf/."

@@ -18,7 +18,7 @@ from swe_rl.config.rules import RULES, check
 from swe_rl.config.schema import Config
 from swe_rl.rollout.trajectory import INFRA_STATUSES, Status
 
-HOST = Host(environment={}, file_exists=lambda _: False, folder_writable=lambda _: True)
+HOST = Host(environment={}, file_exists=lambda _: False, folder_writable=lambda _: True, version=lambda _: "")
 
 FOLDER = Path(__file__).parent
 GOLDEN = FOLDER / "golden" / "rule_messages.txt"
@@ -34,6 +34,7 @@ def host_of(case):
         folder_writable=lambda _: True,
         read_text=files.get,
         absolute=lambda path: path if path.startswith("/") else f"/users/me/{path}",
+        version=HOST.version,
     )
 
 

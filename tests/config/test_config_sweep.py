@@ -79,7 +79,7 @@ def test_messages_are_as_published():
     lines = []
     for name, (refused, _) in CASES.items():
         lines += [f"{name}: {' '.join(refused)}"]
-        lines += [f"  {line}" for finding in check_sweep(jobs_of(refused)) for line in report_lines(finding)]
+        lines += [f"  {line}" for finding in check_sweep(jobs_of(refused)) for line in report_lines(finding, 80)]
     text = "\n".join(lines) + "\n"
     if os.environ.get("SWE_RL_WRITE_GOLDEN"):
         GOLDEN.write_text(text)

@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import pytest
 
-from swe_rl.config.choices import EngineKind, GradingKind, RuntimeKind, SandboxKind, WandbMode
+from swe_rl.config.choices import EngineKind, RuntimeKind, SandboxKind, WandbMode
 from swe_rl.config.findings import Severity
 from swe_rl.config.schema import Config
-from swe_rl.hardware.preflight import disk, host, packages, servers, wandb
+from swe_rl.hardware.preflight import disk, host, servers, wandb
 from swe_rl.hardware.preflight.scripted import ScriptedSystem
 from swe_rl.hardware.preflight.system import Answer
 
@@ -121,52 +121,6 @@ def test_wandb_offline_asks_nobody(mode):
     system = ScriptedSystem()
     assert list(wandb.ask(configured(logger={"wandb": mode}), system)) == []
     assert system.questions == []
-
-
-# Packages
-
-TORCH = {"torch": "2.13.0+cpu", "transformers": "5.19.0"}
-
-
-@pytest.mark.parametrize(
-    ("config", "versions", "expected"),
-    [
-        (Config(), TORCH, []),
-        (Config(), {**TORCH, "torch": "2.11.0rc1"}, []),
-        (Config(), {"torch": "2.13.0"}, ["pip install 'transformers>=5.17,<5.20'"]),
-        (Config(), {**TORCH, "torch": "2.4.1"}, ["pip install 'torch>=2.11,<2.14'"]),
-        (configured(hardware={"nodes": 2}), TORCH, []),
-        (configured(hardware={"ray_address": "auto"}), TORCH, ["pip install 'ray>=2.60,<3'"]),
-        (configured(sandbox={"kind": SandboxKind.docker}), {**TORCH, "docker": "7.2.0"}, []),
-        (configured(sandbox={"kind": SandboxKind.podman}), TORCH, ["pip install 'docker>=7,<8'"]),
-        (configured(env={"grading": GradingKind.swebench}), TORCH, ["pip install 'swebench>=5.0.2,<6'"]),
-        (configured(agent={"name": "mini_swe"}), TORCH, ["pip install 'mini-swe-agent>=2.4,<3'"]),
-        (configured(agent={"name": "mini_swe"}), {**TORCH, "mini-swe-agent": "2.4.6"}, []),
-        (configured(env={"dataset": "a/b"}), TORCH, ["pip install 'datasets>=4,<6'"]),
-        (configured(env={"dataset": "a.jsonl"}), TORCH, []),
-        (configured(logger={"wandb": WandbMode.offline}), TORCH, ["pip install 'wandb>=0.28,<0.32'"]),
-        (configured(hardware={"partition": "gpu"}), TORCH, ["pip install 'hydra-submitit-launcher>=1.2,<2'"]),
-        (
-            configured(runtime={"kind": RuntimeKind.job}),
-            {**TORCH, "docker": "7.2.0"},
-            ["pip install 'submitit>=1.5.4,<2'"],
-        ),
-    ],
-)
-def test_packages(config, versions, expected):
-    found = list(packages.ask(config, ScriptedSystem(versions=versions)))
-    assert [one.fix for one in found] == expected
-    assert all((one.rule_id, one.severity) == ("preflight_package", Severity.error) for one in found)
-
-
-def test_inside_a_slurm_job_no_launcher_is_needed():
-    system = ScriptedSystem(versions=TORCH, environment={"SLURM_JOB_ID": "7"})
-    assert list(packages.ask(configured(hardware={"partition": "gpu"}), system)) == []
-
-
-def test_a_version_of_another_kind_is_told():
-    (found,) = packages.ask(Config(), ScriptedSystem(versions={**TORCH, "torch": "2.4.1"}))
-    assert "torch 2.4.1 is installed" in found.message and found.key == "engine.kind"
 
 
 # Servers

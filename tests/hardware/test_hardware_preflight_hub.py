@@ -5,9 +5,10 @@ from dataclasses import replace
 import pytest
 
 from swe_rl.config.findings import Severity
+from swe_rl.config.rules_data import is_hub_id
 from swe_rl.config.schema import Config
 from swe_rl.hardware.preflight import hub
-from swe_rl.hardware.preflight.hub_cache import cache_folder, is_hub_id
+from swe_rl.hardware.preflight.hub_cache import cache_folder
 from swe_rl.hardware.preflight.scripted import ScriptedSystem
 from swe_rl.hardware.preflight.system import Answer
 
@@ -145,7 +146,7 @@ def test_the_default_configuration_asks_nothing():
     ],
 )
 def test_hub_ids(text, expected):
-    assert is_hub_id(text, ScriptedSystem(files={"here/model/config.json": ""})) == expected
+    assert is_hub_id(text, ScriptedSystem(files={"here/model/config.json": ""}).exists) == expected
 
 
 @pytest.mark.parametrize(

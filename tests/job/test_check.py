@@ -1,9 +1,13 @@
 """`job=check`: exit status, table, JSON."""
 
 import json
+from dataclasses import replace
 
 from swe_rl.config.compose import compose, config_hash
+from swe_rl.config.findings import error, report_lines
+from swe_rl.config.rules import RULES
 from swe_rl.job import check
+from swe_rl.job.dispatch import guard
 
 
 def run(capsys, *overrides):
@@ -21,10 +25,35 @@ def test_good_configuration(capsys, tmp_path):
 def test_table_shows_key_origin_and_fix(capsys):
     status, out = run(capsys, "rollout.n=0", "gateway.host=0.0.0.0")
     assert status == 2
-    assert "error   positive  rollout.n=0  (from: command line: rollout.n=0)" in out
-    assert "-> rollout.n=1 or more" in out
-    assert "warning loopback  gateway.host=0.0.0.0" in out
-    assert out.index("error ") < out.index("warning ")
+    assert out == (
+        "error [positive] rollout.n=0\n"
+        "    must be at least 1\n"
+        "    from: command line: rollout.n=0\n"
+        "    fix:  rollout.n=1 or more\n"
+        "warning [loopback] gateway.host=0.0.0.0\n"
+        "    whoever reaches this address can use the engines; there is no login\n"
+        "    from: command line: gateway.host=0.0.0.0\n"
+        "    fix:  gateway.host=127.0.0.1\n"
+        f"refused: {len(RULES)} rules, 1 error, 1 warning\n"
+    )
+
+
+def test_a_refused_job_says_the_same_as_its_check(capsys):
+    composed = compose(["rollout.n=0", "gateway.host=0.0.0.0", "job=check"])
+    check.run(composed.config, None, composed.origins)
+    checked = capsys.readouterr().out.splitlines()
+    assert not guard(compose(["rollout.n=0", "gateway.host=0.0.0.0"]))
+    assert capsys.readouterr().err.splitlines() == [*checked[:-1], "Nothing was started."]
+
+
+def test_a_finding_is_as_wide_as_the_terminal():
+    long = error("rule", "a.key", "value", "word " * 30, "one way out, and " * 8)
+    lines = report_lines(replace(long, origin="conf/" + "x" * 70), 60)
+    assert lines[0] == "error [rule] a.key=value"
+    assert lines[1].startswith("    word") and lines[3].startswith("    word")
+    assert lines[4] == "    from: conf/" + "x" * 70  # a name is not broken
+    assert lines[5].startswith("    fix:  one") and lines[6].startswith("          ")
+    assert max(map(len, [*lines[:4], *lines[5:]])) <= 60
 
 
 def test_json(capsys):

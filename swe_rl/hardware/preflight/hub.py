@@ -10,12 +10,12 @@ from collections.abc import Iterator, Mapping
 from swe_rl.config.choices import EngineKind
 from swe_rl.config.findings import Finding, error, warning
 from swe_rl.config.memory import weights_gb
+from swe_rl.config.rules_data import is_hub_id
 from swe_rl.config.schema import Config
 from swe_rl.hardware.preflight.hub_cache import (
     HubItem,
     cache_folder,
     hub_home,
-    is_hub_id,
     missing_from_cache,
     told_offline,
 )
@@ -39,10 +39,10 @@ def ask(config: Config, system: System) -> Iterator[Finding]:
 
 def _items(config: Config, system: System) -> Iterator[HubItem]:
     model = config.model
-    if is_hub_id(model.path, system):
+    if is_hub_id(model.path, system.exists):
         yield HubItem("model.path", "models", model.path, model.revision)
     for key, name in (("env.dataset", config.env.dataset), ("env.eval_dataset", config.env.eval_dataset)):
-        if name is not None and is_hub_id(name, system):
+        if name is not None and is_hub_id(name, system.exists):
             yield HubItem(key, "datasets", name)
 
 

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from swe_rl.hardware.preflight.system import System
 
 _SHARD = re.compile(r"-(\d{5})-of-(\d{5})\.(safetensors|bin)$")
-_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _YES = {"1", "on", "yes", "true"}
 
 
@@ -25,13 +24,6 @@ class HubItem:
     kind: str
     name: str
     revision: str | None = None
-
-
-def is_hub_id(text: str, system: System) -> bool:
-    """True for `ORG/NAME` that is neither built in nor a file or folder here."""
-    if text.startswith("builtin:") or text.endswith((".jsonl", ".json", ".parquet")):
-        return False
-    return bool(_ID.fullmatch(text)) and not system.exists(text)
 
 
 def told_offline(environment: Mapping[str, str]) -> str | None:

@@ -12,13 +12,13 @@ import shutil
 import socket
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from swe_rl.config.findings import folder_writable
 from swe_rl.hardware.preflight.http_client import fetch
 from swe_rl.hardware.preflight.system import Answer, Question
 from swe_rl.host import machine
+from swe_rl.host.packages import installed_version
 from swe_rl.host.program import COMMAND_S, Completed, Unanswered, run_program
 
 
@@ -90,10 +90,7 @@ class ThisSystem:
             return []
 
     def version(self, distribution: str) -> str | None:
-        try:
-            return version(distribution)
-        except PackageNotFoundError:
-            return None
+        return installed_version(distribution)
 
     def cpus(self) -> int:
         return machine.cpus(self.read_text)

