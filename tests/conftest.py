@@ -31,10 +31,25 @@ hear_signals()
 
 
 @pytest.fixture(scope="session", autouse=True)
-def laptop():
+def same_machine_everywhere():
     """hardware=auto means the same machine in every test of this process: two cores, 4 GB, no GPU."""
     machine = Machine(1, 0, "", 0.0, 1.0, False, 2, 4.0, True, 0, "there is no `nvidia-smi` on PATH")
     with pytest.MonkeyPatch.context() as patch:
         for module in (known_hardware, findings):
             patch.setattr(module, "this_machine", lambda: machine)
         yield machine
+
+
+_EVERY_TEST = pytest.StashKey[list[pytest.Item]]()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config, items):
+    """Before `-m` takes any away."""
+    config.stash[_EVERY_TEST] = list(items)
+
+
+@pytest.fixture
+def every_test(request):
+    """All tests that were collected, chosen by `-m` or not."""
+    return request.config.stash[_EVERY_TEST]

@@ -1,5 +1,6 @@
-"""`.ci/run`'s second look: a test that fails beside others and passes alone is named; one that fails twice fails."""
+"""`.ci/run`: what a failure, a second look and a lane that cannot be started make of its table and its exit status."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +10,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 README = """<!-- command: test -->
 ```bash
-.venv/bin/python -m pytest -q -p no:xdist -p no:randomly {more}
+.venv/bin/python -m pytest -q {more}
 ```
 """
 ONCE = """
@@ -21,6 +22,22 @@ def test_once():
         raise AssertionError("busy")
 """
 ALWAYS = "def test_always():\n    raise AssertionError('wrong')\n"
+LANES = f"""
+import pytest
+{ONCE.replace("def ", "@pytest.mark.vllm" + chr(10) + "def ")}
+@pytest.mark.slow
+def test_slow():
+    pass
+@pytest.mark.slurm
+{ALWAYS}
+@pytest.mark.vllm
+@pytest.mark.long
+def test_long():
+    raise AssertionError("nobody asked for it")
+@pytest.mark.gpu
+def test_gpu():
+    pytest.skip("no GPU")
+"""
 MANY = "".join(f"def test_{n}():\n    raise AssertionError('wrong')\n" for n in range(6))
 
 
@@ -32,15 +49,17 @@ def project(tmp_path):
     python.parent.mkdir(parents=True)
     python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n', encoding="utf-8")
     python.chmod(0o755)
-    (tmp_path / "pytest.ini").write_text("[pytest]\n", encoding="utf-8")
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = slow\n slurm\n vllm\n gpu\n long\n", encoding="utf-8")
     (tmp_path / "README.md").write_text(README.format(more=""), encoding="utf-8")
     return tmp_path
 
 
-def run_tests(project, body):
+def run_tests(project, body, what="tests"):
     (project / "test_it.py").write_text(body, encoding="utf-8")
-    script = f"cd '{project}' && source .ci/run && tests"
-    return subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=120)
+    script = f"cd '{project}' && source .ci/run && {what}"
+    plugins = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_PLUGINS": "xdist.plugin"}  # the others take seconds
+    environment = {**os.environ, **plugins}
+    return subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=120, env=environment)
 
 
 def test_failed_beside_others_passes_alone(project):
@@ -65,3 +84,34 @@ def test_what_passes_is_not_run_again(project):
     done = run_tests(project, "def test_right():\n    pass\n")
     assert done.returncode == 0
     assert "once more alone" not in done.stdout
+
+
+NOTHING_INSTALLED = """
+environment() { :; }
+install_qwen_code() { :; }
+lane_lacks() { if [[ $1 == docker ]]; then echo 'no engine'; fi; }
+"""
+
+
+def table(done):
+    """The closing table by its first column, the seconds left out."""
+    rows = [line.split() for line in done.stdout.partition("== result\n")[2].splitlines()[1:]]
+    return {cells[0]: (*cells[1:4], " ".join(cells[5:])) for cells in rows if cells[0] != "install"}
+
+
+def test_a_failing_lane_fails_the_run_and_the_lanes_after_it_run(project):
+    done = run_tests(project, LANES, f"{NOTHING_INSTALLED} main slow slurm docker vllm gpu")
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert table(done) == {
+        "slow": ("1", "0", "0", ""),
+        "slurm": ("0", "1", "0", "0 of 1 passed alone only: test_it.py::test_always"),
+        "docker": ("-", "-", "-", "skipped: no engine"),
+        "vllm": ("1", "0", "0", "1 of 1 passed alone only: test_it.py::test_once"),
+        "gpu": ("0", "0", "1", ""),
+    }
+
+
+def test_lanes_that_pass_or_are_skipped_pass(project):
+    done = run_tests(project, LANES, f"{NOTHING_INSTALLED} main docker gpu")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert table(done).keys() == {"docker", "gpu"}

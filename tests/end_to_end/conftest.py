@@ -1,5 +1,6 @@
 """Running the real command as a user does, in a folder of its own."""
 
+import contextlib
 import json
 import os
 import signal
@@ -67,6 +68,22 @@ class Command:
     def folder(self, name: str = "train") -> Path:
         [folder] = (self.outputs / name).iterdir()
         return folder
+
+    def log(self, name: str = "train") -> str:
+        return (self.folder(name) / "run.log").read_text()
+
+    @staticmethod
+    def servers(process: subprocess.Popen) -> list:
+        """The server processes of a run, not the guards above them."""
+        import psutil
+
+        found = []
+        for one in psutil.Process(process.pid).children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):  # agents' commands come and go
+                line = " ".join(one.cmdline())
+                if " --port " in line and "vllm_guard" not in line:
+                    found.append(one)
+        return found
 
     read = staticmethod(lambda path: read(path))
 

@@ -13,7 +13,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-pytestmark = [pytest.mark.docker, pytest.mark.slow]
+pytestmark = pytest.mark.docker
 
 _PACKAGES, _EACH = "inflection,parse", 2
 _UP_S, _GONE_S = 120.0, 30.0
@@ -104,7 +104,7 @@ class Watch:
             "processes": self._processes(),
             "mounts": sorted(mounted & (self._mounts - {None})),
             "volumes": sorted(self._volume_names() - self._volumes),
-            "folders": [str(path) for path in (self._root / "scratch").glob("swe_rl/containers-*")],
+            "folders": [str(path) for path in (self._root / "scratch").glob("swe_rl-*/containers-*")],
         }
 
     def nothing_left(self):

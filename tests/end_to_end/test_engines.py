@@ -1,9 +1,8 @@
-"""Whole jobs over servers: started by the run (the fake server program, or a real vLLM), or by somebody else."""
+"""Whole jobs over servers of the fake program: started by the run, or by somebody else."""
 
 import asyncio
 import contextlib
 import json
-import os
 import re
 import signal
 import socket
@@ -26,7 +25,6 @@ from swe_rl.report.timeline import programs_of
 
 pytestmark = pytest.mark.slow
 
-REAL = os.environ.get(VLLM_COMMAND)
 VOCAB = 1536
 TWO = ("engine=vllm", "layout.engines=2")
 INVENTED = "trainer.check_weights=false"  # the fake server invents its log-probabilities
@@ -42,22 +40,6 @@ def fake(monkeypatch):
         monkeypatch.setenv("FAKE_VLLM", json.dumps({"vocab_size": VOCAB, **settings}))
 
     return use
-
-
-def servers(process):
-    """The server processes of a run, not the guards above them."""
-    found = []
-    for one in psutil.Process(process.pid).children(recursive=True):
-        with contextlib.suppress(psutil.NoSuchProcess):  # agents' commands come and go
-            line = " ".join(one.cmdline())
-            if " --port " in line and "vllm_guard" not in line:
-                found.append(one)
-    return found
-
-
-def log_of(command, name):
-    [folder] = (command.outputs / name).iterdir()
-    return (folder / "run.log").read_text()
 
 
 def wait_for(process, condition, seconds=60.0):
@@ -110,9 +92,9 @@ def test_a_rollout_over_servers_of_its_own(command, fake):
     assert {one.engine for one in traces_of(folder)} == {"engine0", "engine1"}
     assert sorted(path.name for path in (folder / "engines").iterdir()) == ["engine0.log", "engine1.log"]
     for line in ("Finished: 'start_engines'", "engine0 is up after", "engine1 is up after"):
-        assert line in log_of(command, "rollout")
+        assert line in command.log("rollout")
     assert not command.children()
-    assert not list((command.root / "scratch" / "swe_rl").glob("*"))
+    assert not list((command.root / "scratch").glob("swe_rl-*/*"))
 
 
 def test_a_killed_engine_costs_no_trajectory(command, fake):
@@ -120,7 +102,7 @@ def test_a_killed_engine_costs_no_trajectory(command, fake):
     process = command.start("job=rollout", *TWO, "trainer.steps=2")
     wait_for_line(command, process, "rollout", "Started: 'generate'")
     time.sleep(1.0)  # in the middle of first turns of about two seconds
-    victim = servers(process)[0]
+    victim = command.servers(process)[0]
     victim.kill()
     status, text = ended(process)
     assert status == 0, text
@@ -132,7 +114,7 @@ def test_a_killed_engine_costs_no_trajectory(command, fake):
     traces = traces_of(folder)
     assert {one.engine for one in traces} == {"engine0", "engine1"}
     assert len({one.session_id for one in traces}) == 24
-    assert "SIGKILL from outside" in log_of(command, "rollout") and "restart 1 of 3" in log_of(command, "rollout")
+    assert "SIGKILL from outside" in command.log("rollout") and "restart 1 of 3" in command.log("rollout")
     [lost], [back] = (read_events(folder / "events.jsonl", name) for name in ("engine_lost", "engine_back"))
     assert lost["engine"] == back["engine"] and 0 < back["away_s"] < 60
     assert lost["requests"] > 0 and 0 < lost["work_s"] < 60 * lost["requests"]
@@ -179,7 +161,7 @@ def test_training_over_servers_and_the_weights_of_a_restarted_one(command, fake)
     process = command.start(*TWO, "trainer.steps=2", INVENTED)
     command.wait_for_step(process, 1)
     time.sleep(0.7)  # in the middle of step 2
-    servers(process)[0].kill()
+    command.servers(process)[0].kill()
     status, text = ended(process)
     assert status == 0, text
     assert [step["weight_version"] for step in command.steps()] == [1, 2]
@@ -189,9 +171,9 @@ def test_training_over_servers_and_the_weights_of_a_restarted_one(command, fake)
     for trace in traces_of(command.folder()):
         versions.setdefault(".".join(trace.session_id.split(".")[:2]), set()).add(trace.weight_version)
     assert versions == {"eval-heldout.0": {0}, "train.1": {0}, "train.2": {1}, "eval-heldout.2": {2}}
-    assert " with weights_00000001" in log_of(command, "train")
+    assert " with weights_00000001" in command.log("train")
     assert not command.children()
-    assert not list((command.root / "scratch" / "swe_rl").glob("*"))
+    assert not list((command.root / "scratch").glob("swe_rl-*/*"))
 
 
 def test_engines_that_are_gone_for_good_end_the_run(command, fake):
@@ -199,7 +181,7 @@ def test_engines_that_are_gone_for_good_end_the_run(command, fake):
     process = command.start("job=rollout", *TWO, "engine.max_restarts=0")
     wait_for_line(command, process, "rollout", "Started: 'generate'")
     time.sleep(0.5)
-    for server in servers(process):
+    for server in command.servers(process):
         server.kill()
     started_s = time.monotonic()
     status, text = ended(process)
@@ -214,7 +196,7 @@ def test_a_run_that_is_ended_leaves_no_server(command, fake, sent):
     fake(token_delay_s=0.02)
     process = command.start("job=rollout", *TWO)
     wait_for_line(command, process, "rollout", "Started: 'generate'")
-    running = servers(process)
+    running = command.servers(process)
     process.send_signal(sent)
     status, text = ended(process)
     assert status == (130 if sent is signal.SIGINT else -sent) and "Traceback" not in text, text
@@ -262,47 +244,3 @@ def test_a_sweep_ends_with_its_comparison(command):
     assert "# DP=2 Rollout Tokens/sec Comparison (router=default vs router=cap)" in done.stdout
     [folder] = (command.outputs / "multirun" / "rollout").iterdir()
     assert json.loads((folder / "compare" / "compare.json").read_text())["pairs"]
-
-
-needs_vllm = pytest.mark.skipif(REAL is None, reason=f"{VLLM_COMMAND} names no vLLM")
-
-
-@pytest.mark.vllm
-@pytest.mark.timeout(600)
-@needs_vllm
-def test_an_evaluation_by_vllm_is_the_embedded_engines(command):
-    """Greedy: the same replies, whatever samples them."""
-    given = ("job=eval", "rollout.eval_temperature=0", "rollout.eval_n=1")
-    found = {}
-    for engine in ("vllm", "embedded"):
-        done = command.run(*given, f"engine={engine}", f"name={engine}", small=False)
-        assert done.exit_status == 0, done.text
-        folder = command.folder(engine)
-        [numbers] = read_events(folder / "events.jsonl", "eval")
-        lines = command.read(folder / "trajectories" / "eval_000000.jsonl")
-        found[engine] = {one["instance_id"]: (one["status"], one["patch"]) for one in lines}
-        print(f"{engine}: resolved rate {numbers['resolved_rate']:.1%}, {numbers['num_samples']} samples")
-    assert len(found["vllm"]) == 32
-    differing = [name for name, one in found["vllm"].items() if found["embedded"][name] != one]
-    assert len(differing) <= 1, differing  # float noise may decide between two tokens
-
-
-@pytest.mark.vllm
-@pytest.mark.timeout(900)
-@needs_vllm
-def test_training_over_vllm_with_a_killed_server(command):
-    """Both engines have the trainer's weights at every step, a restarted one as well: log-probabilities agree."""
-    process = command.start(*TWO, "trainer.steps=2")
-    command.wait_for_step(process, 1, timeout_s=300)
-    time.sleep(0.5)
-    servers(process)[0].kill()
-    status, text = ended(process)
-    assert status == 0, text
-    assert len(command.steps()) == 2
-    for step in command.steps():
-        assert step["num_trajectories"] == 12 and not FAILED & set(step["statuses"])
-        assert step["logprob_diff_max"] < 1e-3
-        print({key: step[key] for key in ("generate_s", "weight_sync_s", "train_s", "logprob_diff_max", "reward_mean")})
-    print(read_events(command.folder() / "events.jsonl", "engine_back"))
-    assert "restart 1 of 3" in log_of(command, "train")
-    assert not command.children()

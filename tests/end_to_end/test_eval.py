@@ -5,6 +5,8 @@ import os
 import signal
 import time
 
+import pytest
+
 from swe_rl.rollout.trajectory import Trajectory
 
 
@@ -12,6 +14,7 @@ def lines(path):
     return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
 
 
+@pytest.mark.slow
 def test_killed_and_resumed_runs_only_what_is_missing(command):
     many = ("job=eval", "rollout.eval_n=2", "rollout.concurrency=4", "rollout.max_turns=3")
     process = command.start(*many)

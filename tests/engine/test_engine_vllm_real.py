@@ -30,7 +30,6 @@ except NoVllmError:
 
 pytestmark = [
     pytest.mark.vllm,
-    pytest.mark.slow,
     pytest.mark.timeout(600),
     pytest.mark.skipif(not HAS_VLLM, reason="no vLLM here; SWE_RL_VLLM_COMMAND can name one"),
     pytest.mark.asyncio(loop_scope="module"),

@@ -102,7 +102,7 @@ class TwoJobs:
         """No process, no record, key or lock of either side, no folder of a server or sandbox."""
         self.wait(lambda: not self.alive(), "processes to end", 10.0)
         assert not self.meet.exists(), sorted(self.meet.iterdir())
-        assert sorted((self.root / "scratch" / "swe_rl").glob("*")) == []
+        assert sorted((self.root / "scratch").glob("swe_rl-*/*")) == []
 
     def alive(self) -> list[str]:
         found = []
@@ -241,7 +241,6 @@ def container_engine(request):
         pytest.skip(str(error))
 
 
-@pytest.mark.slow
 @pytest.mark.docker
 @pytest.mark.parametrize("killed", ["run", "server"])
 def test_containers_end_with_either_side(two, container_engine, killed):

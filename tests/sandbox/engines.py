@@ -102,3 +102,19 @@ def _stop(process: "subprocess.Popen[bytes]", root: Path) -> None:
     for point in sorted(points, key=len, reverse=True):
         subprocess.run(["umount", "-l", point], check=False)
     shutil.rmtree(root, ignore_errors=True)
+
+
+def lacks() -> str:
+    """Why no engine can be started here; empty if one can."""
+    reasons = []
+    for kind in _VARIABLES:
+        try:
+            with engine(kind):
+                return ""
+        except NoEngineError as error:
+            reasons.append(" ".join(str(error).split()))
+    return "; ".join(reasons)
+
+
+if __name__ == "__main__":
+    print(lacks())

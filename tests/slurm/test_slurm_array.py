@@ -8,7 +8,7 @@ import pytest
 
 from tests.slurm.sweep import SLURM, TINY
 
-pytestmark = [pytest.mark.slurm, pytest.mark.slow]
+pytestmark = pytest.mark.slurm
 
 
 def data_sets(sweep, count, bad):

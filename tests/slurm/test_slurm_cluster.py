@@ -37,7 +37,6 @@ def test_srun_spans_two_nodes(cluster):
     assert sorted(names.split()) == ["n1", "n2"]
 
 
-@pytest.mark.slow
 def test_a_job_of_partition_low_is_requeued_when_its_place_is_needed(cluster):
     low = cluster.script(
         "low",
@@ -53,7 +52,6 @@ def test_a_job_of_partition_low_is_requeued_when_its_place_is_needed(cluster):
     assert cluster.state(low) == "PENDING"
 
 
-@pytest.mark.slow
 def test_a_node_that_dies_takes_its_jobs_along_and_comes_back(cluster):
     job = cluster.script("dies", "sleep 300", partition="cpu", nodelist="n2")
     cluster.wait_for_state(job, "RUNNING")
@@ -64,7 +62,6 @@ def test_a_node_that_dies_takes_its_jobs_along_and_comes_back(cluster):
     cluster.wait_for_state(job, "RUNNING", timeout_s=60)
 
 
-@pytest.mark.slow
 def test_a_node_set_down_has_its_jobs_requeued(cluster):
     job = cluster.script("down", "sleep 300", partition="cpu", nodelist="n2")
     cluster.wait_for_state(job, "RUNNING")

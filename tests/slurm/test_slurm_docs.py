@@ -99,7 +99,6 @@ def type_in(desk, cluster, text):
     )
 
 
-@pytest.mark.slow
 @pytest.mark.long
 def test_the_first_sweep_as_it_is_written(tmp_path, cluster):
     """All of its steps."""

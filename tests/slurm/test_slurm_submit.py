@@ -92,7 +92,6 @@ def test_detaching_needs_somebody_who_keeps_the_jobs(sweep):
     assert not sweep.outputs.exists()
 
 
-@pytest.mark.slow
 def test_edits_while_a_job_is_queued_change_nothing(sweep, cluster):
     """Neither conf/ of the user's own nor code: the job runs what was checked. A script in the folder does not win."""
     own = sweep.root / "own" / "hardware"
@@ -125,7 +124,6 @@ def test_edits_while_a_job_is_queued_change_nothing(sweep, cluster):
         assert b"planted-e0d9-5c1f" not in path.read_bytes(), f"{path} holds the secret that the job was given"
 
 
-@pytest.mark.slow
 def test_code_that_changes_while_a_job_is_queued_is_not_what_runs(sweep, cluster, tmp_path):
     """A copy of the package is edited after the submission: the job still imports what was frozen."""
     import shutil
@@ -143,7 +141,6 @@ def test_code_that_changes_while_a_job_is_queued_is_not_what_runs(sweep, cluster
     assert sweep.status(0)["status"] == "done"
 
 
-@pytest.mark.slow
 def test_a_killed_job_is_found_to_be_dead_and_its_last_words_are_told(sweep, cluster):
     process = sweep.start(*SLURM, "job=rollout", "trainer.steps=500", "trainer.seed=3")
     [job] = sweep.wait_for_ids(process)
@@ -156,7 +153,6 @@ def test_a_killed_job_is_found_to_be_dead_and_its_last_words_are_told(sweep, clu
     assert sweep.status(0)["status"] == "running", "nobody was left to write another"
 
 
-@pytest.mark.slow
 def test_a_cancelled_job_says_so_itself(sweep, cluster):
     process = sweep.start(*SLURM, "job=rollout", "trainer.steps=500")
     [job] = sweep.wait_for_ids(process)
@@ -167,7 +163,6 @@ def test_a_cancelled_job_says_so_itself(sweep, cluster):
     assert "interrupted" in stdout and sweep.status(0)["status"] == "interrupted"
 
 
-@pytest.mark.slow
 def test_a_job_that_is_queued_again_goes_on_in_its_folder_and_the_table_says_so(sweep, cluster):
     few = ("rollout.prompts_per_step=3", "rollout.n=4", "rollout.eval_n=1", "trainer.checkpoint_every_steps=1")
     process = sweep.start(*SLURM, "job=train", "trainer.steps=6", *few)

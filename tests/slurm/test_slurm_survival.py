@@ -125,7 +125,6 @@ def test_scancel_signal(run, whole, cluster):
     assert not children_of_runs(run.root)
 
 
-@pytest.mark.slow
 def test_the_trainers_own_processes_get_the_signal_too(run, cluster):
     """SLURM signals every process of the job; the ranks that are to save the state must not end by it."""
     job = run.submit("layout=local2", "trainer.checkpoint_every_steps=0", cpus_per_task="2")
@@ -140,7 +139,6 @@ def test_the_trainers_own_processes_get_the_signal_too(run, cluster):
     assert [step["step"] for step in run.steps()] == list(range(1, STEPS + 1))
 
 
-@pytest.mark.slow
 def test_time_limit(run, whole, cluster):
     """SLURM warns ahead of the end; the limit is a minute, the finest there is."""
     run.submit("trainer.checkpoint_every_steps=0", "trainer.steps=40", time="1", signal="USR2@40")
@@ -155,7 +153,6 @@ def test_time_limit(run, whole, cluster):
     assert_same(run.steps()[:STEPS], whole[: len(run.steps())])
 
 
-@pytest.mark.slow
 @pytest.mark.long
 def test_time_limit_without_a_warning(run, whole, cluster):
     """SIGTERM comes when the time is over, and the job has KillWait seconds: enough to save and to ask."""
@@ -170,7 +167,6 @@ def test_time_limit_without_a_warning(run, whole, cluster):
     assert_same(run.steps()[:STEPS], whole)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("grace_s", [20, 0])  # on a busy machine 5 s are too few to save and to ask
 def test_preemption(run, whole, cluster, request, grace_s):
     """With some grace the run asks; without, SLURM has queued the job again by the time that it tells it to end."""
@@ -186,7 +182,6 @@ def test_preemption(run, whole, cluster, request, grace_s):
     assert run.status()["status"] == "done" and run.record()["requeues"] == 0
 
 
-@pytest.mark.slow
 def test_node_down(run, whole, cluster):
     """Nobody is told; the job starts on the other node, where nothing of the first start is but the run's folder."""
     job = run.submit()
@@ -203,7 +198,6 @@ def test_node_down(run, whole, cluster):
     assert run.record()["requeues"] == 0 and {one["node"] for one in starts} == {"n1", "n2"}
 
 
-@pytest.mark.slow
 def test_a_node_that_dies(run, whole, cluster):
     """No signal, no last word: SLURM notices, and the newest checkpoint is where it goes on."""
     job = run.submit()
@@ -221,7 +215,6 @@ def test_a_node_that_dies(run, whole, cluster):
     assert [one["told"] for one in run.record()["starts"]] == [None, None]
 
 
-@pytest.mark.slow
 def test_what_its_user_cancels_stays_cancelled(run, cluster):
     job = run.submit()
     run.wait_for_step(1)
@@ -232,7 +225,6 @@ def test_what_its_user_cancels_stays_cancelled(run, cluster):
     assert "SIGTERM" in run.status()["reason"]
 
 
-@pytest.mark.slow
 def test_a_spent_budget_ends_the_run_and_the_status_says_so(run, cluster):
     job = run.submit("hardware.max_requeues=0")
     run.wait_for_step(1)
@@ -243,7 +235,6 @@ def test_a_spent_budget_ends_the_run_and_the_status_says_so(run, cluster):
     assert "hardware.max_requeues=0 is spent" in status["reason"]
 
 
-@pytest.mark.slow
 def test_a_job_of_a_submitted_array_goes_on_alone(cluster, tmp_path, whole):
     """The first element's number is the whole array's too; the other job must not be queued again with it."""
     sweep = Sweep(tmp_path, cluster)

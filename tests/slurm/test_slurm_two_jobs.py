@@ -99,7 +99,7 @@ class Pair:
         self.wait(lambda: not python_processes(self.sweep.root), "processes to end", 15.0)
         names = {path.name for path in self.meeting.folder.iterdir() if path.is_file()}
         assert {name for name in names if not name.endswith((".sh", ".log"))} == {"jobs.json"}
-        assert sorted((self.sweep.root / "scratch" / "swe_rl").glob("*")) == []
+        assert sorted((self.sweep.root / "scratch").glob("swe_rl-*/*")) == []
 
 
 def python_processes(root):
@@ -152,7 +152,6 @@ def test_two_partitions(sweep, cluster):
         assert not path.is_file() or key.encode() not in path.read_bytes(), path
 
 
-@pytest.mark.slow
 def test_while_the_server_is_queued_the_reason_is_shown(sweep, cluster):
     """Waiting in the queue costs no patience; when the partition comes up, the run goes on."""
     pair = Pair(sweep, cluster, *TINY, "runtime.partition=busy", "runtime.ready_timeout_s=20")
@@ -165,7 +164,6 @@ def test_while_the_server_is_queued_the_reason_is_shown(sweep, cluster):
     pair.nothing_left()
 
 
-@pytest.mark.slow
 def test_a_run_that_never_starts_strands_no_server(sweep, cluster):
     """A queued run keeps its server; a cancelled one does not."""
     pair = Pair(sweep, cluster, *TINY, "hardware.partition=busy", "runtime.ready_timeout_s=6")
@@ -179,7 +177,6 @@ def test_a_run_that_never_starts_strands_no_server(sweep, cluster):
     pair.nothing_left()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("how", ["SIGKILL", "scancel"])
 def test_a_run_that_ends_badly_takes_its_server_along(sweep, cluster, how):
     pair = Pair(sweep, cluster, *MANY)
@@ -196,7 +193,6 @@ def test_a_run_that_ends_badly_takes_its_server_along(sweep, cluster, how):
     pair.nothing_left()
 
 
-@pytest.mark.slow
 def test_a_server_that_is_killed_is_submitted_again(sweep, cluster):
     """One of two nodes: the run goes on with the other one, and with both again."""
     pair = Pair(sweep, cluster, *TINY, "runtime.nodes=2", "trainer.steps=8", "job.think_s=2")
@@ -213,7 +209,6 @@ def test_a_server_that_is_killed_is_submitted_again(sweep, cluster):
     pair.nothing_left()
 
 
-@pytest.mark.slow
 def test_without_servers_the_run_saves_and_fails(sweep, cluster):
     """The restart stays in a queue that is cancelled, and there is no other: status 1, the state on the disk."""
     steps = ("job=train", "rollout.eval_n=1", "trainer.checkpoint_every_steps=100", "trainer.num_threads=1")
@@ -234,7 +229,6 @@ def test_without_servers_the_run_saves_and_fails(sweep, cluster):
     pair.nothing_left()
 
 
-@pytest.mark.slow
 def test_a_server_alone_for_runs_of_others(sweep, cluster):
     """`job=runtime` alone stays; a run elsewhere uses it by its folder and leaves it there; scancel ends it."""
     meet = sweep.root / "meet"
@@ -253,10 +247,9 @@ def test_a_server_alone_for_runs_of_others(sweep, cluster):
     cluster.wait_for_state(server, "CANCELLED")
     cluster.wait_until(lambda: not python_processes(sweep.root), "processes to end", 20)
     assert not meet.exists()
-    assert sorted((sweep.root / "scratch" / "swe_rl").glob("*")) == []
+    assert sorted((sweep.root / "scratch").glob("swe_rl-*/*")) == []
 
 
-@pytest.mark.slow
 def test_a_server_that_slurm_queues_again_is_waited_for(sweep, cluster):
     """Preempted, or its node failed: the same job comes back, and nobody submits another."""
     pair = Pair(sweep, cluster, *TINY, "trainer.steps=8", "job.think_s=2")
@@ -270,7 +263,6 @@ def test_a_server_that_slurm_queues_again_is_waited_for(sweep, cluster):
     pair.nothing_left()
 
 
-@pytest.mark.slow
 def test_a_run_that_slurm_queues_again_finds_its_server(sweep, cluster):
     """It goes on in its folder, with the server that waited for it."""
     steps = ("job=train", "rollout.eval_n=1", "trainer.checkpoint_every_steps=1", "trainer.num_threads=1")

@@ -61,7 +61,6 @@ def test_engines_on_one_node_and_the_run_on_the_other(run, cluster):
     assert steps_of(cluster, job) == {}
 
 
-@pytest.mark.slow
 def test_an_engine_on_each_node_and_one_that_is_lost_comes_back_where_it_was(run, cluster):
     job = run.submit("job=rollout", "trainer.steps=8", *BOTH)
     run.wait_for_step(1, name="rollout")
@@ -76,7 +75,6 @@ def test_an_engine_on_each_node_and_one_that_is_lost_comes_back_where_it_was(run
     assert len((folder / "steps.jsonl").read_text().splitlines()) == 8
 
 
-@pytest.mark.slow
 def test_training_with_engines_on_both_nodes(run, cluster):
     """The trainer is on the first node; its weights reach the second one's engine through the shared scratch folder."""
     job = run.submit("trainer.steps=2", *BOTH, "layout.trainer_ranks=1", "trainer.check_weights=false")
@@ -94,7 +92,6 @@ def test_training_with_engines_on_both_nodes(run, cluster):
     assert steps_of(cluster, job) == {}
 
 
-@pytest.mark.slow
 def test_a_cancelled_run_leaves_nothing_on_the_other_node(run, cluster):
     job = run.submit("job=rollout", "trainer.steps=50", *APART)
     cluster.wait_until(lambda: "engine0" in steps_of(cluster, job), "the engine's step", 60)
