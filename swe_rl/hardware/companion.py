@@ -40,8 +40,8 @@ fi
 exit $status
 """
 _TIDY = (
-    "import sys, tempfile, pathlib; from swe_rl.sandbox.lease import reap_stale; "
-    "reap_stale(pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else tempfile.gettempdir()) / 'swe_rl')"
+    "import sys; from swe_rl.host.scratch import scratch_path; from swe_rl.sandbox.lease import reap_stale; "
+    "reap_stale(scratch_path(sys.argv[1] if len(sys.argv) > 1 else None))"
 )
 
 

@@ -11,7 +11,6 @@ Invariants:
 import asyncio
 import os
 import random
-import tempfile
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -30,9 +29,11 @@ from swe_rl.engine.protocol import Engine
 from swe_rl.engine.vllm_engines import EngineFolders
 from swe_rl.env.make import make_env
 from swe_rl.env.protocol import Env
+from swe_rl.errors import UserError
 from swe_rl.gateway.server import Gateway
 from swe_rl.gateway.store import TraceStore
 from swe_rl.hardware.rendezvous import meets
+from swe_rl.host.scratch import ScratchRefusedError, make_scratch, scratch_path
 from swe_rl.job.runtime_keeper import kept_fleet
 from swe_rl.job.session import Session
 from swe_rl.model.chat import ChatRenderer
@@ -77,7 +78,17 @@ def cache_folder(config: Config) -> Path:
 
 
 def scratch_root(config: Config) -> Path:
-    return Path(config.paths.scratch or tempfile.gettempdir()).resolve() / "swe_rl"
+    """This user's own, which is there afterwards. Raises UserError."""
+    path = scratch_path(config.paths.scratch)
+    try:
+        make_scratch(path)
+    except ScratchRefusedError as error:
+        raise UserError(
+            f"paths.scratch={config.paths.scratch or 'null'}: {error}. Sandboxes and weights lie there while a run "
+            "lasts, and nobody else may reach them. Use paths.scratch=FOLDER that you may write to, or have what is "
+            "there removed."
+        ) from error
+    return path
 
 
 def load_sampled(config: Config) -> "tuple[PreTrainedModel | None, PreTrainedTokenizerFast]":

@@ -217,7 +217,6 @@ def _record(config: Config, name: str, url: str, slots: int) -> ServerRecord:
 def _scratch(config: Config) -> Iterator[Path]:
     """A folder of this server's for what runs send; a killed server's is removed by the next one on this machine."""
     root = scratch_root(config)
-    root.mkdir(parents=True, exist_ok=True)
     reap_stale(root)
     folder = Path(tempfile.mkdtemp(prefix="runtime-", dir=root))
     try:

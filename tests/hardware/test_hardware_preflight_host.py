@@ -11,6 +11,8 @@ from swe_rl.config.schema import Config
 from swe_rl.hardware.preflight import disk, host, servers, wandb
 from swe_rl.hardware.preflight.scripted import ScriptedSystem
 from swe_rl.hardware.preflight.system import Answer
+from swe_rl.hardware.preflight.this_system import ThisSystem
+from swe_rl.host.scratch import scratch_path
 
 
 def configured(**groups):
@@ -53,6 +55,19 @@ def test_scratch_must_be_writable():
     config = configured(paths={"scratch": "/fast"})
     assert rules(disk.scratch(config, ScriptedSystem(read_only=("/fast",)))) == [("preflight_scratch", Severity.error)]
     assert rules(disk.scratch(config, ScriptedSystem())) == []
+
+
+def test_scratch_must_not_be_somebody_elses():
+    refused = ScriptedSystem(scratch_refusal="/fast/swe_rl-1000 is a link")
+    [finding] = disk.scratch(configured(paths={"scratch": "/fast"}), refused)
+    assert (finding.rule_id, finding.severity) == ("preflight_scratch", Severity.error)
+    assert finding.message.startswith("/fast/swe_rl-1000 is a link; ")
+
+
+def test_this_machines_scratch_is_looked_at(tmp_path):
+    assert ThisSystem().scratch_refused(str(tmp_path)) is None
+    scratch_path(str(tmp_path)).symlink_to(tmp_path)
+    assert "is a link" in ThisSystem().scratch_refused(str(tmp_path))
 
 
 @pytest.mark.parametrize(

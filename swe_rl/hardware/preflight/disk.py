@@ -66,3 +66,11 @@ def scratch(config: Config, system: System) -> Iterator[Finding]:
             f"{folder} cannot be made or written to by this user",
             "paths.scratch=FOLDER on a disk of this node that you may write to",
         )
+    elif reason := system.scratch_refused(config.paths.scratch):
+        yield error(
+            "preflight_scratch",
+            "paths.scratch",
+            config.paths.scratch,
+            f"{reason}; sandboxes and weights lie there while a run lasts, and nobody else may reach them",
+            "paths.scratch=FOLDER that you may write to, or have what is there removed",
+        )

@@ -24,6 +24,7 @@ class ScriptedSystem:
     refused: dict[tuple[str, int], str] = field(default_factory=dict)
     free_gb: float = 1000.0
     read_only: tuple[str, ...] = ()
+    scratch_refusal: str | None = None
     files: dict[str, str] = field(default_factory=dict)
     links: dict[str, str] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
@@ -60,6 +61,10 @@ class ScriptedSystem:
     def disk_free_bytes(self, path: str) -> int:
         del path
         return int(self.free_gb * 1e9)
+
+    def scratch_refused(self, parent: str | None) -> str | None:
+        del parent
+        return self.scratch_refusal
 
     def writable(self, folder: str) -> bool:
         return not folder.startswith(self.read_only or ("\0",))

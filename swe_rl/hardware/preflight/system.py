@@ -73,6 +73,10 @@ class System(Protocol):
 
     def writable(self, folder: str) -> bool: ...
 
+    def scratch_refused(self, parent: str | None) -> str | None:
+        """Why this user's folder below paths.scratch cannot be used; None where it can."""
+        ...
+
     def exists(self, path: str) -> bool: ...
 
     def resolve(self, path: str) -> str:

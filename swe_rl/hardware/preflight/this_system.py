@@ -20,6 +20,7 @@ from swe_rl.hardware.preflight.system import Answer, Question
 from swe_rl.host import machine
 from swe_rl.host.packages import installed_version
 from swe_rl.host.program import COMMAND_S, Completed, Unanswered, run_program
+from swe_rl.host.scratch import scratch_path, scratch_refusal
 
 
 class ThisSystem:
@@ -70,6 +71,9 @@ class ThisSystem:
 
     def writable(self, folder: str) -> bool:
         return folder_writable(folder)
+
+    def scratch_refused(self, parent: str | None) -> str | None:
+        return scratch_refusal(scratch_path(parent))
 
     def exists(self, path: str) -> bool:
         return os.path.exists(os.path.expanduser(path))  # noqa: PTH110, PTH111  (False, not an error, if forbidden)
