@@ -45,7 +45,10 @@ _UNHASHED_KEYS = (
     "trainer.collective_timeout_s",
     "trainer.max_restarts",
     "trainer.weight_sync",  # the same weights by another way
+    "rollout.typical_trajectory_tokens",  # for estimates, as is the workload
+    "rollout.typical_trajectory_s",
 )
+_UNHASHED_TABLE = "rollout.workload."
 
 
 @dataclass(frozen=True)
@@ -248,6 +251,7 @@ def config_hash(config: Config) -> str:
         key: value
         for key, value in flatten(config).items()
         if key not in _UNHASHED_KEYS
+        and not key.startswith(_UNHASHED_TABLE)
         and (key.partition(".")[0] not in _UNHASHED_GROUPS or key.startswith(_HASHED_TABLE))
     }
     text = json.dumps(values, sort_keys=True, ensure_ascii=True, separators=(",", ":"))

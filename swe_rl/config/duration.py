@@ -1,10 +1,14 @@
 """Estimates of time: a step's rollouts, training, weight update; what they assume is said with them.
 
 Invariants:
-- Pure arithmetic; good for telling minutes from days. A measured run replaces them (`rollout.typical_trajectory_s`).
+- Pure arithmetic; good for telling minutes from days. What rollouts take is a bound here, for rules; `job=plan` gives
+  the time that `job=simulate` finds.
 """
 
+from math import inf
+
 from swe_rl.config import memory, sizes
+from swe_rl.config.rollout_bound import bound_s
 from swe_rl.config.schema import Config
 
 TRAIN_UTILIZATION = 0.35  # share of the published bfloat16 rate that a training step reaches
@@ -15,8 +19,13 @@ DISK_GB_PER_S = 1.0
 
 
 def rollout_s(config: Config) -> float:
-    """One step's trajectories: full waves of typical ones."""
-    return sizes.waves_per_step(config) * config.rollout.typical_trajectory_s
+    """One step's rollouts at least: as the engines' speed has it, and as long as a trajectory is said to take."""
+    return max(bound_s(config), stated_s(config))
+
+
+def stated_s(config: Config) -> float:
+    """One step's rollouts as full waves of what a trajectory is said to take; 0 where nothing is said."""
+    return sizes.waves_per_step(config) * (config.rollout.typical_trajectory_s or 0.0)
 
 
 def train_s(config: Config) -> float:
@@ -33,10 +42,10 @@ def sync_s(config: Config) -> float:
     return 0.0 if sizes.uses_no_gpu(config.layout) else memory.weights_gb(config.model) / SYNC_GB_PER_S
 
 
-def step_s(config: Config) -> float:
-    """One synchronous step; an asynchronous one takes as long as its longer half."""
+def step_s(config: Config, rollouts_s: float | None = None) -> float:
+    """One synchronous step; an asynchronous one takes as long as its longer half. Without `rollouts_s`: at least."""
     apart = config.trainer.max_staleness_steps > 0 and not sizes.takes_turns(config)
-    work = (rollout_s(config), train_s(config) + sync_s(config))
+    work = (rollout_s(config) if rollouts_s is None else rollouts_s, train_s(config) + sync_s(config))
     return max(work) if apart else sum(work)
 
 
@@ -47,9 +56,14 @@ def first_checkpoint_s(config: Config) -> float:
     return start + min(steps, config.trainer.steps) * step_s(config) + memory.checkpoint_gb(config) / DISK_GB_PER_S
 
 
-def run_s(config: Config) -> float:
+def run_s(config: Config, rollouts_s: float | None = None) -> float:
     start = 0.0 if sizes.uses_no_gpu(config.layout) else START_S
-    return start + config.trainer.steps * step_s(config)
+    return start + config.trainer.steps * step_s(config, rollouts_s)
+
+
+def limit_s(config: Config) -> float:
+    """What the scheduler gives the job; infinite where hardware.time_limit_min is 0."""
+    return config.hardware.time_limit_min * 60 or inf
 
 
 def text(seconds: float) -> str:

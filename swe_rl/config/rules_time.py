@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from swe_rl.config import duration
 from swe_rl.config.choices import JobName
 from swe_rl.config.findings import Finding, Host, error, warning
-from swe_rl.config.schema import Config
+from swe_rl.config.rollout_bound import LARGEST_SPREAD, MAY_BE_ZERO, wrong_pairs
+from swe_rl.config.schema import Config, WorkloadConfig
 from swe_rl.config.sizes import uses_no_gpu, waves_per_step
 
 TRAINS = (JobName.train, JobName.check, JobName.plan)
@@ -27,7 +28,7 @@ def nested_timeouts(config: Config, _: Host) -> Iterator[Finding]:
             f"one hanging command uses up the agent's whole time (rollout.agent_timeout_s={rollout.agent_timeout_s:g})",
             f"rollout.command_timeout_s={rollout.agent_timeout_s / 10:g}",
         )
-    if rollout.agent_timeout_s > config.hardware.time_limit_min * 60:
+    if rollout.agent_timeout_s > duration.limit_s(config):
         yield warning(
             "time_limit",
             "rollout.agent_timeout_s",
@@ -39,7 +40,7 @@ def nested_timeouts(config: Config, _: Host) -> Iterator[Finding]:
 
 def typical_within_limit(config: Config, _: Host) -> Iterator[Finding]:
     rollout = config.rollout
-    if rollout.typical_trajectory_s > rollout.agent_timeout_s:
+    if rollout.typical_trajectory_s is not None and rollout.typical_trajectory_s > rollout.agent_timeout_s:
         yield warning(
             "typical_time",
             "rollout.agent_timeout_s",
@@ -50,9 +51,21 @@ def typical_within_limit(config: Config, _: Host) -> Iterator[Finding]:
         )
 
 
+def workload(config: Config, _: Host) -> Iterator[Finding]:
+    for name, value in wrong_pairs(config.rollout.workload):
+        least = 0 if name in MAY_BE_ZERO else 1
+        yield error(
+            "workload",
+            f"rollout.workload.{name}",
+            list(value),
+            f"must be [median, spread]: two numbers, the median at least {least}, the spread of its logarithm from 0 "
+            f"to {LARGEST_SPREAD:g}",
+            f"rollout.workload.{name}={list(getattr(WorkloadConfig(), name))}".replace(" ", ""),
+        )
+
+
 def first_checkpoint(config: Config, _: Host) -> Iterator[Finding]:
-    limit_s = config.hardware.time_limit_min * 60
-    needed_s = duration.first_checkpoint_s(config)
+    limit_s, needed_s = duration.limit_s(config), duration.first_checkpoint_s(config)
     if config.job.name not in TRAINS or needed_s <= limit_s:
         return
     step = duration.text(duration.step_s(config))
@@ -60,14 +73,14 @@ def first_checkpoint(config: Config, _: Host) -> Iterator[Finding]:
         "time_first_checkpoint",
         "hardware.time_limit_min",
         config.hardware.time_limit_min,
-        f"the job would end before its first checkpoint: about {duration.text(needed_s)} to it (a step takes about "
-        f"{step}, its trajectories {waves_per_step(config)} waves)",
+        f"the job would end before its first checkpoint: at least {duration.text(needed_s)} to it (a step takes at "
+        f"least {step}, its trajectories {waves_per_step(config)} waves; job=plan says more)",
         f"hardware.time_limit_min={int(needed_s / 60 * 1.5)}, trainer.checkpoint_every_steps=1, or fewer trajectories",
     )
 
 
 def whole_run(config: Config, _: Host) -> Iterator[Finding]:
-    limit_s, needed_s = config.hardware.time_limit_min * 60, duration.run_s(config)
+    limit_s, needed_s = duration.limit_s(config), duration.run_s(config)
     resumes = config.trainer.resume == "auto" and config.trainer.checkpoint_every_steps > 0
     if config.job.name not in TRAINS or needed_s <= limit_s or resumes:
         return
@@ -76,7 +89,7 @@ def whole_run(config: Config, _: Host) -> Iterator[Finding]:
             "time_whole_run",
             "hardware.time_limit_min",
             config.hardware.time_limit_min,
-            f"{config.trainer.steps} steps take about {duration.text(needed_s)}, and the job will not be continued",
+            f"{config.trainer.steps} steps take at least {duration.text(needed_s)}, and the job will not be continued",
             "trainer.resume=auto with trainer.checkpoint_every_steps=1 or more, or fewer trainer.steps",
         )
 
@@ -96,7 +109,7 @@ def collective(config: Config, _: Host) -> Iterator[Finding]:
             "collective_timeout",
             "trainer.collective_timeout_s",
             timeout_s,
-            f"shorter than a step's rollouts (about {duration.text(wait_s)}), during which the trainer's ranks wait",
+            f"shorter than a step's rollouts (at least {duration.text(wait_s)}), during which the trainer's ranks wait",
             f"trainer.collective_timeout_s={int(wait_s * 2)}",
         )
 
@@ -127,4 +140,13 @@ def think_time(config: Config, _: Host) -> Iterator[Finding]:
         )
 
 
-RULES = (nested_timeouts, typical_within_limit, first_checkpoint, whole_run, collective, turns_fit, think_time)
+RULES = (
+    nested_timeouts,
+    typical_within_limit,
+    workload,
+    first_checkpoint,
+    whole_run,
+    collective,
+    turns_fit,
+    think_time,
+)

@@ -60,6 +60,7 @@ class JobConfig:
     number: int | None = None  # logs: of this job alone, counted from 0
     lines: int = 20  # logs: the last so many of each job
     follow: bool = False  # status, logs: go on until all jobs have ended, or Ctrl-C
+    workload_from: str | None = None  # simulate, plan: a run's folder; its last steps instead of rollout.workload
     think_s: float = 0.0  # rollout: the engines idle so long between two steps, as if there were training
 
 
@@ -162,7 +163,7 @@ class HardwareConfig:
     exclude: str | None = None
     constraint: str | None = None
     gres: str | None = None  # instead of gpus_per_node, where a kind has to be named: gpu:nvidia_a100_1g.5gb:2
-    time_limit_min: int = 60
+    time_limit_min: int = 60  # 0: no limit
     max_requeues: int = 4  # a job that is told to end early asks for so many further starts
     modules: tuple[str, ...] = ()
     setup: tuple[str, ...] = ()  # shell commands of a batch job, after the modules
@@ -273,6 +274,27 @@ class OutcomeConfig:
 
 
 @dataclass(frozen=True)
+class WorkloadConfig:
+    """What trajectories ask of engines and sandboxes, for estimates only (`simulate`, `plan`, rules of time).
+
+    Pairs are [median, spread], the spread that of the logarithm: about two thirds lie between median / e^spread and
+    median * e^spread. The defaults are mini-SWE-agent's as measured with Qwen3-8B: turns of a task p50 9, mean 19, p90
+    49; sampled tokens of a turn p50 628, mean 1.38k; tool p50 0.11 s, p99 2.6 s. Under the step limit of 20 that the
+    Qwen3-14B run with four engines had, they give its mean context of about 15k tokens. Not published and assumed: the
+    first prompt (about 2k tokens), observations, booting and grading.
+    """
+
+    turns: tuple[float, ...] = (9.0, 1.22)  # [median, spread] of a trajectory's turns, before rollout.max_turns
+    shared_prompt_tokens: int = 1500  # what all first prompts begin with: the agent's words and its tools
+    issue_tokens: tuple[float, ...] = (500.0, 0.8)  # [median, spread] of the first prompt's rest
+    observation_tokens: tuple[float, ...] = (250.0, 1.1)  # [median, spread] of what a tool says
+    sampled_tokens: tuple[float, ...] = (628.0, 1.25)  # [median, spread] of one turn
+    tool_s: tuple[float, ...] = (0.11, 1.36)  # [median, spread] of one turn's tool
+    boot_s: tuple[float, ...] = (3.0, 0.5)  # [median, spread] from a trajectory's start to its first turn
+    grade_s: tuple[float, ...] = (15.0, 0.8)  # [median, spread] from its last turn to its end
+
+
+@dataclass(frozen=True)
 class RolloutConfig:
     prompts_per_step: int = 8
     n: int = 8
@@ -293,7 +315,8 @@ class RolloutConfig:
     eval_n: int = 4
     eval_temperature: float = 1.0
     typical_trajectory_tokens: int = 512  # estimates only: mean length of a trajectory under way
-    typical_trajectory_s: float = 5.0  # estimates only: mean time of one trajectory, tools included
+    typical_trajectory_s: float | None = None  # estimates only: a trajectory's mean time, as you measured it
+    workload: WorkloadConfig = field(default_factory=WorkloadConfig)
     outcomes: dict[str, OutcomeConfig] = field(default_factory=dict)
 
 

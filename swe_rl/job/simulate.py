@@ -1,8 +1,10 @@
 """`job=simulate`: layout and router under a workload in virtual time, next to the routers that they must beat.
 
 Invariants:
-- Every router gets the same workloads, one a seed; the ratio to `default` is taken seed by seed.
+- Every router gets the same loads: `rollout.workload` drawn once a seed, or the last steps of a run
+  (`job.workload_from`); the ratio to `default` is taken load by load.
 - Equal configurations give equal tables.
+- `step_rollouts` is what `job=plan` says of a step: the same loads, fewer of them where a step is large.
 """
 
 import json
@@ -13,22 +15,32 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
 
-from swe_rl.config import memory, sizes
-from swe_rl.config.choices import OutputFormat
+from swe_rl.config import duration, memory, rollout_bound, sizes
+from swe_rl.config.choices import EngineKind, OutputFormat
 from swe_rl.config.compose import compose, config_hash
+from swe_rl.config.engine_speed import speed_of
 from swe_rl.config.provenance import Origins
 from swe_rl.config.schema import Config, RouterConfig
+from swe_rl.errors import SweRlError, UserError
 from swe_rl.router.make import make_router
 from swe_rl.router.simulation.engine_model import EngineLimits
 from swe_rl.router.simulation.outcome import Outcome
+from swe_rl.router.simulation.recorded import resized
 from swe_rl.router.simulation.simulate import simulate
-from swe_rl.router.simulation.speed import speed_of
-from swe_rl.router.simulation.workload import Workload, WorkloadParameters, draw, mean_context_tokens, oversubscription
+from swe_rl.router.simulation.workload import (
+    Program,
+    Workload,
+    draw,
+    mean_context_tokens,
+    oversubscription,
+    parameters_of,
+)
 
 if TYPE_CHECKING:
     from swe_rl.logger.folder import RunFolder
 
-SEEDS = 3
+LOADS = 3
+PLAN_TURNS = 6000  # that `step_rollouts` simulates: about a second
 CAPS = (16, 32)  # programs an engine of the two static caps
 BASELINE = "default"
 BASELINES = ("sticky_least_loaded", "cap", "tr")
@@ -50,7 +62,9 @@ METRICS = {
     "pauses": ("pauses", "{:.0f}"),
     "moves": ("moves", "{:.0f}"),
     "preemptions": ("preemptions", "{:.0f}"),
-    "forced": ("forced", "{:.0f}"),
+    "forced": ("let go by max_hold_s", "{:.0f}"),
+    "forced_share": ("  of all requests", "{:.1%}"),
+    "forced_share_of_held": ("  of those held", "{:.1%}"),
 }
 
 
@@ -65,8 +79,28 @@ class Arm:
     router: RouterConfig
 
 
+@dataclass(frozen=True, slots=True)
+class Loads:
+    """`origin`: where they are from, for the record."""
+
+    workloads: tuple[Workload, ...]
+    origin: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class StepRollouts:
+    """Seconds of one step's rollouts, and where the figure is from."""
+
+    seconds: float
+    source: str
+
+
+class WorkloadError(UserError):
+    """There is nothing to simulate, or nowhere to simulate it."""
+
+
 def run(config: Config, folder: Path | None, origins: Origins | None = None) -> int:
-    """Raises SpeedError, SimulationTooSmall, RouterError, SimulationError."""
+    """Raises SpeedError, WorkloadError, SimulationTooSmall, RouterError, SimulationError."""
     del folder, origins
     made = compare(config)
     if config.job.format == OutputFormat.json:
@@ -77,24 +111,23 @@ def run(config: Config, folder: Path | None, origins: Origins | None = None) -> 
 
 
 def compare(
-    config: Config,
-    parameters: WorkloadParameters | None = None,
-    *,
-    capacity_tokens: int | None = None,
-    seeds: int = SEEDS,
+    config: Config, *, capacity_tokens: int | None = None, routers: Sequence[Arm] | None = None
 ) -> dict[str, Any]:
-    """Arms with mean and spread (standard deviation over the seeds) of every metric; keys name their units."""
-    first = config.trainer.seed
-    workloads = [draw(parameters or WorkloadParameters(), config.rollout, first + index) for index in range(seeds)]
+    """Arms with mean and spread (standard deviation over the loads) of every metric; keys name their units."""
+    loads = loads_of(config)
+    workloads = loads.workloads
     capacity = capacity_tokens or capacity_of(config)
-    compared = {arm.label: [simulate_arm(config, arm, load, capacity) for load in workloads] for arm in arms(config)}
+    compared = {
+        arm.label: [simulate_arm(config, arm, load, capacity) for load in workloads] for arm in routers or arms(config)
+    }
     programs = [program for load in workloads for step in load.steps for program in step]
+    rollouts = _step_rollouts(config, compared[label_of(config.router)], len(workloads))
     return {
         "config_hash": config_hash(config),
         "workload": {
-            "seeds": [first + index for index in range(seeds)],
+            **loads.origin,
             "programs": sizes.trajectories_per_step(config),
-            "at_once": config.rollout.concurrency,
+            "at_once": sizes.trajectories_at_once(config),
             "turns_mean": _round(fmean(len(program.turns) for program in programs)),
             "context_tokens_mean": round(mean_context_tokens(programs)),
             "sampled_tokens_mean": round(fmean(program.sampled_tokens for program in programs)),
@@ -107,18 +140,98 @@ def compare(
                 fmean(oversubscription(load, config.layout.engines, capacity) for load in workloads)
             ),
         },
+        "step": {"rollouts_s": rollouts.seconds, "from": rollouts.source},
         "routers": {label: _summary(outcomes, compared[BASELINE]) for label, outcomes in compared.items()},
     }
 
 
+def step_rollouts(config: Config) -> StepRollouts:
+    """What `job=plan` says: the configured router under as many of the loads as a second allows, on as many engines.
+
+    Where nothing can be simulated, the bound that the rules have, and why. Raises SweRlError for job.workload_from.
+    """
+    try:
+        part, loads = _within(config, PLAN_TURNS)
+        arm, capacity = Arm("", config.router), capacity_of(config)
+        outcomes = [simulate_arm(part, arm, load, capacity) for load in loads.workloads]
+    except (SweRlError, ValueError) as error:
+        if config.job.workload_from is not None:
+            raise
+        return StepRollouts(duration.rollout_s(config), f"at least, in closed form: {error}")
+    return _step_rollouts(config, outcomes, len(loads.workloads), part.layout.engines)
+
+
+def _step_rollouts(config: Config, outcomes: Sequence[Outcome], loads: int, engines: int | None = None) -> StepRollouts:
+    """The mean, or the time that a trajectory is said to take where that is longer."""
+    simulated_s, stated_s = fmean(outcome.makespan_s for outcome in outcomes), duration.stated_s(config)
+    if stated_s > simulated_s:
+        return StepRollouts(_round(stated_s), f"rollout.typical_trajectory_s; simulated: {simulated_s:.0f} s")
+    part = f" on {engines} of {config.layout.engines} engines" if engines not in (None, config.layout.engines) else ""
+    load = "load" if loads == 1 else "loads"
+    of = "job.workload_from" if config.job.workload_from else "rollout.workload"
+    return StepRollouts(
+        _round(simulated_s), f"simulated, router={config.router.name} under {loads} {load} of {of}{part}"
+    )
+
+
+def _within(config: Config, turns: int) -> tuple[Config, Loads]:
+    """Loads of at most about so many turns; a large step is cut to some of the engines with their share of it.
+
+    Raises WorkloadError where one engine's share is too much.
+    """
+    wanted = sizes.trajectories_per_step(config) * rollout_bound.mean_turns(config)
+    engines = max(1, min(config.layout.engines, int(config.layout.engines * turns / max(1.0, wanted))))
+    share = engines / max(1, config.layout.engines)
+    if wanted * share > 2 * turns:
+        raise WorkloadError("so many trajectories take minutes to simulate, as job=simulate does")
+    rollout = replace(config.rollout, prompts_per_step=max(1, round(config.rollout.prompts_per_step * share)))
+    part = replace(config, rollout=rollout, layout=replace(config.layout, engines=engines))
+    at_once = max(1, round(sizes.trajectories_at_once(config) * share))
+    count = max(1, min(LOADS, int(turns / max(1.0, wanted * share))))
+    return part, loads_of(part, count, at_once)
+
+
+def loads_of(config: Config, count: int = LOADS, at_once: int | None = None) -> Loads:
+    """Raises WorkloadError, TraceStoreError, DiskError."""
+    at_once = at_once or sizes.trajectories_at_once(config)
+    if config.job.workload_from is not None:
+        return _recorded(config, Path(config.job.workload_from), count, at_once)
+    seeds = [config.trainer.seed + index for index in range(count)]
+    parameters = parameters_of(config.rollout.workload)
+    drawn = [replace(draw(parameters, config.rollout, seed), concurrency=at_once) for seed in seeds]
+    return Loads(tuple(drawn), {"seeds": seeds})
+
+
+def _recorded(config: Config, path: Path, count: int, at_once: int) -> Loads:
+    """The last steps of a run, each made as large as the configuration's."""
+    from swe_rl.logger.folder import RunFolder
+
+    folder = RunFolder(path)
+    steps = folder.trajectory_steps() if folder.traces_db.is_file() else []
+    if not steps:
+        raise WorkloadError(
+            f"job.workload_from={path} is not the folder of a run with steps: give outputs/NAME/TIME, with its "
+            "trajectories/ and traces.db."
+        )
+    found: dict[int, tuple[Program, ...]] = {}
+    for step in reversed(steps):
+        if len(found) < count and (programs := recorded_programs(folder, step)):
+            found[step] = resized(programs, sizes.trajectories_per_step(config))
+    if not found:
+        raise WorkloadError(f"job.workload_from={path} has no turns: its agents asked no model.")
+    return Loads(
+        tuple(Workload((programs,), at_once) for programs in found.values()), {"run": str(path), "steps": list(found)}
+    )
+
+
 def arms(config: Config) -> list[Arm]:
     """`default` first, then the configured router, then the other baselines as conf/router has them."""
-    wanted = [Arm(BASELINE, _shipped(BASELINE)), Arm(_label(config.router), config.router)]
+    wanted = [Arm(BASELINE, _shipped(BASELINE)), Arm(label_of(config.router), config.router)]
     for name in BASELINES:
         shipped = _shipped(name)
         if name == "cap":
             capped = [replace(shipped, max_programs_per_engine=programs) for programs in CAPS]
-            wanted += [Arm(_label(one), one) for one in capped]
+            wanted += [Arm(label_of(one), one) for one in capped]
         else:
             wanted.append(Arm(name, shipped))
     once: dict[str, Arm] = {}
@@ -141,17 +254,27 @@ def simulate_arm(config: Config, arm: Arm, workload: Workload, capacity_tokens: 
         max_num_batched_tokens=config.engine.max_num_batched_tokens,
         prefix_caching=config.engine.prefix_caching,
     )
-    return simulate(router, workload, speed, limits, max_hold_s=arm.router.max_hold_s)
+    return simulate(router, workload, speed, limits)
 
 
 def capacity_of(config: Config) -> int:
-    """Tokens of keys and values of one engine; without a GPU, what its sequences need at full length."""
+    """Tokens of keys and values of one engine; without a GPU, what its sequences need at full length.
+
+    Raises WorkloadError for servers of which it is not known.
+    """
     if sizes.uses_no_gpu(config.layout):
         return config.engine.max_num_seqs * config.engine.max_model_len
+    if config.engine.kind is EngineKind.external:
+        if config.engine.kv_cache_tokens <= 0:
+            raise WorkloadError(
+                "engine=external does not say how many tokens of keys and values one of its servers holds: set "
+                "engine.kv_cache_tokens to what the server printed at its start"
+            )
+        return config.engine.kv_cache_tokens
     return memory.kv_tokens_per_engine(config)
 
 
-def _label(router: RouterConfig) -> str:
+def label_of(router: RouterConfig) -> str:
     """Its name, and what differs from the option of that name."""
     shipped = asdict(_shipped(router.name))
     differing = [f"{key}={value:g}" for key, value in asdict(router).items() if key != "name" and value != shipped[key]]
@@ -193,12 +316,12 @@ def _print_table(made: dict[str, Any]) -> None:
     console = Console(highlight=False)
     if not console.is_terminal:
         console = Console(highlight=False, width=160)
-    for section in ("workload", "engines"):
+    for section in ("workload", "engines", "step"):
         facts = ", ".join(f"{key} {value}" for key, value in made[section].items())
         console.print(f"[bold]{section}[/] {facts}")
     routers = made["routers"]
     table = Table(box=None, pad_edge=False)
-    table.add_column("mean ± spread over seeds")
+    table.add_column("mean ± spread over loads")
     for label in routers:
         table.add_column(label, justify="right")
     for key, (title, written) in METRICS.items():
@@ -212,7 +335,7 @@ def _cells(key: str, written: str, routers: dict[str, dict[str, dict[str, float]
         yield f"{written.format(mean)} ± {written.format(spread)}" if spread else written.format(mean)
 
 
-def recorded_workload(folder: "RunFolder", step: int, concurrency: int) -> Workload:
+def recorded_programs(folder: "RunFolder", step: int) -> tuple[Program, ...]:
     """One step of a run, from its trajectories and traces. Raises TraceStoreError, DiskError."""
     from swe_rl.gateway.store import TraceStore
     from swe_rl.logger.jsonl import read_jsonl
@@ -241,4 +364,4 @@ def recorded_workload(folder: "RunFolder", step: int, concurrency: int) -> Workl
     finally:
         store.close()
     shared = shared_tokens(prompts)
-    return Workload((tuple(replace(program, system_tokens=shared) for program in programs),), concurrency)
+    return tuple(replace(program, system_tokens=shared) for program in programs)

@@ -80,6 +80,11 @@ class RunFolder:
         names = (entry.name for entry in self.checkpoints.glob("step_*") if entry.is_dir())
         return sorted(int(match[1]) for name in names if (match := _STEP_NAME.fullmatch(name)))
 
+    def trajectory_steps(self) -> list[int]:
+        """Steps with trajectories, ascending."""
+        stems = (path.stem for path in self.trajectories_folder.glob("step_*.jsonl"))
+        return sorted(int(match[1]) for stem in stems if (match := _STEP_NAME.fullmatch(stem)))
+
     def status(self) -> RunStatus | None:
         return read_status(self.status_json)
 

@@ -13,6 +13,7 @@ Invariants:
 
 from collections.abc import Iterable
 
+from swe_rl.router.core import OVERDUE
 from swe_rl.router.engine_book import EngineBook
 from swe_rl.router.pausing import relieve
 from swe_rl.router.programs import Program
@@ -63,7 +64,7 @@ def _overdue(state: TrState) -> None:
     while (request := state.longest_held()) is not None:
         if state.now_s - request.arrived_s < state.settings.max_hold_s:
             return
-        if not _let_in(state, request.program, "overdue"):
+        if not _let_in(state, request.program, OVERDUE):
             return
 
 

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from swe_rl.router.core import (
+    OVERDUE,
     Action,
     EngineAdded,
     EngineDrained,
@@ -89,7 +90,7 @@ class CapPolicy:
             engine = min(state.programs_on, key=lambda name: state.programs_on[name])
             queue, reason = state.begun or state.new, "a place is free"
             if state.programs_on[engine] >= self.max_programs:
-                overdue, reason = self._overdue(state, now_s), "overdue"
+                overdue, reason = self._overdue(state, now_s), OVERDUE
                 if overdue is None:
                     break
                 queue = overdue

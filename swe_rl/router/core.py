@@ -117,6 +117,9 @@ Event = (
 )
 
 
+OVERDUE = "overdue"  # the reason of a placement: it was held for router.max_hold_s, whether or not there is room
+
+
 @dataclass(frozen=True, slots=True)
 class Place:
     """`reason` explains the choice; two placements that differ in it only are equal."""

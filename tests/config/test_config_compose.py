@@ -91,7 +91,8 @@ def test_one_fact_has_one_key():
 
 
 def test_hash_knows_what_changes_a_run(default):
-    same = compose(["job=eval", "logger.project=other", "paths.outputs=/elsewhere", "trainer.resume=auto"])
+    estimates = ["rollout.typical_trajectory_s=9", "rollout.workload.turns=[5,1]"]
+    same = compose(["job=eval", "logger.project=other", "paths.outputs=/elsewhere", "trainer.resume=auto", *estimates])
     assert config_hash(same.config) == config_hash(default.config)
     for override in ("trainer.seed=1", "rollout.n=4", "rollout.outcomes.grade_error.retries=2", "algo=rloo"):
         assert config_hash(compose([override]).config) != config_hash(default.config)

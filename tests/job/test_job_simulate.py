@@ -7,14 +7,14 @@ from dataclasses import replace
 import pytest
 
 from swe_rl.config.compose import compose
+from swe_rl.config.engine_speed import SpeedError
 from swe_rl.config.memory import kv_tokens_per_engine
 from swe_rl.gateway.store import TraceStore
 from swe_rl.gateway.trace import Trace
 from swe_rl.job import simulate as job
 from swe_rl.logger.folder import RunFolder
 from swe_rl.logger.jsonl import JsonlWriter
-from swe_rl.router.simulation.speed import SpeedError
-from swe_rl.router.simulation.workload import Program, Turn
+from swe_rl.router.simulation.workload import MINI_SWE, Program, Turn
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +87,7 @@ def test_the_published_run_takes_seconds(published):
     SkyRL. What is simulated, 2437, is a bound and no prediction: engines as fast as the measured ones of
     bench/simulate_measured.py, programs of which only means are published, and nothing of containers and training."""
     started_s = time.process_time()
-    load = job.draw(job.WorkloadParameters(), published.rollout, 0)
+    load = job.draw(MINI_SWE, published.rollout, 0)
     outcome = job.simulate_arm(published, job.arms(published)[0], load, job.capacity_of(published))
     assert time.process_time() - started_s < 5.0
     assert outcome.programs == 396
@@ -95,8 +95,10 @@ def test_the_published_run_takes_seconds(published):
     assert outcome.cached_share < 0.25
 
 
-def test_a_recorded_step_is_replayed(tmp_path, published):
-    folder = RunFolder(tmp_path).create()
+@pytest.fixture
+def recorded(tmp_path):
+    """A run's folder with two programs of two turns in step 1, and one that failed before its first turn."""
+    folder = RunFolder(tmp_path / "run").create()
     store = TraceStore(folder.traces_db)
     for name, own in (("train.1.i.0.0", 7), ("train.1.i.1.0", 8)):
         first = (1, 2, 3, own)
@@ -119,14 +121,68 @@ def test_a_recorded_step_is_replayed(tmp_path, published):
             )
     store.close()
     with JsonlWriter(folder.trajectories(1)) as writer:
-        for name in ("train.1.i.0.0", "train.1.i.1.0", "train.1.i.2.0"):  # the last failed before its first turn
+        for name in ("train.1.i.0.0", "train.1.i.1.0", "train.1.i.2.0"):
             writer.append({"trajectory_id": name, "group_id": "train.1.i", "times_s": {"boot": 2.0, "grade": 3.0}})
-    load = job.recorded_workload(folder, 1, concurrency=2)
-    turns = (Turn(4, 2, 6.0), Turn(1, 1, 0.0))
-    assert load.steps == (
-        (
-            Program("train.1.i.0.0", "train.1.i", turns, 2.0, 3.0, 3),
-            Program("train.1.i.1.0", "train.1.i", turns, 2.0, 3.0, 3),
-        ),
+    return folder
+
+
+TURNS = (Turn(4, 2, 6.0), Turn(1, 1, 0.0))
+
+
+def test_a_recorded_step_is_read(recorded):
+    assert job.recorded_programs(recorded, 1) == (
+        Program("train.1.i.0.0", "train.1.i", TURNS, 2.0, 3.0, 3),
+        Program("train.1.i.1.0", "train.1.i", TURNS, 2.0, 3.0, 3),
     )
-    assert job.simulate_arm(published, job.arms(published)[0], load, 10_000).turns == 4
+
+
+def test_a_run_is_simulated_and_planned_in_place_of_the_workload(recorded, capsys):
+    """As many programs as the configuration has: those of the run again, as groups of their own."""
+    small = ["rollout.prompts_per_step=2", "rollout.n=2", f"job.workload_from={recorded.path}", "job.format=json"]
+    config = compose(["job=simulate", *small]).config
+    assert job.run(config, None) == 0
+    made = json.loads(capsys.readouterr().out)
+    assert made["workload"]["steps"] == [1] and made["workload"]["run"] == str(recorded.path)
+    assert (made["workload"]["programs"], made["workload"]["turns_mean"]) == (4, 2.0)
+    (load,) = job.loads_of(config).workloads
+    assert [program.group for program in load.steps[0]] == ["train.1.i"] * 2 + ["train.1.i~1"] * 2
+    planned = job.step_rollouts(config)
+    assert planned.seconds == made["step"]["rollouts_s"] and "job.workload_from" in planned.source
+
+
+def test_a_folder_without_turns_is_refused(recorded, tmp_path):
+    for path, message in ((tmp_path / "none", "not the folder of a run"), (recorded.path, "has no turns")):
+        recorded.trajectories(1).write_text("")
+        config = compose([f"job.workload_from={path}"]).config
+        for ask in (job.compare, job.step_rollouts):
+            with pytest.raises(job.WorkloadError, match=message):
+                ask(config)
+    assert not (tmp_path / "none").exists()
+
+
+def test_what_was_let_go_after_the_longest_wait_is_said(published, capsys):
+    """Nine programs that fill an engine each: whoever waits for longer than 60 s is let go without room."""
+    rollout = replace(published.rollout, prompts_per_step=9, n=1, concurrency=9)
+    router = replace(compose(["router=tr"]).config.router, max_hold_s=60.0)
+    tight = replace(published, rollout=rollout, router=router, layout=replace(published.layout, engines=1))
+    made = job.compare(tight, capacity_tokens=36_000, routers=job.arms(tight)[:2])
+    label = "tr max_hold_s=60"
+    found = made["routers"][label]
+    assert found["forced"]["mean"] > 0 and 0 < found["forced_share"]["mean"] < found["forced_share_of_held"]["mean"] < 1
+    assert made["routers"]["default"]["forced"]["mean"] == 0
+    job._print_table(made)
+    printed = capsys.readouterr().out
+    assert "let go by max_hold_s" in printed and "of those held" in printed
+
+
+def test_sandboxes_limit_what_is_simulated_at_once(published):
+    """As `plan` counts them: a trajectory that waits for its container asks no engine."""
+    few = replace(published, sandbox=replace(published.sandbox, concurrency=7))
+    assert {load.concurrency for load in job.loads_of(few, count=1).workloads} == {7}
+
+
+def test_the_capacity_of_servers_elsewhere_must_be_said():
+    asked = ["+experiment=django_grpo_modal", "job=simulate"]
+    with pytest.raises(job.WorkloadError, match=r"engine\.kv_cache_tokens"):
+        job.capacity_of(compose(asked).config)
+    assert job.capacity_of(compose([*asked, "engine.kv_cache_tokens=90000"]).config) == 90_000

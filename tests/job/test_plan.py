@@ -10,8 +10,11 @@ from hypothesis import strategies as st
 from swe_rl.config import duration, memory, sizes
 from swe_rl.config.choices import SandboxKind
 from swe_rl.config.compose import compose
+from swe_rl.config.folders import options
+from swe_rl.config.rollout_bound import bound_s
 from swe_rl.config.schema import Config
 from swe_rl.job import plan as job
+from swe_rl.job import simulate
 from swe_rl.job.plan import plan
 
 
@@ -79,7 +82,9 @@ def test_repeated_key_value_heads_hold_no_more_tokens():
 def test_time_of_a_step_by_hand(published):
     rate = 4 * 989e12 * duration.TRAIN_UTILIZATION
     assert duration.train_s(published) == pytest.approx(8 * 14.77e9 * 396 * 15000 / rate)
-    assert duration.rollout_s(published) == 480.0
+    assert duration.rollout_s(published) == bound_s(published)
+    stated = compose(["+experiment=dp4_tr_atw01", "rollout.typical_trajectory_s=2500", "sandbox.concurrency=200"])
+    assert duration.rollout_s(stated.config) == 2 * 2500.0  # two waves
     assert [duration.text(s) for s in (40, 150, 9000, 300000)] == ["40 s", "2 min", "2.5 h", "3.5 days"]
 
 
@@ -125,6 +130,63 @@ def test_slots_agree_with_packing_by_hand(cpus, reserved, each, nodes):
             free -= each
             packed += 1
     assert sizes.sandbox_slots(config) == packed
+
+
+GRID = [
+    ["model=qwen3_14b", "layout=dp4", "rollout=swe", "rollout.prompts_per_step=16", *more]
+    for more in (
+        ["hardware=h200x8", "rollout.concurrency=16"],
+        ["hardware=h100x8", "rollout.concurrency=64", "router=tr"],
+        ["hardware=h100x8", "engine.kv_cache_tokens=60000", "rollout.concurrency=64"],  # five times what they hold
+        ["hardware=h100x8", "engine.kv_cache_tokens=60000", "rollout.concurrency=64", "router=tr"],
+        ["hardware=h100x8", "engine.kv_cache_tokens=60000", "router=cap", "router.max_programs_per_engine=4"],
+        ["hardware=a100x8", "layout.engines=2"],
+    )
+]
+SMALL = ["rollout.prompts_per_step=8"]
+EXPERIMENTS = [[f"+experiment={option.name}", *SMALL] for option in options()["experiment"]]
+WHOLE = [[f"+experiment={name}"] for name in ("dp4_default", "dp4_tr_atw01", "fasrc_prod")]
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [[], *GRID, *EXPERIMENTS, *(pytest.param(whole, marks=pytest.mark.slow) for whole in WHOLE)],
+    ids=" ".join,
+)
+def test_plan_and_simulate_agree(overrides):
+    """Of one step's rollouts: within 1 % where both simulate the same loads, 8 % where plan takes one load of three.
+
+    What the rules know, a closed form, is a bound: at least 0.4 times what is simulated, at most 1.1 times.
+    """
+    external = ["engine.kv_cache_tokens=200000"] if "+experiment=django_grpo_modal" in overrides else []
+    config = compose([*overrides, *external]).config
+    made = simulate.compare(config, routers=simulate.arms(config)[:2])
+    planned_s, simulated_s = plan(config)["time"]["rollouts_s_per_step"], made["step"]["rollouts_s"]
+    assert planned_s == pytest.approx(simulated_s, rel=0.08 if overrides in WHOLE else 0.01)
+    if not config.rollout.typical_trajectory_s:
+        label = simulate.label_of(config.router)
+        assert simulated_s == made["routers"][label]["makespan_s"]["mean"]
+    assert 0.4 * simulated_s < duration.rollout_s(config) < 1.1 * simulated_s
+
+
+def test_a_large_step_is_planned_on_some_of_the_engines(published, monkeypatch):
+    monkeypatch.setattr(simulate, "PLAN_TURNS", 1000)
+    config = dataclasses.replace(published, rollout=dataclasses.replace(published.rollout, prompts_per_step=40))
+    whole_s = simulate.compare(config, routers=simulate.arms(config)[:2])["step"]["rollouts_s"]
+    part = simulate.step_rollouts(config)
+    assert part.source.endswith("on 2 of 4 engines")
+    assert part.seconds == pytest.approx(whole_s, rel=0.15)
+    monkeypatch.setattr(simulate, "PLAN_TURNS", 10)
+    rest = simulate.step_rollouts(config)
+    assert rest.source.startswith("at least") and rest.seconds == bound_s(config)
+
+
+def test_what_cannot_be_simulated_is_bounded_and_said():
+    rows = plan(compose(["+experiment=django_grpo_modal"]).config)["time"]
+    assert rows["rollouts_from"].startswith("at least") and "engine.kv_cache_tokens" in rows["rollouts_from"]
+    unknown = compose(["model=qwen3_14b", "layout=dp4", "hardware=h100x8", "hardware.gpu_bf16_tflops=0"]).config
+    assert plan(unknown)["time"]["rollouts_s_per_step"] == 0.0
+    assert "hardware.gpu_bf16_tflops" in plan(unknown)["time"]["rollouts_from"]
 
 
 def test_sizes():

@@ -8,8 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from swe_rl.config.engine_speed import EngineSpeed, engine_speed
 from swe_rl.config.schema import ModelConfig, RolloutConfig, RouterConfig
 from swe_rl.router.core import (
+    OVERDUE,
     Place,
     ProgramReleased,
     RequestArrived,
@@ -25,13 +27,12 @@ from swe_rl.router.make import make_router
 from swe_rl.router.simulation.engine_model import EngineLimits
 from swe_rl.router.simulation.outcome import percentile
 from swe_rl.router.simulation.simulate import Simulation, SimulationError, SimulationTooSmall, simulate
-from swe_rl.router.simulation.speed import EngineSpeed, engine_speed
 from swe_rl.router.simulation.workload import (
     AGENT_LOAD,
+    MINI_SWE,
     Program,
     Turn,
     Workload,
-    WorkloadParameters,
     draw,
     oversubscription,
 )
@@ -242,14 +243,15 @@ def test_holds_moves_and_the_tail_are_counted():
                 state["held"].append(event.request_id)
             if isinstance(event, Tick):
                 held, state["held"] = state["held"], []
-                return [Place(one, "engine1") for one in held]
+                return [Place(one, "engine1", OVERDUE if one.startswith("a") else "") for one in held]
             return []
 
     speed = EngineSpeed(1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
     load = Workload((tuple(Program(name, name, (Turn(40, 1, 1.0), Turn(9, 1, 0.0))) for name in "ab"),), 2)
     spy = Spy(Alternating(10.0))
-    outcome = simulate(Router(spy, names(2)), load, speed, EngineLimits(1600, 4), max_hold_s=8.0, tail_programs=1)
-    assert (outcome.pauses, outcome.moves, outcome.forced) == (2, 2, 2)
+    outcome = simulate(Router(spy, names(2)), load, speed, EngineLimits(1600, 4), tail_programs=1)
+    assert (outcome.pauses, outcome.moves, outcome.forced) == (2, 2, 1)
+    assert (outcome.forced_share, outcome.forced_share_of_held) == (0.25, 0.5)
     assert (outcome.hold_p50_s, outcome.hold_max_s, outcome.held_share) == (0.0, 8.0, 0.5)
     assert outcome.prefix_hit_rate == 0.0 and outcome.recomputed_tokens == 2 * 40
     assert sum(isinstance(event, StepTail) for _, event, _ in spy.fed) == 1
@@ -276,7 +278,7 @@ def test_an_empty_workload():
 
 
 def test_rates_are_those_of_the_field():
-    load = draw(WorkloadParameters(), replace(AGENTS, prompts_per_step=6, n=4), seed=0)
+    load = draw(MINI_SWE, replace(AGENTS, prompts_per_step=6, n=4), seed=0)
     outcome = simulate(router_of("default"), load, H200, EngineLimits(2_000_000, 64))
     programs = load.steps[0]
     lengths = [program.total_tokens - program.prompt_tokens for program in programs]
@@ -339,7 +341,7 @@ def test_far_above_it_a_plain_cap_beats_the_sticky_default():
     rollout = replace(AGENTS, prompts_per_step=99, n=4, max_prompt_tokens=4096, concurrency=396)
     speed, limits = engine_speed(QWEN3_14B, 989, 3350), EngineLimits(200_000, 1024)
     for seed in range(2):
-        load = draw(WorkloadParameters(), rollout, seed)
+        load = draw(MINI_SWE, rollout, seed)
         assert oversubscription(load, 4, 200_000) > 6
         base = simulate(router_of("default", 4), load, speed, limits)
         capped = simulate(Router(FirstComeCap(16), names(4)), load, speed, limits)

@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 from swe_rl.config.schema import RolloutConfig
 from swe_rl.router.simulation.recorded import RecordedTurn, program_of, shared_tokens
 from swe_rl.router.simulation.workload import (
+    MINI_SWE,
     WORKLOADS,
     Lognormal,
     Program,
     Turn,
     Workload,
-    WorkloadParameters,
     draw,
     mean_context_tokens,
     oversubscription,
@@ -38,7 +38,7 @@ def quantile(values, share):
 
 
 def test_the_published_distributions():
-    parameters, rng = WorkloadParameters(), Random(0)
+    parameters, rng = MINI_SWE, Random(0)
     turns = [parameters.turns.draw(rng) for _ in range(20000)]
     assert (median(turns), fmean(turns)) == (pytest.approx(9, rel=0.05), pytest.approx(19, rel=0.05))
     assert quantile(turns, 0.9) == pytest.approx(49, rel=0.15)
@@ -49,7 +49,7 @@ def test_the_published_distributions():
 
 
 def test_the_run_on_four_engines():
-    load = draw(WorkloadParameters(), SWE, seed=0)
+    load = draw(MINI_SWE, SWE, seed=0)
     assert len(load.steps[0]) == 396
     assert mean_context_tokens(load.steps[0]) == pytest.approx(15_000, rel=0.15)
     assert oversubscription(load, 4, 200_000) == pytest.approx(7, rel=0.15)
@@ -65,16 +65,16 @@ def test_the_measured_agent_load():
 
 def test_seeds_and_sizes():
     small, large = replace(SWE, prompts_per_step=2), replace(SWE, prompts_per_step=3)
-    one = draw(WorkloadParameters(), small, seed=1)
-    assert one == draw(WorkloadParameters(), small, seed=1)
-    assert one != draw(WorkloadParameters(), small, seed=2)
-    assert draw(WorkloadParameters(), large, seed=1).steps[0][:8] == one.steps[0]
-    two_steps = draw(WorkloadParameters(), small, seed=1, steps=2)
+    one = draw(MINI_SWE, small, seed=1)
+    assert one == draw(MINI_SWE, small, seed=1)
+    assert one != draw(MINI_SWE, small, seed=2)
+    assert draw(MINI_SWE, large, seed=1).steps[0][:8] == one.steps[0]
+    two_steps = draw(MINI_SWE, small, seed=1, steps=2)
     assert two_steps.steps[0] == one.steps[0] != two_steps.steps[1]
 
 
 def test_a_group_shares_its_prompt_and_nothing_else():
-    programs = draw(WorkloadParameters(), replace(SWE, prompts_per_step=2, n=3), seed=0).steps[0]
+    programs = draw(MINI_SWE, replace(SWE, prompts_per_step=2, n=3), seed=0).steps[0]
     first, other = programs[:3], programs[3:]
     assert {program.group for program in first} == {"0.0"} and {program.group for program in other} == {"0.1"}
     assert len({program.prompt_tokens for program in first}) == 1

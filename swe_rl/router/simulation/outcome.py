@@ -47,7 +47,9 @@ class Outcome:
     pauses: int
     moves: int
     preemptions: int
-    forced: int  # held for as long as the router may hold
+    forced: int  # let go because they were held for router.max_hold_s, not because there was room
+    forced_share: float  # of all requests
+    forced_share_of_held: float
     steps: tuple[StepOutcome, ...]
     group_p50_s: float
     group_p99_s: float
@@ -69,11 +71,13 @@ class Tally:
     reused_tokens: int = 0
     pauses: int = 0
     moves: int = 0
+    forced: int = 0
     holds_s: list[float] = field(default_factory=list)
     steps: list[StepOutcome] = field(default_factory=list)
 
-    def placement(self, hold_s: float, *, later_turn: bool, moved: bool) -> None:
+    def placement(self, hold_s: float, *, later_turn: bool, moved: bool, forced: bool) -> None:
         self.holds_s.append(hold_s)
+        self.forced += forced
         self.pauses += later_turn and hold_s > 0
         self.moves += moved
 
@@ -88,12 +92,11 @@ class Tally:
         self.reused_tokens += min(reusable_tokens, request.cached_tokens)
 
 
-def outcome_of(
-    policy: str, tally: Tally, engines: Sequence[EngineCounts], *, programs: int, max_hold_s: float
-) -> Outcome:
+def outcome_of(policy: str, tally: Tally, engines: Sequence[EngineCounts], *, programs: int) -> Outcome:
     makespan_s = sum(step.makespan_s for step in tally.steps)
     busy_s = sum(engine.busy_s for engine in engines)
     holds = sorted(tally.holds_s)
+    held = sum(hold > 0 for hold in holds)
     groups = sorted(group_s for step in tally.steps for group_s in step.group_s)
     return Outcome(
         policy=policy,
@@ -113,11 +116,13 @@ def outcome_of(
         hold_p50_s=percentile(holds, 50),
         hold_p99_s=percentile(holds, 99),
         hold_max_s=holds[-1] if holds else 0.0,
-        held_share=_ratio(sum(hold > 0 for hold in holds), len(holds)),
+        held_share=_ratio(held, len(holds)),
         pauses=tally.pauses,
         moves=tally.moves,
         preemptions=sum(engine.preemptions for engine in engines),
-        forced=sum(hold >= max_hold_s for hold in holds),
+        forced=tally.forced,
+        forced_share=_ratio(tally.forced, len(holds)),
+        forced_share_of_held=_ratio(tally.forced, held),
         steps=tuple(tally.steps),
         group_p50_s=percentile(groups, 50),
         group_p99_s=percentile(groups, 99),

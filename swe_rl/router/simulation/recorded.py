@@ -6,7 +6,7 @@ Invariants:
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from swe_rl.router.simulation.workload import Program, Turn
 
@@ -39,6 +39,16 @@ def _turns(turns: Sequence[RecordedTurn]) -> Iterator[Turn]:
         tool_s = 0.0 if last else max(0.0, turns[number + 1].asked_s - turn.answered_s)
         yield Turn(new, out, tool_s)
         held += new + out
+
+
+def resized(programs: Sequence[Program], count: int) -> tuple[Program, ...]:
+    """So many of them, in order; from the beginning again, as groups of their own, where there are fewer."""
+    made = list(programs[:count])
+    while len(made) < count:
+        again = len(made) // len(programs)
+        program = programs[len(made) % len(programs)]
+        made.append(replace(program, program_id=f"{program.program_id}~{again}", group=f"{program.group}~{again}"))
+    return tuple(made)
 
 
 def shared_tokens(prompts: Iterable[Sequence[int]]) -> int:

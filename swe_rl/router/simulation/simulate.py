@@ -9,10 +9,12 @@ Invariants:
 
 from collections import Counter, deque
 from dataclasses import dataclass, field
-from math import inf
 
+from swe_rl.config.engine_speed import EngineSpeed
 from swe_rl.errors import RunError, UserError
 from swe_rl.router.core import (
+    OVERDUE,
+    Action,
     Event,
     ProgramReleased,
     RequestArrived,
@@ -27,7 +29,6 @@ from swe_rl.router.simulation.clock import VirtualClock
 from swe_rl.router.simulation.engine_model import EngineLimits, EngineModel
 from swe_rl.router.simulation.outcome import Outcome, StepOutcome, Tally, outcome_of
 from swe_rl.router.simulation.request import BLOCK_TOKENS, Request, chain_of
-from swe_rl.router.simulation.speed import EngineSpeed
 from swe_rl.router.simulation.workload import Program, Workload
 
 _STUCK_S = 24 * 3600.0  # of ticks alone: nothing will ever be placed
@@ -74,7 +75,6 @@ class Simulation:
         speed: EngineSpeed,
         limits: EngineLimits,
         *,
-        max_hold_s: float = inf,
         tail_programs: int = 0,
     ) -> None:
         _check_size(workload, limits)
@@ -83,7 +83,6 @@ class Simulation:
         self._router = router
         self._workload = workload
         self._call_s = speed.call_s
-        self._max_hold_s = max_hold_s
         self._tail_programs = tail_programs
         self._tally = Tally()
         self._steps = deque(workload.steps)
@@ -187,15 +186,21 @@ class Simulation:
         for action in self._router.handle(event, self.clock.now_s):
             running = self._asking.get(action.request_id)
             if running is not None and running.request is not None and not running.request.placed:
-                self._place(running, running.request, action.engine)
+                self._place(running, running.request, action)
 
-    def _place(self, running: _Running, request: Request, name: str) -> None:
+    def _place(self, running: _Running, request: Request, action: Action) -> None:
+        name = action.engine
         engine = self.engines.get(name)
         if engine is None:
             raise SimulationError(f"router={self._router.name} placed {request.request_id} on {name}, which is unknown")
         request.placed = True
         moved = running.engine not in (None, name)
-        self._tally.placement(self.clock.now_s - request.arrived_s, later_turn=running.turn > 0, moved=moved)
+        self._tally.placement(
+            self.clock.now_s - request.arrived_s,
+            later_turn=running.turn > 0,
+            moved=moved,
+            forced=action.reason == OVERDUE,
+        )
         running.engine = name
         end_s = engine.end_s
         engine.submit(request, self.clock.now_s)
@@ -252,21 +257,14 @@ class Simulation:
             self._tally,
             [engine.counts for engine in self.engines.values()],
             programs=sum(len(step) for step in self._workload.steps),
-            max_hold_s=self._max_hold_s,
         )
 
 
 def simulate(
-    router: Router,
-    workload: Workload,
-    speed: EngineSpeed,
-    limits: EngineLimits,
-    *,
-    max_hold_s: float = inf,
-    tail_programs: int = 0,
+    router: Router, workload: Workload, speed: EngineSpeed, limits: EngineLimits, *, tail_programs: int = 0
 ) -> Outcome:
     """Raises SimulationTooSmall, SimulationError."""
-    return Simulation(router, workload, speed, limits, max_hold_s=max_hold_s, tail_programs=tail_programs).run()
+    return Simulation(router, workload, speed, limits, tail_programs=tail_programs).run()
 
 
 def _check_size(workload: Workload, limits: EngineLimits) -> None:

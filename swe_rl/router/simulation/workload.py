@@ -9,11 +9,11 @@ Invariants:
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from typing import Protocol
 
-from swe_rl.config.schema import RolloutConfig
+from swe_rl.config.schema import RolloutConfig, WorkloadConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,27 +99,39 @@ class Uniform:
 
 @dataclass(frozen=True, slots=True)
 class WorkloadParameters:
-    """The defaults are mini-SWE-agent's as measured with Qwen3-8B: turns of a task p50 9, mean 19, p90 49; sampled
-    tokens of a turn p50 628, mean 1.38k; tool p50 0.11 s, p99 2.6 s. Under the step limit of 20 that the Qwen3-14B
-    run with four engines had, they give its mean context of about 15k tokens.
+    """Of each turn and program; `system_tokens` are the agent's words and its tools, the same for all."""
 
-    Not published and assumed: the first prompt (about 2k tokens), observations, booting and grading.
-    """
+    turns: Distribution
+    issue_tokens: Distribution  # of the first prompt, after what all programs share
+    observation_tokens: Distribution  # what a tool says
+    out_tokens: Distribution
+    tool_s: Distribution
+    boot_s: Distribution
+    grade_s: Distribution
+    system_tokens: int
 
-    turns: Distribution = Lognormal(9.0, 1.22)  # exp(1.22^2 / 2) * 9 = 19
-    issue_tokens: Distribution = Lognormal(500.0, 0.8)  # of the first prompt, after what all programs share
-    observation_tokens: Distribution = Lognormal(250.0, 1.1)  # what a tool says
-    out_tokens: Distribution = Lognormal(628.0, 1.25)  # exp(1.25^2 / 2) * 628 = 1.37k
-    tool_s: Distribution = Lognormal(0.11, 1.36)  # exp(2.326 * 1.36) * 0.11 = 2.6
-    boot_s: Distribution = Lognormal(3.0, 0.5)
-    grade_s: Distribution = Lognormal(15.0, 0.8)
-    system_tokens: int = 1500  # the agent's words and its tools, the same for all
+
+def parameters_of(config: WorkloadConfig) -> WorkloadParameters:
+    return WorkloadParameters(
+        turns=Lognormal(*config.turns),
+        issue_tokens=Lognormal(*config.issue_tokens),
+        observation_tokens=Lognormal(*config.observation_tokens),
+        out_tokens=Lognormal(*config.sampled_tokens),
+        tool_s=Lognormal(*config.tool_s),
+        boot_s=Lognormal(*config.boot_s),
+        grade_s=Lognormal(*config.grade_s),
+        system_tokens=config.shared_prompt_tokens,
+    )
+
+
+MINI_SWE = parameters_of(WorkloadConfig())
 
 
 # 160 programs on four engines of 120,000 tokens: 8 to 16 turns that grow to about 11k tokens, tools of 2 s (median; at
 # most 30 s), after a published benchmark. How its turns' tokens divide into observation and answer is not known; so
 # divided, default routing serves about a tenth more tokens a second than were published.
-AGENT_LOAD = WorkloadParameters(
+AGENT_LOAD = replace(
+    MINI_SWE,
     turns=Uniform(8, 16),
     issue_tokens=Lognormal(1000.0, 0.3),
     observation_tokens=Lognormal(480.0, 0.5),
@@ -129,9 +141,9 @@ AGENT_LOAD = WorkloadParameters(
     grade_s=Uniform(0.0, 0.0),
 )
 # Tools of science agents take tens to hundreds of seconds at p95 and p99.
-SLOW_TOOLS = WorkloadParameters(tool_s=Lognormal(2.0, 2.0, 600.0))
+SLOW_TOOLS = replace(MINI_SWE, tool_s=Lognormal(2.0, 2.0, 600.0))
 
-WORKLOADS = {"mini_swe": WorkloadParameters(), "agent_load": AGENT_LOAD, "slow_tools": SLOW_TOOLS}
+WORKLOADS = {"mini_swe": MINI_SWE, "agent_load": AGENT_LOAD, "slow_tools": SLOW_TOOLS}
 
 
 def draw(parameters: WorkloadParameters, rollout: RolloutConfig, seed: int, steps: int = 1) -> Workload:
