@@ -83,11 +83,9 @@ def _missing(config: Config, host: Host, missing: list[Need]) -> Finding:
     by_key: dict[str, list[str]] = {}
     for need in missing:
         by_key.setdefault(need.key, []).append(need.package)
-    parts = [
-        _and(packages) + ("" if other == key else f" ({other}={_value(config, other)})")
-        for other, packages in by_key.items()
-    ]
-    message = f"needs {_and(parts)}, which {'is' if len(missing) == 1 else 'are'} not installed here"
+    own = by_key.pop(key)
+    others = [f"{_and(packages)} ({other}={_value(config, other)})" for other, packages in by_key.items()]
+    message = f"needs {_and([*own, *others])}, which {'is' if len(missing) == 1 else 'are'} not installed here"
     return error("packages", key, _value(config, key), message, _way_out(config, host, missing))
 
 

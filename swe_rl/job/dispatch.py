@@ -160,7 +160,7 @@ def run_in_folder(tree: "DictConfig") -> int:
         return _start(composed, folder, tree, hydra) if guard(composed, again=True) else 2
     except Exception as error:
         status = report(error, folder)
-        if isinstance(error, UserError):
+        if status == UserError.exit_status:
             _remove_untouched(folder)
         return status
 

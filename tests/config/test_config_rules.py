@@ -34,7 +34,8 @@ def host_of(case):
         folder_writable=lambda _: True,
         read_text=files.get,
         absolute=lambda path: path if path.startswith("/") else f"/users/me/{path}",
-        version=HOST.version,
+        version=case["versions"].get if "versions" in case else HOST.version,
+        pip=lambda: "pip",
     )
 
 

@@ -113,7 +113,7 @@ def test_each_need_has_an_extra_that_brings_it():
 def test_several_reasons_are_one_paragraph():
     (one,) = found([VERIFIED, "env.grading=tests"], machine({}))
     assert one.message == (
-        "needs torch and transformers, docker (sandbox.kind=docker) and datasets and pyarrow "
+        "needs torch, transformers, docker (sandbox.kind=docker) and datasets and pyarrow "
         "(env.dataset=princeton-nlp/SWE-bench_Verified), which are not installed here"
     )
 

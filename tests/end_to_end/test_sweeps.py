@@ -112,5 +112,6 @@ def test_a_check_of_a_sweep_names_each_job_and_looks_at_the_whole(command):
     done = command.run(*given, small=False)
     assert done.exit_status == 2, done.text
     assert "job 1: hydra/launcher=slurm_h100" in done.stdout and "hardware=fasrc_prod job=check" in done.stdout
-    assert "error [sweep_hardware] hardware.name=fasrc_prod: job 1 wants other SLURM settings than job 0" in done.stderr
+    said = " ".join(done.stderr.split())
+    assert "error [sweep_hardware] hardware.name=fasrc_prod job 1 wants other SLURM settings than job 0" in said
     assert "Traceback" not in done.text and not command.outputs.exists()
