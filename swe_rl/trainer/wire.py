@@ -137,7 +137,7 @@ class NcclWire:
         watch.start()
         try:
             packed_nccl_broadcast_producer(
-                iterator=tensors,
+                iterator=on_device(tensors, torch.device("cuda", torch.cuda.current_device())),
                 group=self._group,
                 src=0,
                 post_iter_func=lambda item: item[1],
@@ -153,6 +153,12 @@ class NcclWire:
         destroy = getattr(group, "destroy", None)  # since vLLM 0.28
         if destroy is not None:
             destroy()
+
+
+def on_device(tensors: Iterator[Named], device: torch.device) -> Iterator[Named]:
+    """NCCL takes a GPU's memory only, and with trainer.offload_optimizer the weights are in the host's."""
+    for name, tensor in tensors:
+        yield name, tensor.to(device)
 
 
 def _give_up(timeout_s: float) -> None:

@@ -14,7 +14,7 @@ from swe_rl.model.tiny import build_model
 from swe_rl.trainer.errors import TrainerError
 from swe_rl.trainer.group import TrainerGroup
 from swe_rl.trainer.rank import RankSetup
-from swe_rl.trainer.wire import WireEnd
+from swe_rl.trainer.wire import WireEnd, on_device
 
 WEIGHTS = {
     "model.embed_tokens.weight": torch.arange(12, dtype=torch.float32).reshape(4, 3),
@@ -173,3 +173,13 @@ def test_two_ranks_stage_what_they_share(tmp_path):
             group.stage(0)
     finally:
         group.close()
+
+
+def test_nccl_gets_weights_of_the_host_on_its_gpu():
+    """NCCL refuses the host's memory, where trainer.offload_optimizer keeps the weights."""
+    there = torch.device("meta")  # stands for a GPU: a device that is not the tensors' own
+    moved = dict(on_device(iter([("a", torch.ones(2, 3)), ("b", torch.zeros(4))]), there))
+    assert {name: (tensor.device, tuple(tensor.shape)) for name, tensor in moved.items()} == {
+        "a": (there, (2, 3)),
+        "b": (there, (4,)),
+    }
