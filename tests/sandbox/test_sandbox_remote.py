@@ -1,6 +1,8 @@
 """The sandbox server and its client: key, places, leases, lost answers."""
 
 import asyncio
+import io
+import tarfile
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -198,17 +200,71 @@ def test_a_workspace_is_what_its_digest_says(tmp_path: Path):
         workspaces.path("../../etc")
 
 
-def test_an_archive_cannot_leave_its_folder(tmp_path: Path):
-    import io
-    import tarfile
-
+def unpacked(tmp_path: Path, *members: tuple[str, str | bytes | None]) -> Path:
+    """What the server makes of an archive: (name, content), (name, None) for a folder, or "hard"/"sym:target"."""
     made = io.BytesIO()
-    with tarfile.open(fileobj=made, mode="w") as tar:
-        link = tarfile.TarInfo("out")
-        link.type, link.linkname = tarfile.SYMTYPE, str(tmp_path)
-        tar.addfile(link)
-        tar.addfile(tarfile.TarInfo("out/escaped"))
+    with tarfile.open(fileobj=made, mode="w", format=tarfile.PAX_FORMAT) as tar:
+        for name, what in members:
+            entry = tarfile.TarInfo(name)
+            if isinstance(what, bytes):
+                entry.size = len(what)
+                tar.addfile(entry, io.BytesIO(what))
+                continue
+            kind, _, entry.linkname = (what or "folder:").partition(":")
+            entry.type = {"hard": tarfile.LNKTYPE, "sym": tarfile.SYMTYPE, "folder": tarfile.DIRTYPE}[kind]
+            tar.addfile(entry)
     (tmp_path / "tar").write_bytes(made.getvalue())
-    with pytest.raises(SandboxError, match="unpacked"):
-        Workspaces(tmp_path / "w").add(digest_of(made.getvalue()), tmp_path / "tar")
-    assert not (tmp_path / "escaped").exists()
+    workspaces, digest = Workspaces(tmp_path / "w"), digest_of(made.getvalue())
+    workspaces.add(digest, tmp_path / "tar")
+    found = workspaces.path(digest)
+    assert found is not None
+    return found
+
+
+def test_links_within_a_workspace_and_links_that_lead_anywhere_stay_what_they_are(tmp_path: Path):
+    found = unpacked(
+        tmp_path, (".", None), ("a", None), ("a/file", b"content"), ("same", "hard:a/file"), ("python", "sym:/usr/bin/x")
+    )  # fmt: skip
+    assert (found / "same").samefile(found / "a/file") and (found / "same").read_bytes() == b"content"
+    assert (found / "python").readlink() == Path("/usr/bin/x")
+
+
+@pytest.mark.parametrize(
+    "members",
+    [
+        [("in", "hard:{secret}")],
+        [("in", "hard:{secret}"), ("in", b"overwritten")],
+        [("in", "hard:../secret")],
+        [("out", "sym:{top}"), ("in", "hard:out/secret")],
+        [("out", "sym:{secret}"), ("in", "hard:out")],
+        [("out", "sym:{top}"), ("out/escaped", b"x")],
+        [("out", "sym:{secret}"), ("out", b"overwritten")],
+        [(".", "sym:{top}"), ("escaped", b"x")],
+        [("../escaped", b"x")],
+        [("{top}/escaped", b"x")],
+        [("in", "hard:never_sent")],
+        [("file", b"x"), ("file/below", b"x")],
+    ],
+)
+def test_an_archive_cannot_leave_its_folder(tmp_path: Path, members: list[tuple[str, str | bytes]]):
+    """Names that lead out, through links of the archive's own too; hard links to what is not in it."""
+    secret = tmp_path / "secret"
+    secret.write_text("of the host")
+    secret.chmod(0o600)
+
+    def filled(text: str | bytes) -> str | bytes:
+        return text.format(secret=secret, top=tmp_path) if isinstance(text, str) else text
+
+    with pytest.raises(SandboxError, match="cannot be unpacked"):
+        unpacked(tmp_path, *((str(filled(name)), filled(what)) for name, what in members))
+    assert secret.read_text() == "of the host" and secret.stat().st_nlink == 1
+    assert not (tmp_path / "escaped").exists() and list((tmp_path / "w").iterdir()) == []
+
+
+def test_an_archive_of_headers_upon_headers_is_refused(tmp_path: Path):
+    long_name = tarfile.TarInfo("././@LongLink")
+    long_name.type, long_name.size = tarfile.GNUTYPE_LONGNAME, 0
+    archive = long_name.tobuf(tarfile.GNU_FORMAT) * 3000
+    (tmp_path / "tar").write_bytes(archive)
+    with pytest.raises(SandboxError, match="cannot be unpacked"):
+        Workspaces(tmp_path / "w").add(digest_of(archive), tmp_path / "tar")
