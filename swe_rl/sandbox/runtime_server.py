@@ -117,13 +117,14 @@ class RuntimeServer:
             return await handler(request)
         except SweRlError as error:
             return _refuse(wire.failure_of(error), wire.ERROR_STATUS)
-        except (json.JSONDecodeError, KeyError, TypeError, ValueError) as error:
+        except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as error:
             return _refuse(wire.Failure("sandbox", f"the server does not understand the request: {error!r}"), 400)
 
     def _may(self, request: web.Request) -> bool:
         key = self._options.key
         given = request.headers.get(wire.KEY_HEADER, "")
-        return key is None or hmac.compare_digest(given.encode(), key.encode())
+        # What is no UTF-8 in a header is here as surrogates.
+        return key is None or hmac.compare_digest(given.encode("utf-8", "surrogateescape"), key.encode())
 
     async def _health(self, request: web.Request) -> web.Response:
         answer: dict[str, Any] = {"status": "ok", "slots": self._options.slots, "used": self.used}
@@ -189,27 +190,23 @@ class RuntimeServer:
 
     async def _exec(self, request: web.Request) -> web.StreamResponse:
         _, _, entry = self._entry(request)
-        order = await request.json()
+        order = wire.ExecOrder.read(await request.json())  # before anything is answered
         response = web.StreamResponse(headers={"Content-Type": "application/json"})
         await response.prepare(request)
         entry.commands += 1
         running = asyncio.ensure_future(
             entry.sandbox.exec(
-                str(order["command"]),
-                timeout_s=float(order["timeout_s"]),
-                env=order.get("env"),
-                max_output_bytes=order.get("max_output_bytes"),
+                order.command, timeout_s=order.timeout_s, env=order.env, max_output_bytes=order.max_output_bytes
             )
         )
-        command_id = str(order["command_id"])
-        entry.running[command_id] = running
+        entry.running[order.command_id] = running
         try:
             while not (await asyncio.wait({running}, timeout=wire.SIGN_OF_LIFE_S))[0]:
                 await response.write(b" ")
         finally:
             running.cancel()
             await asyncio.wait({running})
-            del entry.running[command_id]
+            del entry.running[order.command_id]
         try:
             answer: dict[str, Any] = wire.result_to_json(running.result())
         except asyncio.CancelledError:

@@ -8,6 +8,7 @@ Invariants:
 import base64
 import hashlib
 import hmac
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +33,33 @@ class Failure:
 
     def as_json(self) -> dict[str, str]:
         return {"kind": self.kind, "error": self.error}
+
+
+@dataclass(frozen=True, slots=True)
+class ExecOrder:
+    """A command that a client wants run."""
+
+    command_id: str
+    command: str
+    timeout_s: float
+    env: dict[str, str]
+    max_output_bytes: int | None
+
+    @classmethod
+    def read(cls, record: Any) -> "ExecOrder":
+        """Raises KeyError, TypeError, ValueError or ArithmeticError for anything else."""
+        timeout_s, env, most_bytes = float(record["timeout_s"]), record.get("env") or {}, record.get("max_output_bytes")
+        if not math.isfinite(timeout_s):
+            raise ValueError(f"timeout_s is {timeout_s}")
+        if not isinstance(env, dict) or not all(isinstance(value, str) for value in env.values()):
+            raise TypeError("env is no table of texts")
+        return cls(
+            command_id=str(record["command_id"]),
+            command=str(record["command"]),
+            timeout_s=timeout_s,
+            env=env,
+            max_output_bytes=None if most_bytes is None else int(most_bytes),
+        )
 
 
 def proof_of(key: str, server: str, challenge: str) -> str:

@@ -6,6 +6,7 @@ import tarfile
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import aiohttp
 import pytest
@@ -222,9 +223,8 @@ def unpacked(tmp_path: Path, *members: tuple[str, str | bytes | None]) -> Path:
 
 
 def test_links_within_a_workspace_and_links_that_lead_anywhere_stay_what_they_are(tmp_path: Path):
-    found = unpacked(
-        tmp_path, (".", None), ("a", None), ("a/file", b"content"), ("same", "hard:a/file"), ("python", "sym:/usr/bin/x")
-    )  # fmt: skip
+    links = [("same", "hard:a/file"), ("python", "sym:/usr/bin/x")]
+    found = unpacked(tmp_path, (".", None), ("a", None), ("a/file", b"content"), *links)
     assert (found / "same").samefile(found / "a/file") and (found / "same").read_bytes() == b"content"
     assert (found / "python").readlink() == Path("/usr/bin/x")
 
@@ -268,3 +268,55 @@ def test_an_archive_of_headers_upon_headers_is_refused(tmp_path: Path):
     (tmp_path / "tar").write_bytes(archive)
     with pytest.raises(SandboxError, match="cannot be unpacked"):
         Workspaces(tmp_path / "w").add(digest_of(archive), tmp_path / "tar")
+
+
+COMMAND = b'{"command_id": "c", "command": "a", "timeout_s": %s}'
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status"),
+    [
+        ("/sandboxes", b"[" * 100_000, 400),
+        ("/sandboxes", b"\xff", 400),
+        ("/sandboxes", b"[]", 400),
+        ("/sandboxes/{name}/exec", b"{}", 400),
+        ("/sandboxes/{name}/exec", b"[1]", 400),
+        ("/sandboxes/{name}/exec", b"[" * 100_000, 400),
+        ("/sandboxes/{name}/exec", b'{"command_id": "c", "command": "a"}', 400),
+        ("/sandboxes/{name}/exec", COMMAND % b'"soon"', 400),
+        ("/sandboxes/{name}/exec", COMMAND % b"NaN", 400),
+        ("/sandboxes/{name}/exec", COMMAND % b'1, "env": [1]', 400),
+        ("/sandboxes/{name}/exec", COMMAND % b'1, "env": {"a": 1}', 400),
+        ("/sandboxes/{name}/exec", COMMAND % b'1, "max_output_bytes": 1e999', 400),
+        ("/sandboxes/{name}/exec", COMMAND % b"1", 200),
+    ],
+)
+async def test_a_body_that_makes_no_sense_is_the_clients_fault(
+    url: str, provider: RemoteProvider, path: str, body: bytes, status: int
+):
+    sandbox = await provider.create(IMAGE, owner="x")
+    headers = {wire.KEY_HEADER: "secret-key", wire.RUN_HEADER: provider._client._headers[wire.RUN_HEADER]}
+    async with (
+        aiohttp.ClientSession(headers=headers) as session,
+        session.post(url + path.format(name=sandbox.sandbox_id), data=body) as response,
+    ):
+        answer = await response.json()
+        assert response.status == status
+        assert status == 200 or answer["error"].startswith("the server does not understand the request")
+    assert (await sandbox.exec("a", timeout_s=5)).output == "ran a"
+
+
+async def test_odd_headers_are_refused_like_any_other(url: str):
+    """Bytes that are no text; a character set that nobody knows."""
+    address = urlsplit(url)
+
+    async def said(head: bytes) -> bytes:
+        reader, writer = await asyncio.open_connection(address.hostname, address.port)
+        writer.write(head)
+        line = await reader.readline()
+        writer.close()
+        return line
+
+    assert b" 401 " in await said(b"GET /sandboxes HTTP/1.1\r\nHost: x\r\nX-API-Key: k\xc3\xa9y\xff\r\n\r\n")
+    head = b"POST /sandboxes HTTP/1.1\r\nHost: x\r\nX-API-Key: secret-key\r\nContent-Length: 2\r\n"
+    assert b" 400 " in await said(head + b"Content-Type: application/json; charset=nobody\r\n\r\n{}")
