@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+pytest.importorskip("peft")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 LORA = ("trainer.lora_rank=8", "trainer.lr=3e-3", "algo.kl_coef=0.01", "trainer.steps=2", "trainer.resume=auto")

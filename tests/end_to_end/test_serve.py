@@ -8,6 +8,9 @@ import urllib.error
 import urllib.request
 
 import pytest
+
+pytest.importorskip("openai")
+
 from openai import OpenAI
 
 from swe_rl.config.schema import Config

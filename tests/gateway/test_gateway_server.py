@@ -5,6 +5,9 @@ from dataclasses import replace
 
 import aiohttp
 import pytest
+
+pytest.importorskip("openai")
+
 from openai import APIStatusError, AsyncOpenAI, BadRequestError, NotFoundError, OpenAI
 
 from swe_rl.config.schema import GatewayConfig, RouterConfig

@@ -3,6 +3,9 @@
 import json
 
 import pytest
+
+pytest.importorskip("openai")
+
 from openai import AsyncOpenAI
 
 from swe_rl.engine.scripted import ScriptedEngine

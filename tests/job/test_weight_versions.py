@@ -5,6 +5,9 @@ import random
 from contextlib import AsyncExitStack
 
 import pytest
+
+pytest.importorskip("openai")
+
 import torch
 from openai import AsyncOpenAI
 from transformers import Qwen3Config, Qwen3ForCausalLM

@@ -11,6 +11,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 from tests.sandbox import host_image
 
 _UP_S = 20.0
@@ -36,6 +38,7 @@ class NoEngineError(Exception):
 @contextlib.contextmanager
 def engine(kind: str) -> Iterator[str]:
     """The address of an engine that has `host_image.IMAGE`. Raises NoEngineError."""
+    pytest.importorskip("docker")
     given = os.environ.get(_VARIABLES[kind])
     if given:
         host_image.load(given)

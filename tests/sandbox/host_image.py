@@ -6,6 +6,8 @@ import sys
 import tarfile
 from pathlib import Path
 
+import pytest
+
 IMAGE = "localhost/swe_rl-test:host"
 _FOLDERS = ("usr", "etc", "proc", "sys", "dev", "run", "tmp", "root", "home", "testbed", "var/tmp", "opt")
 _LOADER = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
@@ -41,9 +43,7 @@ def archive() -> bytes:
 
 def load(address: str) -> str:
     """Puts the image on the engine and returns its name."""
-    from docker import APIClient
-
-    client = APIClient(base_url=address, timeout=60)
+    client = pytest.importorskip("docker").APIClient(base_url=address, timeout=60)
     changes = [f"ENV PATH={search_path()}", "WORKDIR /testbed"]
     name, _, tag = IMAGE.rpartition(":")
     said = client.import_image_from_data(archive(), repository=name, tag=tag, changes=changes)

@@ -11,6 +11,7 @@ from swe_rl.config.choices import Isolation
 from swe_rl.config.schema import SandboxConfig
 from swe_rl.sandbox import isolation as isolation_module
 from swe_rl.sandbox.bubblewrap import UserMode
+from swe_rl.sandbox.interpreter import interpreter_folders
 from swe_rl.sandbox.process import ProcessProvider
 from swe_rl.sandbox.process_sandbox import ProcessSandbox
 from swe_rl.sandbox.protocol import SandboxError, Workspace
@@ -32,7 +33,12 @@ async def test_auto_uses_it_without_a_warning(workspace: Workspace, tmp_path: Pa
     "path", ["/etc/shadow", "/etc/hostname", "/home", "/root/.bashrc", "/root/.ssh", "/work", "/mnt", "/sys", "/boot"]
 )
 async def test_the_host_is_not_there(isolated: ProcessSandbox, path: str):
-    assert (await isolated.exec(f"cat {path} || ls {path}", timeout_s=10)).exit_code != 0
+    found = (await isolated.exec(f"ls -A {path} 2> /dev/null", timeout_s=10)).output.split()
+    assert found == sorted(
+        {  # what lies on the way to this Python, wherever it is
+            folder.relative_to(path).parts[0] for folder in interpreter_folders() if Path(path) in folder.parents
+        }
+    )
 
 
 async def test_the_callers_files_are_not_there(isolated: ProcessSandbox, tmp_path: Path):

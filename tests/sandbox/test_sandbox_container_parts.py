@@ -165,6 +165,7 @@ class FakeEngine:
 
 
 def _images(engine: FakeEngine, **changes: object) -> tuple[Images, list[float]]:
+    pytest.importorskip("docker")
     paused: list[float] = []
 
     async def pause(seconds: float) -> None:

@@ -75,6 +75,8 @@ def test_missing_bwrap_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 def test_a_kind_that_does_not_work_here_says_what_to_do(
     kind: SandboxKind, way_out: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
+    if kind in (SandboxKind.docker, SandboxKind.podman):
+        pytest.importorskip("docker")
     monkeypatch.setattr("swe_rl.sandbox.container_address.usual_sockets", lambda kind, environment: [])
     for name, value in (("PATH", str(tmp_path)), ("DOCKER_HOST", ""), ("CONTAINER_HOST", "")):
         monkeypatch.setenv(name, value)

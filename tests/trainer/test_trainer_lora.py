@@ -6,6 +6,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+
+pytest.importorskip("peft")
+
 import torch
 from hypothesis import given
 from hypothesis import strategies as st

@@ -4,6 +4,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+
+pytest.importorskip("peft")
+
 import torch
 from peft import PeftModel
 from safetensors.torch import load_file

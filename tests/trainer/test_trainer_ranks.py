@@ -1,5 +1,7 @@
 """Several processes compute what one computes: losses, metrics and weights after three steps."""
 
+from importlib.util import find_spec
+
 import pytest
 import torch
 
@@ -30,7 +32,14 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def two_ranks(rank_cases, folder):
     """All cases in one pair of processes, because starting them takes most of the time."""
-    return rank_cases.run_ranks(2, folder, (*CASES, CHECKPOINT, ADAPTER))
+    cases = (*CASES, CHECKPOINT, ADAPTER)
+    return rank_cases.run_ranks(2, folder, [case for case in cases if "lora" not in case or find_spec("peft")])
+
+
+@pytest.fixture(autouse=True)
+def peft(request):
+    if "lora" in request.node.name:
+        pytest.importorskip("peft")
 
 
 @pytest.fixture

@@ -157,6 +157,7 @@ def test_a_rank_has_the_gpu_that_ray_gave_it_unless_an_engine_has_it(nodes, setu
 
 
 def test_nothing_answers_at_the_address(setup):
+    pytest.importorskip("ray")
     group = TrainerGroup(setup, ranks=RayRanks("127.0.0.1:1"))
     began = time.monotonic()
     with pytest.raises(RayClusterError, match=r"nothing answers at 127\.0\.0\.1:1 .*ray start --head"):

@@ -24,6 +24,7 @@ from swe_rl.env.source_build.layout import CONDA, ENVIRONMENT, TESTBED, activate
 from swe_rl.env.source_build.program import BuildError, run
 from swe_rl.env.source_build.requirements import EXTRAS, Requirements
 from swe_rl.env.source_build.sdist import installable_until, split_name
+from swe_rl.errors import UserError
 from swe_rl.logger.disk import write_json_atomic
 
 RECIPE = 4  # of how environments are made: a change makes them anew
@@ -183,8 +184,12 @@ class _Installer:
         return ["--exclude-newer", until, *exceptions]
 
     def _uv(self, arguments: Sequence[str], what: str) -> str:
-        from uv import find_uv_bin
-
+        try:
+            from uv import find_uv_bin
+        except ImportError as error:
+            raise UserError(
+                f"{self.sdist} is built with uv, which is not installed: pip install 'swe_rl[data]'"
+            ) from error
         command = [str(find_uv_bin()), "pip", arguments[0], "--python", str(self.python), *arguments[1:]]
         environment = {"UV_NO_PROGRESS": "1", "UV_NO_CONFIG": "1"}
         return run(command, what=f"environment of {self.sdist}: {what}", timeout_s=_INSTALL_S, environment=environment)

@@ -51,6 +51,8 @@ def test_every_ending_reads_the_same(tmp_path):
     ],
 )
 def test_what_is_wrong_is_said_with_its_place(tmp_path, name, text, words):
+    if name.endswith(".parquet"):
+        pytest.importorskip("pyarrow")
     (tmp_path / name).write_text(text)
     with pytest.raises(InstanceError, match=words):
         read_instances(tmp_path / name)

@@ -1,0 +1,185 @@
+"""Without a package of one of the extras: what needs it is refused by its name, or goes on as documented.
+
+One process hides packages from Python and from the metadata, and forks for each question.
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+MODULES = {"mini-swe-agent": "minisweagent"}
+BASE = {"torch", "transformers", "tokenizers", "safetensors"}  # of every installation that runs the tests
+TOOLS = {"pytest-asyncio", "pytest-timeout", "pytest-xdist", "hypothesis", "ruff", "mypy", "build"}
+OF_TESTS = {"trl", "openai"}
+
+SITE = """
+import os, sys
+from importlib.machinery import PathFinder
+from importlib.metadata import MetadataPathFinder
+
+class Hiding(PathFinder):
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        hidden = os.environ.get("HIDDEN", "").split()
+        return None if name.partition(".")[0] in hidden else super().find_spec(name, path, target)
+
+    @classmethod
+    def find_distributions(cls, *arguments, **options):
+        found = MetadataPathFinder.find_distributions(*arguments, **options)
+        return (one for one in found if one.metadata["Name"] not in os.environ.get("HIDDEN", "").split())
+
+sys.meta_path[sys.meta_path.index(PathFinder)] = Hiding
+"""
+SERVER = """
+import json, os, sys, traceback
+from swe_rl.__main__ import main
+
+def answered(question):
+    sys.argv[1:] = question["arguments"]
+    try:
+        return main() if question["code"] is None else exec(question["code"], {"sys": sys}) or 0
+    except SystemExit as ended:
+        return ended.code
+    except BaseException as error:
+        kinds = [one.__name__ for one in type(error).__mro__]
+        print("UserError" in kinds, error) if question["code"] else traceback.print_exc()
+        return 99
+
+for line in sys.stdin:
+    question = json.loads(line)
+    child = os.fork()
+    if child == 0:
+        output = os.open("output", os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
+        os.dup2(output, 1), os.dup2(output, 2)
+        os.environ["HIDDEN"] = " ".join(question["hidden"])
+        status = answered(question)
+        sys.stdout.flush(), sys.stderr.flush()
+        os._exit(status)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
+
+
+@dataclass
+class Ended:
+    status: int
+    text: str
+
+
+@pytest.fixture(scope="module")
+def without(tmp_path_factory):
+    """What a command line, or a piece of Python, comes to without a package."""
+    site, folder = tmp_path_factory.mktemp("site"), tmp_path_factory.mktemp("here")
+    (site / "sitecustomize.py").write_text(SITE)
+    environment = {**os.environ, "PYTHONPATH": f"{site}:{ROOT}", "COLUMNS": "120"}
+    pipe = subprocess.PIPE
+    command = [sys.executable, "-c", SERVER]
+    with subprocess.Popen(command, cwd=folder, env=environment, stdin=pipe, stdout=pipe, text=True) as server:
+
+        def ask(package, *arguments, code=None):
+            hidden = [package, MODULES.get(package, package)]
+            print(json.dumps({"hidden": hidden, "arguments": arguments, "code": code}), file=server.stdin, flush=True)
+            status = int(server.stdout.readline())
+            text = (folder / "output").read_text()
+            (folder / "output").unlink()
+            assert list(folder.iterdir()) == [], "nothing was started"
+            return Ended(status, text)
+
+        yield ask
+        server.stdin.close()
+
+
+COMMANDS = {
+    "wandb": ("wandb", ["logger.wandb=offline"]),
+    "peft": ("lora", ["trainer.lora_rank=8"]),
+    "docker": ("docker", ["sandbox=docker", "sandbox.image=a:b"]),
+    "mini-swe-agent": ("mini_swe", ["agent=mini_swe"]),
+    "ray": ("ray", ["hardware.ray_address=head:6379", "layout=local2"]),
+    "datasets": ("data", ["job=prepare", "env=swebench_lite"]),
+    "pyarrow": ("data", ["job=prepare", "env=swebench_lite"]),
+    "swebench": ("swebench", ["env=swebench_lite"]),
+    "vllm": ("SWE_RL_VLLM_COMMAND=PYTHON", ["engine=vllm"]),
+}
+# Where the package is imported at last: the rule may have looked at another machine, or cannot know yet.
+CODE = {
+    "wandb": """
+from swe_rl.config.choices import WandbMode
+from swe_rl.config.schema import LoggerConfig
+from swe_rl.logger.wandb import check_wandb
+check_wandb(LoggerConfig(wandb=WandbMode.offline), {})
+""",
+    "docker": """
+from pathlib import Path
+from swe_rl.config.choices import SandboxKind
+from swe_rl.config.schema import SandboxConfig
+from swe_rl.sandbox.provider import make_provider
+make_provider(SandboxConfig(kind=SandboxKind.docker), Path("scratch"), print)
+""",
+    "mini-swe-agent": "from swe_rl.agent.mini_swe_library import load_library; load_library()",
+    "ray": "from swe_rl.hardware.ray_cluster import connect; connect('head:6379')",
+    "datasets": "from swe_rl.env.swe.dataset import _datasets; _datasets('a/b')",
+    "pyarrow": "from pathlib import Path; from swe_rl.env.records import _pyarrow; _pyarrow(Path('x.parquet'))",
+    "swebench": """
+import os
+from swe_rl.env import swebench_process
+swebench_process._environment = lambda: dict(os.environ)  # with what hides the package
+swebench_process.OfficialHarness().ask({"ask": "spec", "record": {}})
+""",
+    "uv": """
+from pathlib import Path
+from swe_rl.env.source_build.environment import _Installer
+_Installer(Path(sys.executable), "x-1.0").frozen()
+""",
+}
+FALLS_BACK = {
+    "uvloop": """
+import asyncio
+from swe_rl.job.event_loop import run
+async def kind(): return type(asyncio.get_running_loop()).__module__.partition(".")[0]
+assert run(kind()) == "asyncio"
+""",
+}
+
+
+@pytest.mark.parametrize("package", COMMANDS)
+def test_a_command_that_needs_it_is_refused_before_anything_starts(without, package):
+    extra, arguments = COMMANDS[package]
+    ended = without(package, *arguments)
+    refused = [part for part in re.split(r"^(?=error |warning )", ended.text, flags=re.M) if "needs " + package in part]
+    assert ended.status == 2 and len(refused) == 1 and "Traceback" not in ended.text, ended.text
+    assert "not installed here" in refused[0] and extra in refused[0], ended.text
+
+
+@pytest.mark.parametrize("package", CODE)
+def test_where_it_is_imported_the_refusal_names_the_extra(without, package):
+    ended = without(package, code=CODE[package])
+    assert ended.status == 99 and ended.text.startswith("True "), ended.text
+    assert re.search(r"pip install 'swe_rl\[\w+\]'", ended.text), ended.text
+
+
+@pytest.mark.parametrize("package", FALLS_BACK)
+def test_without_it_things_go_on(without, package):
+    ended = without(package, code=FALLS_BACK[package])
+    assert ended.status == 0, ended.text
+
+
+def test_every_optional_package_is_asked_about():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    named = {re.split(r"[\[<>=]", line)[0] for lines in project["optional-dependencies"].values() for line in lines}
+    assert named - {"swe_rl"} - BASE - TOOLS == {*COMMANDS, *CODE, *FALLS_BACK, *OF_TESTS}
+
+
+def test_tests_that_need_one_skip_by_its_name():
+    modules = "|".join(sorted({MODULES.get(name, name) for name in {*COMMANDS, *CODE, *OF_TESTS}}))
+    imports = re.compile(rf"^ *(?:import|from) ({modules})\b", re.M)
+    for path in sorted((ROOT / "tests").rglob("*.py")):
+        text = path.read_text(encoding="utf-8")
+        missing = [name for name in imports.findall(text) if f'importorskip("{name}"' not in text]
+        assert missing == [], path.relative_to(ROOT)
