@@ -23,9 +23,22 @@ def main() -> int:
 
         print(__version__)
         return 0
-    from swe_rl.job.launch import start
-
+    try:
+        from swe_rl.job.launch import start
+    except ModuleNotFoundError as error:
+        return _not_installed(error)
     return start(arguments)
+
+
+def _not_installed(error: ModuleNotFoundError) -> int:
+    """A checkout that was never installed, or for another Python."""
+    from swe_rl.host.packages import pip_command
+
+    if str(error.name).startswith("swe_rl"):
+        raise error
+    way_out = f"{pip_command()} install -e '.[cpu]' in the folder of its pyproject.toml"
+    print(f"error: swe_rl is not installed for this Python, which has no {error.name}: {way_out}", file=sys.stderr)
+    return 2
 
 
 if __name__ == "__main__":

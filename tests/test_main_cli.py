@@ -157,3 +157,13 @@ def test_completion_and_json_pipe(tmp_path):
     assert set(done.stdout.split()) >= {"router=default", "router=tr"}, done.stderr
     told = json.loads(cli("job=check", "job.format=json", cwd=tmp_path).stdout)
     assert told["ok"] is True
+
+
+def test_a_checkout_that_nobody_installed(tmp_path):
+    """For a Python without the packages that it requires: one line, no traceback."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv"], check=True)
+    python, root = tmp_path / "venv" / "bin" / "python", Path(__file__).parent.parent
+    environment = {"PYTHONPATH": str(root), "PATH": "/usr/bin:/bin"}
+    done = subprocess.run([python, "-m", "swe_rl"], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert "swe_rl is not installed for this Python" in done.stderr and "install -e '.[cpu]'" in done.stderr
