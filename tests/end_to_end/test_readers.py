@@ -1,0 +1,19 @@
+"""`python -m swe_rl | head -1`: the reader leaves, the run does not."""
+
+import json
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+
+def test_a_run_outlives_who_reads_its_progress(command):
+    process = command.start("trainer.steps=2")
+    assert process.stdout.readline()
+    process.stdout.close()
+    stderr = process.stderr.read()
+    assert process.wait(240) == 0 and "Broken" not in stderr and "Traceback" not in stderr, stderr
+    folder = command.folder()
+    assert json.loads((folder / "status.json").read_text())["status"] == "done" and (folder / "report.html").is_file()
+    assert len(command.steps()) == 2
+    assert "step 2/2" in (folder / "run.log").read_text()
