@@ -81,6 +81,7 @@ def needs(config: Config) -> Needs:
         model=None,
         max_model_len=config.engine.max_model_len,
         processed_logprobs=config.engine.logprobs_mode is LogprobsMode.processed and not plain,
+        vocab_size=config.model.vocab_size,
     )
 
 

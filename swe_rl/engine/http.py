@@ -340,7 +340,8 @@ class HttpEngine:
 
     async def _asked(self, body: Mapping[str, object], prompt_ids: Sequence[int]) -> Reply:
         token_in = self.features.token_in
-        return understood(await self._client.post(token_in.value, body), token_in, self._client.url, len(prompt_ids))
+        answer = await self._client.post(token_in.value, body)
+        return understood(answer, token_in, self._client.url, len(prompt_ids), self._needs.vocab_size)
 
     def _completion(
         self, reply: Reply, prompt_tokens: int, version: int, sent_s: float, *, waited_s: float

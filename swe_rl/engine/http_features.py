@@ -40,6 +40,7 @@ class Needs:
     model: str | None
     max_model_len: int
     processed_logprobs: bool
+    vocab_size: int | None = None  # None: whatever it has
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +74,7 @@ async def probe(client: HttpClient, needs: Needs) -> Features:
     """Raises ServerRefusedError; EngineError when the server cannot be reached or fails."""
     version = await _version(client)
     model, max_model_len = await _model(client, needs)
-    kind, reply = await _token_in(client, model)
+    kind, reply = await _token_in(client, model, needs.vocab_size)
     logprobs = LogprobsMode.processed if all(map(_of_ties, reply.logprobs)) else LogprobsMode.raw
     if needs.processed_logprobs and logprobs is LogprobsMode.raw:
         raise ServerRefusedError(
@@ -159,12 +160,12 @@ def _of_ties(logprob: float) -> bool:
     return 1 <= tied <= _MOST_TIES and abs(logprob + math.log(tied)) <= _TIE_NATS
 
 
-async def _token_in(client: HttpClient, model: str) -> tuple[TokenIn, Reply]:
+async def _token_in(client: HttpClient, model: str, vocab_size: int | None) -> tuple[TokenIn, Reply]:
     """The richer of the two ways that the server offers, and what it answered."""
-    first, why_first = await _try(client, TokenIn.completions, model)
+    first, why_first = await _try(client, TokenIn.completions, model, vocab_size)
     if first is not None and first.decode_s is not None:
         return TokenIn.completions, first
-    second, why_second = await _try(client, TokenIn.generate, model)
+    second, why_second = await _try(client, TokenIn.generate, model, vocab_size)
     if second is not None:
         return TokenIn.generate, second
     if first is not None:
@@ -176,7 +177,7 @@ async def _token_in(client: HttpClient, model: str) -> tuple[TokenIn, Reply]:
     )
 
 
-async def _try(client: HttpClient, kind: TokenIn, model: str) -> tuple[Reply | None, str]:
+async def _try(client: HttpClient, kind: TokenIn, model: str, vocab_size: int | None) -> tuple[Reply | None, str]:
     body = request_body(kind, _PROBE_IDS, _PROBE, model=model, request_id="probe")
     answer = await client.post(kind.value, body, timeout_s=_PROBE_TIMEOUT_S)
     if answer.status == 401:  # 403: newer servers switch /inference/v1/generate off so
@@ -184,7 +185,7 @@ async def _try(client: HttpClient, kind: TokenIn, model: str) -> tuple[Reply | N
     if not answer.ok:
         return None, f"{answer.status} {answer.reason()}"
     try:
-        reply = parse_reply(kind, answer.json())
+        reply = parse_reply(kind, answer.json(), vocab_size=vocab_size)
     except EngineError as error:
         return None, str(error)
     if len(reply.token_ids) != _PROBE.max_tokens:

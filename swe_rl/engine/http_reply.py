@@ -17,10 +17,10 @@ class MixedError(Exception):
     """A reply whose tokens were sampled with different weights."""
 
 
-def understood(answer: Answer, token_in: TokenIn, url: str, prompt_tokens: int) -> Reply:
+def understood(answer: Answer, token_in: TokenIn, url: str, prompt_tokens: int, vocab_size: int | None) -> Reply:
     """Raises ContextOverflowError, ServerFailingError, EngineError."""
     if answer.ok:
-        return parse_reply(token_in, answer.json())
+        return parse_reply(token_in, answer.json(), vocab_size=vocab_size)
     reason = answer.reason()
     if answer.status == 400 and any(words in reason for words in _OVERFLOW_WORDS):
         raise ContextOverflowError(f"{prompt_tokens} prompt tokens do not fit: {reason}")

@@ -3,8 +3,9 @@
 Invariants:
 - Every sampling parameter that a model folder's generation_config could change is sent.
 - Generation ends at the given stop tokens only (`ignore_eos`): the same rule as the embedded engine's.
-- A reply with another number of log-probabilities than tokens, or with one that no float32 sampler gives (vLLM writes
-  -9999 for NaN and minus infinity), is an error, never a completion.
+- A reply with another number of log-probabilities than tokens, with one that no float32 sampler gives (vLLM writes
+  -9999 for NaN and minus infinity; none is above 0), or with a token that the model does not have, is an error, never a
+  completion: trained on, it would spoil the policy, and sent back with the next turn, it fails there.
 """
 
 import math
@@ -17,6 +18,12 @@ from swe_rl.engine.protocol import EngineError, FinishReason, SamplingParams
 
 _SEED_MASK = 2**63 - 1  # of a signed 64-bit integer
 _LOWEST_LOGPROB = -9000.0
+_ROUNDING_NATS = 1e-3
+_LARGEST_VOCABULARY = 2**31  # ids are 32-bit integers everywhere
+
+
+class BadReplyError(EngineError):
+    """A server answered, and not with a completion that can be used."""
 
 
 class TokenIn(StrEnum):
@@ -65,12 +72,15 @@ def server_request_id(kind: TokenIn, request_id: str) -> str:
     return f"generate-tokens-{request_id}" if kind is TokenIn.generate else f"cmpl-{request_id}-0"
 
 
-def parse_reply(kind: TokenIn, payload: object) -> Reply:
-    """Raises EngineError for anything that is not one completion with token ids and log-probabilities."""
+def parse_reply(kind: TokenIn, payload: object, *, vocab_size: int | None = None) -> Reply:
+    """Raises BadReplyError for anything that is not one completion with token ids and log-probabilities.
+
+    `vocab_size` None: not known.
+    """
     try:
-        return _parse(kind, payload)
-    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
-        raise EngineError(f"it answered with something that is not a completion ({type(error).__name__})") from error
+        return _parse(kind, payload, vocab_size or _LARGEST_VOCABULARY)
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise BadReplyError(f"it answered with something that is not a completion ({type(error).__name__})") from error
 
 
 def weight_version(name: str) -> int | None:
@@ -97,28 +107,29 @@ def _sampling(params: SamplingParams) -> dict[str, Any]:
     return sampling
 
 
-def _parse(kind: TokenIn, payload: Any) -> Reply:
+def _parse(kind: TokenIn, payload: Any, vocab_size: int) -> Reply:
     choice = payload["choices"][0]
     token_ids = choice["token_ids"]
     if token_ids is None:
-        raise EngineError("it does not return token ids")
+        raise BadReplyError("it does not return token ids")
     found = choice["logprobs"]
     if found is None and token_ids:
-        raise EngineError("it does not return log-probabilities")
+        raise BadReplyError("it does not return log-probabilities")
     if not token_ids:  # aborted before its first token
         logprobs: list[float] = []
     elif kind is TokenIn.generate:
         logprobs = [entry["logprob"] for entry in found["content"]]
     else:
         logprobs = found["token_logprobs"]
-    _check(token_ids, logprobs)
+    _check_tokens(token_ids, vocab_size)
+    _check_logprobs(logprobs, len(token_ids))
     details = (payload.get("usage") or {}).get("prompt_tokens_details") or {}
     times = payload.get("metrics") or {}
     return Reply(
         token_ids=tuple(token_ids),
-        logprobs=tuple(min(0.0, float(one)) for one in logprobs),
+        logprobs=tuple(min(0.0, float(logprob)) for logprob in logprobs),
         finish_reason=_finish_reason(choice["finish_reason"]),
-        cached_tokens=details.get("cached_tokens"),
+        cached_tokens=_count(details.get("cached_tokens")),
         queue_s=_seconds(times, "queue_time_ms"),
         prefill_s=_seconds(times, "time_to_first_token_ms"),  # from the first scheduling on, despite its name
         decode_s=_seconds(times, "generation_time_ms"),
@@ -128,14 +139,27 @@ def _parse(kind: TokenIn, payload: Any) -> Reply:
     )
 
 
-def _check(token_ids: Sequence[object], logprobs: Sequence[object]) -> None:
-    if len(token_ids) != len(logprobs):
-        raise EngineError(f"it answered with {len(token_ids)} tokens and {len(logprobs)} log-probabilities")
-    if not all(isinstance(token, int) for token in token_ids):
-        raise EngineError("it answered with token ids that are no integers")
-    for at, one in enumerate(logprobs):
-        if not isinstance(one, int | float) or not math.isfinite(one) or one < _LOWEST_LOGPROB:
-            raise EngineError(f"the log-probability of its token {at} is {one}: the model's logits are not finite")
+def _check_tokens(token_ids: Sequence[Any], vocab_size: int) -> None:
+    if not all(type(token) is int for token in token_ids):
+        raise BadReplyError("it answered with token ids that are no integers")
+    if token_ids and not 0 <= min(token_ids) <= max(token_ids) < vocab_size:
+        at, token = next((at, token) for at, token in enumerate(token_ids) if not 0 <= token < vocab_size)
+        raise BadReplyError(
+            f"its token {at} is {token}, outside 0 .. {vocab_size - 1} (model.vocab_size): it serves another model, or "
+            "its answer was damaged"
+        )
+
+
+def _check_logprobs(logprobs: Sequence[object], num_tokens: int) -> None:
+    if num_tokens != len(logprobs):
+        raise BadReplyError(f"it answered with {num_tokens} tokens and {len(logprobs)} log-probabilities")
+    for at, logprob in enumerate(logprobs):
+        if not isinstance(logprob, int | float) or not math.isfinite(logprob) or logprob < _LOWEST_LOGPROB:
+            raise BadReplyError(
+                f"the log-probability of its token {at} is {logprob}: the model's logits are not finite"
+            )
+        if logprob > _ROUNDING_NATS:
+            raise BadReplyError(f"the log-probability of its token {at} is {logprob}, above 0: it is none")
 
 
 def _finish_reason(found: object) -> FinishReason:
@@ -145,9 +169,13 @@ def _finish_reason(found: object) -> FinishReason:
         return "length"
     if found == "abort":
         return "abort"
-    raise EngineError(f"it ended the request with finish_reason {found!r}")
+    raise BadReplyError(f"it ended the request with finish_reason {found!r}")
+
+
+def _count(found: object) -> int | None:
+    return found if type(found) is int and found >= 0 else None
 
 
 def _seconds(times: Mapping[str, Any], key: str) -> float | None:
     found = times.get(key)
-    return None if found is None else max(0.0, float(found)) / 1000.0
+    return None if found is None or not math.isfinite(found) else max(0.0, float(found)) / 1000.0

@@ -1,6 +1,7 @@
 """A running server as an engine: the contract of `Engine`, and what happens when the server goes away."""
 
 import asyncio
+import json
 
 import pytest
 
@@ -8,6 +9,7 @@ from swe_rl.engine.fake_vllm import FakeSettings, FakeVllm, Fault
 from swe_rl.engine.http import HttpEngine
 from swe_rl.engine.http_client import HttpClient
 from swe_rl.engine.http_features import Needs
+from swe_rl.engine.http_wire import BadReplyError
 from swe_rl.engine.protocol import ContextOverflowError, EngineError, SamplingParams
 
 PROMPT = list(range(1, 50))
@@ -28,7 +30,7 @@ async def start():
 
     async def make(*, reply=None, key=None, **settings):
         fake = await FakeVllm(FakeSettings(**settings), reply=reply).__aenter__()
-        needs = Needs("policy", settings.get("max_model_len", 4096), True)
+        needs = Needs("policy", settings.get("max_model_len", 4096), True, vocab_size=1000)
         engine = HttpEngine(
             HttpClient(fake.url, api_key=key), needs, name="engine0", max_num_seqs=8, stats_period_s=0.02
         )
@@ -306,3 +308,15 @@ async def test_many_at_once(start):
         *(engine.generate([1 + i % 900, 2, 3], SamplingParams(5, seed=i), request_id=str(i)) for i in range(300))
     )
     assert all(len(one.token_ids) == 5 for one in done) and fake.running == 0
+
+
+async def test_a_reply_that_would_poison_a_row_is_this_engines_error(start):
+    """One beyond the vocabulary, and a log-probability above 0: the next request is served."""
+    fake, engine = await start(reply=lambda prompt: [7])
+    choice = {"index": 0, "finish_reason": "length", "token_ids": [900_000], "logprobs": {"token_logprobs": [-1.0]}}
+    likely = {**choice, "token_ids": [7], "logprobs": {"token_logprobs": [5.0]}}
+    for broken, words in ((choice, "its token 0 is 900000, outside 0 .. 999"), (likely, "above 0")):
+        fake.fail_next(Fault(status=200, body=json.dumps({"choices": [broken]})))
+        with pytest.raises(BadReplyError, match=f"Engine `engine0`: .*{words}"):
+            await engine.generate(PROMPT, SamplingParams(1), request_id="a")
+    assert (await engine.generate(PROMPT, SamplingParams(1), request_id="b")).token_ids == (7,)

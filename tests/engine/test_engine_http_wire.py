@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swe_rl.engine.http_wire import TokenIn, parse_reply, request_body, server_request_id, weight_version
+from swe_rl.engine.http_wire import BadReplyError, TokenIn, parse_reply, request_body, server_request_id, weight_version
 from swe_rl.engine.protocol import EngineError, SamplingParams
 
 # As vLLM 0.32.0 answered for the tiny model, shortened to two tokens; None fields left out.
@@ -107,6 +107,12 @@ def test_an_abort_before_the_first_token():
         (changed(COMPLETIONS, logprobs={"token_logprobs": [-9999.0, -1.0]}), "not finite"),
         (changed(COMPLETIONS, logprobs={"token_logprobs": [None, -1.0]}), "not finite"),
         (changed(COMPLETIONS, logprobs={"token_logprobs": [float("nan"), -1.0]}), "not finite"),
+        (changed(COMPLETIONS, logprobs={"token_logprobs": [-1.0, 5.0]}), "token 1 is 5.0, above 0"),
+        (changed(COMPLETIONS, logprobs={"token_logprobs": [-1.0, 10**400]}), "not a completion"),
+        (changed(COMPLETIONS, token_ids=[22, 1000]), r"token 1 is 1000, outside 0 \.\. 999"),
+        (changed(COMPLETIONS, token_ids=[-5, 297]), "token 0 is -5"),
+        (changed(COMPLETIONS, token_ids=[22, 2**70]), "token 1 is"),
+        (changed(COMPLETIONS, token_ids=[22, True]), "integers"),
         ({"choices": []}, "not a completion"),
         ({"error": {"message": "no"}}, "not a completion"),
         ([], "not a completion"),
@@ -114,8 +120,30 @@ def test_an_abort_before_the_first_token():
     ],
 )
 def test_what_is_no_completion_is_an_error(payload, words):
-    with pytest.raises(EngineError, match=words):
-        parse_reply(TokenIn.completions, payload)
+    with pytest.raises(BadReplyError, match=words):
+        parse_reply(TokenIn.completions, payload, vocab_size=1000)
+
+
+def test_an_id_that_no_vocabulary_has_is_an_error_where_the_size_is_not_known():
+    assert parse_reply(TokenIn.completions, changed(COMPLETIONS, token_ids=[22, 900_000])).token_ids == (22, 900_000)
+    with pytest.raises(BadReplyError, match="token 1 is 1099511627776"):
+        parse_reply(TokenIn.completions, changed(COMPLETIONS, token_ids=[22, 2**40]))
+
+
+def test_rounding_above_zero_is_zero():
+    reply = parse_reply(TokenIn.completions, changed(COMPLETIONS, logprobs={"token_logprobs": [2e-7, -1.0]}))
+    assert reply.logprobs == (0.0, -1.0)
+
+
+@pytest.mark.parametrize("cached", [-1, "many", 1.5, True, None])
+def test_a_count_of_cached_tokens_that_is_none_is_not_known(cached):
+    payload = {**COMPLETIONS, "usage": {"prompt_tokens_details": {"cached_tokens": cached}}}
+    assert parse_reply(TokenIn.completions, payload).cached_tokens is None
+
+
+@pytest.mark.parametrize("ms", [-1.0, 1e999, float("nan")])
+def test_a_time_that_is_none_is_not_known(ms):
+    assert parse_reply(TokenIn.completions, {**COMPLETIONS, "metrics": {"queue_time_ms": ms}}).queue_s in (0.0, None)
 
 
 @given(
