@@ -10,6 +10,7 @@ import pytest
 from swe_rl.config import rules_packages
 from swe_rl.config.compose import compose
 from swe_rl.config.findings import Host, Severity
+from swe_rl.config.rules import check
 from swe_rl.config.rules_packages import NEEDS
 from swe_rl.host.packages import installed_version, own_requirements, pip_command, ranges
 
@@ -42,7 +43,7 @@ def machine(versions, *, gpus=0, programs=(), **more):
 
 
 def found(overrides, host):
-    return list(rules_packages.packages_there(compose(list(overrides)).config, host))
+    return [one for one in check(compose(list(overrides)).config, host=host) if one.rule_id == "packages"]
 
 
 def fixes(overrides, versions, **more):
