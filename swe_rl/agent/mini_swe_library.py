@@ -49,8 +49,8 @@ def load_library() -> Any:
             import minisweagent.models.utils.actions_toolcall  # noqa: F401
     except ImportError as error:
         raise MiniSweMissingError(
-            f"agent=mini_swe needs mini-swe-agent 2.4 or later, below 3 ({error}); pip install 'swe_rl[mini_swe]', or "
-            "choose agent=bash, which holds the same conversation without it"
+            f"agent=mini_swe needs mini-swe-agent ({error}); pip install 'swe_rl[mini_swe]', or choose agent=bash, "
+            "which holds the same conversation without it"
         ) from error
     return minisweagent
 

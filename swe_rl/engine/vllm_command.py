@@ -36,8 +36,8 @@ def vllm_command(environ: Mapping[str, str]) -> tuple[str, ...]:
     if found is not None:
         return (found, "serve")
     raise NoVllmError(
-        "engine=vllm: vLLM is not installed here. Install the extra `gpu` (vLLM 0.26 to 0.33), name the command in "
-        f"{VLLM_COMMAND} (/path/to/python of another environment will do), or choose engine=embedded or engine=external"
+        f"engine=vllm: vLLM is not installed here. Install the extra `gpu`, name the command in {VLLM_COMMAND} "
+        "(/path/to/python of another environment will do), or choose engine=embedded or engine=external"
     )
 
 

@@ -28,7 +28,7 @@ def ask(config: Config, system: System) -> Iterator[Finding]:
     if address is None or not asks_ray(config):
         return
     if system.version("ray") is None:
-        return  # said by the probe of the packages
+        return  # said by a rule, config/rules_packages.py
     done = system.run([sys.executable, "-m", _MODULE, address], timeout_s=_ASK_S)
     try:
         told = json.loads(done.stdout.splitlines()[-1]) if done is not None else {}
