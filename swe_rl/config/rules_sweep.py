@@ -119,10 +119,10 @@ def _shared(jobs: Sequence[Composed]) -> Iterator[tuple[str, Any, list[int]]]:
 
 
 def own_results(jobs: Sequence[Composed]) -> Iterator[Finding]:
-    same: dict[tuple[str, str], list[int]] = defaultdict(list)
+    same: dict[tuple[str, str, int], list[int]] = defaultdict(list)
     for number, job in enumerate(jobs):
         if job.config.job.name is not JobName.runtime:  # servers compute nothing
-            same[config_hash(job.config), job.config.job.name].append(number)
+            same[config_hash(job.config), job.config.job.name, job.config.job.repeat].append(number)
     for numbers in same.values():
         if len(numbers) > 1:
             yield warning(
@@ -130,7 +130,7 @@ def own_results(jobs: Sequence[Composed]) -> Iterator[Finding]:
                 "trainer.seed",
                 jobs[numbers[0]].config.trainer.seed,
                 f"jobs {_list(numbers)} have the same configuration: they compute the same",
-                "+sweep=seeds, or trainer.seed=0,1,2",
+                "trainer.seed=0,1,2, or job.repeat=0,1,2 to measure the same again",
             )
 
 

@@ -1,7 +1,7 @@
 """Rules of time: nested limits, waves of trajectories, the scheduler's time limit.
 
 Invariants:
-- Inner limits are shorter than outer ones: command < agent < job; a rank waits longer than a step's rollouts take.
+- Inner limits are shorter than outer ones: command < agent < job; ranks are waited for longer than a step trains.
 - Estimates come from config/duration.py; a rule that rests on one names it.
 """
 
@@ -16,6 +16,7 @@ from swe_rl.config.sizes import uses_no_gpu, waves_per_step
 
 TRAINS = (JobName.train, JobName.check, JobName.plan)
 FEWEST_S = 60.0
+WAITS = 2  # times trainer.collective_timeout_s: so long the run waits for its ranks (trainer/group.py)
 
 
 def nested_timeouts(config: Config, _: Host) -> Iterator[Finding]:
@@ -95,7 +96,7 @@ def whole_run(config: Config, _: Host) -> Iterator[Finding]:
 
 
 def collective(config: Config, _: Host) -> Iterator[Finding]:
-    wait_s, timeout_s = duration.rollout_s(config), config.trainer.collective_timeout_s
+    work_s, timeout_s = duration.train_s(config), config.trainer.collective_timeout_s
     if timeout_s < FEWEST_S:
         yield error(
             "collective_timeout",
@@ -104,13 +105,14 @@ def collective(config: Config, _: Host) -> Iterator[Finding]:
             f"ranks of a large model are apart by more than that; at least {FEWEST_S:g}",
             "trainer.collective_timeout_s=1800",
         )
-    elif config.layout.trainer_gpus > 1 and not config.layout.colocated and wait_s > timeout_s:
+    elif config.layout.trainer_gpus > 1 and work_s > WAITS * timeout_s:
         yield warning(
             "collective_timeout",
             "trainer.collective_timeout_s",
             timeout_s,
-            f"shorter than a step's rollouts (at least {duration.text(wait_s)}), during which the trainer's ranks wait",
-            f"trainer.collective_timeout_s={int(wait_s * 2)}",
+            f"ranks that have not answered after {WAITS} times as long count as lost, and a step's training takes "
+            f"about {duration.text(work_s)}",
+            f"trainer.collective_timeout_s={int(work_s)}",
         )
 
 

@@ -2,7 +2,8 @@
 
 Invariants:
 - Jobs without a folder run on the composition itself; Hydra makes folders for the others only, after the rules passed.
-- With several jobs, each is checked before the first starts.
+- With several jobs, each is checked before the first starts. Repeats of arms follow one another in blocks, every other
+  block backwards (ABBA), so that a machine that drifts moves all arms alike.
 - SLURM gets batch scripts of ours; other launchers are Hydra's.
 - No error of Hydra's reaches the user as a traceback.
 """
@@ -36,9 +37,9 @@ from swe_rl.job.dispatch import (
     run_folderless,
     run_in_folder,
 )
-from swe_rl.job.failure import report
+from swe_rl.job.failure import INTERRUPTED, report
 from swe_rl.job.freeze import FOLDER as FROZEN
-from swe_rl.job.freeze import freeze, use_frozen_code
+from swe_rl.job.freeze import Frozen, freeze, use_frozen_code
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -88,10 +89,10 @@ def _single(composed: Composed, arguments: Sequence[str], config_dir: Path | Non
 
 
 def _several(arguments: Sequence[str], flags: argparse.Namespace, overrides: list[str], config_dir: Path | None) -> int:
-    jobs = compose_all(expand(overrides, config_dir), config_dir)
+    jobs = _jobs(overrides, config_dir)
     if jobs and _only_written(jobs[0]) and not is_slurm(jobs[0].launcher_settings):
         overrides = [*(one for one in overrides if not one.startswith(f"{LAUNCHERS}=")), f"{LAUNCHERS}={_SLURM}"]
-        jobs = compose_all(expand(overrides, config_dir), config_dir)
+        jobs = _jobs(overrides, config_dir)
     if jobs and all(job.config.job.name in FOLDERLESS for job in jobs):
         jobs = [answered(job) for job in jobs]
         return max(run_all_folderless(jobs), 0 if checks_pass(jobs) else 2)
@@ -128,7 +129,28 @@ def _without_this_machine(
             "hardware=h100x8, or another option of conf/hardware/, with hardware.partition=NAME."
         )
     overrides = [*overrides, f"hardware={WITHOUT_GPUS}"]
-    return overrides, compose_all(expand(overrides, config_dir), config_dir)
+    return overrides, _jobs(overrides, config_dir)
+
+
+def _jobs(overrides: list[str], config_dir: Path | None) -> list[Composed]:
+    """In the order in which they start and are numbered; a launcher that starts all at once keeps Hydra's."""
+    jobs = compose_all(expand(overrides, config_dir), config_dir)
+    blocks = _blocks(jobs)
+    return [job for number, block in enumerate(blocks) for job in (block[::-1] if number % 2 else block)] or jobs
+
+
+def _blocks(jobs: Sequence[Composed]) -> list[list[Composed]]:
+    """The arms of each repeat, by trainer.seed and job.repeat; empty where there are no repeats of several arms."""
+    if not jobs or _side_by_side(jobs[0]):
+        return []
+    found: dict[tuple[int, int], list[Composed]] = {}
+    for job in jobs:
+        found.setdefault((job.config.job.repeat, job.config.trainer.seed), []).append(job)
+    return list(found.values()) if 1 < len(found) < len(jobs) else []
+
+
+def _side_by_side(job: Composed) -> bool:
+    return starts_processes(job.launcher_settings) and not is_slurm(job.launcher_settings)
 
 
 def _only_written(composed: Composed) -> bool:
@@ -156,13 +178,7 @@ def start_submitted(folder: Path, number: int, slurm_id: str) -> int:
         submission = read_submission(folder)
         job = submission.jobs[number]
         own = None if submission.config_dir is None else folder / submission.config_dir
-        here = {
-            "mode": "RUN",
-            "run.dir": quoted(str(folder / job.folder)),
-            "job.num": number,
-            "job.id": quoted(slurm_id),
-        }
-        more = [f"hydra.{key}={value}" for key, value in here.items()]
+        more = _of_sweep(folder / job.folder, number, slurm_id)
         return _run([], [*job.overrides, *more], own, folder / FROZEN / "conf")
     except (KeyboardInterrupt, Exception) as error:
         return report(error)
@@ -180,9 +196,32 @@ def _run_frozen(flags: argparse.Namespace, jobs: list[Composed], overrides: list
         where = f"{len(jobs)} jobs by {first.launcher} in {folder}"
         print(f"{where}: each folder has its run.log and status.json", flush=True)
     given = [override for override in overrides if not override.startswith("hydra.sweep.dir=")]
-    status = _run(["--multirun"] if flags.multirun else [], [*given, *more], frozen.config_dir, frozen.conf)
+    if _blocks(jobs):
+        status = _run_in_order(jobs, folder, frozen)
+    else:
+        status = _run(["--multirun"] if flags.multirun else [], [*given, *more], frozen.config_dir, frozen.conf)
     _print_comparison(jobs, folder)
     return status
+
+
+def _run_in_order(jobs: Sequence[Composed], folder: Path, frozen: Frozen) -> int:
+    """One after the other in this process, as Hydra's basic launcher does in an order of its own."""
+    from swe_rl.job.submission.folders import job_folders
+
+    worst = 0
+    for number, (job, name) in enumerate(zip(jobs, job_folders(jobs), strict=True)):
+        more = _of_sweep(folder / name, number, str(number))
+        status = _run([], [*job.overrides, *more], frozen.config_dir, frozen.conf)
+        if status == INTERRUPTED:
+            return status
+        worst = max(worst, status)
+    return worst
+
+
+def _of_sweep(folder: Path, number: int, name: str) -> list[str]:
+    """Overrides with which a job runs alone, in its folder and under its number."""
+    here = {"mode": "RUN", "run.dir": quoted(str(folder)), "job.num": number, "job.id": quoted(name)}
+    return [f"hydra.{key}={value}" for key, value in here.items()]
 
 
 def _print_comparison(jobs: Sequence[Composed], folder: Path) -> None:

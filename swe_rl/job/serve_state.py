@@ -38,8 +38,8 @@ class ServeState(ProgressState):
                 f"{sum(one.running for one in stats)} running",
                 f"{sum(one.waiting for one in stats)} queued",
                 f"{router.get('held_requests', router.get('held_programs', 0))} held",
-                f"{rate:.0f} tokens/s",
-                f"{sampled:,} sampled",
+                f"{rate:.0f} sampled tokens/s",
+                f"{sampled:,} in all",
                 f"KV {share:.0%}",
             ]
         )

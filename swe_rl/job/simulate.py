@@ -196,6 +196,8 @@ def loads_of(config: Config, count: int = LOADS, at_once: int | None = None) -> 
     at_once = at_once or sizes.trajectories_at_once(config)
     if config.job.workload_from is not None:
         return _recorded(config, Path(config.job.workload_from), count, at_once)
+    if wrong := [name for name, _ in rollout_bound.wrong_pairs(config.rollout.workload)]:
+        raise WorkloadError(f"rollout.workload.{wrong[0]} is no [median, spread]; job=check says what it may be")
     seeds = [config.trainer.seed + index for index in range(count)]
     parameters = parameters_of(config.rollout.workload)
     drawn = [replace(draw(parameters, config.rollout, seed), concurrency=at_once) for seed in seeds]

@@ -61,7 +61,7 @@ class Progress:
             _log.info(text.finished(left, cost_s))
 
     def trajectory(self, status: str, tokens: int = 0) -> None:
-        """One trajectory has ended; `tokens` is its response length and feeds tokens/s."""
+        """One trajectory has ended; `tokens` were sampled for it, and feed the rate."""
         self.state.counts[str(status)] += 1
         self.state.tokens += tokens
         self._view.refresh()

@@ -58,7 +58,7 @@ class ProgressState:
         current_s = min(now_s - self.step_started_s, mean_s)
         return mean_s * (self.total_steps - self.done_steps) - current_s
 
-    def tokens_per_s(self, now_s: float) -> float:
+    def sampled_tokens_per_s(self, now_s: float) -> float:
         since_s = self.collecting_since_s
         return self.tokens / (now_s - since_s) if since_s is not None and now_s > since_s else 0.0
 
@@ -76,4 +76,4 @@ class ProgressState:
         if self.collecting_since_s is None:
             return None
         counts = dict(self.counts)
-        return text.collection_line(sum(counts.values()), self.expected, counts, self.tokens_per_s(now_s))
+        return text.collection_line(sum(counts.values()), self.expected, counts, self.sampled_tokens_per_s(now_s))

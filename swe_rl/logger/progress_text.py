@@ -1,6 +1,8 @@
 """The wording of progress: numbers in, one line of ASCII out.
 
 Invariants:
+- A rate says which tokens it counts: `response` all of the trajectories' responses, what tools said included, as the
+  field reports it (`tokens_per_s`); `sampled` what the policy sampled.
 - Pure; a number that is missing or not finite reads '-', and never raises.
 - `Started: 'x'`, `Finished: 'x', time cost: 1.23s` and `avg_final_rewards: .., avg_response_length: ..` are SkyRL's
   markers, so that tools made for its logs read ours.
@@ -37,16 +39,17 @@ def step_line(record: Mapping[str, Any], total_steps: int, step_s: float) -> str
     width = len(str(total_steps))
     return (
         f"step {record.get('step', '-'):>{width}}/{total_steps}  reward {number(record.get('reward_mean'), '.3f')}"
-        f"  resolved {percent(record.get('resolved_rate')):>5}  {number(record.get('tokens_per_s'), '.0f'):>5} tokens/s"
+        f"  resolved {percent(record.get('resolved_rate')):>5}"
+        f"  {number(record.get('tokens_per_s'), '.0f'):>5} response tokens/s"
         f"  loss {number(record.get('loss'), '.4f')}  entropy {number(record.get('entropy'), '.3f')}"
         f"  {duration(step_s)}"
     )
 
 
-def collection_line(done: int, total: int, counts: Mapping[str, int], tokens_per_s: float) -> str:
+def collection_line(done: int, total: int, counts: Mapping[str, int], sampled_tokens_per_s: float) -> str:
     statuses = ", ".join(f"{count} {status}" for status, count in sorted(counts.items(), key=lambda item: -item[1]))
     of_total = f"{done}/{total}" if total else str(done)
-    rate = f"  {tokens_per_s:.0f} tokens/s" if tokens_per_s > 0 else ""
+    rate = f"  {sampled_tokens_per_s:.0f} sampled tokens/s" if sampled_tokens_per_s > 0 else ""
     return f"{of_total} trajectories{f' ({statuses})' if statuses else ''}{rate}"
 
 

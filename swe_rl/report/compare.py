@@ -3,7 +3,8 @@
 Invariants:
 - Pure: what was measured goes in, numbers come out; files are read and written elsewhere.
 - Only complete steps are here. A step that one side alone has belongs to no pair.
-- Repeats of an arm pair with the repeats of the same name of the other arm, step by step.
+- Repeats of an arm pair with the repeats of the same name of the other arm, step by step; intervals of a difference are
+  over pairs of repeats.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -11,7 +12,7 @@ from dataclasses import dataclass, field
 from statistics import fmean, stdev
 from typing import Any
 
-from swe_rl.report.compare_statistics import Paired, paired
+from swe_rl.report.compare_statistics import Interval, Paired, mean_interval, paired
 
 Key = tuple[str, int]  # the repeat's name, '' for an arm of one run, and the step
 
@@ -38,6 +39,7 @@ class Measured:
     incomplete: int = 0
     num_trajectories: int | None = None
     wall_s: float | None = None
+    gains: Mapping[str, float] = field(default_factory=dict)  # held-out instance: its resolved rate after less before
     status: str | None = None
     overrides: Mapping[str, str] = field(default_factory=dict)
     values: Mapping[str, Any] = field(default_factory=dict)  # its configuration
@@ -78,6 +80,17 @@ class Arm:
 
 
 @dataclass(frozen=True, slots=True)
+class Gain:
+    """Held-out gains in points, over the instances that both runs of each pair evaluated before and after."""
+
+    runs: int
+    instances: int  # of all runs
+    baseline: float
+    candidate: float
+    interval: Interval | None  # of the difference: over pairs of runs, or over the instances of the only one
+
+
+@dataclass(frozen=True, slots=True)
 class Pair:
     """A candidate against the baseline over `keys`, the steps that both have; `tokens` is None without any."""
 
@@ -85,6 +98,7 @@ class Pair:
     candidate: Arm
     keys: tuple[Key, ...]
     tokens: Paired | None
+    gain: Gain | None = None
 
     def means(self, value: Callable[[StepRate], float | None]) -> tuple[float, float] | None:
         """Both sides' means of a number over the paired steps; None where a step of either side lacks it."""
@@ -118,8 +132,24 @@ def compare(arms: Sequence[Arm], *, engines: int | None = None, source: str | No
 def pair(baseline: Arm, candidate: Arm) -> Pair:
     before, after = baseline.rates(), candidate.rates()
     keys = tuple(key for key in before if key in after)
-    tokens = paired([before[key].tokens_per_s for key in keys], [after[key].tokens_per_s for key in keys])
-    return Pair(baseline, candidate, keys, tokens)
+    runs = [[key for key in keys if key[0] == name] for name in dict.fromkeys(name for name, _ in keys)]
+    sides = ([[rates[key].tokens_per_s for key in run] for run in runs] for rates in (before, after))
+    return Pair(baseline, candidate, keys, paired(*sides), _gain(baseline, candidate))
+
+
+def _gain(baseline: Arm, candidate: Arm) -> Gain | None:
+    """None where no two runs evaluated the same instance before and after."""
+    both = [(run.gains, candidate.runs[name].gains) for name, run in baseline.runs.items() if name in candidate.runs]
+    pairs = [[(before[name], after[name]) for name in before if name in after] for before, after in both]
+    pairs = [run for run in pairs if run]
+    if not pairs:
+        return None
+    sides = [[100 * fmean(values[side] for values in run) for run in pairs] for side in (0, 1)]
+    differences = [after - before for before, after in zip(*sides, strict=True)]
+    if len(pairs) == 1:
+        differences = [100 * (after - before) for before, after in pairs[0]]
+    instances = sum(len(run) for run in pairs)
+    return Gain(len(pairs), instances, fmean(sides[0]), fmean(sides[1]), mean_interval(differences))
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

@@ -2,7 +2,8 @@
 
 Invariants:
 - Labels are distinct. Those that nobody gave say what differs: the overrides that are not the same in all runs.
-- Runs of a multirun that differ in their seed only are repeats of one arm.
+- Runs of a multirun that differ in trainer.seed or job.repeat only are repeats of one arm.
+- A label names a path by as much of its end as tells it from the others.
 - The baseline of a multirun is its arm labelled default, else its first.
 """
 
@@ -14,6 +15,7 @@ from swe_rl.report.compare import Arm, Measured
 
 PUBLISHED = ("dp4_default", "dp4_tr_atw01")  # what the published comparison calls its two logs
 _SEED = "trainer.seed"
+_REPEATS = {"job.repeat": "repeat", _SEED: "seed"}  # keys that tell repeats of one arm apart, and their names
 _BARE = frozenset({"experiment"})  # its option names the whole set-up: `dp4_default`, not `experiment=dp4_default`
 _NO_DIFFERENCE = re.compile(r"(?:hydra|paths|logger|job)(?:[./].*)?|name|trainer\.resume")
 _ROUTERS = ("sticky_least_loaded", "default", "cap", "tr")
@@ -55,7 +57,7 @@ def differences(runs: Sequence[Measured], ignored: frozenset[str] = frozenset())
     """
     keys = dict.fromkeys(key for run in runs for key in run.overrides)
     wanted = [key for key in keys if key not in ignored and not _NO_DIFFERENCE.fullmatch(key)]
-    values = {key: [_value(run, key) for run in runs] for key in wanted}
+    values = {key: _ends([_value(run, key) for run in runs]) for key in wanted}
     differing = [key for key in wanted if len(set(values[key])) > 1]
     return [" ".join(_text(key, values[key][index]) for key in differing).strip() for index in range(len(runs))]
 
@@ -78,9 +80,21 @@ def _pair_labels(runs: tuple[Measured, Measured]) -> Sequence[str]:
     if all(run.is_log for run in runs):
         return PUBLISHED
     names = [run.job or str(run.value("name") or PurePath(run.source).name) for run in runs]
-    folders = [PurePath(run.source).name for run in runs]
+    folders = _ends([run.source for run in runs])
     ways = [names, folders] if any(run.is_log for run in runs) else [differences(runs), names, folders]
-    return next((way for way in ways if all(way) and len(set(way)) == len(way)), [run.source for run in runs])
+    return next((way for way in ways if all(way) and len(set(way)) == len(way)), folders)
+
+
+def _ends(values: list[str]) -> list[str]:
+    """Of paths the last parts, as many as tell them apart; other values as they are."""
+    if len(set(values)) < 2 or not all("/" in value for value in values):
+        return values
+    parts = [PurePath(value).parts for value in values]
+    for count in range(1, max(map(len, parts))):
+        ends = ["/".join(own[-count:]) for own in parts]
+        if len(set(ends)) == len(set(values)):
+            return ends
+    return values
 
 
 def _distinct(labels: list[str]) -> list[str]:
@@ -114,11 +128,12 @@ def _engines(label: str, run: Measured) -> int | None:
 
 
 def _repeat_names(groups: Sequence[Sequence[Measured]]) -> list[list[str]]:
-    """By seed where that pairs the arms' runs, else by their order; '' where every arm has one run."""
+    """By repeat and seed where that pairs the arms' runs, else by their order; '' where every arm has one run."""
     if all(len(group) == 1 for group in groups):
         return [[""] for _ in groups]
-    seeds = [[_value(run, _SEED) for run in group] for group in groups]
-    unique = all(len(set(own)) == len(own) for own in seeds)
-    if unique and set.intersection(*(set(own) for own in seeds)):
-        return [[f"seed={seed}" for seed in own] for own in seeds]
+    telling = [key for key in _REPEATS if len({_value(run, key) for group in groups for run in group}) > 1]
+    names = [[" ".join(f"{_REPEATS[key]}={_value(run, key)}" for key in telling) for run in group] for group in groups]
+    unique = all(len(set(own)) == len(own) for own in names)
+    if unique and set.intersection(*(set(own) for own in names)):
+        return names
     return [[f"run {index}" for index in range(len(group))] for group in groups]

@@ -13,9 +13,11 @@ from typing import Any
 from swe_rl.config import yaml_text
 from swe_rl.errors import UserError
 from swe_rl.logger.disk import decode_json
+from swe_rl.logger.events import read_events
 from swe_rl.logger.folder import RunFolder
 from swe_rl.logger.jsonl import iter_jsonl
 from swe_rl.report.compare import Measured, StepRate
+from swe_rl.report.figures import instance_rows
 from swe_rl.report.skyrl_log import job_id, read_log
 
 _MARKS = ("steps_jsonl", "status_json", "config_yaml")
@@ -68,6 +70,7 @@ def _run(folder: RunFolder) -> Measured:
         incomplete=len(records) - len(rates),
         num_trajectories=_same(records[step].get("num_trajectories") for step in rates),
         wall_s=_wall_s(folder.summary_json),
+        gains=_gains(folder),
         status=status.status.value if status else None,
         overrides=_overrides(folder.path / ".hydra" / "overrides.yaml"),
         values=_yaml(folder.config_yaml, dict),
@@ -80,6 +83,16 @@ def _rate(record: Mapping[str, Any]) -> StepRate | None:
         return None
     names = ("reward_mean", "avg_response_length", "generate_s", "step_s")
     return StepRate(tokens_per_s, **{name: _number(record.get(name)) for name in names})
+
+
+def _gains(folder: RunFolder) -> dict[str, float]:
+    """Of held-out instances that were evaluated before and after."""
+    found: dict[str, float] = {}
+    for row in instance_rows(read_events(folder.events_jsonl, "eval")):
+        (solved_before, before), (solved_after, after) = row["before"] or (0, 0), row["after"] or (0, 0)
+        if before and after:
+            found[row["id"]] = solved_after / after - solved_before / before
+    return found
 
 
 def _log(path: Path, key: str, trajectories_per_step: int) -> Measured:

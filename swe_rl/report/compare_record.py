@@ -2,6 +2,8 @@
 
 Invariants:
 - Keys name their units; what is unknown is null in JSON and empty in CSV. Nothing is rounded.
+- `delta_percent_interval` is over pairs of runs, null for one; `within_run_delta_percent_interval` is over the steps of
+  the only pair, and says nothing about another one.
 """
 
 import csv
@@ -63,11 +65,14 @@ def _pair(pair: Pair) -> dict[str, Any]:
         "candidate_average_tokens_per_s": tokens and tokens.candidate_average,
         "delta_tokens_per_s": tokens and tokens.delta,
         "delta_percent": tokens and tokens.delta_percent,
+        "paired_runs": tokens.runs if tokens else 0,
         "delta_percent_interval": tokens and tokens.interval_percent,
+        "within_run_delta_percent_interval": tokens and tokens.within_run_percent,
         "baseline_median_tokens_per_s": tokens and tokens.baseline_median,
         "candidate_median_tokens_per_s": tokens and tokens.candidate_median,
         "baseline_reward_mean": rewards[0],
         "candidate_reward_mean": rewards[1],
+        "held_out_gain_points": asdict(pair.gain) if pair.gain else None,
         "steps": list(_paired_steps(pair)),
     }
 

@@ -1,30 +1,44 @@
-"""What paired steps say of two arms: averages, medians, and how sure the difference of the averages is.
+"""What paired runs say of two arms: averages, medians, and how sure the difference of the averages is.
 
 Invariants:
 - Equal numbers give equal statistics: the resampling is seeded.
 - The relative difference is that of the two averages, not the average of the steps' differences.
+- An interval of the difference between arms is over pairs of runs, the unit that a repeat draws anew. What the steps of
+  one pair say is kept apart: a machine that drifts between two runs moves all of their steps together.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import fmean, median
+from math import sqrt
+from statistics import fmean, median, stdev
 
 RESAMPLES = 10_000
 SEED = 0
 LEVEL = 0.95
 _BLOCK = 1_000_000  # resampled steps held at once
+# The 0.975 quantile of Student's t for 1, 2, ... degrees of freedom.
+_T_975 = (
+    *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
+    *(2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086),
+    *(2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042),
+)
+
+Interval = tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True)
 class Paired:
-    """Of equally many values on both sides; percentages are of the baseline, None where it is zero."""
+    """Of pairs of runs with equally many steps on both sides. Averages are those of the runs' averages; percentages are
+    of the baseline, None where it is zero."""
 
-    steps: int
+    runs: int
+    steps: int  # of all runs
     baseline_average: float
     candidate_average: float
-    baseline_median: float
+    baseline_median: float  # of all steps
     candidate_median: float
-    interval_percent: tuple[float, float] | None  # of `delta_percent`; None for fewer than two steps
+    interval_percent: Interval | None  # of `delta_percent`, over pairs of runs; None for fewer than two
+    within_run_percent: Interval | None  # over the steps of the only pair; None for several pairs or one step
 
     @property
     def delta(self) -> float:
@@ -35,19 +49,25 @@ class Paired:
         return percent(self.baseline_average, self.candidate_average)
 
 
-def paired(baseline: Sequence[float], candidate: Sequence[float]) -> Paired | None:
-    """Statistics of values that belong together by their position; None without any. Raises ValueError."""
-    if len(baseline) != len(candidate):
-        raise ValueError(f"{len(baseline)} values cannot be paired with {len(candidate)}")
-    if not baseline:
+def paired(baseline: Sequence[Sequence[float]], candidate: Sequence[Sequence[float]]) -> Paired | None:
+    """Of runs, each its steps, that belong together by their position; None without any. Raises ValueError."""
+    lengths = [[len(run) for run in side] for side in (baseline, candidate)]
+    if lengths[0] != lengths[1]:
+        raise ValueError(f"runs of {lengths[0]} steps cannot be paired with runs of {lengths[1]}")
+    if not lengths[0]:
         return None
+    before, after = ([fmean(run) for run in side] for side in (baseline, candidate))
+    steps = [[rate for run in side for rate in run] for side in (baseline, candidate)]
+    alone = len(before) == 1
     return Paired(
-        len(baseline),
-        fmean(baseline),
-        fmean(candidate),
-        median(baseline),
-        median(candidate),
-        bootstrap_percent(baseline, candidate),
+        len(before),
+        len(steps[0]),
+        fmean(before),
+        fmean(after),
+        median(steps[0]),
+        median(steps[1]),
+        None if alone else interval_percent(before, after),
+        bootstrap_percent(steps[0], steps[1]) if alone else None,
     )
 
 
@@ -56,13 +76,30 @@ def percent(baseline: float, candidate: float) -> float | None:
     return 100 * (candidate - baseline) / baseline if baseline else None
 
 
+def interval_percent(baseline: Sequence[float], candidate: Sequence[float]) -> Interval | None:
+    """95 % t-interval of the mean difference of pairs, in per cent of the baseline's mean; None for fewer than two."""
+    found = mean_interval([after - before for before, after in zip(baseline, candidate, strict=True)])
+    base = fmean(baseline)
+    return (100 * found[0] / base, 100 * found[1] / base) if found and base > 0 else None
+
+
+def mean_interval(values: Sequence[float]) -> Interval | None:
+    """95 % t-interval of a mean (Student 1908); None for fewer than two values."""
+    if len(values) < 2:
+        return None
+    freedom = len(values) - 1
+    quantile = _T_975[freedom - 1] if freedom <= len(_T_975) else 1.96 + 2.4 / freedom
+    half = quantile * stdev(values) / sqrt(len(values))
+    return fmean(values) - half, fmean(values) + half
+
+
 def bootstrap_percent(
     baseline: Sequence[float], candidate: Sequence[float], resamples: int = RESAMPLES, seed: int = SEED
-) -> tuple[float, float] | None:
+) -> Interval | None:
     """95 % percentile interval of the candidate's average over the baseline's, less one, in per cent.
 
     Pairs are drawn with replacement (Efron 1979), so what a step does to both sides cancels. Steps count as
-    independent. None for fewer than two pairs, or where a draw has a baseline of zero.
+    independent, which those of one run are not. None for fewer than two pairs, or where a draw has a baseline of zero.
     """
     import numpy as np
 

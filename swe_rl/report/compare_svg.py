@@ -154,13 +154,18 @@ def _forest(rows: Sequence[tuple[Pair, Style]], baseline: str, top: float) -> It
     room = 0.08 * (max(ends) - min(ends)) or 1.0
     x = Scale(min(ends) - room, max(ends) + room, _FOREST_LEFT, _WIDTH - 230)
     bottom = top + 8 + _FOREST_ROW * len(rows)
-    yield label(20, top - 8, f"Delta % against {_short(baseline)}, 95 % interval over paired steps", weight=600)
+    yield label(20, top - 8, f"Delta % against {_short(baseline)}{_intervals(rows)}", weight=600)
     marks = ticks(x.low, x.high)
     for mark in marks:
         yield grid_line(x(mark), top + 4, x(mark), bottom, strong=mark == 0)
         yield label(x(mark), bottom + 18, tick_text(mark, marks), anchor="middle", color=SOFT)
     for index, (pair, own) in enumerate(rows):
         yield from _forest_row(pair, own, x, top + 22 + _FOREST_ROW * index)
+
+
+def _intervals(rows: Sequence[tuple[Pair, Style]]) -> str:
+    over_runs = any(pair.tokens and pair.tokens.interval_percent for pair, _ in rows)
+    return ", 95 % interval over pairs of runs" if over_runs else ": one run an arm, no interval"
 
 
 def _forest_row(pair: Pair, own: Style, x: Scale, y: float) -> Iterator[str]:

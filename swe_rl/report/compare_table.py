@@ -3,15 +3,16 @@
 Invariants:
 - A column is as wide as its widest cell; the first to the left, the others to the right; one decimal.
 - What is not known reads N/A; a difference is never taken from rounded numbers.
+- An interval of a difference is over pairs of runs; where there is one pair the cell says so.
 """
 
 from collections.abc import Sequence
 
 from swe_rl.report.compare import Arm, Comparison, Key, Pair, StepRate, pair
-from swe_rl.report.compare_statistics import percent
+from swe_rl.report.compare_statistics import Interval, Paired, percent
 
 NOTHING = "N/A"
-AVERAGE = "Average (paired steps)"
+ONE_RUN = "one run"
 
 
 def table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
@@ -43,9 +44,13 @@ def pair_table(made: Comparison) -> list[str]:
         for key in made.step_keys()
     ]
     if tokens := made.pairs[0].tokens:
-        rows.append(_difference_row(AVERAGE, tokens.baseline_average, tokens.candidate_average))
+        rows.append(_difference_row(average_name(tokens), tokens.baseline_average, tokens.candidate_average))
     names = [f"{arm.label} tokens/sec" for arm in made.arms]
     return table(["Step", *names, f"Delta ({after.short}-{before.short})", "Delta %"], rows)
+
+
+def average_name(tokens: Paired) -> str:
+    return "Average (paired steps)" if tokens.runs == 1 else f"Average ({tokens.runs} runs a side)"
 
 
 def _difference_row(name: str, before: float | None, after: float | None) -> list[str]:
@@ -62,26 +67,27 @@ def arms_table(made: Comparison) -> list[str]:
     """A row an arm, over the steps that it shares with the baseline; the baseline's own over all of its steps."""
     base = made.arms[0]
     headers = ["Arm", "Runs", "Paired steps", f"{base.short} tokens/sec", "Arm tokens/sec", "Delta", "Delta %"]
-    headers += ["95 % of delta %", "Arm median", "Spread of runs", "Mean reward", "Wall s a run"]
+    headers += ["95 % of delta %", "Arm median", "Spread of runs", "Mean reward", "Held-out gain", "Wall s a run"]
     own = pair(base, base)
     return table(headers, [_arm_row(own, base), *(_arm_row(one, one.candidate) for one in made.pairs)])
 
 
 def _arm_row(one: Pair, arm: Arm) -> list[str]:
     tokens, rewards = one.tokens, one.means(lambda rate: rate.reward_mean)
-    last = [number(arm.spread()), number(rewards[1] if rewards else None, 4), number(arm.wall_s())]
+    gain = number(one.gain.candidate if one.gain else None)
+    last = [number(arm.spread()), number(rewards[1] if rewards else None, 4), gain, number(arm.wall_s())]
     if tokens is None:
         return [arm.label, str(len(arm.runs)), "0", NOTHING, number(arm.average()), *[NOTHING] * 4, *last]
     averages = [number(tokens.baseline_average), number(tokens.candidate_average)]
-    differences = [number(tokens.delta), number(tokens.delta_percent), interval(one)]
+    over_runs = interval(tokens.interval_percent) if tokens.runs > 1 else ONE_RUN
+    differences = [number(tokens.delta), number(tokens.delta_percent), over_runs]
     if one.baseline is one.candidate:
         differences = [""] * len(differences)
     row = [arm.label, str(len(arm.runs)), str(tokens.steps)]
     return [*row, *averages, *differences, number(tokens.candidate_median), *last]
 
 
-def interval(one: Pair) -> str:
-    found = one.tokens.interval_percent if one.tokens else None
+def interval(found: Interval | None) -> str:
     return f"{number(found[0])} to {number(found[1])}" if found else NOTHING
 
 

@@ -2,15 +2,16 @@
 
 Invariants:
 - Two arms print in the layout of the published comparison, so that tools and eyes made for it read ours.
+- An interval over the steps of one run a side is called `within this run`, never an interval of the difference.
 - A run that is not over, or left steps incomplete, is named.
 """
 
 from collections.abc import Iterator, Sequence
 
 from swe_rl.logger.status import RunState
-from swe_rl.report.compare import Arm, Comparison, Measured, Pair
-from swe_rl.report.compare_statistics import RESAMPLES, percent
-from swe_rl.report.compare_table import arms_table, interval, number, pair_table, steps_table
+from swe_rl.report.compare import Arm, Comparison, Gain, Measured, Pair
+from swe_rl.report.compare_statistics import Paired, percent
+from swe_rl.report.compare_table import ONE_RUN, arms_table, interval, number, pair_table, steps_table
 
 
 def text(made: Comparison) -> str:
@@ -19,15 +20,17 @@ def text(made: Comparison) -> str:
     if len(made.arms) == 2:
         lines += [*pair_table(made), "", *_facts(made.pairs[0])]
     else:
-        lines += [*arms_table(made), "", *steps_table(made), "", f"- 95 % of delta %: {_BOOTSTRAP}"]
+        lines += [*arms_table(made), "", *steps_table(made), ""]
+        lines.append(f"- 95 % of delta %: {_OVER_RUNS}; {ONE_RUN}: none. {_REPEAT}")
     return "\n".join([*lines, *_notes(made)])
 
 
-_BOOTSTRAP = f"bootstrap over paired steps, {RESAMPLES:,} resamples of the ratio of averages"
+_OVER_RUNS = "t-interval over the pairs of runs"
+_REPEAT = "A --multirun with job.repeat=0,1,2,3 repeats the arms in turn."
 
 
 def _title(made: Comparison) -> str:
-    engines = f"DP={made.engines} " if made.engines else ""
+    engines = f"DP={made.engines} " if made.engines and made.engines > 1 else ""
     names = f"{made.arms[0].label} vs {made.arms[1].label}" if len(made.arms) == 2 else made.source
     return f"# {engines}Rollout Tokens/sec Comparison ({names})"
 
@@ -61,10 +64,9 @@ def _facts(pair: Pair) -> Iterator[str]:
         yield "No step is complete on both sides yet: there is nothing to average."
         return
     yield _fact("median (paired steps)", (tokens.baseline_median, tokens.candidate_median), "tokens/sec")
-    if tokens.interval_percent is None:
-        yield "- 95 % interval of the average's delta %: none from one paired step"
-    else:
-        yield f"- 95 % interval of the average's delta %: {interval(pair)} ({_BOOTSTRAP})"
+    yield from _certainty(pair, tokens)
+    if pair.gain:
+        yield _gain(pair.gain)
     if rewards := pair.means(lambda rate: rate.reward_mean):
         yield _fact("mean reward (paired steps)", rewards, digits=4)
     if seconds := pair.means(lambda rate: rate.generate_s):
@@ -74,6 +76,26 @@ def _facts(pair: Pair) -> Iterator[str]:
     before_s, after_s = pair.baseline.wall_s(), pair.candidate.wall_s()
     if before_s is not None and after_s is not None:
         yield _fact("wall time of a run", (before_s, after_s), "s")
+
+
+def _certainty(pair: Pair, tokens: Paired) -> Iterator[str]:
+    if tokens.runs > 1:
+        yield f"- 95 % interval of the average's delta %: {interval(tokens.interval_percent)} ({_OVER_RUNS})"
+        spreads = pair.baseline.spread(), pair.candidate.spread()
+        yield f"- spread of the runs' averages: {' vs '.join(map(number, spreads))} tokens/sec"
+        return
+    within = tokens.within_run_percent
+    found = f"delta % {interval(within)} (95 %, bootstrap over its steps)" if within else "one paired step"
+    yield f"- within this run: {found}; it says nothing about another run. {_REPEAT}"
+
+
+def _gain(gain: Gain) -> str:
+    over = "over the pairs of runs" if gain.runs > 1 else "within this run, over its instances"
+    difference = number(gain.candidate - gain.baseline)
+    return (
+        f"- held-out gain (paired, {gain.instances} instances): {number(gain.baseline)} vs {number(gain.candidate)} "
+        f"points, delta {difference} (95 %: {interval(gain.interval)}, {over})"
+    )
 
 
 def _fact(name: str, values: tuple[float, float], unit: str = "", digits: int = 1) -> str:

@@ -78,7 +78,7 @@ function charts() {
     outcomes(),
     tricks(),
     { title: "Throughput", note: "tokens/s while generating", fromZero: true,
-      series: series(["all tokens", "tokens_per_s"], ["sampled by the policy", "sampled_tokens_per_s"]) },
+      series: series(["of responses", "tokens_per_s"], ["sampled by the policy", "sampled_tokens_per_s"]) },
     { title: "Time of a step", note: "seconds by phase", stacked: true,
       series: series(["generate", "generate_s"], ["grade", "grade_s"], ["train", "train_s"],
         ["weight sync", "weight_sync_s"], ["checkpoint", "checkpoint_s"], ["think (idle)", "think_s"]) },
@@ -98,7 +98,7 @@ function charts() {
 const fixed = (digits) => (value) => (isNumber(value) ? value.toFixed(digits) : "–");
 const STEP_COLUMNS = [
   ["step", "step", fixed(0)], ["reward", "reward_mean", fixed(3)], ["resolved", "resolved_rate", percent],
-  ["tokens/s", "tokens_per_s", fixed(0)], ["response", "avg_response_length", fixed(0)],
+  ["response tokens/s", "tokens_per_s", fixed(0)], ["response", "avg_response_length", fixed(0)],
   ["no signal", "degenerate_groups", fixed(0)], ["loss", "loss", fixed(4)], ["entropy", "entropy", fixed(3)],
   ["grad norm", "grad_norm", fixed(3)], ["KL rollout", "kl_rollout", short], ["generate", "generate_s", seconds],
   ["train", "train_s", seconds], ["step time", "step_s", seconds],

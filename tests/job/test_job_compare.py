@@ -78,7 +78,8 @@ def test_the_files_hold_the_same_numbers(start, tmp_path):
     made = json.loads((tmp_path / "here" / "compare.json").read_text())
     (pair,) = made["pairs"]
     assert pair["paired_steps"] == 6 and round(pair["delta_percent"], 1) == 18.4
-    low, high = pair["delta_percent_interval"]
+    assert pair["paired_runs"] == 1 and pair["delta_percent_interval"] is None  # one run a side
+    low, high = pair["within_run_delta_percent_interval"]
     assert low < pair["delta_percent"] < high
     assert [run["job"] for arm in made["arms"] for run in arm["runs"]] == ["25609", "25610"]
     with (tmp_path / "here" / "compare.csv").open(newline="") as file:
@@ -123,7 +124,7 @@ def test_a_run_against_a_log(start, tmp_path):
     printed = start(baseline=LOGS[0], candidate=run, candidate_label="ours")
     assert "- 25609 job: `25609`\n- ours run: " in printed
     assert "- 25609 formula: `tokens/sec = (396 *" in printed and "- ours formula: `tokens/sec = (64 *" in printed
-    assert "95 % interval of the average's delta %: none from one paired step" in printed
+    assert "- within this run: one paired step; it says nothing about another run." in printed
 
 
 def test_no_step_in_common_is_said(start, tmp_path):
@@ -197,3 +198,30 @@ def test_what_is_refused(start, multirun, tmp_path, keys, message):
     with pytest.raises(CompareError, match=message):
         start(**keys)
     assert not (tmp_path / "outputs" / "compare").exists()
+
+
+def test_repeats_of_a_sweep_are_one_arm_each(start, tmp_path):
+    """As `job.repeat=0,1` leaves them: in blocks, the second one backwards, all with the same seed."""
+    folder = tmp_path / "m"
+    for number, (router, repeat) in enumerate([("default", 0), ("tr", 0), ("tr", 1), ("default", 1)]):
+        rate = (100.0 if router == "default" else 120.0) - 5 * number
+        write_run(
+            folder / str(number), [rate] * 3, router=router, overrides=[f"router={router}", f"job.repeat={repeat}"]
+        )
+    lines = start(runs=folder).splitlines()
+    rows = {cells[0]: cells for line in lines if len(cells := [cell.strip() for cell in line.split("|")]) > 1}
+    assert rows["Average (2 runs a side)"] == ["Average (2 runs a side)", "92.5", "112.5", "20.0", "21.6"]
+    assert rows["1 (repeat=1)"][1:4] == ["85.0", "110.0", "25.0"]
+    assert any(line.startswith("- 95 % interval of the average's delta %: -") for line in lines)  # 15 and 25
+
+
+def test_held_out_gains_are_read(start, tmp_path):
+    for name, after in (("a", 2), ("b", 3)):
+        folder = write_run(tmp_path / name, [100.0], router=name)
+        evals = [
+            {"event": "eval", "split": "heldout", "step": step, "by_instance": {"i": [solved, 4], "j": [0, 0]}}
+            for step, solved in ((0, 1), (5, after))
+        ]
+        (folder / "events.jsonl").write_text("".join(f"{json.dumps(event)}\n" for event in evals))
+    printed = start(baseline=tmp_path / "a", candidate=tmp_path / "b")
+    assert "- held-out gain (paired, 1 instances): 25.0 vs 50.0 points, delta 25.0 (95 %: N/A, within" in printed

@@ -43,11 +43,11 @@ def test_the_live_line():
     router = {"programs": [{}, {}, {}], "held_requests": 4}
     assert state.look([engine, other], router, 110.0)
     assert state.headline(130.0) == (
-        "serving 30.0s  2/2 engines  3 programs  4 running  2 queued  4 held  0 tokens/s  0 sampled  KV 0%"
+        "serving 30.0s  2/2 engines  3 programs  4 running  2 queued  4 held  0 sampled tokens/s  0 in all  KV 0%"
     )
     engine.sampled, engine.used, other.up = 1500, 500, False
     assert state.look([engine, other], router, 120.0)
-    assert "1/2 engines" in state.headline(130.0) and "150 tokens/s  1,500 sampled  KV 25%" in state.headline(130.0)
+    assert "1/2 engines" in state.headline(130.0) and "150 sampled tokens/s  1,500 in all  KV 25%" in state.headline(130.0)
     assert (state.done_steps, state.total_steps) == (25, 100)  # the bar
     assert state.look([engine, other], router, 121.0)  # 0 tokens/s now
     assert not state.look([engine, other], router, 122.0)

@@ -130,7 +130,7 @@ def test_rows_of_a_sweep(sweep):
 def test_table_and_failures(sweep):
     rows = sweep_rows(sweep, read_submission(sweep), 100.0, SEEN)
     lines = table(rows)
-    assert lines[0].split() == ["job", "SLURM", "state", "step", "tokens/s", "reward", "heard"]
+    assert lines[0].split() == ["job", "SLURM", "state", "step", "response", "tokens/s", "reward", "heard"]
     assert lines[1].split()[:6] == ["0", "7_0", "running", "2/5", "10", "0.250"]
     assert lines[-1] == "1 running, 1 died"
     text = "\n".join(failures(rows[1:]))

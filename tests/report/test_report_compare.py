@@ -65,7 +65,7 @@ def test_arms_are_each_against_the_first_over_the_steps_that_both_have():
     made = compare([arm("a", {1: 100, 2: 300}), arm("b", {1: 150}), arm("c", {}), arm("d", {7: 40})])
     rows = {row[0]: row for row in map(cells, arms_table(made)[2:])}
     assert rows["a"][2:7] == ["2", "200.0", "200.0", "", ""]
-    assert rows["b"][2:8] == ["1", "100.0", "150.0", "50.0", "50.0", "N/A"]
+    assert rows["b"][2:8] == ["1", "100.0", "150.0", "50.0", "50.0", "one run"]
     assert rows["c"][2:7] == ["0", "N/A", "N/A", "N/A", "N/A"]
     assert rows["d"][2:7] == ["0", "N/A", "40.0", "N/A", "N/A"]
     assert [cells(line) for line in steps_table(made)[2:]] == [

@@ -64,6 +64,25 @@ def test_seeds_are_repeats():
     assert arms[1].runs["seed=4"] is runs[3]
 
 
+def test_repeats_of_one_seed_pair_by_their_number():
+    runs = [run(router=router, job__repeat=repeat) for router, repeat in (("a", 0), ("b", 0), ("b", 1), ("a", 1))]
+    assert {arm.label: list(arm.runs) for arm in make_arms(runs, "x")} == {
+        "router=a": ["repeat=0", "repeat=1"],
+        "router=b": ["repeat=0", "repeat=1"],
+    }
+    both = [run(router=router, job__repeat=n, trainer__seed=n) for router in "ab" for n in (0, 1)]
+    assert [list(arm.runs) for arm in make_arms(both, "x")] == [["repeat=0 seed=0", "repeat=1 seed=1"]] * 2
+
+
+def test_paths_are_named_by_what_tells_them_apart():
+    paths = ["/very/long/folder/a/model", "/very/long/folder/b/model"]
+    assert differences([run(model__path=path) for path in paths]) == ["model.path=a/model", "model.path=b/model"]
+    assert differences([run(model__path=path) for path in ("/x/small", "builtin:tiny")]) == [
+        "model.path=/x/small",
+        "model.path=builtin:tiny",
+    ]
+
+
 def test_seeds_that_no_two_arms_share_pair_by_order():
     runs = [run(router=router, trainer__seed=seed) for router, seed in (("a", 0), ("a", 1), ("b", 2), ("b", 3))]
     assert [list(arm.runs) for arm in make_arms(runs, "x")] == [["run 0", "run 1"]] * 2
@@ -92,7 +111,7 @@ def test_two_logs_are_the_published_pair_unless_labelled():
     [
         ((run(router="default"), run(router="tr")), ["router=default", "router=tr"]),
         ((run("outputs/rollout/a"), run("outputs/rollout/b")), ["a", "b"]),
-        ((run("outputs/a/0"), run("outputs/b/0")), ["outputs/a/0", "outputs/b/0"]),
+        ((run("outputs/a/0"), run("outputs/b/0")), ["a/0", "b/0"]),
         ((run("outputs/rollout/a"), log("7")), ["rollout", "7"]),
         ((run(trainer__seed=1), run(trainer__seed=2)), ["trainer.seed=1", "trainer.seed=2"]),
     ],

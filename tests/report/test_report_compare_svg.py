@@ -83,9 +83,15 @@ def test_the_picture_says_what_the_table_says():
     root = drawn(arm("default", {1: 1000, 2: 1200, 3: 1100, 9: 5000}), arm("tr", {1: 1200, 2: 1440, 3: 1320}))
     said = texts(root)
     assert "default: average 1100.0 tokens/sec" in said and "tr: average 1320.0 tokens/sec" in said
-    assert "+20.0 % (+20.0 to +20.0)" in said
+    assert "+20.0 %" in said and "Delta % against default: one run an arm, no interval" in said
     assert root.find(f"{SVG}title").text == "Rollout tokens/sec by step, 4 engines"
     assert "tr: average 1320.0" in root.find(f"{SVG}desc").text and root.get("role") == "img"
+
+
+def test_an_interval_is_drawn_over_pairs_of_runs():
+    said = texts(drawn(arm("default", {1: 1000}, {1: 2000}), arm("tr", {1: 1200}, {1: 2400})))
+    assert "Delta % against default, 95 % interval over pairs of runs" in said
+    assert any(part.startswith("+20.0 % (-") for part in said)
 
 
 def test_labels_cannot_break_out_of_it():

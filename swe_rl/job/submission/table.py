@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from swe_rl.job.submission.rows import Outcome, Row
 from swe_rl.logger.progress_text import duration, number
 
-_HEAD = ("job", "SLURM", "state", "step", "tokens/s", "reward", "heard", "")
+_HEAD = ("job", "SLURM", "state", "step", "response tokens/s", "reward", "heard", "")
 _NOTE = 60  # characters in the table; `failures` has all of it
 _FOLDED_FROM = 24  # rows; beyond, jobs of which there is nothing to see share a line
 _FOLDED = (Outcome.pending, Outcome.done)
