@@ -6,14 +6,14 @@ Invariants:
 - Their key comes from the environment, VLLM_API_KEY or else OPENAI_API_KEY.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from swe_rl.config.choices import LogprobsMode
 from swe_rl.config.schema import Config
 from swe_rl.engine.http import HttpEngine
-from swe_rl.engine.http_client import ConnectionLostError, HttpClient
-from swe_rl.engine.http_features import Needs
+from swe_rl.engine.http_client import ConnectionLostError, HttpClient, SilentError
+from swe_rl.engine.http_features import Needs, Patience
 from swe_rl.engine.http_weights import WeightFolders
 from swe_rl.engine.loss import LossTeller
 from swe_rl.errors import UserError
@@ -51,10 +51,17 @@ class ExternalEngine(HttpEngine):
             raise ExternalServerError(
                 f"engine.urls: {error}. Start the server or correct its address; engine=vllm starts servers itself"
             ) from error
+        except SilentError as error:
+            raise ExternalServerError(
+                f"engine.urls: {error}. Look at the server's log, or correct its address; one that has just been "
+                "started, or that others keep busy, may need more (engine.start_timeout_s)"
+            ) from error
 
 
-def external_engines(config: Config, environ: Mapping[str, str], weights: WeightFolders | None) -> list[ExternalEngine]:
-    """Named engine0, engine1, ... in the order of engine.urls. Raises UserError."""
+def external_engines(
+    config: Config, environ: Mapping[str, str], weights: WeightFolders | None, say: Callable[[str], None]
+) -> list[ExternalEngine]:
+    """Named engine0, engine1, ... in the order of engine.urls; `say` hears of silent servers. Raises UserError."""
     urls = config.engine.urls
     if not urls:
         raise ExternalServerError(
@@ -68,7 +75,14 @@ def external_engines(config: Config, environ: Mapping[str, str], weights: Weight
         raise ExternalServerError(f"engine.urls names {sorted(doubled)[0]} twice; each address is one engine")
     wanted = replace(needs(config), model=config.engine.served_model or _plain_path(config))
     return [
-        ExternalEngine(client, wanted, name=f"engine{index}", max_num_seqs=config.engine.max_num_seqs, weights=weights)
+        ExternalEngine(
+            client,
+            wanted,
+            name=f"engine{index}",
+            max_num_seqs=config.engine.max_num_seqs,
+            weights=weights,
+            patience=Patience(config.engine.start_timeout_s, say),
+        )
         for index, client in enumerate(clients)
     ]
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from swe_rl.engine.http_client import ConnectionLostError, HttpClient
 from swe_rl.engine.http_control import KV_CACHE, WEIGHTS, Control
-from swe_rl.engine.http_features import Features, Needs, probe
+from swe_rl.engine.http_features import Features, Needs, Patience, probe
 from swe_rl.engine.http_inflight import InFlight, Interrupted
 from swe_rl.engine.http_monitor import Monitor, Watcher
 from swe_rl.engine.http_reply import MixedError, understood, version_of, within
@@ -61,6 +61,7 @@ class HttpEngine:
         name: str,
         max_num_seqs: int,
         weights: WeightFolders | None = None,
+        patience: Patience | None = None,
         stats_period_s: float = 0.5,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -70,6 +71,7 @@ class HttpEngine:
         self._needs = needs
         self._max_num_seqs = max_num_seqs
         self._weights = weights
+        self._patience = patience
         self._stats_period_s = stats_period_s
         self._clock = clock
         self._features: Features | None = None
@@ -107,7 +109,7 @@ class HttpEngine:
         """Raises ServerRefusedError, EngineError; the session is then closed again."""
         await self._client.open()
         try:
-            self._features = await probe(self._client, self._needs)
+            self._features = await probe(self._client, self._needs, self._patience)
         except BaseException:
             await self._client.close()
             raise

@@ -41,6 +41,10 @@ class UnreachableError(ConnectionLostError):
     """Nothing listens at the server's address, or it cannot be reached; nothing was sent."""
 
 
+class SilentError(EngineError):
+    """The server accepted a request and did not answer it in time."""
+
+
 class EngineUrlError(UserError):
     """An address in engine.urls is none."""
 
@@ -120,7 +124,8 @@ class HttpClient:
                     raise UnreachableError(f"{self.url} cannot be reached: {_cause(error)}") from error
                 await asyncio.sleep(_REFUSED_PAUSE_S * 2**attempt)
             except TimeoutError as error:
-                raise EngineError(f"{self.url}{path} did not answer within {timeout_s} s") from error
+                within = "in time" if timeout_s is None else f"within {timeout_s:g} s"
+                raise SilentError(f"{self.url}{path} did not answer {within}") from error
             except aiohttp.ClientError as error:
                 raise ConnectionLostError(f"{self.url}{path} broke off: {_cause(error)}") from error
         raise AssertionError("unreachable")

@@ -4,18 +4,20 @@ Invariants:
 - A server that cannot serve a run is refused here with one UserError that names the way out, never later by a
   failed trajectory.
 - The probe samples a few tokens and changes nothing on the server: POST-only routes are asked with GET (405: there).
+- A server that accepts a request and does not answer is named while we wait, and given up.
 """
 
 import asyncio
 import math
 import re
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
 from swe_rl.config.choices import LogprobsMode
 from swe_rl.engine.http_client import Answer, HttpClient
 from swe_rl.engine.http_metrics import parse_metrics
-from swe_rl.engine.http_wire import Reply, TokenIn, parse_reply, request_body
+from swe_rl.engine.http_wire import BadNumbersError, Reply, TokenIn, parse_reply, request_body
 from swe_rl.engine.protocol import EngineError, SamplingParams
 from swe_rl.errors import UserError
 
@@ -26,7 +28,7 @@ _PROBE_IDS = (1, 2, 3, 5, 8, 13, 21, 34)
 # of its log-probabilities is -ln k then; raw ones are anything.
 _PROBE = SamplingParams(max_tokens=8, temperature=1.0, top_k=1, seed=1)
 _MOST_TIES, _TIE_NATS = 8, 1e-4
-_PROBE_TIMEOUT_S = 300.0  # the first request may compile kernels
+SILENT_S = 5.0  # then a person wants to know what is waited for
 
 
 class ServerRefusedError(UserError):
@@ -41,6 +43,24 @@ class Needs:
     max_model_len: int
     processed_logprobs: bool
     vocab_size: int | None = None  # None: whatever it has
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """With a server that does not answer a request of the probe: `say` hears of it before it is given up."""
+
+    limit_s: float = 30.0
+    say: Callable[[str], None] = lambda _: None
+
+    async def wait(self, asked: Awaitable[Answer], place: str) -> Answer:
+        """Raises what asking raises."""
+        asking = asyncio.ensure_future(asked)
+        try:
+            if not (await asyncio.wait({asking}, timeout=SILENT_S))[0]:
+                self.say(f"{place} has not answered for {SILENT_S:g} s; it is given up after {self.limit_s:g} s")
+            return await asking
+        finally:
+            asking.cancel()
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +90,12 @@ class Features:
         )
 
 
-async def probe(client: HttpClient, needs: Needs) -> Features:
-    """Raises ServerRefusedError; EngineError when the server cannot be reached or fails."""
-    version = await _version(client)
-    model, max_model_len = await _model(client, needs)
-    kind, reply = await _token_in(client, model, needs.vocab_size)
+async def probe(client: HttpClient, needs: Needs, patience: Patience | None = None) -> Features:
+    """Raises ServerRefusedError; EngineError when the server cannot be reached, is silent or fails."""
+    patience = patience or Patience()
+    version = await _version(client, patience)
+    model, max_model_len = await _model(client, needs, patience)
+    kind, reply = await _token_in(client, model, needs, patience)
     logprobs = LogprobsMode.processed if all(map(_of_ties, reply.logprobs)) else LogprobsMode.raw
     if needs.processed_logprobs and logprobs is LogprobsMode.raw:
         raise ServerRefusedError(
@@ -113,8 +134,8 @@ _ROUTES = (
 )
 
 
-async def _version(client: HttpClient) -> str:
-    answer = await client.get("/version")
+async def _version(client: HttpClient, patience: Patience) -> str:
+    answer = await _got(client, "/version", patience)
     _check_key(client, answer)
     text = str(_field(answer, "version") or "")
     found = _VERSION.match(text)
@@ -131,9 +152,13 @@ async def _version(client: HttpClient) -> str:
     return text
 
 
-async def _model(client: HttpClient, needs: Needs) -> tuple[str, int]:
+async def _got(client: HttpClient, path: str, patience: Patience) -> Answer:
+    return await patience.wait(client.get(path, timeout_s=patience.limit_s), client.url + path)
+
+
+async def _model(client: HttpClient, needs: Needs, patience: Patience) -> tuple[str, int]:
     """The name under which the server knows the wanted model, and its longest sequence."""
-    answer = await client.get("/v1/models")
+    answer = await _got(client, "/v1/models", patience)
     _check_key(client, answer)
     served = _field(answer, "data")
     if not answer.ok or not isinstance(served, list) or not served:
@@ -160,32 +185,46 @@ def _of_ties(logprob: float) -> bool:
     return 1 <= tied <= _MOST_TIES and abs(logprob + math.log(tied)) <= _TIE_NATS
 
 
-async def _token_in(client: HttpClient, model: str, vocab_size: int | None) -> tuple[TokenIn, Reply]:
+async def _token_in(client: HttpClient, model: str, needs: Needs, patience: Patience) -> tuple[TokenIn, Reply]:
     """The richer of the two ways that the server offers, and what it answered."""
-    first, why_first = await _try(client, TokenIn.completions, model, vocab_size)
+    first, why_first = await _try(client, TokenIn.completions, model, needs, patience)
     if first is not None and first.decode_s is not None:
         return TokenIn.completions, first
-    second, why_second = await _try(client, TokenIn.generate, model, vocab_size)
+    second, why_second = await _try(client, TokenIn.generate, model, needs, patience)
     if second is not None:
         return TokenIn.generate, second
     if first is not None:
         return TokenIn.completions, first
+    failed = any(why.startswith(_FAILED) for why in (why_first, why_second))
     raise ServerRefusedError(
         f"{client.url} does not take token ids and return token ids with log-probabilities: "
-        f"{TokenIn.completions.value}: {why_first}; {TokenIn.generate.value}: {why_second}. Both are part of a plain "
-        "`vllm serve`; a proxy in front of it may have removed them"
+        f"{TokenIn.completions.value}: {why_first}; {TokenIn.generate.value}: {why_second}. "
+        + ("The server fails: its log says why" if failed else _BOTH_WAYS)
     )
 
 
-async def _try(client: HttpClient, kind: TokenIn, model: str, vocab_size: int | None) -> tuple[Reply | None, str]:
+_FAILED = "it answered 5"
+_BOTH_WAYS = "Both are part of a plain `vllm serve`; a proxy in front of it may have removed them"
+
+
+async def _try(
+    client: HttpClient, kind: TokenIn, model: str, needs: Needs, patience: Patience
+) -> tuple[Reply | None, str]:
+    """The reply, or why there is none."""
     body = request_body(kind, _PROBE_IDS, _PROBE, model=model, request_id="probe")
-    answer = await client.post(kind.value, body, timeout_s=_PROBE_TIMEOUT_S)
+    asked = client.post(kind.value, body, timeout_s=patience.limit_s)
+    answer = await patience.wait(asked, client.url + kind.value)
     if answer.status == 401:  # 403: newer servers switch /inference/v1/generate off so
         _check_key(client, answer)
     if not answer.ok:
-        return None, f"{answer.status} {answer.reason()}"
+        return None, f"it answered {answer.status}: {answer.reason()}"
     try:
-        reply = parse_reply(kind, answer.json(), vocab_size=vocab_size)
+        reply = parse_reply(kind, answer.json(), vocab_size=needs.vocab_size)
+    except BadNumbersError as error:
+        raise ServerRefusedError(
+            f"{client.url}{kind.value} answers with numbers that no sound model gives: {error}. Look at the server's "
+            "checkpoint, its dtype and quantisation, and its log"
+        ) from error
     except EngineError as error:
         return None, str(error)
     if len(reply.token_ids) != _PROBE.max_tokens:

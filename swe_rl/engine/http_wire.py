@@ -72,6 +72,10 @@ def server_request_id(kind: TokenIn, request_id: str) -> str:
     return f"generate-tokens-{request_id}" if kind is TokenIn.generate else f"cmpl-{request_id}-0"
 
 
+class BadNumbersError(BadReplyError):
+    """What it answered has the form of a completion, and numbers that no sound model gives."""
+
+
 def parse_reply(kind: TokenIn, payload: object, *, vocab_size: int | None = None) -> Reply:
     """Raises BadReplyError for anything that is not one completion with token ids and log-probabilities.
 
@@ -144,7 +148,7 @@ def _check_tokens(token_ids: Sequence[Any], vocab_size: int) -> None:
         raise BadReplyError("it answered with token ids that are no integers")
     if token_ids and not 0 <= min(token_ids) <= max(token_ids) < vocab_size:
         at, token = next((at, token) for at, token in enumerate(token_ids) if not 0 <= token < vocab_size)
-        raise BadReplyError(
+        raise BadNumbersError(
             f"its token {at} is {token}, outside 0 .. {vocab_size - 1} (model.vocab_size): it serves another model, or "
             "its answer was damaged"
         )
@@ -155,11 +159,11 @@ def _check_logprobs(logprobs: Sequence[object], num_tokens: int) -> None:
         raise BadReplyError(f"it answered with {num_tokens} tokens and {len(logprobs)} log-probabilities")
     for at, logprob in enumerate(logprobs):
         if not isinstance(logprob, int | float) or not math.isfinite(logprob) or logprob < _LOWEST_LOGPROB:
-            raise BadReplyError(
+            raise BadNumbersError(
                 f"the log-probability of its token {at} is {logprob}: the model's logits are not finite"
             )
         if logprob > _ROUNDING_NATS:
-            raise BadReplyError(f"the log-probability of its token {at} is {logprob}, above 0: it is none")
+            raise BadNumbersError(f"the log-probability of its token {at} is {logprob}, above 0: it is none")
 
 
 def _finish_reason(found: object) -> FinishReason:

@@ -75,7 +75,7 @@ def make_engines(
     if config.engine.kind is EngineKind.external:
         # A folder that others see as well is one that the user chose.
         weights = weight_folders(config, folders.scratch) if config.paths.scratch else None
-        external = external_engines(config, environ, weights)
+        external = external_engines(config, environ, weights, say)
         for one in external:
             one.teller = LossTeller(one.name, say, record or (lambda *_: None))
         return external

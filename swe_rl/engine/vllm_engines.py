@@ -19,6 +19,7 @@ from swe_rl.engine import vllm_step
 from swe_rl.engine.external import needs
 from swe_rl.engine.http import HttpEngine
 from swe_rl.engine.http_client import HttpClient
+from swe_rl.engine.http_features import Patience
 from swe_rl.engine.http_weights import WeightFolders, untied_copy
 from swe_rl.engine.loss import Record
 from swe_rl.engine.vllm import VllmEngine
@@ -49,6 +50,7 @@ _EXTENSION_FILES = {
     GLOO: {"vllm_gloo.py": "swe_rl_gloo.py"},
     IPC: {"vllm_ipc.py": "swe_rl_ipc.py", "ipc_handle.py": "swe_rl_ipc_handle.py"},
 }
+_FIRST_REPLY_S = 300.0  # a server that we started ourselves may compile kernels then
 _log = logging.getLogger(__name__)
 
 
@@ -149,6 +151,7 @@ class _Maker:
             name=self.name,
             max_num_seqs=config.engine.max_num_seqs,
             weights=self.plan.weights,
+            patience=Patience(_FIRST_REPLY_S, self.plan.say),
         )
 
 

@@ -21,7 +21,7 @@ def config_of(*urls, **engine):
 async def test_two_servers_with_a_key():
     async with FakeVllm(FakeSettings(api_key="k")) as first, FakeVllm(FakeSettings(api_key="k")) as second:
         config = config_of(f"{first.url}/v1", second.url)
-        engines = external_engines(config, {"OPENAI_API_KEY": "k"}, None)
+        engines = external_engines(config, {"OPENAI_API_KEY": "k"}, None, print)
         assert [engine.name for engine in engines] == ["engine0", "engine1"]
         for engine in engines:
             await engine.start()
@@ -39,32 +39,47 @@ def test_keys():
 
 def test_no_address():
     with pytest.raises(ExternalServerError, match="VLLM_URL"):
-        external_engines(config_of(), {}, None)
+        external_engines(config_of(), {}, None, print)
 
 
 def test_one_address_twice():
     with pytest.raises(ExternalServerError, match="names http://a:1 twice"):
-        external_engines(config_of("http://a:1", "http://b:1", "http://a:1/v1/"), {}, None)
+        external_engines(config_of("http://a:1", "http://b:1", "http://a:1/v1/"), {}, None, print)
 
 
 async def test_nothing_there():
-    (engine,) = external_engines(config_of("http://127.0.0.1:9"), {}, None)
+    (engine,) = external_engines(config_of("http://127.0.0.1:9"), {}, None, print)
     with pytest.raises(ExternalServerError, match=r"http://127.0.0.1:9 cannot be reached.*engine=vllm starts servers"):
         await engine.start()
+
+
+async def test_a_silent_server_is_given_up_and_named():
+    async def accept(reader, writer):
+        await reader.read()
+        writer.close()
+
+    server = await asyncio.start_server(accept, "127.0.0.1")
+    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    (engine,) = external_engines(config_of(url, start_timeout_s=0.1), {}, None, print)
+    with pytest.raises(
+        ExternalServerError, match=rf"{url}/version did not answer within 0.1 s.*engine\.start_timeout_s"
+    ):
+        await engine.start()
+    server.close()
 
 
 async def test_the_model_by_its_path_or_name():
     named = replace(config_of("x"), model=ModelConfig(path="Qwen/Qwen3-14B"))
     async with FakeVllm(FakeSettings(model="Qwen/Qwen3-14B")) as fake:
-        (engine,) = external_engines(replace(named, engine=replace(named.engine, urls=(fake.url,))), {}, None)
+        (engine,) = external_engines(replace(named, engine=replace(named.engine, urls=(fake.url,))), {}, None, print)
         await engine.start()
         await engine.close()
     async with FakeVllm(FakeSettings(model="other")) as fake:
-        (engine,) = external_engines(replace(named, engine=replace(named.engine, urls=(fake.url,))), {}, None)
+        (engine,) = external_engines(replace(named, engine=replace(named.engine, urls=(fake.url,))), {}, None, print)
         with pytest.raises(ServerRefusedError, match="only other"):
             await engine.start()
         served = replace(named.engine, urls=(fake.url,), served_model="other")
-        (engine,) = external_engines(replace(named, engine=served), {}, None)
+        (engine,) = external_engines(replace(named, engine=served), {}, None, print)
         await engine.start()
         assert engine.features.model == "other"
         await engine.close()
@@ -90,7 +105,7 @@ async def test_a_server_that_dies_is_lost_with_the_first_request_that_breaks_off
     said, events = [], []
     async with FakeVllm(FakeSettings(token_delay_s=0.02)) as fake:
         base = config_of(fake.url)
-        (engine,) = external_engines(replace(base, engine=replace(base.engine, served_model="policy")), {}, None)
+        (engine,) = external_engines(replace(base, engine=replace(base.engine, served_model="policy")), {}, None, print)
         engine.teller = LossTeller("engine0", said.append, lambda event, fields: events.append((event, dict(fields))))
         changes = []
         engine.on_change = changes.append

@@ -1,13 +1,17 @@
 """The probe: what servers of different makes can do, and which are refused."""
 
+import asyncio
+import contextlib
+import json
 import math
 
 import pytest
 
 from swe_rl.config.choices import LogprobsMode
+from swe_rl.engine import http_features
 from swe_rl.engine.fake_vllm import FakeSettings, FakeVllm, Fault
-from swe_rl.engine.http_client import HttpClient
-from swe_rl.engine.http_features import Needs, ServerRefusedError, _of_ties, probe
+from swe_rl.engine.http_client import HttpClient, SilentError
+from swe_rl.engine.http_features import Needs, Patience, ServerRefusedError, _of_ties, probe
 from swe_rl.engine.http_wire import TokenIn
 from swe_rl.engine.protocol import EngineError
 
@@ -101,7 +105,7 @@ async def test_no_token_ids():
 
 
 async def test_newer_servers_switch_generate_off_with_403():
-    with pytest.raises(ServerRefusedError, match="403 disabled"):
+    with pytest.raises(ServerRefusedError, match="403: disabled"):
         fault = Fault(status=403, body='{"error": {"message": "disabled"}}')
         await features_of(completions=False, faults=[fault])
 
@@ -118,3 +122,55 @@ async def test_nothing_there():
     with pytest.raises(EngineError, match="cannot be reached"):
         await probe(client, Needs(None, 1, False))
     await client.close()
+
+
+def test_patience_of_a_person():
+    """It says so after 5 s and gives up after 30 s, unless told otherwise."""
+    assert (http_features.SILENT_S, Patience().limit_s) == (5.0, 30.0)
+
+
+@pytest.mark.parametrize("answered", [0, 1, 2])
+async def test_a_server_that_accepts_and_never_answers(answered, monkeypatch):
+    """From the beginning, after its version, and at the first completion."""
+    monkeypatch.setattr(http_features, "SILENT_S", 0.05)
+    paths = ["/version", "/v1/models", "/v1/completions"]
+    bodies = {"/version": b'{"version": "0.32.0"}', "/v1/models": b'{"data": [{"id": "m", "max_model_len": 9}]}'}
+
+    async def serve(reader, writer):
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+            while True:
+                path = (await reader.readuntil(b"\r\n\r\n")).split()[1].decode()
+                if path in paths[answered:]:
+                    await reader.read()  # until the client gives up
+                body = bodies[path]
+                writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1")
+    url, said = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", []
+    client = HttpClient(url)
+    await client.open()
+    try:
+        with pytest.raises(SilentError, match=f"^{url}{paths[answered]} did not answer within 0.2 s$"):
+            await probe(client, Needs(None, 1, False), Patience(0.2, said.append))
+    finally:
+        await client.close()
+        server.close()
+    assert said == [f"{url}{paths[answered]} has not answered for 0.05 s; it is given up after 0.2 s"]
+
+
+async def test_numbers_that_no_model_gives_are_no_matter_of_the_way():
+    """A NaN, as vLLM writes it, or an id beyond the vocabulary: no proxy removed anything."""
+    nan = {"index": 0, "finish_reason": "length", "token_ids": [7], "logprobs": {"token_logprobs": [-9999.0]}}
+    with pytest.raises(ServerRefusedError, match=r"no sound model gives: .*token 0 is -9999\.0.*its log") as refused:
+        await features_of(faults=[Fault(status=200, body=json.dumps({"choices": [nan]}))])
+    assert "proxy" not in str(refused.value)
+    with pytest.raises(ServerRefusedError, match=r"outside 0 \.\. 9 \(model\.vocab_size\)"):
+        await features_of(needs=Needs("policy", 1024, True, vocab_size=10))
+
+
+async def test_a_server_that_fails_is_not_taken_for_a_proxy():
+    broken = Fault(status=500, body="Out of range float values are not JSON compliant")
+    with pytest.raises(ServerRefusedError, match="500: Out of range float.*its log says why") as refused:
+        await features_of(generate=False, faults=[broken])
+    assert "proxy" not in str(refused.value)
