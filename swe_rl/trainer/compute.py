@@ -29,6 +29,10 @@ IdsAndMask = tuple[Sequence[int], Sequence[int]]
 class Compute(Protocol):
     gradient_scale: float
 
+    @property
+    def device(self) -> torch.device:
+        """Where micro-batches are computed; offloaded parameters are elsewhere."""
+
     def micro_batches(self, sequences: Sequence[IdsAndMask], max_tokens: int, pad_token_id: int) -> list[Any]:
         """This rank's micro-batches; at most `max_tokens` tokens on each rank where a row is not longer."""
 
@@ -55,6 +59,10 @@ class ShardedCompute:
         self.mesh = mesh
         self.gradient_scale = float(mesh.world)
         self._pair_cost = 1.0 / cost_per_token if cost_per_token > 0 else 0.0
+
+    @property
+    def device(self) -> torch.device:
+        return self.mesh.device
 
     def micro_batches(self, sequences: Sequence[IdsAndMask], max_tokens: int, pad_token_id: int) -> list[PackedBatch]:
         mesh = self.mesh
@@ -105,6 +113,10 @@ class LocalCompute:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
+
+    @property
+    def device(self) -> torch.device:
+        return self._device
 
     def micro_batches(self, sequences: Sequence[IdsAndMask], max_tokens: int, pad_token_id: int) -> list[MicroBatch]:
         return micro_batches(sequences, max_tokens, pad_token_id, self._device)

@@ -115,7 +115,7 @@ class Trainer:
                 kl = kl_per_token(self._logprobs(self.model, batch), self._of_reference(batch), estimator)
                 for member, value in zip(batch.member_of_token.tolist(), kl.tolist(), strict=True):
                     by_row[batch.members[member]] += value
-            joined = self._compute.sum(torch.tensor(by_row, dtype=torch.float64, device=self._device)).tolist()
+            joined = self._compute.sum(torch.tensor(by_row, dtype=torch.float64, device=self._compute.device)).tolist()
         sums = {row.trajectory_id: 0.0 for row in rows}
         for row, value in zip(kept, joined, strict=True):
             sums[row.trajectory_id] += value
@@ -125,13 +125,13 @@ class Trainer:
         """Log-probabilities in nats of each row's trained tokens, in their order; on every rank those of all ranks."""
         counts = [row.trained_tokens for row in rows]
         first = [sum(counts[:i]) for i in range(len(rows))]
-        flat = torch.zeros(sum(counts), dtype=torch.float64, device=self._device)
+        flat = torch.zeros(sum(counts), dtype=torch.float64, device=self._compute.device)
         with torch_threads(self.config.num_threads), torch.no_grad():
             for batch in self._micro_batches(rows):
                 places = torch.tensor(
                     [first[member] + i for member in batch.members for i in range(counts[member])],
                     dtype=torch.int64,
-                    device=self._device,
+                    device=self._compute.device,
                 )
                 own = places[batch.trained_index] if isinstance(batch, PackedBatch) else places
                 flat[own] = self._compute.logprobs(self.model, batch, temperature, False)[0].double()
@@ -286,7 +286,3 @@ class Trainer:
     def _micro_batches(self, rows: Sequence[Row]) -> list[Any]:
         sequences = [(row.token_ids, row.loss_mask) for row in rows]
         return self._compute.micro_batches(sequences, self.config.max_tokens_per_micro_batch, self._pad_token_id)
-
-    @property
-    def _device(self) -> torch.device:
-        return next(self.model.parameters()).device
