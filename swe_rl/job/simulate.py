@@ -46,7 +46,7 @@ BASELINE = "default"
 BASELINES = ("sticky_least_loaded", "cap", "tr")
 # Key of the outcome -> what the table calls it, and how it is written.
 METRICS = {
-    "tokens_per_s": ("tokens/s", "{:.0f}"),
+    "tokens_per_s": ("response tokens/s", "{:.0f}"),
     "ratio_to_default": ("  to default", "{:.3f}"),
     "sampled_tokens_per_s": ("sampled tokens/s", "{:.0f}"),
     "makespan_s": ("makespan s", "{:.0f}"),
