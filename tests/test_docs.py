@@ -9,11 +9,9 @@ from pathlib import Path
 import pytest
 
 from swe_rl.config.choices import JobName
-from swe_rl.config.compose import compose, expand
-from swe_rl.config.findings import Host
+from swe_rl.config.compose import compose
 from swe_rl.config.folders import options
 from swe_rl.config.keys import is_legal
-from swe_rl.config.rules import check
 from swe_rl.config.schema import Config
 from swe_rl.config.secrets import is_secret_key
 from swe_rl.rollout.trajectory import Status
@@ -120,19 +118,6 @@ def test_the_groups_are_those_of_conf():
     }
     there = {group: {option.name for option in members} for group, members in options().items() if group != "job"}
     assert found == there
-
-
-@pytest.mark.parametrize("group", [name for name in options() if name != "job"])
-def test_the_marks_say_what_cannot_run_yet(group):
-    [cell] = [cells[1] for cells in rows("group", README.read_text()) if cells[0].strip("`") == group]
-    marked = {name.strip(f"* {ABSENT}") for name in cell.split(",") if ABSENT in name}
-    absent = set()
-    for option in options()[group]:
-        given = [f"{'+' if group in ('experiment', 'sweep') else ''}{group}={option.name}"]
-        jobs = [compose(job) for job in (expand(given) if group == "sweep" else [given])]
-        found = [finding for job in jobs for finding in check(job.config, host=Host(environment={}))]
-        absent |= {option.name} if any(finding.rule_id == "available" for finding in found) else set()
-    assert marked == absent
 
 
 def test_the_bold_option_is_the_default():

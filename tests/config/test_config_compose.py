@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -11,10 +12,14 @@ import yaml
 from swe_rl.config.choices import EngineKind, JobName, OutcomeReward
 from swe_rl.config.compose import compose, config_hash, expand, flatten, resolved_yaml
 from swe_rl.config.explain import ConfigError
+from swe_rl.config.findings import Host
 from swe_rl.config.folders import options
 from swe_rl.config.help import default_choices, help_text
+from swe_rl.config.rules import check
 from swe_rl.config.schema import OutcomeConfig
 
+README = Path(__file__).parents[2] / "README.md"
+GROUPS = README.read_text().partition("## Groups")[2].splitlines()
 GOLDEN = Path(__file__).parent / "golden" / "default.json"
 OPTIONS = [(group, option.name) for group, members in options().items() for option in members]
 
@@ -62,6 +67,14 @@ def test_every_option_composes(group, name):
     part = composed.config if group == "experiment" else getattr(composed.config, group, None)
     if group in NAMED:
         assert part.name == VARIANTS.get(name, name), "an option's `name` is its file's"
+    if group != "job":
+        found = {finding.rule_id for finding in check(composed.config, host=Host(environment={}))}
+        assert ("available" in found) == is_marked(group, name), "README says what cannot run yet"
+
+
+def is_marked(group, name):
+    [row] = [line for line in GROUPS if line.startswith(f"| `{group}` |")]
+    return re.search(rf"\b{name}°", row) is not None
 
 
 def test_lists_become_tuples():

@@ -7,10 +7,11 @@ from itertools import combinations
 from pathlib import Path
 
 import pytest
+import yaml
 
 from swe_rl.config.compose import compose, compose_all, expand, flatten
 from swe_rl.config.findings import Host, Severity
-from swe_rl.config.folders import options
+from swe_rl.config.folders import conf_dir, options
 from swe_rl.config.rules import check
 from swe_rl.config.rules_agent import AGENT_TOOLS
 from swe_rl.config.rules_data import ENVS
@@ -18,7 +19,12 @@ from swe_rl.config.rules_router import ROUTERS
 from swe_rl.config.rules_sweep import check_sweep
 
 GOLDEN = Path(__file__).parent / "golden"
-HOST = Host(environment={"WANDB_API_KEY": "x"}, file_exists=lambda _: False, folder_writable=lambda _: True)
+HOST = Host(
+    environment={"WANDB_API_KEY": "x"},
+    file_exists=lambda _: False,
+    folder_writable=lambda _: True,
+    version=lambda _: "",  # every package is installed
+)
 EXPERIMENTS = [option.name for option in options()["experiment"]]
 SWEEPS = [option.name for option in options()["sweep"]]
 # What a rule says about a published set-up and is right about; everything else would be a false alarm.
@@ -125,12 +131,15 @@ def test_a_sweep_passes(name):
     assert len(jobs) >= 2 and check_sweep(jobs) == []
     for job in jobs:
         errors = [one for one in check(job.config, host=HOST) if one.severity is Severity.error]
-        assert {one.rule_id for one in errors} <= {"available"}
+        assert errors == []
 
 
 def test_the_names_that_rules_know_are_those_of_conf():
-    named = {group: {getattr(compose([f"{group}={one.name}"]).config, group).name for one in options()[group]}
-             for group in ("env", "router", "agent")}  # fmt: skip
+    """An option without a name of its own has that of the option that it changes."""
+    named = {
+        group: {yaml.safe_load(path.read_text()).get("name") for path in (conf_dir() / group).glob("*.yaml")} - {None}
+        for group in ("env", "router", "agent")
+    }
     assert named["env"] == set(ENVS) and named["router"] == set(ROUTERS)
     assert named["agent"] == set(AGENT_TOOLS)
 
@@ -178,6 +187,7 @@ def covering_rows():
     return rows
 
 
+@pytest.mark.slow
 def test_every_pair_of_options_composes_and_no_rule_breaks():
     rows = covering_rows()
     assert len(rows) < 160

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swe_rl.config import rules_algo
-from swe_rl.config.compose import compose
+from swe_rl.config.compose import compose, compose_all
 from swe_rl.config.findings import Host, Severity, failing, folder_writable
 from swe_rl.config.rules import RULES, check
 from swe_rl.config.schema import Config
@@ -39,9 +39,21 @@ def host_of(case):
     )
 
 
+def choices(overrides):
+    return tuple(override for override in overrides if "." not in override.partition("=")[0])
+
+
+@cache
+def alike(chosen):
+    """The cases that choose the same options share one composition: alone, each takes a third of a second."""
+    sides = {tuple(case[side]) for case in CASES.values() for side in ("refused", "passed")}
+    jobs = [job for job in sides if choices(job) == chosen]
+    return {job: composed.config for job, composed in zip(jobs, compose_all(jobs), strict=True)}
+
+
 @cache
 def config_of(*overrides):
-    return compose(overrides).config
+    return alike(choices(overrides)).get(overrides) or compose(overrides).config
 
 
 def ids_of(overrides, host=HOST):

@@ -48,7 +48,7 @@ def test_a_job_of_partition_low_is_requeued_when_its_place_is_needed(cluster):
     )
     cluster.wait_for_state(low, "RUNNING")
     taker = cluster.script("taker", "sleep 1", partition="cpu", nodelist="n1", cpus_per_task="8")
-    cluster.wait_for_state(taker, "RUNNING", "COMPLETED", timeout_s=30)
+    cluster.wait_for_state(taker, "RUNNING", "COMPLETED", timeout_s=60)  # 5 s of grace, and then KillWait
     assert cluster.state(low) == "PENDING"
 
 
