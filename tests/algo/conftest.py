@@ -10,23 +10,13 @@ import torch
 from swe_rl.algo.sequences import Sequences
 
 
-def module_at(name):
-    spec = importlib.util.spec_from_file_location(name, Path(__file__).parent / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.fixture(scope="session")
 def reference():
     """The module of that name here."""
-    return module_at("reference")
-
-
-@pytest.fixture(scope="session")
-def rank_cases():
-    """The trainer's module of that name, which knows the losses of `algo_rank_cases` too."""
-    return module_at("algo_rank_cases").load()
+    spec = importlib.util.spec_from_file_location("reference", Path(__file__).parent / "reference.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 @pytest.fixture(scope="session")

@@ -164,6 +164,7 @@ async def step(tmp_path):
     return run
 
 
+@pytest.mark.slow
 async def test_sixteen_groups_with_faults(step):
     kinds, collected, rows, provider = await step(list(EXPECTED))
     assert len(collected.trajectories) == GROUPS * SAMPLES

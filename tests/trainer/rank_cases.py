@@ -67,7 +67,7 @@ def rows(groups=3, per_group=4, longest=40):
 
 def settings(case):
     """The configuration of a case by the words of its name."""
-    from swe_rl.config.choices import Correction, KlPlace
+    from swe_rl.config.choices import Correction, KlPlace, MaskLevel, PolicyLoss
     from swe_rl.config.schema import AlgoConfig, TrainerConfig
 
     words = case.split("_")
@@ -85,6 +85,13 @@ def settings(case):
         algo = replace(algo, kl_coef=0.1, kl_in=KlPlace.loss, entropy_coef=0.01)
     if "tis" in words:
         algo = replace(algo, correction=Correction.sequence_tis, correction_cap=2.0)
+    for word, loss in {"gspo": PolicyLoss.gspo, "gspotoken": PolicyLoss.gspo_token, "cispo": PolicyLoss.cispo}.items():
+        if word in words:
+            algo = replace(algo, policy_loss=loss)
+    if "geometric" in words:
+        algo = replace(algo, mask_level=MaskLevel.geometric, mask_low=0.4, mask_high=2.5)
+    if "stale" in words:
+        algo = replace(algo, stale_correction=Correction.token_tis)
     model = {"tie": "untied" not in words}
     if "mqa" in words:
         model["kv_heads"] = 1
@@ -210,13 +217,13 @@ def main(rank, world, port, folder, cases):
                 (folder / f"{case}.json").write_text(json.dumps(result))
 
 
-def run_ranks(world, folder, cases, script=__file__, timeout_s=120.0):
+def run_ranks(world, folder, cases, timeout_s=120.0):
     """Starts `world` processes and returns what they left; a rank that fails or hangs ends all of them."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, str(script)]
+    command = [sys.executable, __file__]
     ranks = [
         subprocess.Popen(
             [*command, str(rank), str(world), str(port), str(folder), *cases],

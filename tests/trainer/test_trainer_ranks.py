@@ -18,6 +18,8 @@ CASES = (
     "dp2_sp1_lora_minis_kl_recompute",
     "dp1_sp2_lora_untied_large",
 )
+# Losses and masks that look at whole trajectories, whose tokens are on several ranks.
+WHOLE = ("dp2_sp1_minis_gspo_tis", "dp1_sp2_minis_gspotoken_geometric", "dp1_sp2_minis_cispo_stale")
 
 
 CHECKPOINT = "dp2_sp1_checkpoint"
@@ -32,7 +34,7 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def two_ranks(rank_cases, folder):
     """All cases in one pair of processes, because starting them takes most of the time."""
-    cases = (*CASES, CHECKPOINT, ADAPTER)
+    cases = (*CASES, *WHOLE, CHECKPOINT, ADAPTER)
     return rank_cases.run_ranks(2, folder, [case for case in cases if "lora" not in case or find_spec("peft")])
 
 
@@ -52,6 +54,13 @@ def one_rank():
 @pytest.mark.parametrize("case", CASES)
 def test_two_processes_are_one(rank_cases, two_ranks, case):
     compare(rank_cases.plain(case), two_ranks[case])
+
+
+@pytest.mark.parametrize("case", WHOLE)
+def test_whole_trajectories_of_several_ranks_are_one(rank_cases, two_ranks, case):
+    expected = rank_cases.plain(case)
+    compare(expected, two_ranks[case])
+    assert any(one["ratio_max"] > 1.0 for one in expected["metrics"])
 
 
 @pytest.mark.parametrize("case", [CHECKPOINT, ADAPTER])
