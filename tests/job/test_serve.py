@@ -47,7 +47,8 @@ def test_the_live_line():
     )
     engine.sampled, engine.used, other.up = 1500, 500, False
     assert state.look([engine, other], router, 120.0)
-    assert "1/2 engines" in state.headline(130.0) and "150 sampled tokens/s  1,500 in all  KV 25%" in state.headline(130.0)
+    headline = state.headline(130.0)
+    assert "1/2 engines" in headline and "150 sampled tokens/s  1,500 in all  KV 25%" in headline
     assert (state.done_steps, state.total_steps) == (25, 100)  # the bar
     assert state.look([engine, other], router, 121.0)  # 0 tokens/s now
     assert not state.look([engine, other], router, 122.0)
