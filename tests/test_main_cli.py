@@ -3,9 +3,9 @@
 import json
 import os
 import re
+import resource
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -43,18 +43,20 @@ def cli(*arguments, cwd, fake=False):
     )
 
 
-def fastest_s(*arguments, cwd, times=3):
-    walls = []
+def cpu_s(*arguments, cwd, times=3):
+    """The least of some runs: a busy machine makes each wait, and slower as well."""
+    found = []
     for _ in range(times):
-        started = time.perf_counter()
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
         assert cli(*arguments, cwd=cwd).returncode == 0
-        walls.append(time.perf_counter() - started)
-    return min(walls)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        found.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    return min(found)
 
 
 def test_help_and_check_are_fast(tmp_path):
-    assert fastest_s("--help", cwd=tmp_path) < 0.6
-    assert fastest_s("job=check", cwd=tmp_path) < 1.5
+    assert cpu_s("--help", cwd=tmp_path) < 0.6
+    assert cpu_s("job=check", cwd=tmp_path) < 1.5
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["job=check"], ["job=plan"], ["job=describe", "job.topic=rollout"]])

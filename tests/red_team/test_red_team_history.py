@@ -123,11 +123,12 @@ async def test_there_is_no_network(victim, agent, command, kinds):
     assert kinds <= set(attempts)
 
 
-async def test_the_grader_leaves_nothing_in_an_agents_sandbox(victim, agent):
+async def test_the_grader_leaves_nothing_in_an_agents_sandbox(victim, agent, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "canary")
     _, attempts, outputs = await agent(
         "find / -path /proc -prune -o -path /sys -prune -o -name '*swe_rl_*' -print 2>/dev/null; "
         "ls /eval.sh /tmp/patch.diff",
         "cat /proc/1/environ | tr '\\0' '\\n'",
     )
     assert "grade" not in outputs[0].replace("grading", "") and attempts["grader_read"] == 2
-    assert not any(word in outputs[1] for word in ("TOKEN", "KEY", "SECRET"))
+    assert "canary" not in outputs[1] and "TOKEN" not in outputs[1]

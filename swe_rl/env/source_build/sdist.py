@@ -16,6 +16,7 @@ from pathlib import Path
 
 from swe_rl.env.instance import InstanceError
 from swe_rl.env.source_build.program import BuildError, run
+from swe_rl.sandbox.archive import unpack as unpack_tar
 
 _DOWNLOAD_S = 600.0
 _ENDINGS = (".tar.gz", ".zip", ".tar.bz2", ".tgz")
@@ -61,7 +62,7 @@ def unpack(archive: Path, destination: Path) -> None:
                     packed.extractall(folder)  # noqa: S202 - zipfile keeps names below the folder
             else:
                 with tarfile.open(archive) as tar:
-                    tar.extractall(folder, filter="data")
+                    unpack_tar(tar, Path(folder))
         except (OSError, tarfile.TarError, zipfile.BadZipFile) as error:
             raise BuildError(f"{archive} cannot be unpacked ({error}); remove it, then it is fetched again") from error
         inside = list(Path(folder).iterdir())
