@@ -145,7 +145,7 @@ def test_pytest_lets_the_debugger_through(debug: Debugger):
     (debug.repository / "test_calc.py").write_text(
         "def test_add():\n    from calc import add\n    assert add(1, 2) == 3\n"
     )
-    entrypoint = f"{sys.executable} -m pdb -m pytest -q test_calc.py"
+    entrypoint = f"PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 {sys.executable} -m pdb -m pytest -q test_calc.py"
     debug("b calc.py:7", entrypoint)
     assert "calc.py(7)add()" in debug("c")
     assert "test_add()" in debug("w")
