@@ -7,7 +7,6 @@ Invariants:
 """
 
 import asyncio
-import ipaddress
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ import orjson
 
 from swe_rl.engine.protocol import EngineError
 from swe_rl.errors import UserError
+from swe_rl.host.loopback import is_loopback
 
 # vLLM closes idle connections after 5 s; a request that meets the closing one would be lost.
 _KEEPALIVE_S = 3.0
@@ -95,11 +95,12 @@ class HttpClient:
         if self._session is not None:
             return
         headers = {"Authorization": f"Bearer {self._api_key}"} if self._api_key else {}
+        host = urlsplit(self.url).hostname or ""
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEPALIVE_S),
             headers=headers,
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S),
-            trust_env=not (self._direct or _is_loopback(self.url)),  # a cluster's proxy leads out, not to this machine
+            trust_env=not self._direct and not is_loopback(host),  # a cluster's proxy leads out, not to this machine
             auto_decompress=True,
         )
 
@@ -157,14 +158,6 @@ def base_url(url: str) -> str:
         raise EngineUrlError(f"engine.urls: {url!r} is no address like http://host:8000/v1")
     path = parts.path.rstrip("/").removesuffix("/v1").rstrip("/")
     return f"{parts.scheme}://{parts.netloc}{path}"
-
-
-def _is_loopback(url: str) -> bool:
-    host = urlsplit(url).hostname or ""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _cause(error: Exception) -> str:

@@ -5,11 +5,9 @@ Invariants:
   without any is a session of its own.
 - A client closes the session that it began; one that was opened for a trajectory only its opener closes.
 - A client that disconnects cancels its call.
-- /health needs no token; everything else does where one is set.
 """
 
 import asyncio
-import hmac
 import uuid
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict
@@ -18,8 +16,9 @@ import orjson
 from aiohttp import web
 
 from swe_rl.gateway import reply
+from swe_rl.gateway.callers import body_of
 from swe_rl.gateway.completion import Completer
-from swe_rl.gateway.errors import ApiError, GatewayError, Handler, unavailable
+from swe_rl.gateway.errors import ApiError, GatewayError, unavailable
 from swe_rl.gateway.live import LiveSession, LiveSessions, SessionSummary
 from swe_rl.gateway.metrics import GatewayMetrics
 from swe_rl.gateway.reply import Answer
@@ -41,6 +40,7 @@ class Routes:
         model_name: str,
         max_model_len: int,
         heartbeat_s: float,
+        arrival_s: float,
         refuse: Callable[[], str | None],
         close: Callable[[str], Awaitable[SessionSummary]],
         router_state: Callable[[], dict[str, object]],
@@ -52,6 +52,7 @@ class Routes:
         self._model["max_model_len"] = max_model_len
         self._model_name = model_name
         self._heartbeat_s = heartbeat_s
+        self._arrival_s = arrival_s
         self._refuse = refuse
         self._close = close
         self._router_state = router_state
@@ -109,7 +110,7 @@ class Routes:
         return _json(self._router_state())
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
-        chat = parse_request(await request.read(), self._model_name)
+        chat = parse_request(await body_of(request, self._arrival_s), self._model_name)
         refusal = self._refuse()
         if refusal is not None:
             raise unavailable(f"The gateway takes no calls at the moment: {refusal}.", refusal)
@@ -144,21 +145,6 @@ async def _result(call: "asyncio.Task[Answer]") -> Answer:
         if waiting is not None and waiting.cancelling():
             raise
         return outcome(call)
-
-
-def token_middleware(token: str) -> Callable[[web.Request, Handler], "web.StreamResponse"]:
-    """Refuses (401) whoever does not bring the bearer token."""
-    expected = f"Bearer {token}".encode()
-
-    @web.middleware
-    async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
-        given = request.headers.get("Authorization", "").encode(errors="surrogateescape")
-        if request.path != "/health" and not hmac.compare_digest(given, expected):
-            message = "The gateway needs its token: send `Authorization: Bearer TOKEN`."
-            raise ApiError(401, message, kind="authentication_error", code="invalid_api_key")
-        return await handler(request)
-
-    return check  # type: ignore[return-value]
 
 
 def _json(payload: object) -> web.Response:

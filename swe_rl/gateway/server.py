@@ -3,13 +3,12 @@
 Invariants:
 - Every finished completion is in the store's hands before its client is answered; `close_session` returns once the
   session's traces are committed.
-- Beyond loopback it only listens with a bearer token.
+- Beyond loopback it only listens with a bearer token; see `callers` for who is answered.
 - `close` ends every call in flight and frees the port, also after a failed start. Engines and store are not its own.
 """
 
 import asyncio
 import errno
-import ipaddress
 import socket
 import time
 from collections.abc import Callable, Sequence
@@ -20,14 +19,17 @@ from aiohttp import web
 
 from swe_rl.config.schema import GatewayConfig
 from swe_rl.engine.protocol import Engine
+from swe_rl.gateway.arrival import Arrivals
+from swe_rl.gateway.callers import http_logger, local_middleware, token_middleware
 from swe_rl.gateway.completion import Completer
 from swe_rl.gateway.errors import GatewayConfigError, GatewayError, error_middleware
 from swe_rl.gateway.live import LiveSessions, SessionSummary
 from swe_rl.gateway.metrics import GatewayMetrics
 from swe_rl.gateway.placement import Placement
-from swe_rl.gateway.routes import Routes, token_middleware
+from swe_rl.gateway.routes import Routes
 from swe_rl.gateway.session import Session, SessionSettings
 from swe_rl.gateway.store import TraceStore
+from swe_rl.host.loopback import is_loopback
 from swe_rl.model.chat import ChatRenderer
 from swe_rl.model.tool_parser import make_tool_parser
 from swe_rl.router.core import Router
@@ -39,7 +41,8 @@ _READ_BYTES = 2**20  # of a body that aiohttp takes before it stops the connecti
 
 
 class Gateway:
-    """`tool_parser` is model.tool_parser."""
+    """`tool_parser` is model.tool_parser. `arrival_s`: within which a request's head must be there, and then its body;
+    an idle connection is kept as long."""
 
     def __init__(
         self,
@@ -54,10 +57,11 @@ class Gateway:
         tool_parser: str = "hermes",
         token: str | None = None,
         heartbeat_s: float = 10.0,
+        arrival_s: float = 60.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Raises GatewayConfigError, ToolParserError."""
-        if token is None and not _is_loopback(config.host):
+        if token is None and not is_loopback(config.host):
             raise GatewayConfigError(
                 f"gateway.host={config.host} is reachable from other machines and there is no token; give the gateway "
                 "a bearer token, or bind 127.0.0.1"
@@ -69,6 +73,8 @@ class Gateway:
         self._paused = False
         self._letting_go: asyncio.Task[None] | None = None
         self._runner: web.AppRunner | None = None
+        self._listener: asyncio.Server | None = None
+        self._arrivals: Arrivals | None = None
         self._root_url: str | None = None
         self._placement = Placement(router, engines, clock)
         self._sessions = LiveSessions(
@@ -96,33 +102,41 @@ class Gateway:
             model_name=model_name,
             max_model_len=max_model_len,
             heartbeat_s=heartbeat_s,
+            arrival_s=arrival_s,
             refuse=self._refusal,
             close=self.close_session,
             router_state=self._placement.snapshot,
         )
         self._token = token
+        self._arrival_s = arrival_s
 
     async def start(self) -> str:
         """Binds and serves; returns the base URL for clients without a session. Raises GatewayConfigError."""
-        middlewares = [error_middleware, *([token_middleware(self._token)] if self._token else [])]
+        middlewares = [error_middleware, token_middleware(self._token) if self._token else local_middleware()]
         app = web.Application(client_max_size=self._config.max_body_mb * 2**20, middlewares=middlewares)  # type: ignore[arg-type]
         self._routes.add_to(app)
         self._runner = web.AppRunner(
             app,
             handler_cancellation=True,
             access_log=None,
+            logger=http_logger(),
+            keepalive_timeout=self._arrival_s,
             shutdown_timeout=_SHUTDOWN_S,
             read_bufsize=_READ_BYTES,
         )
         await self._runner.setup()
         try:
-            await web.TCPSite(self._runner, self._config.host, self._config.port, backlog=_BACKLOG).start()
+            assert self._runner.server is not None
+            self._arrivals = Arrivals(self._runner.server, self._arrival_s)
+            self._listener = await asyncio.get_running_loop().create_server(
+                self._arrivals, self._config.host, self._config.port, backlog=_BACKLOG
+            )
         except OSError as error:
             await self.close()
             raise GatewayConfigError(_bind_failure(self._config, error)) from error
         self._placement.start()
         self._letting_go = asyncio.get_running_loop().create_task(self._let_go())
-        port = self._runner.addresses[0][1]
+        port = self._listener.sockets[0].getsockname()[1]
         self._root_url = f"http://{_reachable(self._config.host)}:{port}"
         return f"{self._root_url}/v1"
 
@@ -132,6 +146,9 @@ class Gateway:
         await self._placement.close()
         if self._letting_go is not None:
             self._letting_go.cancel()
+        if self._listener is not None and self._arrivals is not None:
+            self._listener.close()
+            self._arrivals.close()
         runner, self._runner = self._runner, None
         if runner is not None:
             await runner.cleanup()
@@ -204,13 +221,6 @@ def _check_limits(config: GatewayConfig) -> None:
         value = getattr(config, key)
         if not value >= least:  # also what is no number
             raise GatewayConfigError(f"gateway.{key}={value} must be at least {least}")
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _reachable(host: str) -> str:

@@ -8,7 +8,6 @@ Invariants:
 """
 
 import asyncio
-import ipaddress
 import json
 import os
 import secrets
@@ -19,6 +18,7 @@ from pathlib import Path
 from swe_rl.config.schema import Config
 from swe_rl.engine.protocol import EngineError
 from swe_rl.engine.watch import watched
+from swe_rl.host.loopback import is_loopback
 from swe_rl.job import event_loop
 from swe_rl.job.components import Serving, load_sampled, serving
 from swe_rl.job.serve_state import ServeState
@@ -66,7 +66,7 @@ async def _stay(one: Session, door: Serving, state: ServeState) -> None:
 
 def key_for(host: str, environ: Mapping[str, str]) -> str | None:
     """None: whoever reaches the address may use it."""
-    return environ.get(VARIABLE) or (None if _is_loopback(host) else secrets.token_urlsafe(24))
+    return environ.get(VARIABLE) or (None if is_loopback(host) else secrets.token_urlsafe(24))
 
 
 def welcome(model: str, url: str, key: str | None) -> list[str]:
@@ -80,10 +80,3 @@ def welcome(model: str, url: str, key: str | None) -> list[str]:
         f"try        curl {url}/chat/completions{authorization} -H 'Content-Type: application/json' -d '{body}'",
         "stop       Ctrl-C",
     ]
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

@@ -22,12 +22,12 @@ from typing import Any
 from aiohttp import web
 
 from swe_rl.errors import SweRlError, UserError
+from swe_rl.host.loopback import is_loopback
 from swe_rl.sandbox import runtime_wire as wire
 from swe_rl.sandbox.protocol import Door, ExecResult, Sandbox, SandboxError, SandboxProvider, Workspace
 from swe_rl.sandbox.runtime_leases import Leases
 from swe_rl.sandbox.runtime_workspaces import Workspaces
 
-_LOOPBACK = ("127.0.0.1", "::1", "localhost")
 _MAX_BODY_BYTES = 8 << 30
 _CHUNK_BYTES = 1 << 20
 _LONGEST_CHALLENGE = 64
@@ -57,7 +57,7 @@ class RuntimeServer:
     """Serves `provider`, which it closes at its end. Raises UserError for an open address without a key."""
 
     def __init__(self, provider: SandboxProvider, folder: Path, options: ServerOptions) -> None:
-        if options.key is None and options.host not in _LOOPBACK:
+        if options.key is None and not is_loopback(options.host):
             raise UserError(f"a sandbox server on {options.host} needs a key: whoever reaches it can run commands")
         self._provider = provider
         self._options = options
