@@ -5,6 +5,7 @@ Invariants:
 - Means are over tokens of the rows that were fed; rows left out because they have no gradient are only counted.
 """
 
+import math
 from dataclasses import dataclass, field
 
 import torch
@@ -28,7 +29,8 @@ class TrainMetrics:
     - stale_rows: those left out by `algo.max_staleness_steps`. staleness_mean and staleness_max are of the others that
       have trained tokens, in updates; None without any.
     - trained_rows + skipped_rows = all rows; skipped are those masked as a whole or with advantage 0 and no other term.
-    - updates: optimizer updates applied; nonfinite_updates: those dropped.
+    - updates: optimizer updates applied; nonfinite_updates: those dropped. A mini-batch without any gradient (masked
+      as a whole) is neither.
     """
 
     step: int
@@ -126,7 +128,7 @@ class StepStats:
     def record(self, update: Update) -> None:
         self.attempts += 1
         self.updates += update.applied
-        self.nonfinite_updates += not update.applied
+        self.nonfinite_updates += not math.isfinite(update.grad_norm)
         self.grad_norms += update.grad_norm if update.applied else 0.0
 
     def join(self, mesh: Mesh) -> None:

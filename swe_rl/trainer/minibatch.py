@@ -2,6 +2,8 @@
 
 Invariants:
 - Rows of one group, so also of one split trajectory, are in one mini-batch.
+- The groups of mini-batches differ in number by one at most: a rest would make an update of a few groups that moves the
+  weights as far as one of many.
 - The order depends on the rows' ids, the seed and the step only, never on the order in which rollouts finished.
 - The weights are those of the whole mini-batch; leaving out rows without gradient afterwards does not change them.
 """
@@ -30,7 +32,7 @@ class MiniBatch:
 def mini_batches(
     rows: Sequence[Row], algo: AlgoConfig, prompts_per_mini_batch: int, seed: int, *, keep_all: bool = False
 ) -> list[MiniBatch]:
-    """Mini-batches of `prompts_per_mini_batch` groups, those without any gradient left out.
+    """As few mini-batches of `prompts_per_mini_batch` groups at most as do, those without any gradient left out.
 
     `keep_all` keeps rows whose advantage is 0 although they add nothing. Raises TrainerError on a malformed row.
     """
@@ -39,10 +41,18 @@ def mini_batches(
     trained = sorted((row for row in rows if row.trained_tokens > 0), key=_row_order)
     groups = sorted({row.group_id for row in trained})
     random.Random(seed).shuffle(groups)
-    chunks = [set(groups[i : i + prompts_per_mini_batch]) for i in range(0, len(groups), prompts_per_mini_batch)]
     keep_all = keep_all or zero_advantage_contributes(algo)
-    batches = (_mini_batch([row for row in trained if row.group_id in chunk], algo, keep_all) for chunk in chunks)
+    batches = (
+        _mini_batch([row for row in trained if row.group_id in chunk], algo, keep_all)
+        for chunk in _even_chunks(groups, prompts_per_mini_batch)
+    )
     return [batch for batch in batches if batch.rows]
+
+
+def _even_chunks(groups: Sequence[str], most: int) -> list[set[str]]:
+    count = -(-len(groups) // most)
+    ends = [-(-len(groups) * (i + 1) // count) for i in range(count)]
+    return [set(groups[start:end]) for start, end in zip([0, *ends], ends, strict=False)]
 
 
 def check_row(row: Row, algo: AlgoConfig) -> None:

@@ -2,6 +2,7 @@
 
 Invariants:
 - Weights never become non-finite through an update: such an update is dropped and counted.
+- A gradient that is zero as a whole moves nothing: there was nothing to learn, and AdamW would go on by its momentum.
 - After `MAX_NONFINITE` dropped updates in a row the run stops, because the policy no longer learns.
 - Its state is a flat mapping of names to tensors (`exp_avg.NAME`, `exp_avg_sq.NAME`, `step.NAME`), free of pickle and
   of the parameters' order.
@@ -24,7 +25,7 @@ RowsOf = Callable[[str, int, int], Tensor]  # rows first .. last + 1 of a named 
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """`grad_norm` is the global L2 norm before clipping; `applied` is False where it was not finite."""
+    """`grad_norm` is the global L2 norm before clipping; `applied` is False where it was not finite or 0."""
 
     grad_norm: float
     applied: bool
@@ -53,12 +54,14 @@ class Optimizer:
         Raises TrainerError at the third non-finite gradient norm in a row.
         """
         norm = float(whole(nn.utils.clip_grad_norm_(self._params.values(), self._max_norm)))
-        applied = math.isfinite(norm)
+        finite = math.isfinite(norm)
+        applied = finite and norm > 0.0
         if applied:
             self._set_lr(lr)
             self._adamw.step()
         self._adamw.zero_grad(set_to_none=True)
-        self.nonfinite_in_a_row = 0 if applied else self.nonfinite_in_a_row + 1
+        if applied or not finite:
+            self.nonfinite_in_a_row = 0 if applied else self.nonfinite_in_a_row + 1
         if self.nonfinite_in_a_row >= MAX_NONFINITE:
             raise TrainerError(
                 f"The gradient norm was not finite in {MAX_NONFINITE} updates in a row (last: {norm}); none of them "

@@ -10,6 +10,7 @@ from swe_rl.trainer.errors import TrainerError
 from swe_rl.trainer.minibatch import mini_batches
 
 ALGO = AlgoConfig()
+PAIR = (("a", 1.0), ("b", -1.0))
 
 
 def test_groups_stay_together_and_the_arrival_order_does_not_matter(make_rows):
@@ -20,6 +21,18 @@ def test_groups_stay_together_and_the_arrival_order_does_not_matter(make_rows):
     assert mini_batches(mixed, ALGO, 2, 5, keep_all=True) == plain
     assert [len({row.group_id for row in mini.rows}) for mini in plain] == [2, 2, 2, 1]
     assert sorted(row.trajectory_id for mini in plain for row in mini.rows) == sorted(r.trajectory_id for r in rows)
+
+
+@pytest.mark.parametrize(
+    ("groups", "size", "sizes"),
+    [(17, 16, [9, 8]), (16, 16, [16]), (33, 16, [11, 11, 11]), (7, 4, [4, 3]), (3, 8, [3]), (5, 1, [1] * 5)],
+)
+def test_a_rest_makes_no_stub(make_row, groups, size, sizes):
+    """An update of one group takes as large a step as one of sixteen, on far less evidence."""
+    rows = [make_row(f"g{number}", sample, advantage) for number in range(groups) for sample, advantage in PAIR]
+    minis = mini_batches(rows, ALGO, size, 0)
+    assert [len({row.group_id for row in mini.rows}) for mini in minis] == sizes
+    assert sorted(row.trajectory_id for mini in minis for row in mini.rows) == sorted(r.trajectory_id for r in rows)
 
 
 def test_the_seed_decides_which_groups_come_together(make_rows):

@@ -55,6 +55,21 @@ def test_a_non_finite_update_is_dropped_and_the_third_stops(value):
     assert bool(torch.isfinite(model.weight).all())
 
 
+def test_a_zero_gradient_moves_nothing():
+    """Momentum and decay would: what a mini-batch without a trained token has learned is nothing."""
+    model, optimizer = pair()
+    gradients(model, 1.0)
+    optimizer.apply(0.1)
+    weight, state = model.weight.detach().clone(), {k: v.clone() for k, v in optimizer.state_tensors().items()}
+    for value in (0.0, None):
+        for param in model.parameters():
+            param.grad = None if value is None else torch.zeros_like(param)
+        update = optimizer.apply(0.1)
+        assert (update.applied, update.grad_norm, optimizer.nonfinite_in_a_row) == (False, 0.0, 0)
+    assert torch.equal(model.weight, weight)
+    assert all(torch.equal(tensor, state[name]) for name, tensor in optimizer.state_tensors().items())
+
+
 def test_the_state_goes_round():
     model, optimizer = pair()
     gradients(model, 1.0)

@@ -210,6 +210,21 @@ def test_several_updates_use_the_policy_of_the_start_of_the_step(build, make_row
     assert again.loss == metrics.loss
 
 
+def test_a_mini_batch_that_is_masked_as_a_whole_moves_nothing(build, make_rows, monkeypatch):
+    """Its correction is 0 for every token; after an update AdamW's momentum alone would move the weights."""
+    model, rows = build(), make_rows()
+    one = trainer(model)
+    assert one.train_step(rows, 0).updates == 1
+    before = copy.deepcopy(model.state_dict())
+    original = policy.correction_weights
+    monkeypatch.setattr(policy, "correction_weights", lambda *args: torch.zeros_like(original(*args)))
+    metrics = one.train_step(rows, 1)
+    assert (metrics.updates, metrics.nonfinite_updates, metrics.masked_fraction) == (0, 0, 1.0)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    monkeypatch.undo()
+    assert one.train_step(rows, 2).updates == 1 and one.updates_done == 2
+
+
 def test_the_policy_learns_what_is_rewarded(build, make_row):
     good = make_row("g", "good", 1.0, length=20)
     bad = make_row("g", "bad", -1.0, length=20)
