@@ -51,7 +51,8 @@ def _on(machine: HardwareConfig, name: str, composed: Composed, *, elsewhere: bo
     what = f"{gpus_there(hardware)} x {hardware.gpu_kind} of {hardware.gpu_memory_gb:g} GB"
     if not gpus_there(hardware):
         what = f"{hardware.cpus_per_node} CPUs, {hardware.memory_gb:g} GB"
-    why = "SLURM takes the job elsewhere" if elsewhere else f"this machine has {there or 'no'} GPU{'s' if there > 1 else ''}"
+    gpus = f"{there or 'no'} GPU{'s' if there > 1 else ''}"
+    why = "SLURM takes the job elsewhere" if elsewhere else f"this machine has {gpus}"
     note = f"assumed {name}: {what} ({why})"
     return replace(
         composed,

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from swe_rl.config.known_hardware import known_hardware
+from swe_rl.config.parts import Part
 from swe_rl.config.schema import Config, HardwareConfig
 from swe_rl.host.machine import this_machine
 from swe_rl.host.packages import installed_version, own_requirements, pip_command
@@ -71,8 +72,8 @@ def absolute(path: str) -> str:
 class Host:
     """What rules may ask of this machine; tests inject their own answers.
 
-    `elsewhere`: the job would run on another machine than this. `driver`: why this machine's GPUs cannot be seen, or
-    nothing.
+    `elsewhere`: the job would run on another machine than this. `answers`: nothing is going to start, somebody asks.
+    `driver`: why this machine's GPUs cannot be seen, or nothing.
     """
 
     environment: Mapping[str, str] = field(default_factory=lambda: os.environ)
@@ -86,12 +87,48 @@ class Host:
     requirements: Callable[[], Sequence[str]] = own_requirements
     pip: Callable[[], str] = pip_command
     elsewhere: bool = False
+    answers: bool = False
     driver: Callable[[], str] = lambda: this_machine().driver
     gpus: Callable[[], int] = lambda: this_machine().gpus
     known_hardware: Callable[[], Sequence[HardwareConfig]] = known_hardware
 
 
-Rule = Callable[[Config, Host], Iterator[Finding]]
+Find = Callable[[Config, Host], Iterator[Finding]]
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One check, and the parts of a run that it is about: where a job starts none of them it has nothing to say.
+
+    `whole`: it is about their meeting, so all of them must be started. No parts: it is about every job.
+    """
+
+    find: Find
+    parts: frozenset[Part]
+    whole: bool
+
+    @property
+    def name(self) -> str:
+        return str(getattr(self.find, "__name__", self.find))
+
+    def __call__(self, config: Config, host: Host) -> Iterator[Finding]:
+        """Whatever the job starts."""
+        return self.find(config, host)
+
+    def applies(self, started: frozenset[Part]) -> bool:
+        if self.whole:
+            return self.parts <= started
+        return not self.parts or bool(self.parts & started)
+
+
+def about(*parts: Part) -> Callable[[Find], Rule]:
+    """Declares a rule about any of the parts; without one, about every job."""
+    return lambda find: Rule(find, frozenset(parts), whole=False)
+
+
+def between(*parts: Part) -> Callable[[Find], Rule]:
+    """Declares a rule about parts that must agree with each other."""
+    return lambda find: Rule(find, frozenset(parts), whole=True)
 
 
 def below(path: str, folders: tuple[str, ...]) -> bool:

@@ -13,6 +13,7 @@ from swe_rl.config.sizes import trajectories_at_once, trajectories_per_mini_batc
 
 ENGINE_BYTES = 2  # bfloat16
 CPU_BYTES = 4  # float32
+GRADIENT_BYTES = 4  # float32, of master weights
 OPTIMIZER_BYTES = 8  # two float32 Adam moments
 CHECKPOINT_BYTES = CPU_BYTES + OPTIMIZER_BYTES
 LOGIT_CHUNK_TOKENS = 1024  # rows of logits that exist at once, in float32, with their gradient
@@ -91,10 +92,14 @@ def trainer_gb(config: Config) -> float:
 
 
 def offloaded_gb(config: Config) -> float:
-    """Master weights and moments in the nodes' memory."""
+    """Master weights, their gradients and moments in the nodes' memory.
+
+    16 bytes a parameter: 14 billion on one GPU need 236 GB, and the kernel ended that rank on a host of 264 GB, where
+    the engine and the files of the model took the rest.
+    """
     if not config.trainer.offload_optimizer or config.trainer.lora_rank > 0:
         return 0.0
-    return config.model.params_b * (CPU_BYTES + OPTIMIZER_BYTES)
+    return config.model.params_b * (CPU_BYTES + GRADIENT_BYTES + OPTIMIZER_BYTES)
 
 
 def states_gb_per_gpu(config: Config) -> float:

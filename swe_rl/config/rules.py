@@ -29,6 +29,7 @@ from swe_rl.config import (
 )
 from swe_rl.config.findings import Finding, Host, Rule, Severity
 from swe_rl.config.known_hardware import known_hardware
+from swe_rl.config.parts import ASKING, asked, starts
 from swe_rl.config.provenance import Origins
 from swe_rl.config.schema import Config
 from swe_rl.config.secrets import mask_value
@@ -55,9 +56,13 @@ _ORDER = tuple(Severity)
 
 
 def check(config: Config, origins: Origins | None = None, host: Host | None = None) -> list[Finding]:
-    """Every finding, errors first, with the origin of each value where `origins` are known."""
-    host = host or _host(origins)
-    findings = [finding for rule in RULES for finding in rule(config, host)]
+    """Every finding about what the job starts, errors first, with the origin of each value where `origins` are known.
+
+    For `check` and `plan`: about the job that they answer for.
+    """
+    host = replace(host or _host(origins), answers=config.job.name in ASKING)
+    config, started = asked(config), starts(config)
+    findings = [finding for rule in RULES if rule.applies(started) for finding in rule(config, host)]
     return sorted(with_origins(findings, origins), key=lambda finding: _ORDER.index(finding.severity))
 
 

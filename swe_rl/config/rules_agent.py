@@ -6,11 +6,11 @@ Invariants:
 
 from collections.abc import Iterator
 
-from swe_rl.config.choices import Capture, JobName, SandboxKind
-from swe_rl.config.findings import Finding, Host, error, warning
+from swe_rl.config.choices import Capture, SandboxKind
+from swe_rl.config.findings import Finding, Host, about, error, warning
 from swe_rl.config.keys import nearest
+from swe_rl.config.parts import AGENTS_WITHOUT_MODEL, Part
 from swe_rl.config.schema import Config
-from swe_rl.config.sizes import AGENTS_WITHOUT_MODEL
 
 AGENT_TOOLS = {
     "bash": ("bash",),
@@ -29,13 +29,13 @@ AGENT_PROMPTS = {
 }  # those that have any
 PROGRAMS = ("qwen_code", "command")
 EXITS = ("submitted", "step_limit", "context_overflow", "agent_timeout", "format_errors")
-_TRAINS = (JobName.train, JobName.sft)
 # The agent's own words and tools before any task, at 4.5 characters a token: no tokenizer of the models makes fewer.
 _OWN_TOKENS = {"mini_swe": 1400, "pdb_standard": 900, "qwen_code": 14000}  # by agent.system_prompt, or agent.name
 _BARE_TOKENS = 7000  # qwen --bare
 _NODE_GB = 3.0  # of address space, which is what a process sandbox limits
 
 
+@about(Part.rollouts)
 def agent_tools(config: Config, _: Host) -> Iterator[Finding]:
     agent = config.agent
     for key, value, known in (
@@ -49,6 +49,7 @@ def agent_tools(config: Config, _: Host) -> Iterator[Finding]:
             )
 
 
+@about(Part.rollouts)
 def agent_program(config: Config, _: Host) -> Iterator[Finding]:
     agent = config.agent
     if agent.name not in PROGRAMS:
@@ -69,12 +70,14 @@ def agent_program(config: Config, _: Host) -> Iterator[Finding]:
         yield error("agent_memory", "sandbox.memory_gb", sandbox.memory_gb, words, "sandbox.memory_gb=4")
 
 
+@about(Part.trainer)
 def agent_samples(config: Config, _: Host) -> Iterator[Finding]:
-    if config.agent.name in AGENTS_WITHOUT_MODEL and config.job.name in _TRAINS:
+    if config.agent.name in AGENTS_WITHOUT_MODEL:
         words = f"agent={config.agent.name} asks no model: there is nothing to train on"
         yield error("agent_samples", "agent.name", config.agent.name, words, "job=rollout or job=eval")
 
 
+@about(Part.rollouts)
 def agent_prompt_fits(config: Config, _: Host) -> Iterator[Finding]:
     agent, rollout = config.agent, config.rollout
     tokens = _OWN_TOKENS.get(agent.system_prompt) or (agent.name in PROGRAMS and _OWN_TOKENS.get(agent.name)) or 0

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 
 from swe_rl.config import rules_loss
 from swe_rl.config.choices import Advantage, DynamicSampling, OutcomeReward
-from swe_rl.config.findings import Finding, Host, error, warning
+from swe_rl.config.findings import Finding, Host, about, error, warning
+from swe_rl.config.parts import Part, reads
 from swe_rl.config.schema import Config
 
 STATUSES = (
@@ -26,6 +27,7 @@ STATUSES = (
 INFRA_STATUSES = ("infra_error", "grade_error", "engine_error")
 
 
+@about(Part.trainer)
 def dynamic_sampling(config: Config, _: Host) -> Iterator[Finding]:
     algo = config.algo
     if algo.dynamic_sampling == DynamicSampling.resample and algo.max_resample_rounds < 1:
@@ -46,15 +48,16 @@ def dynamic_sampling(config: Config, _: Host) -> Iterator[Finding]:
         )
 
 
+@about(Part.trainer, Part.warm_start)
 def coefficients(config: Config, _: Host) -> Iterator[Finding]:
     for key, value in {"algo.kl_coef": config.algo.kl_coef, "algo.entropy_coef": config.algo.entropy_coef}.items():
-        if not 0 <= value <= 1:
+        if not 0 <= value <= 1 and reads(config, key):
             yield error("coefficient", key, value, "is a weight between 0 and 1", f"{key}=0.001")
     rates = {"trainer.lr": config.trainer.lr, "sft.lr": config.sft.lr, "trainer.grad_clip": config.trainer.grad_clip}
     for key, value in rates.items():
-        if value <= 0:
+        if value <= 0 and reads(config, key):
             yield error("coefficient", key, value, "must be greater than 0", f"give {key} a positive value")
-    if config.model.params_b >= 1 and config.trainer.lr > 1e-4:
+    if config.model.params_b >= 1 and config.trainer.lr > 1e-4 and reads(config, "trainer.lr"):
         yield warning(
             "learning_rate",
             "trainer.lr",
@@ -64,14 +67,27 @@ def coefficients(config: Config, _: Host) -> Iterator[Finding]:
         )
 
 
+@about(Part.trainer)
+def something_to_compare(config: Config, _: Host) -> Iterator[Finding]:
+    if config.rollout.temperature == 0:
+        yield error(
+            "sampling",
+            "rollout.temperature",
+            config.rollout.temperature,
+            "greedy trajectories of one instance are all equal: there is nothing to compare",
+            "rollout.temperature=1.0",
+        )
+
+
+@about(Part.rollouts)
 def sampling(config: Config, _: Host) -> Iterator[Finding]:
     rollout = config.rollout
-    if rollout.temperature <= 0:
+    if rollout.temperature < 0:
         yield error(
             "sampling",
             "rollout.temperature",
             rollout.temperature,
-            "greedy trajectories of one instance are all equal: there is nothing to compare",
+            "is 0 (greedy) or positive",
             "rollout.temperature=1.0",
         )
     if rollout.eval_temperature < 0:
@@ -106,6 +122,7 @@ def sampling(config: Config, _: Host) -> Iterator[Finding]:
         )
 
 
+@about(Part.rollouts)
 def outcomes_complete(config: Config, _: Host) -> Iterator[Finding]:
     table = config.rollout.outcomes
     missing = [status for status in STATUSES if status not in table]
@@ -128,6 +145,7 @@ def outcomes_complete(config: Config, _: Host) -> Iterator[Finding]:
         )
 
 
+@about(Part.rollouts)
 def infra_has_no_reward(config: Config, _: Host) -> Iterator[Finding]:
     for status, row in config.rollout.outcomes.items():
         key = f"rollout.outcomes.{status}"
@@ -155,6 +173,7 @@ RULES = (
     *rules_loss.RULES,
     dynamic_sampling,
     coefficients,
+    something_to_compare,
     sampling,
     outcomes_complete,
     infra_has_no_reward,

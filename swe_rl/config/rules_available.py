@@ -1,25 +1,32 @@
-"""The rule `available`: parts that compose, are checked and planned, but that this version cannot run yet.
+"""The rule `available`: parts that compose and are planned, but that this version cannot run yet.
 
 Invariants:
-- A job that would run is refused by name; `check` and `plan` only warn, so that a set-up can be prepared.
+- A job that would run is refused by name, and so are `check` and `plan` of it; `plan` prints its table all the same.
 - Whoever builds a part removes it here; nothing pretends to be there.
 """
 
 from collections.abc import Iterator
 
 from swe_rl.config.choices import EngineKind, JobName
-from swe_rl.config.findings import Finding, Host, error, warning
+from swe_rl.config.findings import Finding, Host, about, error
+from swe_rl.config.parts import Part
 from swe_rl.config.schema import Config
-from swe_rl.config.sizes import WITHOUT_TRAINER, engine_gpus, total_gpus, trainer_leaves_node, uses_no_gpu
+from swe_rl.config.sizes import engine_gpus, gpus_needed, gpus_there, total_gpus, trainer_leaves_node, uses_no_gpu
 
-RUNNING = frozenset({JobName.train, JobName.rollout, JobName.eval, JobName.sft, JobName.serve})
 GPUS_OF_A_NODE = 8  # where the hardware has none, so that a layout is looked at alone
+_NOT_YET = "not available yet in this version"
 
 
-def available(config: Config, _: Host) -> Iterator[Finding]:
-    make = error if config.job.name in RUNNING else warning
-    for key, value, instead in (*_absent_parts(config), *_absent_training(config)):
-        yield make("available", key, value, "not available yet in this version", instead)
+@about(Part.data)
+def data_available(config: Config, _: Host) -> Iterator[Finding]:
+    for key, value, instead in _absent_parts(config):
+        yield error("available", key, value, _NOT_YET, instead)
+
+
+@about(Part.trainer, Part.warm_start)
+def training_available(config: Config, _: Host) -> Iterator[Finding]:
+    for key, value, instead in _absent_training(config):
+        yield error("available", key, value, _NOT_YET, instead)
 
 
 def _absent_parts(config: Config) -> Iterator[tuple[str, object, str]]:
@@ -34,7 +41,8 @@ def _absent_parts(config: Config) -> Iterator[tuple[str, object, str]]:
 
 def _absent_training(config: Config) -> Iterator[tuple[str, object, str]]:
     trainer, layout = config.trainer, config.layout
-    if not uses_no_gpu(layout) and config.job.name not in WITHOUT_TRAINER:
+    there = gpus_there(config.hardware)
+    if not uses_no_gpu(layout) and not 0 < there < gpus_needed(config):  # those that are missing are said already
         yield from _absent_layouts(config)
     if trainer.offload_optimizer and not layout.trainer_gpus:
         yield "trainer.offload_optimizer", True, "trainer.offload_optimizer=false, or a layout with trainer GPUs"
@@ -73,4 +81,4 @@ def _absent_turns(config: Config) -> Iterator[tuple[str, object, str]]:
         yield "layout.trainer_gpus", layout.trainer_gpus, other
 
 
-RULES = (available,)
+RULES = (data_available, training_available)

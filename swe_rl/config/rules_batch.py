@@ -6,15 +6,14 @@ Invariants:
 
 from collections.abc import Iterator
 
-from swe_rl.config.choices import JobName
-from swe_rl.config.findings import Finding, Host, error
+from swe_rl.config.choices import Advantage
+from swe_rl.config.findings import Finding, Host, about, error
+from swe_rl.config.parts import Part, reads
 from swe_rl.config.schema import Config
 from swe_rl.config.sizes import data_parallel, divisors, nearest_multiples, trajectories_per_mini_batch
 
-# `check` and `plan` speak about the training that would follow.
-_TRAINED = (JobName.train, JobName.check, JobName.plan)
 
-
+@about()
 def positive_counts(config: Config, _: Host) -> Iterator[Finding]:
     counts = {
         "rollout.prompts_per_step": config.rollout.prompts_per_step,
@@ -37,7 +36,7 @@ def positive_counts(config: Config, _: Host) -> Iterator[Finding]:
         "model.num_kv_heads": config.model.num_kv_heads,
     }
     for key, value in counts.items():
-        if value < 1:
+        if value < 1 and reads(config, key):
             yield error("positive", key, value, "must be at least 1", f"{key}=1 or more")
     for key, value in {
         "layout.trainer_gpus": config.layout.trainer_gpus,
@@ -49,12 +48,13 @@ def positive_counts(config: Config, _: Host) -> Iterator[Finding]:
         "trainer.eval_every_steps": config.trainer.eval_every_steps,
         "trainer.max_restarts": config.trainer.max_restarts,
     }.items():
-        if value < 0:
+        if value < 0 and reads(config, key):
             yield error("positive", key, value, "must be 0 or more", f"{key}=0 or more")
 
 
+@about(Part.trainer)
 def group_size(config: Config, _: Host) -> Iterator[Finding]:
-    if config.job.name in _TRAINED and config.rollout.n == 1:
+    if config.rollout.n == 1 and config.algo.advantage != Advantage.reinforce_pp:
         yield error(
             "group_size",
             "rollout.n",
@@ -64,6 +64,7 @@ def group_size(config: Config, _: Host) -> Iterator[Finding]:
         )
 
 
+@about(Part.rollouts)
 def one_group_size(config: Config, _: Host) -> Iterator[Finding]:
     given, n = config.env.num_trajectories, config.rollout.n
     if given != n:
@@ -76,6 +77,7 @@ def one_group_size(config: Config, _: Host) -> Iterator[Finding]:
         )
 
 
+@about(Part.trainer)
 def mini_batch(config: Config, _: Host) -> Iterator[Finding]:
     prompts, mini = config.rollout.prompts_per_step, config.trainer.prompts_per_mini_batch
     if mini >= 1 and prompts >= 1 and prompts % mini:
@@ -89,6 +91,7 @@ def mini_batch(config: Config, _: Host) -> Iterator[Finding]:
         )
 
 
+@about(Part.trainer)
 def mini_batch_over_ranks(config: Config, _: Host) -> Iterator[Finding]:
     trajectories, ranks = trajectories_per_mini_batch(config), data_parallel(config.layout)
     if trajectories % ranks:

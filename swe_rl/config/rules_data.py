@@ -10,8 +10,9 @@ from string import Formatter
 
 from swe_rl.config import rules_agent
 from swe_rl.config.choices import GradingKind, Keep
-from swe_rl.config.findings import Finding, Host, error, warning
+from swe_rl.config.findings import Finding, Host, about, between, error, warning
 from swe_rl.config.keys import nearest
+from swe_rl.config.parts import Part, reads
 from swe_rl.config.rules_agent import AGENT_TOOLS
 from swe_rl.config.schema import Config
 from swe_rl.config.sizes import holds_container
@@ -32,14 +33,16 @@ def is_hub_id(text: str, exists: Callable[[str], bool]) -> bool:
     return bool(_HUB_ID.fullmatch(text)) and not exists(text)
 
 
+@about(Part.data, Part.rollouts)
 def names_known(config: Config, _: Host) -> Iterator[Finding]:
     for key, value, known in (("env.name", config.env.name, ENVS), ("agent.name", config.agent.name, AGENT_TOOLS)):
-        if value not in known:
+        if value not in known and reads(config, key):
             near = nearest(value, known) or list(known)
             group = key.partition(".")[0]
             yield error("unknown_name", key, value, f"there is no such {group}", f"{group}={' or '.join(near)}")
 
 
+@about(Part.steps)
 def enough_instances(config: Config, _: Host) -> Iterator[Finding]:
     there, wanted = config.env.num_instances, config.rollout.prompts_per_step
     if 0 < there < wanted:
@@ -52,6 +55,7 @@ def enough_instances(config: Config, _: Host) -> Iterator[Finding]:
         )
 
 
+@between(Part.trainer, Part.evaluation)
 def splits_apart(config: Config, _: Host) -> Iterator[Finding]:
     env = config.env
     if (env.eval_dataset or env.dataset) != env.dataset:
@@ -94,6 +98,7 @@ def overlap(first: str, second: str) -> tuple[int, int | None] | None:
     return (start, end) if end is None or start < end else None
 
 
+@about(Part.data)
 def image_names(config: Config, _: Host) -> Iterator[Finding]:
     for key, template in (
         ("env.image_template", config.env.image_template),
@@ -115,6 +120,7 @@ def image_names(config: Config, _: Host) -> Iterator[Finding]:
             )
 
 
+@about(Part.grading)
 def grading_has_its_place(config: Config, _: Host) -> Iterator[Finding]:
     grading = config.env.grading
     official = grading in (GradingKind.swebench, GradingKind.eval_script)
@@ -129,6 +135,7 @@ def grading_has_its_place(config: Config, _: Host) -> Iterator[Finding]:
         )
 
 
+@about(Part.data)
 def probe_usable(config: Config, _: Host) -> Iterator[Finding]:
     env = config.env
     if not env.keep or len(set(env.keep)) != len(env.keep):
@@ -147,6 +154,7 @@ def probe_usable(config: Config, _: Host) -> Iterator[Finding]:
         yield error("probe", key, "set", "env=bugs takes all of its instances, or env.instances", "env.instances=FILE")
 
 
+@about(Part.data)
 def revision_has_a_hub(config: Config, _: Host) -> Iterator[Finding]:
     env = config.env
     local = env.dataset.startswith("builtin:") or env.dataset.endswith((".jsonl", ".json", ".parquet"))
@@ -160,6 +168,7 @@ def revision_has_a_hub(config: Config, _: Host) -> Iterator[Finding]:
         )
 
 
+@about(Part.sandboxes)
 def images_fit(config: Config, _: Host) -> Iterator[Finding]:
     disk, needed = config.hardware.disk_gb, config.env.num_instances * config.env.image_gb
     if holds_container(config) and config.runtime.kind == "none" and 0 < disk < needed:

@@ -9,13 +9,15 @@ from collections.abc import Iterator
 from swe_rl.config.assumed import AUTO, smallest, spelled
 from swe_rl.config.choices import EngineKind
 from swe_rl.config.environment import visible_gpus
-from swe_rl.config.findings import Finding, Host, error, warning
+from swe_rl.config.findings import Finding, Host, about, error, warning
+from swe_rl.config.parts import Part
 from swe_rl.config.schema import Config
 from swe_rl.config.sizes import engine_gpus, gpus_needed, gpus_there, total_gpus
 
 _NO_DRIVER = "there is no `nvidia-smi`"  # a machine without GPUs; any other reason is worth a word
 
 
+@about(Part.engines, Part.trainer)
 def gpus_suffice(config: Config, host: Host) -> Iterator[Finding]:
     layout, hardware = config.layout, config.hardware
     needed, there = gpus_needed(config), gpus_there(hardware)
@@ -86,6 +88,7 @@ def _smaller(config: Config) -> str:
     return " ".join(f"layout.{key}={value}" for key, value in keys.items() if getattr(layout, key) != value)
 
 
+@about(Part.engines, Part.trainer)
 def visible(config: Config, host: Host) -> Iterator[Finding]:
     if host.elsewhere:
         return

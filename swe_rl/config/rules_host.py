@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from ipaddress import ip_address
 
 from swe_rl.config.choices import WandbMode
-from swe_rl.config.findings import Finding, Host, error, warning
+from swe_rl.config.findings import Finding, Host, about, error, warning
+from swe_rl.config.parts import Part
 from swe_rl.config.schema import Config
 from swe_rl.config.secrets import is_secret_key
 from swe_rl.config.yaml_text import YamlError, parse
@@ -17,6 +18,7 @@ from swe_rl.config.yaml_text import YamlError, parse
 LARGEST_PORT = 65535
 
 
+@about(Part.data)
 def files_exist(config: Config, host: Host) -> Iterator[Finding]:
     files = {"env.instances": config.env.instances}
     if config.env.instances and "*" in config.env.instances:  # a pattern
@@ -35,6 +37,7 @@ def files_exist(config: Config, host: Host) -> Iterator[Finding]:
             )
 
 
+@about()
 def run_name(config: Config, _: Host) -> Iterator[Finding]:
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", config.name):
         yield error(
@@ -42,6 +45,7 @@ def run_name(config: Config, _: Host) -> Iterator[Finding]:
         )
 
 
+@about(Part.outputs)
 def outputs_writable(config: Config, host: Host) -> Iterator[Finding]:
     if not host.folder_writable(config.paths.outputs):
         yield error(
@@ -53,6 +57,7 @@ def outputs_writable(config: Config, host: Host) -> Iterator[Finding]:
         )
 
 
+@about(Part.steps, Part.evaluation)
 def resume(config: Config, host: Host) -> Iterator[Finding]:
     value = config.trainer.resume
     if value not in ("auto", "none") and not host.file_exists(f"{value.rstrip('/')}/status.json"):
@@ -65,6 +70,7 @@ def resume(config: Config, host: Host) -> Iterator[Finding]:
         )
 
 
+@about(Part.logger)
 def wandb(config: Config, host: Host) -> Iterator[Finding]:
     known = "WANDB_API_KEY" in host.environment or "WANDB_API_KEY" in config.hardware.env_vars
     if config.logger.wandb == WandbMode.online and not known and not host.file_exists("~/.netrc"):
@@ -85,6 +91,7 @@ def wandb(config: Config, host: Host) -> Iterator[Finding]:
         )
 
 
+@about(Part.engines, Part.trainer, Part.warm_start)
 def gated_model(config: Config, host: Host) -> Iterator[Finding]:
     tokens = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
     known = any(host.environment.get(name) or name in config.hardware.env_vars for name in tokens)
@@ -98,6 +105,7 @@ def gated_model(config: Config, host: Host) -> Iterator[Finding]:
         )
 
 
+@about(Part.steps, Part.evaluation)
 def resumed_run_is_this_one(config: Config, host: Host) -> Iterator[Finding]:
     """A named run is continued with its own configuration; what must not differ is compared key by key."""
     folder = config.trainer.resume.rstrip("/")
@@ -138,6 +146,7 @@ _KEPT = (
 )
 
 
+@about(Part.router)
 def port(config: Config, _: Host) -> Iterator[Finding]:
     if not 0 <= config.gateway.port <= LARGEST_PORT:
         yield error(
@@ -145,6 +154,7 @@ def port(config: Config, _: Host) -> Iterator[Finding]:
         )
 
 
+@about(Part.router)
 def loopback(config: Config, _: Host) -> Iterator[Finding]:
     if not is_loopback(config.gateway.host):
         yield warning(
@@ -163,6 +173,7 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
+@about()
 def own_variables(config: Config, _: Host) -> Iterator[Finding]:
     for name in sorted(_SET_PER_PROCESS & config.hardware.env_vars.keys()):
         yield error(
@@ -179,6 +190,7 @@ _SET_PER_PROCESS = frozenset({
 })  # fmt: skip
 
 
+@about()
 def secrets_in_files(config: Config, host: Host) -> Iterator[Finding]:
     hidden = {value for name, value in host.environment.items() if is_secret_key(f"env_vars.{name}")}
     for name, value in config.hardware.env_vars.items():

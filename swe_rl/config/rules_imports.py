@@ -8,7 +8,7 @@ Invariants:
 from collections.abc import Iterator
 from typing import Any
 
-from swe_rl.config.findings import Finding, Host, error, warning
+from swe_rl.config.findings import Finding, Host, about, error, warning
 from swe_rl.config.schema import Config
 from swe_rl.config.yaml_text import YamlError, parse
 
@@ -62,6 +62,7 @@ KNOWN = {
 _LISTED = 8
 
 
+@about()
 def imported(config: Config, host: Host) -> Iterator[Finding]:
     for path in config.job.imports:
         text = host.read_text(path)

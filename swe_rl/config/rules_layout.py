@@ -6,12 +6,15 @@ Invariants:
 
 from collections.abc import Iterator
 
-from swe_rl.config.choices import EngineKind, JobName, WeightSync
-from swe_rl.config.findings import Finding, Host, below, error, warning
+from swe_rl.config.choices import EngineKind, WeightSync
+from swe_rl.config.findings import Finding, Host, about, below, between, error, warning
+from swe_rl.config.parts import Part, starts
 from swe_rl.config.schema import Config
 from swe_rl.config.sizes import (
     divisors,
     engines_leave_home,
+    gpus_needed,
+    gpus_there,
     parameters_b,
     uses_no_gpu,
 )
@@ -22,6 +25,7 @@ _SECRET_FLAGS_INSTEAD = {"--api-key": "VLLM_API_KEY", "--hf-token": "HF_TOKEN"}
 _SECRET_FLAGS = frozenset(_SECRET_FLAGS_INSTEAD)
 
 
+@about(Part.engines)
 def engine_within_node(config: Config, _: Host) -> Iterator[Finding]:
     tp, per_node = config.layout.engine_tp, config.hardware.gpus_per_node
     if per_node > 0 and tp >= 1 and (tp > per_node or per_node % tp):
@@ -34,11 +38,13 @@ def engine_within_node(config: Config, _: Host) -> Iterator[Finding]:
         )
 
 
+@about(Part.engines, Part.trainer)
 def heads_divide(config: Config, _: Host) -> Iterator[Finding]:
     heads, kv_heads = config.model.num_heads, config.model.num_kv_heads
     ways = {"layout.engine_tp": config.layout.engine_tp, "layout.sequence_parallel": config.layout.sequence_parallel}
     for key, ways_split in ways.items():
-        if min(ways_split, heads, kv_heads) < 1 or _splits(heads, kv_heads, ways_split):
+        part = Part.engines if key == "layout.engine_tp" else Part.trainer
+        if part not in starts(config) or min(ways_split, heads, kv_heads) < 1 or _splits(heads, kv_heads, ways_split):
             continue
         allowed = [size for size in divisors(heads) if _splits(heads, kv_heads, size) and size <= 2 * ways_split]
         yield error(
@@ -55,6 +61,7 @@ def _splits(heads: int, kv_heads: int, ways: int) -> bool:
     return heads % ways == 0 and (kv_heads % ways == 0 or ways % kv_heads == 0)
 
 
+@about(Part.trainer)
 def sequence_parallel_world(config: Config, _: Host) -> Iterator[Finding]:
     layout, ways = config.layout, config.layout.sequence_parallel
     key = "layout.trainer_ranks" if layout.trainer_ranks and not layout.trainer_gpus else "layout.trainer_gpus"
@@ -69,6 +76,7 @@ def sequence_parallel_world(config: Config, _: Host) -> Iterator[Finding]:
         )
 
 
+@about(Part.trainer)
 def trainer_ranks(config: Config, _: Host) -> Iterator[Finding]:
     ranks, gpus = config.layout.trainer_ranks, config.layout.trainer_gpus
     if ranks < 0:
@@ -91,6 +99,7 @@ def trainer_ranks(config: Config, _: Host) -> Iterator[Finding]:
         )
 
 
+@about(Part.engines)
 def engine_matches_layout(config: Config, host: Host) -> Iterator[Finding]:
     engine, layout, model = config.engine, config.layout, config.model
     if engine.kind == EngineKind.embedded and not uses_no_gpu(layout):
@@ -141,6 +150,7 @@ def engine_matches_layout(config: Config, host: Host) -> Iterator[Finding]:
         )
 
 
+@about(Part.engines)
 def engine_arguments(config: Config, _: Host) -> Iterator[Finding]:
     """Every user of a machine can read a command line, and the configuration is written to files."""
     engine = config.engine
@@ -163,6 +173,7 @@ def engine_arguments(config: Config, _: Host) -> Iterator[Finding]:
         )
 
 
+@about(Part.engines)
 def engine_starts(config: Config, _: Host) -> Iterator[Finding]:
     engine = config.engine
     if engine.start_timeout_s <= 0:
@@ -179,9 +190,10 @@ def engine_starts(config: Config, _: Host) -> Iterator[Finding]:
         )
 
 
+@between(Part.trainer, Part.engines)
 def external_weight_folder(config: Config, _: Host) -> Iterator[Finding]:
     """Servers of somebody else's take new weights from a folder that both sides see."""
-    if config.engine.kind == EngineKind.external and config.job.name == JobName.train and not config.paths.scratch:
+    if config.engine.kind == EngineKind.external and not config.paths.scratch:
         yield error(
             "external_folder",
             "paths.scratch",
@@ -191,12 +203,13 @@ def external_weight_folder(config: Config, _: Host) -> Iterator[Finding]:
         )
 
 
+@between(Part.trainer, Part.engines)
 def engines_elsewhere(config: Config, host: Host) -> Iterator[Finding]:
     """SLURM starts them; new weights reach them through a folder."""
     hardware, scratch = config.hardware, config.paths.scratch
     if config.engine.kind != EngineKind.vllm or not engines_leave_home(config.layout, hardware.gpus_per_node):
         return
-    if config.job.name != JobName.train:
+    if gpus_needed(config) > gpus_there(hardware):
         return
     shared = hardware.shared_paths
     path = host.absolute(scratch) if scratch else "/tmp"
@@ -210,6 +223,7 @@ def engines_elsewhere(config: Config, host: Host) -> Iterator[Finding]:
         )
 
 
+@about(Part.engines, Part.trainer)
 def mig(config: Config, host: Host) -> Iterator[Finding]:
     """A slice is all that a process sees, and nothing but files crosses from one to another."""
     hardware, layout, sync = config.hardware, config.layout, config.trainer.weight_sync
@@ -243,6 +257,7 @@ def mig(config: Config, host: Host) -> Iterator[Finding]:
         )
 
 
+@about(Part.engines)
 def compiler(config: Config, _: Host) -> Iterator[Finding]:
     if config.engine.kind == EngineKind.vllm and not config.hardware.compiler and not config.engine.enforce_eager:
         yield error(
@@ -254,6 +269,7 @@ def compiler(config: Config, _: Host) -> Iterator[Finding]:
         )
 
 
+@about(Part.engines, Part.trainer)
 def facts(config: Config, _: Host) -> Iterator[Finding]:
     """The number of parameters follows from the architecture; a copied file with one number changed does not."""
     model = config.model

@@ -7,10 +7,12 @@ Invariants:
 from collections.abc import Iterator
 
 from swe_rl.config.choices import Advantage, Capture, Correction, LossAggregation, MaskLevel, PolicyLoss
-from swe_rl.config.findings import Finding, Host, error, warning
+from swe_rl.config.findings import Finding, Host, about, error, warning
+from swe_rl.config.parts import Part
 from swe_rl.config.schema import Config
 
 
+@about(Part.trainer)
 def clip_range(config: Config, _: Host) -> Iterator[Finding]:
     algo = config.algo
     weights_only = algo.policy_loss == PolicyLoss.cispo  # its ends bound a weight, each for itself; 1 is no lower end
@@ -44,6 +46,7 @@ def clip_range(config: Config, _: Host) -> Iterator[Finding]:
         )
 
 
+@about(Part.trainer)
 def gspo(config: Config, _: Host) -> Iterator[Finding]:
     algo = config.algo
     if algo.policy_loss not in (PolicyLoss.gspo, PolicyLoss.gspo_token):
@@ -66,6 +69,7 @@ def gspo(config: Config, _: Host) -> Iterator[Finding]:
         )
 
 
+@about(Part.trainer)
 def stale_rows(config: Config, _: Host) -> Iterator[Finding]:
     algo, ahead = config.algo, config.trainer.max_staleness_steps
     limit, key = algo.max_staleness_steps, "algo.max_staleness_steps"
@@ -89,6 +93,7 @@ def stale_rows(config: Config, _: Host) -> Iterator[Finding]:
         )
 
 
+@about(Part.trainer)
 def mask_level(config: Config, _: Host) -> Iterator[Finding]:
     algo = config.algo
     if algo.mask_level != MaskLevel.token and algo.mask_low is None and algo.mask_high is None:
@@ -101,6 +106,7 @@ def mask_level(config: Config, _: Host) -> Iterator[Finding]:
         )
 
 
+@about(Part.trainer)
 def dr_grpo(config: Config, _: Host) -> Iterator[Finding]:
     algo = config.algo
     if algo.advantage == Advantage.dr_grpo and algo.normalize_std:
@@ -121,6 +127,7 @@ def dr_grpo(config: Config, _: Host) -> Iterator[Finding]:
         )
 
 
+@about(Part.trainer)
 def correction(config: Config, _: Host) -> Iterator[Finding]:
     used = {
         "algo.correction": config.algo.correction,

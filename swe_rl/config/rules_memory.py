@@ -9,7 +9,8 @@ from collections.abc import Iterator
 
 from swe_rl.config import memory
 from swe_rl.config.choices import EngineKind
-from swe_rl.config.findings import Finding, Host, error, warning
+from swe_rl.config.findings import Finding, Host, about, between, error, warning
+from swe_rl.config.parts import Part
 from swe_rl.config.schema import Config
 from swe_rl.config.sizes import trajectories_at_once, uses_no_gpu
 
@@ -18,6 +19,7 @@ COLOCATED_MOST = 0.8
 CROWDED = 2.0  # contexts under way over the cache's tokens
 
 
+@about(Part.engines)
 def gpu_memory_share(config: Config, _: Host) -> Iterator[Finding]:
     share = config.engine.gpu_memory_utilization
     if not 0 < share <= MOST_OF_A_GPU:
@@ -38,6 +40,7 @@ def gpu_memory_share(config: Config, _: Host) -> Iterator[Finding]:
         )
 
 
+@about(Part.trainer)
 def trainer_memory(config: Config, _: Host) -> Iterator[Finding]:
     there, gpus = config.hardware.gpu_memory_gb, config.layout.trainer_gpus
     needed = memory.trainer_gb_per_gpu(config)
@@ -66,6 +69,7 @@ def _less_trainer_memory(config: Config, states: float, rest: float) -> str:
     return "a smaller trainer.max_tokens_per_micro_batch with a larger layout.sequence_parallel, or more trainer GPUs"
 
 
+@about(Part.engines)
 def engine_memory(config: Config, _: Host) -> Iterator[Finding]:
     if not _known(config) or config.engine.kind != EngineKind.vllm:
         return
@@ -81,6 +85,7 @@ def engine_memory(config: Config, _: Host) -> Iterator[Finding]:
         )
 
 
+@between(Part.trainer, Part.engines)
 def colocated_memory(config: Config, _: Host) -> Iterator[Finding]:
     there = config.hardware.gpu_memory_gb
     if not _known(config) or not config.layout.colocated or config.layout.trainer_gpus == 0:
@@ -99,6 +104,7 @@ def colocated_memory(config: Config, _: Host) -> Iterator[Finding]:
         )
 
 
+@about(Part.trainer)
 def host_memory(config: Config, _: Host) -> Iterator[Finding]:
     there = config.hardware.memory_gb * config.hardware.nodes
     if (needed := memory.offloaded_gb(config)) > there > 0:
@@ -106,12 +112,13 @@ def host_memory(config: Config, _: Host) -> Iterator[Finding]:
             "host_memory",
             "trainer.offload_optimizer",
             True,
-            f"puts {needed:.0f} GB of master weights and moments into the nodes' memory; hardware.memory_gb has "
+            f"puts {needed:.0f} GB of master weights, gradients and moments into the nodes' memory; hardware.memory_gb has "
             f"{there:g} in all",
             "trainer.offload_optimizer=false with more trainer GPUs, or hardware with more memory",
         )
 
 
+@between(Part.engines, Part.rollouts)
 def cache_crowded(config: Config, _: Host) -> Iterator[Finding]:
     tokens = memory.kv_tokens_per_engine(config)
     if tokens == 0 or config.router.name not in ("default", "sticky_least_loaded"):

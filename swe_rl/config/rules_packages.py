@@ -20,7 +20,7 @@ from swe_rl.config.choices import (
     WandbMode,
     WeightSync,
 )
-from swe_rl.config.findings import Finding, Host, error, warning
+from swe_rl.config.findings import Finding, Host, about, error, warning
 from swe_rl.config.rules_data import is_hub_id
 from swe_rl.config.rules_ray import asks_ray
 from swe_rl.config.schema import Config
@@ -29,7 +29,6 @@ from swe_rl.config.weight_sync import VLLM_COMMAND
 from swe_rl.errors import UserError
 from swe_rl.host.packages import ranges
 
-_ANSWERS = frozenset({JobName.check, JobName.plan})  # for job=train
 _ACTS = frozenset({JobName.train, JobName.rollout, JobName.eval})  # agents in sandboxes
 _COMPUTES = _ACTS | {JobName.sft, JobName.export}
 _SAMPLES = _ACTS | {JobName.serve}
@@ -52,14 +51,14 @@ class Need:
         return self.packages[0]
 
 
+@about()
 def packages_there(config: Config, host: Host) -> Iterator[Finding]:
     if host.elsewhere or (config.hardware.partition is not None and "SLURM_JOB_ID" not in host.environment):
         return
-    answers = config.job.name in _ANSWERS
-    job = JobName.train if answers else config.job.name
+    job = config.job.name
     needs = [need for need in NEEDS if need.wanted(config, host, job)]
     missing = [need for need in needs if all(host.version(name) is None for name in need.packages)]
-    there = host.gpus() if answers and missing else gpus_there(config.hardware)
+    there = host.gpus() if host.answers and missing else gpus_there(config.hardware)
     if missing and gpus_needed(config) <= there:  # else the job is refused for them, or runs elsewhere
         yield _missing(config, host, missing)
     for need in {need.package: need for need in needs}.values():

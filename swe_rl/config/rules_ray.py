@@ -7,23 +7,24 @@ Invariants:
 import re
 from collections.abc import Iterator
 
-from swe_rl.config.choices import EngineKind, JobName, WeightSync
-from swe_rl.config.findings import Finding, Host, below, error, warning
+from swe_rl.config.choices import EngineKind, WeightSync
+from swe_rl.config.findings import Finding, Host, about, below, error, warning
+from swe_rl.config.parts import Part, starts
 from swe_rl.config.schema import Config
 from swe_rl.config.sizes import trainer_leaves_node
 from swe_rl.config.weight_sync import wanted
 
 _ADDRESS = re.compile(r"auto|(?P<host>\[[0-9a-fA-F:.]+\]|[^\s:/]+):(?P<port>\d{1,5})")
 _KEY = "hardware.ray_address"
-_WITHOUT_RANKS = frozenset({JobName.rollout, JobName.eval, JobName.serve, JobName.sft})
 
 
 def asks_ray(config: Config) -> bool:
     """Whether this job, or one that it checks or plans, has trainer ranks on a Ray cluster."""
     ranks = config.layout.trainer_gpus or config.layout.trainer_ranks
-    return config.hardware.ray_address is not None and ranks > 0 and config.job.name not in _WITHOUT_RANKS
+    return config.hardware.ray_address is not None and ranks > 0 and Part.trainer in starts(config)
 
 
+@about(Part.trainer)
 def ray_address(config: Config, _: Host) -> Iterator[Finding]:
     address, layout = config.hardware.ray_address, config.layout
     if address is None:
@@ -37,7 +38,7 @@ def ray_address(config: Config, _: Host) -> Iterator[Finding]:
             "is auto or host:port of a cluster's head that this machine is part of; Ray Client (ray://) is not used",
             f"{_KEY}=auto, after `ray start --head` or `ray start --address=HEAD:6379` on this machine",
         )
-    elif config.job.name not in _WITHOUT_RANKS and not asks_ray(config):
+    elif not asks_ray(config):
         yield warning(
             "ray_unused",
             _KEY,
@@ -47,6 +48,7 @@ def ray_address(config: Config, _: Host) -> Iterator[Finding]:
         )
 
 
+@about(Part.trainer)
 def ray_folders(config: Config, host: Host) -> Iterator[Finding]:
     """Ranks on other nodes write checkpoints into the run's folder, and engines read weights that they write."""
     paths, shared = config.paths, config.hardware.shared_paths

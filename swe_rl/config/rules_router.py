@@ -3,14 +3,16 @@
 from collections.abc import Iterator
 
 from swe_rl.config.choices import EngineKind
-from swe_rl.config.findings import Finding, Host, error, warning
+from swe_rl.config.findings import Finding, Host, about, between, error, warning
 from swe_rl.config.keys import nearest
+from swe_rl.config.parts import Part
 from swe_rl.config.schema import Config
 
 ROUTERS = ("default", "sticky_least_loaded", "cap", "tr")
 HOLDS = ("cap", "tr")
 
 
+@about(Part.router)
 def known_router(config: Config, _: Host) -> Iterator[Finding]:
     name = config.router.name
     if name not in ROUTERS:
@@ -18,6 +20,7 @@ def known_router(config: Config, _: Host) -> Iterator[Finding]:
         yield error("unknown_name", "router.name", name, "there is no such router", f"router={' or '.join(near)}")
 
 
+@between(Part.router, Part.engines)
 def several_engines(config: Config, _: Host) -> Iterator[Finding]:
     external = len(config.engine.urls) if config.engine.kind == EngineKind.external else 0
     engines = external or config.layout.engines
@@ -31,6 +34,7 @@ def several_engines(config: Config, _: Host) -> Iterator[Finding]:
         )
 
 
+@about(Part.router)
 def knobs(config: Config, _: Host) -> Iterator[Finding]:
     router = config.router
     if not 0 <= router.acting_token_weight <= 1:
@@ -64,6 +68,7 @@ def knobs(config: Config, _: Host) -> Iterator[Finding]:
             yield error("router_knobs", key, value, "must be 0 or more", f"{key}=0")
 
 
+@between(Part.router, Part.rollouts)
 def held_within_patience(config: Config, _: Host) -> Iterator[Finding]:
     hold, patience = config.router.max_hold_s, config.rollout.agent_timeout_s
     if config.router.name in HOLDS and hold < 1 < patience:
@@ -76,6 +81,7 @@ def held_within_patience(config: Config, _: Host) -> Iterator[Finding]:
         )
 
 
+@about(Part.engines)
 def prefix_cache(config: Config, _: Host) -> Iterator[Finding]:
     if config.engine.kind == EngineKind.vllm and not config.engine.prefix_caching:
         yield warning(

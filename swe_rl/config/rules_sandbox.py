@@ -7,8 +7,9 @@ Invariants:
 import re
 from collections.abc import Iterator
 
-from swe_rl.config.choices import JobName, RuntimeKind, RuntimeProtocol, SandboxKind
-from swe_rl.config.findings import Finding, Host, below, error, warning
+from swe_rl.config.choices import RuntimeKind, RuntimeProtocol, SandboxKind
+from swe_rl.config.findings import Finding, Host, about, below, between, error, warning
+from swe_rl.config.parts import Part
 from swe_rl.config.schema import Config
 from swe_rl.config.sizes import holds_container, sandbox_slots, trajectories_per_step
 
@@ -20,9 +21,10 @@ SHORTEST_LEASE_S = 60.0
 _MOUNT = re.compile(r"/[^:]*:/[^:]*(:r[ow])?")
 
 
+@between(Part.sandboxes, Part.rollouts)
 def slots(config: Config, _: Host) -> Iterator[Finding]:
     wanted = config.sandbox.concurrency
-    if not holds_container(config) or config.runtime.kind == RuntimeKind.external or _serves(config):
+    if not holds_container(config) or config.runtime.kind == RuntimeKind.external:
         return
     if wanted > (there := sandbox_slots(config)):
         where = "runtime" if config.runtime.kind == RuntimeKind.job else "hardware"
@@ -40,10 +42,9 @@ def slots(config: Config, _: Host) -> Iterator[Finding]:
         )
 
 
+@between(Part.sandboxes, Part.rollouts)
 def places(config: Config, _: Host) -> Iterator[Finding]:
     under_way, sandboxes = config.rollout.concurrency, config.sandbox.concurrency
-    if _serves(config):
-        return
     if holds_container(config) and under_way > sandboxes:
         yield warning(
             "sandbox_places",
@@ -62,15 +63,11 @@ def places(config: Config, _: Host) -> Iterator[Finding]:
         )
 
 
-def _serves(config: Config) -> bool:
-    """A server has as many places as fit, whatever its runs want."""
-    return config.job.name == JobName.runtime
-
-
+@between(Part.sandboxes, Part.rollouts)
 def runtime_url(config: Config, _: Host) -> Iterator[Finding]:
     url, kind = config.sandbox.runtime_url, config.runtime.kind
     met = kind == RuntimeKind.job or (kind == RuntimeKind.external and config.runtime.shared_dir)
-    if config.sandbox.kind == SandboxKind.remote and not url and not met and config.job.name != JobName.runtime:
+    if config.sandbox.kind == SandboxKind.remote and not url and not met:
         yield error(
             "runtime_url",
             "sandbox.runtime_url",
@@ -96,6 +93,7 @@ def runtime_url(config: Config, _: Host) -> Iterator[Finding]:
         )
 
 
+@about(Part.runtime)
 def runtime_job(config: Config, host: Host) -> Iterator[Finding]:
     runtime, hardware = config.runtime, config.hardware
     if runtime.kind != RuntimeKind.job:
@@ -136,6 +134,7 @@ def runtime_job(config: Config, host: Host) -> Iterator[Finding]:
         )
 
 
+@about(Part.runtime)
 def runtime_times(config: Config, _: Host) -> Iterator[Finding]:
     """A side that is merely slow must not count as gone."""
     runtime = config.runtime
@@ -157,6 +156,7 @@ def runtime_times(config: Config, _: Host) -> Iterator[Finding]:
         )
 
 
+@between(Part.runtime, Part.rollouts)
 def runtime_door(config: Config, _: Host) -> Iterator[Finding]:
     """Programs inside a sandbox ask the model through a door to the gateway, which is on another machine here."""
     away = config.runtime.kind == RuntimeKind.job and config.hardware.partition is not None
@@ -171,6 +171,7 @@ def runtime_door(config: Config, _: Host) -> Iterator[Finding]:
         )
 
 
+@between(Part.sandboxes, Part.rollouts)
 def base_image(config: Config, _: Host) -> Iterator[Finding]:
     sandbox = config.sandbox
     if config.env.name not in FOLDERS or sandbox.kind == SandboxKind.process:
@@ -206,6 +207,7 @@ def base_image(config: Config, _: Host) -> Iterator[Finding]:
         )
 
 
+@about(Part.sandboxes)
 def container_keys(config: Config, _: Host) -> Iterator[Finding]:
     """Keys of containers that cannot mean what they say."""
     sandbox = config.sandbox
@@ -247,6 +249,7 @@ def container_keys(config: Config, _: Host) -> Iterator[Finding]:
         )
 
 
+@about(Part.sandboxes)
 def lease(config: Config, _: Host) -> Iterator[Finding]:
     if holds_container(config) and config.sandbox.lease_s < SHORTEST_LEASE_S:
         yield error(

@@ -9,16 +9,17 @@ from collections.abc import Iterator
 
 from swe_rl.config import duration
 from swe_rl.config.choices import JobName
-from swe_rl.config.findings import Finding, Host, error, warning
+from swe_rl.config.findings import Finding, Host, about, error, warning
+from swe_rl.config.parts import Part
 from swe_rl.config.rollout_bound import LARGEST_SPREAD, MAY_BE_ZERO, wrong_pairs
 from swe_rl.config.schema import Config, WorkloadConfig
 from swe_rl.config.sizes import uses_no_gpu, waves_per_step
 
-TRAINS = (JobName.train, JobName.check, JobName.plan)
 FEWEST_S = 60.0
 WAITS = 2  # times trainer.collective_timeout_s: so long the run waits for its ranks (trainer/group.py)
 
 
+@about(Part.rollouts)
 def nested_timeouts(config: Config, _: Host) -> Iterator[Finding]:
     rollout = config.rollout
     if rollout.command_timeout_s >= rollout.agent_timeout_s:
@@ -39,6 +40,7 @@ def nested_timeouts(config: Config, _: Host) -> Iterator[Finding]:
         )
 
 
+@about(Part.rollouts)
 def typical_within_limit(config: Config, _: Host) -> Iterator[Finding]:
     rollout = config.rollout
     if rollout.typical_trajectory_s is not None and rollout.typical_trajectory_s > rollout.agent_timeout_s:
@@ -52,6 +54,7 @@ def typical_within_limit(config: Config, _: Host) -> Iterator[Finding]:
         )
 
 
+@about(Part.engines)
 def workload(config: Config, _: Host) -> Iterator[Finding]:
     for name, value in wrong_pairs(config.rollout.workload):
         least = 0 if name in MAY_BE_ZERO else 1
@@ -65,9 +68,10 @@ def workload(config: Config, _: Host) -> Iterator[Finding]:
         )
 
 
+@about(Part.trainer)
 def first_checkpoint(config: Config, _: Host) -> Iterator[Finding]:
     limit_s, needed_s = duration.limit_s(config), duration.first_checkpoint_s(config)
-    if config.job.name not in TRAINS or needed_s <= limit_s:
+    if needed_s <= limit_s:
         return
     step = duration.text(duration.step_s(config))
     yield error(
@@ -80,10 +84,11 @@ def first_checkpoint(config: Config, _: Host) -> Iterator[Finding]:
     )
 
 
+@about(Part.trainer)
 def whole_run(config: Config, _: Host) -> Iterator[Finding]:
     limit_s, needed_s = duration.limit_s(config), duration.run_s(config)
     resumes = config.trainer.resume == "auto" and config.trainer.checkpoint_every_steps > 0
-    if config.job.name not in TRAINS or needed_s <= limit_s or resumes:
+    if needed_s <= limit_s or resumes:
         return
     if duration.first_checkpoint_s(config) <= limit_s:
         yield warning(
@@ -95,6 +100,7 @@ def whole_run(config: Config, _: Host) -> Iterator[Finding]:
         )
 
 
+@about(Part.trainer)
 def collective(config: Config, _: Host) -> Iterator[Finding]:
     work_s, timeout_s = duration.train_s(config), config.trainer.collective_timeout_s
     if timeout_s < FEWEST_S:
@@ -116,6 +122,7 @@ def collective(config: Config, _: Host) -> Iterator[Finding]:
         )
 
 
+@about(Part.rollouts)
 def turns_fit(config: Config, _: Host) -> Iterator[Finding]:
     """Typical turns use about an eighth of what one may sample and of what it may be shown (4 characters a token)."""
     rollout = config.rollout
@@ -132,6 +139,7 @@ def turns_fit(config: Config, _: Host) -> Iterator[Finding]:
         )
 
 
+@about()
 def think_time(config: Config, _: Host) -> Iterator[Finding]:
     think_s = config.job.think_s
     if think_s < 0:

@@ -7,10 +7,12 @@ Invariants:
 
 from collections.abc import Iterator
 
-from swe_rl.config.findings import Finding, Host, error
+from swe_rl.config.findings import Finding, Host, about, between, error
+from swe_rl.config.parts import Part, reads
 from swe_rl.config.schema import Config
 
 
+@about()
 def positive_lengths(config: Config, _: Host) -> Iterator[Finding]:
     rollout, trainer = config.rollout, config.trainer
     lengths: dict[str, float] = {
@@ -25,10 +27,11 @@ def positive_lengths(config: Config, _: Host) -> Iterator[Finding]:
         "sandbox.memory_gb": config.sandbox.memory_gb,
     }
     for key, value in lengths.items():
-        if value <= 0:
+        if value <= 0 and reads(config, key):
             yield error("positive", key, value, "must be greater than 0", f"give {key} a positive value")
 
 
+@about(Part.rollouts)
 def first_turn_fits(config: Config, _: Host) -> Iterator[Finding]:
     rollout = config.rollout
     needed = rollout.max_prompt_tokens + rollout.max_turn_tokens
@@ -42,6 +45,7 @@ def first_turn_fits(config: Config, _: Host) -> Iterator[Finding]:
         )
 
 
+@between(Part.engines, Part.rollouts)
 def engine_length(config: Config, _: Host) -> Iterator[Finding]:
     if config.rollout.max_trajectory_tokens > config.engine.max_model_len:
         yield error(
@@ -54,6 +58,7 @@ def engine_length(config: Config, _: Host) -> Iterator[Finding]:
         )
 
 
+@about(Part.engines)
 def model_length(config: Config, _: Host) -> Iterator[Finding]:
     positions = config.model.max_position_embeddings
     if config.engine.max_model_len > positions:
@@ -66,6 +71,7 @@ def model_length(config: Config, _: Host) -> Iterator[Finding]:
         )
 
 
+@about(Part.trainer)
 def micro_batch_holds_one(config: Config, _: Host) -> Iterator[Finding]:
     cap, longest = config.trainer.max_tokens_per_micro_batch, config.rollout.max_trajectory_tokens
     share = -(-longest // max(1, config.layout.sequence_parallel))

@@ -8,12 +8,14 @@ from collections.abc import Iterator
 
 from swe_rl.config import memory
 from swe_rl.config.choices import Capture, Correction, DynamicSampling, EngineKind, WeightSync
-from swe_rl.config.findings import Finding, Host, error, warning
+from swe_rl.config.findings import Finding, Host, about, between, error, warning
+from swe_rl.config.parts import Part, reads
 from swe_rl.config.schema import Config
 from swe_rl.config.sizes import optimizer_steps_per_step, takes_turns, total_gpus, uses_no_gpu
 from swe_rl.config.weight_sync import unshareable
 
 
+@about(Part.trainer)
 def lora(config: Config, _: Host) -> Iterator[Finding]:
     trainer, model = config.trainer, config.model
     rank, key = trainer.lora_rank, "trainer.lora_rank"
@@ -45,6 +47,7 @@ def lora(config: Config, _: Host) -> Iterator[Finding]:
         )
 
 
+@about(Part.trainer)
 def asynchrony(config: Config, _: Host) -> Iterator[Finding]:
     stale = config.trainer.max_staleness_steps
     if stale < 0:
@@ -77,6 +80,7 @@ def asynchrony(config: Config, _: Host) -> Iterator[Finding]:
         )
 
 
+@between(Part.trainer, Part.engines)
 def weight_sync(config: Config, _: Host) -> Iterator[Finding]:
     sync, layout, hardware = config.trainer.weight_sync, config.layout, config.hardware
     key = "trainer.weight_sync"
@@ -101,6 +105,7 @@ def weight_sync(config: Config, _: Host) -> Iterator[Finding]:
         yield error("weight_sync", key, sync, "there is no NCCL between MIG slices", "trainer.weight_sync=disk")
 
 
+@between(Part.trainer, Part.engines)
 def shared_memory(config: Config, host: Host) -> Iterator[Finding]:
     """Memory that the trainer's allocator maps piece by piece, or asks a pool of the driver for, cannot be shared."""
     setting = unshareable(host.environment)
@@ -114,6 +119,7 @@ def shared_memory(config: Config, host: Host) -> Iterator[Finding]:
         )
 
 
+@about(Part.trainer)
 def log_probabilities(config: Config, _: Host) -> Iterator[Finding]:
     """What weighs tokens by the engine's log-probabilities needs those of the distribution that was sampled from."""
     algo = config.algo
@@ -129,6 +135,7 @@ def log_probabilities(config: Config, _: Host) -> Iterator[Finding]:
         )
 
 
+@about(Part.trainer)
 def masks(config: Config, _: Host) -> Iterator[Finding]:
     low, high = config.algo.mask_low, config.algo.mask_high
     if (low is None) != (high is None):
@@ -151,6 +158,7 @@ def masks(config: Config, _: Host) -> Iterator[Finding]:
         )
 
 
+@about(Part.trainer)
 def overlong(config: Config, _: Host) -> Iterator[Finding]:
     share, penalty = config.algo.overlong_share, config.algo.overlong_penalty
     if not 0 <= share < 1:
@@ -161,6 +169,7 @@ def overlong(config: Config, _: Host) -> Iterator[Finding]:
         yield error("overlong", "algo.overlong_penalty", penalty, "must be greater than 0", "algo.overlong_penalty=1")
 
 
+@about(Part.trainer)
 def kl_used(config: Config, _: Host) -> Iterator[Finding]:
     if config.algo.kl_coef == 0 and config.algo.kl_in == "reward":
         yield warning(
@@ -172,6 +181,7 @@ def kl_used(config: Config, _: Host) -> Iterator[Finding]:
         )
 
 
+@about(Part.trainer)
 def checkpoint_disk(config: Config, _: Host) -> Iterator[Finding]:
     there, needed = config.hardware.disk_gb, memory.checkpoints_gb(config)
     if 0 < there < needed:
@@ -189,6 +199,7 @@ def checkpoint_disk(config: Config, _: Host) -> Iterator[Finding]:
         )
 
 
+@about(Part.trainer)
 def restarts(config: Config, _: Host) -> Iterator[Finding]:
     allowed, trainer = config.trainer.max_restarts, config.trainer
     if allowed > 0 and trainer.checkpoint_every_steps == 0 and trainer.steps > 1:
@@ -201,6 +212,7 @@ def restarts(config: Config, _: Host) -> Iterator[Finding]:
         )
 
 
+@about(Part.engines)
 def external_weights(config: Config, _: Host) -> Iterator[Finding]:
     served = config.engine.served_model
     if config.engine.kind != EngineKind.external and served:
@@ -211,7 +223,8 @@ def external_weights(config: Config, _: Host) -> Iterator[Finding]:
             f"nothing reads it with engine.kind={config.engine.kind}",
             "engine=external",
         )
-    if config.engine.kind == EngineKind.external and config.trainer.weight_sync == WeightSync.ipc:
+    shares = config.trainer.weight_sync == WeightSync.ipc and reads(config, "trainer")
+    if config.engine.kind == EngineKind.external and shares:
         yield error(
             "external_sync",
             "trainer.weight_sync",
@@ -221,6 +234,7 @@ def external_weights(config: Config, _: Host) -> Iterator[Finding]:
         )
 
 
+@about(Part.trainer)
 def warmup(config: Config, _: Host) -> Iterator[Finding]:
     updates = config.trainer.steps * optimizer_steps_per_step(config)
     if config.trainer.warmup_steps >= updates > 0:
@@ -233,10 +247,11 @@ def warmup(config: Config, _: Host) -> Iterator[Finding]:
         )
 
 
+@about(Part.trainer)
 def parallel_only(config: Config, _: Host) -> Iterator[Finding]:
     """Keys that the trainer of one process does not read."""
     trainer, layout = config.trainer, config.layout
-    if layout.trainer_gpus or layout.trainer_ranks or config.job.name != "train":
+    if layout.trainer_gpus or layout.trainer_ranks:
         return
     for key, value, default in (
         ("trainer.attention", trainer.attention, "auto"),
@@ -253,10 +268,11 @@ def parallel_only(config: Config, _: Host) -> Iterator[Finding]:
             )
 
 
+@about(Part.trainer)
 def idle_trainer(config: Config, _: Host) -> Iterator[Finding]:
     layout = config.layout
     trains_somewhere = layout.trainer_gpus or layout.trainer_ranks
-    if not trains_somewhere and total_gpus(layout) > 0 and config.job.name == "train":
+    if not trains_somewhere and total_gpus(layout) > 0:
         yield error(
             "no_trainer",
             "layout.trainer_gpus",

@@ -40,6 +40,7 @@ from swe_rl.config.choices import (
 @dataclass(frozen=True)
 class JobConfig:
     name: JobName = JobName.train
+    of: JobName = JobName.train  # check, plan: the job that they answer for
     format: OutputFormat = OutputFormat.table
     strict: bool = False  # warnings count as errors
     preflight: bool = False  # check: also probe this host
@@ -252,7 +253,7 @@ class EngineConfig:
     command: str | None = None  # vllm: how a server is started; None: SWE_RL_VLLM_COMMAND, or what is installed
     kv_cache_tokens: int = 0  # vllm: of one engine; 0: what fits
     extra_arguments: tuple[str, ...] = ()  # vllm: of its command line, after all others
-    start_timeout_s: float = 1800.0  # vllm: until a server is healthy
+    start_timeout_s: float = 1800.0  # vllm: until a server is healthy; external: until it answers a first request
     max_restarts: int = 3  # vllm: of one engine that died, in a run
 
 

@@ -5,11 +5,9 @@ Invariants:
 - Counts are of what their names say: prompts are instances, trajectories are prompts times `rollout.n`.
 """
 
-from swe_rl.config.choices import EngineKind, JobName, RuntimeKind, SandboxKind
+from swe_rl.config.choices import EngineKind, RuntimeKind, SandboxKind
+from swe_rl.config.parts import Part, starts
 from swe_rl.config.schema import Config, HardwareConfig, LayoutConfig, ModelConfig, SandboxConfig
-
-WITHOUT_TRAINER = frozenset({JobName.rollout, JobName.eval, JobName.serve})
-AGENTS_WITHOUT_MODEL = frozenset({"gold", "noop", "scripted"})
 
 
 def engine_gpus(layout: LayoutConfig) -> int:
@@ -32,12 +30,12 @@ def takes_turns(config: Config) -> bool:
 def shares_gpus(config: Config) -> bool:
     """This run's own servers and its trainer's ranks are on the same GPUs, so that servers sleep while ranks work."""
     layout, own = config.layout, config.engine.kind is EngineKind.vllm
-    return layout.colocated and layout.trainer_gpus > 0 and own and config.job.name not in WITHOUT_TRAINER
+    return layout.colocated and layout.trainer_gpus > 0 and own and Part.trainer in starts(config)
 
 
 def asks_model(config: Config) -> bool:
     """Whether anybody samples from a model in this run: no agent does that proves an environment."""
-    return config.job.name is JobName.serve or config.agent.name not in AGENTS_WITHOUT_MODEL
+    return Part.engines in starts(config)
 
 
 def total_gpus(layout: LayoutConfig) -> int:
@@ -48,8 +46,12 @@ def total_gpus(layout: LayoutConfig) -> int:
 
 
 def gpus_needed(config: Config) -> int:
-    """GPUs that this run takes: servers of somebody else's take none of them."""
-    return config.layout.trainer_gpus if config.engine.kind is EngineKind.external else total_gpus(config.layout)
+    """GPUs that this job takes: only for what it starts, and none for servers of somebody else's."""
+    started, layout = starts(config), config.layout
+    own = Part.engines in started and config.engine.kind is not EngineKind.external
+    engines = engine_gpus(layout) if own else 0
+    trainer = layout.trainer_gpus if Part.trainer in started else 0
+    return max(engines, trainer) if layout.colocated else engines + trainer
 
 
 def gpus_there(hardware: HardwareConfig) -> int:

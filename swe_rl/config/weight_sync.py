@@ -8,9 +8,9 @@ Invariants:
 from collections.abc import Mapping
 
 from swe_rl.config.choices import EngineKind, WeightSync
+from swe_rl.config.parts import Part, starts
 from swe_rl.config.schema import Config
 from swe_rl.config.sizes import (
-    WITHOUT_TRAINER,
     engines_leave_home,
     shares_gpus,
     trainer_leaves_node,
@@ -44,7 +44,7 @@ def unshareable(environment: Mapping[str, str]) -> str:
 
 def _own_gpus_of_one_host(config: Config) -> bool:
     layout, hardware = config.layout, config.hardware
-    if config.engine.kind is not EngineKind.vllm or config.job.name in WITHOUT_TRAINER or uses_no_gpu(layout):
+    if config.engine.kind is not EngineKind.vllm or Part.trainer not in starts(config) or uses_no_gpu(layout):
         return False
     if hardware.ray_address or config.trainer.max_staleness_steps:
         return False

@@ -1,4 +1,4 @@
-"""hardware=auto: this machine in the words of conf/hardware/, and the machine that stands for it where it is too small."""
+"""hardware=auto: this machine in the words of conf/hardware/, and what stands for it where it is too small."""
 
 from dataclasses import replace
 from functools import partial
@@ -170,7 +170,7 @@ def test_the_smallest_machine_is_the_smallest():
     ]
     pick = partial(smallest, config)
     assert pick([*others, small]).name == "small"
-    assert pick([machine for machine in others]).name == "large"
+    assert pick(list(others)).name == "large"
     assert pick([others[0], others[1]]).name == "short"  # does not hold it, and says so by its errors
     assert pick([]) is None
 

@@ -141,13 +141,45 @@ def test_secret_in_a_file_is_a_warning():
     assert check(dataclasses.replace(config, hardware=literal), host=known) == []
 
 
-def test_available_is_an_error_for_what_runs_and_a_warning_before():
-    severities = {}
-    for job in ("train", "eval", "check", "plan"):
-        found = check(compose(["env.eval_dataset=other", f"job={job}"]).config, host=HOST)
-        severities[job] = [one.severity for one in found if one.rule_id == "available"]
-    assert severities["train"] == severities["eval"] == [Severity.error]
-    assert severities["check"] == severities["plan"] == [Severity.warning]
+def test_check_and_plan_say_what_the_job_would_refuse():
+    for job in ("train", "eval", "rollout", "prepare", "serve", "sft"):
+        given = [
+            "env.eval_dataset=other",
+            "trainer.max_tokens_per_micro_batch=1",
+            "hardware=cpu",
+            "engine.start_timeout_s=0",
+        ]
+        refused = check(compose([*given, f"job={job}"]).config, host=HOST)
+        for asking in ("check", "plan"):
+            assert check(compose([*given, f"job={asking}", f"job.of={job}"]).config, host=HOST) == refused
+        rules = {finding.rule_id for finding in refused}
+        assert ("available" in rules) == (job != "serve")
+        assert ("micro_batch" in rules) == (job == "train")
+        assert ("engine_start" in rules) == (job in ("train", "eval", "rollout", "serve"))
+
+
+@pytest.mark.parametrize("job", ["serve", "eval", "images", "prepare", "export", "simulate", "rollout"])
+def test_a_job_without_a_trainer_is_not_refused_for_one(job):
+    given = [
+        "trainer.max_tokens_per_micro_batch=1",
+        "trainer.steps=0",
+        "trainer.lr=-1",
+        "algo.clip_low=7",
+        "hardware=cpu",
+    ]
+    found = check(compose([*given, f"job={job}"]).config, host=HOST)
+    assert [finding for finding in found if finding.severity is Severity.error] == []
+
+
+def test_a_group_of_one_trains_where_no_group_is_compared():
+    assert "group_size" in ids_of(["rollout.n=1"])
+    assert "group_size" not in ids_of(["rollout.n=1", "algo=reinforce_pp"])
+
+
+def test_greedy_trajectories_teach_nothing_but_can_be_sampled():
+    assert "sampling" in ids_of(["rollout.temperature=0"])
+    assert "sampling" not in ids_of(["rollout.temperature=0", "job=rollout"])
+    assert "sampling" in ids_of(["rollout.temperature=-1", "job=rollout"])
 
 
 def test_errors_come_first_with_origins_and_strict_counts_warnings():
@@ -214,4 +246,4 @@ def test_every_rule_has_a_case():
     pairs.append((plain, dataclasses.replace(HOST, folder_writable=lambda _: False)))
     for config, host in pairs:
         spoken |= {rule for rule in RULES if any(True for _ in rule(config, host))}
-    assert {rule.__name__ for rule in RULES} - {rule.__name__ for rule in spoken} == set()
+    assert {rule.name for rule in RULES} - {rule.name for rule in spoken} == set()

@@ -1,0 +1,85 @@
+"""What a job starts, part by part: a rule belongs to the parts that it is about, never to a job's name.
+
+Invariants:
+- `check` and `plan` start nothing: they answer for the job that job.of names.
+- A job is refused for nothing that it does not start.
+"""
+
+from dataclasses import replace
+from enum import StrEnum
+
+from swe_rl.config.choices import JobName
+from swe_rl.config.schema import Config
+
+AGENTS_WITHOUT_MODEL = frozenset({"gold", "noop", "scripted"})
+
+
+class Part(StrEnum):
+    trainer = "trainer"
+    warm_start = "warm_start"  # job=sft's trainer
+    engines = "engines"
+    router = "router"  # and the gateway before it
+    rollouts = "rollouts"  # agents at work
+    steps = "steps"  # on the split that is trained on
+    evaluation = "evaluation"  # on the split that is held out
+    sandboxes = "sandboxes"
+    data = "data"
+    grading = "grading"
+    runtime = "runtime"  # a sandbox server
+    outputs = "outputs"  # a folder of the run
+    logger = "logger"
+
+
+_SAMPLED = frozenset({Part.engines, Part.router})
+_ROLLOUTS = _SAMPLED | {
+    Part.rollouts, Part.sandboxes, Part.data, Part.grading, Part.runtime, Part.outputs, Part.logger,
+}  # fmt: skip
+_OF_JOB: dict[JobName, frozenset[Part]] = {
+    JobName.train: _ROLLOUTS | {Part.trainer, Part.steps, Part.evaluation},
+    JobName.rollout: _ROLLOUTS | {Part.steps},
+    JobName.eval: _ROLLOUTS | {Part.evaluation},
+    JobName.sft: frozenset({Part.warm_start, Part.data, Part.outputs, Part.logger}),
+    JobName.serve: _SAMPLED | {Part.outputs, Part.logger},
+    JobName.runtime: frozenset({Part.runtime, Part.sandboxes, Part.outputs}),
+    JobName.prepare: frozenset({Part.data}),
+    JobName.images: frozenset({Part.data}),
+    JobName.simulate: _SAMPLED,  # in virtual time
+}
+ASKING = frozenset({JobName.check, JobName.plan})
+
+# Who reads the keys of a group; a group that is not here is read by every job.
+_READERS: dict[str, frozenset[Part]] = {
+    "trainer": frozenset({Part.trainer}),
+    "algo": frozenset({Part.trainer}),
+    "sft": frozenset({Part.warm_start}),
+    "engine": frozenset({Part.engines}),
+    "router": frozenset({Part.router}),
+    "gateway": frozenset({Part.router}),
+    "layout": frozenset({Part.engines, Part.trainer}),
+    "rollout": frozenset({Part.rollouts}),
+    "agent": frozenset({Part.rollouts}),
+    "sandbox": frozenset({Part.sandboxes}),
+    "runtime": frozenset({Part.runtime}),
+    "env": frozenset({Part.data}),
+}
+
+
+def asked(config: Config) -> Config:
+    """The job that `check` or `plan` answers for; any other job itself."""
+    if config.job.name not in ASKING:
+        return config
+    return replace(config, job=replace(config.job, name=config.job.of))
+
+
+def starts(config: Config) -> frozenset[Part]:
+    """The parts of this job. No engine, and so no router, where nobody asks a model."""
+    parts = _OF_JOB.get(asked(config).job.name, frozenset())
+    if Part.rollouts in parts and config.agent.name in AGENTS_WITHOUT_MODEL and Part.trainer not in parts:
+        return parts - _SAMPLED
+    return parts
+
+
+def reads(config: Config, key: str) -> bool:
+    """Whether this job reads a key."""
+    readers = _READERS.get(key.partition(".")[0])
+    return readers is None or bool(readers & starts(config))
