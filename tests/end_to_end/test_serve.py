@@ -73,7 +73,7 @@ def test_a_client_is_answered_until_ctrl_c(command):
     [event] = read_events(folder / "events.jsonl", "serving")
     assert event["model"] == Config().model.name and not event["key"]
     assert not command.children()
-    assert not list((command.root / "scratch" / "swe_rl").glob("*"))
+    assert not list((command.root / "scratch").glob("swe_rl-*/*"))
 
 
 def test_beyond_loopback_a_key_is_needed_and_written_nowhere(command):
