@@ -82,7 +82,8 @@ class Watch:
                     self._pids.add(
                         (process.pid, process.create_time())
                     )  # others begin in the same hundredth of a second
-            self._mounts.add((facts.get("GraphDriver") or {}).get("Data", {}).get("MergedDir"))
+            layers = (facts.get("GraphDriver") or {}).get("Data") or {}  # there is none while one is being removed
+            self._mounts.add(layers.get("MergedDir"))
         return [one["Id"] for one in found]
 
     def wait_for(self, count, process):

@@ -205,7 +205,7 @@ def main(rank, world, port, folder, cases):
 
     torch.set_num_threads(1)
     device = torch.device("cpu")
-    with process_group(rank, world, device, f"127.0.0.1:{port}", timeout_s=60):
+    with process_group(rank, world, device, f"127.0.0.1:{port}", timeout_s=120):
         meshes = {}
         for case in cases:
             sp = next(int(word[2:]) for word in case.split("_") if word.startswith("sp"))
@@ -217,7 +217,7 @@ def main(rank, world, port, folder, cases):
                 (folder / f"{case}.json").write_text(json.dumps(result))
 
 
-def run_ranks(world, folder, cases, timeout_s=120.0):
+def run_ranks(world, folder, cases, timeout_s=240.0):
     """Starts `world` processes and returns what they left; a rank that fails or hangs ends all of them."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
