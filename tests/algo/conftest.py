@@ -10,13 +10,23 @@ import torch
 from swe_rl.algo.sequences import Sequences
 
 
-@pytest.fixture(scope="session")
-def reference():
-    """The module of that name here."""
-    spec = importlib.util.spec_from_file_location("reference", Path(__file__).parent / "reference.py")
+def module_at(path):
+    spec = importlib.util.spec_from_file_location(path.stem, path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="session")
+def reference():
+    """The module of that name here."""
+    return module_at(Path(__file__).parent / "reference.py")
+
+
+@pytest.fixture(scope="session")
+def rank_cases():
+    """The trainer's tests' model and rows."""
+    return module_at(Path(__file__).parent.parent / "trainer" / "rank_cases.py")
 
 
 @pytest.fixture(scope="session")
