@@ -32,7 +32,7 @@ WHOLE = {
     "gspo": AlgoConfig(policy_loss=PolicyLoss.gspo, correction=Correction.token_tis),
     "gspo_token": AlgoConfig(policy_loss=PolicyLoss.gspo_token),
     "cispo": AlgoConfig(policy_loss=PolicyLoss.cispo, clip_low=1.0),
-    "geometric": AlgoConfig(mask_level=MaskLevel.geometric, mask_low=0.5, mask_high=2.0),
+    "geometric": AlgoConfig(mask_level=MaskLevel.geometric, mask_low=0.4, mask_high=2.5),
     "sequence": AlgoConfig(mask_level=MaskLevel.sequence, mask_low=1e-9, mask_high=1e9),
     "stale": AlgoConfig(stale_correction=Correction.sequence_tis),
 }
