@@ -109,7 +109,7 @@ def colocated_memory(config: Config, _: Host) -> Iterator[Finding]:
 def host_memory(config: Config, _: Host) -> Iterator[Finding]:
     there = config.hardware.memory_gb * config.hardware.nodes
     if (needed := memory.offloaded_gb(config)) > there * MOST_OF_A_HOST > 0:
-        yield error(
+        yield (error if needed > there else warning)(
             "host_memory",
             "trainer.offload_optimizer",
             True,

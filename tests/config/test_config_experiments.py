@@ -35,6 +35,7 @@ TRUE = {
     "deepswe_32b_traced": {"engines_elsewhere"},
     "django_grpo_local": {"engines_elsewhere"},
     "django_grpo_modal": {"external_folder"},
+    "fasrc_dev": {"host_memory"},  # 28 of 32 GB
     "fasrc_prod": {"engines_elsewhere"},
 }
 FOLDER = "paths.scratch=/shared"
