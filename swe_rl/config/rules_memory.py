@@ -113,8 +113,8 @@ def host_memory(config: Config, _: Host) -> Iterator[Finding]:
             "host_memory",
             "trainer.offload_optimizer",
             True,
-            f"puts {needed:.0f} GB of master weights, gradients and moments into the nodes' memory; hardware.memory_gb has "
-            f"{there:g} in all",
+            f"puts {needed:.0f} GB of master weights, gradients and moments into the nodes' memory; "
+            f"hardware.memory_gb has {there:g} in all",
             "trainer.offload_optimizer=false with more trainer GPUs, or hardware with more memory",
         )
 
