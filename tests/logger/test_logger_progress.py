@@ -58,7 +58,7 @@ def test_plain_lines_come_at_most_every_two_seconds(caplog):
     assert len(running) == 10  # 20 s of collection
     assert "step 1/2  generate" in running[0]
     assert "40/40 trajectories (30 unresolved, 10 resolved)  200 sampled tokens/s" in running[-1]
-    assert lines[-2].startswith("step 1/2  reward 0.500  resolved 25.0%   1234 response tokens/s  loss 0.0123  entropy -")
+    assert lines[-2].startswith("step 1/2  reward 0.500  resolved 25.0%   1234 response tokens/s  loss 0.0123  ")
     assert lines[-1] == "eval after: 50.0% resolved of 96 trajectories"
 
 
