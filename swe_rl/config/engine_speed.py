@@ -114,7 +114,7 @@ def speed_of(model: ModelConfig, hardware: HardwareConfig, layout: LayoutConfig)
             f"hardware={hardware.name} does not say how fast its GPUs are: set hardware.gpu_bf16_tflops and "
             "hardware.gpu_bandwidth_gb_per_s to the published figures, e.g. 989 and 3350 for an H100"
         )
-    width = layout.engine_tp
+    width = max(1, layout.engine_tp)  # a rule names a wrong one
     return engine_speed(model, hardware.gpu_bf16_tflops * width, hardware.gpu_bandwidth_gb_per_s * width)
 
 

@@ -45,7 +45,7 @@ def plan(config: Config, *, partly: bool = False) -> dict[str, Any]:
     for name, section in _SECTIONS.items():
         try:
             made[name] = section(config)
-        except (PlacementError, ArithmeticError, ValueError) as error:
+        except Exception as error:  # a wrong value goes wrong anywhere; what is wrong with it, the rules say
             if not partly:
                 raise
             made[name] = {"not known": str(error) if isinstance(error, PlacementError) else "see the errors"}

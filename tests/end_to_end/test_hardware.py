@@ -46,7 +46,9 @@ def laptop(tmp_path):
 
 @pytest.fixture
 def eight_h200(tmp_path):
-    return Machine(tmp_path, DRIVER)
+    machine = Machine(tmp_path, DRIVER)
+    machine.environment["SWE_RL_VLLM_COMMAND"] = "python"  # stands for an installed vLLM
+    return machine
 
 
 def assumptions(done) -> list[str]:

@@ -10,8 +10,10 @@ from hypothesis import strategies as st
 from swe_rl.config import duration, memory, sizes
 from swe_rl.config.choices import SandboxKind
 from swe_rl.config.compose import compose
+from swe_rl.config.findings import failing
 from swe_rl.config.folders import options
 from swe_rl.config.rollout_bound import bound_s
+from swe_rl.config.rules import check
 from swe_rl.config.schema import Config
 from swe_rl.job import plan as job
 from swe_rl.job import simulate
@@ -204,3 +206,23 @@ def test_table_and_json(capsys):
     assert "trajectories_per_step" in capsys.readouterr().out
     assert job.run(compose(["job=plan", "job.format=json"]).config, None) == 0
     assert json.loads(capsys.readouterr().out)["gpus"] == {}
+
+
+@pytest.mark.slow
+def test_no_number_that_the_rules_refuse_stops_the_plan():
+    """Every number of the schema at 0 and at -1: what the rules let pass is planned, the rest is planned in part."""
+    plain = compose(["model=qwen3_14b", "layout=dp4", "hardware=h100x8", "job=plan"]).config
+    for group in dataclasses.fields(plain):
+        node = getattr(plain, group.name)
+        if not dataclasses.is_dataclass(node):
+            continue
+        for field in dataclasses.fields(node):
+            value = getattr(node, field.name)
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                continue
+            for wrong in (0, -1):
+                config = dataclasses.replace(
+                    plain, **{group.name: dataclasses.replace(node, **{field.name: type(value)(wrong)})}
+                )
+                made = plan(config, partly=failing(check(config), strict=False))
+                assert made["disk"] and made["memory"], f"{group.name}.{field.name}={wrong}"
