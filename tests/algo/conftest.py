@@ -17,6 +17,13 @@ def module_at(path):
     return module
 
 
+def module_at(path):
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
 @pytest.fixture(scope="session")
 def reference():
     """The module of that name here."""
@@ -25,8 +32,8 @@ def reference():
 
 @pytest.fixture(scope="session")
 def rank_cases():
-    """The trainer's tests' model and rows."""
-    return module_at(Path(__file__).parent.parent / "trainer" / "rank_cases.py")
+    """The trainer's module of that name."""
+    return module_at(Path(__file__).parents[1] / "trainer" / "rank_cases.py")
 
 
 @pytest.fixture(scope="session")
