@@ -17,13 +17,6 @@ def module_at(path):
     return module
 
 
-def module_at(path):
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.fixture(scope="session")
 def reference():
     """The module of that name here."""
