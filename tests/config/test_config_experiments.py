@@ -139,7 +139,7 @@ def test_no_false_alarm_over_an_experiment(name):
 def test_a_sweep_passes(name):
     given = [f"+sweep={name}"]
     assert compose(given).multirun
-    jobs = [compose(job) for job in expand(given)]
+    jobs = compose_all(expand(given))
     assert len(jobs) >= 2 and check_sweep(jobs) == []
     for job in jobs:
         errors = [one for one in check(job.config, host=HOST) if one.severity is Severity.error]

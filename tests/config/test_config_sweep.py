@@ -54,7 +54,7 @@ def jobs_of(overrides):
 
 @cache
 def _jobs(overrides):
-    return [compose(job) for job in expand(overrides)]
+    return compose_all(expand(overrides))
 
 
 @pytest.mark.parametrize("name", CASES)

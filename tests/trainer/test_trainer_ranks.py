@@ -8,6 +8,8 @@ import torch
 from swe_rl.trainer.mesh import make_mesh, process_group
 from swe_rl.trainer.sharded_checkpoint import ShardedCheckpoints
 
+pytestmark = pytest.mark.slow  # the start of several processes
+
 CASES = (
     "dp2_sp1",
     "dp1_sp2",
@@ -83,7 +85,6 @@ def test_a_checkpoint_of_two_ranks_is_read_by_one(rank_cases, two_ranks, folder,
         torch.testing.assert_close(torch.tensor(weights), torch.tensor(expected[name]), rtol=0, atol=1e-5)
 
 
-@pytest.mark.slow
 def test_four_processes_are_one(rank_cases, tmp_path):
     cases = ("dp2_sp2_minis_tis_kl", "dp1_sp4_mqa")
     found = rank_cases.run_ranks(4, tmp_path, cases)
