@@ -1,6 +1,7 @@
 """`.ci/run`: what a failure, a second look and a lane that cannot be started make of its table and its exit status."""
 
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -47,7 +48,7 @@ def project(tmp_path):
     (tmp_path / ".ci" / "run").write_text((ROOT / ".ci" / "run").read_text(encoding="utf-8"), encoding="utf-8")
     python = tmp_path / ".venv" / "bin" / "python"
     python.parent.mkdir(parents=True)
-    python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n', encoding="utf-8")
+    python.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} "$@"\n', encoding="utf-8")
     python.chmod(0o755)
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = slow\n slurm\n vllm\n gpu\n long\n", encoding="utf-8")
     (tmp_path / "README.md").write_text(README.format(more=""), encoding="utf-8")

@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import shlex
 import shutil
 import subprocess
 import time
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 FOLDER = Path(__file__).parent.parent / "launchers"
+HERE = shlex.quote(str(FOLDER))  # in the words of a shell
 
 
 def bash(text, *, cwd, **environ):
@@ -27,14 +29,14 @@ def test_every_file_is_in_the_readme():
 
 @pytest.mark.parametrize("path", sorted(FOLDER.glob("*.sh")), ids=lambda path: path.name)
 def test_bash_can_read_it(path):
-    assert bash(f"bash -n {path}", cwd=FOLDER) == (0, "")
+    assert bash(f"bash -n {HERE}/{path.name}", cwd=FOLDER) == (0, "")
 
 
 @pytest.mark.docker
 @pytest.mark.skipif(shutil.which("podman") is None or os.geteuid() != 0, reason="needs podman")
 def test_containers_on_scratch(tmp_path):
     """Two jobs of one user at once: the second has storage of its own, and nothing but the first's layers stays."""
-    script = f"source {FOLDER / 'containers_on_scratch.sh'}; echo host $DOCKER_HOST; podman --remote info >/dev/null; "
+    script = f"source {HERE}/containers_on_scratch.sh; echo host $DOCKER_HOST; podman --remote info >/dev/null; "
     code, text = bash(
         f"{script} (SLURM_JOB_ID=2 bash -c '{script} true'); exec true", cwd=tmp_path, SWE_RL_SCRATCH=str(tmp_path)
     )
@@ -54,7 +56,7 @@ def test_pull_images_hands_its_arguments_on(tmp_path):
     fake = tmp_path / "python"
     fake.write_text("#!/bin/sh\necho $*\n")
     fake.chmod(0o755)
-    script = f"bash {FOLDER / 'pull_images.sh'} env=swe_gym 'env.instances=a*'"
+    script = f"bash {HERE}/pull_images.sh env=swe_gym 'env.instances=a*'"
     assert bash(script, cwd=tmp_path, SWE_RL_PYTHON=str(fake)) == (
         0,
         "-m swe_rl job=images job.images_action=pull env=swe_gym env.instances=a*\n",
@@ -62,7 +64,7 @@ def test_pull_images_hands_its_arguments_on(tmp_path):
 
 
 def test_air_gapped_says_how_it_is_used(tmp_path):
-    code, text = bash(f"bash {FOLDER / 'air_gapped.sh'}", cwd=tmp_path)
+    code, text = bash(f"bash {HERE}/air_gapped.sh", cwd=tmp_path)
     assert code == 1 and text.startswith("usage: ")
 
 
@@ -74,7 +76,7 @@ def test_air_gapped_packs_and_is_used(tmp_path):
         "echo 'path: Qwen/Qwen3-0.6B';; esac\n"
     )
     fake.chmod(0o755)
-    script = f"bash {FOLDER / 'air_gapped.sh'} pack {tmp_path / 'packed'} model=qwen3_0_6b"
+    script = f"bash {HERE}/air_gapped.sh pack {shlex.quote(str(tmp_path))}/packed model=qwen3_0_6b"
     code, text = bash(script, cwd=tmp_path, SWE_RL_PYTHON=str(fake), HF_HOME="")
     assert code == 0, text
     asked = (tmp_path / "asked").read_text().splitlines()
@@ -84,7 +86,7 @@ def test_air_gapped_packs_and_is_used(tmp_path):
     bin_folder = tmp_path / ".venv" / "bin"
     bin_folder.mkdir(parents=True)
     (bin_folder / "activate").write_text("")
-    script = f"source {FOLDER / 'air_gapped.sh'} use packed && env"
+    script = f"source {HERE}/air_gapped.sh use packed && env"
     code, text = bash(script, cwd=tmp_path)
     assert code == 0 and f"HF_HOME={tmp_path}/packed/hub" in text and "HF_HUB_OFFLINE=1" in text
 

@@ -8,6 +8,7 @@ import importlib.metadata
 import importlib.util
 import os
 import re
+import shlex
 import shutil
 import sys
 from collections.abc import Iterable
@@ -47,4 +48,4 @@ def pip_command() -> str:
     if program is not None and Path(program).parent == python.parent:
         return "pip"
     short = os.path.relpath(python) if python.is_relative_to(Path.cwd()) else str(python)
-    return f"{short} -m pip"
+    return f"{shlex.quote(short)} -m pip"

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -52,7 +53,7 @@ class Debugger:
         (self.repository / "calc.py").write_text(PROGRAM)
 
     def __call__(self, command: str, entrypoint: str = "", limit_s: float = 20.0) -> str:
-        default = f"{sys.executable} -m pdb calc.py"
+        default = f"{shlex.quote(sys.executable)} -m pdb calc.py"
         order = {"command": command, "entrypoint": entrypoint, "default": default, "limit_s": limit_s}
         done = subprocess.run(
             [self._python, str(self._home / "debugger.py"), json.dumps(order)],
@@ -122,7 +123,7 @@ def test_breakpoints_move_with_an_edit_and_are_set_again(debug: Debugger):
 
 
 def test_a_program_that_hangs_is_shown_and_killed_and_starts_again(debug: Debugger):
-    entrypoint = f"{sys.executable} -m pdb calc.py spin"
+    entrypoint = f"{shlex.quote(sys.executable)} -m pdb calc.py spin"
     debug("b calc.py:17", entrypoint)
     told = debug("c")
     assert "calc.py(17)" in told
@@ -145,7 +146,7 @@ def test_pytest_lets_the_debugger_through(debug: Debugger):
     (debug.repository / "test_calc.py").write_text(
         "def test_add():\n    from calc import add\n    assert add(1, 2) == 3\n"
     )
-    entrypoint = f"PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 {sys.executable} -m pdb -m pytest -q test_calc.py"
+    entrypoint = f"PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 {shlex.quote(sys.executable)} -m pdb -m pytest -q test_calc.py"
     debug("b calc.py:7", entrypoint)
     assert "calc.py(7)add()" in debug("c")
     assert "test_add()" in debug("w")

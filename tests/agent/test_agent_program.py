@@ -1,5 +1,6 @@
 """A program as an agent: what it is given, what its end means, and that it leaves nothing in the patch."""
 
+import shlex
 import sys
 
 import pytest
@@ -84,7 +85,7 @@ while True:
     assert os.system(message["content"]) == 0
 END
 mkdir -p .qwen node_modules/a && touch .qwen/state node_modules/a/b
-exec {sys.executable} /tmp/client.py
+exec {shlex.quote(sys.executable)} /tmp/client.py
 """
 
 

@@ -1,4 +1,5 @@
 import json
+import shlex
 import socket
 import sys
 from dataclasses import asdict
@@ -68,7 +69,7 @@ def test_urls_of_the_command():
 
 @pytest.mark.parametrize("status", [0, 3])
 async def test_engines_live_as_long_as_the_command(model_dir, tmp_path, monkeypatch, status):
-    monkeypatch.setenv("SWE_RL_VLLM_COMMAND", f"{sys.executable} -m swe_rl.engine.fake_vllm")
+    monkeypatch.setenv("SWE_RL_VLLM_COMMAND", f"{shlex.quote(sys.executable)} -m swe_rl.engine.fake_vllm")
     told = tmp_path / "urls"
     script = (
         "import pathlib, sys, urllib.request as u\n"

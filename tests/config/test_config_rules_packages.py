@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+import shlex
 import subprocess
 import sys
 
@@ -198,7 +199,7 @@ def test_a_folder_of_the_package_s_name_is_no_package(tmp_path, monkeypatch):
 def test_pip_is_named_as_it_can_be_typed(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.chdir(tmp_path)
-    assert pip_command() == f"{sys.executable} -m pip"
+    assert pip_command() == f"{shlex.quote(sys.executable)} -m pip"
     monkeypatch.setattr(sys, "executable", str(tmp_path / ".venv" / "bin" / "python"))
     assert pip_command() == ".venv/bin/python -m pip"
     pip = tmp_path / "pip"

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import re
+import shlex
 import signal
 import socket
 import subprocess
@@ -36,7 +37,7 @@ def fake(monkeypatch):
     """fake(**settings): from now on a server is the fake one."""
 
     def use(**settings):
-        monkeypatch.setenv(VLLM_COMMAND, f"{sys.executable} -m swe_rl.engine.fake_vllm")
+        monkeypatch.setenv(VLLM_COMMAND, f"{shlex.quote(sys.executable)} -m swe_rl.engine.fake_vllm")
         monkeypatch.setenv("FAKE_VLLM", json.dumps({"vocab_size": VOCAB, **settings}))
 
     return use

@@ -30,7 +30,7 @@ class Machine:
         if driver is not None:
             (programs / "nvidia-smi").write_text(driver)
             (programs / "nvidia-smi").chmod(0o755)
-        rest = [part for part in os.environ["PATH"].split(":") if not Path(part, "nvidia-smi").exists()]
+        rest = [part for part in os.environ["PATH"].split(":") if not os.access(f"{part}/nvidia-smi", os.F_OK)]
         self.environment = {name: value for name, value in os.environ.items() if name not in HIDDEN}
         self.environment |= {"PATH": ":".join([str(programs), *rest]), "COLUMNS": "80"}
 

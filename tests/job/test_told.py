@@ -1,6 +1,7 @@
 """Signals that end a run: which are heard, what a second one does, and whose handlers are left alone."""
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -74,7 +75,7 @@ def test_also_where_ctrl_c_is_ignored():
         "with listening(in_slurm=True):\n os.kill(os.getpid(), signal.SIGUSR1)\n time.sleep(5)\n"
     )
     done = subprocess.run(
-        ["bash", "-c", f'trap "" INT; exec {sys.executable} -c "$CODE"'],
+        ["bash", "-c", f'trap "" INT; exec {shlex.quote(sys.executable)} -c "$CODE"'],
         env={**os.environ, "CODE": code},
         capture_output=True,
         text=True,

@@ -73,8 +73,8 @@ async def test_this_hosts_python_packages_are_not_seen(make, owned: Workspace, w
     sandbox = await provider.create(owned, owner="x")
     own = Path(sys.prefix)
     if own.parts[:2] != ("/", "usr"):
-        assert (await sandbox.exec(f"ls {own}", timeout_s=10)).exit_code != 0
-        assert (await (await provider.create(workspace, owner="y")).exec(f"ls {own}", timeout_s=10)).exit_code == 0
+        assert (await sandbox.exec(f"ls '{own}'", timeout_s=10)).exit_code != 0
+        assert (await (await provider.create(workspace, owner="y")).exec(f"ls '{own}'", timeout_s=10)).exit_code == 0
     for folder in package_folders():
         assert (await sandbox.exec(f"ls -A {folder}; touch {folder}/x && echo written", timeout_s=10)).output.endswith(
             "Read-only file system\n"

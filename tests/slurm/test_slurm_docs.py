@@ -84,9 +84,8 @@ def write_shim(root: Path, few: tuple[str, ...]) -> None:
     shim = root / "bin" / "python"
     shim.parent.mkdir()
     cases = "|".join(f"*{one}*" for one in STARTS)
-    shim.write_text(
-        f'#!/bin/bash\ncase "$*" in {cases}) set -- "$@" {shlex.join(few)};; esac\nexec {sys.executable} "$@"\n'
-    )
+    program = shlex.quote(sys.executable)
+    shim.write_text(f'#!/bin/bash\ncase "$*" in {cases}) set -- "$@" {shlex.join(few)};; esac\nexec {program} "$@"\n')
     shim.chmod(0o755)
 
 

@@ -22,7 +22,7 @@ class Fake(Run):
     """Its servers are the fake one."""
 
     def environ(self):
-        program = f"{sys.executable} -m swe_rl.engine.fake_vllm"
+        program = f"{shlex.quote(sys.executable)} -m swe_rl.engine.fake_vllm"
         return {
             **super().environ(),
             VLLM_COMMAND: program,
@@ -116,7 +116,7 @@ def test_a_step_gets_the_jobs_gpus_of_its_own_node(run, cluster, tmp_path):
     )
     other = cluster.script("other", "sleep 30", gres="gpu:1", nodelist="n2")
     cluster.wait_for_state(other, "RUNNING")
-    line = f"exec srun --nodes=1 --ntasks=1 {sys.executable} -c {shlex.quote(code)}"
+    line = f"exec srun --nodes=1 --ntasks=1 {shlex.quote(sys.executable)} -c {shlex.quote(code)}"
     options = {"nodes": "2", "ntasks_per_node": "1", "gpus_per_node": "2", "cpus_per_task": "2"}
     job = cluster.script("gpus", f"export PYTHONPATH={HOME}", line, **options)
     cluster.wait_for_state(job, "COMPLETED", "FAILED", timeout_s=60)
