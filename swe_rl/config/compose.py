@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from swe_rl.config.explain import ConfigError, explained, groups_of
 from swe_rl.config.folders import conf_dir
+from swe_rl.config.launcher import is_slurm
 from swe_rl.config.provenance import Origins
 from swe_rl.config.schema import Config
 from swe_rl.config.secrets import hide_secrets, mask_value
@@ -155,7 +156,7 @@ def from_tree(tree: "DictConfig", hydra: "DictConfig", overrides: Sequence[str])
         choices=choices,
         launcher=choices.get("hydra/launcher", "basic"),
         multirun=str(hydra.mode).endswith("MULTIRUN"),
-        origins=Origins(tuple(overrides), choices, tuple(sources)),
+        origins=Origins(tuple(overrides), choices, tuple(sources), submitted=is_slurm(own["launcher"] or {})),
         launcher_settings=own["launcher"] or {},
         sweep_subdir=str(own["sweep"]["subdir"]),
     )

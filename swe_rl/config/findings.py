@@ -72,7 +72,8 @@ def absolute(path: str) -> str:
 class Host:
     """What rules may ask of this machine; tests inject their own answers.
 
-    `elsewhere`: the job would run on another machine than this. `answers`: nothing is going to start, somebody asks.
+    `elsewhere`: the job would run on another machine than this. `submitted`: SLURM will start it, with this Python.
+    `answers`: nothing is going to start, somebody asks.
     `driver`: why this machine's GPUs cannot be seen, or nothing.
     """
 
@@ -87,6 +88,7 @@ class Host:
     requirements: Callable[[], Sequence[str]] = own_requirements
     pip: Callable[[], str] = pip_command
     elsewhere: bool = False
+    submitted: bool = False
     answers: bool = False
     driver: Callable[[], str] = lambda: this_machine().driver
     gpus: Callable[[], int] = lambda: this_machine().gpus

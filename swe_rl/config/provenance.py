@@ -35,12 +35,14 @@ class Origins:
     """`choices` maps each group to its option, `sources` are the folders that Hydra searched, first match wins.
 
     `assumed`: a line about the machine that stands for this one, where another one was taken (config/assumed.py).
+    `submitted`: SLURM starts the job (`hydra/launcher`).
     """
 
     overrides: tuple[str, ...]
     choices: dict[str, str]
     sources: tuple[str, ...]
     assumed: str = ""
+    submitted: bool = False
 
     def of(self, key: str) -> str:
         """`command line: rollout.n=4`, `conf/env/bugs.yaml: ${rollout.n}`, `conf/model/tiny.yaml`, `schema`, or

@@ -5,6 +5,7 @@ Invariants:
 - All findings are collected, errors first; a rule never raises for a wrong value.
 """
 
+import os
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -71,7 +72,8 @@ def _host(origins: Origins | None) -> Host:
     if origins is None:
         return Host()
     folders = [Path(source) for source in origins.sources]
-    return Host(elsewhere=bool(origins.assumed), known_hardware=partial(known_hardware, folders))
+    submitted = origins.submitted and "SLURM_JOB_ID" not in os.environ
+    return Host(elsewhere=bool(origins.assumed), submitted=submitted, known_hardware=partial(known_hardware, folders))
 
 
 def with_origins(findings: list[Finding], origins: Origins | None) -> list[Finding]:

@@ -90,7 +90,7 @@ def _smaller(config: Config) -> str:
 
 @about(Part.engines, Part.trainer)
 def visible(config: Config, host: Host) -> Iterator[Finding]:
-    if host.elsewhere:
+    if host.elsewhere or host.submitted:
         return
     seen = visible_gpus(host.environment)
     wanted = min(total_gpus(config.layout), config.hardware.gpus_per_node)

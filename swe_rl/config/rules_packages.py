@@ -1,7 +1,8 @@
 """Rules of optional packages: what this job starts is installed here, in a version that was tried.
 
 Invariants:
-- A job is refused only for packages that it needs itself, and only where it runs: not where SLURM takes it elsewhere.
+- A job is refused only for packages that it needs itself, and only where it runs. Where SLURM starts it, a warning
+  says that this Python lacks them: hardware.setup may bring them.
 - Nothing is imported to find out: the installed metadata is read.
 - Ranges of versions are those of pyproject.toml's extras, as the metadata of swe_rl has them.
 """
@@ -53,16 +54,21 @@ class Need:
 
 @about()
 def packages_there(config: Config, host: Host) -> Iterator[Finding]:
-    if host.elsewhere or (config.hardware.partition is not None and "SLURM_JOB_ID" not in host.environment):
+    if host.elsewhere or (_in_partition(config, host) and not host.submitted):
         return
     job = config.job.name
     needs = [need for need in NEEDS if need.wanted(config, host, job)]
     missing = [need for need in needs if all(host.version(name) is None for name in need.packages)]
-    there = host.gpus() if host.answers and missing else gpus_there(config.hardware)
+    there = host.gpus() if host.answers and missing and not host.submitted else gpus_there(config.hardware)
     if missing and gpus_needed(config) <= there:  # else the job is refused for them, or runs elsewhere
         yield _missing(config, host, missing)
     for need in {need.package: need for need in needs}.values():
         yield from _untried(config, host, need)
+
+
+def _in_partition(config: Config, host: Host) -> bool:
+    """And not there yet."""
+    return config.hardware.partition is not None and "SLURM_JOB_ID" not in host.environment
 
 
 def refusal(error: ModuleNotFoundError, host: Host) -> UserError | None:
@@ -85,7 +91,10 @@ def _missing(config: Config, host: Host, missing: list[Need]) -> Finding:
     own = by_key.pop(key)
     others = [f"{_and(packages)} ({other}={_value(config, other)})" for other, packages in by_key.items()]
     message = f"needs {_and([*own, *others])}, which {'is' if len(missing) == 1 else 'are'} not installed here"
-    return error("packages", key, _value(config, key), message, _way_out(config, host, missing))
+    if host.submitted:
+        message += "; SLURM starts the job with this Python"
+    make = warning if host.submitted else error
+    return make("packages", key, _value(config, key), message, _way_out(config, host, missing))
 
 
 def _and(names: Sequence[str]) -> str:

@@ -141,6 +141,14 @@ def test_a_job_is_checked_only_where_it_would_run():
     assert fixes(["layout=dp4", "model=qwen3_14b", "hardware=cpu"], {}) == []  # refused for its GPUs
     assert fixes(["job=check", "hardware.partition=gpu"], {}) == []
     assert len(fixes(["job=check", "hardware.partition=gpu"], {}, environment={"SLURM_JOB_ID": "7"})) == 1
+
+
+@pytest.mark.parametrize("partition", [[], ["hardware.partition=gpu"]])
+def test_what_slurm_starts_with_this_python_is_warned_of(partition):
+    """hardware.setup may bring the packages on the nodes: no reason to refuse a submission, or its dry run."""
+    (one,) = found([*DP4, *partition], machine({}, submitted=True))
+    assert one.severity is Severity.warning
+    assert one.message.endswith("which are not installed here; SLURM starts the job with this Python")
     assert fixes(["job=train"], {}, elsewhere=True) == []
 
 

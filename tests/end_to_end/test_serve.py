@@ -62,7 +62,7 @@ def test_a_client_is_answered_until_ctrl_c(command):
         time.sleep(12)  # a line of its state comes every ten seconds where there is no terminal
     finally:
         stdout = interrupted(process)
-    assert "2/2 engines" in stdout and "sampled  KV" in stdout
+    assert "2/2 engines" in stdout and "sampled tokens/s" in stdout and "KV " in stdout
     folder = command.folder("serve")
     status = json.loads((folder / "status.json").read_text())
     assert (status["status"], status["exit_status"]) == ("interrupted", 130)
