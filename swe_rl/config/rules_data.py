@@ -14,7 +14,7 @@ from swe_rl.config.findings import Finding, Host, about, between, error, warning
 from swe_rl.config.keys import nearest
 from swe_rl.config.parts import Part, reads
 from swe_rl.config.rules_agent import AGENT_TOOLS
-from swe_rl.config.schema import Config
+from swe_rl.config.schema import Config, EnvConfig
 from swe_rl.config.sizes import holds_container
 
 PLACEHOLDERS = ("instance_id", "instance_id_s", "instance_id_1776")
@@ -75,7 +75,7 @@ def splits_apart(config: Config, _: Host) -> Iterator[Finding]:
             "env.eval_split",
             env.eval_split,
             "the split that is trained on: its score says nothing about unseen instances",
-            "env.eval_split=heldout, or env.eval_dataset=ANOTHER",
+            f"{_two_parts(env)}, or env.eval_dataset=ANOTHER",
         )
     elif shared:
         yield error(
@@ -85,6 +85,12 @@ def splits_apart(config: Config, _: Host) -> Iterator[Finding]:
             f"shares rows {shared[0]} to {'the end' if shared[1] is None else shared[1]} with env.split={env.split}",
             "slices that do not meet, as train[1000:] and train[:1000]",
         )
+
+
+def _two_parts(env: EnvConfig) -> str:
+    if env.name == "bugs":
+        return "env.eval_split=heldout"
+    return f"'env.split=\"{env.split}[100:]\"' 'env.eval_split=\"{env.split}[:100]\"'"
 
 
 def overlap(first: str, second: str) -> tuple[int, int | None] | None:

@@ -5,6 +5,7 @@ Invariants:
 """
 
 from collections.abc import Iterator
+from urllib.parse import urlsplit
 
 from swe_rl.config.choices import EngineKind, WeightSync
 from swe_rl.config.findings import Finding, Host, about, below, between, error, warning
@@ -12,15 +13,16 @@ from swe_rl.config.parts import Part, starts
 from swe_rl.config.schema import Config
 from swe_rl.config.sizes import (
     divisors,
-    engines_leave_home,
     gpus_needed,
     gpus_there,
     parameters_b,
     uses_no_gpu,
 )
-from swe_rl.config.weight_sync import VLLM_COMMAND
+from swe_rl.config.weight_sync import VLLM_COMMAND, read_elsewhere
+from swe_rl.host.loopback import is_loopback
 
 EMBEDDED_LIMIT_B = 0.5  # billions of parameters that one CPU process can sample from and train in bearable time
+LOCAL_FOLDERS = ("/tmp", "/var/tmp", "/dev/shm", "/run")  # never shared between machines
 _SECRET_FLAGS_INSTEAD = {"--api-key": "VLLM_API_KEY", "--hf-token": "HF_TOKEN"}
 _SECRET_FLAGS = frozenset(_SECRET_FLAGS_INSTEAD)
 
@@ -191,36 +193,33 @@ def engine_starts(config: Config, _: Host) -> Iterator[Finding]:
 
 
 @between(Part.trainer, Part.engines)
-def external_weight_folder(config: Config, _: Host) -> Iterator[Finding]:
-    """Servers of somebody else's take new weights from a folder that both sides see."""
-    if config.engine.kind == EngineKind.external and not config.paths.scratch:
+def weights_elsewhere(config: Config, host: Host) -> Iterator[Finding]:
+    """New weights pass through a folder that other nodes, or servers of somebody else's, see under the same path."""
+    if not read_elsewhere(config, host.environment) or gpus_needed(config) > gpus_there(config.hardware):
+        return
+    external, shared = config.engine.kind is EngineKind.external, config.hardware.shared_paths
+    key = "paths.scratch" if config.paths.scratch else "paths.outputs"
+    path = host.absolute(config.paths.scratch or config.paths.outputs)
+    by_whom = "servers on other machines" if external else "engines and ranks on other nodes"
+    if external and config.paths.scratch is None and not all(is_loopback(_host_of(url)) for url in config.engine.urls):
+        unseen = True  # nobody said that they share a folder with this machine
+    else:
+        unseen = not external and (not below(path, shared) if shared else below(path, LOCAL_FOLDERS))
+    if unseen:
         yield error(
-            "external_folder",
-            "paths.scratch",
-            None,
-            "engine=external servers read new weights from a folder, which they must see under the same path",
-            "paths.scratch=FOLDER that this process and the servers share",
+            "weights_elsewhere",
+            key,
+            config.paths.scratch or config.paths.outputs,
+            f"{by_whom} read new weights below this folder, and must see it under the same path",
+            f"paths.scratch={shared[0] if shared else 'FOLDER that they all see'}",
         )
 
 
-@between(Part.trainer, Part.engines)
-def engines_elsewhere(config: Config, host: Host) -> Iterator[Finding]:
-    """SLURM starts them; new weights reach them through a folder."""
-    hardware, scratch = config.hardware, config.paths.scratch
-    if config.engine.kind != EngineKind.vllm or not engines_leave_home(config.layout, hardware.gpus_per_node):
-        return
-    if gpus_needed(config) > gpus_there(hardware):
-        return
-    shared = hardware.shared_paths
-    path = host.absolute(scratch) if scratch else "/tmp"
-    if not scratch or (shared and not below(path, shared)):
-        yield error(
-            "engines_elsewhere",
-            "paths.scratch",
-            scratch,
-            "engines on other nodes read new weights from this folder, which every node must see",
-            f"paths.scratch={shared[0] if shared else 'FOLDER on a shared disk'}",
-        )
+def _host_of(url: str) -> str:
+    try:
+        return urlsplit(url).hostname or ""
+    except ValueError:  # another rule names it
+        return ""
 
 
 @about(Part.engines, Part.trainer)
@@ -295,8 +294,7 @@ RULES = (
     engine_matches_layout,
     engine_arguments,
     engine_starts,
-    external_weight_folder,
-    engines_elsewhere,
+    weights_elsewhere,
     mig,
     compiler,
     facts,

@@ -7,12 +7,10 @@ Invariants:
 import re
 from collections.abc import Iterator
 
-from swe_rl.config.choices import EngineKind, WeightSync
 from swe_rl.config.findings import Finding, Host, about, below, error, warning
 from swe_rl.config.parts import Part, starts
 from swe_rl.config.schema import Config
 from swe_rl.config.sizes import trainer_leaves_node
-from swe_rl.config.weight_sync import wanted
 
 _ADDRESS = re.compile(r"auto|(?P<host>\[[0-9a-fA-F:.]+\]|[^\s:/]+):(?P<port>\d{1,5})")
 _KEY = "hardware.ray_address"
@@ -50,7 +48,7 @@ def ray_address(config: Config, _: Host) -> Iterator[Finding]:
 
 @about(Part.trainer)
 def ray_folders(config: Config, host: Host) -> Iterator[Finding]:
-    """Ranks on other nodes write checkpoints into the run's folder, and engines read weights that they write."""
+    """Ranks on other nodes write checkpoints into the run's folder."""
     paths, shared = config.paths, config.hardware.shared_paths
     if not asks_ray(config) or not _leaves_node(config):
         return
@@ -62,15 +60,6 @@ def ray_folders(config: Config, host: Host) -> Iterator[Finding]:
             "every rank of the trainer writes its part of a checkpoint here, also those on other nodes; not below "
             f"hardware.shared_paths={list(shared)}",
             f"paths.outputs={shared[0]}/...",
-        )
-    by_folder = config.engine.kind is EngineKind.vllm and wanted(config, host.environment) is not WeightSync.nccl
-    if by_folder and (not paths.scratch or (shared and not below(host.absolute(paths.scratch), shared))):
-        yield error(
-            "ray_folders",
-            "paths.scratch",
-            paths.scratch,
-            "ranks on other nodes write new weights into this folder, which this node's engines read",
-            f"paths.scratch={shared[0] if shared else 'FOLDER on a shared disk'}, or trainer.weight_sync=nccl",
         )
 
 

@@ -33,6 +33,22 @@ def wanted(config: Config, environment: Mapping[str, str]) -> WeightSync:
     return WeightSync.nccl if _own_gpus_of_one_host(config) and not slices and not others else WeightSync.disk
 
 
+def read_elsewhere(config: Config, environment: Mapping[str, str]) -> bool:
+    """Whether new weights pass through a folder that other nodes, or servers of somebody else's, have to see.
+
+    That is `paths.scratch`, or else the run's own folder: a cluster's nodes share where jobs are submitted from.
+    """
+    layout, per_node = config.layout, config.hardware.gpus_per_node
+    if Part.trainer not in starts(config) or config.engine.kind is EngineKind.embedded:
+        return False
+    if config.engine.kind is EngineKind.external:
+        return True
+    if per_node < 1 or uses_no_gpu(layout):
+        return False
+    away = bool(layout.trainer_gpus) and trainer_leaves_node(layout, per_node)
+    return engines_leave_home(layout, per_node) or (away and wanted(config, environment) is not WeightSync.nccl)
+
+
 def unshareable(environment: Mapping[str, str]) -> str:
     """The variable, with its value, by which no other process can open memory of torch's allocator; or nothing."""
     for name in _ALLOCATOR:

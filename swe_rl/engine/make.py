@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from swe_rl.config.choices import EngineKind
 from swe_rl.config.schema import Config, EngineConfig
 from swe_rl.config.sizes import asks_model
+from swe_rl.config.weight_sync import read_elsewhere
 from swe_rl.engine.external import external_engines
 from swe_rl.engine.loss import LossTeller, Record
 from swe_rl.engine.protocol import Engine, EngineError
@@ -73,8 +74,7 @@ def make_engines(
     if config.engine.kind is EngineKind.vllm:
         return vllm_engines(config, folders, say, environ, options or options_of(config.engine), record)
     if config.engine.kind is EngineKind.external:
-        # A folder that others see as well is one that the user chose.
-        weights = weight_folders(config, folders.scratch) if config.paths.scratch else None
+        weights = weight_folders(config, folders.weights) if read_elsewhere(config, environ) else None
         external = external_engines(config, environ, weights, say)
         for one in external:
             one.teller = LossTeller(one.name, say, record or (lambda *_: None))

@@ -56,10 +56,13 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class EngineFolders:
-    """`logs`: one file a server; `scratch`: new weights, a leased folder; `cache`: compiled kernels."""
+    """`logs`: one file a server; `scratch`: a leased folder of this node; `weights`: new ones, and what servers read
+    beside them, seen by all of them; `cache`: compiled kernels.
+    """
 
     logs: Path
     scratch: Path
+    weights: Path
     cache: Path
 
 
@@ -169,12 +172,12 @@ def vllm_engines(
     placement = place(config)
     placed, own = placement.engines, home(placement)
     nodes = _nodes(config, placed, own, environ)
-    weights = weight_folders(config, folders.scratch, untied=not placed)
+    weights = weight_folders(config, folders.weights, untied=not placed)
     model_path = locate(config.model)
     if not placed and Path(model_path).is_dir():
         model_path = str(untied_copy(Path(model_path), folders.scratch / "untied"))
     key = environ.get("VLLM_API_KEY") or secrets.token_hex(16)
-    plan = _Plan(config, folders, options, environ, key, say, weights, _extension(config, folders.scratch), nodes)
+    plan = _Plan(config, folders, options, environ, key, say, weights, _extension(config, folders.weights), nodes)
     makers = [_maker(plan, index, placed[index] if placed else (), own) for index in range(config.layout.engines)]
     return [
         VllmEngine(
@@ -196,12 +199,12 @@ def weight_folders(config: Config, root: Path, *, untied: bool = False) -> Weigh
     return None if source is None else WeightFolders(root, source, untied=untied)
 
 
-def _extension(config: Config, scratch: Path) -> Path | None:
+def _extension(config: Config, root: Path) -> Path | None:
     """A copy apart: vLLM may be in another environment, which must not see the packages of this one."""
     files = _EXTENSION_FILES.get(transfer_kind(config) or "")
     if files is None:
         return None
-    folder = scratch / "extension"
+    folder = root / "extension"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, there in files.items():

@@ -2,8 +2,7 @@
 
 Invariants:
 - Nothing is started, no folder is made. Exit status 2 on any error (with `job.strict=true` on any warning), else 0.
-- Parts that this version cannot run yet are warnings here and errors for a job that would run: a set-up can be
-  checked before it can be started.
+- It refuses what the job would refuse before it starts anything, and nothing else.
 - JSON goes to stdout alone, so that it can be piped.
 """
 

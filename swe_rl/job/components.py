@@ -11,8 +11,8 @@ Invariants:
 import asyncio
 import os
 import random
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -24,6 +24,7 @@ from swe_rl.agent.protocol import Agent
 from swe_rl.config.choices import EngineKind, JobName
 from swe_rl.config.schema import Config
 from swe_rl.config.sizes import asks_model
+from swe_rl.config.weight_sync import read_elsewhere
 from swe_rl.engine.make import engine_scratch, make_engines, start_engines
 from swe_rl.engine.protocol import Engine
 from swe_rl.engine.vllm_engines import EngineFolders
@@ -36,6 +37,7 @@ from swe_rl.hardware.rendezvous import meets
 from swe_rl.host.scratch import ScratchRefusedError, make_scratch, scratch_path
 from swe_rl.job.runtime_keeper import kept_fleet
 from swe_rl.job.session import Session
+from swe_rl.logger.folder import RunFolder
 from swe_rl.model.chat import ChatRenderer
 from swe_rl.rollout.attempt import Attempter
 from swe_rl.rollout.collect import Collector
@@ -44,6 +46,7 @@ from swe_rl.sandbox.lease import reap_stale
 from swe_rl.sandbox.protocol import SandboxProvider
 from swe_rl.sandbox.provider import make_provider
 from swe_rl.sandbox.runtime_fleet import RuntimeFleet
+from swe_rl.sandbox.working_copy import remove_tree
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
@@ -187,6 +190,21 @@ def _collector(config: Config, env: Env, agent: Agent, gateway: Gateway, sandbox
     return Collector(attempter, config.rollout, config.trainer.seed, gateway.tail)
 
 
+@contextmanager
+def _weights(config: Config, folder: RunFolder, scratch: Path) -> Iterator[Path]:
+    """Where new weights pass through: the run's own folder where others have to see them and nobody named another."""
+    if config.paths.scratch or not read_elsewhere(config, os.environ):
+        yield scratch
+        return
+    try:
+        with suppress(OSError):  # what a killed process left; this one holds the folder's lock
+            remove_tree(folder.weights)
+        yield folder.weights
+    finally:
+        with suppress(OSError):
+            remove_tree(folder.weights)
+
+
 async def _started_engines(
     config: Config,
     session: Session,
@@ -199,9 +217,11 @@ async def _started_engines(
     assert isinstance(pad, int)
     embedded = config.engine.kind is EngineKind.embedded or not asks_model(config)
     scratch = scratch_root(config)
+    leased = scratch if embedded else stack.enter_context(engine_scratch(scratch))
     folders = EngineFolders(
         logs=session.folder.engine_logs,
-        scratch=scratch if embedded else stack.enter_context(engine_scratch(scratch)),
+        scratch=leased,
+        weights=stack.enter_context(_weights(config, session.folder, leased)),
         cache=cache_folder(config) / "kernels",
     )
     engines = make_engines(

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from swe_rl.config.choices import JobName, OutputFormat
 from swe_rl.config.compose import Composed, from_tree, given_overrides, resolved_yaml
-from swe_rl.config.findings import Finding, Severity, failing
+from swe_rl.config.findings import Finding, failing
 from swe_rl.config.rules import check
 from swe_rl.config.rules_sweep import check_sweep
 from swe_rl.config.secrets import mask_text, mask_tree
@@ -68,14 +68,8 @@ def guard(composed: Composed, *, again: bool = False) -> bool:
 
 
 def _say(findings: Sequence[Finding]) -> None:
-    """One paragraph each; parts that merely cannot run yet are one line together."""
-    later = [one for one in findings if one.rule_id == "available" and one.severity is Severity.warning]
     for finding in findings:
-        if finding not in later:
-            print_finding(finding, sys.stderr)
-    if later:
-        names = ", ".join(f"{one.key}={one.value}" for one in later)
-        print(f"warning [available] checked, but not to be run yet in this version: {names}", file=sys.stderr)
+        print_finding(finding, sys.stderr)
 
 
 def guard_all(jobs: Sequence[Composed]) -> bool:

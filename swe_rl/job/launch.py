@@ -79,12 +79,12 @@ def start(arguments: Sequence[str]) -> int:
 def _single(composed: Composed, arguments: Sequence[str], config_dir: Path | None) -> int:
     if composed.launcher != "basic":
         raise ConfigError(f"hydra/launcher={composed.launcher} starts jobs only together with --multirun; add it.")
+    if composed.config.job.detach and _checks_a_start(composed):
+        raise ConfigError(_NO_DETACH.format(composed.launcher))
     if composed.config.job.name in FOLDERLESS:
         return run_folderless(composed)
     if not guard(composed):
         return 2
-    if composed.config.job.detach:
-        raise ConfigError(_NO_DETACH.format(composed.launcher))
     return _run(arguments, list(composed.overrides), config_dir)
 
 
@@ -93,23 +93,30 @@ def _several(arguments: Sequence[str], flags: argparse.Namespace, overrides: lis
     if jobs and _only_written(jobs[0]) and not is_slurm(jobs[0].launcher_settings):
         overrides = [*(one for one in overrides if not one.startswith(f"{LAUNCHERS}=")), f"{LAUNCHERS}={_SLURM}"]
         jobs = _jobs(overrides, config_dir)
+    if jobs and _checks_a_start(jobs[0]):
+        if is_slurm(jobs[0].launcher_settings):
+            overrides, jobs = _without_this_machine(overrides, jobs, config_dir)
+        elif jobs[0].config.job.detach:
+            raise ConfigError(_NO_DETACH.format(jobs[0].launcher))
     if jobs and all(job.config.job.name in FOLDERLESS for job in jobs):
         jobs = [answered(job) for job in jobs]
         return max(run_all_folderless(jobs), 0 if checks_pass(jobs) else 2)
     if any(job.config.job.name in FOLDERLESS for job in jobs):
         names = ", ".join(sorted(JobName(name) for name in FOLDERLESS))
         raise ConfigError(f"Jobs without a run folder ({names}) cannot share a --multirun with others.")
-    if jobs and is_slurm(jobs[0].launcher_settings):
-        overrides, jobs = _without_this_machine(overrides, jobs, config_dir)
     if not guard_all(jobs):
         return 2
     if not jobs:  # a sweeper that decides as it goes
         return _run(arguments, overrides, config_dir)
     if is_slurm(jobs[0].launcher_settings):
         return _submit(jobs, overrides, config_dir)
-    if jobs[0].config.job.detach:
-        raise ConfigError(_NO_DETACH.format(jobs[0].launcher))
     return _run_frozen(flags, jobs, overrides, config_dir)
+
+
+def _checks_a_start(composed: Composed) -> bool:
+    """It starts a run, or is a check whether that can start: both are refused by the same."""
+    job = composed.config.job
+    return (job.of if job.name is JobName.check else job.name) not in FOLDERLESS
 
 
 def _without_this_machine(

@@ -57,6 +57,7 @@ class RunFolder:
         self.agent_trajectories = self.path / "trajs"  # mini-swe-agent's format, one file a sample
         self.run_log = self.path / "run.log"
         self.engine_logs = self.path / "engines"  # engine0.log, ...: what servers of engine=vllm say
+        self.weights = self.path / ".weights.tmp"  # on their way to engines elsewhere; no copy is made of it
         self.lock = self.path / ".lock"
         self.wandb_id = self.path / "wandb_id.txt"
         self.requeue_json = self.path / "requeue.json"  # the SLURM job's starts, and what it asked for

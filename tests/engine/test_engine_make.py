@@ -7,7 +7,7 @@ import pytest
 
 from swe_rl.config.choices import EngineKind, JobName
 from swe_rl.config.compose import compose
-from swe_rl.config.schema import AgentConfig, Config, EngineConfig, JobConfig, LayoutConfig, PathsConfig
+from swe_rl.config.schema import AgentConfig, Config, EngineConfig, JobConfig, LayoutConfig
 from swe_rl.engine.embedded import EmbeddedEngine
 from swe_rl.engine.external import ExternalEngine
 from swe_rl.engine.make import EngineFolders, engine_scratch, make_engines, options_of, start_engines
@@ -20,7 +20,7 @@ from swe_rl.errors import UserError
 
 @pytest.fixture
 def folders(tmp_path):
-    return EngineFolders(tmp_path / "logs", tmp_path / "scratch", tmp_path / "cache")
+    return EngineFolders(tmp_path / "logs", tmp_path / "scratch", tmp_path / "weights", tmp_path / "cache")
 
 
 def make(config, folders, model=None, environ=None):
@@ -84,11 +84,11 @@ def test_another_node(folders):
         make(config, folders)
 
 
-def test_weights_of_external_servers_need_a_chosen_folder(folders, tmp_path):
+def test_external_servers_take_weights_from_a_trainer_only(folders):
     config = Config(engine=EngineConfig(kind=EngineKind.external, urls=("http://a",)))
+    assert make(config, folders)[0]._weights.root == folders.weights
+    config = replace(config, job=replace(config.job, name=JobName.eval))
     assert make(config, folders)[0]._weights is None
-    config = replace(config, paths=PathsConfig(scratch=str(tmp_path)))
-    assert make(config, folders)[0]._weights is not None
 
 
 async def test_one_that_fails_closes_all():

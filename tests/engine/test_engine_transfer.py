@@ -226,7 +226,7 @@ async def test_a_killed_server_gets_them_from_a_folder_and_a_new_wire(tmp_path):
     with engine_scratch(tmp_path / "scratch") as scratch:
         engines = make_engines(
             config,
-            EngineFolders(tmp_path / "logs", scratch, tmp_path / "cache"),
+            EngineFolders(tmp_path / "logs", scratch, scratch, tmp_path / "cache"),
             model=None,
             pad_token_id=0,
             say=print,

@@ -249,7 +249,7 @@ async def processes(tmp_path):
             said = []
             found = make_engines(
                 config,
-                EngineFolders(tmp_path / "logs", scratch, tmp_path / "cache"),
+                EngineFolders(tmp_path / "logs", scratch, scratch, tmp_path / "cache"),
                 model=None,
                 pad_token_id=0,
                 say=said.append,

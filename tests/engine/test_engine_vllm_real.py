@@ -48,12 +48,12 @@ def tiny():
 async def engines(tmp_path_factory, tiny):
     """(vLLM's, the embedded one), both with the tiny model."""
     root = tmp_path_factory.mktemp("vllm")
-    folders = EngineFolders(root / "logs", root, root / "cache")
+    folders = EngineFolders(root / "logs", root, root, root / "cache")
     made = []
     with engine_scratch(root / "scratch") as scratch:
         for kind in (EngineKind.vllm, EngineKind.embedded):
             config = Config(engine=EngineConfig(kind=kind, max_model_len=MAX_MODEL_LEN, max_num_seqs=16))
-            own = EngineFolders(folders.logs, scratch, folders.cache)
+            own = EngineFolders(folders.logs, scratch, scratch, folders.cache)
             made += make_engines(config, own, model=tiny, pad_token_id=0, say=print)
         try:
             await start_engines(made)
@@ -234,7 +234,7 @@ async def test_weights_from_the_trainers_memory(tmp_path, engines, tiny):
     policy.load_state_dict(moved(tiny, 5))
     trainer = LocalTrainer(policy, config.trainer, config.algo, pad_token_id=0)
     with engine_scratch(tmp_path / "scratch") as scratch:
-        folders = EngineFolders(tmp_path / "logs", scratch, tmp_path / "cache")
+        folders = EngineFolders(tmp_path / "logs", scratch, scratch, tmp_path / "cache")
         (engine,) = make_engines(config, folders, model=None, pad_token_id=0, say=print)
         await start_engines([engine])
         try:

@@ -26,7 +26,7 @@ def config(*overrides):
 @pytest.fixture
 def servers(tmp_path):
     """The launch of every engine's server for these slices."""
-    folders = EngineFolders(tmp_path / "logs", tmp_path / "scratch", tmp_path / "cache")
+    folders = EngineFolders(tmp_path / "logs", tmp_path / "scratch", tmp_path / "scratch", tmp_path / "cache")
 
     def make(config, *slices):
         environ = {**LEAST, "CUDA_VISIBLE_DEVICES": ",".join(slices)}
@@ -109,7 +109,7 @@ def test_slices_that_the_configuration_does_not_know_of():
 )
 def test_a_vllm_that_does_not_take_names_is_given_a_number(servers, tmp_path, line):
     assert diagnose(f"Traceback\n{line}\n").cause is Cause.mig_name
-    folders = EngineFolders(tmp_path / "logs", tmp_path / "scratch", tmp_path / "cache")
+    folders = EngineFolders(tmp_path / "logs", tmp_path / "scratch", tmp_path / "scratch", tmp_path / "cache")
     said = []
     environ = {**LEAST, "CUDA_VISIBLE_DEVICES": f"{A},{B}"}
     [engine] = make_engines(config(), folders, model=None, pad_token_id=0, say=said.append, environ=environ)

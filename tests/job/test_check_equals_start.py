@@ -1,0 +1,116 @@
+"""`job=check job.of=J X` refuses exactly what `job=J X` refuses before it starts anything.
+
+Both commands are typed as a user types them; what would start a run is replaced, so that reaching it counts as a start.
+"""
+
+import dataclasses
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from swe_rl.config import rules
+from swe_rl.config.choices import JobName
+from swe_rl.config.folders import options
+from swe_rl.job import dispatch, launch
+
+ROOT = Path(__file__).parents[2]
+STARTED = [JobName.train, JobName.rollout, JobName.eval, JobName.sft, JobName.serve, JobName.runtime]
+ANSWERED = [JobName.prepare, JobName.images, JobName.export, JobName.simulate]
+EXPERIMENTS = [f"+experiment={option.name}" for option in options()["experiment"]]
+SWEEPS = [f"+sweep={option.name}" for option in options()["sweep"]]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "launchers").rglob("*.*"))]
+_COMMAND = re.compile(r"^\s*(?:\$ )?(?:[A-Z_]+=\S+ )*python -m swe_rl ?(.*)$")
+_ERROR = re.compile(r"^(?:job [\d, ]+: )?error \[(\w+)\] ([\w./]+)", re.MULTILINE)
+
+
+def commands(page: Path) -> list[str]:
+    """Command lines of a page that can be typed as they are: nothing to be filled in, nothing for the shell to do."""
+    text = page.read_text(encoding="utf-8").replace("\\\n", " ")
+    lines = [found.group(1).partition(" #")[0] for line in text.splitlines() if (found := _COMMAND.match(line))]
+    return [line.strip() for line in lines if not re.search(r"[$|;<>&]|\.\.\.|[A-Z]{4,}|^-c|--help|--cfg", line)]
+
+
+TYPED = sorted({line for page in PAGES for line in commands(page)})
+
+
+@pytest.fixture
+def verdict(monkeypatch, capsys, tmp_path):
+    """verdict(words): exit status, and the rules that refused by the key that they named."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("WANDB_API_KEY", "key-of-a-test")
+    host = rules._host  # with every package: a check for another machine does not ask for those of this one
+    monkeypatch.setattr(rules, "_host", lambda origins: dataclasses.replace(host(origins), version=lambda _: ""))
+    for name in ("_run", "_run_frozen", "_submit"):
+        monkeypatch.setattr(launch, name, lambda *_: 0)
+    answer = dispatch._answer
+
+    def stopped(composed):
+        return 0 if composed.config.job.name in ANSWERED else answer(composed)
+
+    monkeypatch.setattr(dispatch, "_answer", stopped)
+
+    def typed(words):
+        status = launch.start(words)
+        said = capsys.readouterr()
+        assert "Traceback" not in said.err + said.out
+        return status, sorted(set(_ERROR.findall(said.out + said.err))), said.out + said.err
+
+    return typed
+
+
+def differences(verdict, words, job):
+    """Empty where check and start agree."""
+    plain = [word for word in words if not re.match(r"\+{0,2}job(\.of)?=", word)]
+    started = verdict([*plain, f"job={job}"])
+    checked = verdict([*plain, "job=check", f"job.of={job}"])
+    return [] if started[:2] == checked[:2] else [(shlex.join(plain), job, started, checked)]
+
+
+@pytest.mark.parametrize("words", [*EXPERIMENTS, *SWEEPS])
+def test_of_every_set_up(verdict, words):
+    assert differences(verdict, [words], JobName.train) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("job", [job for job in STARTED + ANSWERED if job is not JobName.train])
+def test_of_every_set_up_and_job(verdict, job):
+    assert [found for words in EXPERIMENTS + SWEEPS for found in differences(verdict, [words], job)] == []
+
+
+def test_of_what_the_pages_print(verdict):
+    """The pages' own job where they name it."""
+    assert len(TYPED) > 40
+    found = []
+    for line in TYPED:
+        words = shlex.split(line)
+        named = next((word.partition("=")[2] for word in words if re.match(r"job=\w+$", word)), "train")
+        if named in {*STARTED, *ANSWERED}:
+            found += differences(verdict, words, named)
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "hydra/launcher=submitit_slurm",
+        "--multirun hydra/launcher=submitit_slurm layout=dp4 model=qwen3_14b",
+        "--multirun hydra/launcher=submitit_slurm layout=dp4 model=qwen3_14b hardware=h100x8 hardware.partition=gpu",
+        "--multirun hydra/launcher=submitit_slurm trainer.seed=0,1",
+        "--multirun job.detach=true trainer.seed=0,1",
+        "job.detach=true",
+        "model=qwen3_14b layout=dp4 hardware=h100x8",
+        "layout=dp4 hardware=h100x8 hardware.nodes=2 layout.engines=12 paths.outputs=/tmp/outputs",
+        "engine=external",
+        "rollout.n=1",
+        "trainer.steps=-1",
+        "agent=gold",
+        "logger=wandb",
+        "router=nonsense",
+        "hydra.launcher.partition=a",
+    ],
+)
+@pytest.mark.parametrize("job", ["train", "rollout", "eval", "serve"])
+def test_of_what_somebody_may_type(verdict, line, job):
+    assert differences(verdict, line.split(), job) == []
