@@ -1,7 +1,8 @@
 """Where an interrupted run goes on: the step that is done, and the order of the instances after it.
 
 Invariants:
-- A checkpoint counts when `steps.jsonl` knows its step: a run killed between the two writes the step again.
+- A checkpoint counts when `steps.jsonl` knows its step, and is whole.
+- Where there are checkpoints and none counts, nothing is begun anew: that is for the user to say.
 - Without a trainer there are no checkpoints, and each step's record has the order itself.
 """
 
@@ -15,18 +16,33 @@ from swe_rl.trainer.protocol import TrainsPolicy
 
 
 def load_newest(trainer: TrainsPolicy, folder: RunFolder, hash_of_config: str) -> tuple[int, SamplerState | None]:
-    """The trainer goes back to the newest checkpoint; step 0 and no order where there is none.
+    """The trainer goes back to the newest checkpoint; step 0 and no order where there is none at all.
 
     Raises CorruptCheckpointError.
     """
     checkpoint = newest_checkpoint(folder)
     if checkpoint is None:
+        _refuse_to_begin_anew(folder)
         return 0, None
     from swe_rl.trainer.rng import restore_rng
 
     saved = trainer.load(checkpoint, hash_of_config)
     restore_rng(saved.rng)
     return saved.step, saved.data_order
+
+
+def _refuse_to_begin_anew(folder: RunFolder) -> None:
+    """Raises CorruptCheckpointError where that would pass over checkpoints."""
+    from swe_rl.trainer.checkpoint import CorruptCheckpointError
+
+    there = next(iter(by_step(folder.checkpoints)), None)
+    if there is None:
+        return
+    reason = size_problem(there) or f"{folder.steps_jsonl} has no record of its step"
+    raise CorruptCheckpointError(
+        f"{there} cannot be continued from ({reason}), and no other checkpoint of {folder.path} can. "
+        "Put back what is missing, or begin a new run with trainer.resume=none."
+    )
 
 
 def newest_checkpoint(folder: RunFolder) -> Path | None:

@@ -2,7 +2,8 @@
 
 Invariants:
 - Where engines and trainer share GPUs, engines sleep from the end of the rollouts to the update (see engine/turns).
-- Training, weight sync and the step's record are one unit: an interruption waits for its end.
+- Training, weight sync, the step's record and its checkpoint are one unit: an interruption waits for its end.
+- A step is recorded before its checkpoint is written: whatever the moment of a kill, the newest checkpoint counts.
 - What a step computes depends on the configuration, the seed and the weights only, never on timing, so that a
   resumed run repeats what an uninterrupted one computes. With `trainer.max_staleness_steps` > 0 (see ahead) the first
   steps after a resume are sampled with newer weights than in an uninterrupted run; above 1, timing decides how new.
@@ -87,6 +88,7 @@ class Loop:
         self.served = -1  # the step whose weights the engines hold
         self._saved_step = 0
         self._sync_s = 0.0
+        self._checkpoint_s = 0.0  # of the checkpoint after the step before
         self._step_began_s = 0.0
         self.done_at_s: dict[int, float] = {}  # monotonic; of the steps that this loop did
 
@@ -265,7 +267,7 @@ class Loop:
         self.step, self._order = step, item.order
         if self._trainer is not None:
             record["weight_sync_s"] = item.sync_s if ahead else await self._sync_weights()
-            record["checkpoint_s"] = await asyncio.to_thread(self._save_when_due)
+            record["checkpoint_s"] = self._checkpoint_s
         else:
             record["data_order"] = item.order  # a checkpoint has it otherwise
         record["weight_version"] = step if self._trainer is not None else 0
@@ -277,6 +279,8 @@ class Loop:
         self._session.status.heartbeat(step)
         self.done_at_s[step] = time.monotonic()
         self._session.progress.step_done(record)
+        # After the record: a checkpoint whose step nobody knows is not taken, and has pruned the one before it.
+        self._checkpoint_s = await asyncio.to_thread(self._save_when_due)
 
     def _write_profiles(self, collected: Collected, traces: list[list[Trace]]) -> None:
         """One event a trajectory, replaced ones too, in seconds since the run's first event."""

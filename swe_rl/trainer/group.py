@@ -240,9 +240,12 @@ class TrainerGroup:
             time.sleep(_POLL_S / 4)
         first = first_of(ends.values())
         self._end(0.0)
+        silent = "".join(
+            f"; rank {end.rank}: {end.reason}" for end in ends.values() if end is not first and end.wordless
+        )
         message = (
-            f"Rank {first.rank} of {self._setup.world} of the trainer failed: {first.reason}. All ranks were stopped; "
-            "trainer.resume=auto goes on from the newest checkpoint."
+            f"Rank {first.rank} of {self._setup.world} of the trainer failed: {first.reason}{silent}. All ranks were "
+            "stopped; trainer.resume=auto goes on from the newest checkpoint."
         )
         lost = RankLost(message, rank=first.rank, reason=first.reason)
         self._failure = TrainerError(message) if first.repeats else lost

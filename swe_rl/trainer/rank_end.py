@@ -29,6 +29,7 @@ class RankEnd:
     reason: str
     at_s: float
     repeats: bool = False
+    wordless: bool = False  # it could not say when; it may be why another one failed
 
     @classmethod
     def reported(cls, rank: int, told: Sequence[Any]) -> "RankEnd":
@@ -52,7 +53,8 @@ class RankEnd:
             process.join(timeout=1)  # its end of the pipe is closed: so will it be
         if process.is_alive():
             return None
-        return cls(rank, f"it ended {when} {_status(process.exitcode)}{last_words(log)}", _at_s(process.exitcode))
+        reason = f"it ended {when} {_status(process.exitcode)}{last_words(log)}"
+        return cls(rank, reason, _at_s(process.exitcode), wordless=True)
 
 
 def first_of(ends: Iterable[RankEnd]) -> RankEnd:

@@ -24,6 +24,7 @@ HOST = Host(
     file_exists=lambda _: False,
     folder_writable=lambda _: True,
     version=lambda _: "",  # every package is installed
+    absolute=lambda path: str(Path("/home/me", path)),  # wherever the tests are
 )
 EXPERIMENTS = [option.name for option in options()["experiment"]]
 SWEEPS = [option.name for option in options()["sweep"]]

@@ -401,6 +401,40 @@ async def test_a_checkpoint_whose_step_was_not_recorded_is_not_taken(started):
         assert [record["step"] for record in steps(second)] == [1, 2, 3, 4, 5, 6]
 
 
+@pytest.mark.parametrize("moment", ["before", "after"])
+async def test_a_kill_around_a_checkpoint_loses_no_recorded_step(started, monkeypatch, moment):
+    """With trainer.keep_checkpoints=1 the new one removes the old one: its step must be known by then."""
+    keep = ("trainer.steps=6", "trainer.keep_checkpoints=1")
+    save = Loop.save
+
+    def killed(loop):
+        if loop.step < 4:
+            return save(loop)
+        if moment == "after":
+            save(loop)
+        raise RunError("killed")
+
+    monkeypatch.setattr(Loop, "save", killed)
+    with pytest.raises(RunError), started(*keep) as first:
+        await first.loop.run()
+    monkeypatch.setattr(Loop, "save", save)
+    last = {"before": 2, "after": 4}[moment]
+    assert first.folder.checkpoint_steps() == [last]
+    with started(*keep) as second:
+        assert second.loop.step == last
+        await second.loop.run()
+        assert [record["step"] for record in steps(second)] == [1, 2, 3, 4, 5, 6]
+
+
+async def test_checkpoints_are_never_passed_over_in_silence(started):
+    with pytest.raises(RunError), started("trainer.steps=6", fail_at=("train", 5, RunError("killed"))) as first:
+        await first.loop.run()
+    first.folder.steps_jsonl.write_text("")
+    told = r"step_000004 cannot be continued from .*no record.*trainer.resume=none"
+    with pytest.raises(UserError, match=told), started("trainer.steps=6"):
+        pass
+
+
 async def test_save_is_for_the_last_step_and_once(started):
     with started("trainer.checkpoint_every_steps=0", "trainer.steps=9") as run:
         assert run.loop.save() == 0.0  # nothing was done yet
