@@ -23,7 +23,7 @@ from swe_rl.logger.disk import encode_json, write_bytes_atomic, write_json_atomi
 from swe_rl.logger.jsonl import JsonlWriter, read_jsonl
 from swe_rl.report.eval_table import print_scores
 from swe_rl.rollout.batch import count_tokens
-from swe_rl.rollout.collect import Collected
+from swe_rl.rollout.collect import Collected, require_few_failures
 from swe_rl.rollout.evaluate import eval_numbers
 from swe_rl.rollout.pass_at_k import score_table
 from swe_rl.rollout.trajectory import INFRA_STATUSES, Trajectory
@@ -78,7 +78,7 @@ async def _collect(config: Config, one: Session, parts: Components, instances: S
 
         for trajectory in known.values():
             one.progress.trajectory(trajectory.status, trajectory.sampled_tokens)
-        return await parts.collector.collect(
+        collected = await parts.collector.collect(
             instances,
             split=f"eval-{config.env.eval_split}",
             step=_STEP,
@@ -87,6 +87,8 @@ async def _collect(config: Config, one: Session, parts: Components, instances: S
             on_done=done,
             known=known,
         )
+    require_few_failures(collected.trajectories, config.rollout)
+    return collected
 
 
 def _known(one: Session) -> dict[tuple[str, int], Trajectory]:

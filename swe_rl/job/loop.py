@@ -42,7 +42,7 @@ from swe_rl.rollout.batch import (
     set_advantages,
     traced_rows,
 )
-from swe_rl.rollout.collect import Collected
+from swe_rl.rollout.collect import Collected, require_few_failures
 from swe_rl.rollout.evaluate import eval_numbers
 from swe_rl.rollout.profile import program_events
 from swe_rl.rollout.render import conversation_renderer
@@ -157,6 +157,7 @@ class Loop:
             collected = await self._collect(
                 instances, f"{_EVALUATION}{split}", self.step, config.rollout.eval_n, config.rollout.eval_temperature
             )
+        require_few_failures(collected.trajectories, config.rollout)
         numbers = eval_numbers(collected, step=self.step, split=split, eval_s=time.monotonic() - started_s)
         self._count_tokens(collected)
         session.steps.append_trajectories(self.step, _records(collected), evaluation=True)
@@ -213,6 +214,7 @@ class Loop:
                 prompts=self._config.rollout.prompts_per_step,
                 available=len(self._instances),
             )
+            require_few_failures(collected.trajectories, self._config.rollout)
         except BaseException:
             self._sampler.restore(before)
             raise

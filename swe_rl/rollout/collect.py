@@ -3,7 +3,8 @@
 Invariants:
 - A step has exactly `prompts * n` trajectories, masked or not, in an order that does not depend on timing.
 - A trajectory's sampling seed depends on run seed, split, step, instance, sample and attempt only.
-- Past `rollout.max_infra_failure_rate` the run stops and names the instances.
+- Past `rollout.max_infra_failure_rate` of a whole step, groups that were sampled again counted in, the run stops and
+  names the instances.
 """
 
 import asyncio
@@ -24,6 +25,25 @@ from swe_rl.rollout.trajectory import INFRA_STATUSES, Trajectory
 
 class RolloutError(RunError):
     """Too much of a step failed for reasons that are not the policy's."""
+
+
+def require_few_failures(trajectories: Sequence[Trajectory], rollout: RolloutConfig) -> None:
+    """Of a whole step or evaluation. A single failure among others is none of a system, unless none is allowed.
+
+    Raises RolloutError.
+    """
+    failed = [trajectory for trajectory in trajectories if trajectory.status in INFRA_STATUSES]
+    limit = rollout.max_infra_failure_rate
+    alone = len(failed) == 1 < len(trajectories) and limit > 0.0
+    if alone or len(failed) <= limit * len(trajectories):
+        return
+    names = sorted({trajectory.instance_id for trajectory in failed})
+    raise RolloutError(
+        f"{len(failed)} of {len(trajectories)} trajectories ({len(failed) / len(trajectories):.0%}) failed for reasons "
+        f"of infrastructure, more than rollout.max_infra_failure_rate={limit:g} allows; instances: "
+        f"{', '.join(names[:8])}{' ...' if len(names) > 8 else ''}. "
+        f"The first said: {failed[0].status}: {failed[0].error}"
+    )
 
 
 class RunsAttempts(Protocol):
@@ -72,7 +92,7 @@ class Collector:
     ) -> Collected:
         """`n` trajectories of each instance; those that are `known` by instance and sample are not run again.
 
-        Raises RolloutError past the limit, TraceStoreError.
+        Raises TraceStoreError.
         """
         places = asyncio.Semaphore(self._rollout.concurrency)
         collected = Collected([], [])
@@ -107,7 +127,6 @@ class Collector:
             collected.trajectories.append(trajectory)
             collected.results.append(result)
         collected.retried.sort(key=lambda one: one.trajectory_id)
-        self._check_failures(collected.trajectories)
         return collected
 
     async def _with_retries(
@@ -136,16 +155,3 @@ class Collector:
         )
         order = Order(instance, group_id, split, step, sample, attempt, settings)
         return replace(order, settings=replace(settings, seed=sampling_seed(self._seed, order.trajectory_id)))
-
-    def _check_failures(self, trajectories: Sequence[Trajectory]) -> None:
-        failed = [one for one in trajectories if one.status in INFRA_STATUSES]
-        rate = len(failed) / max(1, len(trajectories))
-        if rate <= self._rollout.max_infra_failure_rate:
-            return
-        names = sorted({one.instance_id for one in failed})
-        raise RolloutError(
-            f"{len(failed)} of {len(trajectories)} trajectories ({rate:.0%}) failed for reasons of infrastructure, "
-            f"more than rollout.max_infra_failure_rate={self._rollout.max_infra_failure_rate:g} allows; instances: "
-            f"{', '.join(names[:8])}{' ...' if len(names) > 8 else ''}. "
-            f"The first said: {failed[0].status}: {failed[0].error}"
-        )

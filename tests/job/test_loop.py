@@ -26,7 +26,7 @@ from swe_rl.job.loop import Loop, _uninterrupted
 from swe_rl.job.session import session
 from swe_rl.logger.events import read_events
 from swe_rl.logger.jsonl import read_jsonl
-from swe_rl.rollout.collect import Collected
+from swe_rl.rollout.collect import Collected, RolloutError
 from swe_rl.rollout.trajectory import Status, Trajectory
 from swe_rl.trainer.errors import TrainerError
 from swe_rl.trainer.local import LocalTrainer
@@ -42,6 +42,9 @@ SMALL = (
     "trainer.check_weights=false",  # the engine's tokens are made up
     "trainer.resume=auto",
 )
+
+
+STRICT = "rollout.max_infra_failure_rate=0.1"
 
 
 class MadeUpRollouts:
@@ -329,6 +332,30 @@ async def test_the_load_of_the_engines_is_in_the_events(started):
         samples = read_events(run.folder.events_jsonl, "engines")
     assert samples and {one["step"] for one in samples} == {1}  # of steps, as programs are
     assert set(samples[0]["engines"]["scripted"]) == {"running", "waiting", "kv", "preemptions"}
+
+
+async def test_failures_of_a_refill_count_against_the_whole_step(started, monkeypatch):
+    """DAPO's filter asks one instance more, and half of its group fails: 2 of 12 trajectories, not 2 of 4."""
+    asked = []
+
+    def made(self, name, split, step, sample, plain=MadeUpRollouts._trajectory):
+        one, trace = plain(name, split, step, sample)
+        if split == "train":
+            asked.append(name) if name not in asked else None
+            if asked.index(name) == 1:
+                one.reward = 1.0  # a group with nothing to compare: another instance is asked in its place
+            elif asked.index(name) == 2 and sample < 2:
+                one.status, one.reward, one.error = Status.infra_error, None, "no image"
+        return one, trace
+
+    monkeypatch.setattr(MadeUpRollouts, "_trajectory", made)
+    dapo = ("algo.dynamic_sampling=resample", "algo.max_resample_rounds=1", "trainer.steps=1")
+    with started(*dapo) as run:
+        await run.loop.run()
+        assert len(asked) == 3 and steps(run)[0]["resampled_groups"] == 1
+    asked.clear()
+    with pytest.raises(RolloutError, match="2 of 12 trajectories"), started(*dapo, STRICT, outputs="strict") as run:
+        await run.loop.run()
 
 
 async def test_the_sampler_goes_back_when_a_step_fails(started):

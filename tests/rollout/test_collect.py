@@ -2,13 +2,15 @@
 
 import asyncio
 import dataclasses
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from swe_rl.gateway.trace import TraceStoreError
-from swe_rl.rollout.collect import Collector, RolloutError, sampling_seed
+from swe_rl.rollout.collect import Collector, RolloutError, require_few_failures, sampling_seed
 from swe_rl.rollout.trajectory import Status
 
 
@@ -97,10 +99,29 @@ async def test_too_many_failures_stop_the_run_and_are_named(rollout, instance, t
         return trajectory_of(order, Status.infra_error if broken else Status.resolved)
 
     names = ("worse", "fine", "bad")
+    collected = await collect(Attempts(answer), rollout, [instance(name) for name in names], n=2)
     with pytest.raises(RolloutError, match=r"4 of 6 .*67%.*bad, worse.*infra_error: it broke"):
-        await collect(Attempts(answer), rollout, [instance(name) for name in names], n=2)
-    exactly = dataclasses.replace(rollout, max_infra_failure_rate=4 / 6)
-    assert len((await collect(Attempts(answer), exactly, [instance(name) for name in names], n=2)).trajectories) == 6
+        require_few_failures(collected.trajectories, rollout)
+    require_few_failures(collected.trajectories, dataclasses.replace(rollout, max_infra_failure_rate=4 / 6))
+
+
+@pytest.mark.parametrize(
+    ("failed", "of", "limit", "stops"),
+    [
+        (1, 4, 0.2, False),
+        (2, 4, 0.2, True),
+        (1, 1, 0.2, True),
+        (1, 4, 0.0, True),
+        (0, 4, 0.0, False),
+        (0, 0, 0.2, False),
+    ],
+)
+def test_one_failure_is_none_of_a_system(rollout, trajectory_of, failed, of, limit, stops):
+    statuses = [Status.infra_error] * failed + [Status.resolved] * (of - failed)
+    trajectories = [SimpleNamespace(status=status, instance_id="a", error="it broke") for status in statuses]
+    strict = dataclasses.replace(rollout, max_infra_failure_rate=limit)
+    with pytest.raises(RolloutError) if stops else nullcontext():
+        require_few_failures(trajectories, strict)
 
 
 async def test_an_exception_ends_the_others_and_is_raised_itself(rollout, instance, trajectory_of):

@@ -21,7 +21,7 @@ from swe_rl.model.chat import ChatRenderer
 from swe_rl.model.load import load_tokenizer
 from swe_rl.rollout.attempt import Attempter
 from swe_rl.rollout.batch import count_tokens, set_advantages, traced_rows
-from swe_rl.rollout.collect import Collector, RolloutError
+from swe_rl.rollout.collect import Collector, RolloutError, require_few_failures
 from swe_rl.rollout.trajectory import Status
 from swe_rl.router.make import make_router
 from swe_rl.sandbox.faulty import Fault, FaultyProvider
@@ -148,6 +148,7 @@ async def step(tmp_path):
             collected = await Collector(attempter, config.rollout, 0).collect(
                 instances, split="train", step=1, n=SAMPLES, temperature=1.0
             )
+            require_few_failures(collected.trajectories, config.rollout)
             await store.flush()
             traces = [store.traces(one.trajectory_id) for one in collected.trajectories]
             for one, own in zip(collected.trajectories, traces, strict=True):
