@@ -49,9 +49,14 @@ class VerdictCache:
             task = asyncio.ensure_future(self._grader(instance, patch, workspace, sandboxes, timeout_s))
             self._known[key] = task
             grade = await task
-            if grade.timed_out or grade.duration_s >= timeout_s:  # a slow moment of the machine is nothing to remember
+            if _is_of_the_moment(grade, timeout_s):
                 self._known.pop(key, None)
             return grade
         self.hits += 1
         known = await asyncio.shield(task)
         return replace(known, duration_s=0.0, cached=True)
+
+
+def _is_of_the_moment(grade: Grade, timeout_s: float) -> bool:
+    """A slow machine, or a kill that may have come from outside: nothing to remember."""
+    return grade.timed_out or grade.duration_s >= timeout_s or "grader_killed" in grade.findings

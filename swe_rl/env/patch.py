@@ -62,6 +62,8 @@ async def collect_patch(sandbox: Sandbox, base_commit: str, timeout_s: float) ->
         raise SandboxError(f"the patch could not be taken from {sandbox.sandbox_id} within {timeout_s:.0f} s")
     if result.truncated_bytes:
         return TakenPatch("", f"the patch is larger than {MAX_PATCH_BYTES} bytes")
+    if result.exit_code > 128:  # nothing of the agent's runs by now: whatever was killed, it was not the policy
+        raise SandboxError(f"the patch could not be taken from {sandbox.sandbox_id}: status {result.exit_code}")
     if result.exit_code:
         return TakenPatch("", _NOTES.get(result.exit_code, f"git ended with status {result.exit_code}"))
     try:
@@ -78,7 +80,9 @@ async def collect_patch(sandbox: Sandbox, base_commit: str, timeout_s: float) ->
 # keeps the name of its base commit. `.git` of nested repositories is moved away: git would not look into them.
 _SCRIPT = r"""
 PATH=$(command -p getconf PATH || echo /usr/bin:/bin):$PATH; export PATH
-own=$(mktemp -d) || exit %(git_failed)d
+# What a signal ended is said as it is.
+failed() { local status=$?; [ $status -gt 128 ] && exit $status; [ $# -eq 0 ] || exit "$1"; }
+own=$(mktemp -d) || failed %(git_failed)d
 trap 'rm -rf "$own"' EXIT
 : > "$own/none"; exec 2> "$own/errors"
 for v in $(env | sed -n 's/^\(GIT_[A-Z_0-9]*\)=.*/\1/p'); do unset "$v"; done
@@ -89,7 +93,7 @@ real=$top/.git
 [ -f "$real" ] && real=$(cd "$top" && sed -n 's/^gitdir: //p' .git | head -n 1)
 real=$(cd "$top" && cd "$real" && pwd -P) || exit %(no_repository)d
 [ -d "$real/objects" ] || exit %(no_repository)d
-git init -q --bare "$own/git" --template= || exit %(git_failed)d
+git init -q --bare "$own/git" --template= || failed %(git_failed)d
 export GIT_DIR=$own/git GIT_WORK_TREE=$top
 git config core.bare false; git config core.autocrlf false; git config core.symlinks true
 git config core.quotePath true; git config core.fileMode true; git config core.hooksPath "$own/none"
@@ -98,7 +102,7 @@ echo "$real/objects" > "$GIT_DIR/objects/info/alternates"
 for c in "$real"/refs/replace/$base; do [ -f "$c" ] && head -c 40 "$c" > "$GIT_DIR/refs/replace/$base"; done
 r=$(sed -n "s@^\([0-9a-f]*\) refs/replace/$base\$@\1@p" "$real/packed-refs" | head -n 1)
 [ -n "$r" ] && [ ! -e "$GIT_DIR/refs/replace/$base" ] && echo "$r" > "$GIT_DIR/refs/replace/$base"
-git read-tree "$base^{tree}" || exit %(no_base)d
+git read-tree "$base^{tree}" || failed %(no_base)d
 git ls-files -s -z | sed -z -n 's/^160000 [^\t]*\t//p' > "$own/submodules"
 find . -path ./.git -prune -o -name .git -print0 | while IFS= read -r -d '' n; do
   d=${n%%/.git}; d=${d#./}
@@ -107,8 +111,8 @@ done
 find . -path ./.git -prune -o -type f -size +%(max_kib)dk -printf '%%P\0' > "$own/large"
 tr '\n\0' '?\n' < "$own/large" | sed 's/[][*?\\]/\\&/g; s@^@/@' > "$GIT_DIR/info/exclude"
 xargs -0 -r git --literal-pathspecs ls-files -z -- < "$own/large" | git update-index -z --skip-worktree --stdin
-git add --all --ignore-errors . || :
+git add --all --ignore-errors . || failed
 git diff --cached --binary --no-color --no-ext-diff --no-textconv --no-renames --ignore-submodules=all \
-  --src-prefix=a/ --dst-prefix=b/ "$base^{tree}" -- . %(excluded)s > "$own/patch" || exit %(git_failed)d
+  --src-prefix=a/ --dst-prefix=b/ "$base^{tree}" -- . %(excluded)s > "$own/patch" || failed %(git_failed)d
 base64 -w0 < "$own/patch"
 """

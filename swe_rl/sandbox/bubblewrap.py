@@ -31,6 +31,8 @@ _USER_NAMESPACE_UID = 1000
 _FIRST_OWN_UID = 1_000_000_000
 _OWN_UIDS = 500_000_000
 _NAMESPACE_END_S = 10.0  # a process that hangs in the kernel does not hold a run up for ever
+_REPORTED = b"the-end-was-seen"
+_STDERR = 250  # a descriptor that nobody else has
 _LOADER_FOLDERS = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 
 
@@ -71,9 +73,12 @@ class BubblewrapLauncher:
         uid = _FIRST_OWN_UID + random.randrange(_OWN_UIDS) if own else None
         return SandboxFolder(root, workspace.workdir, uid, workspace.toolchain)
 
-    def launch(self, folder: SandboxFolder, command: str, *, timeout_s: float, status_fd: int, marker: str) -> Launch:
+    def launch(
+        self, folder: SandboxFolder, command: str, *, timeout_s: float, status_fd: int, report_fd: int, marker: str
+    ) -> Launch:
         self._prepare_mount_points(folder)
         argv = [self._host.bwrap, "--json-status-fd", str(status_fd), *self._fixed, *self._writable(folder), "--"]
+        argv += _reporter(self._host.bash, report_fd)
         argv += prelude(self._limits, self._host.bash, timeout_s)
         if folder.uid is not None:
             argv += _drop_root(str(self._host.setpriv), folder.uid)
@@ -81,7 +86,10 @@ class BubblewrapLauncher:
         return Launch([*argv, self._host.bash, "-c", command], self._env | dict(variables))
 
     def started_well(self, status: bytes, exit_status: int) -> bool:
-        return exit_status == 0 or b'"exit-code"' in status
+        return exit_status <= 0 or b'"exit-code"' in status  # below 0: bwrap itself was killed
+
+    def ended_well(self, status: bytes) -> bool:
+        return _REPORTED in status
 
     def sweep(self, leader: int, marker: str, before: frozenset[int], status: bytes) -> None:
         """The kernel kills; the namespace's first process ends last, when all others are gone."""
@@ -110,6 +118,17 @@ class BubblewrapLauncher:
                 ensure_folders(folder.tmp, os.path.relpath(path, HOME))
 
 
+def _reporter(bash: str, report_fd: int) -> list[str]:
+    """The namespace's first process: it starts the command, and says that it saw the end.
+
+    Nothing inside can kill it, whoever it runs as: the kernel keeps a namespace's own signals from its first process.
+    So where it said nothing, the namespace was ended from outside. What bash itself says of a killed command goes
+    nowhere.
+    """
+    script = f'exec {_STDERR}>&2 2>/dev/null; "$@" 2>&{_STDERR} {_STDERR}>&- {report_fd}>&-; status=$?; '
+    return [bash, "-p", "-c", f"{script}echo {_REPORTED.decode()} >&{report_fd}; exit $status", "reporter"]
+
+
 def _first_process(status: bytes) -> int | None:
     """What bwrap says first of all on its status descriptor; None when it was killed before."""
     try:
@@ -135,7 +154,14 @@ def _wait_for_end(pid: int, timeout_s: float) -> None:
 def _namespaces(mode: UserMode, network: bool) -> list[str]:
     # No --new-session: the process that starts bwrap makes the session, so that one kill of its group reaches all of
     # it also while bwrap is still setting up.
-    argv = ["--die-with-parent", "--unshare-ipc", "--unshare-pid", "--unshare-uts", "--unshare-cgroup-try"]
+    argv = [
+        "--die-with-parent",
+        "--as-pid-1",
+        "--unshare-ipc",
+        "--unshare-pid",
+        "--unshare-uts",
+        "--unshare-cgroup-try",
+    ]
     if mode is UserMode.user_namespace:
         argv += ["--unshare-user", "--uid", str(_USER_NAMESPACE_UID), "--gid", str(_USER_NAMESPACE_UID)]
     if not network:

@@ -124,13 +124,29 @@ def _trial(launcher: BubblewrapLauncher, parent: Path) -> str:
                 made.mkdir(mode=0o700)
                 if folder.uid is not None:
                     os.chown(made, folder.uid, folder.uid)
-            launch = launcher.launch(folder, "python -c pass && : > made", timeout_s=_PROBE_S, status_fd=2, marker="")
-            done = subprocess.run(
-                launch.argv, env=launch.env, cwd="/", stdin=subprocess.DEVNULL, capture_output=True, timeout=_PROBE_S
-            )
+            nowhere = Path(os.devnull)
+            with nowhere.open("wb") as status, nowhere.open("wb") as report:
+                pipe = (status.fileno(), report.fileno())
+                launch = launcher.launch(
+                    folder,
+                    "python -c pass && : > made",
+                    timeout_s=_PROBE_S,
+                    status_fd=pipe[0],
+                    report_fd=pipe[1],
+                    marker="",
+                )
+                done = subprocess.run(
+                    launch.argv,
+                    env=launch.env,
+                    cwd="/",
+                    stdin=subprocess.DEVNULL,
+                    capture_output=True,
+                    timeout=_PROBE_S,
+                    pass_fds=pipe,
+                )
         except (OSError, subprocess.SubprocessError) as error:
             return f"the trial run failed ({error})"
         if done.returncode:
-            said = [line for line in done.stderr.decode(errors="replace").splitlines() if not line.startswith("{")]
-            return f"{' '.join(said)[-300:] or 'bwrap fails'} (status {done.returncode})"
+            said = " ".join(done.stderr.decode(errors="replace").splitlines())
+            return f"{said[-300:] or 'bwrap fails'} (status {done.returncode})"
     return ""

@@ -43,12 +43,20 @@ class Launcher(Protocol):
         """Decides user and workdir of a new sandbox; touches nothing. Raises UserError for what it cannot show."""
         ...
 
-    def launch(self, folder: SandboxFolder, command: str, *, timeout_s: float, status_fd: int, marker: str) -> Launch:
-        """The command line that runs `bash -c command` in `folder`. `status_fd`: see `started_well`."""
+    def launch(
+        self, folder: SandboxFolder, command: str, *, timeout_s: float, status_fd: int, report_fd: int, marker: str
+    ) -> Launch:
+        """The command line that runs `bash -c command` in `folder`. `status_fd`, `report_fd`: ends of one pipe, for the
+        launcher and for what stands between it and the command; see `started_well` and `ended_well`.
+        """
         ...
 
     def started_well(self, status: bytes, exit_status: int) -> bool:
-        """False when the launcher, not the command, ended with `exit_status`; `status` came through `status_fd`."""
+        """False when the launcher, not the command, ended with `exit_status`; `status` came through the pipe."""
+        ...
+
+    def ended_well(self, status: bytes) -> bool:
+        """False when the command's end was not seen: all of the sandbox's processes were killed from outside."""
         ...
 
     def sweep(self, leader: int, marker: str, before: frozenset[int], status: bytes) -> None:

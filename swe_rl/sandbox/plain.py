@@ -36,13 +36,19 @@ class PlainLauncher:
             )
         return SandboxFolder(root, workdir=str(root / "work"), uid=None)
 
-    def launch(self, folder: SandboxFolder, command: str, *, timeout_s: float, status_fd: int, marker: str) -> Launch:
+    def launch(
+        self, folder: SandboxFolder, command: str, *, timeout_s: float, status_fd: int, report_fd: int, marker: str
+    ) -> Launch:
         folder.work.mkdir(exist_ok=True)  # the command before may have removed it
         folder.tmp.mkdir(exist_ok=True)
         env = clean_environment(self._search_path, str(folder.tmp), self._cpus) | {MARKER: marker}
         return Launch([*prelude(self._limits, self._bash, timeout_s), self._bash, "-c", command], env)
 
     def started_well(self, status: bytes, exit_status: int) -> bool:
+        return True
+
+    def ended_well(self, status: bytes) -> bool:
+        """Nothing stands between: a kill from outside looks like the command's own end."""
         return True
 
     def sweep(self, leader: int, marker: str, before: frozenset[int], status: bytes) -> None:

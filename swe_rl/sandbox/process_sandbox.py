@@ -102,9 +102,9 @@ class ProcessSandbox:
     async def _launch(self, command: str, timeout_s: float, env: Mapping[str, str], output: HeadTail) -> int | None:
         marker = f"{self._folder.root}{os.sep}{next(self._counter)}"
         before = frozenset() if self._launcher.isolated else frozenset(psutil.pids())
-        with _status_pipe() as (status_in, status_out):
+        with _status_pipe() as (status_in, status_out, report_out):
             launch = self._launcher.launch(
-                self._folder, command, timeout_s=timeout_s, status_fd=status_out, marker=marker
+                self._folder, command, timeout_s=timeout_s, status_fd=status_out, report_fd=report_out, marker=marker
             )
             isolated = self._launcher.isolated
             spec = CommandSpec(
@@ -112,7 +112,7 @@ class ProcessSandbox:
                 env={**launch.env, **env},
                 cwd=Path("/") if isolated else self._folder.work,
                 timeout_s=timeout_s,
-                pass_fds=(status_out,) if isolated else (),
+                pass_fds=(status_out, report_out) if isolated else (),
             )
             said = bytearray()
 
@@ -123,6 +123,8 @@ class ProcessSandbox:
             status = await run_command(spec, output, sweep)
             if status is not None and not self._launcher.started_well(bytes(said), status):
                 raise SandboxError(f"sandbox {self.sandbox_id} could not be entered: {output.text()[-500:]}")
+            if status is not None and not self._launcher.ended_well(bytes(said)):
+                raise SandboxError(f"a command of sandbox {self.sandbox_id} was killed from outside (status {status})")
             return status
 
     async def write_file(self, path: str, content: bytes) -> None:
@@ -164,15 +166,16 @@ class ProcessSandbox:
 
 
 @contextlib.contextmanager
-def _status_pipe() -> Iterator[tuple[int, int]]:
-    """A pipe on which a launcher says how the command ended."""
+def _status_pipe() -> Iterator[tuple[int, int, int]]:
+    """A pipe on which a launcher, and what it starts, say how the command ended: its end to read, and two to write."""
     read_fd, write_fd = os.pipe()
+    report_fd = os.dup(write_fd)  # bwrap keeps its own from what it starts
     try:
         os.set_blocking(read_fd, False)
-        yield read_fd, write_fd
+        yield read_fd, write_fd, report_fd
     finally:
-        os.close(read_fd)
-        os.close(write_fd)
+        for descriptor in (read_fd, write_fd, report_fd):
+            os.close(descriptor)
 
 
 def _read_now(fd: int) -> bytes:

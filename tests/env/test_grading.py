@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+from types import SimpleNamespace
 
 import pytest
 
@@ -9,7 +10,8 @@ from swe_rl.config.schema import EnvConfig, SandboxConfig
 from swe_rl.env.bugs.env import BugsEnv
 from swe_rl.env.grading import VerdictCache, grade_by_pytest
 from swe_rl.env.patch import take_patch
-from swe_rl.env.protocol import GradeError
+from swe_rl.env.protocol import Grade, GradeError
+from swe_rl.sandbox.protocol import SandboxError
 from swe_rl.sandbox.provider import make_provider
 from swe_rl.sandbox.scripted import ScriptedProvider
 
@@ -98,6 +100,37 @@ async def test_the_cache_asks_once_also_side_by_side(env, sandboxes):
     assert all(one.resolved for one in verdicts) and cache.hits == 3
     assert sorted(one.cached for one in verdicts) == [False, True, True, True]
     assert not (await cache.grade(instance, "", workspace, sandboxes, 60.0)).resolved
+
+
+async def test_a_verdict_of_a_killed_grader_is_not_remembered():
+    """It may have been killed from outside: 63 such verdicts once hit 104 trajectories."""
+    asked = []
+
+    async def grader(*_):
+        asked.append(1)
+        return Grade(False, True, findings=("grader_killed",))
+
+    cache, instance = VerdictCache(grader), SimpleNamespace(instance_id="one")
+    for _ in range(2):
+        assert not (await cache.grade(instance, "patch", None, None, 60.0)).cached
+    assert len(asked) == 2
+
+
+@pytest.mark.parametrize("killed", ["add", "diff", "read-tree"])
+async def test_git_killed_while_a_patch_is_taken_is_no_empty_patch(env, sandboxes, killed):
+    """Nothing of the agent's runs by then: what is killed there was killed by the machine."""
+    instance = env.instances("train")[0]
+    sandbox = await sandboxes.create(env.workspace(instance), owner="agent")
+    own = f"git() {{ if [ $1 = {killed} ]; then bash -c 'kill -9 $$'; else command git \"$@\"; fi; }}"
+    plain = sandbox.exec
+
+    async def exec_with_killer(command, **options):
+        return await plain(f"{own}\n{command}", **options)
+
+    sandbox.exec = exec_with_killer
+    with pytest.raises(SandboxError, match="status 137"):
+        await take_patch(sandbox, instance.base_commit, 10)
+    await sandbox.close()
 
 
 async def test_the_patch_of_an_agent(env, sandboxes):

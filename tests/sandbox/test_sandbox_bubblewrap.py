@@ -1,10 +1,12 @@
 """What isolated commands can and cannot reach."""
 
+import asyncio
 import os
 import shutil
 import socket
 from pathlib import Path
 
+import psutil
 import pytest
 
 from swe_rl.config.choices import Isolation
@@ -115,3 +117,40 @@ async def test_a_sandbox_that_cannot_be_entered_is_an_error_not_a_result(isolate
 
 async def test_a_command_that_looks_like_a_failing_bubblewrap_is_a_result(isolated: ProcessSandbox):
     assert (await isolated.exec("echo bwrap: failed; exit 1", timeout_s=10)).exit_code == 1
+
+
+def _processes_of(sandbox: ProcessSandbox) -> list[psutil.Process]:
+    """bwrap, the namespace's first process and what it started, as this host numbers them: parents first."""
+    [bwrap] = [
+        process
+        for process in psutil.Process().children()
+        if process.name() == "bwrap" and str(sandbox._folder.root) in " ".join(process.cmdline())
+    ]
+    return [bwrap, *bwrap.children(recursive=True)]
+
+
+@pytest.mark.parametrize("victim", ["bwrap", "first"])
+async def test_a_kill_from_outside_is_no_end_of_the_command(isolated: ProcessSandbox, victim: str):
+    """As the host's OOM killer does it: no status of the command's, which would be taken for the policy's doing."""
+    task = asyncio.ensure_future(isolated.exec("touch begun; sleep 60", timeout_s=30))
+    while not (isolated._folder.work / "begun").exists():  # noqa: ASYNC110 - another process makes it
+        await asyncio.sleep(0.01)
+    bwrap, first, *_ = _processes_of(isolated)
+    (bwrap if victim == "bwrap" else first).kill()
+    with pytest.raises(SandboxError, match="was killed from outside"):
+        await task
+    assert (await isolated.exec("echo lives", timeout_s=10)).output == "lives\n"
+
+
+@pytest.mark.parametrize(
+    ("command", "status"),
+    [
+        ("kill -9 $$", 137),
+        ("kill -TERM $$", 143),
+        ("{ kill -9 1; kill -9 $PPID; } 2> /dev/null; exit 3", 3),
+        ("sleep 9 & kill -9 -1 2> /dev/null; exit 4", 4),
+    ],
+)
+async def test_a_kill_from_inside_is_the_command_s_own(isolated: ProcessSandbox, command: str, status: int):
+    result = await isolated.exec(f"echo out; echo err >&2; {command}", timeout_s=10)
+    assert (result.exit_code, result.output) == (status, "out\nerr\n")
