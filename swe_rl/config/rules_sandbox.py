@@ -10,13 +10,13 @@ from collections.abc import Iterator
 from swe_rl.config.choices import RuntimeKind, RuntimeProtocol, SandboxKind
 from swe_rl.config.findings import Finding, Host, about, below, between, error, warning
 from swe_rl.config.parts import Part
+from swe_rl.config.rules_agent import PROGRAMS
 from swe_rl.config.schema import Config
 from swe_rl.config.sizes import holds_container, sandbox_slots, trajectories_per_step
 
 CONTAINERS = ("docker", "podman", "apptainer", "process")
 ENGINES = (SandboxKind.docker, SandboxKind.podman)
 FOLDERS = ("bugs",)  # environments whose instances are folders of this machine
-PROGRAMS = ("qwen_code", "command")  # agents that run inside the sandbox
 SHORTEST_LEASE_S = 60.0
 _MOUNT = re.compile(r"/[^:]*:/[^:]*(:r[ow])?")
 

@@ -115,3 +115,20 @@ async def test_a_sandbox_that_cannot_be_entered_is_an_error_not_a_result(isolate
 
 async def test_a_command_that_looks_like_a_failing_bubblewrap_is_a_result(isolated: ProcessSandbox):
     assert (await isolated.exec("echo bwrap: failed; exit 1", timeout_s=10)).exit_code == 1
+
+
+async def test_mounts_are_seen_where_they_say(workspace: Workspace, tmp_path: Path):
+    for name in ("tools", "shared"):
+        (tmp_path / name).mkdir(mode=0o777)
+        (tmp_path / name).chmod(0o777)
+        (tmp_path / name / "here").write_text(name)
+    mounts = (f"{tmp_path}/tools:/opt/a/tools", f"{tmp_path}/tools:/tmp/b/tools", f"{tmp_path}/shared:/opt/shared:rw")
+    provider = ProcessProvider(SandboxConfig(mounts=mounts), tmp_path / "scratch", warn=pytest.fail)
+    sandbox = await provider.create(workspace, owner="x")
+    script = (
+        "cat /opt/a/tools/here /tmp/b/tools/here; for d in /opt/a/tools /tmp/b/tools /opt/shared; do touch $d/x; done"
+    )
+    result = await sandbox.exec(script, timeout_s=10)
+    await provider.close()
+    assert result.output.startswith("toolstools") and result.output.count("Read-only file system") == 2
+    assert (_names(tmp_path / "tools"), _names(tmp_path / "shared")) == (["here"], ["here", "x"])
