@@ -18,6 +18,7 @@ from swe_rl.config.compose import compose
 from swe_rl.config.schema import AgentConfig, SandboxConfig
 from swe_rl.env.instance import Instance
 from swe_rl.errors import UserError
+from swe_rl.gateway.trace import Break
 from swe_rl.sandbox.protocol import ExecResult, Workspace
 from swe_rl.sandbox.scripted import ScriptedProvider
 
@@ -85,7 +86,7 @@ async def test_it_solves_an_instance_in_one_chain_of_tokens(solve):
     turns = solved.result.turns
     assert [turn.command and turn.command.split()[0] for turn in turns] == ["terminal"] * 3 + ["finish"]
     assert turns[0].message == "I look." and turns[2].observation and "\x1b" not in turns[2].observation
-    assert " M " in turns[2].observation
+    assert turns[2].observation.startswith("M ")
     assert sum(solved.rows[0].loss_mask) == sum(len(trace.sampled_ids) for trace in solved.traces)
 
 
@@ -99,16 +100,27 @@ async def test_each_tool_and_each_wrong_call_stays_in_the_chain(solve):
         two = {"tool_calls": [*view["tool_calls"], *plan["tool_calls"]]}  # type: ignore[misc]
         edit = call("file_editor", command="insert", path=path, insert_line=0, new_str="# é\n")
         # Each reply is chosen by the number of results before it, and `two` has two.
-        return [two, {}, call("bash", command="ls"), call("terminal"), call("think", thought="so"), edit,
+        return [two, {}, call("nothing", a=1), call("terminal"), call("think", thought="so"), edit,
                 terminal("env; pwd"), {"content": "Done."}]  # fmt: skip
 
     solved = await solve(agent_of(), policy, sandbox=sandbox())
     assert solved.result.exit is Exit.SUBMITTED and "+# é" in solved.patch
-    assert (len(solved.rows), solved.summary.breaks) == (1, {}), [turn.command for turn in solved.result.turns]
+    assert (len(solved.rows), solved.summary.breaks) == (1, {})
     assert len(solved.result.turns) == len(solved.traces) == 7
     seen = solved.result.turns[-2].observation
     assert seen and "OPENAI" not in seen and "SWE_RL" not in seen and "LITELLM" not in seen
     assert str(ENVIRONMENT) not in seen  # the repository's own Python
+
+
+@needs_sdk
+@pytest.mark.slow
+async def test_a_call_that_the_sdk_rewrites_begins_another_chain(solve):
+    def policy(instance: Instance) -> list[dict[str, object]]:
+        return [call("bash", command="echo it ran"), {"content": "Done."}]  # its history says: terminal
+
+    solved = await solve(agent_of(), policy, sandbox=sandbox())
+    assert solved.result.exit is Exit.SUBMITTED and "it ran" in str(solved.result.turns[0].observation)
+    assert (len(solved.rows), solved.summary.breaks) == (2, {Break.prefix_changed: 1})
 
 
 @needs_sdk

@@ -33,6 +33,7 @@ _SDK_ENV = {
 _OURS = ("SWE_RL_", "OPENAI_")  # of variables
 _TRIES = 10  # of one completion, with growing pauses: two minutes
 _LONGEST_PAUSE_S = 30
+_LONGEST_CALL_S = 24 * 3600  # the router may hold a turn, and the attempt has its own end
 _TASK = """\
 The repository is at {folder}. This is the issue to solve:
 
@@ -129,7 +130,7 @@ def _make_llm(base_url: str, model: str, api_key: str) -> Any:
         api_key=api_key,
         usage_id="agent",
         api_mode="chat",
-        timeout=None,  # the router may hold a turn; the attempt has its own end
+        timeout=_LONGEST_CALL_S,
         num_retries=_TRIES,
         retry_multiplier=1.0,
         retry_min_wait=1,
