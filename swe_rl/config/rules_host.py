@@ -6,7 +6,6 @@ Invariants:
 
 import re
 from collections.abc import Iterator
-from ipaddress import ip_address
 
 from swe_rl.config.choices import WandbMode
 from swe_rl.config.findings import Finding, Host, about, error, warning
@@ -14,6 +13,7 @@ from swe_rl.config.parts import Part
 from swe_rl.config.schema import Config
 from swe_rl.config.secrets import is_secret_key
 from swe_rl.config.yaml_text import YamlError, parse
+from swe_rl.host.loopback import is_loopback
 
 LARGEST_PORT = 65535
 
@@ -161,16 +161,9 @@ def loopback(config: Config, _: Host) -> Iterator[Finding]:
             "loopback",
             "gateway.host",
             config.gateway.host,
-            "whoever reaches this address can use the engines; there is no login",
-            "gateway.host=127.0.0.1",
+            "other machines reach this address, without encryption: only the run's own key keeps them from the engines",
+            "gateway.host=127.0.0.1, unless sandboxes are on other machines and the network is yours",
         )
-
-
-def is_loopback(host: str) -> bool:
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 @about()
