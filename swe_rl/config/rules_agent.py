@@ -35,7 +35,7 @@ _OWN_TOKENS = {
     "mini_swe": 1400,
     "pdb_standard": 900,
     "qwen_code": 14000,
-    "openhands": 0,
+    "openhands": 7000,
 }  # by agent.system_prompt, or agent.name
 _BARE_TOKENS = 7000  # qwen --bare
 _SDK = "openhands-sdk"
