@@ -101,15 +101,17 @@ async def test_each_tool_and_each_wrong_call_stays_in_the_chain(solve):
         edit = call("file_editor", command="insert", path=path, insert_line=0, new_str="# é\n")
         # Each reply is chosen by the number of results before it, and `two` has two.
         return [two, {}, call("nothing", a=1), call("terminal"), call("think", thought="so"), edit,
-                terminal("env; pwd"), {"content": "Done."}]  # fmt: skip
+                terminal("env; pwd"), terminal(f"cat <<'END' | cat -A; echo {'x' * 200}\n\ta\nEND"), {"content": "Done."}]  # fmt: skip
 
     solved = await solve(agent_of(), policy, sandbox=sandbox())
     assert solved.result.exit is Exit.SUBMITTED and "+# é" in solved.patch
     assert (len(solved.rows), solved.summary.breaks) == (1, {})
-    assert len(solved.result.turns) == len(solved.traces) == 7
-    seen = solved.result.turns[-2].observation
+    assert len(solved.result.turns) == len(solved.traces) == 8
+    seen = solved.result.turns[-3].observation
     assert seen and "OPENAI" not in seen and "SWE_RL" not in seen and "LITELLM" not in seen
     assert str(ENVIRONMENT) not in seen  # the repository's own Python
+    typed = solved.result.turns[-2].observation  # what was typed is as it was: tabs, and nothing of its echo
+    assert typed and typed.startswith("^Ia$\n" + "x" * 200)
 
 
 @needs_sdk
