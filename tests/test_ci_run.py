@@ -90,6 +90,7 @@ def test_what_passes_is_not_run_again(project):
 NOTHING_INSTALLED = """
 environment() { :; }
 install_qwen_code() { :; }
+install_openhands() { :; }
 lane_lacks() { if [[ $1 == docker ]]; then echo 'no engine'; fi; }
 """
 
@@ -116,3 +117,11 @@ def test_lanes_that_pass_or_are_skipped_pass(project):
     done = run_tests(project, LANES, f"{NOTHING_INSTALLED} main docker gpu")
     assert done.returncode == 0, done.stdout + done.stderr
     assert table(done).keys() == {"docker", "gpu"}
+
+
+def test_openhands_is_left_out_where_no_python_is_new_enough(project):
+    nothing = "PYENV_ROOT=/nowhere PATH=/nowhere python_of_openhands"
+    assert run_tests(project, "", f'[[ -z "$({nothing})" ]]').returncode == 0
+    done = run_tests(project, "", "python_of_openhands() { :; } && install_openhands && echo 'the rest'")
+    assert done.returncode == 0 and done.stdout.endswith("the rest\n"), done.stdout + done.stderr
+    assert "OpenHands cannot be installed; its tests are skipped" in done.stderr

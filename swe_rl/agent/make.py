@@ -37,6 +37,10 @@ def make_agent(
             from swe_rl.agent.qwen_code import QwenCodeAgent
 
             return QwenCodeAgent(config, max_turns=turns, api_key=api_key)
+        case "openhands":
+            from swe_rl.agent.openhands import OpenHandsAgent
+
+            return OpenHandsAgent(config, max_turns=turns, api_key=api_key)
         case "command":
             from swe_rl.agent.program import ProgramAgent, program_of
 

@@ -8,13 +8,12 @@ Invariants:
 """
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from swe_rl.agent.observation import shorten
 from swe_rl.agent.program import ProgramAgent, program_of
 from swe_rl.agent.protocol import Turn
+from swe_rl.agent.stream_json import read_session
 from swe_rl.config.schema import AgentConfig
 from swe_rl.sandbox.protocol import ExecResult
 
@@ -61,42 +60,3 @@ class QwenCodeAgent(ProgramAgent):
 
     def _turns(self, done: ExecResult) -> list[Turn]:
         return read_session(done.output, self._max_chars) or super()._turns(done)
-
-
-def read_session(output: str, max_observation_chars: int) -> list[Turn]:
-    """The turns that lines of stream-json tell of; whatever else is printed between them is passed over."""
-    turns: list[Turn] = []
-    for message in _messages(output):
-        content = message.get("content")
-        parts = [part for part in content if isinstance(part, dict)] if isinstance(content, list) else []
-        if message.get("role") == "assistant":
-            said = "".join(str(part.get("text", "")) for part in parts if part.get("type") == "text")
-            calls = [_call(part) for part in parts if part.get("type") == "tool_use"]
-            turns.append(Turn(len(turns), said, "\n".join(calls) or None, None))
-        elif turns:
-            told = [_text(part.get("content")) for part in parts if part.get("type") == "tool_result"]
-            joined = "\n".join([*filter(None, [turns[-1].observation]), *told])
-            turns[-1].observation = shorten(joined, max_observation_chars) if told else turns[-1].observation
-    return turns
-
-
-def _messages(output: str) -> Iterator[dict[str, Any]]:
-    for line in output.splitlines():
-        try:
-            event = json.loads(line)
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(event, dict) and event.get("type") in ("assistant", "user"):
-            message = event.get("message")
-            if isinstance(message, dict):
-                yield message
-
-
-def _call(part: dict[str, Any]) -> str:
-    return f"{part.get('name')} {json.dumps(part.get('input'), ensure_ascii=False)}"
-
-
-def _text(content: Any) -> str:
-    if isinstance(content, list):
-        return "".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
-    return str(content or "")

@@ -16,6 +16,7 @@ AGENT_TOOLS = {
     "bash": ("bash",),
     "mini_swe": ("bash", "bash_calls"),
     "qwen_code": ("own",),
+    "openhands": ("own",),
     "command": ("own",),
     "pdb": ("full", "rewrite_only", "debug_after_5"),
     "gold": ("none",),
@@ -27,11 +28,17 @@ AGENT_PROMPTS = {
     "mini_swe": ("mini_swe", "standard", "short"),
     "pdb": ("pdb_standard", "pdb_short"),
 }  # those that have any
-PROGRAMS = ("qwen_code", "command")
+PROGRAMS = ("qwen_code", "openhands", "command")  # that run inside the sandbox
 EXITS = ("submitted", "step_limit", "context_overflow", "agent_timeout", "format_errors")
 # The agent's own words and tools before any task, at 4.5 characters a token: no tokenizer of the models makes fewer.
-_OWN_TOKENS = {"mini_swe": 1400, "pdb_standard": 900, "qwen_code": 14000}  # by agent.system_prompt, or agent.name
+_OWN_TOKENS = {
+    "mini_swe": 1400,
+    "pdb_standard": 900,
+    "qwen_code": 14000,
+    "openhands": 7000,
+}  # by agent.system_prompt, or agent.name
 _BARE_TOKENS = 7000  # qwen --bare
+_SDK = "openhands-sdk"
 _NODE_GB = 3.0  # of address space, which is what a process sandbox limits
 
 
@@ -70,6 +77,36 @@ def agent_program(config: Config, _: Host) -> Iterator[Finding]:
         yield error("agent_memory", "sandbox.memory_gb", sandbox.memory_gb, words, "sandbox.memory_gb=4")
 
 
+@about(Part.rollouts)
+def agent_sdk(config: Config, host: Host) -> Iterator[Finding]:
+    """Where commands are processes of this machine; what an image holds shows at the first attempt."""
+    agent, sandbox = config.agent, config.sandbox
+    here = not (host.elsewhere or host.submitted or config.hardware.partition is not None)
+    if agent.name != "openhands" or sandbox.kind != SandboxKind.process or not here:
+        return
+    if agent.program_path is None:
+        missing = "" if host.version(_SDK) is not None else f"the Python of this environment has no {_SDK}"
+    else:
+        looked = [f"{folder.rstrip('/')}/python3" for folder in agent.program_path.split(":")]
+        missing = "" if any(host.file_exists(_source(path, sandbox.mounts)) for path in looked) else f"no {looked[0]}"
+    if missing:
+        yield error(
+            "agent_sdk",
+            "agent.program_path",
+            agent.program_path,
+            f"agent=openhands needs a Python (from 3.12 on) with {_SDK} and openhands-tools in the sandbox: {missing}",
+            "agent.program_path=/opt/openhands/bin sandbox.mounts=[/opt/openhands:/opt/openhands], see docs/agents.md",
+        )
+
+
+def _source(path: str, mounts: tuple[str, ...]) -> str:
+    """What is at `path` of the sandbox, on this machine."""
+    for source, target, *_ in (mount.split(":") for mount in mounts if mount.count(":")):
+        if path.startswith(f"{target}/"):
+            return source + path[len(target) :]
+    return path
+
+
 @about(Part.trainer)
 def agent_samples(config: Config, _: Host) -> Iterator[Finding]:
     if config.agent.name in AGENTS_WITHOUT_MODEL:
@@ -99,4 +136,4 @@ def agent_prompt_fits(config: Config, _: Host) -> Iterator[Finding]:
     )
 
 
-RULES = (agent_tools, agent_program, agent_samples, agent_prompt_fits)
+RULES = (agent_tools, agent_program, agent_sdk, agent_samples, agent_prompt_fits)

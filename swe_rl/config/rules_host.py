@@ -161,8 +161,8 @@ def loopback(config: Config, _: Host) -> Iterator[Finding]:
             "loopback",
             "gateway.host",
             config.gateway.host,
-            "whoever reaches this address can use the engines; there is no login",
-            "gateway.host=127.0.0.1",
+            "other machines reach this address, without encryption: only the run's own key keeps them from the engines",
+            "gateway.host=127.0.0.1, unless sandboxes are on other machines and the network is yours",
         )
 
 

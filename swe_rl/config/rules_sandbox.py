@@ -10,13 +10,14 @@ from collections.abc import Iterator
 from swe_rl.config.choices import RuntimeKind, RuntimeProtocol, SandboxKind
 from swe_rl.config.findings import Finding, Host, about, below, between, error, warning
 from swe_rl.config.parts import Part
+from swe_rl.config.rules_agent import PROGRAMS
 from swe_rl.config.schema import Config
 from swe_rl.config.sizes import holds_container, sandbox_slots, trajectories_per_step
+from swe_rl.host.loopback import is_loopback
 
 CONTAINERS = ("docker", "podman", "apptainer", "process")
 ENGINES = (SandboxKind.docker, SandboxKind.podman)
 FOLDERS = ("bugs",)  # environments whose instances are folders of this machine
-PROGRAMS = ("qwen_code", "command")  # agents that run inside the sandbox
 SHORTEST_LEASE_S = 60.0
 _MOUNT = re.compile(r"/[^:]*:/[^:]*(:r[ow])?")
 
@@ -160,14 +161,14 @@ def runtime_times(config: Config, _: Host) -> Iterator[Finding]:
 def runtime_door(config: Config, _: Host) -> Iterator[Finding]:
     """Programs inside a sandbox ask the model through a door to the gateway, which is on another machine here."""
     away = config.runtime.kind == RuntimeKind.job and config.hardware.partition is not None
-    if away and config.agent.name in PROGRAMS:
+    if away and config.agent.name in PROGRAMS and is_loopback(config.gateway.host):
         yield error(
             "runtime_door",
             "agent.name",
             config.agent.name,
             "runs inside the sandbox and asks the gateway, which listens on the training's node only "
             f"(gateway.host={config.gateway.host}): it cannot be reached from the sandbox server's",
-            "agent=mini_swe or agent=bash, which ask from the training's node, or runtime=none",
+            "gateway.host=0.0.0.0, or agent=mini_swe or agent=bash, which ask from the training's node",
         )
 
 

@@ -176,10 +176,10 @@ class HardwareConfig:
 class AgentConfig:
     name: str = "bash"
     tools: str = "bash"  # pdb: full, rewrite_only or debug_after_5; mini_swe: bash or bash_calls
-    command: str | None = None  # qwen_code, command: the program, as bash starts it in the sandbox
-    program_path: str | None = None  # qwen_code, command: folders of the sandbox that its PATH begins with
-    env_vars: dict[str, str] = field(default_factory=dict)  # qwen_code, command: the program's own
-    exit_codes: dict[str, str] = field(default_factory=dict)  # qwen_code, command: what its exit statuses mean
+    command: str | None = None  # programs: the program, as bash starts it in the sandbox
+    program_path: str | None = None  # programs: folders of the sandbox that its PATH begins with
+    env_vars: dict[str, str] = field(default_factory=dict)  # programs: the program's own
+    exit_codes: dict[str, str] = field(default_factory=dict)  # programs: what its exit statuses mean
     system_prompt: str = "standard"  # a template beside the agent's code
     max_observation_chars: int = 8000  # head and tail are kept
     max_format_errors: int = 3  # in a row
@@ -226,7 +226,7 @@ class SandboxConfig:
     runtime_key_env: str = "SWE_RL_RUNTIME_KEY"  # kind=remote: the variable that holds the server's key
     host: str | None = None  # docker, podman: the engine's address; None: DOCKER_HOST, then the usual sockets
     image: str | None = None  # containers: the base image that a prepared folder is copied into
-    mounts: tuple[str, ...] = ()  # containers: FOLDER:PATH of the engine's machine, read-only; FOLDER:PATH:rw writable
+    mounts: tuple[str, ...] = ()  # FOLDER:PATH of the machine that runs commands, read-only; FOLDER:PATH:rw writable
     disk_gb: float = 0.0  # containers: what one may write; 0: no limit
     warm_pool: int = 0  # containers kept ready of each image in use
     start_concurrency: int = 8  # containers being started at once

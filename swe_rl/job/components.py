@@ -11,6 +11,7 @@ Invariants:
 import asyncio
 import os
 import random
+import secrets
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
@@ -34,6 +35,7 @@ from swe_rl.errors import UserError
 from swe_rl.gateway.server import Gateway
 from swe_rl.gateway.store import TraceStore
 from swe_rl.hardware.rendezvous import meets
+from swe_rl.host.loopback import is_loopback
 from swe_rl.host.scratch import ScratchRefusedError, make_scratch, scratch_path
 from swe_rl.job.runtime_keeper import kept_fleet
 from swe_rl.job.session import Session
@@ -148,17 +150,24 @@ async def components(
         servers = fleet
         if fleet is None and meets(config):
             servers = await stack.enter_async_context(kept_fleet(config, session))
-        door = await stack.enter_async_context(serving(config, session, model, tokenizer))
+        key = own_key(config)
+        door = await stack.enter_async_context(serving(config, session, model, tokenizer, token=key))
         sandboxes = servers or _sandboxes(config, session)
         if sandboxes is not fleet:
             stack.push_async_callback(sandboxes.close)
         if servers is not None:
             with session.progress.phase("wait_for_sandboxes"):
                 await servers.ready()
-        client = ChatClient(rng=random.Random(config.trainer.seed))
+        client = ChatClient(rng=random.Random(config.trainer.seed), api_key=key)
         stack.push_async_callback(client.close)
-        collector = _collector(config, env, _agent(config, client, env), door.gateway, sandboxes)
+        agent = make_agent(config.agent, config.rollout, client, patches=_gold_patches(config, env), api_key=key)
+        collector = _collector(config, env, agent, door.gateway, sandboxes)
         yield Components(env, door.engines, door.gateway, door.store, door.renderer, collector)
+
+
+def own_key(config: Config) -> str | None:
+    """What this run's agents must send where other machines reach its gateway; written nowhere."""
+    return None if is_loopback(config.gateway.host) else secrets.token_urlsafe(32)
 
 
 def _env(config: Config) -> Env:
@@ -167,10 +176,6 @@ def _env(config: Config) -> Env:
 
 def _sandboxes(config: Config, session: Session) -> SandboxProvider:
     return make_provider(config.sandbox, scratch_root(config), session.warn, run=session.folder.name)
-
-
-def _agent(config: Config, client: ChatClient, env: Env) -> Agent:
-    return make_agent(config.agent, config.rollout, client, patches=_gold_patches(config, env))
 
 
 def _gold_patches(config: Config, env: Env) -> Callable[[str], str | None]:

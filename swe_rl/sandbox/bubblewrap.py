@@ -3,6 +3,7 @@
 Invariants:
 - Visible and read-only: /usr (with /bin, /lib, ...), the Python prefixes, a made-up /etc. Writable: the working copy
   and /tmp, both of this sandbox alone. Nothing else of this host, no network unless asked for, no capability.
+- `sandbox.mounts` are seen besides, where they say; what is mounted writable belongs to this host's user.
 - A workspace with a toolchain sees its copy of that one, writable, and no Python package of this host: what is
   installed here may be a later release of what is to be mended.
 - Own pid namespace bound to its starter: when `bwrap` dies, every process in it dies. The kernel does that in its own
@@ -15,11 +16,13 @@ import json
 import os
 import random
 import select
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
 from swe_rl.sandbox.confined_path import ensure_folders
+from swe_rl.sandbox.container_spec import Mount
 from swe_rl.sandbox.environment import clean_environment
 from swe_rl.sandbox.launcher import Launch, SandboxFolder
 from swe_rl.sandbox.limits import Limits, prelude
@@ -61,8 +64,11 @@ class Host:
 class BubblewrapLauncher:
     isolated = True
 
-    def __init__(self, host: Host, mode: UserMode, limits: Limits, *, network: bool, cpus: float) -> None:
+    def __init__(
+        self, host: Host, mode: UserMode, limits: Limits, *, network: bool, cpus: float, mounts: Sequence[Mount] = ()
+    ) -> None:
         self._host = host
+        self._mounts = tuple(mounts)
         self._mode = mode
         self._limits = limits
         self._env = clean_environment(host.search_path, HOME, cpus)
@@ -102,6 +108,9 @@ class BubblewrapLauncher:
         for path in self._programs(folder):  # after /tmp: a virtual environment may lie below it
             bind = ["--bind", str(folder.programs)] if folder.toolchain else ["--ro-bind", str(path)]
             argv += [*_parents(path), *bind, str(path)]
+        for mount in self._mounts:
+            bind = ["--bind" if mount.writable else "--ro-bind", mount.source]
+            argv += [*_parents(Path(mount.target)), *bind, mount.target]
         for hidden in self._host.package_folders if folder.toolchain else ():
             argv += ["--perms", "0755", "--tmpfs", str(hidden), "--remount-ro", str(hidden)]
         argv += ["--bind", str(folder.work), folder.workdir, "--chdir", folder.workdir]
@@ -113,7 +122,8 @@ class BubblewrapLauncher:
 
     def _prepare_mount_points(self, folder: SandboxFolder) -> None:
         """bwrap makes missing mount points itself and would follow a link that a command has put in its /tmp."""
-        for path in [*self._programs(folder), Path(folder.workdir)]:
+        mounted = [Path(mount.target) for mount in self._mounts]
+        for path in [*self._programs(folder), *mounted, Path(folder.workdir)]:
             if _is_below(path, HOME):
                 ensure_folders(folder.tmp, os.path.relpath(path, HOME))
 

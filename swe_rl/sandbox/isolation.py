@@ -18,6 +18,7 @@ from swe_rl.config.choices import Isolation
 from swe_rl.config.schema import SandboxConfig
 from swe_rl.errors import UserError
 from swe_rl.sandbox.bubblewrap import SHIM_FOLDER, BubblewrapLauncher, Host, UserMode
+from swe_rl.sandbox.container_spec import Mount, parse_mount
 from swe_rl.sandbox.interpreter import interpreter_folders, search_path
 from swe_rl.sandbox.launcher import Launcher
 from swe_rl.sandbox.limits import limits_of
@@ -69,6 +70,13 @@ _WAY_OUT = (
 
 
 def _plain(config: SandboxConfig, folder: Path, bash: str) -> PlainLauncher:
+    for mount in mounts_of(config):
+        if mount.source != mount.target:
+            raise UserError(
+                f"sandbox.mounts: {mount.source} cannot be seen as {mount.target}, because sandbox.kind=process has no "
+                f"isolation here and commands see this machine's files as they are: mount it as itself "
+                f"({mount.source}:{mount.source}), or install bubblewrap"
+            )
     shims = folder / "bin"
     return PlainLauncher(bash, limits_of(config, count_processes=False), search_path(shims, str(shims)), config.cpus)
 
@@ -94,11 +102,22 @@ def _bubblewrap(config: SandboxConfig, folder: Path, bash: str) -> tuple[Bubblew
     reason = ""
     for mode in _modes(host):
         limits = limits_of(config, count_processes=mode is UserMode.own_uid or os.geteuid() != 0)
-        launcher = BubblewrapLauncher(host, mode, limits, network=config.network, cpus=config.cpus)
+        launcher = BubblewrapLauncher(
+            host, mode, limits, network=config.network, cpus=config.cpus, mounts=mounts_of(config)
+        )
         reason = _trial(launcher, folder)
         if not reason:
             return launcher, ""
     return None, reason
+
+
+def mounts_of(config: SandboxConfig) -> list[Mount]:
+    """Raises UserError for a folder that is not on this machine."""
+    mounts = [parse_mount(text) for text in config.mounts]
+    for mount in mounts:
+        if not Path(mount.source).exists():
+            raise UserError(f"sandbox.mounts: there is no {mount.source} on this machine, which is where commands run")
+    return mounts
 
 
 def package_folders() -> list[Path]:

@@ -1,4 +1,4 @@
-"""The qwen-code agent: how its session is read, and, where it is installed, the real program in a real sandbox."""
+"""The qwen-code agent: its settings, and, where it is installed, the real program in a real sandbox."""
 
 import json
 import shutil
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from swe_rl.agent.protocol import Exit
-from swe_rl.agent.qwen_code import SETTINGS, QwenCodeAgent, read_session
+from swe_rl.agent.qwen_code import SETTINGS, QwenCodeAgent
 from swe_rl.config.compose import compose
 from swe_rl.config.schema import AgentConfig, SandboxConfig
 from swe_rl.env.instance import Instance
@@ -87,24 +87,6 @@ async def test_the_limit_of_turns_is_the_programs_own(solve):
     agent = QwenCodeAgent(compose(["agent=qwen_code"]).config.agent, max_turns=3)
     solved = await solve(agent, again, sandbox=SANDBOX)
     assert solved.result.exit is Exit.STEP_LIMIT and len(solved.traces) == 3
-
-
-def test_a_session_is_read_from_what_the_program_prints():
-    lines = [
-        "Warning: something",
-        json.dumps({"type": "system", "subtype": "init"}),
-        json.dumps({"type": "assistant", "message": {"role": "assistant", "content": [
-            {"type": "text", "text": "I look."}, {"type": "tool_use", "name": "edit", "input": {"a": "é"}}]}}),
-        json.dumps({"type": "user", "message": {"role": "user", "content": [
-            {"type": "tool_result", "content": "x" * 50}, {"type": "tool_result", "content": [{"text": "y"}]}]}}),
-        json.dumps({"type": "assistant", "message": {"role": "assistant", "content": [
-            {"type": "text", "text": "ok"}]}}),
-        '{"type": "assistant", "message": 3}', "{", "[" * 100_000,
-    ]  # fmt: skip
-    first, last = read_session("\n".join(lines), 40)
-    assert (first.message, first.command) == ("I look.", 'edit {"a": "é"}')
-    assert first.observation and len(first.observation) <= 40 and first.observation.endswith("y")
-    assert (last.index, last.message, last.command, last.observation) == (1, "ok", None, None)
 
 
 def test_its_settings_are_json_and_leave_nothing_on_that_rewrites_the_conversation():

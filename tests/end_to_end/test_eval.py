@@ -44,3 +44,11 @@ def test_killed_and_resumed_runs_only_what_is_missing(command):
     predictions = json.loads((folder / "preds.json").read_text())
     assert set(predictions) == {record["instance_id"] for record in after.values()}
     assert [Trajectory.from_record(one).to_record() for one in after.values()] == list(after.values())
+
+
+@pytest.mark.slow
+def test_agents_bring_the_key_of_a_gateway_that_other_machines_reach(command):
+    done = command.run("job=eval", "gateway.host=0.0.0.0", "rollout.max_turns=2")
+    assert done.exit_status == 0, done.text
+    attempts = lines(command.folder("eval") / "trajectories/eval_000000.jsonl")
+    assert attempts and all(attempt["num_calls"] > 0 for attempt in attempts)

@@ -5,7 +5,7 @@ import pytest
 from swe_rl.config.compose import compose
 from swe_rl.errors import UserError
 from swe_rl.host.scratch import scratch_path
-from swe_rl.job.components import scratch_root
+from swe_rl.job.components import own_key, scratch_root
 
 
 def test_the_scratch_folder_is_this_users(tmp_path):
@@ -23,3 +23,10 @@ def test_somebody_elses_scratch_folder_is_the_users_error(tmp_path):
     ) as refused:
         scratch_root(compose([f"paths.scratch={tmp_path}"]).config)
     assert "\n" not in str(refused.value)
+
+
+def test_a_gateway_that_other_machines_reach_has_a_key_of_the_runs_own():
+    open_to_all = compose(["gateway.host=0.0.0.0"]).config
+    assert own_key(compose().config) is None
+    first, second = own_key(open_to_all), own_key(open_to_all)
+    assert first and second and first != second

@@ -154,3 +154,20 @@ async def test_a_kill_from_outside_is_no_end_of_the_command(isolated: ProcessSan
 async def test_a_kill_from_inside_is_the_command_s_own(isolated: ProcessSandbox, command: str, status: int):
     result = await isolated.exec(f"echo out; echo err >&2; {command}", timeout_s=10)
     assert (result.exit_code, result.output) == (status, "out\nerr\n")
+
+
+async def test_mounts_are_seen_where_they_say(workspace: Workspace, tmp_path: Path):
+    for name in ("tools", "shared"):
+        (tmp_path / name).mkdir(mode=0o777)
+        (tmp_path / name).chmod(0o777)
+        (tmp_path / name / "here").write_text(name)
+    mounts = (f"{tmp_path}/tools:/opt/a/tools", f"{tmp_path}/tools:/tmp/b/tools", f"{tmp_path}/shared:/opt/shared:rw")
+    provider = ProcessProvider(SandboxConfig(mounts=mounts), tmp_path / "scratch", warn=pytest.fail)
+    sandbox = await provider.create(workspace, owner="x")
+    script = (
+        "cat /opt/a/tools/here /tmp/b/tools/here; for d in /opt/a/tools /tmp/b/tools /opt/shared; do touch $d/x; done"
+    )
+    result = await sandbox.exec(script, timeout_s=10)
+    await provider.close()
+    assert result.output.startswith("toolstools") and result.output.count("Read-only file system") == 2
+    assert (_names(tmp_path / "tools"), _names(tmp_path / "shared")) == (["here"], ["here", "x"])

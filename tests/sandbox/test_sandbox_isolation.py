@@ -82,3 +82,22 @@ def test_a_kind_that_does_not_work_here_says_what_to_do(
         monkeypatch.setenv(name, value)
     with pytest.raises(UserError, match=way_out):
         make_provider(SandboxConfig(kind=kind), tmp_path / "scratch", pytest.fail)
+
+
+@pytest.mark.parametrize(
+    ("isolation", "mount", "words"),
+    [
+        (Isolation.auto, "/no/such/folder:/x", "there is no /no/such/folder"),
+        (Isolation.none, "/usr:/x", "/usr cannot be seen as /x.*/usr:/usr"),
+        (Isolation.none, "usr:/x", "is not FOLDER:PATH"),
+    ],
+)
+def test_a_mount_that_cannot_be_is_refused(tmp_path: Path, isolation: Isolation, mount: str, words: str):
+    with pytest.raises(UserError, match=words):
+        make_provider(SandboxConfig(isolation=isolation, mounts=(mount,)), tmp_path / "scratch", pytest.fail)
+    assert list((tmp_path / "scratch").iterdir()) == []
+
+
+def test_without_isolation_a_mount_as_itself_is_there_anyway(tmp_path: Path):
+    config = SandboxConfig(isolation=Isolation.none, mounts=("/usr:/usr",))
+    make_provider(config, tmp_path / "scratch", pytest.fail)

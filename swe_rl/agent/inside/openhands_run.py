@@ -1,0 +1,217 @@
+"""One attempt by OpenHands' agent at the repository that is the working directory; runs in the sandbox.
+
+Invariants:
+- The Python that runs this has openhands-sdk and openhands-tools. The model's commands find the environment that was
+  there before, without the address of the model.
+- Nothing is asked but the gateway: no cost map, statistics, trace, plugin or skill is loaded, and no .env file of the
+  repository is read. Nothing is written below the repository but by the model's tools.
+- The conversation only grows: there is no condenser, and no context that changes from turn to turn.
+- Each message is printed as a line of JSON. The exit status says how the conversation ended.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+FINISHED, FAILED, STEP_LIMIT, STUCK, CONTEXT_OVERFLOW, NO_SDK = 0, 1, 53, 54, 55, 127
+TOOLS = ("terminal", "file_editor", "task_tracker")
+_SDK_ENV = {
+    "LITELLM_LOCAL_MODEL_COST_MAP": "True",  # else it is downloaded
+    "LITELLM_MODE": "PRODUCTION",  # else .env is read
+    "OPENHANDS_SUPPRESS_BANNER": "1",
+    "ALLOW_SHORT_CONTEXT_WINDOWS": "1",
+    "LOG_LEVEL": "ERROR",
+    "LOG_RICH_TRACEBACKS": "0",
+}
+_OURS = ("SWE_RL_", "OPENAI_")  # of variables
+_TRIES = 10  # of one completion, with growing pauses: two minutes
+_LONGEST_PAUSE_S = 30
+_LONGEST_CALL_S = 24 * 3600  # the router may hold a turn, and the attempt has its own end
+_TASK = """\
+The repository is at {folder}. This is the issue to solve:
+
+<issue>
+{task}
+</issue>
+
+Change the source code there so that the issue is solved. Do not change the tests that exist. Nobody answers questions \
+and there is no network. Call `finish` when the change is made and checked.
+"""
+
+
+@dataclass
+class Printer:
+    """Calls of one completion are one message; they come as events of their own."""
+
+    response_id: str | None = None
+    parts: list[dict[str, Any]] = field(default_factory=list)
+
+    def on_event(self, event: Any) -> None:
+        kind = type(event).__name__
+        if kind == "ActionEvent":
+            self._said(event.llm_response_id, [*_texts(event.thought), _used(event.tool_call)])
+        elif kind == "MessageEvent" and event.source == "agent":
+            self._said(event.llm_response_id, _texts(event.llm_message.content))
+        elif kind in ("ObservationEvent", "AgentErrorEvent"):
+            self.flush()
+            content = "".join(part["text"] for part in _texts(event.to_llm_message().content))
+            _print("user", [{"type": "tool_result", "tool_use_id": event.tool_call_id, "content": content}])
+
+    def flush(self) -> None:
+        if self.parts:
+            _print("assistant", self.parts)
+        self.parts = []
+
+    def _said(self, response_id: str | None, parts: list[dict[str, Any]]) -> None:
+        if response_id != self.response_id:
+            self.flush()
+        self.response_id = response_id
+        self.parts += parts
+
+
+def _texts(content: Any) -> list[dict[str, Any]]:
+    return [{"type": "text", "text": part.text} for part in content if hasattr(part, "text")]
+
+
+def _used(call: Any) -> dict[str, Any]:
+    try:
+        arguments = json.loads(call.arguments)
+    except ValueError:
+        arguments = call.arguments
+    return {"type": "tool_use", "id": call.id, "name": call.name, "input": arguments}
+
+
+def _print(role: str, parts: list[dict[str, Any]]) -> None:
+    print(json.dumps({"type": role, "message": {"role": role, "content": parts}}), flush=True)
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--max-iterations", type=int, default=int(os.environ["SWE_RL_MAX_TURNS"]))
+    parser.add_argument("--tools", default=",".join(TOOLS), help="beside finish and think, which are always there")
+    parser.add_argument("--no-stuck-detection", action="store_true", help="a conversation may repeat itself")
+    options = parser.parse_args()
+    options.tools = [name for name in options.tools.split(",") if name]
+    if unknown := sorted(set(options.tools) - set(TOOLS)):
+        parser.error(f"--tools: {', '.join(unknown)}: not one of {', '.join(TOOLS)}")
+    return options
+
+
+@contextlib.contextmanager
+def sdk_environment(folder: Path, host: str) -> Iterator[None]:
+    """Inside, what the SDK is to find; afterwards, what the model's commands are to find."""
+    before = {name: value for name, value in os.environ.items() if not name.startswith(_OURS)}
+    before["OH_PERSISTENCE_DIR"] = str(folder / "openhands")  # instead of ~/.openhands
+    for name in ("NO_PROXY", "no_proxy"):  # an image may name a proxy
+        before[name] = ",".join(filter(None, [before.get(name), host]))
+    os.environ.update(before | _SDK_ENV)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+def _make_llm(base_url: str, model: str, api_key: str) -> Any:
+    """Sampling is the gateway's: nothing is asked for. Raises ImportError."""
+    import openhands.tools  # noqa: F401
+    from openhands.sdk import LLM
+
+    return LLM(
+        model=f"openai/{model}",
+        base_url=base_url,
+        api_key=api_key,
+        usage_id="agent",
+        api_mode="chat",
+        timeout=_LONGEST_CALL_S,
+        num_retries=_TRIES,
+        retry_multiplier=1.0,
+        retry_min_wait=1,
+        retry_max_wait=_LONGEST_PAUSE_S,
+        stream=False,
+        caching_prompt=False,
+        disable_vision=True,
+        reasoning_effort=None,
+    )
+
+
+def _plain_shell(folder: Path) -> Path:
+    """bash without colours, line editing and completion: else observations have escape sequences and tabs get lost.
+
+    What it takes is the kernel's then: 4,095 bytes a line.
+    """
+    shell = folder / "shell"
+    shell.write_text('#!/usr/bin/env bash\nexport TERM=dumb\nexec bash --noediting "$@"\n', encoding="ascii")
+    shell.chmod(0o755)
+    return shell
+
+
+def _make_conversation(llm: Any, options: argparse.Namespace, folder: Path, printer: Printer) -> Any:
+    from openhands.sdk import Agent, Conversation, Tool
+
+    # One kind of terminal everywhere: with tmux, which few images have, the same command prints something else.
+    params = {"terminal": {"terminal_type": "subprocess", "shell_path": str(_plain_shell(folder))}}
+    tools = [Tool(name=name, params=params.get(name, {})) for name in options.tools]
+    return Conversation(
+        agent=Agent(llm=llm, tools=tools, condenser=None, system_prompt_kwargs={"cli_mode": True}),
+        workspace=str(Path.cwd()),
+        callbacks=[printer.on_event],
+        max_iteration_per_run=options.max_iterations,
+        stuck_detection=not options.no_stuck_detection,
+        visualizer=None,
+    )
+
+
+def _converse(conversation: Any, task: str) -> int:
+    from openhands.sdk.conversation.exceptions import ConversationRunError
+    from openhands.sdk.llm.exceptions import LLMContextWindowExceedError
+
+    try:
+        conversation.send_message(_TASK.format(folder=Path.cwd(), task=task.strip()))
+        conversation.run()
+    except ConversationRunError as error:
+        cause = error.original_exception
+        print(f"openhands: {type(cause).__name__}: {cause}")
+        return CONTEXT_OVERFLOW if isinstance(cause, LLMContextWindowExceedError) else FAILED
+    return _status(conversation.state)
+
+
+def _status(state: Any) -> int:
+    status = state.execution_status.value
+    codes = [event.code for event in state.events if type(event).__name__ == "ConversationErrorEvent"]
+    if status == "error" and codes[-1:] == ["MaxIterationsReached"]:
+        return STEP_LIMIT
+    if status not in ("finished", "stuck"):
+        print(f"openhands: the conversation ended as {status}: {codes}")
+    return {"finished": FINISHED, "stuck": STUCK}.get(status, FAILED)
+
+
+def main() -> int:
+    options = _options()
+    folder, base_url = Path(os.environ["SWE_RL_FOLDER"]), os.environ["OPENAI_BASE_URL"]
+    task = Path(os.environ["SWE_RL_TASK_FILE"]).read_text(encoding="utf-8")
+    try:
+        with sdk_environment(folder, urlsplit(base_url).hostname or ""):
+            llm = _make_llm(base_url, os.environ["OPENAI_MODEL"], os.environ["OPENAI_API_KEY"])
+    except (ImportError, SyntaxError) as error:
+        version = ".".join(map(str, sys.version_info[:3]))
+        print(f"openhands: {sys.executable} (Python {version}) cannot load openhands-sdk and openhands-tools: {error}")
+        return NO_SDK
+    printer = Printer()
+    conversation = _make_conversation(llm, options, folder, printer)
+    try:
+        return _converse(conversation, task)
+    finally:
+        printer.flush()
+        conversation.close()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,45 @@
+"""OpenHands' agent (its software-agent SDK, PyPI: openhands-sdk, openhands-tools), in the sandbox, asking the gateway.
+
+Invariants:
+- What runs is inside/openhands_run.py, in the sandbox's Python that has the SDK; nothing of the SDK is imported here.
+- `agent.program_path` is where this Python is looked for. It is not in the PATH of the model's commands, which find the
+  repository's own Python.
+- How it ended is the runner's exit status alone: what it prints holds what the model has read.
+"""
+
+import shlex
+from dataclasses import replace
+from pathlib import Path
+
+from swe_rl.agent.program import ProgramAgent, program_of
+from swe_rl.agent.protocol import Exit, Task, Turn
+from swe_rl.agent.stream_json import read_session
+from swe_rl.config.schema import AgentConfig
+from swe_rl.sandbox.protocol import ExecResult
+
+RUNNER = Path(__file__).parent / "inside" / "openhands_run.py"
+# -I: neither the repository nor the user's folder is where modules come from.
+_SETUP = """\
+openhands() {{
+  local python
+  python=$(PATH={path}"$PATH"; command -v python3) || {{ printf 'openhands: no python3 in %s\\n' {shown}; return 127; }}
+  "$python" -I "$SWE_RL_FOLDER/openhands_run.py" "$@"
+}}
+"""
+
+
+class OpenHandsAgent(ProgramAgent):
+    def __init__(self, config: AgentConfig, *, max_turns: int, api_key: str | None = None) -> None:
+        path = config.program_path
+        setup = _SETUP.format(path=f"{shlex.quote(path)}:" if path else "", shown=shlex.quote(path or "PATH"))
+        program = program_of(config, files={RUNNER.name: RUNNER.read_bytes()}, setup=setup)
+        program = replace(program, path=None)
+        length = config.max_observation_chars
+        super().__init__("openhands", program, max_turns=max_turns, max_output_chars=length, api_key=api_key)
+
+    def _turns(self, done: ExecResult) -> list[Turn]:
+        return read_session(done.output, self._max_chars) or super()._turns(done)
+
+    def _exit(self, task: Task, done: ExecResult) -> Exit:
+        known = None if done.timed_out else self._program.exits.get(done.exit_code)
+        return known or super()._exit(task, done)
