@@ -67,10 +67,15 @@ def _named(name: str, machines: Sequence[HardwareConfig]) -> HardwareConfig | No
 
 
 def smallest(config: Config, machines: Sequence[HardwareConfig]) -> HardwareConfig | None:
-    """The fewest GPUs first, then the least memory. None where no machine has enough GPUs."""
+    """As `holding`, or else the one with the most memory. None where no machine has enough GPUs."""
+    candidates = list(_large_enough(gpus_needed(config), machines))
+    return holding(config, machines) or max(candidates, key=lambda machine: machine.gpu_memory_gb, default=None)
+
+
+def holding(config: Config, machines: Sequence[HardwareConfig]) -> HardwareConfig | None:
+    """The smallest machine that holds layout and model: the fewest GPUs first, then the least memory."""
     candidates = sorted(_large_enough(gpus_needed(config), machines), key=_size)
-    holding = [machine for machine in candidates if _holds(replace(config, hardware=machine))]
-    return next(iter(holding), None) or max(candidates, key=lambda machine: machine.gpu_memory_gb, default=None)
+    return next((machine for machine in candidates if _holds(replace(config, hardware=machine))), None)
 
 
 def spelled(machine: HardwareConfig, machines: Sequence[HardwareConfig]) -> str:

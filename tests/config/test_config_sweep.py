@@ -34,6 +34,10 @@ CASES = {
         ["hydra.sweep.subdir=same", "trainer.seed=0,1"],
         ["hydra.sweep.subdir='seed_${hydra.job.num}'", "trainer.seed=0,1"],
     ),
+    "sweep_folder/key": (
+        ["hydra.sweep.subdir='r_${router.name}'", "trainer.seed=0,1"],
+        ["hydra.sweep.subdir='r_${router.name}'", "router=default,tr"],
+    ),
     "sweep_path/output": (["job=sft", "trainer.seed=0,1", "sft.seed=0,1"], ["job=sft", "sft.output=a,b", "sft.seed=0"]),
     "sweep_path/resume": (["trainer.resume=runs/a", "rollout.n=4,8"], ["trainer.resume=auto", "rollout.n=4,8"]),
     "sweep_path/port": (
