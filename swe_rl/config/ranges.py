@@ -6,7 +6,7 @@ Invariants:
 - Standard library only.
 """
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cache
 from types import UnionType
@@ -91,8 +91,8 @@ def _range(hint: Any) -> Range | None:
 
 def wrong_numbers(node: Any, prefix: str = "") -> Iterator[tuple[str, Any, Range]]:
     """Key, value and range of each number of a configuration that is out of its range, rows of tables included."""
-    kind: Hashable = type(node)
-    allowed = ranges_of(kind)
+    schema: Any = type(node)
+    allowed = ranges_of(schema)
     for item in fields(node):
         key, value = f"{prefix}{item.name}", getattr(node, item.name)
         if item.name in allowed and value is not None and value not in allowed[item.name]:
@@ -104,8 +104,8 @@ def wrong_numbers(node: Any, prefix: str = "") -> Iterator[tuple[str, Any, Range
 def within(node: T) -> T:
     """The same, with the schema's default in place of each number that is out of its range."""
     changed: dict[str, Any] = {}
-    kind: Hashable = type(node)
-    allowed = ranges_of(kind)
+    schema: Any = type(node)
+    allowed = ranges_of(schema)
     for item in fields(node):  # type: ignore[arg-type]
         value = getattr(node, item.name)
         if item.name in allowed and value is not None and value not in allowed[item.name]:

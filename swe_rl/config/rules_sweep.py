@@ -7,18 +7,21 @@ Invariants:
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from swe_rl.config.choices import JobName, RuntimeKind
 from swe_rl.config.compose import Composed, config_hash
 from swe_rl.config.findings import Finding, error, warning
 from swe_rl.config.launcher import is_slurm, slurm_settings, starts_processes
+from swe_rl.config.ranges import within
 from swe_rl.config.sweep_folders import job_folder
 
 
 def check_sweep(jobs: Sequence[Composed]) -> list[Finding]:
     """Findings about the sweep as a whole, errors first."""
-    found = [finding for rule in RULES for finding in rule(jobs)]
+    sound = [replace(job, config=within(job.config)) for job in jobs]  # each job's own rules name wrong numbers
+    found = [finding for rule in RULES for finding in rule(sound)]
     return sorted(found, key=lambda finding: finding.severity != "error")
 
 

@@ -61,6 +61,11 @@ def _jobs(overrides):
     return compose_all(expand(overrides))
 
 
+def test_a_wrong_number_breaks_no_rule_over_a_sweep():
+    jobs = jobs_of([*SLURM, "trainer.seed=0,1", "hardware.memory_gb=nan", "hardware.nodes=0", "layout.engines=-3"])
+    assert check_sweep(jobs) == []
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_rule(name):
     refused, passed = CASES[name]
