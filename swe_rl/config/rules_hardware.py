@@ -62,7 +62,8 @@ def _has(config: Config, host: Host) -> str:
 
 def _ways_out(config: Config, host: Host) -> str:
     machines = host.known_hardware()
-    machine = holding(config, machines)
+    chosen = [machine for machine in machines if machine.name == config.hardware.name]
+    machine = holding(config, chosen) or holding(config, machines)
     if machine is None:
         larger = "hardware with more GPUs (hardware.nodes, hardware.gpus_per_node)"
     elif config.hardware.name == AUTO:
@@ -123,7 +124,7 @@ def gres(config: Config, _: Host) -> Iterator[Finding]:
             "hardware.gres",
             hardware.gres,
             f"asks SLURM for {_count(there)} on each node, and hardware.gpus_per_node={hardware.gpus_per_node}",
-            f"hardware.gpus_per_node={there}, or another count at the end of hardware.gres",
+            f"hardware.gpus_per_node={there}, or gpu:{hardware.gpus_per_node} in hardware.gres",
         )
 
 
