@@ -18,6 +18,7 @@ from swe_rl.config.choices import JobName
 from swe_rl.config.compose import Composed
 from swe_rl.config.findings import Host, Severity
 from swe_rl.config.known_hardware import known_hardware
+from swe_rl.config.ranges import within
 from swe_rl.config.rules_layout import engine_within_node
 from swe_rl.config.rules_memory import colocated_memory, engine_memory, host_memory, trainer_memory
 from swe_rl.config.schema import Config, HardwareConfig
@@ -31,7 +32,7 @@ _HOLDING = (engine_within_node, trainer_memory, engine_memory, colocated_memory,
 
 def answered(composed: Composed) -> Composed:
     """The same for the smallest machine that holds it, where hardware=auto has too few GPUs and the job only speaks."""
-    config = composed.config
+    config = within(composed.config)
     if config.job.name not in SPEAKING or composed.choices.get("hardware") != AUTO:
         return composed
     elsewhere = config.hardware.partition is not None and "SLURM_JOB_ID" not in os.environ
@@ -67,10 +68,15 @@ def _named(name: str, machines: Sequence[HardwareConfig]) -> HardwareConfig | No
 
 
 def smallest(config: Config, machines: Sequence[HardwareConfig]) -> HardwareConfig | None:
-    """The fewest GPUs first, then the least memory. None where no machine has enough GPUs."""
+    """As `holding`, or else the one with the most memory. None where no machine has enough GPUs."""
+    candidates = list(_large_enough(gpus_needed(config), machines))
+    return holding(config, machines) or max(candidates, key=lambda machine: machine.gpu_memory_gb, default=None)
+
+
+def holding(config: Config, machines: Sequence[HardwareConfig]) -> HardwareConfig | None:
+    """The smallest machine that holds layout and model: the fewest GPUs first, then the least memory."""
     candidates = sorted(_large_enough(gpus_needed(config), machines), key=_size)
-    holding = [machine for machine in candidates if _holds(replace(config, hardware=machine))]
-    return next(iter(holding), None) or max(candidates, key=lambda machine: machine.gpu_memory_gb, default=None)
+    return next((machine for machine in candidates if _holds(replace(config, hardware=machine))), None)
 
 
 def spelled(machine: HardwareConfig, machines: Sequence[HardwareConfig]) -> str:

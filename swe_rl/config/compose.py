@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from swe_rl.config.explain import ConfigError, explained, groups_of
 from swe_rl.config.folders import conf_dir
-from swe_rl.config.launcher import is_slurm
+from swe_rl.config.launcher import is_slurm, misspelled, no_such_setting
 from swe_rl.config.provenance import Origins
 from swe_rl.config.schema import Config
 from swe_rl.config.secrets import hide_secrets, mask_value
@@ -150,6 +150,8 @@ def from_tree(tree: "DictConfig", hydra: "DictConfig", overrides: Sequence[str])
     assert isinstance(values, dict)
     own = OmegaConf.to_container(OmegaConf.masked_copy(hydra, ["launcher", "sweep"]), resolve=False)
     assert isinstance(own, dict)
+    for key in misspelled(own["launcher"] or {}):
+        raise ConfigError(no_such_setting(key))
     return Composed(
         config=freeze(Config, {str(key): value for key, value in values.items()}),
         overrides=tuple(overrides),

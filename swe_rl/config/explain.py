@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from swe_rl.config.folders import options
+from swe_rl.config.foreign_keys import ours
 from swe_rl.config.keys import describe_type, is_legal, key_types, nearest, nearest_keys, row_table
+from swe_rl.config.launcher import no_such_setting
 from swe_rl.config.secrets import mask_text
 from swe_rl.errors import UserError
 
@@ -57,6 +59,8 @@ def explain(error: BaseException, overrides: Sequence[str], config_dir: Path | N
     if absent := re.match(r"Could not override '(.*?)'\. (To append|No match)", text):
         if table := row_table(absent.group(1)):
             return f"{absent.group(1)}: {table} has no such row. {_ROWS}"
+        if absent.group(1).startswith("hydra.launcher."):
+            return no_such_setting(absent.group(1).removeprefix("hydra.launcher."))
         return f"{absent.group(1)} is not there to be overridden. Does +{absent.group(1)}=... add what you mean?"
     return _bad_value(error, overrides) or f"The configuration does not compose: {text}{_reason(error)}"
 
@@ -106,7 +110,7 @@ def _plugin_hint(group: str, option: str) -> str:
 def _problem(override: str, groups: dict[str, list[str]]) -> str:
     key, sign = _split(override)
     if "=" not in override and sign != "~":
-        return _word(override, key, groups)
+        return _unknown_key(key, override, groups) if ours(key) else _word(override, key, groups)
     optional = key in _OPTIONAL
     if key in groups:
         if optional and not sign:
@@ -194,6 +198,8 @@ def _unknown_key(key: str, where: str, groups: dict[str, list[str]]) -> str:
         else ""
     )
     candidates = nearest_keys(key) if "." in key else [*nearest(key, groups), *nearest_keys(key)]
+    if known := ours(key):
+        candidates = [known]
     return f"Unknown key {key!r} ({where}).{_did_you_mean(list(dict.fromkeys(candidates))[:3])}{more}"
 
 

@@ -9,6 +9,7 @@ import os
 import shutil
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -40,32 +41,41 @@ class Finding:
         return asdict(self)
 
 
+_NO_PATH = (OSError, ValueError, RuntimeError)  # too long, with a NUL, below the home of a user that there is not
+
+
 def file_exists(path: str) -> bool:
-    return Path(path).expanduser().is_file()
+    with suppress(*_NO_PATH):
+        return Path(path).expanduser().is_file()
+    return False
 
 
 def folder_writable(path: str) -> bool:
     """True if the folder, or the nearest parent that exists, is a folder that this user may write to."""
-    for folder in (absolute := Path(path).expanduser().absolute(), *absolute.parents):
-        if folder.exists():
-            return folder.is_dir() and os.access(folder, os.W_OK)
+    with suppress(*_NO_PATH):
+        for folder in (absolute := Path(path).expanduser().absolute(), *absolute.parents):
+            if folder.exists():
+                return folder.is_dir() and os.access(folder, os.W_OK)
     return False
 
 
 def read_text(path: str) -> str | None:
     """The text of a file, or None where there is none that this user may read as text."""
-    try:
+    with suppress(*_NO_PATH):
         return Path(path).expanduser().read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError):
-        return None
+    return None
 
 
 def path_exists(path: str) -> bool:
-    return Path(path).expanduser().exists()
+    with suppress(*_NO_PATH):
+        return Path(path).expanduser().exists()
+    return False
 
 
 def absolute(path: str) -> str:
-    return str(Path(path).expanduser().absolute())
+    with suppress(*_NO_PATH):
+        return str(Path(path).expanduser().absolute())
+    return path
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,11 +10,37 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from swe_rl.config.choices import JobName
+from swe_rl.config.keys import nearest
 from swe_rl.config.schema import Config
 
 SLURM = ".SlurmLauncher"
 LOCAL = ".LocalLauncher"
 _PREFIX = "hydra.launcher."
+
+
+def settings_of(target: str | None) -> frozenset[str]:
+    """Keys of the launcher with this `_target_`, from its dataclass; None: of any. Empty for one that declares none."""
+    from hydra.core.config_store import ConfigStore
+
+    nodes = ConfigStore.instance().repo.get("hydra", {}).get("launcher", {}).values()
+    keys = [node.node for node in nodes if target is None or node.node.get("_target_") == target]
+    return frozenset(str(key) for node in keys for key in node)
+
+
+def misspelled(settings: Mapping[str, Any]) -> list[str]:
+    """Keys that the launcher would not take: `+hydra.launcher.acount=...` composes all the same."""
+    known = settings_of(str(settings.get("_target_")))
+    return [key for key in settings if known and key not in known and not key.startswith("_")]
+
+
+def no_such_setting(key: str) -> str:
+    near = [f"{_PREFIX}{name}" for name in nearest(key, settings_of(None), 1)]
+    elsewhere = "another hydra/launcher has it" if key in settings_of(None) else "no launcher has it"
+    hint = f" Did you mean {' or '.join(near)}?" if near and key not in settings_of(None) else ""
+    return (
+        f"Unknown key '{_PREFIX}{key}': {elsewhere}.{hint} What SLURM needs is in hardware, as in hardware.account; "
+        f"flags of sbatch that have no key go into {_PREFIX}additional_parameters."
+    )
 
 
 def is_slurm(settings: Mapping[str, Any]) -> bool:

@@ -47,9 +47,10 @@ _OF_JOB: dict[JobName, frozenset[Part]] = {
 }
 ASKING = frozenset({JobName.check, JobName.plan})
 
-# Who reads the keys of a group; a group that is not here is read by every job.
+# Who reads the keys of a group, or a key of its own; a group that is not here is read by every job.
 _READERS: dict[str, frozenset[Part]] = {
     "trainer": frozenset({Part.trainer}),
+    "trainer.seed": frozenset({Part.trainer, Part.engines, Part.steps, Part.evaluation}),
     "algo": frozenset({Part.trainer}),
     "sft": frozenset({Part.warm_start}),
     "engine": frozenset({Part.engines}),
@@ -81,5 +82,5 @@ def starts(config: Config) -> frozenset[Part]:
 
 def reads(config: Config, key: str) -> bool:
     """Whether this job reads a key."""
-    readers = _READERS.get(key.partition(".")[0])
+    readers = _READERS.get(key) or _READERS.get(key.partition(".")[0])
     return readers is None or bool(readers & starts(config))

@@ -3,6 +3,8 @@
 Invariants:
 - Pure: the configuration and the injected Host decide; the same input gives the same findings in the same order.
 - All findings are collected, errors first; a rule never raises for a wrong value.
+- A number out of its range is said once: the other rules see the schema's default for it, and what they then say of
+  that key is left out.
 """
 
 import os
@@ -15,12 +17,14 @@ from swe_rl.config import (
     rules_available,
     rules_batch,
     rules_data,
+    rules_engine,
     rules_hardware,
     rules_host,
     rules_imports,
     rules_layout,
     rules_memory,
     rules_packages,
+    rules_range,
     rules_ray,
     rules_router,
     rules_sandbox,
@@ -32,14 +36,17 @@ from swe_rl.config.findings import Finding, Host, Rule, Severity
 from swe_rl.config.known_hardware import known_hardware
 from swe_rl.config.parts import ASKING, asked, starts
 from swe_rl.config.provenance import Origins
+from swe_rl.config.ranges import within
 from swe_rl.config.schema import Config
 from swe_rl.config.secrets import mask_value
 
 RULES: tuple[Rule, ...] = (
+    *rules_range.RULES,
     *rules_batch.RULES,
     *rules_tokens.RULES,
     *rules_hardware.RULES,
     *rules_layout.RULES,
+    *rules_engine.RULES,
     *rules_ray.RULES,
     *rules_memory.RULES,
     *rules_algo.RULES,
@@ -63,8 +70,21 @@ def check(config: Config, origins: Origins | None = None, host: Host | None = No
     """
     host = replace(host or _host(origins), answers=config.job.name in ASKING)
     config, started = asked(config), starts(config)
-    findings = [finding for rule in RULES if rule.applies(started) for finding in rule(config, host)]
-    return sorted(with_origins(findings, origins), key=lambda finding: _ORDER.index(finding.severity))
+    wrong = list(rules_range.numbers(config, host))
+    sound = within(config)
+    others = (finding for rule in RULES if rule.applies(started) for finding in rule(sound, host))
+    findings = [*wrong, *(finding for finding in others if not _speaks_of(finding, {one.key for one in wrong}))]
+    return sorted(_causes(with_origins(findings, origins)), key=lambda finding: _ORDER.index(finding.severity))
+
+
+def _speaks_of(finding: Finding, keys: set[str]) -> bool:
+    return any(key in f"{finding.key} {finding.message} {finding.fix}" for key in keys)
+
+
+def _causes(findings: list[Finding]) -> list[Finding]:
+    """Without the numbers that are wrong only because they follow another wrong one."""
+    wrong = {finding.key for finding in findings if finding.rule_id == "range"}
+    return [finding for finding in findings if not any(f"${{{key}}}" in finding.origin for key in wrong)]
 
 
 def _host(origins: Origins | None) -> Host:

@@ -4,9 +4,10 @@ Invariants:
 - What is offered was tried: the machine holds this layout and this model, the smaller layout fits the machine.
 """
 
+import re
 from collections.abc import Iterator
 
-from swe_rl.config.assumed import AUTO, smallest, spelled
+from swe_rl.config.assumed import AUTO, holding, spelled
 from swe_rl.config.choices import EngineKind
 from swe_rl.config.environment import visible_gpus
 from swe_rl.config.findings import Finding, Host, about, error, warning
@@ -14,6 +15,7 @@ from swe_rl.config.parts import Part
 from swe_rl.config.schema import Config
 from swe_rl.config.sizes import engine_gpus, gpus_needed, gpus_there, total_gpus
 
+_GPUS_OF_GRES = re.compile(r"(?:^|,)\s*(?:gres[:/])?gpu(?::[^:,()]*[^\d:,()][^:,()]*)?(?::(\d+))?(?:\([^)]*\))?(?=,|$)")
 _NO_DRIVER = "there is no `nvidia-smi`"  # a machine without GPUs; any other reason is worth a word
 
 
@@ -60,11 +62,16 @@ def _has(config: Config, host: Host) -> str:
 
 def _ways_out(config: Config, host: Host) -> str:
     machines = host.known_hardware()
-    machine = smallest(config, machines)
+    chosen = [machine for machine in machines if machine.name == config.hardware.name]
+    machine = holding(config, chosen) or holding(config, machines)
     if machine is None:
         larger = "hardware with more GPUs (hardware.nodes, hardware.gpus_per_node)"
     elif config.hardware.name == AUTO:
         larger = f"{spelled(machine, machines)} with a launcher (--multirun hydra/launcher=submitit_slurm)"
+    elif config.hardware.name == machine.name:  # what was changed by hand is too small
+        wanted = {key: getattr(machine, key) for key in ("nodes", "gpus_per_node")}
+        changed = {key: value for key, value in wanted.items() if getattr(config.hardware, key) != value}
+        larger = " ".join(f"hardware.{key}={value}" for key, value in changed.items())
     else:
         larger = spelled(machine, machines)
     return f"{larger}; or a smaller layout: {_smaller(config)}"
@@ -104,4 +111,21 @@ def visible(config: Config, host: Host) -> Iterator[Finding]:
         )
 
 
-RULES = (gpus_suffice, visible)
+@about(Part.engines, Part.trainer)
+def gres(config: Config, _: Host) -> Iterator[Finding]:
+    """SLURM is told hardware.gres, the layout goes by hardware.gpus_per_node."""
+    hardware = config.hardware
+    if hardware.gres is None:
+        return
+    there = sum(int(count or 1) for count in _GPUS_OF_GRES.findall(hardware.gres))
+    if there != hardware.gpus_per_node:
+        yield error(
+            "gres",
+            "hardware.gres",
+            hardware.gres,
+            f"asks SLURM for {_count(there)} on each node, and hardware.gpus_per_node={hardware.gpus_per_node}",
+            f"hardware.gpus_per_node={there}, or gpu:{hardware.gpus_per_node} in hardware.gres",
+        )
+
+
+RULES = (gpus_suffice, visible, gres)

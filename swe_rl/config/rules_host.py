@@ -11,11 +11,9 @@ from swe_rl.config.choices import WandbMode
 from swe_rl.config.findings import Finding, Host, about, error, warning
 from swe_rl.config.parts import Part
 from swe_rl.config.schema import Config
-from swe_rl.config.secrets import is_secret_key
+from swe_rl.config.secrets import is_secret_key, spelled_secrets
 from swe_rl.config.yaml_text import YamlError, parse
 from swe_rl.host.loopback import is_loopback
-
-LARGEST_PORT = 65535
 
 
 @about(Part.data)
@@ -47,14 +45,15 @@ def run_name(config: Config, _: Host) -> Iterator[Finding]:
 
 @about(Part.outputs)
 def outputs_writable(config: Config, host: Host) -> Iterator[Finding]:
-    if not host.folder_writable(config.paths.outputs):
-        yield error(
-            "outputs",
-            "paths.outputs",
-            config.paths.outputs,
-            "cannot be made or written to by this user",
-            "paths.outputs=FOLDER that you may write to",
-        )
+    for key, folder in (("paths.outputs", config.paths.outputs), ("paths.sync_to", config.paths.sync_to)):
+        if folder is not None and not host.folder_writable(folder):
+            yield error(
+                "outputs",
+                key,
+                folder,
+                "cannot be made or written to by this user",
+                f"{key}=FOLDER that you may write to",
+            )
 
 
 @about(Part.steps, Part.evaluation)
@@ -147,14 +146,6 @@ _KEPT = (
 
 
 @about(Part.router)
-def port(config: Config, _: Host) -> Iterator[Finding]:
-    if not 0 <= config.gateway.port <= LARGEST_PORT:
-        yield error(
-            "port", "gateway.port", config.gateway.port, f"is 0 (any free port) to {LARGEST_PORT}", "gateway.port=0"
-        )
-
-
-@about(Part.router)
 def loopback(config: Config, _: Host) -> Iterator[Finding]:
     if not is_loopback(config.gateway.host):
         yield warning(
@@ -198,6 +189,20 @@ def secrets_in_files(config: Config, host: Host) -> Iterator[Finding]:
             )
 
 
+@about()
+def secrets_in_setup(config: Config, _: Host) -> Iterator[Finding]:
+    """Lines of a batch script, which is a file."""
+    for key, lines in (("hardware.setup", config.hardware.setup), ("runtime.setup", config.runtime.setup)):
+        for name in dict.fromkeys(name for line in lines for name in spelled_secrets(line)):
+            yield error(
+                "secret_in_setup",
+                key,
+                name,
+                "a secret is spelled out in a line of the batch script and of config.yaml, which others may read",
+                f"export {name} where you submit, or {name}=$(cat ~/FILE) in that line",
+            )
+
+
 RULES = (
     files_exist,
     run_name,
@@ -206,8 +211,8 @@ RULES = (
     resumed_run_is_this_one,
     wandb,
     gated_model,
-    port,
     loopback,
     own_variables,
     secrets_in_files,
+    secrets_in_setup,
 )

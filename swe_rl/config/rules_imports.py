@@ -9,56 +9,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from swe_rl.config.findings import Finding, Host, about, error, warning
+from swe_rl.config.foreign_keys import SAME
 from swe_rl.config.schema import Config
 from swe_rl.config.yaml_text import YamlError, parse
 
-# A key of another system: ours. verl and rLLM, SkyRL, skyrl-agent, slime's environment, the FASRC scripts.
-KNOWN = {
-    "actor_rollout_ref.rollout.n": "rollout.n",
-    "skyrl_agent.num_trajectories": "rollout.n",
-    "generator.num_trajectories": "rollout.n",
-    "generator.n_samples_per_prompt": "rollout.n",
-    "ROLLOUT_N": "rollout.n",
-    "N_SAMPLES": "rollout.n",
-    "data.train_batch_size": "rollout.prompts_per_step",
-    "trainer.train_batch_size": "rollout.prompts_per_step",
-    "TRAIN_BATCH_SIZE": "rollout.prompts_per_step",
-    "ROLLOUT_BATCH_SIZE": "rollout.prompts_per_step",
-    "actor_rollout_ref.actor.ppo_mini_batch_size": "trainer.prompts_per_mini_batch",
-    "trainer.policy_mini_batch_size": "trainer.prompts_per_mini_batch",
-    "actor_rollout_ref.actor.optim.lr": "trainer.lr",
-    "trainer.policy.optimizer_config.lr": "trainer.lr",
-    "actor_rollout_ref.actor.clip_ratio_high": "algo.clip_high",
-    "actor_rollout_ref.actor.clip_ratio_low": "algo.clip_low",
-    "trainer.algorithm.eps_clip_high": "algo.clip_high",
-    "trainer.algorithm.eps_clip_low": "algo.clip_low",
-    "actor_rollout_ref.actor.ulysses_sequence_parallel_size": "layout.sequence_parallel",
-    "trainer.policy.sequence_parallel_size": "layout.sequence_parallel",
-    "SP_SIZE": "layout.sequence_parallel",
-    "actor_rollout_ref.rollout.tensor_model_parallel_size": "layout.engine_tp",
-    "generator.inference_engine.tensor_parallel_size": "layout.engine_tp",
-    "TP_SIZE": "layout.engine_tp",
-    "generator.inference_engine.num_engines": "layout.engines",
-    "generator.max_iterations": "rollout.max_turns",
-    "generator.max_turns": "rollout.max_turns",
-    "data.max_prompt_length": "rollout.max_prompt_tokens",
-    "trainer.max_prompt_length": "rollout.max_prompt_tokens",
-    "MAX_MODEL_LEN": "engine.max_model_len",
-    "actor_rollout_ref.rollout.gpu_memory_utilization": "engine.gpu_memory_utilization",
-    "generator.inference_engine.gpu_memory_utilization": "engine.gpu_memory_utilization",
-    "GPU_MEMORY_UTILIZATION": "engine.gpu_memory_utilization",
-    "actor_rollout_ref.rollout.temperature": "rollout.temperature",
-    "generator.sampling_params.temperature": "rollout.temperature",
-    "generator.sampling_params.top_p": "rollout.top_p",
-    "dispatcher.max_parallel_agents": "rollout.concurrency",
-    "MAX_PARALLEL_AGENTS": "rollout.concurrency",
-    "GPUS_PER_NODE": "hardware.gpus_per_node",
-    "GPU_NODES": "hardware.nodes",
-    "GPU_PARTITION": "hardware.partition",
-    "CPU_PARTITION": "runtime.partition",
-    "CPUS_FOR_RUNTIME": "runtime.cpus_per_node",
-    "CPUS_PER_WORKER": "sandbox.cpus",
-}
 _LISTED = 8
 
 
@@ -82,7 +36,7 @@ def imported(config: Config, host: Host) -> Iterator[Finding]:
 
 def _compare(config: Config, path: str, values: dict[str, Any]) -> Iterator[Finding]:
     for foreign, given in values.items():
-        key = KNOWN.get(foreign)
+        key = SAME.get(foreign)
         if key is None or str(given).startswith("$"):
             continue
         ours = _value(config, key)
@@ -94,7 +48,7 @@ def _compare(config: Config, path: str, values: dict[str, Any]) -> Iterator[Find
                 f"{path} has {foreign}={given}; both mean the same, and one of them would be ignored",
                 f"{key}={given}, or change {foreign} there",
             )
-    unread = [foreign for foreign in values if foreign not in KNOWN]
+    unread = [foreign for foreign in values if foreign not in SAME]
     if unread:
         more = f" and {len(unread) - _LISTED} more" if len(unread) > _LISTED else ""
         yield warning(

@@ -23,8 +23,6 @@ from swe_rl.host.loopback import is_loopback
 
 EMBEDDED_LIMIT_B = 0.5  # billions of parameters that one CPU process can sample from and train in bearable time
 LOCAL_FOLDERS = ("/tmp", "/var/tmp", "/dev/shm", "/run")  # never shared between machines
-_SECRET_FLAGS_INSTEAD = {"--api-key": "VLLM_API_KEY", "--hf-token": "HF_TOKEN"}
-_SECRET_FLAGS = frozenset(_SECRET_FLAGS_INSTEAD)
 
 
 @about(Part.engines)
@@ -81,9 +79,7 @@ def sequence_parallel_world(config: Config, _: Host) -> Iterator[Finding]:
 @about(Part.trainer)
 def trainer_ranks(config: Config, _: Host) -> Iterator[Finding]:
     ranks, gpus = config.layout.trainer_ranks, config.layout.trainer_gpus
-    if ranks < 0:
-        yield error("trainer_ranks", "layout.trainer_ranks", ranks, "must be 0 or more", "layout.trainer_ranks=0")
-    elif ranks and gpus:
+    if ranks and gpus:
         yield error(
             "trainer_ranks",
             "layout.trainer_ranks",
@@ -131,7 +127,9 @@ def engine_matches_layout(config: Config, host: Host) -> Iterator[Finding]:
             "engine.kind",
             "vllm",
             f"needs GPUs, and layout={layout.name} has none; or vLLM's CPU build, which has to be named",
-            "layout=dp4 hardware=h100x8, engine=embedded, or engine.command "
+            "layout.colocated=false, which gives engines GPUs of their own"
+            if config.hardware.gpus_per_node and layout.engines * layout.engine_tp <= gpus_there(config.hardware)
+            else "layout=dp4 hardware=h100x8, engine=embedded, or engine.command "
             f"({VLLM_COMMAND}) with the CPU build's python",
         )
     if engine.kind == EngineKind.external and not engine.urls:
@@ -149,46 +147,6 @@ def engine_matches_layout(config: Config, host: Host) -> Iterator[Finding]:
             list(engine.urls),
             f"nothing reads it with engine.kind={engine.kind}",
             "engine=external",
-        )
-
-
-@about(Part.engines)
-def engine_arguments(config: Config, _: Host) -> Iterator[Finding]:
-    """Every user of a machine can read a command line, and the configuration is written to files."""
-    engine = config.engine
-    words = [word for text in (*engine.extra_arguments, engine.command or "") for word in text.split()]
-    for flag in sorted({word.partition("=")[0] for word in words} & _SECRET_FLAGS):
-        yield error(
-            "engine_secret",
-            "engine.command" if flag in (engine.command or "") else "engine.extra_arguments",
-            flag,
-            "everybody on the machine could read what follows it, and it would be written to config.yaml",
-            f"leave it out, and set {_SECRET_FLAGS_INSTEAD[flag]} in the environment",
-        )
-    if engine.kv_cache_tokens and engine.kv_cache_tokens < engine.max_model_len:
-        yield error(
-            "engine_cache",
-            "engine.kv_cache_tokens",
-            engine.kv_cache_tokens,
-            f"holds not even one sequence of engine.max_model_len={engine.max_model_len}; 0 takes what fits",
-            f"engine.kv_cache_tokens={engine.max_model_len}",
-        )
-
-
-@about(Part.engines)
-def engine_starts(config: Config, _: Host) -> Iterator[Finding]:
-    engine = config.engine
-    if engine.start_timeout_s <= 0:
-        yield error(
-            "engine_start",
-            "engine.start_timeout_s",
-            engine.start_timeout_s,
-            "no server is healthy at once",
-            "engine.start_timeout_s=1800",
-        )
-    if engine.max_restarts < 0:
-        yield error(
-            "engine_start", "engine.max_restarts", engine.max_restarts, "must be 0 or more", "engine.max_restarts=3"
         )
 
 
@@ -292,8 +250,6 @@ RULES = (
     sequence_parallel_world,
     trainer_ranks,
     engine_matches_layout,
-    engine_arguments,
-    engine_starts,
     weights_elsewhere,
     mig,
     compiler,

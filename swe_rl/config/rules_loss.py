@@ -16,7 +16,7 @@ from swe_rl.config.schema import Config
 def clip_range(config: Config, _: Host) -> Iterator[Finding]:
     algo = config.algo
     weights_only = algo.policy_loss == PolicyLoss.cispo  # its ends bound a weight, each for itself; 1 is no lower end
-    if not 0 <= algo.clip_low < 1 and not (weights_only and algo.clip_low == 1):
+    if algo.clip_low == 1 and not weights_only:
         yield error(
             "clip",
             "algo.clip_low",
@@ -32,15 +32,7 @@ def clip_range(config: Config, _: Host) -> Iterator[Finding]:
             f"below algo.clip_low={algo.clip_low:g}: swapped?",
             f"algo.clip_high={algo.clip_low:g}",
         )
-    if algo.clip_c != 0 and algo.clip_c <= 1:
-        yield error(
-            "clip",
-            "algo.clip_c",
-            algo.clip_c,
-            "the dual clip bounds the ratio of negative advantages from above; it is greater than 1, or 0 for off",
-            "algo.clip_c=3",
-        )
-    elif algo.clip_c != 0 and weights_only:
+    if algo.clip_c != 0 and weights_only:
         yield warning(
             "clip", "algo.clip_c", algo.clip_c, "CISPO drops no token, so there is nothing to bound", "algo.clip_c=0"
         )
@@ -73,9 +65,7 @@ def gspo(config: Config, _: Host) -> Iterator[Finding]:
 def stale_rows(config: Config, _: Host) -> Iterator[Finding]:
     algo, ahead = config.algo, config.trainer.max_staleness_steps
     limit, key = algo.max_staleness_steps, "algo.max_staleness_steps"
-    if limit is not None and limit < 0:
-        yield error("stale_rows", key, limit, "is 0 or more, or null for no limit", f"leave {key} out")
-    elif limit is not None and limit < ahead:
+    if limit is not None and limit < ahead:
         yield warning(
             "stale_rows",
             key,
@@ -141,16 +131,6 @@ def correction(config: Config, _: Host) -> Iterator[Finding]:
             value,
             "needs the sampled log-probabilities, which rollout.capture=retokenize does not have",
             f"rollout.capture=traced, or {key}=none",
-        )
-    if not used:
-        return
-    if config.algo.correction_cap < 1:
-        yield error(
-            "correction",
-            "algo.correction_cap",
-            config.algo.correction_cap,
-            "caps importance weights, whose mean is 1",
-            "algo.correction_cap=2",
         )
 
 

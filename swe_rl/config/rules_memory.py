@@ -14,7 +14,6 @@ from swe_rl.config.parts import Part
 from swe_rl.config.schema import Config
 from swe_rl.config.sizes import trajectories_at_once, uses_no_gpu
 
-MOST_OF_A_GPU = 0.95
 COLOCATED_MOST = 0.8
 MOST_OF_A_HOST = 0.85  # engines, sandboxes and files take the rest: 236 GB of 270 were too much
 CROWDED = 2.0  # contexts under way over the cache's tokens
@@ -23,15 +22,7 @@ CROWDED = 2.0  # contexts under way over the cache's tokens
 @about(Part.engines)
 def gpu_memory_share(config: Config, _: Host) -> Iterator[Finding]:
     share = config.engine.gpu_memory_utilization
-    if not 0 < share <= MOST_OF_A_GPU:
-        yield error(
-            "gpu_share",
-            "engine.gpu_memory_utilization",
-            share,
-            f"is a fraction, above 0 and at most {MOST_OF_A_GPU:g}",
-            "engine.gpu_memory_utilization=0.85",
-        )
-    elif config.layout.colocated and config.layout.trainer_gpus and share > COLOCATED_MOST:
+    if config.layout.colocated and config.layout.trainer_gpus and share > COLOCATED_MOST:
         yield warning(
             "gpu_share",
             "engine.gpu_memory_utilization",

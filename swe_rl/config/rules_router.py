@@ -1,15 +1,26 @@
 """Rules of the router: which one, its knobs, and whether the layout gives it anything to route to."""
 
 from collections.abc import Iterator
+from dataclasses import fields
 
 from swe_rl.config.choices import EngineKind
 from swe_rl.config.findings import Finding, Host, about, between, error, warning
 from swe_rl.config.keys import nearest
 from swe_rl.config.parts import Part
-from swe_rl.config.schema import Config
+from swe_rl.config.schema import Config, RouterConfig
+from swe_rl.config.sizes import trajectories_at_once
 
 ROUTERS = ("default", "sticky_least_loaded", "cap", "tr")
 HOLDS = ("cap", "tr")
+_HELD = frozenset({"tick_s", "max_hold_s"})
+_READ = {
+    "default": frozenset[str](),
+    "sticky_least_loaded": frozenset[str](),
+    "cap": _HELD | {"max_programs_per_engine"},
+    "tr": _HELD | {
+        "acting_token_weight", "acting_half_life_s", "pause_at", "resume_at", "lease_s", "ageing_turns_per_s",
+    },
+}  # fmt: skip
 
 
 @about(Part.router)
@@ -37,35 +48,29 @@ def several_engines(config: Config, _: Host) -> Iterator[Finding]:
 @about(Part.router)
 def knobs(config: Config, _: Host) -> Iterator[Finding]:
     router = config.router
-    if not 0 <= router.acting_token_weight <= 1:
-        yield error(
-            "router_knobs",
-            "router.acting_token_weight",
-            router.acting_token_weight,
-            "is a weight: 0 (an acting trajectory costs nothing) to 1 (as much as one that is being answered)",
-            "router.acting_token_weight=0.1",
-        )
-    if not 0 < router.resume_at <= router.pause_at <= 1:
+    if router.resume_at > router.pause_at:
         yield error(
             "router_knobs",
             "router.resume_at",
             router.resume_at,
-            f"shares of an engine's tokens: 0 < resume_at <= pause_at <= 1, and router.pause_at={router.pause_at:g}",
-            f"router.resume_at={max(0.05, round(min(router.pause_at, 1.0) - 0.1, 2)):g}",
+            f"programs would be admitted where others are paused already (router.pause_at={router.pause_at:g})",
+            f"router.resume_at={max(0.05, round(router.pause_at - 0.1, 2)):g}",
         )
-    positive = {"router.tick_s": router.tick_s, "router.max_hold_s": router.max_hold_s}
-    for key, value in positive.items():
-        if value <= 0:
-            yield error("router_knobs", key, value, "must be greater than 0", f"{key}=5")
-    counts = {
-        "router.acting_half_life_s": router.acting_half_life_s,
-        "router.lease_s": router.lease_s,
-        "router.ageing_turns_per_s": router.ageing_turns_per_s,
-        "router.max_programs_per_engine": router.max_programs_per_engine,
-    }
-    for key, value in counts.items():
-        if value < 0:
-            yield error("router_knobs", key, value, "must be 0 or more", f"{key}=0")
+
+
+@about(Part.router)
+def unread_knobs(config: Config, _: Host) -> Iterator[Finding]:
+    router = config.router
+    for item in fields(RouterConfig):
+        value, readers = getattr(router, item.name), [name for name in ROUTERS if item.name in _READ[name]]
+        if readers and router.name in ROUTERS and router.name not in readers and value != item.default:
+            yield warning(
+                "router_unread",
+                f"router.{item.name}",
+                value,
+                f"nothing reads it with router.name={router.name}",
+                f"{' or '.join(f'router={name}' for name in readers)}, or leave it out",
+            )
 
 
 @between(Part.router, Part.rollouts)
@@ -81,6 +86,20 @@ def held_within_patience(config: Config, _: Host) -> Iterator[Finding]:
         )
 
 
+@between(Part.router, Part.rollouts)
+def calls_fit(config: Config, _: Host) -> Iterator[Finding]:
+    calls, programs = config.gateway.max_calls, trajectories_at_once(config)
+    if calls < programs:
+        yield warning(
+            "gateway_calls",
+            "gateway.max_calls",
+            calls,
+            f"{programs} trajectories are under way at once (rollout.concurrency), and each may have a call in flight: "
+            "those beyond are answered 503",
+            f"gateway.max_calls={programs}",
+        )
+
+
 @about(Part.engines)
 def prefix_cache(config: Config, _: Host) -> Iterator[Finding]:
     if config.engine.kind == EngineKind.vllm and not config.engine.prefix_caching:
@@ -93,4 +112,4 @@ def prefix_cache(config: Config, _: Host) -> Iterator[Finding]:
         )
 
 
-RULES = (known_router, several_engines, knobs, held_within_patience, prefix_cache)
+RULES = (known_router, several_engines, knobs, unread_knobs, calls_fit, held_within_patience, prefix_cache)

@@ -19,6 +19,7 @@ CONTAINERS = ("docker", "podman", "apptainer", "process")
 ENGINES = (SandboxKind.docker, SandboxKind.podman)
 FOLDERS = ("bugs",)  # environments whose instances are folders of this machine
 SHORTEST_LEASE_S = 60.0
+_ENGINE_KEYS = ("host", "disk_gb", "warm_pool")  # read by container engines only
 _MOUNT = re.compile(r"/[^:]*:/[^:]*(:r[ow])?")
 
 
@@ -125,7 +126,7 @@ def runtime_job(config: Config, host: Host) -> Iterator[Finding]:
             f"(hardware.shared_paths={list(hardware.shared_paths)})",
             f"runtime.shared_dir={hardware.shared_paths[0]}/...",
         )
-    elif not hardware.shared_paths and shared.startswith("/tmp"):
+    elif not hardware.shared_paths and shared.startswith("/tmp") and (hardware.partition or runtime.partition):
         yield error(
             "runtime_shared",
             "runtime.shared_dir",
@@ -139,7 +140,7 @@ def runtime_job(config: Config, host: Host) -> Iterator[Finding]:
 def runtime_times(config: Config, _: Host) -> Iterator[Finding]:
     """A side that is merely slow must not count as gone."""
     runtime = config.runtime
-    if runtime.heartbeat_s <= 0 or runtime.lease_s < 3 * runtime.heartbeat_s:
+    if runtime.lease_s < 3 * runtime.heartbeat_s:
         yield error(
             "runtime_lease",
             "runtime.lease_s",
@@ -147,13 +148,13 @@ def runtime_times(config: Config, _: Host) -> Iterator[Finding]:
             f"must be three signs of life or more (runtime.heartbeat_s={runtime.heartbeat_s:g}): one may be late",
             f"runtime.lease_s={max(40.0, 8 * runtime.heartbeat_s):g}",
         )
-    if not 0 <= runtime.node < max(1, runtime.nodes):
+    if runtime.node >= runtime.nodes:
         yield error(
             "runtime_node",
             "runtime.node",
             runtime.node,
             f"servers are counted from 0, and runtime.nodes={runtime.nodes}",
-            f"runtime.node={max(0, runtime.nodes - 1)}",
+            f"runtime.node={runtime.nodes - 1}",
         )
 
 
@@ -230,8 +231,10 @@ def container_keys(config: Config, _: Host) -> Iterator[Finding]:
             "ssh -L /tmp/engine.sock:/var/run/docker.sock HOST, and sandbox.host=unix:///tmp/engine.sock",
         )
     if sandbox.kind not in ENGINES:
-        unused = {name: getattr(sandbox, name) for name in ("host", "disk_gb", "warm_pool") if getattr(sandbox, name)}
-        for name, value in unused.items():
+        names = [*_ENGINE_KEYS, *(["mounts", "image"] if sandbox.kind is SandboxKind.process else [])]
+        for name in names:
+            if not (value := getattr(sandbox, name)):
+                continue
             yield warning(
                 "sandbox_unused",
                 f"sandbox.{name}",

@@ -7,17 +7,21 @@ Invariants:
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from swe_rl.config.choices import JobName, RuntimeKind
 from swe_rl.config.compose import Composed, config_hash
 from swe_rl.config.findings import Finding, error, warning
 from swe_rl.config.launcher import is_slurm, slurm_settings, starts_processes
+from swe_rl.config.ranges import within
+from swe_rl.config.sweep_folders import job_folder
 
 
 def check_sweep(jobs: Sequence[Composed]) -> list[Finding]:
     """Findings about the sweep as a whole, errors first."""
-    found = [finding for rule in RULES for finding in rule(jobs)]
+    sound = [replace(job, config=within(job.config)) for job in jobs]  # each job's own rules name wrong numbers
+    found = [finding for rule in RULES for finding in rule(sound)]
     return sorted(found, key=lambda finding: finding.severity != "error")
 
 
@@ -78,15 +82,18 @@ def launcher_agrees(jobs: Sequence[Composed]) -> Iterator[Finding]:
 
 
 def own_folders(jobs: Sequence[Composed]) -> Iterator[Finding]:
-    subdir = jobs[0].sweep_subdir if jobs else ""
-    if len(jobs) > 1 and "hydra.job" not in subdir:
-        yield error(
-            "sweep_folder",
-            "hydra.sweep.subdir",
-            subdir,
-            f"all {len(jobs)} jobs would write into one folder",
-            "hydra.sweep.subdir='${hydra.job.num}', or leave it out",
-        )
+    folders: dict[str, list[int]] = defaultdict(list)
+    for number, job in enumerate(jobs):
+        folders[job_folder(job, number) or str(number)].append(number)  # what only a running job knows is its own
+    for numbers in folders.values():
+        if len(numbers) > 1:
+            yield error(
+                "sweep_folder",
+                "hydra.sweep.subdir",
+                jobs[0].sweep_subdir,
+                f"jobs {_list(numbers)} would write into one folder",
+                "hydra.sweep.subdir='${hydra.job.num}', or leave it out",
+            )
 
 
 def own_paths(jobs: Sequence[Composed]) -> Iterator[Finding]:

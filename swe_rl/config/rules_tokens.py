@@ -8,27 +8,8 @@ Invariants:
 from collections.abc import Iterator
 
 from swe_rl.config.findings import Finding, Host, about, between, error
-from swe_rl.config.parts import Part, reads
+from swe_rl.config.parts import Part
 from swe_rl.config.schema import Config
-
-
-@about()
-def positive_lengths(config: Config, _: Host) -> Iterator[Finding]:
-    rollout, trainer = config.rollout, config.trainer
-    lengths: dict[str, float] = {
-        "rollout.max_prompt_tokens": rollout.max_prompt_tokens,
-        "rollout.max_turn_tokens": rollout.max_turn_tokens,
-        "rollout.max_trajectory_tokens": rollout.max_trajectory_tokens,
-        "rollout.agent_timeout_s": rollout.agent_timeout_s,
-        "rollout.command_timeout_s": rollout.command_timeout_s,
-        "rollout.grade_timeout_s": rollout.grade_timeout_s,
-        "trainer.max_tokens_per_micro_batch": trainer.max_tokens_per_micro_batch,
-        "algo.loss_norm_tokens": config.algo.loss_norm_tokens,
-        "sandbox.memory_gb": config.sandbox.memory_gb,
-    }
-    for key, value in lengths.items():
-        if value <= 0 and reads(config, key):
-            yield error("positive", key, value, "must be greater than 0", f"give {key} a positive value")
 
 
 @about(Part.rollouts)
@@ -86,4 +67,4 @@ def micro_batch_holds_one(config: Config, _: Host) -> Iterator[Finding]:
         )
 
 
-RULES = (positive_lengths, first_turn_fits, engine_length, model_length, micro_batch_holds_one)
+RULES = (first_turn_fits, engine_length, model_length, micro_batch_holds_one)

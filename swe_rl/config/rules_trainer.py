@@ -19,11 +19,7 @@ from swe_rl.config.weight_sync import unshareable
 def lora(config: Config, _: Host) -> Iterator[Finding]:
     trainer, model = config.trainer, config.model
     rank, key = trainer.lora_rank, "trainer.lora_rank"
-    if rank < 0:
-        yield error("lora", key, rank, "is 0 (off) or positive", "trainer.lora_rank=32")
-    if trainer.lora_alpha is not None and trainer.lora_alpha <= 0:
-        yield error("lora", "trainer.lora_alpha", trainer.lora_alpha, "is positive", "trainer.lora_alpha=null")
-    if rank <= 0:
+    if rank == 0:
         return
     if rank > model.hidden_size:
         yield error(
@@ -50,9 +46,7 @@ def lora(config: Config, _: Host) -> Iterator[Finding]:
 @about(Part.trainer)
 def asynchrony(config: Config, _: Host) -> Iterator[Finding]:
     stale = config.trainer.max_staleness_steps
-    if stale < 0:
-        yield error("staleness", "trainer.max_staleness_steps", stale, "is 0 or more", "trainer.max_staleness_steps=0")
-    if stale <= 0:
+    if stale == 0:
         return
     if takes_turns(config):
         yield error(
@@ -156,17 +150,6 @@ def masks(config: Config, _: Host) -> Iterator[Finding]:
             "has no sampled log-probabilities, which algo.mask_low and algo.mask_high compare",
             "rollout.capture=traced",
         )
-
-
-@about(Part.trainer)
-def overlong(config: Config, _: Host) -> Iterator[Finding]:
-    share, penalty = config.algo.overlong_share, config.algo.overlong_penalty
-    if not 0 <= share < 1:
-        yield error(
-            "overlong", "algo.overlong_share", share, "is a share, 0 (off) to below 1", "algo.overlong_share=0.2"
-        )
-    if penalty <= 0:
-        yield error("overlong", "algo.overlong_penalty", penalty, "must be greater than 0", "algo.overlong_penalty=1")
 
 
 @about(Part.trainer)
@@ -289,7 +272,6 @@ RULES = (
     shared_memory,
     log_probabilities,
     masks,
-    overlong,
     kl_used,
     checkpoint_disk,
     restarts,

@@ -35,6 +35,27 @@ from swe_rl.config.choices import (
     WandbMode,
     WeightSync,
 )
+from swe_rl.config.ranges import (
+    AtLeastOne,
+    BelowOne,
+    Count,
+    GpuShare,
+    Machines,
+    MachinesOrNone,
+    Minutes,
+    NotNegative,
+    OfAll,
+    OrAboveOne,
+    PartOfMachine,
+    Port,
+    Positive,
+    Seconds,
+    SecondsFromOne,
+    SecondsOrZero,
+    Seed,
+    Share,
+    ZeroOrMore,
+)
 
 
 @dataclass(frozen=True)
@@ -50,7 +71,7 @@ class JobConfig:
     baseline_label: str | None = None
     candidate_label: str | None = None
     runs: str | None = None  # compare, status, logs: the folder of a multirun; status, logs: None: the newest
-    trajectories_per_step: int = 396  # compare: of a log of SkyRL's, which does not say it
+    trajectories_per_step: Count = 396  # compare: of a log of SkyRL's, which does not say it
     output: str | None = None  # compare, export: folder for the result; None: below paths.outputs (compare)
     checkpoint: str | None = None  # export: a checkpoint's folder, or a run's, whose newest is taken
     dtype: ExportType = ExportType.model  # export: of the weights
@@ -58,12 +79,12 @@ class JobConfig:
     topic: str | None = None  # describe: a key (rollout.n), a group (rollout) or an option (rollout/swe)
     dry_run: bool = False  # write and print the batch scripts, submit nothing
     detach: bool = False  # return once the jobs are submitted
-    number: int | None = None  # logs: of this job alone, counted from 0
-    lines: int = 20  # logs: the last so many of each job
+    number: ZeroOrMore | None = None  # logs: of this job alone, counted from 0
+    lines: ZeroOrMore = 20  # logs: the last so many of each job
     follow: bool = False  # status, logs: go on until all jobs have ended, or Ctrl-C
-    repeat: int = 0  # --multirun: job.repeat=0,1,2,3 runs all arms four times, in turn forwards and backwards
+    repeat: ZeroOrMore = 0  # --multirun: job.repeat=0,1,2,3 runs all arms four times, in turn forwards and backwards
     workload_from: str | None = None  # simulate, plan: a run's folder; its last steps instead of rollout.workload
-    think_s: float = 0.0  # rollout: the engines idle so long between two steps, as if there were training
+    think_s: SecondsOrZero = 0.0  # rollout: the engines idle so long between two steps, as if there were training
 
 
 @dataclass(frozen=True)
@@ -71,21 +92,21 @@ class ModelConfig:
     name: str = "tiny"
     path: str = "builtin:tiny"  # builtin:NAME, a folder, or a hub id
     revision: str | None = None
-    num_layers: int = 6
-    hidden_size: int = 128
-    intermediate_size: int = 384
-    num_heads: int = 4
-    num_kv_heads: int = 2
-    head_dim: int = 32
-    vocab_size: int = 1536
-    params_b: float = 0.0013
-    max_position_embeddings: int = 2048
+    num_layers: Count = 6
+    hidden_size: Count = 128
+    intermediate_size: Count = 384
+    num_heads: Count = 4
+    num_kv_heads: Count = 2
+    head_dim: Count = 32
+    vocab_size: Count = 1536
+    params_b: Positive = 0.0013
+    max_position_embeddings: Count = 2048
     tie_word_embeddings: bool = True
-    num_experts: int = 0  # 0: dense
-    active_experts: int = 0
-    expert_intermediate_size: int = 0
-    active_params_b: float = 0.0013  # billions of parameters that one token passes
-    rope_theta: float = 10000.0
+    num_experts: ZeroOrMore = 0  # 0: dense
+    active_experts: ZeroOrMore = 0
+    expert_intermediate_size: ZeroOrMore = 0
+    active_params_b: Positive = 0.0013  # billions of parameters that one token passes
+    rope_theta: Positive = 10000.0
     chat_template: str = "qwen_plain"  # qwen, qwen_plain or qwen_coder: of swe_rl/model/templates
     system_prompt: str = "short"  # the agent's words that the model was made for
     tool_parser: str = "hermes"  # hermes (JSON), qwen3_coder (tags) or none
@@ -96,26 +117,26 @@ class ModelConfig:
 @dataclass(frozen=True)
 class LayoutConfig:
     name: str = "local"
-    engines: int = 1
-    engine_tp: int = 1
-    trainer_gpus: int = 0
-    trainer_ranks: int = 0  # without trainer GPUs: processes of this host's CPU that train; 0: this process
-    sequence_parallel: int = 1
+    engines: Machines = 1
+    engine_tp: Machines = 1
+    trainer_gpus: MachinesOrNone = 0
+    trainer_ranks: MachinesOrNone = 0  # without trainer GPUs: processes of this host's CPU that train; 0: this process
+    sequence_parallel: Machines = 1
     colocated: bool = True
 
 
 @dataclass(frozen=True)
 class RouterConfig:
     name: str = "default"
-    acting_token_weight: float = 1.0  # tr: of the tokens of a program whose tool runs
-    tick_s: float = 5.0  # tr: between two looks at the engines' load
-    acting_half_life_s: float = 0.0  # tr: an acting program's weight halves in this time; 0: it stays
-    pause_at: float = 0.95  # tr: share of an engine's tokens above which programs are paused
-    resume_at: float = 0.85  # tr: ... up to which paused and new programs are admitted
-    lease_s: float = 8.0  # tr: idle for longer, a program makes room for one that waits
-    ageing_turns_per_s: float = 0.05  # tr: by which a waiting program counts as further behind; fewest turns go first
-    max_hold_s: float = 600.0  # cap, tr: no request waits longer
-    max_programs_per_engine: int = 0  # cap: programs that one engine serves at once; 0: engine.max_num_seqs
+    acting_token_weight: Share = 1.0  # tr: of the tokens of a program whose tool runs
+    tick_s: Seconds = 5.0  # tr: between two looks at the engines' load
+    acting_half_life_s: SecondsOrZero = 0.0  # tr: an acting program's weight halves in this time; 0: it stays
+    pause_at: OfAll = 0.95  # tr: share of an engine's tokens above which programs are paused
+    resume_at: OfAll = 0.85  # tr: ... up to which paused and new programs are admitted
+    lease_s: SecondsOrZero = 8.0  # tr: idle for longer, a program makes room for one that waits
+    ageing_turns_per_s: NotNegative = 0.05  # tr: so much further behind a waiting program counts; fewest turns go first
+    max_hold_s: Seconds = 600.0  # cap, tr: no request waits longer
+    max_programs_per_engine: ZeroOrMore = 0  # cap: programs that one engine serves at once; 0: engine.max_num_seqs
 
 
 @dataclass(frozen=True)
@@ -125,18 +146,18 @@ class EnvConfig:
     split: str = "train"
     eval_split: str = "heldout"
     eval_dataset: str | None = None  # None: env.dataset
-    num_instances: int = 0  # of the split that is trained on; 0: known only when it is read
+    num_instances: ZeroOrMore = 0  # of the split that is trained on; 0: known only when it is read
     instances: str | None = None  # a file with one instance id a line, or a pattern (django__django-*)
     instance_ids: tuple[str, ...] = ()  # the instances themselves, [a, b]; none: all that env.instances leaves
     revision: str | None = None  # the hub's commit or branch of env.dataset; None: the newest, or the cached one
-    max_tests: int = 0  # instances with more tests than this are left out; 0: no limit
+    max_tests: ZeroOrMore = 0  # instances with more tests than this are left out; 0: no limit
     probe: str | None = None  # a former run's folder: instances are chosen by how it solved them
     keep: tuple[Keep, ...] = (Keep.mixed,)  # probe: solved always, in a mixed way, or never
-    num_trajectories: int = 8
+    num_trajectories: Count = 8
     reward: RewardKind = RewardKind.zero_one
     image_template: str | None = None  # {instance_id}, {instance_id_s}, {instance_id_1776}; None: each row's own
     eval_image_template: str | None = None  # None: image_template
-    image_gb: float = 0.0  # typical size of an image on disk
+    image_gb: NotNegative = 0.0  # typical size of an image on disk
     grading: GradingKind = GradingKind.pytest
     cache_verdicts: bool = False  # same instance and same patch: same verdict; for deterministic suites only
 
@@ -144,17 +165,17 @@ class EnvConfig:
 @dataclass(frozen=True)
 class HardwareConfig:
     name: str = "cpu"
-    nodes: int = 1
-    gpus_per_node: int = 0
-    gpu_memory_gb: float = 0.0
+    nodes: Machines = 1
+    gpus_per_node: MachinesOrNone = 0
+    gpu_memory_gb: NotNegative = 0.0
     gpu_kind: str = "none"
-    gpu_bf16_tflops: float = 0.0  # dense, as published; estimates take a share of it
-    gpu_bandwidth_gb_per_s: float = 0.0  # of its memory
+    gpu_bf16_tflops: NotNegative = 0.0  # dense, as published; estimates take a share of it
+    gpu_bandwidth_gb_per_s: NotNegative = 0.0  # of its memory
     mig: bool = False
-    cpus_per_node: int = 2
-    memory_gb: float = 4.0
-    reserved_cpus: int = 0
-    disk_gb: float = 0.0  # free for a run's files and images, on each node; 0: unknown
+    cpus_per_node: Machines = 2
+    memory_gb: PartOfMachine = 4.0
+    reserved_cpus: ZeroOrMore = 0
+    disk_gb: NotNegative = 0.0  # free for a run's files and images, on each node; 0: unknown
     compiler: bool = True  # the nodes have a C compiler and headers, which compiled kernels need
     internet: bool = True  # the nodes reach the internet
     shared_paths: tuple[str, ...] = ()  # prefixes of paths that every node sees; none: unknown
@@ -165,8 +186,8 @@ class HardwareConfig:
     exclude: str | None = None
     constraint: str | None = None
     gres: str | None = None  # instead of gpus_per_node, where a kind has to be named: gpu:nvidia_a100_1g.5gb:2
-    time_limit_min: int = 60  # 0: no limit
-    max_requeues: int = 4  # a job that is told to end early asks for so many further starts
+    time_limit_min: Minutes = 60  # 0: no limit
+    max_requeues: ZeroOrMore = 4  # a job that is told to end early asks for so many further starts
     modules: tuple[str, ...] = ()
     setup: tuple[str, ...] = ()  # shell commands of a batch job, after the modules
     env_vars: dict[str, str] = field(default_factory=dict)
@@ -181,8 +202,8 @@ class AgentConfig:
     env_vars: dict[str, str] = field(default_factory=dict)  # programs: the program's own
     exit_codes: dict[str, str] = field(default_factory=dict)  # programs: what its exit statuses mean
     system_prompt: str = "standard"  # a template beside the agent's code
-    max_observation_chars: int = 8000  # head and tail are kept
-    max_format_errors: int = 3  # in a row
+    max_observation_chars: Count = 8000  # head and tail are kept
+    max_format_errors: Count = 3  # in a row
     debug_entrypoint: str = "python -m pdb -m pytest -q"  # pdb: what is debugged where the model names nothing
 
 
@@ -192,79 +213,79 @@ class RuntimeConfig:
 
     kind: RuntimeKind = RuntimeKind.none
     containers: str = "docker"  # of the server: docker, podman, apptainer or process
-    nodes: int = 1  # each is a job of its own
-    node: int = 0  # job=runtime: which of them this server is
-    cpus_per_node: int = 32
-    memory_gb: float = 64.0  # of one node
-    reserved_cpus: int = 4  # not for sandboxes
+    nodes: Machines = 1  # each is a job of its own
+    node: MachinesOrNone = 0  # job=runtime: which of them this server is
+    cpus_per_node: Machines = 32
+    memory_gb: PartOfMachine = 64.0  # of one node
+    reserved_cpus: ZeroOrMore = 4  # not for sandboxes
     partition: str | None = None
     qos: str | None = None
     setup: tuple[str, ...] = ()  # shell commands of its batch job, after those of hardware: starting podman's service
-    time_limit_min: int = 0  # 0: hardware.time_limit_min
-    ready_timeout_s: float = 600.0  # from the start of a server's job until it serves; the queue's time is not in it
+    time_limit_min: Minutes = 0  # 0: hardware.time_limit_min
+    ready_timeout_s: Seconds = 600.0  # from the start of a server's job until it serves; the queue's time is not in it
     shared_dir: str | None = None  # the folder where the jobs meet; None: one beside the run's folder
     host: str | None = None  # address that the server listens on; None: its node's in a SLURM job, else loopback
-    port: int = 0  # 0: any free one
-    heartbeat_s: float = 5.0  # between two signs of life of either side
-    lease_s: float = 40.0  # without a sign of life for so long, the other side is gone
-    max_restarts: int = 3  # of a server that is gone, in a row
+    port: Port = 0  # 0: any free one
+    heartbeat_s: Seconds = 5.0  # between two signs of life of either side
+    lease_s: Seconds = 40.0  # without a sign of life for so long, the other side is gone
+    max_restarts: ZeroOrMore = 3  # of a server that is gone, in a row
 
 
 @dataclass(frozen=True)
 class SandboxConfig:
     kind: SandboxKind = SandboxKind.process
     isolation: Isolation = Isolation.auto  # kind=process only
-    cpus: float = 1.0
-    memory_gb: float = 1.0
-    max_processes: int = 64
-    max_file_mb: int = 64
-    max_output_bytes: int = 65536
+    cpus: PartOfMachine = 1.0
+    memory_gb: PartOfMachine = 1.0
+    max_processes: Count = 64
+    max_file_mb: Count = 64
+    max_output_bytes: Count = 65536
     network: bool = False
-    concurrency: int = 4
+    concurrency: Count = 4
     runtime_url: str | None = None
     runtime_protocol: RuntimeProtocol = RuntimeProtocol.swe_rl  # kind=remote: what the server speaks
     runtime_key_env: str = "SWE_RL_RUNTIME_KEY"  # kind=remote: the variable that holds the server's key
     host: str | None = None  # docker, podman: the engine's address; None: DOCKER_HOST, then the usual sockets
     image: str | None = None  # containers: the base image that a prepared folder is copied into
     mounts: tuple[str, ...] = ()  # FOLDER:PATH of the machine that runs commands, read-only; FOLDER:PATH:rw writable
-    disk_gb: float = 0.0  # containers: what one may write; 0: no limit
-    warm_pool: int = 0  # containers kept ready of each image in use
-    start_concurrency: int = 8  # containers being started at once
-    start_timeout_s: float = 120.0  # of one container, without its image's pull
-    lease_s: float = 600.0  # a container that hears nothing from its run for so long ends by itself
+    disk_gb: NotNegative = 0.0  # containers: what one may write; 0: no limit
+    warm_pool: ZeroOrMore = 0  # containers kept ready of each image in use
+    start_concurrency: Count = 8  # containers being started at once
+    start_timeout_s: Seconds = 120.0  # of one container, without its image's pull
+    lease_s: Seconds = 600.0  # a container that hears nothing from its run for so long ends by itself
     pull: PullPolicy = PullPolicy.missing
-    pull_concurrency: int = 2  # images at once from one registry
-    pull_retries: int = 4  # of one image, with growing pauses
+    pull_concurrency: Count = 2  # images at once from one registry
+    pull_retries: ZeroOrMore = 4  # of one image, with growing pauses
 
 
 @dataclass(frozen=True)
 class EngineConfig:
     kind: EngineKind = EngineKind.embedded
-    max_model_len: int = 1024
-    gpu_memory_utilization: float = 0.85
-    max_num_seqs: int = 64
+    max_model_len: Count = 1024
+    gpu_memory_utilization: GpuShare = 0.85
+    max_num_seqs: Count = 64
     enforce_eager: bool = True
-    num_threads: int = 1  # embedded: torch's threads while generating
-    max_num_batched_tokens: int = 8192  # vllm: of one engine step
+    num_threads: Count = 1  # embedded: torch's threads while generating
+    max_num_batched_tokens: Count = 8192  # vllm: of one engine step
     prefix_caching: bool = True  # vllm: a program's earlier turns stay in its engine
     logprobs_mode: LogprobsMode = LogprobsMode.processed
     served_model: str | None = None  # external: the name that the servers know; None: model.path
     urls: tuple[str, ...] = ()
     command: str | None = None  # vllm: how a server is started; None: SWE_RL_VLLM_COMMAND, or what is installed
-    kv_cache_tokens: int = 0  # vllm: of one engine; 0: what fits
+    kv_cache_tokens: ZeroOrMore = 0  # vllm: of one engine; 0: what fits
     extra_arguments: tuple[str, ...] = ()  # vllm: of its command line, after all others
-    start_timeout_s: float = 1800.0  # vllm: until a server is healthy; external: until it answers a first request
-    max_restarts: int = 3  # vllm: of one engine that died, in a run
+    start_timeout_s: Seconds = 1800.0  # vllm: until a server is healthy; external: until it answers a first request
+    max_restarts: ZeroOrMore = 3  # vllm: of one engine that died, in a run
 
 
 @dataclass(frozen=True)
 class GatewayConfig:
     host: str = "127.0.0.1"
-    port: int = 0  # 0: any free port
-    max_body_mb: int = 16
-    max_calls: int = 4096  # in flight; one more is answered 503 with Retry-After
-    max_idle_sessions: int = 1024  # of those that clients began by using them; the one used least lately goes first
-    session_idle_s: float = 3600.0  # after so long without a call a session that a client began is forgotten
+    port: Port = 0  # 0: any free port
+    max_body_mb: Count = 16
+    max_calls: Count = 4096  # in flight; one more is answered 503 with Retry-After
+    max_idle_sessions: Count = 1024  # of those that clients began by using them; the one used least lately goes first
+    session_idle_s: Seconds = 3600.0  # after so long without a call a session that a client began is forgotten
 
 
 @dataclass(frozen=True)
@@ -272,7 +293,7 @@ class OutcomeConfig:
     reward: OutcomeReward = OutcomeReward.graded
     trained: bool = True
     in_baseline: bool = True
-    retries: int = 0
+    retries: ZeroOrMore = 0
 
 
 @dataclass(frozen=True)
@@ -287,7 +308,7 @@ class WorkloadConfig:
     """
 
     turns: tuple[float, ...] = (9.0, 1.22)  # [median, spread] of a trajectory's turns, before rollout.max_turns
-    shared_prompt_tokens: int = 1500  # what all first prompts begin with: the agent's words and its tools
+    shared_prompt_tokens: ZeroOrMore = 1500  # what all first prompts begin with: the agent's words and its tools
     issue_tokens: tuple[float, ...] = (500.0, 0.8)  # [median, spread] of the first prompt's rest
     observation_tokens: tuple[float, ...] = (250.0, 1.1)  # [median, spread] of what a tool says
     sampled_tokens: tuple[float, ...] = (628.0, 1.25)  # [median, spread] of one turn
@@ -298,26 +319,26 @@ class WorkloadConfig:
 
 @dataclass(frozen=True)
 class RolloutConfig:
-    prompts_per_step: int = 8
-    n: int = 8
-    max_turns: int = 6
-    max_prompt_tokens: int = 512
-    max_trajectory_tokens: int = 1024
-    max_turn_tokens: int = 96
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    concurrency: int = 64
+    prompts_per_step: Count = 8
+    n: Count = 8
+    max_turns: Count = 6
+    max_prompt_tokens: Count = 512
+    max_trajectory_tokens: Count = 1024
+    max_turn_tokens: Count = 96
+    temperature: NotNegative = 1.0
+    top_p: OfAll = 1.0
+    top_k: ZeroOrMore = 0
+    concurrency: Count = 64
     capture: Capture = Capture.traced
-    agent_timeout_s: float = 120.0
-    command_timeout_s: float = 10.0
-    grade_timeout_s: float = 60.0
-    infra_retries: int = 2
-    max_infra_failure_rate: float = 0.2
-    eval_n: int = 4
-    eval_temperature: float = 1.0
-    typical_trajectory_tokens: int = 512  # estimates only: mean length of a trajectory under way
-    typical_trajectory_s: float | None = None  # estimates only: a trajectory's mean time, as you measured it
+    agent_timeout_s: Seconds = 120.0
+    command_timeout_s: Seconds = 10.0
+    grade_timeout_s: Seconds = 60.0
+    infra_retries: ZeroOrMore = 2
+    max_infra_failure_rate: Share = 0.2
+    eval_n: Count = 4
+    eval_temperature: NotNegative = 1.0
+    typical_trajectory_tokens: Count = 512  # estimates only: mean length of a trajectory under way
+    typical_trajectory_s: Seconds | None = None  # estimates only: a trajectory's mean time, as you measured it
     workload: WorkloadConfig = field(default_factory=WorkloadConfig)
     outcomes: dict[str, OutcomeConfig] = field(default_factory=dict)
 
@@ -328,72 +349,72 @@ class AlgoConfig:
     advantage: Advantage = Advantage.grpo
     normalize_std: bool = True
     policy_loss: PolicyLoss = PolicyLoss.clip
-    clip_low: float = 0.2
-    clip_high: float = 0.28
-    clip_c: float = 0.0  # dual clip for negative advantages; 0: off
-    kl_coef: float = 0.0
+    clip_low: Share = 0.2
+    clip_high: NotNegative = 0.28
+    clip_c: OrAboveOne = 0.0  # dual clip for negative advantages; 0: off
+    kl_coef: Share = 0.0
     kl_in: KlPlace = KlPlace.loss
     kl_estimator: KlEstimator = KlEstimator.k3
-    entropy_coef: float = 0.0
+    entropy_coef: Share = 0.0
     loss_aggregation: LossAggregation = LossAggregation.token_mean
-    loss_norm_tokens: int = 1024
+    loss_norm_tokens: Count = 1024
     correction: Correction = Correction.none
-    correction_cap: float = 2.0
+    correction_cap: AtLeastOne = 2.0
     stale_correction: Correction | None = None  # for rows that older weights sampled; null: as algo.correction
-    max_staleness_steps: int | None = None  # rows of weights more updates old than this are not trained; null: all are
+    max_staleness_steps: ZeroOrMore | None = None  # rows of weights older than so many updates are not trained
     mask_level: MaskLevel = MaskLevel.token
-    mask_low: float | None = None  # trainer-to-engine ratios outside [mask_low, mask_high] are masked
-    mask_high: float | None = None
+    mask_low: NotNegative | None = None  # trainer-to-engine ratios outside [mask_low, mask_high] are masked
+    mask_high: NotNegative | None = None
     dynamic_sampling: DynamicSampling = DynamicSampling.none
-    max_resample_rounds: int = 3  # of dynamic_sampling=resample, in one step
+    max_resample_rounds: ZeroOrMore = 3  # of dynamic_sampling=resample, in one step
     overlong_filter: bool = False  # DAPO: trajectories that a limit cut short are not trained
-    overlong_share: float = 0.0  # DAPO: this last share of rollout.max_trajectory_tokens costs reward; 0: off
-    overlong_penalty: float = 1.0  # DAPO: at the very end of the budget
+    overlong_share: BelowOne = 0.0  # DAPO: this last share of rollout.max_trajectory_tokens costs reward; 0: off
+    overlong_penalty: Positive = 1.0  # DAPO: at the very end of the budget
 
 
 @dataclass(frozen=True)
 class TrainerConfig:
-    steps: int = 24
-    lr: float = 3e-4
-    weight_decay: float = 0.0
-    beta1: float = 0.9
-    beta2: float = 0.95
-    warmup_steps: int = 0
-    prompts_per_mini_batch: int = 8
-    max_tokens_per_micro_batch: int = 2048
-    grad_clip: float = 1.0
+    steps: Count = 24
+    lr: Positive = 3e-4
+    weight_decay: NotNegative = 0.0
+    beta1: BelowOne = 0.9
+    beta2: BelowOne = 0.95
+    warmup_steps: ZeroOrMore = 0
+    prompts_per_mini_batch: Count = 8
+    max_tokens_per_micro_batch: Count = 2048
+    grad_clip: Positive = 1.0
     activation_checkpointing: bool = False
     attention: str = "auto"  # a kernel of swe_rl/trainer/attention.py; auto: the fastest that is exact here
     compile: bool = False  # what surrounds attention, by torch
     offload_optimizer: bool = False  # Adam's moments and master weights in the nodes' memory
-    lora_rank: int = 0  # 0: all weights are trained
-    lora_alpha: int | None = None  # the adapter's product counts lora_alpha / lora_rank times; null: twice lora_rank
+    lora_rank: ZeroOrMore = 0  # 0: all weights are trained
+    lora_alpha: Count | None = None  # the adapter's product counts lora_alpha / lora_rank times; null: twice lora_rank
     weight_sync: WeightSync = WeightSync.auto
     check_weights: bool = True  # after each update: engines and trainer give sampled tokens the same log-probabilities
-    max_staleness_steps: int = 0  # 0: synchronous
-    collective_timeout_s: float = 1800.0  # how long a rank waits for the others
-    num_threads: int = 1
-    checkpoint_every_steps: int = 5
-    keep_checkpoints: int = 2
-    max_restarts: int = 0  # of ranks after one was lost, from the newest checkpoint; 0: that ends the run
-    eval_every_steps: int = 0  # 0: before the first and after the last step only
+    max_staleness_steps: ZeroOrMore = 0  # 0: synchronous
+    collective_timeout_s: Seconds = 1800.0  # how long a rank waits for the others
+    num_threads: Count = 1
+    checkpoint_every_steps: ZeroOrMore = 5
+    keep_checkpoints: Count = 2
+    max_restarts: ZeroOrMore = 0  # of ranks after one was lost, from the newest checkpoint; 0: that ends the run
+    eval_every_steps: ZeroOrMore = 0  # 0: before the first and after the last step only
     resume: str = "none"  # auto, none, or a run folder
-    seed: int = 0
+    seed: Seed = 0
 
 
 @dataclass(frozen=True)
 class SftConfig:
     """Warm start on scripted demonstrations (`job=sft`): first the skill, then a beginner's careless habits."""
 
-    steps: int = 5000
-    lr: float = 2e-3
-    warmup_steps: int = 50
-    tokens_per_batch: int = 4096
-    beginner_steps: int = 150
-    beginner_lr: float = 3e-4
-    right_fraction: float = 0.5  # of the beginner's demonstrations
+    steps: Count = 5000
+    lr: Positive = 2e-3
+    warmup_steps: ZeroOrMore = 50
+    tokens_per_batch: Count = 4096
+    beginner_steps: ZeroOrMore = 150
+    beginner_lr: Positive = 3e-4
+    right_fraction: Share = 0.5  # of the beginner's demonstrations
     device: str = "cpu"  # where torch trains: cpu, cuda
-    seed: int = 0
+    seed: Seed = 0
     output: str = "${paths.outputs}/sft/${model.name}"
 
 
@@ -409,7 +430,7 @@ class PathsConfig:
     scratch: str | None = None  # None: a temporary folder
     cache: str | None = None  # None: the user's cache folder
     sync_to: str | None = None
-    sync_every_s: float = 600.0
+    sync_every_s: SecondsFromOne = 600.0
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ _SHORTEST_SECRET = 8  # characters; shorter values are words that occur by chanc
 _SECRET_KEY = re.compile(r"(^|[_.-])(api_?key|key|token|secret|password|passwd|credentials?)$", re.IGNORECASE)
 _SECRET_VARIABLE = re.compile(r"key|token|secret|password|passwd|credential", re.IGNORECASE)
 _USER_INFO = re.compile(r"(?<=://)[^/\s@]+(?=@)")
+_ASSIGNED = re.compile(r"(?<![\w$])([A-Za-z_]\w*)=[\"']?([^\s\"';&|,\]]+)")  # in a line of a shell
 _IN_BRACES = re.compile(r"[{,]\s*['\"]?([A-Za-z0-9_.-]+)['\"]?\s*:")
 
 
@@ -39,6 +40,8 @@ def mask_value(key: str, value: Any) -> Any:
     if value is None or isinstance(value, bool):
         return value
     if is_secret_key(key):
+        return MASK
+    if key.endswith(".setup") and type(value) is str and spelled_secrets(value):
         return MASK
     return mask_text(value) if type(value) is str else value
 
@@ -60,6 +63,15 @@ def hide_secrets(overrides: Iterable[str], environment: MutableMapping[str, str]
     return [_hide(override, environment) for override in overrides]
 
 
+def spelled_secrets(line: str) -> list[str]:
+    """Names of the secrets whose values a line of a shell spells out; a variable, a command or a file is none."""
+    return [
+        name
+        for name, value in _ASSIGNED.findall(line)
+        if _SECRET_KEY.search(name) and not value.startswith(("$", "`", "/", "~", "."))
+    ]
+
+
 def _hide(override: str, environment: MutableMapping[str, str]) -> str:
     key, equals, value = override.partition("=")
     plain = key.lstrip("+~").partition("@")[0]
@@ -68,6 +80,11 @@ def _hide(override: str, environment: MutableMapping[str, str]) -> str:
     if value.lstrip().startswith("{"):
         _refuse_inside(plain, value)
         return override
+    if plain.endswith(".setup") and (names := spelled_secrets(value)):
+        raise SecretError(
+            f"A line of {plain} spells out {names[0]}, and the batch script that it goes into is a file. Export "
+            f"{names[0]} where you submit, or read it there: {names[0]}=$(cat ~/FILE)."
+        )
     if not is_secret_key(plain):
         return override
     variable = "SWE_RL_SECRET_" + re.sub(r"\W", "_", plain).upper()

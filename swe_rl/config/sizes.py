@@ -5,6 +5,8 @@ Invariants:
 - Counts are of what their names say: prompts are instances, trajectories are prompts times `rollout.n`.
 """
 
+from math import isqrt
+
 from swe_rl.config.choices import EngineKind, RuntimeKind, SandboxKind
 from swe_rl.config.parts import Part, starts
 from swe_rl.config.schema import Config, HardwareConfig, LayoutConfig, ModelConfig, SandboxConfig
@@ -95,7 +97,8 @@ def max_tokens_per_step(config: Config) -> int:
 
 
 def divisors(number: int) -> list[int]:
-    return [candidate for candidate in range(1, number + 1) if number % candidate == 0]
+    small = [candidate for candidate in range(1, isqrt(number) + 1) if number % candidate == 0]
+    return sorted({*small, *(number // candidate for candidate in small)})
 
 
 def nearest_multiples(value: int, step: int) -> str:

@@ -14,6 +14,7 @@ from swe_rl.config.choices import OutputFormat
 from swe_rl.config.compose import config_hash
 from swe_rl.config.findings import Finding, Severity, failing
 from swe_rl.config.provenance import Origins
+from swe_rl.config.ranges import within
 from swe_rl.config.rules import RULES, check, with_origins
 from swe_rl.config.schema import Config
 from swe_rl.job.failure import print_finding
@@ -42,7 +43,7 @@ def _probe(config: Config, findings: list[Finding]) -> list[Finding]:
 
     said = {f"preflight_{finding.rule_id}" for finding in findings}
     with Console(stderr=True, highlight=False).status("asking this machine") as status:
-        found = preflight(config, progress=lambda what: status.update(f"asking this machine: {what}"))
+        found = preflight(within(config), progress=lambda what: status.update(f"asking this machine: {what}"))
     return [finding for finding in found if finding.rule_id not in said]
 
 

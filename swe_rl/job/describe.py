@@ -17,6 +17,7 @@ from swe_rl.config.explain import ConfigError
 from swe_rl.config.folders import Option, options
 from swe_rl.config.keys import describe_type, key_types, nearest, nearest_keys
 from swe_rl.config.provenance import Origins
+from swe_rl.config.ranges import ranges_of
 from swe_rl.config.schema import Config
 
 Record = dict[str, Any]
@@ -70,11 +71,19 @@ def _key_record(config: Config, key: str, origins: Origins | None) -> Record:
     values = {name: value for name, value in flatten(config).items() if name == key or name.startswith(f"{key}.")}
     return {
         "key": key,
-        "type": describe_type(key_types()[key]) if key in key_types() else "",
+        "type": _type(key),
         "value": values[key] if key in values else {name[len(key) + 1 :]: value for name, value in values.items()},
         "from": origins.of(key) if origins else "",
         "about": comment_of(key, _option_file(key, origins)),
     }
+
+
+def _type(key: str) -> str:
+    group, _, name = key.rpartition(".")
+    if key not in key_types():
+        return ""
+    allowed = ranges_of(key_types()[group]).get(name) if group else None
+    return describe_type(key_types()[key]) + (f", {allowed.said()}" if allowed else "")
 
 
 def _option_file(key: str, origins: Origins | None) -> Path | None:

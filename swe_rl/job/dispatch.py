@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from swe_rl.config.choices import JobName, OutputFormat
 from swe_rl.config.compose import Composed, from_tree, given_overrides, resolved_yaml
 from swe_rl.config.findings import Finding, failing
+from swe_rl.config.ranges import within
 from swe_rl.config.rules import check
 from swe_rl.config.rules_sweep import check_sweep
 from swe_rl.config.secrets import mask_text, mask_tree
@@ -173,7 +174,7 @@ def _start(composed: Composed, folder: Path, tree: "DictConfig", hydra: "DictCon
 
     _write_hydra_folder(folder / ".hydra", composed, tree, hydra)
     _write(folder / "config.yaml", resolved_yaml(composed))
-    _write(folder / "plan.json", json.dumps(plan(composed.config), indent=2) + "\n")
+    _write(folder / "plan.json", json.dumps(plan(within(composed.config)), indent=2) + "\n")
     return int(_module(composed.config.job.name).run(with_meeting(with_model_folder(composed.config), folder), folder))
 
 

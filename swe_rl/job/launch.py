@@ -23,6 +23,7 @@ from swe_rl.config.compose import Composed, compose, compose_all, expand
 from swe_rl.config.environment import read_dotenv
 from swe_rl.config.explain import ConfigError, explained
 from swe_rl.config.folders import LAUNCHERS, conf_dir
+from swe_rl.config.foreign_keys import ours
 from swe_rl.config.launcher import is_slurm, quoted, starts_processes
 from swe_rl.config.secrets import hide_secrets
 from swe_rl.config.sizes import gpus_needed
@@ -213,7 +214,7 @@ def _run_frozen(flags: argparse.Namespace, jobs: list[Composed], overrides: list
 
 def _run_in_order(jobs: Sequence[Composed], folder: Path, frozen: Frozen) -> int:
     """One after the other in this process, as Hydra's basic launcher does in an order of its own."""
-    from swe_rl.job.submission.folders import job_folders
+    from swe_rl.config.sweep_folders import job_folders
 
     worst = 0
     for number, (job, name) in enumerate(zip(jobs, job_folders(jobs), strict=True)):
@@ -298,7 +299,10 @@ def _hydra(
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        raise ConfigError(f"{message[0].upper()}{message[1:]}. `python -m swe_rl --help` lists what there is.")
+        flags = [word.partition("=") for word in message.split() if word.startswith("--")]
+        meant = [f"{known}={value or 'VALUE'}" for flag, _, value in flags if (known := ours(flag))]
+        hint = f" Did you mean {' '.join(meant)}?" if meant else ""
+        raise ConfigError(f"{message[0].upper()}{message[1:]}.{hint} `python -m swe_rl --help` lists what there is.")
 
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:

@@ -16,6 +16,7 @@ from swe_rl.config.compose import config_hash
 from swe_rl.config.environment import shown
 from swe_rl.config.findings import failing
 from swe_rl.config.provenance import Origins
+from swe_rl.config.ranges import within
 from swe_rl.config.rules import check
 from swe_rl.config.schema import Config
 from swe_rl.job.simulate import step_rollouts
@@ -26,7 +27,7 @@ def run(config: Config, folder: Path | None, origins: Origins | None = None) -> 
     """Also for what the rules refuse: a section that cannot be computed says so, and the others stand."""
     del folder
     wrong = failing(check(config, origins), config.job.strict)
-    made = plan(config, partly=wrong) | {"environment": shown()}
+    made = plan(config if wrong else within(config), partly=wrong) | {"environment": shown()}
     if config.job.format == OutputFormat.json:
         print(json.dumps(made, indent=2))
     else:

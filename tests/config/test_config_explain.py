@@ -4,7 +4,9 @@ import pytest
 
 from swe_rl.config.compose import compose
 from swe_rl.config.explain import ConfigError
-from swe_rl.config.keys import is_legal, nearest_keys
+from swe_rl.config.foreign_keys import NEAR, SAME
+from swe_rl.config.keys import is_legal, key_types, nearest_keys
+from swe_rl.job.launch import start
 
 WORD, HELP = " has no value: an override is KEY=VALUE.", " `--help` lists what there is."
 MESSAGES = {
@@ -54,6 +56,56 @@ MESSAGES = {
         "The command line changes rows that there are; new ones belong into a file of conf/."
     ),
 }
+
+SLURM = "hydra/launcher=submitit_slurm"
+MORE = (
+    " What SLURM needs is in hardware, as in hardware.account; flags of sbatch that have no key go into "
+    "hydra.launcher.additional_parameters."
+)
+
+
+@pytest.mark.parametrize("sign", ["", "+", "++"])
+def test_a_misspelled_key_of_the_launcher_is_refused(sign):
+    with pytest.raises(ConfigError) as caught:
+        compose([SLURM, f"{sign}hydra.launcher.acount=me"])
+    assert str(caught.value) == (
+        f"Unknown key 'hydra.launcher.acount': no launcher has it. Did you mean hydra.launcher.account?{MORE}"
+    )
+    with pytest.raises(ConfigError, match="another hydra/launcher has it"):
+        compose([f"{sign}hydra.launcher.account=me"])
+    assert compose([SLURM, "hydra.launcher.account=me"]).launcher_settings["account"] == "me"
+    assert compose([SLURM, "+hydra.launcher.additional_parameters.wckey=a"]).launcher == "submitit_slurm"
+
+
+def test_keys_of_other_systems_have_ours_beside_them():
+    known = SAME | NEAR
+    assert len(known) > 150 and not SAME.keys() & NEAR.keys()
+    for foreign, key in known.items():
+        assert key in key_types() and not is_legal(foreign), foreign
+
+
+@pytest.mark.parametrize(
+    ("foreign", "key"),
+    {
+        "generator.n_samples_per_prompt=8": "rollout.n",
+        "+actor_rollout_ref.rollout.n=8": "rollout.n",
+        "trainer.total_epochs=3": "trainer.steps",
+        "algorithm.kl_ctrl.kl_coef=0.1": "algo.kl_coef",
+        "actor_rollout_ref.model.path=a": "model.path",
+        "rollout_batch_size=4": "rollout.prompts_per_step",
+        "trainer.placement.colocate_all=true": "layout.colocated",
+        "n_samples_per_prompt": "rollout.n",
+    }.items(),
+)
+def test_a_key_of_another_system_is_answered_with_ours(foreign, key):
+    with pytest.raises(ConfigError, match=rf"Did you mean {key}\?"):
+        compose([foreign])
+
+
+def test_a_flag_of_another_system_is_answered_with_our_key(capsys):
+    assert start(["--rollout-batch-size", "8", "--n-samples-per-prompt=4"]) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert "Did you mean rollout.prompts_per_step=VALUE rollout.n=4?" in said
 
 
 @pytest.mark.parametrize("override", MESSAGES)

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swe_rl.config import rules_algo
-from swe_rl.config.compose import compose, compose_all
+from swe_rl.config.compose import compose, compose_all, flatten
 from swe_rl.config.findings import Host, Severity, failing, folder_writable
 from swe_rl.config.rules import RULES, check
 from swe_rl.config.schema import Config
@@ -125,6 +125,22 @@ def test_outputs_must_be_writable(tmp_path):
     assert not folder_writable(str(tmp_path / "file" / "b"))
     closed = dataclasses.replace(HOST, folder_writable=lambda _: False)
     assert "outputs" in ids_of([], closed) and "outputs" not in ids_of([])
+    but_one = dataclasses.replace(HOST, folder_writable=lambda path: path != "/backup")
+    assert "outputs" in ids_of(["paths.sync_to=/backup"], but_one)
+
+
+def test_a_secret_in_a_line_of_a_batch_script_is_refused_by_name():
+    config = compose().config
+
+    def with_setup(*lines):
+        return dataclasses.replace(config, hardware=dataclasses.replace(config.hardware, setup=lines))
+
+    leaking = with_setup("module load cuda", "export WANDB_API_KEY=0123456789abcdef")
+    (found,) = check(leaking, host=HOST)
+    assert (found.rule_id, found.key, found.value) == ("secret_in_setup", "hardware.setup", "WANDB_API_KEY")
+    assert "0123" not in str(found) and "0123" not in str(flatten(leaking))
+    harmless = "export WANDB_API_KEY=$(cat ~/.wandb)", "export TOKENIZERS_PARALLELISM=false", "HF_TOKEN=$TOKEN run"
+    assert check(with_setup(*harmless), host=HOST) == []
 
 
 def test_wandb_key_may_come_from_either_side():
@@ -155,7 +171,7 @@ def test_check_and_plan_say_what_the_job_would_refuse():
         rules = {finding.rule_id for finding in refused}
         assert ("available" in rules) == (job != "serve")
         assert ("micro_batch" in rules) == (job == "train")
-        assert ("engine_start" in rules) == (job in ("train", "eval", "rollout", "serve"))
+        assert ("range" in rules) == (job in ("train", "eval", "rollout", "serve"))
 
 
 @pytest.mark.parametrize("job", ["serve", "eval", "images", "prepare", "export", "simulate", "rollout"])
@@ -179,7 +195,6 @@ def test_a_group_of_one_trains_where_no_group_is_compared():
 def test_greedy_trajectories_teach_nothing_but_can_be_sampled():
     assert "sampling" in ids_of(["rollout.temperature=0"])
     assert "sampling" not in ids_of(["rollout.temperature=0", "job=rollout"])
-    assert "sampling" in ids_of(["rollout.temperature=-1", "job=rollout"])
 
 
 def test_errors_come_first_with_origins_and_strict_counts_warnings():
@@ -244,6 +259,8 @@ def test_every_rule_has_a_case():
     literal = dataclasses.replace(plain.hardware, env_vars={"HF_TOKEN": "abc"})
     pairs += [(renamed_outcome(), HOST), (dataclasses.replace(plain, hardware=literal), HOST)]
     pairs.append((plain, dataclasses.replace(HOST, folder_writable=lambda _: False)))
+    leaking = dataclasses.replace(plain.hardware, setup=("export HF_TOKEN=abc",))
+    pairs.append((dataclasses.replace(plain, hardware=leaking), HOST))
     for config, host in pairs:
         spoken |= {rule for rule in RULES if any(True for _ in rule(config, host))}
     assert {rule.name for rule in RULES} - {rule.name for rule in spoken} == set()

@@ -37,6 +37,13 @@ def test_override_moves_to_the_environment():
     assert hide_secrets(safe, environment) == safe
 
 
+@pytest.mark.parametrize("key", ["hardware.setup", "runtime.setup", "+hydra.launcher.setup"])
+def test_a_secret_in_a_line_of_a_batch_script_is_refused_without_its_value(key):
+    with pytest.raises(SecretError, match="WANDB_API_KEY") as caught:
+        compose([f"{key}=['export WANDB_API_KEY={SECRET}']"])
+    assert SECRET not in str(caught.value)
+
+
 @given(
     st.text(st.characters(categories=["L", "N", "P"]), min_size=6).filter(lambda text: not text.startswith(("$", "{")))
 )

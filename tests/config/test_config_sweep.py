@@ -34,6 +34,10 @@ CASES = {
         ["hydra.sweep.subdir=same", "trainer.seed=0,1"],
         ["hydra.sweep.subdir='seed_${hydra.job.num}'", "trainer.seed=0,1"],
     ),
+    "sweep_folder/key": (
+        ["hydra.sweep.subdir='r_${router.name}'", "trainer.seed=0,1"],
+        ["hydra.sweep.subdir='r_${router.name}'", "router=default,tr"],
+    ),
     "sweep_path/output": (["job=sft", "trainer.seed=0,1", "sft.seed=0,1"], ["job=sft", "sft.output=a,b", "sft.seed=0"]),
     "sweep_path/resume": (["trainer.resume=runs/a", "rollout.n=4,8"], ["trainer.resume=auto", "rollout.n=4,8"]),
     "sweep_path/port": (
@@ -55,6 +59,11 @@ def jobs_of(overrides):
 @cache
 def _jobs(overrides):
     return compose_all(expand(overrides))
+
+
+def test_a_wrong_number_breaks_no_rule_over_a_sweep():
+    jobs = jobs_of([*SLURM, "trainer.seed=0,1", "hardware.memory_gb=nan", "hardware.nodes=0", "layout.engines=-3"])
+    assert check_sweep(jobs) == []
 
 
 @pytest.mark.parametrize("name", CASES)

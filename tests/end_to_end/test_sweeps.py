@@ -25,7 +25,7 @@ def sweep_folder(command, name="rollout") -> Path:
 def test_one_bad_job_among_64_refuses_all(command):
     done = command.run("--multirun", "rollout.max_turns=range(64)", small=False)
     assert done.exit_status == 2, done.text
-    assert "job 0: error [positive] rollout.max_turns=0" in done.stderr
+    assert "job 0: error [range] rollout.max_turns=0" in done.stderr
     assert "Nothing was started: 1 of 64 jobs cannot run." in done.stderr
     assert not command.outputs.exists()
 

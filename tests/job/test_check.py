@@ -26,10 +26,10 @@ def test_table_shows_key_origin_and_fix(capsys):
     status, out = run(capsys, "rollout.n=0", "gateway.host=0.0.0.0")
     assert status == 2
     assert out == (
-        "error [positive] rollout.n=0\n"
+        "error [range] rollout.n=0\n"
         "    must be at least 1\n"
         "    from: command line: rollout.n=0\n"
-        "    fix:  rollout.n=1 or more\n"
+        "    fix:  rollout.n=1, or leave it out\n"
         "warning [loopback] gateway.host=0.0.0.0\n"
         "    whoever reaches this address can use the engines; there is no login\n"
         "    from: command line: gateway.host=0.0.0.0\n"

@@ -20,7 +20,7 @@ def test_key(capsys):
     assert out.splitlines() == [
         "rollout.n = 3",
         "    trajectories of one instance: a group",
-        "    a whole number; from command line: rollout.n=3",
+        "    a whole number, at least 1; from command line: rollout.n=3",
     ]
 
 

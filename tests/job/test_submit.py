@@ -7,9 +7,9 @@ import pytest
 
 from swe_rl.config.compose import compose
 from swe_rl.config.explain import ConfigError
+from swe_rl.config.sweep_folders import job_folders
 from swe_rl.hardware import squeue
 from swe_rl.job.freeze import freeze, verify_frozen
-from swe_rl.job.submission.folders import job_folders
 from swe_rl.job.submission.record import read_submission
 from swe_rl.job.submission.submit import SubmissionError, prepare, submit
 from swe_rl.job.submission.sweep import ways_on

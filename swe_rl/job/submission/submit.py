@@ -15,13 +15,13 @@ from typing import Any
 
 from swe_rl.config.compose import Composed
 from swe_rl.config.launcher import told
+from swe_rl.config.sweep_folders import job_folders
 from swe_rl.errors import UserError
 from swe_rl.hardware import squeue
 from swe_rl.hardware.batch_script import Array, batch_script
 from swe_rl.hardware.companion import Companion, companion_jobs
 from swe_rl.hardware.rendezvous import meeting_of
 from swe_rl.job.freeze import Frozen, frozen_exports
-from swe_rl.job.submission.folders import job_folders
 from swe_rl.job.submission.record import LOGS, Submission, SubmittedJob, write_submission
 from swe_rl.logger.disk import write_text_atomic
 

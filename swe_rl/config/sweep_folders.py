@@ -1,7 +1,7 @@
 """Where each job of a sweep writes, known before it starts: `hydra.sweep.subdir`, resolved.
 
 Invariants:
-- The same name that Hydra would give; what only a running job knows (its id, the time) is refused.
+- The same name that Hydra would give; what only a running job knows (its id, the time) is None, and refused for SLURM.
 """
 
 from collections.abc import Sequence
@@ -18,27 +18,33 @@ _NUMBER = "${hydra.job.num}"
 
 def job_folders(jobs: Sequence[Composed]) -> list[str]:
     """Relative to the sweep's folder, one a job. Raises ConfigError."""
-    names = [str(number) if job.sweep_subdir == _NUMBER else _resolved(job, number) for number, job in enumerate(jobs)]
-    if len(set(names)) < len(names):
+    names = [job_folder(job, number) for number, job in enumerate(jobs)]
+    known = [name for name in names if name is not None]
+    if len(known) < len(jobs):
+        raise ConfigError(
+            f"hydra.sweep.subdir={jobs[0].sweep_subdir} is not known before the job runs. With SLURM it may name "
+            "${hydra.job.num} and keys of the configuration, such as ${trainer.seed}."
+        )
+    if len(set(known)) < len(known):
         raise ConfigError(
             f"hydra.sweep.subdir={jobs[0].sweep_subdir} gives two jobs the same folder; add ${{hydra.job.num}} to it."
         )
-    return names
+    return known
 
 
-def _resolved(job: Composed, number: int) -> str:
+def job_folder(job: Composed, number: int) -> str | None:
+    """Of one job, or None where only the running job knows."""
     from omegaconf.errors import OmegaConfBaseException
 
+    if job.sweep_subdir == _NUMBER:
+        return str(number)
     tree = _tree(
         flatten(job.config), {"hydra.job.num": number, "hydra.job.name": "swe_rl", "hydra.subdir": job.sweep_subdir}
     )
     try:
         return str(tree.hydra.subdir)
-    except OmegaConfBaseException as error:
-        raise ConfigError(
-            f"hydra.sweep.subdir={job.sweep_subdir} is not known before the job runs. With SLURM it may name "
-            "${hydra.job.num} and keys of the configuration, such as ${trainer.seed}."
-        ) from error
+    except OmegaConfBaseException:
+        return None
 
 
 def _tree(*parts: dict[str, Any]) -> "DictConfig":
