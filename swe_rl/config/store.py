@@ -29,11 +29,13 @@ def register() -> None:
     from hydra.core.config_store import ConfigStore
     from omegaconf import OmegaConf
 
+    from swe_rl.config.environment import variable
     from swe_rl.config.known_hardware import here
     from swe_rl.config.yaml_text import read
 
     OmegaConf.register_new_resolver("swe_rl.words", words, replace=True)
     OmegaConf.register_new_resolver("swe_rl.here", here, replace=True)
+    OmegaConf.register_new_resolver("swe_rl.env", variable, replace=True)
     store = ConfigStore.instance()
     store.store(name="base_config", node=thaw(Config), provider="swe_rl")
     for path in sorted(sweeps_dir().glob("*.yaml")):

@@ -1,0 +1,39 @@
+"""Variables of other systems' scripts: honoured where the published set-up is composed, explained where they do not fit."""
+
+import pytest
+
+from swe_rl.config.compose import compose
+from swe_rl.config.explain import ConfigError
+
+DJANGO = {"MODEL": "/m", "NUM_ROLLOUTS": "3", "ROLLOUT_BATCH_SIZE": "2", "N_SAMPLES": "6", "OUTPUT_DIR": "/o"}
+
+
+@pytest.mark.parametrize("name", ["django_grpo_local", "django_grpo_modal"])
+def test_the_variables_of_slime_decide(name, monkeypatch):
+    for variable, value in DJANGO.items():
+        monkeypatch.setenv(variable, value)
+    composed = compose([f"+experiment={name}"])
+    config = composed.config
+    assert (config.model.path, config.trainer.steps, config.paths.outputs) == ("/m", 3, "/o")
+    assert (config.rollout.prompts_per_step, config.rollout.n, config.env.num_trajectories) == (2, 6, 6)
+    assert composed.origins.of("trainer.steps").startswith("environment: NUM_ROLLOUTS")
+    assert compose([f"+experiment={name}", "trainer.steps=7"]).config.trainer.steps == 7
+
+
+def test_the_variables_of_swe_pdb_decide(monkeypatch):
+    for variable, value in {"N_PARALLEL": "4", "MAX_STEPS": "60", "SWE_PDB_MODEL_PATH": "/sft"}.items():
+        monkeypatch.setenv(variable, value)
+    config = compose(["+experiment=swepdb_4b", "job=eval"]).config
+    assert (config.rollout.concurrency, config.sandbox.concurrency) == (4, 4)
+    assert (config.rollout.max_turns, config.model.path) == (60, "/sft")
+
+
+def test_a_variable_set_to_nothing_is_not_set(monkeypatch):
+    monkeypatch.setenv("NUM_ROLLOUTS", "")
+    assert compose(["+experiment=django_grpo_local"]).config.trainer.steps == 10
+
+
+def test_a_variable_that_does_not_fit_is_named(monkeypatch):
+    monkeypatch.setenv("NUM_ROLLOUTS", "many")
+    with pytest.raises(ConfigError, match=r"^NUM_ROLLOUTS in the environment decides trainer\.steps, which must be a"):
+        compose(["+experiment=django_grpo_local"])
