@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from swe_rl.config import (
+    rules_address,
     rules_algo,
     rules_available,
     rules_batch,
@@ -21,6 +22,7 @@ from swe_rl.config import (
     rules_imports,
     rules_layout,
     rules_memory,
+    rules_model,
     rules_packages,
     rules_ray,
     rules_router,
@@ -42,11 +44,13 @@ RULES: tuple[Rule, ...] = (
     *rules_hardware.RULES,
     *rules_layout.RULES,
     *rules_ray.RULES,
+    *rules_model.RULES,
     *rules_memory.RULES,
     *rules_algo.RULES,
     *rules_trainer.RULES,
     *rules_data.RULES,
     *rules_sandbox.RULES,
+    *rules_address.RULES,
     *rules_router.RULES,
     *rules_time.RULES,
     *rules_host.RULES,

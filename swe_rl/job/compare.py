@@ -73,9 +73,8 @@ def _two(job: JobConfig, outputs: Path) -> Comparison:
     if not (job.baseline and job.candidate):
         missing = " and ".join(f"job.{key}" for key in ("baseline", "candidate") if not getattr(job, key))
         raise CompareError(
-            f"job=compare needs {missing}: a run's folder, its job's number in SLURM or a log of SkyRL's (slurm-<id>.err) "
-            "on each side; or "
-            "job.runs=DIR, the folder of a multirun (outputs/multirun/<name>/<time>)."
+            f"job=compare needs {missing}: a run's folder, its job's number in SLURM or a log of SkyRL's "
+            "(slurm-<id>.err) on each side; or job.runs=DIR, the folder of a multirun (outputs/multirun/<name>/<time>)."
         )
     before = measured(_place(job.baseline, "job.baseline", outputs), "job.baseline", job.trajectories_per_step)
     after = measured(_place(job.candidate, "job.candidate", outputs), "job.candidate", job.trajectories_per_step)

@@ -41,7 +41,7 @@ def status_of(exit: Exit, patch: str, grade: Grade | None) -> Status:
 
 
 def graded_reward(grade: Grade, kind: RewardKind) -> float:
-    """`fail_to_pass_fraction` is 0 as soon as a PASS_TO_PASS test breaks; `fail_to_pass_only` does not look at those."""
+    """`fail_to_pass_fraction` is 0 as soon as a PASS_TO_PASS test breaks; `fail_to_pass_only` ignores those."""
     if kind is RewardKind.fail_to_pass_only:
         solved = grade.patch_applied and bool(grade.fail_to_pass) and all(grade.fail_to_pass.values())
         return 1.0 if solved else FAILURE_REWARD[kind]

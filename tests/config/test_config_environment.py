@@ -1,4 +1,4 @@
-"""Variables of other systems' scripts: honoured where the published set-up is composed, explained where they do not fit."""
+"""Variables of other systems' scripts: honoured by their experiments, explained where they do not fit."""
 
 import pytest
 
@@ -26,6 +26,16 @@ def test_the_variables_of_swe_pdb_decide(monkeypatch):
     config = compose(["+experiment=swepdb_4b", "job=eval"]).config
     assert (config.rollout.concurrency, config.sandbox.concurrency) == (4, 4)
     assert (config.rollout.max_turns, config.model.path) == (60, "/sft")
+
+
+@pytest.mark.parametrize("path", ["/data/rl.parquet", "/data/kodcode.parquets"])
+def test_data_of_one_s_own_are_not_sliced(path, monkeypatch):
+    published = compose(["env=kodcode"]).config.env
+    assert (published.split, published.eval_split) == ("train[1000:]", "train[:1000]")
+    monkeypatch.setenv("KODCODE_DATA_PATH", path)
+    mine = compose(["env=kodcode"]).config.env
+    assert (mine.dataset, mine.split, mine.eval_split) == (path, "train", "test")
+    assert compose(["env=kodcode", "env.split=rl", "env.dataset=/x"]).config.env.split == "rl"
 
 
 def test_a_variable_set_to_nothing_is_not_set(monkeypatch):

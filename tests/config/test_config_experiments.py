@@ -23,6 +23,8 @@ HOST = Host(
     environment={"WANDB_API_KEY": "x"},
     file_exists=lambda _: False,
     folder_writable=lambda _: True,
+    exists=lambda path: path == "/data/mine",
+    listing=lambda path: ["train.jsonl", "heldout.jsonl"] if path == "/data/mine" else [],
     version=lambda _: "",  # every package is installed
     absolute=lambda path: str(Path("/home/me", path)),  # wherever the tests are
 )
