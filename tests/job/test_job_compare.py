@@ -236,7 +236,8 @@ def write_job(folder, job, rates):
 def test_runs_are_found_by_their_numbers_in_slurm(start, tmp_path):
     write_job(tmp_path / "outputs" / "dp4_default" / "2026-11-21", "25609", [100.0, 100.0])
     write_job(tmp_path / "outputs" / "dp4_tr_atw01" / "2026-11-21", "25610", [120.0, 120.0])
-    assert "+20.0" in start(baseline=25609, candidate=25610)
+    printed = start(baseline=25609, candidate=25610)
+    assert "(dp4_default/2026-11-21 vs dp4_tr_atw01/2026-11-21)" in printed and "20.0" in printed
 
 
 def test_the_elements_of_an_array_are_found_by_the_sweep_s_record(start, tmp_path, multirun):
