@@ -33,7 +33,9 @@ _DJANGO: Mapping[str, _Reader] = {
 }
 _DEBUGGING: Mapping[str, _Reader] = {
     "SWE_PDB_MODEL_PATH": _Reader("model.path", lambda config: config.model.path),
-    "SWE_PDB_CHECKPOINT_BASE": _Reader("paths.outputs", lambda config: config.paths.outputs),
+    "SWE_PDB_CHECKPOINT_BASE": _Reader(
+        "paths.outputs", lambda config: config.paths.outputs.removesuffix(f"/{config.logger.project}")
+    ),
     "KODCODE_DATA_PATH": _Reader("env.dataset", lambda config: config.env.dataset),
     "N_PARALLEL": _Reader("rollout.concurrency", lambda config: config.rollout.concurrency),
     "MAX_STEPS": _Reader("rollout.max_turns", lambda config: config.rollout.max_turns),

@@ -21,11 +21,14 @@ def test_the_variables_of_slime_decide(name, monkeypatch):
 
 
 def test_the_variables_of_swe_pdb_decide(monkeypatch):
-    for variable, value in {"N_PARALLEL": "4", "MAX_STEPS": "60", "SWE_PDB_MODEL_PATH": "/sft"}.items():
+    told = {"N_PARALLEL": "4", "MAX_STEPS": "60", "SWE_PDB_MODEL_PATH": "/sft", "SWE_PDB_CHECKPOINT_BASE": "/base"}
+    for variable, value in told.items():
         monkeypatch.setenv(variable, value)
     config = compose(["+experiment=swepdb_4b", "job=eval"]).config
     assert (config.rollout.concurrency, config.sandbox.concurrency) == (4, 4)
     assert (config.rollout.max_turns, config.model.path) == (60, "/sft")
+    assert (config.paths.outputs, config.name) == ("/base/swe_pdb", "swepdb_4b")
+    assert compose(["+experiment=swepdb_4b", "logger.project=mine"]).config.paths.outputs == "/base/mine"
 
 
 @pytest.mark.parametrize("path", ["/data/rl.parquet", "/data/kodcode.parquets"])

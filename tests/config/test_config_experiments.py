@@ -61,6 +61,7 @@ NEEDS = {
     "hardware": {
         "local_gpu": ["model=qwen3_0_6b", "layout=colocated1"],
         "h100x8": ["model=qwen3_14b", "layout=dp4"],
+        "h100x8_scratch": ["model=qwen3_14b", "layout=dp4"],
         "h200x8": ["model=qwen3_14b", "layout=colocated8"],
         "a100x8": ["model=qwen3_8b", "layout=colocated8"],
         "a100x16": ["model=qwen3_14b", "layout=dp8_tp2_2nodes"],

@@ -55,9 +55,7 @@ def _engine(
 
 def _serves(config: Config, url: str, models: Mapping[str, int | None]) -> Iterator[Finding]:
     wanted = config.engine.served_model or config.model.path
-    if (
-        wanted.startswith(_BUILTIN) and models
-    ):  # a server elsewhere has another name for it: whatever it serves is taken
+    if wanted.startswith(_BUILTIN) and models:  # elsewhere it has another name: whatever is served is taken
         wanted = next(iter(models))
     if not models:
         yield _bad_engine(url, "serves no model", "start the server with a model")
