@@ -12,7 +12,7 @@ from swe_rl.config.choices import EngineKind
 from swe_rl.config.findings import Finding, Host, about, between, error, warning
 from swe_rl.config.parts import Part
 from swe_rl.config.schema import Config
-from swe_rl.config.sizes import trajectories_at_once, uses_no_gpu
+from swe_rl.config.sizes import shares_gpus, trajectories_at_once, uses_no_gpu
 
 MOST_OF_A_GPU = 0.95
 COLOCATED_MOST = 0.8
@@ -31,7 +31,7 @@ def gpu_memory_share(config: Config, _: Host) -> Iterator[Finding]:
             f"is a fraction, above 0 and at most {MOST_OF_A_GPU:g}",
             "engine.gpu_memory_utilization=0.85",
         )
-    elif config.layout.colocated and config.layout.trainer_gpus and share > COLOCATED_MOST:
+    elif shares_gpus(config) and share > COLOCATED_MOST:
         yield warning(
             "gpu_share",
             "engine.gpu_memory_utilization",
