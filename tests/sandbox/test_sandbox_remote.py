@@ -330,5 +330,6 @@ async def test_a_server_is_greeted_before_anything_depends_on_it(url: str, monke
         await greeted(replace(CONFIG, runtime_url=url))
     with pytest.raises(UserError, match="Start the server there, or correct the address"):
         await greeted(replace(CONFIG, runtime_url="http://127.0.0.1:9"))
+    monkeypatch.setenv("TEST_RUNTIME_KEY", "secret-key")
     with pytest.raises(UserError, match="no sandbox server that is well: status 404"):
         await greeted(replace(CONFIG, runtime_url=f"{url}/elsewhere"))
