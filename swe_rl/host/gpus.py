@@ -98,10 +98,14 @@ def read_slice_memory(system: Runs) -> list[Gpu]:
         for one in card.findall("mig_devices/mig_device"):
             index = one.findtext("index", "").strip()
             if uuid := names.get((number, index)):
-                total, used = (one.findtext(f"fb_memory_usage/{name}", "").split() for name in ("total", "used"))
-                sizes = [_number(words[0]) if words else None for words in (total, used)]
-                found.append(Gpu(int(index), uuid, card.findtext("product_name", ""), *sizes, mig=False))
+                total, used = (_mib(one, name) for name in ("total", "used"))
+                found.append(Gpu(int(index), uuid, card.findtext("product_name", ""), total, used, mig=False))
     return found
+
+
+def _mib(device: ElementTree.Element, name: str) -> int | None:
+    """`19968 MiB`."""
+    return _number(device.findtext(f"fb_memory_usage/{name}", "").partition(" ")[0])
 
 
 def _slice_names(listing: str) -> dict[tuple[int, str], str]:
