@@ -17,10 +17,11 @@ from swe_rl.config.secrets import mask_text
 
 @dataclass(frozen=True, slots=True)
 class _Reader:
-    """The key that a variable stands for, and its value here; `None`: no key does."""
+    """The key that a variable stands for, and its value here. `decides`: where the key is not set otherwise."""
 
     key: str
-    value: Callable[[Config], object] | None
+    value: Callable[[Config], object]
+    decides: bool = True
 
 
 # The names are those of slime's GRPO on SWE-bench and of SWE-PDB.
@@ -39,7 +40,7 @@ _DEBUGGING: Mapping[str, _Reader] = {
     "KODCODE_DATA_PATH": _Reader("env.dataset", lambda config: config.env.dataset),
     "N_PARALLEL": _Reader("rollout.concurrency", lambda config: config.rollout.concurrency),
     "MAX_STEPS": _Reader("rollout.max_turns", lambda config: config.rollout.max_turns),
-    "ROLLOUT_DATA_DIR": _Reader("paths.outputs", None),
+    "ROLLOUT_DATA_DIR": _Reader("paths.outputs", lambda config: config.paths.outputs, decides=False),
 }
 
 
@@ -48,7 +49,7 @@ def variables_read(config: Config, host: Host) -> Iterator[Finding]:
     names = _DJANGO if config.env.name == "django201" else _DEBUGGING if config.env.name == "kodcode" else {}
     for variable, reader in names.items():
         told = host.environment.get(variable)
-        value = reader.value(config) if reader.value else None
+        value = reader.value(config)
         if not told or not reads(config, reader.key) or str(value) == told:
             continue
         shown = mask_text(told)
@@ -57,7 +58,7 @@ def variables_read(config: Config, host: Host) -> Iterator[Finding]:
             reader.key,
             value,
             f"{variable}={shown} is set in the environment, and "
-            + ("something else was chosen" if reader.value else "nothing reads it: rollouts are in the run's folder"),
+            + ("something else was chosen" if reader.decides else "nothing reads it: rollouts are in the run's folder"),
             f"{reader.key}={shown}, or unset {variable}",
         )
 
