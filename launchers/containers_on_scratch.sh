@@ -1,5 +1,6 @@
 # Containers on a node's own disk, for `sandbox=docker` or `sandbox=podman` inside a SLURM job. To be sourced by the
-# batch script before the run: hardware.setup=["source /path/of/swe_rl/launchers/containers_on_scratch.sh"]
+# batch script before the run: hardware=h100x8_scratch, or with any other hardware
+# 'hardware.setup=[source "$SWE_RL_LAUNCHERS/containers_on_scratch.sh"]', which names this folder in every batch script.
 #
 # Edit: SWE_RL_SCRATCH, the node's fast disk. Layers stay there for the next job of yours on the node; other jobs of
 # yours at the same time get storage of their own, which goes when their job ends.

@@ -8,6 +8,7 @@ Invariants:
 import os
 from collections.abc import Mapping, MutableMapping
 from pathlib import Path
+from typing import Any
 
 from swe_rl.config.secrets import MASK, is_secret_key, mask_text
 
@@ -16,8 +17,15 @@ HONOURED: dict[str, str] = {
     "WANDB_API_KEY": "logger.wandb=online",
     "HF_TOKEN": "model.path and env.dataset of the hub",
     "VLLM_URL": "engine.urls with engine=external",
+    "MODEL": "model.path of the experiments django_grpo_*",
+    "NUM_ROLLOUTS": "trainer.steps of the experiments django_grpo_*",
+    "ROLLOUT_BATCH_SIZE": "rollout.prompts_per_step of the experiments django_grpo_*",
+    "N_SAMPLES": "rollout.n of the experiments django_grpo_*",
+    "OUTPUT_DIR": "paths.outputs of the experiments django_grpo_*",
     "SWE_PDB_MODEL_PATH": "model.path of the experiments swepdb_*",
     "SWE_PDB_CHECKPOINT_BASE": "paths.outputs of the experiments swepdb_*",
+    "N_PARALLEL": "rollout.concurrency and sandbox.concurrency of the experiments swepdb_*",
+    "MAX_STEPS": "rollout.max_turns of the experiments swepdb_*",
     "KODCODE_DATA_PATH": "env.dataset with env=kodcode",
     "TRAINING_DATA_SYNC_DEST": "paths.sync_to",
     "CUDA_VISIBLE_DEVICES": "which GPUs of this machine are used",
@@ -49,6 +57,11 @@ def origin_of(name: str, environment: Mapping[str, str] | None = None) -> str:
     if not environment.get(name):
         return ""
     return ".env" if name in environment.get(_FROM_FILE, "").split(",") else "environment"
+
+
+def variable(name: str, default: Any) -> Any:
+    """`${swe_rl.env:NAME,DEFAULT}` in conf/: what the environment says; one that is set to nothing is not set."""
+    return os.environ.get(name) or default
 
 
 def shown(environment: Mapping[str, str] | None = None) -> dict[str, str]:

@@ -158,6 +158,9 @@ def _bad_value(error: BaseException, overrides: Sequence[str]) -> str:
     key = str(getattr(cause, "full_key", None) or "")
     reason = _one_line(str(getattr(cause, "msg", None) or cause)).partition(" full_key:")[0]
     where = _where(error, key, overrides)
+    if variable := _variable_of(reason):
+        hint = key_types().get(key)
+        return f"{variable} in the environment decides {key}, which must be {describe_type(hint)} ({reason})."
     if isinstance(cause, InterpolationResolutionError):
         return f"{key} cannot be resolved: {reason} ({where})."
     if isinstance(cause, ConfigKeyError | ConfigAttributeError) and key and not is_legal(key):
@@ -168,6 +171,12 @@ def _bad_value(error: BaseException, overrides: Sequence[str]) -> str:
     given = re.search(r"Value '(.*?)' of type", reason) or re.search(r"Invalid value '(.*?)'", reason)
     value = f", not {given.group(1)!r}" if given else ""
     return f"{key} must be {describe_type(hint)}{value} ({where}).{_near_member(hint, given)}"
+
+
+def _variable_of(reason: str) -> str | None:
+    """The environment's variable whose value does not fit the key that it decides."""
+    found = re.search(r"\$\{swe_rl\.env:\s*(\w+)", reason)
+    return found.group(1) if found and "could not be converted" in reason else None
 
 
 def _reason(error: BaseException) -> str:

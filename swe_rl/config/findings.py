@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from swe_rl.config.known_hardware import known_hardware
+from swe_rl.config.known_models import known_models
 from swe_rl.config.parts import Part
 from swe_rl.config.schema import Config, HardwareConfig
 from swe_rl.host.machine import this_machine
@@ -72,6 +73,14 @@ def path_exists(path: str) -> bool:
     return False
 
 
+def listing(path: str) -> Sequence[str]:
+    """Names of what a folder holds; none where it is none, or closed to this user."""
+    try:
+        return sorted(entry.name for entry in Path(path).expanduser().iterdir())
+    except OSError:
+        return ()
+
+
 def absolute(path: str) -> str:
     with suppress(*_NO_PATH):
         return str(Path(path).expanduser().absolute())
@@ -92,6 +101,7 @@ class Host:
     folder_writable: Callable[[str], bool] = folder_writable
     read_text: Callable[[str], str | None] = read_text
     exists: Callable[[str], bool] = path_exists
+    listing: Callable[[str], Sequence[str]] = listing
     absolute: Callable[[str], str] = absolute
     find_program: Callable[[str], str | None] = shutil.which
     version: Callable[[str], str | None] = installed_version  # of a package; None: it is not installed
@@ -103,6 +113,7 @@ class Host:
     driver: Callable[[], str] = lambda: this_machine().driver
     gpus: Callable[[], int] = lambda: this_machine().gpus
     known_hardware: Callable[[], Sequence[HardwareConfig]] = known_hardware
+    known_models: Callable[[], Mapping[str, Mapping[str, Any]]] = known_models
 
 
 Find = Callable[[Config, Host], Iterator[Finding]]

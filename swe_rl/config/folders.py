@@ -36,6 +36,10 @@ def sweeps_dir() -> Path:
     return _find("sweeps")
 
 
+def launchers_dir() -> Path:
+    return _find("launchers")
+
+
 def options(root: Path | None = None) -> dict[str, list[Option]]:
     """Every group of conf/ with its options, both sorted by name; sweeps are the group `sweep`, launchers come last."""
     root = root or conf_dir()

@@ -19,7 +19,7 @@ from swe_rl.config.yaml_text import read
 
 _GLOBAL_GROUPS = ("experiment", "sweep")
 _MISSING = object()
-_VARIABLE = re.compile(r"\$\{oc\.env:\s*(\w+)")
+_VARIABLE = re.compile(r"\$\{(?:oc|swe_rl)\.env:\s*(\w+)")
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from string import Formatter
 from swe_rl.config import rules_agent
 from swe_rl.config.choices import GradingKind, Keep
 from swe_rl.config.findings import Finding, Host, about, between, error, warning
+from swe_rl.config.instance_count import listed_ids, trained_images, trained_instances
 from swe_rl.config.keys import nearest
 from swe_rl.config.parts import Part, reads
 from swe_rl.config.rules_agent import AGENT_TOOLS
@@ -43,14 +44,16 @@ def names_known(config: Config, _: Host) -> Iterator[Finding]:
 
 
 @about(Part.steps)
-def enough_instances(config: Config, _: Host) -> Iterator[Finding]:
-    there, wanted = config.env.num_instances, config.rollout.prompts_per_step
+def enough_instances(config: Config, host: Host) -> Iterator[Finding]:
+    there, wanted = trained_instances(config.env, host.read_text), config.rollout.prompts_per_step
     if 0 < there < wanted:
+        key = "env.instance_ids" if config.env.instance_ids else "env.instances"
+        listed = listed_ids(config.env, host.read_text) is not None
         yield error(
             "instances",
             "rollout.prompts_per_step",
             wanted,
-            f"env={config.env.name} has {there} instances to train on",
+            f"{key if listed else f'env={config.env.name}'} has {there} instances to train on",
             f"rollout.prompts_per_step={there}",
         )
 
@@ -175,14 +178,15 @@ def revision_has_a_hub(config: Config, _: Host) -> Iterator[Finding]:
 
 
 @about(Part.sandboxes)
-def images_fit(config: Config, _: Host) -> Iterator[Finding]:
-    disk, needed = config.hardware.disk_gb, config.env.num_instances * config.env.image_gb
+def images_fit(config: Config, host: Host) -> Iterator[Finding]:
+    images = trained_images(config, host.read_text)
+    disk, needed = config.hardware.disk_gb, images * config.env.image_gb
     if holds_container(config) and config.runtime.kind == "none" and 0 < disk < needed:
         yield warning(
             "image_disk",
             "env.image_gb",
             config.env.image_gb,
-            f"{config.env.num_instances} images of about {config.env.image_gb:g} GB are {needed:.0f} GB, before shared "
+            f"{images} images of about {config.env.image_gb:g} GB are {needed:.0f} GB, before shared "
             f"layers; hardware.disk_gb={disk:g}",
             "env.instances=FILE with fewer, or a larger disk for the container engine",
         )

@@ -8,8 +8,9 @@ import re
 from collections.abc import Iterator
 
 from swe_rl.config.choices import WandbMode
+from swe_rl.config.dataset_files import ENDINGS, SAVED, files_of, whole_files
 from swe_rl.config.findings import Finding, Host, about, error, warning
-from swe_rl.config.parts import Part
+from swe_rl.config.parts import Part, starts
 from swe_rl.config.schema import Config
 from swe_rl.config.secrets import is_secret_key, spelled_secrets
 from swe_rl.config.yaml_text import YamlError, parse
@@ -22,8 +23,9 @@ def files_exist(config: Config, host: Host) -> Iterator[Finding]:
     if config.env.instances and "*" in config.env.instances:  # a pattern
         files = {}
     for key, dataset in (("env.dataset", config.env.dataset), ("env.eval_dataset", config.env.eval_dataset)):
-        if dataset and dataset.endswith((".jsonl", ".json", ".parquet")):
+        if dataset and dataset.endswith(ENDINGS):
             files[key] = dataset
+    yield from _folders(config, host)
     for key, path in files.items():
         if path is not None and not host.file_exists(path):
             yield error(
@@ -33,6 +35,26 @@ def files_exist(config: Config, host: Host) -> Iterator[Finding]:
                 "there is no such file (relative paths start where you start)",
                 f"{key}=PATH of the file",
             )
+
+
+def _folders(config: Config, host: Host) -> Iterator[Finding]:
+    """Data sets in a folder of this machine: it is there, and has files of the split."""
+    env = config.env
+    evaluated = "env.dataset" if env.eval_dataset is None else "env.eval_dataset"
+    wanted = {
+        Part.steps: ("env.dataset", env.dataset, env.split),
+        Part.evaluation: (evaluated, env.eval_dataset or env.dataset, env.eval_split),
+    }
+    read = [part for part in wanted if part in starts(config)] or list(wanted)  # job=prepare: all
+    for key, path, split in (wanted[part] for part in read):
+        if path.endswith(ENDINGS) or not (path.startswith(("/", "./", "../", "~")) or host.exists(path)):
+            continue
+        name, below = split.partition("[")[0], (host.listing(path), host.listing(f"{path.rstrip('/')}/data"))
+        fix = f"{key}=FILE.parquet, or a folder with {name}.parquet or {name}.jsonl"
+        if not host.exists(path):
+            yield error("file", key, path, "there is no such folder (relative paths start where you start)", fix)
+        elif not any(files_of(names, name) or whole_files(names) or set(names) & set(SAVED) for names in below):
+            yield error("file", key, path, f"the folder has no file of the split {name}", fix)
 
 
 @about()

@@ -134,4 +134,16 @@ def correction(config: Config, _: Host) -> Iterator[Finding]:
         )
 
 
-RULES = (clip_range, gspo, stale_rows, mask_level, dr_grpo, correction)
+@about(Part.trainer)
+def mismatch_filter(config: Config, _: Host) -> Iterator[Finding]:
+    if config.rollout.filter_token_mismatch and config.rollout.capture == Capture.traced:
+        yield warning(
+            "mismatch_filter",
+            "rollout.filter_token_mismatch",
+            True,
+            "has nothing to mask: with rollout.capture=traced what is trained is what was sampled",
+            "rollout.capture=retokenize, or rollout.filter_token_mismatch=false",
+        )
+
+
+RULES = (clip_range, gspo, stale_rows, mask_level, dr_grpo, correction, mismatch_filter)

@@ -12,7 +12,7 @@ from swe_rl.config.choices import EngineKind
 from swe_rl.config.findings import Finding, Host, about, between, error, warning
 from swe_rl.config.parts import Part
 from swe_rl.config.schema import Config
-from swe_rl.config.sizes import trajectories_at_once, uses_no_gpu
+from swe_rl.config.sizes import shares_gpus, trajectories_at_once, uses_no_gpu
 
 COLOCATED_MOST = 0.8
 MOST_OF_A_HOST = 0.85  # engines, sandboxes and files take the rest: 236 GB of 270 were too much
@@ -22,7 +22,7 @@ CROWDED = 2.0  # contexts under way over the cache's tokens
 @about(Part.engines)
 def gpu_memory_share(config: Config, _: Host) -> Iterator[Finding]:
     share = config.engine.gpu_memory_utilization
-    if config.layout.colocated and config.layout.trainer_gpus and share > COLOCATED_MOST:
+    if shares_gpus(config) and share > COLOCATED_MOST:
         yield warning(
             "gpu_share",
             "engine.gpu_memory_utilization",

@@ -66,7 +66,7 @@ class JobConfig:
     strict: bool = False  # warnings count as errors
     preflight: bool = False  # check: also probe this host
     imports: tuple[str, ...] = ()  # check: YAML files of other systems, compared with this configuration
-    baseline: str | None = None  # compare: a run's folder, or a log of SkyRL's
+    baseline: str | None = None  # compare: a run's folder, its job's number in SLURM, or a log of SkyRL's
     candidate: str | None = None  # compare: the other one
     baseline_label: str | None = None
     candidate_label: str | None = None
@@ -330,6 +330,7 @@ class RolloutConfig:
     top_k: ZeroOrMore = 0
     concurrency: Count = 64
     capture: Capture = Capture.traced
+    filter_token_mismatch: bool = False  # retokenize: a trajectory that differs from what was sampled is not trained
     agent_timeout_s: Seconds = 120.0
     command_timeout_s: Seconds = 10.0
     grade_timeout_s: Seconds = 60.0

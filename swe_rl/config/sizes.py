@@ -11,6 +11,16 @@ from swe_rl.config.choices import EngineKind, RuntimeKind, SandboxKind
 from swe_rl.config.parts import Part, starts
 from swe_rl.config.schema import Config, HardwareConfig, LayoutConfig, ModelConfig, SandboxConfig
 
+# Keys of `model` and what a checkpoint's config.json calls them.
+CHECKPOINT_FACTS = {
+    "num_layers": "num_hidden_layers",
+    "hidden_size": "hidden_size",
+    "intermediate_size": "intermediate_size",
+    "num_heads": "num_attention_heads",
+    "num_kv_heads": "num_key_value_heads",
+    "vocab_size": "vocab_size",
+}
+
 
 def engine_gpus(layout: LayoutConfig) -> int:
     """GPUs of all engines; a layout without trainer GPUs and with one colocated engine of width one uses none."""

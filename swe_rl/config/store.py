@@ -29,11 +29,14 @@ def register() -> None:
     from hydra.core.config_store import ConfigStore
     from omegaconf import OmegaConf
 
+    from swe_rl.config.environment import variable
     from swe_rl.config.known_hardware import here
     from swe_rl.config.yaml_text import read
 
     OmegaConf.register_new_resolver("swe_rl.words", words, replace=True)
     OmegaConf.register_new_resolver("swe_rl.here", here, replace=True)
+    OmegaConf.register_new_resolver("swe_rl.env", variable, replace=True)
+    OmegaConf.register_new_resolver("swe_rl.if_equal", if_equal, replace=True)
     store = ConfigStore.instance()
     store.store(name="base_config", node=thaw(Config), provider="swe_rl")
     for path in sorted(sweeps_dir().glob("*.yaml")):
@@ -44,6 +47,11 @@ def register() -> None:
 def words(text: str) -> list[str]:
     """`${swe_rl.words:...}` in conf/: a list of what stands between commas or spaces, as environments hold it."""
     return str(text or "").replace(",", " ").split()
+
+
+def if_equal(value: Any, known: Any, then: Any, otherwise: Any) -> Any:
+    """`${swe_rl.if_equal:...}` in conf/: what suits the published value, or what suits any other."""
+    return then if value == known else otherwise
 
 
 @cache

@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 import aiohttp
 import orjson
 
+from swe_rl.config.addresses import base_address
 from swe_rl.engine.protocol import EngineError
 from swe_rl.errors import UserError
 from swe_rl.host.loopback import is_loopback
@@ -147,17 +148,12 @@ class HttpClient:
 
 def base_url(url: str) -> str:
     """Scheme, host and path, without a closing `/v1`. Raises EngineUrlError."""
-    parts = urlsplit(url.strip())
-    if parts.username or parts.password:
-        shown = f"{parts.scheme}://***@{parts.hostname}"
+    try:
+        return base_address(url)
+    except ValueError as problem:
         raise EngineUrlError(
-            f"engine.urls: {shown} holds a user and a password, which would end up in files; give the server's key as "
-            "VLLM_API_KEY in the environment"
-        )
-    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
-        raise EngineUrlError(f"engine.urls: {url!r} is no address like http://host:8000/v1")
-    path = parts.path.rstrip("/").removesuffix("/v1").rstrip("/")
-    return f"{parts.scheme}://{parts.netloc}{path}"
+            f"engine.urls: {problem}. Write http://host:8000/v1; a server's key is VLLM_API_KEY in the environment"
+        ) from problem
 
 
 def _cause(error: Exception) -> str:

@@ -22,6 +22,7 @@ from swe_rl.engine.protocol import EngineError, SamplingParams
 from swe_rl.errors import UserError
 
 SUPPORTED = ((0, 26), (0, 33))  # first and last minor version
+_OURS = "swe_rl"  # job=serve: whatever its version, what it can do is asked
 _VERSION = re.compile(r"(\d+)\.(\d+)")
 _PROBE_IDS = (1, 2, 3, 5, 8, 13, 21, 34)
 # With top_k=1 the sampling distribution is one token, or k of which none is likelier: bfloat16 logits often tie. Each
@@ -138,6 +139,8 @@ async def _version(client: HttpClient, patience: Patience) -> str:
     answer = await _got(client, "/version", patience)
     _check_key(client, answer)
     text = str(_field(answer, "version") or "")
+    if _field(answer, "server") == _OURS:
+        return text
     found = _VERSION.match(text)
     first, last = SUPPORTED
     if not answer.ok or found is None:

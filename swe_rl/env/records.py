@@ -15,8 +15,6 @@ from typing import Any
 from swe_rl.env.instance import Instance, InstanceError
 from swe_rl.logger.disk import write_text_atomic
 
-ENDINGS = (".jsonl", ".json", ".parquet")
-
 
 @dataclass(frozen=True, slots=True)
 class Row:

@@ -13,6 +13,7 @@ import logging
 import math
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import count
 
 from swe_rl.engine.protocol import Completion, ContextOverflowError, EngineError, SamplingParams
@@ -25,6 +26,7 @@ from swe_rl.gateway.reply import Answer
 from swe_rl.gateway.request import ChatRequest
 from swe_rl.gateway.session import Recorded, TurnPlan
 from swe_rl.gateway.store import TraceStore
+from swe_rl.gateway.token_request import TokenRequest
 from swe_rl.gateway.trace import Trace
 from swe_rl.model.chat import ChatRenderer
 from swe_rl.model.tool_parser import ParsedReply, ToolParser
@@ -89,6 +91,26 @@ class Completer:
         await self._store.append_async(trace, turn.base_turn, turn.base_tokens)
         self._count(plan, turn, completion, started_s)
         return self._answer(live, plan, turn, request, completion, message)
+
+    async def complete_ids(self, live: LiveSession, request: TokenRequest) -> Completion:
+        """Of token ids that a client brings; as `complete`."""
+        started_s, limit = self._clock(), self._max_model_len
+        room = limit - len(request.prompt_ids)
+        if room <= 0:
+            raise context_overflow(len(request.prompt_ids), limit, "engine.max_model_len")
+        params = replace(request.params, max_tokens=min(room, request.params.max_tokens))
+        plan, recorded = live.state.plan_apart(request.prompt_ids), False
+        try:
+            completion, engine, held_s = await self._generate(live, plan, params)
+            turn = live.state.record_apart()
+            recorded = True
+        finally:
+            if not recorded:
+                live.state.release(plan)
+        live.count(turn, completion, held_s)
+        await self._store.append_async(self._trace(live, plan, turn, completion, engine, held_s))
+        self._count(plan, turn, completion, started_s)
+        return completion
 
     async def _plan(self, live: LiveSession, request: ChatRequest) -> TurnPlan:
         draft = live.state.draft(request.messages, request.tools)

@@ -12,10 +12,10 @@ import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from swe_rl.engine.protocol import Completion
 from swe_rl.gateway.errors import ApiError, GatewayError
-from swe_rl.gateway.reply import Answer
 from swe_rl.gateway.session import Recorded, Session, SessionSettings
 from swe_rl.gateway.trace import Break
 
@@ -39,7 +39,7 @@ class LiveSession:
     state: Session
     settings: SessionSettings | None  # None: the client's own parameters
     used_s: float = 0.0  # when its last call began or ended, on the clock of its LiveSessions
-    calls: "set[asyncio.Task[Answer]]" = field(default_factory=set)
+    calls: "set[asyncio.Task[Any]]" = field(default_factory=set)
     num_calls: int = 0
     sampled_tokens: int = 0
     breaks: Counter[Break] = field(default_factory=Counter)
@@ -112,12 +112,12 @@ class LiveSessions:
         self._implicit[session_id] = live = LiveSession(session_id, self._new_state(session_id), None, self._clock())
         return live
 
-    def began(self, live: LiveSession, call: "asyncio.Task[Answer]") -> None:
+    def began(self, live: LiveSession, call: "asyncio.Task[Any]") -> None:
         live.calls.add(call)
         self.num_calls += 1
         self._used(live)
 
-    def ended(self, live: LiveSession, call: "asyncio.Task[Answer]") -> None:
+    def ended(self, live: LiveSession, call: "asyncio.Task[Any]") -> None:
         live.calls.discard(call)
         self.num_calls -= 1
         self._used(live)

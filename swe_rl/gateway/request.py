@@ -45,7 +45,7 @@ def parse_request(raw: bytes, model_name: str) -> ChatRequest:
         raise ApiError(404, message, param="model", code="model_not_found")
     _refuse_unsupported(body)
     tools = [] if body.get("tool_choice") == "none" else _tools(body.get("tools"))
-    limit = _integer(body, "max_completion_tokens", 1) or _integer(body, "max_tokens", 1)
+    limit = integer(body, "max_completion_tokens", 1) or integer(body, "max_tokens", 1)
     program_id = body.get("program_id")
     if program_id is not None and (not isinstance(program_id, str) or not program_id):
         raise invalid("'program_id' must be a non-empty string.", "program_id")
@@ -56,10 +56,10 @@ def parse_request(raw: bytes, model_name: str) -> ChatRequest:
         include_usage=isinstance(body.get("stream_options"), dict) and _flag(body["stream_options"], "include_usage"),
         logprobs=_flag(body, "logprobs"),
         max_tokens=limit,
-        temperature=_number(body, "temperature", 0.0, 2.0),
-        top_p=_number(body, "top_p", 1e-6, 1.0),
-        top_k=max(0, _integer(body, "top_k", -1) or 0),
-        seed=_integer(body, "seed", -(2**63)),
+        temperature=number(body, "temperature", 0.0, 2.0),
+        top_p=number(body, "top_p", 1e-6, 1.0),
+        top_k=max(0, integer(body, "top_k", -1) or 0),
+        seed=integer(body, "seed", -(2**63)),
         program_id=program_id,
     )
 
@@ -153,7 +153,7 @@ def _flag(body: Mapping[str, Any], param: str) -> bool:
     return bool(value)
 
 
-def _integer(body: Mapping[str, Any], param: str, least: int) -> int | None:
+def integer(body: Mapping[str, Any], param: str, least: int) -> int | None:
     value = body.get(param)
     if value is None:
         return None
@@ -162,7 +162,7 @@ def _integer(body: Mapping[str, Any], param: str, least: int) -> int | None:
     return value
 
 
-def _number(body: Mapping[str, Any], param: str, least: float, most: float) -> float:
+def number(body: Mapping[str, Any], param: str, least: float, most: float) -> float:
     value = body.get(param)
     if value is None:
         return 1.0

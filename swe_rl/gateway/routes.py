@@ -15,6 +15,7 @@ from dataclasses import asdict
 import orjson
 from aiohttp import web
 
+from swe_rl import __version__
 from swe_rl.gateway import reply
 from swe_rl.gateway.callers import body_of
 from swe_rl.gateway.completion import Completer
@@ -24,6 +25,7 @@ from swe_rl.gateway.metrics import GatewayMetrics
 from swe_rl.gateway.reply import Answer
 from swe_rl.gateway.request import ChatRequest, parse_request
 from swe_rl.gateway.stream import outcome, send_stream
+from swe_rl.gateway.token_request import SERVER, parse_token_request, token_answer
 
 _CLIENT_GONE = "499"
 
@@ -39,6 +41,8 @@ class Routes:
         *,
         model_name: str,
         max_model_len: int,
+        model_path: str | None,
+        vocab_size: int,
         heartbeat_s: float,
         arrival_s: float,
         refuse: Callable[[], str | None],
@@ -50,7 +54,10 @@ class Routes:
         self._metrics = metrics
         self._model = {"id": model_name, "object": "model", "created": 0, "owned_by": "swe_rl"}
         self._model["max_model_len"] = max_model_len
+        self._model["root"] = model_path or model_name
         self._model_name = model_name
+        self._names = (model_name, model_path or model_name)
+        self._vocab_size = vocab_size
         self._heartbeat_s = heartbeat_s
         self._arrival_s = arrival_s
         self._refuse = refuse
@@ -61,15 +68,27 @@ class Routes:
         for prefix in ("/v1", "/sessions/{session_id}/v1"):
             app.router.add_post(f"{prefix}/chat/completions", self.chat_completions)
             app.router.add_get(f"{prefix}/models", self.models)
+        app.router.add_post("/v1/completions", self.completions)
+        app.router.add_get("/version", self.version)
         app.router.add_delete("/sessions/{session_id}", self.close_session)
         app.router.add_get("/health", self.health)
         app.router.add_get("/metrics", self.metrics)
         app.router.add_get("/router/state", self.router_state)
 
     async def chat_completions(self, request: web.Request) -> web.StreamResponse:
+        return await self._counted(self._chat(request))
+
+    async def completions(self, request: web.Request) -> web.StreamResponse:
+        """Token ids in and out, as engine=external asks them."""
+        return await self._counted(self._tokens(request))
+
+    async def version(self, request: web.Request) -> web.Response:
+        return _json({"version": __version__, "server": SERVER})
+
+    async def _counted(self, answering: Awaitable[web.StreamResponse]) -> web.StreamResponse:
         status = _CLIENT_GONE
         try:
-            response = await self._chat(request)
+            response = await answering
             status = str(response.status)
             return response
         except ApiError as error:
@@ -119,6 +138,27 @@ class Routes:
         try:
             return await self._call(request, self._sessions.find(session_id), chat)
         finally:
+            if not named:
+                self._sessions.forget(session_id)
+
+    async def _tokens(self, request: web.Request) -> web.StreamResponse:
+        wanted = parse_token_request(await body_of(request, self._arrival_s), self._names, self._vocab_size)
+        refusal = self._refuse()
+        if refusal is not None:
+            raise unavailable(f"The gateway takes no calls at the moment: {refusal}.", refusal)
+        named = wanted.program_id or request.headers.get("X-Program-Id")
+        session_id = named or f"anonymous-{uuid.uuid4().hex}"
+        live = self._sessions.find(session_id)
+        call = asyncio.get_running_loop().create_task(self._completer.complete_ids(live, wanted))
+        self._sessions.began(live, call)
+        try:
+            completion = await call
+            return _json(token_answer(self._model_name, f"cmpl-{uuid.uuid4().hex}", wanted, completion))
+        finally:
+            self._sessions.ended(live, call)
+            if not call.done():
+                call.cancel()
+                await asyncio.wait({call})
             if not named:
                 self._sessions.forget(session_id)
 

@@ -41,8 +41,8 @@ _READ_BYTES = 2**20  # of a body that aiohttp takes before it stops the connecti
 
 
 class Gateway:
-    """`tool_parser` is model.tool_parser. `arrival_s`: within which a request's head must be there, and then its body;
-    an idle connection is kept as long."""
+    """`tool_parser`, `model_path` and `vocab_size` are model's. `arrival_s`: within which a request's head must be
+    there, and then its body; an idle connection is kept as long."""
 
     def __init__(
         self,
@@ -55,6 +55,8 @@ class Gateway:
         config: GatewayConfig,
         max_model_len: int,
         tool_parser: str = "hermes",
+        model_path: str | None = None,
+        vocab_size: int = 2**31,
         token: str | None = None,
         heartbeat_s: float = 10.0,
         arrival_s: float = 60.0,
@@ -101,6 +103,8 @@ class Gateway:
             metrics,
             model_name=model_name,
             max_model_len=max_model_len,
+            model_path=model_path,
+            vocab_size=vocab_size,
             heartbeat_s=heartbeat_s,
             arrival_s=arrival_s,
             refuse=self._refusal,

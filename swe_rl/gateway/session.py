@@ -121,6 +121,8 @@ class Recorded:
 
 
 class Session:
+    """Turns of one session, each after the one that it continues."""
+
     def __init__(self, renderer: Renderer, *, first_turn: int = 0, first_chain: int = 0) -> None:
         self._renderer = renderer
         self._turn, self._chain = first_turn, first_chain
@@ -131,6 +133,19 @@ class Session:
         self._newest: _Node | None = None
         self._known = KnownPrefixes()
         self._seen: set[Fingerprint] = set()  # of every prefix of every recorded conversation
+
+    def plan_apart(self, prompt_ids: tuple[int, ...]) -> TurnPlan:
+        """Of ids that a client brings: nothing is rendered, and no turn of messages continues it."""
+        number = self._turn + self._in_flight
+        self._in_flight += 1
+        return TurnPlan(prompt_ids, None, number, None, array("i"), (), ())
+
+    def record_apart(self) -> Recorded:
+        """A chain of its own, of a turn planned so."""
+        self._in_flight -= 1
+        turn, self._turn = self._turn, self._turn + 1
+        chain, self._chain = self._chain, self._chain + 1
+        return Recorded(turn, chain, None)
 
     def plan_turn(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None) -> TurnPlan:
         """Every plan must end in `record` or `release`."""

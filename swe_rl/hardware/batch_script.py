@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from swe_rl.config.explain import ConfigError
+from swe_rl.config.folders import launchers_dir
 
 # Launcher key: sbatch option, where the two differ by more than dashes.
 _OPTIONS = {"name": "job-name", "timeout_min": "time", "tasks_per_node": "ntasks-per-node"}
@@ -35,6 +36,7 @@ _OWN = frozenset(
     }
 )
 _WARNED_S = 120
+LAUNCHERS = "SWE_RL_LAUNCHERS"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +72,17 @@ def batch_script(
         **(settings.get("additional_parameters") or {}),
     }
     lines = option_lines(settings, options)
-    setup = [str(line) for line in settings.get("setup") or ()]
+    setup = setup_lines(settings)
     exported = [f"export {name}={_expanded(value)}" for name, value in exports.items()]
     return "\n".join(["#!/bin/bash", *lines, "", *setup, *exported, _start(settings, command), ""])
+
+
+def setup_lines(settings: Mapping[str, Any]) -> list[str]:
+    """The settings' own, which may name a file of launchers/ as "$SWE_RL_LAUNCHERS/FILE"."""
+    lines = [str(line) for line in settings.get("setup") or ()]
+    if any(f"${LAUNCHERS}" in line for line in lines):
+        lines.insert(0, f"export {LAUNCHERS}={shlex.quote(str(launchers_dir()))}")
+    return lines
 
 
 def option_lines(settings: Mapping[str, Any], more: Mapping[str, Any]) -> list[str]:

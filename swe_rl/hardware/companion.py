@@ -18,7 +18,7 @@ from typing import Any
 from swe_rl.config.choices import JobName, RuntimeKind
 from swe_rl.config.launcher import quoted, server_settings
 from swe_rl.config.schema import Config
-from swe_rl.hardware.batch_script import option_lines
+from swe_rl.hardware.batch_script import option_lines, setup_lines
 from swe_rl.hardware.rendezvous import Meeting
 
 _WARNED_S = 30  # before the time limit; the server gives its sandboxes back
@@ -68,7 +68,7 @@ class Companion:
 
     @property
     def script(self) -> str:
-        lines = ["#!/bin/bash", *self._options(), *self.settings.get("setup", ())]
+        lines = ["#!/bin/bash", *self._options(), *setup_lines(self.settings)]
         lines += [f"export {name}={shlex.quote(value)}" for name, value in self.exports.items()]
         # SLURM's id, so that a server that is started again does not write into the folder of the one before.
         folder = _in_double_quotes(f"{self.meeting.folder / f'server_{self.node}'}_") + "${SLURM_JOB_ID}"

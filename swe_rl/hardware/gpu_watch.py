@@ -3,7 +3,7 @@
 Invariants:
 - A run goes on whatever the driver says, and without one nothing is looked at.
 - A GPU is warned of once, and again only after it had room in between.
-- GPUs in MIG mode are left out: their numbers are of the whole card, not of the slice.
+- Of GPUs in MIG mode the slices are looked at, each by its UUID: the card's own numbers are not theirs.
 """
 
 import os
@@ -11,7 +11,16 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from swe_rl.host.gpus import DriverError, Gpu, only_visible, read_gpus, visible_devices
+from swe_rl.host.gpus import (
+    DriverError,
+    Gpu,
+    Runs,
+    only_visible,
+    read_gpus,
+    read_slice_memory,
+    visible_devices,
+    visible_slices,
+)
 from swe_rl.host.program import Unanswered
 
 EVERY_S = 30.0
@@ -26,7 +35,16 @@ def look_here() -> Sequence[Gpu]:
     """Raises DriverError or Unanswered."""
     from swe_rl.hardware.preflight.this_system import ThisSystem
 
-    return only_visible(read_gpus(ThisSystem()), visible_devices(os.environ.get("CUDA_VISIBLE_DEVICES")))
+    system, entries = ThisSystem(), visible_devices(os.environ.get("CUDA_VISIBLE_DEVICES"))
+    return look_at(system, entries)
+
+
+def look_at(system: Runs, entries: Sequence[str] | None) -> Sequence[Gpu]:
+    """GPUs, and in place of those in MIG mode their slices, as far as `entries` show them. Raises DriverError or
+    Unanswered."""
+    gpus = only_visible(read_gpus(system), entries)
+    whole = [gpu for gpu in gpus if not gpu.mig]
+    return [*whole, *visible_slices(read_slice_memory(system), entries)] if len(whole) < len(gpus) else whole
 
 
 class Watch:
@@ -34,22 +52,22 @@ class Watch:
 
     def __init__(self, say: Say) -> None:
         self._say = say
-        self._warned: set[int] = set()
+        self._warned: set[str] = set()
 
     def see(self, gpus: Sequence[Gpu]) -> None:
         for gpu in gpus:
             if gpu.mig or not gpu.memory_mib or gpu.used_mib is None:
                 continue
             share = gpu.used_mib / gpu.memory_mib
-            if share >= FULL and gpu.index not in self._warned:
-                self._warned.add(gpu.index)
+            if share >= FULL and gpu.uuid not in self._warned:
+                self._warned.add(gpu.uuid)
                 self._say(
-                    f"GPU {gpu.index}: {gpu.used_mib} of {gpu.memory_mib} MiB are in use; the next one may fail. "
+                    f"{gpu.label}: {gpu.used_mib} of {gpu.memory_mib} MiB are in use; the next one may fail. "
                     "For an engine lower engine.gpu_memory_utilization, for the trainer "
                     "trainer.max_tokens_per_micro_batch"
                 )
             elif share < ROOM:
-                self._warned.discard(gpu.index)
+                self._warned.discard(gpu.uuid)
 
 
 @contextmanager

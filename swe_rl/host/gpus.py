@@ -7,18 +7,29 @@ Invariants:
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
+from xml.etree import ElementTree
 
-from swe_rl.host.program import COMMAND_S, Completed
+from swe_rl.host.program import COMMAND_S, Completed, Unanswered
 
 MIB = 1024**2
 _FIELDS = "index,uuid,name,memory.total,memory.used,mig.mode.current"
 _CARD = re.compile(r"^GPU \d+: (.+) \(UUID: ")
 _SLICE = re.compile(r"^\s+MIG\s+(?:\d+c\.)?(\d+)g\.(\d+)gb\S*\s.*UUID:\s*(MIG-[^)\s]+)")
 
+_DEVICE = re.compile(r"^\s+MIG\s+\S+\s+Device\s+(\d+):.*UUID:\s*(MIG-[^)\s]+)")
+
 
 class DriverError(Exception):
     """There is no driver, or it does not work; the text says which."""
+
+
+class Named(Protocol):
+    @property
+    def uuid(self) -> str: ...
+
+
+Device = TypeVar("Device", bound=Named)
 
 
 class Runs(Protocol):
@@ -37,6 +48,10 @@ class Gpu:
     memory_mib: int | None
     used_mib: int | None
     mig: bool
+
+    @property
+    def label(self) -> str:
+        return f"MIG slice {self.uuid}" if self.uuid.startswith("MIG-") else f"GPU {self.index}"
 
     @property
     def memory_gb(self) -> float | None:
@@ -71,6 +86,40 @@ def read_slices(system: Runs) -> list[Slice]:
     return slices
 
 
+def read_slice_memory(system: Runs) -> list[Gpu]:
+    """Each MIG slice as if it were a GPU, by its own UUID. Raises DriverError or Unanswered."""
+    names = _slice_names(_ask(system, "-L"))
+    try:
+        cards = ElementTree.fromstring(_ask(system, "-q", "-x")).findall("gpu")
+    except ElementTree.ParseError as error:
+        raise Unanswered(f"nvidia-smi -q -x is no XML: {error}") from error
+    found = []
+    for number, card in enumerate(cards):
+        for one in card.findall("mig_devices/mig_device"):
+            index = one.findtext("index", "").strip()
+            if uuid := names.get((number, index)):
+                total, used = (_mib(one, name) for name in ("total", "used"))
+                found.append(Gpu(int(index), uuid, card.findtext("product_name", ""), total, used, mig=False))
+    return found
+
+
+def _mib(device: ElementTree.Element, name: str) -> int | None:
+    """`19968 MiB`."""
+    return _number(device.findtext(f"fb_memory_usage/{name}", "").partition(" ")[0])
+
+
+def _slice_names(listing: str) -> dict[tuple[int, str], str]:
+    """The card's number in the listing and the slice's on it, to its UUID."""
+    names: dict[tuple[int, str], str] = {}
+    card = -1
+    for line in listing.splitlines():
+        if _CARD.match(line):
+            card += 1
+        elif part := _DEVICE.match(line):
+            names[card, part[1]] = part[2]
+    return names
+
+
 def visible_devices(text: str | None) -> list[str] | None:
     """None where the variable is not set. As CUDA reads it: whatever follows a negative entry is hidden."""
     if text is None:
@@ -92,7 +141,7 @@ def only_visible(gpus: Sequence[Gpu], entries: Sequence[str] | None) -> list[Gpu
     ]
 
 
-def visible_slices(slices: Sequence[Slice], entries: Sequence[str] | None) -> list[Slice]:
+def visible_slices(slices: Sequence[Device], entries: Sequence[str] | None) -> list[Device]:
     """Those that the entries name; all where no entry names a slice."""
     if entries is None or not any(entry.startswith("MIG-") for entry in entries):
         return list(slices)

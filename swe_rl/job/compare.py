@@ -13,6 +13,7 @@ from swe_rl.config.choices import OutputFormat
 from swe_rl.config.provenance import Origins
 from swe_rl.config.schema import Config, JobConfig
 from swe_rl.errors import SweRlError
+from swe_rl.job.slurm_runs import is_slurm_id, runs_of
 from swe_rl.logger.disk import encode_json, write_json_atomic, write_text_atomic
 from swe_rl.report.compare import Arm, Comparison, compare
 from swe_rl.report.compare_arms import engines_of, make_arms, make_pair, with_baseline
@@ -29,7 +30,7 @@ _LONGEST = 120  # characters of a folder's name
 def run(config: Config, folder: Path | None, origins: Origins | None = None) -> int:
     """Raises CompareError, DiskError."""
     del folder, origins
-    made = comparison(config.job)
+    made = comparison(config.job, Path(config.paths.outputs))
     output = Path(config.job.output) if config.job.output else Path(config.paths.outputs) / NAME / _folder_name(made)
     written = write(made, output)
     if config.job.format == OutputFormat.json:
@@ -49,8 +50,8 @@ def after_multirun(folder: Path) -> str | None:
     return None
 
 
-def comparison(job: JobConfig) -> Comparison:
-    """Raises CompareError."""
+def comparison(job: JobConfig, outputs: Path = Path("outputs")) -> Comparison:
+    """`outputs`: where runs are looked for by their numbers in SLURM. Raises CompareError."""
     if job.runs and (job.baseline or job.candidate):
         raise CompareError(
             "job.runs compares the arms of a multirun, job.baseline and job.candidate two runs or logs: give one or "
@@ -58,7 +59,7 @@ def comparison(job: JobConfig) -> Comparison:
         )
     if job.trajectories_per_step < 1:
         raise CompareError(f"job.trajectories_per_step={job.trajectories_per_step} must be at least 1.")
-    made = _multirun(Path(job.runs), "job.runs", job) if job.runs else _two(job)
+    made = _multirun(Path(job.runs), "job.runs", job) if job.runs else _two(job, outputs)
     if not any(run.steps for arm in made.arms for run in arm.runs.values()):
         where = ", ".join(run.source for arm in made.arms for run in arm.runs.values())
         raise CompareError(
@@ -68,17 +69,39 @@ def comparison(job: JobConfig) -> Comparison:
     return made
 
 
-def _two(job: JobConfig) -> Comparison:
+def _two(job: JobConfig, outputs: Path) -> Comparison:
     if not (job.baseline and job.candidate):
         missing = " and ".join(f"job.{key}" for key in ("baseline", "candidate") if not getattr(job, key))
         raise CompareError(
-            f"job=compare needs {missing}: a run's folder or a log of SkyRL's (slurm-<id>.err) on each side; or "
-            "job.runs=DIR, the folder of a multirun (outputs/multirun/<name>/<time>)."
+            f"job=compare needs {missing}: a run's folder, its job's number in SLURM or a log of SkyRL's "
+            "(slurm-<id>.err) on each side; or job.runs=DIR, the folder of a multirun (outputs/multirun/<name>/<time>)."
         )
-    before = measured(Path(job.baseline), "job.baseline", job.trajectories_per_step)
-    after = measured(Path(job.candidate), "job.candidate", job.trajectories_per_step)
+    before = measured(_place(job.baseline, "job.baseline", outputs), "job.baseline", job.trajectories_per_step)
+    after = measured(_place(job.candidate, "job.candidate", outputs), "job.candidate", job.trajectories_per_step)
     arms = make_pair((before, after), (job.baseline_label, job.candidate_label))
     return compare(arms, engines=engines_of(arms))
+
+
+def _place(given: str, key: str, outputs: Path) -> Path:
+    """A path as it is; of a SLURM job its run's folder, or its log here. Raises CompareError for none or several."""
+    if not is_slurm_id(given):
+        return Path(given)
+    found = runs_of(given, outputs)
+    if len(found) == 1:
+        return found[0]
+    if found:
+        shown = ", ".join(str(path) for path in found[:4])
+        raise CompareError(
+            f"{key}={given} is the number of {len(found)} runs: {shown}. Name one of them, by its folder or as "
+            f"{given}_0; job.runs=FOLDER compares the arms of a sweep."
+        )
+    log = Path(f"slurm-{given}.err")
+    if log.is_file():
+        return log
+    raise CompareError(
+        f"{key}={given}: no run below {outputs} was SLURM's job {given}, and there is no {log} here. Give the run's "
+        "folder, or paths.outputs=FOLDER where the runs are."
+    )
 
 
 def _multirun(folder: Path, key: str, job: JobConfig) -> Comparison:

@@ -46,7 +46,7 @@ from swe_rl.rollout.collect import Collector
 from swe_rl.router.make import make_router
 from swe_rl.sandbox.lease import reap_stale
 from swe_rl.sandbox.protocol import SandboxProvider
-from swe_rl.sandbox.provider import make_provider
+from swe_rl.sandbox.provider import greeted, make_provider, speaks_ours
 from swe_rl.sandbox.runtime_fleet import RuntimeFleet
 from swe_rl.sandbox.working_copy import remove_tree
 
@@ -150,6 +150,8 @@ async def components(
         servers = fleet
         if fleet is None and meets(config):
             servers = await stack.enter_async_context(kept_fleet(config, session))
+        if servers is None and speaks_ours(config.sandbox):
+            await greeted(config.sandbox)  # before an engine is started for nothing
         key = own_key(config)
         door = await stack.enter_async_context(serving(config, session, model, tokenizer, token=key))
         sandboxes = servers or _sandboxes(config, session)
@@ -265,5 +267,7 @@ def _gateway(
         config=config.gateway,
         max_model_len=config.engine.max_model_len,
         tool_parser=config.model.tool_parser,
+        model_path=config.model.path,
+        vocab_size=config.model.vocab_size,
         token=token,
     )

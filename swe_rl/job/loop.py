@@ -311,9 +311,10 @@ class Loop:
             pairs = zip(collected.trajectories, traces, strict=True)
             return [row for trajectory, own in pairs for row in traced_rows(trajectory, own)]
         mismatch, render = Mismatch(), conversation_renderer(self._parts.renderer)
+        masks = self._config.rollout.filter_token_mismatch
         rows: list[Row] = []
         for trajectory, result, own in zip(collected.trajectories, collected.results, traces, strict=True):
-            rows += retokenized_rows(trajectory, result, own, render, mismatch)
+            rows += retokenized_rows(trajectory, result, own, render, mismatch, masks=masks)
         record |= mismatch.rates()
         return rows
 

@@ -14,7 +14,8 @@ from swe_rl.config import duration, memory, sizes
 from swe_rl.config.choices import EngineKind, OutputFormat
 from swe_rl.config.compose import config_hash
 from swe_rl.config.environment import shown
-from swe_rl.config.findings import failing
+from swe_rl.config.findings import failing, read_text
+from swe_rl.config.instance_count import trained_images
 from swe_rl.config.provenance import Origins
 from swe_rl.config.ranges import within
 from swe_rl.config.rules import check
@@ -136,12 +137,12 @@ def _cache(config: Config) -> dict[str, Any]:
 
 
 def _disk(config: Config) -> dict[str, Any]:
-    images = config.env.num_instances * config.env.image_gb if sizes.holds_container(config) else 0.0
+    images = trained_images(config, read_text) * config.env.image_gb
     return {
         "checkpoint_gb": _round(memory.checkpoint_gb(config)),
         "checkpoints_kept": config.trainer.keep_checkpoints,
         "checkpoints_gb_at_most": _round(memory.checkpoints_gb(config)),  # the next is written before the oldest goes
-        "images_gb_at_most": _round(images),
+        "images_gb_at_most": (_round(images) or "unknown") if sizes.holds_container(config) else 0.0,
         "disk_gb": config.hardware.disk_gb or "unknown",
     }
 

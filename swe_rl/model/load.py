@@ -10,20 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from swe_rl.config.schema import ModelConfig
+from swe_rl.config.sizes import CHECKPOINT_FACTS
 from swe_rl.errors import UserError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 
 BUILTIN = "builtin:"
-_FACTS = {
-    "num_layers": "num_hidden_layers",
-    "hidden_size": "hidden_size",
-    "intermediate_size": "intermediate_size",
-    "num_heads": "num_attention_heads",
-    "num_kv_heads": "num_key_value_heads",
-    "vocab_size": "vocab_size",
-}
 
 
 class ModelError(UserError):
@@ -79,7 +72,7 @@ def model_folder(config: ModelConfig) -> Path:
 
 
 def _check_facts(found: "PreTrainedConfig", config: ModelConfig) -> None:
-    for fact, name in _FACTS.items():
+    for fact, name in CHECKPOINT_FACTS.items():
         value = getattr(found, name, None)
         if value != getattr(config, fact):
             raise ModelError(

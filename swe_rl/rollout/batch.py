@@ -105,18 +105,27 @@ def traced_rows(trajectory: Trajectory, traces: Sequence[Trace]) -> list[Row]:
 
 
 def retokenized_rows(
-    trajectory: Trajectory, result: AgentResult | None, traces: Sequence[Trace], render: Render, mismatch: Mismatch
+    trajectory: Trajectory,
+    result: AgentResult | None,
+    traces: Sequence[Trace],
+    render: Render,
+    mismatch: Mismatch,
+    *,
+    masks: bool = False,
 ) -> list[Row]:
-    """One row of the final messages, and its difference to what was really sampled counted into `mismatch`."""
+    """One row of the final messages, and its difference to what was really sampled counted into `mismatch`.
+
+    `masks`: where there is a difference, the row is not trained.
+    """
     if result is None or not traces:
         return []
     rendered = render(result)
-    mismatch.add(rendered, traces)
+    differs = mismatch.add(rendered, traces)
     row = rendered.row(
         trajectory_id=trajectory.trajectory_id,
         group_id=trajectory.group_id,
         advantage=trajectory.advantage or 0.0,
-        trained=trajectory.trained,
+        trained=trajectory.trained and not (masks and differs),
         version=traces[0].weight_version,
     )
     return [row]

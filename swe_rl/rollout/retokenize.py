@@ -46,8 +46,11 @@ class Mismatch:
     tokens: int = 0
     tokens_differing: int = 0
 
-    def add(self, rendered: Rendered, traces: Sequence[Trace]) -> None:
-        """A turn differs when its sampled ids, or the context in front of them, are not the rendered ones."""
+    def add(self, rendered: Rendered, traces: Sequence[Trace]) -> bool:
+        """A turn differs when its sampled ids, or the context in front of them, are not the rendered ones.
+
+        Returns whether any turn does.
+        """
         differing = 0
         for number, trace in enumerate(traces):
             start, end = rendered.spans[number] if number < len(rendered.spans) else (0, 0)
@@ -60,6 +63,7 @@ class Mismatch:
         self.turns_differing += differing
         self.trajectories += 1
         self.trajectories_differing += bool(differing)
+        return differing > 0
 
     def rates(self) -> dict[str, float]:
         return {

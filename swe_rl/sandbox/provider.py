@@ -35,6 +35,22 @@ def make_provider(
     return RemoteProvider(config)
 
 
+def speaks_ours(config: SandboxConfig) -> bool:
+    """Whether sandboxes are on a server of job=runtime."""
+    return config.kind is SandboxKind.remote and config.runtime_protocol is RuntimeProtocol.swe_rl
+
+
+async def greeted(config: SandboxConfig) -> None:
+    """Asks that server once, and goes. Raises UserError where it is not well or wants another key."""
+    from swe_rl.sandbox.remote import RemoteProvider
+
+    provider = RemoteProvider(config)
+    try:
+        await provider.greet()
+    finally:
+        await provider.close()
+
+
 def _need(module: str, what: str, why: str) -> None:
     import importlib.util
 

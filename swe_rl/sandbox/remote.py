@@ -203,6 +203,23 @@ class RemoteProvider:
         self._renewing: asyncio.Task[None] | None = None
         self._closed = False
 
+    async def greet(self) -> None:
+        """Before anything depends on it: a server that is well and takes the key. Raises UserError."""
+        try:
+            status, body = await self._client.ask("GET", "/health", again=False)
+            if status == 200:
+                status, body = await self._client.ask("GET", "/sandboxes", again=False)
+        except ServerGoneError as error:
+            raise UserError(f"sandbox.runtime_url: {error}. Start the server there, or correct the address") from error
+        if status == 401:
+            variable = self._config.runtime_key_env
+            raise UserError(f"The sandbox server at {self._client.url} wants another key: export {variable}=KEY")
+        if status != 200:
+            raise UserError(
+                f"sandbox.runtime_url={self._client.url} is no sandbox server that is well: status {status}, "
+                f"{body[:200]!r}"
+            )
+
     async def create(self, workspace: Workspace, *, owner: str, door: Door | None = None) -> RemoteSandbox:
         """Raises SandboxError, or UserError where the server's configuration does not fit."""
         self._check_open()

@@ -23,6 +23,8 @@ HOST = Host(
     environment={"WANDB_API_KEY": "x"},
     file_exists=lambda _: False,
     folder_writable=lambda _: True,
+    exists=lambda path: path == "/data/mine",
+    listing=lambda path: ["train.jsonl", "heldout.jsonl"] if path == "/data/mine" else [],
     version=lambda _: "",  # every package is installed
     absolute=lambda path: str(Path("/home/me", path)),  # wherever the tests are
 )
@@ -59,6 +61,7 @@ NEEDS = {
     "hardware": {
         "local_gpu": ["model=qwen3_0_6b", "layout=colocated1"],
         "h100x8": ["model=qwen3_14b", "layout=dp4"],
+        "h100x8_scratch": ["model=qwen3_14b", "layout=dp4"],
         "h200x8": ["model=qwen3_14b", "layout=colocated8"],
         "a100x8": ["model=qwen3_8b", "layout=colocated8"],
         "a100x16": ["model=qwen3_14b", "layout=dp8_tp2_2nodes"],

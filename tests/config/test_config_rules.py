@@ -7,16 +7,20 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swe_rl.config import rules_algo
+from swe_rl.config import rules_algo, rules_model
 from swe_rl.config.compose import compose, compose_all, flatten
 from swe_rl.config.findings import Host, Severity, failing, folder_writable
 from swe_rl.config.rules import RULES, check
 from swe_rl.config.schema import Config
+from swe_rl.model.templates.formats import TEMPLATES
+from swe_rl.model.tool_parser import TOOL_PARSERS
 from swe_rl.rollout.trajectory import INFRA_STATUSES, Status
+from swe_rl.trainer.attention import candidates
 
 HOST = Host(environment={}, file_exists=lambda _: False, folder_writable=lambda _: True, version=lambda _: "")
 
@@ -33,6 +37,8 @@ def host_of(case):
         file_exists=lambda path: path in files,
         folder_writable=lambda _: True,
         read_text=files.get,
+        exists=lambda path: any(f"{name}/".startswith(f"{path.rstrip('/')}/") for name in files),
+        listing=lambda path: [name.rpartition("/")[2] for name in files if name.rpartition("/")[0] == path.rstrip("/")],
         absolute=lambda path: path if path.startswith("/") else f"/users/me/{path}",
         version=case["versions"].get if "versions" in case else HOST.version,
         pip=lambda: "pip",
@@ -112,6 +118,14 @@ def renamed_outcome():
     config = compose().config
     outcomes = {name.replace("empty_", "emty_"): row for name, row in config.rollout.outcomes.items()}
     return dataclasses.replace(config, rollout=dataclasses.replace(config.rollout, outcomes=outcomes))
+
+
+def test_names_are_the_program_s():
+    """Rules must not import what they check: torch stays out of a check."""
+    assert set(rules_model.CHAT_TEMPLATES) == set(TEMPLATES)
+    assert set(rules_model.TOOL_PARSERS) == set(TOOL_PARSERS)
+    assert set(rules_model.KERNELS) == set(candidates(torch.device("cuda")))
+    assert {rules_model.CPU_KERNEL} == set(candidates(torch.device("cpu")))
 
 
 def test_each_status_has_one_row():

@@ -93,6 +93,36 @@ def test_beyond_loopback_a_key_is_needed_and_written_nowhere(command):
     assert not [path for path in command.root.rglob("*") if path.is_file() and key.encode() in path.read_bytes()]
 
 
+def test_what_it_serves_is_an_engine_of_another_run(command):
+    process = command.start("job=serve", "engine.max_num_seqs=4")
+    try:
+        url = welcomed(process)["base"].split()[-1]
+        short = ("rollout.eval_n=1", "rollout.max_turns=2", "rollout.concurrency=4", "sandbox.concurrency=4")
+        given = ("engine=external", f"engine.urls=[{url}]", "env.eval_split=heldout", *short)
+        looked = command.run("job=check", "job.of=eval", "job.preflight=true", *given)
+        assert looked.exit_status == 0, looked.text
+        done = command.run("job=eval", *given)
+        assert done.exit_status == 0, done.text
+    finally:
+        interrupted(process)
+    statuses = {json.loads(line)["status"] for line in evaluated(command.folder("eval"))}
+    assert not statuses & {"engine_error", "infra_error", "grade_error"}
+    here, there = (TraceStore(command.folder(name) / "traces.db") for name in ("eval", "serve"))
+    sampled = {trace.sampled_ids: trace for name in here.sessions() for trace in here.traces(name)}
+    for name in there.sessions():
+        for trace in there.traces(name):
+            if trace.sampled_ids in sampled:
+                assert sampled[trace.sampled_ids].logprobs == pytest.approx(trace.logprobs, abs=1e-6)
+    served = {trace.sampled_ids for name in there.sessions() for trace in there.traces(name)}
+    here.close()
+    there.close()
+    assert sampled and sampled.keys() <= served
+
+
+def evaluated(folder):
+    return (folder / "trajectories" / "eval_000000.jsonl").read_text().splitlines()
+
+
 def test_a_port_that_is_taken_is_one_sentence(command):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

@@ -37,6 +37,14 @@ def test_hardware_is_the_source_of_every_option():
     assert found["chdir"] == "/home/me" and found["open-mode"] == "append" and found["requeue"] == ""
 
 
+def test_setup_may_name_a_launcher():
+    lines = script("hardware=h100x8_scratch").splitlines()
+    named = next(index for index, line in enumerate(lines) if line.startswith("export SWE_RL_LAUNCHERS="))
+    assert Path(lines[named].partition("=")[2].strip("'"), "containers_on_scratch.sh").is_file()
+    assert lines[named + 1] == 'source "$SWE_RL_LAUNCHERS/containers_on_scratch.sh"'
+    assert "SWE_RL_LAUNCHERS" not in script("hardware=h100x8")
+
+
 def test_modules_and_setup_come_before_what_the_job_imports():
     text = script("hardware=fasrc_gpu_test", "hardware.setup=['ulimit -n 65536']", exports={"PYTHONPATH": "/n/fro zen"})
     lines = text.splitlines()

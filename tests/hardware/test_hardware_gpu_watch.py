@@ -5,9 +5,9 @@ import time
 
 import pytest
 
-from swe_rl.hardware.gpu_watch import Watch, watched_gpus
+from swe_rl.hardware.gpu_watch import Watch, look_at, watched_gpus
 from swe_rl.host.gpus import DriverError, Gpu
-from swe_rl.host.program import Unanswered
+from swe_rl.host.program import Completed, Unanswered
 
 
 def gpu(used, index=0, total=1000, mig=False):
@@ -44,3 +44,47 @@ def test_a_driver_that_hangs_is_asked_again_and_a_missing_one_is_not():
             assert time.monotonic() < until
             time.sleep(0.01)
     assert len(said) == 1
+
+
+A, B = "MIG-c6d4f1ef-42e4-5de3-91c7-45d71c87eb3f", "MIG-cba663e8-9bed-5b25-b243-5985ef7c9beb"
+LISTING = f"""GPU 0: NVIDIA A100-SXM4-40GB (UUID: GPU-1)
+GPU 1: NVIDIA A100-SXM4-40GB (UUID: GPU-2)
+  MIG 3g.20gb     Device  0: (UUID: {A})
+  MIG 3g.20gb     Device  1: (UUID: {B})
+"""
+SLICE = (
+    "<mig_device><index>{}</index><fb_memory_usage><total>19968 MiB</total><reserved>0 MiB</reserved>"
+    "<used>{} MiB</used></fb_memory_usage></mig_device>"
+)
+
+
+class Driver:
+    """Answers as nvidia-smi does for one whole A100 and one that is cut in two."""
+
+    def run(self, command, timeout_s=1.0, environment=None):
+        if "-L" in command:
+            return Completed(0, LISTING, "")
+        if "-x" in command:
+            cards = "<gpu><mig_devices>None</mig_devices></gpu><gpu><product_name>A100</product_name><mig_devices>" + (
+                f"{SLICE.format(0, 100)}{SLICE.format(1, 19900)}</mig_devices></gpu>"
+            )
+            head = '<?xml version="1.0" ?><!DOCTYPE nvidia_smi_log SYSTEM "nvsmi_device_v12.dtd">'
+            return Completed(0, f"{head}<nvidia_smi_log>{cards}</nvidia_smi_log>", "")
+        rows = "0, GPU-1, A100, 40960, 40900, Disabled", "1, GPU-2, A100, 40960, 20000, Enabled"
+        return Completed(0, "\n".join(rows), "")
+
+
+@pytest.mark.parametrize(
+    ("entries", "full"),
+    [
+        (None, ["GPU 0", f"MIG slice {B}"]),
+        ([A], ["GPU 0"]),  # an entry of a slice does not tell which cards are hidden
+        ([B], ["GPU 0", f"MIG slice {B}"]),
+        (["1"], [f"MIG slice {B}"]),
+        (["0"], ["GPU 0"]),
+    ],
+)
+def test_slices_are_watched_by_their_uuid(entries, full):
+    said = []
+    Watch(said.append).see(look_at(Driver(), entries))
+    assert [text.partition(":")[0] for text in said] == full

@@ -176,9 +176,17 @@ def test_engine_servers(engine, answers, expected, words):
 
 def test_every_engine_is_asked():
     config = configured(engine={"kind": EngineKind.external, "urls": ("http://a:1", "http://b:2/")})
-    found = list(servers.engines(config, ScriptedSystem(servers={"http://a:1/models": Answer(404)})))
-    assert [one.value for one in found] == ["http://a:1", "http://b:2"]
-    assert found[0].fix == "engine.urls=[http://a:1/v1]"
+    system = ScriptedSystem(servers={"http://a:1/v1/models": Answer(404)})
+    found = list(servers.engines(config, system))
+    assert [one.value for one in found] == ["http://a:1", "http://b:2/"]
+    assert [one.url for one in system.questions] == ["http://a:1/v1/models", "http://b:2/v1/models"]
+
+
+def test_a_model_is_known_by_what_its_name_stands_for():
+    served = serving({"id": "qwen3_14b", "root": "Qwen/Qwen3-14B", "max_model_len": 4096})
+    assert list(servers.engines(external(), ScriptedSystem(servers=served))) == []
+    tiny = configured(engine={"kind": EngineKind.external, "urls": (URL,)})
+    assert list(servers.engines(tiny, ScriptedSystem(servers=serving("mine")))) == []
 
 
 def test_the_key_goes_to_the_server_and_nowhere_else():
@@ -197,7 +205,7 @@ def test_engines_of_the_run_itself_are_not_asked():
 @pytest.mark.parametrize(
     ("answers", "words"),
     [
-        ({"http://node9:3000/health": Answer(200)}, None),
+        ({"http://node9:3000/health": Answer(200), "http://node9:3000/sandboxes": Answer(200)}, None),
         ({"http://node9:3000/health": Answer(503)}, "status 503"),
         ({}, "connection refused"),
     ],
@@ -210,6 +218,32 @@ def test_the_sandbox_server(runtime, answers, words):
     found = list(servers.runtime(config, ScriptedSystem(servers=answers)))
     assert rules(found) == ([] if words is None else [("preflight_runtime", Severity.error)])
     assert all(words in one.message for one in found)
+
+
+HEALTHY = {"http://node9:3000/health": Answer(200)}
+
+
+def test_the_sandbox_server_must_take_the_key():
+    config = configured(sandbox={"kind": SandboxKind.remote, "runtime_url": "http://node9:3000"})
+    servers_there = HEALTHY | {"http://node9:3000/sandboxes": Answer(401)}
+    system = ScriptedSystem(environment={"SWE_RL_RUNTIME_KEY": "key-of-mine"}, servers=servers_there)
+    (found,) = servers.runtime(config, system)
+    assert (found.rule_id, found.fix) == ("preflight_runtime_key", "export SWE_RL_RUNTIME_KEY")
+    assert system.questions[1].headers == {"X-API-Key": "key-of-mine"} and "key-of-mine" not in repr(found)
+
+
+def test_a_server_that_is_met_in_a_folder_is_asked_too():
+    config = configured(
+        sandbox={"kind": SandboxKind.remote}, runtime={"kind": RuntimeKind.external, "shared_dir": "/met"}
+    )
+    (waits,) = servers.runtime(config, ScriptedSystem())
+    assert (waits.rule_id, waits.severity, waits.key) == ("preflight_runtime", Severity.warning, "runtime.shared_dir")
+    files = {"/met/runtime.json": '{"url": "http://node9:3000"}', "/met/runtime.key": "k1\n"}
+    system = ScriptedSystem(files=files, servers=HEALTHY | {"http://node9:3000/sandboxes": Answer(200)})
+    assert list(servers.runtime(config, system)) == []
+    assert system.questions[1].headers == {"X-API-Key": "k1"}
+    (gone,) = servers.runtime(config, ScriptedSystem(files=files))
+    assert "connection refused" in gone.message
 
 
 @pytest.mark.parametrize(

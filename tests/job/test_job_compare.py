@@ -225,3 +225,36 @@ def test_held_out_gains_are_read(start, tmp_path):
         (folder / "events.jsonl").write_text("".join(f"{json.dumps(event)}\n" for event in evals))
     printed = start(baseline=tmp_path / "a", candidate=tmp_path / "b")
     assert "- held-out gain (paired, 1 instances): 25.0 vs 50.0 points, delta 25.0 (95 %: N/A, within" in printed
+
+
+def write_job(folder, job, rates):
+    write_run(folder, rates)
+    starts = [{"restarts": 0, "node": "n", "time": 1.0, "step": 0}]
+    (folder / "requeue.json").write_text(json.dumps({"job": f"cluster:{job}", "requeues": 0, "starts": starts}))
+
+
+def test_runs_are_found_by_their_numbers_in_slurm(start, tmp_path):
+    write_job(tmp_path / "outputs" / "dp4_default" / "2026-11-21", "25609", [100.0, 100.0])
+    write_job(tmp_path / "outputs" / "dp4_tr_atw01" / "2026-11-21", "25610", [120.0, 120.0])
+    printed = start(baseline=25609, candidate=25610)
+    assert "(dp4_default/2026-11-21 vs dp4_tr_atw01/2026-11-21)" in printed and "20.0" in printed
+
+
+def test_the_elements_of_an_array_are_found_by_the_sweep_s_record(start, tmp_path, multirun):
+    jobs = [
+        {"number": n, "folder": str(n), "overrides": [], "slurm_id": f"77_{n}", "beside": {}, "meeting": None}
+        for n in range(5)
+    ]
+    record = {"launcher": "slurm", "jobs": jobs, "scripts": [], "config_dir": None}
+    (multirun / "submission.json").write_text(json.dumps(record))
+    assert "tr" in start(baseline="77_2", candidate="77_0")
+    with pytest.raises(CompareError, match=r"job\.baseline=77 is the number of 5 runs"):
+        start(baseline=77, candidate="77_0")
+
+
+def test_a_number_may_be_that_of_a_log_here(start, tmp_path):
+    for log in LOGS:
+        (tmp_path / log.name).write_bytes(log.read_bytes())
+    assert "1493.8" in start(baseline=25609, candidate=25610)
+    with pytest.raises(CompareError, match=r"no run below outputs was SLURM's job 9, and there is no slurm-9\.err"):
+        start(baseline=9, candidate=25610)

@@ -150,3 +150,13 @@ def test_retokenized_rows_have_no_logprobs_and_are_measured(trajectory, trace):
     }
     assert retokenized_rows(one, None, traces, lambda result: rendered, mismatch) == []
     assert retokenized_rows(one, AgentResult(Exit.SUBMITTED), [], lambda result: rendered, mismatch) == []
+
+
+@pytest.mark.parametrize(("last", "trained"), [(4, True), (9, False)])
+def test_what_was_tokenized_otherwise_may_be_masked(trajectory, trace, last, trained):
+    one, traces = dataclasses.replace(trajectory("a", 0), advantage=1.0), [trace(0, [1, 2], [3, 4])]
+    given = (one, AgentResult(Exit.SUBMITTED), traces, lambda result: Rendered((1, 2, 3, last), ((2, 4),)), Mismatch())
+    [kept], [masked] = retokenized_rows(*given), retokenized_rows(*given, masks=True)
+    assert kept.trained and kept.trained_tokens == 2
+    assert masked.trained is trained and masked.trained_tokens == (2 if trained else 0)
+    assert masked.advantage == 1.0

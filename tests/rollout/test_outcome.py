@@ -56,3 +56,14 @@ def test_rewards(outcomes):
     assert reward_of(Status.unresolved, BROKEN, outcomes, RewardKind.fail_to_pass_fraction) == 0.0
     assert reward_of(Status.empty_patch, None, outcomes, RewardKind.plus_minus_one) == -1.0
     assert reward_of(Status.step_limit, None, outcomes, RewardKind.zero_one) == 0.0
+
+
+def test_a_reward_by_fail_to_pass_alone(outcomes):
+    kind = RewardKind.fail_to_pass_only
+    assert reward_of(Status.resolved, GOOD, outcomes, kind) == 1.0
+    assert reward_of(Status.unresolved, BROKEN, outcomes, kind) == 1.0
+    assert reward_of(Status.unresolved, BAD, outcomes, kind) == -1.0
+    assert reward_of(Status.unresolved, Grade(False, True, {}, {"b": True}), outcomes, kind) == -1.0
+    assert reward_of(Status.unresolved, Grade(False, False, {"a": True}), outcomes, kind) == -1.0
+    assert reward_of(Status.empty_patch, None, outcomes, kind) == -1.0
+    assert compose(["env=django201"]).config.env.reward is kind

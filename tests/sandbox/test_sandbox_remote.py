@@ -17,6 +17,7 @@ from swe_rl.errors import UserError
 from swe_rl.sandbox import runtime_wire as wire
 from swe_rl.sandbox.confined_path import MissingFileError
 from swe_rl.sandbox.protocol import ExecResult, SandboxError, Workspace
+from swe_rl.sandbox.provider import greeted
 from swe_rl.sandbox.remote import RemoteProvider
 from swe_rl.sandbox.runtime_leases import Leases
 from swe_rl.sandbox.runtime_server import RuntimeServer, ServerOptions, serving
@@ -320,3 +321,15 @@ async def test_odd_headers_are_refused_like_any_other(url: str):
     assert b" 401 " in await said(b"GET /sandboxes HTTP/1.1\r\nHost: x\r\nX-API-Key: k\xc3\xa9y\xff\r\n\r\n")
     head = b"POST /sandboxes HTTP/1.1\r\nHost: x\r\nX-API-Key: secret-key\r\nContent-Length: 2\r\n"
     assert b" 400 " in await said(head + b"Content-Type: application/json; charset=nobody\r\n\r\n{}")
+
+
+async def test_a_server_is_greeted_before_anything_depends_on_it(url: str, monkeypatch: pytest.MonkeyPatch):
+    await greeted(replace(CONFIG, runtime_url=url))
+    monkeypatch.setenv("TEST_RUNTIME_KEY", "another")
+    with pytest.raises(UserError, match="wants another key: export TEST_RUNTIME_KEY"):
+        await greeted(replace(CONFIG, runtime_url=url))
+    with pytest.raises(UserError, match="Start the server there, or correct the address"):
+        await greeted(replace(CONFIG, runtime_url="http://127.0.0.1:9"))
+    monkeypatch.setenv("TEST_RUNTIME_KEY", "secret-key")
+    with pytest.raises(UserError, match="no sandbox server that is well: status 404"):
+        await greeted(replace(CONFIG, runtime_url=f"{url}/elsewhere"))

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from swe_rl.config.dataset_files import ENDINGS, SAVED, files_of, whole_files
 from swe_rl.env.instance import InstanceError
-from swe_rl.env.records import ENDINGS, Row, read_rows
+from swe_rl.env.records import Row, read_rows
 from swe_rl.env.swe.split import Split
 
 _BLOCK_BYTES = 1 << 20
@@ -53,20 +54,24 @@ def _from_files(paths: Sequence[Path], dataset: str, split: Split) -> Loaded:
 
 
 def local_files(dataset: str, split: str) -> list[Path]:
-    """The files of this machine that hold a split, in order: the file itself, or of a folder `SPLIT.jsonl`, or the
-    hub's layout `data/SPLIT-00000-of-00002.parquet`. None for a data set of the hub."""
+    """The files of this machine that hold a split, in order: the file itself, or of a folder those that its names
+    tell. None for a data set of the hub."""
     path, name = Path(dataset).expanduser(), Split.parse(split).name
     if path.is_file():
         return [path]
-    for parent in (path, path / "data"):
-        for ending in ENDINGS if parent.is_dir() else ():
-            if paths := sorted([*parent.glob(f"{name}{ending}"), *parent.glob(f"{name}-*{ending}")]):
-                return paths
-    return []
+    folders = [(parent, _names(parent)) for parent in (path, path / "data") if parent.is_dir()]
+    for parent, names in folders:
+        if found := files_of(names, name):
+            return [parent / one for one in found]
+    return next(([parent / one for one in found] for parent, names in folders if (found := whole_files(names))), [])
+
+
+def _names(folder: Path) -> list[str]:
+    return [path.name for path in folder.iterdir() if path.is_file()]
 
 
 def _from_saved(folder: Path, dataset: str, split: Split, key: str) -> Loaded:
-    if not any((folder / name).is_file() for name in ("dataset_dict.json", "dataset_info.json")):
+    if not any((folder / name).is_file() for name in SAVED):
         found = ", ".join(sorted(path.name for path in folder.iterdir())[:8]) or "nothing"
         raise InstanceError(
             f"{key}={dataset} is a folder without a file of the split {split.name!r}; there is {found}. A file "

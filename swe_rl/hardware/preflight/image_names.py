@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
+from swe_rl.config.instance_count import listed_ids
 from swe_rl.config.schema import Config, EnvConfig
 from swe_rl.hardware.preflight.system import System
 
@@ -94,13 +95,8 @@ def _id(row: _Row) -> str:
 
 
 def _choice(env: EnvConfig, system: System) -> _Choice:
-    """What `env.instances` leaves: a file of ids, `#` for comments, or a pattern."""
-    if env.instances is None:
-        return _Choice()
-    text = system.read_text(env.instances)
-    if text is None:
-        return _Choice(pattern=env.instances)
-    return _Choice(tuple(name for line in text.splitlines() if (name := line.split("#")[0].strip())))
+    """What `env.instance_ids` and `env.instances` leave: ids, a file of them, `#` for comments, or a pattern."""
+    return _Choice(listed_ids(env, system.read_text), env.instances or "*")
 
 
 def _rows(dataset: str, system: System) -> list[_Row] | None:

@@ -56,6 +56,22 @@ def test_a_folder_has_a_file_or_shards_a_split(tmp_path):
         load_rows(str(tmp_path), "dev")
 
 
+def test_a_trainer_s_files_name_their_split_at_the_end(tmp_path):
+    write(tmp_path / "rl_train.jsonl", "ab")
+    write(tmp_path / "rl_test.jsonl", "c")
+    assert ids(load_rows(str(tmp_path), "train")) == ["a", "b"]
+    assert ids(load_rows(str(tmp_path), "test")) == ["c"]
+    with pytest.raises(InstanceError, match="without a file of the split 'dev'"):
+        load_rows(str(tmp_path), "dev")
+
+
+def test_files_that_name_no_split_are_every_split(tmp_path):
+    folder = tmp_path / "mine.parquets"
+    write(folder / "part-1.jsonl", "c")
+    write(folder / "part-0.jsonl", "ab")
+    assert ids(load_rows(str(folder), "train")) == ids(load_rows(str(folder), "test")) == ["a", "b", "c"]
+
+
 def test_the_revision_follows_the_bytes(tmp_path):
     path = tmp_path / "mine.jsonl"
     write(path, "ab")

@@ -1,0 +1,82 @@
+"""Token ids in and out of the gateway: what engine=external asks of a server, and what is refused."""
+
+import json
+
+import aiohttp
+import pytest
+
+from swe_rl.engine.http_wire import TokenIn, parse_reply, request_body
+from swe_rl.engine.protocol import SamplingParams
+from swe_rl.engine.scripted import ScriptedEngine
+
+IDS = (5, 6, 7)
+
+
+def body(**more):
+    params = SamplingParams(32, stop_token_ids=(1,), seed=3)
+    return request_body(TokenIn.completions, IDS, params, model="tiny", request_id="r") | more
+
+
+async def post(url, sent):
+    async with aiohttp.ClientSession() as http, http.post(f"{url}/completions", json=sent) as response:
+        return response.status, json.loads(await response.read())
+
+
+async def test_what_goes_in_is_sampled_from_and_stored(serve, says, renderer):
+    asked = []
+
+    def reply(prompt_ids):
+        asked.append(tuple(prompt_ids))
+        return says("ok")(prompt_ids)
+
+    async with serve(ScriptedEngine(reply), vocab_size=1536) as (gateway, store, url):
+        status, answer = await post(url, body(program_id="p"))
+        again, _ = await post(url, body(program_id="p", prompt=[5, 6]))
+        await store.flush()
+        first, second = store.traces("p")
+        assert gateway.num_sessions == 1
+    found = parse_reply(TokenIn.completions, answer, vocab_size=1536)
+    assert (status, again) == (200, 200) and asked == [IDS, (5, 6)]
+    assert found.token_ids == first.sampled_ids and found.logprobs == first.logprobs
+    assert (first.prompt_ids, second.prompt_ids, first.turn, second.turn) == (IDS, (5, 6), 0, 1)
+    assert second.chain == first.chain + 1
+
+
+@pytest.mark.parametrize(
+    ("change", "param"),
+    [
+        ({"prompt": "text"}, "prompt"),
+        ({"prompt": []}, "prompt"),
+        ({"prompt": [1536]}, "prompt"),
+        ({"prompt": [True]}, "prompt"),
+        ({"stop": ["x"]}, "stop"),
+        ({"n": 2}, "n"),
+        ({"stream": True}, "stream"),
+        ({"min_p": 0.1}, "min_p"),
+        ({"ignore_eos": False}, "ignore_eos"),
+        ({"return_token_ids": False}, "return_token_ids"),
+        ({"model": "other"}, "model"),
+    ],
+)
+async def test_what_cannot_be_honoured_is_refused_by_name(serve, says, change, param):
+    async with serve(ScriptedEngine(says("ok")), vocab_size=1536) as (_, store, url):
+        status, answer = await post(url, body(**change))
+        await store.flush()
+        assert status in (400, 404) and answer["error"]["param"] == param
+        assert store.sessions() == []
+
+
+async def test_a_prompt_without_room_is_too_long(serve, says):
+    async with serve(ScriptedEngine(says("ok")), max_model_len=4) as (_, _, url):
+        status, answer = await post(url, body(prompt=[1, 2, 3, 4]))
+    assert status == 400 and answer["error"]["code"] == "context_length_exceeded"
+
+
+async def test_the_model_is_known_by_its_path_too(serve, says):
+    async with serve(ScriptedEngine(says("ok")), model_path="Qwen/Qwen3-4B") as (_, _, url):
+        async with aiohttp.ClientSession() as http, http.get(f"{url}/models") as response:
+            [model] = (await response.json())["data"]
+        async with aiohttp.ClientSession() as http, http.get(url.removesuffix("/v1") + "/version") as response:
+            assert (await response.json())["server"] == "swe_rl"
+        status, _ = await post(url, body(model="Qwen/Qwen3-4B"))
+    assert (model["id"], model["root"], status) == ("tiny", "Qwen/Qwen3-4B", 200)
