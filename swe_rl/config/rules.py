@@ -6,6 +6,7 @@ Invariants:
 """
 
 import os
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -28,7 +29,8 @@ from swe_rl.config import (
     rules_tokens,
     rules_trainer,
 )
-from swe_rl.config.findings import Finding, Host, Rule, Severity
+from swe_rl.config.findings import Finding, Host, Rule, Severity, warning
+from swe_rl.config.folders import clash
 from swe_rl.config.known_hardware import known_hardware
 from swe_rl.config.parts import ASKING, asked, starts
 from swe_rl.config.provenance import Origins
@@ -64,7 +66,18 @@ def check(config: Config, origins: Origins | None = None, host: Host | None = No
     host = replace(host or _host(origins), answers=config.job.name in ASKING)
     config, started = asked(config), starts(config)
     findings = [finding for rule in RULES if rule.applies(started) for finding in rule(config, host)]
+    findings += _clashes(origins) if origins else []
     return sorted(with_origins(findings, origins), key=lambda finding: _ORDER.index(finding.severity))
+
+
+def _clashes(origins: Origins) -> Iterator[Finding]:
+    """Options of the user's own that were chosen, and are called as one of ours."""
+    for group, members in origins.own().items():
+        chosen = origins.choices.get(group, "").strip("[]").split(",")
+        for option in members:
+            if option.name in chosen and (said := clash(option)):
+                message = f"{option.path} is {said.strip('()')}"
+                yield warning("own_option", group, option.name, message, f"rename that file: {group}=my_{option.name}")
 
 
 def _host(origins: Origins | None) -> Host:
