@@ -14,12 +14,9 @@ def main() -> int:
     outlive_readers()
     arguments = sys.argv[1:]
     if "--help" in arguments or "-h" in arguments:
-        from swe_rl.config.help import help_text
-
-        print(help_text())
-        return 0
+        return _help(arguments)
     if arguments == ["--version"]:
-        from swe_rl import __version__
+        from swe_rl.version import __version__
 
         print(__version__)
         return 0
@@ -28,6 +25,24 @@ def main() -> int:
     except ModuleNotFoundError as error:
         return _not_installed(error)
     return start(arguments)
+
+
+def _help(arguments: list[str]) -> int:
+    """`--config-dir` counts, wherever it stands; Hydra, which would read the others, stays out."""
+    from argparse import ArgumentError, ArgumentParser
+    from pathlib import Path
+
+    from swe_rl.config.help import help_text
+    from swe_rl.errors import UserError
+
+    parser = ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    parser.add_argument("--config-dir", "-cd", type=Path)
+    try:
+        print(help_text(parser.parse_known_args(arguments)[0].config_dir))
+    except (ArgumentError, UserError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
 
 
 def _not_installed(error: ModuleNotFoundError) -> int:

@@ -1,13 +1,14 @@
 """The shape of the package: one-way imports, no cycles, a docstring in every module. Read from the sources, not run."""
 
 import ast
+import re
 from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent / "swe_rl"
 GENERATED = ROOT / "env" / "bugs" / "packages"
 LAYERS = [
-    {"errors", "swe_rl", "host"},
+    {"errors", "version", "host"},
     {"config"},
     {"logger", "algo"},
     {"model", "layout", "router", "sandbox", "hardware"},
@@ -15,7 +16,7 @@ LAYERS = [
     {"gateway", "agent"},
     {"rollout", "trainer"},
     {"job"},
-    {"__main__"},
+    {"__main__", "swe_rl"},  # the doors: the command line, and what other programs import
 ]
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 FILES = sorted(path for path in ROOT.rglob("*.py") if GENERATED not in path.parents)
@@ -109,6 +110,13 @@ def test_packages_of_one_layer_do_not_import_in_a_circle():
 
 def test_modules_have_no_import_cycle():
     assert cycle(graph(deferred=False)) == []
+
+
+def test_hydras_private_modules_are_imported_in_one_file():
+    """They may change with any version of Hydra."""
+    private = re.compile(r"\bhydra(?:\.\w+)*\._|\bhydra_plugins\b")
+    names = [module for module, path in MODULES.items() if private.search(path.read_text(encoding="utf-8"))]
+    assert names == ["swe_rl.config.hydra_internals"]
 
 
 def test_every_module_has_a_docstring():

@@ -27,6 +27,22 @@ class JobName(StrEnum):
     logs = "logs"
 
 
+class Objective(StrEnum):
+    """The figures of `summary.json`."""
+
+    steps = "steps"
+    resolved_rate_before = "resolved_rate_before"
+    resolved_samples_before = "resolved_samples_before"
+    resolved_rate_after = "resolved_rate_after"
+    resolved_samples_after = "resolved_samples_after"
+    tokens_per_s = "tokens_per_s"
+    sampled_tokens_per_s = "sampled_tokens_per_s"
+    num_trajectories = "num_trajectories"
+    wall_s = "wall_s"
+    trainer_restarts = "trainer_restarts"
+    peak_memory_gb = "peak_memory_gb"
+
+
 class ImagesAction(StrEnum):
     list = "list"
     check = "check"  # here, or in the registry

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from swe_rl.config.explain import ConfigError, explained, groups_of
 from swe_rl.config.folders import conf_dir
+from swe_rl.config.hydra_internals import apply_values, combinations, decides_as_it_goes, search
 from swe_rl.config.launcher import is_slurm, misspelled, no_such_setting
 from swe_rl.config.provenance import Origins
 from swe_rl.config.schema import Config
@@ -113,7 +114,6 @@ def _is_value(override: str, groups: set[str]) -> bool:
 def _compose_chunk(jobs: Sequence[list[str]], config_dir: Path | None) -> list[Composed]:
     """Jobs of equal choices follow one another; `jobs` hold no secret."""
     from hydra import compose as hydra_compose
-    from hydra._internal.config_loader_impl import ConfigLoaderImpl
     from hydra.core.global_hydra import GlobalHydra
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
@@ -129,7 +129,7 @@ def _compose_chunk(jobs: Sequence[list[str]], config_dir: Path | None) -> list[C
                     base, shared = hydra_compose("config", overrides=list(choices), return_hydra_config=True), choices
                 tree = copy.deepcopy(base)
                 values = parser.parse_overrides([override for override in job if override not in choices])
-                ConfigLoaderImpl._apply_overrides_to_config(values, tree)
+                apply_values(values, tree)
                 done.append(from_tree(tree, tree.hydra, job))
     return done
 
@@ -171,20 +171,34 @@ def expand(overrides: Sequence[str], config_dir: Path | None = None) -> list[lis
     """
     safe = hide_secrets(overrides)
     with explained(safe, config_dir), _hydra(config_dir):
-        from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
         from hydra.core.global_hydra import GlobalHydra
         from hydra.core.override_parser.overrides_parser import OverridesParser
         from hydra.types import RunMode
 
         loader = GlobalHydra.instance().config_loader()
         hydra = loader.load_configuration("config", safe, RunMode.MULTIRUN).hydra
-        if not str(hydra.sweeper.get("_target_")).endswith(".BasicSweeper"):
+        if decides_as_it_goes(hydra.sweeper):
             return []
         swept = [f"{key}={value}" for key, value in (hydra.sweeper.get("params") or {}).items()]
         parser = OverridesParser.create(config_loader=loader)
         parsed = parser.parse_overrides([*swept, *given_overrides(hydra.overrides.task)])
-        jobs = BasicSweeper.split_arguments(parsed, None)[0]
-        return [[*given_overrides(hydra.overrides.hydra), *job] for job in jobs]
+        return [[*given_overrides(hydra.overrides.hydra), *job] for job in combinations(parsed)]
+
+
+def compose_fixed(overrides: Sequence[str], config_dir: Path | None = None) -> Composed:
+    """What all jobs of a `--multirun` share: the composition without what is swept over. Raises ConfigError."""
+    safe = hide_secrets(overrides)
+    with explained(safe, config_dir), _hydra(config_dir):
+        from hydra.core.global_hydra import GlobalHydra
+        from hydra.core.override_parser.overrides_parser import OverridesParser
+        from hydra.types import RunMode
+
+        loader = GlobalHydra.instance().config_loader()
+        parser = OverridesParser.create(config_loader=loader)
+        parsed = zip(safe, parser.parse_overrides(safe), strict=True)
+        fixed = [text for text, override in parsed if not override.is_sweep_override()]
+        tree = loader.load_configuration("config", fixed, RunMode.MULTIRUN)
+        return from_tree(tree, tree.hydra, fixed)
 
 
 def given_overrides(node: "ListConfig") -> list[str]:
@@ -211,23 +225,10 @@ def _hydra(config_dir: Path | None) -> Iterator[None]:
     register()
     with initialize_config_dir(config_dir=str(conf_dir()), job_name="swe_rl", version_base="1.3"):
         if config_dir is not None:
-            _search_first(config_dir)
+            if not config_dir.is_dir():
+                raise ConfigError(f"--config-dir {config_dir}: there is no such folder.")
+            search(conf_dir(), config_dir)
         yield
-
-
-def _search_first(config_dir: Path) -> None:
-    """What Hydra's own `--config-dir` does: that folder comes before the schema, after conf/."""
-    from hydra._internal.hydra import Hydra
-    from hydra._internal.utils import create_config_search_path
-    from hydra.core.config_search_path import SearchPathQuery
-    from hydra.core.global_hydra import GlobalHydra
-
-    if not config_dir.is_dir():
-        raise ConfigError(f"--config-dir {config_dir}: there is no such folder.")
-    search_path = create_config_search_path(str(conf_dir()))
-    search_path.prepend("command-line", f"file://{config_dir.resolve()}", SearchPathQuery(provider="schema"))
-    GlobalHydra.instance().clear()
-    Hydra.create_main_hydra2(task_name="swe_rl", config_search_path=search_path)
 
 
 def flatten(config: Config) -> dict[str, Any]:

@@ -10,14 +10,15 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from enum import EnumMeta
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
-from swe_rl.config.folders import options
+from swe_rl.config.folders import options, own_options
 from swe_rl.config.foreign_keys import ours
 from swe_rl.config.keys import describe_type, is_legal, key_types, nearest, nearest_keys, row_table
 from swe_rl.config.launcher import no_such_setting
 from swe_rl.config.secrets import mask_text
 from swe_rl.errors import UserError
+from swe_rl.host.packages import install_command, own_requirements, pip_command
 
 _ANTLR_NOISE = re.compile(r"^\w+Exception: | expecting \{.*?\}(?= See)| See https?://\S+ for details\.?")
 
@@ -102,6 +103,8 @@ def _missing_option(error: Any, overrides: Sequence[str], config_dir: Path | Non
 def _plugin_hint(group: str, option: str) -> str:
     if group == "hydra/launcher" and option.startswith("submitit"):
         return " The SLURM launcher is a package of its own: install hydra-submitit-launcher."
+    if (group, option) == ("hydra/sweeper", "optuna"):
+        return f" It is not installed here: {install_command(['optuna'], pip_command(), own_requirements())}."
     if group.startswith("hydra/"):
         return " Launchers and sweepers other than the basic ones are packages of their own: is it installed?"
     return ""
@@ -185,9 +188,8 @@ def _reason(error: BaseException) -> str:
 
 
 def _near_member(hint: Any, given: re.Match[str] | None) -> str:
-    if given and isinstance(hint, EnumMeta):
-        return _did_you_mean(nearest(given.group(1), hint.__members__))
-    return ""
+    hints = [one for one in (hint, *get_args(hint)) if isinstance(one, EnumMeta)]
+    return _did_you_mean(nearest(given.group(1), hints[0].__members__)) if given and hints else ""
 
 
 def _where(error: BaseException, key: str, overrides: Sequence[str]) -> str:
@@ -223,8 +225,10 @@ def _omegaconf_cause(error: BaseException | None) -> BaseException | None:
 def groups_of(config_dir: Path | None) -> dict[str, list[str]]:
     """Every group with its options, those of the user's own folder included."""
     found = {name: [option.name for option in members] for name, members in options().items()}
-    for path in sorted(config_dir.glob("*/*.yaml")) if config_dir and config_dir.is_dir() else []:
-        found.setdefault(path.parent.name, []).append(path.stem)
+    own = own_options(config_dir) if config_dir and config_dir.is_dir() else {}
+    for name, members in own.items():
+        known = found.setdefault(name, [])
+        known += [option.name for option in members if option.name not in known]
     return found
 
 

@@ -48,6 +48,32 @@ def options(root: Path | None = None) -> dict[str, list[Option]]:
     return {name: found for name, found in {**groups, **more}.items() if found}
 
 
+def own_options(folder: Path) -> dict[str, list[Option]]:
+    """Those of a `--config-dir`, as `options`. Raises UserError where there is no such folder."""
+    if not folder.is_dir():
+        raise UserError(f"--config-dir {folder}: there is no such folder.")
+    groups = {child.name: _options_in(child, child.name) for child in sorted(folder.iterdir()) if child.is_dir()}
+    groups[LAUNCHERS] = _options_in(folder / LAUNCHERS, LAUNCHERS)
+    return {name: found for name, found in groups.items() if found}
+
+
+def is_ours(option: Option) -> bool:
+    return any(option.path.is_relative_to(folder) for folder in (conf_dir(), sweeps_dir()))
+
+
+def clash(own: Option) -> str:
+    """What becomes of an option of the user's own that is called as one of ours; empty where none is.
+
+    Hydra searches conf/ first, then the user's folder, then what is in its store: sweeps/.
+    """
+    swept = own.group == "sweep"
+    ours = (sweeps_dir() if swept else conf_dir() / own.group) / f"{own.name}.yaml"
+    if not ours.is_file():
+        return ""
+    label = f"sweeps/{ours.name}" if swept else f"conf/{own.group}/{ours.name}"
+    return f"(read instead of {label})" if swept else f"(never read: {label} has the name)"
+
+
 def summary_of(path: Path) -> str:
     """The first comment line of a YAML file that is not a package header; empty where there is none."""
     for line in path.read_text(encoding="utf-8").splitlines():

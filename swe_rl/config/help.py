@@ -6,9 +6,10 @@ Invariants:
 """
 
 import textwrap
+from pathlib import Path
 
 from swe_rl.config.choices import JobName
-from swe_rl.config.folders import LAUNCHERS, Option, options
+from swe_rl.config.folders import LAUNCHERS, Option, clash, options, own_options
 
 _WIDTH = 110
 _USAGE = """\
@@ -39,12 +40,22 @@ Exit status: 0 done, 1 the run failed, 2 the configuration is wrong (nothing was
 """
 
 
-def help_text() -> str:
+def help_text(config_dir: Path | None = None) -> str:
+    """`config_dir`: a folder with options of the user's own. Raises UserError where there is no such folder."""
+    own = _own(config_dir) if config_dir else []
     groups = options()
     jobs = groups.pop("job")
     parts = [_USAGE, "Jobs (job=NAME)", *_jobs(jobs), "", "Groups (the first is the default; + where there is none)"]
     parts += [_group(name, members) for name, members in groups.items()]
-    return "\n".join([*parts, "", _EXAMPLES, _FLAGS.rstrip()])
+    return "\n".join([*parts, *own, "", _EXAMPLES, _FLAGS.rstrip()])
+
+
+def _own(folder: Path) -> list[str]:
+    found = [one for members in own_options(folder).values() for one in members]
+    rows = [(f"{one.group}={one.name}", f"{one.summary} {clash(one)}") for one in found]
+    wide = max((len(choice) for choice, _ in rows), default=0) + 2
+    lines = [f"  {choice:<{wide}}{said}".rstrip() for choice, said in rows]
+    return ["", f"Your own, in {folder}", *(lines or ["  none"])]
 
 
 def _jobs(jobs: list[Option]) -> list[str]:

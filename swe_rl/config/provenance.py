@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from swe_rl.config.environment import origin_of
-from swe_rl.config.folders import sweeps_dir
+from swe_rl.config.folders import Option, own_options, sweeps_dir
 from swe_rl.config.secrets import mask_text
 from swe_rl.config.yaml_text import read
 
@@ -58,6 +58,15 @@ class Origins:
             if value is not _MISSING:
                 return _from_layer(layer.label, value)
         return "schema"
+
+    def own(self) -> dict[str, list[Option]]:
+        """Options of the user's own, by group: what is in the folders that Hydra searched after conf/."""
+        found: dict[str, list[Option]] = {}
+        for folder in map(Path, self.sources[1:]):
+            if folder.is_dir():
+                for group, members in own_options(folder).items():
+                    found.setdefault(group, []).extend(members)
+        return found
 
     @cached_property
     def _layers(self) -> list[_Layer]:

@@ -8,6 +8,7 @@ Invariants:
 """
 
 import os
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -35,7 +36,8 @@ from swe_rl.config import (
     rules_tokens,
     rules_trainer,
 )
-from swe_rl.config.findings import Finding, Host, Rule, Severity
+from swe_rl.config.findings import Finding, Host, Rule, Severity, warning
+from swe_rl.config.folders import clash
 from swe_rl.config.known_hardware import known_hardware
 from swe_rl.config.parts import ASKING, asked, starts
 from swe_rl.config.provenance import Origins
@@ -80,6 +82,7 @@ def check(config: Config, origins: Origins | None = None, host: Host | None = No
     sound = within(config)
     others = (finding for rule in RULES if rule.applies(started) for finding in rule(sound, host))
     findings = [*wrong, *(finding for finding in others if not _speaks_of(finding, {one.key for one in wrong}))]
+    findings += _clashes(origins) if origins else []
     return sorted(_causes(with_origins(findings, origins)), key=lambda finding: _ORDER.index(finding.severity))
 
 
@@ -91,6 +94,16 @@ def _causes(findings: list[Finding]) -> list[Finding]:
     """Without the numbers that are wrong only because they follow another wrong one."""
     wrong = {finding.key for finding in findings if finding.rule_id == "range"}
     return [finding for finding in findings if not any(f"${{{key}}}" in finding.origin for key in wrong)]
+
+
+def _clashes(origins: Origins) -> Iterator[Finding]:
+    """Options of the user's own that were chosen, and are called as one of ours."""
+    for group, members in origins.own().items():
+        chosen = origins.choices.get(group, "").strip("[]").split(",")
+        for option in members:
+            if option.name in chosen and (said := clash(option)):
+                message = f"{option.path} is {said.strip('()')}"
+                yield warning("own_option", group, option.name, message, f"rename that file: {group}=my_{option.name}")
 
 
 def _host(origins: Origins | None) -> Host:

@@ -7,7 +7,7 @@ Invariants:
 import re
 from collections.abc import Iterator
 
-from swe_rl.config.choices import WandbMode
+from swe_rl.config.choices import JobName, Objective, WandbMode
 from swe_rl.config.dataset_files import ENDINGS, SAVED, files_of, whole_files
 from swe_rl.config.findings import Finding, Host, about, error, warning
 from swe_rl.config.parts import Part, starts
@@ -15,6 +15,16 @@ from swe_rl.config.schema import Config
 from swe_rl.config.secrets import is_secret_key, spelled_secrets
 from swe_rl.config.yaml_text import YamlError, parse
 from swe_rl.host.loopback import is_loopback
+
+_OF_STEPS = frozenset(
+    {Objective.steps, Objective.tokens_per_s, Objective.sampled_tokens_per_s, Objective.num_trajectories}
+)
+_OF_EVERY_JOB = frozenset({Objective.wall_s, Objective.peak_memory_gb})
+_MEASURED = {
+    JobName.train: frozenset(Objective),
+    JobName.rollout: _OF_STEPS | _OF_EVERY_JOB,
+    JobName.eval: frozenset({Objective.resolved_rate_before, Objective.resolved_samples_before}) | _OF_EVERY_JOB,
+}  # by the jobs that write a summary.json; the other figures are null there
 
 
 @about(Part.data)
@@ -63,6 +73,18 @@ def run_name(config: Config, _: Host) -> Iterator[Finding]:
         yield error(
             "name", "name", config.name, "names a folder: letters, digits, '.', '_' and '-', no '/'", "name=my_run"
         )
+
+
+@about(Part.outputs)
+def objective_measured(config: Config, _: Host) -> Iterator[Finding]:
+    job, wanted = config.job.name, config.job.objective
+    measured = _MEASURED.get(job, frozenset())
+    if wanted is None or wanted in measured:
+        return
+    names = ", ".join(one for one in Objective if one in measured)
+    message = f"is null in the summary.json of job={job}" if measured else f"job={job} writes no summary.json"
+    fix = f"job.objective one of {names}" if measured else "leave job.objective out, or job=train, rollout or eval"
+    yield error("objective", "job.objective", wanted, message, fix)
 
 
 @about(Part.outputs)
@@ -228,6 +250,7 @@ def secrets_in_setup(config: Config, _: Host) -> Iterator[Finding]:
 RULES = (
     files_exist,
     run_name,
+    objective_measured,
     outputs_writable,
     resume,
     resumed_run_is_this_one,

@@ -28,7 +28,7 @@ from swe_rl.config.schema import Config
 from swe_rl.config.sizes import asks_model, gpus_needed, gpus_there, uses_no_gpu
 from swe_rl.config.weight_sync import VLLM_COMMAND
 from swe_rl.errors import UserError
-from swe_rl.host.packages import ranges
+from swe_rl.host.packages import install_command, ranges
 
 _ACTS = frozenset({JobName.train, JobName.rollout, JobName.eval})  # agents in sandboxes
 _COMPUTES = _ACTS | {JobName.sft, JobName.export}
@@ -128,9 +128,7 @@ def _way_out(config: Config, host: Host, needs: list[Need]) -> str:
 
 
 def _install(host: Host, extras: Sequence[str]) -> str:
-    """pip takes the swe_rl that is installed, from a wheel or a checkout; a copy on PYTHONPATH is not."""
-    name, where = ("swe_rl", "") if host.requirements() else (".", " in the folder of swe_rl's pyproject.toml")
-    return f"{host.pip()} install '{name}[{','.join(dict.fromkeys(extras))}]'{where}"
+    return install_command(extras, host.pip(), host.requirements())
 
 
 def _extra(config: Config, need: Need) -> str:

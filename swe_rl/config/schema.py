@@ -24,6 +24,7 @@ from swe_rl.config.choices import (
     LogprobsMode,
     LossAggregation,
     MaskLevel,
+    Objective,
     OutcomeReward,
     OutputFormat,
     PolicyLoss,
@@ -82,6 +83,7 @@ class JobConfig:
     number: ZeroOrMore | None = None  # logs: of this job alone, counted from 0
     lines: ZeroOrMore = 20  # logs: the last so many of each job
     follow: bool = False  # status, logs: go on until all jobs have ended, or Ctrl-C
+    objective: Objective | None = None  # the figure of summary.json that the job returns, for sweepers that optimize
     repeat: ZeroOrMore = 0  # --multirun: job.repeat=0,1,2,3 runs all arms four times, in turn forwards and backwards
     workload_from: str | None = None  # simulate, plan: a run's folder; its last steps instead of rollout.workload
     think_s: SecondsOrZero = 0.0  # rollout: the engines idle so long between two steps, as if there were training

@@ -12,10 +12,9 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-import swe_rl
+from swe_rl.config.folders import PACKAGE
 from swe_rl.env.protocol import GradeError
 from swe_rl.errors import UserError
 
@@ -111,7 +110,7 @@ def _environment() -> dict[str, str]:
     return {
         "PATH": os.environ.get("PATH", ""),
         "HOME": os.environ.get("HOME", "/"),
-        "PYTHONPATH": str(Path(swe_rl.__file__).parent.parent),
+        "PYTHONPATH": str(PACKAGE.parent),
         "PYTHONUTF8": "1",  # the harness reads logs in the locale's encoding
         "OMP_NUM_THREADS": "1",
         "HF_HUB_OFFLINE": "1",

@@ -11,7 +11,7 @@ import re
 import shlex
 import shutil
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -40,6 +40,12 @@ def ranges(requirements: Iterable[str], package: str) -> list[str]:
     parts = (_OF_EXTRA.match(text) for text in requirements)
     specifiers = (part[2].split(",") for part in parts if part and part[1] == package)
     return sorted({",".join(sorted((one.strip() for one in several), reverse=True)) for several in specifiers})
+
+
+def install_command(extras: Iterable[str], pip: str, requirements: Sequence[str]) -> str:
+    """pip takes the swe_rl that is installed, from a wheel or a checkout; a copy on PYTHONPATH is not."""
+    name, where = ("swe_rl", "") if requirements else (".", " in the folder of swe_rl's pyproject.toml")
+    return f"{pip} install '{name}[{','.join(dict.fromkeys(extras))}]'{where}"
 
 
 def pip_command() -> str:

@@ -45,7 +45,7 @@ def after_multirun(folder: Path) -> str | None:
     """What to print at the end of a sweep, its files in `compare/` there; None where there is nothing to compare."""
     with suppress(SweRlError, OSError):
         made = _multirun(folder, "its folder", JobConfig())
-        if len(made.arms) > 1:
+        if len(made.arms) > 1 and _has_steps(made):
             return "\n".join([text(made), *write(made, folder / NAME)])
     return None
 
@@ -60,13 +60,17 @@ def comparison(job: JobConfig, outputs: Path = Path("outputs")) -> Comparison:
     if job.trajectories_per_step < 1:
         raise CompareError(f"job.trajectories_per_step={job.trajectories_per_step} must be at least 1.")
     made = _multirun(Path(job.runs), "job.runs", job) if job.runs else _two(job, outputs)
-    if not any(run.steps for arm in made.arms for run in arm.runs.values()):
+    if not _has_steps(made):
         where = ", ".join(run.source for arm in made.arms for run in arm.runs.values())
         raise CompareError(
             f"No step is complete in any of {where}: there is nothing to compare yet. A step is complete once its "
             "rollouts are over and their mean response length is written."
         )
     return made
+
+
+def _has_steps(made: Comparison) -> bool:
+    return any(run.steps for arm in made.arms for run in arm.runs.values())
 
 
 def _two(job: JobConfig, outputs: Path) -> Comparison:

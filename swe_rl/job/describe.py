@@ -2,7 +2,7 @@
 
 Invariants:
 - Values shown are those of the composition at hand, with their origin; secrets are masked.
-- Without a topic: every group with its options.
+- Without a topic: every group with its options. Those of a `--config-dir` are among them, with their file.
 """
 
 import json
@@ -14,7 +14,7 @@ from swe_rl.config.choices import OutputFormat
 from swe_rl.config.compose import flatten
 from swe_rl.config.documentation import comment_of, keys_of
 from swe_rl.config.explain import ConfigError
-from swe_rl.config.folders import Option, options
+from swe_rl.config.folders import Option, clash, is_ours, options
 from swe_rl.config.keys import describe_type, key_types, nearest, nearest_keys
 from swe_rl.config.provenance import Origins
 from swe_rl.config.ranges import ranges_of
@@ -35,7 +35,7 @@ def run(config: Config, folder: Path | None, origins: Origins | None = None) -> 
 
 def describe(config: Config, topic: str | None, origins: Origins | None = None) -> list[Record]:
     """One record for each thing that the topic names. Raises ConfigError for a topic that names nothing."""
-    groups = options()
+    groups = _all_options(origins)
     if topic is None:
         return [_group_record(name, members) for name, members in groups.items()]
     group, slash, name = topic.replace("=", "/").partition("/")
@@ -53,8 +53,21 @@ def describe(config: Config, topic: str | None, origins: Origins | None = None) 
     return [_key_record(config, topic, origins)]
 
 
+def _all_options(origins: Origins | None) -> dict[str, list[Option]]:
+    """Ours, then the user's own; where two have one name, the one that is read comes first."""
+    groups = options()
+    for group, members in (origins.own() if origins else {}).items():
+        groups[group] = [*members, *groups.get(group, [])] if group == "sweep" else [*groups.get(group, []), *members]
+    return groups
+
+
 def _group_record(name: str, members: list[Option]) -> Record:
-    return {"group": name, "options": {member.name: member.summary for member in members}}
+    """`own`: the files of the user's options, and what becomes of one that is called as one of ours."""
+    summaries: dict[str, str] = {}
+    for one in members:
+        summaries.setdefault(one.name, one.summary)
+    own = {one.name: f"{one.path} {clash(one)}".rstrip() for one in members if not is_ours(one)}
+    return {"group": name, "options": summaries} | ({"own": own} if own else {})
 
 
 def _option_record(groups: dict[str, list[Option]], group: str, name: str) -> Record:
@@ -89,13 +102,15 @@ def _type(key: str) -> str:
 def _option_file(key: str, origins: Origins | None) -> Path | None:
     group = key.partition(".")[0]
     chosen = origins.choices.get(group) if origins else None
-    return next((option.path for option in options().get(group, []) if option.name == chosen), None)
+    return next((option.path for option in _all_options(origins).get(group, []) if option.name == chosen), None)
 
 
 def _as_text(record: Record) -> str:
     if "group" in record:
-        lines = [f"  {name:<14}{summary}" for name, summary in record["options"].items()]
-        return "\n".join([f"{record['group']}=", *lines])
+        wide = max(map(len, record["options"]), default=0) + 2
+        lines = [f"  {name:<{wide}}{summary}" for name, summary in record["options"].items()]
+        own = [f"  {name:<{wide}}yours: {path}" for name, path in record.get("own", {}).items()]
+        return "\n".join([f"{record['group']}=", *lines, *own])
     if "option" in record:
         return f"{record['option']}\n{record['file'].rstrip()}"
     about = [f"    {record['about']}"] if record["about"] else []

@@ -12,6 +12,7 @@ import shutil
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -141,8 +142,19 @@ def checks_pass(jobs: Sequence[Composed]) -> bool:
     return not failing(findings, any(job.config.job.strict for job in jobs))
 
 
-def run_in_folder(tree: "DictConfig") -> int:
-    """Runs one job of Hydra's in its output folder. Returns the exit status; every error was reported by then."""
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a job ended; `objective` is the figure that job.objective names, where it ended well."""
+
+    status: int
+    objective: float | None = None
+
+
+def run_in_folder(tree: "DictConfig", *, again: bool = True) -> Ended:
+    """Runs one job of Hydra's in its output folder; every error was reported by then.
+
+    `again`: what the check only warns of was said before.
+    """
     from hydra.core.hydra_config import HydraConfig
 
     register()
@@ -152,12 +164,20 @@ def run_in_folder(tree: "DictConfig") -> int:
         composed = from_tree(tree, hydra.hydra, given_overrides(hydra.hydra.overrides.task))
         verify_frozen(folder, _number(hydra), composed)
         os.environ.update(composed.config.hardware.env_vars)
-        return _start(composed, folder, tree, hydra) if guard(composed, again=True) else 2
+        if not guard(composed, again=again):
+            return Ended(2)
+        return _ended(_start(composed, folder, tree, hydra), composed, folder)
     except Exception as error:
         status = report(error, folder)
         if status == UserError.exit_status:
             _remove_untouched(folder)
-        return status
+        return Ended(status)
+
+
+def _ended(status: int, composed: Composed, folder: Path) -> Ended:
+    from swe_rl.job.objective import objective
+
+    return Ended(status, None if status else objective(composed.config, folder))
 
 
 def _number(hydra: "DictConfig") -> int | None:

@@ -38,9 +38,17 @@ class Frozen:
 
 
 def freeze(sweep_dir: Path, jobs: Sequence[Composed], config_dir: Path | None, *, code: bool) -> Frozen:
-    """Copies what jobs need below `sweep_dir`; `code`: the package too, for jobs in processes of their own."""
+    """Copies what jobs need below `sweep_dir`; `code`: the package too, for jobs in processes of their own.
+
+    Raises ConfigError where another sweep has that folder.
+    """
     folder = sweep_dir / FOLDER
-    folder.mkdir(parents=True)
+    try:
+        folder.mkdir(parents=True)
+    except FileExistsError as error:
+        raise ConfigError(
+            f"{sweep_dir} has the jobs of another sweep already. Leave hydra.sweep.dir out, or name a new folder."
+        ) from error
     shutil.copytree(conf_dir(), folder / "conf", ignore=_IGNORED)
     shutil.copytree(sweeps_dir(), folder / "sweeps", ignore=_IGNORED)
     own = None

@@ -9,26 +9,20 @@ Invariants:
 """
 
 import argparse
-import os
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any
 
 from swe_rl.config.assumed import AUTO, WITHOUT_GPUS, answered
 from swe_rl.config.choices import JobName
-from swe_rl.config.compose import Composed, compose, compose_all, expand
+from swe_rl.config.compose import Composed, compose, compose_all, compose_fixed, expand
 from swe_rl.config.environment import read_dotenv
-from swe_rl.config.explain import ConfigError, explained
-from swe_rl.config.folders import LAUNCHERS, conf_dir
-from swe_rl.config.foreign_keys import ours
+from swe_rl.config.explain import ConfigError
+from swe_rl.config.folders import LAUNCHERS
 from swe_rl.config.launcher import is_slurm, quoted, starts_processes
 from swe_rl.config.secrets import hide_secrets
 from swe_rl.config.sizes import gpus_needed
-from swe_rl.config.store import register
-from swe_rl.errors import RunError
 from swe_rl.job.dispatch import (
     FOLDERLESS,
     checks_pass,
@@ -36,15 +30,12 @@ from swe_rl.job.dispatch import (
     guard_all,
     run_all_folderless,
     run_folderless,
-    run_in_folder,
 )
 from swe_rl.job.failure import INTERRUPTED, report
 from swe_rl.job.freeze import FOLDER as FROZEN
 from swe_rl.job.freeze import Frozen, freeze, use_frozen_code
-
-if TYPE_CHECKING:
-    from omegaconf import DictConfig
-
+from swe_rl.job.hydra_main import no_task, parse, run_jobs, through_hydra
+from swe_rl.job.trials import BASIC, SWEEPERS, refuse_unfit, run_trials
 
 _SLURM = "submitit_slurm"  # the launcher of a dry run that names none
 _NO_DETACH = (
@@ -57,7 +48,7 @@ COMPARED = frozenset({JobName.train, JobName.rollout, JobName.eval})  # what `--
 def start(arguments: Sequence[str]) -> int:
     """Runs what `arguments` ask for and returns the exit status; every error was reported by then."""
     try:
-        flags = _parse(arguments)
+        flags = parse(arguments)
         read_dotenv(Path.cwd())
         overrides = hide_secrets(flags.overrides)
         config_dir = Path(flags.config_dir) if flags.config_dir else None
@@ -65,14 +56,14 @@ def start(arguments: Sequence[str]) -> int:
             from swe_rl.job.inspect import show
 
             checked = [] if flags.shell_completion else overrides
-            return show(flags, lambda: _hydra(_no_task, arguments, overrides, config_dir, checked))
+            return show(flags, lambda: through_hydra(no_task, arguments, overrides, config_dir, checked))
         if flags.config_name or flags.config_path or flags.experimental_rerun:
             raise ConfigError("--config-name, --config-path and --experimental-rerun are not supported; see --help.")
         if not flags.multirun:
             composed = answered(compose(overrides, config_dir))
             if not composed.multirun and not _only_written(composed):
                 return _single(composed, arguments, config_dir)
-        return _several(arguments, flags, overrides, config_dir)
+        return _several(flags, overrides, config_dir)
     except (KeyboardInterrupt, Exception) as error:
         return report(error)
 
@@ -80,26 +71,30 @@ def start(arguments: Sequence[str]) -> int:
 def _single(composed: Composed, arguments: Sequence[str], config_dir: Path | None) -> int:
     if composed.launcher != "basic":
         raise ConfigError(f"hydra/launcher={composed.launcher} starts jobs only together with --multirun; add it.")
+    if (sweeper := composed.choices.get(SWEEPERS, BASIC)) != BASIC:
+        raise ConfigError(f"{SWEEPERS}={sweeper} chooses jobs only together with --multirun; add it.")
     if composed.config.job.detach and _checks_a_start(composed):
         raise ConfigError(_NO_DETACH.format(composed.launcher))
     if composed.config.job.name in FOLDERLESS:
         return run_folderless(composed)
     if not guard(composed):
         return 2
-    return _run(arguments, list(composed.overrides), config_dir)
+    return run_jobs(arguments, list(composed.overrides), config_dir)
 
 
-def _several(arguments: Sequence[str], flags: argparse.Namespace, overrides: list[str], config_dir: Path | None) -> int:
+def _several(flags: argparse.Namespace, overrides: list[str], config_dir: Path | None) -> int:
     jobs = _jobs(overrides, config_dir)
-    if jobs and _only_written(jobs[0]) and not is_slurm(jobs[0].launcher_settings):
+    if not jobs:
+        return _optimize(flags, overrides, config_dir)
+    if _only_written(jobs[0]) and not is_slurm(jobs[0].launcher_settings):
         overrides = [*(one for one in overrides if not one.startswith(f"{LAUNCHERS}=")), f"{LAUNCHERS}={_SLURM}"]
         jobs = _jobs(overrides, config_dir)
-    if jobs and _checks_a_start(jobs[0]):
+    if _checks_a_start(jobs[0]):
         if is_slurm(jobs[0].launcher_settings):
             overrides, jobs = _without_this_machine(overrides, jobs, config_dir)
         elif jobs[0].config.job.detach:
             raise ConfigError(_NO_DETACH.format(jobs[0].launcher))
-    if jobs and all(job.config.job.name in FOLDERLESS for job in jobs):
+    if all(job.config.job.name in FOLDERLESS for job in jobs):
         jobs = [answered(job) for job in jobs]
         return max(run_all_folderless(jobs), 0 if checks_pass(jobs) else 2)
     if any(job.config.job.name in FOLDERLESS for job in jobs):
@@ -107,11 +102,27 @@ def _several(arguments: Sequence[str], flags: argparse.Namespace, overrides: lis
         raise ConfigError(f"Jobs without a run folder ({names}) cannot share a --multirun with others.")
     if not guard_all(jobs):
         return 2
-    if not jobs:  # a sweeper that decides as it goes
-        return _run(arguments, overrides, config_dir)
     if is_slurm(jobs[0].launcher_settings):
         return _submit(jobs, overrides, config_dir)
     return _run_frozen(flags, jobs, overrides, config_dir)
+
+
+def _optimize(flags: argparse.Namespace, overrides: list[str], config_dir: Path | None) -> int:
+    """A sweeper that decides as it goes."""
+    fixed = compose_fixed(overrides, config_dir)
+    refuse_unfit(fixed)
+    if fixed.config.job.name in FOLDERLESS:  # check or plan, of what all trials share
+        return run_folderless(answered(fixed))
+    folder = _sweep_folder(fixed, overrides)
+    given, frozen = _frozen(fixed, [], folder, overrides, config_dir)
+    multirun = ["--multirun"] if flags.multirun else []
+
+    def run(task: Callable[[Any], float | None]) -> None:
+        through_hydra(task, multirun, given, frozen.config_dir, conf=frozen.conf)
+
+    status = run_trials(fixed, folder, run)
+    _print_comparison([fixed], folder)
+    return status
 
 
 def _checks_a_start(composed: Composed) -> bool:
@@ -187,29 +198,37 @@ def start_submitted(folder: Path, number: int, slurm_id: str) -> int:
         job = submission.jobs[number]
         own = None if submission.config_dir is None else folder / submission.config_dir
         more = _of_sweep(folder / job.folder, number, slurm_id)
-        return _run([], [*job.overrides, *more], own, folder / FROZEN / "conf")
+        return run_jobs([], [*job.overrides, *more], own, folder / FROZEN / "conf")
     except (KeyboardInterrupt, Exception) as error:
         return report(error)
 
 
 def _run_frozen(flags: argparse.Namespace, jobs: list[Composed], overrides: list[str], config_dir: Path | None) -> int:
-    """Jobs in processes of their own run the frozen package; those in this process the code that checked them."""
-    first = jobs[0]
-    folder = _sweep_folder(first, overrides)
-    apart = starts_processes(first.launcher_settings)
-    frozen = freeze(folder, jobs, config_dir, code=apart)
-    more = [f"hydra.sweep.dir={quoted(str(folder))}"]
-    if apart:
-        use_frozen_code(frozen)
-        where = f"{len(jobs)} jobs by {first.launcher} in {folder}"
-        print(f"{where}: each folder has its run.log and status.json", flush=True)
-    given = [override for override in overrides if not override.startswith("hydra.sweep.dir=")]
+    folder = _sweep_folder(jobs[0], overrides)
+    given, frozen = _frozen(jobs[0], jobs, folder, overrides, config_dir)
     if _blocks(jobs):
         status = _run_in_order(jobs, folder, frozen)
     else:
-        status = _run(["--multirun"] if flags.multirun else [], [*given, *more], frozen.config_dir, frozen.conf)
+        status = run_jobs(["--multirun"] if flags.multirun else [], given, frozen.config_dir, frozen.conf)
     _print_comparison(jobs, folder)
     return status
+
+
+def _frozen(
+    first: Composed, jobs: list[Composed], folder: Path, overrides: list[str], config_dir: Path | None
+) -> tuple[list[str], Frozen]:
+    """Below `folder` what all jobs compose from; jobs in processes of their own run the frozen package, too.
+
+    Returns the overrides with which they write there as well.
+    """
+    apart = starts_processes(first.launcher_settings)
+    frozen = freeze(folder, jobs, config_dir, code=apart)
+    if apart:
+        use_frozen_code(frozen)
+        where = f"{f'{len(jobs)} jobs' if jobs else 'trials'} by {first.launcher} in {folder}"
+        print(f"{where}: each folder has its run.log and status.json", flush=True)
+    given = [override for override in overrides if not override.startswith("hydra.sweep.dir=")]
+    return [*given, f"hydra.sweep.dir={quoted(str(folder))}"], frozen
 
 
 def _run_in_order(jobs: Sequence[Composed], folder: Path, frozen: Frozen) -> int:
@@ -219,7 +238,7 @@ def _run_in_order(jobs: Sequence[Composed], folder: Path, frozen: Frozen) -> int
     worst = 0
     for number, (job, name) in enumerate(zip(jobs, job_folders(jobs), strict=True)):
         more = _of_sweep(folder / name, number, str(number))
-        status = _run([], [*job.overrides, *more], frozen.config_dir, frozen.conf)
+        status = run_jobs([], [*job.overrides, *more], frozen.config_dir, frozen.conf)
         if status == INTERRUPTED:
             return status
         worst = max(worst, status)
@@ -234,7 +253,7 @@ def _of_sweep(folder: Path, number: int, name: str) -> list[str]:
 
 def _print_comparison(jobs: Sequence[Composed], folder: Path) -> None:
     """The arms of a sweep side by side, at its end."""
-    if len(jobs) < 2 or not all(job.config.job.name in COMPARED for job in jobs):
+    if not all(job.config.job.name in COMPARED for job in jobs):
         return
     from swe_rl.job.compare import after_multirun
 
@@ -250,86 +269,3 @@ def _sweep_folder(first: Composed, overrides: Sequence[str]) -> Path:
             return Path(override.partition("=")[2].strip("'\"")).absolute()
     stamp = datetime.now().strftime("%Y-%m-%d_%H-%M-%S-%f")
     return Path(first.config.paths.outputs).absolute() / "multirun" / first.config.name / stamp
-
-
-class JobFailed(RunError):
-    """A job of a sweep ended badly in a process of its own, where it was reported."""
-
-
-def _run(arguments: Sequence[str], overrides: list[str], config_dir: Path | None, conf: Path | None = None) -> int:
-    """All jobs through Hydra. Returns the worst exit status."""
-    here, statuses = os.getpid(), [0]
-
-    def task(tree: "DictConfig") -> None:
-        """What Hydra calls for each job, here or on another machine; only an exception comes back from there."""
-        status = run_in_folder(tree)
-        if os.getpid() == here:
-            statuses.append(status)
-        elif status:
-            raise JobFailed(f"a job of the sweep ended with exit status {status}; its folder's run.log has the reason")
-
-    _hydra(task, arguments, overrides, config_dir, conf=conf)
-    return max(statuses)
-
-
-def _no_task(_: "DictConfig") -> None:
-    raise AssertionError("inspection starts no job")
-
-
-def _hydra(
-    task: Callable[[Any], None],
-    arguments: Sequence[str],
-    overrides: list[str],
-    config_dir: Path | None,
-    checked: list[str] | None = None,
-    conf: Path | None = None,
-) -> None:
-    """`hydra.main` with the secrets taken out of its arguments and its errors left to us."""
-    import hydra
-
-    register()
-    given = set(_parse(arguments).overrides)
-    argv = [sys.argv[0], *(text for text in arguments if text not in given), *overrides]
-    if conf is not None and config_dir is not None:
-        argv[1:1] = ["--config-dir", str(config_dir)]
-    checked = overrides if checked is None else checked
-    with _argv(argv), _environment("HYDRA_FULL_ERROR", "1"), explained(checked, config_dir):
-        hydra.main(config_path=str(conf or conf_dir()), config_name="config", version_base="1.3")(task)()
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        flags = [word.partition("=") for word in message.split() if word.startswith("--")]
-        meant = [f"{known}={value or 'VALUE'}" for flag, _, value in flags if (known := ours(flag))]
-        hint = f" Did you mean {' '.join(meant)}?" if meant else ""
-        raise ConfigError(f"{message[0].upper()}{message[1:]}.{hint} `python -m swe_rl --help` lists what there is.")
-
-
-def _parse(arguments: Sequence[str]) -> argparse.Namespace:
-    from hydra._internal.utils import get_args_parser
-
-    parser = get_args_parser()
-    parser.__class__ = _Parser
-    return parser.parse_intermixed_args(list(arguments))
-
-
-@contextmanager
-def _argv(argv: list[str]) -> Iterator[None]:
-    before, sys.argv = sys.argv, argv
-    try:
-        yield
-    finally:
-        sys.argv = before
-
-
-@contextmanager
-def _environment(name: str, value: str) -> Iterator[None]:
-    before = os.environ.get(name)
-    os.environ[name] = value
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = before

@@ -46,6 +46,19 @@ def choose_folder(config: Config, fresh: Path, here: Allocation | None = None) -
     return found, True
 
 
+def folder_of_ended(config: Config, fresh: Path) -> RunFolder:
+    """Where a job that is done worked: the run that it continued, where the fresh folder went away."""
+    if fresh.is_dir() or config.trainer.resume == "none":
+        return RunFolder(fresh)
+    if config.trainer.resume != "auto":
+        return RunFolder(Path(config.trainer.resume))
+    base = Path(config.paths.outputs) / config.name
+    found = [RunFolder(path.parent) for pattern in ("*", "*/*") for path in base.glob(f"{pattern}/status.json")]
+    wanted = config_hash(config)
+    done = [(one.heartbeat, folder) for folder in found if (one := folder.status()) and one.config_hash == wanted]
+    return max(done, key=lambda pair: pair[0])[1] if done else RunFolder(fresh)
+
+
 def _of_this_job(config: Config, fresh: Path, here: Allocation | None) -> RunFolder | None:
     """The run that this SLURM job had before it was queued again. Raises UserError where it was another one."""
     if here is None or here.restarts == 0:

@@ -14,11 +14,12 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import swe_rl
+from swe_rl.config.folders import PACKAGE
 from swe_rl.logger.disk import write_json_atomic
 from swe_rl.logger.events import read_events
 from swe_rl.logger.folder import RunFolder
 from swe_rl.logger.jsonl import read_jsonl
+from swe_rl.version import __version__
 
 _DISTRIBUTIONS = ("torch", "transformers", "vllm", "ray", "swebench", "mini-swe-agent", "hydra-core")
 _GIT_TIMEOUT_S = 10.0
@@ -50,7 +51,7 @@ def build_summary(steps: Sequence[Record], evals: Sequence[Record], *, wall_s: f
         "num_trajectories": sum(int(step.get("num_trajectories") or 0) for step in steps),
         "wall_s": wall_s,
         **versions(),
-        **git_state(Path(swe_rl.__file__).parent),
+        **git_state(PACKAGE),
     }
 
 
@@ -75,7 +76,7 @@ def finite_mean(values: Iterable[Any]) -> float | None:
 
 def versions() -> dict[str, str | None]:
     """`torch_version` and its like, from the installed metadata: nothing is imported."""
-    found: dict[str, str | None] = {"swe_rl_version": swe_rl.__version__, "python_version": platform.python_version()}
+    found: dict[str, str | None] = {"swe_rl_version": __version__, "python_version": platform.python_version()}
     for name in _DISTRIBUTIONS:
         key = f"{name.replace('-', '_')}_version"
         try:

@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import swe_rl
+from swe_rl.config.folders import PACKAGE
 from swe_rl.config.schema import ModelConfig
 from swe_rl.hardware.ray_cluster import CPU, GPU, RayCluster, RayClusterError, RayNode, connect, shortened
 from swe_rl.layout.placement import PlacementError
@@ -99,7 +99,7 @@ class RayRanks:
         import ray
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-        package = str(Path(swe_rl.__file__).parents[1])
+        package = str(PACKAGE.parent)
         path = os.pathsep.join([package, *filter(None, [os.environ.get("PYTHONPATH")])])
         gpu = _resource(setup) == GPU
         remote: Any = ray.remote  # its overloads know of no concurrency groups

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from swe_rl import __version__
 from swe_rl.hardware.host_address import free_port
 from swe_rl.trainer.rank import RankSetup, carry_out, write_log
 from swe_rl.trainer.ray_mailbox import Mailbox
+from swe_rl.version import __version__
 
 # Threads of the actor: requests stay in order, and an answer is waited for while the rank works.
 GROUPS = {"serve": 1, "post": 1, "take": 1, "ask": 1}

@@ -81,6 +81,20 @@ def test_jobs_of_their_own_processes_run_the_frozen_code_and_hide_secrets(comman
         assert not [path for path in seen if value in str(path) or value.encode() in path.read_bytes()]
 
 
+def test_optuna_gets_its_figures_from_other_processes(command):
+    pytest.importorskip("hydra_plugins.hydra_optuna_sweeper", reason="the extra optuna is not installed")
+    optuna = ("hydra/sweeper=optuna", "hydra/sweeper/sampler=grid", "hydra.sweeper.max_failure_rate=1.0")
+    given = ("--multirun", *optuna, "hydra/launcher=local_processes", "job.objective=tokens_per_s")
+    done = command.run(*given, *(word for word in TINY if word != "rollout.n=2"), "rollout.n=choice(0,2)", small=False)
+    assert done.exit_status == 2, done.text
+    trials = [json.loads(path.read_text()) for path in (sweep_folder(command) / "trials").iterdir()]
+    by_n = {trial["overrides"][0]: trial for trial in trials}
+    assert by_n["rollout.n=0"]["status"] == 2 and by_n["rollout.n=0"]["objective"] is None
+    good = by_n["rollout.n=2"]
+    summary = json.loads((sweep_folder(command) / str(good["number"]) / "summary.json").read_text())
+    assert (good["status"], good["objective"]) == (0, summary["tokens_per_s"]) and good["objective"] > 0
+
+
 def test_the_frozen_configuration_is_compared(command, monkeypatch):
     """An environment variable that conf/ reads differs where the job runs: refused, and the key is named."""
     from swe_rl.config.compose import compose

@@ -42,7 +42,7 @@ def verdict(monkeypatch, capsys, tmp_path):
     monkeypatch.setenv("WANDB_API_KEY", "key-of-a-test")
     host = rules._host  # with every package: a check for another machine does not ask for those of this one
     monkeypatch.setattr(rules, "_host", lambda origins: dataclasses.replace(host(origins), version=lambda _: ""))
-    for name in ("_run", "_run_frozen", "_submit"):
+    for name in ("run_jobs", "run_trials", "_run_frozen", "_submit"):
         monkeypatch.setattr(launch, name, lambda *_: 0)
     answer = dispatch._answer
 
