@@ -99,10 +99,10 @@ async def test_each_tool_and_each_wrong_call_stays_in_the_chain(solve):
         plan = call("task_tracker", command="plan", task_list=[{"title": "é", "notes": "", "status": "todo"}])
         two = {"tool_calls": [*view["tool_calls"], *plan["tool_calls"]]}  # type: ignore[misc]
         edit = call("file_editor", command="insert", path=path, insert_line=0, new_str="# é\n")
+        typed = terminal(f"cat <<'END' | cat -A; echo {'x' * 200}\n\ta\nEND")
         # Each reply is chosen by the number of results before it, and `two` has two.
-        show = terminal(f"cat <<'END' | cat -A; echo {'x' * 200}\n\ta\nEND")
-        broken = [{}, call("nothing", a=1), call("terminal")]
-        return [two, *broken, call("think", thought="so"), edit, terminal("env; pwd"), show, {"content": "Done."}]
+        return [two, {}, call("nothing", a=1), call("terminal"), call("think", thought="so"), edit,
+                terminal("env; pwd"), typed, {"content": "Done."}]  # fmt: skip
 
     solved = await solve(agent_of(), policy, sandbox=sandbox())
     assert solved.result.exit is Exit.SUBMITTED and "+# é" in solved.patch
