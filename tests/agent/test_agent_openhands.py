@@ -104,7 +104,7 @@ async def test_each_tool_and_each_wrong_call_stays_in_the_chain(solve):
         return [two, {}, call("nothing", a=1), call("terminal"), call("think", thought="so"), edit,
                 terminal("env; pwd"), typed, {"content": "Done."}]  # fmt: skip
 
-    solved = await solve(agent_of(), policy, sandbox=sandbox())
+    solved = await solve(agent_of(), policy, sandbox=sandbox(), max_turn_tokens=10_000)
     assert solved.result.exit is Exit.SUBMITTED and "+# é" in solved.patch
     assert (len(solved.rows), solved.summary.breaks) == (1, {})
     assert len(solved.result.turns) == len(solved.traces) == 8
