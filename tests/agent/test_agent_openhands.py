@@ -99,12 +99,12 @@ async def test_each_tool_and_each_wrong_call_stays_in_the_chain(solve):
         plan = call("task_tracker", command="plan", task_list=[{"title": "é", "notes": "", "status": "todo"}])
         two = {"tool_calls": [*view["tool_calls"], *plan["tool_calls"]]}  # type: ignore[misc]
         edit = call("file_editor", command="insert", path=path, insert_line=0, new_str="# é\n")
-        typed = terminal(f"cat <<'END' | cat -A; echo {'x' * 200}\n\ta\nEND")
+        typed = terminal(f"cat <<'END' | cat -A; echo {'x' * 5000}\n\ta\nEND")
         # Each reply is chosen by the number of results before it, and `two` has two.
         return [two, {}, call("nothing", a=1), call("terminal"), call("think", thought="so"), edit,
                 terminal("env; pwd"), typed, {"content": "Done."}]  # fmt: skip
 
-    solved = await solve(agent_of(), policy, sandbox=sandbox())
+    solved = await solve(agent_of(), policy, sandbox=sandbox(), max_turn_tokens=10_000)
     assert solved.result.exit is Exit.SUBMITTED and "+# é" in solved.patch
     assert (len(solved.rows), solved.summary.breaks) == (1, {})
     assert len(solved.result.turns) == len(solved.traces) == 8
@@ -112,7 +112,7 @@ async def test_each_tool_and_each_wrong_call_stays_in_the_chain(solve):
     assert seen and "OPENAI" not in seen and "SWE_RL" not in seen and "LITELLM" not in seen
     assert str(ENVIRONMENT) not in seen  # the repository's own Python
     typed = solved.result.turns[-2].observation  # what was typed is as it was: tabs, and nothing of its echo
-    assert typed and typed.startswith("^Ia$\n" + "x" * 200)
+    assert typed and typed.startswith("^Ia$\n" + "x" * 5000 + "\n")
 
 
 @needs_sdk

@@ -145,10 +145,12 @@ def _make_llm(base_url: str, model: str, api_key: str) -> Any:
 def _plain_shell(folder: Path) -> Path:
     """bash without colours, line editing and completion: else observations have escape sequences and tabs get lost.
 
-    What it takes is the kernel's then: 4,095 bytes a line.
+    Without line editing the kernel would cut lines at 4,095 bytes, unless it gathers none: Ctrl-D then ends no input.
     """
     shell = folder / "shell"
-    shell.write_text('#!/usr/bin/env bash\nexport TERM=dumb\nexec bash --noediting "$@"\n', encoding="ascii")
+    shell.write_text(
+        '#!/usr/bin/env bash\nexport TERM=dumb\nstty -icanon -echoctl\nexec bash --noediting "$@"\n', encoding="ascii"
+    )
     shell.chmod(0o755)
     return shell
 
