@@ -7,7 +7,7 @@ Invariants:
 import re
 from collections.abc import Iterator
 
-from swe_rl.config.choices import RuntimeKind, RuntimeProtocol, SandboxKind
+from swe_rl.config.choices import Isolation, RuntimeKind, RuntimeProtocol, SandboxKind
 from swe_rl.config.findings import Finding, Host, about, below, between, error, warning
 from swe_rl.config.parts import Part
 from swe_rl.config.rules_agent import PROGRAMS
@@ -222,6 +222,14 @@ def container_keys(config: Config, _: Host) -> Iterator[Finding]:
                 "is not FOLDER:PATH or FOLDER:PATH:rw with absolute paths",
                 "sandbox.mounts=[/data:/data]",
             )
+        elif sandbox.isolation is Isolation.none and sandbox.kind is SandboxKind.process and not _as_itself(mount):
+            yield error(
+                "sandbox_mounts",
+                "sandbox.mounts",
+                mount,
+                "sandbox.isolation=none lets commands see this machine's files where they are, and nowhere else",
+                "sandbox.isolation=bubblewrap, or a folder mounted as itself: sandbox.mounts=[/data:/data]",
+            )
     if sandbox.host and not sandbox.host.startswith(("unix:///", "tcp://")):
         yield error(
             "sandbox_host",
@@ -231,7 +239,7 @@ def container_keys(config: Config, _: Host) -> Iterator[Finding]:
             "ssh -L /tmp/engine.sock:/var/run/docker.sock HOST, and sandbox.host=unix:///tmp/engine.sock",
         )
     if sandbox.kind not in ENGINES:
-        names = [*_ENGINE_KEYS, *(["mounts", "image"] if sandbox.kind is SandboxKind.process else [])]
+        names = [*_ENGINE_KEYS, *(["image"] if sandbox.kind is SandboxKind.process else [])]
         for name in names:
             if not (value := getattr(sandbox, name)):
                 continue
@@ -251,6 +259,11 @@ def container_keys(config: Config, _: Host) -> Iterator[Finding]:
             f"(sandbox.concurrency={sandbox.concurrency})",
             f"sandbox.warm_pool={min(8, sandbox.concurrency)}",
         )
+
+
+def _as_itself(mount: str) -> bool:
+    source, target, *_ = mount.split(":")
+    return source == target
 
 
 @about(Part.sandboxes)
