@@ -101,7 +101,7 @@ class Task:
     def __call__(self, tree: "DictConfig") -> float:
         from hydra.core.hydra_config import HydraConfig
 
-        hydra = HydraConfig.get()
+        hydra: Any = HydraConfig.get()
         number = int(hydra.job.num)
         own = [text for text in given_overrides(hydra.overrides.task) if _key(text) not in self._fixed]
         chosen = tuple(map(mask_text, own))
