@@ -15,10 +15,11 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-MODULES = {"mini-swe-agent": "minisweagent"}
+MODULES = {"mini-swe-agent": "minisweagent", "hydra-optuna-sweeper": "hydra_plugins"}
 BASE = {"torch", "transformers", "tokenizers", "safetensors"}  # of every installation that runs the tests
 TOOLS = {"pytest-asyncio", "pytest-timeout", "pytest-xdist", "hypothesis", "ruff", "mypy", "build"}
 OF_TESTS = {"trl", "openai"}
+WITH_ANOTHER = {"sqlalchemy"}  # comes with Optuna, in the version that its plugin needs
 
 SITE = """
 import os, sys
@@ -138,6 +139,7 @@ from swe_rl.env.source_build.environment import _Installer
 _Installer(Path(sys.executable), "x-1.0").frozen()
 """,
 }
+OF_HYDRA = "hydra-optuna-sweeper"
 FALLS_BACK = {
     "uvloop": """
 import asyncio
@@ -157,6 +159,13 @@ def test_a_command_that_needs_it_is_refused_before_anything_starts(without, pack
     assert "not installed here" in refused[0] and extra in refused[0], ended.text
 
 
+def test_without_its_plugin_a_sweeper_names_the_extra(without):
+    ended = without(OF_HYDRA, "--multirun", "hydra/sweeper=optuna")
+    assert ended.status == 2 and "Traceback" not in ended.text, ended.text
+    said = " ".join(ended.text.split())
+    assert re.search(r"not installed here: .*pip install '(swe_rl|\.)\[optuna\]'", said), said
+
+
 @pytest.mark.parametrize("package", CODE)
 def test_where_it_is_imported_the_refusal_names_the_extra(without, package):
     ended = without(package, code=CODE[package])
@@ -173,7 +182,8 @@ def test_without_it_things_go_on(without, package):
 def test_every_optional_package_is_asked_about():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     named = {re.split(r"[\[<>=]", line)[0] for lines in project["optional-dependencies"].values() for line in lines}
-    assert named - {"swe_rl"} - BASE - TOOLS == {*COMMANDS, *CODE, *FALLS_BACK, *OF_TESTS}
+    asked_about = {*COMMANDS, *CODE, *FALLS_BACK, *OF_TESTS, OF_HYDRA}
+    assert named - {"swe_rl"} - BASE - TOOLS - WITH_ANOTHER == asked_about
 
 
 def test_tests_that_need_one_skip_by_its_name():
