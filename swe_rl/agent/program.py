@@ -4,10 +4,11 @@ Invariants:
 - The program finds its task on stdin, in the file $SWE_RL_TASK_FILE and (unless it is very long) in $SWE_RL_TASK, and
   the model in OPENAI_BASE_URL, OPENAI_API_KEY and OPENAI_MODEL.
 - What we bring for it lies outside of the repository and never gets into the patch; neither do its own state folders.
-- Its exit status and its time decide how the attempt ended; a status that means nothing is a fault of the program.
+- Its exit status and its time decide how the attempt ended, never what it prints: that is the policy's to choose. A
+  signal that ended it alone is an end of its own; any other status that means nothing is a fault of the program,
+  unless the gateway refused its last request for its length.
 """
 
-import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from swe_rl.agent.observation import shorten
-from swe_rl.agent.protocol import AgentError, AgentResult, Exit, Task, Turn
+from swe_rl.agent.protocol import AgentResult, Exit, Task, Turn, UnknownEndError
 from swe_rl.config.schema import AgentConfig
 from swe_rl.errors import UserError
 from swe_rl.sandbox.protocol import ExecResult, Sandbox
@@ -26,7 +27,7 @@ NO_KEY = "none"  # clients want a key where the gateway wants none
 _CARRIED = ".swe_rl_program"  # in the repository for as long as it takes to move it out
 _STATE_FOLDERS = (".qwen/", ".claude/", ".codex/", ".gemini/", ".opencode/", ".pi/", ".aider*", "node_modules/")
 _LONGEST_VARIABLE_CHARS = 30_000  # at most four bytes each: Linux takes 128 KiB for one variable
-_OVERFLOW = re.compile(r"context_length_exceeded|leaves no room to answer|maximum context length")
+_BY_SIGNAL = 128  # above it, as shells say it
 _SHOWN_CHARS = 1500
 _MAX_OUTPUT_BYTES = 4_000_000
 
@@ -89,8 +90,12 @@ class ProgramAgent:
         start = _START.format(carried=_CARRIED, folders=" ".join(map(shlex.quote, _STATE_FOLDERS)), path=path)
         env = self._env(task, inside_url(base_url, sandbox), model)
         done = await sandbox.exec(start, timeout_s=timeout_s, env=env, max_output_bytes=_MAX_OUTPUT_BYTES)
-        end = self._exit(task, done)
-        return AgentResult(end, self._turns(done), [{"role": "user", "content": task.prompt}])
+        end = self._exit(done)
+        messages: list[dict[str, Any]] = [{"role": "user", "content": task.prompt}]
+        result = AgentResult(end or Exit.CONTEXT_OVERFLOW, self._turns(done), messages)
+        if end is None:
+            raise UnknownEndError(self._unknown_end(task, done), result)
+        return result
 
     def _turns(self, done: ExecResult) -> list[Turn]:
         """What of its completions and commands is known from outside: here, that it ran."""
@@ -117,16 +122,17 @@ class ProgramAgent:
             env["SWE_RL_TASK"] = task.prompt.encode("utf-8", "replace").decode()
         return {**env, **self._program.env}
 
-    def _exit(self, task: Task, done: ExecResult) -> Exit:
-        """Raises AgentError for a status that agent.exit_codes does not know."""
+    def _exit(self, done: ExecResult) -> Exit | None:
+        """None for a status that agent.exit_codes does not know."""
         if done.timed_out:
             return Exit.AGENT_TIMEOUT
-        if _OVERFLOW.search(done.output):
-            return Exit.CONTEXT_OVERFLOW
         if done.exit_code in self._program.exits:
             return self._program.exits[done.exit_code]
+        return Exit.AGENT_CRASHED if done.exit_code > _BY_SIGNAL else None
+
+    def _unknown_end(self, task: Task, done: ExecResult) -> str:
         missing = "; is it in the sandbox, and agent.program_path right?" if done.exit_code == 127 else ""
-        raise AgentError(
+        return (
             f"{task.instance_id}: agent={self.name} ended with status {done.exit_code}{missing} It said at the end: "
             f"{done.output[-_SHOWN_CHARS:].strip() or 'nothing'}"
         )

@@ -13,6 +13,14 @@ class AgentError(RunError):
     """The agent program itself failed; not a matter of what its model said."""
 
 
+class UnknownEndError(AgentError):
+    """A program ended with a status that agent.exit_codes does not know; what ended it may be known elsewhere."""
+
+    def __init__(self, message: str, result: "AgentResult") -> None:
+        super().__init__(message)
+        self.result = result  # as an overflow of its context, should it be that
+
+
 class Exit(StrEnum):
     """How an agent's attempt ended, seen from the agent."""
 
@@ -21,6 +29,7 @@ class Exit(StrEnum):
     CONTEXT_OVERFLOW = "context_overflow"
     AGENT_TIMEOUT = "agent_timeout"
     FORMAT_ERRORS = "format_errors"
+    AGENT_CRASHED = "agent_crashed"  # a signal ended the program; its sandbox lives
 
 
 @dataclass(frozen=True, slots=True)

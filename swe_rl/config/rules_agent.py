@@ -29,7 +29,7 @@ AGENT_PROMPTS = {
     "pdb": ("pdb_standard", "pdb_short"),
 }  # those that have any
 PROGRAMS = ("qwen_code", "openhands", "command")  # that run inside the sandbox
-EXITS = ("submitted", "step_limit", "context_overflow", "agent_timeout", "format_errors")
+EXITS = ("submitted", "step_limit", "context_overflow", "agent_timeout", "format_errors", "agent_crashed")
 # The agent's own words and tools before any task, at 4.5 characters a token: no tokenizer of the models makes fewer.
 _OWN_TOKENS = {
     "mini_swe": 1400,

@@ -20,6 +20,7 @@ STATUSES = (
     "context_overflow",
     "agent_timeout",
     "format_errors",
+    "agent_crashed",
     "infra_error",
     "grade_error",
     "engine_error",

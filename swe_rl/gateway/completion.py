@@ -18,7 +18,7 @@ from itertools import count
 
 from swe_rl.engine.protocol import Completion, ContextOverflowError, EngineError, SamplingParams
 from swe_rl.gateway import reply
-from swe_rl.gateway.errors import ApiError, context_overflow, engine_failure, invalid, unavailable
+from swe_rl.gateway.errors import CONTEXT_OVERFLOW, ApiError, context_overflow, engine_failure, invalid, unavailable
 from swe_rl.gateway.live import LiveSession
 from swe_rl.gateway.metrics import GatewayMetrics
 from swe_rl.gateway.placement import Placed, Placement
@@ -83,6 +83,9 @@ class Completer:
             message = await self._message(live, plan, request, completion)
             turn = live.state.record(plan, completion.token_ids, message)
             recorded = True
+        except ApiError as error:
+            live.overflowed = error.code == CONTEXT_OVERFLOW
+            raise
         finally:
             if not recorded:
                 live.state.release(plan)

@@ -15,6 +15,7 @@ from swe_rl.errors import RunError, UserError
 from swe_rl.gateway.trace import TraceStoreError
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+CONTEXT_OVERFLOW = "context_length_exceeded"  # OpenAI's word
 RETRY_AFTER_S = 1
 _log = logging.getLogger(__name__)
 
@@ -66,7 +67,7 @@ def context_overflow(prompt_tokens: int, limit: int, key: str) -> ApiError:
         f"This request's prompt has {prompt_tokens} tokens, which leaves no room to answer: the limit is {limit} "
         f"tokens ({key}). Please shorten the messages.",
         param="messages",
-        code="context_length_exceeded",
+        code=CONTEXT_OVERFLOW,
     )
 
 

@@ -25,12 +25,16 @@ _MAX_ID_CHARS = 512
 
 @dataclass(frozen=True, slots=True)
 class SessionSummary:
-    """`times_s` sums over the session's calls: queue (held by the router or waiting in the engine), prefill, decode."""
+    """`times_s` sums over the session's calls: queue (held by the router or waiting in the engine), prefill, decode.
+
+    `overflowed`: the last call was refused, as its prompt left no room to answer.
+    """
 
     num_calls: int
     sampled_tokens: int
     breaks: dict[Break, int]
     times_s: dict[str, float]
+    overflowed: bool = False
 
 
 @dataclass(eq=False, slots=True)
@@ -42,11 +46,13 @@ class LiveSession:
     calls: "set[asyncio.Task[Any]]" = field(default_factory=set)
     num_calls: int = 0
     sampled_tokens: int = 0
+    overflowed: bool = False
     breaks: Counter[Break] = field(default_factory=Counter)
     times_s: dict[str, float] = field(default_factory=lambda: dict.fromkeys(("queue", "prefill", "decode"), 0.0))
 
     def count(self, recorded: Recorded, completion: Completion, held_s: float) -> None:
         self.num_calls += 1
+        self.overflowed = False
         self.sampled_tokens += len(completion.token_ids)
         if recorded.break_kind is not None:
             self.breaks[recorded.break_kind] += 1
@@ -59,7 +65,9 @@ class LiveSession:
             self.times_s[name] += value
 
     def summary(self) -> SessionSummary:
-        return SessionSummary(self.num_calls, self.sampled_tokens, dict(self.breaks), dict(self.times_s))
+        return SessionSummary(
+            self.num_calls, self.sampled_tokens, dict(self.breaks), dict(self.times_s), self.overflowed
+        )
 
     async def cancel_calls(self) -> None:
         calls = list(self.calls)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
-from swe_rl.agent.protocol import Agent, AgentError, AgentResult, Exit, Task
+from swe_rl.agent.protocol import Agent, AgentError, AgentResult, Exit, Task, UnknownEndError
 from swe_rl.config.schema import EnvConfig, RolloutConfig
 from swe_rl.engine.protocol import EngineError
 from swe_rl.env.cheating import cheating_attempts
@@ -90,7 +90,7 @@ class Attempter:
         """Raises TraceStoreError only: without its traces no trajectory counts."""
         progress, times_s = _Progress(), dict[str, float]()
         self._gateway.open_session(order.trajectory_id, order.settings)
-        status, error = Status.infra_error, None
+        status, error, unknown = Status.infra_error, None, None
         try:
             await self._act(order, progress, times_s)
             if progress.result and needs_grading(progress.result.exit, progress.patch):
@@ -104,10 +104,14 @@ class Attempter:
             status, error = Status.grade_error, str(failure)
         except EngineError as failure:
             status, error = Status.engine_error, str(failure)
+        except UnknownEndError as failure:
+            error, unknown = str(failure), failure
         except (SandboxError, AgentError) as failure:
             error = str(failure)
         finally:
             summary = await self._gateway.close_session(order.trajectory_id)
+        if unknown is not None and summary.overflowed:
+            progress.result, status, error = unknown.result, Status.context_overflow, None
         trajectory = self._trajectory(order, status, progress, error, times_s)
         trajectory.num_calls = summary.num_calls
         trajectory.sampled_tokens = summary.sampled_tokens

@@ -18,6 +18,7 @@ _UNSUBMITTED = {
     Exit.CONTEXT_OVERFLOW: Status.context_overflow,
     Exit.AGENT_TIMEOUT: Status.agent_timeout,
     Exit.FORMAT_ERRORS: Status.format_errors,
+    Exit.AGENT_CRASHED: Status.agent_crashed,
 }
 FAILURE_REWARD = {
     RewardKind.zero_one: 0.0,

@@ -19,6 +19,7 @@ class Status(StrEnum):
     context_overflow = "context_overflow"
     agent_timeout = "agent_timeout"
     format_errors = "format_errors"
+    agent_crashed = "agent_crashed"
     infra_error = "infra_error"
     grade_error = "grade_error"
     engine_error = "engine_error"

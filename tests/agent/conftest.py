@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from swe_rl.agent.client import ChatClient
-from swe_rl.agent.protocol import Agent, AgentResult, Task
+from swe_rl.agent.protocol import Agent, AgentResult, Task, UnknownEndError
 from swe_rl.algo.row import Row
 from swe_rl.config.schema import EnvConfig, GatewayConfig, RouterConfig, SandboxConfig
 from swe_rl.engine.scripted import ScriptedEngine
@@ -95,12 +95,18 @@ def solve(renderer: ChatRenderer, tmp_path: Path):
             gateway.open_session("t", SessionSettings(**limits))
             workspace = env.workspace(instance)
             box = await provider.create(workspace, owner="t", door=door)
-            result = await agent.run(
-                Task(instance.instance_id, env.prompt(instance)),
-                base_url=gateway.session_url("t"), model="tiny", sandbox=box, timeout_s=120,
-            )  # fmt: skip
+            unknown = None
+            try:
+                result = await agent.run(
+                    Task(instance.instance_id, env.prompt(instance)),
+                    base_url=gateway.session_url("t"), model="tiny", sandbox=box, timeout_s=120,
+                )  # fmt: skip
+            except UnknownEndError as error:
+                unknown, result = error, error.result
             patch = await take_patch(box, instance.base_commit, 20)
             summary = await gateway.close_session("t")
+            if unknown is not None and not summary.overflowed:
+                raise unknown
             traces = store.traces("t")
             grade = await env.grade(instance, patch, provider, 60) if patch else None
         finally:

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from swe_rl.agent.program import NO_KEY, ProgramAgent, inside_url, program_of
-from swe_rl.agent.protocol import AgentError, Exit, Task
+from swe_rl.agent.protocol import AgentError, Exit, Task, UnknownEndError
 from swe_rl.config.compose import compose
 from swe_rl.config.schema import AgentConfig, SandboxConfig
 from swe_rl.env.instance import Instance
@@ -33,8 +33,9 @@ async def end_of(agent: ProgramAgent, answer: ExecResult | str):
         (0, "done", False, Exit.SUBMITTED),
         (53, "turns", False, Exit.STEP_LIMIT),
         (124, "", True, Exit.AGENT_TIMEOUT),
-        (1, "400 context_length_exceeded", False, Exit.CONTEXT_OVERFLOW),
-        (0, "This request's prompt has 9 tokens, which leaves no room to answer", False, Exit.CONTEXT_OVERFLOW),
+        (0, "what the issue says of maximum context length: context_length_exceeded", False, Exit.SUBMITTED),
+        (137, "Killed", False, Exit.AGENT_CRASHED),
+        (143, "", False, Exit.AGENT_CRASHED),
     ],
 )
 async def test_how_it_ends(status, output, timed_out, end):
@@ -46,8 +47,9 @@ async def test_how_it_ends(status, output, timed_out, end):
 
 
 async def test_a_status_that_means_nothing_is_the_programs_fault():
-    with pytest.raises(AgentError, match=r"status 3 It said at the end: boom"):
+    with pytest.raises(UnknownEndError, match=r"status 3 It said at the end: boom") as caught:
         await end_of(agent_of("x"), ExecResult(3, "boom\n", False, 0, 1.0))
+    assert [turn.observation for turn in caught.value.result.turns] == ["boom\n"]
     with pytest.raises(AgentError, match=r"agent.program_path"):
         await end_of(agent_of("x"), ExecResult(127, "bash: x: command not found", False, 0, 1.0))
 

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from swe_rl.agent.protocol import AgentError, AgentResult, Exit
+from swe_rl.agent.protocol import AgentError, AgentResult, Exit, Turn, UnknownEndError
 from swe_rl.agent.scripted import GoldAgent, NoopAgent, ScriptedAgent
 from swe_rl.config.schema import EnvConfig, SandboxConfig
 from swe_rl.engine.protocol import EngineError
@@ -24,8 +24,8 @@ DIFF = "ZGlmZiAtLWdpdA=="  # base64 of what git would print
 
 
 class FakeGateway:
-    def __init__(self, close_error=None):
-        self.opened, self.closed, self._close_error = [], [], close_error
+    def __init__(self, close_error=None, *, overflowed=False):
+        self.opened, self.closed, self._close_error, self._overflowed = [], [], close_error, overflowed
 
     def open_session(self, session_id, settings):
         self.opened.append((session_id, settings))
@@ -37,7 +37,7 @@ class FakeGateway:
         self.closed.append(session_id)
         if self._close_error:
             raise self._close_error
-        return SessionSummary(2, 30, {Break.branch: 1, Break.duplicate: 2}, {"queue": 0.5})
+        return SessionSummary(2, 30, {Break.branch: 1, Break.duplicate: 2}, {"queue": 0.5}, self._overflowed)
 
 
 class FakeEnv:
@@ -131,6 +131,7 @@ async def test_nothing_changed_is_not_graded(attempt):
         (Exit.CONTEXT_OVERFLOW, Status.context_overflow),
         (Exit.AGENT_TIMEOUT, Status.agent_timeout),
         (Exit.FORMAT_ERRORS, Status.format_errors),
+        (Exit.AGENT_CRASHED, Status.agent_crashed),
     ],
 )
 async def test_an_attempt_without_submission(attempt, config, end, status):
@@ -138,6 +139,14 @@ async def test_an_attempt_without_submission(attempt, config, end, status):
     rule = config.rollout.outcomes[status]
     assert used.trajectory.status is status and used.env.graded == [] and used.trajectory.patch == ""
     assert (used.trajectory.trained, used.trajectory.in_baseline) == (rule.trained, rule.in_baseline)
+
+
+@pytest.mark.parametrize(("overflowed", "status"), [(True, Status.context_overflow), (False, Status.infra_error)])
+async def test_a_program_s_unknown_end_is_an_overflow_where_the_gateway_saw_that(attempt, overflowed, status):
+    result = AgentResult(Exit.CONTEXT_OVERFLOW, [Turn(0, "", "x", "boom")])
+    used = await attempt(EndingAgent(UnknownEndError("status 1", result)), gateway=FakeGateway(overflowed=overflowed))
+    assert used.trajectory.status is status and (used.trajectory.error is None) is overflowed
+    assert bool(used.trajectory.turns) is overflowed
 
 
 def dies(command):

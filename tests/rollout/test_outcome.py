@@ -29,6 +29,7 @@ def outcomes():
         (Exit.CONTEXT_OVERFLOW, "", None, Status.context_overflow),
         (Exit.AGENT_TIMEOUT, "", None, Status.agent_timeout),
         (Exit.FORMAT_ERRORS, "", None, Status.format_errors),
+        (Exit.AGENT_CRASHED, "", None, Status.agent_crashed),
     ],
 )
 def test_status(exit, patch, grade, status):
