@@ -122,6 +122,8 @@ def _problem(override: str, groups: dict[str, list[str]]) -> str:
             return f"{override}: the group {key} is always part of the composition; write {override.lstrip('+')}."
         if not optional and sign == "~":
             return f"{override}: the group {key} cannot be left out. Options: {', '.join(groups[key])}."
+        if re.search(r"[\[,]\s*(null|~)?\s*[,\]]", override.partition("=")[2]):  # Hydra breaks on it
+            return f"{override} lists an option without a name. Options: {', '.join(groups[key])}."
         return ""
     if "/" in key or key.partition(".")[0] == "hydra" or not re.fullmatch(r"[\w.]+", key):
         return ""

@@ -15,7 +15,6 @@ from dataclasses import asdict
 import orjson
 from aiohttp import web
 
-from swe_rl import __version__
 from swe_rl.gateway import reply
 from swe_rl.gateway.callers import body_of
 from swe_rl.gateway.completion import Completer
@@ -26,6 +25,7 @@ from swe_rl.gateway.reply import Answer
 from swe_rl.gateway.request import ChatRequest, parse_request
 from swe_rl.gateway.stream import outcome, send_stream
 from swe_rl.gateway.token_request import SERVER, parse_token_request, token_answer
+from swe_rl.version import __version__
 
 _CLIENT_GONE = "499"
 

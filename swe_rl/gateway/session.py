@@ -212,8 +212,9 @@ class Session:
         known = self._requests.get(hashes[-1])
         if known is not None:
             # Only the newest reply of the newest chain is superseded: whoever makes rows finds it at the end of the
-            # chain before this one.
-            if known is self._newest and known.chain == self._chain - 1:
+            # chain before this one. The same words are not the same ids where a reply was sampled again between two
+            # calls in flight.
+            if known is self._newest and known.chain == self._chain - 1 and known.parent is parent:
                 return Break.duplicate
             return Break.branch if self._is_tip(known) else Break.truncated
         if parent is not None and self._is_tip(parent):

@@ -25,9 +25,11 @@ _WARNED_S = 30  # before the time limit; the server gives its sandboxes back
 # A signal to the batch shell goes on to the server, and what a server that was killed has left here is removed.
 _SCRIPT = """\
 {head}
+trap 'told=1; [ -z "$server" ] || kill -TERM $server 2> /dev/null' TERM INT
+told=0 server=
 {serve} &
 server=$!
-trap 'told=1; kill -TERM $server 2> /dev/null' TERM INT
+[ $told = 0 ] || kill -TERM $server 2> /dev/null
 told=1
 while [ $told = 1 ]; do
   told=0

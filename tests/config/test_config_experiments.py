@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from swe_rl.config.choices import JobName
 from swe_rl.config.compose import compose, compose_all, expand, flatten
 from swe_rl.config.findings import Host, Severity
 from swe_rl.config.folders import conf_dir, options
@@ -142,6 +143,14 @@ def test_a_sweep_passes(name):
     for job in jobs:
         errors = [one for one in check(job.config, host=HOST) if one.severity is Severity.error]
         assert errors == []
+
+
+@pytest.mark.parametrize(
+    "given", [f"+experiment={name}" for name in EXPERIMENTS] + [f"+sweep={name}" for name in SWEEPS]
+)
+def test_the_job_that_is_typed_is_the_job(given):
+    """Whatever file sets: who types job=check starts nothing."""
+    assert compose([given, "job=check"]).config.job.name is JobName.check
 
 
 def test_the_names_that_rules_know_are_those_of_conf():

@@ -86,6 +86,20 @@ def test_an_exact_repeat_is_a_duplicate_with_the_same_prompt(client):
     client.check()
 
 
+def test_the_same_words_of_other_ids_are_no_duplicate(client):
+    """Two calls in flight ask the same; between their plans the reply before was sampled again, as other ids."""
+    reply, _ = client.ask([SYSTEM, USER], sampled=(300, 2), reply=said("same"))
+    request = [SYSTEM, USER, reply, user("x")]
+    first = client.session.plan_turn(request)
+    client.ask([SYSTEM, USER], sampled=(301, 302, 2), reply=said("same"))
+    second = client.session.plan_turn(request)
+    assert first.prompt_ids != second.prompt_ids
+    client.answer(first)
+    _, recorded = client.answer(second)
+    assert recorded.break_kind is not Break.duplicate
+    client.check()
+
+
 def test_a_superseded_reply_cannot_be_gone_on_from(client):
     first, _ = client.ask([SYSTEM, USER])
     client.ask([SYSTEM, USER])

@@ -68,17 +68,18 @@ def differences(verdict, words, job):
     return [] if started[:2] == checked[:2] else [(shlex.join(plain), job, started, checked)]
 
 
-@pytest.mark.parametrize("words", [*EXPERIMENTS, *SWEEPS])
-def test_of_every_set_up(verdict, words):
+@pytest.mark.parametrize("words", EXPERIMENTS[::4])
+def test_of_a_set_up(verdict, words):
     assert differences(verdict, [words], JobName.train) == []
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("job", [job for job in STARTED + ANSWERED if job is not JobName.train])
+@pytest.mark.parametrize("job", STARTED + ANSWERED)
 def test_of_every_set_up_and_job(verdict, job):
     assert [found for words in EXPERIMENTS + SWEEPS for found in differences(verdict, [words], job)] == []
 
 
+@pytest.mark.slow
 def test_of_what_the_pages_print(verdict):
     """The pages' own job where they name it."""
     assert len(TYPED) > 40
@@ -111,6 +112,6 @@ def test_of_what_the_pages_print(verdict):
         "hydra.launcher.partition=a",
     ],
 )
-@pytest.mark.parametrize("job", ["train", "rollout", "eval", "serve"])
+@pytest.mark.parametrize("job", ["train", "serve"])
 def test_of_what_somebody_may_type(verdict, line, job):
     assert differences(verdict, line.split(), job) == []
