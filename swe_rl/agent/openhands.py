@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from swe_rl.agent.program import ProgramAgent, program_of
-from swe_rl.agent.protocol import Exit, Task, Turn
+from swe_rl.agent.protocol import Turn
 from swe_rl.agent.stream_json import read_session
 from swe_rl.config.schema import AgentConfig
 from swe_rl.sandbox.protocol import ExecResult
@@ -39,7 +39,3 @@ class OpenHandsAgent(ProgramAgent):
 
     def _turns(self, done: ExecResult) -> list[Turn]:
         return read_session(done.output, self._max_chars) or super()._turns(done)
-
-    def _exit(self, task: Task, done: ExecResult) -> Exit:
-        known = None if done.timed_out else self._program.exits.get(done.exit_code)
-        return known or super()._exit(task, done)

@@ -34,7 +34,8 @@ def test_table_shows_key_origin_and_fix(capsys):
         "    other machines reach this address, without encryption: only the run's own\n"
         "    key keeps them from the engines\n"
         "    from: command line: gateway.host=0.0.0.0\n"
-        "    fix:  gateway.host=127.0.0.1\n"
+        "    fix:  gateway.host=127.0.0.1, unless sandboxes are on other machines and the\n"
+        "          network is yours\n"
         f"refused: {len(RULES)} rules, 1 error, 1 warning\n"
     )
 
