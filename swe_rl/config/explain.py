@@ -23,6 +23,7 @@ from swe_rl.host.packages import install_command, own_requirements, pip_command
 _ANTLR_NOISE = re.compile(r"^\w+Exception: | expecting \{.*?\}(?= See)| See https?://\S+ for details\.?")
 
 _OPTIONAL = ("experiment", "sweep")  # groups that are no part of the default composition
+_LONGEST_OPTION = 200  # characters; no file has a longer name
 _FLAGS = ("help", "version")
 _ROWS = "The command line changes rows that there are; new ones belong into a file of conf/."
 
@@ -122,9 +123,7 @@ def _problem(override: str, groups: dict[str, list[str]]) -> str:
             return f"{override}: the group {key} is always part of the composition; write {override.lstrip('+')}."
         if not optional and sign == "~":
             return f"{override}: the group {key} cannot be left out. Options: {', '.join(groups[key])}."
-        if re.search(r"[\[,]\s*(null|~)?\s*[,\]]", override.partition("=")[2]):  # Hydra breaks on it
-            return f"{override} lists an option without a name. Options: {', '.join(groups[key])}."
-        return ""
+        return _bad_option(key, override.partition("=")[2].strip(), groups[key])
     if "/" in key or key.partition(".")[0] == "hydra" or not re.fullmatch(r"[\w.]+", key):
         return ""
     if not is_legal(key):
@@ -136,6 +135,14 @@ def _problem(override: str, groups: dict[str, list[str]]) -> str:
             f"{override}: a key of the schema cannot be removed; set it to another value, or to null where it may be."
         )
     return ""
+
+
+def _bad_option(group: str, value: str, known: Sequence[str]) -> str:
+    """What Hydra fails on: a list with something else than names, a table, a name that no file can have."""
+    listed = [name.strip("'\" ") for name in value.strip("[]").split(",")] if value.startswith("[") else []
+    if all(name in known for name in listed) and not value.startswith("{") and len(value) < _LONGEST_OPTION:
+        return ""
+    return f"{group}={value:.60} names no option of the group {group}. Options: {', '.join(known)}."
 
 
 def _word(override: str, key: str, groups: dict[str, list[str]]) -> str:

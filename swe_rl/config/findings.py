@@ -75,10 +75,9 @@ def path_exists(path: str) -> bool:
 
 def listing(path: str) -> Sequence[str]:
     """Names of what a folder holds; none where it is none, or closed to this user."""
-    try:
+    with suppress(*_NO_PATH):
         return sorted(entry.name for entry in Path(path).expanduser().iterdir())
-    except OSError:
-        return ()
+    return ()
 
 
 def absolute(path: str) -> str:

@@ -79,25 +79,35 @@ def _thawed_field(field: dataclasses.Field[Any]) -> Any:
     return dataclasses.field(default=field.default)
 
 
-def freeze(schema: type[T], tree: dict[str, Any]) -> T:
-    """`tree` holds plain values as OmegaConf resolved them; keys that `schema` lacks are not expected."""
-    types_of: dict[str, Any] = fields_of(schema)  # type: ignore[arg-type]
-    return schema(**{field.name: _frozen(types_of[field.name], tree[field.name]) for field in _fields(schema)})
+def freeze(schema: type[T], tree: dict[str, Any], prefix: str = "") -> T:
+    """`tree` holds plain values as OmegaConf resolved them; keys that `schema` lacks are not expected.
+
+    Raises ValueError for a reference to something of another kind, which OmegaConf lets through.
+    """
+    hints: dict[str, Any] = fields_of(schema)  # type: ignore[arg-type]
+    names = [field.name for field in _fields(schema)]
+    return schema(**{name: _frozen(hints[name], tree[name], f"{prefix}{name}") for name in names})
 
 
-def _frozen(hint: Any, value: Any) -> Any:
-    if value is None:
-        return None
-    if dataclasses.is_dataclass(hint):
-        return freeze(hint, value)  # type: ignore[arg-type]
+def _frozen(hint: Any, value: Any, key: str) -> Any:
     origin = get_origin(hint)
     if origin in (Union, types.UnionType):
-        return _frozen(next(part for part in get_args(hint) if part is not type(None)), value)
+        return None if value is None else _frozen(get_args(hint)[0], value, key)
+    wanted = dict if dataclasses.is_dataclass(hint) or origin is dict else list if origin is tuple else None
+    if value is None or (type(value) if isinstance(value, dict | list) else None) is not wanted:
+        raise ValueError(f"{key} refers to a value of another kind ({_kind(value)}): write the value itself.")
+    if dataclasses.is_dataclass(hint):
+        return freeze(hint, value, f"{key}.")  # type: ignore[arg-type]
     if origin is tuple:
-        return tuple(_frozen(get_args(hint)[0], item) for item in value)
+        return tuple(_frozen(get_args(hint)[0], item, key) for item in value)
     if origin is dict:
-        return {key: _frozen(get_args(hint)[1], item) for key, item in value.items()}
+        return {name: _frozen(get_args(hint)[1], item, f"{key}.{name}") for name, item in value.items()}
     return value
+
+
+def _kind(value: Any) -> str:
+    kinds = {dict: "a table of keys", list: "a list", type(None): "null"}
+    return kinds.get(type(value), repr(str(value)[:60]))
 
 
 def _fields(schema: type) -> tuple[dataclasses.Field[Any], ...]:

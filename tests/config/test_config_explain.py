@@ -51,6 +51,13 @@ MESSAGES = {
     "rollout.n": "rollout.n" + WORD + " Did you mean rollout.n=VALUE?" + HELP,
     "zzz": "zzz" + WORD + HELP,
     "help": "help is no override. Did you mean `python -m swe_rl --help`?",
+    "model=[tiny,null]": (
+        "model=[tiny,null] names no option of the group model. Options: "
+        "qwen3_0_6b, qwen3_14b, qwen3_1_7b, qwen3_32b, qwen3_4b, qwen3_8b, qwen3_coder_30b_a3b, tiny."
+    ),
+    "name=${rollout}": (
+        "The configuration does not compose: name refers to a value of another kind (a table of keys): write the value itself."
+    ),
     "rollout.outcomes.nope.retries=1": (
         "rollout.outcomes.nope.retries: rollout.outcomes has no such row. "
         "The command line changes rows that there are; new ones belong into a file of conf/."
