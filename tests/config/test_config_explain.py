@@ -56,7 +56,8 @@ MESSAGES = {
         "qwen3_0_6b, qwen3_14b, qwen3_1_7b, qwen3_32b, qwen3_4b, qwen3_8b, qwen3_coder_30b_a3b, tiny."
     ),
     "name=${rollout}": (
-        "The configuration does not compose: name refers to a value of another kind (a table of keys): write the value itself."
+        "The configuration does not compose: name refers to a value of another kind (a table of keys): write the value "
+        "itself."
     ),
     "rollout.outcomes.nope.retries=1": (
         "rollout.outcomes.nope.retries: rollout.outcomes has no such row. "
