@@ -12,16 +12,12 @@ from dataclasses import dataclass
 from math import sqrt
 from statistics import fmean, median, stdev
 
+from swe_rl.report.wilson import t_975
+
 RESAMPLES = 10_000
 SEED = 0
 LEVEL = 0.95
 _BLOCK = 1_000_000  # resampled steps held at once
-# The 0.975 quantile of Student's t for 1, 2, ... degrees of freedom.
-_T_975 = (
-    *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
-    *(2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086),
-    *(2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042),
-)
 
 Interval = tuple[float, float]
 
@@ -88,7 +84,7 @@ def mean_interval(values: Sequence[float]) -> Interval | None:
     if len(values) < 2:
         return None
     freedom = len(values) - 1
-    quantile = _T_975[freedom - 1] if freedom <= len(_T_975) else 1.96 + 2.4 / freedom
+    quantile = t_975(freedom)
     half = quantile * stdev(values) / sqrt(len(values))
     return fmean(values) - half, fmean(values) + half
 

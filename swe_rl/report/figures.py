@@ -2,7 +2,7 @@
 
 Invariants:
 - Before and after are the first and the latest evaluation of the split that was evaluated first.
-- A rate stands with its number of samples and its 95 % Wilson interval, or not at all.
+- A rate stands with its number of samples and its 95 % interval, over instances, or not at all.
 """
 
 from collections import Counter
@@ -12,7 +12,7 @@ from typing import Any
 from swe_rl.logger.progress_text import duration, number
 from swe_rl.logger.summary import before_and_after, finite_mean
 from swe_rl.report.scores import score_tiles
-from swe_rl.report.wilson import wilson_interval
+from swe_rl.report.wilson import clustered_interval, wilson_interval
 
 Record = Mapping[str, Any]
 
@@ -29,7 +29,7 @@ def eval_points(evals: Sequence[Record]) -> list[dict[str, Any]]:
 def _point(event: Record) -> dict[str, Any]:
     rate, samples = event.get("resolved_rate"), event.get("num_samples")
     known = isinstance(rate, int | float) and rate == rate and _is_int(samples)
-    interval = wilson_interval(round(rate * samples), samples) if known and rate is not None and samples else None
+    interval = _interval_of(event, rate, samples) if known and rate is not None and samples else None
     return {
         "step": event["step"],
         "split": str(event.get("split")),
@@ -38,6 +38,14 @@ def _point(event: Record) -> dict[str, Any]:
         "low": interval[0] if interval else None,
         "high": interval[1] if interval else None,
     }
+
+
+def _interval_of(event: Record, rate: float, samples: int) -> tuple[float, float] | None:
+    """By instance; events of older versions have no counts of them."""
+    by_instance = event.get("by_instance")
+    if not isinstance(by_instance, Mapping) or not by_instance:
+        return wilson_interval(round(rate * samples), samples)
+    return clustered_interval([(int(solved), int(count)) for solved, count in by_instance.values()])
 
 
 def figures(

@@ -1,9 +1,33 @@
+import random
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from swe_rl.report.figures import eval_points, figures, instance_rows
-from swe_rl.report.wilson import wilson_interval
+from swe_rl.report.wilson import clustered_interval, wilson_interval
+
+
+@pytest.mark.parametrize(("instances", "samples", "shape"), [(32, 4, 0.5), (100, 8, 0.3), (20, 4, 2.0), (64, 1, 0.5)])
+def test_an_interval_over_instances_covers_what_it_says(instances, samples, shape):
+    """Samples of one instance are alike: as independent ones they make an interval that is too narrow."""
+    rng, draws, covered, naive = random.Random(0), 600, 0, 0
+    for _ in range(draws):
+        chances = [rng.betavariate(shape, 2 * shape) for _ in range(instances)]
+        counts = [(sum(rng.random() < chance for _ in range(samples)), samples) for chance in chances]
+        low, high = clustered_interval(counts)
+        covered += low <= 1 / 3 <= high
+        low, high = wilson_interval(sum(solved for solved, _ in counts), instances * samples)
+        naive += low <= 1 / 3 <= high
+    assert 0.93 <= covered / draws <= 0.985
+    assert samples == 1 or naive / draws < 0.9
+
+
+def test_an_interval_over_instances_at_its_edges():
+    assert clustered_interval([]) is None and clustered_interval([(0, 0)]) is None
+    low, high = clustered_interval([(4, 4)] * 10)
+    assert high == 1.0 and low == pytest.approx(wilson_interval(10, 10, 2.262)[0])  # ten instances, not forty samples
+    assert clustered_interval([(2, 4)]) == pytest.approx((0.0, 1.0), abs=0.01)  # one says nothing of others
 
 
 def test_wilson_interval_of_the_textbook():
