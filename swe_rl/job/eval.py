@@ -26,7 +26,7 @@ from swe_rl.rollout.batch import count_tokens
 from swe_rl.rollout.collect import Collected, require_few_failures
 from swe_rl.rollout.evaluate import eval_numbers
 from swe_rl.rollout.pass_at_k import score_table
-from swe_rl.rollout.trajectory import INFRA_STATUSES, Trajectory
+from swe_rl.rollout.trajectory import INFRA_STATUSES, OUR_WORDS, Trajectory
 
 _STEP = 0  # no training came before
 
@@ -66,7 +66,7 @@ async def _collect(config: Config, one: Session, parts: Components, instances: S
     write_bytes_atomic(path, b"".join(encode_json(it.to_record()) + b"\n" for it in known.values()))
     if known:
         one.progress.message(f"{len(known)} of {len(wanted)} trajectories are there already")
-    with JsonlWriter(path) as writer, one.progress.phase("eval", trajectories=len(wanted)):
+    with JsonlWriter(path, ours=OUR_WORDS) as writer, one.progress.phase("eval", trajectories=len(wanted)):
 
         async def done(trajectory: Trajectory, result: AgentResult | None) -> None:
             await parts.store.flush()

@@ -49,7 +49,7 @@ from swe_rl.rollout.render import conversation_renderer
 from swe_rl.rollout.resample import sampled
 from swe_rl.rollout.retokenize import Mismatch
 from swe_rl.rollout.sampler import PromptSampler, SamplerState
-from swe_rl.rollout.trajectory import Trajectory
+from swe_rl.rollout.trajectory import OUR_WORDS, Trajectory
 from swe_rl.trainer.protocol import TrainsPolicy
 
 _LOOK_S = 1.0  # between two looks at the trainer during rollouts
@@ -160,7 +160,7 @@ class Loop:
         require_few_failures(collected.trajectories, config.rollout)
         numbers = eval_numbers(collected, step=self.step, split=split, eval_s=time.monotonic() - started_s)
         self._count_tokens(collected)
-        session.steps.append_trajectories(self.step, _records(collected), evaluation=True)
+        session.steps.append_trajectories(self.step, _records(collected), evaluation=True, ours=OUR_WORDS)
         session.events.write("eval", **numbers)
         session.progress.eval_done(f"{split}, after step {self.step}", numbers["resolved_rate"], numbers["num_samples"])
 
@@ -274,7 +274,7 @@ class Loop:
             record["data_order"] = item.order  # a checkpoint has it otherwise
         record["weight_version"] = step if self._trainer is not None else 0
         record["step_s"] = time.monotonic() - self._step_began_s
-        self._session.steps.append_trajectories(step, _records(collected))
+        self._session.steps.append_trajectories(step, _records(collected), ours=OUR_WORDS)
         self._write_profiles(collected, traces)
         self._session.steps.append(record)
         self._session.wandb.log(record, step)

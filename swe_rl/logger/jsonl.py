@@ -4,7 +4,7 @@ Invariants:
 - One `os.write` a line on an O_APPEND descriptor: a kill leaves at most one torn line, and that the last.
 - A write that fails takes its half line back.
 - Opening an existing file drops a torn last line, so that the next line starts clean.
-- Secrets of the environment never reach a line.
+- Secrets of the environment never reach a line; of data that is read back, only our own words are looked at.
 """
 
 import logging
@@ -23,10 +23,14 @@ _log = logging.getLogger(__name__)
 
 
 class JsonlWriter:
-    """Thread-safe; `append` returns once the line is with the operating system. Raises DiskError."""
+    """Thread-safe; `append` returns once the line is with the operating system. Raises DiskError.
 
-    def __init__(self, path: Path, *, redactor: Redactor | None = None) -> None:
+    `ours`: the keys of a record whose words are ours, where the others are data; None: all are ours.
+    """
+
+    def __init__(self, path: Path, *, redactor: Redactor | None = None, ours: frozenset[str] | None = None) -> None:
         self.path = path
+        self._ours = ours
         self._redactor = redactor or Redactor.from_environ()
         self._lock = threading.Lock()
         try:
@@ -37,7 +41,7 @@ class JsonlWriter:
             raise disk_error(path, error) from error
 
     def append(self, record: Mapping[str, Any] | object) -> None:
-        line = self._redactor.json(encode_json(record)) + b"\n"
+        line = self._redactor.json(encode_json(record), self._ours) + b"\n"
         with self._lock:
             if self._descriptor < 0:
                 raise DiskError(f"{self.path} is closed: a record came after the end of the run")

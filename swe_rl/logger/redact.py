@@ -4,7 +4,8 @@ Invariants:
 - A secret is the value of a variable whose name contains KEY, TOKEN, SECRET or PASSWORD.
 - Left alone are values that cannot be secrets and would tear holes into every line: switches ('false'), short
   numbers and existing paths (TOKENIZERS_PARALLELISM=false, HF_TOKEN_PATH=/home/me/token).
-- Keys of a record are never touched, only its strings.
+- Keys of a record are never touched, only its strings. What an agent wrote is data, and is never touched: a variable
+  SOME_TOKEN=return would be in every patch. No secret of ours is where agents are.
 """
 
 import json
@@ -40,11 +41,17 @@ class Redactor:
     def text(self, text: str) -> str:
         return self._pattern.sub(MASK, text) if self._pattern else text
 
-    def json(self, encoded: bytes) -> bytes:
-        """Encoded JSON in, encoded JSON out; costs one scan when there is nothing to hide."""
+    def json(self, encoded: bytes, keys: frozenset[str] | None = None) -> bytes:
+        """An encoded object in, an encoded object out; costs one scan when there is nothing to hide.
+
+        `keys`: below which of its keys to look; None: all.
+        """
         if self._bytes_pattern is None or not self._bytes_pattern.search(encoded):
             return encoded
-        return encode_json(self._value(decode_json(encoded)))
+        record = decode_json(encoded)
+        if keys is None:
+            return encode_json(self._value(record))
+        return encode_json({key: self._value(value) if key in keys else value for key, value in record.items()})
 
     def _value(self, value: Any) -> Any:
         if isinstance(value, str):

@@ -32,10 +32,17 @@ class StepLog:
             raise ValueError("a step's record needs its number under 'step'")
         self._writer.append(dict(record))
 
-    def append_trajectories(self, step: int, records: Iterable[Mapping[str, Any]], *, evaluation: bool = False) -> None:
-        """Records of `Trajectory.to_record()`; may be called several times a step."""
+    def append_trajectories(
+        self,
+        step: int,
+        records: Iterable[Mapping[str, Any]],
+        *,
+        evaluation: bool = False,
+        ours: frozenset[str] | None = None,
+    ) -> None:
+        """Records of `Trajectory.to_record()`; may be called several times a step. `ours`: see JsonlWriter."""
         path = self.folder.eval_trajectories(step) if evaluation else self.folder.trajectories(step)
-        with JsonlWriter(path) as writer:
+        with JsonlWriter(path, ours=ours) as writer:
             for record in records:
                 writer.append(dict(record))
 

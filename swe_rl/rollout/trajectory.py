@@ -25,6 +25,7 @@ class Status(StrEnum):
     engine_error = "engine_error"
 
 
+OUR_WORDS = frozenset({"error"})  # keys of a record that no agent wrote
 INFRA_STATUSES = frozenset({Status.infra_error, Status.grade_error, Status.engine_error})
 
 

@@ -107,6 +107,15 @@ def test_append_after_close_is_an_error(tmp_path):
         writer.append({})
 
 
+def test_what_an_agent_wrote_is_data(tmp_path):
+    """SOME_TOKEN=return would tear holes into patches, which an interrupted evaluation reads back."""
+    path, redactor = tmp_path / "a.jsonl", Redactor.from_environ({"SOME_TOKEN": "return"})
+    record = {"patch": "+    return a", "turns": [{"message": "return"}], "error": "no return"}
+    with JsonlWriter(path, redactor=redactor, ours=frozenset({"error"})) as writer:
+        writer.append(record)
+    assert read_jsonl(path) == [{**record, "error": "no ***"}]
+
+
 def test_secrets_never_reach_a_line(tmp_path):
     path = tmp_path / "events.jsonl"
     redactor = Redactor.from_environ({"HF_TOKEN": "hf_abcdef", "DB_PASSWORD": 'pass"word\\1'})
