@@ -7,6 +7,7 @@ from hypothesis import settings
 
 from swe_rl.config import findings, known_hardware
 from swe_rl.host.machine import Machine
+from swe_rl.job.event_loop import open_more_files
 
 # A busy machine is no failure of a property.
 settings.register_profile("busy_machine", deadline=None)
@@ -28,6 +29,7 @@ def hear_signals():
 
 
 hear_signals()
+open_more_files()  # as a job does: the soft limit of many shells is 1024
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -25,6 +25,7 @@ EXIT_STATUS = {
     Exit.AGENT_TIMEOUT: "TimeExceeded",
     Exit.FORMAT_ERRORS: "RepeatedFormatError",
     Exit.CONTEXT_OVERFLOW: "ContextWindowExceededError",
+    Exit.AGENT_CRASHED: "AgentCrashed",  # of programs; mini-swe-agent has no such word
 }  # ours: mini-swe-agent's
 _EXIT = {theirs: ours for ours, theirs in EXIT_STATUS.items()}
 _KEPT = ("role", "content", "reasoning_content", "tool_calls", "tool_call_id")

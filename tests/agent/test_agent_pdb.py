@@ -199,7 +199,7 @@ async def test_the_tools_in_a_real_sandbox(client: ChatClient, workspace):
         call("edit", path="calc.py", old="a - b", new="a + b"), call("pdb", command="c"),
         call("pdb", command="p total"), SUBMIT,
     )  # fmt: skip
-    entrypoint = "PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 python -m pdb -m pytest -q"  # traced, each plugin takes a second
+    entrypoint = "PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 python -m pdb -m pytest -q test_calc.py"  # traced, plugins are slow
     agent = PdbAgent(
         AgentConfig(tools="full", system_prompt="pdb_standard", debug_entrypoint=entrypoint),
         max_turns=20, command_timeout_s=30.0, client=client,

@@ -102,7 +102,7 @@ def test_what_follows_ends_with_its_reader(tmp_path):
 def test_text_arrives_as_it_was_written(tmp_path):
     code = (
         "import sys; from swe_rl.host.terminal import outlive_readers; outlive_readers()\n"
-        "print('wörter', end=' '); sys.stdout.write('a\\n'); sys.stdout.buffer.write(b'raw')"
+        "print('wörter', end=' '); sys.stdout.write('a\\n'); sys.stdout.flush(); sys.stdout.buffer.write(b'raw')"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, timeout=60)
     assert done.stdout == "wörter a\nraw".encode()

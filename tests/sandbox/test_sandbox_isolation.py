@@ -1,5 +1,6 @@
 """The choice of isolation where bubblewrap is missing or broken."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -84,10 +85,13 @@ def test_a_kind_that_does_not_work_here_says_what_to_do(
         make_provider(SandboxConfig(kind=kind), tmp_path / "scratch", pytest.fail)
 
 
+needs_bwrap = pytest.mark.skipif(shutil.which("bwrap") is None, reason="needs bubblewrap")
+
+
 @pytest.mark.parametrize(
     ("isolation", "mount", "words"),
     [
-        (Isolation.auto, "/no/such/folder:/x", "there is no /no/such/folder"),
+        pytest.param(Isolation.auto, "/no/such/folder:/x", "there is no /no/such/folder", marks=needs_bwrap),
         (Isolation.none, "/usr:/x", "/usr cannot be seen as /x.*/usr:/usr"),
         (Isolation.none, "usr:/x", "is not FOLDER:PATH"),
     ],
