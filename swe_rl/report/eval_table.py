@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from swe_rl.report.scores import score_rows
+from swe_rl.report.scores import left_out, score_rows
 
 _SHOWN_REPOSITORIES = 30
 
@@ -20,9 +20,8 @@ def print_scores(scores: dict[str, Any], console: Console | None = None) -> None
     console.print(score_table(scores))
     for k, rate in scores["all"]["pass_at"].items():
         low, high = 100 * rate["low"], 100 * rate["high"]
-        console.print(
-            f"pass@{k} {_rate(rate['rate'])}, 95 % interval {low:.1f} - {high:.1f} ({rate['num_instances']} instances)"
-        )
+        over = f"{rate['num_instances']} instances{left_out(rate)}"
+        console.print(f"pass@{k} {_rate(rate['rate'])}, 95 % interval {low:.1f} - {high:.1f} ({over})")
     if tricks := scores["all"].get("cheating"):
         shown = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in tricks.items())
         console.print(f"tricks that were tried: {shown}")

@@ -53,7 +53,15 @@ def _interval(rate: Record) -> str:
     low, high = rate.get("low"), rate.get("high")
     if not isinstance(low, int | float) or not isinstance(high, int | float):
         return ""
-    return f"{100 * low:.1f}–{100 * high:.1f} %, n = {rate.get('num_instances')}"
+    return f"{100 * low:.1f}–{100 * high:.1f} %, n = {rate.get('num_instances')}{left_out(rate)}"
+
+
+def left_out(rate: Record) -> str:
+    """The instances that a rate is not about, and what they could make of it; nothing where it is about all."""
+    missing, least, most = (rate.get(key) for key in ("left_out", "least", "most"))
+    if not missing or not isinstance(least, int | float) or not isinstance(most, int | float):
+        return ""
+    return f"; {missing} left out, {100 * least:.1f} to {100 * most:.1f} % with them"
 
 
 def _mapping(value: Any) -> Record:

@@ -21,6 +21,9 @@ class PassRate:
     low: float
     high: float
     num_instances: int  # with at least k valid attempts
+    left_out: int = 0  # instances with fewer
+    least: float = 0.0  # of all instances, had those failed
+    most: float = 0.0  # ... or passed
 
 
 def pass_at_k(solved: int, attempts: int, k: int) -> float:
@@ -42,7 +45,9 @@ def pass_rate(counts: Sequence[tuple[int, int]], k: int) -> PassRate | None:
         return None
     interval = wilson_interval(sum(values), len(values))
     assert interval is not None
-    return PassRate(k, sum(values) / len(values), *interval, len(values))
+    left_out, total = len(counts) - len(values), sum(values)
+    least, most = total / len(counts), (total + left_out) / len(counts)
+    return PassRate(k, total / len(values), *interval, len(values), left_out, least, most)
 
 
 def valid_counts(trajectories: Sequence[Trajectory]) -> dict[str, tuple[int, int]]:

@@ -1,9 +1,13 @@
 """An evaluation of its own on the page."""
 
+from io import StringIO
+
 import pytest
+from rich.console import Console
 
 from swe_rl.logger.disk import write_json_atomic
 from swe_rl.logger.folder import RunFolder
+from swe_rl.report.eval_table import print_scores
 from swe_rl.report.figures import figures
 from swe_rl.report.payload import build_payload
 from swe_rl.report.scores import score_rows, score_tiles
@@ -32,6 +36,18 @@ def test_tiles_are_pass_at_k_and_what_is_behind_it(scores):
         "value": "2 of 3",
         "detail": "6 attempts, 3 of them solved it",
     }
+
+
+def test_instances_that_are_left_out_are_said_and_bracketed():
+    ends = {"a": (Status.resolved, Status.resolved), "b": (Status.unresolved, Status.infra_error)}
+    made = [trajectory(name, sample, status) for name, both in ends.items() for sample, status in enumerate(both)]
+    scores = score_table(made, {}, 2)
+    tiles = {one["label"]: one["detail"] for one in score_tiles(scores)}
+    assert tiles["pass@2"].endswith("n = 1; 1 left out, 50.0 to 100.0 % with them")
+    assert tiles["pass@1"].endswith("n = 2")
+    console = Console(record=True, width=100, file=StringIO())
+    print_scores(scores, console)
+    assert "(1 instances; 1 left out, 50.0 to 100.0 % with them)" in console.export_text()
 
 
 def test_repositories_then_the_whole(scores):
