@@ -14,13 +14,15 @@ from swe_rl.config.choices import JobName, RuntimeKind
 from swe_rl.config.compose import Composed, config_hash
 from swe_rl.config.findings import Finding, error, warning
 from swe_rl.config.launcher import is_slurm, slurm_settings, starts_processes
+from swe_rl.config.parts import asked
 from swe_rl.config.ranges import within
 from swe_rl.config.sweep_folders import job_folder
 
 
 def check_sweep(jobs: Sequence[Composed]) -> list[Finding]:
     """Findings about the sweep as a whole, errors first."""
-    sound = [replace(job, config=within(job.config)) for job in jobs]  # each job's own rules name wrong numbers
+    # Of the jobs that a check answers for; each job's own rules name wrong numbers.
+    sound = [replace(job, config=within(asked(job.config))) for job in jobs]
     found = [finding for rule in RULES for finding in rule(sound)]
     return sorted(found, key=lambda finding: finding.severity != "error")
 
