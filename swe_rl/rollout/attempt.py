@@ -27,6 +27,7 @@ from swe_rl.rollout.outcome import needs_grading, reward_of, status_of
 from swe_rl.rollout.trajectory import Status, Trajectory
 from swe_rl.sandbox.protocol import Door, Sandbox, SandboxError, SandboxProvider
 
+_GIVEN_UP = frozenset({Status.unresolved, Status.empty_patch})
 _SETUP_S = 600.0
 _HIDE_HISTORY_S = 120.0
 _GRADE_LOG_CHARS = 2000
@@ -112,6 +113,8 @@ class Attempter:
             summary = await self._gateway.close_session(order.trajectory_id)
         if unknown is not None and summary.overflowed:
             progress.result, status, error = unknown.result, Status.context_overflow, None
+        elif self._agent.needs_door and summary.overflowed and status in _GIVEN_UP:
+            status = Status.context_overflow  # some programs end as if they were done
         trajectory = self._trajectory(order, status, progress, error, times_s)
         trajectory.num_calls = summary.num_calls
         trajectory.sampled_tokens = summary.sampled_tokens

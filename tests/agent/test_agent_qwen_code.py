@@ -75,7 +75,7 @@ async def test_the_end_of_the_context_and_of_the_turns(solve, agent):
         return [call("run_shell_command", command="seq 1000", is_background=False)]
 
     solved = await solve(agent, again, sandbox=SANDBOX, max_trajectory_tokens=62_000)
-    assert solved.result.exit is Exit.CONTEXT_OVERFLOW and len(solved.rows) == 1
+    assert solved.summary.overflowed and len(solved.rows) == 1  # it ends with status 0 all the same
 
 
 @needs_program
