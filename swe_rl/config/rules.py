@@ -8,6 +8,7 @@ Invariants:
 """
 
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -87,7 +88,8 @@ def check(config: Config, origins: Origins | None = None, host: Host | None = No
 
 
 def _speaks_of(finding: Finding, keys: set[str]) -> bool:
-    return any(key in f"{finding.key} {finding.message} {finding.fix}" for key in keys)
+    said = f"{finding.key} {finding.message} {finding.fix}"
+    return any(re.search(rf"{re.escape(key)}(?!\w|\.\w)", said) for key in keys)
 
 
 def _causes(findings: list[Finding]) -> list[Finding]:

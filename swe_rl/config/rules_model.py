@@ -26,6 +26,7 @@ KERNELS = (
     "flex",
 )  # fmt: skip
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+_OF_A_MODEL = ("config.json", "manifest.json", "checkpoints")  # of a model, a checkpoint, a run with some
 _FOLDER = "model.path=FOLDER with config.json, model.safetensors and a tokenizer, or ORG/NAME of the hub"
 
 
@@ -44,8 +45,9 @@ def model_path(config: Config, host: Host) -> Iterator[Finding]:
     elif not host.exists(path):
         make = warning if host.elsewhere else error  # the machine that it is meant for may have it
         yield make("model_path", "model.path", path, "there is no such folder on this machine", _FOLDER)
-    elif not host.file_exists(f"{path.rstrip('/')}/config.json"):
-        yield error("model_path", "model.path", path, "is no folder with a config.json", _FOLDER)
+    elif not any(host.exists(f"{path.rstrip('/')}/{name}") for name in _OF_A_MODEL):
+        words = "is neither a folder with a config.json nor a checkpoint or a run of this program"
+        yield error("model_path", "model.path", path, words, _FOLDER)
 
 
 @about(Part.engines, Part.trainer, Part.warm_start)

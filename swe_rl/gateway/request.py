@@ -6,7 +6,7 @@ Invariants:
 - A request that passes renders without an error.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,15 +34,7 @@ class ChatRequest:
 
 def parse_request(raw: bytes, model_name: str) -> ChatRequest:
     """Raises ApiError."""
-    try:
-        body = orjson.loads(raw)
-    except orjson.JSONDecodeError as error:
-        raise invalid(f"The body is not valid JSON: {error}.") from error
-    if not isinstance(body, dict):
-        raise invalid("The body must be a JSON object.")
-    if body.get("model", model_name) != model_name:
-        message = f"The model {body['model']!r} does not exist; this gateway serves {model_name!r}."
-        raise ApiError(404, message, param="model", code="model_not_found")
+    body = read_body(raw, (model_name,))
     _refuse_unsupported(body)
     tools = [] if body.get("tool_choice") == "none" else _tools(body.get("tools"))
     limit = integer(body, "max_completion_tokens", 1) or integer(body, "max_tokens", 1)
@@ -62,6 +54,20 @@ def parse_request(raw: bytes, model_name: str) -> ChatRequest:
         seed=integer(body, "seed", -(2**63)),
         program_id=program_id,
     )
+
+
+def read_body(raw: bytes, names: Sequence[str]) -> dict[str, Any]:
+    """A request for the model that these names stand for, the first of them its own. Raises ApiError."""
+    try:
+        body = orjson.loads(raw)
+    except orjson.JSONDecodeError as error:
+        raise invalid(f"The body is not valid JSON: {error}.") from error
+    if not isinstance(body, dict):
+        raise invalid("The body must be a JSON object.")
+    if body.get("model", names[0]) not in names:
+        message = f"The model {body['model']!r} does not exist; this gateway serves {names[0]!r}."
+        raise ApiError(404, message, param="model", code="model_not_found")
+    return body
 
 
 def _refuse_unsupported(body: Mapping[str, Any]) -> None:

@@ -148,6 +148,9 @@ class Routes:
             raise unavailable(f"The gateway takes no calls at the moment: {refusal}.", refusal)
         named = wanted.program_id or request.headers.get("X-Program-Id")
         session_id = named or f"anonymous-{uuid.uuid4().hex}"
+        if self._sessions.is_opened(session_id):  # its sampling is pinned, and its prompts are the gateway's to make
+            message = f"Session {session_id!r} was opened for a trajectory, which asks in messages."
+            raise ApiError(409, message, code="session_opened")
         live = self._sessions.find(session_id)
         call = asyncio.get_running_loop().create_task(self._completer.complete_ids(live, wanted))
         self._sessions.began(live, call)

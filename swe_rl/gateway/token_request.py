@@ -9,11 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import orjson
-
 from swe_rl.engine.protocol import Completion, SamplingParams
-from swe_rl.gateway.errors import ApiError, invalid
-from swe_rl.gateway.request import integer, number
+from swe_rl.gateway.errors import invalid
+from swe_rl.gateway.request import integer, number, read_body
 
 SERVER = "swe_rl"  # what /version calls this gateway, which has no version of vLLM's
 _NEUTRAL = {"min_p": 0.0, "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
@@ -28,15 +26,7 @@ class TokenRequest:
 
 def parse_token_request(raw: bytes, names: tuple[str, ...], vocab_size: int) -> TokenRequest:
     """`names`: those of the model. Raises ApiError."""
-    try:
-        body = orjson.loads(raw)
-    except orjson.JSONDecodeError as error:
-        raise invalid(f"The body is not valid JSON: {error}.") from error
-    if not isinstance(body, dict):
-        raise invalid("The body must be a JSON object.")
-    if body.get("model", names[0]) not in names:
-        message = f"The model {body['model']!r} does not exist; this gateway serves {names[0]!r}."
-        raise ApiError(404, message, param="model", code="model_not_found")
+    body = read_body(raw, names)
     _refuse_unsupported(body)
     params = SamplingParams(
         integer(body, "max_tokens", 1) or 16,

@@ -113,7 +113,7 @@ class Attempter:
             summary = await self._gateway.close_session(order.trajectory_id)
         if unknown is not None and summary.overflowed:
             progress.result, status, error = unknown.result, Status.context_overflow, None
-        elif self._agent.needs_door and summary.overflowed and status in _GIVEN_UP:
+        elif summary.overflowed and status in _GIVEN_UP:
             status = Status.context_overflow  # some programs end as if they were done
         trajectory = self._trajectory(order, status, progress, error, times_s)
         trajectory.num_calls = summary.num_calls

@@ -27,8 +27,17 @@ from swe_rl.model.chat import ChatRenderer
 from swe_rl.model.tiny import build_tokenizer
 from swe_rl.rollout.rows import build_rows
 from swe_rl.router.make import make_router
-from swe_rl.sandbox.protocol import Door
+from swe_rl.sandbox.protocol import Door, ExecResult, Workspace
 from swe_rl.sandbox.provider import make_provider
+from swe_rl.sandbox.scripted import ScriptedProvider
+
+TASK = Task("calc__calc-1", "add() subtracts: é 'quoted' $HOME\n")
+
+
+async def end_of(agent: Agent, answer: ExecResult | str) -> AgentResult:
+    """Of a program whose start is answered so."""
+    sandbox = await ScriptedProvider(lambda command: answer).create(Workspace(), owner="t")
+    return await agent.run(TASK, base_url="http://h:1/sessions/t/v1", model="m", sandbox=sandbox, timeout_s=9)
 
 
 @pytest.fixture

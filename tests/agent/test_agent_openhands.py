@@ -12,15 +12,15 @@ import pytest
 
 from swe_rl.agent.openhands import RUNNER as RUNNER_FILE
 from swe_rl.agent.openhands import OpenHandsAgent
-from swe_rl.agent.protocol import AgentError, Exit, Task
+from swe_rl.agent.protocol import AgentError, Exit
 from swe_rl.agent.stream_json import read_session
 from swe_rl.config.compose import compose
 from swe_rl.config.schema import AgentConfig, SandboxConfig
 from swe_rl.env.instance import Instance
 from swe_rl.errors import UserError
 from swe_rl.gateway.trace import Break
-from swe_rl.sandbox.protocol import ExecResult, Workspace
-from swe_rl.sandbox.scripted import ScriptedProvider
+from swe_rl.sandbox.protocol import ExecResult
+from tests.agent.conftest import end_of
 
 # Its own environment: it needs a later Python than ours. `.ci/run` makes it.
 ENVIRONMENT = Path(os.environ.get("SWE_RL_OPENHANDS_ENVIRONMENT") or Path(__file__).parents[2] / ".venv-openhands")
@@ -171,11 +171,7 @@ async def test_a_folder_without_a_python_is_named(solve):
     ],
 )
 async def test_how_it_ends(status, output, timed_out, end):
-    answer = ExecResult(status, output, timed_out, 0, 2.0)
-    sandbox = await ScriptedProvider(lambda command: answer).create(Workspace(), owner="t")
-    task = Task("calc__calc-1", "add() subtracts")
-    result = await agent_of().run(task, base_url="http://h:1/v1", model="m", sandbox=sandbox, timeout_s=9)
-    assert result.exit is end
+    assert (await end_of(agent_of(), ExecResult(status, output, timed_out, 0, 2.0))).exit is end
 
 
 def test_what_the_sdk_finds_is_not_what_commands_find(monkeypatch, tmp_path):

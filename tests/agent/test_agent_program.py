@@ -6,25 +6,19 @@ import sys
 import pytest
 
 from swe_rl.agent.program import NO_KEY, ProgramAgent, inside_url, program_of
-from swe_rl.agent.protocol import AgentError, Exit, Task, UnknownEndError
+from swe_rl.agent.protocol import AgentError, Exit, UnknownEndError
 from swe_rl.config.compose import compose
 from swe_rl.config.schema import AgentConfig, SandboxConfig
 from swe_rl.env.instance import Instance
 from swe_rl.errors import UserError
 from swe_rl.sandbox.protocol import ExecResult, Workspace
 from swe_rl.sandbox.scripted import ScriptedProvider
-
-TASK = Task("calc__calc-1", "add() subtracts: é 'quoted' $HOME\n")
+from tests.agent.conftest import TASK, end_of
 
 
 def agent_of(command: str, api_key: str | None = None, **changes: object) -> ProgramAgent:
     config = AgentConfig(name="command", command=command, **{"exit_codes": {"0": "submitted"}, **changes})  # type: ignore[arg-type]
     return ProgramAgent("command", program_of(config), max_turns=7, max_output_chars=1000, api_key=api_key)
-
-
-async def end_of(agent: ProgramAgent, answer: ExecResult | str):
-    sandbox = await ScriptedProvider(lambda command: answer).create(Workspace(), owner="t")
-    return await agent.run(TASK, base_url="http://h:1/sessions/t/v1", model="m", sandbox=sandbox, timeout_s=9)
 
 
 @pytest.mark.parametrize(

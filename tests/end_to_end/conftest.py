@@ -94,14 +94,17 @@ class Command:
         return read(self.folder(name) / "steps.jsonl")
 
     def wait_for_step(self, process: subprocess.Popen, step: int, timeout_s: float = 120) -> None:
-        """Until `steps.jsonl` has the line of `step`."""
+        """Until `steps.jsonl` has the line of `step`, and `checkpoints` its state, which is written after it."""
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline and process.poll() is None:
             found = list(self.outputs.glob("train/*/steps.jsonl"))
-            if found and len(read(found[0])) >= step:
+            if found and len(read(found[0])) >= step and self._is_saved(found[0].parent, step):
                 return
             time.sleep(0.05)
         raise AssertionError(f"step {step} was not reached: {process.stderr.read() if process.poll() else ''}")
+
+    def _is_saved(self, folder: Path, step: int) -> bool:
+        return (folder / "checkpoints" / f"step_{step:06d}" / "manifest.json").is_file()
 
 
 def _heed_ctrl_c() -> None:

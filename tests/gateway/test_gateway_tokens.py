@@ -8,6 +8,7 @@ import pytest
 from swe_rl.engine.http_wire import TokenIn, parse_reply, request_body
 from swe_rl.engine.protocol import SamplingParams
 from swe_rl.engine.scripted import ScriptedEngine
+from swe_rl.gateway.session import SessionSettings
 
 IDS = (5, 6, 7)
 
@@ -40,6 +41,17 @@ async def test_what_goes_in_is_sampled_from_and_stored(serve, says, renderer):
     assert found.token_ids == first.sampled_ids and found.logprobs == first.logprobs
     assert (first.prompt_ids, second.prompt_ids, first.turn, second.turn) == (IDS, (5, 6), 0, 1)
     assert second.chain == first.chain + 1
+
+
+async def test_a_trajectory_is_nobodys_to_add_tokens_to(serve, says):
+    """What runs in a sandbox reaches this route, too: neither prompts of its own nor its own sampling become rows."""
+    async with serve(ScriptedEngine(says("ok")), vocab_size=1536) as (gateway, store, url):
+        gateway.open_session("train.1.a.0.0", SessionSettings(96, 1024))
+        status, answer = await post(url, body(program_id="train.1.a.0.0"))
+        summary = await gateway.close_session("train.1.a.0.0")
+        await store.flush()
+        assert summary.num_calls == 0 and store.sessions() == []
+    assert (status, answer["error"]["code"]) == (409, "session_opened")
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from swe_rl.config.choices import ExportType
 from swe_rl.config.compose import compose, config_hash, flatten
+from swe_rl.config.rules import check
 from swe_rl.errors import UserError
 from swe_rl.job import export
 from swe_rl.model.load import load_model
@@ -113,6 +114,14 @@ def test_model_path_takes_a_run_a_checkpoint_and_leaves_the_rest(config, run_fol
     assert export.with_model_folder(config) is config  # builtin:tiny
     exported = at(config, newest)
     assert export.with_model_folder(exported) is exported
+
+
+@pytest.mark.parametrize("inside", ["", "checkpoints/step_000001", "checkpoints"])
+def test_the_check_takes_what_the_start_takes(config, run_folder, inside):
+    """A run's folder and a checkpoint's are models, the folder between them is none."""
+    path = run_folder / inside
+    refused = [finding for finding in check(at(config, path)) if finding.rule_id == "model_path"]
+    assert bool(refused) == (export.checkpoint_in(path) is None) == (inside == "checkpoints")
 
 
 def test_a_checkpoint_is_exported_once_and_anew_when_it_is_another(config, run_folder):

@@ -5,7 +5,8 @@ import pytest
 from swe_rl.config.compose import compose
 from swe_rl.errors import UserError
 from swe_rl.host.scratch import scratch_path
-from swe_rl.job.components import own_key, scratch_root
+from swe_rl.job.components import _weights, own_key, scratch_root
+from swe_rl.logger.folder import RunFolder
 
 
 def test_the_scratch_folder_is_this_users(tmp_path):
@@ -23,6 +24,27 @@ def test_somebody_elses_scratch_folder_is_the_users_error(tmp_path):
     ) as refused:
         scratch_root(compose([f"paths.scratch={tmp_path}"]).config)
     assert "\n" not in str(refused.value)
+
+
+ELSEWHERE = ("layout=dp4", "model=qwen3_14b", "hardware=h100x8", "hardware.nodes=2", "layout.engines=12")
+
+
+def test_weights_for_engines_elsewhere_pass_through_the_runs_own_folder(tmp_path):
+    """What a killed process left there is removed by the one that continues the run; nothing is there afterwards."""
+    folder, scratch = RunFolder(tmp_path / "run"), tmp_path / "scratch"
+    left = folder.weights / "weights_00000003" / "model.safetensors"
+    left.parent.mkdir(parents=True)
+    left.write_bytes(b"half")
+    with _weights(compose(ELSEWHERE).config, folder, scratch) as root:
+        assert root == folder.weights and not root.exists()
+        (root / "weights_00000004").mkdir(parents=True)
+    assert not folder.weights.exists()
+
+
+@pytest.mark.parametrize("overrides", [(), (*ELSEWHERE, "paths.scratch=/shared/me"), (*ELSEWHERE, "job=rollout")])
+def test_other_weights_stay_in_the_scratch_folder(tmp_path, overrides):
+    with _weights(compose(overrides).config, RunFolder(tmp_path), tmp_path / "scratch") as root:
+        assert root == tmp_path / "scratch"
 
 
 def test_a_gateway_that_other_machines_reach_has_a_key_of_the_runs_own():

@@ -84,7 +84,7 @@ def test_a_trial_that_the_check_refuses_fails_by_name(started, tmp_path, capsys)
     printed = capsys.readouterr()
     assert (status, started) == (2, []), printed.err
     said = " ".join(printed.err.split())
-    assert "trainer.lr=-0.5 must be greater than 0" in said and "trial 0 (trainer.lr=-0.5) was refused" in said
+    assert "trainer.lr=-0.5 must be above 0" in said and "trial 0 (trainer.lr=-0.5) was refused" in said
     assert "Traceback" not in printed.err
     [trial] = read_trials(sweep_folder(tmp_path))
     assert (trial.status, trial.objective) == (2, None)

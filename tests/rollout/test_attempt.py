@@ -151,12 +151,8 @@ async def test_a_program_s_unknown_end_is_an_overflow_where_the_gateway_saw_that
 
 @pytest.mark.parametrize(("resolved", "status"), [(True, Status.resolved), (False, Status.context_overflow)])
 async def test_a_program_that_ends_well_after_an_overflow_is_done_where_its_tests_pass(attempt, resolved, status):
-    agent = EndingAgent(Exit.SUBMITTED)
-    agent.needs_door = True
     env = FakeEnv(Grade(resolved, True, {"t::a": resolved}, {"t::b": True}))
-    gateway = FakeGateway(overflowed=True)
-    gateway.session_url = lambda session_id: f"http://127.0.0.1:1/{session_id}"
-    used = await attempt(agent, env=env, gateway=gateway)
+    used = await attempt(EndingAgent(Exit.SUBMITTED), env=env, gateway=FakeGateway(overflowed=True))
     assert used.trajectory.status is status and used.trajectory.error is None
 
 

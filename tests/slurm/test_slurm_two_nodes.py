@@ -77,7 +77,8 @@ def test_an_engine_on_each_node_and_one_that_is_lost_comes_back_where_it_was(run
 
 def test_training_with_engines_on_both_nodes(run, cluster):
     """The trainer is on the first node; its weights reach the second one's engine through the shared scratch folder."""
-    job = run.submit("trainer.steps=2", *BOTH, "layout.trainer_ranks=1", "trainer.check_weights=false")
+    shared = f"hardware.shared_paths=[{run.root}]"  # a folder below /tmp is no other node's unless somebody says so
+    job = run.submit("trainer.steps=2", *BOTH, "layout.trainer_ranks=1", "trainer.check_weights=false", shared)
     cluster.wait_until(lambda: steps_of(cluster, job).get("engine1") == "n2", "the engine's step on n2", 90)
     run.wait_for_end()
     [folder] = (run.outputs / "train").iterdir()
