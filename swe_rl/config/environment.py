@@ -24,7 +24,7 @@ HONOURED: dict[str, str] = {
     "OUTPUT_DIR": "paths.outputs of the experiments django_grpo_*",
     "SWE_PDB_MODEL_PATH": "model.path of the experiments swepdb_*",
     "SWE_PDB_CHECKPOINT_BASE": "paths.outputs of the experiments swepdb_*",
-    "N_PARALLEL": "rollout.concurrency and sandbox.concurrency of the experiments swepdb_*",
+    "N_PARALLEL": "rollout.n of the experiments swepdb_*",
     "MAX_STEPS": "rollout.max_turns of the experiments swepdb_*",
     "KODCODE_DATA_PATH": "env.dataset with env=kodcode",
     "TRAINING_DATA_SYNC_DEST": "paths.sync_to",

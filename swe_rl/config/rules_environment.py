@@ -38,7 +38,7 @@ _DEBUGGING: Mapping[str, _Reader] = {
         "paths.outputs", lambda config: config.paths.outputs.removesuffix(f"/{config.logger.project}")
     ),
     "KODCODE_DATA_PATH": _Reader("env.dataset", lambda config: config.env.dataset),
-    "N_PARALLEL": _Reader("rollout.concurrency", lambda config: config.rollout.concurrency),
+    "N_PARALLEL": _Reader("rollout.n", lambda config: config.rollout.n),
     "MAX_STEPS": _Reader("rollout.max_turns", lambda config: config.rollout.max_turns),
     "ROLLOUT_DATA_DIR": _Reader("paths.outputs", lambda config: config.paths.outputs, decides=False),
 }

@@ -25,7 +25,7 @@ def test_the_variables_of_swe_pdb_decide(monkeypatch):
     for variable, value in told.items():
         monkeypatch.setenv(variable, value)
     config = compose(["+experiment=swepdb_4b", "job=eval"]).config
-    assert (config.rollout.concurrency, config.sandbox.concurrency) == (4, 4)
+    assert (config.rollout.n, config.rollout.concurrency) == (4, 32)
     assert (config.rollout.max_turns, config.model.path) == (60, "/sft")
     assert (config.paths.outputs, config.name) == ("/base/swepdb-rl", "swepdb_4b")
     assert compose(["+experiment=swepdb_4b", "logger.project=mine"]).config.paths.outputs == "/base/mine"

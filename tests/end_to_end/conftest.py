@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -94,17 +95,24 @@ class Command:
         return read(self.folder(name) / "steps.jsonl")
 
     def wait_for_step(self, process: subprocess.Popen, step: int, timeout_s: float = 120) -> None:
-        """Until `steps.jsonl` has the line of `step`, and `checkpoints` its state, which is written after it."""
+        """Until `steps.jsonl` has the line of `step`. Its checkpoint is written after it."""
+        self._wait(process, lambda run: len(lines_of(run / "steps.jsonl")) >= step, f"step {step}", timeout_s)
+
+    def wait_for_checkpoint(self, process: subprocess.Popen, step: int, timeout_s: float = 120) -> None:
+        manifest = Path("checkpoints", f"step_{step:06d}", "manifest.json")
+        self._wait(process, lambda run: (run / manifest).is_file(), f"the checkpoint of step {step}", timeout_s)
+
+    def _wait(self, process: subprocess.Popen, done: Callable[[Path], bool], what: str, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline and process.poll() is None:
-            found = list(self.outputs.glob("train/*/steps.jsonl"))
-            if found and len(read(found[0])) >= step and self._is_saved(found[0].parent, step):
+            if any(done(run) for run in self.outputs.glob("train/*")):
                 return
             time.sleep(0.05)
-        raise AssertionError(f"step {step} was not reached: {process.stderr.read() if process.poll() else ''}")
+        raise AssertionError(f"{what} was not reached: {process.stderr.read() if process.poll() else ''}")
 
-    def _is_saved(self, folder: Path, step: int) -> bool:
-        return (folder / "checkpoints" / f"step_{step:06d}" / "manifest.json").is_file()
+
+def lines_of(path: Path) -> list[dict]:
+    return read(path) if path.is_file() else []
 
 
 def _heed_ctrl_c() -> None:

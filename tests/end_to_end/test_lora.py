@@ -12,7 +12,7 @@ LORA = ("trainer.lora_rank=8", "trainer.lr=3e-3", "algo.kl_coef=0.01", "trainer.
 
 def test_an_adapter_is_trained_resumed_exported_and_used(command, tmp_path_factory):
     process = command.start(*LORA)
-    command.wait_for_step(process, 1)
+    command.wait_for_checkpoint(process, 1)
     process.kill()
     process.communicate()
     resumed = command.run(*LORA)
