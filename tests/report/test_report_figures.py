@@ -104,7 +104,7 @@ def test_what_is_unknown_has_no_tile():
 def test_throughput_time_and_memory():
     steps = [{"step": 1, "tokens_per_s": 100.0, "step_s": 2.0}, {"step": 2, "tokens_per_s": 300.0, "step_s": 4.0}]
     tiles = {tile["label"]: tile["value"] for tile in figures(steps, [], {"peak_memory_gb": 1.5, "peak_x": 1}, 61.0)}
-    assert tiles == {"Steps": "2", "Tokens/s": "200", "Wall time": "1:01", "Peak memory": "1.50 GB"}
+    assert tiles == {"Steps": "2", "Response tokens/s": "200", "Wall time": "1:01", "Peak memory": "1.50 GB"}
 
 
 def test_instances_before_and_after():

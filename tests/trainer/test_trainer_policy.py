@@ -176,14 +176,15 @@ def test_rows_that_are_not_trained_count_in_what_is_said_of_all_sampled_tokens(b
     assert metrics.logprob_diff_max == pytest.approx(np.abs(d).max(), rel=1e-4)
 
 
-def test_of_many_rows_without_advantage_a_part_stands_for_all(build, make_row, monkeypatch):
+def test_of_many_rows_without_advantage_a_part_stands_for_all(build, make_row):
     taught = [make_row("g0", f"t{i}", 1.0 - 2 * (i % 2), length=12) for i in range(4)]
     idle = [make_row(f"z{i}", f"z{i}", 0.0, length=12) for i in range(40)]
-    small = replace(CONFIG, max_tokens_per_micro_batch=60)
-    whole = trainer(build(), keep_all_rows=True).train_step(taught + idle, 0)
+    one_update = replace(CONFIG, prompts_per_mini_batch=64)
+    small = replace(one_update, max_tokens_per_micro_batch=60)
+    whole = trainer(build(), config=one_update, keep_all_rows=True).train_step(taught + idle, 0)
     part = trainer(build(), config=small).train_step(taught + idle, 0)
     assert 0.1 < part.measured_token_share < 0.5
-    assert part.entropy == pytest.approx(whole.entropy, rel=0.05)  # a random model: entropies hardly differ
+    assert part.entropy == pytest.approx(whole.entropy, rel=0.2)
     alone = trainer(build()).train_step(taught, 0)
     sampled = [sum(row.loss_mask) for row in (*taught, *idle)]
     assert alone.trained_tokens == part.trained_tokens == sum(sampled[:4])
