@@ -121,9 +121,8 @@ def line_of(event: Record) -> tuple[float | None, int, tuple[float, float] | Non
 
 def intervals_line(summary: Record) -> str:
     """Of `summary.json`, for the terminal; nothing without two evaluations of the same instances."""
-    keys = ("resolved_low_before", "resolved_high_before", "resolved_low_after", "resolved_high_after")
-    keys = (*keys, "resolved_gain_low", "resolved_gain_high")
-    values = [summary.get(key) for key in keys]
+    values = [summary.get(f"resolved_{end}_{when}") for when in ("before", "after") for end in ("low", "high")]
+    values += [summary.get(f"resolved_gain_{end}") for end in ("low", "high")]
     if not all(isinstance(value, float) for value in values):
         return ""
     before, after = span(*values[:2]), span(*values[2:4])

@@ -225,7 +225,8 @@ class Trainer:
         fed_tokens = sum(len(row.token_ids) for mini in minis for row in mini.rows)
         most_tokens = max(fed_tokens // _MEASURED_PART, self.config.max_tokens_per_micro_batch)
         chosen = measured_rows(rows, most_tokens, self._seed(step))
-        for work in self._works(MiniBatch(chosen, (0.0,) * len(chosen))) if chosen else ():
+        works = self._works(MiniBatch(chosen, (0.0,) * len(chosen))) if chosen else []
+        for work in works:
             with torch.no_grad():
                 logprobs, entropy = self._compute.logprobs(self.model, work.batch, self._temperature, False)
             observe_left_out(stats, work, entropy, logprobs)
