@@ -121,7 +121,9 @@ def line_of(event: Record) -> tuple[float | None, int, tuple[float, float] | Non
 
 def intervals_line(summary: Record) -> str:
     """Of `summary.json`, for the terminal; nothing without two evaluations of the same instances."""
-    values = [summary.get(f"resolved_{end}_{when}") for when in ("before", "after") for end in ("low", "high")]
+    values: list[Any] = [
+        summary.get(f"resolved_{end}_{when}") for when in ("before", "after") for end in ("low", "high")
+    ]
     values += [summary.get(f"resolved_gain_{end}") for end in ("low", "high")]
     if not all(isinstance(value, float) for value in values):
         return ""
