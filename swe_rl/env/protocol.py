@@ -35,6 +35,10 @@ class Env(Protocol):
         """In a fixed order. Raises InstanceError."""
         ...
 
+    def split_instances(self, split: str) -> int | None:
+        """How many the split has before a slice, a list or a filter chose `instances`; None where nobody knows."""
+        ...
+
     def workspace(self, instance: Instance) -> Workspace:
         """What a sandbox for this instance starts from; prepared once, then reused."""
         ...

@@ -45,7 +45,7 @@ def after_multirun(folder: Path) -> str | None:
     """What to print at the end of a sweep, its files in `compare/` there; None where there is nothing to compare."""
     with suppress(SweRlError, OSError):
         made = _multirun(folder, "its folder", JobConfig())
-        if len(made.arms) > 1 and _has_steps(made):
+        if len(made.arms) > 1 and (made.has_steps() or made.has_evaluations()):
             return "\n".join([text(made), *write(made, folder / NAME)])
     return None
 
@@ -60,17 +60,13 @@ def comparison(job: JobConfig, outputs: Path = Path("outputs")) -> Comparison:
     if job.trajectories_per_step < 1:
         raise CompareError(f"job.trajectories_per_step={job.trajectories_per_step} must be at least 1.")
     made = _multirun(Path(job.runs), "job.runs", job) if job.runs else _two(job, outputs)
-    if not _has_steps(made):
+    if not (made.has_steps() or made.has_evaluations()):
         where = ", ".join(run.source for arm in made.arms for run in arm.runs.values())
         raise CompareError(
             f"No step is complete in any of {where}: there is nothing to compare yet. A step is complete once its "
-            "rollouts are over and their mean response length is written."
+            "rollouts are over and their mean response length is written. No run has a finished evaluation either."
         )
     return made
-
-
-def _has_steps(made: Comparison) -> bool:
-    return any(run.steps for arm in made.arms for run in arm.runs.values())
 
 
 def _two(job: JobConfig, outputs: Path) -> Comparison:
@@ -147,10 +143,12 @@ def _folder_name(made: Comparison) -> str:
 
 
 def write(made: Comparison, folder: Path) -> list[str]:
-    """`compare.{csv,json,svg,png}`; returns the lines that say where. Raises DiskError."""
+    """`compare.{csv,json,svg,png}`, of evaluations alone the JSON. Returns where, in lines. Raises DiskError."""
+    write_json_atomic(folder / f"{NAME}.json", record(made))
+    if not made.has_steps():
+        return [f"- file: `{folder / NAME}.json`"]
     drawn = svg(made)
     write_text_atomic(folder / f"{NAME}.csv", csv_text(made))
-    write_json_atomic(folder / f"{NAME}.json", record(made))
     write_text_atomic(folder / f"{NAME}.svg", drawn)
     missing = write_png(made, drawn, folder / f"{NAME}.png")
     kinds = "csv,json,svg" if missing else "csv,json,svg,png"

@@ -48,9 +48,21 @@ async def _evaluate(config: Config, one: Session) -> dict[str, Any]:
         instances = parts.env.instances(config.env.eval_split)
         started_s = time.monotonic()
         collected = await _collect(config, one, parts, instances)
-    numbers = eval_numbers(collected, step=_STEP, split=config.env.eval_split, eval_s=time.monotonic() - started_s)
+        whole = parts.env.split_instances(config.env.eval_split)
+    numbers = eval_numbers(
+        collected,
+        step=_STEP,
+        split=config.env.eval_split,
+        eval_s=time.monotonic() - started_s,
+        split_instances=whole,
+    )
     one.events.write("eval", **numbers)
-    scores = score_table(collected.trajectories, {it.instance_id: it.repo for it in instances}, config.rollout.eval_n)
+    repos = {it.instance_id: it.repo for it in instances}
+    scores = {
+        "split": config.env.eval_split,
+        "split_instances": whole,
+        **score_table(collected.trajectories, repos, config.rollout.eval_n),
+    }
     write_json_atomic(one.folder.eval_json, scores)
     _write_predictions(one, collected.trajectories)
     return scores

@@ -34,6 +34,7 @@ from swe_rl.job.going_back import last_step, load_newest
 from swe_rl.job.session import Session
 from swe_rl.logger.events import read_events
 from swe_rl.logger.jsonl import iter_jsonl
+from swe_rl.report.resolved import headline, line_of
 from swe_rl.rollout.batch import (
     count_tokens,
     groups_of,
@@ -158,11 +159,12 @@ class Loop:
                 instances, f"{_EVALUATION}{split}", self.step, config.rollout.eval_n, config.rollout.eval_temperature
             )
         require_few_failures(collected.trajectories, config.rollout)
-        numbers = eval_numbers(collected, step=self.step, split=split, eval_s=time.monotonic() - started_s)
+        whole, took_s = self._parts.env.split_instances(split), time.monotonic() - started_s
+        numbers = eval_numbers(collected, step=self.step, split=split, eval_s=took_s, split_instances=whole)
         self._count_tokens(collected)
         session.steps.append_trajectories(self.step, _records(collected), evaluation=True, ours=OUR_WORDS)
         session.events.write("eval", **numbers)
-        session.progress.eval_done(f"{split}, after step {self.step}", numbers["resolved_rate"], numbers["num_samples"])
+        session.progress.eval_done(f"{headline(numbers)}, after step {self.step}", *line_of(numbers))
 
     async def _collect(
         self, instances: Sequence[Instance], name: str, step: int, n: int, temperature: float

@@ -77,6 +77,7 @@ def _prepare_split(config: Config, split: str, cache: Path, console: Console) ->
             "source": identity.dataset,
             "revision": read.revision,
             "source_rows": read.source_rows,
+            "split_rows": read.split_rows,
             "dropped": {reason: {"count": len(names), "instances": names} for reason, names in read.dropped.items()},
         }
         write_prepared(cache, identity, read.instances, facts)

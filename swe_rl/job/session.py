@@ -38,6 +38,7 @@ from swe_rl.logger.status import RunState, StatusWriter
 from swe_rl.logger.steps import StepLog
 from swe_rl.logger.summary import write_summary
 from swe_rl.logger.wandb import WandbLogger
+from swe_rl.report.resolved import intervals_line, summary_of
 
 _BYTES_PER_GB = 1024**3
 
@@ -89,7 +90,7 @@ class Session:
         earlier_s = sum(float(event.get("wall_s", 0.0)) for event in read_events(self.folder.events_jsonl, "stopped"))
         wall_s = time.monotonic() - self.started_s
         self.events.write("stopped", wall_s=wall_s)
-        extra = {"peak_memory_gb": round(peak_memory_gb(), 3)}
+        extra = {"peak_memory_gb": round(peak_memory_gb(), 3), **summary_of(self.evals())}
         summary = write_summary(self.folder, wall_s=earlier_s + wall_s, extra=extra)
         self.wandb.summarize(summary)
         from swe_rl.report.page import write_report
@@ -101,9 +102,12 @@ class Session:
         """The last lines of a run: what came of it, and where to read on."""
         before, after = self.summary.get("resolved_rate_before"), self.summary.get("resolved_rate_after")
         if before is not None and after is not None:
-            gain = f"{100 * (after - before):+.1f} points"
+            paired = self.summary.get("resolved_gain")
+            gain = f"{100 * (after - before if paired is None else paired):+.1f} points"
             samples = self.summary["resolved_samples_after"]
             print(f"held-out resolved rate {before:.1%} -> {after:.1%} ({gain}), {samples} samples each")
+            if intervals := intervals_line(self.summary):
+                print(intervals)
         for caveat in self.caveats:
             print(caveat)
         print(f"run folder: {self.folder.path}")

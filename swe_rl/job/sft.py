@@ -118,7 +118,7 @@ def _train(trainer: Any, rows: Iterator[list[IdsAndMask]], steps: int, label: st
             losses.clear()
             rate = tokens / (time.monotonic() - started_s)
             say(
-                f"{label}: {step}/{steps}, loss {mean:.4f}, {rate:,.0f} tokens/s, "
+                f"{label}: {step}/{steps}, loss {mean:.4f}, {rate:,.0f} trained tokens/s, "
                 f"{(steps - step) * (time.monotonic() - started_s) / step:.0f} s left"
             )
     return mean

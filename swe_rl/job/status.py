@@ -1,4 +1,4 @@
-"""`job=status`: the jobs of a sweep in one table: state, step, tokens/s, reward, last sign of life, why they wait.
+"""`job=status`: a sweep's jobs at a glance: state, step, response tokens/s, reward, last sign of life, why it waits.
 
 Invariants:
 - Reads the disk and the queue; changes nothing, and may be asked from any machine that sees the folder.

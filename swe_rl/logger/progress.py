@@ -76,8 +76,11 @@ class Progress:
         _log.info(text.averages(record))
         self._lasting(text.step_line(record, self.state.total_steps, took_s))
 
-    def eval_done(self, label: str, rate: float, num_samples: int) -> None:
-        self._lasting(text.eval_line(label, rate, num_samples))
+    def eval_done(
+        self, label: str, rate: float | None, num_samples: int, interval: tuple[float, float] | None = None
+    ) -> None:
+        """`interval`: 95 %, of the rate."""
+        self._lasting(text.eval_line(label, rate, num_samples, interval))
 
     def message(self, message: str) -> None:
         """A lasting line on the console and in `run.log`."""

@@ -53,8 +53,15 @@ def collection_line(done: int, total: int, counts: Mapping[str, int], sampled_to
     return f"{of_total} trajectories{f' ({statuses})' if statuses else ''}{rate}"
 
 
-def eval_line(label: str, rate: float, num_samples: int) -> str:
-    return f"eval {label}: {percent(rate)} resolved of {num_samples} trajectories"
+def eval_line(label: str, rate: float | None, num_samples: int, interval: tuple[float, float] | None = None) -> str:
+    """`interval`: 95 %, of the rate."""
+    within = f" ({span(*interval)}%)" if interval else ""
+    return f"eval {label}: {percent(rate)}{within} resolved of {num_samples} trajectories"
+
+
+def span(low: float, high: float) -> str:
+    """Shares in per cent: `17.2 - 34.9`."""
+    return f"{100 * low:.1f} - {100 * high:.1f}"
 
 
 def started(phase: str) -> str:

@@ -203,7 +203,8 @@ function hover(root, spec, box, allSteps, x, format, points) {
       .filter((one) => !spec.stacked || one.values[index])
       .map((one) => [one.label, format(one.values[index]), one.color]);
     for (const point of points.filter((one) => one.step === step)) {
-      const interval = `${percent(point.low)} to ${percent(point.high)}, n = ${point.samples}`;
+      const over = point.instances ? `, ${point.instances} instances` : "";
+      const interval = `${percent(point.low)} to ${percent(point.high)}, n = ${point.samples}${over}`;
       rows.push([spec.pointsLabel, `${percent(point.value)} (${interval})`, spec.pointsColor]);
     }
     tip(event, `step ${step}`, spec.stacked ? rows.reverse() : rows);

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from statistics import fmean, stdev
 from typing import Any
 
+from swe_rl.report.compare_held_out import HeldOut, HeldOutPair, held_out_pair
 from swe_rl.report.compare_statistics import Interval, Paired, mean_interval, paired
 
 Key = tuple[str, int]  # the repeat's name, '' for an arm of one run, and the step
@@ -40,6 +41,7 @@ class Measured:
     num_trajectories: int | None = None
     wall_s: float | None = None
     gains: Mapping[str, float] = field(default_factory=dict)  # held-out instance: its resolved rate after less before
+    held_out: HeldOut | None = None
     status: str | None = None
     overrides: Mapping[str, str] = field(default_factory=dict)
     values: Mapping[str, Any] = field(default_factory=dict)  # its configuration
@@ -99,6 +101,7 @@ class Pair:
     keys: tuple[Key, ...]
     tokens: Paired | None
     gain: Gain | None = None
+    held_out: HeldOutPair | None = None
 
     def means(self, value: Callable[[StepRate], float | None]) -> tuple[float, float] | None:
         """Both sides' means of a number over the paired steps; None where a step of either side lacks it."""
@@ -117,6 +120,12 @@ class Comparison:
     engines: int | None = None  # where all arms have as many
     source: str | None = None  # the folder that held them all
 
+    def has_steps(self) -> bool:
+        return any(run.steps for arm in self.arms for run in arm.runs.values())
+
+    def has_evaluations(self) -> bool:
+        return any(run.held_out for arm in self.arms for run in arm.runs.values())
+
     def step_keys(self) -> list[Key]:
         """Steps that any arm has: repeats in the order of the arms, steps ascending."""
         names = dict.fromkeys(name for arm in self.arms for name in arm.runs)
@@ -134,7 +143,9 @@ def pair(baseline: Arm, candidate: Arm) -> Pair:
     keys = tuple(key for key in before if key in after)
     runs = [[key for key in keys if key[0] == name] for name in dict.fromkeys(name for name, _ in keys)]
     sides = ([[rates[key].tokens_per_s for key in run] for run in runs] for rates in (before, after))
-    return Pair(baseline, candidate, keys, paired(*sides), _gain(baseline, candidate))
+    names = [name for name in baseline.runs if name in candidate.runs]
+    held_out = held_out_pair([(baseline.runs[name].held_out, candidate.runs[name].held_out) for name in names])
+    return Pair(baseline, candidate, keys, paired(*sides), _gain(baseline, candidate), held_out)
 
 
 def _gain(baseline: Arm, candidate: Arm) -> Gain | None:

@@ -6,7 +6,7 @@ Invariants:
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from swe_rl.logger.events import read_events
 from swe_rl.logger.folder import RunFolder
 from swe_rl.logger.jsonl import iter_jsonl
 from swe_rl.report.compare import Measured, StepRate
+from swe_rl.report.compare_held_out import held_out
 from swe_rl.report.figures import instance_rows
 from swe_rl.report.skyrl_log import job_id, read_log
 
@@ -63,14 +64,15 @@ def _run(folder: RunFolder) -> Measured:
         if type(record.get("step")) is int:
             records[record["step"]] = record
     rates = {step: rate for step, record in records.items() if (rate := _rate(record)) is not None}
-    status = folder.status()
+    status, evals = folder.status(), read_events(folder.events_jsonl, "eval")
     return Measured(
         source=str(folder.path),
         steps=rates,
         incomplete=len(records) - len(rates),
         num_trajectories=_same(records[step].get("num_trajectories") for step in rates),
         wall_s=_wall_s(folder.summary_json),
-        gains=_gains(folder),
+        gains=_gains(evals),
+        held_out=held_out(evals),
         status=status.status.value if status else None,
         overrides=_overrides(folder.path / ".hydra" / "overrides.yaml"),
         values=_yaml(folder.config_yaml, dict),
@@ -85,10 +87,10 @@ def _rate(record: Mapping[str, Any]) -> StepRate | None:
     return StepRate(tokens_per_s, **{name: _number(record.get(name)) for name in names})
 
 
-def _gains(folder: RunFolder) -> dict[str, float]:
+def _gains(evals: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """Of held-out instances that were evaluated before and after."""
     found: dict[str, float] = {}
-    for row in instance_rows(read_events(folder.events_jsonl, "eval")):
+    for row in instance_rows(evals):
         (solved_before, before), (solved_after, after) = row["before"] or (0, 0), row["after"] or (0, 0)
         if before and after:
             found[row["id"]] = solved_after / after - solved_before / before

@@ -13,6 +13,7 @@ from dataclasses import asdict
 from typing import Any
 
 from swe_rl.report.compare import Arm, Comparison, Measured, Pair
+from swe_rl.report.compare_held_out import held_out_record
 from swe_rl.report.compare_statistics import LEVEL, RESAMPLES, SEED, percent
 
 _NUMBERS = ("tokens_per_s", "reward_mean", "avg_response_length", "generate_s", "step_s")
@@ -51,6 +52,7 @@ def _run(name: str, run: Measured) -> dict[str, Any]:
         "num_trajectories": run.num_trajectories,
         "wall_s": run.wall_s,
         "incomplete_steps": run.incomplete,
+        "held_out": held_out_record(run.held_out) if run.held_out else None,
         "steps": [{"step": step, **asdict(run.steps[step])} for step in sorted(run.steps)],
     }
 
@@ -73,6 +75,7 @@ def _pair(pair: Pair) -> dict[str, Any]:
         "baseline_reward_mean": rewards[0],
         "candidate_reward_mean": rewards[1],
         "held_out_gain_points": asdict(pair.gain) if pair.gain else None,
+        "held_out_percent": asdict(pair.held_out) if pair.held_out else None,
         "steps": list(_paired_steps(pair)),
     }
 

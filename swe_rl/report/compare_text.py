@@ -10,19 +10,22 @@ from collections.abc import Iterator, Sequence
 
 from swe_rl.logger.status import RunState
 from swe_rl.report.compare import Arm, Comparison, Gain, Measured, Pair
+from swe_rl.report.compare_held_out import pair_line, run_lines
 from swe_rl.report.compare_statistics import Paired, percent
 from swe_rl.report.compare_table import ONE_RUN, arms_table, interval, number, pair_table, steps_table
 
 
 def text(made: Comparison) -> str:
     """Of one arm or more, without a newline at the end."""
+    if not made.has_steps():  # evaluations alone
+        return "\n".join([_title(made), "", *_sources(made), "", *_held_out(made), *_notes(made)])
     lines = [_title(made), "", *_sources(made), *_formulas(made.arms), ""]
     if len(made.arms) == 2:
         lines += [*pair_table(made), "", *_facts(made.pairs[0])]
     else:
         lines += [*arms_table(made), "", *steps_table(made), ""]
         lines.append(f"- 95 % of delta %: {_OVER_RUNS}; {ONE_RUN}: none. {_REPEAT}")
-    return "\n".join([*lines, *_notes(made)])
+    return "\n".join([*lines, *_held_out(made), *_notes(made)])
 
 
 _OVER_RUNS = "t-interval over the pairs of runs"
@@ -31,8 +34,19 @@ _REPEAT = "A --multirun with job.repeat=0,1,2,3 repeats the arms in turn."
 
 def _title(made: Comparison) -> str:
     engines = f"DP={made.engines} " if made.engines and made.engines > 1 else ""
+    what = "Rollout Tokens/sec Comparison" if made.has_steps() else "Held-out Comparison"
     names = f"{made.arms[0].label} vs {made.arms[1].label}" if len(made.arms) == 2 else made.source
-    return f"# {engines}Rollout Tokens/sec Comparison ({names})"
+    return f"# {engines}{what} ({names})"
+
+
+def _held_out(made: Comparison) -> Iterator[str]:
+    """Each run's own figures, then each arm against the baseline."""
+    for arm, name, run in _runs(made):
+        if run.held_out:
+            yield from run_lines(f"{arm.short}{f' {name}' if name else ''}", run.held_out)
+    for one in made.pairs:
+        if one.held_out:
+            yield pair_line(one.held_out) + (f": {one.candidate.short}" if len(made.pairs) > 1 else "")
 
 
 def _sources(made: Comparison) -> Iterator[str]:

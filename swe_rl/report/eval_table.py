@@ -2,6 +2,7 @@
 
 Invariants:
 - Nothing is computed here; every number is of `rollout/pass_at_k`.
+- An evaluation of a part of its split says so in the first line.
 """
 
 from collections.abc import Sequence
@@ -10,6 +11,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from swe_rl.logger.progress_text import span
+from swe_rl.report.resolved import part_of
 from swe_rl.report.scores import left_out, score_rows
 
 _SHOWN_REPOSITORIES = 30
@@ -17,11 +20,17 @@ _SHOWN_REPOSITORIES = 30
 
 def print_scores(scores: dict[str, Any], console: Console | None = None) -> None:
     console = console or Console(highlight=False)
+    if part := part_of(scores["all"]["instances"], scores.get("split_instances")):
+        console.print(f"{scores.get('split')}: {part}")
     console.print(score_table(scores))
+    if rate := scores["all"].get("resolved"):
+        within = f"95 % interval {span(rate['low'], rate['high'])}"
+        over = f"{rate['num_instances']} instances, {rate['num_samples']} attempts"
+        console.print(f"resolved {_rate(rate['rate'])}, {within} ({over})")
     for k, rate in scores["all"]["pass_at"].items():
-        low, high = 100 * rate["low"], 100 * rate["high"]
+        within = f"95 % interval {span(rate['low'], rate['high'])}"
         over = f"{rate['num_instances']} instances{left_out(rate)}"
-        console.print(f"pass@{k} {_rate(rate['rate'])}, 95 % interval {low:.1f} - {high:.1f} ({over})")
+        console.print(f"pass@{k} {_rate(rate['rate'])}, {within} ({over})")
     if tricks := scores["all"].get("cheating"):
         shown = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in tricks.items())
         console.print(f"tricks that were tried: {shown}")

@@ -11,8 +11,8 @@ from typing import Any
 
 from swe_rl.logger.progress_text import duration, number
 from swe_rl.logger.summary import before_and_after, finite_mean
+from swe_rl.report.resolved import Change, part_of, resolved
 from swe_rl.report.scores import score_tiles
-from swe_rl.report.wilson import clustered_interval, wilson_interval
 
 Record = Mapping[str, Any]
 
@@ -27,25 +27,17 @@ def eval_points(evals: Sequence[Record]) -> list[dict[str, Any]]:
 
 
 def _point(event: Record) -> dict[str, Any]:
-    rate, samples = event.get("resolved_rate"), event.get("num_samples")
-    known = isinstance(rate, int | float) and rate == rate and _is_int(samples)
-    interval = _interval_of(event, rate, samples) if known and rate is not None and samples else None
+    found = resolved(event)
     return {
         "step": event["step"],
         "split": str(event.get("split")),
-        "rate": rate if interval else None,
-        "samples": samples if interval else 0,
-        "low": interval[0] if interval else None,
-        "high": interval[1] if interval else None,
+        "part": part_of(event.get("num_instances"), event.get("split_instances")),
+        "rate": found.rate if found else None,
+        "samples": found.num_samples if found else 0,
+        "instances": found.num_instances if found else None,
+        "low": found.low if found else None,
+        "high": found.high if found else None,
     }
-
-
-def _interval_of(event: Record, rate: float, samples: int) -> tuple[float, float] | None:
-    """By instance; events of older versions have no counts of them."""
-    by_instance = event.get("by_instance")
-    if not isinstance(by_instance, Mapping) or not by_instance:
-        return wilson_interval(round(rate * samples), samples)
-    return clustered_interval([(int(solved), int(count)) for solved, count in by_instance.values()])
 
 
 def figures(
@@ -54,18 +46,20 @@ def figures(
     summary: Record,
     wall_s: float | None,
     scores: Record | None = None,
+    gained: Change | None = None,
 ) -> list[dict[str, str]]:
-    """Label, value and detail of each tile; what is unknown is left out. `scores`: of an evaluation without steps."""
+    """Label, value and detail of each tile; what is unknown is left out. `scores`: of an evaluation without steps;
+    `gained`: the last of `points` against the first, over the instances of both."""
     tiles = score_tiles(scores or {})
     if not tiles:
         last = max((int(step["step"]) for step in steps), default=0)
         count = sum(int(step.get("num_trajectories") or 0) for step in steps)
-        tiles = [*_resolved(points), _tile("Steps", str(last), f"{count:,} trajectories")]
+        tiles = [*_resolved(points, gained), _tile("Steps", str(last), f"{count:,} trajectories")]
     rate = finite_mean(step.get("tokens_per_s") for step in steps)
     sampled = finite_mean(step.get("sampled_tokens_per_s") for step in steps)
     if rate is not None:
-        detail = f"mean over steps; {sampled:,.0f} sampled by the policy" if sampled is not None else "mean over steps"
-        tiles.append(_tile("Tokens/s", f"{rate:,.0f}", detail))
+        detail = f"mean over steps; {sampled:,.0f} sampled tokens/s" if sampled is not None else "mean over steps"
+        tiles.append(_tile("Response tokens/s", f"{rate:,.0f}", detail))
     if wall_s is not None:
         step_s = finite_mean(step.get("step_s") for step in steps)
         tiles.append(_tile("Wall time", duration(wall_s), f"{duration(step_s)} a step" if step_s is not None else ""))
@@ -88,20 +82,21 @@ def tricks_tile(records: Sequence[Record]) -> list[dict[str, str]]:
     return [_tile("Tricks tried", f"{tried.total():,}", detail)]
 
 
-def _resolved(points: Sequence[Record]) -> list[dict[str, str]]:
+def _resolved(points: Sequence[Record], gained: Change | None) -> list[dict[str, str]]:
     known = [point for point in points if point["rate"] is not None]
     if not known:
         return []
     before, after = known[0], known[-1]
     if before is after:
         return [_tile(f"Held-out resolved, step {before['step']}", _percent(before["rate"]), _interval(before))]
-    gain = 100 * (after["rate"] - before["rate"])
     value = f"{_percent(before['rate'])} → {_percent(after['rate'])}"
     detail = f"step {before['step']}: {_interval(before)}\nstep {after['step']}: {_interval(after)}"
-    return [
-        _tile("Held-out resolved rate", value, detail),
-        _tile("Gain in points", f"{gain:+.1f}", "held-out, last evaluation less the first"),
-    ]
+    gain, over = after["rate"] - before["rate"], "held-out, last evaluation less the first"
+    if gained is not None:
+        gain = gained.delta
+        over = f"{100 * gained.low:+.1f} to {100 * gained.high:+.1f}, paired over {gained.num_instances} instances"
+        over += f"; {gained.unpaired} in one evaluation only" if gained.unpaired else ""
+    return [_tile("Held-out resolved rate", value, detail), _tile("Gain in points", f"{100 * gain:+.1f}", over)]
 
 
 def instance_rows(evals: Sequence[Record]) -> list[dict[str, Any]]:
@@ -131,7 +126,9 @@ def _percent(rate: float) -> str:
 
 
 def _interval(point: Record) -> str:
-    return f"{100 * point['low']:.1f}–{100 * point['high']:.1f} %, n = {point['samples']}"
+    over = point["part"] or (f"{point['instances']} instances" if point["instances"] else "")
+    shown = f"{100 * point['low']:.1f}–{100 * point['high']:.1f} %, n = {point['samples']}"
+    return f"{shown}, {over}" if over else shown
 
 
 def _is_int(value: Any) -> bool:

@@ -41,7 +41,7 @@ function learning() {
   const same = (columns.reward_mean || []).every((value, index) => value === (columns.resolved_rate || [])[index]);
   const points = data.evals.filter((one) => isNumber(one.rate)).map((one) => ({ ...one, value: one.rate }));
   return {
-    title: "Reward and resolved rate", note: "held-out points with their 95 % Wilson interval", wide: true,
+    title: "Reward and resolved rate", note: "held-out points with their 95 % interval over instances", wide: true,
     series: same ? series(["resolved rate = mean reward (training)", "resolved_rate"])
       : series(["mean reward (training)", "reward_mean"], ["resolved rate (training)", "resolved_rate"]),
     points, pointsLabel: "resolved rate (held-out)", pointsColor: "--held",
@@ -77,8 +77,8 @@ function charts() {
     learning(),
     outcomes(),
     tricks(),
-    { title: "Throughput", note: "tokens/s while generating", fromZero: true,
-      series: series(["of responses", "tokens_per_s"], ["sampled by the policy", "sampled_tokens_per_s"]) },
+    { title: "Throughput", note: "while generating; a response has sampled tokens and what tools said", fromZero: true,
+      series: series(["response tokens/s", "tokens_per_s"], ["sampled tokens/s", "sampled_tokens_per_s"]) },
     { title: "Time of a step", note: "seconds by phase", stacked: true,
       series: series(["generate", "generate_s"], ["grade", "grade_s"], ["train", "train_s"],
         ["weight sync", "weight_sync_s"], ["checkpoint", "checkpoint_s"], ["think (idle)", "think_s"]) },
@@ -159,7 +159,7 @@ function instanceTable() {
   const better = gains.filter((gain) => gain > 0).length, worse = gains.filter((gain) => gain < 0).length;
   const counted = gains.length ? `${better} of ${ordered.length} instances better, ${worse} worse. ` : "";
   return section("Held-out instances",
-    note(`${counted}Samples of one instance are not independent, so the intervals above are a little too narrow.`),
+    note(`${counted}The intervals above are over instances; the gain's pairs each instance with itself.`),
     el("div", { class: "card" }, table("instances", ["instance", "before", "after", "points"], rows)));
 }
 

@@ -16,6 +16,7 @@ from swe_rl.logger.jsonl import read_jsonl
 from swe_rl.logger.status import RunState, RunStatus
 from swe_rl.report.figures import eval_points, figures, instance_rows, tricks_tile
 from swe_rl.report.losses import losses, losses_tile
+from swe_rl.report.resolved import gain
 from swe_rl.report.sample import sample_trajectories
 from swe_rl.report.scores import score_rows
 
@@ -43,13 +44,15 @@ def build_payload(folder: RunFolder) -> dict[str, Any]:
     config_text = _text(folder.config_yaml)
     config = _config(config_text)
     points, scores = eval_points(evals), _json(folder.eval_json)
+    title = str(config.get("name") or folder.path.parent.name or folder.name)
+    part = points[-1]["part"] if points else ""
     return {
-        "title": str(config.get("name") or folder.path.parent.name or folder.name),
+        "title": f"{title}, evaluated on {part}" if part else title,
         "folder": folder.name,
         "status": _status(folder, status),
         "header": _header(config, status, summary),
         "figures": [
-            *figures(steps, points, summary, _wall_s(status, summary), scores),
+            *figures(steps, points, summary, _wall_s(status, summary), scores, gain(evals)),
             *tricks_tile([*steps, *evals]),
             *losses_tile(lost),
         ],

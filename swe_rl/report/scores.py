@@ -15,6 +15,11 @@ def score_tiles(scores: Record) -> list[dict[str, str]]:
     """pass@k with its 95 % interval, and what is behind it."""
     whole = _mapping(scores.get("all"))
     tiles = [
+        {"label": "Resolved", "value": _percent(rate.get("rate")), "detail": _interval(rate)}
+        for rate in [_mapping(whole.get("resolved"))]
+        if rate and _rates(whole)
+    ]
+    tiles += [
         {"label": f"pass@{k}", "value": _percent(rate.get("rate")), "detail": _interval(rate)}
         for k, rate in _rates(whole).items()
     ]
@@ -53,7 +58,7 @@ def _interval(rate: Record) -> str:
     low, high = rate.get("low"), rate.get("high")
     if not isinstance(low, int | float) or not isinstance(high, int | float):
         return ""
-    return f"{100 * low:.1f}–{100 * high:.1f} %, n = {rate.get('num_instances')}{left_out(rate)}"
+    return f"{100 * low:.1f}–{100 * high:.1f} %, {rate.get('num_instances')} instances{left_out(rate)}"
 
 
 def left_out(rate: Record) -> str:

@@ -1,4 +1,4 @@
-"""The 95 % interval of a rate."""
+"""The 95 % interval of a rate, and of the difference of two rates of the same instances."""
 
 from collections.abc import Sequence
 from math import sqrt
@@ -26,7 +26,7 @@ def wilson_interval(successes: float, samples: float, quantile: float = Z_95) ->
     return max(0.0, centre - half), min(1.0, centre + half)
 
 
-def clustered_interval(counts: Sequence[tuple[int, int]]) -> tuple[float, float] | None:
+def clustered_interval(counts: Sequence[tuple[float, int]]) -> tuple[float, float] | None:
     """Of the rate over all samples, for (solved, samples) of each instance; None without samples.
 
     Samples of one instance are alike, so that they tell less than as many of different ones. The interval is Wilson's
@@ -43,6 +43,34 @@ def clustered_interval(counts: Sequence[tuple[int, int]]) -> tuple[float, float]
     independent = rate * (1.0 - rate) / variance if variance > 0.0 else float(instances)
     independent = min(float(total), max(1.0, independent))
     return wilson_interval(rate * independent, independent, t_975(max(1, instances - 1)))
+
+
+def paired_interval(
+    before: Sequence[tuple[float, int]], after: Sequence[tuple[float, int]]
+) -> tuple[float, float] | None:
+    """Of the rate after less the rate before, for (solved, samples) of the same instances in the same order.
+
+    What makes an instance easy or hard is in both rates, so that it cancels: a t-interval over the instances' parts in
+    the difference (Cochran 1977, section 2.11, two ratios of one sample). It is never narrower than for half an
+    instance that went either way: instances that all stay as they were give no width of 0. None without instances.
+    Raises ValueError where an instance has no sample on a side, or the lengths differ.
+    """
+    pairs = list(zip(before, after, strict=True))
+    if not pairs:
+        return None
+    if any(samples < 1 for pair in pairs for _, samples in pair):
+        raise ValueError("an instance without a sample cannot be paired")
+    instances = len(pairs)
+    rates = [sum(solved for solved, _ in side) / sum(samples for _, samples in side) for side in (before, after)]
+    means = [sum(samples for _, samples in side) / instances for side in (before, after)]
+    parts = [
+        [(solved - rate * samples) / mean for solved, samples in side]
+        for side, rate, mean in zip((before, after), rates, means, strict=True)
+    ]
+    variance = sum((late - early) ** 2 for early, late in zip(*parts, strict=True)) / max(1, instances - 1)
+    half = t_975(max(1, instances - 1)) * max(sqrt(variance / instances), 1 / (instances + 2))
+    delta = rates[1] - rates[0]
+    return max(-1.0, delta - half), min(1.0, delta + half)
 
 
 def t_975(freedom: int) -> float:

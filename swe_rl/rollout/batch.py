@@ -3,6 +3,7 @@
 Invariants:
 - Advantages are computed over whole groups; members outside of the baseline neither enter it nor are trained on it.
 - Dynamic sampling looks at rewards as they were graded, before any penalty.
+- `resolved_rate` leaves what infrastructure broke out of both of its counts, as `reward_mean` does.
 - `tokens_per_s` counts trajectories times their average response, as the field does; `sampled_tokens_per_s` counts
   what the policy sampled.
 """
@@ -23,7 +24,7 @@ from swe_rl.gateway.trace import Trace
 from swe_rl.rollout.collect import Collected
 from swe_rl.rollout.retokenize import Mismatch, Rendered
 from swe_rl.rollout.rows import build_rows
-from swe_rl.rollout.trajectory import Status, Trajectory, cheating_counts
+from swe_rl.rollout.trajectory import INFRA_STATUSES, Status, Trajectory, cheating_counts
 
 Render = Callable[[AgentResult], Rendered]
 
@@ -136,6 +137,7 @@ def rollout_numbers(collected: Collected, generate_s: float) -> dict[str, Any]:
     trajectories = collected.trajectories
     count = len(trajectories)
     rewards = [one.reward for one in trajectories if one.reward is not None]
+    valid = [one for one in trajectories if one.status not in INFRA_STATUSES]
     average_response = sum(one.response_tokens for one in trajectories) / max(1, count)
     return {
         "num_trajectories": count,
@@ -144,7 +146,8 @@ def rollout_numbers(collected: Collected, generate_s: float) -> dict[str, Any]:
         "tokens_per_s": count * average_response / generate_s,
         "sampled_tokens_per_s": sum(one.sampled_tokens for one in trajectories) / generate_s,
         "reward_mean": sum(rewards) / len(rewards) if rewards else None,
-        "resolved_rate": sum(one.status is Status.resolved for one in trajectories) / max(1, count),
+        "resolved_rate": sum(one.status is Status.resolved for one in valid) / len(valid) if valid else None,
+        "resolved_samples": len(valid),
         "statuses": dict(sorted(Counter(one.status.value for one in trajectories).items())),
         "infra_retries": len(collected.retried),
         "cheating": cheating_counts(trajectories),

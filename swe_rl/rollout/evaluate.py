@@ -7,8 +7,11 @@ from swe_rl.rollout.collect import Collected
 from swe_rl.rollout.trajectory import INFRA_STATUSES, Status, cheating_counts
 
 
-def eval_numbers(collected: Collected, *, step: int, split: str, eval_s: float) -> dict[str, Any]:
-    """`resolved_rate` counts an infrastructure failure neither as solved nor as a sample."""
+def eval_numbers(
+    collected: Collected, *, step: int, split: str, eval_s: float, split_instances: int | None = None
+) -> dict[str, Any]:
+    """`resolved_rate` counts an infrastructure failure neither as solved nor as a sample. `split_instances`: how many
+    the split has, those that were left out of this evaluation included."""
     by_instance: dict[str, list[int]] = {}
     for group in groups_of(collected.trajectories).values():
         valid = [one for one in group if one.status not in INFRA_STATUSES]
@@ -20,6 +23,7 @@ def eval_numbers(collected: Collected, *, step: int, split: str, eval_s: float) 
         "resolved_rate": solved / samples if samples else None,
         "num_samples": samples,
         "num_instances": len(by_instance),
+        "split_instances": split_instances,
         "eval_s": eval_s,
         "by_instance": by_instance,
         "cheating": cheating_counts(collected.trajectories),

@@ -1,7 +1,8 @@
 """pass@k over a split: how likely one of k attempts at an instance is right.
 
 Invariants:
-- Pure. Attempts that infrastructure broke are no attempts; an instance with fewer than k valid ones has no pass@k and
+- Pure. Intervals are those of `report/wilson`, over instances, and the resolved rate is that of `report/resolved`.
+- Attempts that infrastructure broke are no attempts; an instance with fewer than k valid ones has no pass@k and
   is left out of that mean, which then says over how many instances it was taken.
 """
 
@@ -10,8 +11,11 @@ from dataclasses import asdict, dataclass
 from math import comb
 from typing import Any
 
-from swe_rl.report.wilson import wilson_interval
+from swe_rl.report.resolved import of_counts
+from swe_rl.report.wilson import clustered_interval
 from swe_rl.rollout.trajectory import INFRA_STATUSES, Status, Trajectory, cheating_counts
+
+_RESOLVED = ("rate", "low", "high", "num_samples", "num_instances")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,13 +41,14 @@ def pass_at_k(solved: int, attempts: int, k: int) -> float:
 def pass_rate(counts: Sequence[tuple[int, int]], k: int) -> PassRate | None:
     """`counts`: (solved, valid attempts) of each instance; None where no instance has k valid ones.
 
-    The interval is Wilson's (1927) with the instances as samples. An instance's value lies between 0 and 1, so its
-    variance is at most rate * (1 - rate) and the interval is never too narrow.
+    Each instance weighs the same. Where all have equally many attempts, pass@1 is the resolved rate, with its interval.
     """
-    values = [pass_at_k(solved, attempts, k) for solved, attempts in counts if attempts >= k]
-    if not values:
+    rated = [(pass_at_k(solved, attempts, k), attempts) for solved, attempts in counts if attempts >= k]
+    if not rated:
         return None
-    interval = wilson_interval(sum(values), len(values))
+    values = [value for value, _ in rated]
+    attempts = max(1, round(sum(number for _, number in rated) / len(rated)))
+    interval = clustered_interval([(value * attempts, attempts) for value in values])
     assert interval is not None
     left_out, total = len(counts) - len(values), sum(values)
     least, most = total / len(counts), (total + left_out) / len(counts)
@@ -81,7 +86,9 @@ def score_table(trajectories: Sequence[Trajectory], repos: Mapping[str, str], n:
 
 
 def _scores(trajectories: Sequence[Trajectory], n: int) -> dict[str, Any]:
-    counts = list(valid_counts(trajectories).values())
+    by_instance = valid_counts(trajectories)
+    counts = list(by_instance.values())
+    whole = of_counts({name: pair for name, pair in by_instance.items() if pair[1]})
     statuses: dict[str, int] = {}
     for one in trajectories:
         statuses[one.status.value] = statuses.get(one.status.value, 0) + 1
@@ -90,6 +97,7 @@ def _scores(trajectories: Sequence[Trajectory], n: int) -> dict[str, Any]:
         "instances": len(counts),
         "attempts": sum(attempts for _, attempts in counts),
         "solved_attempts": sum(solved for solved, _ in counts),
+        "resolved": None if whole is None else {key: getattr(whole, key) for key in _RESOLVED},
         "instances_solved": sum(solved > 0 for solved, _ in counts),
         "pass_at": {k: asdict(rate) for k, rate in rates.items()},
         "statuses": dict(sorted(statuses.items())),

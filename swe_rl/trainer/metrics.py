@@ -2,7 +2,8 @@
 
 Invariants:
 - A quantity without a single token behind it is None, never 0.
-- Means are over tokens of the rows that were fed; rows left out because they have no gradient are only counted.
+- Entropy and the engine's distance are over all sampled tokens, also of rows that are not trained: of many such rows a
+  random part stands for all, with their weight. Everything else is over the tokens that are trained.
 """
 
 import math
@@ -23,6 +24,7 @@ class TrainMetrics:
     - grad_norm: before clipping, over the applied updates; 0 without any.
     - kl_rollout: mean k3 of KL(engine || trainer) at the start of the step; None where the engine's log-probabilities
       are unknown. `logprob_diff_*` are of the absolute difference between the two.
+    - entropy, kl_rollout, logprob_diff_mean: over all sampled tokens; measured_token_share of these were looked at.
     - clip_fraction_low, clip_fraction_high: tokens that the lower and the upper end of the clip hold (the dual clip is
       an upper end); clip_fraction has both. With `algo.policy_loss=gspo` all tokens of a trajectory are held together.
     - masked_fraction: tokens whose correction is 0, so that only KL and entropy train them.
@@ -55,6 +57,7 @@ class TrainMetrics:
     staleness_max: int | None
     trained_rows: int
     trained_tokens: int
+    measured_token_share: float | None
     skipped_rows: int
     lr: float
     updates: int
@@ -116,6 +119,10 @@ class StepStats:
     ratio: Mean = field(default_factory=Mean)
     correction: Mean = field(default_factory=Mean)
     masked: Mean = field(default_factory=Mean)
+    left_out_tokens: int = 0  # sampled tokens of rows that are not trained; the same on each rank
+    left_entropy: Mean = field(default_factory=Mean)  # of those that were looked at, as the next two
+    left_kl_rollout: Mean = field(default_factory=Mean)
+    left_logprob_diff: Mean = field(default_factory=Mean)
 
     def add_losses(self, loss: float, policy_loss: float, kl_loss: float) -> None:
         self.loss += loss
@@ -135,6 +142,7 @@ class StepStats:
         """Sums, minima and maxima over all ranks; counts of updates and rows are the same on each already."""
         means = [self.entropy, self.clipped, self.kl_rollout, self.logprob_diff, self.ratio, self.correction]
         means += [self.clipped_low, self.clipped_high, self.masked]
+        means += [self.left_entropy, self.left_kl_rollout, self.left_logprob_diff]
 
         def tensor(values: list[float]) -> Tensor:
             return torch.tensor(values, dtype=torch.float64, device=mesh.device)
@@ -155,14 +163,14 @@ class StepStats:
             loss=self.loss / attempts,
             policy_loss=self.policy_loss / attempts,
             kl_loss=self.kl_loss / attempts,
-            entropy=self.entropy.mean,
+            entropy=self._over_all(self.entropy, self.left_entropy),
             grad_norm=self.grad_norms / max(1, self.updates),
             clip_fraction=self.clipped.mean or 0.0,
             clip_fraction_low=self.clipped_low.mean or 0.0,
             clip_fraction_high=self.clipped_high.mean or 0.0,
-            kl_rollout=self.kl_rollout.mean,
-            logprob_diff_mean=self.logprob_diff.mean,
-            logprob_diff_max=self.logprob_diff.maximum,
+            kl_rollout=self._over_all(self.kl_rollout, self.left_kl_rollout),
+            logprob_diff_mean=self._over_all(self.logprob_diff, self.left_logprob_diff),
+            logprob_diff_max=_largest(self.logprob_diff.maximum, self.left_logprob_diff.maximum),
             ratio_mean=self.ratio.mean,
             ratio_min=self.ratio.minimum,
             ratio_max=self.ratio.maximum,
@@ -173,9 +181,24 @@ class StepStats:
             staleness_max=max(self.ages_steps, default=None),
             trained_rows=self.trained_rows,
             trained_tokens=self.entropy.tokens,
+            measured_token_share=self._measured_share(),
             skipped_rows=rows - self.trained_rows,
             lr=lr,
             updates=self.updates,
             nonfinite_updates=self.nonfinite_updates,
             train_s=train_s,
         )
+
+    def _over_all(self, trained: Mean, left: Mean) -> float | None:
+        """The mean over all sampled tokens: each one that was looked at stands for as many of the rows left out."""
+        weight = self.left_out_tokens / self.left_entropy.tokens if self.left_entropy.tokens else 0.0
+        tokens = trained.tokens + weight * left.tokens
+        return (trained.total + weight * left.total) / tokens if tokens else None
+
+    def _measured_share(self) -> float | None:
+        sampled = self.entropy.tokens + self.left_out_tokens
+        return (self.entropy.tokens + self.left_entropy.tokens) / sampled if sampled else None
+
+
+def _largest(one: float | None, other: float | None) -> float | None:
+    return max((value for value in (one, other) if value is not None), default=None)

@@ -49,6 +49,23 @@ def mini_batches(
     return [batch for batch in batches if batch.rows]
 
 
+def left_out(rows: Sequence[Row], batches: Sequence[MiniBatch], algo: AlgoConfig) -> list[Row]:
+    """Rows with sampled tokens that no mini-batch has, in an order that does not depend on the rollouts' timing."""
+    fed = {id(row) for batch in batches for row in batch.rows}
+    found = [row for row in rows if id(row) not in fed and any(row.loss_mask) and _problem(row, algo) is None]
+    return sorted(found, key=_row_order)
+
+
+def measured_rows(rows: Sequence[Row], most_tokens: int, seed: int) -> tuple[Row, ...]:
+    """Whole rows drawn at random, of `most_tokens` tokens at most, but one at least; all rows where they fit."""
+    drawn, tokens = random.Random(seed).sample(list(rows), len(rows)), 0
+    for count, row in enumerate(drawn):
+        tokens += len(row.token_ids)
+        if tokens > most_tokens:
+            return tuple(drawn[: max(1, count)])
+    return tuple(drawn)
+
+
 def _even_chunks(groups: Sequence[str], most: int) -> list[set[str]]:
     count = -(-len(groups) // most)
     ends = [-(-len(groups) * (i + 1) // count) for i in range(count)]

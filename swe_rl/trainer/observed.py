@@ -10,7 +10,7 @@ from torch import Tensor
 from swe_rl.algo.kl import kl_per_token
 from swe_rl.algo.loss import TokenLoss
 from swe_rl.config.choices import KlEstimator
-from swe_rl.trainer.metrics import StepStats
+from swe_rl.trainer.metrics import Mean, StepStats
 from swe_rl.trainer.work import Work
 
 
@@ -27,7 +27,17 @@ def observe(
     stats.ratio.add(loss.ratio)
     stats.correction.add(correction)
     stats.masked.add(correction == 0)
+    _engine_gap(stats.kl_rollout, stats.logprob_diff, work, start_logprobs)
+
+
+def observe_left_out(stats: StepStats, work: Work, entropy: Tensor, start_logprobs: Tensor) -> None:
+    """Of rows that are not trained: what is measured of all sampled tokens."""
+    stats.left_entropy.add(entropy)
+    _engine_gap(stats.left_kl_rollout, stats.left_logprob_diff, work, start_logprobs)
+
+
+def _engine_gap(kl: Mean, difference: Mean, work: Work, start_logprobs: Tensor) -> None:
     known = torch.isfinite(work.rollout_logprobs)
     rollout, start = work.rollout_logprobs[known], start_logprobs[known]
-    stats.kl_rollout.add(kl_per_token(rollout, start, KlEstimator.k3))
-    stats.logprob_diff.add((rollout - start).abs())
+    kl.add(kl_per_token(rollout, start, KlEstimator.k3))
+    difference.add((rollout - start).abs())

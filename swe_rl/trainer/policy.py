@@ -35,13 +35,15 @@ from swe_rl.trainer.compute import Batch, Compute, LocalCompute
 from swe_rl.trainer.errors import TrainerError
 from swe_rl.trainer.merged import MergedWeights
 from swe_rl.trainer.metrics import StepStats, TrainMetrics
-from swe_rl.trainer.minibatch import mini_batches
-from swe_rl.trainer.observed import observe
+from swe_rl.trainer.minibatch import MiniBatch, left_out, measured_rows, mini_batches
+from swe_rl.trainer.observed import observe, observe_left_out
 from swe_rl.trainer.optimizer import Optimizer, RowsOf
 from swe_rl.trainer.packing import PackedBatch
 from swe_rl.trainer.schedule import warmup_factor
 from swe_rl.trainer.threads import torch_threads
 from swe_rl.trainer.work import Work, build_work
+
+_MEASURED_PART = 8  # rows that are not trained are measured up to this part of the trained tokens
 
 
 class Trainer:
@@ -99,7 +101,10 @@ class Trainer:
         stats = StepStats()
         lr = self.config.lr * warmup_factor(self.steps_done, self.config.warmup_steps)
         with torch_threads(self.config.num_threads):
-            self._update_all(self._plan(self._fresh(rows, step, stats), step, stats), lr, stats, version=step - 1)
+            kept = self._fresh(rows, step, stats)
+            minis = self._mini_batches(kept, step, stats)
+            self._measure(left_out(kept, minis, self.algo), minis, step, stats)
+            self._update_all([self._works(mini) for mini in minis], lr, stats, version=step - 1)
             self._compute.join(stats)
         self.steps_done += 1
         return stats.metrics(step=step, rows=len(rows), lr=lr, train_s=self._clock() - start)
@@ -199,13 +204,32 @@ class Trainer:
                 stats.add_age(age_steps(row, step - 1))
         return kept
 
-    def _plan(self, rows: Sequence[Row], step: int, stats: StepStats) -> list[list[Work]]:
-        config = self.config
-        seed = config.seed * 1_000_003 + step
-        minis = mini_batches(rows, self.algo, config.prompts_per_mini_batch, seed, keep_all=self._keep_all_rows)
+    def _mini_batches(self, rows: Sequence[Row], step: int, stats: StepStats) -> list[MiniBatch]:
+        size, seed = self.config.prompts_per_mini_batch, self._seed(step)
+        minis = mini_batches(rows, self.algo, size, seed, keep_all=self._keep_all_rows)
         stats.trained_rows = sum(len(mini.rows) for mini in minis)
-        tokens = config.max_tokens_per_micro_batch
-        return [build_work(mini, tokens, self._pad_token_id, self._compute) for mini in minis]
+        return minis
+
+    def _seed(self, step: int) -> int:
+        return self.config.seed * 1_000_003 + step
+
+    def _works(self, mini: MiniBatch) -> list[Work]:
+        return build_work(mini, self.config.max_tokens_per_micro_batch, self._pad_token_id, self._compute)
+
+    def _measure(self, rows: Sequence[Row], minis: Sequence[MiniBatch], step: int, stats: StepStats) -> None:
+        """What is reported of all sampled tokens, of those that are not trained; with the weights before the updates.
+
+        A forward pass alone, of a part of the rows where they are many: it costs a few per cent of the training.
+        """
+        stats.left_out_tokens = sum(sum(row.loss_mask) for row in rows)
+        fed_tokens = sum(len(row.token_ids) for mini in minis for row in mini.rows)
+        most_tokens = max(fed_tokens // _MEASURED_PART, self.config.max_tokens_per_micro_batch)
+        chosen = measured_rows(rows, most_tokens, self._seed(step))
+        works = self._works(MiniBatch(chosen, (0.0,) * len(chosen))) if chosen else []
+        for work in works:
+            with torch.no_grad():
+                logprobs, entropy = self._compute.logprobs(self.model, work.batch, self._temperature, False)
+            observe_left_out(stats, work, entropy, logprobs)
 
     def _update_all(self, plan: list[list[Work]], lr: float, stats: StepStats, version: int) -> None:
         # The weight of a split trajectory's sequence needs all its rows' log-probabilities before the first backward.

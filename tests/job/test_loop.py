@@ -133,7 +133,7 @@ def started(tmp_path):
             try:
                 trainer = LocalTrainer(small_model(), config.trainer, config.algo, pad_token_id=0) if trained else None
                 engine, rollouts = Recorder(), MadeUpRollouts(store, fail_at)
-                env = SimpleNamespace(instances=instances)
+                env = SimpleNamespace(instances=instances, split_instances=lambda split: 5)
                 parts = Components(env, [engine], SimpleNamespace(syncing=nullcontext), store, None, rollouts)
                 loop = Loop(config, one, parts, trainer)
                 if one.resumed:

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swe_rl.report.figures import eval_points, figures, instance_rows
-from swe_rl.report.wilson import clustered_interval, wilson_interval
+from swe_rl.report.wilson import clustered_interval, paired_interval, wilson_interval
 
 
 @pytest.mark.parametrize(("instances", "samples", "shape"), [(32, 4, 0.5), (100, 8, 0.3), (20, 4, 2.0), (64, 1, 0.5)])
@@ -28,6 +28,41 @@ def test_an_interval_over_instances_at_its_edges():
     low, high = clustered_interval([(4, 4)] * 10)
     assert high == 1.0 and low == pytest.approx(wilson_interval(10, 10, 2.262)[0])  # ten instances, not forty samples
     assert clustered_interval([(2, 4)]) == pytest.approx((0.0, 1.0), abs=0.01)  # one says nothing of others
+
+
+@pytest.mark.parametrize(
+    ("instances", "samples", "shape", "move"),
+    [(32, 4, 0.5, 0.2), (100, 1, 0.3, 0.05), (100, 8, 0.3, 0.1), (20, 4, 2.0, 0.3), (64, 1, 0.5, 0.0)],
+)
+def test_a_paired_interval_covers_what_it_says(instances, samples, shape, move):
+    """Some attempts are missing on one side; each instance moves by its own amount."""
+    rng, draws, covered, wide = random.Random(0), 600, 0, 0
+    for _ in range(draws):
+        before, after = [], []
+        for _ in range(instances):
+            chance = rng.betavariate(shape, 2 * shape)
+            moved = chance + (1 - chance) * 2 * move * rng.random()
+            count = samples - (samples > 1 and rng.random() < 0.05)
+            before.append((sum(rng.random() < chance for _ in range(count)), count))
+            after.append((sum(rng.random() < moved for _ in range(samples)), samples))
+        low, high = paired_interval(before, after)
+        covered += low <= 2 / 3 * move <= high
+        (a, b), (c, d) = clustered_interval(before), clustered_interval(after)
+        wide += (b - a + d - c) / (high - low)
+    assert 0.93 <= covered / draws <= 0.985
+    assert samples == 1 or wide / draws > 1.05  # what the two intervals say apart is wider: instances cancel
+
+
+def test_a_paired_interval_at_its_edges():
+    assert paired_interval([], []) is None
+    low, high = paired_interval([(4, 4)] * 10, [(4, 4)] * 10)
+    assert -0.25 < low < 0 < high < 0.25  # nothing moved, and ten instances do not prove that nothing does
+    assert paired_interval([(0, 4)], [(4, 4)]) == (-1.0, 1.0)  # one says nothing of others
+    low, high = paired_interval([(0, 1)] * 50 + [(1, 1)] * 50, [(1, 1)] * 50 + [(1, 1)] * 50)
+    assert low == pytest.approx(0.5 - 1.984 * (0.25 / 99) ** 0.5, abs=2e-3) and high == pytest.approx(1 - low)
+    for wrong in ([(1, 1), (0, 1)], [(0, 0)]):
+        with pytest.raises(ValueError):
+            paired_interval([(1, 1)], wrong)
 
 
 def test_wilson_interval_of_the_textbook():
@@ -69,7 +104,7 @@ def test_what_is_unknown_has_no_tile():
 def test_throughput_time_and_memory():
     steps = [{"step": 1, "tokens_per_s": 100.0, "step_s": 2.0}, {"step": 2, "tokens_per_s": 300.0, "step_s": 4.0}]
     tiles = {tile["label"]: tile["value"] for tile in figures(steps, [], {"peak_memory_gb": 1.5, "peak_x": 1}, 61.0)}
-    assert tiles == {"Steps": "2", "Tokens/s": "200", "Wall time": "1:01", "Peak memory": "1.50 GB"}
+    assert tiles == {"Steps": "2", "Response tokens/s": "200", "Wall time": "1:01", "Peak memory": "1.50 GB"}
 
 
 def test_instances_before_and_after():

@@ -74,7 +74,14 @@ def test_page_has_the_run(make_run):
     assert data["steps"]["step"] == list(range(1, 16))
     assert data["steps"]["kl_rollout"][3] is None  # it was NaN
     labels = [tile["label"] for tile in data["figures"]]
-    assert labels == ["Held-out resolved rate", "Gain in points", "Steps", "Tokens/s", "Wall time", "Peak memory"]
+    assert labels == [
+        "Held-out resolved rate",
+        "Gain in points",
+        "Steps",
+        "Response tokens/s",
+        "Wall time",
+        "Peak memory",
+    ]
     assert [point["step"] for point in data["evals"]] == [0, 5, 10, 15]
     assert len(data["instances"]) == 24
     assert sum(map(sum, data["statuses"].values())) == 15 * 64

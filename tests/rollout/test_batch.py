@@ -120,14 +120,14 @@ def test_the_numbers_of_a_step(trajectory):
     assert numbers["tokens_per_s"] == 4 * 15.0 / 2.0
     assert numbers["sampled_tokens_per_s"] == 6 / 2.0
     assert numbers["reward_mean"] == pytest.approx(2 / 3)  # of those that have a reward
-    assert numbers["resolved_rate"] == 0.5
+    assert (numbers["resolved_rate"], numbers["resolved_samples"]) == (2 / 3, 3)  # of those that were not broken
     assert numbers["statuses"] == {"infra_error": 1, "resolved": 2, "unresolved": 1}
     assert (numbers["infra_retries"], numbers["prefix_breaks"]) == (1, 6)
 
 
 def test_a_step_without_any_reward(trajectory):
     numbers = rollout_numbers(Collected([trajectory("a", 0, Status.infra_error)], [None]), 1.0)
-    assert numbers["reward_mean"] is None and numbers["resolved_rate"] == 0.0
+    assert numbers["reward_mean"] is None and numbers["resolved_rate"] is None
 
 
 def test_traced_rows_carry_names_advantage_and_mask(trajectory, trace):

@@ -158,6 +158,38 @@ def test_rows_with_advantage_zero_may_be_left_out(build, make_rows, monkeypatch,
     assert left_out.loss == pytest.approx(kept.loss, abs=1e-7)
     assert (left_out.trained_rows, left_out.skipped_rows) == (12, 4)
     assert (kept.trained_rows, kept.skipped_rows) == (16, 0)
+    for name in ("entropy", "kl_rollout", "logprob_diff_mean", "logprob_diff_max"):  # means over all sampled tokens
+        assert getattr(left_out, name) == pytest.approx(getattr(kept, name), rel=1e-5)
+    assert left_out.trained_tokens < kept.trained_tokens and left_out.measured_token_share == 1.0
+
+
+def test_rows_that_are_not_trained_count_in_what_is_said_of_all_sampled_tokens(build, make_rows, make_row):
+    """Advantage 0, masked and stale rows alike; by hand, over every token of the step."""
+    rows = [*make_rows(), make_row("g9", "masked", 1.0, trained=False)]
+    model = build(0).eval()
+    with torch.no_grad():
+        values = np.concatenate([logprobs_by_hand(model, row).numpy() for row in rows])
+    d = values - np.concatenate([rollout_of(row) for row in rows])
+    metrics = trainer(model).train_step(rows, 0)
+    assert metrics.kl_rollout == pytest.approx((np.exp(d) - 1 - d).mean(), rel=1e-4)
+    assert metrics.logprob_diff_mean == pytest.approx(np.abs(d).mean(), rel=1e-4)
+    assert metrics.logprob_diff_max == pytest.approx(np.abs(d).max(), rel=1e-4)
+
+
+def test_of_many_rows_without_advantage_a_part_stands_for_all(build, make_row):
+    taught = [make_row("g0", f"t{i}", 1.0 - 2 * (i % 2), length=12) for i in range(4)]
+    idle = [make_row(f"z{i}", f"z{i}", 0.0, length=12) for i in range(40)]
+    one_update = replace(CONFIG, prompts_per_mini_batch=64)
+    small = replace(one_update, max_tokens_per_micro_batch=60)
+    whole = trainer(build(), config=one_update, keep_all_rows=True).train_step(taught + idle, 0)
+    part = trainer(build(), config=small).train_step(taught + idle, 0)
+    assert 0.1 < part.measured_token_share < 0.5
+    assert part.entropy == pytest.approx(whole.entropy, rel=0.2)
+    alone = trainer(build()).train_step(taught, 0)
+    sampled = [sum(row.loss_mask) for row in (*taught, *idle)]
+    assert alone.trained_tokens == part.trained_tokens == sum(sampled[:4])
+    looked_at = round(part.measured_token_share * sum(sampled))
+    assert looked_at - part.trained_tokens <= 60
 
 
 def test_masked_rows_have_no_influence(build, make_rows, make_row, monkeypatch):
@@ -188,7 +220,10 @@ def test_a_step_without_anything_to_learn_changes_nothing(build, make_row):
     before = copy.deepcopy(model.state_dict())
     metrics = trainer(model, config=replace(CONFIG, weight_decay=0.1)).train_step([make_row("g", "a", 0.0)], 0)
     assert (metrics.updates, metrics.trained_rows, metrics.skipped_rows, metrics.loss) == (0, 0, 1, 0.0)
-    assert (metrics.entropy, metrics.kl_rollout, metrics.ratio_mean) == (None, None, None)
+    assert metrics.ratio_mean is None and metrics.trained_tokens == 0
+    assert metrics.entropy > 0 and metrics.kl_rollout is not None and metrics.measured_token_share == 1.0
+    nothing = trainer(model).train_step([], 0)
+    assert (nothing.entropy, nothing.kl_rollout, nothing.measured_token_share) == (None, None, None)
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
 
 

@@ -36,6 +36,9 @@ class BugsEnv:
             found = select_instances(found, self._config.instances)
         return found
 
+    def split_instances(self, split: str) -> int | None:
+        return len(read_instances(self._file(split)))
+
     def _file(self, split: str) -> Path:
         """A dataset is a folder with one file a split, or one file that is every split."""
         dataset = Path(self._config.dataset)

@@ -15,8 +15,7 @@ from swe_rl.env.kodcode.read import read_split
 from swe_rl.env.kodcode.tree import make_tree
 from swe_rl.env.protocol import Grade
 from swe_rl.env.swe.apart import refuse_shared
-from swe_rl.env.swe.env import chosen
-from swe_rl.env.swe.prepared import prepared_instances
+from swe_rl.env.swe.env import chosen, load_instances
 from swe_rl.logger.disk import disk_error
 from swe_rl.sandbox.protocol import SandboxProvider, Workspace
 
@@ -30,20 +29,24 @@ class KodcodeEnv:
         self._cache = cache
         self._lock = threading.Lock()
         self._loaded: dict[str, Sequence[Instance]] = {}
+        self._split_rows: dict[str, int | None] = {}
         grader = GRADERS[config.grading]
         self._grade = VerdictCache(grader).grade if config.cache_verdicts else grader
 
     def instances(self, split: str) -> Sequence[Instance]:
         """Raises InstanceError. `env.instances` and `env.keep` narrow the training split only."""
         if split not in self._loaded:
-            prepared = prepared_instances(self._config, split, self._cache)
-            found = prepared if prepared is not None else read_split(self._config, split).instances
+            found, rows = load_instances(self._config, split, self._cache, read_split)
             if split == self._config.split:
                 found = chosen(self._config, found)
             for other, instances in self._loaded.items():
                 refuse_shared((other, instances), (split, found), self._config)
-            self._loaded[split] = found
+            self._loaded[split], self._split_rows[split] = found, rows
         return self._loaded[split]
+
+    def split_instances(self, split: str) -> int | None:
+        self.instances(split)
+        return self._split_rows[split]
 
     def workspace(self, instance: Instance) -> Workspace:
         """Blocking (git); tens of milliseconds the first time, then free. Raises InstanceError, DiskError."""

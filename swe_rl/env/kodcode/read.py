@@ -40,4 +40,4 @@ def read_split(config: EnvConfig, split: str) -> Read:
         dropped = {_BROKEN: broken, **dropped}
     if not kept:
         raise InstanceError(f"{key}={identity.dataset}: {split} has no usable instance")
-    return Read(kept, loaded.revision, len(loaded.rows), dropped)
+    return Read(kept, loaded.revision, len(loaded.rows), dropped, loaded.split_rows)

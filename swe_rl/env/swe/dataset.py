@@ -25,6 +25,7 @@ class Loaded:
     rows: Sequence[Row]
     source: str  # the file, folder or hub id
     revision: str
+    split_rows: int | None = None  # of the split, what its slice left out included
 
 
 def load_rows(dataset: str, split: str, *, revision: str | None = None, key: str = "env.dataset") -> Loaded:
@@ -42,7 +43,7 @@ def load_rows(dataset: str, split: str, *, revision: str | None = None, key: str
     rows = loaded.rows[wanted.rows]
     if not rows:
         raise InstanceError(f"{key}={dataset}: {split} holds no row; there are {len(loaded.rows)} in {wanted.name}")
-    return Loaded(rows, loaded.source, loaded.revision)
+    return Loaded(rows, loaded.source, loaded.revision, len(loaded.rows))
 
 
 def _from_files(paths: Sequence[Path], dataset: str, split: Split) -> Loaded:

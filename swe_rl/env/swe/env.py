@@ -8,7 +8,7 @@ Invariants:
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from swe_rl.config.choices import GradingKind, SandboxKind
@@ -20,9 +20,9 @@ from swe_rl.env.protocol import Grade
 from swe_rl.env.records import select_instances
 from swe_rl.env.source_build.workspace import SourceWorkspaces
 from swe_rl.env.swe.apart import refuse_shared
-from swe_rl.env.swe.prepared import prepared_instances
+from swe_rl.env.swe.prepared import prepared_instances, prepared_split_rows
 from swe_rl.env.swe.probe import kept_instances
-from swe_rl.env.swe.read import read_split
+from swe_rl.env.swe.read import Read, read_split
 from swe_rl.sandbox.protocol import SandboxProvider, Workspace
 
 EMBEDDED = "bugs/"  # how their repositories' names begin
@@ -39,17 +39,22 @@ class SweEnv:
         self._sources = SourceWorkspaces(cache / "sources")
         self._embedded = BugsEnv(config, cache)  # a file may hold instances of the embedded packages
         self._loaded: dict[str, Sequence[Instance]] = {}
+        self._split_rows: dict[str, int | None] = {}
 
     def instances(self, split: str) -> Sequence[Instance]:
         """Raises InstanceError. `env.instances` and `env.keep` narrow the training split only."""
         if split not in self._loaded:
-            found = load_instances(self._config, split, self._cache)
+            found, rows = load_instances(self._config, split, self._cache, read_split)
             if split == self._config.split:
                 found = chosen(self._config, found)
             for other, instances in self._loaded.items():
                 refuse_shared((other, instances), (split, found), self._config)
-            self._loaded[split] = found
+            self._loaded[split], self._split_rows[split] = found, rows
         return self._loaded[split]
+
+    def split_instances(self, split: str) -> int | None:
+        self.instances(split)
+        return self._split_rows[split]
 
     def workspace(self, instance: Instance) -> Workspace:
         """Blocking where it has to be built. Raises InstanceError, BuildError, DiskError."""
@@ -74,10 +79,16 @@ class SweEnv:
         return await GRADERS[kind](instance, patch, workspace, sandboxes, timeout_s)
 
 
-def load_instances(config: EnvConfig, split: str, cache: Path) -> list[Instance]:
-    """All usable instances of a split: prepared ones where they fit, else the data set's. Raises InstanceError."""
+def load_instances(
+    config: EnvConfig, split: str, cache: Path, read: Callable[[EnvConfig, str], Read]
+) -> tuple[list[Instance], int | None]:
+    """All usable instances of a split, prepared ones where they fit, else the data set's; and how many rows the split
+    has without its slice. Raises InstanceError."""
     prepared = prepared_instances(config, split, cache)
-    return prepared if prepared is not None else read_split(config, split).instances
+    if prepared is not None:
+        return prepared, prepared_split_rows(config, split, cache)
+    found = read(config, split)
+    return found.instances, found.split_rows
 
 
 def chosen(config: EnvConfig, instances: Sequence[Instance]) -> list[Instance]:

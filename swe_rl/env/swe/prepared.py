@@ -104,6 +104,13 @@ def prepared_instances(config: EnvConfig, split: str, cache: Path) -> list[Insta
     return [Instance.from_record(_plain(row.record), row.where) for row in read_rows(path)]
 
 
+def prepared_split_rows(config: EnvConfig, split: str, cache: Path) -> int | None:
+    """Rows of a prepared split, what its slice left out included; None where its manifest does not say."""
+    manifest = read_manifest(Identity.of(config, split).path(cache)) or {}
+    rows = manifest.get("split_rows")
+    return rows if isinstance(rows, int) else None
+
+
 def read_manifest(path: Path) -> dict[str, Any] | None:
     """The manifest of a prepared file; None where there is none of this version."""
     try:

@@ -23,6 +23,7 @@ class Read:
     revision: str
     source_rows: int
     dropped: dict[str, list[str]] = field(default_factory=dict)  # reason -> instance ids
+    split_rows: int | None = None  # of the split, what its slice left out included; None: nobody knows
 
 
 def read_split(config: EnvConfig, split: str) -> Read:
@@ -37,7 +38,7 @@ def read_split(config: EnvConfig, split: str) -> Read:
     if not kept:
         reasons = ", ".join(f"{len(names)} with {reason}" for reason, names in dropped.items())
         raise InstanceError(f"{key}={identity.dataset}: {split} has no usable instance ({reasons})")
-    return Read(kept, loaded.revision, len(loaded.rows), dropped)
+    return Read(kept, loaded.revision, len(loaded.rows), dropped, loaded.split_rows)
 
 
 def _has_official_tests(one: Instance, config: EnvConfig) -> bool:

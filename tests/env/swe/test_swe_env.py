@@ -103,6 +103,18 @@ def test_without_an_image_a_container_cannot_start(tmp_path, dataset):
         one.workspace(one.instances("train[:4]")[0])
 
 
+def test_how_many_the_split_has_without_its_slice(tmp_path, dataset):
+    one = env(tmp_path, config(dataset, instance_ids=("c", "a")))
+    assert one.split_instances("train[:4]") == 6 and len(one.instances("train[:4]")) == 2
+    made = config(dataset)
+    identity = Identity.of(made, "train[:4]")
+    read = read_split(made, "train[:4]")
+    facts = {"revision": read.revision, "source_rows": read.source_rows, "split_rows": read.split_rows}
+    write_prepared(tmp_path / "cache", identity, read.instances, facts)
+    assert prepared_instances(made, "train[:4]", tmp_path / "cache") is not None
+    assert env(tmp_path, made).split_instances("train[:4]") == 6
+
+
 def test_make_env_reads_every_kind(tmp_path, dataset):
     assert ids(make_env(config(dataset), tmp_path, SandboxKind.docker).instances("train[:4]")) == list("abcd")
 

@@ -1,0 +1,142 @@
+"""Resolved rates with their 95 % intervals over instances, and what changed between two, as every output shows them.
+
+Invariants:
+- Rates and intervals are made of the counts of an `eval` event alone, here and nowhere else.
+- A rate counts the attempts that infrastructure did not break; a difference is over the instances that both sides have.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from swe_rl.logger.progress_text import span
+from swe_rl.logger.summary import before_and_after
+from swe_rl.report.wilson import clustered_interval, paired_interval, wilson_interval
+
+Record = Mapping[str, Any]
+Counts = Mapping[str, tuple[int, int]]  # instance: resolved attempts, valid attempts
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """Rates lie in [0, 1]. `num_instances` are those with a valid attempt, None where an older event does not say."""
+
+    rate: float
+    low: float
+    high: float
+    num_samples: int
+    num_instances: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """The rate after less the rate before, over the `num_instances` that both have; `unpaired` has one side alone."""
+
+    before: float
+    after: float
+    low: float
+    high: float
+    num_instances: int
+    unpaired: int
+
+    @property
+    def delta(self) -> float:
+        return self.after - self.before
+
+
+def counts_of(event: Record) -> dict[str, tuple[int, int]]:
+    """Of an `eval` event; instances without a valid attempt, and events of older versions, have none."""
+    table = event.get("by_instance")
+    pairs = table.items() if isinstance(table, Mapping) else ()
+    return {str(name): (int(pair[0]), int(pair[1])) for name, pair in pairs if _is_pair(pair) and pair[1] > 0}
+
+
+def resolved(event: Record) -> Resolved | None:
+    """Of an `eval` event; None where it measured nothing."""
+    if counts := counts_of(event):
+        return of_counts(counts)
+    rate, samples = event.get("resolved_rate"), event.get("num_samples")
+    if not isinstance(rate, int | float) or rate != rate or not _is_int(samples) or not samples:
+        return None
+    interval = wilson_interval(round(rate * samples), samples)
+    return Resolved(rate, *interval, samples, None) if interval else None
+
+
+def of_counts(counts: Counts) -> Resolved | None:
+    interval = clustered_interval(list(counts.values()))
+    if interval is None:
+        return None
+    total, samples = (sum(pair[i] for pair in counts.values()) for i in (0, 1))
+    return Resolved(total / samples, *interval, samples, len(counts))
+
+
+def change(before: Counts, after: Counts) -> Change | None:
+    """None where no instance is on both sides."""
+    shared = [name for name in before if name in after]
+    sides = [[counts[name] for name in shared] for counts in (before, after)]
+    interval = paired_interval(*sides)
+    if interval is None:
+        return None
+    rates = [sum(one for one, _ in side) / sum(samples for _, samples in side) for side in sides]
+    return Change(rates[0], rates[1], *interval, len(shared), len(before.keys() ^ after.keys()))
+
+
+def gain(evals: Sequence[Record]) -> Change | None:
+    """Of a run: its latest evaluation against its first; None without two."""
+    before, after = before_and_after(evals)
+    return change(counts_of(before), counts_of(after))
+
+
+def headline(event: Record) -> str:
+    """What was evaluated: the split's name, and `(100 of 500 instances)` where that was a part of it."""
+    part = part_of(event.get("num_instances"), event.get("split_instances"))
+    return f"{event.get('split')}{f' ({part})' if part else ''}"
+
+
+def part_of(instances: Any, whole: Any) -> str:
+    """`100 of 500 instances`; nothing where the whole split was evaluated, or nobody knows."""
+    known = _is_int(instances) and _is_int(whole)
+    return f"{instances:,} of {whole:,} instances" if known and instances < whole else ""
+
+
+def summary_of(evals: Sequence[Record]) -> dict[str, Any]:
+    """The intervals of `summary.json`, by its keys; null where there is nothing to measure."""
+    found: dict[str, Any] = {}
+    for name, event in zip(("before", "after"), before_and_after(evals), strict=True):
+        one = resolved(event)
+        found |= {f"resolved_low_{name}": one and one.low, f"resolved_high_{name}": one and one.high}
+        found[f"resolved_instances_{name}"] = one and one.num_instances
+    both = gain(evals)
+    found |= {"resolved_gain": both and both.delta, "resolved_gain_instances": both and both.num_instances}
+    found |= {"resolved_gain_low": both and both.low, "resolved_gain_high": both and both.high}
+    first = before_and_after(evals)[0]
+    return found | {"eval_instances": first.get("num_instances"), "eval_split_instances": first.get("split_instances")}
+
+
+def line_of(event: Record) -> tuple[float | None, int, tuple[float, float] | None]:
+    """Rate, samples and interval, as the line of an evaluation says them."""
+    found = resolved(event)
+    return (found.rate, found.num_samples, (found.low, found.high)) if found else (None, 0, None)
+
+
+def intervals_line(summary: Record) -> str:
+    """Of `summary.json`, for the terminal; nothing without two evaluations of the same instances."""
+    values: list[Any] = [
+        summary.get(f"resolved_{end}_{when}") for when in ("before", "after") for end in ("low", "high")
+    ]
+    values += [summary.get(f"resolved_gain_{end}") for end in ("low", "high")]
+    if not all(isinstance(value, float) for value in values):
+        return ""
+    before, after = span(*values[:2]), span(*values[2:4])
+    low, high = (f"{100 * value:+.1f}" for value in values[4:])
+    part = part_of(summary.get("eval_instances"), summary.get("eval_split_instances"))
+    over = part or f"{summary.get('resolved_gain_instances')} instances"
+    return f"95 % intervals: {before} -> {after} %, gain {low} to {high}, {over}"
+
+
+def _is_pair(pair: Any) -> bool:
+    return isinstance(pair, Sequence) and len(pair) == 2 and all(map(_is_int, pair))
+
+
+def _is_int(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
