@@ -4,6 +4,7 @@ Invariants:
 - Visible and read-only: /usr (with /bin, /lib, ...), the Python prefixes, a made-up /etc. Writable: the working copy
   and /tmp, both of this sandbox alone. Nothing else of this host, no network unless asked for, no capability.
 - `sandbox.mounts` are seen besides, where they say; what is mounted writable belongs to this host's user.
+- swe_rl's own files, with the answers and tests that it ships, are an empty folder wherever they would be seen.
 - A workspace with a toolchain sees its copy of that one, writable, and no Python package of this host: what is
   installed here may be a later release of what is to be mended.
 - Own pid namespace bound to its starter: when `bwrap` dies, every process in it dies. The kernel does that in its own
@@ -26,6 +27,7 @@ from swe_rl.sandbox.container_spec import Mount
 from swe_rl.sandbox.environment import clean_environment
 from swe_rl.sandbox.launcher import Launch, SandboxFolder
 from swe_rl.sandbox.limits import Limits, prelude
+from swe_rl.sandbox.own_package import own_places
 from swe_rl.sandbox.protocol import Workspace
 
 HOME = "/tmp"
@@ -72,6 +74,10 @@ class BubblewrapLauncher:
         self._mode = mode
         self._limits = limits
         self._env = clean_environment(host.search_path, HOME, cpus)
+        system = [(folder, folder) for folder in map(Path, ("/usr", *_LOADER_FOLDERS)) if not folder.is_symlink()]
+        system += [(Path(mount.source), Path(mount.target)) for mount in mounts]
+        self._own_with_toolchain = own_places(system)
+        self._own = own_places([*system, *((folder, folder) for folder in host.interpreter_folders)])
         self._fixed = [*_namespaces(mode, network), *_system(host), *_shared_memory(host, limits)]
 
     def folder(self, root: Path, workspace: Workspace) -> SandboxFolder:
@@ -111,10 +117,16 @@ class BubblewrapLauncher:
         for mount in self._mounts:
             bind = ["--bind" if mount.writable else "--ro-bind", mount.source]
             argv += [*_parents(Path(mount.target)), *bind, mount.target]
-        for hidden in self._host.package_folders if folder.toolchain else ():
+        for hidden in self._hidden(folder):
             argv += ["--perms", "0755", "--tmpfs", str(hidden), "--remount-ro", str(hidden)]
         argv += ["--bind", str(folder.work), folder.workdir, "--chdir", folder.workdir]
         return [*argv, "--remount-ro", "/dev", "--remount-ro", "/"]
+
+    def _hidden(self, folder: SandboxFolder) -> list[Path]:
+        """Folders that commands see empty."""
+        packages = list(self._host.package_folders) if folder.toolchain else []
+        own = self._own_with_toolchain if folder.toolchain else self._own
+        return [*packages, *(place for place in own if not any(hidden in place.parents for hidden in packages))]
 
     def _programs(self, folder: SandboxFolder) -> list[Path]:
         """Where commands see programs besides the system's: this process's Python, or a toolchain."""
