@@ -7,6 +7,7 @@ Invariants:
 - swe_rl's own files, with the answers and tests that it ships, are an empty folder wherever they would be seen.
 - A workspace with a toolchain sees its copy of that one, writable, and no Python package of this host: what is
   installed here may be a later release of what is to be mended.
+- System calls that lead around the namespaces are refused (`seccomp`), new user namespaces by bwrap itself, too.
 - Own pid namespace bound to its starter: when `bwrap` dies, every process in it dies. The kernel does that in its own
   time, some milliseconds in which a process can still write; `sweep` waits for the last one.
 - As root, commands run under an unprivileged user id of the sandbox's own; otherwise as user 1000 of a user namespace
@@ -37,7 +38,7 @@ _FIRST_OWN_UID = 1_000_000_000
 _OWN_UIDS = 500_000_000
 _NAMESPACE_END_S = 10.0  # a process that hangs in the kernel does not hold a run up for ever
 _REPORTED = b"the-end-was-seen"
-_STDERR = 250  # a descriptor that nobody else has
+_STDERR = 250
 _LOADER_FOLDERS = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 
 
@@ -61,6 +62,8 @@ class Host:
     interpreter_folders: tuple[Path, ...]  # outside of /usr
     package_folders: tuple[Path, ...]  # below /usr
     sized_tmpfs: bool  # bubblewrap >= 0.7
+    disables_userns: bool  # bubblewrap >= 0.8, as long as the trial run holds it
+    seccomp: Path | None  # the filter of system calls; None: none is known for this processor
 
 
 class BubblewrapLauncher:
@@ -70,6 +73,8 @@ class BubblewrapLauncher:
         self, host: Host, mode: UserMode, limits: Limits, *, network: bool, cpus: float, mounts: Sequence[Mount] = ()
     ) -> None:
         self._host = host
+        self.bash = host.bash
+        self.unbounded = _unbounded(host, mode)
         self._mounts = tuple(mounts)
         self._mode = mode
         self._limits = limits
@@ -78,7 +83,7 @@ class BubblewrapLauncher:
         system += [(Path(mount.source), Path(mount.target)) for mount in mounts]
         self._own_with_toolchain = own_places(system)
         self._own = own_places([*system, *((folder, folder) for folder in host.interpreter_folders)])
-        self._fixed = [*_namespaces(mode, network), *_system(host), *_shared_memory(host, limits)]
+        self._fixed = [*_namespaces(mode, network, host.disables_userns), *_system(host), *_shared_memory(host, limits)]
 
     def folder(self, root: Path, workspace: Workspace) -> SandboxFolder:
         own = self._mode is UserMode.own_uid
@@ -89,7 +94,8 @@ class BubblewrapLauncher:
         self, folder: SandboxFolder, command: str, *, timeout_s: float, status_fd: int, report_fd: int, marker: str
     ) -> Launch:
         self._prepare_mount_points(folder)
-        argv = [self._host.bwrap, "--json-status-fd", str(status_fd), *self._fixed, *self._writable(folder), "--"]
+        argv = [*_filtered(self._host), "--json-status-fd", str(status_fd), *self._fixed]
+        argv += [*self._writable(folder), "--"]
         argv += _reporter(self._host.bash, report_fd)
         argv += prelude(self._limits, self._host.bash, timeout_s)
         if folder.uid is not None:
@@ -147,8 +153,25 @@ def _reporter(bash: str, report_fd: int) -> list[str]:
     So where it said nothing, the namespace was ended from outside. What bash itself says of a killed command goes
     nowhere.
     """
-    script = f'exec {_STDERR}>&2 2>/dev/null; "$@" 2>&{_STDERR} {_STDERR}>&- {report_fd}>&-; status=$?; '
+    kept = _STDERR if report_fd != _STDERR else _STDERR + 1
+    script = f'exec {kept}>&2 2>/dev/null; "$@" 2>&{kept} {kept}>&- {report_fd}>&-; status=$?; '
     return [bash, "-p", "-c", f"{script}echo {_REPORTED.decode()} >&{report_fd}; exit $status", "reporter"]
+
+
+def _unbounded(host: Host, mode: UserMode) -> tuple[str, ...]:
+    """Without a filter only commands in a user namespace can be kept from others."""
+    if host.seccomp is not None:
+        return ()
+    switched_off = host.disables_userns and mode is UserMode.user_namespace
+    return ("AF_VSOCK",) if switched_off else ("user namespaces", "AF_VSOCK")
+
+
+def _filtered(host: Host) -> list[str]:
+    """bwrap with the filter of system calls on a descriptor of its own, from its start."""
+    if host.seccomp is None:
+        return [host.bwrap]
+    script = 'exec {filter}< "$0" && exec "$1" --seccomp "$filter" "${@:2}"'
+    return [host.bash, "-p", "-c", script, str(host.seccomp), host.bwrap]
 
 
 def _first_process(status: bytes) -> int | None:
@@ -173,7 +196,7 @@ def _wait_for_end(pid: int, timeout_s: float) -> None:
         os.close(pidfd)
 
 
-def _namespaces(mode: UserMode, network: bool) -> list[str]:
+def _namespaces(mode: UserMode, network: bool, disables_userns: bool) -> list[str]:
     # No --new-session: the process that starts bwrap makes the session, so that one kill of its group reaches all of
     # it also while bwrap is still setting up.
     argv = [
@@ -186,6 +209,7 @@ def _namespaces(mode: UserMode, network: bool) -> list[str]:
     ]
     if mode is UserMode.user_namespace:
         argv += ["--unshare-user", "--uid", str(_USER_NAMESPACE_UID), "--gid", str(_USER_NAMESPACE_UID)]
+        argv += ["--disable-userns"] if disables_userns else []
     if not network:
         argv += ["--unshare-net"]
     return [*argv, "--hostname", "sandbox"]
