@@ -16,6 +16,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from swe_rl.sandbox.output import HeadTail
 from swe_rl.sandbox.process_tree import kill_group
@@ -69,7 +70,8 @@ async def _finish(
     exited = _exit_of(process)
     timed_out = False
     try:
-        done, _ = await asyncio.wait({exited, over}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        ends: set[asyncio.Future[Any]] = {exited, over}
+        done, _ = await asyncio.wait(ends, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
         timed_out = not done
     finally:
         if not exited.done():

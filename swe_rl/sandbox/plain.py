@@ -19,7 +19,7 @@ from swe_rl.sandbox.protocol import Workspace
 
 class PlainLauncher:
     isolated = False
-    unbounded = ("user namespaces", "AF_VSOCK", "processes that leave their session and their parent")
+    unbounded: tuple[str, ...] = ("user namespaces", "AF_VSOCK", "processes that leave their session and their parent")
 
     def __init__(self, bash: str, limits: Limits, search_path: str, cpus: float) -> None:
         self.bash = bash

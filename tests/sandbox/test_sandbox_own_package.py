@@ -86,9 +86,9 @@ async def test_the_system_s_packages_behind_a_toolchain_are_hidden_once(
 
     from swe_rl.sandbox.protocol import Toolchain
 
-    [packages, *_] = isolation.package_folders() or [None]
-    if packages is None:
+    if not (below_usr := isolation.package_folders()):
         pytest.skip("no Python packages below /usr")
+    packages = below_usr[0]
     inside = next(folder for folder in packages.iterdir() if folder.is_dir())
     monkeypatch.setattr(own_package, "_PACKAGE", inside)
     (tmp_path / "tools").mkdir()
