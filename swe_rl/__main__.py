@@ -7,7 +7,7 @@ Invariants:
 
 import sys
 
-from swe_rl.host.terminal import outlive_readers
+from swe_rl.host.terminal import outlive_readers, shown
 
 
 def main() -> int:
@@ -19,7 +19,7 @@ def main() -> int:
         from swe_rl.version import __version__
 
         print(__version__)
-        return 0
+        return shown(0)
     try:
         from swe_rl.job.launch import start
     except ModuleNotFoundError as error:
@@ -42,7 +42,7 @@ def _help(arguments: list[str]) -> int:
     except (ArgumentError, UserError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    return 0
+    return shown(0)
 
 
 def _not_installed(error: ModuleNotFoundError) -> int:

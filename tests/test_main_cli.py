@@ -99,6 +99,16 @@ def test_a_users_mistake_is_status_2_without_traceback_or_folder(arguments, part
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("key", ["hydra.run.dir", "paths.outputs"])
+@pytest.mark.parametrize("folder", ["file/below", "/proc/none"])
+def test_a_folder_that_cannot_be_made_is_the_users_mistake(key, folder, tmp_path):
+    (tmp_path / "file").touch()
+    done = cli(f"{key}={tmp_path / folder}", cwd=tmp_path, fake=True)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "cannot be made" in done.stderr and "paths.outputs=FOLDER" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 @pytest.mark.parametrize(
     ("kind", "status", "part"),
     [

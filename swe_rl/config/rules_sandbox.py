@@ -19,7 +19,7 @@ CONTAINERS = ("docker", "podman", "apptainer", "process")
 ENGINES = (SandboxKind.docker, SandboxKind.podman)
 FOLDERS = ("bugs",)  # environments whose instances are folders of this machine
 SHORTEST_LEASE_S = 60.0
-_ENGINE_KEYS = ("host", "disk_gb", "warm_pool")  # read by container engines only
+_ENGINE_KEYS = ("host", "warm_pool")  # read by container engines only
 _MOUNT = re.compile(r"/[^:]*:/[^:]*(:r[ow])?")
 
 
@@ -239,7 +239,7 @@ def container_keys(config: Config, _: Host) -> Iterator[Finding]:
             "ssh -L /tmp/engine.sock:/var/run/docker.sock HOST, and sandbox.host=unix:///tmp/engine.sock",
         )
     if sandbox.kind not in ENGINES:
-        names = [*_ENGINE_KEYS, *(["image"] if sandbox.kind is SandboxKind.process else [])]
+        names = [*_ENGINE_KEYS, "image" if sandbox.kind is SandboxKind.process else "disk_gb"]
         for name in names:
             if not (value := getattr(sandbox, name)):
                 continue

@@ -250,7 +250,7 @@ class SandboxConfig:
     host: str | None = None  # docker, podman: the engine's address; None: DOCKER_HOST, then the usual sockets
     image: str | None = None  # containers: the base image that a prepared folder is copied into
     mounts: tuple[str, ...] = ()  # FOLDER:PATH of the machine that runs commands, read-only; FOLDER:PATH:rw writable
-    disk_gb: NotNegative = 0.0  # containers: what one may write; 0: no limit
+    disk_gb: NotNegative = 0.0  # what one may write; 0: no limit
     warm_pool: ZeroOrMore = 0  # containers kept ready of each image in use
     start_concurrency: Count = 8  # containers being started at once
     start_timeout_s: Seconds = 120.0  # of one container, without its image's pull

@@ -34,7 +34,8 @@ INSTALLED = re.compile(
     r"^/(?:usr|bin|sbin|opt|lib)\S*/(?:s?bin|lib|site-packages|dist-packages)/|^/s?bin/|/site-packages/"
 )
 GRADER = re.compile(
-    r"swe_rl_|/eval\.sh|/tmp/patch\.diff|(?:^|/)r2e_tests|run_tests\.sh|expected_test_output|/var/lib/r2e_gym"
+    r"swe_rl_|(?<![.\w])swe_rl(?:/|\.env|$)|\bimport swe_rl\b|heldout\.jsonl"  # we, and the answers that ship with us
+    r"|/eval\.sh|/tmp/patch\.diff|(?:^|/)r2e_tests|run_tests\.sh|expected_test_output|/var/lib/r2e_gym"
     r"|/proc/(?:\d+|1|\*|\$\w+|\$\{?PPID\}?)/(?:environ|mem|maps|fd|cmdline|root|cwd)"
 )
 FORGED = re.compile(

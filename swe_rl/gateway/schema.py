@@ -52,15 +52,24 @@ def connect(path: Path) -> sqlite3.Connection:
     except sqlite3.Error as error:
         if connection is not None:
             connection.close()
-        raise TraceStoreError(
-            f"the trace store {path} cannot be opened ({error}); check that its folder can be written and has space, "
-            "and that the file is a trace store"
-        ) from error
+        raise unusable(path, error, "opened") from error
     except TraceStoreVersionError:
         assert connection is not None
         connection.close()
         raise
     return connection
+
+
+def unusable(path: Path, error: sqlite3.Error, wanted: str) -> TraceStoreError:
+    """With the way on: a damaged file is set aside, and a run goes on without it."""
+    said = f"the trace store {path} cannot be {wanted} ({error})"
+    if isinstance(error, sqlite3.OperationalError):
+        return TraceStoreError(f"{said}; check that its folder can be written and has space")
+    return TraceStoreError(
+        f"{said}: the file is damaged, or no trace store. The run goes on without it: `mv {path} {path}.damaged`, then "
+        f"resume. The tokens of the steps before are then in no file of the run that can be read; steps.jsonl, "
+        f"trajectories/ and checkpoints/ stay as they are. `sqlite3 {path}.damaged .recover` may save some"
+    )
 
 
 def _prepare(connection: sqlite3.Connection, path: Path) -> None:

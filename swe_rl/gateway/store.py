@@ -172,7 +172,7 @@ class TraceStore:
             with self._reading:
                 return self._reader.execute(query, values).fetchall()
         except sqlite3.Error as error:
-            raise TraceStoreError(f"the trace store {self.path} cannot be read ({error})") from error
+            raise schema.unusable(self.path, error, "read") from error
 
     def _write(self) -> None:
         chains = Chains(self._writer)

@@ -3,6 +3,8 @@
 Invariants:
 - A reader that goes away (`| head`) ends the showing, never the job: what is printed after that is dropped without a
   word, here and at the interpreter's end, and the exit status stays the job's own.
+- A standard stream that was closed before (`>&-`) is /dev/null: no file of the job's ever gets its number.
+- What a full disk or a lost terminal takes of a run's lines ends nothing; of what only shows, it is the failure.
 - Standard library only: `--help` imports this module.
 """
 
@@ -18,21 +20,50 @@ WIDTH = 80  # where there is no terminal
 
 
 class _Outlet(io.FileIO):
-    """A file descriptor whose reader may leave."""
+    """A file descriptor whose reader may leave, and which may take no more."""
+
+    lost: OSError | None = None  # why something was not written, other than that nobody reads
 
     def write(self, data: "bytes | bytearray | memoryview") -> int | None:  # type: ignore[override]
         try:
             return super().write(data)
         except BrokenPipeError:
             return memoryview(data).nbytes
+        except BlockingIOError:
+            raise
+        except OSError as error:
+            _Outlet.lost = error
+            return memoryview(data).nbytes
+
+
+def shown(status: int) -> int:
+    """The exit status of what only shows: `status`, or 1 where standard output did not take all of it."""
+    sys.stdout.flush()
+    if _Outlet.lost is None:
+        return status
+    print(f"error: standard output cannot be written: {_Outlet.lost.strerror}", file=sys.stderr, flush=True)
+    return status or 1
 
 
 def outlive_readers() -> None:
     """Both output streams of this process. Streams that somebody has put in place of the first ones are left alone."""
+    _replace_closed()
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if isinstance(stream, io.TextIOWrapper) and stream is getattr(sys, f"__{name}__"):
             setattr(sys, name, _outliving(stream))
+
+
+def _replace_closed() -> None:
+    """The lowest free number is the one that was closed."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
+        if getattr(sys, name) is None:  # closed when Python started
+            stream = open(os.devnull, "r" if number == 0 else "w", encoding="utf-8")  # noqa: SIM115, PTH123
+            setattr(sys, name, stream)
 
 
 def _outliving(stream: "io.TextIOWrapper[Any]") -> TextIO:

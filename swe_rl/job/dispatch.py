@@ -28,6 +28,7 @@ from swe_rl.config.store import register
 from swe_rl.config.yaml_text import parse, render
 from swe_rl.errors import UserError
 from swe_rl.hardware.rendezvous import with_meeting
+from swe_rl.host.terminal import shown
 from swe_rl.job.export import with_model_folder
 from swe_rl.job.failure import print_finding, report
 from swe_rl.job.freeze import verify_frozen
@@ -110,8 +111,8 @@ def run_folderless(composed: Composed) -> int:
         print(composed.origins.assumed, file=sys.stderr, flush=True)
     if composed.config.job.name is JobName.plan:
         status = _answer(composed)
-        return status if guard(composed) else 2
-    return _answer(composed) if guard(composed) else 2
+        return shown(status if guard(composed) else 2)
+    return shown(_answer(composed)) if guard(composed) else 2
 
 
 def _answer(composed: Composed) -> int:

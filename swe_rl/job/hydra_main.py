@@ -18,7 +18,7 @@ from swe_rl.config.folders import conf_dir
 from swe_rl.config.foreign_keys import ours
 from swe_rl.config.hydra_internals import arguments_parser
 from swe_rl.config.store import register
-from swe_rl.errors import RunError
+from swe_rl.errors import RunError, UserError
 from swe_rl.job.dispatch import run_in_folder
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class JobFailed(RunError):
 
 
 def run_jobs(arguments: Sequence[str], overrides: list[str], config_dir: Path | None, conf: Path | None = None) -> int:
-    """All jobs through Hydra. Returns the worst exit status."""
+    """All jobs through Hydra. Returns the worst exit status. Raises UserError for a folder that cannot be made."""
     here, statuses = os.getpid(), [0]
 
     def task(tree: "DictConfig") -> float | None:
@@ -47,7 +47,13 @@ def run_jobs(arguments: Sequence[str], overrides: list[str], config_dir: Path | 
             raise JobFailed(said)
         return ended.objective
 
-    through_hydra(task, arguments, overrides, config_dir, conf=conf)
+    try:
+        through_hydra(task, arguments, overrides, config_dir, conf=conf)
+    except OSError as error:  # Hydra's own: a job reports its errors itself
+        raise UserError(
+            f"the folder of the run cannot be made: {error.filename or error} ({error.strerror}). Name one that you "
+            "may write to with paths.outputs=FOLDER, or with hydra.run.dir=FOLDER where you have set that"
+        ) from error
     return max(statuses)
 
 

@@ -4,8 +4,10 @@ Invariants:
 - Visible and read-only: /usr (with /bin, /lib, ...), the Python prefixes, a made-up /etc. Writable: the working copy
   and /tmp, both of this sandbox alone. Nothing else of this host, no network unless asked for, no capability.
 - `sandbox.mounts` are seen besides, where they say; what is mounted writable belongs to this host's user.
+- swe_rl's own files, with the answers and tests that it ships, are an empty folder wherever they would be seen.
 - A workspace with a toolchain sees its copy of that one, writable, and no Python package of this host: what is
   installed here may be a later release of what is to be mended.
+- System calls that lead around the namespaces are refused (`seccomp`), new user namespaces by bwrap itself, too.
 - Own pid namespace bound to its starter: when `bwrap` dies, every process in it dies. The kernel does that in its own
   time, some milliseconds in which a process can still write; `sweep` waits for the last one.
 - As root, commands run under an unprivileged user id of the sandbox's own; otherwise as user 1000 of a user namespace
@@ -26,6 +28,7 @@ from swe_rl.sandbox.container_spec import Mount
 from swe_rl.sandbox.environment import clean_environment
 from swe_rl.sandbox.launcher import Launch, SandboxFolder
 from swe_rl.sandbox.limits import Limits, prelude
+from swe_rl.sandbox.own_package import own_places
 from swe_rl.sandbox.protocol import Workspace
 
 HOME = "/tmp"
@@ -35,7 +38,7 @@ _FIRST_OWN_UID = 1_000_000_000
 _OWN_UIDS = 500_000_000
 _NAMESPACE_END_S = 10.0  # a process that hangs in the kernel does not hold a run up for ever
 _REPORTED = b"the-end-was-seen"
-_STDERR = 250  # a descriptor that nobody else has
+_STDERR = 250
 _LOADER_FOLDERS = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 
 
@@ -59,6 +62,8 @@ class Host:
     interpreter_folders: tuple[Path, ...]  # outside of /usr
     package_folders: tuple[Path, ...]  # below /usr
     sized_tmpfs: bool  # bubblewrap >= 0.7
+    disables_userns: bool  # bubblewrap >= 0.8, as long as the trial run holds it
+    seccomp: Path | None  # the filter of system calls; None: none is known for this processor
 
 
 class BubblewrapLauncher:
@@ -68,11 +73,17 @@ class BubblewrapLauncher:
         self, host: Host, mode: UserMode, limits: Limits, *, network: bool, cpus: float, mounts: Sequence[Mount] = ()
     ) -> None:
         self._host = host
+        self.bash = host.bash
+        self.unbounded = _unbounded(host, mode)
         self._mounts = tuple(mounts)
         self._mode = mode
         self._limits = limits
         self._env = clean_environment(host.search_path, HOME, cpus)
-        self._fixed = [*_namespaces(mode, network), *_system(host), *_shared_memory(host, limits)]
+        system = [(folder, folder) for folder in map(Path, ("/usr", *_LOADER_FOLDERS)) if not folder.is_symlink()]
+        system += [(Path(mount.source), Path(mount.target)) for mount in mounts]
+        self._own_with_toolchain = own_places(system)
+        self._own = own_places([*system, *((folder, folder) for folder in host.interpreter_folders)])
+        self._fixed = [*_namespaces(mode, network, host.disables_userns), *_system(host), *_shared_memory(host, limits)]
 
     def folder(self, root: Path, workspace: Workspace) -> SandboxFolder:
         own = self._mode is UserMode.own_uid
@@ -83,7 +94,8 @@ class BubblewrapLauncher:
         self, folder: SandboxFolder, command: str, *, timeout_s: float, status_fd: int, report_fd: int, marker: str
     ) -> Launch:
         self._prepare_mount_points(folder)
-        argv = [self._host.bwrap, "--json-status-fd", str(status_fd), *self._fixed, *self._writable(folder), "--"]
+        argv = [*_filtered(self._host), "--json-status-fd", str(status_fd), *self._fixed]
+        argv += [*self._writable(folder), "--"]
         argv += _reporter(self._host.bash, report_fd)
         argv += prelude(self._limits, self._host.bash, timeout_s)
         if folder.uid is not None:
@@ -111,10 +123,16 @@ class BubblewrapLauncher:
         for mount in self._mounts:
             bind = ["--bind" if mount.writable else "--ro-bind", mount.source]
             argv += [*_parents(Path(mount.target)), *bind, mount.target]
-        for hidden in self._host.package_folders if folder.toolchain else ():
+        for hidden in self._hidden(folder):
             argv += ["--perms", "0755", "--tmpfs", str(hidden), "--remount-ro", str(hidden)]
         argv += ["--bind", str(folder.work), folder.workdir, "--chdir", folder.workdir]
         return [*argv, "--remount-ro", "/dev", "--remount-ro", "/"]
+
+    def _hidden(self, folder: SandboxFolder) -> list[Path]:
+        """Folders that commands see empty."""
+        packages = list(self._host.package_folders) if folder.toolchain else []
+        own = self._own_with_toolchain if folder.toolchain else self._own
+        return [*packages, *(place for place in own if not any(hidden in place.parents for hidden in packages))]
 
     def _programs(self, folder: SandboxFolder) -> list[Path]:
         """Where commands see programs besides the system's: this process's Python, or a toolchain."""
@@ -135,8 +153,25 @@ def _reporter(bash: str, report_fd: int) -> list[str]:
     So where it said nothing, the namespace was ended from outside. What bash itself says of a killed command goes
     nowhere.
     """
-    script = f'exec {_STDERR}>&2 2>/dev/null; "$@" 2>&{_STDERR} {_STDERR}>&- {report_fd}>&-; status=$?; '
+    kept = _STDERR if report_fd != _STDERR else _STDERR + 1
+    script = f'exec {kept}>&2 2>/dev/null; "$@" 2>&{kept} {kept}>&- {report_fd}>&-; status=$?; '
     return [bash, "-p", "-c", f"{script}echo {_REPORTED.decode()} >&{report_fd}; exit $status", "reporter"]
+
+
+def _unbounded(host: Host, mode: UserMode) -> tuple[str, ...]:
+    """Without a filter only commands in a user namespace can be kept from others."""
+    if host.seccomp is not None:
+        return ()
+    switched_off = host.disables_userns and mode is UserMode.user_namespace
+    return ("AF_VSOCK",) if switched_off else ("user namespaces", "AF_VSOCK")
+
+
+def _filtered(host: Host) -> list[str]:
+    """bwrap with the filter of system calls on a descriptor of its own, from its start."""
+    if host.seccomp is None:
+        return [host.bwrap]
+    script = 'exec {filter}< "$0" && exec "$1" --seccomp "$filter" "${@:2}"'
+    return [host.bash, "-p", "-c", script, str(host.seccomp), host.bwrap]
 
 
 def _first_process(status: bytes) -> int | None:
@@ -161,7 +196,7 @@ def _wait_for_end(pid: int, timeout_s: float) -> None:
         os.close(pidfd)
 
 
-def _namespaces(mode: UserMode, network: bool) -> list[str]:
+def _namespaces(mode: UserMode, network: bool, disables_userns: bool) -> list[str]:
     # No --new-session: the process that starts bwrap makes the session, so that one kill of its group reaches all of
     # it also while bwrap is still setting up.
     argv = [
@@ -174,6 +209,7 @@ def _namespaces(mode: UserMode, network: bool) -> list[str]:
     ]
     if mode is UserMode.user_namespace:
         argv += ["--unshare-user", "--uid", str(_USER_NAMESPACE_UID), "--gid", str(_USER_NAMESPACE_UID)]
+        argv += ["--disable-userns"] if disables_userns else []
     if not network:
         argv += ["--unshare-net"]
     return [*argv, "--hostname", "sandbox"]

@@ -16,6 +16,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from swe_rl.sandbox.output import HeadTail
 from swe_rl.sandbox.process_tree import kill_group
@@ -33,10 +34,16 @@ class CommandSpec:
     pass_fds: tuple[int, ...] = ()
 
 
-async def run_command(spec: CommandSpec, output: HeadTail, sweep: Callable[[int], None]) -> int | None:
+async def run_command(
+    spec: CommandSpec,
+    output: HeadTail,
+    sweep: Callable[[int], None],
+    watch: "Callable[[int], asyncio.Future[str]] | None" = None,
+) -> int | None:
     """The exit status (negative: killed by that signal), or None after the timeout.
 
     `sweep(leader_pid)` ends what a kill of the process group does not reach; it is called after the leader's end.
+    When the future of `watch(leader_pid)` resolves, the command is ended.
     Raises OSError when the command cannot be started.
     """
     loop = asyncio.get_running_loop()
@@ -49,7 +56,8 @@ async def run_command(spec: CommandSpec, output: HeadTail, sweep: Callable[[int]
         raise
     finally:
         os.close(write_fd)
-    return await _finish(process, spec.timeout_s, capture, sweep)
+    over = watch(process.pid) if watch else asyncio.get_running_loop().create_future()
+    return await _finish(process, spec.timeout_s, capture, sweep, over)
 
 
 async def _finish(
@@ -57,13 +65,14 @@ async def _finish(
     timeout_s: float,
     capture: "_Capture",
     sweep: Callable[[int], None],
+    over: "asyncio.Future[str]",
 ) -> int | None:
     exited = _exit_of(process)
     timed_out = False
     try:
-        await asyncio.wait_for(asyncio.shield(exited), timeout_s)
-    except TimeoutError:
-        timed_out = True
+        ends: set[asyncio.Future[Any]] = {exited, over}
+        done, _ = await asyncio.wait(ends, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        timed_out = not done
     finally:
         if not exited.done():
             kill_group(process.pid)

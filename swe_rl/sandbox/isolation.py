@@ -1,7 +1,8 @@
 """Which isolation this host can give: found out by a real trial run, not by looking at versions.
 
 Invariants:
-- Where there is none, three short lines say so: what it means, why, the way out. The whole reason is in `run.log`.
+- Where there is none, four short lines say so: what it means, also for what swe_rl ships, why, the way out. The whole
+  reason is in `run.log`.
 """
 
 import logging
@@ -12,6 +13,7 @@ import sys
 import tempfile
 import textwrap
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from swe_rl.config.choices import Isolation
@@ -25,6 +27,7 @@ from swe_rl.sandbox.limits import limits_of
 from swe_rl.sandbox.made_up_etc import make_etc
 from swe_rl.sandbox.plain import PlainLauncher
 from swe_rl.sandbox.protocol import Workspace
+from swe_rl.sandbox.seccomp import filter_program
 
 _log = logging.getLogger(__name__)
 _PROBE_S = 20.0
@@ -57,6 +60,7 @@ def _warning(reason: str) -> str:
     wanted = "apt-get install bubblewrap" if shutil.which("bwrap") is None else "allow user namespaces"
     lines = (
         "warning: commands run without isolation, as this user with its files in reach",
+        "which include the answers and tests that swe_rl ships",
         f"because {reason}",
         f"way out: {wanted}, or sandbox=docker (docs/sandbox.md)",
     )
@@ -88,6 +92,7 @@ def _bubblewrap(config: SandboxConfig, folder: Path, bash: str) -> tuple[Bubblew
         return None, "there is no `bwrap` on PATH"
     etc, shims = folder / "etc", folder / "bin"
     make_etc(etc, network=config.network)
+    options = subprocess.run([bwrap, "--help"], capture_output=True, text=True).stdout
     host = Host(
         bwrap=bwrap,
         bash=bash,
@@ -97,13 +102,15 @@ def _bubblewrap(config: SandboxConfig, folder: Path, bash: str) -> tuple[Bubblew
         search_path=search_path(shims, SHIM_FOLDER),
         interpreter_folders=tuple(interpreter_folders()),
         package_folders=tuple(package_folders()),
-        sized_tmpfs="--size" in subprocess.run([bwrap, "--help"], capture_output=True, text=True).stdout,
+        sized_tmpfs="--size" in options,
+        disables_userns="--disable-userns" in options,
+        seccomp=_filter_file(folder),
     )
     reason = ""
-    for mode in _modes(host):
+    for mode, way in _ways(host):
         limits = limits_of(config, count_processes=mode is UserMode.own_uid or os.geteuid() != 0)
         launcher = BubblewrapLauncher(
-            host, mode, limits, network=config.network, cpus=config.cpus, mounts=mounts_of(config)
+            way, mode, limits, network=config.network, cpus=config.cpus, mounts=mounts_of(config)
         )
         reason = _trial(launcher, folder)
         if not reason:
@@ -132,6 +139,22 @@ def package_folders() -> list[Path]:
 def _modes(host: Host) -> list[UserMode]:
     own_uid = [UserMode.own_uid] if os.geteuid() == 0 and host.setpriv else []
     return [*own_uid, UserMode.user_namespace]
+
+
+def _ways(host: Host) -> list[tuple[UserMode, Host]]:
+    """The best first: some hosts let nobody switch user namespaces off, or load a filter."""
+    modes = _modes(host)
+    ways = [(mode, host) for mode in modes]
+    ways += [(mode, replace(host, disables_userns=False)) for mode in modes if host.disables_userns]
+    return ways + [(mode, replace(host, disables_userns=False, seccomp=None)) for mode in modes if host.seccomp]
+
+
+def _filter_file(folder: Path) -> Path | None:
+    program = filter_program()
+    if program is None:
+        return None
+    (folder / "seccomp").write_bytes(program)
+    return folder / "seccomp"
 
 
 def _trial(launcher: BubblewrapLauncher, parent: Path) -> str:

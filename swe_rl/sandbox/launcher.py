@@ -38,6 +38,8 @@ class Launch:
 
 class Launcher(Protocol):
     isolated: bool
+    bash: str
+    unbounded: tuple[str, ...]  # what a command is not kept from here, in words
 
     def folder(self, root: Path, workspace: Workspace) -> SandboxFolder:
         """Decides user and workdir of a new sandbox; touches nothing. Raises UserError for what it cannot show."""

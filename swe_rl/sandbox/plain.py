@@ -19,9 +19,10 @@ from swe_rl.sandbox.protocol import Workspace
 
 class PlainLauncher:
     isolated = False
+    unbounded: tuple[str, ...] = ("user namespaces", "AF_VSOCK", "processes that leave their session and their parent")
 
     def __init__(self, bash: str, limits: Limits, search_path: str, cpus: float) -> None:
-        self._bash = bash
+        self.bash = bash
         self._limits = limits
         self._search_path = search_path
         self._cpus = cpus
@@ -42,7 +43,7 @@ class PlainLauncher:
         folder.work.mkdir(exist_ok=True)  # the command before may have removed it
         folder.tmp.mkdir(exist_ok=True)
         env = clean_environment(self._search_path, str(folder.tmp), self._cpus) | {MARKER: marker}
-        return Launch([*prelude(self._limits, self._bash, timeout_s), self._bash, "-c", command], env)
+        return Launch([*prelude(self._limits, self.bash, timeout_s), self.bash, "-c", command], env)
 
     def started_well(self, status: bytes, exit_status: int) -> bool:
         return True

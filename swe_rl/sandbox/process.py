@@ -21,13 +21,15 @@ from pathlib import Path
 from swe_rl.config.schema import SandboxConfig
 from swe_rl.errors import UserError
 from swe_rl.sandbox.bubblewrap import HOME
+from swe_rl.sandbox.control_group import ControlGroups, usable_parent
 from swe_rl.sandbox.door import Doorway, direct_url
 from swe_rl.sandbox.isolation import choose_launcher
 from swe_rl.sandbox.launcher import SandboxFolder
 from swe_rl.sandbox.lease import reap_stale, write_lease
-from swe_rl.sandbox.process_sandbox import ProcessSandbox
+from swe_rl.sandbox.process_sandbox import Bounded, ProcessSandbox
 from swe_rl.sandbox.process_tree import kill_marked
 from swe_rl.sandbox.protocol import Door, SandboxError, Workspace, close_all
+from swe_rl.sandbox.watcher import Watcher, bounds_of, say_bounds
 from swe_rl.sandbox.working_copy import copy_tree, remove_or_say, remove_tree
 
 _DOOR_FOLDER = ".swe_rl"
@@ -56,6 +58,10 @@ class ProcessProvider:
         except BaseException:
             self._remove()
             raise
+        parent = usable_parent()
+        self._groups = ControlGroups(parent, config) if isinstance(parent, Path) else None
+        self._watcher = Watcher(bounds_of(config, by_kernel=self._groups is not None))
+        say_bounds(config, self._launcher, parent if isinstance(parent, str) else "", warn)
         self._places = asyncio.Semaphore(config.concurrency)
         self._open: set[ProcessSandbox] = set()
         self._counter = itertools.count(1)
@@ -78,21 +84,37 @@ class ProcessProvider:
         folder = self._launcher.folder(root, workspace)
         doorway = self._doorway(door, folder)
         making = asyncio.ensure_future(asyncio.to_thread(_make_folder, folder, workspace.path))
+        bounded: Bounded | None = None
         try:
             await asyncio.shield(making)
+            bounded = await self._bounded(root)
             if doorway is not None:
                 await doorway.open()
         except BaseException as error:
+            if bounded is not None and bounded.group is not None:
+                bounded.group.remove()
             await asyncio.shield(asyncio.ensure_future(_take_back(making, doorway, root)))
             if isinstance(error, OSError):
                 raise SandboxError(f"{owner}: the workspace {workspace.path} cannot be copied: {error}") from error
             raise
         url = doorway.url if doorway else direct_url(door) if door else None
         sandbox = ProcessSandbox(
-            folder, self._launcher, self._config, self._places, self._open.discard, door_url=url, doorway=doorway
+            folder,
+            self._launcher,
+            self._config,
+            self._places,
+            self._open.discard,
+            bounded=bounded,
+            door_url=url,
+            doorway=doorway,
         )
         self._open.add(sandbox)
         return sandbox
+
+    async def _bounded(self, root: Path) -> Bounded:
+        """Raises OSError where the kernel's group for a new sandbox cannot be made."""
+        watched = await asyncio.to_thread(self._watcher.folder, root)
+        return Bounded(self._watcher, watched, self._groups.make(root.name) if self._groups else None)
 
     def _doorway(self, door: Door | None, folder: SandboxFolder) -> Doorway | None:
         """None without a door, and where commands share this machine's network."""

@@ -5,6 +5,8 @@ Invariants:
   running is there when its patch is taken.
 - Commands of one sandbox take turns, and at most as many as there are places run at a time; waiting is not in a
   command's timeout.
+- A command that uses more than the sandbox may is ended, by the kernel or by the watcher, and its output says so: that
+  is the policy's doing.
 - With a doorway, every command finds the door's address answering; without one nothing is added to a command.
 """
 
@@ -12,8 +14,10 @@ import asyncio
 import contextlib
 import itertools
 import os
+import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -21,15 +25,27 @@ import psutil
 from swe_rl.config.schema import SandboxConfig
 from swe_rl.sandbox.command import CommandSpec, run_command
 from swe_rl.sandbox.confined_path import read_confined, write_confined
+from swe_rl.sandbox.control_group import ControlGroup
 from swe_rl.sandbox.door import Doorway
 from swe_rl.sandbox.launcher import Launcher, SandboxFolder
 from swe_rl.sandbox.output import HeadTail
 from swe_rl.sandbox.process_tree import kill_marked
 from swe_rl.sandbox.protocol import ExecResult, SandboxError
+from swe_rl.sandbox.watcher import Folder, Watched, Watcher
 from swe_rl.sandbox.working_copy import clear_away
 
+_KILLED_EXIT = 137  # as of one that SIGKILL ended
 _TIMEOUT_EXIT = 124  # as `timeout` of coreutils
 _MAX_COMMAND_BYTES = 120_000  # Linux: 128 KiB for one argument
+
+
+@dataclass(frozen=True, slots=True)
+class Bounded:
+    """What bounds one sandbox: a watcher, and the kernel where `group` is given."""
+
+    watcher: Watcher
+    folder: Folder
+    group: ControlGroup | None
 
 
 class ProcessSandbox:
@@ -43,9 +59,11 @@ class ProcessSandbox:
         places: asyncio.Semaphore,
         forget: Callable[["ProcessSandbox"], None],
         *,
+        bounded: "Bounded",
         door_url: str | None = None,
         doorway: Doorway | None = None,
     ) -> None:
+        self._bounded = bounded
         self.sandbox_id = folder.root.name
         self.workdir = folder.workdir
         self.door_url = door_url
@@ -107,8 +125,10 @@ class ProcessSandbox:
                 self._folder, command, timeout_s=timeout_s, status_fd=status_out, report_fd=report_out, marker=marker
             )
             isolated = self._launcher.isolated
+            group = self._bounded.group
+            before_it = group.kills() if group else None
             spec = CommandSpec(
-                argv=launch.argv,
+                argv=group.entered(launch.argv, self._launcher.bash) if group else launch.argv,
                 env={**launch.env, **env},
                 cwd=Path("/") if isolated else self._folder.work,
                 timeout_s=timeout_s,
@@ -120,12 +140,30 @@ class ProcessSandbox:
                 said.extend(_read_now(status_in))
                 self._launcher.sweep(pid, marker, before, bytes(said))
 
-            status = await run_command(spec, output, sweep)
+            watched: list[Watched] = []
+
+            def watch(pid: int) -> "asyncio.Future[str]":
+                watched.append(self._bounded.watcher.watch(pid, self._bounded.folder, isolated=isolated))
+                return watched[0].over
+
+            try:
+                status = await run_command(spec, output, sweep, watch)
+            finally:
+                for one in watched:
+                    self._bounded.watcher.forget(one)
+            if status == -signal.SIGKILL and watched[0].over.done():
+                return self._ended(output, watched[0].over.result())
+            if group and before_it and group.kills().are_more_than(before_it):
+                return self._ended(output, f"more than {self._config.memory_gb:g} GB of memory (sandbox.memory_gb)")
             if status is not None and not self._launcher.started_well(bytes(said), status):
                 raise SandboxError(f"sandbox {self.sandbox_id} could not be entered: {output.text()[-500:]}")
             if status is not None and not self._launcher.ended_well(bytes(said)):
                 raise SandboxError(f"a command of sandbox {self.sandbox_id} was killed from outside (status {status})")
             return status
+
+    def _ended(self, output: HeadTail, used: str) -> int:
+        output.feed(f"\nThe command was ended: this sandbox used {used}.\n".encode())
+        return _KILLED_EXIT
 
     async def write_file(self, path: str, content: bytes) -> None:
         self._check_open()
@@ -156,6 +194,8 @@ class ProcessSandbox:
             self._forget(self)
 
     def _remove(self) -> None:
+        if self._bounded.group is not None:
+            self._bounded.group.remove()
         if not self._launcher.isolated:
             kill_marked(f"{self._folder.root}{os.sep}")
         clear_away(self._folder.root, self.sandbox_id)

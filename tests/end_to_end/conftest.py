@@ -41,10 +41,12 @@ class Command:
         self.root = root
         self.outputs = root / "outputs"
 
-    def start(self, *overrides: str, small: bool = True) -> subprocess.Popen:
+    def start(self, *overrides: str, small: bool = True, redirected: str = "") -> subprocess.Popen:
+        """`redirected`: of a shell, such as `>&-`."""
         few = root_list(self.root) if small else ()
+        shell = ["bash", "-c", f'exec "$@" {redirected}', "bash"] if redirected else []
         return subprocess.Popen(
-            [sys.executable, "-m", "swe_rl", *(SMALL if small else ()), *few, *self._paths(), *overrides],
+            [*shell, sys.executable, "-m", "swe_rl", *(SMALL if small else ()), *few, *self._paths(), *overrides],
             cwd=self.root,
             env={**os.environ, "OMP_NUM_THREADS": "1", "XDG_CACHE_HOME": str(self.root / "cache"), "COLUMNS": "120"},
             stdout=subprocess.PIPE,

@@ -1,4 +1,4 @@
-"""`python -m swe_rl | head -1`: the reader leaves, the run does not."""
+"""`python -m swe_rl | head -1`: the reader leaves, the run does not; nor where nobody could read from the start."""
 
 import json
 
@@ -17,3 +17,12 @@ def test_a_run_outlives_who_reads_its_progress(command):
     assert json.loads((folder / "status.json").read_text())["status"] == "done" and (folder / "report.html").is_file()
     assert len(command.steps()) == 2
     assert "step 2/2" in (folder / "run.log").read_text()
+
+
+@pytest.mark.parametrize("redirections", ["<&- >&- 2>&-", "> /dev/full"])
+def test_a_run_needs_no_standard_streams(command, redirections):
+    process = command.start("trainer.steps=1", redirected=redirections)
+    process.communicate(timeout=240)
+    status = json.loads((command.folder() / "status.json").read_text())
+    assert (process.returncode, status["status"], status["exit_status"]) == (0, "done", 0)
+    assert len(command.steps()) == 1

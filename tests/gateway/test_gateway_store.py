@@ -1,5 +1,6 @@
 import asyncio
 import os
+import random
 import signal
 import sqlite3
 import subprocess
@@ -306,3 +307,27 @@ def test_a_network_file_system_gets_a_rollback_journal(tmp_path, monkeypatch):
         store.close()
         with sqlite3.connect(store.path) as raw:
             assert raw.execute("PRAGMA journal_mode").fetchone() == (journal,)
+
+
+@pytest.mark.parametrize("damage", ["noise", "cut", "inside"])
+def test_a_damaged_file_names_the_way_on(tmp_path, damage):
+    path = tmp_path / "traces.db"
+    store = TraceStore(path)
+    for turn in range(200):
+        store.append(trace(session=f"s{turn}", prompt=tuple(range(100))))
+    store.close()
+    whole = path.read_bytes()
+    noise = random.Random(1).randbytes(len(whole) - 4096)
+    path.write_bytes({"noise": noise, "cut": whole[:5000], "inside": whole[:4096] + noise}[damage])
+    with pytest.raises(TraceStoreError, match=r"damaged.*`mv .*traces\.db .*traces\.db\.damaged`, then resume"):
+        damaged = TraceStore(path)
+        try:
+            damaged.sessions()
+        finally:
+            damaged.close()
+
+
+def test_a_file_that_cannot_be_made_is_not_called_damaged(tmp_path):
+    with pytest.raises(TraceStoreError, match="can be written and has space") as refused:
+        TraceStore(tmp_path / "none" / "traces.db")
+    assert "damaged" not in str(refused.value)

@@ -124,3 +124,58 @@ def test_width_of_a_terminal():
     with os.fdopen(terminal, "w") as stream:
         assert width(stream) == 57
     os.close(main)
+
+
+def closed(arguments, cwd, redirections):
+    """Exit status and what was said of a command whose standard streams were closed before it began."""
+    done = subprocess.run(
+        ["bash", "-c", f'exec "$@" {redirections}', "bash", sys.executable, *arguments],
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("redirections", ["<&-", ">&-", "2>&-", ">&- 2>&-", "<&- >&- 2>&-"])
+def test_closed_streams_are_quiet(redirections, tmp_path):
+    for arguments, status in ((["--version"], 0), (["job=check"], 0), (["rollout.n=0"], 2)):
+        ended, out, err = closed(["-m", "swe_rl", *arguments], tmp_path, redirections)
+        assert ended == status and "Traceback" not in out + err, out + err
+
+
+@pytest.mark.parametrize("redirections", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_no_file_gets_the_number_of_a_closed_stream(redirections, tmp_path):
+    """Here and in a process that is started: what it prints would else land in the file."""
+    code = (
+        "import sys; from swe_rl.host.terminal import outlive_readers; outlive_readers()\n"
+        "import subprocess\n"
+        "file = open('file', 'w'); file.write('whole'); file.flush()\n"
+        "print('out'); print('err', file=sys.stderr); sys.stdin.isatty(); sys.stdout.isatty()\n"
+        "subprocess.run(['sh', '-c', 'exec 9> other; echo out; echo err >&2'], check=True)\n"
+        "sys.exit(0 if file.fileno() > 2 else 9)"
+    )
+    status, out, err = closed(["-c", code], tmp_path, redirections)
+    assert (status, (tmp_path / "file").read_text(), (tmp_path / "other").read_text()) == (0, "whole", "")
+    assert out == ("" if ">&- " in f"{redirections} ".replace("2>&- ", "") else "out\nout\n")
+    assert "Traceback" not in err
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["job=describe"], ["job=plan"]])
+def test_what_only_shows_and_cannot_has_failed(arguments, tmp_path):
+    status, _, err = closed(["-m", "swe_rl", *arguments], tmp_path, "> /dev/full")
+    assert (status, err) == (1, "error: standard output cannot be written: No space left on device\n")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_below_a_log_ends_nothing(tmp_path):
+    code = (
+        "import sys; from swe_rl.host.terminal import outlive_readers; outlive_readers()\n"
+        "for number in range(100000): print('line', number)\n"
+        "open('end', 'w').write('went on')"
+    )
+    assert closed(["-c", code], tmp_path, "> /dev/full")[0] == 0
+    assert (tmp_path / "end").read_text() == "went on"

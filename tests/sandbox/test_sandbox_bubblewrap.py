@@ -1,9 +1,13 @@
 """What isolated commands can and cannot reach."""
 
 import asyncio
+import contextlib
+import errno
+import fcntl
 import os
 import shutil
 import socket
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -12,11 +16,13 @@ import pytest
 from swe_rl.config.choices import Isolation
 from swe_rl.config.schema import SandboxConfig
 from swe_rl.sandbox import isolation as isolation_module
+from swe_rl.sandbox import process_sandbox
 from swe_rl.sandbox.bubblewrap import UserMode
 from swe_rl.sandbox.interpreter import interpreter_folders
 from swe_rl.sandbox.process import ProcessProvider
 from swe_rl.sandbox.process_sandbox import ProcessSandbox
 from swe_rl.sandbox.protocol import SandboxError, Workspace
+from swe_rl.sandbox.seccomp import filter_program
 
 pytestmark = pytest.mark.skipif(shutil.which("bwrap") is None, reason="needs bubblewrap")
 
@@ -171,3 +177,92 @@ async def test_mounts_are_seen_where_they_say(workspace: Workspace, tmp_path: Pa
     await provider.close()
     assert result.output.startswith("toolstools") and result.output.count("Read-only file system") == 2
     assert (_names(tmp_path / "tools"), _names(tmp_path / "shared")) == (["here"], ["here", "x"])
+
+
+@pytest.fixture(params=list(UserMode), ids=lambda mode: mode.name)
+def mode(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> UserMode:
+    if request.param is UserMode.own_uid and os.geteuid() != 0:
+        pytest.skip("needs root")
+    monkeypatch.setattr(isolation_module, "_modes", lambda host: [request.param])
+    return request.param  # type: ignore[no-any-return]
+
+
+_CALLS = """
+import os, socket, threading
+try:
+    socket.socket(40, socket.SOCK_STREAM)
+    print("vsock")
+except OSError as error:
+    print(error.errno)
+socket.socket().close()
+thread = threading.Thread(target=print, args=("thread",))
+thread.start()
+thread.join()
+print(os.waitstatus_to_exitcode(os.waitpid(os.posix_spawn("/bin/true", ["true"], {}), 0)[1]))
+"""
+
+
+@pytest.mark.skipif(filter_program() is None, reason="no filter for this processor")
+async def test_system_calls_around_the_namespaces_are_refused(make, workspace: Workspace, mode: UserMode):
+    """No socket to the machine that this one is a guest of, no user namespace with capabilities; the rest works."""
+    sandbox = await make(Isolation.bubblewrap).create(workspace, owner="x")
+    await sandbox.write_file("calls.py", _CALLS.encode())
+    found = await sandbox.exec(
+        "python calls.py; unshare -Ur id -u; grep -c 'Seccomp:.2' /proc/self/status", timeout_s=20
+    )
+    assert found.output == (f"{errno.EAFNOSUPPORT}\nthread\n0\nunshare: unshare failed: Operation not permitted\n1\n")
+
+
+async def test_user_namespaces_are_off_where_no_filter_is_known(
+    make, workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(isolation_module, "_modes", lambda host: [UserMode.user_namespace])
+    monkeypatch.setattr(isolation_module, "filter_program", lambda: None)
+    provider = make(Isolation.bubblewrap)
+    if not provider._launcher._host.disables_userns:
+        pytest.skip("this bubblewrap cannot switch them off")
+    sandbox = await provider.create(workspace, owner="x")
+    found = await sandbox.exec("unshare -Ur id -u; grep -c 'Seccomp:.0' /proc/self/status", timeout_s=20)
+    assert found.output.startswith("unshare: ") and found.output.endswith("\n1\n")
+
+
+async def test_a_host_that_takes_neither_is_used_without(
+    workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """As under an old bubblewrap that has set-user-id rights, or a kernel without filters."""
+    real = shutil.which("bwrap")
+    fake = tmp_path / "path" / "bwrap"
+    fake.parent.mkdir()
+    fake.write_text(
+        "#!/bin/bash\n"
+        'for word; do case "$word" in --seccomp | --disable-userns) echo "no $word" >&2; exit 1;; esac; done\n'
+        f'[ "$1" = --help ] && {{ {real} --help; exit; }}\nexec {real} "$@"\n'
+    )
+    fake.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{fake.parent}:{os.environ['PATH']}")
+    provider = ProcessProvider(SandboxConfig(), tmp_path / "scratch", warn=lambda _: None)
+    assert provider.isolated
+    sandbox = await provider.create(workspace, owner="x")
+    assert (await sandbox.exec("grep -c 'Seccomp:.0' /proc/self/status", timeout_s=20)).output == "1\n"
+    await provider.close()
+
+
+@pytest.mark.parametrize("number", [250, 251])
+async def test_an_end_is_seen_whatever_number_its_descriptor_has(
+    isolated: ProcessSandbox, monkeypatch: pytest.MonkeyPatch, number: int
+):
+    """With hundreds of sandboxes any number comes up, that of the descriptor which keeps a command's errors, too."""
+    pipe = process_sandbox._status_pipe
+
+    @contextlib.contextmanager
+    def moved() -> Iterator[tuple[int, int, int]]:
+        with pipe() as (status_in, status_out, report_out):
+            assert fcntl.fcntl(report_out, fcntl.F_DUPFD_CLOEXEC, number) == number
+            try:
+                yield status_in, status_out, number
+            finally:
+                os.close(number)
+
+    monkeypatch.setattr(process_sandbox, "_status_pipe", moved)
+    result = await isolated.exec("echo out; echo err >&2; exit 3", timeout_s=20)
+    assert (result.exit_code, result.output) == (3, "out\nerr\n")

@@ -25,12 +25,13 @@ def test_auto_warns_once_with_the_reason_and_the_way_out(broken_bwrap: None, tmp
     make_provider(SandboxConfig(), tmp_path / "scratch", warnings.append)
     assert warnings == [
         "warning: commands run without isolation, as this user with its files in reach\n"
+        "  which include the answers and tests that swe_rl ships\n"
         "  because bwrap: No permissions to create new namespace (status 1)\n"
         "  way out: allow user namespaces, or sandbox=docker (docs/sandbox.md)"
     ]
 
 
-def test_a_missing_bwrap_is_three_lines_of_a_terminal(
+def test_a_missing_bwrap_is_short_lines_of_a_terminal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     (tmp_path / "bash").symlink_to("/bin/bash")
@@ -40,6 +41,7 @@ def test_a_missing_bwrap_is_three_lines_of_a_terminal(
     make_provider(SandboxConfig(), tmp_path / "scratch", warnings.append)
     assert warnings == [
         "warning: commands run without isolation, as this user with its files in reach\n"
+        "  which include the answers and tests that swe_rl ships\n"
         "  because there is no `bwrap` on PATH\n"
         "  way out: apt-get install bubblewrap, or sandbox=docker (docs/sandbox.md)"
     ]
