@@ -93,12 +93,6 @@ async def test_heartbeats_come_at_once_and_who_leaves_ends_the_call(serve, says,
                     break
                 await asyncio.sleep(0.01)
             assert len(engine.cancelled) == 1
-            broken = await http.post(f"{base}/chat/completions", json=CHAT | {"stream": True})
-            await broken.content.readline()
-            await gateway.close()
-            with pytest.raises(aiohttp.ClientPayloadError):  # half an answer does not look whole
-                while await broken.content.readline():
-                    pass
         assert store.sessions() == []
 
 

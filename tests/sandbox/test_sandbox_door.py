@@ -166,6 +166,23 @@ async def test_a_gateway_that_is_gone_is_told(tmp_path: Path):
     await doorway.close()
 
 
+async def test_half_an_answer_does_not_look_whole(tmp_path: Path):
+    async def break_off(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n")
+        await writer.drain()
+        await asyncio.sleep(0.2)
+        writer.close()
+
+    server = await asyncio.start_server(break_off, "127.0.0.1", 0)
+    doorway = Doorway(Door("127.0.0.1", server.sockets[0].getsockname()[1], PATH), tmp_path / "door", "/inside")
+    await doorway.open()
+    said = await _ask(tmp_path / "door", b"GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert said.endswith(b"hello\r\n") and not said.endswith(b"0\r\n\r\n")
+    await doorway.close()
+    server.close()
+
+
 class Heard:
     """A gateway that keeps what it was sent."""
 
