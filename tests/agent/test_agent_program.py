@@ -11,8 +11,8 @@ from swe_rl.config.compose import compose
 from swe_rl.config.schema import AgentConfig, SandboxConfig
 from swe_rl.env.instance import Instance
 from swe_rl.errors import UserError
-from swe_rl.sandbox.protocol import ExecResult, Workspace
-from swe_rl.sandbox.scripted import ScriptedProvider, ScriptedSandbox
+from swe_rl.sandbox.protocol import ExecResult
+from swe_rl.sandbox.scripted import ScriptedSandbox
 from tests.agent.conftest import TASK, end_of
 
 
@@ -65,8 +65,7 @@ async def test_the_gateway_is_reached_through_the_door(door_url: str | None):
             asked.extend((env["OPENAI_BASE_URL"], env["OPENAI_API_BASE"]))
             return await super().exec(command, timeout_s=timeout_s, env=env, max_output_bytes=max_output_bytes)
 
-    sandbox = await ScriptedProvider().create(Workspace(), owner="t")
-    sandbox.__class__, sandbox.door_url = Watched, door_url
+    sandbox = Watched("one", "/testbed", lambda command: "", door_url=door_url)
     own = "http://h:1/sessions/a%2Fb/secret/v1"
     await agent_of("x").run(TASK, base_url=own, model="m", sandbox=sandbox, timeout_s=9)
     assert asked == [door_url or own] * 2
