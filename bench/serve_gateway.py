@@ -67,6 +67,7 @@ async def open_gateway(
         model_name=MODEL,
         config=GatewayConfig(port=port),
         max_model_len=min(engine.features.max_model_len for engine in engines),
+        clients_begin=True,
     )
     stack.push_async_callback(gateway.close)
     await gateway.start()

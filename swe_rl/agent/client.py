@@ -3,21 +3,25 @@
 Invariants:
 - One aiohttp session for all requests of a client; `close` ends it.
 - Only what may pass is retried: 429 and 503 (after their Retry-After) and broken connections, `max_retries` times.
+- What it says of a failure names the server, never the address: that has the secret of a session.
 - Cancelling `complete` closes its connection, so the server sees that the answer is no longer wanted.
 """
 
 import asyncio
 import json
 import random
+import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import urlsplit
 
 import aiohttp
 
 from swe_rl.engine.protocol import ContextOverflowError, EngineError
 
 _RETRIED = (429, 503)
+_PATH = re.compile(r"(https?://[^/\s]+)/\S*")  # of an address, which errors of aiohttp quote
 _CONNECT_S = 10.0
 _LONGEST_WAIT_S = 30.0
 
@@ -93,7 +97,7 @@ class ChatClient:
                 return await self._post(url, body)
             except _Retry as retry:
                 if attempt == self._max_retries:
-                    raise EngineError(f"{url} gave no completion in {attempt + 1} tries: {retry}") from retry
+                    raise EngineError(f"{_server(url)} gave no completion in {attempt + 1} tries: {retry}") from retry
                 await self._sleep(self._wait_s(attempt, retry.after_s))
         raise AssertionError("unreachable")
 
@@ -104,19 +108,20 @@ class ChatClient:
 
     async def _post(self, url: str, body: dict[str, Any]) -> ChatReply:
         try:
-            async with self._open().post(url, json=body) as response:
+            async with self._open().post(url, json=body, allow_redirects=False) as response:
                 if response.status == 200:
-                    return _reply(await response.json(content_type=None), url)
+                    return _reply(await response.json(content_type=None), _server(url))
                 said = await response.text()
                 if response.status in _RETRIED:
                     raise _Retry(f"status {response.status}: {said[:500]}", _retry_after_s(response))
         except aiohttp.InvalidURL as error:
             raise EngineError(f"{url!r} is not a URL") from error
         except (aiohttp.ClientError, ConnectionError, TimeoutError) as error:
-            raise _Retry(f"{type(error).__name__}: {error}") from error
+            said = _PATH.sub(r"\1", str(error))
+            raise _Retry(f"{type(error).__name__}: {said}") from error
         except ValueError as error:
-            raise EngineError(f"{url} answered with something that is not JSON: {error}") from error
-        raise _error(response.status, said, url)
+            raise EngineError(f"{_server(url)} answered with something that is not JSON: {error}") from error
+        raise _error(response.status, said, _server(url))
 
     def _open(self) -> aiohttp.ClientSession:
         if self._session is None:
@@ -138,7 +143,12 @@ def _retry_after_s(response: aiohttp.ClientResponse) -> float | None:
         return None
 
 
-def _reply(payload: Any, url: str) -> ChatReply:
+def _server(url: str) -> str:
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc}"
+
+
+def _reply(payload: Any, server: str) -> ChatReply:
     try:
         choice = payload["choices"][0]
         said = choice["message"]
@@ -149,7 +159,7 @@ def _reply(payload: Any, url: str) -> ChatReply:
         message |= {key: said[key] for key in ("reasoning_content", "tool_calls") if said.get(key)}
         return ChatReply(content, str(choice.get("finish_reason") or "stop"), usage, calls, message)
     except (KeyError, IndexError, TypeError, AttributeError) as error:
-        raise EngineError(f"{url} answered with something that is not a chat completion ({error!r})") from error
+        raise EngineError(f"{server} answered with something that is not a chat completion ({error!r})") from error
 
 
 def _called(call: Any) -> CalledTool:
@@ -164,7 +174,7 @@ def _error_code(said: str) -> str | None:
         return None
 
 
-def _error(status: int, said: str, url: str) -> EngineError:
+def _error(status: int, said: str, server: str) -> EngineError:
     if status == 400 and _error_code(said) == "context_length_exceeded":
         return ContextOverflow(f"the conversation no longer fits the model's context: {said[:500]}")
-    return EngineError(f"{url} refused the request with status {status}: {said[:1000]}")
+    return EngineError(f"{server} refused the request with status {status}: {said[:1000]}")

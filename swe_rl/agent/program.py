@@ -14,7 +14,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
-from urllib.parse import urlsplit
 
 from swe_rl.agent.observation import shorten
 from swe_rl.agent.protocol import AgentResult, Exit, Task, Turn, UnknownEndError
@@ -88,7 +87,7 @@ class ProgramAgent:
             await sandbox.write_file(f"{_CARRIED}/{path}", content)
         path = f"export PATH={shlex.quote(self._program.path)}:$PATH\n" if self._program.path else ""
         start = _START.format(carried=_CARRIED, folders=" ".join(map(shlex.quote, _STATE_FOLDERS)), path=path)
-        env = self._env(task, inside_url(base_url, sandbox), model)
+        env = self._env(task, sandbox.door_url or base_url, model)
         done = await sandbox.exec(start, timeout_s=timeout_s, env=env, max_output_bytes=_MAX_OUTPUT_BYTES)
         end = self._exit(done)
         messages: list[dict[str, Any]] = [{"role": "user", "content": task.prompt}]
@@ -136,11 +135,3 @@ class ProgramAgent:
             f"{task.instance_id}: agent={self.name} ended with status {done.exit_code}{missing} It said at the end: "
             f"{done.output[-_SHOWN_CHARS:].strip() or 'nothing'}"
         )
-
-
-def inside_url(base_url: str, sandbox: Sandbox) -> str:
-    """The gateway's session URL as a command in `sandbox` reaches it: through the door, where there is one."""
-    if sandbox.door_url is None:
-        return base_url
-    parts = urlsplit(base_url)
-    return sandbox.door_url.rstrip("/") + parts.path

@@ -9,12 +9,10 @@ Invariants:
 
 import asyncio
 import hmac
-import logging
 from collections.abc import Callable
 from urllib.parse import urlsplit
 
 from aiohttp import web
-from aiohttp.http_exceptions import HttpProcessingError
 
 from swe_rl.gateway.errors import ApiError, Handler
 from swe_rl.host.loopback import is_loopback
@@ -75,14 +73,3 @@ async def body_of(request: web.Request, arrival_s: float) -> bytes:
     except TimeoutError as error:
         message = f"The request's body did not arrive within {arrival_s:g} s."
         raise ApiError(408, message, code="request_timeout") from error
-
-
-def http_logger() -> logging.Logger:
-    """For aiohttp, which answers what is no HTTP request with 400 by itself, and logs it as a fault of ours."""
-    logger = logging.getLogger(f"{__name__}.http")
-    logger.addFilter(_calm)
-    return logger
-
-
-def _calm(record: logging.LogRecord) -> bool:
-    return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))

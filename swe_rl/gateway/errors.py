@@ -2,6 +2,7 @@
 
 Invariants:
 - Every body is `{"error": {"message", "type", "param", "code"}}`; only 503 carries Retry-After.
+- What is logged names a route, never a session's address.
 - Messages say what was wrong with the request or the engine, never a traceback.
 """
 
@@ -75,6 +76,15 @@ def engine_failure(status: int, message: str) -> ApiError:
     return ApiError(status, message, kind="engine_error", code="engine_error")
 
 
+def no_session(session_id: str) -> ApiError:
+    """Also for one that is there and whose secret the address does not have: who guesses is told nothing."""
+    message = (
+        f"There is no session {session_id!r} at this address. A run answers at the addresses that it gives to its "
+        "agents; only job=serve lets clients begin sessions."
+    )
+    return ApiError(404, message, code="session_not_found")
+
+
 def unavailable(message: str, code: str) -> ApiError:
     return ApiError(503, message, kind="service_unavailable", code=code)
 
@@ -99,6 +109,7 @@ async def error_middleware(request: web.Request, handler: Handler) -> web.Stream
     except (web.HTTPException, ConnectionResetError):
         raise
     except Exception as error:
-        _log.exception("%s %s failed", request.method, request.path)
+        resource = request.match_info.route.resource  # its pattern: a path has a session's secret
+        _log.exception("%s %s failed", request.method, resource.canonical if resource else "of no route")
         message = f"The gateway failed: {type(error).__name__}."
         return ApiError(500, message, kind="server_error", code="internal_error").response()

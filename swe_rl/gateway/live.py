@@ -1,13 +1,17 @@
 """The sessions that are open, and what each has used so far.
 
 Invariants:
-- An opened session lives until it is closed; one that a client began by using it (implicit) is let go of when its
+- An opened session lives until it is closed, and is found with its secret only: its id can be guessed. Without it the
+  answer is that of an id that nobody knows.
+- A session that a client began by using it (implicit), where clients may, has no secret. It is let go of when its
   client closes it, when it was idle for long, or when too many are idle. A session with a call in flight is kept.
 - A closed session's id is refused from then on (the last `_REMEMBERED_CLOSED` of them): an agent that outlives its
   trajectory cannot go on sampling.
 """
 
 import asyncio
+import hmac
+import secrets
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable
@@ -15,12 +19,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from swe_rl.engine.protocol import Completion
-from swe_rl.gateway.errors import ApiError, GatewayError
+from swe_rl.gateway.errors import ApiError, GatewayError, no_session, unavailable
 from swe_rl.gateway.session import Recorded, Session, SessionSettings
 from swe_rl.gateway.trace import Break
 
 _REMEMBERED_CLOSED = 65536
 _MAX_ID_CHARS = 512
+_MAX_CALLS = 32  # in flight, of an opened session: what a program sends from a sandbox leaves places for the others
+_SECRET_BYTES = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +48,7 @@ class LiveSession:
     session_id: str
     state: Session
     settings: SessionSettings | None  # None: the client's own parameters
+    secret: str = field(default="", repr=False)  # of an opened one; only its address has it
     used_s: float = 0.0  # when its last call began or ended, on the clock of its LiveSessions
     calls: "set[asyncio.Task[Any]]" = field(default_factory=set)
     num_calls: int = 0
@@ -77,14 +84,15 @@ class LiveSession:
 
 
 class LiveSessions:
-    """`new_state` makes a session's state; `released` is told of each that is gone. `max_idle` and `idle_s` bound the
-    implicit ones."""
+    """`new_state` makes a session's state; `released` is told of each that is gone. `clients_begin`: whether there are
+    implicit ones; `max_idle` and `idle_s` bound them."""
 
     def __init__(
         self,
         new_state: Callable[[str], Session],
         released: Callable[[str], None],
         *,
+        clients_begin: bool = False,
         max_idle: int = 1024,
         idle_s: float = 3600.0,
         clock: Callable[[], float] = time.monotonic,
@@ -92,32 +100,52 @@ class LiveSessions:
         self.num_calls = 0  # in flight, of all sessions
         self._new_state = new_state
         self._released = released
+        self._clients_begin = clients_begin
         self._max_idle = max_idle
         self._idle_s = idle_s
         self._clock = clock
         self._opened: dict[str, LiveSession] = {}
         self._implicit: OrderedDict[str, LiveSession] = OrderedDict()  # used least lately first
-        self._closed: OrderedDict[str, None] = OrderedDict()
+        self._closed: OrderedDict[str, str] = OrderedDict()  # their secrets
 
     def open(self, session_id: str, settings: SessionSettings) -> None:
         """Raises GatewayError for an id that is open."""
         if session_id in self._opened or session_id in self._implicit:
             raise GatewayError(f"session {session_id} is already open; close it first, or take another id")
         self._closed.pop(session_id, None)
-        self._opened[session_id] = LiveSession(session_id, self._new_state(session_id), settings)
+        secret = secrets.token_urlsafe(_SECRET_BYTES)
+        self._opened[session_id] = LiveSession(session_id, self._new_state(session_id), settings, secret)
 
-    def find(self, session_id: str) -> LiveSession:
-        """Of a request; a session nobody knows begins here. Raises ApiError."""
-        if session_id in self._opened:
-            return self._opened[session_id]
-        if session_id in self._closed:
+    def secret(self, session_id: str) -> str:
+        """Of an opened session; empty for any other."""
+        return self._opened[session_id].secret if session_id in self._opened else ""
+
+    def known(self, session_id: str, secret: str) -> LiveSession | None:
+        """The session at an address; None for one that a client may begin. Raises ApiError."""
+        live = self._opened.get(session_id) or self._implicit.get(session_id)
+        expected = live.secret if live is not None else self._closed.get(session_id, "")
+        if not hmac.compare_digest(secret.encode(errors="surrogatepass"), expected.encode()):
+            raise no_session(session_id)
+        if live is None and session_id in self._closed:
             raise ApiError(410, f"Session {session_id!r} is closed.", code="session_closed")
-        if session_id in self._implicit:
-            return self._implicit[session_id]
+        if live is None and not self._clients_begin:
+            raise no_session(session_id)
+        return live
+
+    def find(self, session_id: str, secret: str = "") -> LiveSession:
+        """For one more call; a session nobody knows begins here, where clients may begin them. Raises ApiError."""
+        live = self.known(session_id, secret)
+        if live is not None:
+            if live.secret and len(live.calls) >= _MAX_CALLS:
+                message = f"Session {session_id!r} has {_MAX_CALLS} calls in flight, as many as it may."
+                raise unavailable(message, "session_busy")
+            return live
         if len(session_id) > _MAX_ID_CHARS or not session_id.isprintable():
             raise ApiError(400, f"A session id has at most {_MAX_ID_CHARS} printable characters.", code="session_id")
         self.let_go(room=1)
-        self._implicit[session_id] = live = LiveSession(session_id, self._new_state(session_id), None, self._clock())
+        self._implicit[session_id] = live = LiveSession(
+            session_id, self._new_state(session_id), None, used_s=self._clock()
+        )
         return live
 
     def began(self, live: LiveSession, call: "asyncio.Task[Any]") -> None:
@@ -139,7 +167,7 @@ class LiveSessions:
         live = self._opened.pop(session_id, None) or self._implicit.pop(session_id, None)
         if live is None:
             raise GatewayError(f"session {session_id} is not open")
-        self._closed[session_id] = None
+        self._closed[session_id] = live.secret
         if len(self._closed) > _REMEMBERED_CLOSED:
             self._closed.popitem(last=False)
         try:

@@ -2,7 +2,8 @@
 
 Invariants:
 - A call belongs to the session named in its URL, else by `program_id` in its body, else by X-Program-Id; a call
-  without any is a session of its own.
+  without any is a session of its own. One that was opened for a trajectory is reached by its URL only, which has its
+  secret; to everything else it is not there.
 - A client closes the session that it began; one that was opened for a trajectory only its opener closes.
 - A client that disconnects cancels its call.
 """
@@ -18,7 +19,7 @@ from aiohttp import web
 from swe_rl.gateway import reply
 from swe_rl.gateway.callers import body_of
 from swe_rl.gateway.completion import Completer
-from swe_rl.gateway.errors import ApiError, GatewayError, unavailable
+from swe_rl.gateway.errors import ApiError, GatewayError, no_session, unavailable
 from swe_rl.gateway.live import LiveSession, LiveSessions, SessionSummary
 from swe_rl.gateway.metrics import GatewayMetrics
 from swe_rl.gateway.reply import Answer
@@ -27,6 +28,7 @@ from swe_rl.gateway.stream import outcome, send_stream
 from swe_rl.gateway.token_request import SERVER, parse_token_request, token_answer
 from swe_rl.version import __version__
 
+OPENED = "/sessions/{session_id}/{secret}/v1"  # of a session that was opened for a trajectory
 _CLIENT_GONE = "499"
 
 
@@ -65,7 +67,7 @@ class Routes:
         self._router_state = router_state
 
     def add_to(self, app: web.Application) -> None:
-        for prefix in ("/v1", "/sessions/{session_id}/v1"):
+        for prefix in ("/v1", "/sessions/{session_id}/v1", OPENED):
             app.router.add_post(f"{prefix}/chat/completions", self.chat_completions)
             app.router.add_get(f"{prefix}/models", self.models)
         app.router.add_post("/v1/completions", self.completions)
@@ -107,15 +109,16 @@ class Routes:
         """Ends its calls; answered with what it used, once its traces are committed."""
         session_id = request.match_info["session_id"]
         if self._sessions.is_opened(session_id):
-            message = f"Session {session_id!r} was opened for a trajectory, which closes it."
-            raise ApiError(409, message, code="session_opened")
+            raise no_session(session_id)
         try:
             summary = asdict(await self._close(session_id))
         except GatewayError as error:
-            raise ApiError(404, f"There is no session {session_id!r}.", code="session_not_found") from error
+            raise no_session(session_id) from error
         return _json(summary | {"breaks": {kind.value: number for kind, number in summary["breaks"].items()}})
 
     async def models(self, request: web.Request) -> web.Response:
+        if "session_id" in request.match_info:
+            self._sessions.known(request.match_info["session_id"], request.match_info.get("secret", ""))
         return _json({"object": "list", "data": [self._model]})
 
     async def health(self, request: web.Request) -> web.Response:
@@ -133,25 +136,19 @@ class Routes:
         refusal = self._refuse()
         if refusal is not None:
             raise unavailable(f"The gateway takes no calls at the moment: {refusal}.", refusal)
-        named = request.match_info.get("session_id") or chat.program_id or request.headers.get("X-Program-Id")
-        session_id = named or f"anonymous-{uuid.uuid4().hex}"
+        live, once = self._session(request, chat.program_id)
         try:
-            return await self._call(request, self._sessions.find(session_id), chat)
+            return await self._call(request, live, chat)
         finally:
-            if not named:
-                self._sessions.forget(session_id)
+            if once:
+                self._sessions.forget(live.session_id)
 
     async def _tokens(self, request: web.Request) -> web.StreamResponse:
         wanted = parse_token_request(await body_of(request, self._arrival_s), self._names, self._vocab_size)
         refusal = self._refuse()
         if refusal is not None:
             raise unavailable(f"The gateway takes no calls at the moment: {refusal}.", refusal)
-        named = wanted.program_id or request.headers.get("X-Program-Id")
-        session_id = named or f"anonymous-{uuid.uuid4().hex}"
-        if self._sessions.is_opened(session_id):  # its sampling is pinned, and its prompts are the gateway's to make
-            message = f"Session {session_id!r} was opened for a trajectory, which asks in messages."
-            raise ApiError(409, message, code="session_opened")
-        live = self._sessions.find(session_id)
+        live, once = self._session(request, wanted.program_id)
         call = asyncio.get_running_loop().create_task(self._completer.complete_ids(live, wanted))
         self._sessions.began(live, call)
         try:
@@ -162,8 +159,14 @@ class Routes:
             if not call.done():
                 call.cancel()
                 await asyncio.wait({call})
-            if not named:
-                self._sessions.forget(session_id)
+            if once:
+                self._sessions.forget(live.session_id)
+
+    def _session(self, request: web.Request, program_id: str | None) -> tuple[LiveSession, bool]:
+        """Whose call it is, and whether the session is for this call only. Raises ApiError."""
+        named = request.match_info.get("session_id") or program_id or request.headers.get("X-Program-Id")
+        live = self._sessions.find(named or f"anonymous-{uuid.uuid4().hex}", request.match_info.get("secret", ""))
+        return live, not named
 
     async def _call(self, request: web.Request, live: LiveSession, chat: ChatRequest) -> web.StreamResponse:
         call = asyncio.get_running_loop().create_task(self._completer.complete(live, chat))

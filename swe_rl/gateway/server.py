@@ -3,6 +3,7 @@
 Invariants:
 - Every finished completion is in the store's hands before its client is answered; `close_session` returns once the
   session's traces are committed.
+- Who has a session's URL may use that session: the URL of one that was opened has a random secret.
 - Beyond loopback it only listens with a bearer token; see `callers` for who is answered.
 - `close` ends every call in flight and frees the port, also after a failed start. Engines and store are not its own.
 """
@@ -20,7 +21,7 @@ from aiohttp import web
 from swe_rl.config.schema import GatewayConfig
 from swe_rl.engine.protocol import Engine
 from swe_rl.gateway.arrival import Arrivals
-from swe_rl.gateway.callers import http_logger, local_middleware, token_middleware
+from swe_rl.gateway.callers import local_middleware, token_middleware
 from swe_rl.gateway.completion import Completer
 from swe_rl.gateway.errors import GatewayConfigError, GatewayError, error_middleware
 from swe_rl.gateway.live import LiveSessions, SessionSummary
@@ -29,6 +30,7 @@ from swe_rl.gateway.placement import Placement
 from swe_rl.gateway.routes import Routes
 from swe_rl.gateway.session import Session, SessionSettings
 from swe_rl.gateway.store import TraceStore
+from swe_rl.host.http_log import http_logger
 from swe_rl.host.loopback import is_loopback
 from swe_rl.model.chat import ChatRenderer
 from swe_rl.model.tool_parser import make_tool_parser
@@ -42,7 +44,8 @@ _READ_BYTES = 2**20  # of a body that aiohttp takes before it stops the connecti
 
 class Gateway:
     """`tool_parser`, `model_path` and `vocab_size` are model's. `arrival_s`: within which a request's head must be
-    there, and then its body; an idle connection is kept as long."""
+    there, and then its body; an idle connection is kept as long. `clients_begin`: a client may name a session, or
+    none, and it begins; else only those answer that `open_session` made."""
 
     def __init__(
         self,
@@ -58,6 +61,7 @@ class Gateway:
         model_path: str | None = None,
         vocab_size: int = 2**31,
         token: str | None = None,
+        clients_begin: bool = False,
         heartbeat_s: float = 10.0,
         arrival_s: float = 60.0,
         clock: Callable[[], float] = time.monotonic,
@@ -82,6 +86,7 @@ class Gateway:
         self._sessions = LiveSessions(
             self._new_state,
             self._placement.release,
+            clients_begin=clients_begin,
             max_idle=config.max_idle_sessions,
             idle_s=config.session_idle_s,
             clock=clock,
@@ -123,7 +128,7 @@ class Gateway:
             app,
             handler_cancellation=True,
             access_log=None,
-            logger=http_logger(),
+            logger=http_logger(__name__),
             keepalive_timeout=self._arrival_s,
             shutdown_timeout=_SHUTDOWN_S,
             read_bufsize=_READ_BYTES,
@@ -163,10 +168,12 @@ class Gateway:
         self._sessions.open(session_id, settings)
 
     def session_url(self, session_id: str) -> str:
-        """The base URL for an OpenAI client of this session. Raises GatewayError before `start`."""
+        """The base URL for an OpenAI client of this session. That of an opened session is secret: it is for its agent,
+        and for no file, log or message. Raises GatewayError before `start`."""
         if self._root_url is None:
             raise GatewayError("the gateway has no address before it is started")
-        return f"{self._root_url}/sessions/{quote(session_id, safe='')}/v1"
+        secret = self._sessions.secret(session_id)
+        return f"{self._root_url}/sessions/{quote(session_id, safe='')}{f'/{secret}' if secret else ''}/v1"
 
     async def close_session(self, session_id: str) -> SessionSummary:
         """Ends its calls; its traces are committed when this returns. Raises GatewayError, TraceStoreError."""

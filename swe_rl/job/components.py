@@ -270,4 +270,5 @@ def _gateway(
         model_path=config.model.path,
         vocab_size=config.model.vocab_size,
         token=token,
+        clients_begin=config.job.name is JobName.serve,
     )

@@ -165,7 +165,7 @@ class Attempter:
     def _door(self, order: Order) -> Door:
         parts = urlsplit(self._gateway.session_url(order.trajectory_id))
         assert parts.hostname is not None and parts.port is not None
-        return Door(parts.hostname, parts.port)
+        return Door(parts.hostname, parts.port, parts.path)
 
     async def _grade(self, order: Order, patch: str, times_s: dict[str, float]) -> Grade:
         """Tests that did not end are run once more where they can: a hiccup of the machine is no verdict."""

@@ -9,7 +9,7 @@ Invariants:
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -45,10 +45,11 @@ class Workspace:
 
 @dataclass(frozen=True, slots=True)
 class Door:
-    """The one address that a sandbox without network may reach: the gateway's."""
+    """The one thing that a sandbox without network may reach: a session of the gateway."""
 
     host: str
     port: int
+    path: str = field(repr=False)  # of the session's base URL, quoted; secret
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +64,7 @@ class ExecResult:
 class Sandbox(Protocol):
     sandbox_id: str
     workdir: str  # as the commands see it
-    door_url: str | None  # base URL of the door as the commands see it; None without a door
+    door_url: str | None  # the model's base URL (/v1) as the commands see it; None without a door
 
     async def exec(
         self,
@@ -91,7 +92,7 @@ class SandboxProvider(Protocol):
     async def create(self, workspace: Workspace, *, owner: str, door: Door | None = None) -> Sandbox:
         """`owner` names the trajectory or grading in labels, folder names and messages.
 
-        With a `door`, commands reach that address as `sandbox.door_url`, also where they have no network otherwise.
+        With a `door`, commands reach that session as `sandbox.door_url`, also where they have no network otherwise.
         """
         ...
 

@@ -261,7 +261,7 @@ class RemoteProvider:
             "image": workspace.image,
             "workdir": workspace.workdir,
             "workspace": await self._send(workspace.path, owner) if workspace.path else None,
-            "door": {"host": door.host, "port": door.port} if door else None,
+            "door": {"host": door.host, "port": door.port, "path": door.path} if door else None,
         }
         try:
             answer = await self._start(order)

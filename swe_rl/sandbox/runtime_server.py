@@ -182,7 +182,8 @@ class RuntimeServer:
         if order.get("workspace") and path is None:
             raise SandboxError(f"workspace {order['workspace']} was not sent to this server")
         workspace = Workspace(path=path, image=order.get("image"), workdir=str(order["workdir"]))
-        door = Door(str(order["door"]["host"]), int(order["door"]["port"])) if order.get("door") else None
+        asked = order.get("door")
+        door = Door(str(asked["host"]), int(asked["port"]), str(asked["path"])) if asked else None
         sandbox = await self._provider.create(workspace, owner=str(order["owner"]), door=door)
         entry = _Entry(sandbox, str(order["owner"]), time.monotonic())
         self._leases.hold(run, name, entry, time.monotonic())

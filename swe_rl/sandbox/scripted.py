@@ -80,7 +80,7 @@ class ScriptedProvider:
             raise SandboxError("the sandbox provider is closed")
         name = f"{owner}-{len(self.sandboxes) + 1}"
         sandbox = ScriptedSandbox(name, workspace.workdir, self._respond, dict(self._files))
-        sandbox.door_url = f"http://{door.host}:{door.port}" if door else None
+        sandbox.door_url = f"http://{door.host}:{door.port}{door.path}" if door else None
         self.sandboxes.append(sandbox)
         return sandbox
 

@@ -99,9 +99,10 @@ def solve(renderer: ChatRenderer, tmp_path: Path):
         )  # fmt: skip
         provider = make_provider(sandbox, tmp_path / "scratch", lambda message: None)
         try:
-            root = urlsplit(await gateway.start())
-            door = Door(str(root.hostname), int(root.port or 0)) if agent.needs_door else None
+            await gateway.start()
             gateway.open_session("t", SessionSettings(**limits))
+            url = urlsplit(gateway.session_url("t"))
+            door = Door(str(url.hostname), int(url.port or 0), url.path) if agent.needs_door else None
             workspace = env.workspace(instance)
             box = await provider.create(workspace, owner="t", door=door)
             unknown = None

@@ -5,14 +5,14 @@ import sys
 
 import pytest
 
-from swe_rl.agent.program import NO_KEY, ProgramAgent, inside_url, program_of
+from swe_rl.agent.program import NO_KEY, ProgramAgent, program_of
 from swe_rl.agent.protocol import AgentError, Exit, UnknownEndError
 from swe_rl.config.compose import compose
 from swe_rl.config.schema import AgentConfig, SandboxConfig
 from swe_rl.env.instance import Instance
 from swe_rl.errors import UserError
-from swe_rl.sandbox.protocol import ExecResult, Workspace
-from swe_rl.sandbox.scripted import ScriptedProvider
+from swe_rl.sandbox.protocol import ExecResult
+from swe_rl.sandbox.scripted import ScriptedSandbox
 from tests.agent.conftest import TASK, end_of
 
 
@@ -56,11 +56,19 @@ def test_what_cannot_be_started_is_refused():
             agent_of("x", exit_codes=codes)
 
 
-async def test_the_gateway_is_reached_through_the_door():
-    sandbox = await ScriptedProvider().create(Workspace(), owner="t")
-    assert inside_url("http://h:1/sessions/a%2Fb/v1", sandbox) == "http://h:1/sessions/a%2Fb/v1"
-    sandbox.door_url = "http://127.0.0.1:9/"
-    assert inside_url("http://h:1/sessions/a%2Fb/v1", sandbox) == "http://127.0.0.1:9/sessions/a%2Fb/v1"
+@pytest.mark.parametrize("door_url", [None, "http://127.0.0.1:9/v1"])
+async def test_the_gateway_is_reached_through_the_door(door_url: str | None):
+    asked: list[str] = []
+
+    class Watched(ScriptedSandbox):
+        async def exec(self, command, *, timeout_s, env=None, max_output_bytes=None):
+            asked.extend((env["OPENAI_BASE_URL"], env["OPENAI_API_BASE"]))
+            return await super().exec(command, timeout_s=timeout_s, env=env, max_output_bytes=max_output_bytes)
+
+    sandbox = Watched("one", "/testbed", lambda command: "", door_url=door_url)
+    own = "http://h:1/sessions/a%2Fb/secret/v1"
+    await agent_of("x").run(TASK, base_url=own, model="m", sandbox=sandbox, timeout_s=9)
+    assert asked == [door_url or own] * 2
 
 
 CLIENT = f"""\
@@ -69,6 +77,7 @@ import json, os, sys, urllib.request
 task = sys.stdin.read()
 assert task == open(os.environ["SWE_RL_TASK_FILE"]).read() == os.environ["SWE_RL_TASK"], task
 assert os.environ["OPENAI_API_KEY"] == {NO_KEY!r} and os.environ["SWE_RL_MAX_TURNS"] == "7"
+assert not [value for value in os.environ.values() if "sessions" in value], os.environ  # nor any secret
 assert os.environ["MINE"] == "1" and os.environ["PATH"].startswith("/opt/tools:")
 messages = [{{"role": "user", "content": task}}]
 while True:

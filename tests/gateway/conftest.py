@@ -42,6 +42,7 @@ def serve(renderer, tmp_path):
     async def served(*engines: ScriptedEngine, config: GatewayConfig | None = None, **options):
         store = TraceStore(tmp_path / "traces.db")
         options.setdefault("max_model_len", 2048)
+        options.setdefault("clients_begin", True)
         gateway = Gateway(
             engines,
             make_router(RouterConfig(), engines),

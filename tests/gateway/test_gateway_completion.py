@@ -35,7 +35,7 @@ class Door:
             model_name="tiny", max_model_len=10**6, parse=make_tool_parser("hermes"),
         )  # fmt: skip
         self.sessions.open("s", SETTINGS)
-        self.live = self.sessions.find("s")
+        self.live = self.sessions.find("s", self.sessions.secret("s"))
 
     async def ask(self, messages=(USER,)):
         request = parse_request(orjson.dumps({"messages": list(messages)}), "tiny")

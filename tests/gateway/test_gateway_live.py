@@ -21,7 +21,12 @@ def now():
 @pytest.fixture
 def sessions(renderer, released, now):
     return LiveSessions(
-        lambda session_id: Session(renderer), released.append, max_idle=3, idle_s=10.0, clock=lambda: now[0]
+        lambda session_id: Session(renderer),
+        released.append,
+        clients_begin=True,
+        max_idle=3,
+        idle_s=10.0,
+        clock=lambda: now[0],
     )
 
 
@@ -65,7 +70,7 @@ async def test_a_busy_or_opened_session_is_kept(sessions, released):
     sessions.began(sessions.find("busy"), task)
     for name in ("b", "c", "d"):
         use(sessions, name)
-    assert released == ["b"] and sessions.find("opened").settings == SessionSettings(1, 2)
+    assert released == ["b"] and sessions.find("opened", sessions.secret("opened")).settings == SessionSettings(1, 2)
     summary = await sessions.close("busy")
     assert task.cancelled() and summary.num_calls == 0 and released == ["b", "busy"]
 
@@ -96,7 +101,7 @@ async def test_a_closed_id_is_refused_until_it_is_opened_again(sessions):
     with pytest.raises(ApiError, match="closed"):
         sessions.find("a")
     sessions.open("a", SessionSettings(1, 2))
-    assert sessions.find("a").settings is not None
+    assert sessions.find("a", sessions.secret("a")).settings is not None
 
 
 @pytest.mark.parametrize("session_id", ["x" * 513, "a\nb"])

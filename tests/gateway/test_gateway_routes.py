@@ -79,8 +79,10 @@ async def test_closing_ends_the_calls_in_flight(serve, says, http):
 async def test_a_trajectorys_session_is_not_its_agents_to_close(serve, says, http):
     async with serve(ScriptedEngine(says("ok"))) as (gateway, _, _):
         gateway.open_session("s", PINNED)
-        status, answer = await delete(http, gateway.session_url("s"))
-        assert (status, answer["error"]["code"]) == (409, "session_opened")
+        root = gateway.session_url("s").partition("/sessions")[0]
+        for url, code in ((f"{root}/sessions/s", "session_not_found"), (gateway.session_url("s"), "not_found")):
+            status, answer = await delete(http, url)
+            assert (status, answer["error"]["code"]) == (404, code)
         assert (await ask(http, gateway.session_url("s")))[0] == 200
         assert (await gateway.close_session("s")).num_calls == 1
 

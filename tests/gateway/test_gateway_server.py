@@ -374,11 +374,12 @@ async def test_a_closed_session_is_over(serve, says):
         gateway.open_session("s", PINNED)
         with pytest.raises(GatewayError, match="already open"):
             gateway.open_session("s", PINNED)
-        call = asyncio.create_task(post(gateway.session_url("s"), body()))
+        url = gateway.session_url("s")
+        call = asyncio.create_task(post(url, body()))
         await running(engine)
         summary = await gateway.close_session("s")
         assert summary.num_calls == 0 and len(engine.cancelled) == 1
-        assert (await call)[0] == 410 == (await post(gateway.session_url("s"), body()))[0]
+        assert (await call)[0] == 410 == (await post(url, body()))[0]
         with pytest.raises(GatewayError, match="not open"):
             await gateway.close_session("s")
         engine.token_delay_s = 0

@@ -51,7 +51,7 @@ async def test_a_trajectory_is_nobodys_to_add_tokens_to(serve, says):
         summary = await gateway.close_session("train.1.a.0.0")
         await store.flush()
         assert summary.num_calls == 0 and store.sessions() == []
-    assert (status, answer["error"]["code"]) == (409, "session_opened")
+    assert (status, answer["error"]["code"]) == (404, "session_not_found")
 
 
 @pytest.mark.parametrize(

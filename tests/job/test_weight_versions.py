@@ -73,6 +73,7 @@ async def rollout(engines, renderer, path, update, seed):
         model_name="tiny",
         config=GatewayConfig(),
         max_model_len=MAX_LEN,
+        clients_begin=True,
     )
 
     async def program(name, client):

@@ -242,11 +242,11 @@ async def test_an_agent_inside_gets_a_door_and_its_patch_counts(attempt):
 
     class PortGateway(FakeGateway):
         def session_url(self, session_id):
-            return f"http://127.0.0.1:8123/sessions/{session_id}/v1"
+            return f"http://127.0.0.1:8123/sessions/{session_id}/secret/v1"
 
     agent = Inside(Exit.SUBMITTED)
     used = await attempt(agent, gateway=PortGateway())
-    assert agent.door_url == "http://127.0.0.1:8123"
+    assert agent.door_url == PortGateway().session_url(used.trajectory.trajectory_id)
     assert used.env.graded[0][0] == used.trajectory.patch == "diff --git a/x b/x"
 
 

@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -15,9 +16,11 @@ from swe_rl.config.choices import Isolation, SandboxKind
 from swe_rl.config.schema import SandboxConfig
 from swe_rl.sandbox.apptainer import ApptainerProvider
 from swe_rl.sandbox.confined_path import MissingFileError
+from swe_rl.sandbox.door import direct_url
 from swe_rl.sandbox.protocol import Door, Sandbox, SandboxError, SandboxProvider, Workspace
 from swe_rl.sandbox.provider import make_provider
 from swe_rl.sandbox.runtime_server import ServerOptions, serving
+from tests.sandbox.test_sandbox_door import REFUSED, Heard, refused_inside
 
 _MIB = 1024**2
 KINDS = [
@@ -292,20 +295,23 @@ async def test_a_cancelled_start_leaves_nothing(provider: SandboxProvider, works
     assert isinstance(await provider.create(workspace, owner="after"), object)
 
 
-async def test_the_door_leads_to_the_gateway(provider: SandboxProvider, workspace: Workspace):
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        line = await reader.readline()
-        writer.write(b"heard " + line)
-        writer.close()
-
-    server = await asyncio.start_server(answer, "127.0.0.1", 0)
-    port = server.sockets[0].getsockname()[1]
-    sandbox = await provider.create(workspace, owner="x", door=Door("127.0.0.1", port))
+async def test_the_door_leads_to_its_session_and_nowhere_else(provider: SandboxProvider, workspace: Workspace):
+    heard = Heard()
+    server = await asyncio.start_server(heard, "127.0.0.1", 0)
+    door = Door("127.0.0.1", server.sockets[0].getsockname()[1], "/sessions/one/secret/v1")
+    sandbox = await provider.create(workspace, owner="x", door=door)
     assert sandbox.door_url is not None
-    at = sandbox.door_url.removeprefix("http://").replace(":", "/")
+    url = urlsplit(sandbox.door_url)
+    say = f"printf 'GET {url.path}/models HTTP/1.0\\r\\n\\r\\n' >&3; tail -n 1 <&3"
     for _ in range(2):
-        result = await sandbox.exec(f"exec 3<>/dev/tcp/{at}; echo hello >&3; cat <&3", timeout_s=20)
-        assert result.output == "heard hello\n"
+        result = await sandbox.exec(f"exec 3<>/dev/tcp/127.0.0.1/{url.port}; {say}", timeout_s=20)
+        assert result.output == "ok"
+    assert {one.split()[1] for one in heard.requests} == {b"/sessions/one/secret/v1/models"}
+    if sandbox.door_url != direct_url(door):  # else the commands share this machine's network
+        assert "secret" not in sandbox.door_url
+        result = await sandbox.exec(refused_inside(url.port), timeout_s=60)
+        assert (len(result.output.split()), set(result.output.split())) == (len(REFUSED), {"404", "400"})
+        assert len(heard.requests) == 2
     await sandbox.close()
     server.close()
     without = await provider.create(workspace, owner="y")

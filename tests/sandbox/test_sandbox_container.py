@@ -22,6 +22,7 @@ from swe_rl.sandbox.container_engine import ContainerEngine, ImageMissingError
 from swe_rl.sandbox.container_labels import OWNER, PROVIDER, RUN, Identity, labels_of
 from swe_rl.sandbox.container_provider import ContainerProvider
 from swe_rl.sandbox.protocol import Door, SandboxError, Workspace
+from tests.sandbox.test_sandbox_door import Heard
 
 pytestmark = pytest.mark.docker
 ProviderOf = Callable[..., ContainerProvider]
@@ -230,7 +231,7 @@ async def main():
     provider = ContainerProvider(SandboxConfig(**given), Path(sys.argv[2]), warn=print)
     try:
         made = [
-            await provider.create(Workspace(path=Path(sys.argv[3])), owner=str(i), door=Door("127.0.0.1", 1))
+            await provider.create(Workspace(path=Path(sys.argv[3])), owner=str(i), door=Door("127.0.0.1", 1, "/v1"))
             for i in range(2)
         ]
         Path(sys.argv[2], "up").touch()
@@ -321,17 +322,16 @@ async def test_no_engine_is_the_users_error(tmp_path: Path):
 
 
 async def test_a_door_by_python_and_by_node(make: ProviderOf, workspace: Workspace):
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(b"heard " + await reader.readline())
-        writer.close()
-
-    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    heard = Heard()
+    server = await asyncio.start_server(heard, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
-    sandbox = await make(memory_gb=4.0).create(workspace, owner="x", door=Door("127.0.0.1", port))
-    say = f"exec 3<>/dev/tcp/127.0.0.1/{port}; echo hi >&3; cat <&3"
-    assert (await sandbox.exec(say, timeout_s=20)).output == "heard hi\n"
+    sandbox = await make(memory_gb=4.0).create(workspace, owner="x", door=Door("127.0.0.1", port, "/sessions/a/b/v1"))
+    get = "GET /v1/models HTTP/1.0\\r\\n\\r\\n"
+    say = f"exec 3<>/dev/tcp/127.0.0.1/{port}; printf '{get}' >&3; tail -n 1 <&3"
+    assert (await sandbox.exec(say, timeout_s=20)).output == "ok"
     if (await sandbox.exec("command -v node", timeout_s=20)).exit_code == 0:
         other = f"node /run/swe_rl/door.js 18099 /run/swe_rl/door.sock && {say.replace(str(port), '18099')}"
-        assert (await sandbox.exec(other, timeout_s=20)).output == "heard hi\n"
+        assert (await sandbox.exec(other, timeout_s=20)).output == "ok"
+    assert {one.split()[1] for one in heard.requests} == {b"/sessions/a/b/v1/models"}
     assert (await sandbox.exec("touch /run/swe_rl/x", timeout_s=20)).exit_code != 0
     server.close()

@@ -1,25 +1,71 @@
 """The way out of a sandbox to the gateway, and only there."""
 
 import asyncio
+import shlex
 import shutil
 import subprocess
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
-from swe_rl.config.choices import Isolation
+from swe_rl.config.choices import Isolation, SandboxKind
 from swe_rl.config.schema import SandboxConfig
 from swe_rl.sandbox import door as door_module
 from swe_rl.sandbox.door import Doorway, direct_url
 from swe_rl.sandbox.process import ProcessProvider
 from swe_rl.sandbox.protocol import Door, SandboxError, Workspace
+from swe_rl.sandbox.provider import make_provider
+from swe_rl.sandbox.runtime_server import ServerOptions, serving
 
 GET = """python3 - <<'E'
 import urllib.request
-print(urllib.request.urlopen("{url}/hello", timeout=5).read().decode())
+print(urllib.request.urlopen("{url}/models", timeout=5).read().decode())
 E"""
+PATH = "/sessions/a%2Fb/the-secret/v1"
+REFUSED = [
+    f"{line}\r\nHost: 127.0.0.1\r\nContent-Length: 0\r\n\r\n"
+    for line in (
+        "GET /metrics HTTP/1.1",
+        "GET /router/state HTTP/1.1",
+        "GET /health HTTP/1.1",
+        "GET /version HTTP/1.1",
+        "GET / HTTP/1.1",
+        "GET * HTTP/1.1",
+        "GET /v1 HTTP/1.1",
+        "GET /v1/ HTTP/1.1",
+        "POST /v1/completions HTTP/1.1",
+        "POST /v1/models HTTP/1.1",
+        "DELETE /v1/models HTTP/1.1",
+        "GET /v1/models/ HTTP/1.1",
+        "GET /v1//models HTTP/1.1",
+        "GET //v1/models HTTP/1.1",
+        "GET /V1/models HTTP/1.1",
+        "GET /v1/./models HTTP/1.1",
+        "GET /v1/../metrics HTTP/1.1",
+        "GET /v1/models/../../metrics HTTP/1.1",
+        "GET /v1/models/../models HTTP/1.1",
+        "GET /v1/%2e%2e/metrics HTTP/1.1",
+        "GET /v1/%2E%2E%2Fmetrics HTTP/1.1",
+        "GET /v1%2fmodels HTTP/1.1",
+        "GET /v1/%6dodels HTTP/1.1",
+        "GET /v1/models;x HTTP/1.1",
+        "GET /v1/models#x HTTP/1.1",
+        "GET /v1/models%3fx HTTP/1.1",
+        "GET /sessions/other/v1/models HTTP/1.1",
+        "POST /sessions/other/v1/chat/completions HTTP/1.1",
+        "DELETE /sessions/other HTTP/1.1",
+        f"GET {PATH}/models HTTP/1.1",
+        "GET http://127.0.0.1/metrics HTTP/1.1",
+        "GET http://127.0.0.1/v1/models HTTP/1.1",
+        "CONNECT 127.0.0.1:22 HTTP/1.1",
+        "OPTIONS * HTTP/1.1",
+        "PRI * HTTP/2.0",
+        "what is this",
+    )
+]
 INSIDE = Path(door_module.__file__).parent / "inside"
 
 
@@ -34,7 +80,7 @@ async def _answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) ->
 @pytest.fixture
 async def gateway() -> AsyncIterator[Door]:
     server = await asyncio.start_server(_answer, "127.0.0.1", 0)
-    yield Door("127.0.0.1", server.sockets[0].getsockname()[1])
+    yield Door("127.0.0.1", server.sockets[0].getsockname()[1], PATH)
     server.close()
 
 
@@ -47,18 +93,21 @@ async def provider(tmp_path: Path, isolation: Isolation) -> AsyncIterator[Proces
 
 async def test_a_command_reaches_the_gateway(provider: ProcessProvider, workspace: Workspace, gateway: Door):
     sandbox = await provider.create(workspace, owner="x", door=gateway)
-    assert sandbox.door_url == f"http://127.0.0.1:{gateway.port}"
+    inside = f"http://127.0.0.1:{gateway.port}/v1"
+    assert sandbox.door_url == (inside if provider.isolated else direct_url(gateway))
     for _ in range(2):
         result = await sandbox.exec(GET.format(url=sandbox.door_url), timeout_s=20)
-        assert (result.exit_code, result.output) == (0, "answer to /hello\n")
+        assert (result.exit_code, result.output) == (0, f"answer to {PATH}/models\n")
 
 
 async def test_many_connections_at_once(provider: ProcessProvider, workspace: Workspace, gateway: Door):
     sandbox = await provider.create(workspace, owner="x", door=gateway)
-    say = "printf 'GET /%s HTTP/1.0\\r\\n\\r\\n' $i >&3; echo $(tail -n 1 <&3)"
+    say = f"printf 'GET {urlsplit(sandbox.door_url).path.replace('%', '%%')}/models?%s HTTP/1.0\\r\\n\\r\\n' $i >&3"
+    say += "; echo $(tail -n 1 <&3)"
     get = f"exec 3<>/dev/tcp/127.0.0.1/{gateway.port}; {say}"
     result = await sandbox.exec(f"for i in $(seq 20); do ({get}) & done; wait", timeout_s=30)
-    assert sorted(result.output.splitlines()) == sorted(f"answer to /{i}" for i in range(1, 21))
+    query = [f"?{number}" for number in range(1, 21)] if not provider.isolated else [""] * 20
+    assert sorted(result.output.splitlines()) == sorted(f"answer to {PATH}/models{one}" for one in query)
 
 
 async def test_without_a_door_there_is_no_url(provider: ProcessProvider, workspace: Workspace):
@@ -95,15 +144,139 @@ async def test_a_folder_that_cannot_be_is_a_sandbox_error(tmp_path: Path, gatewa
         await Doorway(gateway, tmp_path / "missing" / "folder", "/inside").open()
 
 
-async def test_a_gateway_that_is_gone_closes_the_connection(tmp_path: Path):
-    doorway = Doorway(Door("127.0.0.1", 1), tmp_path / "door", "/inside")
-    await doorway.open()
-    reader, writer = await asyncio.open_unix_connection(str(tmp_path / "door" / "door.sock"))
-    with pytest.raises(ConnectionError):
-        if not await reader.read(10):
-            raise ConnectionResetError
+async def _ask(folder: Path, request: bytes) -> bytes:
+    """What the socket answers, until it closes or says nothing for a while."""
+    reader, writer = await asyncio.open_unix_connection(str(folder / "door.sock"))
+    writer.write(request)
+    said = b""
+    try:
+        while more := await asyncio.wait_for(reader.read(65536), 0.5):
+            said += more
+    except (TimeoutError, ConnectionError):
+        pass
     writer.close()
+    return said
+
+
+async def test_a_gateway_that_is_gone_is_told(tmp_path: Path):
+    doorway = Doorway(Door("127.0.0.1", 1, PATH), tmp_path / "door", "/inside")
+    await doorway.open()
+    said = await _ask(tmp_path / "door", b"GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert said.startswith(b"HTTP/1.1 502 ") and b"gateway_unreachable" in said and b"secret" not in said
     await doorway.close()
+
+
+async def test_half_an_answer_does_not_look_whole(tmp_path: Path):
+    async def break_off(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n")
+        await writer.drain()
+        await asyncio.sleep(0.2)
+        writer.close()
+
+    server = await asyncio.start_server(break_off, "127.0.0.1", 0)
+    doorway = Doorway(Door("127.0.0.1", server.sockets[0].getsockname()[1], PATH), tmp_path / "door", "/inside")
+    await doorway.open()
+    said = await _ask(tmp_path / "door", b"GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert said.endswith(b"hello\r\n") and not said.endswith(b"0\r\n\r\n")
+    await doorway.close()
+    server.close()
+
+
+class Heard:
+    """A gateway that keeps what it was sent."""
+
+    def __init__(self) -> None:
+        self.requests: list[bytes] = []
+
+    async def __call__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        chunked = b"chunked" in head
+        self.requests.append(head + (await reader.readuntil(b"0\r\n\r\n") if chunked else b""))
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nX-Own: 1\r\nSet-Cookie: a=b\r\n\r\nok")
+        await writer.drain()
+        writer.close()
+
+
+async def test_nothing_else_leaves(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    heard = Heard()
+    server = await asyncio.start_server(heard, "127.0.0.1", 0)
+    doorway = Doorway(Door("127.0.0.1", server.sockets[0].getsockname()[1], PATH), tmp_path / "door", "/inside")
+    await doorway.open()
+    for request in REFUSED:
+        assert (await _ask(tmp_path / "door", request.encode())).split()[1] in (b"404", b"400"), request
+    assert heard.requests == [] and not caplog.records
+    await doorway.close()
+    server.close()
+
+
+async def test_each_request_of_a_connection_is_looked_at_and_written_anew(tmp_path: Path):
+    """Also one that hides in another one's body, or behind lengths that contradict each other."""
+    heard = Heard()
+    server = await asyncio.start_server(heard, "127.0.0.1", 0)
+    doorway = Doorway(Door("127.0.0.1", server.sockets[0].getsockname()[1], PATH), tmp_path / "door", "/inside")
+    await doorway.open()
+    hidden = "GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n"
+    head = "POST /v1/chat/completions?program_id=a HTTP/1.1\r\nHost: evil\r\nX-Program-Id: other\r\nCookie: a=b\r\n"
+    good = f"{head}Authorization: Bearer key\r\nContent-Length: {len(hidden)}\r\n\r\n{hidden}"
+    said = await _ask(tmp_path / "door", (good + hidden + good).encode())
+    assert [said.count(b"HTTP/1.1 200"), said.count(b"HTTP/1.1 404")] == [2, 1]
+    assert b"X-Own" not in said and b"Cookie" not in said
+    assert len(heard.requests) == 2
+    for request in heard.requests:
+        line, *headers = request.partition(b"\r\n\r\n")[0].decode().split("\r\n")
+        assert line == f"POST {PATH}/chat/completions HTTP/1.1" and "Authorization: Bearer key" in headers
+        assert not {one.partition(":")[0] for one in headers} & {"X-Program-Id", "Cookie"}
+        assert "Host: evil" not in headers
+        assert hidden.encode() in request
+    both = f"{head}Content-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n{hidden}"
+    assert b" 200 " not in await _ask(tmp_path / "door", both.encode())
+    assert len(heard.requests) == 2
+    await doorway.close()
+    server.close()
+
+
+async def test_one_sandbox_holds_so_many_connections(tmp_path: Path, gateway: Door):
+    doorway = Doorway(gateway, tmp_path / "door", "/inside")
+    await doorway.open()
+    path = str(tmp_path / "door" / "door.sock")
+    held = [await asyncio.open_unix_connection(path) for _ in range(64)]
+    get = b"GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n"
+    await asyncio.sleep(0.1)
+    assert await _ask(tmp_path / "door", get) == b""
+    for _, writer in held:
+        writer.close()
+    await asyncio.sleep(0.1)
+    assert b"answer to" in await _ask(tmp_path / "door", get)
+    await doorway.close()
+
+
+def refused_inside(port: int | None) -> str:
+    """A command that sends each of REFUSED, and prints the status of each answer."""
+    words = " ".join(shlex.quote(one.replace("\\", "\\\\").replace("\r\n", "\\r\\n")) for one in REFUSED)
+    each = f'exec 3<>/dev/tcp/127.0.0.1/{port}; printf %b "$one" >&3; read -r -t 5 _ status _ <&3; echo "$status"'
+    return f"for one in {words}; do {each}; done"
+
+
+@pytest.mark.skipif(shutil.which("bwrap") is None, reason="needs bubblewrap")
+async def test_a_sandbox_servers_door_is_as_narrow(tmp_path: Path, workspace: Workspace):
+    heard = Heard()
+    server = await asyncio.start_server(heard, "127.0.0.1", 0)
+    door = Door("127.0.0.1", server.sockets[0].getsockname()[1], PATH)
+    behind = ProcessProvider(SandboxConfig(isolation=Isolation.bubblewrap), tmp_path / "there", warn=pytest.fail)
+    async with serving(behind, tmp_path / "server", ServerOptions(slots=2, lease_s=60.0, key=None)) as url:
+        provider = make_provider(
+            SandboxConfig(kind=SandboxKind.remote, runtime_url=url), tmp_path / "here", warn=pytest.fail
+        )
+        sandbox = await provider.create(workspace, owner="x", door=door)
+        assert sandbox.door_url == f"http://127.0.0.1:{door.port}/v1"
+        result = await sandbox.exec(refused_inside(door.port), timeout_s=60)
+        assert (len(result.output.split()), set(result.output.split())) == (len(REFUSED), {"404", "400"})
+        assert heard.requests == []
+        assert (await sandbox.exec(GET.format(url=sandbox.door_url), timeout_s=20)).output == "ok\n"
+        assert [one.split()[1] for one in heard.requests] == [f"{PATH}/models".encode()]
+        await provider.close()
+    server.close()
 
 
 @pytest.mark.parametrize(
@@ -125,4 +298,8 @@ async def test_a_port_that_is_taken_is_told(start: list[str], gateway: Door, tmp
 
 
 def test_an_ipv6_address_is_bracketed():
-    assert direct_url(Door("::1", 80)) == "http://[::1]:80"
+    assert direct_url(Door("::1", 80, "/sessions/a/b/v1")) == "http://[::1]:80/sessions/a/b/v1"
+
+
+def test_the_path_is_in_no_message():
+    assert "secret" not in repr(Door("127.0.0.1", 80, PATH))

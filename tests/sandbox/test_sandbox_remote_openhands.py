@@ -188,4 +188,4 @@ async def test_folders_and_doors_are_refused(provider: OpenHandsProvider, tmp_pa
     with pytest.raises(UserError, match="swe_rl"):
         await provider.create(Workspace(path=tmp_path), owner="x")
     with pytest.raises(UserError, match="gateway"):
-        await provider.create(Workspace(image="a"), owner="x", door=Door("127.0.0.1", 1))
+        await provider.create(Workspace(image="a"), owner="x", door=Door("127.0.0.1", 1, "/v1"))

@@ -15,7 +15,7 @@ from swe_rl.sandbox import isolation as isolation_module
 from swe_rl.sandbox.bubblewrap import UserMode
 from swe_rl.sandbox.isolation import package_folders
 from swe_rl.sandbox.protocol import Door, SandboxError, Toolchain, Workspace
-from tests.sandbox.test_sandbox_door import GET, gateway
+from tests.sandbox.test_sandbox_door import GET, PATH, gateway
 from tests.sandbox.test_sandbox_process import folders
 
 __all__ = ["gateway"]  # a fixture
@@ -105,7 +105,7 @@ async def test_a_link_planted_where_it_is_seen_makes_nothing_outside(make, owned
 async def test_the_door_opens_beside_it(make, owned: Workspace, gateway: Door):
     sandbox = await make(Isolation.bubblewrap).create(owned, owner="x", door=gateway)
     result = await sandbox.exec(GET.format(url=sandbox.door_url), timeout_s=20)
-    assert (result.exit_code, result.output) == (0, "answer to /hello\n")
+    assert (result.exit_code, result.output) == (0, f"answer to {PATH}/models\n")
 
 
 async def test_without_isolation_it_is_refused_and_nothing_is_left(make, owned: Workspace, tmp_path: Path):
@@ -129,5 +129,5 @@ async def test_a_door_that_cannot_be_leaves_no_folder(make, workspace: Workspace
 
     monkeypatch.setattr("swe_rl.sandbox.door._listener", refuse)
     with pytest.raises(SandboxError, match="no door to"):
-        await make(Isolation.bubblewrap).create(workspace, owner="x", door=Door("127.0.0.1", 1))
+        await make(Isolation.bubblewrap).create(workspace, owner="x", door=Door("127.0.0.1", 1, PATH))
     assert folders(tmp_path, "x*") == []
