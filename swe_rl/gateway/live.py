@@ -18,6 +18,7 @@ from swe_rl.engine.protocol import Completion
 from swe_rl.gateway.errors import ApiError, GatewayError
 from swe_rl.gateway.session import Recorded, Session, SessionSettings
 from swe_rl.gateway.trace import Break
+from swe_rl.gateway.waits import Waits
 
 _REMEMBERED_CLOSED = 65536
 _MAX_ID_CHARS = 512
@@ -47,6 +48,7 @@ class LiveSession:
     num_calls: int = 0
     sampled_tokens: int = 0
     overflowed: bool = False
+    waits: Waits = field(default_factory=Waits)
     breaks: Counter[Break] = field(default_factory=Counter)
     times_s: dict[str, float] = field(default_factory=lambda: dict.fromkeys(("queue", "prefill", "decode"), 0.0))
 
@@ -104,7 +106,8 @@ class LiveSessions:
         if session_id in self._opened or session_id in self._implicit:
             raise GatewayError(f"session {session_id} is already open; close it first, or take another id")
         self._closed.pop(session_id, None)
-        self._opened[session_id] = LiveSession(session_id, self._new_state(session_id), settings)
+        waits = Waits(self._clock)
+        self._opened[session_id] = LiveSession(session_id, self._new_state(session_id), settings, waits=waits)
 
     def find(self, session_id: str) -> LiveSession:
         """Of a request; a session nobody knows begins here. Raises ApiError."""
@@ -121,6 +124,7 @@ class LiveSessions:
         return live
 
     def began(self, live: LiveSession, call: "asyncio.Task[Any]") -> None:
+        live.waits.asked()
         live.calls.add(call)
         self.num_calls += 1
         self._used(live)
@@ -129,6 +133,15 @@ class LiveSessions:
         live.calls.discard(call)
         self.num_calls -= 1
         self._used(live)
+
+    def refused(self, session_id: str | None) -> None:
+        """A call of an opened session was answered that it should come again."""
+        if session_id in self._opened:
+            self._opened[session_id].waits.refused()
+
+    def waited_s(self, session_id: str) -> float:
+        """Of an opened session: for how long its calls waited, so far."""
+        return self._opened[session_id].waits.total_s() if session_id in self._opened else 0.0
 
     def is_opened(self, session_id: str) -> bool:
         """By whoever runs the gateway, not by a client's first call."""

@@ -132,6 +132,7 @@ class Routes:
         chat = parse_request(await body_of(request, self._arrival_s), self._model_name)
         refusal = self._refuse()
         if refusal is not None:
+            self._sessions.refused(request.match_info.get("session_id"))
             raise unavailable(f"The gateway takes no calls at the moment: {refusal}.", refusal)
         named = request.match_info.get("session_id") or chat.program_id or request.headers.get("X-Program-Id")
         session_id = named or f"anonymous-{uuid.uuid4().hex}"

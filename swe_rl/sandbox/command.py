@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from swe_rl.sandbox.output import HeadTail
+from swe_rl.sandbox.own_time import Waited, ends_within, no_wait
 from swe_rl.sandbox.process_tree import kill_group
 
 _DRAIN_S = 1.0
@@ -31,6 +32,7 @@ class CommandSpec:
     cwd: Path
     timeout_s: float
     pass_fds: tuple[int, ...] = ()
+    waited: Waited = no_wait  # what of its time does not count for `timeout_s`
 
 
 async def run_command(spec: CommandSpec, output: HeadTail, sweep: Callable[[int], None]) -> int | None:
@@ -49,21 +51,19 @@ async def run_command(spec: CommandSpec, output: HeadTail, sweep: Callable[[int]
         raise
     finally:
         os.close(write_fd)
-    return await _finish(process, spec.timeout_s, capture, sweep)
+    return await _finish(process, spec, capture, sweep)
 
 
 async def _finish(
     process: "subprocess.Popen[bytes]",
-    timeout_s: float,
+    spec: CommandSpec,
     capture: "_Capture",
     sweep: Callable[[int], None],
 ) -> int | None:
     exited = _exit_of(process)
     timed_out = False
     try:
-        await asyncio.wait_for(asyncio.shield(exited), timeout_s)
-    except TimeoutError:
-        timed_out = True
+        timed_out = not await ends_within(exited, spec.timeout_s, spec.waited)
     finally:
         if not exited.done():
             kill_group(process.pid)
