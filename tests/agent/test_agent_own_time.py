@@ -1,7 +1,6 @@
 """An agent's time is its own: what its calls wait for ends nobody, and what it does itself ends it."""
 
 import asyncio
-import random
 import sys
 import time
 from urllib.parse import urlsplit
@@ -10,7 +9,6 @@ import pytest
 
 from swe_rl.agent.bash import BashAgent
 from swe_rl.agent.budget import Budget
-from swe_rl.agent.client import ChatClient
 from swe_rl.agent.program import ProgramAgent, program_of
 from swe_rl.agent.protocol import Exit, Task
 from swe_rl.config.choices import Isolation
@@ -23,8 +21,8 @@ from swe_rl.router.make import make_router
 from swe_rl.sandbox.protocol import Door, Workspace
 from swe_rl.sandbox.provider import make_provider
 
-OWN_S = 3.0
-HELD_S = 5.0  # longer than the agent's whole time
+OWN_S = {"bash": 3.0, "command": 10.0}  # an interpreter has to start within a program's own time
+MORE_S = 2.0  # held for longer than the agent's whole time
 ASKS = """\
 import json, os, urllib.request
 body = json.dumps({"model": "m", "messages": [{"role": "user", "content": "hello"}]}).encode()
@@ -52,9 +50,8 @@ def program(text, after=":"):
     return ProgramAgent("command", program_of(config), max_turns=7, max_output_chars=1000)
 
 
-def bash():
+def bash(client):
     config = AgentConfig(system_prompt="short")
-    client = ChatClient(rng=random.Random(0))
     return BashAgent(config, max_turns=4, command_timeout_s=5.0, client=client)
 
 
@@ -82,8 +79,8 @@ def attempt(renderer, tmp_path):
                 asyncio.get_running_loop().call_later(held_s, engine.on_change, True)
             began_s = time.monotonic()
             result = await agent.run(
-                Task("a", "Fix it."), base_url=gateway.session_url("s"), model="m", sandbox=box, timeout_s=OWN_S,
-                waited=lambda: gateway.waited_s("s"),
+                Task("a", "Fix it."), base_url=gateway.session_url("s"), model="m", sandbox=box,
+                timeout_s=OWN_S[agent.name], waited=lambda: gateway.waited_s("s"),
             )  # fmt: skip
             return result, time.monotonic() - began_s
         finally:
@@ -94,25 +91,36 @@ def attempt(renderer, tmp_path):
     return run
 
 
-@pytest.mark.parametrize("make", [bash, lambda: program(ASKS)], ids=["bash", "program"])
-async def test_waiting_for_an_engine_is_nobodys_own_time(attempt, make):
-    result, took_s = await attempt(make(), HELD_S)
+AGENTS = [
+    pytest.param(bash, id="bash"),
+    pytest.param(lambda _: program(ASKS), id="program", marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.parametrize("make", AGENTS)
+async def test_waiting_for_an_engine_is_nobodys_own_time(attempt, make, client):
+    agent = make(client)
+    held_s = OWN_S[agent.name] + MORE_S
+    result, took_s = await attempt(agent, held_s)
     assert result.exit is Exit.SUBMITTED, result.turns
-    assert took_s >= HELD_S - 0.1
+    assert took_s >= held_s - 0.1
 
 
-@pytest.mark.parametrize("make", [bash, lambda: program(ASKS)], ids=["bash", "program"])
-async def test_slow_sampling_is_and_ends_it(attempt, make):
-    result, took_s = await attempt(make(), 0.0, token_delay_s=5.0)
+@pytest.mark.parametrize("make", AGENTS)
+async def test_slow_sampling_is_and_ends_it(attempt, make, client):
+    agent = make(client)
+    result, took_s = await attempt(agent, 0.0, token_delay_s=5.0)
     assert result.exit is Exit.AGENT_TIMEOUT
-    assert OWN_S - 0.1 <= took_s < OWN_S + 4.0
+    assert OWN_S[agent.name] - 0.1 <= took_s < OWN_S[agent.name] + 8.0
 
 
+@pytest.mark.slow
 async def test_a_program_that_dawdles_after_it_waited_is_ended_with_what_it_said(attempt):
-    result, took_s = await attempt(program(ASKS, "sleep 60"), HELD_S)
+    held_s = OWN_S["command"] + MORE_S
+    result, took_s = await attempt(program(ASKS, "sleep 60"), held_s)
     assert result.exit is Exit.AGENT_TIMEOUT
     assert "submit" in str(result.turns[0].observation)
-    assert HELD_S < took_s < HELD_S + OWN_S + 4.0
+    assert held_s < took_s < held_s + OWN_S["command"] + 8.0
 
 
 async def test_a_budget_lasts_as_long_as_its_calls_wait():
