@@ -180,7 +180,7 @@ def test_the_last_engine_of_somebody_else_is_gone_for_good(command, fake):
     assert 6 <= time.monotonic() - killed_s < 60  # not at once, and not a rollout.agent_timeout_s
     assert "no engine serves: work waits for one to come back, 6 s at most" in text
     told = json.loads((command.folder("rollout") / "status.json").read_text())
-    assert (told["state"], told["exit_status"]) == ("failed", 1)
+    assert (told["status"], told["exit_status"]) == ("failed", 1)
     assert "NoEngineError: No engine has served for 6 s (engine.max_away_s)" in told["reason"]
     assert str(port) in told["reason"] and "cannot be reached" in told["reason"]
     assert not (command.folder("rollout") / "steps.jsonl").exists() or not command.steps("rollout")
