@@ -105,11 +105,6 @@ class HttpEngine:
     def in_flight(self) -> InFlight:
         return self._in_flight
 
-    @property
-    def why_lost(self) -> EngineError | None:
-        """Why it does not serve at the moment; None while it does."""
-        return self._in_flight.failure
-
     async def start(self) -> None:
         """Raises ServerRefusedError, EngineError; the session is then closed again."""
         await self._client.open()
