@@ -17,6 +17,7 @@ from swe_rl.agent.observation import format_observation
 from swe_rl.agent.prompts import FORMAT_REMINDER, system_prompt
 from swe_rl.agent.protocol import AgentResult, Exit, Task, Turn
 from swe_rl.config.schema import AgentConfig
+from swe_rl.sandbox.own_time import Waited, no_wait
 from swe_rl.sandbox.protocol import Sandbox
 
 
@@ -46,8 +47,17 @@ class BashAgent:
         self._command_timeout_s = command_timeout_s
         self._asking = Asking(client, temperature=temperature, max_tokens=max_tokens, clock=clock)
 
-    async def run(self, task: Task, *, base_url: str, model: str, sandbox: Sandbox, timeout_s: float) -> AgentResult:
-        talk = Conversation(self._asking, base_url, model, sandbox, Budget(timeout_s), self._command_timeout_s)
+    async def run(
+        self,
+        task: Task,
+        *,
+        base_url: str,
+        model: str,
+        sandbox: Sandbox,
+        timeout_s: float,
+        waited: Waited = no_wait,
+    ) -> AgentResult:
+        talk = Conversation(self._asking, base_url, model, sandbox, Budget(timeout_s, waited), self._command_timeout_s)
         talk.say("system", self._system_prompt)
         talk.say("user", task.prompt)
         for _ in range(self._max_turns):

@@ -3,10 +3,9 @@
 Invariants:
 - A message, once in it, never changes; every request extends the one before.
 - Everything that the model said is in it, format errors too.
-- The budget holds completions and commands; waiting for a place to run a command is not in it.
+- The budget holds completions and commands, without what they waited for (see `budget`).
 """
 
-import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -52,9 +51,7 @@ class Conversation:
             reply = await self._complete()
         except ContextOverflow:
             return Exit.CONTEXT_OVERFLOW
-        finally:
-            completion_s = self.asking.clock() - started_s
-            self.budget.spend(completion_s)
+        completion_s = self.asking.clock() - started_s
         if reply is None:
             return Exit.AGENT_TIMEOUT
         self.messages.append(reply.message)
@@ -84,19 +81,13 @@ class Conversation:
 
     async def _complete(self) -> ChatReply | None:
         """None when the budget ran out first; the request is then cancelled."""
-        if self.budget.is_spent:
-            return None
-        try:
-            async with asyncio.timeout(self.budget.left_s) as deadline:
-                return await self.asking.client.complete(
-                    self.messages,
-                    base_url=self.base_url,
-                    model=self.model,
-                    tools=self.asking.tools,
-                    temperature=self.asking.temperature,
-                    max_tokens=self.asking.max_tokens,
-                )
-        except TimeoutError:
-            if not deadline.expired():
-                raise
-            return None
+        return await self.budget.on(
+            self.asking.client.complete(
+                self.messages,
+                base_url=self.base_url,
+                model=self.model,
+                tools=self.asking.tools,
+                temperature=self.asking.temperature,
+                max_tokens=self.asking.max_tokens,
+            )
+        )

@@ -16,6 +16,7 @@ from swe_rl.agent.prompts import system_prompt
 from swe_rl.agent.protocol import AgentError, AgentResult, Exit, Task
 from swe_rl.agent.thread_bridge import Stopped, ThreadBridge
 from swe_rl.config.schema import AgentConfig
+from swe_rl.sandbox.own_time import Waited, no_wait
 from swe_rl.sandbox.protocol import Sandbox
 
 PACKAGED_PROMPT = "mini_swe"  # agent.system_prompt: what the library's SWE-bench runs use
@@ -47,10 +48,25 @@ class MiniSweAgent:
         self._templates = packaged_templates(config.tools) if packaged else None
         self._system_prompt = "" if packaged else system_prompt(config.system_prompt)
 
-    async def run(self, task: Task, *, base_url: str, model: str, sandbox: Sandbox, timeout_s: float) -> AgentResult:
+    async def run(
+        self,
+        task: Task,
+        *,
+        base_url: str,
+        model: str,
+        sandbox: Sandbox,
+        timeout_s: float,
+        waited: Waited = no_wait,
+    ) -> AgentResult:
         bridge = ThreadBridge()
         shared = Shared(
-            self._client, base_url, model, sandbox, bridge, Budget(timeout_s), command_timeout_s=self._command_timeout_s
+            self._client,
+            base_url,
+            model,
+            sandbox,
+            bridge,
+            Budget(timeout_s, waited),
+            command_timeout_s=self._command_timeout_s,
         )
         dialect = self._dialect()
         loop = self._loop(shared, dialect)

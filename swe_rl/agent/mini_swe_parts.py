@@ -6,7 +6,6 @@ Invariants:
 - `budget` holds completions and commands, as every agent's does; `turns` is the record that other agents leave.
 """
 
-import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -73,7 +72,6 @@ class GatewayModel:
         except ContextOverflow as error:
             raise _ended(self._exceptions.LimitsExceeded, "ContextWindowExceededError", str(error)) from error
         completion_s = self._clock() - started_s
-        self._shared.budget.spend(completion_s)
         if reply is None:
             raise _ended(self._exceptions.TimeExceeded, "TimeExceeded")
         turn = Turn(len(self._shared.turns), reply.content, None, None, completion_s=completion_s)
@@ -108,17 +106,11 @@ class GatewayModel:
     async def _complete(self, messages: list[dict[str, Any]]) -> ChatReply | None:
         """None when the budget ran out first."""
         shared = self._shared
-        if shared.budget.is_spent:
-            return None
-        try:
-            async with asyncio.timeout(shared.budget.left_s) as deadline:
-                return await shared.client.complete(
-                    messages, base_url=shared.base_url, model=shared.model_name, tools=self._dialect.tools
-                )
-        except TimeoutError:
-            if not deadline.expired():
-                raise
-            return None
+        return await shared.budget.on(
+            shared.client.complete(
+                messages, base_url=shared.base_url, model=shared.model_name, tools=self._dialect.tools
+            )
+        )
 
 
 class SandboxEnvironment:

@@ -20,6 +20,7 @@ from swe_rl.agent.pdb_tools import ToolArgumentError, tools_of
 from swe_rl.agent.prompts import FORMAT_REMINDER
 from swe_rl.agent.protocol import AgentResult, Exit, Task, Turn
 from swe_rl.config.schema import AgentConfig
+from swe_rl.sandbox.own_time import Waited, no_wait
 from swe_rl.sandbox.protocol import Sandbox
 
 
@@ -47,8 +48,17 @@ class PdbAgent:
         self._blocks = tuple(name for name in ("bash", "pdb") if name in self._tools)
         self._asking = Asking(client, tools=schemas, clock=clock)
 
-    async def run(self, task: Task, *, base_url: str, model: str, sandbox: Sandbox, timeout_s: float) -> AgentResult:
-        talk = Conversation(self._asking, base_url, model, sandbox, Budget(timeout_s), self._command_timeout_s)
+    async def run(
+        self,
+        task: Task,
+        *,
+        base_url: str,
+        model: str,
+        sandbox: Sandbox,
+        timeout_s: float,
+        waited: Waited = no_wait,
+    ) -> AgentResult:
+        talk = Conversation(self._asking, base_url, model, sandbox, Budget(timeout_s, waited), self._command_timeout_s)
         talk.say("system", self._prompt.text)
         talk.say("user", task.prompt)
         bench = Workbench(talk, self._config)

@@ -6,6 +6,7 @@ from enum import StrEnum
 from typing import Any, Protocol
 
 from swe_rl.errors import RunError
+from swe_rl.sandbox.own_time import Waited, no_wait
 from swe_rl.sandbox.protocol import Sandbox
 
 
@@ -66,8 +67,18 @@ class Agent(Protocol):
     name: str
     needs_door: bool  # it runs inside of the sandbox and reaches the gateway through `sandbox.door_url`
 
-    async def run(self, task: Task, *, base_url: str, model: str, sandbox: Sandbox, timeout_s: float) -> AgentResult:
-        """`timeout_s` is the agent's own budget; waiting for a place or booting a sandbox is not in it.
+    async def run(
+        self,
+        task: Task,
+        *,
+        base_url: str,
+        model: str,
+        sandbox: Sandbox,
+        timeout_s: float,
+        waited: Waited = no_wait,
+    ) -> AgentResult:
+        """`timeout_s` is the agent's own budget; waiting for a place or booting a sandbox is not in it, and neither is
+        what its calls `waited` for the router and the engines: seconds so far.
 
         Raises EngineError when the model cannot be reached after retries, SandboxError when the sandbox broke,
         AgentError for a fault of the agent program.

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from swe_rl.agent.budget import Budget
 from swe_rl.agent.observation import format_observation
 from swe_rl.agent.protocol import AgentError, AgentResult, Exit, Task, Turn
+from swe_rl.sandbox.own_time import Waited, no_wait
 from swe_rl.sandbox.protocol import Sandbox
 
 _MAX_OBSERVATION_CHARS = 8000
@@ -27,7 +28,16 @@ class ScriptedAgent:
         self._commands = tuple(commands)
         self._command_timeout_s = command_timeout_s
 
-    async def run(self, task: Task, *, base_url: str, model: str, sandbox: Sandbox, timeout_s: float) -> AgentResult:
+    async def run(
+        self,
+        task: Task,
+        *,
+        base_url: str,
+        model: str,
+        sandbox: Sandbox,
+        timeout_s: float,
+        waited: Waited = no_wait,
+    ) -> AgentResult:
         budget = Budget(timeout_s)
         result = AgentResult(Exit.SUBMITTED, messages=[{"role": "user", "content": task.prompt}])
         for index, command in enumerate(self._commands):
@@ -68,7 +78,16 @@ class GoldAgent:
             command_timeout_s=command_timeout_s,
         )
 
-    async def run(self, task: Task, *, base_url: str, model: str, sandbox: Sandbox, timeout_s: float) -> AgentResult:
+    async def run(
+        self,
+        task: Task,
+        *,
+        base_url: str,
+        model: str,
+        sandbox: Sandbox,
+        timeout_s: float,
+        waited: Waited = no_wait,
+    ) -> AgentResult:
         """Raises AgentError when there is no gold patch for the instance or it does not apply."""
         patch = self._patch_of(task.instance_id)
         if not patch:

@@ -47,6 +47,8 @@ _UNHASHED_KEYS = (
     "trainer.collective_timeout_s",
     "trainer.max_restarts",
     "trainer.weight_sync",  # the same weights by another way
+    "rollout.max_wait_s",  # patience, as is the next
+    "engine.max_away_s",
     "rollout.typical_trajectory_tokens",  # for estimates, as is the workload
     "rollout.typical_trajectory_s",
 )

@@ -84,6 +84,15 @@ def held_within_patience(config: Config, _: Host) -> Iterator[Finding]:
             "requests are let through at once, whatever the engines hold",
             "router.max_hold_s=600",
         )
+    if config.router.name in HOLDS and hold >= config.rollout.max_wait_s:
+        yield warning(
+            "router_hold",
+            "router.max_hold_s",
+            hold,
+            f"one request may be held for as long as all calls of a trajectory may wait "
+            f"(rollout.max_wait_s={config.rollout.max_wait_s:g}), which ends it as engine_error",
+            f"rollout.max_wait_s={2 * hold:g}",
+        )
 
 
 @between(Part.router, Part.rollouts)

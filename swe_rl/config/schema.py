@@ -278,6 +278,7 @@ class EngineConfig:
     extra_arguments: tuple[str, ...] = ()  # vllm: of its command line, after all others
     start_timeout_s: Seconds = 1800.0  # vllm: until a server is healthy; external: until it answers a first request
     max_restarts: ZeroOrMore = 3  # vllm: of one engine that died, in a run
+    max_away_s: Seconds = 600.0  # external: without any engine for so long, the run ends
 
 
 @dataclass(frozen=True)
@@ -334,6 +335,7 @@ class RolloutConfig:
     capture: Capture = Capture.traced
     filter_token_mismatch: bool = False  # retokenize: a trajectory that differs from what was sampled is not trained
     agent_timeout_s: Seconds = 120.0
+    max_wait_s: Seconds = 7200.0  # for which a trajectory's calls may wait in all; then it is an engine_error
     command_timeout_s: Seconds = 10.0
     grade_timeout_s: Seconds = 60.0
     infra_retries: ZeroOrMore = 2

@@ -16,6 +16,7 @@ from swe_rl.engine.http_client import ConnectionLostError, HttpClient, SilentErr
 from swe_rl.engine.http_features import Needs, Patience
 from swe_rl.engine.http_weights import WeightFolders
 from swe_rl.engine.loss import LossTeller
+from swe_rl.engine.protocol import EngineError
 from swe_rl.errors import UserError
 
 _BUILTIN = "builtin:"
@@ -29,6 +30,11 @@ class ExternalEngine(HttpEngine):
     """`teller` is told when the server is lost, about which only whoever started it can do something, and is back."""
 
     teller: LossTeller | None = None
+
+    @property
+    def why_lost(self) -> EngineError | None:
+        """None while it serves."""
+        return self.in_flight.failure
 
     async def _broke_off(self) -> None:
         """Known to be lost before the request is tried again, which is to be on another engine then."""

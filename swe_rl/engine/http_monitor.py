@@ -4,6 +4,7 @@ Invariants:
 - One look at a time; a slow server is asked less often, never more.
 - A server is lost when nothing listens for `REFUSED_S`, or at once where a request broke off too, or when no look
   succeeded for `SILENT_S`; each loss and each return is told once.
+- Silence is the server's own: time in which our event loop stood still is not in it.
 - Nobody is told that a resting server is lost, however long it is silent.
 - A server that was started anew between two looks is told as well: its weights are not those of before.
 """
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 
 from swe_rl.engine.http_client import HttpClient, UnreachableError
 from swe_rl.engine.http_metrics import ServerMetrics, parse_metrics
+from swe_rl.engine.loop_lag import LoopLag
 from swe_rl.engine.protocol import EngineError
 
 REFUSED_S = 3.0
@@ -43,6 +45,7 @@ class Monitor:
         path: str = "/metrics",
         period_s: float = 0.5,
         clock: Callable[[], float] = time.monotonic,
+        lag: LoopLag | None = None,
     ) -> None:
         self.latest: ServerMetrics | None = None
         self._client = client
@@ -50,26 +53,29 @@ class Monitor:
         self._path = path
         self._period_s = period_s
         self._clock = clock
-        self._seen_s = clock()
+        self._lag = lag or LoopLag(clock)
+        self._seen_s = self._heard_s()
         self._resting = False
         self._lost = False
         self._looking = asyncio.Lock()
-        self._task: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
-        self._seen_s = self._clock()
-        self._task = asyncio.get_running_loop().create_task(self._run())
+        self._lag.restart()
+        self._seen_s = self._heard_s()
+        loop = asyncio.get_running_loop()
+        self._tasks = [loop.create_task(self._run()), loop.create_task(self._lag.run())]
 
     async def close(self) -> None:
-        task, self._task = self._task, None
-        if task is not None:
+        tasks, self._tasks = self._tasks, []
+        for task in tasks:
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await task
 
     def rest(self, on: bool) -> None:
         """The server sleeps, and may answer late or not at all; its process is somebody else's to watch."""
-        self._resting, self._seen_s = on, self._clock()
+        self._resting, self._seen_s = on, self._heard_s()
 
     async def look(self) -> None:
         """One look; what it finds is told."""
@@ -90,7 +96,7 @@ class Monitor:
         except EngineError as error:
             self._missed(error, suspected)
             return
-        self._seen_s = self._clock()
+        self._seen_s = self._heard_s()
         found = parse_metrics(answer.body.decode(errors="replace")) if answer.ok else None
         if found is not None:
             before, self.latest = self.latest, found
@@ -103,9 +109,13 @@ class Monitor:
     def _missed(self, error: EngineError, suspected: bool) -> None:
         refused_s = 0.0 if suspected else REFUSED_S
         limit_s = refused_s if isinstance(error, UnreachableError) else SILENT_S
-        if not self._resting and not self._lost and self._clock() - self._seen_s >= limit_s:
+        if not self._resting and not self._lost and self._heard_s() - self._seen_s >= limit_s:
             self._lost = True
             self._watcher.lost(str(error))
+
+    def _heard_s(self) -> float:
+        """The clock without the time in which nothing could be heard here."""
+        return self._clock() - self._lag.total_s()
 
     async def _run(self) -> None:
         while True:

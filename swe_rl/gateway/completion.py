@@ -85,6 +85,8 @@ class Completer:
             recorded = True
         except ApiError as error:
             live.overflowed = error.code == CONTEXT_OVERFLOW
+            if error.status >= 500:
+                live.waits.refused()  # not the client's fault: it backs off and comes again
             raise
         finally:
             if not recorded:
@@ -160,14 +162,31 @@ class Completer:
     ) -> tuple[Completion, str, float]:
         request_id = f"{live.session_id}#{next(self._request_numbers)}"
         group_id = live.settings.group_id if live.settings else None
-        started_s = self._clock()
+        started_s, end_wait = self._clock(), live.waits.begin()
         length = len(plan.prompt_ids)
-        async with self._placement.place(live.session_id, request_id, length, group_id, plan.number) as placed:
-            held_s += self._clock() - started_s
-            completion = await self._ask(placed, plan, params, request_id, live.session_id)
-            placed.context_tokens += len(completion.token_ids)
-            placed.cached_tokens = completion.cached_tokens
+        try:
+            async with self._placement.place(live.session_id, request_id, length, group_id, plan.number) as placed:
+                end_wait()
+                held_s += self._clock() - started_s
+                completion = await self._asked(live, placed, plan, params, request_id)
+                placed.context_tokens += len(completion.token_ids)
+                placed.cached_tokens = completion.cached_tokens
+        finally:
+            end_wait()
         return completion, placed.engine.name, held_s
+
+    async def _asked(
+        self, live: LiveSession, placed: Placed, plan: TurnPlan, params: SamplingParams, request_id: str
+    ) -> Completion:
+        """As `_ask`; what was queued there, or came to nothing with the engine, was waited."""
+        sent_s = self._clock()
+        try:
+            completion = await self._ask(placed, plan, params, request_id, live.session_id)
+        except EngineGoneError:
+            live.waits.add(sent_s, self._clock())
+            raise
+        live.waits.add(sent_s, min(sent_s + completion.queue_s, self._clock()))
+        return completion
 
     async def _ask(
         self, placed: Placed, plan: TurnPlan, params: SamplingParams, request_id: str, session_id: str

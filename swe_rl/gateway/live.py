@@ -22,6 +22,7 @@ from swe_rl.engine.protocol import Completion
 from swe_rl.gateway.errors import ApiError, GatewayError, no_session, unavailable
 from swe_rl.gateway.session import Recorded, Session, SessionSettings
 from swe_rl.gateway.trace import Break
+from swe_rl.gateway.waits import Waits
 
 _REMEMBERED_CLOSED = 65536
 _MAX_ID_CHARS = 512
@@ -54,6 +55,7 @@ class LiveSession:
     num_calls: int = 0
     sampled_tokens: int = 0
     overflowed: bool = False
+    waits: Waits = field(default_factory=Waits)
     breaks: Counter[Break] = field(default_factory=Counter)
     times_s: dict[str, float] = field(default_factory=lambda: dict.fromkeys(("queue", "prefill", "decode"), 0.0))
 
@@ -113,8 +115,8 @@ class LiveSessions:
         if session_id in self._opened or session_id in self._implicit:
             raise GatewayError(f"session {session_id} is already open; close it first, or take another id")
         self._closed.pop(session_id, None)
-        secret = secrets.token_urlsafe(_SECRET_BYTES)
-        self._opened[session_id] = LiveSession(session_id, self._new_state(session_id), settings, secret)
+        state, secret = self._new_state(session_id), secrets.token_urlsafe(_SECRET_BYTES)
+        self._opened[session_id] = LiveSession(session_id, state, settings, secret, waits=Waits(self._clock))
 
     def secret(self, session_id: str) -> str:
         """Of an opened session; empty for any other."""
@@ -149,6 +151,7 @@ class LiveSessions:
         return live
 
     def began(self, live: LiveSession, call: "asyncio.Task[Any]") -> None:
+        live.waits.asked()
         live.calls.add(call)
         self.num_calls += 1
         self._used(live)
@@ -157,6 +160,15 @@ class LiveSessions:
         live.calls.discard(call)
         self.num_calls -= 1
         self._used(live)
+
+    def refused(self, session_id: str | None) -> None:
+        """A call of an opened session was answered that it should come again."""
+        if session_id in self._opened:
+            self._opened[session_id].waits.refused()
+
+    def waited_s(self, session_id: str) -> float:
+        """Of an opened session: for how long its calls waited, so far."""
+        return self._opened[session_id].waits.total_s() if session_id in self._opened else 0.0
 
     def is_opened(self, session_id: str) -> bool:
         """By whoever runs the gateway, not by a client's first call."""

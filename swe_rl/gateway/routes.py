@@ -135,6 +135,7 @@ class Routes:
         chat = parse_request(await body_of(request, self._arrival_s), self._model_name)
         refusal = self._refuse()
         if refusal is not None:
+            self._sessions.refused(request.match_info.get("session_id"))
             raise unavailable(f"The gateway takes no calls at the moment: {refusal}.", refusal)
         live, once = self._session(request, chat.program_id)
         try:

@@ -181,6 +181,11 @@ class Gateway:
         await self._store.flush()
         return summary
 
+    def waited_s(self, session_id: str) -> float:
+        """Seconds so far in which calls of this session waited for the router, an engine's queue or restart, or to be
+        let in; they are not its agent's own."""
+        return self._sessions.waited_s(session_id)
+
     @property
     def num_sessions(self) -> int:
         """Opened ones, and those that clients began and did not close."""

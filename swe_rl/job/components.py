@@ -15,7 +15,7 @@ import secrets
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,6 +26,7 @@ from swe_rl.config.choices import EngineKind, JobName
 from swe_rl.config.schema import Config
 from swe_rl.config.sizes import asks_model
 from swe_rl.config.weight_sync import read_elsewhere
+from swe_rl.engine.absence import require_an_engine
 from swe_rl.engine.make import engine_scratch, make_engines, start_engines
 from swe_rl.engine.protocol import Engine
 from swe_rl.engine.vllm_engines import EngineFolders
@@ -163,7 +164,7 @@ async def components(
         client = ChatClient(rng=random.Random(config.trainer.seed), api_key=key)
         stack.push_async_callback(client.close)
         agent = make_agent(config.agent, config.rollout, client, patches=_gold_patches(config, env), api_key=key)
-        collector = _collector(config, env, agent, door.gateway, sandboxes)
+        collector = _collector(config, session, env, agent, door, sandboxes)
         yield Components(env, door.engines, door.gateway, door.store, door.renderer, collector)
 
 
@@ -192,9 +193,13 @@ def _gold_patches(config: Config, env: Env) -> Callable[[str], str | None]:
     return lambda instance_id: patches().get(instance_id)
 
 
-def _collector(config: Config, env: Env, agent: Agent, gateway: Gateway, sandboxes: SandboxProvider) -> Collector:
-    attempter = Attempter(env, agent, gateway, sandboxes, config.rollout, config.env, model_name=config.model.name)
-    return Collector(attempter, config.rollout, config.trainer.seed, gateway.tail)
+def _collector(
+    config: Config, session: Session, env: Env, agent: Agent, door: Serving, sandboxes: SandboxProvider
+) -> Collector:
+    rollout, gateway = config.rollout, door.gateway
+    attempter = Attempter(env, agent, gateway, sandboxes, rollout, config.env, model_name=config.model.name)
+    watch = partial(require_an_engine, door.engines, config.engine.max_away_s, session.progress.message)
+    return Collector(attempter, rollout, config.trainer.seed, gateway.tail, watch)
 
 
 @contextmanager

@@ -43,7 +43,7 @@ from swe_rl.rollout.batch import (
     set_advantages,
     traced_rows,
 )
-from swe_rl.rollout.collect import Collected, require_few_failures
+from swe_rl.rollout.collect import Collected, require_few_failures, require_some_in_time
 from swe_rl.rollout.evaluate import eval_numbers
 from swe_rl.rollout.profile import program_events
 from swe_rl.rollout.render import conversation_renderer
@@ -217,6 +217,7 @@ class Loop:
                 available=len(self._instances),
             )
             require_few_failures(collected.trajectories, self._config.rollout)
+            require_some_in_time(collected.trajectories, self._config.rollout)
         except BaseException:
             self._sampler.restore(before)
             raise

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from swe_rl.config.choices import EngineKind
 from swe_rl.config.schema import Config
 from swe_rl.config.sizes import shares_gpus
+from swe_rl.engine.absence import NoEngineError
 from swe_rl.engine.vllm_devices import DeviceError, visible_devices
 from swe_rl.engine.wire import require_wire
 from swe_rl.errors import RunError
@@ -111,9 +112,10 @@ async def _attempt(
 async def _run_to_the_end(loop: Loop, trainer: TrainsPolicy, one: Session) -> None:
     try:
         await loop.run()
-    except RuntimeLost:  # the trainer is well, and what it holds is worth keeping
+    except (RuntimeLost, NoEngineError) as error:  # the trainer is well, and what it holds is worth keeping
         await asyncio.to_thread(_save, loop, trainer)
-        one.progress.message(f"no sandboxes any more: state of step {loop.step} is saved")
+        gone = "engine" if isinstance(error, NoEngineError) else "sandboxes"
+        one.progress.message(f"no {gone} any more: state of step {loop.step} is saved")
         raise
     except RunError as error:
         lost = trainer.failure()

@@ -2,7 +2,7 @@
 
 Invariants:
 - Whatever fails, the sandbox is closed and the gateway's session is closed.
-- Booting, waiting and grading are outside of the agent's time budget.
+- Booting, waiting and grading are outside of the agent's time budget; so is what its calls wait for, up to a limit.
 - Every failure of infrastructure ends in its own status with its words, never in a reward.
 """
 
@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from urllib.parse import urlsplit
 
 from swe_rl.agent.protocol import Agent, AgentError, AgentResult, Exit, Task, UnknownEndError
@@ -25,12 +26,14 @@ from swe_rl.gateway.session import SessionSettings
 from swe_rl.gateway.trace import TraceStoreError
 from swe_rl.rollout.outcome import needs_grading, reward_of, status_of
 from swe_rl.rollout.trajectory import Status, Trajectory
+from swe_rl.sandbox.own_time import Waited
 from swe_rl.sandbox.protocol import Door, Sandbox, SandboxError, SandboxProvider
 
 _GIVEN_UP = frozenset({Status.unresolved, Status.empty_patch})
 _SETUP_S = 600.0
 _HIDE_HISTORY_S = 120.0
 _GRADE_LOG_CHARS = 2000
+_PATIENCE_GRAIN_S = 0.1
 _TAKE_PATCH_S = 60.0  # at least: a large tree is no command of the agent's
 
 
@@ -141,15 +144,39 @@ class Attempter:
 
     async def _run_agent(self, order: Order, progress: _Progress, times_s: dict[str, float], sandbox: Sandbox) -> None:
         started_s, progress.began_s["agent"] = self._clock(), self._wall_clock()
-        progress.result = await self._agent.run(
-            Task(order.instance.instance_id, self._env.prompt(order.instance)),
-            base_url=self._gateway.session_url(order.trajectory_id),
-            model=self._model_name,
-            sandbox=sandbox,
-            timeout_s=self._rollout.agent_timeout_s,
+        waited = partial(self._gateway.waited_s, order.trajectory_id)
+        running = asyncio.ensure_future(
+            self._agent.run(
+                Task(order.instance.instance_id, self._env.prompt(order.instance)),
+                base_url=self._gateway.session_url(order.trajectory_id),
+                model=self._model_name,
+                sandbox=sandbox,
+                timeout_s=self._rollout.agent_timeout_s,
+                waited=waited,
+            )
         )
+        try:
+            await self._within_patience(running, waited)
+            progress.result = running.result()
+        finally:
+            if not running.done():
+                running.cancel()
+                await asyncio.wait({running})
+            times_s["waited"] = waited()
         times_s["agent"] = self._clock() - started_s
         times_s["command"] = sum(turn.command_s for turn in progress.result.turns)
+
+    async def _within_patience(self, running: "asyncio.Future[AgentResult]", waited: Waited) -> None:
+        """Returns when it is done. Raises EngineError where its calls waited for longer than any may."""
+        limit_s = self._rollout.max_wait_s
+        while not running.done():
+            left_s = limit_s - waited()
+            if left_s <= 0:
+                raise EngineError(
+                    f"its calls waited for the router and the engines for {limit_s:g} s in all, as long as they may "
+                    "(rollout.max_wait_s)"
+                )
+            await asyncio.wait({running}, timeout=max(left_s, _PATIENCE_GRAIN_S))
 
     async def _take_patch(self, progress: _Progress, sandbox: Sandbox, base_commit: str) -> None:
         """What the agent handed in, or else what its working tree holds."""

@@ -4,15 +4,16 @@ Invariants:
 - A step has exactly `prompts * n` trajectories, masked or not, in an order that does not depend on timing.
 - A trajectory's sampling seed depends on run seed, split, step, instance, sample and attempt only.
 - Past `rollout.max_infra_failure_rate` of a whole step, groups that were sampled again counted in, the run stops and
-  names the instances.
+  names the instances. So it does where time ran out for (nearly) all of a step's agents.
 """
 
 import asyncio
 import hashlib
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Protocol
+from typing import Any, Protocol
 
 from swe_rl.agent.protocol import AgentResult
 from swe_rl.config.schema import RolloutConfig
@@ -20,7 +21,9 @@ from swe_rl.env.instance import Instance
 from swe_rl.errors import RunError
 from swe_rl.gateway.session import SessionSettings
 from swe_rl.rollout.attempt import Order
-from swe_rl.rollout.trajectory import INFRA_STATUSES, Trajectory
+from swe_rl.rollout.trajectory import INFRA_STATUSES, Status, Trajectory
+
+_MOST_TIMEOUTS = 0.9  # of a step
 
 
 class RolloutError(RunError):
@@ -46,6 +49,27 @@ def require_few_failures(trajectories: Sequence[Trajectory], rollout: RolloutCon
     )
 
 
+def require_some_in_time(trajectories: Sequence[Trajectory], rollout: RolloutConfig) -> None:
+    """Of a whole step: where (nearly) every agent ran out of time, the limit or the machine ends them, and nothing can
+    be learned. Failures of infrastructure are not counted in, and a single trajectory says nothing.
+
+    Raises RolloutError.
+    """
+    ours = [one for one in trajectories if one.status not in INFRA_STATUSES]
+    late = [one for one in ours if one.status is Status.agent_timeout]
+    if len(late) < 2 or len(late) <= _MOST_TIMEOUTS * len(ours):
+        return
+    mean = {kind: sum(one.times_s.get(kind, 0.0) for one in late) / len(late) for kind in ("command", "decode")}
+    calls = sum(one.num_calls for one in late) / len(late)
+    raise RolloutError(
+        f"{len(late)} of {len(ours)} trajectories ({len(late) / len(ours):.0%}) ended in agent_timeout, more than "
+        f"{_MOST_TIMEOUTS:.0%} of a step may: nothing can be learned from them. On average {calls:.1f} calls were "
+        f"answered, decoding took {mean['decode']:.1f} s and the agent's own commands {mean['command']:.1f} s of "
+        f"rollout.agent_timeout_s={rollout.agent_timeout_s:g}, without what was waited for. Raise it, or lower "
+        f"rollout.concurrency or rollout.max_turn_tokens"
+    )
+
+
 class RunsAttempts(Protocol):
     async def run(self, order: Order) -> tuple[Trajectory, AgentResult | None]: ...
 
@@ -65,7 +89,8 @@ def sampling_seed(seed: int, order_name: str) -> int:
 
 
 class Collector:
-    """`on_tail` is told when a step begins (False) and when its last trajectory has begun (True)."""
+    """`on_tail` is told when a step begins (False) and when its last trajectory has begun (True). `watch` goes on
+    beside a step's trajectories, and ends them with what it raises."""
 
     def __init__(
         self,
@@ -73,11 +98,13 @@ class Collector:
         rollout: RolloutConfig,
         seed: int,
         on_tail: Callable[[bool], None] | None = None,
+        watch: Callable[[], Coroutine[Any, Any, None]] | None = None,
     ) -> None:
         self._attempter = attempter
         self._rollout = rollout
         self._seed = seed
         self._on_tail = on_tail or (lambda _: None)
+        self._watch = watch
 
     async def collect(
         self,
@@ -92,7 +119,7 @@ class Collector:
     ) -> Collected:
         """`n` trajectories of each instance; those that are `known` by instance and sample are not run again.
 
-        Raises TraceStoreError.
+        Raises TraceStoreError, and what `watch` raises.
         """
         places = asyncio.Semaphore(self._rollout.concurrency)
         collected = Collected([], [])
@@ -116,8 +143,10 @@ class Collector:
 
         first: BaseException | None = None
         try:
-            async with asyncio.TaskGroup() as group:
+            async with asyncio.TaskGroup() as group, self._watching(group):
                 tasks = [group.create_task(one(instance, sample)) for instance in instances for sample in range(n)]
+                if tasks:
+                    await asyncio.wait(tasks)
         except BaseExceptionGroup as errors:
             first = errors.exceptions[0]
         if first is not None:
@@ -128,6 +157,15 @@ class Collector:
             collected.results.append(result)
         collected.retried.sort(key=lambda one: one.trajectory_id)
         return collected
+
+    @asynccontextmanager
+    async def _watching(self, group: asyncio.TaskGroup) -> AsyncIterator[None]:
+        watching = group.create_task(self._watch()) if self._watch is not None else None
+        try:
+            yield
+        finally:
+            if watching is not None:
+                watching.cancel()
 
     async def _with_retries(
         self, instance: Instance, split: str, step: int, sample: int, temperature: float, retried: list[Trajectory]

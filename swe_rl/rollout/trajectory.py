@@ -54,7 +54,7 @@ class Trajectory:
     response_tokens: int = 0  # everything after the first prompt: sampled tokens and observations
     prefix_breaks: int = 0
     advantage: float | None = None
-    times_s: dict[str, float] = field(default_factory=dict)  # boot, agent, grade, queue, prefill, decode, command
+    times_s: dict[str, float] = field(default_factory=dict)  # boot, agent, waited, grade, queue, prefill, decode, ...
     began_s: dict[str, float] = field(default_factory=dict)  # unix seconds: boot, agent, grade; and the end of all
     cheating: dict[str, int] = field(default_factory=dict)  # tricks that were tried, by kind
     findings: list[str] = field(default_factory=list)  # of the grading: forged output, tests that did not end, ...

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from swe_rl.sandbox.output import HeadTail
+from swe_rl.sandbox.own_time import Waited, ends_within, no_wait
 from swe_rl.sandbox.process_tree import kill_group
 
 _DRAIN_S = 1.0
@@ -32,6 +33,7 @@ class CommandSpec:
     cwd: Path
     timeout_s: float
     pass_fds: tuple[int, ...] = ()
+    waited: Waited = no_wait  # what of its time does not count for `timeout_s`
 
 
 async def run_command(
@@ -57,12 +59,12 @@ async def run_command(
     finally:
         os.close(write_fd)
     over = watch(process.pid) if watch else asyncio.get_running_loop().create_future()
-    return await _finish(process, spec.timeout_s, capture, sweep, over)
+    return await _finish(process, spec, capture, sweep, over)
 
 
 async def _finish(
     process: "subprocess.Popen[bytes]",
-    timeout_s: float,
+    spec: CommandSpec,
     capture: "_Capture",
     sweep: Callable[[int], None],
     over: "asyncio.Future[str]",
@@ -71,8 +73,11 @@ async def _finish(
     timed_out = False
     try:
         ends: set[asyncio.Future[Any]] = {exited, over}
-        done, _ = await asyncio.wait(ends, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
-        timed_out = not done
+        either = asyncio.ensure_future(asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED))
+        try:
+            timed_out = not await ends_within(either, spec.timeout_s, spec.waited)
+        finally:
+            either.cancel()
     finally:
         if not exited.done():
             kill_group(process.pid)

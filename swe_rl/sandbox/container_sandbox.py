@@ -15,6 +15,7 @@ from swe_rl.sandbox.command_text import refused_result
 from swe_rl.sandbox.door import Doorway
 from swe_rl.sandbox.guard import Guard, GuardLostError
 from swe_rl.sandbox.output import HeadTail
+from swe_rl.sandbox.own_time import Waited, no_wait
 from swe_rl.sandbox.protocol import ExecResult, SandboxError
 
 TIMEOUT_EXIT = 124  # as `timeout` of coreutils
@@ -53,6 +54,7 @@ class ContainerSandbox:
         timeout_s: float,
         env: Mapping[str, str] | None = None,
         max_output_bytes: int | None = None,
+        waited: Waited = no_wait,
     ) -> ExecResult:
         self._check_open()
         if (refused := refused_result(command)) is not None:
@@ -60,7 +62,7 @@ class ContainerSandbox:
         output = HeadTail(max_output_bytes or self._config.max_output_bytes)
         if self._doorway is not None:
             command = self._doorway.prefix() + command
-        status, duration_s = await self._run(command, output, timeout_s, env or {})
+        status, duration_s = await self._run(command, output, timeout_s, env or {}, waited)
         exit_code = TIMEOUT_EXIT if status is None else status
         return ExecResult(exit_code, output.text(), status is None, output.truncated_bytes, duration_s)
 
@@ -92,10 +94,12 @@ class ContainerSandbox:
         return self._config.max_file_mb * 1024**2
 
     async def _run(
-        self, command: str, output: HeadTail, timeout_s: float, env: Mapping[str, str]
+        self, command: str, output: HeadTail, timeout_s: float, env: Mapping[str, str], waited: Waited = no_wait
     ) -> tuple[int | None, float]:
         try:
-            ended = await self._guard.run(command, output, workdir=self.workdir, timeout_s=timeout_s, env=env)
+            ended = await self._guard.run(
+                command, output, workdir=self.workdir, timeout_s=timeout_s, env=env, waited=waited
+            )
         except GuardLostError as error:
             self._broken = str(error)
             self._check_not_closed_meanwhile()

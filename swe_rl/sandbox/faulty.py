@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
+from swe_rl.sandbox.own_time import Waited, no_wait
 from swe_rl.sandbox.protocol import Door, ExecResult, Sandbox, SandboxError, SandboxProvider, Workspace
 
 _TIMED_OUT = 124
@@ -51,6 +52,7 @@ class FaultySandbox:
         timeout_s: float,
         env: Mapping[str, str] | None = None,
         max_output_bytes: int | None = None,
+        waited: Waited = no_wait,
     ) -> ExecResult:
         first, self._hit.commands = self._hit.commands == 0, self._hit.commands + 1
         if self._hit.fault is Fault.killed:
@@ -60,7 +62,9 @@ class FaultySandbox:
         if hung_tests or (self._hit.fault is Fault.hung_command and first):
             await asyncio.sleep(timeout_s)
             return ExecResult(_TIMED_OUT, "", True, 0, timeout_s)
-        return await self._inner.exec(command, timeout_s=timeout_s, env=env, max_output_bytes=max_output_bytes)
+        return await self._inner.exec(
+            command, timeout_s=timeout_s, env=env, max_output_bytes=max_output_bytes, waited=waited
+        )
 
     async def write_file(self, path: str, content: bytes) -> None:
         if self._hit.fault is Fault.disk_full:

@@ -17,6 +17,7 @@ from typing import Protocol
 
 from swe_rl.sandbox.command import until_done
 from swe_rl.sandbox.output import HeadTail
+from swe_rl.sandbox.own_time import Waited, ends_within, no_wait
 from swe_rl.sandbox.protocol import SandboxError
 
 SCRIPT = (Path(__file__).parent / "inside" / "guard.sh").read_text(encoding="utf-8")
@@ -73,7 +74,14 @@ class Guard:
         self._turn = asyncio.Lock()
 
     async def run(
-        self, command: str, output: HeadTail, *, workdir: str, timeout_s: float, env: Mapping[str, str]
+        self,
+        command: str,
+        output: HeadTail,
+        *,
+        workdir: str,
+        timeout_s: float,
+        env: Mapping[str, str],
+        waited: Waited = no_wait,
     ) -> tuple[int | None, float]:
         """The exit status, or None after the timeout, and its seconds. Raises GuardLostError.
 
@@ -85,8 +93,7 @@ class Guard:
             await self._send(request_line(token, workdir, command, env))
             ending = asyncio.ensure_future(self._until_the_end(token.encode(), output))
             try:
-                await asyncio.wait({ending}, timeout=timeout_s)
-                in_time = ending.done()
+                in_time = await ends_within(ending, timeout_s, waited)
             finally:
                 if not ending.done():
                     await until_done(asyncio.ensure_future(self._stop(ending)))

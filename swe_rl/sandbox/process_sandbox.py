@@ -29,6 +29,7 @@ from swe_rl.sandbox.control_group import ControlGroup
 from swe_rl.sandbox.door import Doorway
 from swe_rl.sandbox.launcher import Launcher, SandboxFolder
 from swe_rl.sandbox.output import HeadTail
+from swe_rl.sandbox.own_time import Waited, no_wait
 from swe_rl.sandbox.process_tree import kill_marked
 from swe_rl.sandbox.protocol import ExecResult, SandboxError
 from swe_rl.sandbox.watcher import Folder, Watched, Watcher
@@ -85,6 +86,7 @@ class ProcessSandbox:
         timeout_s: float,
         env: Mapping[str, str] | None = None,
         max_output_bytes: int | None = None,
+        waited: Waited = no_wait,
     ) -> ExecResult:
         self._check_open()
         command = command.encode("utf-8", "replace").decode()
@@ -94,7 +96,7 @@ class ProcessSandbox:
         if self._doorway is not None:
             command = self._doorway.prefix() + command
         output = HeadTail(max_output_bytes or self._config.max_output_bytes)
-        task = asyncio.ensure_future(self._run(command, timeout_s, env or {}, output))
+        task = asyncio.ensure_future(self._run(command, timeout_s, env or {}, output, waited))
         self._running.add(task)
         try:
             return await task
@@ -105,19 +107,23 @@ class ProcessSandbox:
         finally:
             self._running.discard(task)
 
-    async def _run(self, command: str, timeout_s: float, env: Mapping[str, str], output: HeadTail) -> ExecResult:
+    async def _run(
+        self, command: str, timeout_s: float, env: Mapping[str, str], output: HeadTail, waited: Waited
+    ) -> ExecResult:
         async with self._turn, self._places:
             self._check_open()
             started_s = time.monotonic()
             try:
-                status = await self._launch(command, timeout_s, env, output)
+                status = await self._launch(command, timeout_s, env, output, waited)
             except OSError as error:
                 raise SandboxError(f"sandbox {self.sandbox_id} cannot start a command: {error}") from error
             duration_s = timeout_s if status is None else time.monotonic() - started_s
         exit_code = _TIMEOUT_EXIT if status is None else status if status >= 0 else 128 - status
         return ExecResult(exit_code, output.text(), status is None, output.truncated_bytes, duration_s)
 
-    async def _launch(self, command: str, timeout_s: float, env: Mapping[str, str], output: HeadTail) -> int | None:
+    async def _launch(
+        self, command: str, timeout_s: float, env: Mapping[str, str], output: HeadTail, waited: Waited
+    ) -> int | None:
         marker = f"{self._folder.root}{os.sep}{next(self._counter)}"
         before = frozenset() if self._launcher.isolated else frozenset(psutil.pids())
         with _status_pipe() as (status_in, status_out, report_out):
@@ -132,6 +138,7 @@ class ProcessSandbox:
                 env={**launch.env, **env},
                 cwd=Path("/") if isolated else self._folder.work,
                 timeout_s=timeout_s,
+                waited=waited,
                 pass_fds=(status_out, report_out) if isolated else (),
             )
             said = bytearray()

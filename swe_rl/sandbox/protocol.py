@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Protocol
 
 from swe_rl.errors import RunError
+from swe_rl.sandbox.own_time import Waited, no_wait
 
 
 class SandboxError(RunError):
@@ -73,8 +74,9 @@ class Sandbox(Protocol):
         timeout_s: float,
         env: Mapping[str, str] | None = None,
         max_output_bytes: int | None = None,
+        waited: Waited = no_wait,
     ) -> ExecResult:
-        """Runs `bash -c command` in `workdir`."""
+        """Runs `bash -c command` in `workdir`. `waited`: what of its time does not count for `timeout_s`."""
         ...
 
     async def write_file(self, path: str, content: bytes) -> None:

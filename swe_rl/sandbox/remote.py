@@ -24,6 +24,7 @@ from swe_rl.config.schema import SandboxConfig
 from swe_rl.errors import SweRlError, UserError
 from swe_rl.sandbox import runtime_wire as wire
 from swe_rl.sandbox.container_files import pack_folder
+from swe_rl.sandbox.own_time import Waited, no_wait
 from swe_rl.sandbox.protocol import Door, ExecResult, SandboxError, Workspace
 from swe_rl.sandbox.runtime_workspaces import digest_of
 
@@ -123,6 +124,7 @@ class RemoteSandbox:
         timeout_s: float,
         env: Mapping[str, str] | None = None,
         max_output_bytes: int | None = None,
+        waited: Waited = no_wait,
     ) -> ExecResult:
         self._check_open()
         command_id = secrets.token_hex(8)
@@ -136,6 +138,7 @@ class RemoteSandbox:
         # Never asked twice: the first may have run.
         task = asyncio.ensure_future(self._client.asked("POST", f"{self._path}/exec", again=False, json=order))
         self._running.add(task)
+        telling = None if waited is no_wait else asyncio.ensure_future(self._tell_waited(command_id, waited))
         try:
             return wire.result_from_json(await task)
         except asyncio.CancelledError:
@@ -147,6 +150,8 @@ class RemoteSandbox:
         except (KeyError, ValueError, TypeError) as error:
             raise SandboxError(f"the sandbox server at {self._client.url} gave no result: {error!r}") from error
         finally:
+            if telling is not None:
+                telling.cancel()
             self._running.discard(task)
 
     async def write_file(self, path: str, content: bytes) -> None:
@@ -170,6 +175,18 @@ class RemoteSandbox:
         """Returns once it is gone; a server that does not answer ends it as soon as it sees the connection closed."""
         with contextlib.suppress(SandboxError):
             await self._client.asked("DELETE", f"{self._path}/commands/{command_id}", again=False)
+
+    async def _tell_waited(self, command_id: str, waited: Waited) -> None:
+        """For as long as the command runs. What the server was not told yet is a second or two."""
+        before_s, path = waited(), f"{self._path}/commands/{command_id}/waited"
+        told_s = before_s
+        while True:
+            await asyncio.sleep(wire.WAITED_EVERY_S)
+            now_s = waited()
+            if now_s > told_s:
+                with contextlib.suppress(SweRlError):  # the command's own answer tells what is wrong
+                    await self._client.asked("PUT", path, again=False, json={"waited_s": now_s - before_s})
+                    told_s = now_s
 
     async def _close(self) -> None:
         for task in self._running:

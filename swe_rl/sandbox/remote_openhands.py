@@ -27,6 +27,7 @@ from swe_rl.config.schema import SandboxConfig
 from swe_rl.errors import UserError
 from swe_rl.sandbox import container_files as files
 from swe_rl.sandbox.command_text import refused_result
+from swe_rl.sandbox.own_time import Waited, no_wait
 from swe_rl.sandbox.protocol import Door, ExecResult, SandboxError, Workspace
 
 _POLL_S = 2.0
@@ -68,6 +69,7 @@ class OpenHandsSandbox:
         timeout_s: float,
         env: Mapping[str, str] | None = None,
         max_output_bytes: int | None = None,
+        waited: Waited = no_wait,  # only programs wait, and they need a door
     ) -> ExecResult:
         self._check_open()
         if (refused := refused_result(command)) is not None:

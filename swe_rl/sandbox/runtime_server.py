@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import hmac
 import json
+import math
 import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -41,6 +42,7 @@ class _Entry:
     since_s: float
     commands: int = 0
     running: dict[str, asyncio.Task[ExecResult]] = field(default_factory=dict)
+    waited_s: dict[str, float] = field(default_factory=dict)  # by command: as its client last said
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +101,7 @@ class RuntimeServer:
         app.router.add_post("/sandboxes", self._create)
         app.router.add_post("/sandboxes/{sandbox_id}/exec", self._exec)
         app.router.add_delete("/sandboxes/{sandbox_id}/commands/{command_id}", self._stop_command)
+        app.router.add_put("/sandboxes/{sandbox_id}/commands/{command_id}/waited", self._note_waited)
         app.router.add_put("/sandboxes/{sandbox_id}/file", self._write)
         app.router.add_get("/sandboxes/{sandbox_id}/file", self._read)
         app.router.add_get("/sandboxes/{sandbox_id}", self._status)
@@ -197,7 +200,11 @@ class RuntimeServer:
         entry.commands += 1
         running = asyncio.ensure_future(
             entry.sandbox.exec(
-                order.command, timeout_s=order.timeout_s, env=order.env, max_output_bytes=order.max_output_bytes
+                order.command,
+                timeout_s=order.timeout_s,
+                env=order.env,
+                max_output_bytes=order.max_output_bytes,
+                waited=lambda: entry.waited_s.get(order.command_id, 0.0),
             )
         )
         entry.running[order.command_id] = running
@@ -208,6 +215,7 @@ class RuntimeServer:
             running.cancel()
             await asyncio.wait({running})
             del entry.running[order.command_id]
+            entry.waited_s.pop(order.command_id, None)
         try:
             answer: dict[str, Any] = wire.result_to_json(running.result())
         except asyncio.CancelledError:
@@ -224,6 +232,16 @@ class RuntimeServer:
         if running is not None:
             running.cancel()
             await asyncio.wait({running})
+        return web.json_response({})
+
+    async def _note_waited(self, request: web.Request) -> web.Response:
+        """For how long a running command waited for its client's side so far."""
+        _, _, entry = self._entry(request)
+        command_id, waited_s = request.match_info["command_id"], float((await request.json())["waited_s"])
+        if not math.isfinite(waited_s):
+            raise ValueError(f"waited_s is {waited_s}")
+        if command_id in entry.running:
+            entry.waited_s[command_id] = waited_s
         return web.json_response({})
 
     async def _write(self, request: web.Request) -> web.Response:

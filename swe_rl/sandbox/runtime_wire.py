@@ -19,6 +19,7 @@ from swe_rl.sandbox.protocol import ExecResult, SandboxError
 KEY_HEADER = "X-API-Key"
 RUN_HEADER = "X-Run"
 SIGN_OF_LIFE_S = 10.0
+WAITED_EVERY_S = 1.0  # a client says so often how long its command waited, where that grew
 FULL_STATUS = 429
 GONE_STATUS = 404
 ERROR_STATUS = 409

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from swe_rl.sandbox.confined_path import MissingFileError
+from swe_rl.sandbox.own_time import Waited, no_wait
 from swe_rl.sandbox.protocol import Door, ExecResult, SandboxError, Workspace
 
 
@@ -42,6 +43,7 @@ class ScriptedSandbox:
         timeout_s: float,
         env: Mapping[str, str] | None = None,
         max_output_bytes: int | None = None,
+        waited: Waited = no_wait,
     ) -> ExecResult:
         self._check_open()
         self.commands.append(command)

@@ -157,6 +157,36 @@ def test_a_killed_engine_of_somebody_else_costs_no_trajectory(command, fake):
     assert "its work goes to the others until it is back" in text
 
 
+def test_the_last_engine_of_somebody_else_is_gone_for_good(command, fake):
+    """Waiting for it is nobody's own time, and ends: by name, with what the trainer holds."""
+    fake(token_delay_s=0.02, sleep_mode=True)
+    port = free_port()
+    program = [sys.executable, "-m", "swe_rl.engine.fake_vllm", "--model", "theirs", "--port", str(port)]
+    server = subprocess.Popen(program, stdout=subprocess.DEVNULL)
+    try:
+        wait_for_port(port)
+        process = command.start(
+            "job=rollout", "engine=external", f"engine.urls=[http://127.0.0.1:{port}/v1]", "engine.max_away_s=6",
+            "rollout.agent_timeout_s=3", "rollout.command_timeout_s=2",
+        )  # fmt: skip
+        wait_for_line(command, process, "rollout", "Started: 'generate'")
+        time.sleep(0.5)
+    finally:
+        server.kill()
+        server.wait()
+    killed_s = time.monotonic()
+    status, text = ended(process)
+    assert status == 1 and "Traceback" not in text, text
+    assert 6 <= time.monotonic() - killed_s < 60  # not at once, and not a rollout.agent_timeout_s
+    assert "no engine serves: work waits for one to come back, 6 s at most" in text
+    told = json.loads((command.folder("rollout") / "status.json").read_text())
+    assert (told["status"], told["exit_status"]) == ("failed", 1)
+    assert "NoEngineError: No engine has served for 6 s (engine.max_away_s)" in told["reason"]
+    assert str(port) in told["reason"] and "cannot be reached" in told["reason"]
+    assert not (command.folder("rollout") / "steps.jsonl").exists() or not command.steps("rollout")
+    assert not command.children()
+
+
 def test_training_over_servers_and_the_weights_of_a_restarted_one(command, fake):
     fake(token_delay_s=0.01)
     process = command.start(*TWO, "trainer.steps=2", INVENTED)

@@ -110,6 +110,7 @@ async def test_a_server_that_dies_is_lost_with_the_first_request_that_breaks_off
         changes = []
         engine.on_change = changes.append
         await engine.start()
+        assert engine.why_lost is None
         asking = [
             asyncio.create_task(engine.generate([1, 2], SamplingParams(500), request_id=str(n))) for n in range(3)
         ]
@@ -118,6 +119,7 @@ async def test_a_server_that_dies_is_lost_with_the_first_request_that_breaks_off
     ends = await asyncio.wait_for(asyncio.gather(*asking, return_exceptions=True), 10)
     try:
         assert all(isinstance(end, EngineError) for end in ends) and changes == [False]
+        assert "cannot be reached" in str(engine.why_lost)
         [(event, fields)] = events
         assert event == "engine_lost" and fields["requests"] == 3 and fields["work_s"] > 0
         [line] = said

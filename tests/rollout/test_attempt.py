@@ -24,6 +24,8 @@ DIFF = "ZGlmZiAtLWdpdA=="  # base64 of what git would print
 
 
 class FakeGateway:
+    waited = 0.0
+
     def __init__(self, close_error=None, *, overflowed=False):
         self.opened, self.closed, self._close_error, self._overflowed = [], [], close_error, overflowed
 
@@ -32,6 +34,10 @@ class FakeGateway:
 
     def session_url(self, session_id):
         return f"http://gateway/{session_id}"
+
+    def waited_s(self, session_id):
+        assert session_id in [name for name, _ in self.opened]
+        return self.waited
 
     async def close_session(self, session_id):
         self.closed.append(session_id)
@@ -70,7 +76,7 @@ class EndingAgent:
     def __init__(self, end):
         self._end = end
 
-    async def run(self, task, *, base_url, model, sandbox, timeout_s):
+    async def run(self, task, *, base_url, model, sandbox, timeout_s, waited):
         if isinstance(self._end, BaseException):
             raise self._end
         if self._end == "hang":
@@ -234,9 +240,9 @@ async def test_an_agent_inside_gets_a_door_and_its_patch_counts(attempt):
     class Inside(EndingAgent):
         needs_door = True
 
-        async def run(self, task, *, base_url, model, sandbox, timeout_s):
+        async def run(self, task, *, sandbox, **rest):
             self.door_url = sandbox.door_url
-            result = await super().run(task, base_url=base_url, model=model, sandbox=sandbox, timeout_s=timeout_s)
+            result = await super().run(task, sandbox=sandbox, **rest)
             result.patch = "diff --git a/x b/x"
             return result
 
@@ -289,3 +295,25 @@ async def test_tests_that_never_end_are_no_verdict_unless_they_are_known_to_end(
     env._grade = hung
     second, _ = await attempter.run(order)
     assert (first.status, second.status, second.reward) == (Status.resolved, Status.unresolved, 0.0)
+
+
+async def test_what_its_calls_waited_is_told_to_the_agent_and_kept_apart(attempt):
+    class Asking(EndingAgent):
+        async def run(self, task, *, waited, **rest):
+            self.told_s = waited()
+            return await super().run(task, waited=waited, **rest)
+
+    gateway, agent = FakeGateway(), Asking(Exit.AGENT_TIMEOUT)
+    gateway.waited = 33.0
+    used = await attempt(agent, gateway=gateway)
+    assert agent.told_s == 33.0 and used.trajectory.times_s["waited"] == 33.0
+    assert used.trajectory.status is Status.agent_timeout
+
+
+async def test_nobody_waits_for_ever_and_the_end_is_the_engines(attempt, config):
+    gateway = FakeGateway()
+    gateway.waited = config.rollout.max_wait_s - 0.05
+    asyncio.get_running_loop().call_later(0.3, setattr, gateway, "waited", config.rollout.max_wait_s)
+    used = await asyncio.wait_for(attempt(EndingAgent("hang"), gateway=gateway), 20)
+    assert used.trajectory.status is Status.engine_error and used.trajectory.reward is None
+    assert "7200 s in all, as long as they may (rollout.max_wait_s)" in used.trajectory.error

@@ -10,7 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swe_rl.gateway.trace import TraceStoreError
-from swe_rl.rollout.collect import Collector, RolloutError, require_few_failures, sampling_seed
+from swe_rl.rollout.collect import (
+    Collector,
+    RolloutError,
+    require_few_failures,
+    require_some_in_time,
+    sampling_seed,
+)
 from swe_rl.rollout.trajectory import Status
 
 
@@ -178,3 +184,49 @@ async def test_what_is_known_is_not_run_again_and_keeps_its_place(rollout, insta
     assert [one.trajectory_id for one in collected.trajectories] == [one.trajectory_id for one in first.trajectories]
     assert sorted(order.trajectory_id for order in again.orders) == ["train.1.a.0.0", "train.1.b.1.0"]
     assert tails == [False, True] and len(done) == 2
+
+
+@pytest.mark.parametrize(
+    ("late", "broken", "of", "stops"),
+    [
+        (12, 0, 12, True),
+        (10, 2, 12, True),  # those that infrastructure broke say nothing of time
+        (19, 0, 20, True),
+        (18, 0, 20, False),
+        (9, 0, 12, False),
+        (2, 0, 2, True),
+        (1, 0, 1, False),  # alone it says nothing
+        (1, 3, 4, False),
+        (0, 0, 0, False),
+    ],
+)
+def test_a_step_of_timeouts_alone_is_refused_with_the_reason(rollout, late, broken, of, stops):
+    statuses = [Status.agent_timeout] * late + [Status.engine_error] * broken
+    statuses += [Status.unresolved] * (of - len(statuses))
+    times_s = {"command": 7.5, "decode": 100.25}
+    trajectories = [SimpleNamespace(status=status, times_s=times_s, num_calls=3) for status in statuses]
+    words = rf"{late} of {of - broken} .*agent_timeout.*3.0 calls.*100.2 s.*7.5 s of rollout.agent_timeout_s=120"
+    with pytest.raises(RolloutError, match=words) if stops else nullcontext():
+        require_some_in_time(trajectories, rollout)
+
+
+async def test_what_goes_on_beside_a_step_ends_it_with_its_own_words(rollout, instance, trajectory_of):
+    ended = []
+
+    async def watch(seconds):
+        try:
+            await asyncio.sleep(seconds)
+            raise RolloutError("no engine any more")
+        finally:
+            ended.append(seconds)
+
+    attempts = Attempts(lambda order: trajectory_of(order, Status.resolved), lambda order: 0.2)
+    good = Collector(attempts, rollout, 0, watch=lambda: watch(60.0))
+    step = {"split": "train", "step": 1, "n": 2, "temperature": 1.0}
+    assert len((await good.collect([instance("a")], **step)).trajectories) == 2
+    assert len((await good.collect([], **step)).trajectories) == 0
+    assert attempts.cancelled == []
+    bad = Collector(attempts, rollout, 0, watch=lambda: watch(0.05))
+    with pytest.raises(RolloutError, match="no engine any more"):
+        await bad.collect([instance("a")], **step)
+    assert len(attempts.cancelled) == 2 and ended == [60.0, 60.0, 0.05]

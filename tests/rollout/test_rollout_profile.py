@@ -177,7 +177,12 @@ async def test_an_attempt_stamps_what_it_measures(config, instance):
     async def closed(session_id):
         return SessionSummary(1, 3, {}, {})
 
-    gateway = SimpleNamespace(open_session=lambda *_: None, session_url=lambda _: "http://g", close_session=closed)
+    gateway = SimpleNamespace(
+        open_session=lambda *_: None,
+        session_url=lambda _: "http://g",
+        waited_s=lambda _: 0.0,
+        close_session=closed,
+    )
     order = Order(instance(), "train.1.one", "train", 1, 0, 0, SessionSettings(96, 1024))
     for env in (Env(), Env(GradeError("no"))):
         attempter = Attempter(
