@@ -9,7 +9,8 @@ from swe_rl.hardware.host_address import LOOPBACK, address_of, interface_of, int
 
 
 def test_the_interface_towards_this_host_itself():
-    assert interface_towards(LOOPBACK) == interface_of(LOOPBACK) != None  # noqa: E711
+    loopback = interface_of(LOOPBACK)
+    assert loopback is not None and interface_towards(LOOPBACK) == loopback
     own = own_address()
     assert interface_towards(own) == interface_of(own)
 
