@@ -11,9 +11,8 @@ from swe_rl.config.choices import EngineKind, JobName
 from swe_rl.config.findings import Finding, Host, about, error
 from swe_rl.config.parts import Part
 from swe_rl.config.schema import Config
-from swe_rl.config.sizes import engine_gpus, gpus_needed, gpus_there, total_gpus, trainer_leaves_node, uses_no_gpu
+from swe_rl.config.sizes import engine_gpus, gpus_needed, gpus_there, trainer_leaves_node, uses_no_gpu
 
-GPUS_OF_A_NODE = 8  # where the hardware has none, so that a layout is looked at alone
 _NOT_YET = "not available yet in this version"
 
 
@@ -67,11 +66,8 @@ def _absent_layouts(config: Config) -> Iterator[tuple[str, object, str]]:
 
 
 def _absent_turns(config: Config) -> Iterator[tuple[str, object, str]]:
-    """Engines and trainer on the same GPUs: on one host, with servers and ranks that this run starts there."""
+    """Engines and trainer on the same GPUs: with servers and ranks that this run starts there."""
     layout, hardware = config.layout, config.hardware
-    if total_gpus(layout) > (hardware.gpus_per_node or GPUS_OF_A_NODE):
-        other = "layout=colocated8, or another one of at most the GPUs of one node; or job=rollout or job=eval"
-        yield "layout.colocated", True, other
     if hardware.ray_address is not None:
         yield "hardware.ray_address", hardware.ray_address, "hardware.ray_address=null, or layout=dp4"
     if config.engine.kind is EngineKind.external:

@@ -18,7 +18,7 @@ from swe_rl.config.sizes import (
     parameters_b,
     uses_no_gpu,
 )
-from swe_rl.config.weight_sync import VLLM_COMMAND, read_elsewhere
+from swe_rl.config.weight_sync import VLLM_COMMAND, read_elsewhere, trainer_elsewhere
 from swe_rl.host.loopback import is_loopback
 
 EMBEDDED_LIMIT_B = 0.5  # billions of parameters that one CPU process can sample from and train in bearable time
@@ -155,22 +155,65 @@ def weights_elsewhere(config: Config, host: Host) -> Iterator[Finding]:
     """New weights pass through a folder that other nodes, or servers of somebody else's, see under the same path."""
     if not read_elsewhere(config, host.environment) or gpus_needed(config) > gpus_there(config.hardware):
         return
-    external, shared = config.engine.kind is EngineKind.external, config.hardware.shared_paths
+    external = config.engine.kind is EngineKind.external
     key = "paths.scratch" if config.paths.scratch else "paths.outputs"
     path = host.absolute(config.paths.scratch or config.paths.outputs)
     by_whom = "servers on other machines" if external else "engines and ranks on other nodes"
     if external and config.paths.scratch is None and not all(is_loopback(_host_of(url)) for url in config.engine.urls):
         unseen = True  # nobody said that they share a folder with this machine
     else:
-        unseen = not external and (not below(path, shared) if shared else below(path, LOCAL_FOLDERS))
+        unseen = not external and _of_one_node(path, config)
     if unseen:
         yield error(
             "weights_elsewhere",
             key,
             config.paths.scratch or config.paths.outputs,
             f"{by_whom} read new weights below this folder, and must see it under the same path",
-            f"paths.scratch={shared[0] if shared else 'FOLDER that they all see'}",
+            f"paths.scratch={_shared(config)}",
         )
+
+
+@about(Part.trainer)
+def ranks_elsewhere(config: Config, host: Host) -> Iterator[Finding]:
+    """Ranks on other nodes write their part of a checkpoint into the run's folder. Of Ray's another rule speaks."""
+    here = config.hardware.ray_address is not None or not trainer_elsewhere(config)
+    weights_too = read_elsewhere(config, host.environment) and config.paths.scratch is None  # said there
+    if here or weights_too or not _of_one_node(host.absolute(config.paths.outputs), config):
+        return
+    yield error(
+        "ranks_elsewhere",
+        "paths.outputs",
+        config.paths.outputs,
+        "ranks on other nodes write their part of a checkpoint below this folder, and must see it under the same path",
+        f"paths.outputs={_shared(config)}",
+    )
+
+
+@about(Part.trainer)
+def sequence_within_node(config: Config, _: Host) -> Iterator[Finding]:
+    layout, per_node, ways = config.layout, config.hardware.gpus_per_node, config.layout.sequence_parallel
+    if config.hardware.ray_address is not None or not trainer_elsewhere(config):
+        return
+    if ways > 1 and per_node % ways and layout.trainer_gpus % ways == 0:
+        yield warning(
+            "sequence_node",
+            "layout.sequence_parallel",
+            ways,
+            f"ranks that share a sequence are on two nodes, as {ways} does not divide the {per_node} GPUs of one: what "
+            "they exchange in every layer goes over the network",
+            f"layout.sequence_parallel={max(size for size in divisors(per_node) if size <= ways)}",
+        )
+
+
+def _of_one_node(path: str, config: Config) -> bool:
+    """Whether the other nodes do not see `path`, as far as anybody said."""
+    shared = config.hardware.shared_paths
+    return not below(path, shared) if shared else below(path, LOCAL_FOLDERS)
+
+
+def _shared(config: Config) -> str:
+    shared = config.hardware.shared_paths
+    return shared[0] if shared else "FOLDER that they all see"
 
 
 def _host_of(url: str) -> str:
@@ -251,6 +294,8 @@ RULES = (
     trainer_ranks,
     engine_matches_layout,
     weights_elsewhere,
+    ranks_elsewhere,
+    sequence_within_node,
     mig,
     compiler,
     facts,

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from swe_rl.config.findings import Finding, Host, about, below, error, warning
 from swe_rl.config.parts import Part, starts
 from swe_rl.config.schema import Config
-from swe_rl.config.sizes import trainer_leaves_node
+from swe_rl.config.weight_sync import trainer_elsewhere
 
 _ADDRESS = re.compile(r"auto|(?P<host>\[[0-9a-fA-F:.]+\]|[^\s:/]+):(?P<port>\d{1,5})")
 _KEY = "hardware.ray_address"
@@ -50,7 +50,7 @@ def ray_address(config: Config, _: Host) -> Iterator[Finding]:
 def ray_folders(config: Config, host: Host) -> Iterator[Finding]:
     """Ranks on other nodes write checkpoints into the run's folder."""
     paths, shared = config.paths, config.hardware.shared_paths
-    if not asks_ray(config) or not _leaves_node(config):
+    if not asks_ray(config) or not trainer_elsewhere(config):
         return
     if shared and not below(host.absolute(paths.outputs), shared):
         yield error(
@@ -61,11 +61,6 @@ def ray_folders(config: Config, host: Host) -> Iterator[Finding]:
             f"hardware.shared_paths={list(shared)}",
             f"paths.outputs={shared[0]}/...",
         )
-
-
-def _leaves_node(config: Config) -> bool:
-    layout, per_node = config.layout, config.hardware.gpus_per_node
-    return bool(layout.trainer_gpus) and per_node > 0 and trainer_leaves_node(layout, per_node)
 
 
 RULES = (ray_address, ray_folders)

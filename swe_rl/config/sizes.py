@@ -71,8 +71,9 @@ def gpus_there(hardware: HardwareConfig) -> int:
 
 
 def trainer_leaves_node(layout: LayoutConfig, gpus_per_node: int) -> bool:
-    """Whether ranks of a trainer with GPUs of its own, which come after the engines', are on more than one node."""
-    return engine_gpus(layout) % gpus_per_node + layout.trainer_gpus > gpus_per_node
+    """Whether the trainer's ranks are on more than one node. GPUs of its own come after the engines'."""
+    before = 0 if layout.colocated else engine_gpus(layout) % gpus_per_node
+    return before + layout.trainer_gpus > gpus_per_node
 
 
 def engines_leave_home(layout: LayoutConfig, gpus_per_node: int) -> bool:

@@ -1,7 +1,7 @@
 """Which way new weights take to the engines: what `trainer.weight_sync=auto` means for a configuration on a machine.
 
 Invariants:
-- Memory where it was measured: engines and trainer of one host, in step with each other. A folder everywhere else.
+- By itself memory only where it was measured: engines and trainer of one host, in step with each other.
 - It takes vLLM beside the trainer to send over NCCL; whether it is installed there is not decided here (engine/wire).
 """
 
@@ -27,10 +27,15 @@ def wanted(config: Config, environment: Mapping[str, str]) -> WeightSync:
     if chosen is not WeightSync.auto:
         return chosen
     if shares_gpus(config):
-        return WeightSync.disk if unshareable(environment) else WeightSync.ipc
+        return WeightSync.disk if unshareable(environment) or leaves_host(config) else WeightSync.ipc
     slices = config.hardware.mig or "MIG-" in environment.get("CUDA_VISIBLE_DEVICES", "")
     others = bool(config.engine.command or environment.get(VLLM_COMMAND))
     return WeightSync.nccl if _own_gpus_of_one_host(config) and not slices and not others else WeightSync.disk
+
+
+def leaves_host(config: Config) -> bool:
+    """Whether engines or ranks of this run are on another node than the run itself."""
+    return engines_leave_home(config.layout, config.hardware.gpus_per_node) or trainer_elsewhere(config)
 
 
 def read_elsewhere(config: Config, environment: Mapping[str, str]) -> bool:
@@ -45,8 +50,14 @@ def read_elsewhere(config: Config, environment: Mapping[str, str]) -> bool:
         return True
     if per_node < 1 or uses_no_gpu(layout):
         return False
-    away = bool(layout.trainer_gpus) and trainer_leaves_node(layout, per_node)
+    away = trainer_elsewhere(config)
     return engines_leave_home(layout, per_node) or (away and wanted(config, environment) is not WeightSync.nccl)
+
+
+def trainer_elsewhere(config: Config) -> bool:
+    """Whether ranks of the trainer are on another node than the run itself."""
+    layout, per_node = config.layout, config.hardware.gpus_per_node
+    return per_node > 0 < layout.trainer_gpus and trainer_leaves_node(layout, per_node)
 
 
 def unshareable(environment: Mapping[str, str]) -> str:
@@ -64,5 +75,4 @@ def _own_gpus_of_one_host(config: Config) -> bool:
         return False
     if hardware.ray_address or config.trainer.max_staleness_steps:
         return False
-    per_node = hardware.gpus_per_node
-    return per_node > 0 and not trainer_leaves_node(layout, per_node) and not engines_leave_home(layout, per_node)
+    return hardware.gpus_per_node > 0 and not leaves_host(config)

@@ -10,7 +10,7 @@ import logging
 import secrets
 import shutil
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -32,14 +32,13 @@ from swe_rl.engine.vllm_arguments import (
     shown,
 )
 from swe_rl.engine.vllm_command import vllm_command
-from swe_rl.engine.vllm_devices import DeviceError, slice_number, visible_devices
+from swe_rl.engine.vllm_devices import slice_number, visible_devices
 from swe_rl.engine.vllm_makers import Makers
 from swe_rl.engine.vllm_server import Launch, VllmServer
 from swe_rl.engine.vllm_step import StepSpec
 from swe_rl.engine.wire import GLOO, IPC, transfer_kind
-from swe_rl.hardware.allocation import allocation
 from swe_rl.hardware.host_address import free_port
-from swe_rl.hardware.nodes import NodesError, address, node_names, step, step_environment
+from swe_rl.hardware.nodes import address, names_of, step, step_environment
 from swe_rl.layout.placement import Gpu, home, place
 from swe_rl.logger.disk import disk_error
 from swe_rl.model.load import locate
@@ -50,6 +49,7 @@ _EXTENSION_FILES = {
     GLOO: {"vllm_gloo.py": "swe_rl_gloo.py"},
     IPC: {"vllm_ipc.py": "swe_rl_ipc.py", "ipc_handle.py": "swe_rl_ipc_handle.py"},
 }
+_BY_HAND = "start `vllm serve` on the others and give all addresses as engine=external engine.urls=[...]"
 _FIRST_REPLY_S = 300.0  # a server that we started ourselves may compile kernels then
 _log = logging.getLogger(__name__)
 
@@ -171,7 +171,8 @@ def vllm_engines(
         options = replace(options, command=vllm_command(environ))
     placement = place(config)
     placed, own = placement.engines, home(placement)
-    nodes = _nodes(config, placed, own, environ)
+    away = [gpus[0].node for gpus in placed if gpus[0].node != own]
+    nodes = names_of(away, own, f"layout={config.layout.name} puts an engine", _BY_HAND, environ)
     weights = weight_folders(config, folders.weights, untied=not placed)
     model_path = locate(config.model)
     if not placed and Path(model_path).is_dir():
@@ -231,27 +232,6 @@ def _maker(plan: _Plan, index: int, gpus: tuple[Gpu, ...], own: int) -> _Maker:
     if gpus[0].node != own:
         return _Maker(plan, index, ",".join(str(gpu.index) for gpu in gpus), away=gpus)
     return _Maker(plan, index, visible_devices(gpus, plan.environ, mig=plan.config.hardware.mig))
-
-
-def _nodes(config: Config, placed: Sequence[tuple[Gpu, ...]], own: int, environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Raises DeviceError outside a job, NodesError in one that is too small."""
-    away = [gpus[0].node for gpus in placed if gpus[0].node != own]
-    if not away:
-        return ()
-    here = allocation(environ)
-    if here is None:
-        raise DeviceError(
-            f"layout={config.layout.name} puts an engine on node {away[0]}, where only SLURM can start it: start the "
-            "run inside a job of that many nodes, or start `vllm serve` on the others and give all addresses as "
-            "engine=external engine.urls=[...]"
-        )
-    names = node_names(here, own)
-    if max(away) >= len(names):
-        raise NodesError(
-            f"layout={config.layout.name} puts an engine on node {max(away)}, and job {here.job_id} has {len(names)} "
-            f"({here.node_list}): ask for more with hardware.nodes, or take a smaller layout"
-        )
-    return names
 
 
 def _weights_of(model_path: str) -> str:

@@ -23,6 +23,33 @@ def own_address() -> str:
     return LOOPBACK
 
 
+def address_of(name: str) -> str:
+    """The number of this host's own `name`, as other hosts reach it: some hosts say that their name is loopback."""
+    with suppress(OSError):
+        address = socket.gethostbyname(name)
+        if not address.startswith("127.") or name.startswith("127."):
+            return address
+    return own_address()
+
+
+def interface_of(address: str) -> str | None:
+    """The network interface of this host that has `address`, which is a number."""
+    import psutil
+
+    found = psutil.net_if_addrs().items()
+    return next((name for name, addresses in found if any(one.address == address for one in addresses)), None)
+
+
+def interface_towards(host: str) -> str | None:
+    """The network interface by which this host reaches `host`; None where that is not known."""
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((host, _OUTSIDE[1]))  # the kernel chooses the address that it would send from
+            return interface_of(str(probe.getsockname()[0]))
+    except OSError:
+        return None
+
+
 def free_port(host: str = LOOPBACK) -> int:
     """One that is free now at an address of this host; somebody else may take it before it is used."""
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:

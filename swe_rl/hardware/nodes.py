@@ -6,11 +6,11 @@ Invariants:
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from swe_rl.errors import UserError
 from swe_rl.hardware import scontrol
-from swe_rl.hardware.allocation import Allocation
+from swe_rl.hardware.allocation import Allocation, allocation
 
 _ADDRESS = re.compile(r"\bNodeAddr=(\S+)")
 # Of the step that this process may be in: they would shape the step that it starts.
@@ -49,6 +49,35 @@ def node_names(here: Allocation, home: int, run: scontrol.Command = scontrol.run
             "more with hardware.nodes, or take a smaller layout"
         )
     return (*others[:home], own, *others[home:])
+
+
+def names_of(
+    away: Sequence[int],
+    home: int,
+    what: str,
+    otherwise: str,
+    environ: Mapping[str, str],
+    run: scontrol.Command = scontrol.run_command,
+) -> tuple[str, ...]:
+    """As `node_names`, for a layout that puts something on the nodes `away`; none of it away: ().
+
+    `what` begins the message (`layout=NAME puts an engine`) and `otherwise` ends it outside a job. Raises NodesError.
+    """
+    if not away:
+        return ()
+    here = allocation(environ)
+    if here is None:
+        raise NodesError(
+            f"{what} on node {away[0]}, where only SLURM can start it: start the run inside a job of that many nodes, "
+            f"or {otherwise}"
+        )
+    names = node_names(here, home, run)
+    if max(away) >= len(names):
+        raise NodesError(
+            f"{what} on node {max(away)}, and job {here.job_id} has {len(names)} ({here.node_list}): ask for more with "
+            "hardware.nodes, or take a smaller layout"
+        )
+    return names
 
 
 def address(node: str, run: scontrol.Command = scontrol.run_command) -> str:

@@ -21,9 +21,10 @@ from swe_rl.config.choices import EngineKind
 from swe_rl.config.schema import Config
 from swe_rl.config.sizes import shares_gpus
 from swe_rl.engine.absence import NoEngineError
-from swe_rl.engine.vllm_devices import DeviceError, visible_devices
+from swe_rl.engine.vllm_devices import visible_devices
 from swe_rl.engine.wire import require_wire
 from swe_rl.errors import RunError
+from swe_rl.hardware.nodes import address, names_of
 from swe_rl.hardware.rendezvous import meets
 from swe_rl.job import event_loop
 from swe_rl.job.components import components, load_sampled
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 
     from swe_rl.trainer.group import TrainerGroup
     from swe_rl.trainer.local import LocalTrainer
+    from swe_rl.trainer.rank_steps import RankSteps
     from swe_rl.trainer.ray_group import RayRanks
 
 
@@ -191,7 +193,24 @@ def _group(config: Config, one: Session, pad_token_id: int, restart: int) -> "Tr
         logs=one.folder.path / "trainer" / (f"restart{restart}" if restart else ""),
     )
     in_memory = config.engine.kind is EngineKind.embedded
-    return TrainerGroup(setup, in_memory=in_memory, ranks=_ray_ranks(config, one) if by_ray else None)
+    ranks = _ray_ranks(config, one) if by_ray else _step_ranks(config, one)
+    return TrainerGroup(setup, in_memory=in_memory, ranks=ranks)
+
+
+def _step_ranks(config: Config, one: Session) -> "RankSteps | None":
+    """None where all ranks are on this node. Raises NodesError."""
+    from swe_rl.trainer.rank_steps import RankSite, RankSteps
+
+    placement = place(config)
+    own = home(placement)
+    away = [gpu.node for gpu in placement.trainer if gpu.node != own]
+    what = f"layout={config.layout.name} puts ranks of the trainer"
+    names = names_of(away, own, what, "choose a layout whose trainer fits one node", os.environ)
+    if not names:
+        return None
+    sites = [RankSite(None if gpu.node == own else names[gpu.node], gpu.index) for gpu in placement.trainer]
+    here = address(names[own])
+    return RankSteps(sites, here, environ=os.environ, mig=config.hardware.mig, say=one.progress.message)
 
 
 def _ray_ranks(config: Config, one: Session) -> "RayRanks":
@@ -217,22 +236,22 @@ def engine_gpus_here(config: Config, environ: Mapping[str, str]) -> frozenset[st
 
 
 def trainer_gpus(config: Config, environ: Mapping[str, str]) -> tuple[str, ...]:
-    """What CUDA_VISIBLE_DEVICES is for each rank; none without GPUs. Raises DeviceError."""
+    """What CUDA_VISIBLE_DEVICES is for each rank of this node; none without GPUs. Raises DeviceError.
+
+    For those of other nodes it is empty: that is known there (`trainer/rank_step`).
+    """
     placement = place(config)
-    gpus = placement.trainer
-    away = [gpu.node for gpu in gpus if gpu.node != home(placement)]
-    if away:
-        raise DeviceError(
-            f"layout={config.layout.name} puts ranks of the trainer on node {away[0]}; they are started on this node "
-            "only. Choose a layout whose trainer fits one node, or set hardware.ray_address."
-        )
-    return tuple(visible_devices([gpu], environ, mig=config.hardware.mig) for gpu in gpus)
+    own, mig = home(placement), config.hardware.mig
+    return tuple(visible_devices([gpu], environ, mig=mig) if gpu.node == own else "" for gpu in placement.trainer)
 
 
 def _where(config: Config) -> str:
     if config.hardware.ray_address is not None:
         return "the Ray cluster"
     gpus = place(config).trainer
+    nodes = {gpu.node for gpu in gpus}
+    if len(nodes) > 1:
+        return f"{len(gpus)} GPUs of {len(nodes)} nodes"
     return f"GPU {', '.join(str(gpu.index) for gpu in gpus)}" if gpus else "the CPU"
 
 

@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 
+from swe_rl.hardware.host_address import interface_towards
 from swe_rl.trainer.errors import MeshError
 
 _LOOPBACK = "/sys/class/net/lo"
@@ -97,6 +98,8 @@ def process_group(
         torch.cuda.set_device(device)
     if address.startswith("127.") and Path(_LOOPBACK).exists():
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # a host without a network may not know its own name
+    elif world > 1 and (interface := interface_towards(address.rpartition(":")[0])) is not None:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)  # the name of a host may be loopback's
     try:
         dist.init_process_group(
             backend, store=_store(rank, world, address, limit), rank=rank, world_size=world, timeout=limit

@@ -53,7 +53,7 @@ class RankEnd:
             process.join(timeout=1)  # its end of the pipe is closed: so will it be
         if process.is_alive():
             return None
-        reason = f"it ended {when} {_status(process.exitcode)}{last_words(log)}"
+        reason = f"it ended {when} {status_text(process.exitcode)}{last_words(log)}"
         return cls(rank, reason, _at_s(process.exitcode), wordless=True)
 
 
@@ -67,7 +67,7 @@ def _at_s(exit_code: int | None) -> float:
     return float("-inf") if killed else float("inf")
 
 
-def _status(exit_code: int | None) -> str:
+def status_text(exit_code: int | None) -> str:
     if exit_code is None or exit_code >= 0:
         return f"with status {exit_code}, without a word"
     try:

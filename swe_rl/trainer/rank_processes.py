@@ -24,15 +24,8 @@ class RankProcesses:
     def launch(self, setup: RankSetup) -> Iterator["RankProcess"]:
         """Where `setup` has no address yet, a free port of this host is taken."""
         setup = setup if setup.address else replace(setup, address=f"127.0.0.1:{free_port()}")
-        context = multiprocessing.get_context("spawn")
         for rank in range(setup.world):
-            ours, theirs = context.Pipe()
-            process = context.Process(
-                target=run_rank, args=(replace(setup, rank=rank), theirs), name=f"trainer-{rank}", daemon=True
-            )
-            process.start()
-            theirs.close()
-            yield RankProcess(rank, process, ours, setup.log(rank))
+            yield RankProcess.started(replace(setup, rank=rank))
 
     def wait(self, links: Sequence[RankLink], timeout_s: float) -> list[RankLink]:
         pipes: dict[Any, RankLink] = {link.pipe: link for link in links if isinstance(link, RankProcess)}
@@ -53,6 +46,16 @@ class RankProcess:
         self.pipe = pipe
         self._process = process
         self._log = log
+
+    @classmethod
+    def started(cls, setup: RankSetup) -> "RankProcess":
+        """The rank `setup.rank`."""
+        context = multiprocessing.get_context("spawn")
+        ours, theirs = context.Pipe()
+        process = context.Process(target=run_rank, args=(setup, theirs), name=f"trainer-{setup.rank}", daemon=True)
+        process.start()
+        theirs.close()
+        return cls(setup.rank, process, ours, setup.log(setup.rank))
 
     @property
     def pid(self) -> int:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from swe_rl.hardware.host_address import free_port
+from swe_rl.hardware.host_address import free_port, interface_of
 from swe_rl.trainer.rank import RankSetup, carry_out, write_log
 from swe_rl.trainer.ray_mailbox import Mailbox
 from swe_rl.version import __version__
@@ -46,7 +46,7 @@ class RayRank:
 
         By itself it would ask for the host's name, which some hosts say is loopback.
         """
-        if (interface := _interface(address)) is not None:
+        if (interface := interface_of(address)) is not None:
             os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
         gpus = os.environ.get("CUDA_VISIBLE_DEVICES", "")
         return RankHome(os.getpid(), versions(), gpus, mark is None or mark.exists())
@@ -73,13 +73,6 @@ class RayRank:
 
     def hang_up(self) -> None:
         self._mailbox.hang_up()
-
-
-def _interface(address: str) -> str | None:
-    import psutil
-
-    found = psutil.net_if_addrs().items()
-    return next((name for name, addresses in found if any(one.address == address for one in addresses)), None)
 
 
 def versions() -> str:

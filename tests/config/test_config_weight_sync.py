@@ -4,7 +4,7 @@ import pytest
 
 from swe_rl.config.choices import WeightSync
 from swe_rl.config.compose import compose
-from swe_rl.config.weight_sync import wanted
+from swe_rl.config.weight_sync import read_elsewhere, wanted
 from swe_rl.engine import wire
 from swe_rl.engine.wire import GLOO, IPC, NCCL, NoVllmBesideTrainerError, require_wire, transfer_kind
 
@@ -21,6 +21,9 @@ def config(*overrides):
         ((), WeightSync.nccl),
         (("trainer.weight_sync=disk",), WeightSync.disk),
         (("layout=colocated8",), WeightSync.ipc),
+        (("layout=colocated8", "layout.engines=4"), WeightSync.ipc),  # more ranks than engines, on one node
+        (("layout=dp8_tp2_2nodes", "hardware=a100x16"), WeightSync.disk),
+        (("layout=dp8_tp2_2nodes", "hardware=a100x16", "trainer.weight_sync=ipc"), WeightSync.ipc),
         (("trainer.max_staleness_steps=1",), WeightSync.disk),
         (("hardware.ray_address=auto",), WeightSync.disk),
         (("hardware.mig=true",), WeightSync.disk),
@@ -47,6 +50,21 @@ def test_what_auto_means(overrides, way):
 )
 def test_what_auto_means_on_a_machine(environment, own, shared):
     assert (wanted(config(), environment), wanted(config("layout=colocated8"), environment)) == (own, shared)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "elsewhere"),
+    [
+        (("layout=colocated8",), False),
+        (("layout=colocated8", "layout.engines=4"), False),
+        (("layout=dp8_tp2_2nodes", "hardware=a100x16"), True),
+        (("layout=dp8_tp2_2nodes", "hardware=a100x16", "layout.engines=4"), True),  # the second node has ranks alone
+        (("layout=dp8_tp2_2nodes", "hardware=a100x16", "trainer.weight_sync=ipc"), True),  # for a server started anew
+        (("layout=dp8_tp2_2nodes", "hardware=a100x16", "job=rollout"), False),
+    ],
+)
+def test_who_reads_weights_on_another_node(overrides, elsewhere):
+    assert read_elsewhere(config(*overrides), {}) is elsewhere
 
 
 def test_nccl_is_chosen_where_vllm_is_beside_the_trainer(monkeypatch):

@@ -3,7 +3,7 @@
 import pytest
 
 from swe_rl.hardware.allocation import allocation
-from swe_rl.hardware.nodes import NodesError, address, node_names, step, step_environment
+from swe_rl.hardware.nodes import NodesError, address, names_of, node_names, step, step_environment
 
 
 def job(node="n2", nodes="n[1-3]"):
@@ -30,6 +30,26 @@ def test_too_few_nodes():
 def test_slurm_does_not_answer():
     with pytest.raises(NodesError, match="no contact"):
         node_names(job(), 0, lambda _: (1, "no contact"))
+
+
+JOB = {"SLURM_JOB_ID": "7", "SLURMD_NODENAME": "n2", "SLURM_JOB_NODELIST": "n[1-3]"}
+
+
+@pytest.mark.parametrize(
+    ("away", "environ", "said"),
+    [
+        ([1, 2], {}, r"^layout=x puts an engine on node 1, where only SLURM .* job of that many nodes, or pray$"),
+        ([1, 3], JOB, r"^layout=x puts an engine on node 3, and job 7 has 3 \(n\[1-3\]\): ask for more"),
+    ],
+)
+def test_what_a_layout_cannot_have(away, environ, said):
+    with pytest.raises(NodesError, match=said):
+        names_of(away, 0, "layout=x puts an engine", "pray", environ, slurm)
+
+
+def test_nodes_are_asked_for_only_where_a_layout_needs_them():
+    assert names_of([], 0, "", "", {}, slurm) == ()
+    assert names_of([1, 2], 0, "", "", JOB, slurm) == ("n2", "n1", "n3")
 
 
 def test_address():

@@ -1,10 +1,17 @@
 """Which trainer a configuration means, and which GPU each of its ranks sees."""
 
+from functools import partial
+from types import SimpleNamespace
+
 import pytest
 
 from swe_rl.config.compose import compose
 from swe_rl.engine.vllm_devices import DeviceError
+from swe_rl.hardware import nodes
+from swe_rl.hardware.nodes import NodesError
+from swe_rl.job import train
 from swe_rl.job.train import trainer_gpus, trainer_ranks
+from swe_rl.trainer.rank_steps import RankSite
 
 
 def config(*overrides):
@@ -37,7 +44,31 @@ def test_the_run_is_on_the_trainers_node():
     assert trainer_gpus(config("layout=tp8_fsdp8", "hardware=a100x16"), {}) == tuple("01234567")
 
 
-def test_ranks_on_two_nodes_are_refused():
-    wide = ("layout=dp4", "hardware=h100x8", "hardware.nodes=2", "layout.engines=5", "layout.trainer_gpus=8")
-    with pytest.raises(DeviceError, match="ranks of the trainer on node 1"):
-        trainer_gpus(config(*wide), {})
+WIDE = (
+    "layout=dp8_tp2_2nodes",
+    "hardware=a100x16",
+    "hardware.gpus_per_node=2",
+    "layout.engines=2",
+    "layout.trainer_gpus=4",
+)
+
+
+def test_the_other_node_knows_its_own_gpus():
+    assert trainer_gpus(config(*WIDE), {"CUDA_VISIBLE_DEVICES": "5,2"}) == ("5", "2", "", "")
+
+
+def test_ranks_of_another_node_need_a_job_of_slurm(monkeypatch):
+    session = SimpleNamespace(progress=SimpleNamespace(message=None))
+    for name in ("SLURM_JOB_ID", "SLURMD_NODENAME"):
+        monkeypatch.delenv(name, raising=False)
+    assert train._step_ranks(config("layout=colocated8", "hardware=h100x8"), session) is None
+    with pytest.raises(NodesError, match="puts ranks of the trainer on node 1, where only SLURM"):
+        train._step_ranks(config(*WIDE), session)
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setenv("SLURMD_NODENAME", "b")
+    slurm = {"hostnames": (0, "a\nb"), "node": (0, "NodeAddr=10.0.0.2")}
+    monkeypatch.setattr(train, "names_of", partial(nodes.names_of, run=lambda words: slurm[words[2]]))
+    monkeypatch.setattr(train, "address", partial(nodes.address, run=lambda words: slurm[words[2]]))
+    ranks = train._step_ranks(config(*WIDE), session)
+    assert ranks._sites == (RankSite(None, 0), RankSite(None, 1), RankSite("a", 0), RankSite("a", 1))
+    assert ranks._here == "10.0.0.2"

@@ -90,5 +90,4 @@ def test_what_the_rules_say_of_nodes_is_what_the_placement_does(engines, tp, tra
         return
     own = home(placed)
     assert engines_leave_home(layout, 8) == any(gpus[0].node != own for gpus in placed.engines)
-    if not colocated:
-        assert trainer_leaves_node(layout, 8) == any(gpu.node != own for gpu in placed.trainer)
+    assert trainer_leaves_node(layout, 8) == any(gpu.node != own for gpu in placed.trainer)

@@ -49,6 +49,7 @@ SEEN = {
     "job=runtime runtime.partition=cpu": ("#SBATCH --cpus-per-task=4", "Nothing was submitted: one job."),
     "--wrap": ("Submitted batch job",),
     "layout.engines=12": ("#SBATCH --nodes=2", "#SBATCH --signal=USR2@300"),
+    "+experiment=fasrc_prod": ("#SBATCH --nodes=4", "#SBATCH --gpus-per-node=8", "job=runtime"),
     "grep -h": ("time cost: ",),
 }
 
