@@ -81,7 +81,7 @@ def model_in_its_folder(config: Config, host: Host) -> Iterator[Finding]:
                 "model_sizes",
                 f"model.{key}",
                 getattr(model, key),
-                f"the config.json of {model.path} says {name}={value}",
+                f"the config.json of {model.path} {f'says {name}={value}' if value else f'has no {name}'}",
                 f"model.{key}={value}, or the model option that fits",
             )
 

@@ -31,6 +31,7 @@ class ExpertPart:
 
 def expert_parts(name: str, shape: Sequence[int]) -> list[ExpertPart]:
     """Of a tensor of all experts, by its name and shape in memory; empty for any other tensor."""
+    spans: tuple[tuple[str, int, int], ...]
     if name.endswith(_GATE_UP):
         prefix, half = name.removesuffix("gate_up_proj"), shape[1] // 2
         spans = (("gate_proj", 0, half), ("up_proj", half, shape[1]))
@@ -68,7 +69,9 @@ class HubNamed(Mapping[str, "Tensor"]):
         self._where: dict[str, tuple[str, ExpertPart | None]] = {}
         for name in weights:
             parts = expert_parts(name, weights[name].shape) if name.endswith((_GATE_UP, _DOWN)) else []
-            self._where |= {part.name: (name, part) for part in parts} or {name: (name, None)}
+            self._where |= {part.name: (name, part) for part in parts}
+            if not parts:
+                self._where[name] = (name, None)
 
     def __getitem__(self, name: str) -> "Tensor":
         own, part = self._where[name]

@@ -76,7 +76,7 @@ def build_model(config: ModelConfig, seed: int) -> "Qwen3ForCausalLM | Qwen3MoeF
     torch.manual_seed(seed)
     if not config.num_experts:
         return Qwen3ForCausalLM(Qwen3Config(**numbers))
-    experts = {
+    experts: dict[str, Any] = {
         "num_experts": config.num_experts,
         "num_experts_per_tok": config.active_experts,
         "moe_intermediate_size": config.expert_intermediate_size,

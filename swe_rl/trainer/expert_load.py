@@ -19,7 +19,8 @@ from torch import Tensor, nn
 class ExpertLoad:
     def __init__(self, model: nn.Module, device: torch.device) -> None:
         """Hooks the routers of `model`, which is under transformers' own names; `device` is where it computes."""
-        routers = [block.gate for block in model.modules() if hasattr(block, "experts") and hasattr(block, "gate")]
+        blocks: list[Any] = [one for one in model.modules() if hasattr(one, "experts") and hasattr(one, "gate")]
+        routers = [block.gate for block in blocks]
         self._counts = [torch.zeros(gate.num_experts, dtype=torch.int64, device=device) for gate in routers]
         self._positions: Tensor | None = None
         for counts, gate in zip(self._counts, routers, strict=True):
