@@ -65,15 +65,11 @@ def _kv_shares(config: Config) -> int:
 
 
 def lora_params_b(config: Config) -> float:
-    """Billions of adapter parameters: a pair of rank r on each linear map of a layer."""
+    """Billions of adapter parameters: a pair of rank r on each linear map of a layer; of a mixture on attention's."""
     model, rank = config.model, config.trainer.lora_rank
     queries, keys = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
     attention = 2 * (model.hidden_size + queries) + 2 * (model.hidden_size + keys)
-    mlp = (
-        3
-        * (model.hidden_size + (model.expert_intermediate_size or model.intermediate_size))
-        * max(1, model.num_experts)
-    )
+    mlp = 0 if model.num_experts else 3 * (model.hidden_size + model.intermediate_size)
     return rank * model.num_layers * (attention + mlp) / 1e9
 
 
@@ -115,11 +111,13 @@ def tokens_per_gpu(config: Config) -> int:
 
 def activations_gb(config: Config) -> float:
     """Of one micro-batch on one GPU, in bfloat16: with checkpointing one hidden state a layer and one layer whole, else
-    all layers whole; and a chunk of float32 logits with its gradient.
+    all layers whole; and a chunk of float32 logits with its gradient. A mixture has each token once for each of its
+    experts: as they get it, as they give it, weighted, and put in order.
     """
     model, tokens = config.model, tokens_per_gpu(config)
     intermediate = model.expert_intermediate_size * model.active_experts or model.intermediate_size
-    layer = tokens * (10 * model.hidden_size + 4 * intermediate) * 2
+    copies = 4 * model.active_experts * model.hidden_size
+    layer = tokens * (10 * model.hidden_size + copies + 4 * intermediate) * 2
     layers = model.num_layers * tokens * model.hidden_size * 2 + layer
     if not config.trainer.activation_checkpointing:
         layers = model.num_layers * layer

@@ -45,8 +45,6 @@ def _absent_training(config: Config) -> Iterator[tuple[str, object, str]]:
         yield from _absent_layouts(config)
     if trainer.offload_optimizer and not layout.trainer_gpus:
         yield "trainer.offload_optimizer", True, "trainer.offload_optimizer=false, or a layout with trainer GPUs"
-    if config.model.num_experts and (layout.trainer_gpus or layout.trainer_ranks):
-        yield "model.num_experts", config.model.num_experts, "a dense model for training: model=qwen3_14b"
 
 
 def _absent_layouts(config: Config) -> Iterator[tuple[str, object, str]]:

@@ -15,7 +15,7 @@ from swe_rl.config.folders import PACKAGE
 from swe_rl.config.keys import nearest
 from swe_rl.config.parts import Part
 from swe_rl.config.schema import Config, ModelConfig
-from swe_rl.config.sizes import CHECKPOINT_FACTS, uses_no_gpu
+from swe_rl.config.sizes import CHECKPOINT_FACTS, mixture_facts, uses_no_gpu
 
 BUILTIN = "builtin:"
 CHAT_TEMPLATES = ("qwen", "qwen_plain", "qwen_coder")
@@ -74,15 +74,34 @@ def model_in_its_folder(config: Config, host: Host) -> Iterator[Finding]:
     """The sizes that its own `config.json` has."""
     model = config.model
     found = _facts(model, host) if _is_local(model.path, host) else {}
-    for key, name in CHECKPOINT_FACTS.items():
-        if name in found and found[name] != getattr(model, key):
+    said = {key: (name, found[name]) for key, name in CHECKPOINT_FACTS.items() if name in found}
+    for key, (name, value) in {**said, **(mixture_facts(found) if found else {})}.items():
+        if value != getattr(model, key):
             yield error(
                 "model_sizes",
                 f"model.{key}",
                 getattr(model, key),
-                f"the config.json of {model.path} says {name}={found[name]}",
-                f"model.{key}={found[name]}, or the model option that fits",
+                f"the config.json of {model.path} {f'says {name}={value}' if value else f'has no {name}'}",
+                f"model.{key}={value}, or the model option that fits",
             )
+
+
+@about(Part.engines, Part.trainer, Part.warm_start)
+def mixture(config: Config, _: Host) -> Iterator[Finding]:
+    """A mixture of experts says how many of them a token passes, and how wide they are."""
+    model = config.model
+    if model.num_experts and not 0 < model.active_experts <= model.num_experts:
+        why = f"a token passes at least one and at most model.num_experts={model.num_experts} experts"
+        yield error(
+            "mixture",
+            "model.active_experts",
+            model.active_experts,
+            why,
+            f"model.active_experts={min(8, model.num_experts)}",
+        )
+    if model.num_experts and not model.expert_intermediate_size:
+        why = f"an expert of model.num_experts={model.num_experts} needs a width"
+        yield error("mixture", "model.expert_intermediate_size", 0, why, "model.expert_intermediate_size=768")
 
 
 @about(Part.engines, Part.warm_start)
@@ -132,4 +151,4 @@ def _facts(model: ModelConfig, host: Host) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-RULES = (model_path, model_of_its_name, model_in_its_folder, model_words, attention_kernel)
+RULES = (model_path, model_of_its_name, model_in_its_folder, mixture, model_words, attention_kernel)

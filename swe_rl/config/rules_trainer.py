@@ -29,10 +29,6 @@ def lora(config: Config, _: Host) -> Iterator[Finding]:
             f"an adapter of more than model.hidden_size={model.hidden_size} is larger than what it stands for",
             "trainer.lora_rank=0, which trains all weights",
         )
-    if model.num_experts:
-        yield error(
-            "lora", key, rank, "the experts of model.num_experts > 0 get no adapters", "a dense model: model=qwen3_14b"
-        )
     if trainer.offload_optimizer:
         yield warning(
             "lora_offload",

@@ -5,7 +5,9 @@ Invariants:
 - Counts are of what their names say: prompts are instances, trajectories are prompts times `rollout.n`.
 """
 
+from collections.abc import Mapping
 from math import isqrt
+from typing import Any
 
 from swe_rl.config.choices import EngineKind, RuntimeKind, SandboxKind
 from swe_rl.config.parts import Part, starts
@@ -20,6 +22,20 @@ CHECKPOINT_FACTS = {
     "num_kv_heads": "num_key_value_heads",
     "vocab_size": "vocab_size",
 }
+# The same of a mixture of experts; a dense model's file has none of them. transformers 5 writes the first one's alias.
+MIXTURE_FACTS = {
+    "num_experts": ("num_experts", "num_local_experts"),
+    "active_experts": ("num_experts_per_tok",),
+    "expert_intermediate_size": ("moe_intermediate_size",),
+}
+
+
+def mixture_facts(found: Mapping[str, Any]) -> dict[str, tuple[str, Any]]:
+    """By key of `model`: the name and the number in a config.json; of a dense model the first name and 0."""
+    return {
+        key: next(((name, found[name]) for name in names if found.get(name)), (names[0], 0))
+        for key, names in MIXTURE_FACTS.items()
+    }
 
 
 def engine_gpus(layout: LayoutConfig) -> int:

@@ -2,14 +2,18 @@
 
 Invariants:
 - Query, key and value projections become one matrix, as do gate and up; everything else is shared, not copied.
+- An MLP takes and gives [rows, hidden], where rows are a multiple of `ROW_MULTIPLE`; it changes nothing in place.
 - A model that the forward pass would compute wrongly is refused with the reason.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.nn import functional
 
+from swe_rl.engine.embedded_experts import PackedExperts, pack_experts
 from swe_rl.engine.protocol import EngineError
 
 _STATIC_ROPE = ("default", "linear", "llama3", "yarn")
@@ -30,6 +34,17 @@ class DecoderShape:
 
 
 @dataclass(frozen=True, slots=True)
+class PackedMlp:
+    gate_up: torch.Tensor
+    down: torch.Tensor
+    act: Callable[[torch.Tensor], torch.Tensor]
+
+    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+        gate, up = functional.linear(rows, self.gate_up).chunk(2, dim=-1)
+        return functional.linear(self.act(gate).mul_(up), self.down)
+
+
+@dataclass(frozen=True, slots=True)
 class PackedLayer:
     input_norm: torch.Tensor
     qkv: torch.Tensor
@@ -38,9 +53,7 @@ class PackedLayer:
     output: torch.Tensor
     output_bias: torch.Tensor | None
     post_norm: torch.Tensor
-    gate_up: torch.Tensor
-    down: torch.Tensor
-    act: Any
+    mlp: PackedMlp | PackedExperts
 
 
 def shape_of(config: Any) -> DecoderShape:
@@ -50,7 +63,7 @@ def shape_of(config: Any) -> DecoderShape:
 
 
 def pack_layer(layer: Any, shape: DecoderShape) -> PackedLayer:
-    attention, mlp = layer.self_attn, layer.mlp
+    attention = layer.self_attn
     projections = (attention.q_proj, attention.k_proj, attention.v_proj)
     qk_norm = None
     if hasattr(attention, "q_norm"):
@@ -64,10 +77,14 @@ def pack_layer(layer: Any, shape: DecoderShape) -> PackedLayer:
         output=attention.o_proj.weight,
         output_bias=attention.o_proj.bias,
         post_norm=layer.post_attention_layernorm.weight,
-        gate_up=torch.cat([mlp.gate_proj.weight, mlp.up_proj.weight]),
-        down=mlp.down_proj.weight,
-        act=mlp.act_fn,
+        mlp=_pack_mlp(layer.mlp),
     )
+
+
+def _pack_mlp(mlp: Any) -> PackedMlp | PackedExperts:
+    if hasattr(mlp, "experts"):
+        return pack_experts(mlp)
+    return PackedMlp(torch.cat([mlp.gate_proj.weight, mlp.up_proj.weight]), mlp.down_proj.weight, mlp.act_fn)
 
 
 def rotary_tables(model: Any, positions: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -80,15 +97,17 @@ def rotary_tables(model: Any, positions: int) -> tuple[torch.Tensor, torch.Tenso
 
 
 def require_supported(model: Any, max_model_len: int) -> None:
-    """Raises EngineError unless the model is a decoder as Llama, Qwen2 and Qwen3 are, long enough for the engine."""
+    """Raises EngineError unless the model is a Llama, Qwen2, Qwen3 or Qwen3-MoE, long enough for the engine."""
     config = model.config
     problem = None
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     rope_type = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
-    if config.model_type not in ("llama", "qwen2", "qwen3") or not hasattr(model, "lm_head"):
+    if config.model_type not in ("llama", "qwen2", "qwen3", "qwen3_moe") or not hasattr(model, "lm_head"):
         problem = f"a `{config.model_type}` model ({type(model).__name__})"
     elif kinds != {"full_attention"}:
         problem = f"layers of type {sorted(kinds)}"
+    elif config.model_type == "qwen3_moe" and config.sliding_window:  # it has no layer_types
+        problem = "attention in a sliding window"
     elif rope_type not in _STATIC_ROPE:
         problem = f"rotary positions of type `{rope_type}`"
     elif getattr(config, "mlp_bias", False):
@@ -97,6 +116,6 @@ def require_supported(model: Any, max_model_len: int) -> None:
         problem = f"engine.max_model_len={max_model_len} above the model's {config.max_position_embeddings} positions"
     if problem:
         raise EngineError(
-            f"The embedded engine does not compute {problem}. It serves causal Llama, Qwen2 and Qwen3 models with full "
-            "attention, within their trained positions; use engine=vllm for others."
+            f"The embedded engine does not compute {problem}. It serves Llama, Qwen2, Qwen3 and Qwen3-MoE models with "
+            "full attention, within their trained positions; use engine=vllm for others."
         )

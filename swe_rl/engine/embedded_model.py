@@ -16,10 +16,9 @@ import torch
 from torch.nn import functional
 
 from swe_rl.engine.embedded_attention import PromptAttention, TokenAttention
+from swe_rl.engine.embedded_experts import ROW_MULTIPLE, padded
 from swe_rl.engine.embedded_layers import PackedLayer, pack_layer, require_supported, rotary_tables, shape_of
 from swe_rl.engine.slot_cache import CacheShape, SlotCache
-
-ROW_MULTIPLE = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +73,7 @@ class PackedDecoder:
             qkv = self._project(layer, hidden, rotary)
             self._write_spans(qkv, spans, ends, keys, values)
             if index == len(self._layers) - 1:
-                hidden = _padded(hidden[last_rows])
+                hidden = padded(hidden[last_rows])
                 attended = attend_last(qkv[last_rows, : self.shape.heads], keys, values)
             else:
                 attended = self._attend_spans(qkv, spans, ends, keys, values)
@@ -152,16 +151,10 @@ class PackedDecoder:
 
     def _finish_layer(self, layer: PackedLayer, hidden: torch.Tensor, attended: torch.Tensor) -> None:
         """Output projection and MLP, both added to `hidden` in place; its padding rows have no `attended`."""
-        hidden.add_(functional.linear(_padded(attended), layer.output, layer.output_bias))
+        hidden.add_(functional.linear(padded(attended), layer.output, layer.output_bias))
         normed = functional.rms_norm(hidden, hidden.shape[-1:], layer.post_norm, self.shape.norm_eps)
-        gate, up = functional.linear(normed, layer.gate_up).chunk(2, dim=-1)
-        hidden.add_(functional.linear(layer.act(gate).mul_(up), layer.down))
+        hidden.add_(layer.mlp(normed))
 
     def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
         normed = functional.rms_norm(hidden, hidden.shape[-1:], self._final_norm, self.shape.norm_eps)
         return functional.linear(normed, self._lm_head)
-
-
-def _padded(rows: torch.Tensor) -> torch.Tensor:
-    missing = -rows.shape[0] % ROW_MULTIPLE
-    return functional.pad(rows, (0, 0, 0, missing)) if missing else rows

@@ -2,6 +2,7 @@
 
 Invariants:
 - All names and shapes are checked before the first value is written: a refused update changes nothing.
+- Names are the hub's: each expert of a mixture has tensors of its own.
 - Tied parameters are one tensor with several names: any one of them will do, and all that are given must agree.
 """
 
@@ -11,17 +12,18 @@ from typing import Any
 import torch
 
 from swe_rl.engine.protocol import EngineError
+from swe_rl.model.experts import HubNamed
 
 
 class WeightLoader:
     def __init__(self, model: Any) -> None:
-        self._targets: dict[str, torch.Tensor] = dict(model.state_dict())
+        self._targets: dict[str, torch.Tensor] = dict(HubNamed(model.state_dict()))
         self._names_by_storage: dict[int, list[str]] = {}
         for name, target in self._targets.items():
             self._names_by_storage.setdefault(target.data_ptr(), []).append(name)
 
     def load(self, weights: Mapping[str, torch.Tensor]) -> None:
-        """Copies `weights` (names as in the model's `state_dict`); raises EngineError naming the first mismatch."""
+        """Copies `weights`; raises EngineError naming the first mismatch."""
         self._require_known(weights)
         for names in self._names_by_storage.values():
             self._require_given(names, weights)

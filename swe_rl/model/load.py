@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from swe_rl.config.schema import ModelConfig
-from swe_rl.config.sizes import CHECKPOINT_FACTS
+from swe_rl.config.sizes import CHECKPOINT_FACTS, mixture_facts
 from swe_rl.errors import UserError
 
 if TYPE_CHECKING:
@@ -72,8 +72,8 @@ def model_folder(config: ModelConfig) -> Path:
 
 
 def _check_facts(found: "PreTrainedConfig", config: ModelConfig) -> None:
-    for fact, name in CHECKPOINT_FACTS.items():
-        value = getattr(found, name, None)
+    plain = {fact: (name, getattr(found, name, None)) for fact, name in CHECKPOINT_FACTS.items()}
+    for fact, (name, value) in {**plain, **mixture_facts(found.to_dict())}.items():
         if value != getattr(config, fact):
             raise ModelError(
                 f"model.{fact}={getattr(config, fact)} but the checkpoint {config.path} has {name}={value}; "

@@ -1,12 +1,12 @@
-"""The tiny model: Qwen3's architecture at 1-5 M parameters, with a small byte-level tokenizer of its own."""
+"""The tiny model: Qwen3's architecture, dense or a mixture of experts, with a small byte-level tokenizer of its own."""
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from swe_rl.config.schema import ModelConfig
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
+    from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM, Qwen3MoeForCausalLM
 
 SPECIAL_TOKENS = (
     "<|endoftext|>",
@@ -52,28 +52,34 @@ def build_tokenizer(texts: Iterable[str], vocab_size: int) -> "PreTrainedTokeniz
     )
 
 
-def build_model(config: ModelConfig, seed: int) -> "Qwen3ForCausalLM":
-    """A randomly initialised Qwen3 with the numbers of `config`, in float32 on the CPU."""
+def build_model(config: ModelConfig, seed: int) -> "Qwen3ForCausalLM | Qwen3MoeForCausalLM":
+    """A randomly initialised Qwen3 with the numbers of `config`, in float32 on the CPU; with experts a Qwen3-MoE."""
     import torch
-    from transformers import Qwen3Config, Qwen3ForCausalLM
+    from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
+    numbers: dict[str, Any] = {
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.hidden_size,
+        "intermediate_size": config.intermediate_size,
+        "num_hidden_layers": config.num_layers,
+        "num_attention_heads": config.num_heads,
+        "num_key_value_heads": config.num_kv_heads,
+        "head_dim": config.head_dim,
+        "max_position_embeddings": config.max_position_embeddings,
+        "tie_word_embeddings": config.tie_word_embeddings,
+        "rope_parameters": {"rope_type": "default", "rope_theta": config.rope_theta},
+        "use_cache": False,
+        "eos_token_id": SPECIAL_TOKENS.index("<|im_end|>"),
+        "pad_token_id": SPECIAL_TOKENS.index("<|endoftext|>"),
+        "bos_token_id": None,
+    }
     torch.manual_seed(seed)
-    model: Qwen3ForCausalLM = Qwen3ForCausalLM(
-        Qwen3Config(
-            vocab_size=config.vocab_size,
-            hidden_size=config.hidden_size,
-            intermediate_size=config.intermediate_size,
-            num_hidden_layers=config.num_layers,
-            num_attention_heads=config.num_heads,
-            num_key_value_heads=config.num_kv_heads,
-            head_dim=config.head_dim,
-            max_position_embeddings=config.max_position_embeddings,
-            tie_word_embeddings=config.tie_word_embeddings,
-            rope_parameters={"rope_type": "default", "rope_theta": config.rope_theta},
-            use_cache=False,
-            eos_token_id=SPECIAL_TOKENS.index("<|im_end|>"),
-            pad_token_id=SPECIAL_TOKENS.index("<|endoftext|>"),
-            bos_token_id=None,
-        )
-    )
-    return model
+    if not config.num_experts:
+        return Qwen3ForCausalLM(Qwen3Config(**numbers))
+    experts: dict[str, Any] = {
+        "num_experts": config.num_experts,
+        "num_experts_per_tok": config.active_experts,
+        "moe_intermediate_size": config.expert_intermediate_size,
+        "norm_topk_prob": True,  # as the published Qwen3 mixtures have it
+    }
+    return Qwen3MoeForCausalLM(Qwen3MoeConfig(**numbers, **experts))

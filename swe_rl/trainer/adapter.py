@@ -1,5 +1,7 @@
 """LoRA by way of peft: a pair of small matrices beside each linear map of attention and MLP, and nothing else learns.
 
+Of a mixture of experts the maps of attention alone get a pair: neither experts nor routers learn.
+
 Source: LoRA, arXiv:2106.09685, section 4.1: y = W x + (alpha / rank) B A x, with B zero at the start.
 Invariants:
 - The base is never changed; with the adapter off the model is the base, which is the reference that a KL needs.
@@ -10,7 +12,7 @@ Invariants:
 
 import hashlib
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -26,7 +28,8 @@ from swe_rl.trainer.errors import TrainerError
 from swe_rl.trainer.fingerprint import base_problem
 from swe_rl.trainer.shard import local_shard, shard_range
 
-TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
+TARGETS = (*ATTENTION, "gate_proj", "up_proj", "down_proj")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,13 +85,16 @@ def attach(causal_lm: nn.Module, config: TrainerConfig, base: Mapping[str, Any] 
     from peft import inject_adapter_in_model
     from peft.tuners.lora import LoraLayer
 
+    targets = ATTENTION if any(hasattr(module, "experts") for module in causal_lm.modules()) else TARGETS
     empty = any(parameter.is_meta for parameter in causal_lm.parameters())
     try:
         with torch.random.fork_rng(devices=[]):  # whose values are replaced below, so they must not cost any numbers
-            inject_adapter_in_model(_peft_config(config.lora_rank, alpha_of(config)), causal_lm, ADAPTER, empty)
+            inject_adapter_in_model(
+                _peft_config(config.lora_rank, alpha_of(config), targets), causal_lm, ADAPTER, empty
+            )
     except ValueError as error:
         raise TrainerError(
-            f"trainer.lora_rank={config.lora_rank}: this model has none of the layers {', '.join(TARGETS)} ({error}). "
+            f"trainer.lora_rank={config.lora_rank}: this model has none of the layers {', '.join(targets)} ({error}). "
             "Set trainer.lora_rank=0."
         ) from error
     for name, parameter in causal_lm.named_parameters():
@@ -112,14 +118,14 @@ def adapter_problem(saved: Mapping[str, Any] | None, here: Adapter | None) -> st
     return base_problem(saved["base"], here.base)
 
 
-def _peft_config(rank: int, alpha: int) -> Any:
+def _peft_config(rank: int, alpha: int, targets: Sequence[str]) -> Any:
     """peft's own description of the adapter."""
     from peft import LoraConfig
 
     return LoraConfig(
         r=rank,
         lora_alpha=alpha,
-        target_modules=list(TARGETS),
+        target_modules=list(targets),
         lora_dropout=0.0,  # the policy that is trained would not be the one that sampled
         bias="none",
         task_type="CAUSAL_LM",

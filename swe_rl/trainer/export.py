@@ -3,6 +3,7 @@
 Invariants:
 - Written aside, then renamed: the folder is whole or not there; an existing one is never overwritten.
 - One file's tensors at a time are in memory, whichever number of ranks wrote the checkpoint; no model is built.
+- Names are the hub's; each expert of a mixture is read alone.
 - `transformers`, vLLM and this trainer load the result; nothing of it has to be unpickled.
 - Of an adapter it is the merged model, and `adapter/` has the adapter alone.
 """
@@ -13,6 +14,7 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +24,13 @@ from torch import Tensor
 
 from swe_rl.errors import UserError
 from swe_rl.logger.disk import disk_error
+from swe_rl.model.experts import ExpertPart, expert_parts
 from swe_rl.trainer import checkpoint
 from swe_rl.trainer.durable import sync_folder, write_file
 from swe_rl.trainer.export_adapter import FOLDER, merged_files, write_adapter
 from swe_rl.trainer.fingerprint import base_problem, fingerprint
 from swe_rl.trainer.manifest import STATE_FILE, files_of, read_json, size_problem, wrong_hash
-from swe_rl.trainer.stored import MODEL, open_stored
+from swe_rl.trainer.stored import MODEL, StoredTensors, open_stored
 from swe_rl.trainer.tensor_file import safetensors_chunks
 
 MAX_FILE_BYTES = 4 * 2**30
@@ -103,9 +106,27 @@ def _source(folder: Path, described_by: Path, adapter: Mapping[str, Any] | None)
             with merged_files(described_by, stored, adapter) as files:
                 yield _Source(files.shapes, files.read)
             return
-        names = [name for name in stored.names() if name.startswith(MODEL)]
-        shapes = {name.removeprefix(MODEL): stored.shape(name) for name in names}
-        yield _Source(shapes, lambda name: stored.whole(f"{MODEL}{name}"))
+        yield _stored_source(stored)
+
+
+def _stored_source(stored: StoredTensors) -> _Source:
+    shapes: dict[str, tuple[int, ...]] = {}
+    readers: dict[str, Callable[[], Tensor]] = {}
+    for key in stored.names():
+        if not key.startswith(MODEL):
+            continue
+        name, shape = key.removeprefix(MODEL), stored.shape(key)
+        parts = expert_parts(name, shape)
+        for part in parts:
+            shapes[part.name] = (part.stop - part.start, shape[2])
+            readers[part.name] = partial(_read_part, stored, key, part)
+        if not parts:
+            shapes[name], readers[name] = shape, partial(stored.whole, key)
+    return _Source(shapes, lambda name: readers[name]())
+
+
+def _read_part(stored: StoredTensors, key: str, part: ExpertPart) -> Tensor:
+    return stored.rows(key, part.expert, part.expert + 1)[0, part.start : part.stop]
 
 
 def _write_weights(source: _Source, aside: Path, dtype: torch.dtype) -> None:

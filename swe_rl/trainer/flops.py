@@ -13,7 +13,11 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class DenseShape:
-    """The numbers of a dense decoder that its arithmetic depends on."""
+    """The numbers of a dense decoder that its arithmetic depends on.
+
+    A mixture of experts is as dense as what one token passes: `intermediate` is that of its experts together, and
+    `routes` how many of them its router knows.
+    """
 
     layers: int
     hidden: int
@@ -22,25 +26,29 @@ class DenseShape:
     kv_heads: int
     head_dim: int
     vocab: int
+    routes: int = 0
 
     @classmethod
     def of(cls, config: Any) -> "DenseShape":
         """Of a transformers configuration."""
+        routes = getattr(config, "num_experts", 0) or 0
+        passed = config.num_experts_per_tok * config.moe_intermediate_size if routes else config.intermediate_size
         return cls(
             layers=config.num_hidden_layers,
             hidden=config.hidden_size,
-            intermediate=config.intermediate_size,
+            intermediate=passed,
             heads=config.num_attention_heads,
             kv_heads=config.num_key_value_heads,
             head_dim=getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
             vocab=config.vocab_size,
+            routes=routes,
         )
 
     @property
     def layer_weights(self) -> int:
-        """Weights of one layer's matrices."""
+        """Weights of one layer's matrices that a token passes."""
         attention = self.hidden * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
-        return attention + 3 * self.hidden * self.intermediate
+        return attention + self.hidden * (3 * self.intermediate + self.routes)
 
 
 def train_flops(shape: DenseShape, row_tokens: Sequence[int], trained_tokens: int) -> float:

@@ -3,7 +3,7 @@
 Invariants:
 - Every rank iterates to the end, in the same order: each tensor is a collective.
 - Shards are rounded to the engines' type before they travel, which halves the bytes.
-- Tied weights come once, under the name of the embedding.
+- Tied weights come once, under the name of the embedding; experts come one by one, under the hub's names.
 """
 
 import time
@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor
 
+from swe_rl.model.experts import hub_tensors
 from swe_rl.trainer.shard import whole
 
 Named = tuple[str, Tensor]
@@ -20,7 +21,7 @@ Named = tuple[str, Tensor]
 def gathered(weights: Mapping[str, Tensor], dtype: torch.dtype = torch.bfloat16) -> Iterator[tuple[str, Tensor]]:
     """Name and whole tensor, on every rank's own device; `weights` is `Trainer.engine_weights()`."""
     for name, tensor in weights.items():
-        yield name, whole(tensor.detach().to(dtype))
+        yield from hub_tensors(name, whole(tensor.detach().to(dtype)))
 
 
 class Stream(Iterator[Named]):

@@ -9,12 +9,14 @@ Invariants:
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from swe_rl.model.experts import hub_shapes
 from swe_rl.trainer.gather import gathered
 from swe_rl.trainer.mesh import Mesh
 
@@ -80,13 +82,13 @@ def write_weights(weights: Mapping[str, Tensor], mesh: Mesh, folder: Path, twice
     """
     from safetensors.torch import save_file
 
-    sizes = {name: tensor.numel() for name, tensor in weights.items()}
+    sizes = {name: prod(shape) for own, tensor in weights.items() for name, shape in hub_shapes(own, tensor.shape)}
     ranks = _spread(sizes, mesh.world)
     doubled = {first: second for second, first in twice.items() if first in sizes}
     own: dict[str, Tensor] = {}
     for name, tensor in gathered(weights, exchange_type(mesh)):
         if ranks[name] == mesh.rank:
-            own[name] = tensor.cpu().contiguous()
+            own[name] = tensor.to("cpu", copy=True).contiguous()  # a view would keep the experts of other ranks
             if name in doubled:
                 own[doubled[name]] = own[name].clone()
     if own:

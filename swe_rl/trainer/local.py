@@ -15,9 +15,11 @@ from torch import Tensor, nn
 from swe_rl.algo.row import Row
 from swe_rl.config.schema import TrainerConfig
 from swe_rl.engine.wire import Announced, Sent
+from swe_rl.model.experts import HubNamed
 from swe_rl.trainer import checkpoint
 from swe_rl.trainer.adapter import Adapter, attach
 from swe_rl.trainer.checkpoint import Checkpoint
+from swe_rl.trainer.merged import MergedForEngines
 from swe_rl.trainer.policy import Trainer
 from swe_rl.trainer.stored import restore, verified
 from swe_rl.trainer.wire import WireEnd
@@ -46,7 +48,7 @@ class LocalTrainer(Trainer):
         return self.token_logprobs(rows, temperature=1.0)
 
     def weights(self) -> Mapping[str, Tensor]:
-        return self.engine_weights() if self.adapter else self.policy_weights()
+        return MergedForEngines(self.engine_weights()) if self.adapter else HubNamed(self.policy_weights())
 
     def wire_address(self, loopback: bool) -> tuple[str, int]:
         return self._wire_end.address(loopback)

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from swe_rl.errors import UserError
+from swe_rl.model.experts import expert_parts, hub_shapes
 from swe_rl.trainer.adapter import start_values
 from swe_rl.trainer.adapter_names import is_adapter, plain
 from swe_rl.trainer.shard import local_shard, shard_range
@@ -66,7 +67,7 @@ def fill_from_folder(model: ShardedModel, folder: Path, device: torch.device, *,
         with ExitStack() as stack, torch.no_grad():
             files = open_files(folder, stack)
             for name, parameter in _of_base(model):
-                local_shard(parameter).copy_(_rows_of(files, name, parameter, folder))
+                _fill(files, name, parameter, folder)
             _refuse_unknown(files, model, folder)
             start_values(model.causal_lm, seed)
     except (OSError, ValueError, SafetensorError) as error:
@@ -120,16 +121,27 @@ def _names_in(path: Path) -> list[str]:
         return list(file.keys())
 
 
-def _rows_of(files: dict[str, Any], name: str, parameter: Tensor, folder: Path) -> Tensor:
+def _fill(files: dict[str, Any], name: str, parameter: Tensor, folder: Path) -> None:
+    """This rank's rows; of a mixture's experts these are whole experts, each of which has tensors of its own there."""
+    (start, stop), own = shard_range(parameter), local_shard(parameter)
+    parts = expert_parts(name, parameter.shape)
+    for part in parts:
+        if start <= part.expert < stop:
+            rows = own[part.expert - start, part.start : part.stop]
+            rows.copy_(_tensor_of(files, part.name, tuple(rows.shape), folder)[:])
+    if not parts:
+        own.copy_(_tensor_of(files, name, tuple(parameter.shape), folder)[start:stop])
+
+
+def _tensor_of(files: dict[str, Any], name: str, shape: tuple[int, ...], folder: Path) -> Any:
+    """To be read by rows."""
     if name not in files:
         raise WeightsError(f"The weights in {folder} lack `{name}`: they are of another model than its config.json.")
     tensor = files[name].get_slice(name)
-    shape = tuple(tensor.get_shape())
-    if shape != tuple(parameter.shape):
-        raise WeightsError(f"`{name}` in {folder} has shape {list(shape)}, config.json says {list(parameter.shape)}.")
-    start, stop = shard_range(parameter)
-    rows: Tensor = tensor[start:stop]
-    return rows
+    found = tuple(tensor.get_shape())
+    if found != shape:
+        raise WeightsError(f"`{name}` in {folder} has shape {list(found)}, config.json says {list(shape)}.")
+    return tensor
 
 
 def _refuse_unknown(files: dict[str, Any], model: ShardedModel, folder: Path) -> None:
@@ -140,10 +152,10 @@ def _refuse_unknown(files: dict[str, Any], model: ShardedModel, folder: Path) ->
 
 
 def _names_of(model: ShardedModel) -> Iterator[str]:
-    """Tied weights under each of their names: some folders hold them twice."""
-    for name, _ in model.causal_lm.named_parameters(remove_duplicate=False):
+    """As files have them. Tied weights under each of their names: some folders hold them twice."""
+    for name, parameter in model.causal_lm.named_parameters(remove_duplicate=False):
         if not is_adapter(name):
-            yield plain(name)
+            yield from (one for one, _ in hub_shapes(plain(name), parameter.shape))
 
 
 def _of_base(model: ShardedModel) -> Iterator[tuple[str, Tensor]]:

@@ -1,7 +1,8 @@
 """Base and adapter as one: the weights that engines get, each put together when it is asked for.
 
 Invariants:
-- W + (alpha / rank) B A in float32; while B is zero that is W itself. Names are transformers' own, tied weights once.
+- W + (alpha / rank) B A in float32; while B is zero that is W itself. Names are transformers' own, tied weights once;
+  `MergedForEngines` has the hub's.
 - One weight at a time exists merged; base and adapter are never changed.
 - Of sharded parameters the result is sharded as the base is. Reading such a value is a collective: every rank reads
   the same names in the same order.
@@ -14,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from swe_rl.model.experts import HubNamed
 from swe_rl.trainer.adapter_names import is_adapter, pair, plain
 from swe_rl.trainer.durable import write_file
 from swe_rl.trainer.shard import is_sharded, local_shard, whole
@@ -23,7 +25,7 @@ _FILE = "model.safetensors"
 
 
 class MergedWeights(Mapping[str, Tensor]):
-    """Of a model with an adapter. In one process also `engine.http_weights.WritesFiles`."""
+    """Of a model with an adapter."""
 
     def __init__(self, parameters: Mapping[str, Tensor], scale: float) -> None:
         """`parameters` by the names that they have in the model; read when a value is asked for."""
@@ -45,6 +47,10 @@ class MergedWeights(Mapping[str, Tensor]):
 
     def __len__(self) -> int:
         return len(self._names)
+
+
+class MergedForEngines(HubNamed):
+    """Of one process, under the names that engines know. Also `engine.http_weights.WritesFiles`."""
 
     def write_files(self, folder: Path, twice: Mapping[str, str]) -> None:
         """One file of an existing folder; `twice`: second names, with the first ones. Raises OSError."""

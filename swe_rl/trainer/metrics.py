@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from swe_rl.trainer.expert_load import load_max, unused_rate
 from swe_rl.trainer.mesh import Mesh
 from swe_rl.trainer.optimizer import Update
 
@@ -30,6 +31,8 @@ class TrainMetrics:
     - masked_fraction: tokens whose correction is 0, so that only KL and entropy train them.
     - stale_rows: those left out by `algo.max_staleness_steps`. staleness_mean and staleness_max are of the others that
       have trained tokens, in updates; None without any.
+    - expert_load_max: of a mixture, the tokens of a layer's most used expert over an even share, mean over layers: 1 is
+      even. expert_unused_rate: the share of experts without a token. Both over trained tokens; None of a dense model.
     - trained_rows + skipped_rows = all rows; skipped are those masked as a whole or with advantage 0 and no other term.
     - updates: optimizer updates applied; nonfinite_updates: those dropped. A mini-batch without any gradient (masked
       as a whole) is neither.
@@ -52,6 +55,8 @@ class TrainMetrics:
     ratio_max: float | None
     correction_mean: float | None
     masked_fraction: float
+    expert_load_max: float | None
+    expert_unused_rate: float | None
     stale_rows: int
     staleness_mean: float | None
     staleness_max: int | None
@@ -110,6 +115,7 @@ class StepStats:
     trained_rows: int = 0
     stale_rows: int = 0
     ages_steps: list[int] = field(default_factory=list)
+    expert_tokens: Tensor | None = None  # [layers, experts]
     entropy: Mean = field(default_factory=Mean)
     clipped: Mean = field(default_factory=Mean)
     clipped_low: Mean = field(default_factory=Mean)
@@ -152,12 +158,14 @@ class StepStats:
         lows = mesh.minimum(tensor([one.low for one in means])).tolist()
         highs = mesh.maximum(tensor([one.high for one in means])).tolist()
         self.loss, self.policy_loss, self.kl_loss = joined[:3]
+        if self.expert_tokens is not None:
+            self.expert_tokens = mesh.sum(self.expert_tokens)
         for i, one in enumerate(means):
             one.total, one.tokens = joined[3 + 2 * i], int(joined[4 + 2 * i])
             one.low, one.high = lows[i], highs[i]
 
     def metrics(self, *, step: int, rows: int, lr: float, train_s: float) -> TrainMetrics:
-        attempts = max(1, self.attempts)
+        attempts, tokens = max(1, self.attempts), self.expert_tokens
         return TrainMetrics(
             step=step,
             loss=self.loss / attempts,
@@ -176,6 +184,8 @@ class StepStats:
             ratio_max=self.ratio.maximum,
             correction_mean=self.correction.mean,
             masked_fraction=self.masked.mean or 0.0,
+            expert_load_max=None if tokens is None else load_max(tokens),
+            expert_unused_rate=None if tokens is None else unused_rate(tokens),
             stale_rows=self.stale_rows,
             staleness_mean=sum(self.ages_steps) / len(self.ages_steps) if self.ages_steps else None,
             staleness_max=max(self.ages_steps, default=None),

@@ -33,6 +33,7 @@ from swe_rl.trainer.adapter import Adapter
 from swe_rl.trainer.adapter_names import is_adapter
 from swe_rl.trainer.compute import Batch, Compute, LocalCompute
 from swe_rl.trainer.errors import TrainerError
+from swe_rl.trainer.expert_load import ExpertLoad
 from swe_rl.trainer.merged import MergedWeights
 from swe_rl.trainer.metrics import StepStats, TrainMetrics
 from swe_rl.trainer.minibatch import MiniBatch, left_out, measured_rows, mini_batches
@@ -80,6 +81,7 @@ class Trainer:
         self._keep_all_rows = keep_all_rows
         self._compute: Compute = compute or LocalCompute(next(model.parameters()).device)
         betas = (config.beta1, config.beta2)
+        self._expert_load = ExpertLoad(self._compute.bare(model), self._compute.device)
         self._optimizer = Optimizer(
             self._compute.bare(model),
             lr=config.lr,
@@ -105,6 +107,7 @@ class Trainer:
             minis = self._mini_batches(kept, step, stats)
             self._measure(left_out(kept, minis, self.algo), minis, step, stats)
             self._update_all([self._works(mini) for mini in minis], lr, stats, version=step - 1)
+            stats.expert_tokens = self._expert_load.taken()
             self._compute.join(stats)
         self.steps_done += 1
         return stats.metrics(step=step, rows=len(rows), lr=lr, train_s=self._clock() - start)
@@ -170,7 +173,7 @@ class Trainer:
         return self._trained(dict(self._compute.bare(self.model).named_parameters()))
 
     def engine_weights(self) -> Mapping[str, Tensor]:
-        """All weights under transformers' names, each once; with an adapter merged one by one, see `MergedWeights`."""
+        """All weights by their names in memory, each once; with an adapter merged one by one, see `MergedWeights`."""
         parameters = {name: one.detach() for name, one in self._compute.bare(self.model).named_parameters()}
         return MergedWeights(parameters, self.adapter.scale) if self.adapter else parameters
 
@@ -257,7 +260,8 @@ class Trainer:
         for i, work in enumerate(works):
             reference = self._of_reference(work.batch) if kl_in_loss(self.algo) else None
             entropy_grad = self.algo.entropy_coef != 0.0
-            logprobs, entropy = self._compute.logprobs(self.model, work.batch, self._temperature, entropy_grad)
+            with self._expert_load.counting(work.batch.hidden_index):
+                logprobs, entropy = self._compute.logprobs(self.model, work.batch, self._temperature, entropy_grad)
             start = old[i] if old else logprobs.detach()
             correction = corrections[i] if corrections else self._correction(work, start, version)
             denominator = logprobs.detach() if ratio_is_one else start

@@ -100,18 +100,20 @@ def check_supported(causal_lm: Any) -> None:
     config, head = causal_lm.config, causal_lm.get_submodule("lm_head")
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     problem = None
-    if config.model_type not in ("llama", "qwen2", "qwen3"):
+    if config.model_type not in ("llama", "qwen2", "qwen3", "qwen3_moe"):
         problem = f"a `{config.model_type}` model"
     elif kinds != {"full_attention"}:
         problem = f"layers of type {sorted(kinds)}"
+    elif config.model_type == "qwen3_moe" and config.sliding_window:  # it has no layer_types
+        problem = "attention in a sliding window"
     elif head.bias is not None:
         problem = "an output head with a bias"
     elif getattr(config, "attention_dropout", 0.0):
         problem = "dropout in attention"
     if problem:
         raise MeshError(
-            f"The parallel trainer does not compute {problem}: it takes dense Llama, Qwen2 and Qwen3 models with full "
-            "attention. Choose another model option."
+            f"The parallel trainer does not compute {problem}: it takes Llama, Qwen2, Qwen3 and Qwen3-MoE models with "
+            "full attention. Choose another model option."
         )
 
 
@@ -142,10 +144,14 @@ def _attention_is_kept() -> Any:
 
 
 def _compile_layers(layers: Any) -> None:
-    """Piece by piece, so that the sharding hooks around a layer and attention's exchanges stay outside."""
+    """Piece by piece, so that the sharding hooks around a layer and attention's exchanges stay outside.
+
+    So does a mixture of experts, whose matrices have another number of rows each time.
+    """
     for layer in layers:
         for name in ("input_layernorm", "self_attn", "post_attention_layernorm", "mlp"):
             piece = getattr(layer, name, None)
             if piece is None:
                 raise TrainerError(f"trainer.compile is on, but this model's layers have no `{name}`.")
-            piece.compile(dynamic=True)
+            if not hasattr(piece, "experts"):
+                piece.compile(dynamic=True)

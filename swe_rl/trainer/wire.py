@@ -21,6 +21,7 @@ from torch import Tensor
 
 from swe_rl.engine.wire import NCCL, NCCL_BUFFER_BYTES, NCCL_BUFFERS, Announced, Sent
 from swe_rl.hardware.host_address import LOOPBACK, free_port, own_address
+from swe_rl.model.experts import hub_shapes
 from swe_rl.trainer.gather import Named, Stream, gathered
 
 TIMEOUT_S = 120.0
@@ -90,9 +91,10 @@ def announced(weights: Mapping[str, Tensor], twice: Mapping[str, str], dtype: to
     """`twice`: second names of some tensors, with their first ones: they are sent once more under those."""
     second = {first: name for name, first in twice.items()}
     found = []
-    for name, tensor in weights.items():
-        for each in (name, second[name]) if name in second else (name,):
-            found.append(Announced(each, str(dtype).removeprefix("torch."), tuple(tensor.shape)))
+    for own, tensor in weights.items():
+        for name, shape in hub_shapes(own, tensor.shape):
+            for each in (name, second[name]) if name in second else (name,):
+                found.append(Announced(each, str(dtype).removeprefix("torch."), shape))
     return found
 
 

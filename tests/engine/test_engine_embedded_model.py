@@ -4,7 +4,14 @@ import random
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
 
 from swe_rl.engine.embedded_model import PackedDecoder, PrefillSpan
 from swe_rl.engine.protocol import EngineError
@@ -20,6 +27,16 @@ SIZE = {
     "max_position_embeddings": 256,
     "initializer_range": 0.3,
 }
+
+
+EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "head_dim": 16}
+
+
+def mixture(**changes):
+    """Each layer has experts, unless asked otherwise."""
+    with torch.inference_mode(False):
+        torch.manual_seed(0)
+        return Qwen3MoeForCausalLM(Qwen3MoeConfig(**{**SIZE, **EXPERTS, **changes})).eval()
 
 
 def reference(model, ids):
@@ -103,6 +120,30 @@ def test_llama_and_qwen2_are_computed_too(other):
     torch.testing.assert_close(logits[0], reference(model, ids)[-1], atol=2e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("changes", [{"norm_topk_prob": True}, {"norm_topk_prob": False, "mlp_only_layers": [0]}])
+def test_a_mixture_of_experts_is_computed_too(changes):
+    model = mixture(**changes)
+    decoder, cache = packed(model)
+    ids = [random.Random(0).randrange(90) for _ in range(101)]
+    logits = decoder.prefill([PrefillSpan(0, 0, ids[:100])], cache)
+    torch.testing.assert_close(logits[0], reference(model, ids[:100])[-1], atol=2e-5, rtol=1e-5)
+    logits = decoder.decode([0], [100], ids[100:], cache)
+    torch.testing.assert_close(logits[0], reference(model, ids)[-1], atol=2e-5, rtol=1e-5)
+
+
+def test_a_mixture_s_results_do_not_depend_on_batch_mates():
+    """Of which more or fewer share an expert with it: bit for bit."""
+    decoder, cache = packed(mixture())
+    rng = random.Random(1)
+    prompts = [[rng.randrange(90) for _ in range(tokens)] for tokens in (50, 3, 90, 17)]
+    alone = [decoder.prefill([PrefillSpan(0, 0, ids)], cache)[0].clone() for ids in prompts]
+    together = decoder.prefill([PrefillSpan(i, 0, ids) for i, ids in enumerate(prompts)], cache)
+    assert all(torch.equal(one, other) for one, other in zip(alone, together, strict=True))
+    steps = decoder.decode([0, 1, 2, 3], [50, 3, 90, 17], [1, 2, 3, 4], cache)
+    decoder.prefill([PrefillSpan(0, 0, prompts[1])], cache)
+    assert torch.equal(decoder.decode([0], [3], [2], cache)[0], steps[1])
+
+
 def test_what_it_cannot_compute_is_refused_by_name(model):
     with torch.inference_mode(False):
         windowed = Qwen2ForCausalLM(
@@ -110,5 +151,7 @@ def test_what_it_cannot_compute_is_refused_by_name(model):
         )
     with pytest.raises(EngineError, match="sliding_attention"):
         PackedDecoder(windowed, 128, 0)
+    with pytest.raises(EngineError, match="attention in a sliding window"):
+        PackedDecoder(mixture(use_sliding_window=True, sliding_window=16), 128, 0)
     with pytest.raises(EngineError, match="max_model_len=1024 above the model's 512"):
         PackedDecoder(model, 1024, 0)

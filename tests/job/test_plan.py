@@ -72,6 +72,24 @@ def test_offload_and_lora_shrink_the_states(published):
     assert memory.trainer_gb(adapted) == pytest.approx(29.54 + memory.lora_params_b(adapted) * 16)
 
 
+def test_a_mixture_stores_all_experts_and_computes_some():
+    """Qwen3-Coder-30B-A3B on eight ranks: 30.53 billion in memory and on disk, 3.35 in a step's time."""
+    words = ["+experiment=django_grpo_local"]
+    config = compose(words).config
+    assert memory.trainer_gb(config) == pytest.approx(30.53 * 16)
+    assert memory.checkpoint_gb(config) == pytest.approx(30.53 * 12)
+    assert memory.weights_gb(config.model) == pytest.approx(30.53 * 2)
+    tokens, hidden, inner, active = 4096, 2048, 768, 8
+    layer = tokens * (10 * hidden + 4 * active * hidden + 4 * active * inner) * 2
+    expected = 48 * tokens * hidden * 2 + layer + 1024 * 151936 * 4 * 2
+    assert memory.activations_gb(config) == pytest.approx(expected / 1e9)
+    dense = compose([*words, "model.active_params_b=30.53"]).config
+    assert duration.train_s(dense) / duration.train_s(config) == pytest.approx(30.53 / 3.35)
+    adapted = compose([*words, "trainer.lora_rank=32"]).config
+    attention = 2 * (2048 + 32 * 128) + 2 * (2048 + 4 * 128)
+    assert memory.lora_params_b(adapted) == pytest.approx(32 * 48 * attention / 1e9)
+
+
 def test_repeated_key_value_heads_hold_no_more_tokens():
     eight = compose(["model=qwen3_14b", "layout=tp8_fsdp8", "hardware=a100x16"]).config
     four_heads = compose(["model=qwen3_coder_30b_a3b", "layout=tp8_fsdp8", "hardware=a100x16"]).config

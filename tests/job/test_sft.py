@@ -51,6 +51,13 @@ def test_it_leaves_a_model_that_loads(run, tmp_path):
     assert not list(tmp_path.glob(".*aside"))
 
 
+def test_with_experts_it_is_a_mixture(run):
+    experts = ("model.num_experts=4", "model.active_experts=2", "model.expert_intermediate_size=24")
+    output = run("mixture", *experts)
+    config = compose([*SMALL, *experts, f"model.path={output}"]).config.model
+    assert load_model(config).config.model_type == "qwen3_moe"
+
+
 def test_the_same_configuration_gives_the_same_weights_and_replaces_a_model(run):
     first = (run("model") / "model.safetensors").read_bytes()
     assert (run("again") / "model.safetensors").read_bytes() == first

@@ -59,6 +59,30 @@ def saved(tmp_path_factory):
     return config
 
 
+@pytest.fixture(scope="module")
+def saved_mixture(tmp_path_factory):
+    """A small mixture of experts: its folder and the configuration that describes it."""
+    folder = tmp_path_factory.mktemp("mixture")
+    config = ModelConfig(
+        path=str(folder),
+        num_layers=2,
+        hidden_size=32,
+        intermediate_size=48,
+        vocab_size=64,
+        head_dim=8,
+        tie_word_embeddings=False,
+        num_experts=4,
+        active_experts=2,
+        expert_intermediate_size=24,
+    )
+    model = build_model(config, 0)
+    for parameter in model.parameters():  # so that tokens go different ways
+        parameter.data *= 5 if parameter.ndim > 1 else 1
+    model.save_pretrained(folder)
+    (folder / "tokenizer_config.json").write_text("{}")
+    return config
+
+
 @pytest.fixture(scope="session")
 def closed_while_it_starts():
     """closed_while_it_starts(group) -> pids of the ranks that there were; the start has failed by then."""

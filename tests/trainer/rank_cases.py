@@ -17,26 +17,28 @@ VOCAB = 64
 STEPS = 3
 
 
-def build(seed=0, tie=True, heads=4, kv_heads=2, layers=2):
+def build(seed=0, tie=True, heads=4, kv_heads=2, layers=2, experts=0):
     import torch
-    from transformers import Qwen3Config, Qwen3ForCausalLM
+    from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
     torch.manual_seed(seed)
-    return Qwen3ForCausalLM(
-        Qwen3Config(
-            vocab_size=VOCAB,
-            hidden_size=32,
-            intermediate_size=48,
-            num_hidden_layers=layers,
-            num_attention_heads=heads,
-            num_key_value_heads=kv_heads,
-            head_dim=8,
-            max_position_embeddings=256,
-            tie_word_embeddings=tie,
-            initializer_range=0.2,
-            attn_implementation="sdpa",
-        )
-    )
+    numbers = {
+        "vocab_size": VOCAB,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": 8,
+        "max_position_embeddings": 256,
+        "tie_word_embeddings": tie,
+        "initializer_range": 0.2,
+        "attn_implementation": "sdpa",
+    }
+    if not experts:
+        return Qwen3ForCausalLM(Qwen3Config(**numbers))
+    own = {"num_experts": experts, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "norm_topk_prob": True}
+    return Qwen3MoeForCausalLM(Qwen3MoeConfig(**numbers, **own))
 
 
 def rows(groups=3, per_group=4, longest=40):
@@ -93,6 +95,8 @@ def settings(case):
     if "stale" in words:
         algo = replace(algo, stale_correction=Correction.token_tis)
     model = {"tie": "untied" not in words}
+    if "mixture" in words:
+        model["experts"] = 5  # of which two ranks have three and two
     if "mqa" in words:
         model["kv_heads"] = 1
     return config, algo, model
