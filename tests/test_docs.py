@@ -211,3 +211,11 @@ def test_the_rules_of_the_comparison_exist():
     named = {name for cell in cells for name in re.findall(r"`(\w+)`", cell)}
     missing = {name for name in named - said if f'"{name}"' not in probes}
     assert len(cells) == 48 and len(named) > 50 and not missing
+
+
+def test_tests_that_pages_name_exist():
+    """A claim of docs/security.md is as good as the test that attacks it."""
+    for page in PAGES:
+        for file, function in re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", page.read_text()):
+            assert re.search(rf"^(async )?def {function}\(", (ROOT / file).read_text(), re.MULTILINE), (page, function)
+    assert (ROOT / "docs" / "security.md").read_text().count("::test_") >= 15

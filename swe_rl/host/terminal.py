@@ -55,12 +55,13 @@ def outlive_readers() -> None:
 
 
 def _replace_closed() -> None:
-    """The lowest free number is the one that was closed."""
-    for number, name in enumerate(("stdin", "stdout", "stderr")):
+    """The lowest free number is the one that was closed. All are taken before any file of a stream could get one."""
+    for number in range(3):
         try:
             os.fstat(number)
         except OSError:
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:  # closed when Python started
             stream = open(os.devnull, "r" if number == 0 else "w", encoding="utf-8")  # noqa: SIM115, PTH123
             setattr(sys, name, stream)

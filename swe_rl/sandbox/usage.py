@@ -107,7 +107,7 @@ def _shared_memory(processes: Iterable[Process]) -> int:
     host = _device("/dev/shm")
     used = 0
     for process in processes:
-        path = f"/proc/{process.pid}/root/dev/shm"
+        path = os.path.join("/proc", str(process.pid), "root", "dev", "shm")  # noqa: PTH118
         with contextlib.suppress(OSError):
             if _device(path) != host:
                 found = os.statvfs(path)

@@ -61,9 +61,9 @@ async def test_the_gateway_is_reached_through_the_door(door_url: str | None):
     asked: list[str] = []
 
     class Watched(ScriptedSandbox):
-        async def exec(self, command, *, timeout_s, env=None, max_output_bytes=None):
+        async def exec(self, command, *, env=None, **limits):
             asked.extend((env["OPENAI_BASE_URL"], env["OPENAI_API_BASE"]))
-            return await super().exec(command, timeout_s=timeout_s, env=env, max_output_bytes=max_output_bytes)
+            return await super().exec(command, env=env, **limits)
 
     sandbox = Watched("one", "/testbed", lambda command: "", door_url=door_url)
     own = "http://h:1/sessions/a%2Fb/secret/v1"

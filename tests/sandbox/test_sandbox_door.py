@@ -203,8 +203,9 @@ async def test_nothing_else_leaves(tmp_path: Path, caplog: pytest.LogCaptureFixt
     server = await asyncio.start_server(heard, "127.0.0.1", 0)
     doorway = Doorway(Door("127.0.0.1", server.sockets[0].getsockname()[1], PATH), tmp_path / "door", "/inside")
     await doorway.open()
-    for request in REFUSED:
-        assert (await _ask(tmp_path / "door", request.encode())).split()[1] in (b"404", b"400"), request
+    answers = await asyncio.gather(*(_ask(tmp_path / "door", request.encode()) for request in REFUSED))
+    for request, answer in zip(REFUSED, answers, strict=True):
+        assert answer.split()[1] in (b"404", b"400"), request
     assert heard.requests == [] and not caplog.records
     await doorway.close()
     server.close()

@@ -58,4 +58,7 @@ def test_a_closed_door(door):
     door.close()
     with pytest.raises(OSError, match="refused"):
         come_in(HERE, port, door.key, 0)
-    assert not [thread for thread in threading.enumerate() if thread.name == "rank-door" and thread.is_alive()]
+    for thread in threading.enumerate():
+        if thread.name == "rank-door":
+            thread.join(5.0)
+            assert not thread.is_alive()
