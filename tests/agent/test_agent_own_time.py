@@ -70,9 +70,10 @@ def attempt(renderer, tmp_path):
         sandboxes = make_provider(SandboxConfig(isolation=Isolation.none), tmp_path / "scratch", lambda message: None)
         (tmp_path / "work").mkdir()
         try:
-            root = urlsplit(await gateway.start())
-            door = Door(str(root.hostname), int(root.port or 0)) if agent.needs_door else None
+            await gateway.start()
             gateway.open_session("s", SessionSettings(1000, 4000))
+            own = urlsplit(gateway.session_url("s"))
+            door = Door(str(own.hostname), int(own.port or 0), own.path) if agent.needs_door else None
             box = await sandboxes.create(Workspace(path=tmp_path / "work"), owner="s", door=door)
             if held_s:
                 engine.on_change(False)
