@@ -96,10 +96,15 @@ def test_four_processes_are_one(rank_cases, tmp_path):
         compare(rank_cases.plain(case), found[case])
 
 
+def known(metrics):
+    """Without what a dense model has not: the load of experts."""
+    return {key: value for key, value in metrics.items() if value is not None}
+
+
 def compare(expected, got):
     assert len(expected["metrics"]) == 3
     for one, other in zip(expected["metrics"], got["metrics"], strict=True):
-        assert other == pytest.approx(one, rel=1e-5, abs=1e-5)
+        assert known(other) == pytest.approx(known(one), rel=1e-5, abs=1e-5)
     assert got["kl"] == pytest.approx(expected["kl"], rel=1e-4, abs=1e-4)
     assert got["weights"].keys() == expected["weights"].keys()
     for name, weights in expected["weights"].items():
