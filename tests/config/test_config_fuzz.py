@@ -64,6 +64,13 @@ def test_each_key_survives_some_strange_value(part, monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("shift", range(1, 6))
+def test_each_key_survives_a_fifth_of_them(shift, monkeypatch):
+    pairs = [(key, STRANGE[(index + 5 * shift + shift) % len(STRANGE)]) for index, key in enumerate(KEYS)]
+    are_plain(answers(pairs, monkeypatch)[0])
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("value", STRANGE, ids=range(len(STRANGE)))
 def test_every_key_survives_every_strange_value(value, monkeypatch):
     are_plain(answers([(key, value) for key in KEYS], monkeypatch)[0])

@@ -113,6 +113,7 @@ async def test_what_was_late_before_the_last_answer_buys_a_server_nothing(watche
     assert lost == ["no answer"]
 
 
+@pytest.mark.slow
 async def test_a_server_of_flesh_outlives_our_stall_and_is_lost_by_its_own(monkeypatch):
     """A process of its own, the real clock, a loop that stands still for longer than a silence may last."""
     monkeypatch.setattr(http_monitor, "SILENT_S", 1.0)

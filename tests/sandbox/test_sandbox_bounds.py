@@ -62,6 +62,7 @@ async def test_the_own_shm_counts_and_is_bounded(by_looking: None, make: Provide
     await _ended(sandbox, f"head -c 30M /dev/zero > /dev/shm/a; {hold} & {hold}", "GB of memory")
 
 
+@pytest.mark.slow
 async def test_shared_pages_count_once(by_looking: None, make: ProviderFactory, isolation, workspace: Workspace):
     """Eight processes of 30 MB, all but a little of it one and the same."""
     sandbox = await make(isolation, memory_gb=0.125).create(workspace, owner="x")

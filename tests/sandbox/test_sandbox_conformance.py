@@ -339,6 +339,7 @@ async def _until(condition: Callable[[], bool]) -> None:
     raise AssertionError("it did not come to that")
 
 
+@pytest.mark.slow
 async def test_a_commands_time_is_longer_by_what_it_waited(sandbox: Sandbox):
     """Whoever runs it says so meanwhile: it outlives its limit by as much, and no more."""
     began_s = time.monotonic()

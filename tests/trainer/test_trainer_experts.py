@@ -205,6 +205,7 @@ def test_an_adapter_is_on_attention_alone(saved_mixture, mesh, rank_cases, tmp_p
     assert told["target_modules"] == ["q_proj", "k_proj", "v_proj", "o_proj"]
 
 
+@pytest.mark.slow
 def test_compile_leaves_experts_out(saved_mixture):
     layers = load_model(saved_mixture).model.layers
     _compile_layers(layers)
