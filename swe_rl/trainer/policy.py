@@ -222,7 +222,7 @@ class Trainer:
     def _measure(self, rows: Sequence[Row], minis: Sequence[MiniBatch], step: int, stats: StepStats) -> None:
         """What is reported of all sampled tokens, of those that are not trained; with the weights before the updates.
 
-        A forward pass alone, of a part of the rows where they are many: it costs a few per cent of the training.
+        A forward pass alone, of at most an eighth of the trained rows' tokens, or of one micro-batch.
         """
         stats.left_out_tokens = sum(sum(row.loss_mask) for row in rows)
         fed_tokens = sum(len(row.token_ids) for mini in minis for row in mini.rows)
