@@ -12,11 +12,9 @@ import json
 import os
 import threading
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import partial
-from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +25,7 @@ from swe_rl.config.launcher import is_slurm, misspelled, no_such_setting
 from swe_rl.config.provenance import Origins
 from swe_rl.config.schema import Config
 from swe_rl.config.secrets import hide_secrets, mask_value
-from swe_rl.config.store import freeze, register
+from swe_rl.config.store import freeze, other_kind, register
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig, ListConfig
@@ -88,11 +86,15 @@ def compose_all(jobs: Sequence[Sequence[str]], config_dir: Path | None = None) -
     many, several processes share the work.
     """
     safe = [hide_secrets(job) for job in jobs]
-    order = sorted(range(len(safe)), key=lambda index: _choices(safe[index], config_dir))
+    groups = frozenset(groups_of(config_dir))
+    order = sorted(range(len(safe)), key=lambda index: _choices(safe[index], groups))
     workers = min(os.cpu_count() or 1, len(safe) // _JOBS_PER_WORKER, 8)
     if workers < 2 or threading.active_count() > 1:  # a fork copies no thread
         done = _compose_chunk([safe[index] for index in order], config_dir)
     else:
+        from concurrent.futures import ProcessPoolExecutor
+        from multiprocessing import get_context
+
         compose((), config_dir)  # what is imported now is shared by the forks
         size = -(-len(order) // workers)
         chunks = [[safe[index] for index in order[start : start + size]] for start in range(0, len(order), size)]
@@ -102,13 +104,12 @@ def compose_all(jobs: Sequence[Sequence[str]], config_dir: Path | None = None) -
     return [composed for _, composed in sorted(zip(order, done, strict=True), key=lambda pair: pair[0])]
 
 
-def _choices(overrides: Sequence[str], config_dir: Path | None) -> tuple[str, ...]:
+def _choices(overrides: Sequence[str], groups: frozenset[str]) -> tuple[str, ...]:
     """The overrides that decide which files are composed, or that are Hydra's own; the others are values."""
-    groups = set(groups_of(config_dir))
     return tuple(override for override in overrides if not _is_value(override, groups))
 
 
-def _is_value(override: str, groups: set[str]) -> bool:
+def _is_value(override: str, groups: frozenset[str]) -> bool:
     key = override.partition("=")[0].lstrip("+~")
     return not (key in groups or "/" in key or "@" in key or key.partition(".")[0] == "hydra")
 
@@ -122,11 +123,12 @@ def _compose_chunk(jobs: Sequence[list[str]], config_dir: Path | None) -> list[C
     done: list[Composed] = []
     shared: tuple[str, ...] | None = None
     base: DictConfig | None = None
+    groups = frozenset(groups_of(config_dir))
     with _hydra(config_dir):
         parser = OverridesParser.create(config_loader=GlobalHydra.instance().config_loader())
         for job in jobs:
             with explained(job, config_dir):
-                choices = _choices(job, config_dir)
+                choices = _choices(job, groups)
                 if base is None or choices != shared:
                     base, shared = hydra_compose("config", overrides=list(choices), return_hydra_config=True), choices
                 tree = copy.deepcopy(base)
@@ -148,22 +150,40 @@ def from_tree(tree: "DictConfig", hydra: "DictConfig", overrides: Sequence[str])
         )
     choices = {str(group): str(option) for group, option in hydra.runtime.choices.items() if option is not None}
     sources = [str(source.path) for source in hydra.runtime.config_sources if source.schema == "file"]
-    values = OmegaConf.to_container(OmegaConf.masked_copy(tree, keys), resolve=True, throw_on_missing=True)
-    assert isinstance(values, dict)
-    own = OmegaConf.to_container(OmegaConf.masked_copy(hydra, ["launcher", "sweep"]), resolve=False)
-    assert isinstance(own, dict)
-    for key in misspelled(own["launcher"] or {}):
+    values = {key: _resolved(tree, key) for key in keys}
+    launcher = _table(OmegaConf.to_container(hydra.launcher, resolve=False) if hydra.launcher else {})
+    sweep = _table(OmegaConf.to_container(hydra.sweep, resolve=False))
+    for key in misspelled(launcher):
         raise ConfigError(no_such_setting(key))
     return Composed(
-        config=freeze(Config, {str(key): value for key, value in values.items()}),
+        config=freeze(Config, values),
         overrides=tuple(overrides),
         choices=choices,
         launcher=choices.get("hydra/launcher", "basic"),
         multirun=str(hydra.mode).endswith("MULTIRUN"),
-        origins=Origins(tuple(overrides), choices, tuple(sources), submitted=is_slurm(own["launcher"] or {})),
-        launcher_settings=own["launcher"] or {},
-        sweep_subdir=str(own["sweep"]["subdir"]),
+        origins=Origins(tuple(overrides), choices, tuple(sources), submitted=is_slurm(launcher)),
+        launcher_settings=launcher,
+        sweep_subdir=str(sweep["subdir"]),
     )
+
+
+def _resolved(tree: "DictConfig", key: str) -> Any:
+    """Plain values; a copy of the tree without Hydra's own part would cost as much as all the rest."""
+    from omegaconf import Container, OmegaConf
+    from omegaconf.errors import InterpolationValidationError
+
+    try:
+        node = tree[key]
+    except InterpolationValidationError as error:
+        node, table = None, "ListConfig" not in str(error)
+    if node is None:  # `name=${rollout}`: the only key at the top that is no table
+        raise ValueError(other_kind(key, {} if table else []))
+    return OmegaConf.to_container(node, resolve=True, throw_on_missing=True) if isinstance(node, Container) else node
+
+
+def _table(values: Any) -> dict[str, Any]:
+    assert isinstance(values, dict)
+    return {str(key): value for key, value in values.items()}
 
 
 def expand(overrides: Sequence[str], config_dir: Path | None = None) -> list[list[str]]:

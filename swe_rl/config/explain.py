@@ -12,7 +12,7 @@ from enum import EnumMeta
 from pathlib import Path
 from typing import Any, get_args
 
-from swe_rl.config.folders import options, own_options
+from swe_rl.config.folders import option_names
 from swe_rl.config.foreign_keys import ours
 from swe_rl.config.keys import describe_type, is_legal, key_types, nearest, nearest_keys, row_table
 from swe_rl.config.launcher import no_such_setting
@@ -233,12 +233,11 @@ def _omegaconf_cause(error: BaseException | None) -> BaseException | None:
 
 def groups_of(config_dir: Path | None) -> dict[str, list[str]]:
     """Every group with its options, those of the user's own folder included."""
-    found = {name: [option.name for option in members] for name, members in options().items()}
-    own = own_options(config_dir) if config_dir and config_dir.is_dir() else {}
-    for name, members in own.items():
-        known = found.setdefault(name, [])
-        known += [option.name for option in members if option.name not in known]
-    return found
+    groups = option_names()
+    for group, names in (option_names(config_dir) if config_dir and config_dir.is_dir() else {}).items():
+        known = groups.setdefault(group, [])
+        known += [name for name in names if name not in known]
+    return groups
 
 
 def _split(override: str) -> tuple[str, str]:

@@ -48,6 +48,15 @@ def options(root: Path | None = None) -> dict[str, list[Option]]:
     return {name: found for name, found in {**groups, **more}.items() if found}
 
 
+def option_names(root: Path | None = None) -> dict[str, list[str]]:
+    """The names alone, as `options` has them: no file is opened."""
+    root = root or conf_dir()
+    folders = {folder.name: folder for folder in sorted(root.iterdir()) if folder.is_dir()}
+    folders = {**folders, LAUNCHERS: root / LAUNCHERS, **({} if root != conf_dir() else {"sweep": sweeps_dir()})}
+    names = {group: sorted(path.stem for path in folder.glob("*.yaml")) for group, folder in folders.items()}
+    return {group: stems for group, stems in names.items() if stems}
+
+
 def own_options(folder: Path) -> dict[str, list[Option]]:
     """Those of a `--config-dir`, as `options`. Raises UserError where there is no such folder."""
     if not folder.is_dir():

@@ -7,6 +7,8 @@ Invariants:
 
 import argparse
 from collections.abc import Sequence
+from functools import lru_cache
+from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +17,55 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 BASIC_SWEEPER = ".BasicSweeper"  # how the target of the sweeper ends that lists its jobs before the first starts
+
+
+def quicken() -> None:
+    """Spares Hydra and OmegaConf work that cannot change a result: a fifth of one composition, a third of many.
+
+    - Hydra deep-copies its store with each search path, and only reads the copy (its `load` copies what it hands out).
+    - OmegaConf reads files by PyYAML's own parser, which takes seven times as long as libyaml.
+    - OmegaConf parses the same `${...}` each time it looks at it, and only visits the tree that comes of it.
+    """
+    import omegaconf.base
+    import omegaconf.omegaconf
+    from hydra.core.config_store import ConfigStore
+
+    if "__deepcopy__" not in vars(ConfigStore):
+        ConfigStore.__deepcopy__ = lambda store, memo: store  # type: ignore[attr-defined]
+        omegaconf.base.parse = lru_cache(maxsize=4096)(omegaconf.base.parse)  # type: ignore[attr-defined]
+        omegaconf.omegaconf.get_yaml_loader = lru_cache(_quick_loader)  # type: ignore[attr-defined]
+
+
+def _quick_loader() -> Any:
+    """OmegaConf's loader on libyaml. Its own one reads what has an error again, since its message quotes the line."""
+    from omegaconf._utils import get_yaml_loader
+    from yaml import YAMLError, load  # type: ignore[import-untyped, unused-ignore]
+    from yaml.constructor import SafeConstructor  # type: ignore[import-untyped, unused-ignore]
+    from yaml.resolver import Resolver  # type: ignore[import-untyped, unused-ignore]
+
+    slow: Any = get_yaml_loader()
+    try:
+        from yaml.cyaml import CParser  # type: ignore[import-untyped, unused-ignore]
+    except ImportError:  # PyYAML was built without libyaml
+        return slow
+
+    class Loader(CParser, slow):  # type: ignore[misc]
+        def __init__(self, stream: Any) -> None:
+            self.text = stream if isinstance(stream, str) else stream.read()
+            self.label = getattr(stream, "name", None)
+            CParser.__init__(self, self.text)
+            SafeConstructor.__init__(self)
+            Resolver.__init__(self)
+
+        def get_single_data(self) -> Any:
+            try:
+                return super().get_single_data()
+            except YAMLError:
+                stream = StringIO(self.text)
+                stream.name = self.label or "<text>"
+                return load(stream, Loader=slow)
+
+    return Loader
 
 
 def arguments_parser() -> argparse.ArgumentParser:

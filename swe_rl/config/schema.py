@@ -61,6 +61,8 @@ from swe_rl.config.ranges import (
 
 @dataclass(frozen=True)
 class JobConfig:
+    """What `python -m swe_rl` does, and the keys that belong to one kind of job only."""
+
     name: JobName = JobName.train
     of: JobName = JobName.train  # check, plan: the job that they answer for
     format: OutputFormat = OutputFormat.table
@@ -91,6 +93,8 @@ class JobConfig:
 
 @dataclass(frozen=True)
 class ModelConfig:
+    """The policy: where its weights are, its dimensions, and how it speaks."""
+
     name: str = "tiny"
     path: str = "builtin:tiny"  # builtin:NAME, a folder, or a hub id
     revision: str | None = None
@@ -118,6 +122,8 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class LayoutConfig:
+    """How many engines and trainer ranks there are, and which GPUs each of them has."""
+
     name: str = "local"
     engines: Machines = 1
     engine_tp: Machines = 1
@@ -129,6 +135,8 @@ class LayoutConfig:
 
 @dataclass(frozen=True)
 class RouterConfig:
+    """Which engine serves the next turn of a program, and who waits."""
+
     name: str = "default"
     acting_token_weight: Share = 1.0  # tr: of the tokens of a program whose tool runs
     tick_s: Seconds = 5.0  # tr: between two looks at the engines' load
@@ -143,6 +151,8 @@ class RouterConfig:
 
 @dataclass(frozen=True)
 class EnvConfig:
+    """The instances: where they come from, how they are split, and how they are graded."""
+
     name: str = "bugs"
     dataset: str = "builtin:bugs"  # builtin:NAME, a file, or a hub id
     split: str = "train"
@@ -166,6 +176,8 @@ class EnvConfig:
 
 @dataclass(frozen=True)
 class HardwareConfig:
+    """The machine or the cluster's nodes that the run has."""
+
     name: str = "cpu"
     nodes: Machines = 1
     gpus_per_node: MachinesOrNone = 0
@@ -197,6 +209,8 @@ class HardwareConfig:
 
 @dataclass(frozen=True)
 class AgentConfig:
+    """The program that turns the policy's replies into commands."""
+
     name: str = "bash"
     tools: str = "bash"  # pdb: full, rewrite_only or debug_after_5; mini_swe: bash or bash_calls
     command: str | None = None  # programs: the program, as bash starts it in the sandbox
@@ -235,6 +249,8 @@ class RuntimeConfig:
 
 @dataclass(frozen=True)
 class SandboxConfig:
+    """Where an agent's commands run, and what bounds them."""
+
     kind: SandboxKind = SandboxKind.process
     isolation: Isolation = Isolation.auto  # kind=process only
     cpus: PartOfMachine = 1.0
@@ -262,6 +278,8 @@ class SandboxConfig:
 
 @dataclass(frozen=True)
 class EngineConfig:
+    """The inference engines."""
+
     kind: EngineKind = EngineKind.embedded
     max_model_len: Count = 1024
     gpu_memory_utilization: GpuShare = 0.85
@@ -283,6 +301,8 @@ class EngineConfig:
 
 @dataclass(frozen=True)
 class GatewayConfig:
+    """The HTTP door between agents and engines."""
+
     host: str = "127.0.0.1"
     port: Port = 0  # 0: any free port
     max_body_mb: Count = 16
@@ -293,6 +313,8 @@ class GatewayConfig:
 
 @dataclass(frozen=True)
 class OutcomeConfig:
+    """What becomes of a trajectory with this outcome."""
+
     reward: OutcomeReward = OutcomeReward.graded
     trained: bool = True
     in_baseline: bool = True
@@ -322,6 +344,8 @@ class WorkloadConfig:
 
 @dataclass(frozen=True)
 class RolloutConfig:
+    """How trajectories are sampled, limited, repeated and graded."""
+
     prompts_per_step: Count = 8
     n: Count = 8
     max_turns: Count = 6
@@ -350,6 +374,8 @@ class RolloutConfig:
 
 @dataclass(frozen=True)
 class AlgoConfig:
+    """Advantages and the loss."""
+
     name: str = "grpo"
     advantage: Advantage = Advantage.grpo
     normalize_std: bool = True
@@ -379,6 +405,8 @@ class AlgoConfig:
 
 @dataclass(frozen=True)
 class TrainerConfig:
+    """The training loop, its optimizer, its checkpoints and its memory."""
+
     steps: Count = 24
     lr: Positive = 3e-4
     weight_decay: NotNegative = 0.0
@@ -425,12 +453,16 @@ class SftConfig:
 
 @dataclass(frozen=True)
 class LoggerConfig:
+    """Where figures go beside the run's folder."""
+
     wandb: WandbMode = WandbMode.disabled
     project: str = "swe_rl"
 
 
 @dataclass(frozen=True)
 class PathsConfig:
+    """The folders that a run reads and writes."""
+
     outputs: str = "outputs"
     scratch: str | None = None  # None: a temporary folder
     cache: str | None = None  # None: the user's cache folder

@@ -12,6 +12,7 @@ from functools import cache
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from swe_rl.config.folders import sweeps_dir
+from swe_rl.config.hydra_internals import quicken
 from swe_rl.config.schema import Config
 
 T = TypeVar("T")
@@ -33,6 +34,7 @@ def register() -> None:
     from swe_rl.config.known_hardware import here
     from swe_rl.config.yaml_text import read
 
+    quicken()
     OmegaConf.register_new_resolver("swe_rl.words", words, replace=True)
     OmegaConf.register_new_resolver("swe_rl.here", here, replace=True)
     OmegaConf.register_new_resolver("swe_rl.env", variable, replace=True)
@@ -59,7 +61,9 @@ def thaw(schema: type) -> type:
     """A mutable dataclass with the fields and defaults of `schema`, nested ones included."""
     types_of = fields_of(schema)
     columns = [(field.name, _thawed_type(types_of[field.name]), _thawed_field(field)) for field in _fields(schema)]
-    return dataclasses.make_dataclass(schema.__name__, columns)
+    # What Hydra does not need is left out: a dataclass without text for `__doc__` works it out from its signature.
+    shown = {"__doc__": schema.__doc__}
+    return dataclasses.make_dataclass(schema.__name__, columns, namespace=shown, eq=False, repr=False)
 
 
 def _thawed_type(hint: Any) -> Any:
@@ -95,7 +99,7 @@ def _frozen(hint: Any, value: Any, key: str) -> Any:
         return None if value is None else _frozen(get_args(hint)[0], value, key)
     wanted = dict if dataclasses.is_dataclass(hint) or origin is dict else list if origin is tuple else None
     if value is None or (type(value) if isinstance(value, dict | list) else None) is not wanted:
-        raise ValueError(f"{key} refers to a value of another kind ({_kind(value)}): write the value itself.")
+        raise ValueError(other_kind(key, value))
     if dataclasses.is_dataclass(hint):
         return freeze(hint, value, f"{key}.")  # type: ignore[arg-type]
     if origin is tuple:
@@ -105,9 +109,10 @@ def _frozen(hint: Any, value: Any, key: str) -> Any:
     return value
 
 
-def _kind(value: Any) -> str:
+def other_kind(key: str, value: Any) -> str:
     kinds = {dict: "a table of keys", list: "a list", type(None): "null"}
-    return kinds.get(type(value), repr(str(value)[:60]))
+    kind = kinds.get(type(value), repr(str(value)[:60]))
+    return f"{key} refers to a value of another kind ({kind}): write the value itself."
 
 
 def _fields(schema: type) -> tuple[dataclasses.Field[Any], ...]:

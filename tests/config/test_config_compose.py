@@ -195,3 +195,39 @@ def test_conf_is_found_beside_the_package_and_inside_it(tmp_path, monkeypatch):
     assert folders.conf_dir() == tmp_path / "conf"
     with pytest.raises(folders.InstallationError, match="sweeps/"):
         folders.sweeps_dir()
+
+
+def test_what_is_spared_changes_no_result(monkeypatch):
+    """Each quickened part against Hydra's and OmegaConf's own one: same trees, same words about a broken file."""
+    import omegaconf.omegaconf
+    from hydra.core.config_store import ConfigStore
+    from omegaconf._utils import get_yaml_loader
+
+    overrides = ["+experiment=fasrc_prod", "hardware=h100x8"]
+    quick = compose(overrides)
+    assert omegaconf.omegaconf.get_yaml_loader is not get_yaml_loader, "nothing is quickened: compare the real thing"
+    monkeypatch.setattr(omegaconf.omegaconf, "get_yaml_loader", get_yaml_loader)
+    monkeypatch.setattr(omegaconf.base, "parse", omegaconf.base.parse.__wrapped__)
+    monkeypatch.delattr(ConfigStore, "__deepcopy__")
+    assert flatten(compose(overrides).config) == flatten(quick.config)
+
+
+@pytest.mark.parametrize(
+    "text", ["a: 1\na: 2\n", "a: [1,\n", "a: 1e3\nb: 2001-01-01\nc: .5\nd: 1_000\ne: on\n", "", "- 1\n"]
+)
+def test_files_are_read_as_omegaconf_reads_them(tmp_path, text):
+    import omegaconf.omegaconf
+    import yaml
+    from omegaconf._utils import get_yaml_loader
+
+    def answer(loader):
+        with path.open() as stream:
+            try:
+                return yaml.load(stream, Loader=loader)  # noqa: S506
+            except yaml.YAMLError as error:
+                return str(error)
+
+    compose()
+    path = tmp_path / "some.yaml"
+    path.write_text(text)
+    assert answer(omegaconf.omegaconf.get_yaml_loader()) == answer(get_yaml_loader())
