@@ -230,11 +230,11 @@ async def _measured(
         late = lag.take()
         loads.append(os.getloadavg()[0])
     finally:
+        lag.close()
+        sampler.close()
         for task in (breaking, *slots):
             task.cancel()
         await asyncio.wait([breaking, *slots])
-        lag.close()
-        sampler.close()
     return {
         "seconds": arguments.seconds,
         "samples": [[round(one.at_s, 1), round(one.rss_mb, 1), one.fds, one.children, one.sandboxes]
