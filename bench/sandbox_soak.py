@@ -43,6 +43,7 @@ from swe_rl.config.schema import Config
 from swe_rl.engine.external import external_engines
 from swe_rl.engine.make import start_engines
 from swe_rl.env.bugs.env import BugsEnv
+from swe_rl.env.instance import Instance
 from swe_rl.gateway.server import Gateway
 from swe_rl.gateway.store import TraceStore
 from swe_rl.hardware.host_address import free_port
@@ -217,7 +218,8 @@ async def _measured(
 ) -> dict[str, Any]:
     sampler, lag = Sampler(scratch), LoopLag()
     cpu_s, loads = time.process_time(), [os.getloadavg()[0]]
-    slots = [asyncio.ensure_future(_slot(collector, number)) for number in range(arguments.sandboxes)]
+    instances = soak_instances()
+    slots = [asyncio.ensure_future(_slot(collector, instances, number)) for number in range(arguments.sandboxes)]
     breaking = asyncio.ensure_future(_break(faults, arguments.fault_s))
     try:
         await asyncio.sleep(arguments.warm_up_s)
@@ -246,9 +248,8 @@ async def _measured(
     }  # fmt: skip
 
 
-async def _slot(collector: Collector, number: int) -> None:
+async def _slot(collector: Collector, instances: Sequence[Instance], number: int) -> None:
     """One trajectory after the other, each with its retries."""
-    instances = soak_instances()
     step = number
     while True:
         instance = instances[step % len(instances)]
@@ -355,8 +356,8 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=600.0)
     parser.add_argument("--warm-up-s", type=float, default=60.0, help="not in slopes, and apart in the loop's lateness")
     parser.add_argument("--fault-s", type=float, default=1.5, help="between faults, on average")
-    parser.add_argument("--think-s", type=float, default=10.0, help="of a reply, on average")
-    parser.add_argument("--turns", type=int, default=20, help="of a trajectory, on average")
+    parser.add_argument("--think-s", type=float, default=20.0, help="of a reply, on average")
+    parser.add_argument("--turns", type=int, default=12, help="of a trajectory, on average")
     parser.add_argument("--command-timeout-s", type=float, default=10.0)
     parser.add_argument("--max-growth", type=float, default=0.05, help="of memory and descriptors after the warm-up")
     parser.add_argument("--max-lag-ms", type=float, default=50.0, help="of the loop's 99th percentile")
