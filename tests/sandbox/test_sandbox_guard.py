@@ -143,7 +143,15 @@ async def test_a_command_that_keeps_the_guard_from_hearing_is_stopped_from_outsi
 
 
 @needs_bwrap
-@pytest.mark.parametrize("command", ["echo gone > /proc/1/fd/4; exit 3", "kill -USR1 1; sleep 0.2; exit 3"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        "echo gone > /proc/1/fd/4; exit 3",
+        "kill -USR1 1; sleep 0.2; exit 3",
+        "echo 'run 0123456789abcdef0 / sleep\\040\\060' > /proc/1/fd/3; exit 3",
+        "printf 'beat\\nrun\\nrun 1 / sleep\\\\04060\\n' > /proc/1/fd/3; exit 3",
+    ],
+)
 async def test_what_a_command_says_to_the_guard_ends_itself_at_most(guard: Guard, command: str):
     assert (await _run(guard, command))[0] in (3, 137)
     assert await _run(guard, "echo again") == (0, "again\n")

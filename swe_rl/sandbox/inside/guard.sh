@@ -6,6 +6,7 @@
 #   The command's output goes to standard output, then TOKEN:STATUS and a newline.
 # - Nothing outlives its command: after it, every other process of the container is killed. `stop` does so at once, and
 #   so does USR1, where a command stopped or killed the process that listens for `stop`.
+# - The first 16 characters of every token are those of the first one: a request that a command wrote is not heard.
 # - When the input ends, or nothing (not even `beat`) came for $1 seconds, everything is killed and PID 1 exits: a
 #   command that ended for that reason has no status.
 # - The kernel lets no process of the container kill PID 1; commands are the first choice of the memory killer.
@@ -71,7 +72,8 @@ run() {
     printf '%s:%d\n' "$token" "$status"
 }
 
+key=
 while read -r -t "$lease_s" -u 3 -a request; do
-    [[ ${request[0]} == run ]] && run "${request[@]:1}"
+    [[ ${request[0]} == run && ${request[1]:0:16} == "${key:=${request[1]:0:16}}" ]] && run "${request[@]:1}"
 done
 kill -KILL -1
