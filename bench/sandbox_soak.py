@@ -1,4 +1,4 @@
-"""Many sandboxes open at once for a long time, with faults at random: is the driver's memory flat, does its loop keep up?
+"""Many sandboxes at once for a long time, with faults at random: is the driver's memory flat, does its loop keep up?
 
     python -m bench.sandbox_soak --sandboxes 256 --seconds 600
 
@@ -69,7 +69,7 @@ class Books:
     started: int = 0
     cancelled: int = 0
     by_status: Counter[str] = field(default_factory=Counter)
-    infra: dict[str, float | None] = field(default_factory=dict)  # attempts that ended as infra_error, and their reward
+    infra: dict[str, str] = field(default_factory=dict)  # attempts that ended as infra_error, and why
     ended: set[str] = field(default_factory=set)
     rewarded_infra: list[str] = field(default_factory=list)
     wrong_verdicts: list[str] = field(default_factory=list)  # a right patch that was not resolved
@@ -83,7 +83,7 @@ class Books:
             if one.reward is not None or one.trained:
                 self.rewarded_infra.append(one.trajectory_id)
         if one.status is Status.infra_error:
-            self.infra[one.trajectory_id] = one.reward
+            self.infra[one.trajectory_id] = str(one.error)
         commands = [turn.command or "" for turn in one.turns]
         right = any(command.startswith(FIX) for command in commands) and COMMANDS["fills_its_disk"] not in commands
         if right and one.status in (Status.unresolved, Status.empty_patch):
@@ -135,7 +135,7 @@ class Sampler:
 
     def _look_on(self) -> None:
         while not self._over.wait(_SAMPLE_S):
-            rss_mb, fds = self._own.memory_info().rss / _MIB, len(os.listdir("/proc/self/fd"))
+            rss_mb, fds = self._own.memory_info().rss / _MIB, len(list(Path("/proc/self/fd").iterdir()))
             number = len(children(self._own.pid))
             sample = Sample(time.monotonic() - self._began_s, rss_mb, fds, number, len(sandboxes_in(self._scratch)))
             self.samples.append(sample)
@@ -161,8 +161,7 @@ def soak_config(arguments: argparse.Namespace, urls: Sequence[str]) -> Config:
 async def soak(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
     async with AsyncExitStack() as stack:
         urls = [await stack.enter_async_context(_engine(arguments, folder, number)) for number in range(_ENGINES)]
-        found = await _driven(soak_config(arguments, urls), arguments, folder, urls)
-    return found
+        return await _driven(soak_config(arguments, urls), arguments, folder, urls)
 
 
 def _engine(arguments: argparse.Namespace, folder: Path, number: int) -> Any:
@@ -171,9 +170,7 @@ def _engine(arguments: argparse.Namespace, folder: Path, number: int) -> Any:
     return process(command, free_port(), folder / f"engine{number}.log")
 
 
-async def _driven(
-    config: Config, arguments: argparse.Namespace, folder: Path, urls: Sequence[str]
-) -> dict[str, Any]:
+async def _driven(config: Config, arguments: argparse.Namespace, folder: Path, urls: Sequence[str]) -> dict[str, Any]:
     """The driver's parts, opened and closed as a job does it."""
     engines = external_engines(config, {}, None, print)
     await start_engines(engines)
@@ -262,7 +259,7 @@ async def _break(faults: Faults, every_s: float) -> None:
     while True:
         for kind in faults.rng.sample(KINDS, len(KINDS)):
             await asyncio.sleep(faults.rng.expovariate(1 / every_s))
-            while not await faults.one(kind):
+            while not await faults.one(kind):  # noqa: ASYNC110 - nobody says when there is something to kill
                 await asyncio.sleep(0.25)
 
 
@@ -281,7 +278,7 @@ def _outcome(books: Books, faults: Faults) -> dict[str, Any]:
         "faults": dict(sorted(faults.done.items())),
         "killed_and_ended": len(killed),
         "killed_not_infra": sorted(killed - set(books.infra)),
-        "infra_unexplained": sorted(set(books.infra) - killed),
+        "infra_unexplained": [f"{name}: {why}" for name, why in books.infra.items() if name not in killed],
         "infra_rewarded": books.rewarded_infra,
         "wrong_verdicts": books.wrong_verdicts,
         "last_errors": books.errors,
@@ -303,15 +300,19 @@ def slope_per_hour(samples: Sequence[tuple[float, float]]) -> float:
 
 
 def trends(found: Mapping[str, Any], warm_up_s: float) -> dict[str, dict[str, float]]:
-    """Of memory and descriptors: values at shares of the time, slope after the warm-up, and what it adds to the mean."""
+    """By column: values at shares of the time, the slope after the warm-up and that of the second half, and what the
+    latter adds to the mean: conversations get longer until as many end as begin, after one trajectory's time or two."""
     made = {}
     samples = found["samples"]
     for name, column in (("rss_mb", 1), ("fds", 2), ("children", 3), ("sandboxes", 4)):
         at = {f"at_{share:.0%}": samples[min(len(samples) - 1, int(share * len(samples)))][column] for share in _SHARES}
-        warm = [(one[0], float(one[column])) for one in samples if one[0] >= warm_up_s]
-        slope, mean = slope_per_hour(warm), sum(value for _, value in warm) / max(1, len(warm))
-        grown = slope * (warm[-1][0] - warm[0][0]) / 3600.0 if warm else 0.0
-        made[name] = {**at, "per_hour": round(slope, 1), "growth": round(grown / mean, 4) if mean else 0.0}
+        points = [(one[0], float(one[column])) for one in samples]
+        half = points[len(points) // 2 :]
+        slope, mean = slope_per_hour(half), sum(value for _, value in half) / len(half)
+        grown = slope * (half[-1][0] - half[0][0]) / 3600.0
+        warm = slope_per_hour([one for one in points if one[0] >= warm_up_s])
+        slopes = {"per_hour": round(warm, 1), "half_per_hour": round(slope, 1)}
+        made[name] = {**at, **slopes, "growth": round(grown / mean, 4) if mean else 0.0}
     return made
 
 
@@ -320,7 +321,7 @@ def broken(found: Mapping[str, Any], arguments: argparse.Namespace) -> list[str]
     ended = sum(found["by_status"].values())
     late_ms = found["loop"]["loop_lag_p99_ms"]
     words = [
-        f"{name} grew by {found['trends'][name]['growth']:.1%} after the warm-up, at most {arguments.max_growth:.0%}"
+        f"{name} grew by {found['trends'][name]['growth']:.1%} in the second half, at most {arguments.max_growth:.0%}"
         for name in ("rss_mb", "fds")
         if found["trends"][name]["growth"] > arguments.max_growth
     ]
@@ -337,9 +338,9 @@ def broken(found: Mapping[str, Any], arguments: argparse.Namespace) -> list[str]
 
 
 def table(found: Mapping[str, Any]) -> str:
-    lines = ["| | 10 % | 50 % | 100 % | per hour | growth |", "|---|---|---|---|---|---|"]
+    lines = ["| | 10 % | 50 % | 100 % | per hour | second half per hour | growth |", "|" + 7 * "---|"]
     for name, one in found["trends"].items():
-        values = " | ".join(f"{value:g}" for value in one.values() if value is not one["growth"])
+        values = " | ".join(f"{value:g}" for kind, value in one.items() if kind != "growth")
         lines.append(f"| {name} | {values} | {one['growth']:.1%} |")
     lines += ["", "| loop, ms | p50 | p99 | max | own p99 |", "|---|---|---|---|---|"]
     for name in ("warm_up", "loop"):
@@ -359,7 +360,7 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--think-s", type=float, default=20.0, help="of a reply, on average")
     parser.add_argument("--turns", type=int, default=12, help="of a trajectory, on average")
     parser.add_argument("--command-timeout-s", type=float, default=10.0)
-    parser.add_argument("--max-growth", type=float, default=0.05, help="of memory and descriptors after the warm-up")
+    parser.add_argument("--max-growth", type=float, default=0.05, help="of memory and descriptors, second half")
     parser.add_argument("--max-lag-ms", type=float, default=50.0, help="of the loop's 99th percentile")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path)

@@ -114,9 +114,7 @@ def _block(command: str) -> str:
 
 
 async def _run(arguments: argparse.Namespace) -> None:
-    settings = FakeSettings(
-        max_model_len=MAX_TOKENS, max_num_seqs=4096, vocab_size=compose([]).config.model.vocab_size
-    )
+    settings = FakeSettings(max_model_len=MAX_TOKENS, max_num_seqs=4096, vocab_size=compose([]).config.model.vocab_size)
     policy = Policy(soak_instances(), random.Random(arguments.seed), arguments.turns)
     engine = SoakEngine(policy, settings, think_s=arguments.think_s, seed=arguments.seed, port=arguments.port)
     async with engine:
