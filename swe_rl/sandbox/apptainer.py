@@ -15,6 +15,7 @@ import os
 import re
 import secrets
 import shutil
+import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,9 +28,10 @@ from swe_rl.sandbox.confined_path import read_confined
 from swe_rl.sandbox.container_sandbox import Archives, ContainerSandbox
 from swe_rl.sandbox.container_spec import parse_mount
 from swe_rl.sandbox.door import Doorway, prepare_folder
-from swe_rl.sandbox.guard import Guard
+from swe_rl.sandbox.guard import STOP_SIGNAL, Guard
 from swe_rl.sandbox.lease import reap_stale, write_lease
 from swe_rl.sandbox.output import HeadTail
+from swe_rl.sandbox.process_tree import first_inside
 from swe_rl.sandbox.protocol import Door, SandboxError, Workspace, close_all
 from swe_rl.sandbox.working_copy import clear_away, remove_or_say, remove_tree
 
@@ -56,6 +58,12 @@ class ProcessStream:
     @property
     def ended(self) -> bool:
         return self.process.returncode is not None
+
+    async def interrupt(self) -> None:
+        """To the container's first process, wherever below apptainer it is. Raises OSError."""
+        first = await asyncio.to_thread(first_inside, self.process.pid)
+        if first is not None:
+            os.kill(first, signal.Signals[STOP_SIGNAL])
 
     async def close(self) -> None:
         """Ends the container: its guard sees the end of its input; what does not end is killed."""
@@ -241,7 +249,8 @@ async def _spawn(argv: list[str], errors: Path) -> Guard:
             env=line.child_environment(os.environ),
             start_new_session=True,
         )
-    return Guard(ProcessStream(process))
+    stream = ProcessStream(process)
+    return Guard(stream, interrupt=stream.interrupt)
 
 
 def _safe(owner: str) -> str:

@@ -112,6 +112,11 @@ class ContainerEngine:
         """Raises SandboxError."""
         await self._asked(lambda client: client.start(container_id), f"container {name} could not be started")
 
+    async def signal(self, container_id: str, name: str) -> None:
+        """To the container's first process. Raises SandboxError."""
+        say = f"{name} could not be sent to container {container_id[:12]}"
+        await self._asked(lambda client: client.kill(container_id, name), say)
+
     async def put_archive(self, container_id: str, folder: str, archive: bytes) -> None:
         """Unpacks a tar archive in `folder`. Raises SandboxError."""
         say = f"files could not be written to {folder} of container {container_id[:12]}"

@@ -31,7 +31,7 @@ from swe_rl.sandbox.container_labels import Identity, labels_of
 from swe_rl.sandbox.container_reaper import Reaper
 from swe_rl.sandbox.container_sandbox import Archives, ContainerSandbox
 from swe_rl.sandbox.door import Doorway, prepare_folder
-from swe_rl.sandbox.guard import Guard, guard_argv
+from swe_rl.sandbox.guard import STOP_SIGNAL, Guard, guard_argv
 from swe_rl.sandbox.lease import reap_stale, write_lease
 from swe_rl.sandbox.output import HeadTail
 from swe_rl.sandbox.protocol import Door, SandboxError, Workspace, close_all
@@ -232,7 +232,7 @@ class ContainerProvider:
         stream = await self._engine.attach(container_id)
         undo.push_async_callback(stream.close)
         await self._engine.start(container_id, name)
-        guard = Guard(stream)
+        guard = Guard(stream, interrupt=lambda: self._engine.signal(container_id, STOP_SIGNAL))
         if recipe.source is not None:
             archive = await asyncio.to_thread(pack_folder, recipe.source, recipe.workdir)
             await self._engine.put_archive(container_id, "/", archive)

@@ -2,6 +2,7 @@
 
 Invariants:
 - One command at a time; whatever becomes of it, when `run` returns nothing of it is left in the sandbox.
+- A command that ends or stops what listens inside has done no more than that: PID 1 still hears signals from outside.
 - The end of a command is a line that only this side knew before; a stream that ends without it is a GuardLostError.
 - Memory does not grow with the output.
 """
@@ -11,7 +12,7 @@ import contextlib
 import re
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -26,6 +27,8 @@ _ESCAPED = [chr(byte) if _PLAIN.fullmatch(bytes([byte])) else f"\\0{byte:03o}" f
 _EMPTY = "\\c"
 _TOKEN_BYTES = 16
 _TRAILER_BYTES = 2 * _TOKEN_BYTES + len(":255\n")
+_AGAIN_S = 1.0
+STOP_SIGNAL = "SIGUSR1"
 
 
 class GuardLostError(SandboxError):
@@ -66,12 +69,26 @@ def escape(text: str) -> str:
 
 
 class Guard:
-    """`grace_s`: how long the end of a stopped command may take before the sandbox counts as broken."""
+    """`grace_s`: how long the end of a stopped command may take before the sandbox counts as broken.
 
-    def __init__(self, stream: Stream, *, grace_s: float = 20.0) -> None:
+    `interrupt` sends STOP_SIGNAL to PID 1 from outside of the sandbox, every second, where a command did not end within
+    `patience_s` of its stop. It raises SandboxError or OSError where it cannot.
+    """
+
+    def __init__(
+        self,
+        stream: Stream,
+        *,
+        interrupt: Callable[[], Awaitable[None]] | None = None,
+        patience_s: float = 3.0,
+        grace_s: float = 20.0,
+    ) -> None:
         self._stream = stream
+        self._interrupt = interrupt
+        self._patience_s = patience_s
         self._grace_s = grace_s
         self._turn = asyncio.Lock()
+        self._key = secrets.token_hex(_TOKEN_BYTES // 2)  # the guard takes commands from nobody else
 
     async def run(
         self,
@@ -89,7 +106,7 @@ class Guard:
         """
         async with self._turn:
             started_s = time.monotonic()
-            token = secrets.token_hex(_TOKEN_BYTES)
+            token = self._key + secrets.token_hex(_TOKEN_BYTES // 2)
             await self._send(request_line(token, workdir, command, env))
             ending = asyncio.ensure_future(self._until_the_end(token.encode(), output))
             try:
@@ -117,7 +134,12 @@ class Guard:
     async def _stop(self, ending: "asyncio.Task[int]") -> None:
         with contextlib.suppress(GuardLostError):
             await self._send(b"stop\n")
-        await asyncio.wait({ending}, timeout=self._grace_s)
+        until_s = time.monotonic() + self._grace_s
+        await asyncio.wait({ending}, timeout=self._grace_s if self._interrupt is None else self._patience_s)
+        while self._interrupt is not None and not ending.done() and time.monotonic() < until_s:
+            with contextlib.suppress(SandboxError, OSError):
+                await self._interrupt()
+            await asyncio.wait({ending}, timeout=_AGAIN_S)
         if not ending.done():
             await self._stream.close()
             ending.cancel()

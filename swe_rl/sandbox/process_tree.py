@@ -12,6 +12,7 @@ import os
 import signal
 import time
 from collections.abc import Iterable
+from pathlib import Path
 
 import psutil
 
@@ -41,6 +42,23 @@ def kill_marked(prefix: str) -> None:
         if not _kill(marked):
             return
         time.sleep(_ROUND_S)
+
+
+def first_inside(pid: int) -> int | None:
+    """The first process of the pid namespace that `pid` or what it started has made; None where there is none (yet)."""
+    try:
+        below = psutil.Process(pid).children(recursive=True)
+    except psutil.Error:
+        return None
+    return next((one.pid for one in below if _own_number(one.pid) == 1), None)
+
+
+def _own_number(pid: int) -> int | None:
+    """Of a process in its innermost pid namespace."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
+        return int(status.partition("NSpid:")[2].splitlines()[0].split()[-1])
+    return None
 
 
 def _alive(pids: Iterable[int]) -> list[psutil.Process]:

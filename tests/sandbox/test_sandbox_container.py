@@ -107,6 +107,32 @@ async def test_commands_that_kill_all_they_see_end_only_themselves(make: Provide
         assert (await sandbox.exec("echo again", timeout_s=20)).output == "again\n", command
 
 
+async def test_commands_that_silence_the_guard_are_only_late(make: ProviderOf, workspace: Workspace):
+    sandbox = await make().create(workspace, owner="x")
+    others = "for p in /proc/[0-9]*; do p=${p#/proc/}; [ $p = $$ ] || kill -%s $p; done; sleep 60"
+    silencing = [others % "KILL", others % "STOP", "kill -STOP -1; kill -STOP $$", "cat /proc/1/fd/3"]
+    for command in silencing:
+        assert (await sandbox.exec(command, timeout_s=0.5)).timed_out, command
+        assert (await sandbox.exec("echo again", timeout_s=20)).output == "again\n", command
+
+
+async def test_what_commands_say_to_the_guard_is_not_heard(make: ProviderOf, workspace: Workspace):
+    sandbox = await make().create(workspace, owner="x")
+    for command in ("echo gone > /proc/1/fd/4", "echo 'run 0123456789abcdef0 / sleep\\04060' > /proc/1/fd/3"):
+        assert (await sandbox.exec(f"{command}; exit 3", timeout_s=5)).exit_code == 3, command
+        assert (await sandbox.exec("echo again", timeout_s=5)).output == "again\n", command
+
+
+async def test_a_container_that_is_killed_from_outside_is_a_broken_sandbox(make: ProviderOf, workspace: Workspace):
+    provider = make()
+    sandbox = await provider.create(workspace, owner="x")
+    running = asyncio.ensure_future(sandbox.exec("echo working; sleep 60", timeout_s=60))
+    await asyncio.sleep(0.5)
+    await provider.engine.signal(sandbox.sandbox_id, "SIGKILL")
+    with pytest.raises(SandboxError, match="working"):
+        await running
+
+
 async def test_a_command_without_its_workdir_gets_a_new_one(make: ProviderOf, workspace: Workspace):
     sandbox = await make().create(workspace, owner="x")
     await sandbox.exec("cd /; rm -rf /testbed", timeout_s=20)

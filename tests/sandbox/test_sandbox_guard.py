@@ -120,6 +120,43 @@ async def test_beats_keep_it_alive():
     await guard.close()
 
 
+ALL_BUT_ITSELF = "for p in /proc/[0-9]*; do p=${p#/proc/}; [ $p = $$ ] || kill -%s $p; done; "
+
+
+@needs_bwrap
+@pytest.mark.parametrize(
+    "command",
+    [
+        ALL_BUT_ITSELF % "KILL" + "sleep 60",
+        ALL_BUT_ITSELF % "STOP" + "sleep 60",
+        "kill -STOP -1; kill -STOP $$",
+        "cat /proc/1/fd/3",  # takes `stop` away
+        "while :; do echo gone; done > /proc/1/fd/4",
+    ],
+)
+async def test_a_command_that_keeps_the_guard_from_hearing_is_stopped_from_outside(command: str):
+    stream = await _spawn(60.0)
+    guard = Guard(stream, interrupt=stream.interrupt, patience_s=0.2)
+    assert (await _run(guard, command, 0.5))[0] is None
+    assert await _run(guard, "echo again") == (0, "again\n")
+    await guard.close()
+
+
+@needs_bwrap
+@pytest.mark.parametrize(
+    "command",
+    [
+        "echo gone > /proc/1/fd/4; exit 3",
+        "kill -USR1 1; sleep 0.2; exit 3",
+        "echo 'run 0123456789abcdef0 / sleep\\040\\060' > /proc/1/fd/3; exit 3",
+        "printf 'beat\\nrun\\nrun 1 / sleep\\\\04060\\n' > /proc/1/fd/3; exit 3",
+    ],
+)
+async def test_what_a_command_says_to_the_guard_ends_itself_at_most(guard: Guard, command: str):
+    assert (await _run(guard, command))[0] in (3, 137)
+    assert await _run(guard, "echo again") == (0, "again\n")
+
+
 def test_outside_of_a_pid_namespace_it_refuses():
     assert subprocess.run(guard_argv(1.0), stdin=subprocess.DEVNULL, timeout=10).returncode == 71
 

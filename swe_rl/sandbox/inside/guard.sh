@@ -4,29 +4,39 @@
 # - Needs bash 4.2 or newer and nothing else of the image.
 # - A request is one line of fields without blanks, each printf-%b-escaped: run TOKEN WORKDIR COMMAND [NAME=VALUE...].
 #   The command's output goes to standard output, then TOKEN:STATUS and a newline.
-# - Nothing outlives its command: after it, every other process of the container is killed. `stop` does so at once.
+# - Nothing outlives its command: after it, every other process of the container is killed. `stop` does so at once, and
+#   so does USR1, where a command stopped or killed the process that listens for `stop`.
+# - The first 16 characters of every token are those of the first one: a request that a command wrote is not heard.
 # - When the input ends, or nothing (not even `beat`) came for $1 seconds, everything is killed and PID 1 exits: a
 #   command that ended for that reason has no status.
 # - The kernel lets no process of the container kill PID 1; commands are the first choice of the memory killer.
 [[ $$ == 1 ]] || exit 71 # anywhere else, "every other process" would be somebody else's
 lease_s=$1
-ended_by="HUP INT QUIT ILL TRAP ABRT FPE BUS SEGV SYS PIPE TERM XCPU XFSZ VTALRM USR1 USR2" # what bash would die of
+ended_by="HUP INT QUIT ILL TRAP ABRT FPE BUS SEGV SYS PIPE TERM XCPU XFSZ VTALRM USR2" # what bash would die of
 trap '' $ended_by
-exec 3<&0 </dev/null 2>/dev/null 4<> <(:) # 4: a line comes when the owner is gone
+trap : USR1                               # ends a `wait`
+exec 3<&0 </dev/null 2>/dev/null 4<> <(:) # 4: the token comes when the owner is gone, anything else from a command
 
-sweep() {
-    kill -KILL -1
-    while kill -0 -1; do # also zombies, until this shell has reaped them
-        read -r -t 0.001 -u 4 && exit 72
-    done
-    read -t 0 -u 4 && exit 72 # nobody is there to be told how the command ended
+heard_the_end() { # TOKEN
+    local line
+    read -r -t 0.001 -u 4 line && [[ $line == *"$1" ]]
 }
 
-watch() {
+sweep() { # TOKEN
+    kill -KILL -1
+    while kill -0 -1; do # also zombies, until this shell has reaped them
+        heard_the_end "$1" && exit 72
+    done
+    while read -t 0 -u 4; do
+        heard_the_end "$1" && exit 72 # nobody is there to be told how the command ended
+    done
+}
+
+watch() { # TOKEN
     local line=
     while [[ $line != stop ]]; do
         read -r -t "$lease_s" -u 3 line || {
-            echo gone >&4
+            echo "$1" >&4
             break
         }
     done
@@ -39,7 +49,7 @@ run() {
     printf -v command %b "$3"
     shift 3
     (
-        trap - $ended_by
+        trap - $ended_by USR1
         cd "$workdir" || { mkdir -p "$workdir" && cd "$workdir"; }
         for name; do
             printf -v name %b "$name"
@@ -49,15 +59,21 @@ run() {
         exec bash -c "$command" 2>&1 3<&- 4<&-
     ) &
     local child=$!
-    watch >/dev/null &
+    watch "$token" >/dev/null &
     wait "$child"
     status=$?
-    sweep
+    if kill -0 "$child"; then # USR1 came, and not the end of it
+        kill -KILL -1
+        wait "$child"
+        status=$?
+    fi
+    sweep "$token"
     wait
     printf '%s:%d\n' "$token" "$status"
 }
 
+key=
 while read -r -t "$lease_s" -u 3 -a request; do
-    [[ ${request[0]} == run ]] && run "${request[@]:1}"
+    [[ ${request[0]} == run && ${request[1]:0:16} == "${key:=${request[1]:0:16}}" ]] && run "${request[@]:1}"
 done
 kill -KILL -1
