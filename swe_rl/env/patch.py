@@ -13,7 +13,7 @@ import binascii
 import shlex
 from dataclasses import dataclass
 
-from swe_rl.sandbox.protocol import Sandbox, SandboxError
+from swe_rl.sandbox.protocol import USED_TOO_MUCH, Sandbox, SandboxError
 
 MAX_PATCH_BYTES = 1_000_000
 _DROPPINGS = (
@@ -62,6 +62,8 @@ async def collect_patch(sandbox: Sandbox, base_commit: str, timeout_s: float) ->
         raise SandboxError(f"the patch could not be taken from {sandbox.sandbox_id} within {timeout_s:.0f} s")
     if result.truncated_bytes:
         return TakenPatch("", f"the patch is larger than {MAX_PATCH_BYTES} bytes")
+    if result.exit_code > 128 and USED_TOO_MUCH in result.output:
+        return TakenPatch("", "the sandbox was over its limits when the patch was taken")
     if result.exit_code > 128:  # nothing of the agent's runs by now: whatever was killed, it was not the policy
         raise SandboxError(f"the patch could not be taken from {sandbox.sandbox_id}: status {result.exit_code}")
     if result.exit_code:

@@ -31,7 +31,7 @@ from swe_rl.sandbox.launcher import Launcher, SandboxFolder
 from swe_rl.sandbox.output import HeadTail
 from swe_rl.sandbox.own_time import Waited, no_wait
 from swe_rl.sandbox.process_tree import kill_marked
-from swe_rl.sandbox.protocol import ExecResult, SandboxError
+from swe_rl.sandbox.protocol import USED_TOO_MUCH, ExecResult, SandboxError
 from swe_rl.sandbox.watcher import Folder, Watched, Watcher
 from swe_rl.sandbox.working_copy import clear_away
 
@@ -169,7 +169,7 @@ class ProcessSandbox:
             return status
 
     def _ended(self, output: HeadTail, used: str) -> int:
-        output.feed(f"\nThe command was ended: this sandbox used {used}.\n".encode())
+        output.feed(f"\n{USED_TOO_MUCH} {used}.\n".encode())
         return _KILLED_EXIT
 
     async def write_file(self, path: str, content: bytes) -> None:

@@ -16,6 +16,9 @@ from typing import Protocol
 from swe_rl.errors import RunError
 from swe_rl.sandbox.own_time import Waited, no_wait
 
+# What the output of a command says that the sandbox's own bounds ended: its agent used too much, nothing here broke.
+USED_TOO_MUCH = "The command was ended: this sandbox used"
+
 
 class SandboxError(RunError):
     """A sandbox could not be made, or died, or cannot run commands any more."""

@@ -9,9 +9,9 @@ import pytest
 from swe_rl.config.schema import EnvConfig, SandboxConfig
 from swe_rl.env.bugs.env import BugsEnv
 from swe_rl.env.grading import VerdictCache, grade_by_pytest
-from swe_rl.env.patch import take_patch
+from swe_rl.env.patch import collect_patch, take_patch
 from swe_rl.env.protocol import Grade, GradeError
-from swe_rl.sandbox.protocol import SandboxError
+from swe_rl.sandbox.protocol import USED_TOO_MUCH, ExecResult, SandboxError
 from swe_rl.sandbox.provider import make_provider
 from swe_rl.sandbox.scripted import ScriptedProvider
 
@@ -163,3 +163,17 @@ async def test_the_tree_has_one_commit_and_no_trace_of_the_fix(env, sandboxes):
             )
             assert found.output == ""
         await sandbox.close()
+
+
+async def test_a_policy_that_filled_its_disk_has_no_patch_and_breaks_nothing(env, sandboxes):
+    """The sandbox's own bounds end each later command: that is the policy's doing, and no failure to be repeated."""
+    instance = env.instances("train")[0]
+    sandbox = await sandboxes.create(env.workspace(instance), owner="agent")
+
+    async def over(command, **options):
+        return ExecResult(137, f"half\n{USED_TOO_MUCH} 2.10 GB of disk.\n", False, 0, 0.1)
+
+    sandbox.exec = over
+    taken = await collect_patch(sandbox, instance.base_commit, 10)
+    assert taken.text == "" and "over its limits" in taken.note
+    await sandbox.close()
