@@ -20,7 +20,7 @@ from swe_rl.trainer.logprobs import token_logprobs
 from swe_rl.trainer.mesh import Mesh
 from swe_rl.trainer.metrics import StepStats
 from swe_rl.trainer.packing import PackedBatch, pack
-from swe_rl.trainer.pulse import Beat, no_beat
+from swe_rl.trainer.pulse import Beat, beating, no_beat
 from swe_rl.trainer.sharded import ShardedModel, checkpoint_activations
 
 Batch = MicroBatch | PackedBatch
@@ -58,7 +58,7 @@ class ShardedCompute:
     def __init__(self, mesh: Mesh, cost_per_token: float = 0.0, beat: Beat = no_beat) -> None:
         """`cost_per_token`: what a token's matrices cost in pairs of attending tokens; 0 leaves attention out.
 
-        `beat` is called at the start of each micro-batch.
+        `beat` is called when a micro-batch is put together, and at its start.
         """
         self.mesh, self._beat = mesh, beat
         self.gradient_scale = float(mesh.world)
@@ -81,7 +81,7 @@ class ShardedCompute:
                 sp=mesh.sp,
                 sp_rank=mesh.sp_rank,
             )
-            for by_rank in plan
+            for by_rank in beating(plan, self._beat)
         ]
 
     def logprobs(
