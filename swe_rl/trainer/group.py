@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from swe_rl.trainer.metrics import TrainMetrics
 
 _POLL_S = 0.2
+_START = 2  # times the patience: a process that imports its libraries from a shared disk gives no sign
 _STOP_S = 30.0
 _OTHERS_S = 3.0  # that a failed rank's companions have to say what they know
 
@@ -63,7 +64,7 @@ class TrainerGroup:
             except BaseException:
                 self._end(0.0)
                 raise
-            self._answers("its start")
+            self._answers("its start", patience_s=_START * self._patience_s)
 
     @property
     def pids(self) -> list[int]:
@@ -204,8 +205,11 @@ class TrainerGroup:
                 raise self._failed(f"before `{verb}`") from error
         return self._answers(f"`{verb}`", into)
 
-    def _answers(self, what: str, into: "dict[str, Tensor] | None" = None) -> dict[int, Any]:
-        """The results by rank, once all ranks have answered."""
+    def _answers(
+        self, what: str, into: "dict[str, Tensor] | None" = None, patience_s: float | None = None
+    ) -> dict[int, Any]:
+        """The results by rank, once all ranks have answered. `patience_s`: with a silent rank."""
+        patience_s = self._patience_s if patience_s is None else patience_s
         asked = list(self._ranks)
         results: dict[int, Any] = {}
         silence = Silence(rank.rank for rank in asked)
@@ -228,9 +232,9 @@ class TrainerGroup:
                     raise self._failed(f"during {what}", {rank.rank: rank.reported(rest)})
                 results[rank.rank] = rest[0]
                 silence.over(rank.rank)
-            if asked and silence.longest()[1] > self._patience_s:
+            if asked and silence.longest()[1] > patience_s:
                 silent, _ = silence.longest()
-                raise self._failed(what, {silent: RankEnd.silent(silent, what, self._patience_s)})
+                raise self._failed(what, {silent: RankEnd.silent(silent, what, patience_s)})
         return results
 
     def _failed(self, when: str, known: Mapping[int, RankEnd] | None = None) -> TrainerError:

@@ -176,7 +176,7 @@ def long_step(rank_cases):
     """Has a started group do a step of more than three times its driver's patience, which it returns, in seconds."""
 
     def train(group):
-        group._patience_s = 4.0  # its ranks' signs are 2 s apart
+        group._patience_s = 8.0  # its ranks' signs are 3 s apart
         began_s = time.monotonic()
         group.train_step(rank_cases.rows(groups=8, longest=200), 1)
         each_s = (time.monotonic() - began_s) / 8
