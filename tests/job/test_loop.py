@@ -519,7 +519,7 @@ async def test_a_step_that_is_not_recorded_gets_no_checkpoint(started, monkeypat
         await run.loop.one_step()
 
         async def lost(_):
-            raise WeightSyncError("the engines are gone")
+            raise WeightSyncError("the engines are gone", {})
 
         monkeypatch.setattr(Loop, "_sync_weights", lost)
         with pytest.raises(WeightSyncError):
