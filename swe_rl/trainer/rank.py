@@ -25,7 +25,7 @@ from typing import Any
 
 from swe_rl.config.schema import AlgoConfig, ModelConfig, TrainerConfig
 from swe_rl.errors import SweRlError
-from swe_rl.trainer.pulse import ALIVE, Beat, BeatingWeights, Pulse
+from swe_rl.trainer.pulse import ALIVE, BeatingWeights, Pulse
 
 _LOOK_S = 0.5
 _OF_ALL = frozenset({"open_staging"})  # whose results differ by rank
@@ -135,7 +135,7 @@ def _leave(status: int = 1) -> None:
     os._exit(status)
 
 
-def _serve(setup: RankSetup, mesh: Any, pipe: Any, beat: Beat) -> None:
+def _serve(setup: RankSetup, mesh: Any, pipe: Any, beat: Pulse) -> None:
     from swe_rl.trainer import hand_over
     from swe_rl.trainer.assemble import sharded_trainer
     from swe_rl.trainer.sharded_checkpoint import ShardedCheckpoints
@@ -179,7 +179,7 @@ def _serve(setup: RankSetup, mesh: Any, pipe: Any, beat: Beat) -> None:
     pipe.send(("ready", None))
     while True:
         verb, arguments, named = pipe.recv()
-        beat()
+        beat.at_once()
         if verb == "close":
             checkpoints.wait()
             mesh.barrier()

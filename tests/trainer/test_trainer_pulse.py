@@ -27,6 +27,9 @@ def test_signs_are_a_tenth_of_the_patience_apart_and_five_seconds_at_most(patien
         pulse()
         clock.now_s += 0.25
     assert said[0] == 100.0 and len(said) == signs
+    pulse.at_once()
+    pulse()
+    assert len(said) == signs + 1 and said[-1] == clock()
 
 
 def test_the_rank_that_is_silent_longest_is_known_until_it_has_answered():
