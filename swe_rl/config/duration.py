@@ -34,8 +34,20 @@ def train_s(config: Config) -> float:
     if rate <= 0:
         return 0.0
     tokens = sizes.trajectories_per_step(config) * config.rollout.typical_trajectory_tokens
+    return _flops(config, tokens) / rate
+
+
+def _flops(config: Config, tokens: float) -> float:
     passes = 6 * (RECOMPUTE if config.trainer.activation_checkpointing else 1)
-    return passes * config.model.active_params_b * 1e9 * tokens / rate
+    return passes * config.model.active_params_b * 1e9 * tokens
+
+
+def micro_batch_s(config: Config) -> float:
+    """Forward and backward over one micro-batch on one GPU; 0 where nothing is known about the GPUs."""
+    rate = config.hardware.gpu_bf16_tflops * 1e12 * TRAIN_UTILIZATION
+    if rate <= 0:
+        return 0.0
+    return _flops(config, memory.tokens_per_gpu(config)) / rate
 
 
 def sync_s(config: Config) -> float:

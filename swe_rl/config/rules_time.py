@@ -1,7 +1,7 @@
 """Rules of time: nested limits, waves of trajectories, the scheduler's time limit.
 
 Invariants:
-- Inner limits are shorter than outer ones: command < agent < job; ranks are waited for longer than a step trains.
+- Inner limits are shorter than outer ones: command < agent < job; ranks are waited for longer than a micro-batch takes.
 - Estimates come from config/duration.py; a rule that rests on one names it.
 """
 
@@ -16,7 +16,6 @@ from swe_rl.config.schema import Config, WorkloadConfig
 from swe_rl.config.sizes import uses_no_gpu, waves_per_step
 
 FEWEST_S = 60.0
-WAITS = 2  # times trainer.collective_timeout_s: so long the run waits for its ranks (trainer/group.py)
 
 
 @about(Part.rollouts)
@@ -104,7 +103,7 @@ def whole_run(config: Config, _: Host) -> Iterator[Finding]:
 def collective(config: Config, _: Host) -> Iterator[Finding]:
     """Ranks that train in this process wait for nobody."""
     layout, timeout_s = config.layout, config.trainer.collective_timeout_s
-    work_s = duration.train_s(config)
+    work_s = duration.micro_batch_s(config)  # a rank gives a sign of life for each (trainer/pulse.py)
     if max(layout.trainer_gpus, layout.trainer_ranks) < 2:
         return
     if layout.trainer_gpus and timeout_s < FEWEST_S:
@@ -115,14 +114,14 @@ def collective(config: Config, _: Host) -> Iterator[Finding]:
             f"ranks that load a large model on GPUs are apart by more than that; at least {FEWEST_S:g}",
             "trainer.collective_timeout_s=1800",
         )
-    elif work_s > WAITS * timeout_s:
+    elif layout.trainer_gpus and work_s > timeout_s:
         yield warning(
             "collective_timeout",
             "trainer.collective_timeout_s",
             timeout_s,
-            f"ranks that have not answered after {WAITS} times as long count as lost, and a step's training takes "
-            f"about {duration.text(work_s)}",
-            f"trainer.collective_timeout_s={int(work_s)}",
+            "ranks that give no sign of life for so long count as lost, and a micro-batch takes about "
+            f"{duration.text(work_s)}",
+            f"trainer.collective_timeout_s={int(2 * work_s)}, or a lower trainer.max_tokens_per_micro_batch",
         )
 
 

@@ -425,7 +425,7 @@ class TrainerConfig:
     weight_sync: WeightSync = WeightSync.auto
     check_weights: bool = True  # after each update: engines and trainer give sampled tokens the same log-probabilities
     max_staleness_steps: ZeroOrMore = 0  # 0: synchronous
-    collective_timeout_s: Seconds = 1800.0  # how long a rank waits for the others
+    collective_timeout_s: Seconds = 1800.0  # a rank without a sign of life for so long is lost
     num_threads: Count = 1
     checkpoint_every_steps: ZeroOrMore = 5
     keep_checkpoints: Count = 2

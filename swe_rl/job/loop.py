@@ -87,7 +87,7 @@ class Loop:
         self._order = self._sampler.state()  # after the last step that is done
         self.step = 0  # the last one that is done
         self.served = -1  # the step whose weights the engines hold
-        self._saved_step = 0
+        self._saved_step = self._recorded_step = 0
         self._sync_s = 0.0
         self._checkpoint_s = 0.0  # of the checkpoint after the step before
         self._step_began_s = 0.0
@@ -101,6 +101,7 @@ class Loop:
         else:
             self.step, order = load_newest(self._trainer, self._session.folder, config_hash(self._config))
             self._saved_step = self.step
+        self._recorded_step = self.step
         if order is not None:
             self._sampler.restore(order)
         self._order = self._sampler.state()
@@ -280,6 +281,7 @@ class Loop:
         self._session.steps.append_trajectories(step, _records(collected), ours=OUR_WORDS)
         self._write_profiles(collected, traces)
         self._session.steps.append(record)
+        self._recorded_step = step
         self._session.wandb.log(record, step)
         self._session.status.heartbeat(step)
         self.done_at_s[step] = time.monotonic()
@@ -359,11 +361,12 @@ class Loop:
         return self.save() if due or self.step == config.steps else 0.0
 
     def save(self) -> float:
-        """A checkpoint of the last step, unless it has one; returns seconds. Raises CheckpointWriteError.
+        """A checkpoint of the last step, unless it has one, or is not recorded; returns seconds. Raises
+        CheckpointWriteError.
 
         Many ranks write it behind the next steps; `wait` of the trainer returns when it is there.
         """
-        if self._trainer is None or self.step == self._saved_step:
+        if self._trainer is None or self.step == self._saved_step or self.step != self._recorded_step:
             return 0.0
         started_s = time.monotonic()
         self._trainer.save(

@@ -23,6 +23,7 @@ from swe_rl.trainer.materialize import empty_model, fill_from_folder
 from swe_rl.trainer.mesh import Mesh
 from swe_rl.trainer.policy import Trainer
 from swe_rl.trainer.probe import require_agreement
+from swe_rl.trainer.pulse import Beat, no_beat
 from swe_rl.trainer.sharded import ShardedModel, head_shape
 from swe_rl.trainer.ulysses import check_heads, heads_per_rank
 
@@ -30,16 +31,24 @@ _TIMED_TOKENS = 8192  # of one row, when attention kernels are compared
 
 
 def sharded_trainer(
-    model: ModelConfig, config: TrainerConfig, algo: AlgoConfig, mesh: Mesh, *, pad_token_id: int, temperature: float
+    model: ModelConfig,
+    config: TrainerConfig,
+    algo: AlgoConfig,
+    mesh: Mesh,
+    *,
+    pad_token_id: int,
+    temperature: float,
+    beat: Beat = no_beat,
 ) -> Trainer:
     """Loads the policy, and the reference where `algo.kl_coef` asks for one.
 
+    `beat` is called for each tensor that is loaded, and later for each micro-batch.
     Raises ModelError, WeightsError, MeshError, TrainerError, and CorruptionError where the probe finds one.
     """
-    policy, adapter = sharded_policy(model, config, mesh)
+    policy, adapter = sharded_policy(model, config, mesh, beat)
     reference = None
     if algo.kl_coef and adapter is None:
-        reference = sharded_model(model, config, mesh).requires_grad_(False)
+        reference = sharded_model(model, config, mesh, beat).requires_grad_(False)
     shape = DenseShape.of(policy.causal_lm.config)
     return Trainer(
         policy,
@@ -48,17 +57,19 @@ def sharded_trainer(
         pad_token_id=pad_token_id,
         temperature=temperature,
         reference=reference,
-        compute=ShardedCompute(mesh, cost_per_token(shape)),
+        compute=ShardedCompute(mesh, cost_per_token(shape), beat),
         adapter=adapter,
     )
 
 
-def sharded_model(model: ModelConfig, config: TrainerConfig, mesh: Mesh) -> ShardedModel:
+def sharded_model(model: ModelConfig, config: TrainerConfig, mesh: Mesh, beat: Beat = no_beat) -> ShardedModel:
     """As `sharded_policy`, the model alone."""
-    return sharded_policy(model, config, mesh)[0]
+    return sharded_policy(model, config, mesh, beat)[0]
 
 
-def sharded_policy(model: ModelConfig, config: TrainerConfig, mesh: Mesh) -> tuple[ShardedModel, Adapter | None]:
+def sharded_policy(
+    model: ModelConfig, config: TrainerConfig, mesh: Mesh, beat: Beat = no_beat
+) -> tuple[ShardedModel, Adapter | None]:
     """One model, loaded and probed, with an adapter where `trainer.lora_rank` asks for one."""
     shape, folder = load_shape(model), model_folder(model)
     dtype = torch.bfloat16 if mesh.device.type == "cuda" else torch.float32
@@ -72,8 +83,9 @@ def sharded_policy(model: ModelConfig, config: TrainerConfig, mesh: Mesh) -> tup
         offload=config.offload_optimizer and adapter is None,  # an adapter's optimizer has next to nothing
         compiled=config.compile,
     )
-    fill_from_folder(sharded, folder, mesh.device, seed=config.seed)
+    fill_from_folder(sharded, folder, mesh.device, seed=config.seed, beat=beat)
     require_agreement(sharded)
+    beat()
     return sharded, adapter
 
 

@@ -20,6 +20,7 @@ from swe_rl.trainer.logprobs import token_logprobs
 from swe_rl.trainer.mesh import Mesh
 from swe_rl.trainer.metrics import StepStats
 from swe_rl.trainer.packing import PackedBatch, pack
+from swe_rl.trainer.pulse import Beat, beating, no_beat
 from swe_rl.trainer.sharded import ShardedModel, checkpoint_activations
 
 Batch = MicroBatch | PackedBatch
@@ -54,9 +55,12 @@ class Compute(Protocol):
 class ShardedCompute:
     """For `ShardedModel`s on the ranks of `mesh`."""
 
-    def __init__(self, mesh: Mesh, cost_per_token: float = 0.0) -> None:
-        """`cost_per_token`: what a token's matrices cost in pairs of attending tokens; 0 leaves attention out."""
-        self.mesh = mesh
+    def __init__(self, mesh: Mesh, cost_per_token: float = 0.0, beat: Beat = no_beat) -> None:
+        """`cost_per_token`: what a token's matrices cost in pairs of attending tokens; 0 leaves attention out.
+
+        `beat` is called when a micro-batch is put together, and at its start.
+        """
+        self.mesh, self._beat = mesh, beat
         self.gradient_scale = float(mesh.world)
         self._pair_cost = 1.0 / cost_per_token if cost_per_token > 0 else 0.0
 
@@ -77,12 +81,13 @@ class ShardedCompute:
                 sp=mesh.sp,
                 sp_rank=mesh.sp_rank,
             )
-            for by_rank in plan
+            for by_rank in beating(plan, self._beat)
         ]
 
     def logprobs(
         self, model: nn.Module, batch: PackedBatch, temperature: float, entropy_grad: bool
     ) -> tuple[Tensor, Tensor]:
+        self._beat()
         result: tuple[Tensor, Tensor] = model(batch, temperature, entropy_grad)
         return result
 

@@ -10,7 +10,10 @@ import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from swe_rl.trainer.pulse import Beat, beating, no_beat
+
 Chunk = bytes | memoryview
+_READ_BYTES = 4 * 2**20
 
 
 def write_file(path: Path, chunks: Iterable[Chunk]) -> tuple[int, str]:
@@ -37,9 +40,12 @@ def sync_folder(path: Path) -> None:
         os.close(descriptor)
 
 
-def file_sha256(path: Path) -> str:
+def file_sha256(path: Path, beat: Beat = no_beat) -> str:
+    digest = hashlib.sha256()
     with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        for chunk in beating(iter(lambda: file.read(_READ_BYTES), b""), beat):
+            digest.update(chunk)
+    return digest.hexdigest()
 
 
 def _write_all(descriptor: int, data: memoryview, write: Callable[[int, memoryview], int]) -> None:

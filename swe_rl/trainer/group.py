@@ -2,8 +2,8 @@
 
 Invariants:
 - Meets `TrainsPolicy`; every request goes to all ranks and returns when all have answered.
-- A rank that fails, dies, or does not answer in time ends all of them, and the error says which one was first and why:
-  what the others then say of broken connections is not the reason.
+- A rank that fails, dies, or gives no sign of life in time ends all of them, and the error says which one was first and
+  why: what the others then say of broken connections is not the reason. How long a request takes is no matter.
 - `close` leaves no rank behind, whatever happened before.
 """
 
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from swe_rl.algo.row import Row
 from swe_rl.config.choices import KlEstimator
 from swe_rl.trainer.errors import RankLost, TrainerError
+from swe_rl.trainer.pulse import ALIVE, Silence
 from swe_rl.trainer.rank import RankSetup
 from swe_rl.trainer.rank_end import RankEnd, first_of
 from swe_rl.trainer.rank_link import RankLink, Ranks
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from swe_rl.trainer.metrics import TrainMetrics
 
 _POLL_S = 0.2
+_START = 2  # times the patience: a process that imports its libraries from a shared disk gives no sign
 _STOP_S = 30.0
 _OTHERS_S = 3.0  # that a failed rank's companions have to say what they know
 
@@ -47,7 +49,7 @@ class TrainerGroup:
         """
         self._setup = setup
         self._place: Ranks = ranks or RankProcesses()
-        self._timeout_s = 2 * setup.trainer.collective_timeout_s
+        self._patience_s = setup.trainer.collective_timeout_s
         self._in_memory = in_memory
         self._ranks: list[RankLink] = []
         self._closed = threading.Event()
@@ -62,7 +64,7 @@ class TrainerGroup:
             except BaseException:
                 self._end(0.0)
                 raise
-            self._answers("its start")
+            self._answers("its start", patience_s=_START * self._patience_s)
 
     @property
     def pids(self) -> list[int]:
@@ -203,15 +205,21 @@ class TrainerGroup:
                 raise self._failed(f"before `{verb}`") from error
         return self._answers(f"`{verb}`", into)
 
-    def _answers(self, what: str, into: "dict[str, Tensor] | None" = None) -> dict[int, Any]:
-        """The results by rank, once all ranks have answered."""
+    def _answers(
+        self, what: str, into: "dict[str, Tensor] | None" = None, patience_s: float | None = None
+    ) -> dict[int, Any]:
+        """The results by rank, once all ranks have answered. `patience_s`: with a silent rank."""
+        patience_s = self._patience_s if patience_s is None else patience_s
         asked = list(self._ranks)
         results: dict[int, Any] = {}
-        until = time.monotonic() + self._timeout_s
+        silence = Silence(rank.rank for rank in asked)
         while asked:
             for rank in self._place.wait(asked, _POLL_S):
                 try:
                     kind, *rest = rank.recv()
+                    silence.heard(rank.rank)
+                    if kind == ALIVE:
+                        continue
                     if kind == "bucket" and into is not None:
                         from swe_rl.trainer.hand_over import received
 
@@ -223,9 +231,10 @@ class TrainerGroup:
                 if kind == "failed":
                     raise self._failed(f"during {what}", {rank.rank: rank.reported(rest)})
                 results[rank.rank] = rest[0]
-            if asked and time.monotonic() > until:
-                silent = asked[0].rank
-                raise self._failed(what, {silent: RankEnd.silent(silent, what, self._timeout_s)})
+                silence.over(rank.rank)
+            if asked and silence.longest()[1] > patience_s:
+                silent, _ = silence.longest()
+                raise self._failed(what, {silent: RankEnd.silent(silent, what, patience_s)})
         return results
 
     def _failed(self, when: str, known: Mapping[int, RankEnd] | None = None) -> TrainerError:

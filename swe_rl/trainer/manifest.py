@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from swe_rl.trainer.durable import file_sha256
+from swe_rl.trainer.pulse import Beat, no_beat
 
 FORMAT_VERSION = 1
 MODEL_FILE, OPTIMIZER_FILE, STATE_FILE = "model.safetensors", "optimizer.safetensors", "state.json"
@@ -72,10 +73,10 @@ def is_sharded(folder: Path) -> bool:
     return (folder / INDEX_FILE).is_file()
 
 
-def wrong_hash(folder: Path, names: Sequence[str]) -> str | None:
+def wrong_hash(folder: Path, names: Sequence[str], beat: Beat = no_beat) -> str | None:
     """The first of these files that was changed."""
     entries = read_json(folder / MANIFEST_FILE)["files"]
-    wrong = (name for name in names if file_sha256(folder / name) != entries[name]["sha256"])
+    wrong = (name for name in names if file_sha256(folder / name, beat) != entries[name]["sha256"])
     return next((f"{name} was changed after it was written (wrong sha256)" for name in wrong), None)
 
 

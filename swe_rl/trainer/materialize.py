@@ -20,6 +20,7 @@ from swe_rl.errors import UserError
 from swe_rl.model.experts import expert_parts, hub_shapes
 from swe_rl.trainer.adapter import start_values
 from swe_rl.trainer.adapter_names import is_adapter, plain
+from swe_rl.trainer.pulse import Beat, beating, no_beat
 from swe_rl.trainer.shard import local_shard, shard_range
 from swe_rl.trainer.sharded import ShardedModel
 
@@ -55,7 +56,9 @@ def fill_random(model: ShardedModel, device: torch.device, *, seed: int = 0, ran
     start_values(model.causal_lm, seed)
 
 
-def fill_from_folder(model: ShardedModel, folder: Path, device: torch.device, *, seed: int = 0) -> None:
+def fill_from_folder(
+    model: ShardedModel, folder: Path, device: torch.device, *, seed: int = 0, beat: Beat = no_beat
+) -> None:
     """Reads each rank's rows of each tensor from the safetensors files of `folder`. Raises WeightsError.
 
     `seed` is that of an adapter's values.
@@ -66,7 +69,7 @@ def fill_from_folder(model: ShardedModel, folder: Path, device: torch.device, *,
     try:
         with ExitStack() as stack, torch.no_grad():
             files = open_files(folder, stack)
-            for name, parameter in _of_base(model):
+            for name, parameter in beating(_of_base(model), beat):
                 _fill(files, name, parameter, folder)
             _refuse_unknown(files, model, folder)
             start_values(model.causal_lm, seed)

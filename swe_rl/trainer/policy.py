@@ -8,6 +8,7 @@ Invariants:
   loss through `algo.correction` only.
 - The split into micro-batches changes neither loss nor gradient.
 - Step k trains weights of version k - 1; a row's age is counted from there.
+- The weights and the optimizer's state change in its update and by loading, nowhere else.
 - With an adapter it alone is trained and stored, and the model without it is the reference.
 - A step without anything to learn from leaves weights and optimizer untouched and says so: `updates == 0`.
 """
@@ -91,6 +92,7 @@ class Trainer:
         )
         self.steps_done = 0
         self.updates_done = 0
+        self._until_unread: Callable[[], None] = _nobody_reads
         self._compute.checkpoint_activations(model, config.activation_checkpointing)
 
     def train_step(self, rows: Sequence[Row], step: int) -> TrainMetrics:
@@ -152,6 +154,10 @@ class Trainer:
         On many ranks they are sharded tensors: `shard.whole` puts one together.
         """
         return self._trained(self._compute.bare(self.model).state_dict())
+
+    def wait_before_updates(self, until_unread: Callable[[], None]) -> None:
+        """From now on `until_unread` is called before each update: somebody reads weights and optimizer state."""
+        self._until_unread = until_unread
 
     def state_dict(self) -> dict[str, Any]:
         """`tensors` (optimizer), `counters` and `adapter` (plain data); the weights are `policy_weights()`."""
@@ -242,6 +248,7 @@ class Trainer:
             moved = old_logprobs is not None and i > 0  # before the first update the policy is the old one
             ratios = self._mean_log_ratios(works, old_logprobs or []) if moved and by_sequence(self.algo) else None
             self._accumulate(works, old_logprobs, ratios, stats, version, ratio_is_one=len(plan) == 1)
+            self._until_unread()
             update = self._optimizer.apply(lr)
             stats.record(update)
             self.updates_done += update.applied
@@ -314,3 +321,7 @@ class Trainer:
     def _micro_batches(self, rows: Sequence[Row]) -> list[Any]:
         sequences = [(row.token_ids, row.loss_mask) for row in rows]
         return self._compute.micro_batches(sequences, self.config.max_tokens_per_micro_batch, self._pad_token_id)
+
+
+def _nobody_reads() -> None:
+    return None

@@ -4,6 +4,7 @@ Invariants:
 - All ranks get the same requests in the same order; only rank 0 sends results back, but for what
   each has of its own; the others their state.
 - An exception ends the rank after it was reported: its collectives can no longer be trusted.
+- While it works it gives signs of life (`pulse`): each micro-batch, each tensor that is read, gathered or written.
 - A rank whose driver is gone ends by itself, also in the middle of a collective. Ctrl-C is the driver's to heed.
 - Nobody leaves before all have taken down their collectives, and rank 0, where they meet, is the last.
 - What libraries print goes to the rank's log.
@@ -24,9 +25,13 @@ from typing import Any
 
 from swe_rl.config.schema import AlgoConfig, ModelConfig, TrainerConfig
 from swe_rl.errors import SweRlError
+from swe_rl.trainer.pulse import ALIVE, BeatingWeights, Pulse
 
 _LOOK_S = 0.5
 _OF_ALL = frozenset({"open_staging"})  # whose results differ by rank
+# Times trainer.collective_timeout_s, the driver's patience with a silent rank: so long a rank waits in a collective.
+# The driver, who hears all of them, decides first, and names the one that is silent.
+_LONGER = 2
 _GOES_ON = frozenset({"stage"})  # comes many times in a row, and `close_staging` after them
 
 
@@ -64,22 +69,26 @@ def run_rank(setup: RankSetup, pipe: Any) -> None:
 
 
 def carry_out(setup: RankSetup, pipe: Any) -> int:
-    """Answers ("ready" | "done", result) or ("failed", error's type, its message, when, is it ours) for each request.
+    """Answers ("ready" | "done", result) or ("failed", error's type, its message, when, is it ours) for each request;
 
+    before that any number of ("alive",).
     Returns the status that a process of its own ends with; afterwards its collectives are not to be used.
     """
     try:
+        patience_s = setup.trainer.collective_timeout_s
+        beat = Pulse(lambda: pipe.send((ALIVE,)), patience_s)
+        beat()
         import torch
 
         from swe_rl.trainer.mesh import make_mesh, process_group
 
+        beat()
         torch.set_num_threads(setup.trainer.num_threads)
-        limit = setup.trainer.collective_timeout_s
         device = torch.device("cpu")
         if setup.device == "cuda":
             device = torch.device("cuda", 0 if setup.gpus else setup.rank)
-        with process_group(setup.rank, setup.world, device, setup.address, limit):
-            _serve(setup, make_mesh(setup.sp, device), pipe)
+        with process_group(setup.rank, setup.world, device, setup.address, _LONGER * patience_s):
+            _serve(setup, make_mesh(setup.sp, device), pipe, beat)
         pipe.send(("done", None))
         if setup.rank == 0:
             pipe.recv()  # EOFError, once all others have left
@@ -126,7 +135,7 @@ def _leave(status: int = 1) -> None:
     os._exit(status)
 
 
-def _serve(setup: RankSetup, mesh: Any, pipe: Any) -> None:
+def _serve(setup: RankSetup, mesh: Any, pipe: Any, beat: Pulse) -> None:
     from swe_rl.trainer import hand_over
     from swe_rl.trainer.assemble import sharded_trainer
     from swe_rl.trainer.sharded_checkpoint import ShardedCheckpoints
@@ -140,8 +149,13 @@ def _serve(setup: RankSetup, mesh: Any, pipe: Any) -> None:
         mesh,
         pad_token_id=setup.pad_token_id,
         temperature=setup.temperature,
+        beat=beat,
     )
-    checkpoints = ShardedCheckpoints(mesh, timeout_s=setup.trainer.collective_timeout_s)
+
+    def weights() -> BeatingWeights:
+        return BeatingWeights(trainer.engine_weights(), beat)
+
+    checkpoints = ShardedCheckpoints(mesh, timeout_s=setup.trainer.collective_timeout_s, beat=beat)
     wire = WireEnd(mesh.rank, hand_over.exchange_type(mesh))
     staging = StagingEnd(hand_over.exchange_type(mesh), mesh.device)
     verbs: dict[str, Callable[..., Any]] = {
@@ -151,13 +165,13 @@ def _serve(setup: RankSetup, mesh: Any, pipe: Any) -> None:
         "save": lambda folder, **rest: checkpoints.save(folder, trainer, **rest),
         "wait": checkpoints.wait,
         "load": lambda folder, expected: checkpoints.load(folder, trainer, expected),
-        "send_weights": lambda: hand_over.send_weights(trainer.engine_weights(), mesh, pipe),
-        "write_weights": lambda folder, twice: hand_over.write_weights(trainer.engine_weights(), mesh, folder, twice),
+        "send_weights": lambda: hand_over.send_weights(weights(), mesh, pipe),
+        "write_weights": lambda folder, twice: hand_over.write_weights(weights(), mesh, folder, twice),
         "wire_address": wire.address,
         "open_wire": wire.open,
-        "announce_weights": lambda twice: wire.announce(trainer.engine_weights(), twice),
-        "transfer_weights": lambda twice: wire.send(trainer.engine_weights(), twice),
-        "open_staging": lambda twice: staging.open(trainer.engine_weights(), twice),
+        "announce_weights": lambda twice: wire.announce(weights(), twice),
+        "transfer_weights": lambda twice: wire.send(weights(), twice),
+        "open_staging": lambda twice: staging.open(weights(), twice),
         "stage": staging.stage,
         "close_staging": staging.close,
     }
@@ -165,6 +179,7 @@ def _serve(setup: RankSetup, mesh: Any, pipe: Any) -> None:
     pipe.send(("ready", None))
     while True:
         verb, arguments, named = pipe.recv()
+        beat.at_once()
         if verb == "close":
             checkpoints.wait()
             mesh.barrier()

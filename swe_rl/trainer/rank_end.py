@@ -39,7 +39,7 @@ class RankEnd:
 
     @classmethod
     def silent(cls, rank: int, what: str, limit_s: float) -> "RankEnd":
-        return cls(rank, f"no answer to {what} within {limit_s:.0f} s", time.monotonic())
+        return cls(rank, f"no sign of life for {limit_s:.0f} s during {what}", time.monotonic())
 
     @classmethod
     def of(cls, rank: int, process: Any, pipe: Any, when: str, log: Path | None) -> "RankEnd | None":

@@ -3,17 +3,21 @@
 Invariants:
 - As in `checkpoint`: written aside, fsynced, hashed, renamed; older ones are pruned afterwards; JSON and safetensors
   only. (torch.distributed.checkpoint would keep its plan as a pickle, which a reader has to run.)
-- Training goes on once the shards are copied to the host; nothing is collective after that, ranks meet through files,
-  so all of them must see the same folder.
+- Nothing is copied as a whole: shards are written from the live tensors, some MB at a time. Until they are written
+  nobody changes them: rollouts, weight updates and forward passes go on, the optimizer's next update waits.
+- Nothing is collective while it is written; ranks meet through files, so all of them must see the same folder.
+- Whoever waits, waits as long as the folder grows.
 - Any number of ranks reads what any other number wrote, or a trainer of one process.
 - At most one is being written; the next `save` and `wait` first wait for it and raise what went wrong.
 """
 
 import json
+import os
 import shutil
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -35,21 +39,27 @@ from swe_rl.trainer.manifest import (
 )
 from swe_rl.trainer.mesh import Mesh
 from swe_rl.trainer.policy import Trainer
+from swe_rl.trainer.pulse import Beat, no_beat
 from swe_rl.trainer.shard import is_sharded, local_shard, shard_range
 from swe_rl.trainer.shard_file import Piece, index_entries, joined_index, shard_name
 from swe_rl.trainer.stored import MODEL, OPTIMIZER, restore
 from swe_rl.trainer.tensor_file import safetensors_chunks
 
 _POLL_S = 0.05
+_LOOK_S = 0.5
 
 
 class ShardedCheckpoints:
     """Of one rank; all ranks call the same methods in the same order."""
 
-    def __init__(self, mesh: Mesh, *, timeout_s: float = 1800.0) -> None:
-        """`timeout_s`: how long rank 0 waits for the files of the others."""
-        self._mesh, self._timeout_s = mesh, timeout_s
+    def __init__(self, mesh: Mesh, *, timeout_s: float = 1800.0, beat: Beat = no_beat) -> None:
+        """`timeout_s`: how long ranks wait for each other's files while none of them grows.
+
+        `beat` is called while something is written or read.
+        """
+        self._mesh, self._timeout_s, self._beat = mesh, timeout_s, beat
         self._writing: threading.Thread | None = None
+        self._aside = Path()
         self._error: BaseException | None = None
 
     def save(
@@ -91,6 +101,8 @@ class ShardedCheckpoints:
         self._writing = threading.Thread(
             target=self._write, args=(aside, target, pieces, content, keep), name="checkpoint"
         )
+        self._aside = aside
+        trainer.wait_before_updates(self.settle)
         self._writing.start()
         if not background:
             self.wait()
@@ -98,29 +110,39 @@ class ShardedCheckpoints:
 
     def wait(self) -> None:
         """Returns once nothing is being written on this rank. Raises CheckpointWriteError where it failed."""
-        if self._writing is not None:
-            self._writing.join()
-            self._writing = None
+        self.settle()
         error, self._error = self._error, None
         if error is not None:
             raise error
+
+    def settle(self) -> None:
+        """Returns once nobody reads the trainer's tensors any more; what went wrong is for `wait` to raise."""
+        if self._writing is None:
+            return
+        growth = Growth(self._aside)
+        while self._writing.is_alive():
+            self._writing.join(_LOOK_S)
+            if growth.seen():
+                self._beat()
+        self._writing = None
 
     def load(self, folder: Path, trainer: Trainer, expected_config_hash: str | None = None) -> Checkpoint:
         """Puts this rank's rows into model and optimizer; the tensors of the result are empty.
 
         Every byte is verified, by one rank each. Raises CorruptCheckpointError, on all ranks.
         """
+        self.settle()
         problem = size_problem(folder) or self._shared_problem(folder)
         if problem:
             raise checkpoint.corrupt(folder, problem)
         state = read_json(folder / STATE_FILE)
         checkpoint.check_state(folder, state, expected_config_hash)
-        restore(trainer, folder, state)
+        restore(trainer, folder, state, self._beat)
         return checkpoint.of_state(folder, state, model={}, optimizer={})
 
     def _shared_problem(self, folder: Path) -> str | None:
         names = files_of(folder)
-        found = wrong_hash(folder, names[self._mesh.rank :: self._mesh.world])
+        found = wrong_hash(folder, names[self._mesh.rank :: self._mesh.world], self._beat)
         anywhere = self._mesh.maximum(torch.tensor([float(found is not None)], device=self._mesh.device))
         if not float(anywhere):
             return None
@@ -135,21 +157,17 @@ class ShardedCheckpoints:
 
     def _write_all(self, aside: Path, target: Path, pieces: dict[str, Piece], state: dict[str, Any], keep: int) -> None:
         rank, world = self._mesh.rank, self._mesh.world
-
-        def given_up() -> bool:
-            return not aside.is_dir()
-
         name = shard_name(rank, world)
         size, digest = write_file(aside / name, safetensors_chunks({key: one.values for key, one in pieces.items()}))
         note = {"size": size, "sha256": digest, "index": index_entries(pieces, name)}
         _write_json_atomic(aside / f"{name}.json", note)
         if rank > 0:
-            _wait_for(target.exists, given_up, self._timeout_s, f"{target}, which rank 0 renames")
+            self._await(target.exists, aside, f"{target}, which rank 0 renames")
             return
         notes = []
         for other in range(world):
             path = aside / f"{shard_name(other, world)}.json"
-            _wait_for(path.is_file, given_up, self._timeout_s, f"{path}, which rank {other} writes")
+            self._await(path.is_file, aside, f"{path}, which rank {other} writes")
             notes.append(read_json(path))
             path.unlink()
         written = {shard_name(i, world): (note["size"], note["sha256"]) for i, note in enumerate(notes)}
@@ -160,6 +178,18 @@ class ShardedCheckpoints:
         sync_folder(aside)
         checkpoint.publish(aside, target)
         checkpoint.prune(target.parent, keep, target)
+
+    def _await(self, done: Callable[[], bool], aside: Path, what: str) -> None:
+        """Raises TimeoutError where another rank gave up, or nothing has grown for too long."""
+        growth, until = Growth(aside), time.monotonic() + self._timeout_s
+        while not done():
+            if not aside.is_dir() and not done():
+                raise TimeoutError(f"another rank gave up before there was {what}")
+            if growth.seen():
+                until = time.monotonic() + self._timeout_s
+            if time.monotonic() > until:
+                raise TimeoutError(f"there is still no {what}, and nothing was written for {self._timeout_s:.0f} s")
+            time.sleep(_POLL_S)
 
     def _guarded(self, work: Callable[[], None], target: Path) -> None:
         try:
@@ -178,15 +208,14 @@ def _fresh(folder: Path, aside: Path) -> None:
 
 
 def _pieces(weights: Mapping[str, Tensor], optimizer: Mapping[str, Tensor], mesh: Mesh) -> dict[str, Piece]:
-    """Copies on the host, so that training can go on."""
+    """The live tensors, not copies."""
     named = {f"{MODEL}{name}": tensor for name, tensor in weights.items()}
     named |= {f"{OPTIMIZER}{name}": tensor for name, tensor in optimizer.items()}
     pieces = {}
     for name, tensor in named.items():
         if mesh.rank == 0 or is_sharded(tensor):
             start, stop = shard_range(tensor) if tensor.ndim else (0, 0)
-            copy = local_shard(tensor).detach().to("cpu", copy=True)
-            pieces[name] = Piece(tuple(tensor.shape), start, stop, copy)
+            pieces[name] = Piece(tuple(tensor.shape), start, stop, local_shard(tensor).detach())
     return pieces
 
 
@@ -196,11 +225,21 @@ def _write_json_atomic(path: Path, content: Mapping[str, Any]) -> None:
     aside.rename(path)
 
 
-def _wait_for(done: Callable[[], bool], broken: Callable[[], bool], timeout_s: float, what: str) -> None:
-    until = time.monotonic() + timeout_s
-    while not done():
-        if broken() and not done():
-            raise TimeoutError(f"another rank gave up before there was {what}")
-        if time.monotonic() > until:
-            raise TimeoutError(f"there is still no {what}, after {timeout_s:.0f} s")
-        time.sleep(_POLL_S)
+class Growth:
+    """Whether the files of a folder have become more, or larger, since it was last looked."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._state = self._sizes()
+
+    def seen(self) -> bool:
+        before, self._state = self._state, self._sizes()
+        return self._state != before
+
+    def _sizes(self) -> list[tuple[str, int]]:
+        found = []
+        with suppress(OSError):  # it gets its name, or another rank gave up
+            for entry in os.scandir(self._folder):
+                with suppress(OSError):
+                    found.append((entry.name, entry.stat().st_size))
+        return sorted(found)

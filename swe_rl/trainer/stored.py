@@ -28,6 +28,7 @@ from swe_rl.trainer.manifest import (
     size_problem,
 )
 from swe_rl.trainer.policy import Trainer
+from swe_rl.trainer.pulse import Beat, no_beat
 from swe_rl.trainer.shard import local_shard, shard_range
 from swe_rl.trainer.shard_file import open_shards
 
@@ -102,7 +103,7 @@ def verified(folder: Path, expected_config_hash: str | None = None) -> dict[str,
     return state
 
 
-def restore(trainer: Trainer, folder: Path, state: Mapping[str, Any]) -> None:
+def restore(trainer: Trainer, folder: Path, state: Mapping[str, Any], beat: Beat = no_beat) -> None:
     """Weights, optimizer and counters of this rank; `state` is what `verified` gave.
 
     Raises CorruptCheckpointError where they are another model's.
@@ -112,12 +113,16 @@ def restore(trainer: Trainer, folder: Path, state: Mapping[str, Any]) -> None:
         raise checkpoint.corrupt(folder, problem)
     try:
         with open_stored(folder) as stored, torch.no_grad():
-            _fill(trainer, stored, state["counters"])
+            _fill(trainer, stored, state["counters"], beat)
     except (OSError, ValueError, KeyError, SafetensorError) as error:
         raise checkpoint.corrupt(folder, f"a tensor cannot be read ({error})") from error
 
 
-def _fill(trainer: Trainer, stored: StoredTensors, counters: Mapping[str, Any]) -> None:
+def _fill(trainer: Trainer, stored: StoredTensors, counters: Mapping[str, Any], beat: Beat) -> None:
+    def rows(name: str, start: int, stop: int) -> Tensor:
+        beat()
+        return stored.rows(name, start, stop)
+
     names = set(stored.names())
     for name, parameter in trainer.named_parameters().items():
         key = f"{MODEL}{name}"
@@ -126,8 +131,8 @@ def _fill(trainer: Trainer, stored: StoredTensors, counters: Mapping[str, Any]) 
         if stored.shape(key) != tuple(parameter.shape):
             raise ValueError(f"{name} has shape {list(stored.shape(key))} there and {list(parameter.shape)} here")
         names.discard(key)
-        local_shard(parameter).copy_(stored.rows(key, *shard_range(parameter)))
+        local_shard(parameter).copy_(rows(key, *shard_range(parameter)))
     optimizer = {name.removeprefix(OPTIMIZER) for name in names if name.startswith(OPTIMIZER)}
     if names - {f"{OPTIMIZER}{name}" for name in optimizer}:
         raise ValueError(f"{sorted(names)[0]} is not in this model")
-    trainer.load_shards(optimizer, lambda name, a, b: stored.rows(f"{OPTIMIZER}{name}", a, b), counters)
+    trainer.load_shards(optimizer, lambda name, a, b: rows(f"{OPTIMIZER}{name}", a, b), counters)

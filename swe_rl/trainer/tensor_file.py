@@ -1,7 +1,7 @@
 """The safetensors format, written as a stream.
 
 Invariants:
-- No pickle, and no second copy of the model in memory: one tensor at a time goes to the host.
+- No pickle, and no second copy of the model, or of a tensor: `CHUNK_BYTES` at a time go to the host.
 - Names that share one storage (tied weights) are written once; `aliases` says which name stands for which.
 - Any safetensors reader can read the file.
 """
@@ -59,11 +59,20 @@ def safetensors_chunks(tensors: Mapping[str, Tensor]) -> Iterator[bytes | memory
     text += b" " * (-len(text) % 8)
     yield len(text).to_bytes(8, "little") + text
     for tensor in tensors.values():
-        data = _bytes_of(tensor)
-        yield from (data[i : i + CHUNK_BYTES] for i in range(0, len(data), CHUNK_BYTES))
+        yield from (_bytes_of(part) for part in _parts(tensor.detach()))
 
 
-def _bytes_of(tensor: Tensor) -> memoryview:
-    flat = tensor.detach().to("cpu").contiguous().reshape(-1)
-    array: Any = flat.view(torch.uint8).numpy()
+def _parts(tensor: Tensor) -> Iterator[Tensor]:
+    """Its elements in order, flat, at most a chunk at a time; a view of it wherever that is possible."""
+    if tensor.is_contiguous():
+        yield from tensor.reshape(-1).split(max(1, CHUNK_BYTES // tensor.element_size()))
+    elif tensor.numel() * tensor.element_size() <= CHUNK_BYTES:
+        yield tensor.contiguous().reshape(-1)
+    else:
+        for row in tensor:
+            yield from _parts(row)
+
+
+def _bytes_of(flat: Tensor) -> memoryview:
+    array: Any = flat.to("cpu").view(torch.uint8).numpy()
     return memoryview(array)

@@ -3,7 +3,9 @@
 import asyncio
 import dataclasses
 import json
+import os
 import random
+import signal
 from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 
@@ -13,6 +15,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from swe_rl.config.choices import KlPlace
 from swe_rl.config.compose import compose
+from swe_rl.config.schema import ModelConfig
 from swe_rl.engine.protocol import EngineError
 from swe_rl.engine.scripted import ScriptedEngine
 from swe_rl.engine.turns import Turns
@@ -26,10 +29,13 @@ from swe_rl.job.loop import Loop, _uninterrupted
 from swe_rl.job.session import session
 from swe_rl.logger.events import read_events
 from swe_rl.logger.jsonl import read_jsonl
+from swe_rl.logger.steps import StepLog
 from swe_rl.rollout.collect import Collected, RolloutError
 from swe_rl.rollout.trajectory import Status, Trajectory
 from swe_rl.trainer.errors import TrainerError
+from swe_rl.trainer.group import TrainerGroup
 from swe_rl.trainer.local import LocalTrainer
+from swe_rl.trainer.rank import RankSetup
 
 VOCAB, N = 32, 4
 SMALL = (
@@ -116,22 +122,34 @@ def _one_thread():
     torch.set_num_threads(1)
 
 
+def in_this_process(config, _):
+    return LocalTrainer(small_model(), config.trainer, config.algo, pad_token_id=0)
+
+
+def on_two_ranks(config, folder):
+    model = ModelConfig(path=str(folder / "model"))
+    small_model().save_pretrained(model.path)
+    group = TrainerGroup(RankSetup(model, config.trainer, config.algo, 0, 1.0, 0, 2, 1, "", "cpu"), in_memory=True)
+    group.start()
+    return group
+
+
 @pytest.fixture
 def started(tmp_path):
     """`with started(steps=..., ...) as run`: one start of a run below `tmp_path`/outputs."""
     count = 0
 
     @contextmanager
-    def start(*overrides, outputs="outputs", fail_at=None, trained=True):
+    def start(*overrides, outputs="outputs", fail_at=None, trained=True, make=in_this_process):
         nonlocal count
         count += 1
         fresh = tmp_path / outputs / "train" / f"start{count}"
         fresh.mkdir(parents=True)
         config = compose([*SMALL, f"paths.outputs={tmp_path / outputs}", *overrides]).config
         with session(config, fresh, total_steps=config.trainer.steps, reports=False) as one:
-            store = TraceStore(one.folder.traces_db)
+            store, trainer = TraceStore(one.folder.traces_db), None
             try:
-                trainer = LocalTrainer(small_model(), config.trainer, config.algo, pad_token_id=0) if trained else None
+                trainer = make(config, tmp_path) if trained else None
                 engine, rollouts = Recorder(), MadeUpRollouts(store, fail_at)
                 env = SimpleNamespace(instances=instances, split_instances=lambda split: 5)
                 parts = Components(env, [engine], SimpleNamespace(syncing=nullcontext), store, None, rollouts)
@@ -143,6 +161,8 @@ def started(tmp_path):
                 )
             finally:
                 store.close()
+                if trainer is not None:
+                    trainer.close()
 
     return start
 
@@ -451,6 +471,60 @@ async def test_a_kill_around_a_checkpoint_loses_no_recorded_step(started, monkey
         assert second.loop.step == last
         await second.loop.run()
         assert [record["step"] for record in steps(second)] == [1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", ["before the record", "while it is written"])
+async def test_a_kill_of_ranks_around_a_checkpoint_loses_no_recorded_step(started, monkeypatch, moment):
+    """Ranks write behind the loop and remove the checkpoint before: by then the step is recorded."""
+    keep = ("trainer.steps=5", "trainer.keep_checkpoints=1")
+    save, append = Loop.save, StepLog.append
+
+    def killed():
+        for pid in first.trainer.pids:
+            os.kill(pid, signal.SIGKILL)
+        raise RunError("killed")
+
+    def unrecorded(steps, record):
+        if record["step"] == 4:
+            first.trainer.wait()  # whatever is being written comes to be there, and the one before goes
+            killed()
+        append(steps, record)
+
+    def unwritten(loop):
+        seconds = save(loop)
+        return killed() if loop.step == 4 else seconds
+
+    if moment == "before the record":
+        monkeypatch.setattr(StepLog, "append", unrecorded)
+    else:
+        monkeypatch.setattr(Loop, "save", unwritten)
+    with pytest.raises(RunError, match="killed"), started(*keep, make=on_two_ranks) as first:
+        await first.loop.run()
+    monkeypatch.undo()
+    recorded = [record["step"] for record in steps(first)]
+    newest = max(step for step in first.folder.checkpoint_steps() if step in recorded)
+    assert newest == 2 or moment == "while it is written"  # where the ranks may have been faster
+    with started(*keep, make=on_two_ranks) as second:
+        assert second.loop.step == newest
+        await second.loop.run()
+        assert [record["step"] for record in steps(second)] == [1, 2, 3, 4, 5]
+        assert second.folder.checkpoint_steps() == [5]
+
+
+async def test_a_step_that_is_not_recorded_gets_no_checkpoint(started, monkeypatch):
+    """The run may end between a step's update and its record, and what it holds is saved then."""
+    with started("trainer.steps=6", "trainer.keep_checkpoints=1") as run:
+        await run.loop.one_step()
+        await run.loop.one_step()
+
+        async def lost(_):
+            raise WeightSyncError("the engines are gone", {})
+
+        monkeypatch.setattr(Loop, "_sync_weights", lost)
+        with pytest.raises(WeightSyncError):
+            await run.loop.one_step()
+        assert run.loop.save() == 0.0 and run.folder.checkpoint_steps() == [2]
 
 
 async def test_checkpoints_are_never_passed_over_in_silence(started):

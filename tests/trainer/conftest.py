@@ -169,3 +169,20 @@ def make_rows(make_row):
         ]
 
     return make
+
+
+@pytest.fixture
+def long_step(rank_cases):
+    """Has a started group do a step of more than three times its driver's patience, which it returns, in seconds."""
+
+    def train(group):
+        group._patience_s = 8.0  # its ranks' signs are 3 s apart
+        began_s = time.monotonic()
+        group.train_step(rank_cases.rows(groups=8, longest=200), 1)
+        each_s = (time.monotonic() - began_s) / 8
+        began_s = time.monotonic()
+        group.train_step(rank_cases.rows(groups=int(5 * group._patience_s / each_s), longest=200), 2)
+        assert time.monotonic() - began_s > 3 * group._patience_s
+        return group._patience_s
+
+    return train

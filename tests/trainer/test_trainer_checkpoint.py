@@ -14,6 +14,7 @@ from swe_rl.config.schema import AlgoConfig, TrainerConfig
 from swe_rl.trainer.checkpoint import CheckpointWriteError, CorruptCheckpointError, config_hash, load, newest, save
 from swe_rl.trainer.policy import Trainer
 from swe_rl.trainer.rng import restore_rng
+from swe_rl.trainer.tensor_file import CHUNK_BYTES
 
 CONFIG = {"trainer": {"lr": 0.01}, "name": "test"}
 WRITE_CALLS = ("open", "write", "fsync", "mkdir", "rename", "rmdir", "unlink")
@@ -282,3 +283,19 @@ def test_a_folder_that_cannot_be_made_is_said(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(CheckpointWriteError, match="could not be written.*no complete checkpoint"):
         save(tmp_path / "file" / "checkpoints", step=5, **small())
+
+
+@pytest.mark.slow
+def test_a_checkpoint_takes_a_bounded_part_of_the_memory(tmp_path):
+    script = Path(__file__).parent / "checkpoint_memory.py"
+    done = subprocess.run(
+        [sys.executable, script, tmp_path],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["size"] > 200 * 2**20
+    assert found["one_process"] < 4 * CHUNK_BYTES and found["ranks"] < 4 * CHUNK_BYTES

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -93,6 +94,25 @@ def test_an_error_on_one_rank_is_the_reason_and_a_quiet_end_says_nothing(setup, 
     finally:
         group.close()
     assert "Traceback" in setup.log(0).read_text()
+
+
+@pytest.mark.slow
+def test_a_step_may_take_longer_than_the_patience_and_a_stopped_rank_may_not(setup, rank_cases, long_step):
+    trainer = replace(setup.trainer, collective_timeout_s=30.0, max_tokens_per_micro_batch=48)
+    group = TrainerGroup(replace(setup, trainer=trainer))
+    group._patience_s = 120.0  # with the start alone, on a machine that has other work
+    group.start()
+    try:
+        pids = group.pids
+        patience_s = long_step(group)
+        os.kill(pids[1], signal.SIGSTOP)
+        began_s = time.monotonic()
+        with pytest.raises(RankLost, match=r"Rank 1 of 2 .*: no sign of life for \d+ s during `train_step`"):
+            group.train_step(rank_cases.rows(), 3)
+        assert patience_s < time.monotonic() - began_s < patience_s + 8
+        assert not any(_alive(pid) for pid in pids)
+    finally:
+        group.close()
 
 
 @pytest.mark.slow

@@ -1,12 +1,14 @@
 """A group over links that are neither processes nor actors: what it asks of them, and what it leaves behind."""
 
+import time
 from types import SimpleNamespace
 
 import pytest
 
 from swe_rl.config.schema import TrainerConfig
+from swe_rl.trainer import group as group_module
 from swe_rl.trainer import rank
-from swe_rl.trainer.errors import TrainerError
+from swe_rl.trainer.errors import RankLost, TrainerError
 from swe_rl.trainer.group import TrainerGroup
 from swe_rl.trainer.rank_end import RankEnd
 from swe_rl.trainer.staging import Opened
@@ -108,6 +110,54 @@ def test_of_two_that_left_without_a_word_the_first_one_seen_is_named():
     place.links[1].gone = place.links[2].gone = True
     assert "Rank 1 of 3" in str(group.failure())
     assert place.closed == 1 and all(link.killed for link in place.links)
+
+
+class Slow(Link):
+    """Answers after `work_s`; until then it gives signs of life, `signs_s` seconds long."""
+
+    work_s, signs_s = 0.9, 0.9
+
+    def send(self, request):
+        self.began_s = time.monotonic()
+        self.answers = Answers(self, request)
+
+
+class Answers:
+    """What a slow rank has to say now."""
+
+    def __init__(self, link, request):
+        self.link, self.request = link, request
+
+    def __bool__(self):
+        time.sleep(0.01)
+        return self.is_done or time.monotonic() - self.link.began_s < self.link.signs_s
+
+    @property
+    def is_done(self):
+        return time.monotonic() - self.link.began_s > self.link.work_s
+
+    def pop(self, _):
+        return ("done", self.request) if self.is_done else ("alive",)
+
+
+def test_a_step_of_three_times_the_patience_is_no_dead_rank_while_there_are_signs_of_life():
+    group, _ = group_of(Slow(0), Slow(1))
+    group._patience_s = 0.3
+    group.start()
+    assert group.train_step([], 1)[0] == "train_step"
+
+
+def test_a_rank_that_is_silent_for_the_patience_is_named_whoever_else_gives_signs(monkeypatch):
+    monkeypatch.setattr(group_module, "_OTHERS_S", 0.1)
+    group, place = group_of(Slow(0), Slow(1), Slow(2))
+    group._patience_s = 0.3
+    group.start()
+    place.links[1].signs_s = 0.1
+    began_s = time.monotonic()
+    with pytest.raises(RankLost, match=r"Rank 1 of 3 .*: no sign of life for 0 s during `train_step`") as lost:
+        group.train_step([], 1)
+    assert 0.4 < time.monotonic() - began_s < 0.85 and lost.value.rank == 1
+    assert all(link.killed for link in place.links)
 
 
 class Staging(Link):

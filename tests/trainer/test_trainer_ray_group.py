@@ -17,7 +17,7 @@ from swe_rl.config.schema import AlgoConfig, ModelConfig, TrainerConfig
 from swe_rl.hardware.ray_cluster import RayClusterError, connect
 from swe_rl.layout.placement import PlacementError
 from swe_rl.model.tiny import build_model
-from swe_rl.trainer.errors import TrainerError
+from swe_rl.trainer.errors import RankLost, TrainerError
 from swe_rl.trainer.group import TrainerGroup
 from swe_rl.trainer.local import LocalTrainer
 from swe_rl.trainer.rank import RankSetup
@@ -118,6 +118,25 @@ def test_a_quiet_end_leaves_nothing_and_an_error_on_one_rank_is_the_reason(nodes
     finally:
         group.close()
     assert "Traceback" in setup.log(0).read_text() and nodes.ranks() == []
+
+
+@pytest.mark.slow
+def test_a_step_may_take_longer_than_the_patience_and_a_stopped_rank_may_not(nodes, setup, rank_cases, long_step):
+    trainer = replace(setup.trainer, collective_timeout_s=30.0, max_tokens_per_micro_batch=48)
+    group = TrainerGroup(replace(setup, trainer=trainer), ranks=RayRanks(nodes.address))
+    group._patience_s = 120.0  # with the start alone, on a machine that has other work
+    group.start()
+    try:
+        pids = group.pids
+        patience_s = long_step(group)
+        os.kill(pids[1], signal.SIGSTOP)
+        began_s = time.monotonic()
+        with pytest.raises(RankLost, match=r"Rank 1 of 2 .*: no sign of life for \d+ s during `train_step`"):
+            group.train_step(rank_cases.rows(), 3)
+        assert patience_s < time.monotonic() - began_s < patience_s + 30  # Ray takes its time to end an actor
+    finally:
+        group.close()
+    assert gone(pids)
 
 
 @pytest.mark.slow

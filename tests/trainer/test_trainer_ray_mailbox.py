@@ -1,10 +1,12 @@
 """The mailbox of an actor: a pipe to the rank, two queues to its driver."""
 
 import threading
+import time
 
 import numpy as np
 import pytest
 
+from swe_rl.trainer.pulse import ALIVE, Pulse
 from swe_rl.trainer.ray_mailbox import Mailbox
 
 
@@ -21,6 +23,25 @@ def test_requests_and_answers_keep_their_order_and_the_end_comes_last():
     assert box.take() == ("done", None)
     taken = box.take()
     assert isinstance(taken, np.ndarray) and taken.tobytes() == b"weights"
+
+
+def test_signs_of_life_come_through_while_a_rank_works_for_long():
+    box, patience_s = Mailbox(), 0.2
+    pulse = Pulse(lambda: box.send((ALIVE,)), patience_s)
+
+    def rank():
+        until = time.monotonic() + 3 * patience_s
+        while time.monotonic() < until:
+            pulse()
+            time.sleep(0.001)
+        box.send(("done", None))
+
+    threading.Thread(target=rank, daemon=True).start()
+    taken, longest_s, before_s = [], 0.0, time.monotonic()
+    while taken[-1:] != [("done", None)]:
+        taken.append(box.take())
+        longest_s, before_s = max(longest_s, time.monotonic() - before_s), time.monotonic()
+    assert longest_s < patience_s and 10 <= len(taken) <= 32
 
 
 def test_a_rank_that_sends_more_than_is_held_waits_until_it_is_taken():

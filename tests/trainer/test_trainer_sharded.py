@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from transformers import AutoModelForCausalLM
 from swe_rl.config.schema import AlgoConfig, TrainerConfig
 from swe_rl.model.load import ModelError
 from swe_rl.model.tiny import build_model
-from swe_rl.trainer import checkpoint, export
+from swe_rl.trainer import checkpoint, export, sharded_checkpoint
 from swe_rl.trainer.assemble import sharded_model, sharded_trainer
 from swe_rl.trainer.attention import by_row
 from swe_rl.trainer.checkpoint import CheckpointWriteError, CorruptCheckpointError
@@ -26,6 +27,8 @@ from swe_rl.trainer.mesh import make_mesh
 from swe_rl.trainer.packing import Segments, pack
 from swe_rl.trainer.policy import Trainer
 from swe_rl.trainer.probe import compare, require_agreement
+from swe_rl.trainer.shard import whole
+from swe_rl.trainer.shard_file import open_shards
 from swe_rl.trainer.sharded import ShardedModel
 from swe_rl.trainer.sharded_checkpoint import ShardedCheckpoints
 
@@ -135,6 +138,28 @@ def stepped(mesh, saved, rank_cases):
 def save(mesh, folder, trainer, step=1, **changes):
     arguments = {"step": step, "weight_version": step, "data_order": [], "config": {"a": 1}, "background": False}
     return ShardedCheckpoints(mesh, timeout_s=5).save(folder, trainer, **{**arguments, **changes})
+
+
+def test_an_update_waits_for_the_checkpoint_that_reads_its_tensors(mesh, stepped, rank_cases, tmp_path, monkeypatch):
+    write = sharded_checkpoint.write_file
+
+    def late(path, chunks):
+        time.sleep(0.3)  # in which an update would be over
+        return write(path, chunks)
+
+    monkeypatch.setattr(sharded_checkpoint, "write_file", late)
+    before = {name: whole(tensor).clone() for name, tensor in stepped.policy_weights().items()}
+    folder = save(mesh, tmp_path, stepped, background=True)
+    rows = rank_cases.rows()
+    stepped.token_logprobs(rows, 1.0)
+    assert not folder.exists()  # what only reads does not wait
+    stepped.train_step(rows, 2)
+    assert folder.exists()
+    assert any(not torch.equal(whole(one), before[name]) for name, one in stepped.policy_weights().items())
+    with open_shards(folder) as stored:
+        for name in stepped.named_parameters():
+            assert torch.equal(stored.whole(f"model.{name}"), before[name])
+            assert float(stored.whole(f"optimizer.step.{name}")) == 1.0
 
 
 def test_an_exported_checkpoint_is_loaded_by_transformers(mesh, saved, stepped, tmp_path, monkeypatch):

@@ -28,6 +28,16 @@ def test_large_tensors_come_in_chunks(monkeypatch):
     assert [len(chunk) for chunk in chunks[1:]] == [16, 16, 16, 16, 8]
 
 
+@pytest.mark.parametrize("turn", [lambda one: one, lambda one: one.transpose(0, 2), lambda one: one[:, 1:]])
+def test_no_more_than_a_chunk_is_copied_at_a_time(tmp_path, monkeypatch, turn):
+    monkeypatch.setattr("swe_rl.trainer.tensor_file.CHUNK_BYTES", 64)
+    tensor = turn(torch.arange(5 * 6 * 7).reshape(5, 6, 7))
+    chunks = [bytes(chunk) for chunk in safetensors_chunks({"a": tensor})]
+    assert max(len(chunk) for chunk in chunks[1:]) <= 64
+    (tmp_path / "x.safetensors").write_bytes(b"".join(chunks))
+    assert torch.equal(load_file(tmp_path / "x.safetensors")["a"], tensor)
+
+
 def test_tied_weights_are_found_and_mere_views_are_not():
     a = torch.zeros(4, 4)
     assert aliases({"a": a, "b": a.view(4, 4), "half": a[:2], "turned": a.T, "copy": a.clone()}) == {"b": "a"}
