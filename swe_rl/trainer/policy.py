@@ -98,8 +98,9 @@ class Trainer:
     def train_step(self, rows: Sequence[Row], step: int) -> TrainMetrics:
         """Updates the policy once per mini-batch that has anything to learn from.
 
-        `step` seeds the order of the groups; the warm-up counts the calls. Raises TrainerError on a malformed row, where
-        memory runs out, and after three non-finite gradient norms in a row; weights may be those of half a step then.
+        `step` seeds the order of the groups; the warm-up counts the calls. Raises TrainerError on a malformed row,
+        where memory runs out (the weights may be those of half a step then), and after three non-finite gradient norms
+        in a row.
         """
         start = self._clock()
         stats = StepStats()
