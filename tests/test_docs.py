@@ -219,3 +219,19 @@ def test_tests_that_pages_name_exist():
         for file, function in re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", page.read_text()):
             assert re.search(rf"^(async )?def {function}\(", (ROOT / file).read_text(), re.MULTILINE), (page, function)
     assert (ROOT / "docs" / "security.md").read_text().count("::test_") >= 15
+
+
+def test_every_fault_has_a_test_that_injects_it():
+    """Forty, in the order of their numbers; each says what happens and names tests that exist."""
+    table = list(rows("number", (ROOT / "docs" / "faults.md").read_text()))
+    assert [cells[0] for cells in table] == [str(number) for number in range(1, 41)]
+    for number, fault, happens, tests in table:
+        assert fault and happens, number
+        named = re.findall(r"`(tests/[\w/]+\.py)::(test_\w+)`", tests)
+        assert named and len(named) == tests.count("`") / 2, number
+        for file, function in named:
+            assert (ROOT / file).is_file(), (number, file)
+            assert re.search(rf"^(async )?def {function}\(", (ROOT / file).read_text(), re.MULTILINE), (
+                number,
+                function,
+            )

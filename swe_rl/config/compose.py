@@ -42,6 +42,9 @@ _UNHASHED_KEYS = (
     "layout.trainer_gpus",  # the same sums in another order: a run goes on with another number of ranks
     "layout.trainer_ranks",
     "layout.sequence_parallel",
+    "trainer.max_tokens_per_micro_batch",  # the same sums in less memory, as the next two: a run that ran out goes on
+    "trainer.activation_checkpointing",
+    "trainer.offload_optimizer",
     "trainer.collective_timeout_s",
     "trainer.max_restarts",
     "trainer.weight_sync",  # the same weights by another way

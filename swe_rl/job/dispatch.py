@@ -31,7 +31,7 @@ from swe_rl.hardware.rendezvous import with_meeting
 from swe_rl.host.terminal import shown
 from swe_rl.job.export import with_model_folder
 from swe_rl.job.failure import print_finding, report
-from swe_rl.job.freeze import verify_frozen
+from swe_rl.job.freeze import other_packages, verify_frozen
 from swe_rl.logger.disk import write_text_atomic
 
 if TYPE_CHECKING:
@@ -164,6 +164,7 @@ def run_in_folder(tree: "DictConfig", *, again: bool = True) -> Ended:
     try:
         composed = from_tree(tree, hydra.hydra, given_overrides(hydra.hydra.overrides.task))
         verify_frozen(folder, _number(hydra), composed)
+        _say(other_packages(folder, _number(hydra)))
         os.environ.update(composed.config.hardware.env_vars)
         if not guard(composed, again=again):
             return Ended(2)

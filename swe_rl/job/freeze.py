@@ -2,7 +2,8 @@
 
 Invariants:
 - Jobs compose from the frozen conf/ and import the frozen package; an edit after the submission changes no job.
-- A job whose configuration differs all the same (its environment does) is refused, and the keys are named.
+- A job whose configuration differs all the same (its environment does) is refused, and the keys are named. One that
+  meets other packages is warned of: they are not frozen, and a run that was queued again must be able to end.
 - The snapshot names its commit and holds the differences to it, with this process's secrets masked.
 """
 
@@ -15,12 +16,14 @@ from pathlib import Path
 
 from swe_rl.config.compose import Composed, flatten
 from swe_rl.config.explain import ConfigError
+from swe_rl.config.findings import Finding, warning
 from swe_rl.config.folders import PACKAGE, conf_dir, sweeps_dir
 from swe_rl.config.secrets import mask_text
 from swe_rl.logger.disk import write_text_atomic
-from swe_rl.logger.summary import SNAPSHOT, git_difference, git_state
+from swe_rl.logger.summary import SNAPSHOT, git_difference, git_state, versions
 
 FOLDER = "frozen"
+_VERSIONS = "versions.json"
 _IGNORED = shutil.ignore_patterns("__pycache__", "*.pyc", ".*")
 _SHOWN = 5
 
@@ -58,6 +61,7 @@ def freeze(sweep_dir: Path, jobs: Sequence[Composed], config_dir: Path | None, *
     if code:
         shutil.copytree(PACKAGE, folder / PACKAGE.name, ignore=_IGNORED)
     write_text_atomic(folder / SNAPSHOT, json.dumps(git_state(PACKAGE), indent=2) + "\n")
+    write_text_atomic(folder / _VERSIONS, json.dumps(versions(), indent=2) + "\n")
     if difference := git_difference(PACKAGE.parent):
         write_text_atomic(folder / "uncommitted.diff", mask_text(difference))
     for number, job in enumerate(jobs):
@@ -84,6 +88,29 @@ def _record(job_folder: Path, number: int | None) -> Path | None:
     """A job's folder may be several levels below its sweep's (`hydra.sweep.subdir`)."""
     records = [parent / FOLDER / "jobs" / f"{number}.json" for parent in job_folder.absolute().parents]
     return next((record for record in records if record.is_file()), None) if number is not None else None
+
+
+def other_packages(job_folder: Path, number: int | None) -> list[Finding]:
+    """A warning where this job's packages are not of the versions that were there at submission."""
+    record = _record(job_folder, number)
+    told = record.parents[1] / _VERSIONS if record is not None else None
+    if told is None or not told.is_file():
+        return []
+    then, now = json.loads(told.read_text(encoding="utf-8")), versions()
+    differ = sorted(key for key in then.keys() & now.keys() if then[key] != now[key])
+    if not differ:
+        return []
+    shown = "; ".join(f"{key.removesuffix('_version')} {now[key]}, then {then[key]}" for key in differ)
+    return [
+        warning(
+            "other_packages",
+            "job.name",
+            f"job {number}",
+            f"meets other packages than there were when it was submitted: {shown}. What it computes may differ from "
+            "what the sweep's other jobs compute",
+            "install what was there, or submit the sweep again",
+        )
+    ]
 
 
 def verify_frozen(job_folder: Path, number: int | None, composed: Composed) -> None:

@@ -24,11 +24,11 @@ from swe_rl.errors import RunError
 
 _OPTIONS = orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
 _WAY_OUT = {
-    errno.ENOSPC: "free some space or point paths.outputs at another disk",
-    errno.EDQUOT: "your quota is used up: free some space or point paths.outputs at another disk",
-    errno.EIO: "the disk reports a hardware or network fault: point paths.outputs at another disk",
-    errno.EROFS: "the file system is mounted read-only: point paths.outputs at another disk",
-    errno.EACCES: "this user may not write there: change the permissions or paths.outputs",
+    errno.ENOSPC: "free some space or point {key} at another disk",
+    errno.EDQUOT: "your quota is used up: free some space or point {key} at another disk",
+    errno.EIO: "the disk reports a hardware or network fault: point {key} at another disk",
+    errno.EROFS: "the file system is mounted read-only: point {key} at another disk",
+    errno.EACCES: "this user may not write there: change the permissions or {key}",
 }
 
 
@@ -36,9 +36,9 @@ class DiskError(RunError):
     """A file of the run cannot be read or written."""
 
 
-def disk_error(path: Path, error: OSError) -> DiskError:
-    """The one wording of a failed write: path, cause, MB free, way out."""
-    way_out = _WAY_OUT.get(error.errno or 0, "check the folder or point paths.outputs elsewhere")
+def disk_error(path: Path, error: OSError, *, key: str = "paths.outputs") -> DiskError:
+    """The one wording of a failed write: path, cause, MB free, way out. `key` says where the path is."""
+    way_out = _WAY_OUT.get(error.errno or 0, "check the folder or point {key} elsewhere").format(key=key)
     return DiskError(
         f"cannot write {path}: {error.strerror or error} ({free_mb(path)} MB free there); {way_out}. "
         "What was on the disk before is intact; trainer.resume=auto continues from the last checkpoint."

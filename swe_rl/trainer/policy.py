@@ -40,11 +40,13 @@ from swe_rl.trainer.metrics import StepStats, TrainMetrics
 from swe_rl.trainer.minibatch import MiniBatch, left_out, measured_rows, mini_batches
 from swe_rl.trainer.observed import observe, observe_left_out
 from swe_rl.trainer.optimizer import Optimizer, RowsOf
+from swe_rl.trainer.out_of_memory import out_of_memory_named
 from swe_rl.trainer.packing import PackedBatch
 from swe_rl.trainer.schedule import warmup_factor
 from swe_rl.trainer.threads import torch_threads
 from swe_rl.trainer.work import Work, build_work
 
+_PASS = "a pass for log-probabilities"
 _MEASURED_PART = 8  # rows that are not trained are measured up to this part of the trained tokens
 
 
@@ -98,13 +100,14 @@ class Trainer:
     def train_step(self, rows: Sequence[Row], step: int) -> TrainMetrics:
         """Updates the policy once per mini-batch that has anything to learn from.
 
-        `step` seeds the order of the groups; the warm-up counts the calls. Raises TrainerError on a malformed row and
-        after three non-finite gradient norms in a row.
+        `step` seeds the order of the groups; the warm-up counts the calls. Raises TrainerError on a malformed row,
+        where memory runs out (the weights may be those of half a step then), and after three non-finite gradient norms
+        in a row.
         """
         start = self._clock()
         stats = StepStats()
         lr = self.config.lr * warmup_factor(self.steps_done, self.config.warmup_steps)
-        with torch_threads(self.config.num_threads):
+        with torch_threads(self.config.num_threads), out_of_memory_named(self.config, f"the update of step {step}"):
             kept = self._fresh(rows, step, stats)
             minis = self._mini_batches(kept, step, stats)
             self._measure(left_out(kept, minis, self.algo), minis, step, stats)
@@ -120,7 +123,7 @@ class Trainer:
             raise TrainerError("The KL to a reference was asked for, but the trainer has no reference model.")
         kept = [row for row in rows if row.trained_tokens > 0]
         by_row = [0.0] * len(kept)
-        with torch_threads(self.config.num_threads):
+        with torch_threads(self.config.num_threads), out_of_memory_named(self.config, _PASS):
             for batch in self._micro_batches(kept):
                 kl = kl_per_token(self._logprobs(self.model, batch), self._of_reference(batch), estimator)
                 for member, value in zip(batch.member_of_token.tolist(), kl.tolist(), strict=True):
@@ -136,7 +139,7 @@ class Trainer:
         counts = [row.trained_tokens for row in rows]
         first = [sum(counts[:i]) for i in range(len(rows))]
         flat = torch.zeros(sum(counts), dtype=torch.float64, device=self._compute.device)
-        with torch_threads(self.config.num_threads), torch.no_grad():
+        with torch_threads(self.config.num_threads), torch.no_grad(), out_of_memory_named(self.config, _PASS):
             for batch in self._micro_batches(rows):
                 places = torch.tensor(
                     [first[member] + i for member in batch.members for i in range(counts[member])],

@@ -1,4 +1,5 @@
 import asyncio
+import contextlib
 import os
 import random
 import signal
@@ -283,6 +284,22 @@ async def test_a_full_queue_makes_callers_wait_and_drops_nothing(tmp_path):
     store.close()
     with pytest.raises(TraceStoreError, match="closed"):
         store.append(trace(turn=9))
+
+
+def test_a_lock_of_somebody_else_is_waited_for(store):
+    """A copy of the file is being made, say."""
+    store.append(trace(turn=0))
+    store.flush_sync()
+    with contextlib.closing(sqlite3.connect(store.path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        store.append(trace(turn=1))
+        flushing = threading.Thread(target=store.flush_sync)
+        flushing.start()
+        flushing.join(0.3)
+        assert flushing.is_alive()
+        other.execute("ROLLBACK")
+        flushing.join(20)
+    assert not flushing.is_alive() and [one.turn for one in store.traces("s")] == [0, 1]
 
 
 def test_many_threads_may_append(store):

@@ -22,6 +22,20 @@ def test_this_node_has_the_number_that_the_layout_gives_it(home, names):
     assert " ".join(node_names(job(), home, slurm)) == names
 
 
+@pytest.mark.parametrize("form", ["gpu-a[01-03,7].hpc.example.edu", "x1,x[2-3,9]", "rack[1-2]n[1-2]"])
+def test_slurm_itself_reads_its_lists_of_nodes_and_names_may_have_a_domain(form):
+    asked = []
+
+    def hostnames(words):
+        asked.append(words[-1])
+        return 0, "gpu-a01.hpc.example.edu\ngpu-a02.hpc.example.edu\n"
+
+    here = job("gpu-a02.hpc.example.edu", form)
+    assert node_names(here, 0, hostnames) == ("gpu-a02.hpc.example.edu", "gpu-a01.hpc.example.edu")
+    assert asked == [form]
+    assert "--nodelist=gpu-a01.hpc.example.edu" in step("gpu-a01.hpc.example.edu", "engine")
+
+
 def test_too_few_nodes():
     with pytest.raises(NodesError, match=r"speaks of node 3, and job 7 has 3"):
         node_names(job(), 3, slurm)

@@ -51,6 +51,25 @@ def test_home_is_no_place_for_outputs_on_a_cluster(partition, environment, outpu
     assert rules(disk.outputs(config, system)) == expected
 
 
+@pytest.mark.parametrize(
+    ("layout", "engine", "free_gb", "warned"),
+    [
+        ({"trainer_gpus": 4}, {}, 0.064, True),
+        ({"trainer_gpus": 4}, {}, 1.1, False),
+        ({"engine_tp": 2}, {"kind": EngineKind.vllm}, 0.064, True),
+        ({"engine_tp": 2}, {"kind": EngineKind.external}, 0.064, False),
+        ({"trainer_gpus": 1}, {"kind": EngineKind.vllm}, 0.064, False),
+        ({}, {}, 0.064, False),
+    ],
+)
+def test_processes_that_share_gpus_need_shared_memory(layout, engine, free_gb, warned):
+    config = configured(layout=layout, engine=engine)
+    found = list(disk.shared_memory(config, ScriptedSystem(free_gb=free_gb, files={"/dev/shm/x": ""})))
+    assert rules(found) == ([("preflight_shm", Severity.warning)] if warned else [])
+    assert all("0.06 GB are free" in one.message and "--shm-size" in one.fix for one in found)
+    assert list(disk.shared_memory(config, ScriptedSystem(free_gb=free_gb))) == []  # a system without it
+
+
 def test_scratch_must_be_writable():
     config = configured(paths={"scratch": "/fast"})
     assert rules(disk.scratch(config, ScriptedSystem(read_only=("/fast",)))) == [("preflight_scratch", Severity.error)]

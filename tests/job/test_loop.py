@@ -418,6 +418,48 @@ async def test_resume_computes_what_an_uninterrupted_run_would(started):
     assert second.store is not whole.store and len(read_jsonl(second.folder.eval_trajectories(3))) == 5
 
 
+@pytest.mark.parametrize("moment", ["second mini-batch", "in the optimizer"])
+async def test_a_step_that_runs_out_of_memory_is_done_again_as_a_whole(started, monkeypatch, moment):
+    """Half of step 4 is in the weights then: it is not recorded, not saved, and gone with the process."""
+    given = ("trainer.steps=5", "trainer.prompts_per_mini_batch=1")
+    with started(*given, outputs="whole") as whole:
+        await whole.loop.run()
+        expected = weights(whole)
+
+    def break_step(trainer):
+        adamw, calls = trainer._optimizer._adamw, []
+        step = adamw.step
+
+        def full():
+            calls.append(1)
+            if moment == "in the optimizer":
+                with torch.no_grad():
+                    next(iter(trainer.model.parameters())).add_(1.0)
+            elif len(calls) == 1:
+                return step()
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.50 GiB")
+
+        adamw.step = full
+
+    train_step = LocalTrainer.train_step
+
+    def trained(trainer, rows, step):
+        if step == 4:
+            break_step(trainer)
+        return train_step(trainer, rows, step)
+
+    told = r"update of step 4: CUDA out of memory.*max_tokens_per_micro_batch"
+    with monkeypatch.context() as patch, pytest.raises(TrainerError, match=told), started(*given) as first:
+        patch.setattr(LocalTrainer, "train_step", trained)
+        await first.loop.run()
+    assert [record["step"] for record in steps(first)] == [1, 2, 3] and first.folder.checkpoint_steps() == [2]
+    with started(*given, "trainer.activation_checkpointing=true") as second:
+        assert second.folder.path == first.folder.path and second.loop.step == 2
+        await second.loop.run()
+        assert same(weights(second), expected)
+        assert [record["step"] for record in steps(second)] == [1, 2, 3, 4, 5]
+
+
 async def test_resume_without_a_checkpoint_starts_over(started):
     with pytest.raises(RunError), started("trainer.steps=2", fail_at=("train", 2, RunError("killed"))) as first:
         await first.loop.run()

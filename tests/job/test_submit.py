@@ -7,13 +7,16 @@ import pytest
 
 from swe_rl.config.compose import compose
 from swe_rl.config.explain import ConfigError
+from swe_rl.config.findings import Severity
 from swe_rl.config.sweep_folders import job_folders
 from swe_rl.hardware import squeue
-from swe_rl.job.freeze import freeze, verify_frozen
+from swe_rl.job import freeze as freezing
+from swe_rl.job.freeze import freeze, other_packages, verify_frozen
 from swe_rl.job.submission.record import read_submission
 from swe_rl.job.submission.submit import SubmissionError, prepare, submit
 from swe_rl.job.submission.sweep import ways_on
 from swe_rl.job.submission.task import job_id, main
+from swe_rl.logger import summary
 
 SERVERS = (
     "runtime=job",
@@ -132,6 +135,17 @@ def test_a_job_is_compared_with_what_was_checked_however_deep_its_folder_is(tmp_
     verify_frozen(job, 1, compose(["hydra/launcher=submitit_slurm", "trainer.seed=1"]))
     with pytest.raises(ConfigError, match=r"trainer\.seed=7, then 1"):
         verify_frozen(job, 1, compose(["trainer.seed=7"]))
+
+
+def test_a_job_that_meets_other_packages_is_warned_of(tmp_path, monkeypatch):
+    prepared(tmp_path, 2)
+    assert other_packages(tmp_path / "1", 1) == []
+    then = summary.versions()
+    monkeypatch.setattr(freezing, "versions", lambda: {**then, "torch_version": "9.9.9", "vllm_version": None})
+    [found] = other_packages(tmp_path / "seed_1" / "1", 1)
+    assert found.severity is Severity.warning and f"torch 9.9.9, then {then['torch_version']}" in found.message
+    assert "python" not in found.message  # which is the same
+    assert other_packages(tmp_path / "1", None) == [] == other_packages(tmp_path.parent / "alone", 1)
 
 
 def test_without_sbatch(tmp_path, monkeypatch):

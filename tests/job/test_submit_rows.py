@@ -86,6 +86,15 @@ def test_what_the_queue_forgot_accounting_may_know():
     assert gone == {"7": JobState(Queue.GONE)}
 
 
+def test_a_cluster_without_accounting_leaves_a_job_gone():
+    def run(command, timeout_s, environ):
+        if command[0] == "sacct":
+            raise FileNotFoundError("sacct")
+        return subprocess.CompletedProcess(command, 0, "", "")
+
+    assert queue_states(["7"], run) == {"7": JobState(Queue.GONE)}
+
+
 def test_a_controller_that_does_not_answer_leaves_every_job_unknown():
     def silent(command, timeout_s, environ):
         raise subprocess.TimeoutExpired(command, timeout_s)

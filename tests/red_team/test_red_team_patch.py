@@ -90,6 +90,14 @@ async def test_bytes_of_any_kind_travel(victim, sandboxes):
     assert verdict.patch_applied
 
 
+async def test_a_patch_longer_than_any_argument_may_be(victim, sandboxes, agent):
+    """The kernel takes 128 KiB as one argument: patches travel as files."""
+    patch, _, _ = await agent(FIX, "seq 1 60000 > numbers.txt")
+    assert len(patch) > 2 * 128 * 1024
+    verdict = await grade_by_pytest(victim.instance, patch, victim.workspace, sandboxes, 60)
+    assert verdict.resolved and verdict.patch_applied
+
+
 async def test_no_answer_in_time_is_not_an_empty_patch():
     provider = ScriptedProvider(lambda command: ExecResult(124, "", True, 0, 1.0))
     from swe_rl.sandbox.protocol import Workspace

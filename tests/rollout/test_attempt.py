@@ -1,6 +1,8 @@
 """Each way an attempt can end, its status, and that nothing of it stays open."""
 
 import asyncio
+import itertools
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -117,6 +119,17 @@ async def test_a_submitted_change_is_graded(attempt, config):
     assert (one.num_calls, one.sampled_tokens, one.prefix_breaks) == (2, 30, 3)
     assert {"boot", "agent", "grade", "command", "queue"} <= set(one.times_s)
     assert len(one.turns) == 1 and used.result.exit is Exit.SUBMITTED
+
+
+async def test_a_jump_of_the_wall_clock_is_in_no_time(attempt, monkeypatch):
+    """An hour back or forth at every look, as a daylight-saving switch or a time server may do it once."""
+    clock = itertools.cycle((-3600.0, 0.0, 3600.0))
+    now_s = time.time()
+    monkeypatch.setattr(time, "time", lambda: now_s + next(clock))
+    one = (await attempt(ScriptedAgent(["true"]))).trajectory
+    assert one.status is Status.resolved
+    assert {"boot", "agent", "grade"} <= set(one.times_s)
+    assert all(0.0 <= seconds < 30.0 for seconds in one.times_s.values()), one.times_s
 
 
 async def test_a_wrong_change(attempt):

@@ -38,7 +38,20 @@ async def test_auto_uses_it_without_a_warning(workspace: Workspace, tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    "path", ["/etc/shadow", "/etc/hostname", "/home", "/root/.bashrc", "/root/.ssh", "/work", "/mnt", "/sys", "/boot"]
+    "path",
+    [
+        "/etc/shadow",
+        "/etc/hostname",
+        "/home",
+        "/root/.bashrc",
+        "/root/.ssh",
+        "/work",
+        "/mnt",
+        "/sys",
+        "/boot",
+        "/run",
+        "/var/run",
+    ],
 )
 async def test_the_host_is_not_there(isolated: ProcessSandbox, path: str):
     found = (await isolated.exec(f"ls -A {path} 2> /dev/null", timeout_s=10)).output.split()

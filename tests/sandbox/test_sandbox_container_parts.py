@@ -145,7 +145,7 @@ class FakeEngine:
 
     address = "unix:///fake"
 
-    def __init__(self, *answers: str) -> None:
+    def __init__(self, *answers: str | Exception) -> None:
         self.answers = list(answers)
         self.pulls = 0
         self.at_once = self.most_at_once = 0
@@ -161,7 +161,10 @@ class FakeEngine:
         self.most_at_once = max(self.most_at_once, self.at_once)
         await asyncio.sleep(0.01)
         self.at_once -= 1
-        return self.answers.pop(0) if self.answers else ""
+        answer = self.answers.pop(0) if self.answers else ""
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
 
 
 def _images(engine: FakeEngine, **changes: object) -> tuple[Images, list[float]]:
@@ -181,6 +184,21 @@ async def test_a_busy_registry_is_asked_again():
     await images.ensure("a:1", "x")
     await images.ensure("a:1", "y")
     assert engine.pulls == 3 and len(paused) == 2 and paused[0] < paused[1]
+
+
+async def test_a_pull_that_hangs_or_fills_the_disk_is_tried_again_and_named():
+    """The engine's client gives up a stream that says nothing (its time limit for one read)."""
+    requests = pytest.importorskip("requests")
+    full = "write /var/lib/docker/tmp/x: no space left on device"
+    engine = FakeEngine(requests.exceptions.ReadTimeout("Read timed out."), full, "")
+    images, paused = _images(engine)
+    await images.ensure("a:1", "x")
+    assert engine.pulls == 3 and len(paused) == 2
+    for reason in ("Read timed out", "no space left on device"):
+        engine = FakeEngine(*[requests.exceptions.ReadTimeout(reason)] * 9)
+        with pytest.raises(ImageMissingError, match=f"x: the image 'a:1'.*its pull failed: {reason}"):
+            await _images(engine, pull_retries=2)[0].ensure("a:1", "x")
+        assert engine.pulls == 2
 
 
 async def test_an_image_that_is_nowhere_is_asked_for_once():

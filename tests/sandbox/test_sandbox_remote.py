@@ -4,12 +4,14 @@ import asyncio
 import io
 import tarfile
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import aiohttp
 import pytest
+from aiohttp import web
 
 from swe_rl.config.choices import SandboxKind
 from swe_rl.config.schema import SandboxConfig
@@ -333,3 +335,55 @@ async def test_a_server_is_greeted_before_anything_depends_on_it(url: str, monke
     monkeypatch.setenv("TEST_RUNTIME_KEY", "secret-key")
     with pytest.raises(UserError, match="no sandbox server that is well: status 404"):
         await greeted(replace(CONFIG, runtime_url=f"{url}/elsewhere"))
+
+
+@asynccontextmanager
+async def _losing(url: str, answer: web.Response | None) -> AsyncIterator[str]:
+    """A way to the server that passes everything on, and once loses what a start is answered: `answer` in its place."""
+    lost = False
+
+    async def forward(request: web.Request) -> web.StreamResponse:
+        nonlocal lost
+        kept = (wire.KEY_HEADER, wire.RUN_HEADER, "Content-Type")
+        headers = {name: request.headers[name] for name in kept if name in request.headers}
+        call = {"data": await request.read(), "headers": headers}
+        async with aiohttp.request(request.method, url + request.path_qs, **call) as there:  # type: ignore[arg-type]
+            content, status = await there.read(), there.status
+        if (request.method, request.path) == ("POST", "/sandboxes") and not lost:
+            lost = True
+            if answer is not None:
+                return answer
+            assert request.transport is not None
+            request.transport.abort()
+        return web.Response(body=content, status=status)
+
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", forward)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    try:
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+    finally:
+        await runner.cleanup()
+
+
+async def test_a_start_whose_answer_is_lost_is_adopted(url: str, behind: ScriptedProvider):
+    async with _losing(url, None) as address:
+        provider = RemoteProvider(replace(CONFIG, runtime_url=address), pause_s=0.01)
+        sandbox = await provider.create(IMAGE, owner="x")
+        assert (await sandbox.exec("a", timeout_s=5)).output == "ran a"
+        assert len(behind.sandboxes) == 1 and not behind.sandboxes[0].closed
+        await provider.close()
+    assert behind.sandboxes[0].closed
+
+
+async def test_a_start_that_a_proxy_answers_504_is_taken_back(url: str, behind: ScriptedProvider):
+    async with _losing(url, web.Response(status=504, text="<html>Gateway Time-out</html>")) as address:
+        provider = RemoteProvider(replace(CONFIG, runtime_url=address), pause_s=0.01)
+        with pytest.raises(SandboxError):
+            await provider.create(IMAGE, owner="x")
+        assert [one.closed for one in behind.sandboxes] == [True]
+        assert (await (await provider.create(IMAGE, owner="x")).exec("a", timeout_s=5)).output == "ran a"
+        await provider.close()

@@ -54,11 +54,11 @@ class Debuggee:
         return self.read(ends_s)
 
     def read(self, ends_s: float) -> Tuple[str, bool]:
-        """What it says, and whether it came to a prompt, or to its end, before `ends_s` (of time.time)."""
+        """What it says, and whether it came to a prompt, or to its end, before `ends_s` (of time.monotonic)."""
         assert self._process.stdout is not None
         stream, said = self._process.stdout.fileno(), b""
         while True:
-            if select.select([stream], [], [], max(0.0, min(0.5, ends_s - time.time())))[0]:
+            if select.select([stream], [], [], max(0.0, min(0.5, ends_s - time.monotonic())))[0]:
                 part = os.read(stream, 65536)
                 said = (said + part)[-_MOST_BYTES:]
                 if not part:
@@ -68,7 +68,7 @@ class Debuggee:
                     return _PROMPT.sub("", _text(said)).rstrip("\n"), True
             elif self.status is not None:  # a child of it holds the pipe
                 return _text(said), True
-            if time.time() >= ends_s:
+            if time.monotonic() >= ends_s:
                 return _text(said), False
 
     def kill(self, show: bool = False) -> str:
@@ -76,7 +76,7 @@ class Debuggee:
         place = ""
         if show and self.status is None:
             self._signal(signal.SIGINT)
-            said, came = self.read(time.time() + _INTERRUPT_S)
+            said, came = self.read(time.monotonic() + _INTERRUPT_S)
             place = said if came and self.status is None else ""
         self._signal(signal.SIGKILL)
         self._process.wait()

@@ -43,7 +43,7 @@ class Session:
 
     def answer(self, command: str, entrypoint: str, default: str, limit_s: float) -> str:
         """Getting the program to where the command is given may take as long again as the command."""
-        notes, said = self._ready(entrypoint, default, time.time() + limit_s)
+        notes, said = self._ready(entrypoint, default, time.monotonic() + limit_s)
         if self._program is not None and command:
             said = "\n".join(part for part in (said, self._run(command, limit_s)) if part)
         self._keep()
@@ -93,7 +93,7 @@ class Session:
         return self._program is not None
 
     def _run(self, command: str, limit_s: float) -> str:
-        program, ends_s = self._program, time.time() + limit_s
+        program, ends_s = self._program, time.monotonic() + limit_s
         assert program is not None
         said, came = program.ask(command, ends_s)
         if not came:

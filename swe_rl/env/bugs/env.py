@@ -57,7 +57,7 @@ class BugsEnv:
                     self._cache.mkdir(parents=True, exist_ok=True)
                     prepare_workspace(instance, folder)
                 except OSError as error:
-                    raise disk_error(folder, error) from error
+                    raise disk_error(folder, error, key="paths.cache") from error
         return Workspace(path=folder)
 
     def prompt(self, instance: Instance) -> str:

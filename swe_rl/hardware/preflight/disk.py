@@ -1,4 +1,5 @@
-"""Disks: room for the checkpoints, a place that a cluster does not cap, a scratch folder that can be written.
+"""Disks: room for the checkpoints, a place that a cluster does not cap, a scratch folder that can be written, and
+memory that processes share as files.
 
 Invariants:
 - Free space is of the file system; a quota below it cannot be seen from here.
@@ -8,10 +9,14 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import PurePath
 
+from swe_rl.config.choices import EngineKind
 from swe_rl.config.findings import Finding, error, warning
 from swe_rl.config.memory import checkpoint_gb
 from swe_rl.config.schema import Config
 from swe_rl.hardware.preflight.system import System
+
+_SHARED = "/dev/shm"
+_SHARED_GB = 1.0
 
 
 def outputs(config: Config, system: System) -> Iterator[Finding]:
@@ -53,6 +58,23 @@ def _not_in_home(config: Config, system: System) -> Iterator[Finding]:
             config.paths.outputs,
             f"lies in your home folder {home}; on clusters that is small, slow and backed up",
             "paths.outputs=FOLDER on the cluster's scratch or project file system",
+        )
+
+
+def shared_memory(config: Config, system: System) -> Iterator[Finding]:
+    """NCCL's processes of a node talk through files there; a container has 64 MB of it unless it is told otherwise."""
+    several = config.layout.trainer_gpus > 1 or config.engine.kind is EngineKind.vllm and config.layout.engine_tp > 1
+    if not several or not system.exists(_SHARED):
+        return
+    free_gb = system.disk_free_bytes(_SHARED) / 1e9
+    if free_gb < _SHARED_GB:
+        yield warning(
+            "preflight_shm",
+            "layout.name",
+            config.layout.name,
+            f"several processes share GPUs' data through {_SHARED}, where {free_gb:.2f} GB are free; NCCL fails where "
+            f"less than {_SHARED_GB:g} GB are",
+            "start this container with --ipc=host or --shm-size=16g, or mount a larger tmpfs there",
         )
 
 

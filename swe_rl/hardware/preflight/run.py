@@ -40,6 +40,7 @@ PROBES = (
     Probe("container engine", "sandbox.kind", container_engine.ask, where_it_runs=True),
     Probe("container images", "env.image_template", images.ask, where_it_runs=True),
     Probe("disk", "paths.outputs", disk.outputs),
+    Probe("shared memory", "layout.name", disk.shared_memory, where_it_runs=True),
     Probe("scratch folder", "paths.scratch", disk.scratch, where_it_runs=True),
     Probe("CPUs and memory", "hardware.cpus_per_node", host.ask, where_it_runs=True),
     Probe("GPUs", "hardware.gpus_per_node", gpus.ask, where_it_runs=True),

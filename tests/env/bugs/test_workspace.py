@@ -8,6 +8,7 @@ from swe_rl.config.schema import EnvConfig
 from swe_rl.env.bugs.env import BugsEnv
 from swe_rl.env.bugs.workspace import git, package_folder, prepare_workspace
 from swe_rl.env.instance import InstanceError
+from swe_rl.logger.disk import DiskError
 
 
 @pytest.fixture
@@ -33,6 +34,14 @@ def test_a_patch_of_another_version_is_refused(instance, tmp_path):
     with pytest.raises(InstanceError, match="git apply"):
         prepare_workspace(wrong, tmp_path / "tree")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_cache_that_cannot_be_written_is_named(instance, tmp_path):
+    """A home that is read-only, say, where the user's cache folder is."""
+    (tmp_path / "home").write_text("no folder")
+    env = BugsEnv(EnvConfig(), tmp_path / "home" / ".cache" / "swe_rl")
+    with pytest.raises(DiskError, match=rf"cannot write {tmp_path}/home/\.cache/.*point paths\.cache"):
+        env.workspace(instance)
 
 
 def test_another_run_that_was_faster(instance, tmp_path):
