@@ -25,6 +25,7 @@ from swe_rl.hardware.allocation import allocation
 from swe_rl.hardware.gpu_watch import watched_gpus
 from swe_rl.hardware.requeue import EXIT_STATUS, Requeued, Survival, Verdict
 from swe_rl.hardware.sync import synced
+from swe_rl.host.kill_point import kill_point
 from swe_rl.job.told import Told, listening
 from swe_rl.job.which_folder import acquire, copy_folder
 from swe_rl.logger.disk import DiskError
@@ -92,6 +93,7 @@ class Session:
         self.events.write("stopped", wall_s=wall_s)
         extra = {"peak_memory_gb": round(peak_memory_gb(), 3), **summary_of(self.evals())}
         summary = write_summary(self.folder, wall_s=earlier_s + wall_s, extra=extra)
+        kill_point("summary_written")
         self.wandb.summarize(summary)
         from swe_rl.report.page import write_report
 
@@ -136,6 +138,7 @@ def session(
         before = folder.status()
         step = before.step if before and resumed else 0
         status = StatusWriter(folder.status_json, config_hash=config_hash(config), step=step)
+        kill_point("status_written")
         stack.enter_context(RunLog(folder.run_log))
         events = stack.enter_context(EventLog(folder.events_jsonl))
         steps = stack.enter_context(StepLog(folder))

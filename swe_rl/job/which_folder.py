@@ -16,6 +16,7 @@ from swe_rl.errors import UserError
 from swe_rl.hardware.allocation import Allocation
 from swe_rl.hardware.requeue import continues, read_record
 from swe_rl.hardware.sync import folder_name, restore
+from swe_rl.host.kill_point import kill_point
 from swe_rl.logger.folder import FolderInUse, RunFolder, find_unfinished
 
 _FENCE_S = 180.0  # that a job's earlier start may take to end, on a node that SLURM has given up
@@ -110,4 +111,5 @@ def acquire(config: Config, fresh: Path, here: Allocation | None) -> tuple[RunFo
             return RunFolder(fresh).create().acquire(), False  # another start took it a moment earlier
     if resumed and folder.path.resolve() != fresh.resolve():
         shutil.rmtree(fresh, ignore_errors=True)
+    kill_point("folder_locked")
     return folder, resumed

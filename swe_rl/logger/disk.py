@@ -21,6 +21,7 @@ from typing import Any
 import orjson
 
 from swe_rl.errors import RunError
+from swe_rl.host.kill_point import kill_point
 
 _OPTIONS = orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
 _WAY_OUT = {
@@ -93,6 +94,7 @@ def write_bytes_atomic(path: Path, data: bytes, *, mode: int | None = None) -> N
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
+        kill_point("file_aside")
         aside.replace(path)
         _fsync_folder(path.parent)
     except OSError as error:

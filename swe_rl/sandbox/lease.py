@@ -13,6 +13,7 @@ import os
 import stat
 from pathlib import Path
 
+from swe_rl.host.kill_point import kill_point
 from swe_rl.host.process_identity import ProcessIdentity
 from swe_rl.sandbox.process_tree import kill_marked
 from swe_rl.sandbox.working_copy import remove_tree
@@ -23,6 +24,7 @@ _LONGEST_LEASE_CHARS = 10_000
 
 def write_lease(folder: Path) -> None:
     """Marks `folder` as this process's. Raises OSError."""
+    kill_point("scratch_made")
     aside = folder / f".{LEASE_NAME}.new"
     aside.write_text(json.dumps(ProcessIdentity.mine().record()))
     os.replace(aside, folder / LEASE_NAME)  # noqa: PTH105

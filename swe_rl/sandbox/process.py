@@ -20,6 +20,7 @@ from pathlib import Path
 
 from swe_rl.config.schema import SandboxConfig
 from swe_rl.errors import UserError
+from swe_rl.host.kill_point import kill_point
 from swe_rl.sandbox.bubblewrap import HOME
 from swe_rl.sandbox.control_group import ControlGroups, usable_parent
 from swe_rl.sandbox.door import Doorway, direct_url
@@ -52,6 +53,7 @@ class ProcessProvider:
         self._folder = scratch / f"process-{os.getpid()}-{secrets.token_hex(4)}"
         self._folder.mkdir(mode=0o700)
         write_lease(self._folder)
+        kill_point("lease_written")
         atexit.register(self._remove)
         try:
             self._launcher = choose_launcher(config, self._folder, warn)
@@ -87,6 +89,7 @@ class ProcessProvider:
         bounded: Bounded | None = None
         try:
             await asyncio.shield(making)
+            kill_point("sandbox_made")
             bounded = await self._bounded(root)
             if doorway is not None:
                 await doorway.open()

@@ -10,6 +10,8 @@ import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from swe_rl.host.kill_point import kill_point
+
 Chunk = bytes | memoryview
 
 
@@ -25,6 +27,7 @@ def write_file(path: Path, chunks: Iterable[Chunk]) -> tuple[int, str]:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+    kill_point("checkpoint_files")
     return size, digest.hexdigest()
 
 

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from swe_rl.env.instance import Instance, InstanceError
+from swe_rl.host.kill_point import kill_point
 
 PACKAGES = Path(__file__).parent / "packages"
 _IDENTITY = {
@@ -77,6 +78,7 @@ def prepare_workspace(instance: Instance, destination: Path) -> None:
                 f"{instance.instance_id}: the tree's commit is {commit}, the record says {instance.base_commit}; "
                 "the packages and the instances are not of one version (python -m swe_rl job=prepare makes them anew)"
             )
+        kill_point("workspace_aside")
         try:
             aside.replace(destination)
         except OSError:
