@@ -68,8 +68,8 @@ class Run:
         try:
             self._serve()
             self._start(kills[0].point if kills else None)
-            for kill in kills:
-                if not self._strike(kill):
+            for kill, following in zip(kills, [*kills[1:], None], strict=True):
+                if not self._strike(kill, following.point if following else None):
                     break
             self._finish()
         except TimeoutError as error:
@@ -106,8 +106,8 @@ class Run:
             raise TimeoutError(f"a start took more than {self._job.patience_s:g} s: {self._tail()}")
         return status
 
-    def _strike(self, kill: Kill) -> bool:
-        """Whether it hit. The run's own process is started again where it is gone."""
+    def _strike(self, kill: Kill, next_point: str | None) -> bool:
+        """Whether it hit. The run's own process is started again where it is gone, up to the next point."""
         if kill.point:
             while self._status() is None:
                 time.sleep(POLL_S)
@@ -120,7 +120,7 @@ class Run:
         self._outcome.killed.append((kill, survived))
         self._serve()
         if not survived:
-            self._start()
+            self._start(next_point)
         return True
 
     def _kill_at_random(self, kill: Kill) -> bool:
