@@ -68,7 +68,7 @@ class Run:
         try:
             self._serve()
             self._start(kills[0].point if kills else None)
-            for kill, following in zip(kills, [*kills[1:], None], strict=True):
+            for kill, following in zip(kills, [*kills[1:], None], strict=False):
                 if not self._strike(kill, following.point if following else None):
                     break
             self._finish()

@@ -34,7 +34,7 @@ POINTS = (
     Point("steps_taken_back", "job/loop.py", "steps.jsonl is cut", "traces of later steps are gone"),
     Point("scratch_made", "sandbox/lease.py", "a scratch folder", "its lease"),
     Point("lease_written", "sandbox/process.py", "a scratch folder and its lease", "a sandbox"),
-    Point("workspace_aside", "env/bugs/workspace.py", "an instance's tree beside its name", "its name"),
+    Point("workspace_aside", "sandbox/lease.py", "an instance's tree beside its name", "its name"),
     Point("sandbox_made", "sandbox/process.py", "a sandbox's folder", "its first command"),
     Point("traces_inserted", "gateway/writer.py", "a group of traces in a transaction", "its commit"),
     Point("traces_committed", "gateway/writer.py", "the commit of a group of traces", "who waits for it hears of it"),

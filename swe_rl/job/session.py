@@ -35,7 +35,7 @@ from swe_rl.logger.jsonl import iter_jsonl
 from swe_rl.logger.progress import Progress
 from swe_rl.logger.progress_state import ProgressState
 from swe_rl.logger.run_log import RunLog
-from swe_rl.logger.status import RunState, StatusWriter
+from swe_rl.logger.status import RunState, RunStatus, StatusWriter
 from swe_rl.logger.steps import StepLog
 from swe_rl.logger.summary import write_summary
 from swe_rl.logger.wandb import WandbLogger
@@ -86,8 +86,8 @@ class Session:
             return None
         return self.survival.told_to_end(self.told.by)
 
-    def finish(self) -> None:
-        """Summary and report of what the folder holds; the last lines that a person sees."""
+    def finish(self, ending: RunStatus | None = None) -> None:
+        """Summary and report of what the folder holds; the last lines that a person sees. `ending`: see the report."""
         earlier_s = sum(float(event.get("wall_s", 0.0)) for event in read_events(self.folder.events_jsonl, "stopped"))
         wall_s = time.monotonic() - self.started_s
         self.events.write("stopped", wall_s=wall_s)
@@ -97,7 +97,7 @@ class Session:
         self.wandb.summarize(summary)
         from swe_rl.report.page import write_report
 
-        write_report(self.folder)
+        write_report(self.folder, ending)
         self.summary = summary
 
     def print_end(self) -> None:
@@ -204,9 +204,17 @@ def _end_early(one: Session, state: RunState, reason: str, exit_status: int) -> 
 
 
 def _close(one: Session, state: RunState, reason: str | None, exit_status: int) -> None:
-    """Best effort where the run failed already: its own error must not be hidden by a full disk."""
+    """Best effort where the run failed already: its own error must not be hidden by a full disk.
+
+    A run is not done before its report is there: killed in between, it is resumed and writes one.
+    """
     one.told.deaf = True
     try:
+        if state is RunState.done and one.reports:
+            one.finish(one.status.ending(state))
+            kill_point("report_written")
+            one.status.finish(state)
+            return
         one.status.finish(state, reason=reason, exit_status=exit_status)
         if one.reports:
             one.finish()

@@ -14,7 +14,6 @@ import contextlib
 import itertools
 import os
 import re
-import secrets
 from collections.abc import Callable
 from pathlib import Path
 
@@ -26,7 +25,7 @@ from swe_rl.sandbox.control_group import ControlGroups, usable_parent
 from swe_rl.sandbox.door import Doorway, direct_url
 from swe_rl.sandbox.isolation import choose_launcher
 from swe_rl.sandbox.launcher import SandboxFolder
-from swe_rl.sandbox.lease import reap_stale, write_lease
+from swe_rl.sandbox.lease import make_leased, reap_stale
 from swe_rl.sandbox.process_sandbox import Bounded, ProcessSandbox
 from swe_rl.sandbox.process_tree import kill_marked
 from swe_rl.sandbox.protocol import Door, SandboxError, Workspace, close_all
@@ -50,9 +49,7 @@ class ProcessProvider:
         scratch = scratch.absolute()
         scratch.mkdir(parents=True, exist_ok=True)
         reap_stale(scratch)
-        self._folder = scratch / f"process-{os.getpid()}-{secrets.token_hex(4)}"
-        self._folder.mkdir(mode=0o700)
-        write_lease(self._folder)
+        self._folder = make_leased(scratch, "process")
         kill_point("lease_written")
         atexit.register(self._remove)
         try:

@@ -109,7 +109,7 @@ def save(
     aside = folder / f".{target.name}.tmp-{os.getpid()}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        _remove_leftovers(folder)
+        remove_leftovers(folder)
         _write_folder(aside, weights, trainer["tensors"], json_bytes(state))
         publish(aside, target)
         prune(folder, keep, target)
@@ -235,7 +235,8 @@ def _discard(folder: Path) -> None:
     shutil.rmtree(aside, ignore_errors=True)
 
 
-def _remove_leftovers(folder: Path) -> None:
+def remove_leftovers(folder: Path) -> None:
+    """What killed writers left in a folder of checkpoints, where nobody writes now."""
     for path in folder.glob(".step_*"):
         shutil.rmtree(path, ignore_errors=True)
 

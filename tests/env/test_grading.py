@@ -1,9 +1,11 @@
 """Grading in a real sandbox: the tests' verdict, and nothing else."""
 
 import asyncio
+import contextlib
 import dataclasses
 from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from swe_rl.config.schema import EnvConfig, SandboxConfig
@@ -131,6 +133,43 @@ async def test_git_killed_while_a_patch_is_taken_is_no_empty_patch(env, sandboxe
     with pytest.raises(SandboxError, match="status 137"):
         await take_patch(sandbox, instance.base_commit, 10)
     await sandbox.close()
+
+
+async def kill_once(program):
+    """SIGKILL from outside to the first process of this test that runs `program`."""
+    while True:
+        for process in psutil.Process().children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                line = process.cmdline()
+                if line and "python" in line[0] and any(word.endswith(program) for word in line[1:3]):
+                    process.kill()
+                    return
+        await asyncio.sleep(0.005)
+
+
+@pytest.mark.parametrize("program", ["/grading_parent.py", "/grading_child.py"])
+async def test_a_grader_killed_from_outside_gives_no_wrong_verdict(env, sandboxes, program):
+    instance = env.instances("train")[0]
+    killing = asyncio.create_task(kill_once(program))
+    verdict = await grade(env, instance, instance.patch, sandboxes)
+    assert killing.done() and verdict.resolved and not verdict.findings
+
+
+async def test_a_patch_that_kills_its_grader_is_run_twice_and_resolves_nothing(env, sandboxes):
+    instance = env.instances("train")[0]
+    workspace, made = env.workspace(instance), []
+
+    class Counting:
+        async def create(self, *given, **rest):
+            made.append(1)
+            return await sandboxes.create(*given, **rest)
+
+    file = instance.patch.split(" b/")[1].split()[0]
+    first = (workspace.path / file).read_text().splitlines()[0]
+    kill = "import os; os.kill(os.getppid(), 9)"
+    patch = f"--- a/{file}\n+++ b/{file}\n@@ -1 +1,2 @@\n {first}\n+{kill}\n"
+    verdict = await grade_by_pytest(instance, patch, workspace, Counting(), 60.0)
+    assert not verdict.resolved and verdict.findings == ("grader_killed",) and len(made) == 2
 
 
 async def test_the_patch_of_an_agent(env, sandboxes):

@@ -90,7 +90,7 @@ def test_a_job_without_a_report(make, fresh):
 
 @pytest.mark.parametrize("failure", [OSError("full"), ValueError("a fault in the report")])
 def test_a_report_that_fails_never_hides_the_runs_error(make, fresh, monkeypatch, failure):
-    def fails(folder):
+    def fails(folder, ending=None):
         raise failure
 
     monkeypatch.setattr("swe_rl.report.page.write_report", fails)
