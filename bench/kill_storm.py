@@ -20,6 +20,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,7 @@ class Storm:
         self._names = iter(range(sys.maxsize))
         self._lock = threading.Lock()
         self._failures: list[BaseException] = []
+        self.broken: dict[str, str] = {}  # jobs that do not run here even when nobody kills them
 
     def go(self, planned: Sequence[Chunk]) -> None:
         """All of `planned` that no line is of yet. Raises the first worker's error."""
@@ -75,7 +77,14 @@ class Storm:
                         name, kills, tries = waiting.get_nowait()
                     except queue.Empty:
                         return
-                    missed = self._run(OF_NAME[name], kills, starts, writer)
+                    if name in self.broken:
+                        continue
+                    try:
+                        missed = self._run(OF_NAME[name], kills, starts, writer)
+                    except RuntimeError as error:
+                        self.broken[name] = str(error)
+                        print(error, flush=True)
+                        continue
                     if missed and tries < _MOST_TRIES:
                         waiting.put((name, missed, tries + 1))
         except BaseException as error:
@@ -105,12 +114,11 @@ class Storm:
             if job.name not in self._references and kept.is_file():
                 self._references[job.name] = pickle.loads(kept.read_bytes())
             if job.name not in self._references:
-                for _ in range(2):  # the first one also fills what the system caches
-                    root = self._fresh(job)
-                    outcome = Run(job, root, self._data, starts, 0.0).go([], None)
-                    if outcome.violations or outcome.facts is None:
-                        raise RuntimeError(f"an uninterrupted run of {job.name}, {root}: {outcome.violations}")
-                    shutil.rmtree(root, ignore_errors=True)
+                root = self._fresh(job)
+                outcome = Run(job, root, self._data, starts, 0.0).go([], None)
+                if outcome.violations or outcome.facts is None:
+                    raise RuntimeError(f"an uninterrupted run of {job.name}, {root}: {outcome.violations}")
+                shutil.rmtree(root, ignore_errors=True)
                 self._references[job.name] = outcome.took_s, outcome.facts
                 kept.write_bytes(pickle.dumps(self._references[job.name]))
             return self._references[job.name]
@@ -175,7 +183,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parsed(argv)
     storm = Storm(arguments.out.resolve(), arguments.side_by_side)
     planned = point_kills(arguments.seed, arguments.only_points) if arguments.points else []
-    planned += chunks(random_kills(arguments.seed, arguments.kills, arguments.targets), arguments.kills_per_run)
+    drawn = chunks(random_kills(arguments.seed, arguments.kills, arguments.targets), arguments.kills_per_run)
+    both = zip_longest(planned, drawn)  # a storm that is stopped has some of either
+    planned = [chunk for pair in both for chunk in pair if chunk]
     try:
         storm.go(planned)
     except KeyboardInterrupt:
@@ -186,7 +196,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     missing = {kill.number for _, kills in planned for kill in kills} - {line["kill"] for line in lines}
     if missing:
         print(f"{len(missing)} kills found no target alive: {sorted(missing)}")
-    return int(any(line["violations"] for line in lines))
+    print("\n".join(storm.broken.values()))
+    return int(bool(storm.broken) or any(line["violations"] for line in lines))
 
 
 def parsed(argv: Sequence[str] | None) -> argparse.Namespace:

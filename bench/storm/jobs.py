@@ -57,7 +57,7 @@ JOBS = (
         ("layout=local2", "trainer.collective_timeout_s=60", "trainer.max_restarts=1"),
         points=("checkpoint_files", "checkpoint_aside", "checkpoint_named", "checkpoint_discarded"),
     ),
-    Job("runtime", ("runtime",), ("runtime=external",), serves_sandboxes=True),
+    Job("runtime", ("runtime",), ("runtime=external", "runtime.containers=process"), serves_sandboxes=True),
 )
 OF_TARGET = {target: job for job in JOBS for target in job.targets}
 OF_NAME = {job.name: job for job in JOBS}
@@ -74,14 +74,14 @@ def write_data(folder: Path) -> Path:
 
 def words(job: Job, root: Path, data: Path) -> list[str]:
     """Of the command line, for start and resume alike."""
-    meeting = [f"runtime.shared_dir={root / 'meeting'}"] if job.serves_sandboxes else []
+    meeting = _meeting(root) if job.serves_sandboxes else ()
     return [*_SMALL, *job.words, *meeting, *_places(root), f"env.dataset={data}", "trainer.resume=auto"]
 
 
 def server_words(root: Path, data: Path) -> list[str]:
     """Of the sandbox server beside a run."""
-    meeting = f"runtime.shared_dir={root / 'meeting'}"
-    return ["job=runtime", meeting, "runtime.cpus_per_node=16", *_places(root / "server"), f"env.dataset={data}"]
+    served = ["runtime.containers=process", "runtime.cpus_per_node=16", "sandbox=process"]
+    return ["job=runtime", *_meeting(root), *served, *_places(root / "server"), f"env.dataset={data}"]
 
 
 def environment(job: Job, root: Path) -> Mapping[str, str]:
@@ -93,6 +93,10 @@ def environment(job: Job, root: Path) -> Mapping[str, str]:
         found[VLLM_COMMAND] = f"{shlex.quote(sys.executable)} -m swe_rl.engine.fake_vllm"
         found["FAKE_VLLM"] = json.dumps({"vocab_size": _VOCABULARY, "token_delay_s": 0.004})
     return found
+
+
+def _meeting(root: Path) -> tuple[str, ...]:
+    return f"runtime.shared_dir={root / 'meeting'}", "runtime.heartbeat_s=1", "runtime.lease_s=10"
 
 
 def _places(root: Path) -> list[str]:

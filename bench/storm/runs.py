@@ -24,6 +24,7 @@ from swe_rl.host.kill_point import VARIABLE
 from swe_rl.logger.folder import RunFolder
 
 _SEARCH_S = 20.0  # for a target that comes and goes
+_SERVES_S = 300.0  # until a sandbox server is announced
 _GONE_S = 15.0  # for what a run started, after its end
 _MOST_STARTS = 12
 _LONGEST_DELAY_S = {"guard": 0.04, "grader": 0.25, "store": 0.002}
@@ -83,7 +84,13 @@ class Run:
     def _serve(self) -> None:
         if self._job.serves_sandboxes and not self._server_lives():
             folders = server_words(self._root, self._data)
+            before = set(self._announced())
             self._server = self._starts.start(folders, self._environment, self._root, self._root / "server.txt")
+            self._wait(lambda: bool(set(self._announced()) - before), _SERVES_S, "the sandbox server does not serve")
+
+    def _announced(self) -> list[tuple[Path, int]]:
+        """Signs of life of servers in the meeting folder."""
+        return [(path, path.stat().st_mtime_ns) for path in (self._root / "meeting").glob("runtime*.json")]
 
     def _server_lives(self) -> bool:
         return bool(self._server) and self._starts.status(self._server) is None
