@@ -16,6 +16,7 @@ import re
 import secrets
 import stat
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 from swe_rl.host.kill_point import kill_point
@@ -46,7 +47,7 @@ def made_aside(destination: Path) -> Iterator[Path]:
     Where another process made the same one meanwhile, that one stays. Raises OSError.
     """
     destination.parent.mkdir(parents=True, exist_ok=True)
-    reap_stale(destination.parent)
+    _reap_once(destination.parent)
     folder = make_leased(destination.parent, ".making")
     try:
         yield folder / destination.name
@@ -78,6 +79,12 @@ def reap_stale(scratch_root: Path) -> list[Path]:
                 remove_tree(folder)
                 removed.append(folder)
     return removed
+
+
+@cache
+def _reap_once(root: Path) -> None:
+    """Once a process: there may be ten thousand folders to look at, and one is made after the other."""
+    reap_stale(root)
 
 
 def _remove_unleased(root: Path) -> list[Path]:
