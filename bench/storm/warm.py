@@ -84,7 +84,7 @@ def _line() -> str | None:
 
 
 def _ended() -> list[tuple[int, int]]:
-    found = []
+    found: list[tuple[int, int]] = []
     while True:
         try:
             pid, status = os.waitpid(-1, os.WNOHANG)
