@@ -21,6 +21,7 @@ from swe_rl.engine.http_client import Answer, HttpClient, ServerFailingError
 from swe_rl.engine.http_features import Features
 from swe_rl.engine.http_wire import weight_version
 from swe_rl.engine.protocol import EngineError
+from swe_rl.host.kill_point import kill_point
 from swe_rl.logger.disk import disk_error, write_text_atomic
 
 if TYPE_CHECKING:
@@ -71,6 +72,7 @@ class WeightFolders:
             shutil.rmtree(aside, ignore_errors=True)
             aside.mkdir(parents=True)
             export(self._source, aside, weights, untied=self._untied)
+            kill_point("weights_written")
             shutil.rmtree(target, ignore_errors=True)
             aside.rename(target)
         except BaseException as error:

@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import os
 import shlex
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -28,7 +27,7 @@ from swe_rl.engine.vllm_command import complete
 from swe_rl.engine.vllm_engines import EngineFolders, vllm_engines, weight_folders
 from swe_rl.errors import UserError
 from swe_rl.logger.disk import disk_error
-from swe_rl.sandbox.lease import write_lease
+from swe_rl.sandbox.lease import make_leased
 from swe_rl.sandbox.working_copy import remove_tree
 
 if TYPE_CHECKING:
@@ -40,8 +39,7 @@ def engine_scratch(root: Path) -> Iterator[Path]:
     """A leased folder below `root` for the length of a run. Raises DiskError."""
     try:
         root.mkdir(parents=True, exist_ok=True)
-        folder = Path(tempfile.mkdtemp(prefix="engines-", dir=root))
-        write_lease(folder)
+        folder = make_leased(root, "engines")
     except OSError as error:
         raise disk_error(root, error) from error
     try:

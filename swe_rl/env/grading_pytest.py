@@ -4,6 +4,8 @@ Invariants:
 - The sandbox starts from the pristine workspace; only the agent's patch comes in, and its changes to tests and to files
   that configure the test runner are put back.
 - A patch that does not apply is a verdict (unresolved); a sandbox that fails is a GradeError and no verdict.
+- A session that was killed from outside looks like a patch that kills its grader. It is run once more: what is killed
+  twice is the patch's own doing.
 """
 
 import hashlib
@@ -44,7 +46,21 @@ async def grade_session(
     timeout_s: float,
     files: Sequence[str],
 ) -> Verdict:
-    """One session over `files`. Raises GradeError."""
+    """One session over `files`; a second one where the first was killed. Raises GradeError."""
+    verdict = await _in_a_sandbox(instance, patch, workspace, sandboxes, timeout_s, files)
+    if verdict.session.killed:
+        verdict = await _in_a_sandbox(instance, patch, workspace, sandboxes, timeout_s, files)
+    return verdict
+
+
+async def _in_a_sandbox(
+    instance: Instance,
+    patch: str,
+    workspace: Workspace,
+    sandboxes: SandboxProvider,
+    timeout_s: float,
+    files: Sequence[str],
+) -> Verdict:
     digest = hashlib.sha256(patch.encode("utf-8", "surrogateescape")).hexdigest()[:8]
     try:
         sandbox = await sandboxes.create(workspace, owner=f"grade-{instance.instance_id}-{digest}")

@@ -9,6 +9,7 @@ Invariants:
 import json
 import secrets
 import shlex
+import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -48,12 +49,13 @@ def read_session(result: ExecResult, secret: str) -> Session:
             raise GradeError(
                 f"the grader cannot run in the sandbox (status {result.exit_code}): {result.output[-500:]}"
             )
-        return Session(findings=("grader_killed",), log=result.output)
+        return Session(findings=("grader_killed",), log=result.output, killed=True)
     verdict = json.loads(answer.splitlines()[0])
     if verdict["ready"] is None:
         raise GradeError(f"pytest cannot be started in the sandbox (status {verdict['status']}): {log[-500:]}")
     findings = _findings(verdict)
-    return Session({} if findings else verdict["tests"], findings, log)
+    killed = bool(findings) and verdict["status"] == -signal.SIGKILL
+    return Session({} if findings else verdict["tests"], findings, log, killed)
 
 
 def _findings(verdict: Mapping[str, object]) -> tuple[str, ...]:

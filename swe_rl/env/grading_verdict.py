@@ -15,6 +15,7 @@ class Session:
     tests: Mapping[str, str] = field(default_factory=dict)  # test id -> passed, failed, skipped, xfailed, xpassed
     findings: tuple[str, ...] = ()
     log: str = ""
+    killed: bool = False  # a process of it got SIGKILL: from outside, for memory, or from what it tested
 
     def passed(self, test: str) -> bool:
         """An id without its parameters' text after a space stands for all tests that begin so."""

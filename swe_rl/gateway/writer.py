@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from swe_rl.gateway import schema
 from swe_rl.gateway.trace import Trace
+from swe_rl.host.kill_point import kill_point
 
 _REMEMBERED_CHAINS = 8192  # what is alive; others are read back
 
@@ -102,7 +103,9 @@ def write_group(connection: sqlite3.Connection, chains: Chains, work: Sequence[A
             else:
                 connection.executemany("DELETE FROM traces WHERE session_id = ?", [(one,) for one in item])
                 chains.forget(item)
+        kill_point("traces_inserted")
         connection.execute("COMMIT")
+        kill_point("traces_committed")
     except BaseException:
         if connection.in_transaction:
             connection.execute("ROLLBACK")

@@ -20,7 +20,10 @@ def load_newest(trainer: TrainsPolicy, folder: RunFolder, hash_of_config: str) -
 
     Raises CorruptCheckpointError.
     """
+    from swe_rl.trainer.checkpoint import remove_leftovers
+
     checkpoint = newest_checkpoint(folder)
+    remove_leftovers(folder.checkpoints)  # after its last step a run writes no other one that would
     if checkpoint is None:
         _refuse_to_begin_anew(folder)
         return 0, None

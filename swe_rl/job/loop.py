@@ -27,6 +27,7 @@ from swe_rl.engine.watch import watched
 from swe_rl.env.instance import Instance
 from swe_rl.errors import UserError
 from swe_rl.gateway.trace import Trace
+from swe_rl.host.kill_point import kill_point
 from swe_rl.job.agreement import explained, require_agreement
 from swe_rl.job.ahead import Pipeline
 from swe_rl.job.components import Components
@@ -106,7 +107,9 @@ class Loop:
             self._sampler.restore(order)
         self._order = self._sampler.state()
         self._session.events.write("went_back", step=self.step)
+        kill_point("went_back")
         self._session.steps.truncate_after(self.step)
+        kill_point("steps_taken_back")
         stale = [name for name in self._parts.store.sessions() if _step_of(name) > self.step]
         if not self.is_evaluated():  # half of an evaluation is none
             self._session.folder.eval_trajectories(self.step).unlink(missing_ok=True)
@@ -164,7 +167,9 @@ class Loop:
         numbers = eval_numbers(collected, step=self.step, split=split, eval_s=took_s, split_instances=whole)
         self._count_tokens(collected)
         session.steps.append_trajectories(self.step, _records(collected), evaluation=True, ours=OUR_WORDS)
+        kill_point("eval_trajectories_written")
         session.events.write("eval", **numbers)
+        kill_point("eval_recorded")
         session.progress.eval_done(f"{headline(numbers)}, after step {self.step}", *line_of(numbers))
 
     async def _collect(
@@ -180,6 +185,7 @@ class Loop:
             self._parts.collector.collect(instances, split=name, step=step, n=n, temperature=temperature, on_done=done)
         )
         await self._parts.store.flush()
+        kill_point("traces_flushed")
         return collected
 
     async def _while_trainer_lives(self, work: Coroutine[Any, Any, Collected]) -> Collected:
@@ -270,6 +276,7 @@ class Loop:
             with self._session.progress.phase("train"):
                 metrics = await asyncio.to_thread(self._trainer.train_step, rows, step)
             record |= asdict(metrics)
+            kill_point("trained")
         self.step, self._order = step, item.order
         if self._trainer is not None:
             record["weight_sync_s"] = item.sync_s if ahead else await self._sync_weights()
@@ -278,10 +285,14 @@ class Loop:
             record["data_order"] = item.order  # a checkpoint has it otherwise
         record["weight_version"] = step if self._trainer is not None else 0
         record["step_s"] = time.monotonic() - self._step_began_s
+        kill_point("weights_synced")
         self._session.steps.append_trajectories(step, _records(collected), ours=OUR_WORDS)
+        kill_point("trajectories_written")
         self._write_profiles(collected, traces)
+        kill_point("programs_written")
         self._session.steps.append(record)
         self._recorded_step = step
+        kill_point("step_recorded")
         self._session.wandb.log(record, step)
         self._session.status.heartbeat(step)
         self.done_at_s[step] = time.monotonic()

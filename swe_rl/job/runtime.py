@@ -12,7 +12,6 @@ import asyncio
 import os
 import secrets
 import socket
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -32,7 +31,7 @@ from swe_rl.job.components import scratch_root
 from swe_rl.job.runtime_state import RuntimeState
 from swe_rl.job.session import Session, session
 from swe_rl.logger.disk import DiskError
-from swe_rl.sandbox.lease import reap_stale, write_lease
+from swe_rl.sandbox.lease import make_leased, reap_stale
 from swe_rl.sandbox.provider import make_provider
 from swe_rl.sandbox.runtime_server import RuntimeServer, ServerOptions
 from swe_rl.sandbox.working_copy import remove_tree
@@ -218,9 +217,8 @@ def _scratch(config: Config) -> Iterator[Path]:
     """A folder of this server's for what runs send; a killed server's is removed by the next one on this machine."""
     root = scratch_root(config)
     reap_stale(root)
-    folder = Path(tempfile.mkdtemp(prefix="runtime-", dir=root))
+    folder = make_leased(root, "runtime")
     try:
-        write_lease(folder)
         yield folder
     finally:
         with suppress(OSError):  # the next server finds what is left by its lease

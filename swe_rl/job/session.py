@@ -25,6 +25,7 @@ from swe_rl.hardware.allocation import allocation
 from swe_rl.hardware.gpu_watch import watched_gpus
 from swe_rl.hardware.requeue import EXIT_STATUS, Requeued, Survival, Verdict
 from swe_rl.hardware.sync import synced
+from swe_rl.host.kill_point import kill_point
 from swe_rl.job.told import Told, listening
 from swe_rl.job.which_folder import acquire, copy_folder
 from swe_rl.logger.disk import DiskError
@@ -34,7 +35,7 @@ from swe_rl.logger.jsonl import iter_jsonl
 from swe_rl.logger.progress import Progress
 from swe_rl.logger.progress_state import ProgressState
 from swe_rl.logger.run_log import RunLog
-from swe_rl.logger.status import RunState, StatusWriter
+from swe_rl.logger.status import RunState, RunStatus, StatusWriter
 from swe_rl.logger.steps import StepLog
 from swe_rl.logger.summary import write_summary
 from swe_rl.logger.wandb import WandbLogger
@@ -85,17 +86,18 @@ class Session:
             return None
         return self.survival.told_to_end(self.told.by)
 
-    def finish(self) -> None:
-        """Summary and report of what the folder holds; the last lines that a person sees."""
+    def finish(self, ending: RunStatus | None = None) -> None:
+        """Summary and report of what the folder holds; the last lines that a person sees. `ending`: see the report."""
         earlier_s = sum(float(event.get("wall_s", 0.0)) for event in read_events(self.folder.events_jsonl, "stopped"))
         wall_s = time.monotonic() - self.started_s
         self.events.write("stopped", wall_s=wall_s)
         extra = {"peak_memory_gb": round(peak_memory_gb(), 3), **summary_of(self.evals())}
         summary = write_summary(self.folder, wall_s=earlier_s + wall_s, extra=extra)
+        kill_point("summary_written")
         self.wandb.summarize(summary)
         from swe_rl.report.page import write_report
 
-        write_report(self.folder)
+        write_report(self.folder, ending)
         self.summary = summary
 
     def print_end(self) -> None:
@@ -136,6 +138,7 @@ def session(
         before = folder.status()
         step = before.step if before and resumed else 0
         status = StatusWriter(folder.status_json, config_hash=config_hash(config), step=step)
+        kill_point("status_written")
         stack.enter_context(RunLog(folder.run_log))
         events = stack.enter_context(EventLog(folder.events_jsonl))
         steps = stack.enter_context(StepLog(folder))
@@ -201,9 +204,17 @@ def _end_early(one: Session, state: RunState, reason: str, exit_status: int) -> 
 
 
 def _close(one: Session, state: RunState, reason: str | None, exit_status: int) -> None:
-    """Best effort where the run failed already: its own error must not be hidden by a full disk."""
+    """Best effort where the run failed already: its own error must not be hidden by a full disk.
+
+    A run is not done before its report is there: killed in between, it is resumed and writes one.
+    """
     one.told.deaf = True
     try:
+        if state is RunState.done and one.reports:
+            one.finish(one.status.ending(state))
+            kill_point("report_written")
+            one.status.finish(state)
+            return
         one.status.finish(state, reason=reason, exit_status=exit_status)
         if one.reports:
             one.finish()

@@ -10,6 +10,7 @@ import errno
 import json
 import math
 import os
+import re
 import secrets
 import shutil
 from collections.abc import Mapping
@@ -21,7 +22,9 @@ from typing import Any
 import orjson
 
 from swe_rl.errors import RunError
+from swe_rl.host.kill_point import kill_point
 
+_ASIDE = re.compile(r"\..+\.\d+\.[0-9a-f]{12}\.tmp")  # as `write_bytes_atomic` names it
 _OPTIONS = orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
 _WAY_OUT = {
     errno.ENOSPC: "free some space or point {key} at another disk",
@@ -93,6 +96,7 @@ def write_bytes_atomic(path: Path, data: bytes, *, mode: int | None = None) -> N
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
+        kill_point("file_aside")
         aside.replace(path)
         _fsync_folder(path.parent)
     except OSError as error:
@@ -100,6 +104,14 @@ def write_bytes_atomic(path: Path, data: bytes, *, mode: int | None = None) -> N
     finally:
         with suppress(OSError):
             aside.unlink()
+
+
+def remove_asides(folder: Path) -> None:
+    """What killed writers left below `folder`, where nobody else writes now; what cannot be removed stays."""
+    for path in folder.rglob(".*.tmp"):
+        if _ASIDE.fullmatch(path.name):
+            with suppress(OSError):
+                path.unlink()
 
 
 def _folder_mode(mode: int | None) -> int:

@@ -70,14 +70,14 @@ class StatusWriter:
             self.current = replace(self.current, step=self.current.step if step is None else step)
             self._write()
 
+    def ending(self, state: RunState, *, reason: str | None = None, exit_status: int = 0) -> RunStatus:
+        """What `finish` would write."""
+        said = None if reason is None else self._redactor.text(reason)
+        return replace(self.current, status=state, reason=said, exit_status=exit_status)
+
     def finish(self, state: RunState, *, reason: str | None = None, exit_status: int = 0) -> None:
         """The last word: done, failed, interrupted or requeued. Raises DiskError."""
-        self.current = replace(
-            self.current,
-            status=state,
-            reason=None if reason is None else self._redactor.text(reason),
-            exit_status=exit_status,
-        )
+        self.current = self.ending(state, reason=reason, exit_status=exit_status)
         self._write()
 
     def _write(self) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from types import TracebackType
 from typing import Any, Self
 
+from swe_rl.host.kill_point import kill_point
 from swe_rl.logger.disk import disk_error
 from swe_rl.logger.folder import RunFolder
 from swe_rl.logger.jsonl import JsonlWriter, keep_lines, read_jsonl
@@ -77,4 +78,5 @@ def truncate_after(folder: RunFolder, step: int) -> int:
                 path.unlink()
             except OSError as error:
                 raise disk_error(path, error) from error
+    kill_point("trajectories_taken_back")
     return keep_lines(folder.steps_jsonl, lambda record: isinstance(record.get("step"), int) and record["step"] <= step)

@@ -18,6 +18,7 @@ from pathlib import Path
 from swe_rl.logger.disk import encode_json, write_text_atomic
 from swe_rl.logger.folder import RunFolder
 from swe_rl.logger.redact import Redactor
+from swe_rl.logger.status import RunStatus
 from swe_rl.report.payload import build_payload
 from swe_rl.report.timeline import programs_of
 
@@ -28,9 +29,12 @@ _ESCAPES = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028",
 _ESCAPED = re.compile("[<>&\u2028\u2029]")
 
 
-def write_report(folder: RunFolder) -> Path:
-    """Of a run in any state; returns the page's path. Raises DiskError."""
-    payload = build_payload(folder) | {"programs": programs_of(folder)}
+def write_report(folder: RunFolder, ending: RunStatus | None = None) -> Path:
+    """Of a run in any state, or of one whose status is about to be `ending`; returns the page's path.
+
+    Raises DiskError.
+    """
+    payload = build_payload(folder, ending) | {"programs": programs_of(folder)}
     data = Redactor.from_environ().json(encode_json(payload)).decode()
     style, script = ("\n".join(_asset(name) for name in names) for names in (_STYLES, _SCRIPTS))
     page = fill(

@@ -34,13 +34,13 @@ _HEADER = (
 )
 
 
-def build_payload(folder: RunFolder) -> dict[str, Any]:
-    """Raises nothing for a run in any state, also an empty folder."""
+def build_payload(folder: RunFolder, ending: RunStatus | None = None) -> dict[str, Any]:
+    """Raises nothing for a run in any state, also an empty folder. `ending`: what its status is about to be."""
     steps = _last_of_each_step(read_jsonl(folder.steps_jsonl))
     events = read_jsonl(folder.events_jsonl)
     evals = [event for event in events if event.get("event") == "eval"]
     lost = losses(events)
-    summary, status = _json(folder.summary_json), folder.status()
+    summary, status = _json(folder.summary_json), ending or folder.status()
     config_text = _text(folder.config_yaml)
     config = _config(config_text)
     points, scores = eval_points(evals), _json(folder.eval_json)

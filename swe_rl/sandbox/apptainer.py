@@ -13,7 +13,6 @@ import contextlib
 import itertools
 import os
 import re
-import secrets
 import shutil
 import signal
 from collections.abc import Callable
@@ -29,7 +28,7 @@ from swe_rl.sandbox.container_sandbox import Archives, ContainerSandbox
 from swe_rl.sandbox.container_spec import parse_mount
 from swe_rl.sandbox.door import Doorway, prepare_folder
 from swe_rl.sandbox.guard import STOP_SIGNAL, Guard
-from swe_rl.sandbox.lease import reap_stale, write_lease
+from swe_rl.sandbox.lease import make_leased, reap_stale
 from swe_rl.sandbox.output import HeadTail
 from swe_rl.sandbox.process_tree import first_inside
 from swe_rl.sandbox.protocol import Door, SandboxError, Workspace, close_all
@@ -107,9 +106,7 @@ class ApptainerProvider:
         scratch = scratch.absolute()
         scratch.mkdir(parents=True, exist_ok=True)
         reap_stale(scratch)
-        self._folder = scratch / f"apptainer-{os.getpid()}-{secrets.token_hex(4)}"
-        self._folder.mkdir(mode=0o700)
-        write_lease(self._folder)
+        self._folder = make_leased(scratch, "apptainer")
         self._places = asyncio.Semaphore(config.concurrency)
         self._starts = asyncio.Semaphore(config.start_concurrency)
         self._open: dict[ContainerSandbox, _Started] = {}

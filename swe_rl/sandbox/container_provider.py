@@ -32,7 +32,7 @@ from swe_rl.sandbox.container_reaper import Reaper
 from swe_rl.sandbox.container_sandbox import Archives, ContainerSandbox
 from swe_rl.sandbox.door import Doorway, prepare_folder
 from swe_rl.sandbox.guard import STOP_SIGNAL, Guard, guard_argv
-from swe_rl.sandbox.lease import reap_stale, write_lease
+from swe_rl.sandbox.lease import make_leased, reap_stale
 from swe_rl.sandbox.output import HeadTail
 from swe_rl.sandbox.protocol import Door, SandboxError, Workspace, close_all
 from swe_rl.sandbox.warm_pool import WarmPool
@@ -73,7 +73,7 @@ class ContainerProvider:
         threads = config.start_concurrency + _SPARE_THREADS
         self._engine = ContainerEngine(address, threads=threads, timeout_s=config.start_timeout_s)
         self._identity = Identity.mine(secrets.token_hex(6), run)
-        self._folder = _make_folder(scratch, self._identity.provider)
+        self._folder = _make_folder(scratch)
         self._images = Images(self._engine, config)
         self._pool: WarmPool[Recipe, Started] = WarmPool(
             lambda recipe: self._start(recipe, "warm"),
@@ -293,11 +293,8 @@ async def _greet(guard: Guard, recipe: Recipe, timeout_s: float) -> None:
         raise SandboxError(f"image {recipe.image!r}: a first command ended with status {status}: {said.text()[-300:]}")
 
 
-def _make_folder(scratch: Path, provider: str) -> Path:
+def _make_folder(scratch: Path) -> Path:
     scratch = scratch.absolute()
     scratch.mkdir(parents=True, exist_ok=True)
     reap_stale(scratch)
-    folder = scratch / f"containers-{os.getpid()}-{provider}"
-    folder.mkdir(mode=0o700)
-    write_lease(folder)
-    return folder
+    return make_leased(scratch, "containers")

@@ -4,33 +4,74 @@ Invariants:
 - A lease names a process for good (`ProcessIdentity`): a pid that was given to another process does not count.
 - Only folders of this user that hold a lease of this host whose owner is gone are removed; anything else is left alone,
   links above all.
+- A folder is locked against others while one is made in it: an empty one of ours without a lease is a killed process's.
 - What cannot be read or removed stops nobody's start.
 """
 
 import contextlib
+import fcntl
 import json
 import os
+import re
+import secrets
 import stat
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
+from swe_rl.host.kill_point import kill_point
 from swe_rl.host.process_identity import ProcessIdentity
 from swe_rl.sandbox.process_tree import kill_marked
 from swe_rl.sandbox.working_copy import remove_tree
 
 LEASE_NAME = "lease.json"
+_HALF_LEASE = f".{LEASE_NAME}.new"
+_OURS = re.compile(r"\.?[a-z]+-\d+-[0-9a-f]{8,}")  # as `make_leased` names them
 _LONGEST_LEASE_CHARS = 10_000
+
+
+def make_leased(root: Path, kind: str) -> Path:
+    """A new folder of this process below `root`, which is there already. Raises OSError."""
+    folder = root / f"{kind}-{os.getpid()}-{secrets.token_hex(4)}"
+    with _locked(root):
+        folder.mkdir(mode=0o700)
+        kill_point("scratch_made")
+        write_lease(folder)
+    return folder
+
+
+@contextlib.contextmanager
+def made_aside(destination: Path) -> Iterator[Path]:
+    """Where to build what gets the name `destination` at the end; what a killed process built there before goes away.
+
+    Where another process made the same one meanwhile, that one stays. Raises OSError.
+    """
+    destination.parent.mkdir(parents=True, exist_ok=True)
+    _reap_once(destination.parent)
+    folder = make_leased(destination.parent, ".making")
+    try:
+        yield folder / destination.name
+        kill_point("workspace_aside")
+        try:
+            (folder / destination.name).replace(destination)
+        except OSError:
+            if not destination.is_dir():
+                raise
+    finally:
+        with contextlib.suppress(OSError):  # whoever makes the next one finds it by its lease
+            remove_tree(folder)
 
 
 def write_lease(folder: Path) -> None:
     """Marks `folder` as this process's. Raises OSError."""
-    aside = folder / f".{LEASE_NAME}.new"
+    aside = folder / _HALF_LEASE
     aside.write_text(json.dumps(ProcessIdentity.mine().record()))
     os.replace(aside, folder / LEASE_NAME)  # noqa: PTH105
 
 
 def reap_stale(scratch_root: Path) -> list[Path]:
     """Removes the folders right below `scratch_root` whose owner is gone, with what still runs there; returns them."""
-    removed = []
+    removed = _remove_unleased(scratch_root)
     for folder in _folders(scratch_root):
         if _owner_is_gone(folder / LEASE_NAME):
             kill_marked(f"{folder}{os.sep}")
@@ -38,6 +79,42 @@ def reap_stale(scratch_root: Path) -> list[Path]:
                 remove_tree(folder)
                 removed.append(folder)
     return removed
+
+
+@cache
+def _reap_once(root: Path) -> None:
+    """Once a process: there may be ten thousand folders to look at, and one is made after the other."""
+    reap_stale(root)
+
+
+def _remove_unleased(root: Path) -> list[Path]:
+    """What a process left that was killed between a folder and its lease: nothing is in there yet."""
+    removed = []
+    with contextlib.suppress(OSError), _locked(root) as alone:
+        for folder in _folders(root) if alone else []:
+            if not _OURS.fullmatch(folder.name) or {one.name for one in folder.iterdir()} - {_HALF_LEASE}:
+                continue
+            (folder / _HALF_LEASE).unlink(missing_ok=True)
+            folder.rmdir()
+            removed.append(folder)
+    return removed
+
+
+@contextlib.contextmanager
+def _locked(root: Path) -> Iterator[bool]:
+    """Nobody else makes a leased folder in `root` meanwhile; False where its file system has no such locks.
+
+    Raises OSError where `root` cannot be opened.
+    """
+    descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        held = False
+        with contextlib.suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            held = True
+        yield held
+    finally:
+        os.close(descriptor)
 
 
 def _folders(root: Path) -> list[Path]:

@@ -14,18 +14,18 @@ import contextlib
 import itertools
 import os
 import re
-import secrets
 from collections.abc import Callable
 from pathlib import Path
 
 from swe_rl.config.schema import SandboxConfig
 from swe_rl.errors import UserError
+from swe_rl.host.kill_point import kill_point
 from swe_rl.sandbox.bubblewrap import HOME
 from swe_rl.sandbox.control_group import ControlGroups, usable_parent
 from swe_rl.sandbox.door import Doorway, direct_url
 from swe_rl.sandbox.isolation import choose_launcher
 from swe_rl.sandbox.launcher import SandboxFolder
-from swe_rl.sandbox.lease import reap_stale, write_lease
+from swe_rl.sandbox.lease import make_leased, reap_stale
 from swe_rl.sandbox.process_sandbox import Bounded, ProcessSandbox
 from swe_rl.sandbox.process_tree import kill_marked
 from swe_rl.sandbox.protocol import Door, SandboxError, Workspace, close_all
@@ -49,9 +49,8 @@ class ProcessProvider:
         scratch = scratch.absolute()
         scratch.mkdir(parents=True, exist_ok=True)
         reap_stale(scratch)
-        self._folder = scratch / f"process-{os.getpid()}-{secrets.token_hex(4)}"
-        self._folder.mkdir(mode=0o700)
-        write_lease(self._folder)
+        self._folder = make_leased(scratch, "process")
+        kill_point("lease_written")
         atexit.register(self._remove)
         try:
             self._launcher = choose_launcher(config, self._folder, warn)
@@ -87,6 +86,7 @@ class ProcessProvider:
         bounded: Bounded | None = None
         try:
             await asyncio.shield(making)
+            kill_point("sandbox_made")
             bounded = await self._bounded(root)
             if doorway is not None:
                 await doorway.open()

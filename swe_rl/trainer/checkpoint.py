@@ -24,6 +24,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from swe_rl.errors import RunError, UserError
+from swe_rl.host.kill_point import kill_point
 from swe_rl.trainer.durable import Chunk, sync_folder, write_file
 from swe_rl.trainer.manifest import (
     MANIFEST_FILE,
@@ -108,7 +109,7 @@ def save(
     aside = folder / f".{target.name}.tmp-{os.getpid()}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        _remove_leftovers(folder)
+        remove_leftovers(folder)
         _write_folder(aside, weights, trainer["tensors"], json_bytes(state))
         publish(aside, target)
         prune(folder, keep, target)
@@ -210,7 +211,9 @@ def publish(aside: Path, target: Path) -> None:
     former = target.with_name(f".{target.name}.old-{os.getpid()}") if target.exists() else None
     if former:
         os.rename(target, former)  # noqa: PTH104 - os.rename is the atomic step that tests interrupt by its name
+    kill_point("checkpoint_aside")
     os.rename(aside, target)  # noqa: PTH104
+    kill_point("checkpoint_named")
     sync_folder(target.parent)
     if former:
         shutil.rmtree(former, ignore_errors=True)
@@ -228,10 +231,12 @@ def _discard(folder: Path) -> None:
     """Renames first, so that a checkpoint is never half deleted under its own name."""
     aside = folder.with_name(f".{folder.name}.old-{os.getpid()}")
     os.rename(folder, aside)  # noqa: PTH104
+    kill_point("checkpoint_discarded")
     shutil.rmtree(aside, ignore_errors=True)
 
 
-def _remove_leftovers(folder: Path) -> None:
+def remove_leftovers(folder: Path) -> None:
+    """What killed writers left in a folder of checkpoints, where nobody writes now."""
     for path in folder.glob(".step_*"):
         shutil.rmtree(path, ignore_errors=True)
 

@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from swe_rl.host.kill_point import kill_point
 from swe_rl.trainer.pulse import Beat, beating, no_beat
 
 Chunk = bytes | memoryview
@@ -28,6 +29,7 @@ def write_file(path: Path, chunks: Iterable[Chunk]) -> tuple[int, str]:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+    kill_point("checkpoint_files")
     return size, digest.hexdigest()
 
 

@@ -202,8 +202,7 @@ class ShardedCheckpoints:
 
 def _fresh(folder: Path, aside: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    for path in folder.glob(".step_*"):
-        shutil.rmtree(path, ignore_errors=True)
+    checkpoint.remove_leftovers(folder)
     aside.mkdir()
 
 

@@ -1,14 +1,18 @@
 """Grading in a real sandbox: the tests' verdict, and nothing else."""
 
 import asyncio
+import contextlib
 import dataclasses
+import json
 from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from swe_rl.config.schema import EnvConfig, SandboxConfig
 from swe_rl.env.bugs.env import BugsEnv
 from swe_rl.env.grading import VerdictCache, grade_by_pytest
+from swe_rl.env.grading_session import read_session
 from swe_rl.env.patch import collect_patch, take_patch
 from swe_rl.env.protocol import Grade, GradeError
 from swe_rl.sandbox.protocol import USED_TOO_MUCH, ExecResult, SandboxError
@@ -131,6 +135,49 @@ async def test_git_killed_while_a_patch_is_taken_is_no_empty_patch(env, sandboxe
     with pytest.raises(SandboxError, match="status 137"):
         await take_patch(sandbox, instance.base_commit, 10)
     await sandbox.close()
+
+
+async def kill_a_grader():
+    """SIGKILL from outside to the first process of this test that grades."""
+    while True:
+        for process in psutil.Process().children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                line = process.cmdline()
+                if line and "python" in line[0] and line[2:3] and line[2].endswith("/grading_parent.py"):
+                    process.kill()
+                    return
+        await asyncio.sleep(0.005)
+
+
+async def test_a_grader_killed_from_outside_gives_no_wrong_verdict(env, sandboxes):
+    instance = env.instances("train")[0]
+    killing = asyncio.create_task(kill_a_grader())
+    verdict = await grade(env, instance, instance.patch, sandboxes)
+    assert killing.done() and verdict.resolved and not verdict.findings
+
+
+@pytest.mark.parametrize(("status", "killed"), [(-9, True), (-11, False), (1, False)])
+def test_a_session_knows_that_its_tests_were_killed(status, killed):
+    told = {"status": status, "ready": "8.4", "finished": None, "changed": [], "broken": [], "forged": 0, "tests": {}}
+    session = read_session(ExecResult(0, f"words\nsecret {json.dumps(told)}\n", False, 0, 1.0), "secret")
+    assert session.killed is killed and session.findings == ("ended_early",) and not session.tests
+
+
+async def test_a_patch_that_kills_its_grader_is_run_twice_and_resolves_nothing(env, sandboxes):
+    instance = env.instances("train")[0]
+    workspace, made = env.workspace(instance), []
+
+    class Counting:
+        async def create(self, *given, **rest):
+            made.append(1)
+            return await sandboxes.create(*given, **rest)
+
+    file = instance.patch.split(" b/")[1].split()[0]
+    first = (workspace.path / file).read_text().splitlines()[0]
+    kill = "import os; os.kill(os.getppid(), 9)"
+    patch = f"--- a/{file}\n+++ b/{file}\n@@ -1 +1,2 @@\n+{kill}\n {first}\n"
+    verdict = await grade_by_pytest(instance, patch, workspace, Counting(), 60.0)
+    assert not verdict.resolved and verdict.findings == ("grader_killed",) and len(made) == 2
 
 
 async def test_the_patch_of_an_agent(env, sandboxes):

@@ -90,7 +90,7 @@ def test_a_job_without_a_report(make, fresh):
 
 @pytest.mark.parametrize("failure", [OSError("full"), ValueError("a fault in the report")])
 def test_a_report_that_fails_never_hides_the_runs_error(make, fresh, monkeypatch, failure):
-    def fails(folder):
+    def fails(folder, ending=None):
         raise failure
 
     monkeypatch.setattr("swe_rl.report.page.write_report", fails)
@@ -117,6 +117,33 @@ def test_auto_continues_the_newest_unfinished_run_in_its_own_folder(make, fresh)
     assert names == ["started", "stopped", "resumed", "stopped"]
     again = fresh("again")
     assert not leave(config, again).resumed and again.exists()  # the old one is done
+
+
+def test_a_run_is_done_when_its_report_is_there(make, fresh, monkeypatch):
+    """Killed before, it is resumed: nobody would write its report else. The page says what it is about to be."""
+    seen, config = [], make("trainer.resume=auto")
+
+    def killed(name):
+        if name in ("summary_written", "report_written"):
+            seen.append((name, status(path).status, (path / "report.html").exists()))
+
+    monkeypatch.setattr("swe_rl.job.session.kill_point", killed)
+    path = fresh()
+    leave(config, path)
+    assert seen == [("summary_written", RunState.running, False), ("report_written", RunState.running, True)]
+    assert status(path).status is RunState.done and '"label":"done"' in (path / "report.html").read_text()
+
+
+def test_a_resumed_run_removes_what_a_killed_writer_left_aside(make, fresh):
+    config, path = make("trainer.resume=auto"), fresh()
+    with pytest.raises(RunError):
+        leave(config, path, RunError("broke"))
+    left = [path / ".status.json.77.0123456789ab.tmp", path / "trajectories" / ".eval.json.1.ba9876543210.tmp"]
+    foreign = [path / ".weights.tmp", path / ".other.tmp", path / "0123456789ab.tmp"]
+    for file in (*left, *foreign):
+        file.touch()
+    assert leave(config, fresh("again")).folder.path == path
+    assert not any(file.exists() for file in left) and all(file.exists() for file in foreign)
 
 
 def test_auto_does_not_continue_another_configuration_or_a_live_run(make, fresh):

@@ -168,3 +168,75 @@ def _dead(host: str) -> dict[str, object]:
     child.wait()
     assert child.pid != os.getpid()
     return {"host": host, "pid": child.pid, "started_s": time.time()}
+
+
+_MAKE = """
+import sys
+from pathlib import Path
+from swe_rl.sandbox.lease import make_leased, made_aside
+root = Path(sys.argv[1])
+if sys.argv[2] == "leased":
+    make_leased(root, "process")
+with made_aside(root / "tree") as tree:
+    tree.mkdir()
+"""
+
+
+def _killed_at(point: str, root: Path, what: str) -> None:
+    root.mkdir(exist_ok=True)
+    environment = {**os.environ, "SWE_RL_KILL_AT": point}
+    command = [sys.executable, "-c", _MAKE, str(root), what]
+    assert subprocess.run(command, env=environment, cwd=Path.cwd(), check=False).returncode == -signal.SIGKILL
+
+
+def test_a_kill_between_a_folder_and_its_lease_leaves_nothing(tmp_path: Path):
+    root = tmp_path / "scratch"
+    _killed_at("scratch_made", root, "leased")
+    (empty,) = root.iterdir()
+    half, foreign = root / "engines-77-0123abcd", [root / "theirs", root / "process-77-0123abce"]
+    for folder in (half, *foreign):
+        folder.mkdir()
+    (half / f".{LEASE_NAME}.new").write_text("{")
+    (foreign[1] / "kept").touch()  # without a lease, and something is in it: nobody knows whose
+    assert sorted(reap_stale(root)) == sorted([empty, half])
+    assert sorted(root.iterdir()) == sorted(foreign)
+
+
+def test_a_folder_that_is_being_made_is_not_taken_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+
+    def meanwhile(name: str) -> None:
+        other = subprocess.Popen(
+            [sys.executable, "-c", f"from pathlib import Path; {reap}"], cwd=Path.cwd(), stdout=subprocess.PIPE
+        )
+        with pytest.raises(subprocess.TimeoutExpired):
+            other.wait(1.0)
+        waiting.append(other)
+
+    reap = f"from swe_rl.sandbox.lease import reap_stale; print(reap_stale(Path({str(tmp_path)!r})))"
+    waiting: list[subprocess.Popen[bytes]] = []
+    monkeypatch.setattr(lease, "kill_point", meanwhile)
+    folder = lease.make_leased(tmp_path, "process")
+    assert waiting[0].communicate(timeout=30)[0] == b"[]\n"
+    assert (folder / LEASE_NAME).is_file()
+
+
+def test_what_a_killed_process_built_aside_goes_away(tmp_path: Path):
+    root = tmp_path / "cache"
+    _killed_at("workspace_aside", root, "tree")
+    (left,) = root.iterdir()
+    assert left.name.startswith(".making-") and (left / "tree").is_dir()
+    with lease.made_aside(root / "tree") as tree:
+        tree.mkdir()
+        (tree / "ours").touch()
+    assert list(root.iterdir()) == [root / "tree"] and (root / "tree" / "ours").is_file()
+
+
+def test_what_is_there_meanwhile_stays(tmp_path: Path):
+    with lease.made_aside(tmp_path / "tree") as tree:
+        tree.mkdir()
+        (tmp_path / "tree").mkdir()
+        (tmp_path / "tree" / "theirs").touch()
+    assert list(tmp_path.iterdir()) == [tmp_path / "tree"] and (tmp_path / "tree" / "theirs").is_file()
+    with pytest.raises(FileNotFoundError), lease.made_aside(tmp_path / "other"):
+        pass
+    assert list(tmp_path.iterdir()) == [tmp_path / "tree"]

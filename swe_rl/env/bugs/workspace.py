@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from swe_rl.env.instance import Instance, InstanceError
+from swe_rl.sandbox.lease import made_aside
 
 PACKAGES = Path(__file__).parent / "packages"
 _IDENTITY = {
@@ -65,9 +66,7 @@ def commit_tree(folder: Path) -> str:
 
 def prepare_workspace(instance: Instance, destination: Path) -> None:
     """Builds the tree aside and renames it to `destination`. Raises InstanceError when it is not the recorded one."""
-    aside = destination.with_name(f".{destination.name}.{os.getpid()}")
-    shutil.rmtree(aside, ignore_errors=True)
-    try:
+    with made_aside(destination) as aside:
         copy_package(instance.repo, aside)
         for patch in (instance.test_patch, instance.patch):
             git(aside, "apply", "--reverse", stdin=patch)
@@ -77,10 +76,3 @@ def prepare_workspace(instance: Instance, destination: Path) -> None:
                 f"{instance.instance_id}: the tree's commit is {commit}, the record says {instance.base_commit}; "
                 "the packages and the instances are not of one version (python -m swe_rl job=prepare makes them anew)"
             )
-        try:
-            aside.replace(destination)
-        except OSError:
-            if not destination.is_dir():  # else another run made the same one a moment earlier
-                raise
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)

@@ -5,8 +5,6 @@ Invariants:
 """
 
 import hashlib
-import os
-import shutil
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +12,7 @@ from pathlib import Path
 from swe_rl.env.bugs.workspace import commit_tree
 from swe_rl.env.instance import Instance, InstanceError
 from swe_rl.env.kodcode.row import tree_of
+from swe_rl.sandbox.lease import made_aside
 
 _WHO = b"bugs <bugs@localhost> 1767225600 +0000"  # as `commit_tree` signs
 
@@ -33,10 +32,8 @@ def commit_hash(files: Mapping[str, str]) -> str:
 
 def make_tree(instance: Instance, destination: Path) -> None:
     """Built aside, then renamed. Raises InstanceError when git does not agree on the commit, OSError."""
-    aside = destination.with_name(f".{destination.name}.{os.getpid()}")
-    shutil.rmtree(aside, ignore_errors=True)
-    try:
-        aside.mkdir(parents=True)
+    with made_aside(destination) as aside:
+        aside.mkdir()
         for name, text in tree_of(instance).items():
             (aside / name).write_text(text, encoding="utf-8")
             (aside / name).chmod(0o644)
@@ -46,13 +43,6 @@ def make_tree(instance: Instance, destination: Path) -> None:
                 f"{instance.instance_id}: the tree's commit is {commit}, the record says {instance.base_commit}; "
                 "run job=prepare again"
             )
-        try:
-            aside.replace(destination)
-        except OSError:
-            if not destination.is_dir():  # else another run made the same one a moment earlier
-                raise
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
 
 
 def _object(kind: str, content: bytes) -> str:

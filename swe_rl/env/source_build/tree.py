@@ -17,6 +17,7 @@ from swe_rl.env.instance import Instance, InstanceError
 from swe_rl.env.source_build.program import BuildError, run
 from swe_rl.env.source_build.requirements import runs_tox
 from swe_rl.env.source_build.sdist import split_name, unpack
+from swe_rl.sandbox.lease import made_aside
 
 _GIT_S = 300.0
 _BUILT = ("*.egg-info", "__pycache__", "*.pyc")  # of the packaging, not of the repository
@@ -49,17 +50,10 @@ _MISSING = {"sympy": ("bin/test", _SYMPY_TEST)}  # what evaluation scripts run a
 
 def make_tree(instance: Instance, archive: Path, destination: Path) -> None:
     """Builds aside, then renames to `destination`. Raises InstanceError, BuildError."""
-    destination.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=destination.parent, prefix=f".{destination.name}-") as folder:
-        tree = Path(folder) / "tree"
+    with made_aside(destination) as tree:
         unpack(archive, tree)
         to_base(instance, tree)
         commit(instance, tree)
-        try:
-            tree.replace(destination)
-        except OSError:
-            if not destination.is_dir():  # else another process made the same one a moment earlier
-                raise
 
 
 def to_base(instance: Instance, tree: Path) -> None:

@@ -1,0 +1,59 @@
+"""What can be killed of a running job: found by command lines below the warm process."""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+POLL_S = 0.004
+TARGETS = {
+    "driver": "the run's own process, which is also its router and its gateway",
+    "store": "the run's own process, which writes the trace store, right after a write of it",
+    "engine": "a server of an engine (the fake vLLM)",
+    "engine_cpu": "a server of an engine (vLLM's CPU build, by SWE_RL_VLLM_COMMAND)",
+    "rank": "a rank of the trainer",
+    "guard": "bubblewrap around a command, or the first process in its namespace",
+    "grader": "the process that runs the tests of a patch",
+    "runtime": "the server of sandboxes",
+}
+
+
+def command_line(pid: int) -> list[str]:
+    """Empty for a process that is gone."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").rstrip("\0").split("\0")
+    except OSError:
+        return []
+
+
+def candidates(target: str, pids: Iterable[int]) -> list[int]:
+    """Those of `pids` that are `target`."""
+    found = [pid for pid in pids if _is(target, command_line(pid))]
+    return [pid for pid in found if target != "guard" or _is_guard(pid)]
+
+
+def _is_guard(pid: int) -> bool:
+    """No fork of a namespace's first process on its way to become the command: that is the policy's."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+    numbers = next((line.split()[1:] for line in status.splitlines() if line.startswith("NSpid:")), [])
+    return len(numbers) == 1 or numbers[-1] == "1"
+
+
+def _is(target: str, line: list[str]) -> bool:
+    program = Path(line[0]).name if line else ""
+    if target == "guard":
+        return program == "bwrap" or line[4:5] == ["reporter"]
+    if target == "grader":
+        return program.startswith("python") and any(word.endswith("/grading_parent.py") for word in line[1:3])
+    if target == "rank":
+        return any("spawn_main" in word for word in line)
+    if target in ("engine", "engine_cpu"):
+        return "--port" in line and not any(word.endswith("vllm_guard.py") for word in line)
+    return False
+
+
+def stamp(folder: Path) -> tuple[int, int]:
+    """Of the trace store's log: it changes with each write."""
+    sizes = [(path.stat().st_size, path.stat().st_mtime_ns) for path in folder.glob("*/*/traces.db-wal")]
+    return max(sizes, default=(0, 0))

@@ -1,0 +1,82 @@
+"""Named moments between two writes, at which a rehearsal kills this process as SIGKILL from outside would.
+
+`SWE_RL_KILL_AT=step_recorded` kills at the first call with that name, `step_recorded:3` at the third. Without the
+variable a call compares one value. `bench/kill_storm.py` goes through all names.
+
+Invariants:
+- Each name of POINTS is called at one place of the package, and no other name is (a test reads the sources).
+- Each process counts its own calls; what it starts inherits the variable.
+"""
+
+import os
+import signal
+from dataclasses import dataclass
+
+VARIABLE = "SWE_RL_KILL_AT"
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """`file`: where it is called, below swe_rl/. `before` is written by then, `after` is not."""
+
+    name: str
+    file: str
+    before: str
+    after: str
+
+
+POINTS = (
+    Point("folder_locked", "job/which_folder.py", "the run's folder and its lock", "status.json"),
+    Point("status_written", "job/session.py", "status.json says running", "events.jsonl"),
+    Point("file_aside", "logger/disk.py", "a whole file beside its name", "its name"),
+    Point("went_back", "job/loop.py", "the event that a resumed run went back", "steps.jsonl is cut"),
+    Point("trajectories_taken_back", "logger/steps.py", "trajectories after the checkpoint are gone", "their steps"),
+    Point("steps_taken_back", "job/loop.py", "steps.jsonl is cut", "traces of later steps are gone"),
+    Point("scratch_made", "sandbox/lease.py", "a scratch folder", "its lease"),
+    Point("lease_written", "sandbox/process.py", "a scratch folder and its lease", "a sandbox"),
+    Point("workspace_aside", "sandbox/lease.py", "an instance's tree beside its name", "its name"),
+    Point("sandbox_made", "sandbox/process.py", "a sandbox's folder", "its first command"),
+    Point("traces_inserted", "gateway/writer.py", "a group of traces in a transaction", "its commit"),
+    Point("traces_committed", "gateway/writer.py", "the commit of a group of traces", "who waits for it hears of it"),
+    Point("traces_flushed", "job/loop.py", "all traces of a step or an evaluation", "what is learned from them"),
+    Point("eval_trajectories_written", "job/loop.py", "the trajectories of an evaluation", "its event"),
+    Point("eval_recorded", "job/loop.py", "the event of an evaluation", "the next step"),
+    Point("trained", "job/loop.py", "the policy's update, in memory", "new weights in the engines"),
+    Point("weights_written", "engine/http_weights.py", "new weights beside their name", "their name"),
+    Point("weights_synced", "job/loop.py", "new weights in the engines", "the step's trajectories"),
+    Point("trajectories_written", "job/loop.py", "a step's trajectories", "their events, and the step"),
+    Point("programs_written", "job/loop.py", "a step's events", "the step in steps.jsonl"),
+    Point("step_recorded", "job/loop.py", "a step in steps.jsonl", "status.json, and its checkpoint"),
+    Point("checkpoint_files", "trainer/durable.py", "a file of a checkpoint", "the others"),
+    Point("checkpoint_aside", "trainer/checkpoint.py", "a whole checkpoint beside its name", "its name"),
+    Point("checkpoint_named", "trainer/checkpoint.py", "a checkpoint", "the older ones are pruned"),
+    Point("checkpoint_discarded", "trainer/checkpoint.py", "an older checkpoint has lost its name", "it is removed"),
+    Point("summary_written", "job/session.py", "summary.json", "report.html"),
+    Point("report_written", "job/session.py", "report.html", "the last word of status.json"),
+)  # fmt: skip
+
+_wanted: tuple[str, int] | None = None
+_is_read = False
+_calls = 0
+
+
+def kill_point(name: str) -> None:
+    """The process ends here by SIGKILL where the environment asks for it. Raises ValueError where it names no point."""
+    global _wanted, _is_read, _calls
+    if not _is_read:
+        _wanted, _is_read = _read(os.environ.get(VARIABLE, "")), True
+    if _wanted is None or name != _wanted[0]:
+        return
+    _calls += 1
+    if _calls >= _wanted[1]:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _read(text: str) -> tuple[str, int] | None:
+    """A rehearsal that kills nothing would prove nothing: what names no point is refused."""
+    if not text:
+        return None
+    name, _, count = text.partition(":")
+    if name not in {one.name for one in POINTS}:
+        raise ValueError(f"{VARIABLE}={text} names no point of swe_rl/host/kill_point.py")
+    return name, int(count or 1)

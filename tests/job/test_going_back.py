@@ -1,0 +1,23 @@
+"""Going back to the newest checkpoint that counts."""
+
+from types import SimpleNamespace
+
+from swe_rl.job.going_back import load_newest
+from swe_rl.logger.folder import RunFolder
+from swe_rl.logger.steps import StepLog
+from swe_rl.trainer.checkpoint import save
+from swe_rl.trainer.rng import capture_rng
+
+
+def test_what_a_kill_left_beside_the_checkpoints_goes_away_also_after_the_last_step(tmp_path):
+    folder = RunFolder(tmp_path).create()
+    state = {"tensors": {}, "counters": {}}
+    with StepLog(folder) as steps:
+        steps.append({"step": 1})
+        save(folder.checkpoints, step=1, weight_version=1, model={}, trainer=state, data_order=None, config={})
+    for name in (".step_000001.old-7", ".step_000002.tmp-7"):
+        (folder.checkpoints / name).mkdir()
+    saved = SimpleNamespace(step=1, data_order=None, rng=capture_rng())
+    trainer = SimpleNamespace(load=lambda checkpoint, wanted: saved)
+    assert load_newest(trainer, folder, "hash") == (1, None)
+    assert [path.name for path in folder.checkpoints.iterdir()] == ["step_000001"]
