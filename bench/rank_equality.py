@@ -90,9 +90,9 @@ def one_rank(mesh_text: str, rank: int, port: int, arguments: Any, results: Any)
     import torch
 
     from swe_rl.config.schema import AlgoConfig, TrainerConfig
-    from swe_rl.trainer.assemble import sharded_trainer
-    from swe_rl.trainer.mesh import make_mesh, process_group
-    from swe_rl.trainer.shard import whole
+    from swe_rl.trainer.sharded.assemble import sharded_trainer
+    from swe_rl.trainer.sharded.mesh import make_mesh, process_group
+    from swe_rl.trainer.sharded.shard import whole
 
     dp, sp = parse(mesh_text)
     on_gpu = torch.cuda.is_available()

@@ -45,15 +45,15 @@ from swe_rl.engine.make import start_engines
 from swe_rl.env.bugs.env import BugsEnv
 from swe_rl.env.instance import Instance
 from swe_rl.gateway.server import Gateway
-from swe_rl.gateway.store import TraceStore
+from swe_rl.gateway.store.traces import TraceStore
 from swe_rl.hardware.host_address import free_port
-from swe_rl.job.event_loop import run
 from swe_rl.model.chat import ChatRenderer
 from swe_rl.model.load import load_tokenizer
 from swe_rl.rollout.attempt import Attempter, Order
 from swe_rl.rollout.collect import Collector
 from swe_rl.rollout.trajectory import INFRA_STATUSES, Status, Trajectory
 from swe_rl.router.make import make_router
+from swe_rl.run.event_loop import run
 from swe_rl.sandbox.provider import make_provider
 
 _ENGINES = 2

@@ -24,10 +24,10 @@ from bench.loop_lag import LoopLag
 from bench.words import TEMPLATE, load_tokenizer
 from swe_rl.config.schema import GatewayConfig
 from swe_rl.engine.external import ExternalEngine
-from swe_rl.engine.http_client import HttpClient
-from swe_rl.engine.http_features import Needs
+from swe_rl.engine.server.client import HttpClient
+from swe_rl.engine.server.features import Needs
 from swe_rl.gateway.server import Gateway
-from swe_rl.gateway.store import TraceStore
+from swe_rl.gateway.store.traces import TraceStore
 from swe_rl.model.chat import ChatRenderer
 from swe_rl.router.make import make_router
 

@@ -20,7 +20,7 @@ from typing import Any
 from aiohttp import web
 
 from swe_rl.config.compose import compose
-from swe_rl.engine.fake_vllm import FakeSettings, FakeVllm, Fault
+from swe_rl.engine.fake_vllm.server import FakeSettings, FakeVllm, Fault
 from swe_rl.env.bugs.env import DATA
 from swe_rl.env.instance import Instance
 from swe_rl.env.records import read_instances

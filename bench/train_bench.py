@@ -200,10 +200,10 @@ def build(case: Case, mesh: Any, config: Any, note: list[Any]) -> Any:
     """A sharded model of random weights with the fastest attention."""
     import torch
 
-    from swe_rl.trainer.attention_choice import choose
-    from swe_rl.trainer.materialize import empty_model, fill_random
-    from swe_rl.trainer.sharded import ShardedModel, head_shape
-    from swe_rl.trainer.ulysses import heads_per_rank
+    from swe_rl.trainer.sharded.attention_choice import choose
+    from swe_rl.trainer.sharded.materialize import empty_model, fill_random
+    from swe_rl.trainer.sharded.model import ShardedModel, head_shape
+    from swe_rl.trainer.sharded.ulysses import heads_per_rank
 
     on_gpu = mesh.device.type == "cuda"
     dtype = torch.bfloat16 if on_gpu else torch.float32
@@ -254,7 +254,7 @@ def run_sharded(case: Case, mesh: Any, budget_s: float, steps: int) -> Result:
     from swe_rl.trainer.compute import ShardedCompute
     from swe_rl.trainer.flops import DenseShape, cost_per_token
     from swe_rl.trainer.policy import Trainer
-    from swe_rl.trainer.sharded import checkpoint_activations
+    from swe_rl.trainer.sharded.model import checkpoint_activations
 
     config = model_config(case.model, case.tokens)
     result = Result(case.text)
@@ -329,7 +329,7 @@ def run_plain(case: Case, mesh: Any, budget_s: float, steps: int) -> Result:
 
 def run_check(case: Case, mesh: Any, budget_s: float, steps: int) -> Result:
     """The trainer's own start-up probe on random weights."""
-    from swe_rl.trainer.probe import compare
+    from swe_rl.trainer.sharded.probe import compare
 
     config = model_config(case.model, case.tokens)
     result = Result(case.text)
@@ -386,7 +386,7 @@ def one_rank(rank: int, world: int, port: int, cases: Sequence[str], arguments: 
 
     import torch
 
-    from swe_rl.trainer.mesh import make_mesh, process_group
+    from swe_rl.trainer.sharded.mesh import make_mesh, process_group
 
     on_gpu = torch.cuda.is_available()
     device = torch.device("cuda", rank) if on_gpu else torch.device("cpu")

@@ -1,4 +1,4 @@
-"""`python -m swe_rl`: answers `--help` at once, everything else goes to `swe_rl.job.launch`.
+"""`python -m swe_rl`: answers `--help` at once, everything else goes to `swe_rl.cli.launch`.
 
 Invariants:
 - Returns the exit status of the contract: 0 done, 1 failed, 2 wrong configuration, 130 interrupted.
@@ -23,7 +23,7 @@ def main() -> int:
         print(__version__)
         return shown(0)
     try:
-        from swe_rl.job.launch import start
+        from swe_rl.cli.launch import start
     except ModuleNotFoundError as error:
         return _not_installed(error)
     return start(arguments)
@@ -34,7 +34,7 @@ def _help(arguments: list[str]) -> int:
     from argparse import ArgumentError, ArgumentParser
     from pathlib import Path
 
-    from swe_rl.config.help import help_text
+    from swe_rl.cli.help import help_text
     from swe_rl.errors import UserError
 
     parser = ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)

@@ -5,9 +5,10 @@ import signal
 import pytest
 from hypothesis import settings
 
-from swe_rl.config import findings, known_hardware
+from swe_rl.check import findings
+from swe_rl.config import known_hardware
 from swe_rl.host.machine import Machine
-from swe_rl.job.event_loop import open_more_files
+from swe_rl.run.event_loop import open_more_files
 
 # A busy machine is no failure of a property.
 settings.register_profile("busy_machine", deadline=None)

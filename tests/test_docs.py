@@ -204,8 +204,8 @@ def test_the_rules_of_the_comparison_exist():
     said = set(
         re.findall(r"^(\w+)(?:/\w+)?: ", (ROOT / "tests/config/golden/rule_messages.txt").read_text(), re.MULTILINE)
     )
-    probes = "".join(path.read_text() for path in (ROOT / "swe_rl/hardware/preflight").glob("*.py"))
-    probes += (ROOT / "swe_rl/config/rules_sweep.py").read_text()
+    probes = "".join(path.read_text() for path in (ROOT / "swe_rl/check/preflight").glob("*.py"))
+    probes += (ROOT / "swe_rl/check/sweep.py").read_text()
     table = (ROOT / "docs/checks.md").read_text().split("## Sources")[0]
     cells = [line.split("|")[3] for line in table.splitlines() if re.match(r"\| \d", line)]
     named = {name for cell in cells for name in re.findall(r"`(\w+)`", cell)}

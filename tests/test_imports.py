@@ -10,12 +10,18 @@ GENERATED = ROOT / "env" / "bugs" / "packages"
 LAYERS = [
     {"errors", "version", "host"},
     {"config"},
+    {"plan"},
+    {"layout"},
+    {"check"},
     {"logger", "algo"},
-    {"model", "layout", "router", "sandbox", "hardware"},
+    {"model", "router", "sandbox", "hardware"},
     {"engine", "env", "report"},
     {"gateway", "agent"},
     {"rollout", "trainer"},
+    {"submission"},
+    {"run"},
     {"job"},
+    {"cli"},
     {"__main__", "swe_rl"},  # the doors: the command line, and what other programs import
 ]
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}

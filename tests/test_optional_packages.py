@@ -123,13 +123,13 @@ from swe_rl.config.schema import SandboxConfig
 from swe_rl.sandbox.provider import make_provider
 make_provider(SandboxConfig(kind=SandboxKind.docker), Path("scratch"), print)
 """,
-    "mini-swe-agent": "from swe_rl.agent.mini_swe_library import load_library; load_library()",
-    "ray": "from swe_rl.hardware.ray_cluster import connect; connect('head:6379')",
+    "mini-swe-agent": "from swe_rl.agent.mini_swe.library import load_library; load_library()",
+    "ray": "from swe_rl.hardware.ray.cluster import connect; connect('head:6379')",
     "datasets": "from swe_rl.env.swe.dataset import _datasets; _datasets('a/b')",
     "pyarrow": "from pathlib import Path; from swe_rl.env.records import _pyarrow; _pyarrow(Path('x.parquet'))",
     "swebench": """
 import os
-from swe_rl.env import swebench_process
+from swe_rl.env.grading import swebench_process
 swebench_process._environment = lambda: dict(os.environ)  # with what hides the package
 swebench_process.OfficialHarness().ask({"ask": "spec", "record": {}})
 """,
@@ -143,7 +143,7 @@ OF_HYDRA = "hydra-optuna-sweeper"
 FALLS_BACK = {
     "uvloop": """
 import asyncio
-from swe_rl.job.event_loop import run
+from swe_rl.run.event_loop import run
 async def kind(): return type(asyncio.get_running_loop()).__module__.partition(".")[0]
 assert run(kind()) == "asyncio"
 """,

@@ -23,11 +23,11 @@ from bench.oracle.measure import PARSER, measured, suite
 from bench.oracle.mutants import Mutant, UnfitError, diff, hide_tests, mutants
 from bench.oracle.packages import PACKAGES, PYTHON, Package
 from swe_rl.env.bugs.statement import problem_statement
+from swe_rl.env.grading.swebench_spec import complete
 from swe_rl.env.instance import Instance, Source
 from swe_rl.env.records import read_instances, write_instances
 from swe_rl.env.source_build.build import build
 from swe_rl.env.source_build.image import ensure_image
-from swe_rl.env.swebench_spec import complete
 
 EACH = 5
 SOURCES = Path("cache/workspaces/sources")  # where the application looks with paths.cache=OUT/cache

@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from swe_rl.config.weight_sync import VLLM_COMMAND
 from swe_rl.env.bugs.env import DATA
 from swe_rl.env.records import read_instances, write_instances
+from swe_rl.plan.weight_sync import VLLM_COMMAND
 
 _VOCABULARY = 1536  # of the tiny model
 _SMALL = (
@@ -90,7 +90,7 @@ def environment(job: Job, root: Path) -> Mapping[str, str]:
     found = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "120", "TMPDIR": str(root / "tmp")}
     found |= {"XDG_CACHE_HOME": str(root / "cache")}
     if job.fake:
-        found[VLLM_COMMAND] = f"{shlex.quote(sys.executable)} -m swe_rl.engine.fake_vllm"
+        found[VLLM_COMMAND] = f"{shlex.quote(sys.executable)} -m swe_rl.engine.fake_vllm.server"
         found["FAKE_VLLM"] = json.dumps({"vocab_size": _VOCABULARY, "token_delay_s": 0.004})
     return found
 

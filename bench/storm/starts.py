@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from swe_rl.engine.vllm_guard import descendants
+from swe_rl.engine.vllm.guard import descendants
 
 _LOOK_S = 0.02
 _READY_S = 180.0

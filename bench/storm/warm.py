@@ -46,8 +46,8 @@ def _import() -> None:
     """All that a run needs and that starts no thread."""
     import transformers  # noqa: F401
 
-    import swe_rl.engine.embedded
-    import swe_rl.job.launch
+    import swe_rl.cli.launch
+    import swe_rl.engine.embedded.engine
     import swe_rl.job.train
     import swe_rl.model.load
     import swe_rl.trainer.local  # noqa: F401

@@ -26,11 +26,11 @@ def make_agent(
 
             return BashAgent(config, max_turns=turns, command_timeout_s=command_s, client=client)
         case "mini_swe":
-            from swe_rl.agent.mini_swe import MiniSweAgent
+            from swe_rl.agent.mini_swe.agent import MiniSweAgent
 
             return MiniSweAgent(config, max_turns=turns, command_timeout_s=command_s, client=client)
         case "pdb":
-            from swe_rl.agent.pdb import PdbAgent
+            from swe_rl.agent.pdb.agent import PdbAgent
 
             return PdbAgent(config, max_turns=turns, command_timeout_s=command_s, client=client)
         case "qwen_code":

@@ -417,7 +417,7 @@ class TrainerConfig:
     max_tokens_per_micro_batch: Count = 2048
     grad_clip: Positive = 1.0
     activation_checkpointing: bool = False
-    attention: str = "auto"  # a kernel of swe_rl/trainer/attention.py; auto: the fastest that is exact here
+    attention: str = "auto"  # a kernel of swe_rl/trainer/sharded/attention.py; auto: the fastest that is exact here
     compile: bool = False  # what surrounds attention, by torch
     offload_optimizer: bool = False  # Adam's moments and master weights in the nodes' memory
     lora_rank: ZeroOrMore = 0  # 0: all weights are trained

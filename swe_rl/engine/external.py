@@ -11,12 +11,12 @@ from dataclasses import replace
 
 from swe_rl.config.choices import LogprobsMode
 from swe_rl.config.schema import Config
-from swe_rl.engine.http import HttpEngine
-from swe_rl.engine.http_client import ConnectionLostError, HttpClient, SilentError
-from swe_rl.engine.http_features import Needs, Patience
-from swe_rl.engine.http_weights import WeightFolders
 from swe_rl.engine.loss import LossTeller
 from swe_rl.engine.protocol import EngineError
+from swe_rl.engine.server.client import ConnectionLostError, HttpClient, SilentError
+from swe_rl.engine.server.engine import HttpEngine
+from swe_rl.engine.server.features import Needs, Patience
+from swe_rl.engine.server.weights import WeightFolders
 from swe_rl.errors import UserError
 
 _BUILTIN = "builtin:"

@@ -16,17 +16,17 @@ from typing import TYPE_CHECKING
 
 from swe_rl.config.choices import EngineKind
 from swe_rl.config.schema import Config, EngineConfig
-from swe_rl.config.sizes import asks_model
-from swe_rl.config.weight_sync import read_elsewhere
 from swe_rl.engine.external import external_engines
 from swe_rl.engine.loss import LossTeller, Record
 from swe_rl.engine.protocol import Engine, EngineError
 from swe_rl.engine.scripted import ScriptedEngine
-from swe_rl.engine.vllm_arguments import VllmOptions
-from swe_rl.engine.vllm_command import complete
-from swe_rl.engine.vllm_engines import EngineFolders, vllm_engines, weight_folders
+from swe_rl.engine.vllm.arguments import VllmOptions
+from swe_rl.engine.vllm.command import complete
+from swe_rl.engine.vllm.engines import EngineFolders, vllm_engines, weight_folders
 from swe_rl.errors import UserError
 from swe_rl.logger.disk import disk_error
+from swe_rl.plan.sizes import asks_model
+from swe_rl.plan.weight_sync import read_elsewhere
 from swe_rl.sandbox.lease import make_leased
 from swe_rl.sandbox.working_copy import remove_tree
 
@@ -77,7 +77,7 @@ def make_engines(
         for one in external:
             one.teller = LossTeller(one.name, say, record or (lambda *_: None))
         return external
-    from swe_rl.engine.embedded import EmbeddedEngine
+    from swe_rl.engine.embedded.engine import EmbeddedEngine
 
     assert model is not None
     return [

@@ -14,9 +14,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol, runtime_checkable
 
 from swe_rl.config.schema import Config
-from swe_rl.config.sizes import shares_gpus
 from swe_rl.engine.protocol import Engine, EngineError
 from swe_rl.engine.update import is_gone
+from swe_rl.plan.sizes import shares_gpus
 
 
 @runtime_checkable

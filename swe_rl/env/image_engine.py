@@ -8,8 +8,8 @@ Invariants:
 from dataclasses import dataclass
 from typing import IO, Any
 
+from swe_rl.check.preflight.image_names import full_name
 from swe_rl.env.source_build.program import BuildError
-from swe_rl.hardware.preflight.image_names import full_name
 
 _TIMEOUT_S = 600
 

@@ -25,7 +25,7 @@ from swe_rl.gateway.placement import Placed, Placement
 from swe_rl.gateway.reply import Answer
 from swe_rl.gateway.request import ChatRequest
 from swe_rl.gateway.session import Recorded, TurnPlan
-from swe_rl.gateway.store import TraceStore
+from swe_rl.gateway.store.traces import TraceStore
 from swe_rl.gateway.token_request import TokenRequest
 from swe_rl.gateway.trace import Trace
 from swe_rl.model.chat import ChatRenderer

@@ -29,7 +29,7 @@ from swe_rl.gateway.metrics import GatewayMetrics
 from swe_rl.gateway.placement import Placement
 from swe_rl.gateway.routes import Routes
 from swe_rl.gateway.session import Session, SessionSettings
-from swe_rl.gateway.store import TraceStore
+from swe_rl.gateway.store.traces import TraceStore
 from swe_rl.host.http_log import http_logger
 from swe_rl.host.loopback import is_loopback
 from swe_rl.model.chat import ChatRenderer

@@ -10,14 +10,14 @@ import json
 import sys
 from pathlib import Path
 
+from swe_rl.check.check import RULES, check, with_origins
+from swe_rl.check.findings import Finding, Severity, failing
 from swe_rl.config.choices import OutputFormat
 from swe_rl.config.compose import config_hash
-from swe_rl.config.findings import Finding, Severity, failing
 from swe_rl.config.provenance import Origins
 from swe_rl.config.ranges import within
-from swe_rl.config.rules import RULES, check, with_origins
 from swe_rl.config.schema import Config
-from swe_rl.job.failure import print_finding
+from swe_rl.logger.failure import print_finding
 
 
 def run(config: Config, folder: Path | None, origins: Origins | None = None) -> int:
@@ -39,7 +39,7 @@ def _probe(config: Config, findings: list[Finding]) -> list[Finding]:
     """This machine's probes, with their progress on stderr; without what a rule has said already."""
     from rich.console import Console
 
-    from swe_rl.hardware.preflight import preflight
+    from swe_rl.check.preflight import preflight
 
     said = {f"preflight_{finding.rule_id}" for finding in findings}
     with Console(stderr=True, highlight=False).status("asking this machine") as status:

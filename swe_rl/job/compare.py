@@ -13,15 +13,15 @@ from swe_rl.config.choices import OutputFormat
 from swe_rl.config.provenance import Origins
 from swe_rl.config.schema import Config, JobConfig
 from swe_rl.errors import SweRlError
-from swe_rl.job.slurm_runs import is_slurm_id, runs_of
 from swe_rl.logger.disk import encode_json, write_json_atomic, write_text_atomic
-from swe_rl.report.compare import Arm, Comparison, compare
-from swe_rl.report.compare_arms import engines_of, make_arms, make_pair, with_baseline
-from swe_rl.report.compare_png import write_png
-from swe_rl.report.compare_read import CompareError, is_run, measured, runs_below
-from swe_rl.report.compare_record import csv_text, record
-from swe_rl.report.compare_svg import svg
-from swe_rl.report.compare_text import text
+from swe_rl.report.compare.arms import engines_of, make_arms, make_pair, with_baseline
+from swe_rl.report.compare.compare import Arm, Comparison, compare
+from swe_rl.report.compare.png import write_png
+from swe_rl.report.compare.read import CompareError, is_run, measured, runs_below
+from swe_rl.report.compare.record import csv_text, record
+from swe_rl.report.compare.svg import svg
+from swe_rl.report.compare.text import text
+from swe_rl.submission.slurm_runs import is_slurm_id, runs_of
 
 NAME = "compare"  # of the files, and of their folder
 _LONGEST = 120  # characters of a folder's name

@@ -12,13 +12,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from swe_rl.agent.mini_swe_trajectory import mini_swe_trajectory
+from swe_rl.agent.mini_swe.trajectory import mini_swe_trajectory
 from swe_rl.agent.protocol import AgentResult
 from swe_rl.config.schema import Config
 from swe_rl.env.instance import Instance
-from swe_rl.job import event_loop
-from swe_rl.job.components import Components, components, load_sampled
-from swe_rl.job.session import Session, session
 from swe_rl.logger.disk import encode_json, write_bytes_atomic, write_json_atomic, write_text_atomic
 from swe_rl.logger.jsonl import JsonlWriter, read_jsonl
 from swe_rl.report.eval_table import print_scores
@@ -27,6 +24,9 @@ from swe_rl.rollout.collect import Collected, require_few_failures
 from swe_rl.rollout.evaluate import eval_numbers
 from swe_rl.rollout.pass_at_k import score_table
 from swe_rl.rollout.trajectory import INFRA_STATUSES, OUR_WORDS, Trajectory
+from swe_rl.run import event_loop
+from swe_rl.run.components import Components, components, load_sampled
+from swe_rl.run.session import Session, session
 
 _STEP = 0  # no training came before
 

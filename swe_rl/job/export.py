@@ -70,7 +70,7 @@ def checkpoint_in(path: Path) -> Path | None:
         return path
     if not (path / _CHECKPOINTS).is_dir():
         return None
-    from swe_rl.trainer.checkpoint import newest
+    from swe_rl.trainer.checkpoint.folder import newest
 
     return newest(path / _CHECKPOINTS)
 
@@ -85,7 +85,7 @@ def _export_folder(checkpoint: Path) -> Path:
 def _write(checkpoint: Path, target: Path, model: ModelConfig, dtype: ExportType) -> list[Path]:
     import torch
 
-    from swe_rl.trainer.export import export
+    from swe_rl.trainer.checkpoint.export import export
 
     wanted = None if dtype is ExportType.model else getattr(torch, dtype.value)
     return export(checkpoint, _description(checkpoint, model), target, dtype=wanted)
@@ -94,7 +94,7 @@ def _write(checkpoint: Path, target: Path, model: ModelConfig, dtype: ExportType
 def _description(checkpoint: Path, given: ModelConfig) -> Path:
     """The folder of the model that the checkpoint's run began with; where that is gone, of `model.path`."""
     from swe_rl.model.load import ModelError, model_folder
-    from swe_rl.trainer.manifest import STATE_FILE, read_json
+    from swe_rl.trainer.checkpoint.manifest import STATE_FILE, read_json
 
     try:
         saved = read_json(checkpoint / STATE_FILE)["config"]

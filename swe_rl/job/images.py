@@ -27,8 +27,8 @@ from swe_rl.env.make import make_env
 from swe_rl.env.source_build.image import ensure_image
 from swe_rl.env.source_build.program import BuildError
 from swe_rl.errors import SweRlError, UserError
-from swe_rl.job.components import cache_folder
-from swe_rl.sandbox.container_address import engine_address
+from swe_rl.run.components import cache_folder
+from swe_rl.sandbox.container.address import engine_address
 
 _ASKED_AT_ONCE = 8
 _SHOWN_INSTANCES = 3
@@ -134,8 +134,8 @@ def _get(config: Config, states: Sequence[ImageState], absent: Sequence[Instance
 
 
 async def _pull(config: Config, states: Sequence[ImageState], address: str) -> None:
-    from swe_rl.sandbox.container_engine import ContainerEngine
-    from swe_rl.sandbox.container_images import Images
+    from swe_rl.sandbox.container.engine import ContainerEngine
+    from swe_rl.sandbox.container.images import Images
 
     sandbox = replace(config.sandbox, pull=PullPolicy.missing)
     engine = ContainerEngine(address, threads=_ASKED_AT_ONCE, timeout_s=config.sandbox.start_timeout_s)

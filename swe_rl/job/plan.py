@@ -10,18 +10,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from swe_rl.config import duration, memory, sizes
+from swe_rl.check.check import check
+from swe_rl.check.findings import failing, read_text
 from swe_rl.config.choices import EngineKind, OutputFormat
 from swe_rl.config.compose import config_hash
 from swe_rl.config.environment import shown
-from swe_rl.config.findings import failing, read_text
-from swe_rl.config.instance_count import trained_images
 from swe_rl.config.provenance import Origins
 from swe_rl.config.ranges import within
-from swe_rl.config.rules import check
 from swe_rl.config.schema import Config
 from swe_rl.job.simulate import step_rollouts
 from swe_rl.layout.placement import PlacementError, place
+from swe_rl.plan import duration, memory, sizes
+from swe_rl.plan.instance_count import trained_images
 
 
 def run(config: Config, folder: Path | None, origins: Origins | None = None) -> int:

@@ -25,7 +25,7 @@ from swe_rl.env.bugs.generate import generate
 from swe_rl.env.instance import Instance, InstanceError
 from swe_rl.env.records import read_instances, write_instances
 from swe_rl.env.source_build.program import BuildError
-from swe_rl.job.components import cache_folder
+from swe_rl.run.components import cache_folder
 
 COUNTS = {"train": 64, "heldout": 32}
 SEED = 0
@@ -128,7 +128,7 @@ def _maker(config: Config, cache: Path, console: Console) -> Callable[[Instance]
     from swe_rl.env.image_engine import DockerEngine
     from swe_rl.env.source_build.build import build
     from swe_rl.env.source_build.image import ensure_image
-    from swe_rl.sandbox.container_address import engine_address
+    from swe_rl.sandbox.container.address import engine_address
 
     sources = cache / "sources"
     if config.sandbox.kind is SandboxKind.process:

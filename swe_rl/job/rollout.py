@@ -3,10 +3,10 @@
 from pathlib import Path
 
 from swe_rl.config.schema import Config
-from swe_rl.job import event_loop
-from swe_rl.job.components import components, load_sampled
-from swe_rl.job.loop import Loop
-from swe_rl.job.session import Session, session
+from swe_rl.run import event_loop
+from swe_rl.run.components import components, load_sampled
+from swe_rl.run.loop import Loop
+from swe_rl.run.session import Session, session
 
 
 def run(config: Config, folder: Path | None) -> int:

@@ -19,22 +19,49 @@ from pathlib import Path
 
 from swe_rl.config.choices import RuntimeKind, SandboxKind, WandbMode
 from swe_rl.config.schema import Config, SandboxConfig
-from swe_rl.config.sizes import server_slots
 from swe_rl.errors import UserError
-from swe_rl.hardware.allocation import allocation
 from swe_rl.hardware.host_address import LOOPBACK, own_address
 from swe_rl.hardware.rendezvous import Beating, Meeting, RendezvousError, ServerRecord, Signs, meeting_of
 from swe_rl.hardware.runtime_watch import Tenancy
-from swe_rl.hardware.squeue import JobState, has_slurm, job_state
-from swe_rl.job import event_loop
-from swe_rl.job.components import scratch_root
-from swe_rl.job.runtime_state import RuntimeState
-from swe_rl.job.session import Session, session
+from swe_rl.hardware.slurm.allocation import allocation
+from swe_rl.hardware.slurm.squeue import JobState, has_slurm, job_state
 from swe_rl.logger.disk import DiskError
+from swe_rl.logger.progress_state import ProgressState
+from swe_rl.logger.progress_text import duration
+from swe_rl.plan.sizes import server_slots
+from swe_rl.run import event_loop
+from swe_rl.run.components import scratch_root
+from swe_rl.run.session import Session, session
 from swe_rl.sandbox.lease import make_leased, reap_stale
 from swe_rl.sandbox.provider import make_provider
-from swe_rl.sandbox.runtime_server import RuntimeServer, ServerOptions
+from swe_rl.sandbox.remote.server import RuntimeServer, ServerOptions
 from swe_rl.sandbox.working_copy import remove_tree
+
+_BAR = 100
+
+
+class RuntimeState(ProgressState):
+    def __init__(self) -> None:
+        super().__init__(total_steps=_BAR)
+        self._line = ""
+        self._since_s: float | None = None
+
+    def look(self, used: int, slots: int) -> bool:
+        """Whether there is something new to show."""
+        line = f"{used}/{slots} sandboxes"
+        changed, self._line = line != self._line, line
+        self.done_steps = round(_BAR * used / max(1, slots))
+        return changed
+
+    def headline(self, now_s: float) -> str:
+        if not self._line:
+            return "starting"
+        self._since_s = now_s if self._since_s is None else self._since_s
+        return f"serving {duration(now_s - self._since_s)}  {self._line}"
+
+    def collection(self, now_s: float) -> str | None:
+        return None
+
 
 _TELL_EVERY = 6  # beats between two lines where there is no live terminal
 _ASK_QUEUE_S = 15.0

@@ -18,9 +18,9 @@ from swe_rl.config.schema import Config
 from swe_rl.env.bugs.demonstration import Demonstration, Demonstrator
 from swe_rl.env.bugs.workspace import PACKAGES
 from swe_rl.errors import UserError
-from swe_rl.job.session import session
 from swe_rl.logger.disk import write_json_atomic
 from swe_rl.model.warm_start import IdsAndMask, Messages, batches
+from swe_rl.run.session import session
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast

@@ -15,13 +15,13 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
 
-from swe_rl.config import duration, memory, rollout_bound, sizes
 from swe_rl.config.choices import EngineKind, OutputFormat
 from swe_rl.config.compose import compose, config_hash
-from swe_rl.config.engine_speed import speed_of
 from swe_rl.config.provenance import Origins
 from swe_rl.config.schema import Config, RouterConfig
 from swe_rl.errors import SweRlError, UserError
+from swe_rl.plan import duration, memory, rollout_bound, sizes
+from swe_rl.plan.engine_speed import speed_of
 from swe_rl.router.make import make_router
 from swe_rl.router.simulation.engine_model import EngineLimits
 from swe_rl.router.simulation.outcome import Outcome
@@ -339,7 +339,7 @@ def _cells(key: str, written: str, routers: dict[str, dict[str, dict[str, float]
 
 def recorded_programs(folder: "RunFolder", step: int) -> tuple[Program, ...]:
     """One step of a run, from its trajectories and traces. Raises TraceStoreError, DiskError."""
-    from swe_rl.gateway.store import TraceStore
+    from swe_rl.gateway.store.traces import TraceStore
     from swe_rl.logger.jsonl import read_jsonl
     from swe_rl.router.simulation.recorded import RecordedTurn, program_of, shared_tokens
 

@@ -19,31 +19,69 @@ from typing import TYPE_CHECKING
 
 from swe_rl.config.choices import EngineKind
 from swe_rl.config.schema import Config
-from swe_rl.config.sizes import shares_gpus
 from swe_rl.engine.absence import NoEngineError
-from swe_rl.engine.vllm_devices import visible_devices
-from swe_rl.engine.wire import require_wire
+from swe_rl.engine.transfer.wire import require_wire
+from swe_rl.engine.vllm.devices import visible_devices
 from swe_rl.errors import RunError
-from swe_rl.hardware.nodes import address, names_of
 from swe_rl.hardware.rendezvous import meets
-from swe_rl.job import event_loop
-from swe_rl.job.components import components, load_sampled
-from swe_rl.job.loop import Loop
-from swe_rl.job.restarts import Restarts
-from swe_rl.job.runtime_keeper import RuntimeLost, kept_fleet
-from swe_rl.job.session import Session, session
+from swe_rl.hardware.slurm.nodes import address, names_of
 from swe_rl.layout.placement import home, place
-from swe_rl.sandbox.runtime_fleet import RuntimeFleet
+from swe_rl.plan.sizes import shares_gpus
+from swe_rl.run import event_loop
+from swe_rl.run.components import components, load_sampled
+from swe_rl.run.loop import Loop
+from swe_rl.run.runtime_keeper import RuntimeLost, kept_fleet
+from swe_rl.run.session import Session, session
+from swe_rl.sandbox.remote.fleet import RuntimeFleet
 from swe_rl.trainer.errors import RankLost
 from swe_rl.trainer.protocol import TrainsPolicy
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-    from swe_rl.trainer.group import TrainerGroup
     from swe_rl.trainer.local import LocalTrainer
-    from swe_rl.trainer.rank_steps import RankSteps
-    from swe_rl.trainer.ray_group import RayRanks
+    from swe_rl.trainer.ranks.group import TrainerGroup
+    from swe_rl.trainer.ranks.ray_group import RayRanks
+    from swe_rl.trainer.ranks.steps import RankSteps
+import time
+from collections.abc import Callable
+from types import MappingProxyType
+from typing import Any
+
+
+class Restarts:
+    """Of one start of a run. `used`: how many there were so far."""
+
+    def __init__(self, allowed: int, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self.allowed, self.used = allowed, 0
+        self._clock = clock
+        self._went_on_s: float | None = None
+        self._done_at_s: Mapping[int, float] = MappingProxyType({})
+        self._lost: RankLost | None = None
+
+    def take(self, lost: RankLost) -> str:
+        """A line for the terminal. Raises `lost` where none is left."""
+        if self._went_on_s is None or self.used >= self.allowed:
+            raise lost
+        self.used += 1
+        self._lost = lost
+        return f"trainer: rank {lost.rank} is lost ({lost.reason}); restart {self.used} of {self.allowed}"
+
+    def went_on(self, step: int, done_at_s: Mapping[int, float]) -> dict[str, Any] | None:
+        """The ranks are up, with the state after `step`. The fields of `trainer_restart`; None for the first start.
+
+        `done_at_s`: when each step was done, filled by the loop as it goes. `lost_s` counts from the end of `step`
+        until now: the work that is done again, and the restart.
+        """
+        now_s, lost, self._lost = self._clock(), self._lost, None
+        fields = None
+        if lost is not None:
+            assert self._went_on_s is not None
+            since_s = self._done_at_s.get(step, self._went_on_s)
+            fields = {"step": step, "rank": lost.rank, "reason": lost.reason, "restart": self.used}
+            fields |= {"lost_s": now_s - since_s}
+        self._went_on_s, self._done_at_s = now_s, done_at_s
+        return fields
 
 
 def run(config: Config, folder: Path | None) -> int:
@@ -85,7 +123,7 @@ async def _train(config: Config, one: Session) -> None:
 
 def _require_peft(config: Config) -> None:
     """Before ranks are started, which could only fail with it. Raises UserError."""
-    from swe_rl.trainer.adapter import require_peft
+    from swe_rl.trainer.lora.adapter import require_peft
 
     require_peft(config.trainer)
 
@@ -151,8 +189,8 @@ def _save(loop: Loop, trainer: TrainsPolicy) -> None:
 
 def _in_this_process(config: Config) -> "tuple[PreTrainedModel, PreTrainedTokenizerFast, LocalTrainer]":
     from swe_rl.model.load import load_model, load_tokenizer, model_folder
-    from swe_rl.trainer.fingerprint import base_of
     from swe_rl.trainer.local import LocalTrainer, with_adapter
+    from swe_rl.trainer.lora.fingerprint import base_of
 
     model, tokenizer = load_model(config.model), load_tokenizer(config.model)
     policy, adapter = model, None
@@ -173,8 +211,8 @@ def _in_this_process(config: Config) -> "tuple[PreTrainedModel, PreTrainedTokeni
 
 def _group(config: Config, one: Session, pad_token_id: int, restart: int) -> "TrainerGroup":
     """Not started; each restart has logs of its own. Raises DeviceError."""
-    from swe_rl.trainer.group import TrainerGroup
-    from swe_rl.trainer.rank import RankSetup
+    from swe_rl.trainer.ranks.group import TrainerGroup
+    from swe_rl.trainer.ranks.rank import RankSetup
 
     by_ray = config.hardware.ray_address is not None
     setup = RankSetup(
@@ -199,7 +237,7 @@ def _group(config: Config, one: Session, pad_token_id: int, restart: int) -> "Tr
 
 def _step_ranks(config: Config, one: Session) -> "RankSteps | None":
     """None where all ranks are on this node. Raises NodesError."""
-    from swe_rl.trainer.rank_steps import RankSite, RankSteps
+    from swe_rl.trainer.ranks.steps import RankSite, RankSteps
 
     placement = place(config)
     own = home(placement)
@@ -215,7 +253,7 @@ def _step_ranks(config: Config, one: Session) -> "RankSteps | None":
 
 def _ray_ranks(config: Config, one: Session) -> "RayRanks":
     """Not connected. Raises DeviceError."""
-    from swe_rl.trainer.ray_group import RayRanks, handed_on
+    from swe_rl.trainer.ranks.ray_group import RayRanks, handed_on
 
     address = config.hardware.ray_address
     assert address is not None

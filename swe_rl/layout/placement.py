@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from swe_rl.config.choices import EngineKind
 from swe_rl.config.schema import Config, HardwareConfig
-from swe_rl.config.sizes import uses_no_gpu
 from swe_rl.errors import UserError
+from swe_rl.plan.sizes import uses_no_gpu
 
 
 class PlacementError(UserError):

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 from swe_rl.agent.protocol import Agent, AgentError, AgentResult, Exit, Task, UnknownEndError
 from swe_rl.config.schema import EnvConfig, RolloutConfig
 from swe_rl.engine.protocol import EngineError
-from swe_rl.env.cheating import cheating_attempts
+from swe_rl.env.cheating.attempts import cheating_attempts
 from swe_rl.env.history import hide_history
 from swe_rl.env.instance import Instance
 from swe_rl.env.patch import collect_patch

@@ -14,23 +14,23 @@ def make_provider(
 ) -> SandboxProvider:
     """`run` names the run in labels. Raises UserError for a kind that does not work on this host."""
     if config.kind is SandboxKind.process:
-        from swe_rl.sandbox.process import ProcessProvider
+        from swe_rl.sandbox.process.provider import ProcessProvider
 
         return ProcessProvider(config, scratch, warn=warn)
     if config.kind in (SandboxKind.docker, SandboxKind.podman):
         _need("docker", f"sandbox.kind={config.kind}", "the SDK of both engines")
-        from swe_rl.sandbox.container_provider import ContainerProvider
+        from swe_rl.sandbox.container.provider import ContainerProvider
 
         return ContainerProvider(config, scratch, warn=warn, run=run)
     if config.kind is SandboxKind.apptainer:
-        from swe_rl.sandbox.apptainer import ApptainerProvider
+        from swe_rl.sandbox.apptainer.provider import ApptainerProvider
 
         return ApptainerProvider(config, scratch, warn=warn)
     if config.runtime_protocol is RuntimeProtocol.openhands:
-        from swe_rl.sandbox.remote_openhands import OpenHandsProvider
+        from swe_rl.sandbox.remote.openhands import OpenHandsProvider
 
         return OpenHandsProvider(config)
-    from swe_rl.sandbox.remote import RemoteProvider
+    from swe_rl.sandbox.remote.client import RemoteProvider
 
     return RemoteProvider(config)
 
@@ -42,7 +42,7 @@ def speaks_ours(config: SandboxConfig) -> bool:
 
 async def greeted(config: SandboxConfig) -> None:
     """Asks that server once, and goes. Raises UserError where it is not well or wants another key."""
-    from swe_rl.sandbox.remote import RemoteProvider
+    from swe_rl.sandbox.remote.client import RemoteProvider
 
     provider = RemoteProvider(config)
     try:

@@ -13,15 +13,15 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from swe_rl.trainer.balance import balanced
 from swe_rl.trainer.batching import MicroBatch, input_length, micro_batches
 from swe_rl.trainer.errors import TrainerError
 from swe_rl.trainer.logprobs import token_logprobs
-from swe_rl.trainer.mesh import Mesh
 from swe_rl.trainer.metrics import StepStats
-from swe_rl.trainer.packing import PackedBatch, pack
 from swe_rl.trainer.pulse import Beat, beating, no_beat
-from swe_rl.trainer.sharded import ShardedModel, checkpoint_activations
+from swe_rl.trainer.sharded.balance import balanced
+from swe_rl.trainer.sharded.mesh import Mesh
+from swe_rl.trainer.sharded.model import ShardedModel, checkpoint_activations
+from swe_rl.trainer.sharded.packing import PackedBatch, pack
 
 Batch = MicroBatch | PackedBatch
 IdsAndMask = tuple[Sequence[int], Sequence[int]]

@@ -14,15 +14,15 @@ from torch import Tensor, nn
 
 from swe_rl.algo.row import Row
 from swe_rl.config.schema import TrainerConfig
-from swe_rl.engine.wire import Announced, Sent
+from swe_rl.engine.transfer.wire import Announced, Sent
 from swe_rl.model.experts import HubNamed
-from swe_rl.trainer import checkpoint
-from swe_rl.trainer.adapter import Adapter, attach
-from swe_rl.trainer.checkpoint import Checkpoint
-from swe_rl.trainer.merged import MergedForEngines
+from swe_rl.trainer.checkpoint import folder as checkpoint
+from swe_rl.trainer.checkpoint.folder import Checkpoint
+from swe_rl.trainer.checkpoint.stored import restore, verified
+from swe_rl.trainer.lora.adapter import Adapter, attach
+from swe_rl.trainer.lora.merged import MergedForEngines
 from swe_rl.trainer.policy import Trainer
-from swe_rl.trainer.stored import restore, verified
-from swe_rl.trainer.wire import WireEnd
+from swe_rl.trainer.send.wire import WireEnd
 
 AnyModel = TypeVar("AnyModel", bound=nn.Module)
 

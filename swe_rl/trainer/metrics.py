@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from swe_rl.trainer.expert_load import load_max, unused_rate
-from swe_rl.trainer.mesh import Mesh
 from swe_rl.trainer.optimizer import Update
+from swe_rl.trainer.sharded.mesh import Mesh
 
 
 @dataclass(frozen=True, slots=True)

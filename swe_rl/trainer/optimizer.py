@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from swe_rl.trainer.errors import TrainerError
-from swe_rl.trainer.shard import local_shard, shard_range, whole
+from swe_rl.trainer.sharded.shard import local_shard, shard_range, whole
 
 MAX_NONFINITE = 3
 STATE_KEYS = ("exp_avg", "exp_avg_sq", "step")

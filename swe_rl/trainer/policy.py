@@ -30,19 +30,19 @@ from swe_rl.algo.sequences import Sequences
 from swe_rl.algo.staleness import age_steps, without_old
 from swe_rl.config.choices import KlEstimator
 from swe_rl.config.schema import AlgoConfig, TrainerConfig
-from swe_rl.trainer.adapter import Adapter
-from swe_rl.trainer.adapter_names import is_adapter
 from swe_rl.trainer.compute import Batch, Compute, LocalCompute
 from swe_rl.trainer.errors import TrainerError
 from swe_rl.trainer.expert_load import ExpertLoad
-from swe_rl.trainer.merged import MergedWeights
+from swe_rl.trainer.lora.adapter import Adapter
+from swe_rl.trainer.lora.merged import MergedWeights
+from swe_rl.trainer.lora.names import is_adapter
 from swe_rl.trainer.metrics import StepStats, TrainMetrics
 from swe_rl.trainer.minibatch import MiniBatch, left_out, measured_rows, mini_batches
 from swe_rl.trainer.observed import observe, observe_left_out
 from swe_rl.trainer.optimizer import Optimizer, RowsOf
 from swe_rl.trainer.out_of_memory import out_of_memory_named
-from swe_rl.trainer.packing import PackedBatch
 from swe_rl.trainer.schedule import warmup_factor
+from swe_rl.trainer.sharded.packing import PackedBatch
 from swe_rl.trainer.threads import torch_threads
 from swe_rl.trainer.work import Work, build_work
 

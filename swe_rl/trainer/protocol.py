@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from swe_rl.algo.row import Row
 from swe_rl.config.choices import KlEstimator
-from swe_rl.engine.wire import SendsWeights
+from swe_rl.engine.transfer.wire import SendsWeights
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from swe_rl.trainer.checkpoint import Checkpoint
+    from swe_rl.trainer.checkpoint.folder import Checkpoint
     from swe_rl.trainer.metrics import TrainMetrics
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from swe_rl.algo.row import Row
 from swe_rl.trainer.compute import Batch, Compute
 from swe_rl.trainer.minibatch import MiniBatch
-from swe_rl.trainer.packing import PackedBatch
+from swe_rl.trainer.sharded.packing import PackedBatch
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from swe_rl.env.protocol import Grade
 from swe_rl.gateway.live import SessionSummary
 from swe_rl.gateway.server import Gateway
 from swe_rl.gateway.session import SessionSettings
-from swe_rl.gateway.store import TraceStore
+from swe_rl.gateway.store.traces import TraceStore
 from swe_rl.gateway.trace import Trace
 from swe_rl.model.chat import ChatRenderer
 from swe_rl.model.tiny import build_tokenizer

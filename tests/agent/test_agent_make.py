@@ -9,8 +9,8 @@ from swe_rl.agent.client import ChatClient
 from swe_rl.agent.make import make_agent
 from swe_rl.agent.protocol import Agent
 from swe_rl.agent.scripted import GoldAgent
+from swe_rl.check.rules.data import AGENT_TOOLS
 from swe_rl.config.compose import compose
-from swe_rl.config.rules_data import AGENT_TOOLS
 from swe_rl.config.schema import AgentConfig, RolloutConfig
 from swe_rl.errors import UserError
 

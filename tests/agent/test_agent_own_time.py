@@ -16,7 +16,7 @@ from swe_rl.config.schema import AgentConfig, GatewayConfig, RouterConfig, Sandb
 from swe_rl.engine.scripted import ScriptedEngine
 from swe_rl.gateway.server import Gateway
 from swe_rl.gateway.session import SessionSettings
-from swe_rl.gateway.store import TraceStore
+from swe_rl.gateway.store.traces import TraceStore
 from swe_rl.router.make import make_router
 from swe_rl.sandbox.protocol import Door, Workspace
 from swe_rl.sandbox.provider import make_provider

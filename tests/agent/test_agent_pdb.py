@@ -7,16 +7,15 @@ import pytest
 
 from swe_rl.agent.client import ChatClient
 from swe_rl.agent.fake_server import FakeChatServer, FakeReply, Script, replies
-from swe_rl.agent.pdb import PdbAgent
-from swe_rl.agent.pdb_prompts import CALL_REMINDER, debugging_prompt
-from swe_rl.agent.pdb_tools import TOOLS, ToolArgumentError, tools_of
+from swe_rl.agent.pdb.agent import CALL_REMINDER, PdbAgent, debugging_prompt
+from swe_rl.agent.pdb.tools import TOOLS, ToolArgumentError, tools_of
 from swe_rl.agent.prompts import FORMAT_REMINDER, SYSTEM_PROMPTS
 from swe_rl.agent.protocol import AgentResult, Exit, Task
 from swe_rl.config.choices import Isolation
 from swe_rl.config.schema import AgentConfig, SandboxConfig
 from swe_rl.env.instance import Instance
 from swe_rl.errors import UserError
-from swe_rl.sandbox.process import ProcessProvider
+from swe_rl.sandbox.process.provider import ProcessProvider
 from swe_rl.sandbox.protocol import ExecResult, Workspace
 from swe_rl.sandbox.scripted import Respond, ScriptedProvider
 

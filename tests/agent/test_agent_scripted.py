@@ -9,7 +9,7 @@ from swe_rl.agent.protocol import AgentError, Exit, Task
 from swe_rl.agent.scripted import GoldAgent, NoopAgent, ScriptedAgent
 from swe_rl.config.choices import Isolation
 from swe_rl.config.schema import SandboxConfig
-from swe_rl.sandbox.process import ProcessProvider
+from swe_rl.sandbox.process.provider import ProcessProvider
 from swe_rl.sandbox.protocol import ExecResult, Workspace
 from swe_rl.sandbox.scripted import ScriptedProvider
 

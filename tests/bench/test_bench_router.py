@@ -12,7 +12,7 @@ from bench.arms import ArmError, router_config
 from bench.load import make_load
 from bench.peers import PeerError
 from bench.router_bench import RouterBench, ServersBusyError, parse, table
-from swe_rl.engine.fake_vllm import FakeSettings, FakeVllm
+from swe_rl.engine.fake_vllm.server import FakeSettings, FakeVllm
 
 FAKE = FakeSettings(max_model_len=16384, vocab_size=16384, kv_capacity_tokens=3200)
 SMALL = ["--programs", "6", "--scale", "0.5", "--token-scale", "0.03", "--tool-scale", "0.002"]
@@ -69,7 +69,7 @@ def test_urls_of_the_command():
 
 @pytest.mark.parametrize("status", [0, 3])
 async def test_engines_live_as_long_as_the_command(model_dir, tmp_path, monkeypatch, status):
-    monkeypatch.setenv("SWE_RL_VLLM_COMMAND", f"{shlex.quote(sys.executable)} -m swe_rl.engine.fake_vllm")
+    monkeypatch.setenv("SWE_RL_VLLM_COMMAND", f"{shlex.quote(sys.executable)} -m swe_rl.engine.fake_vllm.server")
     told = tmp_path / "urls"
     script = (
         "import pathlib, sys, urllib.request as u\n"

@@ -11,7 +11,7 @@ from bench.storm.jobs import JOBS, OF_TARGET
 from bench.storm.plan import DEFAULT_TARGETS, chunks, point_kills, random_kills
 from bench.storm.targets import TARGETS
 from swe_rl.config.schema import Config
-from swe_rl.gateway.store import TraceStore
+from swe_rl.gateway.store.traces import TraceStore
 from swe_rl.gateway.trace import Trace
 from swe_rl.host.kill_point import POINTS
 from swe_rl.logger.events import EventLog

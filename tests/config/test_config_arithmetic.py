@@ -5,10 +5,10 @@ import dataclasses
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from swe_rl.check.check import check
+from swe_rl.check.findings import Host
+from swe_rl.check.rules.data import overlap
 from swe_rl.config.choices import EngineKind
-from swe_rl.config.findings import Host
-from swe_rl.config.rules import check
-from swe_rl.config.rules_data import overlap
 from swe_rl.config.schema import Config
 from swe_rl.layout.placement import PlacementError, place
 

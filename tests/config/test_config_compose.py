@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 import yaml
 
+from swe_rl.check.check import check
+from swe_rl.check.findings import Host
+from swe_rl.cli.help import default_choices, help_text
 from swe_rl.config.choices import EngineKind, JobName, OutcomeReward
 from swe_rl.config.compose import compose, config_hash, expand, flatten, resolved_yaml
 from swe_rl.config.explain import ConfigError
-from swe_rl.config.findings import Host
 from swe_rl.config.folders import options
-from swe_rl.config.help import default_choices, help_text
-from swe_rl.config.rules import check
 from swe_rl.config.schema import OutcomeConfig
 
 README = Path(__file__).parents[2] / "README.md"

@@ -2,8 +2,8 @@
 
 import pytest
 
-from swe_rl.config.engine_speed import FP8_EXPERTS, EngineSpeed, SpeedError, engine_speed, speed_of
 from swe_rl.config.schema import HardwareConfig, LayoutConfig, ModelConfig
+from swe_rl.plan.engine_speed import FP8_EXPERTS, EngineSpeed, SpeedError, engine_speed, speed_of
 
 QWEN3_14B = ModelConfig(
     num_layers=40, hidden_size=5120, num_heads=40, num_kv_heads=8, head_dim=128, params_b=14.8, active_params_b=14.8

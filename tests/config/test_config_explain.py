@@ -2,11 +2,11 @@
 
 import pytest
 
+from swe_rl.cli.launch import start
 from swe_rl.config.compose import compose
 from swe_rl.config.explain import ConfigError
 from swe_rl.config.foreign_keys import NEAR, SAME
 from swe_rl.config.keys import is_legal, key_types, nearest_keys
-from swe_rl.job.launch import start
 
 WORD, HELP = " has no value: an override is KEY=VALUE.", " `--help` lists what there is."
 MESSAGES = {

@@ -4,11 +4,11 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
+from swe_rl.check.check import check
+from swe_rl.check.findings import Host, report_lines
 from swe_rl.config import compose as composing
 from swe_rl.config.explain import ConfigError, check_overrides, explained
-from swe_rl.config.findings import Host, report_lines
 from swe_rl.config.keys import key_types
-from swe_rl.config.rules import check
 from swe_rl.config.secrets import hide_secrets
 from swe_rl.errors import UserError
 

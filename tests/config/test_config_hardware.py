@@ -5,16 +5,16 @@ from functools import partial
 
 import pytest
 
+from swe_rl.check.assumed import answered, smallest
+from swe_rl.check.check import check
+from swe_rl.check.findings import Host, Severity
 from swe_rl.config import known_hardware
-from swe_rl.config.assumed import answered, smallest
 from swe_rl.config.choices import JobName
 from swe_rl.config.compose import compose, config_hash
-from swe_rl.config.findings import Host, Severity
 from swe_rl.config.known_hardware import described
-from swe_rl.config.rules import check
 from swe_rl.config.schema import HardwareConfig
-from swe_rl.config.sizes import gpus_needed, gpus_there
 from swe_rl.host.machine import Machine
+from swe_rl.plan.sizes import gpus_needed, gpus_there
 
 CARD = ["model=qwen3_14b", "layout=dp4", "router=tr"]
 

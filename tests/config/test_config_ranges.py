@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from swe_rl.check.check import check
+from swe_rl.check.findings import Host, Severity
 from swe_rl.config.choices import JobName
 from swe_rl.config.compose import compose
-from swe_rl.config.findings import Host, Severity
 from swe_rl.config.keys import key_types
 from swe_rl.config.ranges import LARGEST, Range, ranges_of, within, wrong_numbers
-from swe_rl.config.rules import check
 from swe_rl.config.schema import Config, OutcomeConfig
 from swe_rl.job.describe import describe
 

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swe_rl.config.compose import compose
-from swe_rl.config.rollout_bound import bound_s, capped_mean, mean, mean_turns, wrong_pairs
 from swe_rl.config.schema import Config, HardwareConfig, LayoutConfig, ModelConfig, WorkloadConfig
+from swe_rl.plan.rollout_bound import bound_s, capped_mean, mean, mean_turns, wrong_pairs
 
 
 @pytest.mark.parametrize("power", [1, 2])

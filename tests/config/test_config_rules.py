@@ -12,15 +12,16 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swe_rl.config import rules_algo, rules_model
+from swe_rl.check.check import RULES, check
+from swe_rl.check.findings import Host, Severity, failing, folder_writable
+from swe_rl.check.rules import algo as rules_algo
+from swe_rl.check.rules import model as rules_model
 from swe_rl.config.compose import compose, compose_all, flatten
-from swe_rl.config.findings import Host, Severity, failing, folder_writable
-from swe_rl.config.rules import RULES, check
 from swe_rl.config.schema import Config
 from swe_rl.model.templates.formats import TEMPLATES
 from swe_rl.model.tool_parser import TOOL_PARSERS
 from swe_rl.rollout.trajectory import INFRA_STATUSES, Status
-from swe_rl.trainer.attention import candidates
+from swe_rl.trainer.sharded.attention import candidates
 
 HOST = Host(environment={}, file_exists=lambda _: False, folder_writable=lambda _: True, version=lambda _: "")
 

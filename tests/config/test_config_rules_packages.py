@@ -8,11 +8,11 @@ import sys
 
 import pytest
 
-from swe_rl.config import rules_packages
+from swe_rl.check import packages as rules_packages
+from swe_rl.check.check import check
+from swe_rl.check.findings import Host, Severity
+from swe_rl.check.packages import NEEDS
 from swe_rl.config.compose import compose
-from swe_rl.config.findings import Host, Severity
-from swe_rl.config.rules import check
-from swe_rl.config.rules_packages import NEEDS
 from swe_rl.host.packages import installed_version, own_requirements, pip_command, ranges
 
 REQUIREMENTS = (
@@ -219,7 +219,7 @@ def test_pip_is_named_as_it_can_be_typed(tmp_path, monkeypatch):
 
 def test_nothing_is_imported_to_find_out():
     code = (
-        "import sys; from swe_rl.config.compose import compose; from swe_rl.config.rules import check; "
+        "import sys; from swe_rl.config.compose import compose; from swe_rl.check.check import check; "
         "check(compose(['agent=mini_swe', 'logger.wandb=offline', 'trainer.lora_rank=2']).config); "
         "print([name for name in ('torch', 'wandb', 'peft', 'minisweagent') if name in sys.modules])"
     )

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from swe_rl.check.findings import report_lines
+from swe_rl.check.sweep import RULES, check_sweep
 from swe_rl.config.compose import compose, compose_all, expand
 from swe_rl.config.explain import ConfigError
-from swe_rl.config.findings import report_lines
 from swe_rl.config.launcher import is_slurm, quoted, slurm_settings, starts_processes, told
-from swe_rl.config.rules_sweep import RULES, check_sweep
 
 GOLDEN = Path(__file__).parent / "golden" / "sweep_messages.txt"
 SLURM = ["hydra/launcher=submitit_slurm", "hardware=h100x8", "hardware.partition=gpu"]

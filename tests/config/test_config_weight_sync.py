@@ -4,9 +4,9 @@ import pytest
 
 from swe_rl.config.choices import WeightSync
 from swe_rl.config.compose import compose
-from swe_rl.config.weight_sync import read_elsewhere, wanted
-from swe_rl.engine import wire
-from swe_rl.engine.wire import GLOO, IPC, NCCL, NoVllmBesideTrainerError, require_wire, transfer_kind
+from swe_rl.engine.transfer import wire
+from swe_rl.engine.transfer.wire import GLOO, IPC, NCCL, NoVllmBesideTrainerError, require_wire, transfer_kind
+from swe_rl.plan.weight_sync import read_elsewhere, wanted
 
 DP4 = ("model=qwen3_14b", "layout=dp4", "hardware=h200x8")
 

@@ -84,7 +84,7 @@ class Command:
         for one in psutil.Process(process.pid).children(recursive=True):
             with contextlib.suppress(psutil.NoSuchProcess):  # agents' commands come and go
                 line = " ".join(one.cmdline())
-                if " --port " in line and "vllm_guard" not in line:
+                if " --port " in line and "vllm/guard.py" not in line:
                     found.append(one)
         return found
 

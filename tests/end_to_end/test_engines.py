@@ -15,14 +15,14 @@ import psutil
 import pytest
 
 from swe_rl.config.compose import compose
-from swe_rl.config.weight_sync import VLLM_COMMAND
-from swe_rl.engine.fake_vllm import FakeSettings, FakeVllm
-from swe_rl.gateway.store import TraceStore
+from swe_rl.engine.fake_vllm.server import FakeSettings, FakeVllm
+from swe_rl.gateway.store.traces import TraceStore
 from swe_rl.hardware.host_address import free_port
-from swe_rl.job.components import load_sampled
 from swe_rl.logger.events import read_events
 from swe_rl.logger.folder import RunFolder
+from swe_rl.plan.weight_sync import VLLM_COMMAND
 from swe_rl.report.timeline import programs_of
+from swe_rl.run.components import load_sampled
 
 pytestmark = pytest.mark.slow
 
@@ -37,7 +37,7 @@ def fake(monkeypatch):
     """fake(**settings): from now on a server is the fake one."""
 
     def use(**settings):
-        monkeypatch.setenv(VLLM_COMMAND, f"{shlex.quote(sys.executable)} -m swe_rl.engine.fake_vllm")
+        monkeypatch.setenv(VLLM_COMMAND, f"{shlex.quote(sys.executable)} -m swe_rl.engine.fake_vllm.server")
         monkeypatch.setenv("FAKE_VLLM", json.dumps({"vocab_size": VOCAB, **settings}))
 
     return use
@@ -134,7 +134,7 @@ def test_a_killed_engine_of_somebody_else_costs_no_trajectory(command, fake):
     """Nobody starts it again here; the other one does all the work from then on."""
     fake(token_delay_s=0.02)
     ports = [free_port() for _ in range(2)]
-    program = [sys.executable, "-m", "swe_rl.engine.fake_vllm", "--model", "theirs"]
+    program = [sys.executable, "-m", "swe_rl.engine.fake_vllm.server", "--model", "theirs"]
     theirs = [subprocess.Popen([*program, "--port", str(port)], stdout=subprocess.DEVNULL) for port in ports]
     try:
         for port in ports:
@@ -161,7 +161,7 @@ def test_the_last_engine_of_somebody_else_is_gone_for_good(command, fake):
     """Waiting for it is nobody's own time, and ends: by name, with what the trainer holds."""
     fake(token_delay_s=0.02, sleep_mode=True)
     port = free_port()
-    program = [sys.executable, "-m", "swe_rl.engine.fake_vllm", "--model", "theirs", "--port", str(port)]
+    program = [sys.executable, "-m", "swe_rl.engine.fake_vllm.server", "--model", "theirs", "--port", str(port)]
     server = subprocess.Popen(program, stdout=subprocess.DEVNULL)
     try:
         wait_for_port(port)

@@ -14,7 +14,7 @@ pytest.importorskip("openai")
 from openai import OpenAI
 
 from swe_rl.config.schema import Config
-from swe_rl.gateway.store import TraceStore
+from swe_rl.gateway.store.traces import TraceStore
 from swe_rl.logger.events import read_events
 
 pytestmark = pytest.mark.slow

@@ -99,7 +99,7 @@ def test_the_frozen_configuration_is_compared(command, monkeypatch):
     """An environment variable that conf/ reads differs where the job runs: refused, and the key is named."""
     from swe_rl.config.compose import compose
     from swe_rl.config.explain import ConfigError
-    from swe_rl.job.freeze import freeze, verify_frozen
+    from swe_rl.submission.freeze import freeze, verify_frozen
 
     monkeypatch.setenv("TRAINING_DATA_SYNC_DEST", "/here")
     jobs = [compose(["trainer.seed=0"]), compose(["trainer.seed=1"])]

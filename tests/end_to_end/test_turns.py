@@ -8,17 +8,17 @@ import sys
 import pytest
 
 from swe_rl.config.compose import compose
-from swe_rl.config.weight_sync import VLLM_COMMAND
 from swe_rl.job import train
 from swe_rl.logger.events import read_events
 from swe_rl.logger.jsonl import read_jsonl
+from swe_rl.plan.weight_sync import VLLM_COMMAND
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize("way", ["disk", "ipc"])
 def test_a_run_of_two_steps(tmp_path, monkeypatch, way):
-    monkeypatch.setenv(VLLM_COMMAND, f"{shlex.quote(sys.executable)} -m swe_rl.engine.fake_vllm")
+    monkeypatch.setenv(VLLM_COMMAND, f"{shlex.quote(sys.executable)} -m swe_rl.engine.fake_vllm.server")
     monkeypatch.setenv("FAKE_VLLM", json.dumps({"vocab_size": 1536}))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     made = train._group

@@ -7,7 +7,7 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from swe_rl.config.schema import EngineConfig
-from swe_rl.engine.embedded import EmbeddedEngine
+from swe_rl.engine.embedded.engine import EmbeddedEngine
 
 VOCAB = 128
 EngineFactory = Callable[..., Awaitable[EmbeddedEngine]]

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch.nn import functional
 
-from swe_rl.engine.embedded_attention import PromptAttention, TokenAttention
-from swe_rl.engine.embedded_layers import DecoderShape
+from swe_rl.engine.embedded.attention import PromptAttention, TokenAttention
+from swe_rl.engine.embedded.layers import DecoderShape
 
 SHAPES = [DecoderShape(6, 2, 32, 100, 1e-6), DecoderShape(4, 4, 16, 100, 1e-6), DecoderShape(5, 1, 8, 100, 1e-6)]
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from swe_rl.config.schema import EngineConfig
-from swe_rl.engine.embedded import EmbeddedEngine
-from swe_rl.engine.embedded_core import EngineCore
+from swe_rl.engine.embedded.core import EngineCore
+from swe_rl.engine.embedded.engine import EmbeddedEngine
 from swe_rl.engine.protocol import EngineError, SamplingParams
 
 LONG = SamplingParams(200, seed=1)

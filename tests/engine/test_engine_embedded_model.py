@@ -13,9 +13,9 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 
-from swe_rl.engine.embedded_model import PackedDecoder, PrefillSpan
+from swe_rl.engine.embedded.model import PackedDecoder, PrefillSpan
+from swe_rl.engine.embedded.slot_cache import SlotCache
 from swe_rl.engine.protocol import EngineError
-from swe_rl.engine.slot_cache import SlotCache
 
 SIZE = {
     "hidden_size": 48,

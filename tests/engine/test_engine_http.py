@@ -5,12 +5,12 @@ import json
 
 import pytest
 
-from swe_rl.engine.fake_vllm import FakeSettings, FakeVllm, Fault
-from swe_rl.engine.http import HttpEngine
-from swe_rl.engine.http_client import HttpClient
-from swe_rl.engine.http_features import Needs
-from swe_rl.engine.http_wire import BadReplyError
+from swe_rl.engine.fake_vllm.server import FakeSettings, FakeVllm, Fault
 from swe_rl.engine.protocol import ContextOverflowError, EngineError, SamplingParams
+from swe_rl.engine.server.client import HttpClient
+from swe_rl.engine.server.engine import HttpEngine
+from swe_rl.engine.server.features import Needs
+from swe_rl.engine.server.wire import BadReplyError
 
 PROMPT = list(range(1, 50))
 

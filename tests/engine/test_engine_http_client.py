@@ -5,9 +5,9 @@ import socket
 
 import pytest
 
-from swe_rl.engine.fake_vllm import FakeSettings, FakeVllm, Fault
-from swe_rl.engine.http_client import ConnectionLostError, EngineUrlError, HttpClient, UnreachableError, base_url
+from swe_rl.engine.fake_vllm.server import FakeSettings, FakeVllm, Fault
 from swe_rl.engine.protocol import EngineError
+from swe_rl.engine.server.client import ConnectionLostError, EngineUrlError, HttpClient, UnreachableError, base_url
 
 
 @pytest.mark.parametrize(

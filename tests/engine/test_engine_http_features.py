@@ -8,12 +8,12 @@ import math
 import pytest
 
 from swe_rl.config.choices import LogprobsMode
-from swe_rl.engine import http_features
-from swe_rl.engine.fake_vllm import FakeSettings, FakeVllm, Fault
-from swe_rl.engine.http_client import HttpClient, SilentError
-from swe_rl.engine.http_features import Needs, Patience, ServerRefusedError, _of_ties, probe
-from swe_rl.engine.http_wire import TokenIn
+from swe_rl.engine.fake_vllm.server import FakeSettings, FakeVllm, Fault
 from swe_rl.engine.protocol import EngineError
+from swe_rl.engine.server import features as http_features
+from swe_rl.engine.server.client import HttpClient, SilentError
+from swe_rl.engine.server.features import Needs, Patience, ServerRefusedError, _of_ties, probe
+from swe_rl.engine.server.wire import TokenIn
 
 
 async def features_of(*, needs=None, key=None, faults=(), **settings):

@@ -8,13 +8,13 @@ import time
 
 import pytest
 
-from swe_rl.engine import http_monitor
-from swe_rl.engine.http import HttpEngine
-from swe_rl.engine.http_client import Answer, HttpClient, SilentError, UnreachableError
-from swe_rl.engine.http_features import Needs
-from swe_rl.engine.http_monitor import REFUSED_S, SILENT_S, Monitor, Watcher
 from swe_rl.engine.loop_lag import TICK_S, LoopLag
 from swe_rl.engine.protocol import SamplingParams
+from swe_rl.engine.server import monitor as http_monitor
+from swe_rl.engine.server.client import Answer, HttpClient, SilentError, UnreachableError
+from swe_rl.engine.server.engine import HttpEngine
+from swe_rl.engine.server.features import Needs
+from swe_rl.engine.server.monitor import REFUSED_S, SILENT_S, Monitor, Watcher
 from swe_rl.hardware.host_address import free_port
 from tests.engine.test_engine_http import until
 
@@ -119,7 +119,7 @@ async def test_a_server_of_flesh_outlives_our_stall_and_is_lost_by_its_own(monke
     monkeypatch.setattr(http_monitor, "SILENT_S", 1.0)
     monkeypatch.setattr(http_monitor, "_LOOK_TIMEOUT_S", 0.3)
     port = free_port()
-    program = [sys.executable, "-m", "swe_rl.engine.fake_vllm", "--model", "policy", "--port", str(port)]
+    program = [sys.executable, "-m", "swe_rl.engine.fake_vllm.server", "--model", "policy", "--port", str(port)]
     server = subprocess.Popen(program, stdout=subprocess.DEVNULL)  # noqa: ASYNC220
     client = HttpClient(f"http://127.0.0.1:{port}", tries=8)
     engine = HttpEngine(client, Needs("policy", 4096, True), name="e", max_num_seqs=8, stats_period_s=0.05)

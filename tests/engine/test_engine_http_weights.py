@@ -7,12 +7,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from swe_rl.engine.fake_vllm import FakeSettings, FakeVllm
-from swe_rl.engine.http import HttpEngine
-from swe_rl.engine.http_client import HttpClient
-from swe_rl.engine.http_features import Needs
-from swe_rl.engine.http_weights import WeightFolders, untied_copy
+from swe_rl.engine.fake_vllm.server import FakeSettings, FakeVllm
 from swe_rl.engine.protocol import EngineError, SamplingParams
+from swe_rl.engine.server.client import HttpClient
+from swe_rl.engine.server.engine import HttpEngine
+from swe_rl.engine.server.features import Needs
+from swe_rl.engine.server.weights import WeightFolders, untied_copy
 from swe_rl.logger.disk import DiskError
 
 

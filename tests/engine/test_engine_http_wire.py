@@ -6,8 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swe_rl.engine.http_wire import BadReplyError, TokenIn, parse_reply, request_body, server_request_id, weight_version
 from swe_rl.engine.protocol import EngineError, SamplingParams
+from swe_rl.engine.server.wire import (
+    BadReplyError,
+    TokenIn,
+    parse_reply,
+    request_body,
+    server_request_id,
+    weight_version,
+)
 
 # As vLLM 0.32.0 answered for the tiny model, shortened to two tokens; None fields left out.
 COMPLETIONS = {

@@ -10,10 +10,10 @@ from types import ModuleType, SimpleNamespace
 import pytest
 import torch
 
-from swe_rl.engine import ipc_handle
-from swe_rl.engine.buckets import update_info
-from swe_rl.engine.ipc_handle import device_key, forget_shared, make_shared, open_shared
-from swe_rl.trainer.staging import StagingEnd
+from swe_rl.engine.transfer import ipc_handle
+from swe_rl.engine.transfer.buckets import update_info
+from swe_rl.engine.transfer.ipc_handle import device_key, forget_shared, make_shared, open_shared
+from swe_rl.trainer.send.staging import StagingEnd
 
 CPU = torch.device("cpu")
 WEIGHTS = {
@@ -157,9 +157,9 @@ def worker_end(monkeypatch):
     monkeypatch.setitem(sys.modules, f"{root}.factory", factory)
     monkeypatch.setitem(sys.modules, "vllm.model_executor.model_loader.reload", reload)
     monkeypatch.setitem(sys.modules, "swe_rl_ipc_handle", ipc_handle)
-    monkeypatch.delitem(sys.modules, "swe_rl.engine.vllm_ipc", raising=False)
-    yield importlib.import_module("swe_rl.engine.vllm_ipc"), registered
-    sys.modules.pop("swe_rl.engine.vllm_ipc", None)
+    monkeypatch.delitem(sys.modules, "swe_rl.engine.transfer.vllm_ipc", raising=False)
+    yield importlib.import_module("swe_rl.engine.transfer.vllm_ipc"), registered
+    sys.modules.pop("swe_rl.engine.transfer.vllm_ipc", None)
 
 
 class Model:

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from swe_rl.engine.slot_cache import BLOCK_TOKENS, CacheShape, SlotCache
+from swe_rl.engine.embedded.slot_cache import BLOCK_TOKENS, CacheShape, SlotCache
 
 LONG = list(range(200))
 

@@ -14,18 +14,18 @@ import torch
 
 from swe_rl.config.choices import EngineKind, WeightSync
 from swe_rl.config.schema import Config, EngineConfig, LayoutConfig, TrainerConfig
-from swe_rl.engine.fake_vllm import FakeSettings, FakeVllm
-from swe_rl.engine.http import HttpEngine
-from swe_rl.engine.http_client import HttpClient
-from swe_rl.engine.http_features import Needs
+from swe_rl.engine.fake_vllm.server import FakeSettings, FakeVllm
 from swe_rl.engine.make import EngineFolders, engine_scratch, make_engines, start_engines
 from swe_rl.engine.protocol import SamplingParams
 from swe_rl.engine.scripted import ScriptedEngine
-from swe_rl.engine.transfer import Transfer
-from swe_rl.engine.transfers import make_transfer
+from swe_rl.engine.server.client import HttpClient
+from swe_rl.engine.server.engine import HttpEngine
+from swe_rl.engine.server.features import Needs
+from swe_rl.engine.transfer.direct import Transfer
+from swe_rl.engine.transfer.way import make_transfer
+from swe_rl.engine.transfer.wire import GLOO, NCCL, Announced, Sent, transfer_kind
 from swe_rl.engine.update import WeightSyncError
-from swe_rl.engine.vllm_arguments import VllmOptions
-from swe_rl.engine.wire import GLOO, NCCL, Announced, Sent, transfer_kind
+from swe_rl.engine.vllm.arguments import VllmOptions
 
 ANNOUNCED = [Announced("a", "bfloat16", (4, 2)), Announced("b", "bfloat16", (3,))]
 PROMPT = list(range(1, 40))
@@ -216,7 +216,7 @@ def test_who_sends_how():
 
 @pytest.mark.slow
 async def test_a_killed_server_gets_them_from_a_folder_and_a_new_wire(tmp_path):
-    command = (sys.executable, "-m", "swe_rl.engine.fake_vllm")
+    command = (sys.executable, "-m", "swe_rl.engine.fake_vllm.server")
     config = Config(
         layout=LayoutConfig(engines=2),
         engine=EngineConfig(kind=EngineKind.vllm, max_model_len=512, max_num_seqs=8),

@@ -9,19 +9,19 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swe_rl.engine.belt import Belt
-from swe_rl.engine.buckets import ALIGN, BUFFERS, buckets_of, buffer_bytes
-from swe_rl.engine.fake_vllm import FakeSettings, FakeVllm
-from swe_rl.engine.http import HttpEngine
-from swe_rl.engine.http_client import HttpClient
-from swe_rl.engine.http_features import Needs
+from swe_rl.engine.fake_vllm.server import FakeSettings, FakeVllm
 from swe_rl.engine.protocol import EngineError, SamplingParams
-from swe_rl.engine.staging import Staging
-from swe_rl.engine.transfer_staged import StagedTransfer
+from swe_rl.engine.server.client import HttpClient
+from swe_rl.engine.server.engine import HttpEngine
+from swe_rl.engine.server.features import Needs
+from swe_rl.engine.transfer.belt import Belt
+from swe_rl.engine.transfer.buckets import ALIGN, BUFFERS, buckets_of, buffer_bytes
+from swe_rl.engine.transfer.staged import StagedTransfer
+from swe_rl.engine.transfer.staging import Staging
+from swe_rl.engine.transfer.wire import Announced
 from swe_rl.engine.turns import Turns
 from swe_rl.engine.update import WeightSyncError
-from swe_rl.engine.wire import Announced
-from swe_rl.trainer.staging import StagingEnd
+from swe_rl.trainer.send.staging import StagingEnd
 
 CPU = torch.device("cpu")
 PROMPT = list(range(1, 40))

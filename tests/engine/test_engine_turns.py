@@ -13,18 +13,18 @@ import torch
 
 from swe_rl.config.choices import EngineKind, JobName
 from swe_rl.config.schema import Config, EngineConfig, JobConfig, LayoutConfig
-from swe_rl.config.sizes import shares_gpus
-from swe_rl.engine.fake_vllm import FakeSettings, FakeVllm
-from swe_rl.engine.http import HttpEngine
-from swe_rl.engine.http_client import HttpClient, ServerFailingError
-from swe_rl.engine.http_features import Needs
-from swe_rl.engine.http_weights import WeightFolders
+from swe_rl.engine.fake_vllm.server import FakeSettings, FakeVllm
 from swe_rl.engine.make import EngineFolders, engine_scratch, make_engines, start_engines
 from swe_rl.engine.protocol import EngineError, SamplingParams
 from swe_rl.engine.scripted import ScriptedEngine
+from swe_rl.engine.server.client import HttpClient, ServerFailingError
+from swe_rl.engine.server.engine import HttpEngine
+from swe_rl.engine.server.features import Needs
+from swe_rl.engine.server.weights import WeightFolders
 from swe_rl.engine.turns import Turns, make_turns
 from swe_rl.engine.update import update_engines
-from swe_rl.engine.vllm_arguments import VllmOptions
+from swe_rl.engine.vllm.arguments import VllmOptions
+from swe_rl.plan.sizes import shares_gpus
 
 PROMPT = list(range(1, 40))
 WEIGHTS = {"model.embed_tokens.weight": torch.zeros(4, 2)}
@@ -117,7 +117,7 @@ async def test_a_server_that_cannot_sleep_is_lost(start):
 
 
 async def test_a_sleeping_server_may_be_silent(start, monkeypatch):
-    monkeypatch.setattr("swe_rl.engine.http_monitor.SILENT_S", 0.05)
+    monkeypatch.setattr("swe_rl.engine.server.monitor.SILENT_S", 0.05)
     fake, engine = await start()
     await engine.sleep()
     fake.broken_paths.add("/metrics")
@@ -255,7 +255,7 @@ async def processes(tmp_path):
                 say=said.append,
                 environ={**os.environ, "FAKE_VLLM": json.dumps(fake)},
                 options=VllmOptions(
-                    **{"command": (sys.executable, "-m", "swe_rl.engine.fake_vllm"), **(options or {})}
+                    **{"command": (sys.executable, "-m", "swe_rl.engine.fake_vllm.server"), **(options or {})}
                 ),
             )
             made.extend(found)

@@ -13,10 +13,10 @@ from swe_rl.config.choices import EngineKind
 from swe_rl.config.schema import Config, EngineConfig, LayoutConfig
 from swe_rl.engine.make import EngineFolders, engine_scratch, make_engines, start_engines
 from swe_rl.engine.protocol import EngineError, SamplingParams
-from swe_rl.engine.vllm_arguments import VllmOptions
+from swe_rl.engine.vllm.arguments import VllmOptions
 from swe_rl.errors import UserError
 
-COMMAND = (sys.executable, "-m", "swe_rl.engine.fake_vllm")
+COMMAND = (sys.executable, "-m", "swe_rl.engine.fake_vllm.server")
 PROMPT = list(range(1, 50))
 TRITON = "RuntimeError: Failed to find C compiler. Please specify via CC environment variable."
 

@@ -8,7 +8,7 @@ import pytest
 from swe_rl.config.choices import EngineKind, JobName, LogprobsMode, WeightSync
 from swe_rl.config.compose import compose
 from swe_rl.config.schema import Config, EngineConfig, JobConfig, LayoutConfig, ModelConfig, TrainerConfig
-from swe_rl.engine.vllm_arguments import ServerChoice, VllmOptions, server_arguments, server_environment
+from swe_rl.engine.vllm.arguments import ServerChoice, VllmOptions, server_arguments, server_environment
 
 SERVE = VllmOptions(command=("vllm", "serve"))
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swe_rl.engine.vllm_devices import DeviceError, mig_names, visible_devices
+from swe_rl.engine.vllm.devices import DeviceError, mig_names, visible_devices
 from swe_rl.layout.placement import Gpu
 
 LISTING = """\

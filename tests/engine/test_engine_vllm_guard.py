@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from swe_rl.engine import vllm_guard
+from swe_rl.engine.vllm import guard as vllm_guard
 
 GUARD = [sys.executable, "-I", vllm_guard.__file__]
 # A server like vLLM's: children of its own, one in another session, one that ignores SIGTERM.

@@ -3,7 +3,7 @@
 
 import pytest
 
-from swe_rl.engine.vllm_log import Cause, diagnose, last_line, read_tail
+from swe_rl.engine.vllm.log import Cause, diagnose, last_line, read_tail
 
 OOM = """\
 (APIServer pid=1) INFO 11-21 11:38:50 [kernel.py:467] Final IR op priority

@@ -2,8 +2,8 @@
 
 import pytest
 
-from swe_rl.env.cheating import cheating_attempts
-from swe_rl.env.cheating_shell import calls_of
+from swe_rl.env.cheating.attempts import cheating_attempts
+from swe_rl.env.cheating.shell import calls_of
 from swe_rl.env.instance import Instance
 
 BASE = "0192aac24123735b3eaf9b08df46429bb770c283"

@@ -11,8 +11,8 @@ import pytest
 
 from swe_rl.config.schema import EnvConfig, SandboxConfig
 from swe_rl.env.bugs.env import BugsEnv
-from swe_rl.env.grading import VerdictCache, grade_by_pytest
-from swe_rl.env.grading_session import read_session
+from swe_rl.env.grading.make import VerdictCache, grade_by_pytest
+from swe_rl.env.grading.session import read_session
 from swe_rl.env.patch import collect_patch, take_patch
 from swe_rl.env.protocol import Grade, GradeError
 from swe_rl.sandbox.protocol import USED_TOO_MUCH, ExecResult, SandboxError

@@ -7,9 +7,8 @@ import pytest
 from swe_rl.config.choices import GradingKind
 from swe_rl.config.schema import EnvConfig, SandboxConfig
 from swe_rl.env.bugs.env import BugsEnv
-from swe_rl.env.grading import GRADERS, VerdictCache
-from swe_rl.env.grading_eval_script import grade_by_eval_script
-from swe_rl.env.grading_tests import grade_by_tests
+from swe_rl.env.grading.eval_script import grade_by_eval_script
+from swe_rl.env.grading.make import GRADERS, VerdictCache, grade_by_tests
 from swe_rl.env.patch_files import touched_paths
 from swe_rl.env.protocol import GradeError
 from swe_rl.sandbox.protocol import ExecResult, SandboxError

@@ -4,7 +4,7 @@ import subprocess
 
 import pytest
 
-from swe_rl.env.log_check import DECISIVE, check_log, mark_script, pytest_statuses, status_of_tests
+from swe_rl.env.grading.log_check import DECISIVE, check_log, mark_script, pytest_statuses, status_of_tests
 
 SCRIPT = """#!/bin/bash
 set -uxo pipefail

@@ -2,7 +2,7 @@
 
 import pytest
 
-from swe_rl.env.pytest_run import passed_tests, suite_command
+from swe_rl.env.grading.pytest_run import passed_tests, suite_command
 
 REPORT = """..F
 =========================== short test summary info ============================

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from swe_rl.env import swebench_process
+from swe_rl.env.grading import swebench_process
+from swe_rl.env.grading.swebench_process import HarnessTimeoutError, OfficialHarness
 from swe_rl.env.protocol import GradeError
-from swe_rl.env.swebench_process import HarnessTimeoutError, OfficialHarness
 
 pytest.importorskip("swebench", reason="needs the extra swebench")
 ROW = json.loads((Path(__file__).parent / "data" / "swebench_row.json").read_text())

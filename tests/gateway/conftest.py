@@ -5,7 +5,7 @@ import pytest
 from swe_rl.config.schema import GatewayConfig, RouterConfig
 from swe_rl.engine.scripted import ScriptedEngine
 from swe_rl.gateway.server import Gateway
-from swe_rl.gateway.store import TraceStore
+from swe_rl.gateway.store.traces import TraceStore
 from swe_rl.model.chat import ChatRenderer
 from swe_rl.model.tiny import build_tokenizer
 from swe_rl.router.make import make_router

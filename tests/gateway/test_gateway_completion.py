@@ -14,7 +14,7 @@ from swe_rl.gateway.metrics import GatewayMetrics
 from swe_rl.gateway.placement import Placement
 from swe_rl.gateway.request import parse_request
 from swe_rl.gateway.session import Session, SessionSettings
-from swe_rl.gateway.store import StoreStats, TraceStore
+from swe_rl.gateway.store.traces import StoreStats, TraceStore
 from swe_rl.model.tool_parser import make_tool_parser
 from swe_rl.router.make import make_router
 
@@ -175,7 +175,7 @@ async def test_a_turn_that_extends_is_stored_without_comparing(make_door, says, 
     messages = [USER]
     messages += [(await door.ask(messages)).message, USER]
     door.store.flush_sync()
-    monkeypatch.setattr("swe_rl.gateway.writer._digest", None)
+    monkeypatch.setattr("swe_rl.gateway.store.writer._digest", None)
     for _ in range(3):
         messages += [(await door.ask(messages)).message, USER]
     traces = door.traces()

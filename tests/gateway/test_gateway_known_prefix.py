@@ -4,9 +4,9 @@ import orjson
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swe_rl.gateway import known_prefix
+from swe_rl.gateway import session as sessions
 from swe_rl.gateway.fingerprint import extend_hash, prefix_hashes
-from swe_rl.gateway.known_prefix import KnownPrefixes
+from swe_rl.gateway.session import KnownPrefixes
 
 TOOLS = [{"type": "function", "function": {"name": "bash"}}]
 
@@ -28,7 +28,7 @@ def counting(monkeypatch):
         worked_out.append(message["content"])
         return extend_hash(prefix, message)
 
-    monkeypatch.setattr(known_prefix, "extend_hash", extend)
+    monkeypatch.setattr(sessions, "extend_hash", extend)
     return worked_out
 
 
@@ -77,7 +77,7 @@ def test_memory_is_bounded():
     known = KnownPrefixes()
     for number in range(50):
         known.hashes([user(f"{number}")], None)
-    assert len(known._hashes) == known_prefix._KEPT
+    assert len(known._hashes) == sessions._KEPT
 
 
 _text = st.text(st.sampled_from('a" ,[]{}\0\n'), max_size=4)

@@ -16,9 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swe_rl.errors import UserError
-from swe_rl.gateway import schema
-from swe_rl.gateway.schema import VERSION, TraceStoreVersionError
-from swe_rl.gateway.store import TraceStore
+from swe_rl.gateway.store import schema
+from swe_rl.gateway.store.schema import VERSION, TraceStoreVersionError
+from swe_rl.gateway.store.traces import TraceStore
 from swe_rl.gateway.trace import Break, Trace, TraceStoreError
 
 
@@ -70,7 +70,7 @@ def test_numbers_go_on_after_what_is_committed(store):
 
 def test_numbers_go_on_after_what_waits(tmp_path, monkeypatch):
     """A session that was let go of and comes back at once must not use a number twice."""
-    monkeypatch.setattr("swe_rl.gateway.store._GATHER_S", 60.0)
+    monkeypatch.setattr("swe_rl.gateway.store.traces._GATHER_S", 60.0)
     store = TraceStore(tmp_path / "traces.db")
     store.append(trace("s", turn=0))
     assert store.next_numbers("other") == (0, 0) and store.stats().commits == 0
@@ -87,7 +87,7 @@ async def test_a_base_that_is_vouched_for_is_not_compared(store, monkeypatch):
     turns = [trace(turn=0), trace(turn=1, prompt=(1, 2, 3, 4)), trace(turn=2, prompt=(1, 2, 3, 4, 3, 5))]
     await store.append_async(turns[0])
     await store.flush()
-    monkeypatch.setattr("swe_rl.gateway.writer._digest", None)
+    monkeypatch.setattr("swe_rl.gateway.store.writer._digest", None)
     await store.append_async(turns[1], 0, 3)
     await store.append_async(turns[2], 1, 5)
     assert store.traces("s") == turns and stored_tokens(store.path) == [2, 1, 1]
@@ -206,7 +206,7 @@ def test_a_flushed_trace_survives_a_kill(tmp_path):
     path = tmp_path / "traces.db"
     program = (
         "import sys, time; from pathlib import Path\n"
-        "from swe_rl.gateway.store import TraceStore; from swe_rl.gateway.trace import Trace\n"
+        "from swe_rl.gateway.store.traces import TraceStore; from swe_rl.gateway.trace import Trace\n"
         f"store = TraceStore(Path({str(path)!r}))\n"
         "for turn in range(40): store.append(Trace('s', turn, 0, (1,) * (turn + 1), (1,), (-1.0,), 0, 'stop'))\n"
         "store.flush_sync(); print('flushed', flush=True); time.sleep(60)"

@@ -7,7 +7,7 @@ import pytest
 from swe_rl.config.compose import compose
 from swe_rl.config.explain import ConfigError
 from swe_rl.config.launcher import told
-from swe_rl.hardware.batch_script import Array, batch_script
+from swe_rl.hardware.slurm.batch_script import Array, batch_script
 
 
 def script(*given, array=None, preset=None, exports=None):

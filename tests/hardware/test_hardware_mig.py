@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import pytest
 
+from swe_rl.check.check import check
+from swe_rl.check.findings import Host
 from swe_rl.config.compose import compose
-from swe_rl.config.findings import Host
-from swe_rl.config.rules import check
 from swe_rl.engine.make import EngineFolders, make_engines
-from swe_rl.engine.vllm_devices import DeviceError, slice_number
-from swe_rl.engine.vllm_log import Cause, diagnose
-from swe_rl.engine.vllm_server import ServerDiedError
+from swe_rl.engine.vllm.devices import DeviceError, slice_number
+from swe_rl.engine.vllm.log import Cause, diagnose
+from swe_rl.engine.vllm.server import ServerDiedError
 from swe_rl.job.train import trainer_gpus
 
 A, B = "MIG-c6d4f1ef-42e4-5de3-91c7-45d71c87eb3f", "MIG-cba663e8-9bed-5b25-b243-5985ef7c9beb"

@@ -2,8 +2,8 @@
 
 import pytest
 
-from swe_rl.hardware.allocation import allocation
-from swe_rl.hardware.nodes import NodesError, address, names_of, node_names, step, step_environment
+from swe_rl.hardware.slurm.allocation import allocation
+from swe_rl.hardware.slurm.nodes import NodesError, address, names_of, node_names, step, step_environment
 
 
 def job(node="n2", nodes="n[1-3]"):

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
+from swe_rl.check.findings import Severity
+from swe_rl.check.preflight import gpus
+from swe_rl.check.preflight.scripted import ScriptedSystem
 from swe_rl.config.choices import EngineKind
-from swe_rl.config.findings import Severity
 from swe_rl.config.schema import Config
-from swe_rl.hardware.preflight import gpus
-from swe_rl.hardware.preflight.scripted import ScriptedSystem
 from swe_rl.host.gpus import visible_devices
 from swe_rl.host.program import Completed
 

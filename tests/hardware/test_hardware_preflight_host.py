@@ -5,13 +5,13 @@ from dataclasses import replace
 
 import pytest
 
+from swe_rl.check.findings import Severity
+from swe_rl.check.preflight import disk, host, servers, wandb
+from swe_rl.check.preflight.scripted import ScriptedSystem
+from swe_rl.check.preflight.system import Answer
+from swe_rl.check.preflight.this_system import ThisSystem
 from swe_rl.config.choices import EngineKind, RuntimeKind, SandboxKind, WandbMode
-from swe_rl.config.findings import Severity
 from swe_rl.config.schema import Config
-from swe_rl.hardware.preflight import disk, host, servers, wandb
-from swe_rl.hardware.preflight.scripted import ScriptedSystem
-from swe_rl.hardware.preflight.system import Answer
-from swe_rl.hardware.preflight.this_system import ThisSystem
 from swe_rl.host.scratch import scratch_path
 
 

@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from swe_rl.config.findings import Severity
-from swe_rl.config.rules_data import is_hub_id
+from swe_rl.check.findings import Severity
+from swe_rl.check.preflight import hub
+from swe_rl.check.preflight.hub_cache import cache_folder
+from swe_rl.check.preflight.scripted import ScriptedSystem
+from swe_rl.check.preflight.system import Answer
+from swe_rl.check.rules.data import is_hub_id
 from swe_rl.config.schema import Config
-from swe_rl.hardware.preflight import hub
-from swe_rl.hardware.preflight.hub_cache import cache_folder
-from swe_rl.hardware.preflight.scripted import ScriptedSystem
-from swe_rl.hardware.preflight.system import Answer
 
 MODEL = "Qwen/Qwen3-14B"
 CACHE = "/users/ann/.cache/huggingface/hub"

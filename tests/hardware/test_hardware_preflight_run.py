@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import pytest
 
+from swe_rl.check.check import check
+from swe_rl.check.findings import Severity, error
+from swe_rl.check.preflight import preflight
+from swe_rl.check.preflight.probe import Probe
+from swe_rl.check.preflight.run import PROBES
+from swe_rl.check.preflight.scripted import ScriptedSystem
 from swe_rl.config.choices import EngineKind, SandboxKind
-from swe_rl.config.findings import Severity, error
-from swe_rl.config.rules import check
 from swe_rl.config.schema import Config
-from swe_rl.hardware.preflight import preflight
-from swe_rl.hardware.preflight.probe import Probe
-from swe_rl.hardware.preflight.run import PROBES
-from swe_rl.hardware.preflight.scripted import ScriptedSystem
 from swe_rl.host.program import Completed, Unanswered
 
 

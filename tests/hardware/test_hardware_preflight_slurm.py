@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from swe_rl.check.findings import Severity
+from swe_rl.check.preflight import slurm
+from swe_rl.check.preflight.scripted import ScriptedSystem
+from swe_rl.check.preflight.sinfo import minutes, read_groups
 from swe_rl.config.choices import RuntimeKind
-from swe_rl.config.findings import Severity
 from swe_rl.config.schema import Config
-from swe_rl.hardware.preflight import slurm, slurm_account
-from swe_rl.hardware.preflight.scripted import ScriptedSystem
-from swe_rl.hardware.preflight.sinfo import minutes, read_groups
 from swe_rl.host.program import Completed, Unanswered
 
 SINFO = """cpu* infinite 2 (null) 8 16000 idle
@@ -154,6 +154,6 @@ ASSOCIATIONS = Completed(0, "lab_a|normal,high\nlab_b|normal\n")
 def test_accounts(hardware, done, expected):
     config = configured(**{"partition": "cpu", **hardware})
     programs = {} if done is None else {"sacctmgr -n -P show assoc user=ann": done}
-    found = list(slurm_account.ask(config, cluster(**programs)))
+    found = list(slurm.account(config, cluster(**programs)))
     assert [one.key for one in found] == ([expected] if expected else [])
     assert all(one.severity is Severity.error and one.fix.startswith(f"{expected}=") for one in found)

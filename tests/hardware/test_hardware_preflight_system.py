@@ -12,8 +12,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from swe_rl.hardware.preflight.system import Question
-from swe_rl.hardware.preflight.this_system import ThisSystem
+from swe_rl.check.preflight.system import Question
+from swe_rl.check.preflight.this_system import ThisSystem
 from swe_rl.host.program import Completed, Unanswered
 
 HERE = ThisSystem()

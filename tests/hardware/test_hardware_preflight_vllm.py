@@ -5,13 +5,13 @@ from dataclasses import replace
 
 import pytest
 
+from swe_rl.check.findings import Severity
+from swe_rl.check.preflight import gpus, vllm
+from swe_rl.check.preflight.probe import Probe, answered
+from swe_rl.check.preflight.scripted import ScriptedSystem
+from swe_rl.check.preflight.this_system import ThisSystem
 from swe_rl.config.choices import EngineKind
-from swe_rl.config.findings import Severity
 from swe_rl.config.schema import Config
-from swe_rl.hardware.preflight import gpus, vllm
-from swe_rl.hardware.preflight.probe import Probe, answered
-from swe_rl.hardware.preflight.scripted import ScriptedSystem
-from swe_rl.hardware.preflight.this_system import ThisSystem
 from swe_rl.host.program import Completed
 
 OTHER = "/other/bin/python"

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from swe_rl.hardware.allocation import allocation
-from swe_rl.hardware.requeue import FRUITLESS_STARTS, NoProgressError, Survival, continues, read_record
-from swe_rl.hardware.scontrol import JobView, parse, run_command
+from swe_rl.hardware.slurm.allocation import allocation
+from swe_rl.hardware.slurm.requeue import FRUITLESS_STARTS, NoProgressError, Survival, continues, read_record
+from swe_rl.hardware.slurm.scontrol import JobView, parse, run_command
 
 LINE = (
     "JobId=12 JobName=a b=c UserId=me(1) Requeue=1 Restarts=3 JobState=RUNNING Reason=None Dependency=(null) "

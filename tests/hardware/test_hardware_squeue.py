@@ -4,7 +4,7 @@ import subprocess
 
 import pytest
 
-from swe_rl.hardware.squeue import JobState, Queue, SlurmError, job_state, outside, read_state, submit
+from swe_rl.hardware.slurm.squeue import JobState, Queue, SlurmError, job_state, outside, read_state, submit
 
 
 def answering(status=0, stdout="", stderr=""):

@@ -8,11 +8,11 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from swe_rl.config.compose import compose
 from swe_rl.config.schema import AlgoConfig, EngineConfig, TrainerConfig
-from swe_rl.engine.embedded import EmbeddedEngine
+from swe_rl.engine.embedded.engine import EmbeddedEngine
 from swe_rl.engine.protocol import EngineError
 from swe_rl.engine.scripted import ScriptedEngine
 from swe_rl.engine.update import WeightSyncError
-from swe_rl.job.agreement import EXACT, ROUNDED, explained, require_agreement
+from swe_rl.run.agreement import EXACT, ROUNDED, explained, require_agreement
 from swe_rl.trainer.local import LocalTrainer
 
 VOCAB = 64

@@ -3,11 +3,11 @@
 import json
 from dataclasses import replace
 
+from swe_rl.check.check import RULES
+from swe_rl.check.findings import error, report_lines
+from swe_rl.cli.dispatch import guard
 from swe_rl.config.compose import compose, config_hash
-from swe_rl.config.findings import error, report_lines
-from swe_rl.config.rules import RULES
 from swe_rl.job import check
-from swe_rl.job.dispatch import guard
 
 
 def run(capsys, *overrides):

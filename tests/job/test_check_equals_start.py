@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from swe_rl.config import rules
+from swe_rl.check import check as rules
+from swe_rl.cli import dispatch, launch
 from swe_rl.config.choices import JobName
 from swe_rl.config.folders import options
-from swe_rl.job import dispatch, launch
 
 ROOT = Path(__file__).parents[2]
 STARTED = [JobName.train, JobName.rollout, JobName.eval, JobName.sft, JobName.serve, JobName.runtime]

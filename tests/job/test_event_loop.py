@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from swe_rl.job import event_loop
+from swe_rl.run import event_loop
 
 
 async def kind():

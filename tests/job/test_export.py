@@ -8,13 +8,13 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
+from swe_rl.check.check import check
 from swe_rl.config.choices import ExportType
 from swe_rl.config.compose import compose, config_hash, flatten
-from swe_rl.config.rules import check
 from swe_rl.errors import UserError
 from swe_rl.job import export
 from swe_rl.model.load import load_model
-from swe_rl.trainer.checkpoint import CorruptCheckpointError
+from swe_rl.trainer.checkpoint.folder import CorruptCheckpointError
 from swe_rl.trainer.local import LocalTrainer
 
 

@@ -2,11 +2,11 @@
 
 from types import SimpleNamespace
 
-from swe_rl.job.going_back import load_newest
 from swe_rl.logger.folder import RunFolder
 from swe_rl.logger.steps import StepLog
-from swe_rl.trainer.checkpoint import save
-from swe_rl.trainer.rng import capture_rng
+from swe_rl.run.resume import load_newest
+from swe_rl.trainer.checkpoint.folder import save
+from swe_rl.trainer.checkpoint.rng import capture_rng
 
 
 def test_what_a_kill_left_beside_the_checkpoints_goes_away_also_after_the_last_step(tmp_path):

@@ -10,7 +10,7 @@ import pytest
 
 from swe_rl.config.compose import compose
 from swe_rl.job import compare as job
-from swe_rl.report.compare_read import CompareError
+from swe_rl.report.compare.read import CompareError
 
 REPORT = Path(__file__).parent.parent / "report"
 LOGS = [REPORT / "skyrl_logs" / f"slurm-{number}.err" for number in (25609, 25610)]

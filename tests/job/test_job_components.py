@@ -5,8 +5,8 @@ import pytest
 from swe_rl.config.compose import compose
 from swe_rl.errors import UserError
 from swe_rl.host.scratch import scratch_path
-from swe_rl.job.components import _weights, own_key, scratch_root
 from swe_rl.logger.folder import RunFolder
+from swe_rl.run.components import _weights, own_key, scratch_root
 
 
 def test_the_scratch_folder_is_this_users(tmp_path):

@@ -1,7 +1,7 @@
 """How failures read, and which exit status they make."""
 
 from swe_rl.errors import RunError, UserError
-from swe_rl.job.failure import describe, report
+from swe_rl.logger.failure import describe, report
 
 
 def test_user_error_is_a_paragraph(capsys, tmp_path):

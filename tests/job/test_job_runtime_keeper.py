@@ -8,11 +8,11 @@ import pytest
 
 from swe_rl.config.compose import compose
 from swe_rl.hardware.rendezvous import Meeting, ServerRecord
-from swe_rl.hardware.squeue import JobState, Queue, SlurmError
-from swe_rl.job.runtime_keeper import RuntimeKeeper, RuntimeLost, Scheduler
+from swe_rl.hardware.slurm.squeue import JobState, Queue, SlurmError
+from swe_rl.run.runtime_keeper import RuntimeKeeper, RuntimeLost, Scheduler
 from swe_rl.sandbox.protocol import Workspace
-from swe_rl.sandbox.runtime_fleet import RuntimeFleet
-from swe_rl.sandbox.runtime_server import RuntimeServer, ServerOptions
+from swe_rl.sandbox.remote.fleet import RuntimeFleet
+from swe_rl.sandbox.remote.server import RuntimeServer, ServerOptions
 from swe_rl.sandbox.scripted import ScriptedProvider
 
 IMAGE = Workspace(image="a")
@@ -45,7 +45,7 @@ class Stage:
     """A meeting with servers that come and go, and a keeper that watches them."""
 
     def __init__(self, folder, monkeypatch, *overrides, here=True):
-        monkeypatch.setattr("swe_rl.job.runtime_keeper._ASK_QUEUE_S", 0.0)
+        monkeypatch.setattr("swe_rl.run.runtime_keeper._ASK_QUEUE_S", 0.0)
         self.config = compose(
             [
                 "runtime=job",

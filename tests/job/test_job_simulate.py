@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 
 from swe_rl.config.compose import compose
-from swe_rl.config.engine_speed import SpeedError
-from swe_rl.config.memory import kv_tokens_per_engine
-from swe_rl.gateway.store import TraceStore
+from swe_rl.gateway.store.traces import TraceStore
 from swe_rl.gateway.trace import Trace
 from swe_rl.job import simulate as job
 from swe_rl.logger.folder import RunFolder
 from swe_rl.logger.jsonl import JsonlWriter
+from swe_rl.plan.engine_speed import SpeedError
+from swe_rl.plan.memory import kv_tokens_per_engine
 from swe_rl.router.simulation.workload import MINI_SWE, Program, Turn
 
 

@@ -6,7 +6,7 @@ import types
 
 import pytest
 
-from swe_rl.job import launch
+from swe_rl.cli import launch
 
 
 def order(*overrides):

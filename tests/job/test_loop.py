@@ -22,20 +22,20 @@ from swe_rl.engine.turns import Turns
 from swe_rl.engine.update import WeightSyncError
 from swe_rl.env.instance import Instance
 from swe_rl.errors import RunError, UserError
-from swe_rl.gateway.store import TraceStore
+from swe_rl.gateway.store.traces import TraceStore
 from swe_rl.gateway.trace import Trace
-from swe_rl.job.components import Components
-from swe_rl.job.loop import Loop, _uninterrupted
-from swe_rl.job.session import session
 from swe_rl.logger.events import read_events
 from swe_rl.logger.jsonl import read_jsonl
 from swe_rl.logger.steps import StepLog
 from swe_rl.rollout.collect import Collected, RolloutError
 from swe_rl.rollout.trajectory import Status, Trajectory
+from swe_rl.run.components import Components
+from swe_rl.run.loop import Loop, _uninterrupted
+from swe_rl.run.session import session
 from swe_rl.trainer.errors import TrainerError
-from swe_rl.trainer.group import TrainerGroup
 from swe_rl.trainer.local import LocalTrainer
-from swe_rl.trainer.rank import RankSetup
+from swe_rl.trainer.ranks.group import TrainerGroup
+from swe_rl.trainer.ranks.rank import RankSetup
 
 VOCAB, N = 32, 4
 SMALL = (
@@ -221,7 +221,7 @@ async def test_engines_sleep_from_the_end_of_the_rollouts_to_the_update(started,
 
         return call
 
-    monkeypatch.setattr("swe_rl.job.loop.make_turns", lambda config, engines: Noted([]))
+    monkeypatch.setattr("swe_rl.run.loop.make_turns", lambda config, engines: Noted([]))
     with started("trainer.steps=2") as run:
         if kl:
             algo = dataclasses.replace(run.loop._config.algo, kl_coef=0.1, kl_in=KlPlace.reward)
@@ -242,7 +242,7 @@ AHEAD = "trainer.max_staleness_steps=1"
 
 async def test_sampled_a_step_ahead(started, monkeypatch):
     """Every step but the first trains on what the weights before last sampled; the order of instances is the same."""
-    monkeypatch.setattr("swe_rl.config.rules_trainer.takes_turns", lambda config: False)
+    monkeypatch.setattr("swe_rl.check.rules.trainer.takes_turns", lambda config: False)
     with started("trainer.steps=4", "trainer.eval_every_steps=2", AHEAD, outputs="ahead") as run:
         served = []
         collect = run.rollouts.collect
@@ -265,7 +265,7 @@ async def test_sampled_a_step_ahead(started, monkeypatch):
 
 
 async def test_a_run_ahead_is_resumed_at_the_step_that_was_learnt(started, monkeypatch):
-    monkeypatch.setattr("swe_rl.config.rules_trainer.takes_turns", lambda config: False)
+    monkeypatch.setattr("swe_rl.check.rules.trainer.takes_turns", lambda config: False)
     options = ("trainer.steps=4", "trainer.checkpoint_every_steps=1", AHEAD)
     with pytest.raises(EngineError), started(*options, fail_at=("train", 3, EngineError("gone"))) as run:
         await run.loop.run()
@@ -638,7 +638,7 @@ async def test_an_update_is_timed_and_engines_that_disagree_stop_the_run(started
 
 
 async def test_a_trainer_that_ends_during_rollouts_ends_them(started, monkeypatch):
-    monkeypatch.setattr("swe_rl.job.loop._LOOK_S", 0.01)
+    monkeypatch.setattr("swe_rl.run.loop._LOOK_S", 0.01)
     cancelled = asyncio.Event()
 
     async def endless(*_, **__):

@@ -6,16 +6,16 @@ import types
 
 import pytest
 
+from swe_rl.cli import launch
+from swe_rl.cli.dispatch import ObjectiveError, objective
 from swe_rl.config.choices import Objective
 from swe_rl.config.compose import compose, config_hash
 from swe_rl.config.explain import ConfigError
 from swe_rl.config.hydra_callback import MaskSecrets
-from swe_rl.job import launch
-from swe_rl.job.objective import ObjectiveError, objective
-from swe_rl.job.which_folder import folder_of_ended
 from swe_rl.logger.folder import RunFolder
 from swe_rl.logger.status import RunState, StatusWriter
 from swe_rl.logger.summary import write_summary
+from swe_rl.run.which_folder import folder_of_ended
 
 OVERRIDES = ("job.objective=resolved_rate_after",)
 

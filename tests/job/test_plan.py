@@ -7,17 +7,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swe_rl.config import duration, memory, sizes
+from swe_rl.check.check import check
+from swe_rl.check.findings import failing
 from swe_rl.config.choices import SandboxKind
 from swe_rl.config.compose import compose
-from swe_rl.config.findings import failing
 from swe_rl.config.folders import options
-from swe_rl.config.rollout_bound import bound_s
-from swe_rl.config.rules import check
 from swe_rl.config.schema import Config
 from swe_rl.job import plan as job
 from swe_rl.job import simulate
 from swe_rl.job.plan import plan
+from swe_rl.plan import duration, memory, sizes
+from swe_rl.plan.rollout_bound import bound_s
 
 
 @pytest.fixture(scope="module")

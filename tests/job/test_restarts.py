@@ -10,9 +10,9 @@ import pytest
 from swe_rl.config.compose import compose
 from swe_rl.errors import RunError
 from swe_rl.job import train
-from swe_rl.job.restarts import Restarts
-from swe_rl.job.session import session
+from swe_rl.job.train import Restarts
 from swe_rl.logger.events import read_events
+from swe_rl.run.session import session
 from swe_rl.trainer.errors import RankLost, TrainerError
 
 

@@ -4,8 +4,7 @@ import pytest
 
 from swe_rl.engine.protocol import EngineStats
 from swe_rl.engine.scripted import ScriptedEngine
-from swe_rl.job.serve import VARIABLE, key_for, welcome
-from swe_rl.job.serve_state import ServeState
+from swe_rl.job.serve import VARIABLE, ServeState, key_for, welcome
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost", "127.8.8.8"])

@@ -12,12 +12,12 @@ import pytest
 
 from swe_rl.config.compose import compose, config_hash
 from swe_rl.errors import RunError, UserError
-from swe_rl.hardware.requeue import NoProgressError, Requeued
-from swe_rl.job.session import session
-from swe_rl.job.which_folder import choose_folder
+from swe_rl.hardware.slurm.requeue import NoProgressError, Requeued
 from swe_rl.logger.events import read_events
 from swe_rl.logger.folder import RunFolder
 from swe_rl.logger.status import RunState
+from swe_rl.run.session import session
+from swe_rl.run.which_folder import choose_folder
 
 
 @pytest.fixture
@@ -127,7 +127,7 @@ def test_a_run_is_done_when_its_report_is_there(make, fresh, monkeypatch):
         if name in ("summary_written", "report_written"):
             seen.append((name, status(path).status, (path / "report.html").exists()))
 
-    monkeypatch.setattr("swe_rl.job.session.kill_point", killed)
+    monkeypatch.setattr("swe_rl.run.session.kill_point", killed)
     path = fresh()
     leave(config, path)
     assert seen == [("summary_written", RunState.running, False), ("report_written", RunState.running, True)]
@@ -278,7 +278,7 @@ def test_a_configuration_that_changed_in_the_queue_is_refused(make, fresh, slurm
 
 
 def test_the_earlier_start_may_still_hold_the_folder(make, fresh, slurm, monkeypatch):
-    monkeypatch.setattr("swe_rl.job.which_folder._LOOK_S", 0.05)
+    monkeypatch.setattr("swe_rl.run.which_folder._LOOK_S", 0.05)
     config, old = make(), fresh("old")
     warn(config, old)
     slurm(1)

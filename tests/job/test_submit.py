@@ -5,18 +5,18 @@ from pathlib import Path
 
 import pytest
 
+from swe_rl.check.findings import Severity
+from swe_rl.check.sweep_folders import job_folders
+from swe_rl.cli.slurm_task import job_id, main
 from swe_rl.config.compose import compose
 from swe_rl.config.explain import ConfigError
-from swe_rl.config.findings import Severity
-from swe_rl.config.sweep_folders import job_folders
-from swe_rl.hardware import squeue
-from swe_rl.job import freeze as freezing
-from swe_rl.job.freeze import freeze, other_packages, verify_frozen
-from swe_rl.job.submission.record import read_submission
-from swe_rl.job.submission.submit import SubmissionError, prepare, submit
-from swe_rl.job.submission.sweep import ways_on
-from swe_rl.job.submission.task import job_id, main
+from swe_rl.hardware.slurm import squeue
 from swe_rl.logger import summary
+from swe_rl.submission import freeze as freezing
+from swe_rl.submission.freeze import freeze, other_packages, verify_frozen
+from swe_rl.submission.record import read_submission
+from swe_rl.submission.submit import SubmissionError, prepare, submit
+from swe_rl.submission.sweep import ways_on
 
 SERVERS = (
     "runtime=job",
@@ -185,4 +185,4 @@ def test_a_job_knows_its_id():
 
 def test_a_task_that_is_started_wrongly_says_how(capsys):
     assert main(["/n/sweep"]) == 2 and main(["/n/sweep", "x"]) == 2
-    assert "usage: python -m swe_rl.job.submission.task FOLDER NUMBER" in capsys.readouterr().err
+    assert "usage: python -m swe_rl.cli.slurm_task FOLDER NUMBER" in capsys.readouterr().err

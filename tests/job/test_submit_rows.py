@@ -9,13 +9,12 @@ from contextlib import suppress
 
 import pytest
 
-from swe_rl.hardware.queue_states import queue_states
-from swe_rl.hardware.squeue import JobState, Queue
-from swe_rl.job.submission.record import NoSubmission, Submission, SubmittedJob, read_submission, write_submission
-from swe_rl.job.submission.rows import Outcome, last_step, outcome_of, plain_rows, sweep_rows
-from swe_rl.job.submission.table import failures, table
-from swe_rl.job.submission.watch import watch
+from swe_rl.hardware.slurm.squeue import JobState, Queue, queue_states
 from swe_rl.logger.status import RunState, RunStatus
+from swe_rl.submission.record import NoSubmission, Submission, SubmittedJob, read_submission, write_submission
+from swe_rl.submission.rows import Outcome, last_step, outcome_of, plain_rows, sweep_rows
+from swe_rl.submission.table import failures, table
+from swe_rl.submission.watch import watch
 
 WAITS, RUNS = JobState(Queue.WAITS, "PENDING", "Resources"), JobState(Queue.RUNS, "RUNNING")
 GONE, UNKNOWN = JobState(Queue.GONE, "TIMEOUT"), JobState(Queue.UNKNOWN)

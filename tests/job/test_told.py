@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from swe_rl.job.told import listening
+from swe_rl.run.session import listening
 
 
 def send(number):
@@ -71,7 +71,7 @@ def test_a_launchers_handlers(in_slurm):
 
 def test_also_where_ctrl_c_is_ignored():
     code = (
-        "import os, signal, time\nfrom swe_rl.job.told import listening\n"
+        "import os, signal, time\nfrom swe_rl.run.session import listening\n"
         "with listening(in_slurm=True):\n os.kill(os.getpid(), signal.SIGUSR1)\n time.sleep(5)\n"
     )
     done = subprocess.run(

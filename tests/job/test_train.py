@@ -6,12 +6,12 @@ from types import SimpleNamespace
 import pytest
 
 from swe_rl.config.compose import compose
-from swe_rl.engine.vllm_devices import DeviceError
-from swe_rl.hardware import nodes
-from swe_rl.hardware.nodes import NodesError
+from swe_rl.engine.vllm.devices import DeviceError
+from swe_rl.hardware.slurm import nodes
+from swe_rl.hardware.slurm.nodes import NodesError
 from swe_rl.job import train
 from swe_rl.job.train import trainer_gpus, trainer_ranks
-from swe_rl.trainer.rank_steps import RankSite
+from swe_rl.trainer.ranks.steps import RankSite
 
 
 def config(*overrides):

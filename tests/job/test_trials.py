@@ -6,8 +6,8 @@ import types
 
 import pytest
 
-from swe_rl.job import launch
-from swe_rl.job.trials import read_trials
+from swe_rl.cli import launch
+from swe_rl.cli.trials import read_trials
 
 # Not slow, but the lane whose environment has Optuna.
 pytestmark = pytest.mark.slow

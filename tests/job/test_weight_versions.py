@@ -13,16 +13,16 @@ from openai import AsyncOpenAI
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from swe_rl.config.schema import EngineConfig, GatewayConfig, RouterConfig
-from swe_rl.engine.embedded import EmbeddedEngine
-from swe_rl.engine.fake_vllm import FakeSettings, FakeVllm
-from swe_rl.engine.fake_vllm_model import FakeModel
-from swe_rl.engine.http import HttpEngine
-from swe_rl.engine.http_client import HttpClient
-from swe_rl.engine.http_features import Needs
-from swe_rl.engine.http_weights import WeightFolders
+from swe_rl.engine.embedded.engine import EmbeddedEngine
+from swe_rl.engine.fake_vllm.model import FakeModel
+from swe_rl.engine.fake_vllm.server import FakeSettings, FakeVllm
+from swe_rl.engine.server.client import HttpClient
+from swe_rl.engine.server.engine import HttpEngine
+from swe_rl.engine.server.features import Needs
+from swe_rl.engine.server.weights import WeightFolders
 from swe_rl.engine.update import update_engines
 from swe_rl.gateway.server import Gateway
-from swe_rl.gateway.store import TraceStore
+from swe_rl.gateway.store.traces import TraceStore
 from swe_rl.model.chat import ChatRenderer
 from swe_rl.model.tiny import build_tokenizer
 from swe_rl.router.make import make_router

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from swe_rl.config import rules
-from swe_rl.job import launch
+from swe_rl.check import check as rules
+from swe_rl.cli import launch
 
 TABLE = Path(__file__).with_name("what_people_type.yaml")
 CASES = yaml.safe_load(TABLE.read_text(encoding="utf-8"))  # by who types it: commands, and what they are answered

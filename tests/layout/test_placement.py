@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from swe_rl.config.choices import EngineKind
 from swe_rl.config.schema import Config, EngineConfig, HardwareConfig, LayoutConfig
-from swe_rl.config.sizes import engines_leave_home, total_gpus, trainer_leaves_node
 from swe_rl.layout.placement import Gpu, PlacementError, home, place
+from swe_rl.plan.sizes import engines_leave_home, total_gpus, trainer_leaves_node
 
 
 def config_of(layout, nodes=1, per_node=8, kind=EngineKind.vllm):

@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swe_rl.model.tool_parser import TOOL_PARSERS, ToolParserError, make_tool_parser, parse_reply
-from swe_rl.model.tool_parser_qwen3_coder import parse_qwen3_coder
+from swe_rl.model.tool_parser import TOOL_PARSERS, ToolParserError, make_tool_parser, parse_qwen3_coder, parse_reply
 
 
 def tool(called, **properties):

@@ -9,8 +9,8 @@ import pytest
 from swe_rl.config.choices import Isolation
 from swe_rl.config.schema import SandboxConfig
 from swe_rl.env.bugs.workspace import commit_tree, git
-from swe_rl.env.cheating import cheating_attempts
-from swe_rl.env.grading_pytest import grade_by_pytest
+from swe_rl.env.cheating.attempts import cheating_attempts
+from swe_rl.env.grading.pytest import grade_by_pytest
 from swe_rl.env.instance import Instance
 from swe_rl.env.patch import take_patch
 from swe_rl.errors import UserError

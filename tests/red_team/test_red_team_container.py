@@ -8,8 +8,8 @@ import pytest
 
 from swe_rl.config.choices import SandboxKind
 from swe_rl.config.schema import SandboxConfig
-from swe_rl.env.cheating import cheating_attempts
-from swe_rl.env.grading_pytest import grade_by_pytest
+from swe_rl.env.cheating.attempts import cheating_attempts
+from swe_rl.env.grading.pytest import grade_by_pytest
 from swe_rl.env.history import hide_history
 from swe_rl.env.patch import collect_patch
 from swe_rl.sandbox.protocol import Workspace

@@ -4,7 +4,7 @@ import subprocess
 
 import pytest
 
-from swe_rl.env.cheating import cheating_attempts
+from swe_rl.env.cheating.attempts import cheating_attempts
 from swe_rl.env.history import hide_history
 from swe_rl.env.patch import take_patch
 

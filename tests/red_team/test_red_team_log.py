@@ -4,9 +4,9 @@ import dataclasses
 
 import pytest
 
-from swe_rl.env.cheating import cheating_attempts
-from swe_rl.env.grading_eval_script import grade_by_eval_script
-from swe_rl.env.swebench_grading import grade_by_swebench
+from swe_rl.env.cheating.attempts import cheating_attempts
+from swe_rl.env.grading.eval_script import grade_by_eval_script
+from swe_rl.env.grading.swebench import grade_by_swebench
 
 pytest.importorskip("swebench", reason="needs the extra swebench")
 SOURCE = "def add(a, b):\n    return a - b\n\n\ndef twice(a):\n    return 2 * a\n"

@@ -4,7 +4,7 @@ import pytest
 
 from swe_rl.config.choices import Isolation
 from swe_rl.config.schema import SandboxConfig
-from swe_rl.env.grading_pytest import grade_by_pytest
+from swe_rl.env.grading.pytest import grade_by_pytest
 from swe_rl.env.patch import collect_patch, take_patch
 from swe_rl.sandbox.protocol import ExecResult, SandboxError
 from swe_rl.sandbox.provider import make_provider

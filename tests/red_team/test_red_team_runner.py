@@ -2,7 +2,7 @@
 
 import pytest
 
-from swe_rl.env.grading_pytest import grade_by_pytest
+from swe_rl.env.grading.pytest import grade_by_pytest
 
 SOURCE = "def add(a, b):\n    return a - b\n\n\ndef twice(a):\n    return 2 * a\n"
 CODE = "victim/__init__.py"

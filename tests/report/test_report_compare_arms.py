@@ -1,7 +1,7 @@
 import pytest
 
-from swe_rl.report.compare import Measured, StepRate
-from swe_rl.report.compare_arms import PUBLISHED, differences, engines_of, make_arms, make_pair, with_baseline
+from swe_rl.report.compare.arms import PUBLISHED, differences, engines_of, make_arms, make_pair, with_baseline
+from swe_rl.report.compare.compare import Measured, StepRate
 
 RATE = {1: StepRate(1.0)}
 

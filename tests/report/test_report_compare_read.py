@@ -8,7 +8,7 @@ import pytest
 
 from swe_rl.logger.status import RunState
 from swe_rl.logger.summary import write_summary
-from swe_rl.report.compare_read import CompareError, is_run, measured, runs_below
+from swe_rl.report.compare.read import CompareError, is_run, measured, runs_below
 
 LOGS = Path(__file__).parent / "skyrl_logs"
 

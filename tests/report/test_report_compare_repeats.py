@@ -10,9 +10,9 @@ from statistics import fmean
 
 import pytest
 
-from swe_rl.report.compare import Arm, Measured, StepRate, compare
-from swe_rl.report.compare_table import ONE_RUN, arms_table
-from swe_rl.report.compare_text import text
+from swe_rl.report.compare.compare import Arm, Measured, StepRate, compare
+from swe_rl.report.compare.table import ONE_RUN, arms_table
+from swe_rl.report.compare.text import text
 
 RECORDED = (784.4, 755.5, 655.8)  # response tokens/s of its steps
 STEPS, BLOCKS = 6, 4

@@ -10,11 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swe_rl.report import compare_png
-from swe_rl.report.compare import Arm, Measured, StepRate, compare
-from swe_rl.report.compare_axes import Scale, tick_text, ticks
-from swe_rl.report.compare_marks import element, style
-from swe_rl.report.compare_svg import svg
+from swe_rl.report.compare import png as compare_png
+from swe_rl.report.compare.compare import Arm, Measured, StepRate, compare
+from swe_rl.report.compare.marks import element, style
+from swe_rl.report.compare.svg import Scale, svg, tick_text, ticks
 
 SVG = "{http://www.w3.org/2000/svg}"
 

@@ -16,7 +16,7 @@ from swe_rl.engine.protocol import EngineError
 from swe_rl.engine.scripted import ScriptedEngine
 from swe_rl.env.bugs.env import BugsEnv
 from swe_rl.gateway.server import Gateway
-from swe_rl.gateway.store import TraceStore
+from swe_rl.gateway.store.traces import TraceStore
 from swe_rl.model.chat import ChatRenderer
 from swe_rl.model.load import load_tokenizer
 from swe_rl.rollout.attempt import Attempter

@@ -2,8 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swe_rl.router.capacity import Capacity
 from swe_rl.router.core import EngineLoad
+from swe_rl.router.engine_book import Capacity
 
 
 def load(used=0, capacity=1000, waiting=0, preemptions=0, running=1):

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swe_rl.config.engine_speed import EngineSpeed, engine_speed
 from swe_rl.config.schema import ModelConfig, RolloutConfig, RouterConfig
+from swe_rl.plan.engine_speed import EngineSpeed, engine_speed
 from swe_rl.router.core import (
     OVERDUE,
     Place,

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swe_rl.config.engine_speed import EngineSpeed
+from swe_rl.plan.engine_speed import EngineSpeed
 from swe_rl.router.simulation.blocks import BlockCache
 from swe_rl.router.simulation.engine_model import EngineLimits, EngineModel
 from swe_rl.router.simulation.request import Request, chain_of

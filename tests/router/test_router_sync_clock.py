@@ -1,4 +1,4 @@
-from swe_rl.router.sync_clock import SyncClock
+from swe_rl.router.tr_state import SyncClock
 
 
 def test_it_stands_still_during_syncs_and_syncs_nest():

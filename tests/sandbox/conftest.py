@@ -10,8 +10,8 @@ import pytest
 
 from swe_rl.config.choices import Isolation, SandboxKind
 from swe_rl.config.schema import SandboxConfig
-from swe_rl.sandbox.process import ProcessProvider
-from swe_rl.sandbox.process_sandbox import ProcessSandbox
+from swe_rl.sandbox.process.provider import ProcessProvider
+from swe_rl.sandbox.process.sandbox import ProcessSandbox
 from swe_rl.sandbox.protocol import Workspace
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))

@@ -10,13 +10,13 @@ import pytest
 
 from swe_rl.config.choices import Isolation
 from swe_rl.config.schema import SandboxConfig
-from swe_rl.sandbox import process as process_module
-from swe_rl.sandbox.control_group import ControlGroups, usable_parent
-from swe_rl.sandbox.process import ProcessProvider
-from swe_rl.sandbox.process_sandbox import ProcessSandbox
+from swe_rl.sandbox.process import provider as process_module
+from swe_rl.sandbox.process.control_group import ControlGroups, usable_parent
+from swe_rl.sandbox.process.provider import ProcessProvider
+from swe_rl.sandbox.process.sandbox import ProcessSandbox
+from swe_rl.sandbox.process.usage import DiskUse, Processes, disk_use, memory_bytes
+from swe_rl.sandbox.process.watcher import Bounds, Watcher, bounds_of
 from swe_rl.sandbox.protocol import Workspace
-from swe_rl.sandbox.usage import DiskUse, Processes, disk_use, memory_bytes
-from swe_rl.sandbox.watcher import Bounds, Watcher, bounds_of
 from tests.sandbox.conftest import ProviderFactory, needs_bwrap
 
 LONG_S = 90.0  # of commands that are ended long before: a busy machine takes its time to start Python
@@ -101,7 +101,7 @@ async def test_what_a_sandbox_begins_with_is_not_its_own(make: ProviderFactory, 
 
 async def test_what_is_hidden_by_others_is_found_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """A file system that does not grow, as where others remove as much: the folder is walked now and then."""
-    from swe_rl.sandbox import watcher as watcher_module
+    from swe_rl.sandbox.process import watcher as watcher_module
 
     monkeypatch.setattr(watcher_module, "filled", lambda _: DiskUse())
     now_s = 0.0
@@ -258,7 +258,7 @@ def test_run_log_says_what_bounds_what(tmp_path: Path, caplog: pytest.LogCapture
 
 @needs_bwrap
 def test_what_nothing_bounds_is_warned_of(tmp_path: Path, caplog, monkeypatch: pytest.MonkeyPatch, by_looking: None):
-    monkeypatch.setattr("swe_rl.sandbox.isolation.filter_program", lambda: None)
+    monkeypatch.setattr("swe_rl.sandbox.process.isolation.filter_program", lambda: None)
     [warning], log = _said(tmp_path, caplog)
     assert warning.startswith("warning: not bounded in sandboxes on this machine: ") and "AF_VSOCK" in warning
     assert "disk by nothing (sandbox.disk_gb=0)" in log

@@ -15,14 +15,14 @@ import pytest
 
 from swe_rl.config.choices import Isolation
 from swe_rl.config.schema import SandboxConfig
-from swe_rl.sandbox import isolation as isolation_module
-from swe_rl.sandbox import process_sandbox
-from swe_rl.sandbox.bubblewrap import UserMode
-from swe_rl.sandbox.interpreter import interpreter_folders
-from swe_rl.sandbox.process import ProcessProvider
-from swe_rl.sandbox.process_sandbox import ProcessSandbox
+from swe_rl.sandbox.process import isolation as isolation_module
+from swe_rl.sandbox.process import sandbox as process_sandbox
+from swe_rl.sandbox.process.bubblewrap import UserMode
+from swe_rl.sandbox.process.isolation import interpreter_folders
+from swe_rl.sandbox.process.provider import ProcessProvider
+from swe_rl.sandbox.process.sandbox import ProcessSandbox
+from swe_rl.sandbox.process.seccomp import filter_program
 from swe_rl.sandbox.protocol import SandboxError, Workspace
-from swe_rl.sandbox.seccomp import filter_program
 
 pytestmark = pytest.mark.skipif(shutil.which("bwrap") is None, reason="needs bubblewrap")
 

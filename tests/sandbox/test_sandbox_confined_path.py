@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from swe_rl.sandbox.confined_path import MissingFileError, ensure_folders, read_confined, write_confined
-from swe_rl.sandbox.process_sandbox import ProcessSandbox
+from swe_rl.sandbox.process.sandbox import ProcessSandbox
 from swe_rl.sandbox.protocol import SandboxError
 
 

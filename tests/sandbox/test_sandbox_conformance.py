@@ -14,12 +14,12 @@ import pytest
 
 from swe_rl.config.choices import Isolation, SandboxKind
 from swe_rl.config.schema import SandboxConfig
-from swe_rl.sandbox.apptainer import ApptainerProvider
+from swe_rl.sandbox.apptainer.provider import ApptainerProvider
 from swe_rl.sandbox.confined_path import MissingFileError
 from swe_rl.sandbox.door import direct_url
 from swe_rl.sandbox.protocol import Door, Sandbox, SandboxError, SandboxProvider, Workspace
 from swe_rl.sandbox.provider import make_provider
-from swe_rl.sandbox.runtime_server import ServerOptions, serving
+from swe_rl.sandbox.remote.server import ServerOptions, serving
 from tests.sandbox.test_sandbox_door import REFUSED, Heard, refused_inside
 
 _MIB = 1024**2

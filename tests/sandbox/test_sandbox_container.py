@@ -18,9 +18,9 @@ from swe_rl.config.choices import SandboxKind
 from swe_rl.config.schema import SandboxConfig
 from swe_rl.errors import UserError
 from swe_rl.host.process_identity import ProcessIdentity
-from swe_rl.sandbox.container_engine import ContainerEngine, ImageMissingError
-from swe_rl.sandbox.container_labels import OWNER, PROVIDER, RUN, Identity, labels_of
-from swe_rl.sandbox.container_provider import ContainerProvider
+from swe_rl.sandbox.container.engine import ContainerEngine, ImageMissingError
+from swe_rl.sandbox.container.labels import OWNER, PROVIDER, RUN, Identity, labels_of
+from swe_rl.sandbox.container.provider import ContainerProvider
 from swe_rl.sandbox.protocol import Door, SandboxError, Workspace
 from tests.sandbox.test_sandbox_door import Heard
 
@@ -247,7 +247,7 @@ import asyncio, json, sys
 from pathlib import Path
 from swe_rl.config.choices import SandboxKind
 from swe_rl.config.schema import SandboxConfig
-from swe_rl.sandbox.container_provider import ContainerProvider
+from swe_rl.sandbox.container.provider import ContainerProvider
 from swe_rl.sandbox.protocol import Door, Workspace
 
 async def main():
@@ -327,7 +327,7 @@ async def _until(condition: Callable[[], bool]) -> None:
 
 
 async def test_a_silent_run_loses_its_containers(make: ProviderOf, workspace: Workspace, monkeypatch):
-    monkeypatch.setattr("swe_rl.sandbox.container_provider._BEATS_IN_A_LEASE", 0.001)
+    monkeypatch.setattr("swe_rl.sandbox.container.provider._BEATS_IN_A_LEASE", 0.001)
     provider = make(lease_s=1.0)
     sandbox = await provider.create(workspace, owner="x")
     with pytest.raises(SandboxError):

@@ -15,14 +15,13 @@ from swe_rl.config.choices import PullPolicy, SandboxKind
 from swe_rl.config.schema import SandboxConfig
 from swe_rl.errors import UserError
 from swe_rl.host.process_identity import ProcessIdentity
-from swe_rl.sandbox import apptainer_command as apptainer
-from swe_rl.sandbox import container_files as files
-from swe_rl.sandbox import container_spec as spec
-from swe_rl.sandbox.container_address import engine_address
-from swe_rl.sandbox.container_engine import ImageMissingError
-from swe_rl.sandbox.container_images import Images, pause_s, registry_of, split_tag
-from swe_rl.sandbox.container_labels import Identity, is_orphan, labels_of
-from swe_rl.sandbox.container_stream import FrameDecoder
+from swe_rl.sandbox.apptainer import command as apptainer
+from swe_rl.sandbox.container import files, spec
+from swe_rl.sandbox.container.address import engine_address
+from swe_rl.sandbox.container.engine import ImageMissingError
+from swe_rl.sandbox.container.images import Images, pause_s, registry_of, split_tag
+from swe_rl.sandbox.container.labels import Identity, is_orphan, labels_of
+from swe_rl.sandbox.container.stream import FrameDecoder
 from swe_rl.sandbox.protocol import SandboxError
 from swe_rl.sandbox.warm_pool import WarmPool
 
@@ -60,7 +59,7 @@ def test_an_address_that_is_not_spoken(environment: dict[str, str]):
 
 def test_no_socket_anywhere_says_where_it_looked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setattr(
-        "swe_rl.sandbox.container_address.usual_sockets", lambda kind, environment: [str(tmp_path / "no.sock")]
+        "swe_rl.sandbox.container.address.usual_sockets", lambda kind, environment: [str(tmp_path / "no.sock")]
     )
     with pytest.raises(UserError, match=r"no\.sock.*sandbox\.host"):
         engine_address(DOCKER, {})

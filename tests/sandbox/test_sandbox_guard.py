@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swe_rl.sandbox.apptainer import ProcessStream
-from swe_rl.sandbox.guard import Guard, GuardLostError, escape, guard_argv, request_line
+from swe_rl.sandbox.apptainer.provider import ProcessStream
+from swe_rl.sandbox.container.guard import Guard, GuardLostError, escape, guard_argv, request_line
 from swe_rl.sandbox.output import HeadTail
 
 needs_bwrap = pytest.mark.skipif(shutil.which("bwrap") is None, reason="needs bubblewrap")

@@ -16,7 +16,7 @@ from swe_rl.config.choices import Isolation
 from swe_rl.config.schema import SandboxConfig
 from swe_rl.sandbox import lease
 from swe_rl.sandbox.lease import LEASE_NAME, reap_stale, write_lease
-from swe_rl.sandbox.process import ProcessProvider
+from swe_rl.sandbox.process.provider import ProcessProvider
 from swe_rl.sandbox.working_copy import remove_tree
 
 _RUN = """
@@ -24,7 +24,7 @@ import asyncio, sys
 from pathlib import Path
 from swe_rl.config.choices import Isolation
 from swe_rl.config.schema import SandboxConfig
-from swe_rl.sandbox.process import ProcessProvider
+from swe_rl.sandbox.process.provider import ProcessProvider
 from swe_rl.sandbox.protocol import Workspace
 
 async def main():

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from swe_rl.config.choices import Isolation
-from swe_rl.sandbox import isolation, own_package
-from swe_rl.sandbox.interpreter import interpreter_folders
+from swe_rl.sandbox.process import bubblewrap, isolation
+from swe_rl.sandbox.process.isolation import interpreter_folders
 from swe_rl.sandbox.protocol import Workspace
 from tests.sandbox.conftest import ProviderFactory
 
@@ -63,7 +63,7 @@ async def test_a_checkout_below_a_folder_that_is_seen(
     for name in ("tests", ".git", "docs"):
         (checkout / name).mkdir()
         (checkout / name / "file").touch()
-    monkeypatch.setattr(own_package, "_PACKAGE", package)
+    monkeypatch.setattr(bubblewrap, "_PACKAGE", package)
     _seen_also(monkeypatch, tmp_path / "around")
     listing = f"cd {checkout}; find . -type f | sort"
     assert await _said(make, workspace, f"{SEARCH}; {listing}") == "./docs/file\n./pyproject.toml\n"
@@ -72,7 +72,7 @@ async def test_a_checkout_below_a_folder_that_is_seen(
 async def test_a_mount_shows_none_either(
     make: ProviderFactory, workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(own_package, "_PACKAGE", _with_answers(tmp_path / "shared" / "swe_rl"))
+    monkeypatch.setattr(bubblewrap, "_PACKAGE", _with_answers(tmp_path / "shared" / "swe_rl"))
     (tmp_path / "shared" / "here").write_text("mounted\n")
     mounts = (f"{tmp_path}/shared:/opt/shared",)
     assert await _said(make, workspace, f"{SEARCH}; cat /opt/shared/here", mounts=mounts) == "mounted\n"
@@ -90,7 +90,7 @@ async def test_the_system_s_packages_behind_a_toolchain_are_hidden_once(
         pytest.skip("no Python packages below /usr")
     packages = below_usr[0]
     inside = next(folder for folder in packages.iterdir() if folder.is_dir())
-    monkeypatch.setattr(own_package, "_PACKAGE", inside)
+    monkeypatch.setattr(bubblewrap, "_PACKAGE", inside)
     (tmp_path / "tools").mkdir()
     there = replace(workspace, toolchain=Toolchain(tmp_path / "tools", "/opt/tools"))
     assert await _said(make, there, f"ls -A {packages}; echo on") == "on\n"

@@ -12,8 +12,8 @@ import pytest
 from swe_rl.config.choices import Isolation
 from swe_rl.config.schema import SandboxConfig
 from swe_rl.errors import UserError
-from swe_rl.sandbox.process import ProcessProvider
-from swe_rl.sandbox.process_sandbox import ProcessSandbox
+from swe_rl.sandbox.process.provider import ProcessProvider
+from swe_rl.sandbox.process.sandbox import ProcessSandbox
 from swe_rl.sandbox.protocol import SandboxError, Workspace
 
 

@@ -16,14 +16,14 @@ from aiohttp import web
 from swe_rl.config.choices import SandboxKind
 from swe_rl.config.schema import SandboxConfig
 from swe_rl.errors import UserError
-from swe_rl.sandbox import runtime_wire as wire
 from swe_rl.sandbox.confined_path import MissingFileError
 from swe_rl.sandbox.protocol import ExecResult, SandboxError, Workspace
 from swe_rl.sandbox.provider import greeted
-from swe_rl.sandbox.remote import RemoteProvider
-from swe_rl.sandbox.runtime_leases import Leases
-from swe_rl.sandbox.runtime_server import RuntimeServer, ServerOptions, serving
-from swe_rl.sandbox.runtime_workspaces import Workspaces, digest_of
+from swe_rl.sandbox.remote import wire
+from swe_rl.sandbox.remote.client import RemoteProvider
+from swe_rl.sandbox.remote.leases import Leases
+from swe_rl.sandbox.remote.server import RuntimeServer, ServerOptions, serving
+from swe_rl.sandbox.remote.workspaces import Workspaces, digest_of
 from swe_rl.sandbox.scripted import ScriptedCommand, ScriptedProvider
 
 CONFIG = SandboxConfig(kind=SandboxKind.remote, runtime_key_env="TEST_RUNTIME_KEY")
@@ -90,7 +90,7 @@ async def test_the_list_names_owners(url: str, provider: RemoteProvider):
 
 
 async def test_a_start_waits_for_a_place(provider: RemoteProvider, behind: ScriptedProvider, monkeypatch):
-    monkeypatch.setattr("swe_rl.sandbox.remote._FULL_PAUSE_S", 0.02)
+    monkeypatch.setattr("swe_rl.sandbox.remote.client._FULL_PAUSE_S", 0.02)
     one, _ = [await provider.create(IMAGE, owner="x") for _ in range(2)]
     third = asyncio.ensure_future(provider.create(IMAGE, owner="y"))
     await asyncio.sleep(0.1)
@@ -185,7 +185,7 @@ def test_leases_end_with_silence():
 
 
 def test_a_workspace_is_what_its_digest_says(tmp_path: Path):
-    from swe_rl.sandbox.container_files import pack_folder
+    from swe_rl.sandbox.container.files import pack_folder
 
     source = tmp_path / "source"
     source.mkdir()

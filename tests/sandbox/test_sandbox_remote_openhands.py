@@ -16,7 +16,7 @@ from swe_rl.config.schema import SandboxConfig
 from swe_rl.errors import UserError
 from swe_rl.sandbox.confined_path import MissingFileError
 from swe_rl.sandbox.protocol import Door, SandboxError, Workspace
-from swe_rl.sandbox.remote_openhands import OpenHandsProvider
+from swe_rl.sandbox.remote.openhands import OpenHandsProvider
 
 CONFIG = SandboxConfig(
     kind=SandboxKind.remote,

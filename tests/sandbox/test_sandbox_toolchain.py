@@ -11,9 +11,9 @@ import pytest
 
 from swe_rl.config.choices import Isolation
 from swe_rl.errors import UserError
-from swe_rl.sandbox import isolation as isolation_module
-from swe_rl.sandbox.bubblewrap import UserMode
-from swe_rl.sandbox.isolation import package_folders
+from swe_rl.sandbox.process import isolation as isolation_module
+from swe_rl.sandbox.process.bubblewrap import UserMode
+from swe_rl.sandbox.process.isolation import package_folders
 from swe_rl.sandbox.protocol import Door, SandboxError, Toolchain, Workspace
 from tests.sandbox.test_sandbox_door import GET, PATH, gateway
 from tests.sandbox.test_sandbox_process import folders

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from swe_rl.gateway.store import TraceStore
+from swe_rl.gateway.store.traces import TraceStore
 from swe_rl.logger.events import read_events
 from tests.end_to_end.conftest import children_of_runs
 from tests.slurm.on_cpu import ASLEEP

@@ -13,13 +13,13 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from swe_rl.algo.row import Row
 from swe_rl.config.schema import AlgoConfig, TrainerConfig
-from swe_rl.trainer.attention import by_row
+from swe_rl.trainer.checkpoint.sharded import ShardedCheckpoints
 from swe_rl.trainer.compute import ShardedCompute
 from swe_rl.trainer.local import LocalTrainer
-from swe_rl.trainer.mesh import make_mesh, process_group
 from swe_rl.trainer.policy import Trainer
-from swe_rl.trainer.sharded import ShardedModel
-from swe_rl.trainer.sharded_checkpoint import ShardedCheckpoints
+from swe_rl.trainer.sharded.attention import by_row
+from swe_rl.trainer.sharded.mesh import make_mesh, process_group
+from swe_rl.trainer.sharded.model import ShardedModel
 
 CONFIG = TrainerConfig(lr=1e-3, num_threads=1)
 SAVED = {"step": 1, "weight_version": 1, "data_order": [], "config": {}, "hash_of_config": "x", "keep": 0}

@@ -14,7 +14,7 @@ from swe_rl.algo.row import Row
 from swe_rl.config.schema import ModelConfig
 from swe_rl.model.tiny import build_model
 from swe_rl.trainer.errors import TrainerError
-from swe_rl.trainer.mesh import make_mesh, process_group
+from swe_rl.trainer.sharded.mesh import make_mesh, process_group
 
 VOCAB = 64
 

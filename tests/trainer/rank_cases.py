@@ -125,7 +125,7 @@ def plain(case):
 
 def result_of(trainer):
     """Three steps, then what they made of the model: the merged weights where it has an adapter."""
-    from swe_rl.trainer.shard import whole
+    from swe_rl.trainer.sharded.shard import whole
 
     metrics = run_steps(trainer, rows())
     kl = trainer.sequence_kl(rows()) if trainer.algo.kl_coef else {}
@@ -136,11 +136,11 @@ def result_of(trainer):
 def sharded_trainer(case, mesh, seed=0):
     import torch
 
-    from swe_rl.trainer.adapter import attach
-    from swe_rl.trainer.attention import by_row
     from swe_rl.trainer.compute import ShardedCompute
+    from swe_rl.trainer.lora.adapter import attach
     from swe_rl.trainer.policy import Trainer
-    from swe_rl.trainer.sharded import ShardedModel
+    from swe_rl.trainer.sharded.attention import by_row
+    from swe_rl.trainer.sharded.model import ShardedModel
 
     config, algo, shape = settings(case)
 
@@ -163,7 +163,7 @@ def sharded_trainer(case, mesh, seed=0):
 
 
 def whole_weights(trainer):
-    from swe_rl.trainer.shard import whole
+    from swe_rl.trainer.sharded.shard import whole
 
     return {name: whole(tensor).tolist() for name, tensor in trainer.policy_weights().items()}
 
@@ -177,7 +177,7 @@ def sharded(case, mesh, folder):
 
 def continued(case, mesh, folder, trainer):
     """Two steps, a checkpoint in the background, a third step; then that third step again from the checkpoint."""
-    from swe_rl.trainer.sharded_checkpoint import ShardedCheckpoints
+    from swe_rl.trainer.checkpoint.sharded import ShardedCheckpoints
 
     checkpoints = ShardedCheckpoints(mesh, timeout_s=30)
     for step in (1, 2):
@@ -205,7 +205,7 @@ def save_arguments(step):
 def main(rank, world, port, folder, cases):
     import torch
 
-    from swe_rl.trainer.mesh import make_mesh, process_group
+    from swe_rl.trainer.sharded.mesh import make_mesh, process_group
 
     torch.set_num_threads(1)
     device = torch.device("cpu")

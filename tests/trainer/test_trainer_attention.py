@@ -1,13 +1,13 @@
 import pytest
 import torch
 
-from swe_rl.trainer import attention, attention_choice
-from swe_rl.trainer.attention import by_row, candidates
-from swe_rl.trainer.attention_choice import choose
 from swe_rl.trainer.errors import MeshError, TrainerError
-from swe_rl.trainer.mesh import Mesh
-from swe_rl.trainer.packing import Segments
-from swe_rl.trainer.ulysses import check_heads, heads_per_rank
+from swe_rl.trainer.sharded import attention, attention_choice
+from swe_rl.trainer.sharded.attention import by_row, candidates
+from swe_rl.trainer.sharded.attention_choice import choose
+from swe_rl.trainer.sharded.mesh import Mesh
+from swe_rl.trainer.sharded.packing import Segments
+from swe_rl.trainer.sharded.ulysses import check_heads, heads_per_rank
 
 CPU = torch.device("cpu")
 ALONE = Mesh(dp=1, sp=1, rank=0, device=CPU, shards=None, sp_group=None)

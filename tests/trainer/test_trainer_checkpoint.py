@@ -11,10 +11,17 @@ import torch
 from safetensors.torch import load_file
 
 from swe_rl.config.schema import AlgoConfig, TrainerConfig
-from swe_rl.trainer.checkpoint import CheckpointWriteError, CorruptCheckpointError, config_hash, load, newest, save
+from swe_rl.trainer.checkpoint.folder import (
+    CheckpointWriteError,
+    CorruptCheckpointError,
+    config_hash,
+    load,
+    newest,
+    save,
+)
+from swe_rl.trainer.checkpoint.rng import restore_rng
+from swe_rl.trainer.checkpoint.tensor_file import CHUNK_BYTES
 from swe_rl.trainer.policy import Trainer
-from swe_rl.trainer.rng import restore_rng
-from swe_rl.trainer.tensor_file import CHUNK_BYTES
 
 CONFIG = {"trainer": {"lr": 0.01}, "name": "test"}
 WRITE_CALLS = ("open", "write", "fsync", "mkdir", "rename", "rmdir", "unlink")

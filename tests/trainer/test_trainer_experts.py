@@ -13,22 +13,22 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from swe_rl.config.schema import AlgoConfig, EngineConfig, TrainerConfig
-from swe_rl.engine import http_weights
-from swe_rl.engine.embedded_model import PackedDecoder
-from swe_rl.engine.embedded_weights import WeightLoader
+from swe_rl.engine.embedded.model import PackedDecoder
+from swe_rl.engine.embedded.weights import WeightLoader
+from swe_rl.engine.server import weights as http_weights
 from swe_rl.model.experts import HubNamed, hub_shapes
 from swe_rl.model.load import ModelError, load_model
-from swe_rl.trainer import export
-from swe_rl.trainer.assemble import sharded_model, sharded_trainer
+from swe_rl.trainer.checkpoint import export
+from swe_rl.trainer.checkpoint.sharded import ShardedCheckpoints
 from swe_rl.trainer.expert_load import ExpertLoad, load_max, unused_rate
 from swe_rl.trainer.flops import DenseShape
-from swe_rl.trainer.hand_over import received, send_weights, write_weights
 from swe_rl.trainer.local import LocalTrainer, with_adapter
-from swe_rl.trainer.materialize import WeightsError
-from swe_rl.trainer.probe import require_agreement
-from swe_rl.trainer.sharded import _compile_layers
-from swe_rl.trainer.sharded_checkpoint import ShardedCheckpoints
-from swe_rl.trainer.wire import announced
+from swe_rl.trainer.send.hand_over import received, send_weights, write_weights
+from swe_rl.trainer.send.wire import announced
+from swe_rl.trainer.sharded.assemble import sharded_model, sharded_trainer
+from swe_rl.trainer.sharded.materialize import WeightsError
+from swe_rl.trainer.sharded.model import _compile_layers
+from swe_rl.trainer.sharded.probe import require_agreement
 
 CONFIG = TrainerConfig(lr=1e-3, num_threads=1)
 LORA = replace(CONFIG, lr=1e-2, lora_rank=3)

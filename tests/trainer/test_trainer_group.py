@@ -11,12 +11,12 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from swe_rl.config.schema import AlgoConfig, ModelConfig, TrainerConfig
-from swe_rl.engine.http_weights import export
+from swe_rl.engine.server.weights import export
 from swe_rl.model.tiny import build_model
 from swe_rl.trainer.errors import RankLost, TrainerError
-from swe_rl.trainer.group import TrainerGroup
 from swe_rl.trainer.local import LocalTrainer
-from swe_rl.trainer.rank import RankSetup
+from swe_rl.trainer.ranks.group import TrainerGroup
+from swe_rl.trainer.ranks.rank import RankSetup
 
 
 @pytest.fixture(scope="module")

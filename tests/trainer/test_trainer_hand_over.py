@@ -9,10 +9,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from swe_rl.engine.http_weights import export
-from swe_rl.trainer import hand_over
-from swe_rl.trainer.hand_over import received, send_weights, write_weights
-from swe_rl.trainer.rank_end import RankEnd, first_of
+from swe_rl.engine.server.weights import export
+from swe_rl.trainer.ranks.end import RankEnd, first_of
+from swe_rl.trainer.send import hand_over
+from swe_rl.trainer.send.hand_over import received, send_weights, write_weights
 
 CPU = torch.device("cpu")
 WEIGHTS = {

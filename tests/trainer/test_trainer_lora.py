@@ -17,15 +17,15 @@ from transformers import AutoModelForCausalLM
 from swe_rl.algo.kl import kl_per_token
 from swe_rl.config.choices import KlEstimator, KlPlace
 from swe_rl.config.schema import AlgoConfig, TrainerConfig
-from swe_rl.engine.http_weights import export
+from swe_rl.engine.server.weights import export
 from swe_rl.errors import UserError
-from swe_rl.trainer.adapter import TARGETS, alpha_of, attach
-from swe_rl.trainer.adapter_names import is_a, is_adapter, pair
-from swe_rl.trainer.checkpoint import CorruptCheckpointError, config_hash
+from swe_rl.trainer.checkpoint.folder import CorruptCheckpointError, config_hash
 from swe_rl.trainer.errors import TrainerError
-from swe_rl.trainer.fingerprint import fingerprint
 from swe_rl.trainer.local import LocalTrainer, with_adapter
-from swe_rl.trainer.merged import merged
+from swe_rl.trainer.lora.adapter import TARGETS, alpha_of, attach
+from swe_rl.trainer.lora.fingerprint import fingerprint
+from swe_rl.trainer.lora.merged import merged
+from swe_rl.trainer.lora.names import is_a, is_adapter, pair
 
 CONFIG = TrainerConfig(lr=1e-2, lora_rank=3, num_threads=1, seed=4)
 BASE = {"path": "m", "revision": None, "fingerprint": "one"}

@@ -13,22 +13,22 @@ from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from swe_rl.config.schema import AlgoConfig, TrainerConfig
-from swe_rl.trainer import export
-from swe_rl.trainer.adapter import start_values
-from swe_rl.trainer.adapter_names import is_adapter, plain
-from swe_rl.trainer.assemble import empty_policy, sharded_trainer
-from swe_rl.trainer.attention import by_row
-from swe_rl.trainer.checkpoint import CorruptCheckpointError
+from swe_rl.trainer.checkpoint import export
+from swe_rl.trainer.checkpoint.export import ExportError
+from swe_rl.trainer.checkpoint.folder import CorruptCheckpointError
+from swe_rl.trainer.checkpoint.sharded import ShardedCheckpoints
 from swe_rl.trainer.compute import ShardedCompute
-from swe_rl.trainer.export import ExportError
-from swe_rl.trainer.fingerprint import base_of
-from swe_rl.trainer.gather import gathered
-from swe_rl.trainer.hand_over import write_weights
 from swe_rl.trainer.local import LocalTrainer, with_adapter
-from swe_rl.trainer.materialize import fill_from_folder, fill_random
+from swe_rl.trainer.lora.adapter import start_values
+from swe_rl.trainer.lora.fingerprint import base_of
+from swe_rl.trainer.lora.names import is_adapter, plain
 from swe_rl.trainer.policy import Trainer
-from swe_rl.trainer.sharded import ShardedModel
-from swe_rl.trainer.sharded_checkpoint import ShardedCheckpoints
+from swe_rl.trainer.send.hand_over import write_weights
+from swe_rl.trainer.sharded.assemble import empty_policy, sharded_trainer
+from swe_rl.trainer.sharded.attention import by_row
+from swe_rl.trainer.sharded.gather import gathered
+from swe_rl.trainer.sharded.materialize import fill_from_folder, fill_random
+from swe_rl.trainer.sharded.model import ShardedModel
 
 CPU = torch.device("cpu")
 CONFIG = TrainerConfig(lr=1e-2, lora_rank=3, num_threads=1, seed=4)

@@ -2,7 +2,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swe_rl.trainer.packing import ALIGN_TOKENS, pack
+from swe_rl.trainer.sharded.packing import ALIGN_TOKENS, pack
 
 CPU = torch.device("cpu")
 SEQUENCES = [([11, 12, 13, 14, 15], [0, 0, 1, 0, 1]), ([21, 22, 23, 24], [0, 1, 0, 0])]

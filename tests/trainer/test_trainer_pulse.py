@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from swe_rl.config.schema import AlgoConfig, TrainerConfig
-from swe_rl.trainer.assemble import sharded_trainer
+from swe_rl.trainer.checkpoint.sharded import Growth, ShardedCheckpoints
 from swe_rl.trainer.pulse import BeatingWeights, Pulse, Silence
-from swe_rl.trainer.sharded_checkpoint import Growth, ShardedCheckpoints
+from swe_rl.trainer.sharded.assemble import sharded_trainer
 
 
 class Clock:

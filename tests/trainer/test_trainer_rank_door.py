@@ -7,7 +7,7 @@ from multiprocessing import AuthenticationError
 
 import pytest
 
-from swe_rl.trainer.rank_door import RankDoor, come_in
+from swe_rl.trainer.ranks.door import RankDoor, come_in
 
 HERE = "127.0.0.1"
 

@@ -6,12 +6,12 @@ from types import SimpleNamespace
 import pytest
 
 from swe_rl.config.schema import TrainerConfig
-from swe_rl.trainer import group as group_module
-from swe_rl.trainer import rank
 from swe_rl.trainer.errors import RankLost, TrainerError
-from swe_rl.trainer.group import TrainerGroup
-from swe_rl.trainer.rank_end import RankEnd
-from swe_rl.trainer.staging import Opened
+from swe_rl.trainer.ranks import group as group_module
+from swe_rl.trainer.ranks import rank
+from swe_rl.trainer.ranks.end import RankEnd
+from swe_rl.trainer.ranks.group import TrainerGroup
+from swe_rl.trainer.send.staging import Opened
 
 
 class Link:

@@ -11,16 +11,16 @@ from pathlib import Path
 import pytest
 
 from swe_rl.config.schema import AlgoConfig, ModelConfig, TrainerConfig
-from swe_rl.engine.vllm_devices import DeviceError
-from swe_rl.hardware.nodes import NodesError
+from swe_rl.engine.vllm.devices import DeviceError
+from swe_rl.hardware.slurm.nodes import NodesError
 from swe_rl.model.tiny import build_model
-from swe_rl.trainer import rank_steps
 from swe_rl.trainer.errors import RankLost, TrainerError
-from swe_rl.trainer.group import TrainerGroup
 from swe_rl.trainer.local import LocalTrainer
-from swe_rl.trainer.rank import RankSetup
-from swe_rl.trainer.rank_step import Work, on_this_node
-from swe_rl.trainer.rank_steps import RankSite, RankSteps
+from swe_rl.trainer.ranks import steps as rank_steps
+from swe_rl.trainer.ranks.group import TrainerGroup
+from swe_rl.trainer.ranks.rank import RankSetup
+from swe_rl.trainer.ranks.step import Work, on_this_node
+from swe_rl.trainer.ranks.steps import RankSite, RankSteps
 
 SITES = (RankSite(None, 0), RankSite("far", 1))
 
@@ -121,12 +121,12 @@ def test_a_step_that_does_not_start(setup, far, tmp_path):
 
 def test_the_end_of_the_drivers_pipe_ends_a_rank_that_waits(setup):
     """As when the driver is killed: SLURM then closes the input of the step's program."""
-    from swe_rl.trainer.rank_door import RankDoor
-    from swe_rl.trainer.rank_step import KEY
+    from swe_rl.trainer.ranks.door import RankDoor
+    from swe_rl.trainer.ranks.step import KEY
 
     door = RankDoor()
     environ = {**os.environ, KEY: door.key.hex()}
-    line = [sys.executable, "-P", "-m", "swe_rl.trainer.rank_step", "127.0.0.1", str(door.port), "1"]
+    line = [sys.executable, "-P", "-m", "swe_rl.trainer.ranks.step", "127.0.0.1", str(door.port), "1"]
     with subprocess.Popen(line, stdin=subprocess.PIPE, env=environ) as process:
         came = door.take(1, 60.0)
         assert came is not None and came.recv()[0] == process.pid

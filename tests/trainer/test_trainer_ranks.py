@@ -5,8 +5,8 @@ from importlib.util import find_spec
 import pytest
 import torch
 
-from swe_rl.trainer.mesh import make_mesh, process_group
-from swe_rl.trainer.sharded_checkpoint import ShardedCheckpoints
+from swe_rl.trainer.checkpoint.sharded import ShardedCheckpoints
+from swe_rl.trainer.sharded.mesh import make_mesh, process_group
 
 pytestmark = pytest.mark.slow  # the start of several processes
 

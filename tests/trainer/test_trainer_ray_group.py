@@ -14,15 +14,15 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from swe_rl.config.schema import AlgoConfig, ModelConfig, TrainerConfig
-from swe_rl.hardware.ray_cluster import RayClusterError, connect
+from swe_rl.hardware.ray.cluster import RayClusterError, connect
 from swe_rl.layout.placement import PlacementError
 from swe_rl.model.tiny import build_model
 from swe_rl.trainer.errors import RankLost, TrainerError
-from swe_rl.trainer.group import TrainerGroup
 from swe_rl.trainer.local import LocalTrainer
-from swe_rl.trainer.rank import RankSetup
-from swe_rl.trainer.ray_group import RayRanks, handed_on
-from swe_rl.trainer.ray_rank import RankHome, versions
+from swe_rl.trainer.ranks.group import TrainerGroup
+from swe_rl.trainer.ranks.rank import RankSetup
+from swe_rl.trainer.ranks.ray_group import RayRanks, handed_on
+from swe_rl.trainer.ranks.ray_rank import RankHome, versions
 
 
 def load_ray_nodes():

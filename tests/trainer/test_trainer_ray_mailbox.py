@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from swe_rl.trainer.pulse import ALIVE, Pulse
-from swe_rl.trainer.ray_mailbox import Mailbox
+from swe_rl.trainer.ranks.ray_rank import Mailbox
 
 
 def test_requests_and_answers_keep_their_order_and_the_end_comes_last():

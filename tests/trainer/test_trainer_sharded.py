@@ -14,23 +14,25 @@ from transformers import AutoModelForCausalLM
 from swe_rl.config.schema import AlgoConfig, TrainerConfig
 from swe_rl.model.load import ModelError
 from swe_rl.model.tiny import build_model
-from swe_rl.trainer import checkpoint, export, sharded_checkpoint
-from swe_rl.trainer.assemble import sharded_model, sharded_trainer
-from swe_rl.trainer.attention import by_row
-from swe_rl.trainer.checkpoint import CheckpointWriteError, CorruptCheckpointError
+from swe_rl.trainer.checkpoint import export
+from swe_rl.trainer.checkpoint import folder as checkpoint
+from swe_rl.trainer.checkpoint import sharded as sharded_checkpoint
+from swe_rl.trainer.checkpoint.export import ExportError
+from swe_rl.trainer.checkpoint.folder import CheckpointWriteError, CorruptCheckpointError
+from swe_rl.trainer.checkpoint.shard_file import open_shards
+from swe_rl.trainer.checkpoint.sharded import ShardedCheckpoints
 from swe_rl.trainer.errors import CorruptionError, MeshError
-from swe_rl.trainer.export import ExportError
 from swe_rl.trainer.flops import DenseShape, train_flops
 from swe_rl.trainer.local import LocalTrainer
-from swe_rl.trainer.materialize import WeightsError, empty_model, fill_random
-from swe_rl.trainer.mesh import make_mesh
-from swe_rl.trainer.packing import Segments, pack
 from swe_rl.trainer.policy import Trainer
-from swe_rl.trainer.probe import compare, require_agreement
-from swe_rl.trainer.shard import whole
-from swe_rl.trainer.shard_file import open_shards
-from swe_rl.trainer.sharded import ShardedModel
-from swe_rl.trainer.sharded_checkpoint import ShardedCheckpoints
+from swe_rl.trainer.sharded.assemble import sharded_model, sharded_trainer
+from swe_rl.trainer.sharded.attention import by_row
+from swe_rl.trainer.sharded.materialize import WeightsError, empty_model, fill_random
+from swe_rl.trainer.sharded.mesh import make_mesh
+from swe_rl.trainer.sharded.model import ShardedModel
+from swe_rl.trainer.sharded.packing import Segments, pack
+from swe_rl.trainer.sharded.probe import compare, require_agreement
+from swe_rl.trainer.sharded.shard import whole
 
 CPU = torch.device("cpu")
 CONFIG = TrainerConfig(lr=1e-3, num_threads=1)
@@ -58,7 +60,7 @@ def test_the_probe_sees_wrong_positions(mesh, saved, monkeypatch):
         return batch if len(sequences) == 1 else replace(batch, position_ids=batch.position_ids // 2)
 
     model = sharded_model(saved, CONFIG, mesh)
-    monkeypatch.setattr("swe_rl.trainer.probe.pack", wrong)
+    monkeypatch.setattr("swe_rl.trainer.sharded.probe.pack", wrong)
     assert compare(model, tokens=40, rows=3).mean > 1e-3
 
 
@@ -216,7 +218,7 @@ def test_rows_that_are_missing_are_found(mesh, stepped, tmp_path):
     index = json.loads((folder / "shards.json").read_text())
     index["model.model.norm.weight"]["pieces"][0][2] -= 1
     with pytest.raises(ValueError, match=r"model.model.norm.weight has 31 of 32 rows"):
-        from swe_rl.trainer.shard_file import joined_index
+        from swe_rl.trainer.checkpoint.shard_file import joined_index
 
         joined_index([index])
 
@@ -225,7 +227,7 @@ def test_a_disk_that_cannot_be_written_is_told_and_leaves_nothing(mesh, stepped,
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("swe_rl.trainer.sharded_checkpoint.write_file", full)
+    monkeypatch.setattr("swe_rl.trainer.checkpoint.sharded.write_file", full)
     with pytest.raises(CheckpointWriteError, match="disk is full"):
         save(mesh, tmp_path, stepped)
     assert list(tmp_path.iterdir()) == []

@@ -2,7 +2,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from swe_rl.trainer.tensor_file import DTYPES, aliases, safetensors_chunks, tensor_bytes
+from swe_rl.trainer.checkpoint.tensor_file import DTYPES, aliases, safetensors_chunks, tensor_bytes
 
 
 @pytest.mark.parametrize("dtype", list(DTYPES))
@@ -23,14 +23,14 @@ def test_any_safetensors_reader_reads_it(tmp_path, dtype):
 
 
 def test_large_tensors_come_in_chunks(monkeypatch):
-    monkeypatch.setattr("swe_rl.trainer.tensor_file.CHUNK_BYTES", 16)
+    monkeypatch.setattr("swe_rl.trainer.checkpoint.tensor_file.CHUNK_BYTES", 16)
     chunks = list(safetensors_chunks({"a": torch.arange(9, dtype=torch.int64)}))
     assert [len(chunk) for chunk in chunks[1:]] == [16, 16, 16, 16, 8]
 
 
 @pytest.mark.parametrize("turn", [lambda one: one, lambda one: one.transpose(0, 2), lambda one: one[:, 1:]])
 def test_no_more_than_a_chunk_is_copied_at_a_time(tmp_path, monkeypatch, turn):
-    monkeypatch.setattr("swe_rl.trainer.tensor_file.CHUNK_BYTES", 64)
+    monkeypatch.setattr("swe_rl.trainer.checkpoint.tensor_file.CHUNK_BYTES", 64)
     tensor = turn(torch.arange(5 * 6 * 7).reshape(5, 6, 7))
     chunks = [bytes(chunk) for chunk in safetensors_chunks({"a": tensor})]
     assert max(len(chunk) for chunk in chunks[1:]) <= 64

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from swe_rl.config.schema import EnvConfig
 from swe_rl.env.bugs.workspace import package_folder, prepare_workspace
-from swe_rl.env.grading import VerdictCache, grade_by_pytest
+from swe_rl.env.grading.make import VerdictCache, grade_by_pytest
 from swe_rl.env.instance import Instance, InstanceError
 from swe_rl.env.protocol import Grade
 from swe_rl.env.records import read_instances, select_instances

@@ -21,8 +21,8 @@ from swe_rl.env.bugs.edit import usable_sites
 from swe_rl.env.bugs.mutation import Site, split_swaps
 from swe_rl.env.bugs.statement import problem_statement
 from swe_rl.env.bugs.workspace import PACKAGES, commit_tree, copy_package
+from swe_rl.env.grading.pytest_run import ENVIRONMENT, passed_tests, suite_command
 from swe_rl.env.instance import Instance
-from swe_rl.env.pytest_run import ENVIRONMENT, passed_tests, suite_command
 
 VERSION = "1"
 MAX_FAILING_TESTS = 6

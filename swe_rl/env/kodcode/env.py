@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from swe_rl.config.schema import EnvConfig
-from swe_rl.env.grading import GRADERS, VerdictCache
+from swe_rl.env.grading.make import GRADERS, VerdictCache
 from swe_rl.env.instance import Instance
 from swe_rl.env.kodcode.read import read_split
 from swe_rl.env.kodcode.tree import make_tree

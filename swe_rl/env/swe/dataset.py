@@ -7,6 +7,7 @@ Invariants:
 """
 
 import hashlib
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,29 @@ from typing import Any
 from swe_rl.config.dataset_files import ENDINGS, SAVED, files_of, whole_files
 from swe_rl.env.instance import InstanceError
 from swe_rl.env.records import Row, read_rows
-from swe_rl.env.swe.split import Split
+
+_SPLIT = re.compile(r"([\w.-]+)(?:\[(\d*):(\d*)\])?")
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    name: str
+    start: int = 0
+    stop: int | None = None  # None: to the end
+
+    @classmethod
+    def parse(cls, text: str, key: str = "env.split") -> "Split":
+        """Raises InstanceError for anything but NAME or NAME[FROM:TO]."""
+        match = _SPLIT.fullmatch(text)
+        if not match:
+            raise InstanceError(f"{key}={text} is not a split; write NAME or NAME[FROM:TO], as train[1000:]")
+        name, start, stop = match.groups()
+        return cls(name, int(start or 0), int(stop) if stop else None)
+
+    @property
+    def rows(self) -> slice:
+        return slice(self.start, self.stop)
+
 
 _BLOCK_BYTES = 1 << 20
 

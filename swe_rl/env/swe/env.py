@@ -14,7 +14,7 @@ from pathlib import Path
 from swe_rl.config.choices import GradingKind, SandboxKind
 from swe_rl.config.schema import EnvConfig
 from swe_rl.env.bugs.env import BugsEnv
-from swe_rl.env.grading import GRADERS
+from swe_rl.env.grading.make import GRADERS
 from swe_rl.env.instance import Instance, InstanceError
 from swe_rl.env.protocol import Grade
 from swe_rl.env.records import select_instances

@@ -4,17 +4,49 @@ Invariants:
 - What is left out is counted by its reason and named; nothing else is.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
+from swe_rl.check.preflight.image_names import image_of
 from swe_rl.config.choices import GradingKind
 from swe_rl.config.schema import EnvConfig
+from swe_rl.env.grading.swebench_spec import complete
 from swe_rl.env.instance import Instance, InstanceError
-from swe_rl.env.records import refuse_duplicates
+from swe_rl.env.records import Row, refuse_duplicates
+from swe_rl.env.swe import r2e_gym, swe_smith
 from swe_rl.env.swe.dataset import load_rows
-from swe_rl.env.swe.formats import to_instances
 from swe_rl.env.swe.prepared import Identity, is_evaluated
-from swe_rl.env.swebench_spec import complete
+
+_IMAGE_COLUMNS = ("image", "image_name", "docker_image")
+_NESTED = ("instance", "extra_info")  # rows made for a trainer keep the record in one of these
+
+
+def to_instances(rows: Sequence[Row], image_template: str | None) -> list[Instance]:
+    """Raises InstanceError."""
+    return [to_instance(row.record, row.where, image_template) for row in rows]
+
+
+def to_instance(record: Mapping[str, Any], where: str, image_template: str | None = None) -> Instance:
+    """Raises InstanceError naming `where` and the column."""
+    record = _unnested(record)
+    if r2e_gym.is_row(record):
+        return r2e_gym.to_instance(record, where)
+    if swe_smith.is_row(record):
+        return swe_smith.to_instance(record, where)
+    one = Instance.from_record(record, where)
+    image = next((str(record[column]) for column in _IMAGE_COLUMNS if record.get(column)), "")
+    if not image and image_template:
+        image = image_of(image_template, one.instance_id)
+    return replace(one, image=image)
+
+
+def _unnested(record: Mapping[str, Any]) -> Mapping[str, Any]:
+    for column in _NESTED:
+        inner = record.get(column)
+        if "instance_id" not in record and isinstance(inner, Mapping) and "instance_id" in inner:
+            return inner
+    return record
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from bisect import bisect_right
 from collections import deque
 from dataclasses import dataclass, replace
 
-from swe_rl.config.engine_speed import EngineSpeed
+from swe_rl.plan.engine_speed import EngineSpeed
 from swe_rl.router.core import EngineLoad
 from swe_rl.router.simulation.blocks import BlockCache
 from swe_rl.router.simulation.request import BLOCK_TOKENS, Request

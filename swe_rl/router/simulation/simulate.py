@@ -10,8 +10,8 @@ Invariants:
 from collections import Counter, deque
 from dataclasses import dataclass, field
 
-from swe_rl.config.engine_speed import EngineSpeed
 from swe_rl.errors import RunError, UserError
+from swe_rl.plan.engine_speed import EngineSpeed
 from swe_rl.router.core import (
     OVERDUE,
     Action,

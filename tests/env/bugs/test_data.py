@@ -10,7 +10,7 @@ from swe_rl.config.schema import EnvConfig, SandboxConfig
 from swe_rl.env.bugs.env import BugsEnv
 from swe_rl.env.bugs.generate import candidates
 from swe_rl.env.bugs.mutation import PAIRS, Swap, all_swaps, matches, split_swaps
-from swe_rl.sandbox.process import ProcessProvider
+from swe_rl.sandbox.process.provider import ProcessProvider
 
 SPLITS = {"train": 48, "heldout": 24}
 

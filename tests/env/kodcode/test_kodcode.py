@@ -11,7 +11,7 @@ from swe_rl.env.instance import InstanceError
 from swe_rl.env.kodcode.env import KodcodeEnv
 from swe_rl.env.kodcode.row import to_instance
 from swe_rl.env.kodcode.tree import base_commit_of, commit_hash, make_tree
-from swe_rl.sandbox.process import ProcessProvider
+from swe_rl.sandbox.process.provider import ProcessProvider
 
 ROW = {
     "version": "v1.0",

@@ -5,8 +5,7 @@ import json
 import pytest
 
 from swe_rl.env.instance import InstanceError
-from swe_rl.env.swe.dataset import load_rows
-from swe_rl.env.swe.split import Split
+from swe_rl.env.swe.dataset import Split, load_rows
 
 
 def write(path, names, **columns):

@@ -1,0 +1,111 @@
+"""mini-swe-agent 2.x: its own loop and prompts, our model (the gateway) and environment (the sandbox).
+
+Invariants:
+- The library's loop is synchronous: it runs in a thread of its own, which is over when `run` returns or is cancelled.
+- With a prompt of ours (agent.system_prompt=standard) it holds exactly the conversation of agent=bash.
+"""
+
+from typing import Any
+
+from swe_rl.agent.budget import Budget
+from swe_rl.agent.client import ChatClient
+from swe_rl.agent.mini_swe.dialects import CallsDialect, FencedDialect, OurDialect
+from swe_rl.agent.mini_swe.library import load_library, packaged_templates
+from swe_rl.agent.mini_swe.parts import Dialect, GatewayModel, SandboxEnvironment, Shared
+from swe_rl.agent.prompts import system_prompt
+from swe_rl.agent.protocol import AgentError, AgentResult, Exit, Task
+from swe_rl.agent.thread_bridge import Stopped, ThreadBridge
+from swe_rl.config.schema import AgentConfig
+from swe_rl.sandbox.own_time import Waited, no_wait
+from swe_rl.sandbox.protocol import Sandbox
+
+PACKAGED_PROMPT = "mini_swe"  # agent.system_prompt: what the library's SWE-bench runs use
+EXIT_STATUS = {
+    Exit.SUBMITTED: "Submitted",
+    Exit.STEP_LIMIT: "LimitsExceeded",
+    Exit.AGENT_TIMEOUT: "TimeExceeded",
+    Exit.FORMAT_ERRORS: "RepeatedFormatError",
+    Exit.CONTEXT_OVERFLOW: "ContextWindowExceededError",
+    Exit.AGENT_CRASHED: "AgentCrashed",  # of programs; mini-swe-agent has no such word
+}  # ours: mini-swe-agent's
+_EXIT = {theirs: ours for ours, theirs in EXIT_STATUS.items()}
+_KEPT = ("role", "content", "reasoning_content", "tool_calls", "tool_call_id")
+
+
+class MiniSweAgent:
+    """Stateless between runs. Raises MiniSweMissingError, or UserError for an unknown prompt."""
+
+    name = "mini_swe"
+    needs_door = False
+
+    def __init__(self, config: AgentConfig, *, max_turns: int, command_timeout_s: float, client: ChatClient) -> None:
+        load_library()
+        self._config = config
+        self._max_turns = max_turns
+        self._command_timeout_s = command_timeout_s
+        self._client = client
+        packaged = config.system_prompt == PACKAGED_PROMPT
+        self._templates = packaged_templates(config.tools) if packaged else None
+        self._system_prompt = "" if packaged else system_prompt(config.system_prompt)
+
+    async def run(
+        self,
+        task: Task,
+        *,
+        base_url: str,
+        model: str,
+        sandbox: Sandbox,
+        timeout_s: float,
+        waited: Waited = no_wait,
+    ) -> AgentResult:
+        bridge = ThreadBridge()
+        shared = Shared(
+            self._client,
+            base_url,
+            model,
+            sandbox,
+            bridge,
+            Budget(timeout_s, waited),
+            command_timeout_s=self._command_timeout_s,
+        )
+        dialect = self._dialect()
+        loop = self._loop(shared, dialect)
+        try:
+            ended: dict[str, Any] = await bridge.run(
+                lambda: loop.run(task.prompt, system_prompt=self._system_prompt), name=f"mini_swe-{task.instance_id}"
+            )
+        except Stopped as error:
+            raise AgentError(f"{task.instance_id}: mini-swe-agent was stopped") from error
+        result = _result(loop.messages, shared, ended)
+        result.tools = tuple(dialect.tools)
+        return result
+
+    def _loop(self, shared: Shared, dialect: Dialect) -> Any:
+        return load_library().agents.default.DefaultAgent(
+            GatewayModel(shared, dialect),
+            SandboxEnvironment(shared, dialect),
+            system_template=self._templates.system if self._templates else "{{system_prompt}}",
+            instance_template=self._templates.instance if self._templates else "{{task}}",
+            step_limit=self._max_turns,
+            cost_limit=0.0,
+            max_consecutive_format_errors=self._config.max_format_errors + 1,  # it counts the one that ends it
+        )
+
+    def _dialect(self) -> Dialect:
+        if self._templates is None:
+            return OurDialect(self._config.max_observation_chars)
+        kind = CallsDialect if self._config.tools == "bash_calls" else FencedDialect
+        return kind(self._templates, self._config.max_observation_chars)
+
+
+def _result(messages: list[dict[str, Any]], shared: Shared, ended: dict[str, Any]) -> AgentResult:
+    status = str(ended.get("exit_status"))
+    if status not in _EXIT:
+        raise AgentError(f"mini-swe-agent ended with a status that is not known: {status!r}")
+    end = Exit.AGENT_TIMEOUT if shared.budget.is_spent and _EXIT[status] is not Exit.SUBMITTED else _EXIT[status]
+    kept = [{key: message[key] for key in _KEPT if key in message} for message in messages if message["role"] != "exit"]
+    if end is Exit.FORMAT_ERRORS:
+        kept.pop()  # a reminder that the model never read
+        shared.turns[-1].observation = None
+    submission = str(ended.get("submission") or "")
+    return AgentResult(end, shared.turns, kept, patch=submission if submission.startswith("diff --git") else None)

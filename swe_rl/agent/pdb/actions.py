@@ -1,0 +1,155 @@
+"""What the debugging agent's tools do in the sandbox.
+
+Invariants:
+- Whatever the model asks for, the answer is an observation; only a broken sandbox raises.
+- Files are written whole or not at all; an edit that does not fit changes nothing.
+"""
+
+import difflib
+import json
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+
+from swe_rl.agent.conversation import Conversation
+from swe_rl.agent.observation import format_observation, shorten
+from swe_rl.agent.pdb.tools import EDITS_BEFORE_PDB
+from swe_rl.agent.protocol import Turn
+from swe_rl.config.schema import AgentConfig
+from swe_rl.sandbox.confined_path import MissingFileError
+from swe_rl.sandbox.protocol import ExecResult
+
+_INSIDE = Path(__file__).parents[1] / "inside"
+_SCRIPTS = ("debugger.py", "debuggee.py")
+_CARRIED = ".swe_rl_debugger"  # in the repository for as long as it takes to move it out
+_HOME = "${TMPDIR:-/tmp}/.swe_rl_debugger"
+_MOST_FOUND = 200  # lines of a search
+_DIFF_LINES = 3  # around a change
+_MOST_BYTES = 2_000_000  # of a file that is edited
+_MAY_EDIT = """\
+path=$(realpath -m -- {path}) || exit 1
+case "$path" in "$(pwd -P)"/.git/*) echo "the repository's own records are not edited"; exit 1;;
+"$(pwd -P)"/*) ;; *) echo "not in the repository: $path"; exit 1;; esac
+if [ -e "$path" ] && [ ! -f "$path" ]; then echo "not a file: $path"; exit 1; fi
+if [ -f "$path" ] && [ "$(stat -c %s -- "$path")" -gt {most} ]; then echo "too large: $path"; exit 1; fi
+"""
+
+
+@dataclass(slots=True)
+class Workbench:
+    """One attempt's tools. Every method answers an observation, or None when the time is over."""
+
+    talk: Conversation
+    config: AgentConfig
+    edits: int = 0
+    is_debugger_there: bool = False
+
+    async def bash(self, turn: Turn, command: str) -> str | None:
+        return self._observation(await self.talk.execute(command, turn))
+
+    async def view(self, turn: Turn, path: str, start: int = 1, end: int = 0) -> str | None:
+        quoted, last = shlex.quote(self._inside(path)), end if end >= start else "$"
+        lines = f"cat -n -- {quoted} | sed -n '{max(1, start)},{last}p'"
+        shown = f"set -o pipefail; if [ -d {quoted} ]; then ls -p -- {quoted}; else {lines}; fi"
+        return self._observation(await self.talk.execute(shown, turn))
+
+    async def grep(self, turn: Turn, pattern: str, path: str = ".") -> str | None:
+        wanted = f"-e {shlex.quote(pattern)} -- {shlex.quote(self._inside(path))}"
+        command = f"grep -rnIE --exclude-dir=.git {wanted} | head -n {_MOST_FOUND}"
+        return self._observation(await self.talk.execute(f"set -o pipefail; {command}", turn))
+
+    async def edit(
+        self, turn: Turn, path: str, new: str, old: str | None = None, start: int | None = None, end: int | None = None
+    ) -> str | None:
+        path = self._inside(path)
+        allowed = await self.talk.execute(_MAY_EDIT.format(path=shlex.quote(path), most=_MOST_BYTES), turn)
+        if allowed is None or allowed.exit_code:
+            return self._observation(allowed)
+        try:
+            before = (await self.talk.sandbox.read_file(path)).decode()
+        except MissingFileError:
+            before = None
+        except UnicodeDecodeError:
+            return f"{path} is not a text file"
+        after = _edited(before, new, old, start, end)
+        if isinstance(after, Refusal):
+            return f"{path}: {after.why}"
+        await self.talk.sandbox.write_file(path, after.encode("utf-8", "replace"))
+        self.edits += 1
+        return self._short(_diff(path, before or "", after))
+
+    async def pdb(self, turn: Turn, command: str, entrypoint: str = "") -> str | None:
+        needed = EDITS_BEFORE_PDB[self.config.tools]
+        if self.edits < needed:
+            return f"pdb can be used after {needed} edits; there were {self.edits}"
+        if not await self._install(turn):
+            return None
+        lines = [line for line in command.splitlines() if line.strip()] or [""]
+        order = {
+            "command": lines[0].strip(),
+            "entrypoint": entrypoint,
+            "default": self.config.debug_entrypoint,
+            "limit_s": self.talk.command_timeout_s,
+        }
+        started = f'python3 "{_HOME}/debugger.py" {shlex.quote(json.dumps(order))}'
+        # Coming to where the command is given may take as long again, and pdb is given a moment to show a hang.
+        result = await self.talk.execute(started, turn, timeout_s=2 * self.talk.command_timeout_s + 5)
+        said = self._observation(result)
+        more = "\n(one command a call: the other lines were not run)" if len(lines) > 1 else ""
+        return said if said is None else said + more
+
+    async def _install(self, turn: Turn) -> bool:
+        """Puts the debugger into the sandbox, outside of the repository; False when the time is over."""
+        if self.is_debugger_there:
+            return True
+        for name in _SCRIPTS:
+            await self.talk.sandbox.write_file(f"{_CARRIED}/{name}", (_INSIDE / name).read_bytes())
+        moved = f'mkdir -p "{_HOME}" && mv {_CARRIED}/* "{_HOME}" && rmdir {_CARRIED}'
+        self.is_debugger_there = await self.talk.execute(moved, turn) is not None
+        return self.is_debugger_there
+
+    def _inside(self, path: str) -> str:
+        """Relative to the repository where it is in it."""
+        workdir = self.talk.sandbox.workdir.rstrip("/") + "/"
+        return path[len(workdir) :] or "." if path.startswith(workdir) else path
+
+    def _observation(self, result: ExecResult | None) -> str | None:
+        return None if result is None else format_observation(result, self.config.max_observation_chars)
+
+    def _short(self, text: str) -> str:
+        return shorten(text, self.config.max_observation_chars)
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    why: str
+
+
+def _edited(before: str | None, new: str, old: str | None, start: int | None, end: int | None) -> str | Refusal:
+    """The file's new text, or why there is none."""
+    if before is None:
+        return new if old in (None, "") and start is None else Refusal("there is no such file")
+    if old is not None and start is not None:
+        return Refusal("give either old, or start and end")
+    if start is not None:
+        lines = before.splitlines(keepends=True)
+        last = start if end is None else end
+        if not 1 <= start <= last <= len(lines):
+            return Refusal(f"lines {start} to {last} are not in the file, which has {len(lines)}")
+        cut_off = new != "" and not new.endswith("\n") and lines[last - 1].endswith("\n")
+        text = new + "\n" if cut_off else new
+        return "".join([*lines[: start - 1], text, *lines[last:]])
+    if not old:
+        return Refusal("it exists: give old, or start and end, to say what is replaced")
+    found = before.count(old)
+    if found != 1:
+        return Refusal(
+            f"`old` is in the file {found} times; it has to be there once" if found else "`old` is not in it"
+        )
+    return before.replace(old, new)
+
+
+def _diff(path: str, before: str, after: str) -> str:
+    lines = difflib.unified_diff(before.splitlines(), after.splitlines(), "before", "after", lineterm="", n=_DIFF_LINES)
+    changes = "\n".join(list(lines)[2:])
+    return f"Edited {path}:\n{changes}" if changes else f"{path} is as it was"

@@ -1,0 +1,177 @@
+"""The debugging agent: bash, view, grep, edit, submit, and pdb with a session that stays.
+
+Invariants:
+- Tools are called by functions of the chat protocol, or (prompts for small models) by fenced blocks; what a call gets
+  wrong is answered, not raised, and every call has its answer.
+- The tools offered never change within an attempt: prompts only grow.
+- The agent's budget holds its completions and its commands; waiting for a place to run a command is not in it.
+"""
+
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from swe_rl.agent.budget import Budget
+from swe_rl.agent.client import CalledTool, ChatClient, ChatReply
+from swe_rl.agent.command import parse_command
+from swe_rl.agent.conversation import Asking, Conversation
+from swe_rl.agent.pdb.actions import Workbench
+from swe_rl.agent.pdb.tools import EDITS_BEFORE_PDB, TOOLS, ToolArgumentError, tools_of
+from swe_rl.agent.prompts import FORMAT_REMINDER, SYSTEM_PROMPTS
+from swe_rl.agent.protocol import AgentResult, Exit, Task, Turn
+from swe_rl.config.schema import AgentConfig
+from swe_rl.errors import UserError
+from swe_rl.sandbox.own_time import Waited, no_wait
+from swe_rl.sandbox.protocol import Sandbox
+
+CALL_REMINDER = "Call one of the tools. `submit` hands in what you have changed."
+
+_STANDARD = """\
+You are a software engineer who solves one issue in a code repository. You work through tools: say in a sentence or \
+two what you are about to do and why, then call one of them, and read what it answers.
+
+Rules.
+- Paths are relative to the root of the repository, where commands start. Each command runs in a new shell: files \
+carry over, `cd` and variables do not.
+- There is no terminal and no network. A command that runs too long is stopped; long output is cut in the middle.
+- Fix the cause in the source code. Do not change existing tests and do not add files that the fix does not need.
+
+Way of working.
+1. Find the code that the issue speaks of and read it.
+2. Reproduce the fault with a test or a small script.
+{debugging}3. Make the smallest change that repairs it.
+4. Run your reproduction and the tests nearby again, and think of edge cases.
+5. When you are sure, and only then, call `submit`. Nothing can be done after it."""
+_DEBUGGING = """\
+   Look at it with `pdb` where reading is not enough: set breakpoints where the state matters, continue to them, print \
+what you suspect. The session stays from call to call, one command each; its breakpoints stay when an edit starts the \
+program again. Give `entrypoint` to debug a certain test.
+"""
+_LATER = "   The debugger can be used once you have made {edits} edits.\n"
+_SHORT_DEBUGGING = " A ```pdb block holds one debugger command."
+
+
+@dataclass(frozen=True, slots=True)
+class DebuggingPrompt:
+    text: str
+    by_blocks: bool  # tools are called by fenced blocks with their names, not by function calls
+
+
+def debugging_prompt(name: str, tools: str) -> DebuggingPrompt:
+    """Raises UserError for an unknown name."""
+    has_debugger, edits = TOOLS[tools], EDITS_BEFORE_PDB.get(tools, 0)
+    if name == "pdb_short":
+        return DebuggingPrompt(SYSTEM_PROMPTS["short"] + (_SHORT_DEBUGGING if has_debugger else ""), by_blocks=True)
+    if name == "pdb_standard":
+        debugging = (_DEBUGGING if has_debugger else "") + (_LATER.format(edits=edits) if edits else "")
+        return DebuggingPrompt(_STANDARD.format(debugging=debugging), by_blocks=False)
+    raise UserError(f"agent.system_prompt={name!r} is not known to agent=pdb; choose pdb_standard or pdb_short")
+
+
+class PdbAgent:
+    """Stateless between runs. Raises UserError for a prompt or a set of tools that there is not."""
+
+    name = "pdb"
+    needs_door = False
+
+    def __init__(
+        self,
+        config: AgentConfig,
+        *,
+        max_turns: int,
+        command_timeout_s: float,
+        client: ChatClient,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._config = config
+        self._tools = tools_of(config.tools)
+        self._prompt = debugging_prompt(config.system_prompt, config.tools)
+        self._max_turns = max_turns
+        self._command_timeout_s = command_timeout_s
+        schemas = () if self._prompt.by_blocks else tuple(tool.schema() for tool in self._tools.values())
+        self._blocks = tuple(name for name in ("bash", "pdb") if name in self._tools)
+        self._asking = Asking(client, tools=schemas, clock=clock)
+
+    async def run(
+        self,
+        task: Task,
+        *,
+        base_url: str,
+        model: str,
+        sandbox: Sandbox,
+        timeout_s: float,
+        waited: Waited = no_wait,
+    ) -> AgentResult:
+        talk = Conversation(self._asking, base_url, model, sandbox, Budget(timeout_s, waited), self._command_timeout_s)
+        talk.say("system", self._prompt.text)
+        talk.say("user", task.prompt)
+        bench = Workbench(talk, self._config)
+        for _ in range(self._max_turns):
+            reached = await self._turn(talk, bench)
+            if reached is not None:
+                return talk.result(reached)
+        return talk.result(Exit.STEP_LIMIT)
+
+    async def _turn(self, talk: Conversation, bench: Workbench) -> Exit | None:
+        asked = await talk.ask()
+        if isinstance(asked, Exit):
+            return asked
+        reply, turn = asked
+        by_blocks = self._prompt.by_blocks
+        reached = await (self._block if by_blocks else self._calls)(talk, bench, reply, turn)
+        return Exit.AGENT_TIMEOUT if reached is None and talk.budget.is_spent else reached
+
+    async def _block(self, talk: Conversation, bench: Workbench, reply: ChatReply, turn: Turn) -> Exit | None:
+        parsed = parse_command(reply.content, self._blocks)
+        turn.command = parsed.command
+        if parsed.command is None:
+            return self._answer_format_error(talk, turn, FORMAT_REMINDER)
+        talk.format_errors_in_a_row = 0
+        if parsed.submit:
+            return Exit.SUBMITTED
+        if parsed.language == "pdb":
+            starts = parsed.command.lstrip().startswith("python")
+            call = bench.pdb(turn, "", parsed.command) if starts else bench.pdb(turn, parsed.command)
+        else:
+            call = bench.bash(turn, parsed.command)
+        turn.observation = await call
+        if turn.observation is None:
+            return Exit.AGENT_TIMEOUT
+        talk.say("user", turn.observation)
+        return None
+
+    async def _calls(self, talk: Conversation, bench: Workbench, reply: ChatReply, turn: Turn) -> Exit | None:
+        if not reply.tool_calls:
+            return self._answer_format_error(talk, turn, CALL_REMINDER)
+        talk.format_errors_in_a_row = 0
+        turn.command = "\n".join(f"{call.name} {call.arguments}" for call in reply.tool_calls)
+        told: list[str] = []
+        for call in reply.tool_calls:
+            if call.name == "submit":
+                turn.observation = "\n".join(told) or None
+                return Exit.SUBMITTED
+            answer = await self._answer(bench, turn, call)
+            if answer is None:
+                return Exit.AGENT_TIMEOUT
+            told.append(answer)
+            talk.say("tool", answer, tool_call_id=call.call_id)
+        turn.observation = "\n".join(told)
+        return None
+
+    async def _answer(self, bench: Workbench, turn: Turn, call: CalledTool) -> str | None:
+        tool = self._tools.get(call.name)
+        if tool is None:
+            return f"there is no tool {call.name!r}; there are {', '.join(self._tools)}"
+        try:
+            arguments = tool.arguments(call.arguments)
+        except ToolArgumentError as error:
+            return str(error)
+        action: Callable[..., Awaitable[str | None]] = getattr(bench, tool.name)
+        return await action(turn, **arguments)
+
+    def _answer_format_error(self, talk: Conversation, turn: Turn, reminder: str) -> Exit | None:
+        if talk.is_beyond_format_errors(turn, self._config.max_format_errors):
+            return Exit.FORMAT_ERRORS
+        turn.observation = reminder
+        talk.say("user", reminder)
+        return None

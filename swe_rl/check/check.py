@@ -1,0 +1,123 @@
+"""All rules over a composed configuration, in one call.
+
+Invariants:
+- Pure: the configuration and the injected Host decide; the same input gives the same findings in the same order.
+- All findings are collected, errors first; a rule never raises for a wrong value.
+- A number out of its range is said once: the other rules see the schema's default for it, and what they then say of
+  that key is left out.
+"""
+
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from swe_rl.check import imports as rules_imports
+from swe_rl.check import packages as rules_packages
+from swe_rl.check.findings import Finding, Host, Rule, Severity, warning
+from swe_rl.check.rules import address as rules_address
+from swe_rl.check.rules import algo as rules_algo
+from swe_rl.check.rules import available as rules_available
+from swe_rl.check.rules import batch as rules_batch
+from swe_rl.check.rules import data as rules_data
+from swe_rl.check.rules import engine as rules_engine
+from swe_rl.check.rules import environment as rules_environment
+from swe_rl.check.rules import hardware as rules_hardware
+from swe_rl.check.rules import host as rules_host
+from swe_rl.check.rules import layout as rules_layout
+from swe_rl.check.rules import memory as rules_memory
+from swe_rl.check.rules import model as rules_model
+from swe_rl.check.rules import range as rules_range
+from swe_rl.check.rules import ray as rules_ray
+from swe_rl.check.rules import router as rules_router
+from swe_rl.check.rules import sandbox as rules_sandbox
+from swe_rl.check.rules import time as rules_time
+from swe_rl.check.rules import tokens as rules_tokens
+from swe_rl.check.rules import trainer as rules_trainer
+from swe_rl.config.folders import clash
+from swe_rl.config.known_hardware import known_hardware
+from swe_rl.config.parts import ASKING, asked, starts
+from swe_rl.config.provenance import Origins
+from swe_rl.config.ranges import within
+from swe_rl.config.schema import Config
+from swe_rl.config.secrets import mask_value
+
+RULES: tuple[Rule, ...] = (
+    *rules_range.RULES,
+    *rules_batch.RULES,
+    *rules_tokens.RULES,
+    *rules_hardware.RULES,
+    *rules_layout.RULES,
+    *rules_engine.RULES,
+    *rules_ray.RULES,
+    *rules_model.RULES,
+    *rules_memory.RULES,
+    *rules_algo.RULES,
+    *rules_trainer.RULES,
+    *rules_data.RULES,
+    *rules_sandbox.RULES,
+    *rules_address.RULES,
+    *rules_router.RULES,
+    *rules_time.RULES,
+    *rules_host.RULES,
+    *rules_environment.RULES,
+    *rules_imports.RULES,
+    *rules_available.RULES,
+    *rules_packages.RULES,
+)
+_ORDER = tuple(Severity)
+
+
+def check(config: Config, origins: Origins | None = None, host: Host | None = None) -> list[Finding]:
+    """Every finding about what the job starts, errors first, with the origin of each value where `origins` are known.
+
+    For `check` and `plan`: about the job that they answer for.
+    """
+    host = replace(host or _host(origins), answers=config.job.name in ASKING)
+    config, started = asked(config), starts(config)
+    wrong = list(rules_range.numbers(config, host))
+    sound = within(config)
+    others = (finding for rule in RULES if rule.applies(started) for finding in rule(sound, host))
+    findings = [*wrong, *(finding for finding in others if not _speaks_of(finding, {one.key for one in wrong}))]
+    findings += _clashes(origins) if origins else []
+    return sorted(_causes(with_origins(findings, origins)), key=lambda finding: _ORDER.index(finding.severity))
+
+
+def _speaks_of(finding: Finding, keys: set[str]) -> bool:
+    said = f"{finding.key} {finding.message} {finding.fix}"
+    return any(re.search(rf"{re.escape(key)}(?!\w|\.\w)", said) for key in keys)
+
+
+def _causes(findings: list[Finding]) -> list[Finding]:
+    """Without the numbers that are wrong only because they follow another wrong one."""
+    wrong = {finding.key for finding in findings if finding.rule_id == "range"}
+    return [finding for finding in findings if not any(f"${{{key}}}" in finding.origin for key in wrong)]
+
+
+def _clashes(origins: Origins) -> Iterator[Finding]:
+    """Options of the user's own that were chosen, and are called as one of ours."""
+    for group, members in origins.own().items():
+        chosen = origins.choices.get(group, "").strip("[]").split(",")
+        for option in members:
+            if option.name in chosen and (said := clash(option)):
+                message = f"{option.path} is {said.strip('()')}"
+                yield warning("own_option", group, option.name, message, f"rename that file: {group}=my_{option.name}")
+
+
+def _host(origins: Origins | None) -> Host:
+    """This machine, with the options that this composition could have chosen."""
+    if origins is None:
+        return Host()
+    folders = [Path(source) for source in origins.sources]
+    submitted = origins.submitted and "SLURM_JOB_ID" not in os.environ
+    return Host(elsewhere=bool(origins.assumed), submitted=submitted, known_hardware=partial(known_hardware, folders))
+
+
+def with_origins(findings: list[Finding], origins: Origins | None) -> list[Finding]:
+    """Secret values masked, and where `origins` are known, the place that each value comes from."""
+    masked = [replace(finding, value=mask_value(finding.key, finding.value)) for finding in findings]
+    if origins is None:
+        return masked
+    return [replace(finding, origin=finding.origin or origins.of(finding.key)) for finding in masked]

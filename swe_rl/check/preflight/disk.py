@@ -1,0 +1,98 @@
+"""Disks: room for the checkpoints, a place that a cluster does not cap, a scratch folder that can be written, and
+memory that processes share as files.
+
+Invariants:
+- Free space is of the file system; a quota below it cannot be seen from here.
+"""
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import PurePath
+
+from swe_rl.check.findings import Finding, error, warning
+from swe_rl.check.preflight.system import System
+from swe_rl.config.choices import EngineKind
+from swe_rl.config.schema import Config
+from swe_rl.plan.memory import checkpoint_gb
+
+_SHARED = "/dev/shm"
+_SHARED_GB = 1.0
+
+
+def outputs(config: Config, system: System) -> Iterator[Finding]:
+    yield from _checkpoints_fit(config, system)
+    yield from _not_in_home(config, system)
+
+
+def _checkpoints_fit(config: Config, system: System) -> Iterator[Finding]:
+    """One more than are kept: the new one is complete before the oldest goes."""
+    keep, one_gb = config.trainer.keep_checkpoints, checkpoint_gb(config)
+    needed_gb = one_gb * (keep + 1)
+    free_gb = system.disk_free_bytes(config.paths.outputs) / 1e9
+    if needed_gb > free_gb:
+        yield error(
+            "preflight_disk",
+            "paths.outputs",
+            config.paths.outputs,
+            f"{keep + 1} checkpoints of {one_gb:.1f} GB take {needed_gb:.1f} GB there (one more than are kept, while "
+            f"the next is written); {free_gb:.1f} GB are free",
+            f"paths.outputs=FOLDER on a larger disk{_fewer(one_gb, free_gb)}",
+        )
+
+
+def _fewer(one_gb: float, free_gb: float) -> str:
+    fits = int(free_gb / one_gb) - 1
+    return f", or trainer.keep_checkpoints={fits}" if fits >= 1 else ""
+
+
+def _not_in_home(config: Config, system: System) -> Iterator[Finding]:
+    on_cluster = config.hardware.partition is not None or "SLURM_JOB_ID" in system.environment
+    home = system.environment.get("HOME")
+    if not on_cluster or not home:
+        return
+    folder = PurePath(system.resolve(config.paths.outputs))
+    if folder.is_relative_to(system.resolve(home)):
+        yield warning(
+            "preflight_home",
+            "paths.outputs",
+            config.paths.outputs,
+            f"lies in your home folder {home}; on clusters that is small, slow and backed up",
+            "paths.outputs=FOLDER on the cluster's scratch or project file system",
+        )
+
+
+def shared_memory(config: Config, system: System) -> Iterator[Finding]:
+    """NCCL's processes of a node talk through files there; a container has 64 MB of it unless it is told otherwise."""
+    several = config.layout.trainer_gpus > 1 or config.engine.kind is EngineKind.vllm and config.layout.engine_tp > 1
+    if not several or not system.exists(_SHARED):
+        return
+    free_gb = system.disk_free_bytes(_SHARED) / 1e9
+    if free_gb < _SHARED_GB:
+        yield warning(
+            "preflight_shm",
+            "layout.name",
+            config.layout.name,
+            f"several processes share GPUs' data through {_SHARED}, where {free_gb:.2f} GB are free; NCCL fails where "
+            f"less than {_SHARED_GB:g} GB are",
+            "start this container with --ipc=host or --shm-size=16g, or mount a larger tmpfs there",
+        )
+
+
+def scratch(config: Config, system: System) -> Iterator[Finding]:
+    folder = config.paths.scratch or tempfile.gettempdir()
+    if not system.writable(folder):
+        yield error(
+            "preflight_scratch",
+            "paths.scratch",
+            config.paths.scratch,
+            f"{folder} cannot be made or written to by this user",
+            "paths.scratch=FOLDER on a disk of this node that you may write to",
+        )
+    elif reason := system.scratch_refused(config.paths.scratch):
+        yield error(
+            "preflight_scratch",
+            "paths.scratch",
+            config.paths.scratch,
+            f"{reason}; sandboxes and weights lie there while a run lasts, and nobody else may reach them",
+            "paths.scratch=FOLDER that you may write to, or have what is there removed",
+        )

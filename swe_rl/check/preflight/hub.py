@@ -1,0 +1,122 @@
+"""Models and data sets of the Hugging Face hub: in the cache, or to be had from here.
+
+Invariants:
+- What is in the cache as a whole needs no network, and none is used.
+- No token is sent: only whether one is there matters.
+"""
+
+from collections.abc import Iterator, Mapping
+
+from swe_rl.check.findings import Finding, error, warning
+from swe_rl.check.preflight.hub_cache import (
+    HubItem,
+    cache_folder,
+    hub_home,
+    missing_from_cache,
+    told_offline,
+)
+from swe_rl.check.preflight.probe import value_of
+from swe_rl.check.preflight.system import Question, System, job_environment
+from swe_rl.check.rules.data import is_hub_id
+from swe_rl.config.choices import EngineKind
+from swe_rl.config.schema import Config
+from swe_rl.host.program import Unanswered
+from swe_rl.plan.memory import weights_gb
+
+ENDPOINT = "https://huggingface.co"
+_HIDDEN = (401, 403, 404)
+
+
+def ask(config: Config, system: System) -> Iterator[Finding]:
+    environment = job_environment(config, system)
+    folder = cache_folder(environment)
+    for item in _items(config, system):
+        missing = missing_from_cache(item, folder, system)
+        if missing is not None:
+            yield from _to_fetch(config, system, environment, item, f"{missing} (looked in {folder})")
+    yield from _local_folder(config, system)
+
+
+def _items(config: Config, system: System) -> Iterator[HubItem]:
+    model = config.model
+    if is_hub_id(model.path, system.exists):
+        yield HubItem("model.path", "models", model.path, model.revision)
+    for key, name in (("env.dataset", config.env.dataset), ("env.eval_dataset", config.env.eval_dataset)):
+        if name is not None and is_hub_id(name, system.exists):
+            yield HubItem(key, "datasets", name)
+
+
+def _local_folder(config: Config, system: System) -> Iterator[Finding]:
+    path = config.model.path
+    if path.startswith(("/", "./", "../", "~")) and not system.exists(path):
+        yield error(
+            "preflight_hub",
+            "model.path",
+            path,
+            "there is no such folder on this machine",
+            "model.path=FOLDER with config.json and model.safetensors, or an id of the Hugging Face hub",
+        )
+
+
+def _to_fetch(
+    config: Config, system: System, environment: Mapping[str, str], item: HubItem, missing: str
+) -> Iterator[Finding]:
+    if (reason := _no_network(config, environment)) is not None:
+        yield _unavailable(config, item, f"{reason}, and it must come from the cache: {missing}")
+        return
+    token = _has_token(environment, system)
+    if item.kind == "models" and config.model.gated and not token:
+        yield _needs_token(config, item, "the hub gives it only to users who accepted its terms")
+        return
+    try:
+        status = system.http(Question(_url(environment, item), method="HEAD")).status
+    except Unanswered as unreachable:
+        yield _unavailable(config, item, f"the hub cannot be reached ({unreachable}), and in the cache {missing}")
+        return
+    if status in _HIDDEN and not token:
+        yield _needs_token(config, item, f"the hub does not show it (status {status}): misspelt, private or gated")
+    if item.kind == "models":
+        yield _download(config, system, environment)
+
+
+def _no_network(config: Config, environment: Mapping[str, str]) -> str | None:
+    if (variable := told_offline(environment)) is not None:
+        return f"{variable} is set"
+    return None if config.hardware.internet else "hardware.internet=false"
+
+
+def _url(environment: Mapping[str, str], item: HubItem) -> str:
+    revision = f"/revision/{item.revision}" if item.revision else ""
+    return f"{environment.get('HF_ENDPOINT', ENDPOINT).rstrip('/')}/api/{item.kind}/{item.name}{revision}"
+
+
+def _has_token(environment: Mapping[str, str], system: System) -> bool:
+    file = environment.get("HF_TOKEN_PATH") or f"{hub_home(environment)}/token"
+    return bool(environment.get("HF_TOKEN") or environment.get("HUGGING_FACE_HUB_TOKEN") or system.read_text(file))
+
+
+def _unavailable(config: Config, item: HubItem, message: str) -> Finding:
+    kind = " --repo-type dataset" if item.kind == "datasets" else ""
+    revision = f" --revision {item.revision}" if item.revision else ""
+    fix = f"hf download {item.name}{kind}{revision} where there is a network (with the same HF_HOME)"
+    if item.kind == "models" and config.engine.kind is EngineKind.embedded:
+        fix += ", or model=tiny"
+    return error("preflight_hub", item.key, value_of(config, item.key), message, fix)
+
+
+def _needs_token(config: Config, item: HubItem, message: str) -> Finding:
+    page = f"{ENDPOINT}/{'datasets/' if item.kind == 'datasets' else ''}{item.name}"
+    fix = f"check the name at {page}, accept its terms there, and export HF_TOKEN (or: hf auth login)"
+    return error("preflight_hub_token", item.key, value_of(config, item.key), f"{message}; there is no HF_TOKEN", fix)
+
+
+def _download(config: Config, system: System, environment: Mapping[str, str]) -> Finding:
+    folder, needed_gb = cache_folder(environment), weights_gb(config.model)
+    free_gb = system.disk_free_bytes(folder) / 1e9
+    if needed_gb > free_gb:
+        message = f"its weights take {needed_gb:.0f} GB; {free_gb:.0f} GB are free in the hub's cache {folder}"
+        return error(
+            "preflight_disk", "model.path", config.model.path, message, "export HF_HOME=FOLDER on a larger disk"
+        )
+    message = f"is not in the hub's cache {folder}: {needed_gb:.0f} GB are downloaded while the run's GPUs wait"
+    return warning("preflight_hub", "model.path", config.model.path, message, f"hf download {config.model.path}")

@@ -1,0 +1,209 @@
+"""SLURM: the partition exists, gives that much time and has such nodes.
+
+Invariants:
+- Nothing is submitted; `sinfo` only reads.
+- Nodes out of service are a warning: they may be back when the job's turn comes.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from difflib import get_close_matches
+
+from swe_rl.check.findings import Finding, error, warning
+from swe_rl.check.preflight.gpus import uses_gpus
+from swe_rl.check.preflight.probe import unknown
+from swe_rl.check.preflight.sinfo import COMMAND, NodeGroup, read_groups
+from swe_rl.check.preflight.system import System
+from swe_rl.config.choices import RuntimeKind
+from swe_rl.config.schema import Config
+from swe_rl.host.program import Unanswered
+
+_ALMOST = 0.98  # SLURM knows a node's memory less what the system keeps
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What one SLURM job asks of its partition; `group` is hardware or runtime."""
+
+    group: str
+    partition: str
+    nodes: int
+    gpus: int
+    cpus: int
+    memory_gb: float
+    limit_min: int
+
+    def fits(self, group: NodeGroup) -> bool:
+        return group.gpus >= self.gpus and group.cpus >= self.cpus and group.memory_gb >= self.memory_gb * _ALMOST
+
+
+def runs_elsewhere(config: Config, system: System) -> bool:
+    """True on a machine that only submits the job."""
+    inside = "SLURM_JOB_ID" in system.environment
+    return config.hardware.partition is not None and not inside and system.find_program("sinfo") is not None
+
+
+def partitions(config: Config, system: System) -> Iterator[Finding]:
+    wishes = list(_wishes(config))
+    if not wishes:
+        return
+    done = system.run(COMMAND)
+    if done is None:
+        if "SLURM_JOB_ID" not in system.environment:
+            yield unknown(
+                config,
+                "hardware.partition",
+                "there is no `sinfo` here, so SLURM cannot be asked about the partition",
+                "run this check on a login node of the cluster",
+            )
+        return
+    if done.status != 0:
+        raise Unanswered(f"sinfo: {done.reason}")
+    groups = read_groups(done.stdout)
+    for wish in wishes:
+        yield from _partition(wish, groups)
+
+
+def _wishes(config: Config) -> Iterator[Wish]:
+    hardware, runtime = config.hardware, config.runtime
+    if hardware.partition is not None:
+        gpus = hardware.gpus_per_node if uses_gpus(config) else 0
+        yield Wish(
+            "hardware",
+            hardware.partition,
+            hardware.nodes,
+            gpus,
+            hardware.cpus_per_node,
+            hardware.memory_gb,
+            hardware.time_limit_min,
+        )
+    if runtime.kind is RuntimeKind.job and runtime.partition is not None:
+        yield Wish(
+            "runtime",
+            runtime.partition,
+            runtime.nodes,
+            0,
+            runtime.cpus_per_node,
+            runtime.memory_gb,
+            runtime.time_limit_min or hardware.time_limit_min,
+        )
+
+
+def _partition(wish: Wish, groups: list[NodeGroup]) -> Iterator[Finding]:
+    """A wish may name several partitions, `a,b`: SLURM takes the one where the job starts first."""
+    names = wish.partition.split(",")
+    known = sorted({group.partition for group in groups})
+    for name in names:
+        if name not in known:
+            yield _no_such(wish, name, known)
+    mine = [group for group in groups if group.partition in names]
+    if mine:
+        yield from _time(wish, mine)
+        yield from _nodes(wish, mine)
+
+
+def _no_such(wish: Wish, name: str, known: list[str]) -> Finding:
+    near = get_close_matches(name, known, n=3, cutoff=0.4) or known[:3]
+    return error(
+        "preflight_partition",
+        f"{wish.group}.partition",
+        wish.partition,
+        f"this cluster has no partition {name}; it has {', '.join(known[:12]) or 'none that you may see'}",
+        " or ".join(f"{wish.group}.partition={one}" for one in near) or "ask the cluster's administrators",
+    )
+
+
+def _time(wish: Wish, groups: list[NodeGroup]) -> Iterator[Finding]:
+    limits = [group.limit_min for group in groups if group.limit_min is not None]
+    if len(limits) < len(groups):
+        return  # one of them has no limit
+    longest = int(max(limits))
+    if longest < wish.limit_min:
+        yield error(
+            "preflight_slurm_time",
+            f"{wish.group}.time_limit_min",
+            wish.limit_min,
+            f"partition {wish.partition} ends jobs after {longest} minutes; SLURM would never start this one",
+            f"{wish.group}.time_limit_min={longest}, or another {wish.group}.partition",
+        )
+
+
+def _nodes(wish: Wish, groups: list[NodeGroup]) -> Iterator[Finding]:
+    fitting = [group for group in groups if wish.fits(group)]
+    total, up = _count(fitting), _count([group for group in fitting if group.in_service])
+    wanted = f"{_many(wish.nodes)} with {_size(wish.gpus, wish.cpus, wish.memory_gb)} needed"
+    if total < wish.nodes:
+        largest = max(groups, key=lambda group: (group.gpus, group.cpus, group.memory_gb))
+        has = f"{_many(_count(groups))}, the largest with {_size(largest.gpus, largest.cpus, largest.memory_gb)}"
+        yield error(
+            "preflight_slurm_nodes",
+            f"{wish.group}.{_short_of(wish, groups)}",
+            _value(wish, _short_of(wish, groups)),
+            f"{wanted}; partition {wish.partition} has {total} such nodes ({has})",
+            f"another {wish.group}.partition, or a smaller {wish.group}.{_short_of(wish, groups)}",
+        )
+    elif up < wish.nodes:
+        yield warning(
+            "preflight_slurm_nodes",
+            f"{wish.group}.nodes",
+            wish.nodes,
+            f"{wanted}; of {total} such nodes in partition {wish.partition}, {up} are in service now",
+            f"another {wish.group}.partition, or wait until they are back",
+        )
+
+
+def _short_of(wish: Wish, groups: list[NodeGroup]) -> str:
+    """The key to blame: the first need that no node of the partition meets, else the number of nodes."""
+    needs = {
+        "gpus_per_node": any(group.gpus >= wish.gpus for group in groups),
+        "cpus_per_node": any(group.cpus >= wish.cpus for group in groups),
+        "memory_gb": any(group.memory_gb >= wish.memory_gb * _ALMOST for group in groups),
+    }
+    return next((key for key, met in needs.items() if not met), "nodes")
+
+
+def _value(wish: Wish, key: str) -> float:
+    names = {"gpus_per_node": wish.gpus, "cpus_per_node": wish.cpus, "memory_gb": wish.memory_gb}
+    return names.get(key, wish.nodes)
+
+
+def _size(gpus: int, cpus: int, memory_gb: float) -> str:
+    return f"{gpus} GPUs, {cpus} CPUs and {memory_gb:.0f} GB"
+
+
+def _many(nodes: int) -> str:
+    return f"{nodes} node{'' if nodes == 1 else 's'}"
+
+
+def _count(groups: list[NodeGroup]) -> int:
+    return sum(group.nodes for group in groups)
+
+
+def account(config: Config, system: System) -> Iterator[Finding]:
+    hardware = config.hardware
+    if hardware.partition is None or (hardware.account is None and hardware.qos is None):
+        return
+    command = ["sacctmgr", "-n", "-P", "show", "assoc", f"user={system.user[0]}", "format=account,qos"]
+    done = system.run(command)
+    if done is None or done.status != 0:
+        return
+    rows = [line.split("|") for line in done.stdout.splitlines() if line.strip()]
+    accounts = sorted({row[0] for row in rows if row[0]})
+    if hardware.account is not None and accounts and hardware.account not in accounts:
+        yield _not_yours("account", hardware.account, accounts)
+        return
+    mine = [row for row in rows if len(row) > 1 and hardware.account in (None, row[0])]
+    levels = sorted({level for row in mine for level in row[1].split(",") if level})
+    if hardware.qos is not None and levels and hardware.qos not in levels:
+        yield _not_yours("qos", hardware.qos, levels)
+
+
+def _not_yours(field: str, value: str, yours: list[str]) -> Finding:
+    near = get_close_matches(value, yours, n=1, cutoff=0.4) or yours[:1]
+    return error(
+        "preflight_account",
+        f"hardware.{field}",
+        value,
+        f"SLURM lets you use {', '.join(yours)}",
+        f"hardware.{field}={near[0]}",
+    )

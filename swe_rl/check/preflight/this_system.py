@@ -1,0 +1,115 @@
+"""This machine, asked for real.
+
+Invariants:
+- Nothing outlives a question: a program that takes too long is killed with its children.
+- No redirect is followed, so a key goes to nobody but the server that was named.
+"""
+
+import http.client
+import os
+import pwd
+import shutil
+import socket
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from swe_rl.check.findings import folder_writable
+from swe_rl.check.preflight.http_client import fetch
+from swe_rl.check.preflight.system import Answer, Question
+from swe_rl.host import machine
+from swe_rl.host.packages import installed_version
+from swe_rl.host.program import COMMAND_S, Completed, Unanswered, run_program
+from swe_rl.host.scratch import scratch_path, scratch_refusal
+
+
+class ThisSystem:
+    """See the protocol System."""
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        return os.environ
+
+    @property
+    def user(self) -> tuple[str, int]:
+        uid = os.getuid()
+        try:
+            return pwd.getpwuid(uid).pw_name, uid
+        except KeyError:  # a uid without a name, usual in containers
+            return os.environ.get("USER", str(uid)), uid
+
+    def run(
+        self, command: Sequence[str], timeout_s: float = COMMAND_S, environment: Mapping[str, str] | None = None
+    ) -> Completed | None:
+        return run_program(command, timeout_s, environment)
+
+    def http(self, question: Question) -> Answer:
+        try:
+            return fetch(question)
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            raise Unanswered(_reason(error)) from error
+
+    def find_program(self, name: str) -> str | None:
+        return shutil.which(name)
+
+    def bind_refused(self, host: str, port: int) -> str | None:
+        try:
+            family, kind, protocol, _, address = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0]
+            with socket.socket(family, kind, protocol) as listener:
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do: TIME_WAIT is no refusal
+                listener.bind((address[0], port, *address[2:]))
+                listener.listen()
+        except (OSError, OverflowError) as error:
+            return _reason(error)
+        return None
+
+    def disk_free_bytes(self, path: str) -> int:
+        for folder in (absolute := Path(path).expanduser().absolute(), *absolute.parents):
+            with suppress(FileNotFoundError, NotADirectoryError, PermissionError):
+                return shutil.disk_usage(folder).free
+        raise Unanswered(f"the file system of {path} does not say how much is free")
+
+    def writable(self, folder: str) -> bool:
+        return folder_writable(folder)
+
+    def scratch_refused(self, parent: str | None) -> str | None:
+        return scratch_refusal(scratch_path(parent))
+
+    def exists(self, path: str) -> bool:
+        return os.path.exists(os.path.expanduser(path))  # noqa: PTH110, PTH111  (False, not an error, if forbidden)
+
+    def resolve(self, path: str) -> str:
+        return str(Path(path).expanduser().resolve())
+
+    def read_text(self, path: str) -> str | None:
+        try:
+            return Path(path).expanduser().read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            return None
+
+    def list_folder(self, path: str) -> list[str]:
+        try:
+            return sorted(entry.name for entry in Path(path).expanduser().iterdir())
+        except OSError:
+            return []
+
+    def version(self, distribution: str) -> str | None:
+        return installed_version(distribution)
+
+    def cpus(self) -> int:
+        return machine.cpus(self.read_text)
+
+    def memory_bytes(self) -> int:
+        return machine.memory_bytes(self.read_text)
+
+
+def _reason(error: BaseException) -> str:
+    """`connection refused` rather than the wrapping of three libraries."""
+    inner = getattr(error, "reason", None)
+    if isinstance(inner, BaseException):
+        return _reason(inner)
+    if isinstance(error, TimeoutError):
+        return "no answer in time"
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror.lower()
+    return str(inner or error) or type(error).__name__

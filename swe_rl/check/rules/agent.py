@@ -1,0 +1,139 @@
+"""Rules of the agents: tools, words and program that fit the agent, and jobs that it has something to give.
+
+Invariants:
+- Decided from names and sizes alone; nothing of an agent's own package is imported.
+"""
+
+from collections.abc import Iterator
+
+from swe_rl.check.findings import Finding, Host, about, error, warning
+from swe_rl.config.choices import Capture, SandboxKind
+from swe_rl.config.keys import nearest
+from swe_rl.config.parts import AGENTS_WITHOUT_MODEL, Part
+from swe_rl.config.schema import Config
+
+AGENT_TOOLS = {
+    "bash": ("bash",),
+    "mini_swe": ("bash", "bash_calls"),
+    "qwen_code": ("own",),
+    "openhands": ("own",),
+    "command": ("own",),
+    "pdb": ("full", "rewrite_only", "debug_after_5"),
+    "gold": ("none",),
+    "noop": ("none",),
+    "scripted": ("none",),
+}
+AGENT_PROMPTS = {
+    "bash": ("standard", "short"),
+    "mini_swe": ("mini_swe", "standard", "short"),
+    "pdb": ("pdb_standard", "pdb_short"),
+}  # those that have any
+PROGRAMS = ("qwen_code", "openhands", "command")  # that run inside the sandbox
+EXITS = ("submitted", "step_limit", "context_overflow", "agent_timeout", "format_errors", "agent_crashed")
+# The agent's own words and tools before any task, at 4.5 characters a token: no tokenizer of the models makes fewer.
+_OWN_TOKENS = {
+    "mini_swe": 1400,
+    "pdb_standard": 900,
+    "qwen_code": 14000,
+    "openhands": 7000,
+}  # by agent.system_prompt, or agent.name
+_BARE_TOKENS = 7000  # qwen --bare
+_SDK = "openhands-sdk"
+_NODE_GB = 3.0  # of address space, which is what a process sandbox limits
+
+
+@about(Part.rollouts)
+def agent_tools(config: Config, _: Host) -> Iterator[Finding]:
+    agent = config.agent
+    for key, value, known in (
+        ("tools", agent.tools, AGENT_TOOLS.get(agent.name)),
+        ("system_prompt", agent.system_prompt, AGENT_PROMPTS.get(agent.name)),
+    ):
+        if known and value not in known:
+            words = f"agent={agent.name} has {', '.join(known)}"
+            yield error(
+                "agent_tools", f"agent.{key}", value, words, f"agent.{key}={(nearest(value, known) or known)[0]}"
+            )
+
+
+@about(Part.rollouts)
+def agent_program(config: Config, _: Host) -> Iterator[Finding]:
+    agent = config.agent
+    if agent.name not in PROGRAMS:
+        return
+    if not agent.command:
+        words = f"agent={agent.name} needs to know which program to start"
+        yield error("agent_tools", "agent.command", agent.command, words, "agent.command='PROGRAM ARGUMENTS'")
+    for status, exit_name in agent.exit_codes.items():
+        if exit_name not in EXITS or not status.isdigit():
+            words = f"an exit status has a number and means one of {', '.join(EXITS)}"
+            yield error("agent_exit", f"agent.exit_codes.{status}", exit_name, words, "agent.exit_codes.53=step_limit")
+    if config.rollout.capture == Capture.retokenize:
+        words = f"agent={agent.name} keeps its conversation to itself: there are no messages to render"
+        yield error("agent_capture", "rollout.capture", config.rollout.capture, words, "rollout.capture=traced")
+    sandbox = config.sandbox
+    if agent.name == "qwen_code" and sandbox.kind == SandboxKind.process and sandbox.memory_gb < _NODE_GB:
+        words = f"Node needs {_NODE_GB:g} GB of address space, which is what sandbox.kind=process limits"
+        yield error("agent_memory", "sandbox.memory_gb", sandbox.memory_gb, words, "sandbox.memory_gb=4")
+
+
+@about(Part.rollouts)
+def agent_sdk(config: Config, host: Host) -> Iterator[Finding]:
+    """Where commands are processes of this machine; what an image holds shows at the first attempt."""
+    agent, sandbox = config.agent, config.sandbox
+    here = not (host.elsewhere or host.submitted or config.hardware.partition is not None)
+    if agent.name != "openhands" or sandbox.kind != SandboxKind.process or not here:
+        return
+    if agent.program_path is None:
+        missing = "" if host.version(_SDK) is not None else f"the Python of this environment has no {_SDK}"
+    else:
+        looked = [f"{folder.rstrip('/')}/python3" for folder in agent.program_path.split(":")]
+        missing = "" if any(host.file_exists(_source(path, sandbox.mounts)) for path in looked) else f"no {looked[0]}"
+    if missing:
+        yield error(
+            "agent_sdk",
+            "agent.program_path",
+            agent.program_path,
+            f"agent=openhands needs a Python (from 3.12 on) with {_SDK} and openhands-tools in the sandbox: {missing}",
+            "agent.program_path=/opt/openhands/bin sandbox.mounts=[/opt/openhands:/opt/openhands], see docs/agents.md",
+        )
+
+
+def _source(path: str, mounts: tuple[str, ...]) -> str:
+    """What is at `path` of the sandbox, on this machine."""
+    for source, target, *_ in (mount.split(":") for mount in mounts if mount.count(":")):
+        if path.startswith(f"{target}/"):
+            return source + path[len(target) :]
+    return path
+
+
+@about(Part.trainer)
+def agent_samples(config: Config, _: Host) -> Iterator[Finding]:
+    if config.agent.name in AGENTS_WITHOUT_MODEL:
+        words = f"agent={config.agent.name} asks no model: there is nothing to train on"
+        yield error("agent_samples", "agent.name", config.agent.name, words, "job=rollout or job=eval")
+
+
+@about(Part.rollouts)
+def agent_prompt_fits(config: Config, _: Host) -> Iterator[Finding]:
+    agent, rollout = config.agent, config.rollout
+    tokens = _OWN_TOKENS.get(agent.system_prompt) or (agent.name in PROGRAMS and _OWN_TOKENS.get(agent.name)) or 0
+    if agent.name == "qwen_code" and "--bare" in (agent.command or ""):
+        tokens = _BARE_TOKENS
+    if tokens <= rollout.max_prompt_tokens:
+        return
+    hopeless = tokens >= rollout.max_trajectory_tokens
+    key = "max_trajectory_tokens" if hopeless else "max_prompt_tokens"
+    small = agent.name in ("pdb", "mini_swe")
+    prompt = ("pdb_short" if agent.name == "pdb" else "short") if small else None
+    yield (error if hopeless else warning)(
+        "agent_prompt",
+        f"rollout.{key}",
+        getattr(rollout, key),
+        f"the words and tools of agent={agent.name} alone are about {tokens} tokens, before any task",
+        f"rollout.{key}={tokens + rollout.max_turn_tokens * 2}"
+        + (f", or agent.system_prompt={prompt}" if prompt else ""),
+    )
+
+
+RULES = (agent_tools, agent_program, agent_sdk, agent_samples, agent_prompt_fits)

@@ -1,0 +1,78 @@
+"""The rule `available`: parts that compose and are planned, but that this version cannot run yet.
+
+Invariants:
+- A job that would run is refused by name, and so are `check` and `plan` of it; `plan` prints its table all the same.
+- Whoever builds a part removes it here; nothing pretends to be there.
+"""
+
+from collections.abc import Iterator
+
+from swe_rl.check.findings import Finding, Host, about, error
+from swe_rl.config.choices import EngineKind, JobName
+from swe_rl.config.parts import Part
+from swe_rl.config.schema import Config
+from swe_rl.plan.sizes import engine_gpus, gpus_needed, gpus_there, trainer_leaves_node, uses_no_gpu
+
+_NOT_YET = "not available yet in this version"
+
+
+@about(Part.data)
+def data_available(config: Config, _: Host) -> Iterator[Finding]:
+    for key, value, instead in _absent_parts(config):
+        yield error("available", key, value, _NOT_YET, instead)
+
+
+@about(Part.trainer, Part.warm_start)
+def training_available(config: Config, _: Host) -> Iterator[Finding]:
+    for key, value, instead in _absent_training(config):
+        yield error("available", key, value, _NOT_YET, instead)
+
+
+def _absent_parts(config: Config) -> Iterator[tuple[str, object, str]]:
+    """Key, value, what to use instead."""
+    if config.env.name == "bugs" and config.env.eval_dataset is not None:
+        yield (
+            "env.eval_dataset",
+            config.env.eval_dataset,
+            "env.eval_dataset=null: env=bugs brings its own held-out split",
+        )
+
+
+def _absent_training(config: Config) -> Iterator[tuple[str, object, str]]:
+    trainer, layout = config.trainer, config.layout
+    there = gpus_there(config.hardware)
+    if not uses_no_gpu(layout) and not 0 < there < gpus_needed(config):  # those that are missing are said already
+        yield from _absent_layouts(config)
+    if trainer.offload_optimizer and not layout.trainer_gpus:
+        yield "trainer.offload_optimizer", True, "trainer.offload_optimizer=false, or a layout with trainer GPUs"
+
+
+def _absent_layouts(config: Config) -> Iterator[tuple[str, object, str]]:
+    layout, hardware = config.layout, config.hardware
+    if config.job.name is JobName.sft:
+        yield "layout.name", layout.name, "layout=local"
+    elif layout.colocated:
+        yield from _absent_turns(config)
+    elif hardware.gpus_per_node > 0 and trainer_leaves_node(layout, hardware.gpus_per_node):
+        if hardware.ray_address is not None:
+            return
+        other = (
+            "hardware.ray_address=auto, with a Ray cluster of these nodes (docs/ray.md); or a layout whose trainer "
+            f"fits the {hardware.gpus_per_node} GPUs of one node, after the engines"
+        )
+        yield "layout.trainer_gpus", layout.trainer_gpus, other
+
+
+def _absent_turns(config: Config) -> Iterator[tuple[str, object, str]]:
+    """Engines and trainer on the same GPUs: with servers and ranks that this run starts there."""
+    layout, hardware = config.layout, config.hardware
+    if hardware.ray_address is not None:
+        yield "hardware.ray_address", hardware.ray_address, "hardware.ray_address=null, or layout=dp4"
+    if config.engine.kind is EngineKind.external:
+        yield "engine.kind", config.engine.kind, "engine=vllm_colocated, or layout=dp4: nobody else's servers sleep"
+    if 0 < layout.trainer_gpus < engine_gpus(layout):
+        other = f"layout.trainer_gpus={engine_gpus(layout)}: a rank of the trainer on every GPU of an engine"
+        yield "layout.trainer_gpus", layout.trainer_gpus, other
+
+
+RULES = (data_available, training_available)

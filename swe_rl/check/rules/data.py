@@ -1,0 +1,205 @@
+"""Rules of the instances: enough of them, training and evaluation apart, images and grading that fit the data set.
+
+Invariants:
+- Decided from names, splits and slices alone; what only the rows can tell is refused when they are read.
+"""
+
+import re
+from collections.abc import Callable, Iterator
+from string import Formatter
+
+from swe_rl.check.findings import Finding, Host, about, between, error, warning
+from swe_rl.check.rules import agent as rules_agent
+from swe_rl.check.rules.agent import AGENT_TOOLS
+from swe_rl.config.choices import GradingKind, Keep
+from swe_rl.config.keys import nearest
+from swe_rl.config.parts import Part, reads
+from swe_rl.config.schema import Config, EnvConfig
+from swe_rl.plan.instance_count import listed_ids, trained_images, trained_instances
+from swe_rl.plan.sizes import holds_container
+
+PLACEHOLDERS = ("instance_id", "instance_id_s", "instance_id_1776")
+ENVS = (
+    "bugs", "jsonl", "swe_gym", "swe_gym_lite", "swebench_verified", "swebench_lite", "django201", "r2e_gym",
+    "swe_smith", "kodcode",
+)  # fmt: skip
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+_SLICE = re.compile(r"(\w+)(?:\[(\d*):(\d*)\])?")
+
+
+def is_hub_id(text: str, exists: Callable[[str], bool]) -> bool:
+    """True for `ORG/NAME` that is neither built in nor a file or folder here."""
+    if text.startswith("builtin:") or text.endswith((".jsonl", ".json", ".parquet")):
+        return False
+    return bool(_HUB_ID.fullmatch(text)) and not exists(text)
+
+
+@about(Part.data, Part.rollouts)
+def names_known(config: Config, _: Host) -> Iterator[Finding]:
+    for key, value, known in (("env.name", config.env.name, ENVS), ("agent.name", config.agent.name, AGENT_TOOLS)):
+        if value not in known and reads(config, key):
+            near = nearest(value, known) or list(known)
+            group = key.partition(".")[0]
+            yield error("unknown_name", key, value, f"there is no such {group}", f"{group}={' or '.join(near)}")
+
+
+@about(Part.steps)
+def enough_instances(config: Config, host: Host) -> Iterator[Finding]:
+    there, wanted = trained_instances(config.env, host.read_text), config.rollout.prompts_per_step
+    if 0 < there < wanted:
+        key = "env.instance_ids" if config.env.instance_ids else "env.instances"
+        listed = listed_ids(config.env, host.read_text) is not None
+        yield error(
+            "instances",
+            "rollout.prompts_per_step",
+            wanted,
+            f"{key if listed else f'env={config.env.name}'} has {there} instances to train on",
+            f"rollout.prompts_per_step={there}",
+        )
+
+
+@between(Part.trainer, Part.evaluation)
+def splits_apart(config: Config, _: Host) -> Iterator[Finding]:
+    env = config.env
+    if (env.eval_dataset or env.dataset) != env.dataset:
+        if env.split == env.eval_split:
+            yield error(
+                "splits",
+                "env.eval_split",
+                env.eval_split,
+                f"names a split of env.dataset={env.dataset} and of env.eval_dataset={env.eval_dataset}",
+                f"'env.eval_split=\"{env.split}[0:]\"'",
+            )
+        return
+    shared = overlap(env.split, env.eval_split)
+    if shared and env.split == env.eval_split:
+        yield warning(
+            "splits",
+            "env.eval_split",
+            env.eval_split,
+            "the split that is trained on: its score says nothing about unseen instances",
+            f"{_two_parts(env)}, or env.eval_dataset=ANOTHER",
+        )
+    elif shared:
+        yield error(
+            "splits",
+            "env.eval_split",
+            env.eval_split,
+            f"shares rows {shared[0]} to {'the end' if shared[1] is None else shared[1]} with env.split={env.split}",
+            "slices that do not meet, as train[1000:] and train[:1000]",
+        )
+
+
+def _two_parts(env: EnvConfig) -> str:
+    if env.name == "bugs":
+        return "env.eval_split=heldout"
+    return f"'env.split=\"{env.split}[100:]\"' 'env.eval_split=\"{env.split}[:100]\"'"
+
+
+def overlap(first: str, second: str) -> tuple[int, int | None] | None:
+    """The rows (from, to or None for the end) that two slices of one data set share; None where they share none."""
+    one, other = _SLICE.fullmatch(first), _SLICE.fullmatch(second)
+    if not one or not other or one.group(1) != other.group(1):
+        return None
+    start = max(int(one.group(2) or 0), int(other.group(2) or 0))
+    ends = [int(end) for end in (one.group(3), other.group(3)) if end]
+    end = min(ends) if ends else None
+    return (start, end) if end is None or start < end else None
+
+
+@about(Part.data)
+def image_names(config: Config, _: Host) -> Iterator[Finding]:
+    for key, template in (
+        ("env.image_template", config.env.image_template),
+        ("env.eval_image_template", config.env.eval_image_template),
+    ):
+        if template is None:
+            continue
+        try:
+            names = {name for _, name, _, _ in Formatter().parse(template) if name is not None}
+        except ValueError:
+            names = {template}
+        if not names or not names <= set(PLACEHOLDERS):
+            yield error(
+                "image_template",
+                key,
+                template,
+                "names an image for each instance by one of " + ", ".join(f"{{{name}}}" for name in PLACEHOLDERS),
+                f"{key}='REGISTRY/NAME.{{instance_id}}:latest'",
+            )
+
+
+@about(Part.grading)
+def grading_has_its_place(config: Config, _: Host) -> Iterator[Finding]:
+    grading = config.env.grading
+    official = grading in (GradingKind.swebench, GradingKind.eval_script)
+    # Rows of one's own may name a source, and are then graded in a prepared folder: known when they are read.
+    if official and not holds_container(config) and config.env.name != "jsonl":
+        yield error(
+            "grading",
+            "env.grading",
+            grading,
+            f"runs in an instance's own container; sandbox.kind={config.sandbox.kind} has none",
+            "sandbox=docker",
+        )
+
+
+@about(Part.data)
+def probe_usable(config: Config, _: Host) -> Iterator[Finding]:
+    env = config.env
+    if not env.keep or len(set(env.keep)) != len(env.keep):
+        kinds = ",".join(env.keep)
+        yield error("probe", "env.keep", kinds, "names each kind once, and at least one", "env.keep=[mixed]")
+    if env.probe is None and tuple(env.keep) != (Keep.mixed,):
+        yield error(
+            "probe",
+            "env.keep",
+            ",".join(env.keep),
+            "chooses by what a probe found, and there is no env.probe",
+            "env.probe=FOLDER of a run of job=eval or job=rollout",
+        )
+    if env.name == "bugs" and (env.probe or env.instance_ids or env.max_tests):
+        key = "env.probe" if env.probe else "env.instance_ids" if env.instance_ids else "env.max_tests"
+        yield error("probe", key, "set", "env=bugs takes all of its instances, or env.instances", "env.instances=FILE")
+
+
+@about(Part.data)
+def revision_has_a_hub(config: Config, _: Host) -> Iterator[Finding]:
+    env = config.env
+    local = env.dataset.startswith("builtin:") or env.dataset.endswith((".jsonl", ".json", ".parquet"))
+    if env.revision is not None and local:
+        yield error(
+            "revision",
+            "env.revision",
+            env.revision,
+            f"env.dataset={env.dataset} is not on the hub: it has no revision",
+            "env.revision=null",
+        )
+
+
+@about(Part.sandboxes)
+def images_fit(config: Config, host: Host) -> Iterator[Finding]:
+    images = trained_images(config, host.read_text)
+    disk, needed = config.hardware.disk_gb, images * config.env.image_gb
+    if holds_container(config) and config.runtime.kind == "none" and 0 < disk < needed:
+        yield warning(
+            "image_disk",
+            "env.image_gb",
+            config.env.image_gb,
+            f"{images} images of about {config.env.image_gb:g} GB are {needed:.0f} GB, before shared "
+            f"layers; hardware.disk_gb={disk:g}",
+            "env.instances=FILE with fewer, or a larger disk for the container engine",
+        )
+
+
+RULES = (
+    names_known,
+    *rules_agent.RULES,
+    enough_instances,
+    splits_apart,
+    image_names,
+    grading_has_its_place,
+    probe_usable,
+    revision_has_a_hub,
+    images_fit,
+)

@@ -1,0 +1,131 @@
+"""Rules of the GPUs that a layout takes and a machine has, with the ways out where they are too few.
+
+Invariants:
+- What is offered was tried: the machine holds this layout and this model, the smaller layout fits the machine.
+"""
+
+import re
+from collections.abc import Iterator
+
+from swe_rl.check.assumed import AUTO, holding, spelled
+from swe_rl.check.findings import Finding, Host, about, error, warning
+from swe_rl.config.choices import EngineKind
+from swe_rl.config.environment import visible_gpus
+from swe_rl.config.parts import Part
+from swe_rl.config.schema import Config
+from swe_rl.plan.sizes import engine_gpus, gpus_needed, gpus_there, total_gpus
+
+_GPUS_OF_GRES = re.compile(r"(?:^|,)\s*(?:gres[:/])?gpu(?::[^:,()]*[^\d:,()][^:,()]*)?(?::(\d+))?(?:\([^)]*\))?(?=,|$)")
+_NO_DRIVER = "there is no `nvidia-smi`"  # a machine without GPUs; any other reason is worth a word
+
+
+@about(Part.engines, Part.trainer)
+def gpus_suffice(config: Config, host: Host) -> Iterator[Finding]:
+    layout, hardware = config.layout, config.hardware
+    needed, there = gpus_needed(config), gpus_there(hardware)
+    if needed > there:
+        yield error(
+            "gpus",
+            "layout.name",
+            layout.name,
+            f"needs {_count(needed)} ({_shares(config)}); {_has(config, host)}",
+            _ways_out(config, host),
+        )
+    elif 0 < needed < there and not host.elsewhere:
+        yield warning(
+            "idle_gpus",
+            "layout.name",
+            layout.name,
+            f"uses {needed} of {there} GPUs; the others idle for the whole run",
+            "more layout.engines, or fewer hardware.gpus_per_node",
+        )
+
+
+def _count(gpus: int) -> str:
+    return f"{gpus} GPU{'' if gpus == 1 else 's'}"
+
+
+def _shares(config: Config) -> str:
+    engines = 0 if config.engine.kind is EngineKind.external else engine_gpus(config.layout)
+    trainer = config.layout.trainer_gpus
+    return f"{engines} for engines, {trainer} for the trainer{', shared' if config.layout.colocated else ''}"
+
+
+def _has(config: Config, host: Host) -> str:
+    hardware = config.hardware
+    there = _count(gpus_there(hardware)) if gpus_there(hardware) else "no GPU"
+    if hardware.name != AUTO:
+        return f"hardware={hardware.name} has {there}"
+    why = host.driver()
+    return f"this machine has {there}" + (f" ({why})" if why and not why.startswith(_NO_DRIVER) else "")
+
+
+def _ways_out(config: Config, host: Host) -> str:
+    machines = host.known_hardware()
+    chosen = [machine for machine in machines if machine.name == config.hardware.name]
+    machine = holding(config, chosen) or holding(config, machines)
+    if machine is None:
+        larger = "hardware with more GPUs (hardware.nodes, hardware.gpus_per_node)"
+    elif config.hardware.name == AUTO:
+        larger = f"{spelled(machine, machines)} with a launcher (--multirun hydra/launcher=submitit_slurm)"
+    elif config.hardware.name == machine.name:  # what was changed by hand is too small
+        wanted = {key: getattr(machine, key) for key in ("nodes", "gpus_per_node")}
+        changed = {key: value for key, value in wanted.items() if getattr(config.hardware, key) != value}
+        larger = " ".join(f"hardware.{key}={value}" for key, value in changed.items())
+    else:
+        larger = spelled(machine, machines)
+    return f"{larger}; or a smaller layout: {_smaller(config)}"
+
+
+def _smaller(config: Config) -> str:
+    """A layout of the same kind that fits the GPUs which are there."""
+    layout, there = config.layout, config.hardware.gpus_per_node
+    if there < 1:
+        return "layout=local model=tiny"
+    if layout.colocated or there == 1:
+        return f"layout=colocated{max(size for size in (1, 4, 8) if size <= max(1, there))}"
+    trainer = min(layout.trainer_gpus, 1 << (there // 2).bit_length() - 1)
+    width = min(max(1, layout.engine_tp), there - trainer)
+    keys = {
+        "engines": (there - trainer) // width,
+        "engine_tp": width,
+        "trainer_gpus": trainer,
+        "sequence_parallel": min(layout.sequence_parallel, max(1, trainer)),
+    }
+    return " ".join(f"layout.{key}={value}" for key, value in keys.items() if getattr(layout, key) != value)
+
+
+@about(Part.engines, Part.trainer)
+def visible(config: Config, host: Host) -> Iterator[Finding]:
+    if host.elsewhere or host.submitted:
+        return
+    seen = visible_gpus(host.environment)
+    wanted = min(total_gpus(config.layout), config.hardware.gpus_per_node)
+    if seen is not None and config.hardware.partition is None and config.hardware.nodes == 1 and seen < wanted:
+        yield error(
+            "visible_gpus",
+            "hardware.gpus_per_node",
+            config.hardware.gpus_per_node,
+            f"CUDA_VISIBLE_DEVICES lets this process see {seen} GPUs; layout={config.layout.name} uses {wanted}",
+            f"unset CUDA_VISIBLE_DEVICES, or hardware.gpus_per_node={seen} with a smaller layout",
+        )
+
+
+@about(Part.engines, Part.trainer)
+def gres(config: Config, _: Host) -> Iterator[Finding]:
+    """SLURM is told hardware.gres, the layout goes by hardware.gpus_per_node."""
+    hardware = config.hardware
+    if hardware.gres is None:
+        return
+    there = sum(int(count or 1) for count in _GPUS_OF_GRES.findall(hardware.gres))
+    if there != hardware.gpus_per_node:
+        yield error(
+            "gres",
+            "hardware.gres",
+            hardware.gres,
+            f"asks SLURM for {_count(there)} on each node, and hardware.gpus_per_node={hardware.gpus_per_node}",
+            f"hardware.gpus_per_node={there}, or gpu:{hardware.gpus_per_node} in hardware.gres",
+        )
+
+
+RULES = (gpus_suffice, visible, gres)

@@ -1,0 +1,263 @@
+"""Rules of files, names, addresses and accounts around a run.
+
+Invariants:
+- What is asked of this machine goes through the injected Host.
+"""
+
+import re
+from collections.abc import Iterator
+
+from swe_rl.check.findings import Finding, Host, about, error, warning
+from swe_rl.config.choices import JobName, Objective, WandbMode
+from swe_rl.config.dataset_files import ENDINGS, SAVED, files_of, whole_files
+from swe_rl.config.parts import Part, starts
+from swe_rl.config.schema import Config
+from swe_rl.config.secrets import is_secret_key, spelled_secrets
+from swe_rl.config.yaml_text import YamlError, parse
+from swe_rl.host.loopback import is_loopback
+
+_OF_STEPS = frozenset(
+    {Objective.steps, Objective.tokens_per_s, Objective.sampled_tokens_per_s, Objective.num_trajectories}
+)
+_OF_EVERY_JOB = frozenset({Objective.wall_s, Objective.peak_memory_gb})
+_MEASURED = {
+    JobName.train: frozenset(Objective),
+    JobName.rollout: _OF_STEPS | _OF_EVERY_JOB,
+    JobName.eval: frozenset({Objective.resolved_rate_before, Objective.resolved_samples_before}) | _OF_EVERY_JOB,
+}  # by the jobs that write a summary.json; the other figures are null there
+
+
+@about(Part.data)
+def files_exist(config: Config, host: Host) -> Iterator[Finding]:
+    files = {"env.instances": config.env.instances}
+    if config.env.instances and "*" in config.env.instances:  # a pattern
+        files = {}
+    for key, dataset in (("env.dataset", config.env.dataset), ("env.eval_dataset", config.env.eval_dataset)):
+        if dataset and dataset.endswith(ENDINGS):
+            files[key] = dataset
+    yield from _folders(config, host)
+    for key, path in files.items():
+        if path is not None and not host.file_exists(path):
+            yield error(
+                "file",
+                key,
+                path,
+                "there is no such file (relative paths start where you start)",
+                f"{key}=PATH of the file",
+            )
+
+
+def _folders(config: Config, host: Host) -> Iterator[Finding]:
+    """Data sets in a folder of this machine: it is there, and has files of the split."""
+    env = config.env
+    evaluated = "env.dataset" if env.eval_dataset is None else "env.eval_dataset"
+    wanted = {
+        Part.steps: ("env.dataset", env.dataset, env.split),
+        Part.evaluation: (evaluated, env.eval_dataset or env.dataset, env.eval_split),
+    }
+    read = [part for part in wanted if part in starts(config)] or list(wanted)  # job=prepare: all
+    for key, path, split in (wanted[part] for part in read):
+        if path.endswith(ENDINGS) or not (path.startswith(("/", "./", "../", "~")) or host.exists(path)):
+            continue
+        name, below = split.partition("[")[0], (host.listing(path), host.listing(f"{path.rstrip('/')}/data"))
+        fix = f"{key}=FILE.parquet, or a folder with {name}.parquet or {name}.jsonl"
+        if not host.exists(path):
+            yield error("file", key, path, "there is no such folder (relative paths start where you start)", fix)
+        elif not any(files_of(names, name) or whole_files(names) or set(names) & set(SAVED) for names in below):
+            yield error("file", key, path, f"the folder has no file of the split {name}", fix)
+
+
+@about()
+def run_name(config: Config, _: Host) -> Iterator[Finding]:
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", config.name):
+        yield error(
+            "name", "name", config.name, "names a folder: letters, digits, '.', '_' and '-', no '/'", "name=my_run"
+        )
+
+
+@about(Part.outputs)
+def objective_measured(config: Config, _: Host) -> Iterator[Finding]:
+    job, wanted = config.job.name, config.job.objective
+    measured = _MEASURED.get(job, frozenset())
+    if wanted is None or wanted in measured:
+        return
+    names = ", ".join(one for one in Objective if one in measured)
+    message = f"is null in the summary.json of job={job}" if measured else f"job={job} writes no summary.json"
+    fix = f"job.objective one of {names}" if measured else "leave job.objective out, or job=train, rollout or eval"
+    yield error("objective", "job.objective", wanted, message, fix)
+
+
+@about(Part.outputs)
+def outputs_writable(config: Config, host: Host) -> Iterator[Finding]:
+    for key, folder in (("paths.outputs", config.paths.outputs), ("paths.sync_to", config.paths.sync_to)):
+        if folder is not None and not host.folder_writable(folder):
+            yield error(
+                "outputs",
+                key,
+                folder,
+                "cannot be made or written to by this user",
+                f"{key}=FOLDER that you may write to",
+            )
+
+
+@about(Part.steps, Part.evaluation)
+def resume(config: Config, host: Host) -> Iterator[Finding]:
+    value = config.trainer.resume
+    if value not in ("auto", "none") and not host.file_exists(f"{value.rstrip('/')}/status.json"):
+        yield error(
+            "resume",
+            "trainer.resume",
+            value,
+            "is neither auto nor none, nor the folder of a run (no status.json there)",
+            "trainer.resume=auto, or the path of a run's folder",
+        )
+
+
+@about(Part.logger)
+def wandb(config: Config, host: Host) -> Iterator[Finding]:
+    known = "WANDB_API_KEY" in host.environment or "WANDB_API_KEY" in config.hardware.env_vars
+    if config.logger.wandb == WandbMode.online and not known and not host.file_exists("~/.netrc"):
+        yield error(
+            "wandb",
+            "logger.wandb",
+            "online",
+            "WANDB_API_KEY is not set",
+            "logger.wandb=offline, or export WANDB_API_KEY",
+        )
+    if config.logger.wandb == WandbMode.online and not config.hardware.internet:
+        yield error(
+            "wandb_offline",
+            "logger.wandb",
+            "online",
+            f"the nodes of hardware={config.hardware.name} do not reach the internet",
+            "logger.wandb=offline, and `wandb sync` afterwards",
+        )
+
+
+@about(Part.engines, Part.trainer, Part.warm_start)
+def gated_model(config: Config, host: Host) -> Iterator[Finding]:
+    tokens = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
+    known = any(host.environment.get(name) or name in config.hardware.env_vars for name in tokens)
+    if config.model.gated and not known and not host.file_exists("~/.cache/huggingface/token"):
+        yield error(
+            "gated_model",
+            "model.path",
+            config.model.path,
+            "its owner gives it to known accounts only, and HF_TOKEN is not set",
+            "export HF_TOKEN, or model.path=FOLDER with the files",
+        )
+
+
+@about(Part.steps, Part.evaluation)
+def resumed_run_is_this_one(config: Config, host: Host) -> Iterator[Finding]:
+    """A named run is continued with its own configuration; what must not differ is compared key by key."""
+    folder = config.trainer.resume.rstrip("/")
+    text = None if folder in ("auto", "none") else host.read_text(f"{folder}/config.yaml")
+    if text is None:
+        return
+    try:
+        saved = parse(text)
+    except YamlError:
+        return
+    now = {key: getattr(getattr(config, key.split(".")[0]), key.split(".")[1]) for key in _KEPT}
+    for key, value in now.items():
+        group, name = key.split(".")
+        before = saved.get(group, {}).get(name, value) if isinstance(saved, dict) else value
+        if before != value and str(before) != str(value):
+            yield error(
+                "resume_differs",
+                key,
+                value,
+                f"{folder} was run with {key}={before}",
+                f"{key}={before}, or trainer.resume=none for a run of its own",
+            )
+
+
+_KEPT = (
+    "model.path",
+    "model.hidden_size",
+    "model.num_layers",
+    "model.vocab_size",
+    "rollout.n",
+    "rollout.prompts_per_step",
+    "env.dataset",
+    "env.split",
+    "algo.advantage",
+    "trainer.lora_rank",
+    "trainer.lora_alpha",
+    "trainer.seed",
+)
+
+
+@about(Part.router)
+def loopback(config: Config, _: Host) -> Iterator[Finding]:
+    if not is_loopback(config.gateway.host):
+        yield warning(
+            "loopback",
+            "gateway.host",
+            config.gateway.host,
+            "other machines reach this address, without encryption: only the run's own key keeps them from the engines",
+            "gateway.host=127.0.0.1, unless sandboxes are on other machines and the network is yours",
+        )
+
+
+@about()
+def own_variables(config: Config, _: Host) -> Iterator[Finding]:
+    for name in sorted(_SET_PER_PROCESS & config.hardware.env_vars.keys()):
+        yield error(
+            "env_vars",
+            f"hardware.env_vars.{name}",
+            config.hardware.env_vars[name],
+            "is set for each process by the layout; one value for all of them would undo it",
+            f"leave {name} out",
+        )
+
+
+_SET_PER_PROCESS = frozenset({
+    "CUDA_VISIBLE_DEVICES", "RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "PYTHONPATH",
+})  # fmt: skip
+
+
+@about()
+def secrets_in_files(config: Config, host: Host) -> Iterator[Finding]:
+    hidden = {value for name, value in host.environment.items() if is_secret_key(f"env_vars.{name}")}
+    for name, value in config.hardware.env_vars.items():
+        key = f"hardware.env_vars.{name}"
+        if is_secret_key(key) and value not in hidden:
+            yield warning(
+                "secret_in_file",
+                key,
+                "***",
+                "a secret is written in a file of conf/",
+                f"{key}: ${{oc.env:{name}}} in that file, and export {name}",
+            )
+
+
+@about()
+def secrets_in_setup(config: Config, _: Host) -> Iterator[Finding]:
+    """Lines of a batch script, which is a file."""
+    for key, lines in (("hardware.setup", config.hardware.setup), ("runtime.setup", config.runtime.setup)):
+        for name in dict.fromkeys(name for line in lines for name in spelled_secrets(line)):
+            yield error(
+                "secret_in_setup",
+                key,
+                name,
+                "a secret is spelled out in a line of the batch script and of config.yaml, which others may read",
+                f"export {name} where you submit, or {name}=$(cat ~/FILE) in that line",
+            )
+
+
+RULES = (
+    files_exist,
+    run_name,
+    objective_measured,
+    outputs_writable,
+    resume,
+    resumed_run_is_this_one,
+    wandb,
+    gated_model,
+    loopback,
+    own_variables,
+    secrets_in_files,
+    secrets_in_setup,
+)

@@ -1,0 +1,302 @@
+"""Rules of layout, hardware and engine: who sits on which GPU, and does the model fit there.
+
+Invariants:
+- Facts about models and hardware come from conf/; nothing here asks a machine.
+"""
+
+from collections.abc import Iterator
+from urllib.parse import urlsplit
+
+from swe_rl.check.findings import Finding, Host, about, below, between, error, warning
+from swe_rl.config.choices import EngineKind, WeightSync
+from swe_rl.config.parts import Part, starts
+from swe_rl.config.schema import Config
+from swe_rl.host.loopback import is_loopback
+from swe_rl.plan.sizes import (
+    divisors,
+    gpus_needed,
+    gpus_there,
+    parameters_b,
+    uses_no_gpu,
+)
+from swe_rl.plan.weight_sync import VLLM_COMMAND, read_elsewhere, trainer_elsewhere
+
+EMBEDDED_LIMIT_B = 0.5  # billions of parameters that one CPU process can sample from and train in bearable time
+LOCAL_FOLDERS = ("/tmp", "/var/tmp", "/dev/shm", "/run")  # never shared between machines
+
+
+@about(Part.engines)
+def engine_within_node(config: Config, _: Host) -> Iterator[Finding]:
+    tp, per_node = config.layout.engine_tp, config.hardware.gpus_per_node
+    if per_node > 0 and tp >= 1 and (tp > per_node or per_node % tp):
+        yield error(
+            "engine_node",
+            "layout.engine_tp",
+            tp,
+            f"engines of {tp} GPUs do not fit evenly into nodes of {per_node}",
+            f"layout.engine_tp={max(size for size in divisors(per_node) if size <= tp)}",
+        )
+
+
+@about(Part.engines, Part.trainer)
+def heads_divide(config: Config, _: Host) -> Iterator[Finding]:
+    heads, kv_heads = config.model.num_heads, config.model.num_kv_heads
+    ways = {"layout.engine_tp": config.layout.engine_tp, "layout.sequence_parallel": config.layout.sequence_parallel}
+    for key, ways_split in ways.items():
+        part = Part.engines if key == "layout.engine_tp" else Part.trainer
+        if part not in starts(config) or min(ways_split, heads, kv_heads) < 1 or _splits(heads, kv_heads, ways_split):
+            continue
+        allowed = [size for size in divisors(heads) if _splits(heads, kv_heads, size) and size <= 2 * ways_split]
+        yield error(
+            "heads",
+            key,
+            ways_split,
+            f"does not divide the {heads} heads and {kv_heads} key-value heads of {config.model.name}",
+            f"{key} one of {', '.join(map(str, allowed))}",
+        )
+
+
+def _splits(heads: int, kv_heads: int, ways: int) -> bool:
+    """Key-value heads are either shared out or repeated, never cut."""
+    return heads % ways == 0 and (kv_heads % ways == 0 or ways % kv_heads == 0)
+
+
+@about(Part.trainer)
+def sequence_parallel_world(config: Config, _: Host) -> Iterator[Finding]:
+    layout, ways = config.layout, config.layout.sequence_parallel
+    key = "layout.trainer_ranks" if layout.trainer_ranks and not layout.trainer_gpus else "layout.trainer_gpus"
+    ranks = layout.trainer_gpus or layout.trainer_ranks
+    if ways >= 1 and ranks >= 0 and max(ranks, 1) % ways:
+        yield error(
+            "sequence_parallel",
+            "layout.sequence_parallel",
+            ways,
+            f"{key}={ranks} cannot be split into groups of {ways}",
+            f"layout.sequence_parallel={max(size for size in divisors(max(ranks, 1)) if size <= ways)}",
+        )
+
+
+@about(Part.trainer)
+def trainer_ranks(config: Config, _: Host) -> Iterator[Finding]:
+    ranks, gpus = config.layout.trainer_ranks, config.layout.trainer_gpus
+    if ranks and gpus:
+        yield error(
+            "trainer_ranks",
+            "layout.trainer_ranks",
+            ranks,
+            f"are processes on the CPU, and layout.trainer_gpus={gpus} has one process a GPU",
+            "layout.trainer_ranks=0, or layout=local2",
+        )
+    elif ranks > config.hardware.cpus_per_node:
+        yield warning(
+            "trainer_ranks",
+            "layout.trainer_ranks",
+            ranks,
+            f"share hardware.cpus_per_node={config.hardware.cpus_per_node} CPUs: more of them are not faster",
+            f"layout.trainer_ranks={config.hardware.cpus_per_node}",
+        )
+
+
+@about(Part.engines)
+def engine_matches_layout(config: Config, host: Host) -> Iterator[Finding]:
+    engine, layout, model = config.engine, config.layout, config.model
+    if engine.kind == EngineKind.embedded and not uses_no_gpu(layout):
+        yield error(
+            "engine_kind",
+            "engine.kind",
+            "embedded",
+            f"runs in this process; layout={layout.name} places engines on GPUs",
+            "engine=vllm, or layout=local",
+        )
+    if engine.kind == EngineKind.embedded and model.params_b > EMBEDDED_LIMIT_B:
+        yield error(
+            "engine_model",
+            "model.params_b",
+            model.params_b,
+            f"{model.name} has {model.params_b:g} billion "
+            f"parameters; the embedded engine is for at most {EMBEDDED_LIMIT_B:g}",
+            "model=tiny, or engine=vllm with layout=dp4",
+        )
+    if (
+        engine.kind == EngineKind.vllm
+        and uses_no_gpu(layout)
+        and not (engine.command or host.environment.get(VLLM_COMMAND))
+    ):
+        yield error(
+            "engine_kind",
+            "engine.kind",
+            "vllm",
+            f"needs GPUs, and layout={layout.name} has none; or vLLM's CPU build, which has to be named",
+            "layout.colocated=false, which gives engines GPUs of their own"
+            if config.hardware.gpus_per_node and layout.engines * layout.engine_tp <= gpus_there(config.hardware)
+            else "layout=dp4 hardware=h100x8, engine=embedded, or engine.command "
+            f"({VLLM_COMMAND}) with the CPU build's python",
+        )
+    if engine.kind == EngineKind.external and not engine.urls:
+        yield error(
+            "engine_urls",
+            "engine.urls",
+            [],
+            "engine=external needs to know where the engines are",
+            "engine.urls=[http://HOST:8000/v1]",
+        )
+    if engine.kind != EngineKind.external and engine.urls:
+        yield warning(
+            "engine_urls",
+            "engine.urls",
+            list(engine.urls),
+            f"nothing reads it with engine.kind={engine.kind}",
+            "engine=external",
+        )
+
+
+@between(Part.trainer, Part.engines)
+def weights_elsewhere(config: Config, host: Host) -> Iterator[Finding]:
+    """New weights pass through a folder that other nodes, or servers of somebody else's, see under the same path."""
+    if not read_elsewhere(config, host.environment) or gpus_needed(config) > gpus_there(config.hardware):
+        return
+    external = config.engine.kind is EngineKind.external
+    key = "paths.scratch" if config.paths.scratch else "paths.outputs"
+    path = host.absolute(config.paths.scratch or config.paths.outputs)
+    by_whom = "servers on other machines" if external else "engines and ranks on other nodes"
+    if external and config.paths.scratch is None and not all(is_loopback(_host_of(url)) for url in config.engine.urls):
+        unseen = True  # nobody said that they share a folder with this machine
+    else:
+        unseen = not external and _of_one_node(path, config)
+    if unseen:
+        yield error(
+            "weights_elsewhere",
+            key,
+            config.paths.scratch or config.paths.outputs,
+            f"{by_whom} read new weights below this folder, and must see it under the same path",
+            f"paths.scratch={_shared(config)}",
+        )
+
+
+@about(Part.trainer)
+def ranks_elsewhere(config: Config, host: Host) -> Iterator[Finding]:
+    """Ranks on other nodes write their part of a checkpoint into the run's folder. Of Ray's another rule speaks."""
+    here = config.hardware.ray_address is not None or not trainer_elsewhere(config)
+    weights_too = read_elsewhere(config, host.environment) and config.paths.scratch is None  # said there
+    if here or weights_too or not _of_one_node(host.absolute(config.paths.outputs), config):
+        return
+    yield error(
+        "ranks_elsewhere",
+        "paths.outputs",
+        config.paths.outputs,
+        "ranks on other nodes write their part of a checkpoint below this folder, and must see it under the same path",
+        f"paths.outputs={_shared(config)}",
+    )
+
+
+@about(Part.trainer)
+def sequence_within_node(config: Config, _: Host) -> Iterator[Finding]:
+    layout, per_node, ways = config.layout, config.hardware.gpus_per_node, config.layout.sequence_parallel
+    if config.hardware.ray_address is not None or not trainer_elsewhere(config):
+        return
+    if ways > 1 and per_node % ways and layout.trainer_gpus % ways == 0:
+        yield warning(
+            "sequence_node",
+            "layout.sequence_parallel",
+            ways,
+            f"ranks that share a sequence are on two nodes, as {ways} does not divide the {per_node} GPUs of one: what "
+            "they exchange in every layer goes over the network",
+            f"layout.sequence_parallel={max(size for size in divisors(per_node) if size <= ways)}",
+        )
+
+
+def _of_one_node(path: str, config: Config) -> bool:
+    """Whether the other nodes do not see `path`, as far as anybody said."""
+    shared = config.hardware.shared_paths
+    return not below(path, shared) if shared else below(path, LOCAL_FOLDERS)
+
+
+def _shared(config: Config) -> str:
+    shared = config.hardware.shared_paths
+    return shared[0] if shared else "FOLDER that they all see"
+
+
+def _host_of(url: str) -> str:
+    try:
+        return urlsplit(url).hostname or ""
+    except ValueError:  # another rule names it
+        return ""
+
+
+@about(Part.engines, Part.trainer)
+def mig(config: Config, host: Host) -> Iterator[Finding]:
+    """A slice is all that a process sees, and nothing but files crosses from one to another."""
+    hardware, layout, sync = config.hardware, config.layout, config.trainer.weight_sync
+    named = "MIG-" in host.environment.get("CUDA_VISIBLE_DEVICES", "")
+    if not hardware.mig and not (named and hardware.partition is None and not uses_no_gpu(layout)):
+        return
+    if hardware.mig and hardware.gpus_per_node == 0:
+        yield error(
+            "mig",
+            "hardware.gpus_per_node",
+            0,
+            "with hardware.mig=true it is the number of slices, and there is none",
+            "hardware.gpus_per_node=2 layout=mig2, or hardware.mig=false",
+        )
+    if layout.engine_tp > 1 or layout.trainer_gpus > 1:
+        yield error(
+            "mig",
+            "hardware.mig",
+            hardware.mig,
+            "MIG slices cannot talk to each other over NCCL, and a process sees one"
+            + ("" if hardware.mig else "; CUDA_VISIBLE_DEVICES names slices"),
+            "layout.engine_tp=1 layout.trainer_gpus=1 layout.sequence_parallel=1",
+        )
+    if sync is WeightSync.nccl:
+        yield error(
+            "mig",
+            "trainer.weight_sync",
+            sync,
+            "MIG slices cannot talk to each other over NCCL",
+            "trainer.weight_sync=disk",
+        )
+
+
+@about(Part.engines)
+def compiler(config: Config, _: Host) -> Iterator[Finding]:
+    if config.engine.kind == EngineKind.vllm and not config.hardware.compiler and not config.engine.enforce_eager:
+        yield error(
+            "compiler",
+            "engine.enforce_eager",
+            False,
+            f"vLLM compiles kernels at its start, and the nodes of hardware={config.hardware.name} have no compiler",
+            "engine.enforce_eager=true",
+        )
+
+
+@about(Part.engines, Part.trainer)
+def facts(config: Config, _: Host) -> Iterator[Finding]:
+    """The number of parameters follows from the architecture; a copied file with one number changed does not."""
+    model = config.model
+    if min(model.num_heads, model.num_kv_heads, model.num_layers, model.hidden_size) < 1:
+        return
+    counted = parameters_b(model)
+    if not 0.9 < model.params_b / counted < 1.1:
+        yield warning(
+            "model_facts",
+            "model.params_b",
+            model.params_b,
+            f"layers, widths and vocabulary of model={model.name} make {counted:.3g} billion; estimates of memory and "
+            "time are off",
+            f"model.params_b={counted:.3g}",
+        )
+
+
+RULES = (
+    engine_within_node,
+    heads_divide,
+    sequence_parallel_world,
+    trainer_ranks,
+    engine_matches_layout,
+    weights_elsewhere,
+    ranks_elsewhere,
+    sequence_within_node,
+    mig,
+    compiler,
+    facts,
+)

@@ -1,0 +1,154 @@
+"""Rules of the model: files that are there and are this model's, names that the program knows.
+
+Invariants:
+- Only `config.json` is read, and only in a folder; what the hub has is the preflight's.
+- The names are those of swe_rl/model and swe_rl/trainer/sharded/attention.py, which a test compares.
+"""
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from swe_rl.check.findings import Finding, Host, about, error, warning
+from swe_rl.config.folders import PACKAGE
+from swe_rl.config.keys import nearest
+from swe_rl.config.parts import Part
+from swe_rl.config.schema import Config, ModelConfig
+from swe_rl.plan.sizes import CHECKPOINT_FACTS, mixture_facts, uses_no_gpu
+
+BUILTIN = "builtin:"
+CHAT_TEMPLATES = ("qwen", "qwen_plain", "qwen_coder")
+TOOL_PARSERS = ("hermes", "qwen3_coder", "none")
+CPU_KERNEL = "by_row"
+KERNELS = (
+    CPU_KERNEL, "flash_attn", "varlen", "varlen_expanded", "by_row_cudnn", "by_row_cudnn_expanded", "by_row_flash",
+    "flex",
+)  # fmt: skip
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+_OF_A_MODEL = ("config.json", "manifest.json", "checkpoints")  # of a model, a checkpoint, a run with some
+_FOLDER = "model.path=FOLDER with config.json, model.safetensors and a tokenizer, or ORG/NAME of the hub"
+
+
+@about(Part.engines, Part.trainer, Part.warm_start)
+def model_path(config: Config, host: Host) -> Iterator[Finding]:
+    path = config.model.path
+    if path.startswith(BUILTIN):
+        known = sorted(folder.parent.name for folder in (PACKAGE / "model/checkpoints").glob("*/model.safetensors"))
+        if path.removeprefix(BUILTIN) not in known:
+            words = "no such model ships with the package"
+            yield error("model_path", "model.path", path, words, f"model.path={BUILTIN}{known[0]}, or {_FOLDER}")
+    elif not _is_local(path, host):
+        if not _HUB_ID.fullmatch(path):
+            words = "is neither a folder of this machine nor a name of the hub"
+            yield error("model_path", "model.path", path, words, _FOLDER)
+    elif not host.exists(path):
+        make = warning if host.elsewhere else error  # the machine that it is meant for may have it
+        yield make("model_path", "model.path", path, "there is no such folder on this machine", _FOLDER)
+    elif not any(host.exists(f"{path.rstrip('/')}/{name}") for name in _OF_A_MODEL):
+        words = "is neither a folder with a config.json nor a checkpoint or a run of this program"
+        yield error("model_path", "model.path", path, words, _FOLDER)
+
+
+@about(Part.engines, Part.trainer, Part.warm_start)
+def model_of_its_name(config: Config, host: Host) -> Iterator[Finding]:
+    """A path that another option of conf/model has, with this option's sizes."""
+    model, known = config.model, host.known_models()
+    option = next((name for name, values in known.items() if values.get("path") == model.path), None)
+    if option is None:
+        return
+    wrong = [key for key in CHECKPOINT_FACTS if known[option].get(key, getattr(model, key)) != getattr(model, key)]
+    if wrong:
+        own = known.get(model.name, {}).get("path")
+        yield error(
+            "model_sizes",
+            "model.path",
+            model.path,
+            f"is the model of model={option}, and model.{wrong[0]}={getattr(model, wrong[0])} is that of another one",
+            f"model={option}" + (f", or model.path={own}" if own and own != model.path else ""),
+        )
+
+
+@about(Part.engines, Part.trainer)
+def model_in_its_folder(config: Config, host: Host) -> Iterator[Finding]:
+    """The sizes that its own `config.json` has."""
+    model = config.model
+    found = _facts(model, host) if _is_local(model.path, host) else {}
+    said = {key: (name, found[name]) for key, name in CHECKPOINT_FACTS.items() if name in found}
+    for key, (name, value) in {**said, **(mixture_facts(found) if found else {})}.items():
+        if value != getattr(model, key):
+            yield error(
+                "model_sizes",
+                f"model.{key}",
+                getattr(model, key),
+                f"the config.json of {model.path} {f'says {name}={value}' if value else f'has no {name}'}",
+                f"model.{key}={value}, or the model option that fits",
+            )
+
+
+@about(Part.engines, Part.trainer, Part.warm_start)
+def mixture(config: Config, _: Host) -> Iterator[Finding]:
+    """A mixture of experts says how many of them a token passes, and how wide they are."""
+    model = config.model
+    if model.num_experts and not 0 < model.active_experts <= model.num_experts:
+        why = f"a token passes at least one and at most model.num_experts={model.num_experts} experts"
+        yield error(
+            "mixture",
+            "model.active_experts",
+            model.active_experts,
+            why,
+            f"model.active_experts={min(8, model.num_experts)}",
+        )
+    if model.num_experts and not model.expert_intermediate_size:
+        why = f"an expert of model.num_experts={model.num_experts} needs a width"
+        yield error("mixture", "model.expert_intermediate_size", 0, why, "model.expert_intermediate_size=768")
+
+
+@about(Part.engines, Part.warm_start)
+def model_words(config: Config, _: Host) -> Iterator[Finding]:
+    model = config.model
+    for key, value, known in (
+        ("model.chat_template", model.chat_template, CHAT_TEMPLATES),
+        ("model.tool_parser", model.tool_parser, TOOL_PARSERS),
+    ):
+        if value not in known:
+            near = (nearest(value, known) or known)[0]
+            yield error("model_words", key, value, f"is not known; there are {', '.join(known)}", f"{key}={near}")
+    tags = {"qwen_coder": "qwen3_coder", "qwen": "hermes", "qwen_plain": "hermes"}.get(model.chat_template)
+    if tags and model.tool_parser in TOOL_PARSERS and model.tool_parser not in (tags, "none"):
+        yield warning(
+            "model_words",
+            "model.tool_parser",
+            model.tool_parser,
+            f"model.chat_template={model.chat_template} asks for tool calls in another form, which it does not read",
+            f"model.tool_parser={tags}",
+        )
+
+
+@about(Part.trainer)
+def attention_kernel(config: Config, _: Host) -> Iterator[Finding]:
+    value, cpu = config.trainer.attention, uses_no_gpu(config.layout)
+    known = ("auto", CPU_KERNEL) if cpu else ("auto", *KERNELS)
+    if value not in known:
+        words = (
+            f"layout={config.layout.name} uses no GPU, and a CPU has {CPU_KERNEL} only"
+            if value in KERNELS
+            else (f"there is no such kernel; there are {', '.join(KERNELS)}")
+        )
+        yield error("attention", "trainer.attention", value, words, "trainer.attention=auto")
+
+
+def _is_local(path: str, host: Host) -> bool:
+    return path.startswith(("/", "./", "../", "~")) or (not path.startswith(BUILTIN) and host.exists(path))
+
+
+def _facts(model: ModelConfig, host: Host) -> dict[str, Any]:
+    text = host.read_text(f"{model.path.rstrip('/')}/config.json")
+    try:
+        found = json.loads(text) if text else {}
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+RULES = (model_path, model_of_its_name, model_in_its_folder, mixture, model_words, attention_kernel)

@@ -1,0 +1,124 @@
+"""Rules of the router: which one, its knobs, and whether the layout gives it anything to route to."""
+
+from collections.abc import Iterator
+from dataclasses import fields
+
+from swe_rl.check.findings import Finding, Host, about, between, error, warning
+from swe_rl.config.choices import EngineKind
+from swe_rl.config.keys import nearest
+from swe_rl.config.parts import Part
+from swe_rl.config.schema import Config, RouterConfig
+from swe_rl.plan.sizes import trajectories_at_once
+
+ROUTERS = ("default", "sticky_least_loaded", "cap", "tr")
+HOLDS = ("cap", "tr")
+_HELD = frozenset({"tick_s", "max_hold_s"})
+_READ = {
+    "default": frozenset[str](),
+    "sticky_least_loaded": frozenset[str](),
+    "cap": _HELD | {"max_programs_per_engine"},
+    "tr": _HELD | {
+        "acting_token_weight", "acting_half_life_s", "pause_at", "resume_at", "lease_s", "ageing_turns_per_s",
+    },
+}  # fmt: skip
+
+
+@about(Part.router)
+def known_router(config: Config, _: Host) -> Iterator[Finding]:
+    name = config.router.name
+    if name not in ROUTERS:
+        near = nearest(name, ROUTERS) or list(ROUTERS)
+        yield error("unknown_name", "router.name", name, "there is no such router", f"router={' or '.join(near)}")
+
+
+@between(Part.router, Part.engines)
+def several_engines(config: Config, _: Host) -> Iterator[Finding]:
+    external = len(config.engine.urls) if config.engine.kind == EngineKind.external else 0
+    engines = external or config.layout.engines
+    if config.router.name == "tr" and engines == 1 and config.layout.name != "local":
+        yield warning(
+            "router_engines",
+            "router.name",
+            "tr",
+            "with one engine there is nowhere to move a trajectory to; it would only pause",
+            "layout=dp4, or router=cap",
+        )
+
+
+@about(Part.router)
+def knobs(config: Config, _: Host) -> Iterator[Finding]:
+    router = config.router
+    if router.resume_at > router.pause_at:
+        yield error(
+            "router_knobs",
+            "router.resume_at",
+            router.resume_at,
+            f"programs would be admitted where others are paused already (router.pause_at={router.pause_at:g})",
+            f"router.resume_at={max(0.05, round(router.pause_at - 0.1, 2)):g}",
+        )
+
+
+@about(Part.router)
+def unread_knobs(config: Config, _: Host) -> Iterator[Finding]:
+    router = config.router
+    for item in fields(RouterConfig):
+        value, readers = getattr(router, item.name), [name for name in ROUTERS if item.name in _READ[name]]
+        if readers and router.name in ROUTERS and router.name not in readers and value != item.default:
+            yield warning(
+                "router_unread",
+                f"router.{item.name}",
+                value,
+                f"nothing reads it with router.name={router.name}",
+                f"{' or '.join(f'router={name}' for name in readers)}, or leave it out",
+            )
+
+
+@between(Part.router, Part.rollouts)
+def held_within_patience(config: Config, _: Host) -> Iterator[Finding]:
+    hold, patience = config.router.max_hold_s, config.rollout.agent_timeout_s
+    if config.router.name in HOLDS and hold < 1 < patience:
+        yield warning(
+            "router_hold",
+            "router.max_hold_s",
+            hold,
+            "requests are let through at once, whatever the engines hold",
+            "router.max_hold_s=600",
+        )
+    if config.router.name in HOLDS and hold >= config.rollout.max_wait_s:
+        yield warning(
+            "router_hold",
+            "router.max_hold_s",
+            hold,
+            f"one request may be held for as long as all calls of a trajectory may wait "
+            f"(rollout.max_wait_s={config.rollout.max_wait_s:g}), which ends it as engine_error",
+            f"rollout.max_wait_s={2 * hold:g}",
+        )
+
+
+@between(Part.router, Part.rollouts)
+def calls_fit(config: Config, _: Host) -> Iterator[Finding]:
+    calls, programs = config.gateway.max_calls, trajectories_at_once(config)
+    if calls < programs:
+        yield warning(
+            "gateway_calls",
+            "gateway.max_calls",
+            calls,
+            f"{programs} trajectories are under way at once (rollout.concurrency), and each may have a call in flight: "
+            "those beyond are answered 503",
+            f"gateway.max_calls={programs}",
+        )
+
+
+@about(Part.engines)
+def prefix_cache(config: Config, _: Host) -> Iterator[Finding]:
+    if config.engine.kind == EngineKind.vllm and not config.engine.prefix_caching:
+        yield warning(
+            "prefix_caching",
+            "engine.prefix_caching",
+            False,
+            "each turn computes the whole trajectory again; keeping it with its engine gains nothing",
+            "engine.prefix_caching=true",
+        )
+
+
+RULES = (known_router, several_engines, knobs, unread_knobs, calls_fit, held_within_patience, prefix_cache)

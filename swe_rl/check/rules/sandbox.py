@@ -1,0 +1,281 @@
+"""Rules of sandboxes: how many fit, where they run, and the two-job set-up.
+
+Invariants:
+- Slots are counted on the machines that run the sandboxes: the runtime job's where there is one.
+"""
+
+import re
+from collections.abc import Iterator
+
+from swe_rl.check.findings import Finding, Host, about, below, between, error, warning
+from swe_rl.check.rules.agent import PROGRAMS
+from swe_rl.config.choices import Isolation, RuntimeKind, RuntimeProtocol, SandboxKind
+from swe_rl.config.parts import Part
+from swe_rl.config.schema import Config
+from swe_rl.host.loopback import is_loopback
+from swe_rl.plan.sizes import holds_container, sandbox_slots, trajectories_per_step
+
+CONTAINERS = ("docker", "podman", "apptainer", "process")
+ENGINES = (SandboxKind.docker, SandboxKind.podman)
+FOLDERS = ("bugs",)  # environments whose instances are folders of this machine
+SHORTEST_LEASE_S = 60.0
+_ENGINE_KEYS = ("host", "warm_pool")  # read by container engines only
+_MOUNT = re.compile(r"/[^:]*:/[^:]*(:r[ow])?")
+
+
+@between(Part.sandboxes, Part.rollouts)
+def slots(config: Config, _: Host) -> Iterator[Finding]:
+    wanted = config.sandbox.concurrency
+    if not holds_container(config) or config.runtime.kind == RuntimeKind.external:
+        return
+    if wanted > (there := sandbox_slots(config)):
+        where = "runtime" if config.runtime.kind == RuntimeKind.job else "hardware"
+        waves = -(-trajectories_per_step(config) // max(1, there))
+        make = error if where == "runtime" else warning
+        yield make(
+            "sandbox_slots",
+            "sandbox.concurrency",
+            wanted,
+            f"{where}.* has room for {there} sandboxes of {config.sandbox.cpus:g} CPUs and "
+            f"{config.sandbox.memory_gb:g} GB",
+            f"sandbox.concurrency={there} (a step then takes {waves} waves)"
+            if there
+            else f"smaller sandbox.cpus and sandbox.memory_gb, or more of {where}.*",
+        )
+
+
+@between(Part.sandboxes, Part.rollouts)
+def places(config: Config, _: Host) -> Iterator[Finding]:
+    under_way, sandboxes = config.rollout.concurrency, config.sandbox.concurrency
+    if holds_container(config) and under_way > sandboxes:
+        yield warning(
+            "sandbox_places",
+            "rollout.concurrency",
+            under_way,
+            f"each trajectory holds a sandbox, and there are {sandboxes} (sandbox.concurrency): the others wait",
+            f"rollout.concurrency={sandboxes}",
+        )
+    elif sandboxes > under_way:
+        yield warning(
+            "sandbox_places",
+            "sandbox.concurrency",
+            sandboxes,
+            f"more sandboxes than trajectories under way (rollout.concurrency={under_way}): some are never used",
+            f"sandbox.concurrency={under_way}",
+        )
+
+
+@between(Part.sandboxes, Part.rollouts)
+def runtime_url(config: Config, _: Host) -> Iterator[Finding]:
+    url, kind = config.sandbox.runtime_url, config.runtime.kind
+    met = kind == RuntimeKind.job or (kind == RuntimeKind.external and config.runtime.shared_dir)
+    if config.sandbox.kind == SandboxKind.remote and not url and not met:
+        yield error(
+            "runtime_url",
+            "sandbox.runtime_url",
+            None,
+            "sandbox.kind=remote needs the address of a sandbox server",
+            "sandbox.runtime_url=http://HOST:PORT, or runtime=job",
+        )
+    elif url and (kind == RuntimeKind.job or config.sandbox.kind != SandboxKind.remote):
+        yield error(
+            "runtime_url",
+            "sandbox.runtime_url",
+            url,
+            f"contradicts runtime.kind={kind} sandbox.kind={config.sandbox.kind}: nothing would ask that server",
+            "runtime=external, or leave sandbox.runtime_url out",
+        )
+    if kind != RuntimeKind.none and config.sandbox.kind != SandboxKind.remote:
+        yield error(
+            "runtime_kind",
+            "runtime.kind",
+            kind,
+            f"sandboxes would not be there: sandbox.kind={config.sandbox.kind}",
+            "sandbox=remote, or runtime=none",
+        )
+
+
+@about(Part.runtime)
+def runtime_job(config: Config, host: Host) -> Iterator[Finding]:
+    runtime, hardware = config.runtime, config.hardware
+    if runtime.kind != RuntimeKind.job:
+        return
+    if 0 < runtime.time_limit_min < hardware.time_limit_min:
+        yield error(
+            "runtime_time",
+            "runtime.time_limit_min",
+            runtime.time_limit_min,
+            f"the sandboxes would end before the training (hardware.time_limit_min={hardware.time_limit_min})",
+            "runtime.time_limit_min=0, which follows hardware.time_limit_min",
+        )
+    if runtime.containers not in CONTAINERS:
+        yield error(
+            "runtime_containers",
+            "runtime.containers",
+            runtime.containers,
+            f"the sandbox server starts containers by {' or '.join(CONTAINERS)}",
+            "runtime.containers=docker",
+        )
+    shared = runtime.shared_dir or config.paths.outputs
+    if hardware.shared_paths and not below(host.absolute(shared), hardware.shared_paths):
+        yield error(
+            "runtime_shared",
+            "runtime.shared_dir",
+            shared,
+            f"the two jobs meet there, and not every node sees it "
+            f"(hardware.shared_paths={list(hardware.shared_paths)})",
+            f"runtime.shared_dir={hardware.shared_paths[0]}/...",
+        )
+    elif not hardware.shared_paths and shared.startswith("/tmp") and (hardware.partition or runtime.partition):
+        yield error(
+            "runtime_shared",
+            "runtime.shared_dir",
+            shared,
+            "the two jobs meet there, and /tmp is each node's own",
+            "runtime.shared_dir=FOLDER on a shared disk",
+        )
+
+
+@about(Part.runtime)
+def runtime_times(config: Config, _: Host) -> Iterator[Finding]:
+    """A side that is merely slow must not count as gone."""
+    runtime = config.runtime
+    if runtime.lease_s < 3 * runtime.heartbeat_s:
+        yield error(
+            "runtime_lease",
+            "runtime.lease_s",
+            runtime.lease_s,
+            f"must be three signs of life or more (runtime.heartbeat_s={runtime.heartbeat_s:g}): one may be late",
+            f"runtime.lease_s={max(40.0, 8 * runtime.heartbeat_s):g}",
+        )
+    if runtime.node >= runtime.nodes:
+        yield error(
+            "runtime_node",
+            "runtime.node",
+            runtime.node,
+            f"servers are counted from 0, and runtime.nodes={runtime.nodes}",
+            f"runtime.node={runtime.nodes - 1}",
+        )
+
+
+@between(Part.runtime, Part.rollouts)
+def runtime_door(config: Config, _: Host) -> Iterator[Finding]:
+    """Programs inside a sandbox ask the model through a door to the gateway, which is on another machine here."""
+    away = config.runtime.kind == RuntimeKind.job and config.hardware.partition is not None
+    if away and config.agent.name in PROGRAMS and is_loopback(config.gateway.host):
+        yield error(
+            "runtime_door",
+            "agent.name",
+            config.agent.name,
+            "runs inside the sandbox and asks the gateway, which listens on the training's node only "
+            f"(gateway.host={config.gateway.host}): it cannot be reached from the sandbox server's",
+            "gateway.host=0.0.0.0, or agent=mini_swe or agent=bash, which ask from the training's node",
+        )
+
+
+@between(Part.sandboxes, Part.rollouts)
+def base_image(config: Config, _: Host) -> Iterator[Finding]:
+    sandbox = config.sandbox
+    if config.env.name not in FOLDERS or sandbox.kind == SandboxKind.process:
+        return
+    if sandbox.kind == SandboxKind.remote:
+        if sandbox.runtime_protocol == RuntimeProtocol.openhands:
+            yield error(
+                "sandbox_image",
+                "sandbox.runtime_protocol",
+                sandbox.runtime_protocol,
+                f"such a server starts images only, and the instances of env={config.env.name} are folders",
+                "sandbox.runtime_protocol=swe_rl, or an env of images",
+            )
+        elif (
+            config.runtime.kind == RuntimeKind.job and sandbox.image is None and config.runtime.containers != "process"
+        ):
+            yield error(
+                "sandbox_image",
+                "sandbox.image",
+                None,
+                f"the instances of env={config.env.name} are folders, and the sandbox server "
+                f"(runtime.containers={config.runtime.containers}) needs an image to copy them into",
+                "sandbox.image=IMAGE with bash, git and the Python of the tests, or runtime.containers=process",
+            )
+    elif sandbox.image is None:
+        yield error(
+            "sandbox_image",
+            "sandbox.image",
+            None,
+            f"the instances of env={config.env.name} are folders, and sandbox.kind={sandbox.kind} needs an image to "
+            "copy them into",
+            "sandbox.image=IMAGE with bash, git and the Python of the tests, or sandbox=process",
+        )
+
+
+@about(Part.sandboxes)
+def container_keys(config: Config, _: Host) -> Iterator[Finding]:
+    """Keys of containers that cannot mean what they say."""
+    sandbox = config.sandbox
+    for mount in sandbox.mounts:
+        if not _MOUNT.fullmatch(mount):
+            yield error(
+                "sandbox_mounts",
+                "sandbox.mounts",
+                mount,
+                "is not FOLDER:PATH or FOLDER:PATH:rw with absolute paths",
+                "sandbox.mounts=[/data:/data]",
+            )
+        elif sandbox.isolation is Isolation.none and sandbox.kind is SandboxKind.process and not _as_itself(mount):
+            yield error(
+                "sandbox_mounts",
+                "sandbox.mounts",
+                mount,
+                "sandbox.isolation=none lets commands see this machine's files where they are, and nowhere else",
+                "sandbox.isolation=bubblewrap, or a folder mounted as itself: sandbox.mounts=[/data:/data]",
+            )
+    if sandbox.host and not sandbox.host.startswith(("unix:///", "tcp://")):
+        yield error(
+            "sandbox_host",
+            "sandbox.host",
+            sandbox.host,
+            "an engine is spoken to by unix:///PATH or tcp://HOST:PORT",
+            "ssh -L /tmp/engine.sock:/var/run/docker.sock HOST, and sandbox.host=unix:///tmp/engine.sock",
+        )
+    if sandbox.kind not in ENGINES:
+        names = [*_ENGINE_KEYS, "image" if sandbox.kind is SandboxKind.process else "disk_gb"]
+        for name in names:
+            if not (value := getattr(sandbox, name)):
+                continue
+            yield warning(
+                "sandbox_unused",
+                f"sandbox.{name}",
+                value,
+                f"nothing reads it with sandbox.kind={sandbox.kind}",
+                "sandbox=docker or sandbox=podman",
+            )
+    elif sandbox.warm_pool > sandbox.concurrency:
+        yield warning(
+            "sandbox_warm_pool",
+            "sandbox.warm_pool",
+            sandbox.warm_pool,
+            f"keeps more containers of each image ready than may be used at once "
+            f"(sandbox.concurrency={sandbox.concurrency})",
+            f"sandbox.warm_pool={min(8, sandbox.concurrency)}",
+        )
+
+
+def _as_itself(mount: str) -> bool:
+    source, target, *_ = mount.split(":")
+    return source == target
+
+
+@about(Part.sandboxes)
+def lease(config: Config, _: Host) -> Iterator[Finding]:
+    if holds_container(config) and config.sandbox.lease_s < SHORTEST_LEASE_S:
+        yield error(
+            "sandbox_lease",
+            "sandbox.lease_s",
+            config.sandbox.lease_s,
+            f"a run that is busy for {SHORTEST_LEASE_S:g} s (an update, a checkpoint) would lose its sandboxes",
+            "sandbox.lease_s=600; a run that dies loses them at once, whatever the lease",
+        )
+
+
+RULES = (slots, places, base_image, container_keys, lease, runtime_url, runtime_job, runtime_times, runtime_door)

@@ -1,0 +1,278 @@
+"""Rules of the trainer beside its batch arithmetic: LoRA, asynchrony, weight update, checkpoints and their disk.
+
+Invariants:
+- What a layout makes impossible is an error; what merely wastes time is a warning.
+"""
+
+from collections.abc import Iterator
+
+from swe_rl.check.findings import Finding, Host, about, between, error, warning
+from swe_rl.config.choices import Capture, Correction, DynamicSampling, EngineKind, WeightSync
+from swe_rl.config.parts import Part, reads
+from swe_rl.config.schema import Config
+from swe_rl.plan import memory
+from swe_rl.plan.sizes import optimizer_steps_per_step, takes_turns, total_gpus, uses_no_gpu
+from swe_rl.plan.weight_sync import unshareable
+
+
+@about(Part.trainer)
+def lora(config: Config, _: Host) -> Iterator[Finding]:
+    trainer, model = config.trainer, config.model
+    rank, key = trainer.lora_rank, "trainer.lora_rank"
+    if rank == 0:
+        return
+    if rank > model.hidden_size:
+        yield error(
+            "lora",
+            key,
+            rank,
+            f"an adapter of more than model.hidden_size={model.hidden_size} is larger than what it stands for",
+            "trainer.lora_rank=0, which trains all weights",
+        )
+    if trainer.offload_optimizer:
+        yield warning(
+            "lora_offload",
+            "trainer.offload_optimizer",
+            True,
+            "has no effect with trainer.lora_rank > 0: an adapter's optimizer state is small and stays on the GPU",
+            "trainer.offload_optimizer=false",
+        )
+
+
+@about(Part.trainer)
+def asynchrony(config: Config, _: Host) -> Iterator[Finding]:
+    stale = config.trainer.max_staleness_steps
+    if stale == 0:
+        return
+    if takes_turns(config):
+        yield error(
+            "staleness",
+            "trainer.max_staleness_steps",
+            stale,
+            f"layout={config.layout.name} lets engines and trainer take turns: nothing can overlap",
+            "trainer.max_staleness_steps=0, or a layout that gives each its own (layout=dp4, layout=local2)",
+        )
+    if config.algo.dynamic_sampling == DynamicSampling.resample:
+        yield error(
+            "staleness_sampling",
+            "algo.dynamic_sampling",
+            "resample",
+            "needs to know a whole step's rewards, which an asynchronous step does not have in time",
+            "algo.dynamic_sampling=filter, or trainer.max_staleness_steps=0",
+        )
+    if config.algo.correction == Correction.none:
+        yield warning(
+            "staleness_correction",
+            "algo.correction",
+            "none",
+            f"tokens up to {stale} steps old are trained as if the present policy had sampled them",
+            "algo.correction=token_tis",
+        )
+
+
+@between(Part.trainer, Part.engines)
+def weight_sync(config: Config, _: Host) -> Iterator[Finding]:
+    sync, layout, hardware = config.trainer.weight_sync, config.layout, config.hardware
+    key = "trainer.weight_sync"
+    if sync in (WeightSync.nccl, WeightSync.ipc) and config.engine.kind is EngineKind.embedded:
+        why = "engine=embedded has the trainer's weights in its own process"
+        yield error("weight_sync", key, sync, why, "trainer.weight_sync=auto")
+    elif sync == WeightSync.ipc and uses_no_gpu(layout):
+        yield error("weight_sync", key, sync, f"layout={layout.name} has no GPU", "trainer.weight_sync=auto")
+    elif sync == WeightSync.ipc and not layout.colocated:
+        yield error(
+            "weight_sync", key, sync, "shares memory of one GPU; engines have others here", "trainer.weight_sync=nccl"
+        )
+    elif sync == WeightSync.nccl and layout.colocated and not uses_no_gpu(layout):
+        yield error(
+            "weight_sync",
+            key,
+            sync,
+            "NCCL refuses two ranks on one GPU, as colocated ones are",
+            "trainer.weight_sync=ipc",
+        )
+    elif hardware.mig and not layout.colocated and sync == WeightSync.nccl:
+        yield error("weight_sync", key, sync, "there is no NCCL between MIG slices", "trainer.weight_sync=disk")
+
+
+@between(Part.trainer, Part.engines)
+def shared_memory(config: Config, host: Host) -> Iterator[Finding]:
+    """Memory that the trainer's allocator maps piece by piece, or asks a pool of the driver for, cannot be shared."""
+    setting = unshareable(host.environment)
+    if config.trainer.weight_sync is WeightSync.ipc and setting:
+        yield error(
+            "shared_memory",
+            "trainer.weight_sync",
+            WeightSync.ipc,
+            f"{setting} in the environment: no other process can open memory that is allocated so",
+            f"without it, or trainer.weight_sync={WeightSync.disk}",
+        )
+
+
+@about(Part.trainer)
+def log_probabilities(config: Config, _: Host) -> Iterator[Finding]:
+    """What weighs tokens by the engine's log-probabilities needs those of the distribution that was sampled from."""
+    algo = config.algo
+    weighs = algo.correction != Correction.none or algo.mask_low is not None or algo.mask_high is not None
+    truncated = config.rollout.temperature != 1.0 or config.rollout.top_p != 1.0 or config.rollout.top_k > 0
+    if weighs and config.engine.logprobs_mode == "raw" and truncated:
+        yield error(
+            "logprobs_mode",
+            "engine.logprobs_mode",
+            "raw",
+            "log-probabilities before temperature and truncation are not those of the tokens as they were sampled",
+            "engine.logprobs_mode=processed",
+        )
+
+
+@about(Part.trainer)
+def masks(config: Config, _: Host) -> Iterator[Finding]:
+    low, high = config.algo.mask_low, config.algo.mask_high
+    if (low is None) != (high is None):
+        key = "algo.mask_high" if high is None else "algo.mask_low"
+        other = "algo.mask_low" if high is None else "algo.mask_high"
+        yield error(
+            "masks", key, None, f"{other} is set and has no effect alone", f"{key}={2 if high is None else 0.5}"
+        )
+    elif low is not None and high is not None and not 0 <= low < 1 < high:
+        yield error(
+            "masks", "algo.mask_low", low, f"ratios lie around 1; [{low:g}, {high:g}] does not", "algo.mask_low=0.5"
+        )
+    if (low is not None or high is not None) and config.rollout.capture == Capture.retokenize:
+        yield error(
+            "masks",
+            "rollout.capture",
+            "retokenize",
+            "has no sampled log-probabilities, which algo.mask_low and algo.mask_high compare",
+            "rollout.capture=traced",
+        )
+
+
+@about(Part.trainer)
+def kl_used(config: Config, _: Host) -> Iterator[Finding]:
+    if config.algo.kl_coef == 0 and config.algo.kl_in == "reward":
+        yield warning(
+            "kl_unused",
+            "algo.kl_in",
+            "reward",
+            "has no effect with algo.kl_coef=0; no reference model is loaded",
+            "algo.kl_coef=0.001, or leave algo.kl_in out",
+        )
+
+
+@about(Part.trainer)
+def checkpoint_disk(config: Config, _: Host) -> Iterator[Finding]:
+    there, needed = config.hardware.disk_gb, memory.checkpoints_gb(config)
+    if 0 < there < needed:
+        one = memory.checkpoint_gb(config)
+        keep = int(there // one) - 1
+        yield error(
+            "checkpoint_disk",
+            "trainer.keep_checkpoints",
+            config.trainer.keep_checkpoints,
+            f"checkpoints of {one:.0f} GB, one more while the next is written, need {needed:.0f} GB; "
+            f"hardware.disk_gb={there:g}",
+            f"trainer.keep_checkpoints={keep}"
+            if keep >= 1
+            else "a larger disk (hardware.disk_gb), or trainer.lora_rank=32",
+        )
+
+
+@about(Part.trainer)
+def restarts(config: Config, _: Host) -> Iterator[Finding]:
+    allowed, trainer = config.trainer.max_restarts, config.trainer
+    if allowed > 0 and trainer.checkpoint_every_steps == 0 and trainer.steps > 1:
+        yield warning(
+            "restarts",
+            "trainer.max_restarts",
+            allowed,
+            "every restart begins at the first step: trainer.checkpoint_every_steps=0 saves after the last one only",
+            "trainer.checkpoint_every_steps=1",
+        )
+
+
+@about(Part.engines)
+def external_weights(config: Config, _: Host) -> Iterator[Finding]:
+    served = config.engine.served_model
+    if config.engine.kind != EngineKind.external and served:
+        yield warning(
+            "served_model",
+            "engine.served_model",
+            served,
+            f"nothing reads it with engine.kind={config.engine.kind}",
+            "engine=external",
+        )
+    shares = config.trainer.weight_sync == WeightSync.ipc and reads(config, "trainer")
+    if config.engine.kind == EngineKind.external and shares:
+        yield error(
+            "external_sync",
+            "trainer.weight_sync",
+            "ipc",
+            "engines that somebody else started share no memory with this trainer",
+            "trainer.weight_sync=nccl, or disk",
+        )
+
+
+@about(Part.trainer)
+def warmup(config: Config, _: Host) -> Iterator[Finding]:
+    updates = config.trainer.steps * optimizer_steps_per_step(config)
+    if config.trainer.warmup_steps >= updates > 0:
+        yield warning(
+            "warmup",
+            "trainer.warmup_steps",
+            config.trainer.warmup_steps,
+            f"the whole run has {updates} updates: the learning rate never reaches trainer.lr",
+            f"trainer.warmup_steps={updates // 10}",
+        )
+
+
+@about(Part.trainer)
+def parallel_only(config: Config, _: Host) -> Iterator[Finding]:
+    """Keys that the trainer of one process does not read."""
+    trainer, layout = config.trainer, config.layout
+    if layout.trainer_gpus or layout.trainer_ranks:
+        return
+    for key, value, default in (
+        ("trainer.attention", trainer.attention, "auto"),
+        ("trainer.compile", trainer.compile, False),
+        ("trainer.max_restarts", trainer.max_restarts, 0),
+    ):
+        if value != default:
+            yield warning(
+                "parallel_only",
+                key,
+                value,
+                f"only a trainer with ranks of its own reads it; layout={layout.name} trains in this process",
+                f"{key}={str(default).lower()}, or layout=local2",
+            )
+
+
+@about(Part.trainer)
+def idle_trainer(config: Config, _: Host) -> Iterator[Finding]:
+    layout = config.layout
+    trains_somewhere = layout.trainer_gpus or layout.trainer_ranks
+    if not trains_somewhere and total_gpus(layout) > 0:
+        yield error(
+            "no_trainer",
+            "layout.trainer_gpus",
+            0,
+            "nothing is left to train on",
+            "layout.trainer_gpus=4, or job=rollout",
+        )
+
+
+RULES = (
+    lora,
+    asynchrony,
+    weight_sync,
+    shared_memory,
+    log_probabilities,
+    masks,
+    kl_used,
+    checkpoint_disk,
+    restarts,
+    external_weights,
+    parallel_only,
+    idle_trainer,
+    warmup,
+)

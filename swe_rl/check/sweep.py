@@ -1,0 +1,151 @@
+"""Rules over all jobs of a `--multirun`: what each job alone cannot know.
+
+Invariants:
+- Pure, and over every job before the first is started; a finding names the jobs, counted from 0 as their folders are.
+- Jobs one after another in this process (the basic launcher) may share what jobs side by side may not.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from swe_rl.check.findings import Finding, error, warning
+from swe_rl.check.sweep_folders import job_folder
+from swe_rl.config.choices import JobName, RuntimeKind
+from swe_rl.config.compose import Composed, config_hash
+from swe_rl.config.launcher import is_slurm, slurm_settings, starts_processes
+from swe_rl.config.parts import asked
+from swe_rl.config.ranges import within
+
+
+def check_sweep(jobs: Sequence[Composed]) -> list[Finding]:
+    """Findings about the sweep as a whole, errors first."""
+    # Of the jobs that a check answers for; each job's own rules name wrong numbers.
+    sound = [replace(job, config=within(asked(job.config))) for job in jobs]
+    found = [finding for rule in RULES for finding in rule(sound)]
+    return sorted(found, key=lambda finding: finding.severity != "error")
+
+
+def one_launcher(jobs: Sequence[Composed]) -> Iterator[Finding]:
+    launchers = list(dict.fromkeys(job.launcher for job in jobs))
+    if len(launchers) > 1:
+        yield error(
+            "sweep_launcher",
+            "hydra/launcher",
+            ",".join(launchers),
+            "jobs of one sweep are started by one launcher; Hydra would take the first for all of them",
+            f"one sweep for each: hydra/launcher={launchers[0]}",
+        )
+
+
+def one_hardware(jobs: Sequence[Composed]) -> Iterator[Finding]:
+    """The launcher is told once; jobs that need something else would get the first job's."""
+    if not jobs or not is_slurm(jobs[0].launcher_settings):
+        return
+    told = [{key: value for key, value in slurm_settings(job.config).items() if key != "name"} for job in jobs]
+    for index, settings in enumerate(told):
+        if settings != told[0]:
+            keys = ", ".join(key for key in sorted(settings | told[0]) if settings.get(key) != told[0].get(key))
+            yield error(
+                "sweep_hardware",
+                "hardware.name",
+                jobs[index].config.hardware.name,
+                f"job {index} wants other SLURM settings than job 0 ({keys}); all jobs of a sweep get the same",
+                "one sweep for each hardware",
+            )
+            return
+
+
+_SOURCES = {
+    "timeout_min": "time_limit_min",
+    "cpus_per_task": "cpus_per_node",
+    "mem_gb": "memory_gb",
+    "max_num_timeout": "max_requeues",
+}  # launcher key: hardware's, where it has another name
+
+
+def launcher_agrees(jobs: Sequence[Composed]) -> Iterator[Finding]:
+    if not jobs or not is_slurm(jobs[0].launcher_settings):
+        return
+    settings, given = slurm_settings(jobs[0].config), jobs[0].launcher_settings
+    own = {override.lstrip("+").partition("=")[0] for override in jobs[0].overrides}
+    for key, value in settings.items():
+        name = f"hydra.launcher.{key}"
+        if key not in ("name", "setup") and name in own and given.get(key) != value:
+            source = _SOURCES.get(key, key)
+            yield error(
+                "launcher_differs",
+                name,
+                given.get(key),
+                f"hardware.{source} says {value}; SLURM and the run would disagree",
+                f"hardware.{source}={given.get(key)} instead of {name}",
+            )
+
+
+def own_folders(jobs: Sequence[Composed]) -> Iterator[Finding]:
+    folders: dict[str, list[int]] = defaultdict(list)
+    for number, job in enumerate(jobs):
+        folders[job_folder(job, number) or str(number)].append(number)  # what only a running job knows is its own
+    for numbers in folders.values():
+        if len(numbers) > 1:
+            yield error(
+                "sweep_folder",
+                "hydra.sweep.subdir",
+                jobs[0].sweep_subdir,
+                f"jobs {_list(numbers)} would write into one folder",
+                "hydra.sweep.subdir='${hydra.job.num}', or leave it out",
+            )
+
+
+def own_paths(jobs: Sequence[Composed]) -> Iterator[Finding]:
+    for key, value, numbers in _shared(jobs):
+        yield error(
+            "sweep_path",
+            key,
+            value,
+            f"jobs {_list(numbers)} would use the same",
+            f"leave {key} out, or give each job its own: {key}=A,B",
+        )
+
+
+def _shared(jobs: Sequence[Composed]) -> Iterator[tuple[str, Any, list[int]]]:
+    side_by_side = bool(jobs) and starts_processes(jobs[0].launcher_settings)
+    users: dict[tuple[str, Any], list[int]] = defaultdict(list)
+    for number, job in enumerate(jobs):
+        config = job.config
+        if config.job.name == JobName.sft:
+            users["sft.output", config.sft.output].append(number)
+        if config.trainer.resume not in ("none", "auto"):
+            users["trainer.resume", config.trainer.resume].append(number)
+        if config.runtime.kind == RuntimeKind.job and config.runtime.shared_dir:
+            users["runtime.shared_dir", config.runtime.shared_dir].append(number)
+        if side_by_side and config.gateway.port > 0:
+            users["gateway.port", config.gateway.port].append(number)
+    for (key, value), numbers in users.items():
+        if len(numbers) > 1:
+            yield key, value, numbers
+
+
+def own_results(jobs: Sequence[Composed]) -> Iterator[Finding]:
+    same: dict[tuple[str, str, int], list[int]] = defaultdict(list)
+    for number, job in enumerate(jobs):
+        if job.config.job.name is not JobName.runtime:  # servers compute nothing
+            same[config_hash(job.config), job.config.job.name, job.config.job.repeat].append(number)
+    for numbers in same.values():
+        if len(numbers) > 1:
+            yield warning(
+                "sweep_same",
+                "trainer.seed",
+                jobs[numbers[0]].config.trainer.seed,
+                f"jobs {_list(numbers)} have the same configuration: they compute the same",
+                "trainer.seed=0,1,2, or job.repeat=0,1,2 to measure the same again",
+            )
+
+
+def _list(numbers: Sequence[int]) -> str:
+    shown = ", ".join(map(str, numbers[:6]))
+    return shown if len(numbers) <= 6 else f"{shown}, ... ({len(numbers)} in all)"
+
+
+RULES = (one_launcher, one_hardware, launcher_agrees, own_folders, own_paths, own_results)

@@ -1,0 +1,1 @@
+"""From words on the command line to a composed, checked configuration and its job."""

@@ -1,0 +1,264 @@
+"""One checked configuration to its job module, with or without a folder.
+
+Invariants:
+- `swe_rl.job.<name>` is imported only when it is run.
+- A run's folder holds `.hydra/`, `config.yaml` and `plan.json` before its job starts, secrets masked.
+- A job that refuses its input (UserError) before it wrote anything leaves no folder behind.
+"""
+
+import json
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from swe_rl.check.check import check
+from swe_rl.check.findings import Finding, failing
+from swe_rl.check.sweep import check_sweep
+from swe_rl.config.choices import JobName, OutputFormat
+from swe_rl.config.compose import Composed, from_tree, given_overrides, resolved_yaml
+from swe_rl.config.ranges import within
+from swe_rl.config.secrets import mask_text, mask_tree
+from swe_rl.config.store import register
+from swe_rl.config.yaml_text import parse, render
+from swe_rl.errors import UserError
+from swe_rl.hardware.rendezvous import with_meeting
+from swe_rl.host.terminal import shown
+from swe_rl.job.export import with_model_folder
+from swe_rl.logger.disk import write_text_atomic
+from swe_rl.logger.failure import print_finding, report
+from swe_rl.submission.freeze import other_packages, verify_frozen
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+import math
+
+from swe_rl.config.schema import Config
+from swe_rl.errors import RunError
+from swe_rl.logger.disk import decode_json
+from swe_rl.run.which_folder import folder_of_ended
+
+
+class ObjectiveError(RunError):
+    """The job is over, and what it was run for was not measured."""
+
+
+def objective(config: Config, fresh: Path) -> float | None:
+    """None where job.objective names nothing. `fresh`: the folder that Hydra made. Raises ObjectiveError."""
+    name = config.job.objective
+    if name is None:
+        return None
+    path = folder_of_ended(config, fresh).summary_json
+    figures = {key: value for key, value in _read(path).items() if _is_figure(value)}
+    if name not in figures:
+        raise ObjectiveError(
+            f"job.objective={name} was not measured, so the job has nothing to return: {path} has no number there. "
+            f"Figures that it has: {', '.join(figures) or 'none'}."
+        )
+    return float(figures[name])
+
+
+def _is_figure(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        content = decode_json(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+FOLDERLESS = frozenset(
+    {
+        JobName.check,
+        JobName.plan,
+        JobName.simulate,
+        JobName.compare,
+        JobName.describe,
+        JobName.prepare,
+        JobName.images,
+        JobName.export,
+        JobName.status,
+        JobName.logs,
+    }
+)
+_OURS = frozenset({".hydra", "config.yaml", "plan.json"})
+
+
+def guard(composed: Composed, *, again: bool = False) -> bool:
+    """True if the job may start. Prints findings to stderr (`again`: only if they refuse the job).
+
+    `check` and `describe` speak for themselves.
+    """
+    if composed.config.job.name in (JobName.check, JobName.describe):
+        return True
+    findings = check(composed.config, composed.origins)
+    refused = failing(findings, composed.config.job.strict)
+    if refused or not again:
+        _say(findings)
+    if refused:
+        print("Nothing was started.", file=sys.stderr, flush=True)
+    return not refused
+
+
+def _say(findings: Sequence[Finding]) -> None:
+    for finding in findings:
+        print_finding(finding, sys.stderr)
+
+
+def guard_all(jobs: Sequence[Composed]) -> bool:
+    """`guard` for every job of a sweep and for the sweep as a whole; what several jobs share is said once."""
+    refused = 0
+    said: dict[tuple[str, str, str], list[int]] = {}
+    findings_by_key: dict[tuple[str, str, str], Finding] = {}
+    for number, job in enumerate(jobs):
+        findings = check(job.config, job.origins)
+        refused += failing(findings, job.config.job.strict)
+        for finding in findings:
+            key = (finding.rule_id, finding.key, finding.message)
+            said.setdefault(key, []).append(number)
+            findings_by_key.setdefault(key, finding)
+    for key, numbers in said.items():
+        where = "" if len(numbers) == len(jobs) else f"job {_numbers(numbers)}: "
+        print_finding(findings_by_key[key], sys.stderr, where)
+    whole = check_sweep(jobs)
+    for finding in whole:
+        print_finding(finding, sys.stderr)
+    strict = any(job.config.job.strict for job in jobs)
+    if refused or failing(whole, strict):
+        print(f"Nothing was started: {refused or 'all'} of {len(jobs)} jobs cannot run.", file=sys.stderr, flush=True)
+        return False
+    return True
+
+
+def _numbers(numbers: Sequence[int]) -> str:
+    shown = ", ".join(map(str, numbers[:8]))
+    return shown if len(numbers) <= 8 else f"{shown}, ... ({len(numbers)} in all)"
+
+
+def run_folderless(composed: Composed) -> int:
+    """`plan` answers before the rules do, and also where they refuse: its table helps to mend what they name."""
+    if composed.origins.assumed:
+        print(composed.origins.assumed, file=sys.stderr, flush=True)
+    if composed.config.job.name is JobName.plan:
+        status = _answer(composed)
+        return shown(status if guard(composed) else 2)
+    return shown(_answer(composed)) if guard(composed) else 2
+
+
+def _answer(composed: Composed) -> int:
+    module = _module(composed.config.job.name)
+    if composed.config.job.name == JobName.prepare:
+        return int(module.run(composed.config, None))
+    return int(module.run(composed.config, None, composed.origins))
+
+
+def run_all_folderless(jobs: Sequence[Composed]) -> int:
+    """One after the other, each under its number and what sets it apart. Returns the worst exit status."""
+    worst = 0
+    for number, job in enumerate(jobs):
+        if job.config.job.format is not OutputFormat.json:
+            print(
+                f"{'' if number == 0 else chr(10)}job {number}: {' '.join(map(mask_text, job.overrides))}", flush=True
+            )
+        worst = max(worst, run_folderless(job))
+    return worst
+
+
+def checks_pass(jobs: Sequence[Composed]) -> bool:
+    """For `job=check` over a sweep: what the rules over all jobs say, on stderr."""
+    if not any(job.config.job.name is JobName.check for job in jobs):
+        return True
+    findings = check_sweep(jobs)
+    _say(findings)
+    return not failing(findings, any(job.config.job.strict for job in jobs))
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a job ended; `objective` is the figure that job.objective names, where it ended well."""
+
+    status: int
+    objective: float | None = None
+
+
+def run_in_folder(tree: "DictConfig", *, again: bool = True) -> Ended:
+    """Runs one job of Hydra's in its output folder; every error was reported by then.
+
+    `again`: what the check only warns of was said before.
+    """
+    from hydra.core.hydra_config import HydraConfig
+
+    register()
+    hydra: Any = HydraConfig.instance().cfg
+    folder = Path(hydra.hydra.runtime.output_dir)
+    try:
+        composed = from_tree(tree, hydra.hydra, given_overrides(hydra.hydra.overrides.task))
+        verify_frozen(folder, _number(hydra), composed)
+        _say(other_packages(folder, _number(hydra)))
+        os.environ.update(composed.config.hardware.env_vars)
+        if not guard(composed, again=again):
+            return Ended(2)
+        return _ended(_start(composed, folder, tree, hydra), composed, folder)
+    except Exception as error:
+        status = report(error, folder)
+        if status == UserError.exit_status:
+            _remove_untouched(folder)
+        return Ended(status)
+
+
+def _ended(status: int, composed: Composed, folder: Path) -> Ended:
+
+    return Ended(status, None if status else objective(composed.config, folder))
+
+
+def _number(hydra: "DictConfig") -> int | None:
+    """The job's number in its sweep; None for a single run."""
+    from omegaconf import OmegaConf
+
+    if OmegaConf.is_missing(hydra.hydra.job, "num"):
+        return None
+    return int(hydra.hydra.job.num)
+
+
+def _start(composed: Composed, folder: Path, tree: "DictConfig", hydra: "DictConfig") -> int:
+    from swe_rl.job.plan import plan
+
+    _write_hydra_folder(folder / ".hydra", composed, tree, hydra)
+    _write(folder / "config.yaml", resolved_yaml(composed))
+    _write(folder / "plan.json", json.dumps(plan(within(composed.config)), indent=2) + "\n")
+    return int(_module(composed.config.job.name).run(with_meeting(with_model_folder(composed.config), folder), folder))
+
+
+def _module(name: JobName) -> Any:
+    return import_module(f"swe_rl.job.{name}")
+
+
+def _write_hydra_folder(folder: Path, composed: Composed, tree: "DictConfig", hydra: "DictConfig") -> None:
+    """The three files that Hydra itself would write, references unresolved."""
+    from omegaconf import OmegaConf
+
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, node in (("config", tree), ("hydra", hydra)):
+        values = mask_tree(parse(OmegaConf.to_yaml(node)))
+        _write(folder / f"{name}.yaml", render(values))
+    overrides = [mask_text(override) for override in composed.overrides]
+    _write(folder / "overrides.yaml", render(overrides))
+
+
+def _write(path: Path, text: str) -> None:
+    write_text_atomic(path, text)
+
+
+def _remove_untouched(folder: Path) -> None:
+    if folder.is_dir() and {entry.name for entry in folder.iterdir()} <= _OURS:
+        shutil.rmtree(folder, ignore_errors=True)
+        with suppress(OSError):
+            folder.parent.rmdir()

@@ -1,0 +1,271 @@
+"""From the command line to a job: compose, check, then start; nothing is started that has an error.
+
+Invariants:
+- Jobs without a folder run on the composition itself; Hydra makes folders for the others only, after the rules passed.
+- With several jobs, each is checked before the first starts. Repeats of arms follow one another in blocks, every other
+  block backwards (ABBA), so that a machine that drifts moves all arms alike.
+- SLURM gets batch scripts of ours; other launchers are Hydra's.
+- No error of Hydra's reaches the user as a traceback.
+"""
+
+import argparse
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from swe_rl.check.assumed import AUTO, WITHOUT_GPUS, answered
+from swe_rl.cli.dispatch import (
+    FOLDERLESS,
+    checks_pass,
+    guard,
+    guard_all,
+    run_all_folderless,
+    run_folderless,
+)
+from swe_rl.cli.hydra_main import no_task, parse, run_jobs, through_hydra
+from swe_rl.cli.trials import BASIC, SWEEPERS, refuse_unfit, run_trials
+from swe_rl.config.choices import JobName
+from swe_rl.config.compose import Composed, compose, compose_all, compose_fixed, expand
+from swe_rl.config.environment import read_dotenv
+from swe_rl.config.explain import ConfigError
+from swe_rl.config.folders import LAUNCHERS
+from swe_rl.config.launcher import is_slurm, quoted, starts_processes
+from swe_rl.config.secrets import hide_secrets
+from swe_rl.logger.failure import INTERRUPTED, report
+from swe_rl.plan.sizes import gpus_needed
+from swe_rl.submission.freeze import FOLDER as FROZEN
+from swe_rl.submission.freeze import Frozen, freeze, use_frozen_code
+
+_SLURM = "submitit_slurm"  # the launcher of a dry run that names none
+_NO_DETACH = (
+    "job.detach=true leaves jobs to SLURM, and hydra/launcher={} has none to leave them to. Add --multirun "
+    "hydra/launcher=submitit_slurm, or leave job.detach out."
+)
+COMPARED = frozenset({JobName.train, JobName.rollout, JobName.eval})  # what `--multirun` compares at its end
+
+
+def start(arguments: Sequence[str]) -> int:
+    """Runs what `arguments` ask for and returns the exit status; every error was reported by then."""
+    try:
+        flags = parse(arguments)
+        read_dotenv(Path.cwd())
+        overrides = hide_secrets(flags.overrides)
+        config_dir = Path(flags.config_dir) if flags.config_dir else None
+        if flags.cfg or flags.info or flags.shell_completion or flags.hydra_help:
+            from swe_rl.cli.inspect import show
+
+            checked = [] if flags.shell_completion else overrides
+            return show(flags, lambda: through_hydra(no_task, arguments, overrides, config_dir, checked))
+        if flags.config_name or flags.config_path or flags.experimental_rerun:
+            raise ConfigError("--config-name, --config-path and --experimental-rerun are not supported; see --help.")
+        if not flags.multirun:
+            composed = answered(compose(overrides, config_dir))
+            if not composed.multirun and not _only_written(composed):
+                return _single(composed, arguments, config_dir)
+        return _several(flags, overrides, config_dir)
+    except (KeyboardInterrupt, Exception) as error:
+        return report(error)
+
+
+def _single(composed: Composed, arguments: Sequence[str], config_dir: Path | None) -> int:
+    if composed.launcher != "basic":
+        raise ConfigError(f"hydra/launcher={composed.launcher} starts jobs only together with --multirun; add it.")
+    if (sweeper := composed.choices.get(SWEEPERS, BASIC)) != BASIC:
+        raise ConfigError(f"{SWEEPERS}={sweeper} chooses jobs only together with --multirun; add it.")
+    if composed.config.job.detach and _checks_a_start(composed):
+        raise ConfigError(_NO_DETACH.format(composed.launcher))
+    if composed.config.job.name in FOLDERLESS:
+        return run_folderless(composed)
+    if not guard(composed):
+        return 2
+    return run_jobs(arguments, list(composed.overrides), config_dir)
+
+
+def _several(flags: argparse.Namespace, overrides: list[str], config_dir: Path | None) -> int:
+    jobs = _jobs(overrides, config_dir)
+    if not jobs:
+        return _optimize(flags, overrides, config_dir)
+    if _only_written(jobs[0]) and not is_slurm(jobs[0].launcher_settings):
+        overrides = [*(one for one in overrides if not one.startswith(f"{LAUNCHERS}=")), f"{LAUNCHERS}={_SLURM}"]
+        jobs = _jobs(overrides, config_dir)
+    if _checks_a_start(jobs[0]):
+        if is_slurm(jobs[0].launcher_settings):
+            overrides, jobs = _without_this_machine(overrides, jobs, config_dir)
+        elif jobs[0].config.job.detach:
+            raise ConfigError(_NO_DETACH.format(jobs[0].launcher))
+    if all(job.config.job.name in FOLDERLESS for job in jobs):
+        jobs = [answered(job) for job in jobs]
+        return max(run_all_folderless(jobs), 0 if checks_pass(jobs) else 2)
+    if any(job.config.job.name in FOLDERLESS for job in jobs):
+        names = ", ".join(sorted(JobName(name) for name in FOLDERLESS))
+        raise ConfigError(f"Jobs without a run folder ({names}) cannot share a --multirun with others.")
+    if not guard_all(jobs):
+        return 2
+    if is_slurm(jobs[0].launcher_settings):
+        return _submit(jobs, overrides, config_dir)
+    return _run_frozen(flags, jobs, overrides, config_dir)
+
+
+def _optimize(flags: argparse.Namespace, overrides: list[str], config_dir: Path | None) -> int:
+    """A sweeper that decides as it goes."""
+    fixed = compose_fixed(overrides, config_dir)
+    refuse_unfit(fixed)
+    if fixed.config.job.name in FOLDERLESS:  # check or plan, of what all trials share
+        return run_folderless(answered(fixed))
+    folder = _sweep_folder(fixed, overrides)
+    given, frozen = _frozen(fixed, [], folder, overrides, config_dir)
+    multirun = ["--multirun"] if flags.multirun else []
+
+    def run(task: Callable[[Any], float | None]) -> None:
+        through_hydra(task, multirun, given, frozen.config_dir, conf=frozen.conf)
+
+    status = run_trials(fixed, folder, run)
+    _print_comparison([fixed], folder)
+    return status
+
+
+def _checks_a_start(composed: Composed) -> bool:
+    """It starts a run, or is a check whether that can start: both are refused by the same."""
+    job = composed.config.job
+    return (job.of if job.name is JobName.check else job.name) not in FOLDERLESS
+
+
+def _without_this_machine(
+    overrides: list[str], jobs: list[Composed], config_dir: Path | None
+) -> tuple[list[str], list[Composed]]:
+    """SLURM's jobs run elsewhere, and hardware=auto would ask for this machine's cores and memory.
+
+    Jobs without GPUs ask for what the tiny model needs. Raises ConfigError where GPUs are wanted: nobody said which.
+    """
+    if not any(job.choices.get("hardware") == AUTO for job in jobs):
+        return overrides, jobs
+    wanting = next((job for job in jobs if job.choices.get("hardware") == AUTO and gpus_needed(job.config)), None)
+    if wanting is not None:
+        raise ConfigError(
+            f"hardware=auto describes this machine, and SLURM starts the jobs elsewhere: layout="
+            f"{wanting.config.layout.name} needs {gpus_needed(wanting.config)} GPUs there. Say what the cluster has: "
+            "hardware=h100x8, or another option of conf/hardware/, with hardware.partition=NAME."
+        )
+    overrides = [*overrides, f"hardware={WITHOUT_GPUS}"]
+    return overrides, _jobs(overrides, config_dir)
+
+
+def _jobs(overrides: list[str], config_dir: Path | None) -> list[Composed]:
+    """In the order in which they start and are numbered; a launcher that starts all at once keeps Hydra's."""
+    jobs = compose_all(expand(overrides, config_dir), config_dir)
+    blocks = _blocks(jobs)
+    return [job for number, block in enumerate(blocks) for job in (block[::-1] if number % 2 else block)] or jobs
+
+
+def _blocks(jobs: Sequence[Composed]) -> list[list[Composed]]:
+    """The arms of each repeat, by trainer.seed and job.repeat; empty where there are no repeats of several arms."""
+    if not jobs or _side_by_side(jobs[0]):
+        return []
+    found: dict[tuple[int, int], list[Composed]] = {}
+    for job in jobs:
+        found.setdefault((job.config.job.repeat, job.config.trainer.seed), []).append(job)
+    return list(found.values()) if 1 < len(found) < len(jobs) else []
+
+
+def _side_by_side(job: Composed) -> bool:
+    return starts_processes(job.launcher_settings) and not is_slurm(job.launcher_settings)
+
+
+def _only_written(composed: Composed) -> bool:
+    """A dry run is about batch scripts, whatever launcher was chosen."""
+    return composed.config.job.dry_run and composed.config.job.name not in FOLDERLESS
+
+
+def _submit(jobs: list[Composed], overrides: list[str], config_dir: Path | None) -> int:
+    """To SLURM, in batch scripts of our own: Hydra's launcher would wait for pickles that a killed job never writes."""
+    from swe_rl.submission.sweep import submit_sweep
+
+    folder = _sweep_folder(jobs[0], overrides)
+    frozen = freeze(folder, jobs, config_dir, code=True)
+    status = submit_sweep(folder, jobs, frozen, overrides)
+    if status in (0, 1) and not jobs[0].config.job.dry_run and not jobs[0].config.job.detach:
+        _print_comparison(jobs, folder)
+    return status
+
+
+def start_submitted(folder: Path, number: int, slurm_id: str) -> int:
+    """One job of a submitted sweep, in the process that SLURM started for it. Returns the exit status."""
+    from swe_rl.submission.record import read_submission
+
+    try:
+        submission = read_submission(folder)
+        job = submission.jobs[number]
+        own = None if submission.config_dir is None else folder / submission.config_dir
+        more = _of_sweep(folder / job.folder, number, slurm_id)
+        return run_jobs([], [*job.overrides, *more], own, folder / FROZEN / "conf")
+    except (KeyboardInterrupt, Exception) as error:
+        return report(error)
+
+
+def _run_frozen(flags: argparse.Namespace, jobs: list[Composed], overrides: list[str], config_dir: Path | None) -> int:
+    folder = _sweep_folder(jobs[0], overrides)
+    given, frozen = _frozen(jobs[0], jobs, folder, overrides, config_dir)
+    if _blocks(jobs):
+        status = _run_in_order(jobs, folder, frozen)
+    else:
+        status = run_jobs(["--multirun"] if flags.multirun else [], given, frozen.config_dir, frozen.conf)
+    _print_comparison(jobs, folder)
+    return status
+
+
+def _frozen(
+    first: Composed, jobs: list[Composed], folder: Path, overrides: list[str], config_dir: Path | None
+) -> tuple[list[str], Frozen]:
+    """Below `folder` what all jobs compose from; jobs in processes of their own run the frozen package, too.
+
+    Returns the overrides with which they write there as well.
+    """
+    apart = starts_processes(first.launcher_settings)
+    frozen = freeze(folder, jobs, config_dir, code=apart)
+    if apart:
+        use_frozen_code(frozen)
+        where = f"{f'{len(jobs)} jobs' if jobs else 'trials'} by {first.launcher} in {folder}"
+        print(f"{where}: each folder has its run.log and status.json", flush=True)
+    given = [override for override in overrides if not override.startswith("hydra.sweep.dir=")]
+    return [*given, f"hydra.sweep.dir={quoted(str(folder))}"], frozen
+
+
+def _run_in_order(jobs: Sequence[Composed], folder: Path, frozen: Frozen) -> int:
+    """One after the other in this process, as Hydra's basic launcher does in an order of its own."""
+    from swe_rl.check.sweep_folders import job_folders
+
+    worst = 0
+    for number, (job, name) in enumerate(zip(jobs, job_folders(jobs), strict=True)):
+        more = _of_sweep(folder / name, number, str(number))
+        status = run_jobs([], [*job.overrides, *more], frozen.config_dir, frozen.conf)
+        if status == INTERRUPTED:
+            return status
+        worst = max(worst, status)
+    return worst
+
+
+def _of_sweep(folder: Path, number: int, name: str) -> list[str]:
+    """Overrides with which a job runs alone, in its folder and under its number."""
+    here = {"mode": "RUN", "run.dir": quoted(str(folder)), "job.num": number, "job.id": quoted(name)}
+    return [f"hydra.{key}={value}" for key, value in here.items()]
+
+
+def _print_comparison(jobs: Sequence[Composed], folder: Path) -> None:
+    """The arms of a sweep side by side, at its end."""
+    if not all(job.config.job.name in COMPARED for job in jobs):
+        return
+    from swe_rl.job.compare import after_multirun
+
+    text = after_multirun(folder)
+    if text is not None:
+        print(text, flush=True)
+
+
+def _sweep_folder(first: Composed, overrides: Sequence[str]) -> Path:
+    """Where the sweep's jobs get their folders, absolute, so that jobs elsewhere mean the same."""
+    for override in overrides:
+        if override.startswith("hydra.sweep.dir="):
+            return Path(override.partition("=")[2].strip("'\"")).absolute()
+    stamp = datetime.now().strftime("%Y-%m-%d_%H-%M-%S-%f")
+    return Path(first.config.paths.outputs).absolute() / "multirun" / first.config.name / stamp

@@ -1,0 +1,42 @@
+"""What a batch script starts: `python -m swe_rl.cli.slurm_task FOLDER NUMBER`, one job of a submitted sweep.
+
+Invariants:
+- Code, conf/ and overrides are those of the submission; nothing of the folder where the job starts is read.
+- The exit status is the job's own, so that SLURM says the same as `status.json`.
+- The markers of SkyRL's logs (`Started: 'step'`, ...) reach the job's standard error, where people look for them.
+"""
+
+import logging
+import os
+import sys
+from pathlib import Path
+
+MARKERS = ("Started: '", "Finished: '", "avg_final_rewards: ")
+
+
+def main(arguments: list[str]) -> int:
+    if len(arguments) != 2 or not arguments[1].isdecimal():
+        print("usage: python -m swe_rl.cli.slurm_task FOLDER NUMBER", file=sys.stderr)
+        return 2
+    from swe_rl.cli.launch import start_submitted
+
+    show_markers()
+    return start_submitted(Path(arguments[0]), int(arguments[1]), job_id(os.environ))
+
+
+def job_id(environ: "os._Environ[str] | dict[str, str]") -> str:
+    from swe_rl.hardware.slurm.allocation import allocation
+
+    here = allocation(environ)
+    return here.job_id if here is not None else ""
+
+
+def show_markers() -> None:
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
+    handler.addFilter(lambda record: record.getMessage().startswith(MARKERS))
+    logging.getLogger("swe_rl.progress").addHandler(handler)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,1 @@
+"""The embedded engine: torch on the CPU, in a thread of this process."""

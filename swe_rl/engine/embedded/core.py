@@ -1,0 +1,201 @@
+"""The scheduler of the embedded engine: continuous batching as a plain object, one `step` at a time.
+
+Invariants:
+- Single-threaded and without I/O: `embedded_thread` drives it. Between steps every request is consistent, so aborts,
+  pauses and weight updates happen there and nowhere else.
+- A step is one prefill pass (at most `PREFILL_BUDGET_TOKENS`, first come first served) and one decode pass over all
+  running requests. A prompt is split between steps only at absolute multiples of `BLOCK_TOKENS`.
+- All tokens of a completion come from its weight version: new weights send running requests back to the queue.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import torch
+
+from swe_rl.engine.embedded.model import PackedDecoder, PrefillSpan
+from swe_rl.engine.embedded.request import Request
+from swe_rl.engine.embedded.slot_cache import BLOCK_TOKENS, SlotCache
+from swe_rl.engine.embedded.weights import WeightLoader
+from swe_rl.engine.protocol import EngineError, EngineStats
+from swe_rl.engine.sampling import SamplingBatch, sample
+
+PREFILL_BUDGET_TOKENS = 1024
+
+
+class EngineCore:
+    def __init__(
+        self,
+        decoder: PackedDecoder,
+        loader: WeightLoader,
+        max_num_seqs: int,
+        max_model_len: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._decoder = decoder
+        self._loader = loader
+        self._max_model_len = max_model_len
+        self._clock = clock
+        self._cache = SlotCache(decoder.cache_shape(max_num_seqs, max_model_len))
+        self._waiting: deque[Request] = deque()
+        self._running: list[Request] = []
+        self.paused = False
+        self.weight_version = 0
+        self._sampled_tokens = 0
+        self._prefill_tokens = 0
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._waiting or self._running)
+
+    def submit(self, request: Request) -> None:
+        self._waiting.append(request)
+
+    def abort(self, request_id: str) -> None:
+        for request in [*self._waiting, *self._running]:
+            if request.request_id == request_id:
+                self._abort(request)
+
+    def abort_request(self, request: Request) -> None:
+        if request in self._waiting or request in self._running:
+            self._abort(request)
+
+    def fail_all(self, error: EngineError) -> None:
+        """Every pending request ends with an error of its own that says what `error` says."""
+        pending = [*self._waiting, *self._running]
+        self._waiting.clear()
+        self._running.clear()
+        for request in pending:
+            own = EngineError(str(error))
+            own.__cause__ = error.__cause__
+            request.deliver(own)
+
+    def release_session(self, session_id: str) -> None:
+        self._cache.release_session(session_id)
+
+    def update_weights(self, weights: Mapping[str, torch.Tensor], version: int) -> None:
+        """Raises EngineError, with nothing changed, when names or shapes differ."""
+        self._loader.load(weights)
+        self._decoder.pack()
+        self._restart_running()
+        self._cache.invalidate()
+        self.weight_version = version
+
+    def _restart_running(self) -> None:
+        """Neither their tokens nor their keys are of the new weights."""
+        for request in reversed(self._running):
+            assert request.slot is not None
+            self._cache.finish(request.slot)
+            request.restart()
+            self._waiting.appendleft(request)
+        self._running.clear()
+
+    def stats(self) -> EngineStats:
+        return EngineStats(
+            running=len(self._running),
+            waiting=len(self._waiting),
+            kv_used_tokens=self._cache.held_tokens(),
+            kv_capacity_tokens=self._cache.shape.slots * self._max_model_len,
+            weight_version=self.weight_version,
+            sampled_tokens_total=self._sampled_tokens,
+            prefill_tokens_total=self._prefill_tokens,
+        )
+
+    def step(self) -> None:
+        """One prefill pass and one decode pass; finished requests are delivered."""
+        self._admit()
+        decoding = [request for request in self._running if not request.prefilling]
+        self._prefill()
+        if decoding:
+            self._decode(decoding)
+
+    def _admit(self) -> None:
+        """Moves waiting requests to slots. One that a running prefill will save most of its own stays for a step."""
+        budget = PREFILL_BUDGET_TOKENS - sum(len(r.prompt) - r.prefilled_tokens for r in self._running)
+        kept: deque[Request] = deque()
+        while self._waiting and budget > 0 and len(self._running) < self._cache.shape.slots:
+            request = self._waiting.popleft()
+            acquired = self._cache.acquire(request.prompt, request.session_id)
+            if acquired is None:
+                kept.append(request)
+                continue
+            request.slot, request.cached_tokens = acquired
+            request.prefilled_tokens = request.cached_tokens
+            request.admitted_s, request.weight_version = self._clock(), self.weight_version
+            self._running.append(request)
+            budget -= len(request.prompt) - request.prefilled_tokens
+        self._waiting.extendleft(reversed(kept))
+
+    def _prefill(self) -> None:
+        requests, spans, budget = [], [], PREFILL_BUDGET_TOKENS
+        for request in self._running:
+            if not request.prefilling:
+                continue
+            end = len(request.prompt)
+            if end - request.prefilled_tokens > budget:
+                end = (request.prefilled_tokens + budget) // BLOCK_TOKENS * BLOCK_TOKENS
+            if end <= request.prefilled_tokens:
+                break
+            assert request.slot is not None
+            ids = request.prompt[request.prefilled_tokens : end].tolist()
+            spans.append(PrefillSpan(request.slot.index, request.prefilled_tokens, ids))
+            requests.append(request)
+            budget -= len(ids)
+        if not spans:
+            return
+        logits = self._decoder.prefill(spans, self._cache)
+        for request, span in zip(requests, spans, strict=True):
+            assert request.slot is not None
+            self._cache.prefilled(request.slot, span.end)
+            request.prefilled_tokens = span.end
+            self._prefill_tokens += len(span.ids)
+        done = [i for i, request in enumerate(requests) if not request.prefilling]
+        if done:
+            self._sample([requests[i] for i in done], logits[done])
+
+    def _decode(self, requests: Sequence[Request]) -> None:
+        slots = [request.slot for request in requests if request.slot is not None]
+        positions = [slot.length for slot in slots]
+        ids = [request.token_ids[-1] for request in requests]
+        logits = self._decoder.decode([slot.index for slot in slots], positions, ids, self._cache)
+        for slot in slots:
+            slot.length += 1
+        self._sample(requests, logits)
+
+    def _sample(self, requests: Sequence[Request], logits: torch.Tensor) -> None:
+        batch = SamplingBatch(
+            temperature=np.array([r.params.temperature for r in requests], dtype=np.float32),
+            top_p=np.array([r.params.top_p for r in requests], dtype=np.float64),
+            top_k=np.array([r.params.top_k for r in requests], dtype=np.int64),
+            seed=np.array([r.seed for r in requests], dtype=np.uint64),
+            draw=np.array([len(r.token_ids) for r in requests], dtype=np.uint64),
+        )
+        tokens, logprobs = sample(logits, batch)
+        self._sampled_tokens += len(tokens)
+        now_s = self._clock()
+        for request, token, logprob in zip(requests, tokens, logprobs, strict=True):
+            self._accept(request, token, logprob, now_s)
+
+    def _accept(self, request: Request, token: int, logprob: float, now_s: float) -> None:
+        assert request.slot is not None
+        if request.first_token_s is None:
+            request.first_token_s = now_s
+        request.token_ids.append(token)
+        request.logprobs.append(logprob)
+        reason = request.finish_reason(self._max_model_len)
+        if reason is None:
+            self._cache.append(request.slot, token)
+            return
+        self._running.remove(request)
+        self._cache.finish(request.slot)
+        request.deliver(request.completion(reason, now_s, self.weight_version))
+
+    def _abort(self, request: Request) -> None:
+        if request.slot is not None:
+            self._running.remove(request)
+            self._cache.finish(request.slot)
+        else:
+            self._waiting.remove(request)
+        request.deliver(request.completion("abort", self._clock(), self.weight_version))

@@ -1,0 +1,121 @@
+"""What the embedded engine reads from a transformers model: packed weights, rotary tables, and whether it can.
+
+Invariants:
+- Query, key and value projections become one matrix, as do gate and up; everything else is shared, not copied.
+- An MLP takes and gives [rows, hidden], where rows are a multiple of `ROW_MULTIPLE`; it changes nothing in place.
+- A model that the forward pass would compute wrongly is refused with the reason.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from swe_rl.engine.embedded.experts import PackedExperts, pack_experts
+from swe_rl.engine.protocol import EngineError
+
+_STATIC_ROPE = ("default", "linear", "llama3", "yarn")
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderShape:
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocab_size: int
+    norm_eps: float
+
+    @property
+    def group(self) -> int:
+        """Query heads per key/value head."""
+        return self.heads // self.kv_heads
+
+
+@dataclass(frozen=True, slots=True)
+class PackedMlp:
+    gate_up: torch.Tensor
+    down: torch.Tensor
+    act: Callable[[torch.Tensor], torch.Tensor]
+
+    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+        gate, up = functional.linear(rows, self.gate_up).chunk(2, dim=-1)
+        return functional.linear(self.act(gate).mul_(up), self.down)
+
+
+@dataclass(frozen=True, slots=True)
+class PackedLayer:
+    input_norm: torch.Tensor
+    qkv: torch.Tensor
+    qkv_bias: torch.Tensor | None
+    qk_norm: torch.Tensor | None  # [heads + kv_heads, head_dim]
+    output: torch.Tensor
+    output_bias: torch.Tensor | None
+    post_norm: torch.Tensor
+    mlp: PackedMlp | PackedExperts
+
+
+def shape_of(config: Any) -> DecoderShape:
+    heads: int = config.num_attention_heads
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+    return DecoderShape(heads, config.num_key_value_heads, head_dim, config.vocab_size, config.rms_norm_eps)
+
+
+def pack_layer(layer: Any, shape: DecoderShape) -> PackedLayer:
+    attention = layer.self_attn
+    projections = (attention.q_proj, attention.k_proj, attention.v_proj)
+    qk_norm = None
+    if hasattr(attention, "q_norm"):
+        norms = (attention.q_norm.weight.expand(shape.heads, -1), attention.k_norm.weight.expand(shape.kv_heads, -1))
+        qk_norm = torch.cat(norms)
+    return PackedLayer(
+        input_norm=layer.input_layernorm.weight,
+        qkv=torch.cat([projection.weight for projection in projections]),
+        qkv_bias=None if attention.q_proj.bias is None else torch.cat([p.bias for p in projections]),
+        qk_norm=qk_norm,
+        output=attention.o_proj.weight,
+        output_bias=attention.o_proj.bias,
+        post_norm=layer.post_attention_layernorm.weight,
+        mlp=_pack_mlp(layer.mlp),
+    )
+
+
+def _pack_mlp(mlp: Any) -> PackedMlp | PackedExperts:
+    if hasattr(mlp, "experts"):
+        return pack_experts(mlp)
+    return PackedMlp(torch.cat([mlp.gate_proj.weight, mlp.up_proj.weight]), mlp.down_proj.weight, mlp.act_fn)
+
+
+def rotary_tables(model: Any, positions: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Cosines, and sines with the sign of `rotate_half` folded in: [positions, 1, head_dim] each."""
+    base = model.model
+    cos, sin = base.rotary_emb(base.embed_tokens.weight[:1], torch.arange(positions)[None])
+    half = sin.shape[-1] // 2
+    signed = torch.cat([-sin[0, :, :half], sin[0, :, half:]], dim=-1)
+    return cos[0][:, None].contiguous(), signed[:, None].contiguous()
+
+
+def require_supported(model: Any, max_model_len: int) -> None:
+    """Raises EngineError unless the model is a Llama, Qwen2, Qwen3 or Qwen3-MoE, long enough for the engine."""
+    config = model.config
+    problem = None
+    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
+    rope_type = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
+    if config.model_type not in ("llama", "qwen2", "qwen3", "qwen3_moe") or not hasattr(model, "lm_head"):
+        problem = f"a `{config.model_type}` model ({type(model).__name__})"
+    elif kinds != {"full_attention"}:
+        problem = f"layers of type {sorted(kinds)}"
+    elif config.model_type == "qwen3_moe" and config.sliding_window:  # it has no layer_types
+        problem = "attention in a sliding window"
+    elif rope_type not in _STATIC_ROPE:
+        problem = f"rotary positions of type `{rope_type}`"
+    elif getattr(config, "mlp_bias", False):
+        problem = "an MLP with biases"
+    elif max_model_len > config.max_position_embeddings:
+        problem = f"engine.max_model_len={max_model_len} above the model's {config.max_position_embeddings} positions"
+    if problem:
+        raise EngineError(
+            f"The embedded engine does not compute {problem}. It serves Llama, Qwen2, Qwen3 and Qwen3-MoE models with "
+            "full attention, within their trained positions; use engine=vllm for others."
+        )

@@ -1,0 +1,160 @@
+"""The decoder's forward pass over a slot cache, from the weights of a transformers model.
+
+Invariants:
+- A token's result does not depend on the other rows of a forward pass: projections run over at least `ROW_MULTIPLE`
+  rows (below four, the matrix library sums in another order); attention is `embedded_attention`'s.
+- Prompt tokens but the last skip all of the last layer that does not make keys and values: nothing reads it.
+- Weights are read from the transformers model once per `pack`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from swe_rl.engine.embedded.attention import PromptAttention, TokenAttention
+from swe_rl.engine.embedded.experts import ROW_MULTIPLE, padded
+from swe_rl.engine.embedded.layers import PackedLayer, pack_layer, require_supported, rotary_tables, shape_of
+from swe_rl.engine.embedded.slot_cache import CacheShape, SlotCache
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillSpan:
+    """New tokens `ids` of one slot, at positions `start` .. `start + len(ids)`."""
+
+    slot: int
+    start: int
+    ids: Sequence[int]
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.ids)
+
+
+class PackedDecoder:
+    """Logits of new tokens, given a `SlotCache`. Not thread-safe; call it under `torch.inference_mode`."""
+
+    def __init__(self, model: Any, max_model_len: int, pad_token_id: int) -> None:
+        """Raises EngineError when the architecture is not one that this forward pass computes."""
+        require_supported(model, max_model_len)
+        self.shape = shape_of(model.config)
+        self._model = model
+        self._pad_token_id = pad_token_id
+        self._attend_prompt = PromptAttention(max_model_len, self.shape)
+        with torch.no_grad():
+            self._cos, self._sin = rotary_tables(model, max_model_len)
+        self.pack()
+
+    def cache_shape(self, slots: int, max_tokens: int) -> CacheShape:
+        return CacheShape(slots, max_tokens, len(self._layers), self.shape.kv_heads, self.shape.head_dim)
+
+    def pack(self) -> None:
+        """Reads the model's weights again; call it after they changed."""
+        with torch.no_grad():
+            base = self._model.model
+            self._embedding = base.embed_tokens.weight
+            self._final_norm = base.norm.weight
+            self._lm_head = self._model.lm_head.weight
+            self._layers = [pack_layer(layer, self.shape) for layer in base.layers]
+
+    def prefill(self, spans: Sequence[PrefillSpan], cache: SlotCache) -> torch.Tensor:
+        """Writes the spans' keys and values; logits [spans, vocab] after the last token of each."""
+        hidden = self._embed([token for span in spans for token in span.ids])
+        rotary = self._rotary([position for span in spans for position in range(span.start, span.end)])
+        ends = list(accumulate(len(span.ids) for span in spans))
+        last_rows = torch.tensor(ends) - 1
+        attend_last = TokenAttention(
+            [span.slot for span in spans], [span.end for span in spans], cache.shape.slots, self.shape
+        )
+        for index, (layer, keys, values) in enumerate(zip(self._layers, cache.keys, cache.values, strict=True)):
+            qkv = self._project(layer, hidden, rotary)
+            self._write_spans(qkv, spans, ends, keys, values)
+            if index == len(self._layers) - 1:
+                hidden = padded(hidden[last_rows])
+                attended = attend_last(qkv[last_rows, : self.shape.heads], keys, values)
+            else:
+                attended = self._attend_spans(qkv, spans, ends, keys, values)
+            self._finish_layer(layer, hidden, attended)
+        return self._logits(hidden)[: len(spans)]
+
+    def decode(
+        self, slots: Sequence[int], positions: Sequence[int], ids: Sequence[int], cache: SlotCache
+    ) -> torch.Tensor:
+        """One token per slot: writes its key and value at its position; logits [slots, vocab]."""
+        rows, heads, kv_heads, head_dim = len(slots), self.shape.heads, self.shape.kv_heads, self.shape.head_dim
+        hidden = self._embed(ids)
+        rotary = self._rotary(positions)
+        attend = TokenAttention(slots, [position + 1 for position in positions], cache.shape.slots, self.shape)
+        flat = cache.flat_rows(slots, positions)
+        for layer, keys, values in zip(self._layers, cache.keys, cache.values, strict=True):
+            qkv = self._project(layer, hidden, rotary)
+            keys.view(-1, head_dim).index_copy_(0, flat, qkv[:rows, heads : heads + kv_heads].reshape(-1, head_dim))
+            values.view(-1, head_dim).index_copy_(0, flat, qkv[:rows, heads + kv_heads :].reshape(-1, head_dim))
+            self._finish_layer(layer, hidden, attend(qkv[:rows, :heads], keys, values))
+        return self._logits(hidden)[:rows]
+
+    def _embed(self, ids: Sequence[int]) -> torch.Tensor:
+        padding = [self._pad_token_id] * (-len(ids) % ROW_MULTIPLE)
+        return functional.embedding(torch.tensor([*ids, *padding]), self._embedding)
+
+    def _rotary(self, positions: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        at = torch.tensor([*positions, *[0] * (-len(positions) % ROW_MULTIPLE)])
+        return self._cos[at], self._sin[at]
+
+    def _project(
+        self, layer: PackedLayer, hidden: torch.Tensor, rotary: tuple[torch.Tensor, torch.Tensor]
+    ) -> torch.Tensor:
+        """Queries, keys (both normalised and rotated) and values: [rows, heads + 2 * kv_heads, head_dim]."""
+        head_dim, eps = self.shape.head_dim, self.shape.norm_eps
+        normed = functional.rms_norm(hidden, hidden.shape[-1:], layer.input_norm, eps)
+        qkv = functional.linear(normed, layer.qkv, layer.qkv_bias).view(hidden.shape[0], -1, head_dim)
+        rotated = qkv[:, : self.shape.heads + self.shape.kv_heads]
+        source = rotated
+        if layer.qk_norm is not None:
+            source = functional.rms_norm(rotated, (head_dim,), None, eps).mul_(layer.qk_norm)
+        turned = source.roll(head_dim // 2, -1).mul_(rotary[1])
+        torch.mul(source, rotary[0], out=rotated)
+        rotated.add_(turned)
+        return qkv
+
+    def _write_spans(
+        self,
+        qkv: torch.Tensor,
+        spans: Sequence[PrefillSpan],
+        ends: Sequence[int],
+        keys: torch.Tensor,
+        values: torch.Tensor,
+    ) -> None:
+        heads, kv_heads = self.shape.heads, self.shape.kv_heads
+        for span, end in zip(spans, ends, strict=True):
+            part = qkv[end - len(span.ids) : end].transpose(0, 1)
+            keys[span.slot, :, span.start : span.end] = part[heads : heads + kv_heads]
+            values[span.slot, :, span.start : span.end] = part[heads + kv_heads :]
+
+    def _attend_spans(
+        self,
+        qkv: torch.Tensor,
+        spans: Sequence[PrefillSpan],
+        ends: Sequence[int],
+        keys: torch.Tensor,
+        values: torch.Tensor,
+    ) -> torch.Tensor:
+        attended = qkv.new_empty(ends[-1], self.shape.heads, self.shape.head_dim)
+        for span, end in zip(spans, ends, strict=True):
+            rows = slice(end - len(span.ids), end)
+            query = qkv[rows, : self.shape.heads]
+            self._attend_prompt(query, keys[span.slot], values[span.slot], span.start, attended[rows])
+        return attended.view(ends[-1], -1)
+
+    def _finish_layer(self, layer: PackedLayer, hidden: torch.Tensor, attended: torch.Tensor) -> None:
+        """Output projection and MLP, both added to `hidden` in place; its padding rows have no `attended`."""
+        hidden.add_(functional.linear(padded(attended), layer.output, layer.output_bias))
+        normed = functional.rms_norm(hidden, hidden.shape[-1:], layer.post_norm, self.shape.norm_eps)
+        hidden.add_(layer.mlp(normed))
+
+    def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        normed = functional.rms_norm(hidden, hidden.shape[-1:], self._final_norm, self.shape.norm_eps)
+        return functional.linear(normed, self._lm_head)

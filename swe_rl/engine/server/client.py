@@ -1,0 +1,165 @@
+"""One keep-alive HTTP session to one server, and one error for whatever goes wrong on the way.
+
+Invariants:
+- A request is sent again only when its connection was refused, so no request is ever served twice.
+- The key goes into the Authorization header and nowhere else: no message, log line or name holds it.
+- Cancelling a request closes its connection, by which vLLM knows that nobody waits any more.
+"""
+
+import asyncio
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+import aiohttp
+import orjson
+
+from swe_rl.engine.protocol import EngineError
+from swe_rl.errors import UserError
+from swe_rl.host.addresses import base_address
+from swe_rl.host.loopback import is_loopback
+
+# vLLM closes idle connections after 5 s; a request that meets the closing one would be lost.
+_KEEPALIVE_S = 3.0
+_CONNECT_S = 10.0
+_REFUSED_PAUSE_S = 0.1
+# A host that answers slow requests by redirects to the result (Modal: one every 150 s) may need many of them.
+_MAX_REDIRECTS = 64
+_SHOWN_CHARS = 400
+
+
+class ServerFailingError(EngineError):
+    """The server fails (status 500 and above) or is gone: perhaps the first sign of its end."""
+
+
+class ConnectionLostError(ServerFailingError):
+    """The server, or the way to it, went away; whether the request was served is not known."""
+
+
+class UnreachableError(ConnectionLostError):
+    """Nothing listens at the server's address, or it cannot be reached; nothing was sent."""
+
+
+class SilentError(EngineError):
+    """The server accepted a request and did not answer it in time."""
+
+
+class EngineUrlError(UserError):
+    """An address in engine.urls is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    status: int
+    body: bytes
+
+    @property
+    def ok(self) -> bool:
+        return 200 <= self.status < 300
+
+    def json(self) -> Any:
+        """Raises EngineError."""
+        try:
+            return orjson.loads(self.body)
+        except orjson.JSONDecodeError as error:
+            raise EngineError(f"it answered {self.status} with something that is not JSON: {self.reason()}") from error
+
+    def reason(self) -> str:
+        """What the server says about a refusal, shortened."""
+        text = self.body.decode(errors="replace")
+        try:
+            found = json.loads(text)
+        except ValueError:
+            return _shorten(text)
+        error = found.get("error", found.get("detail", text)) if isinstance(found, dict) else text
+        return _shorten(str(error.get("message", error)) if isinstance(error, dict) else str(error))
+
+
+class HttpClient:
+    """`url` may end in `/v1`, as OpenAI clients write it; a refused connection is tried `tries` times.
+
+    `direct`: past any proxy, to another node of the same job.
+
+    Raises EngineUrlError.
+    """
+
+    def __init__(self, url: str, *, api_key: str | None = None, tries: int = 4, direct: bool = False) -> None:
+        self.url = base_url(url)
+        self._direct = direct
+        self._api_key = api_key
+        self._tries = tries
+        self._session: aiohttp.ClientSession | None = None
+
+    async def open(self) -> None:
+        if self._session is not None:
+            return
+        headers = {"Authorization": f"Bearer {self._api_key}"} if self._api_key else {}
+        host = urlsplit(self.url).hostname or ""
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEPALIVE_S),
+            headers=headers,
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S),
+            trust_env=not self._direct and not is_loopback(host),  # a cluster's proxy leads out, not to this machine
+            auto_decompress=True,
+        )
+
+    async def close(self) -> None:
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
+
+    async def get(self, path: str, *, timeout_s: float | None = 10.0) -> Answer:
+        return await self._request("GET", path, None, timeout_s)
+
+    async def post(self, path: str, body: Mapping[str, Any] | None = None, *, timeout_s: float | None = None) -> Answer:
+        """Raises ConnectionLostError, EngineError; a status of 400 and above is an answer."""
+        return await self._request("POST", path, orjson.dumps(body or {}), timeout_s)
+
+    async def _request(self, method: str, path: str, body: bytes | None, timeout_s: float | None) -> Answer:
+        for attempt in range(1, self._tries + 1):
+            try:
+                return await self._send(method, path, body, timeout_s)
+            except aiohttp.ClientConnectorError as error:
+                if attempt == self._tries:
+                    raise UnreachableError(f"{self.url} cannot be reached: {_cause(error)}") from error
+                await asyncio.sleep(_REFUSED_PAUSE_S * 2**attempt)
+            except TimeoutError as error:
+                within = "in time" if timeout_s is None else f"within {timeout_s:g} s"
+                raise SilentError(f"{self.url}{path} did not answer {within}") from error
+            except aiohttp.ClientError as error:
+                raise ConnectionLostError(f"{self.url}{path} broke off: {_cause(error)}") from error
+        raise AssertionError("unreachable")
+
+    async def _send(self, method: str, path: str, body: bytes | None, timeout_s: float | None) -> Answer:
+        if self._session is None:
+            raise EngineError(f"the client of {self.url} is not open")
+        async with self._session.request(
+            method,
+            self.url + path,
+            data=body,
+            headers={"Content-Type": "application/json"} if body is not None else {},
+            timeout=aiohttp.ClientTimeout(total=timeout_s, sock_connect=_CONNECT_S),
+            max_redirects=_MAX_REDIRECTS,
+        ) as response:
+            return Answer(response.status, await response.read())
+
+
+def base_url(url: str) -> str:
+    """Scheme, host and path, without a closing `/v1`. Raises EngineUrlError."""
+    try:
+        return base_address(url)
+    except ValueError as problem:
+        raise EngineUrlError(
+            f"engine.urls: {problem}. Write http://host:8000/v1; a server's key is VLLM_API_KEY in the environment"
+        ) from problem
+
+
+def _cause(error: Exception) -> str:
+    return _shorten(str(error)) or type(error).__name__
+
+
+def _shorten(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= _SHOWN_CHARS else f"{line[:_SHOWN_CHARS]}..."

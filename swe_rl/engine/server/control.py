@@ -1,0 +1,115 @@
+"""Pausing a server, putting it to sleep, and aborting requests there.
+
+Invariants:
+- While paused here, `passed` holds new requests back; those already there freeze in the server.
+- A server that refuses to pause leaves the gate open, unless it is held.
+- A server that is held, asleep or not, gets no request before `release`, whatever else is asked of it.
+"""
+
+import asyncio
+import time
+
+from swe_rl.engine.protocol import EngineError
+from swe_rl.engine.server.client import HttpClient
+from swe_rl.engine.server.features import Features
+
+WEIGHTS, KV_CACHE = "weights", "kv_cache"  # what sleeps, as vLLM calls it
+_TIMEOUT_S = 120.0
+_SLEEP_TIMEOUT_S = 300.0
+_ABORT_PATHS = ("/abort_requests", "/inference/v1/abort_requests")
+
+
+class Control:
+    def __init__(self, client: HttpClient) -> None:
+        self._client = client
+        self._gate = asyncio.Event()
+        self._gate.set()
+        self._asleep: set[str] = set()
+        self.held = False
+        self.wake_s = 0.0  # that the last waking took
+
+    @property
+    def paused(self) -> bool:
+        return not self._gate.is_set()
+
+    @property
+    def asleep(self) -> bool:
+        return bool(self._asleep)
+
+    def hold(self) -> None:
+        """No request is sent before `release`."""
+        self.held = True
+        self._gate.clear()
+
+    def release(self) -> None:
+        """The gate stays closed until the server is resumed."""
+        self.held = False
+
+    async def sleep(self, features: Features) -> None:
+        """The server holds no weights and no cache when this returns, and has to be held. Raises EngineError."""
+        self.hold()
+        if not features.sleep:
+            raise EngineError(
+                f"{self._client.url} cannot sleep: start the server with --enable-sleep-mode, and with "
+                "VLLM_SERVER_DEV_MODE=1 in its environment"
+            )
+        await self._asked("/sleep?level=2", _SLEEP_TIMEOUT_S)
+        self._asleep = {WEIGHTS, KV_CACHE}
+        self.wake_s = 0.0
+
+    async def wake(self, part: str) -> None:
+        """WEIGHTS or KV_CACHE gets its memory back, with anything in it, unless it is awake. Raises EngineError."""
+        if part not in self._asleep:
+            return
+        began_s = time.monotonic()
+        await self._asked(f"/wake_up?tags={part}", _SLEEP_TIMEOUT_S)
+        self._asleep.discard(part)
+        self.wake_s += time.monotonic() - began_s
+
+    async def passed(self) -> None:
+        """Returns when requests may be sent."""
+        if self.paused:
+            await self._gate.wait()
+
+    def open_gate(self) -> None:
+        """Whatever the server's state: what waits then finds out."""
+        self._gate.set()
+
+    async def pause(self, features: Features) -> None:
+        """Returns once the server has frozen what runs there. Raises EngineError."""
+        self._gate.clear()
+        try:
+            await self._post(features, "/pause?mode=keep")
+        except BaseException:
+            if not self.held:
+                self._gate.set()
+            raise
+
+    async def resume(self, features: Features) -> None:
+        """Raises EngineError; requests are sent again in any case, but to a held server."""
+        if self.held:
+            return
+        try:
+            await self._post(features, "/resume")
+        finally:
+            self._gate.set()
+
+    async def abort(self, server_id: str) -> None:
+        """Raises EngineError when the server does not offer it."""
+        for path in _ABORT_PATHS:
+            answer = await self._client.post(path, {"request_ids": [server_id]}, timeout_s=_TIMEOUT_S)
+            if answer.ok:
+                return
+        raise EngineError(f"{self._client.url} cannot abort a request: {answer.status} {answer.reason()}")
+
+    async def _post(self, features: Features, path: str) -> None:
+        if not features.pause:
+            raise EngineError(
+                f"{self._client.url} cannot be paused: start the server with VLLM_SERVER_DEV_MODE=1 in its environment"
+            )
+        await self._asked(path, _TIMEOUT_S)
+
+    async def _asked(self, path: str, timeout_s: float) -> None:
+        answer = await self._client.post(path, timeout_s=timeout_s)
+        if not answer.ok:
+            raise EngineError(f"{self._client.url}{path} answered {answer.status}: {answer.reason()}")

@@ -1,0 +1,399 @@
+"""One running vLLM server as an engine: whoever started it.
+
+Invariants:
+- All tokens of a completion were sampled with its weight version: a request that is in flight when the weights change
+  is ended in the server and sent again, and so is one of whose tokens the server tells two versions (spans).
+- A lost server fails every request that waits for it, at once; requests after that fail too until it is back. One
+  that is back with other weights than it should have stays lost.
+- While paused here, no request is sent; those already there freeze in the server.
+- A server that was put to sleep, or is held, gets its next request after its next update of weights: until then
+  requests wait, or fail with the reason where it is lost.
+- `close` ends what is in flight and leaves the server running.
+"""
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from itertools import count
+from typing import TYPE_CHECKING
+
+from swe_rl.engine.protocol import Completion, ContextOverflowError, EngineError, EngineStats, SamplingParams
+from swe_rl.engine.server.client import ConnectionLostError, HttpClient
+from swe_rl.engine.server.control import KV_CACHE, WEIGHTS, Control
+from swe_rl.engine.server.features import Features, Needs, Patience, probe
+from swe_rl.engine.server.inflight import InFlight, Interrupted
+from swe_rl.engine.server.monitor import Monitor, Watcher
+from swe_rl.engine.server.weights import (
+    WeightFolders,
+    forget_prefixes,
+    load_from_folder,
+    set_version,
+    told_version,
+)
+from swe_rl.engine.server.wire import MixedError, Reply, request_body, server_request_id, understood, version_of, within
+
+if TYPE_CHECKING:
+    import torch
+
+_log = logging.getLogger(__name__)
+_MIXED_TRIES = 8  # of a request whose replies mix versions: somebody else updates that server all the time
+
+
+class UnchangedError(EngineError):
+    """An update was given up before the server took anything."""
+
+
+class HttpEngine:
+    """`weights` None: the server's weights cannot be changed from here. `name` is the engine's for the router.
+
+    `on_change(up)` is called when the server is lost (False) and when it serves again (True).
+    """
+
+    def __init__(
+        self,
+        client: HttpClient,
+        needs: Needs,
+        *,
+        name: str,
+        max_num_seqs: int,
+        weights: WeightFolders | None = None,
+        patience: Patience | None = None,
+        stats_period_s: float = 0.5,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.name = name
+        self.on_change: Callable[[bool], None] | None = None
+        self._client = client
+        self._needs = needs
+        self._max_num_seqs = max_num_seqs
+        self._weights = weights
+        self._patience = patience
+        self._stats_period_s = stats_period_s
+        self._clock = clock
+        self._features: Features | None = None
+        self._monitor: Monitor | None = None
+        self._in_flight = InFlight(clock)
+        self._readmission: asyncio.Task[None] | None = None
+        self._control = Control(client)
+        self._server_ids: dict[str, str] = {}
+        self._numbers = count()
+        self._nonce = secrets.token_hex(4)
+        self._version = 0  # of the weights that the server was started with
+        self._sampled_total = self._prefilled_total = 0
+
+    @property
+    def features(self) -> Features:
+        """Raises EngineError before `start`."""
+        if self._features is None:
+            raise EngineError(f"Engine `{self.name}` was not started; await start() first.")
+        return self._features
+
+    @property
+    def weight_version(self) -> int:
+        return self._version
+
+    @property
+    def client(self) -> HttpClient:
+        """For requests that are no sampling."""
+        return self._client
+
+    @property
+    def in_flight(self) -> InFlight:
+        return self._in_flight
+
+    async def start(self) -> None:
+        """Raises ServerRefusedError, EngineError; the session is then closed again."""
+        await self._client.open()
+        try:
+            self._features = await probe(self._client, self._needs, self._patience)
+        except BaseException:
+            await self._client.close()
+            raise
+        _log.info("engine %s at %s: %s", self.name, self._client.url, self._features)
+        watcher = Watcher(lost=self.lose, back=self._came_back, restarted=self._was_restarted)
+        path = "/metrics" if self._features.metrics else "/v1/models"
+        self._monitor = Monitor(self._client, watcher, path=path, period_s=self._stats_period_s, clock=self._clock)
+        await self._monitor.look()
+        self._monitor.start()
+
+    async def generate(
+        self, prompt_ids: Sequence[int], params: SamplingParams, *, request_id: str, session_id: str | None = None
+    ) -> Completion:
+        """Raises ContextOverflowError, or EngineError. Cancelling the awaiting task aborts the request.
+
+        What an interruption by new weights has cost counts as `queue_s`.
+        """
+        self._check_room(prompt_ids, self.features, request_id)
+        arrived_s, mixed = self._clock(), 0
+        while True:
+            await self._control.passed()
+            self._in_flight.check()
+            try:
+                return await self._generate(prompt_ids, params, request_id, arrived_s)
+            except Interrupted:
+                continue
+            except MixedError as error:
+                mixed += 1
+                if mixed == _MIXED_TRIES:
+                    raise EngineError(f"Engine `{self.name}`: {error}") from error
+
+    async def _generate(
+        self, prompt_ids: Sequence[int], params: SamplingParams, request_id: str, arrived_s: float
+    ) -> Completion:
+        """Once. Raises Interrupted, MixedError, ContextOverflowError, EngineError."""
+        features, sent_s, version = self.features, self._clock(), self.weight_version
+        own_id = f"{self._nonce}-{next(self._numbers)}"
+        self._server_ids[request_id] = server_request_id(features.token_in, own_id)
+        body = request_body(
+            features.token_in,
+            prompt_ids,
+            within(params, self._limit(features) - len(prompt_ids)),
+            model=features.model,
+            request_id=own_id,
+            cache_salt=f"weights-{version}" if version else None,
+        )
+        try:
+            reply = await self._in_flight.run(self._asked(body, prompt_ids), len(prompt_ids))
+        except ContextOverflowError:
+            raise
+        except EngineError as error:
+            if isinstance(error, ConnectionLostError):
+                await self._broke_off()
+            raise type(error)(f"Engine `{self.name}`: {error}") from error
+        finally:
+            self._server_ids.pop(request_id, None)
+        version = version_of(reply, version)
+        return self._completion(reply, len(prompt_ids), version, sent_s, waited_s=sent_s - arrived_s)
+
+    async def abort(self, request_id: str) -> None:
+        """The request ends with finish_reason `abort` and what it has sampled so far; unknown ids are ignored.
+
+        Raises EngineError when the server does not offer it.
+        """
+        server_id = self._server_ids.get(request_id)
+        if server_id is not None:
+            await self._control.abort(server_id)
+
+    def release_session(self, session_id: str) -> None:
+        """Nothing is kept for a session: the server's prefix cache forgets what is not used."""
+
+    async def pause(self) -> None:
+        """Returns once the server has frozen what runs there. Raises EngineError."""
+        self._in_flight.check()
+        await self._control.pause(self.features)
+
+    async def resume(self) -> None:
+        await self._control.resume(self.features)
+
+    @property
+    def held(self) -> bool:
+        """It waits for weights, asleep or awake."""
+        return self._control.held
+
+    @property
+    def wake_s(self) -> float:
+        """Seconds that the last waking took."""
+        return self._control.wake_s
+
+    def hold(self) -> None:
+        """Requests wait for the next update of weights."""
+        self._control.hold()
+
+    async def sleep(self) -> None:
+        """The server gives its GPUs' memory back, weights included; the next update of weights wakes it.
+
+        Raises EngineError; a server that does not fall asleep is lost.
+        """
+        self._in_flight.check()
+        self._control.hold()
+        self._in_flight.interrupt()
+        self._rest(True)
+        try:
+            await self._control.sleep(self.features)
+        except BaseException as error:
+            self.lose(f"it could not be put to sleep: {error or type(error).__name__}")
+            raise
+
+    async def update_weights(self, weights: "Mapping[str, torch.Tensor]", version: int) -> None:
+        """Through a folder that the server reads; what is in flight begins anew with them.
+
+        Raises EngineError; a server that fails half-way is lost.
+        """
+        if self._weights is None or not self.features.reload:
+            raise EngineError(
+                f"Engine `{self.name}` at {self._client.url} takes no weights: the server needs VLLM_SERVER_DEV_MODE=1 "
+                "and a folder that it shares with this process (paths.scratch)"
+            )
+        folder = await self._weights.write(weights, version)
+        async with self.renewing(version) as client:
+            await load_from_folder(client, folder)
+
+    @asynccontextmanager
+    async def renewing(self, version: int) -> AsyncIterator[HttpClient]:
+        """The server is paused inside of the block, which gives it the weights of `version`.
+
+        One that sleeps is woken: the weights' memory before the block, the cache's after it. What is in flight begins
+        anew with them; a server whose block fails is lost, unless it fails with `UnchangedError`. Raises EngineError.
+        """
+        held = self._control.held
+        was_paused = self._control.paused and not held
+        if not was_paused and not self._control.asleep:
+            await self.pause()
+        self._in_flight.interrupt()
+        try:
+            await self._control.wake(WEIGHTS)
+            yield self._client
+            await self._control.wake(KV_CACHE)
+            await forget_prefixes(self._client)
+            await set_version(self._client, self.features, version)
+        except UnchangedError:
+            if not was_paused and not held:
+                await self.resume()
+            raise
+        except BaseException as error:
+            self.lose(f"an update of its weights failed half-way: {error or type(error).__name__}")
+            self._control.open_gate()  # what waits there fails with the reason
+            raise
+        self.stamp(version)
+        self._control.release()
+        self._rest(False)
+        if not was_paused:
+            await self.resume()
+
+    async def receiver(self) -> "HttpEngine":
+        """Who takes weights for this engine."""
+        return self
+
+    async def adopt(self, version: int) -> None:
+        """The server was started with the weights of `version`."""
+        await set_version(self._client, self.features, version)
+        self.stamp(version)
+
+    def stamp(self, version: int) -> None:
+        """The server holds `version` from now on, and what is in flight is sent again.
+
+        For updates that do not go through here, too: in a pause, as a reply that the server finishes between its
+        update and this call would count for the old weights.
+        """
+        self._version = version
+        self._in_flight.interrupt()
+
+    def stats(self) -> EngineStats:
+        """The server's own numbers, `stats_period_s` old at most; without /metrics what is known here."""
+        latest = self._monitor.latest if self._monitor else None
+        if latest is None:
+            held = self._in_flight.tokens
+            capacity = self._max_num_seqs * (self._features.max_model_len if self._features else 0)
+            running, waiting = len(self._in_flight), 0
+        else:
+            held, capacity = round(latest.kv_usage * latest.kv_capacity_tokens), latest.kv_capacity_tokens
+            running, waiting = latest.running, latest.waiting
+        return EngineStats(
+            running=running,
+            waiting=waiting,
+            kv_used_tokens=held,
+            kv_capacity_tokens=capacity,
+            weight_version=self.weight_version,
+            sampled_tokens_total=self._sampled_total,
+            prefill_tokens_total=self._prefilled_total,
+            preemptions_total=latest.preemptions_total if latest else 0,
+        )
+
+    async def refresh(self) -> None:
+        """Looks at the server's load now."""
+        if self._monitor is not None:
+            await self._monitor.look()
+
+    def lose(self, reason: str) -> None:
+        """Fails what is in flight and what comes, until the server is back."""
+        was_up = self._in_flight.failure is None
+        self._in_flight.fail(EngineError(f"Engine `{self.name}` at {self._client.url} is lost: {reason}"))
+        if was_up:
+            self._tell(False)
+
+    async def close(self) -> None:
+        """May be called twice."""
+        self.on_change = None
+        self._in_flight.fail(self._in_flight.failure or EngineError(f"Engine `{self.name}` is closed."))
+        self._control.open_gate()
+        if self._readmission is not None:
+            self._readmission.cancel()
+        if self._monitor is not None:
+            await self._monitor.close()
+        await self._client.close()
+
+    def _limit(self, features: Features) -> int:
+        """Tokens of prompt and reply together."""
+        return min(self._needs.max_model_len, features.max_model_len)
+
+    def _check_room(self, prompt_ids: Sequence[int], features: Features, request_id: str) -> None:
+        limit = self._limit(features)
+        if not prompt_ids:
+            raise EngineError(f"Engine `{self.name}` refuses request `{request_id}`: its prompt is empty.")
+        if len(prompt_ids) + 1 > limit:
+            raise ContextOverflowError(
+                f"Request `{request_id}` has a prompt of {len(prompt_ids)} tokens, which leaves no room to sample "
+                f"within engine.max_model_len={limit}."
+            )
+
+    async def _asked(self, body: Mapping[str, object], prompt_ids: Sequence[int]) -> Reply:
+        token_in = self.features.token_in
+        answer = await self._client.post(token_in.value, body)
+        return understood(answer, token_in, self._client.url, len(prompt_ids), self._needs.vocab_size)
+
+    def _completion(
+        self, reply: Reply, prompt_tokens: int, version: int, sent_s: float, *, waited_s: float
+    ) -> Completion:
+        elapsed_s = self._clock() - sent_s
+        cached = reply.cached_tokens or 0
+        self._sampled_total += len(reply.token_ids)
+        self._prefilled_total += prompt_tokens - cached
+        queue_s, prefill_s = reply.queue_s or 0.0, reply.prefill_s or 0.0
+        return Completion(
+            token_ids=reply.token_ids,
+            logprobs=reply.logprobs,
+            finish_reason=reply.finish_reason,
+            weight_version=version,
+            cached_tokens=cached,
+            queue_s=waited_s + queue_s,
+            prefill_s=prefill_s,
+            decode_s=max(0.0, elapsed_s - queue_s - prefill_s) if reply.decode_s is None else reply.decode_s,
+        )
+
+    async def _broke_off(self) -> None:
+        """A connection was lost; whoever started the server knows best what that means."""
+
+    def _rest(self, on: bool) -> None:
+        if self._monitor is not None:
+            self._monitor.rest(on)
+
+    def _tell(self, up: bool) -> None:
+        if self.on_change is not None:
+            self.on_change(up)
+
+    def _came_back(self) -> None:
+        if self._readmission is None or self._readmission.done():
+            self._readmission = asyncio.get_running_loop().create_task(self._readmit())
+
+    def _was_restarted(self) -> None:
+        self.lose("its server was restarted")
+        self._came_back()
+
+    async def _readmit(self) -> None:
+        """A server that came back serves again if it has the weights that it should have."""
+        if self.held:
+            return
+        try:
+            if self.weight_version and await told_version(self._client, self.features) != self.weight_version:
+                self.lose(f"its server came back without the weights of step {self.weight_version}")
+                return
+        except EngineError as error:
+            self.lose(str(error))
+            return
+        if self._in_flight.failure is not None:
+            _log.warning("engine %s is back", self.name)
+            self._in_flight.readmit()
+            self._tell(True)

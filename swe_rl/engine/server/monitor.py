@@ -1,0 +1,123 @@
+"""Watches one server from outside: its load for routing, and whether it is still there.
+
+Invariants:
+- One look at a time; a slow server is asked less often, never more.
+- A server is lost when nothing listens for `REFUSED_S`, or at once where a request broke off too, or when no look
+  succeeded for `SILENT_S`; each loss and each return is told once.
+- Silence is the server's own: time in which our event loop stood still is not in it.
+- Nobody is told that a resting server is lost, however long it is silent.
+- A server that was started anew between two looks is told as well: its weights are not those of before.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from swe_rl.engine.loop_lag import LoopLag
+from swe_rl.engine.protocol import EngineError
+from swe_rl.engine.server.client import HttpClient, UnreachableError
+from swe_rl.engine.server.metrics import ServerMetrics, parse_metrics
+
+REFUSED_S = 3.0
+SILENT_S = 60.0  # a server under load answers late, but not this late
+_LOOK_TIMEOUT_S = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class Watcher:
+    """What the monitor tells; all are called in the event loop's thread."""
+
+    lost: Callable[[str], None]
+    back: Callable[[], None]
+    restarted: Callable[[], None]
+
+
+class Monitor:
+    """`path` is /metrics, or for servers without it any path that answers."""
+
+    def __init__(
+        self,
+        client: HttpClient,
+        watcher: Watcher,
+        *,
+        path: str = "/metrics",
+        period_s: float = 0.5,
+        clock: Callable[[], float] = time.monotonic,
+        lag: LoopLag | None = None,
+    ) -> None:
+        self.latest: ServerMetrics | None = None
+        self._client = client
+        self._watcher = watcher
+        self._path = path
+        self._period_s = period_s
+        self._clock = clock
+        self._lag = lag or LoopLag(clock)
+        self._seen_s = self._heard_s()
+        self._resting = False
+        self._lost = False
+        self._looking = asyncio.Lock()
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def start(self) -> None:
+        self._lag.restart()
+        self._seen_s = self._heard_s()
+        loop = asyncio.get_running_loop()
+        self._tasks = [loop.create_task(self._run()), loop.create_task(self._lag.run())]
+
+    async def close(self) -> None:
+        tasks, self._tasks = self._tasks, []
+        for task in tasks:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+
+    def rest(self, on: bool) -> None:
+        """The server sleeps, and may answer late or not at all; its process is somebody else's to watch."""
+        self._resting, self._seen_s = on, self._heard_s()
+
+    async def look(self) -> None:
+        """One look; what it finds is told."""
+        async with self._looking:
+            await self._look()
+
+    async def suspect(self) -> None:
+        """A request broke off: whether the server is still there."""
+        async with self._looking:
+            if not self._lost:
+                await self._look(suspected=True)
+
+    async def _look(self, *, suspected: bool = False) -> None:
+        try:
+            answer = await self._client.get(self._path, timeout_s=_LOOK_TIMEOUT_S)
+            if answer.status >= 500:
+                raise EngineError(f"{self._path} answered {answer.status}: {answer.reason()}")
+        except EngineError as error:
+            self._missed(error, suspected)
+            return
+        self._seen_s = self._heard_s()
+        found = parse_metrics(answer.body.decode(errors="replace")) if answer.ok else None
+        if found is not None:
+            before, self.latest = self.latest, found
+            if before is not None and before.started_s and found.started_s != before.started_s:
+                self._watcher.restarted()
+        if self._lost:
+            self._lost = False
+            self._watcher.back()
+
+    def _missed(self, error: EngineError, suspected: bool) -> None:
+        refused_s = 0.0 if suspected else REFUSED_S
+        limit_s = refused_s if isinstance(error, UnreachableError) else SILENT_S
+        if not self._resting and not self._lost and self._heard_s() - self._seen_s >= limit_s:
+            self._lost = True
+            self._watcher.lost(str(error))
+
+    def _heard_s(self) -> float:
+        """The clock without the time in which nothing could be heard here."""
+        return self._clock() - self._lag.total_s()
+
+    async def _run(self) -> None:
+        while True:
+            await self.look()
+            await asyncio.sleep(self._period_s)

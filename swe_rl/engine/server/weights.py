@@ -1,0 +1,167 @@
+"""New weights for a running server by way of a folder: written once, read by every engine.
+
+Invariants:
+- A folder under its final name is complete; the newest two versions are kept, so that a server that dies can be
+  started with the weights that it had.
+- What a server loads is a plain Hugging Face folder: config.json, safetensors and the tokenizer of the source.
+- Weights that can write themselves (`WritesFiles`, those of many ranks) never pass through this process.
+- With `untied` the output layer gets a tensor of its own: vLLM's CPU build keeps a packed copy of tied embeddings
+  that a reload does not renew (seen in 0.32).
+"""
+
+import asyncio
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+from swe_rl.engine.protocol import EngineError
+from swe_rl.engine.server.client import Answer, HttpClient, ServerFailingError
+from swe_rl.engine.server.features import Features
+from swe_rl.engine.server.wire import weight_version
+from swe_rl.host.kill_point import kill_point
+from swe_rl.logger.disk import disk_error, write_text_atomic
+
+if TYPE_CHECKING:
+    import torch
+
+_LOAD_TIMEOUT_S = 1800.0
+_RESET_TRIES = 20
+_RESET_PAUSE_S = 0.1
+_KEPT = 2
+_COPIED = ("tokenizer", "vocab", "merges", "special_tokens", "chat_template", "added_tokens", "generation_config")
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+
+
+@runtime_checkable
+class WritesFiles(Protocol):
+    """Weights that are somewhere else than in this process."""
+
+    def write_files(self, folder: Path, twice: Mapping[str, str]) -> None:
+        """Safetensors files, and an index where there are several; `twice`: second names, with the first ones."""
+        ...
+
+
+class WeightFolders:
+    """`source` is the folder that the servers were started with; `root` is seen by them and by this process."""
+
+    def __init__(self, root: Path, source: Path, *, untied: bool = False) -> None:
+        self.root = root
+        self._source = source
+        self._untied = untied
+        self._lock = asyncio.Lock()
+        self._written: dict[int, Path] = {}
+
+    async def write(self, weights: "Mapping[str, torch.Tensor]", version: int) -> Path:
+        """The folder of `version`; engines that ask for the same one share it. Raises DiskError, EngineError."""
+        async with self._lock:
+            if version not in self._written:
+                self._written[version] = await asyncio.to_thread(self._write, weights, version)
+                await asyncio.to_thread(self._forget_old)
+            return self._written[version]
+
+    def find(self, version: int) -> Path | None:
+        return self._written.get(version)
+
+    def _write(self, weights: "Mapping[str, torch.Tensor]", version: int) -> Path:
+        target = self.root / f"weights_{version:08d}"
+        aside = self.root / f".{target.name}.{os.getpid()}"
+        try:
+            shutil.rmtree(aside, ignore_errors=True)
+            aside.mkdir(parents=True)
+            export(self._source, aside, weights, untied=self._untied)
+            kill_point("weights_written")
+            shutil.rmtree(target, ignore_errors=True)
+            aside.rename(target)
+        except BaseException as error:
+            shutil.rmtree(aside, ignore_errors=True)
+            if isinstance(error, OSError):
+                raise disk_error(target, error) from error
+            raise
+        return target
+
+    def _forget_old(self) -> None:
+        for version in sorted(self._written)[:-_KEPT]:
+            shutil.rmtree(self._written.pop(version), ignore_errors=True)
+
+
+def export(source: Path, target: Path, weights: "Mapping[str, torch.Tensor]", *, untied: bool = False) -> None:
+    """`weights` (names as in the model's `state_dict`) beside the config and tokenizer of `source`. Raises OSError."""
+    tied = _describe(source, target, untied=untied)
+    if isinstance(weights, WritesFiles):
+        weights.write_files(target, {HEAD: EMBEDDING} if tied and untied else {})
+        return
+    from safetensors.torch import save_file
+
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
+    if tied and untied:
+        tensors[HEAD] = tensors[EMBEDDING].clone()
+    elif tied:
+        tensors.pop(HEAD, None)
+    save_file(tensors, target / "model.safetensors", metadata={"format": "pt"})
+
+
+def _describe(source: Path, target: Path, *, untied: bool) -> bool:
+    """Config and tokenizer; whether the output layer of `source` is its embedding."""
+    config = json.loads((source / "config.json").read_text())
+    tied = bool(config.get("tie_word_embeddings"))
+    if tied and untied:
+        config["tie_word_embeddings"] = False
+    write_text_atomic(target / "config.json", json.dumps(config, indent=2))
+    for file in source.iterdir():
+        if file.name.startswith(_COPIED):
+            shutil.copyfile(file, target / file.name)
+    return tied
+
+
+def untied_copy(source: Path, target: Path) -> Path:
+    """The model of `source` with an output layer of its own, where it has none. Raises DiskError."""
+    from safetensors.torch import load_file
+
+    if not json.loads((source / "config.json").read_text()).get("tie_word_embeddings"):
+        return source
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+        export(source, target, load_file(source / "model.safetensors"), untied=True)
+    except OSError as error:
+        raise disk_error(target, error) from error
+    return target
+
+
+async def load_from_folder(client: HttpClient, folder: Path) -> None:
+    """The server, which must be paused, holds the weights of `folder` when this returns. Raises EngineError."""
+    await ask(client, "/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}})
+
+
+async def set_version(client: HttpClient, features: Features, version: int) -> None:
+    if features.version_stamp:
+        await ask(client, "/update_weight_version", {"new_version": str(version)})
+
+
+async def told_version(client: HttpClient, features: Features) -> int | None:
+    """What the server says it holds; None where it cannot say."""
+    if not features.version_stamp:
+        return None
+    answer = await client.get("/weight_info")
+    return weight_version(str(answer.json().get("weight_version"))) if answer.ok else None
+
+
+async def forget_prefixes(client: HttpClient) -> None:
+    """Also those of frozen requests, which the server then computes anew. It refuses while blocks are being moved."""
+    for _ in range(_RESET_TRIES):
+        answer = await ask(client, "/reset_prefix_cache?reset_running_requests=true")
+        if not answer.body or answer.json().get("success", True):
+            return
+        await asyncio.sleep(_RESET_PAUSE_S)
+    raise EngineError(f"{client.url} does not give up the prefixes that it cached with the old weights")
+
+
+async def ask(client: HttpClient, path: str, body: Mapping[str, object] | None = None) -> Answer:
+    """With the patience that weights need. Raises ServerFailingError, EngineError."""
+    answer = await client.post(path, body, timeout_s=_LOAD_TIMEOUT_S)
+    if not answer.ok:
+        kind = ServerFailingError if answer.status >= 500 else EngineError
+        raise kind(f"{client.url}{path} answered {answer.status}: {answer.reason()}")
+    return answer

@@ -1,0 +1,223 @@
+"""What is said to a vLLM server for one completion, and what its answer means. Pure.
+
+Invariants:
+- Every sampling parameter that a model folder's generation_config could change is sent.
+- Generation ends at the given stop tokens only (`ignore_eos`): the same rule as the embedded engine's.
+- A reply with another number of log-probabilities than tokens, with one that no float32 sampler gives (vLLM writes
+  -9999 for NaN and minus infinity; none is above 0), or with a token that the model does not have, is an error, never a
+  completion: trained on, it would spoil the policy, and sent back with the next turn, it fails there.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from swe_rl.engine.protocol import ContextOverflowError, EngineError, FinishReason, SamplingParams
+from swe_rl.engine.server.client import Answer, ServerFailingError
+
+_SEED_MASK = 2**63 - 1  # of a signed 64-bit integer
+_LOWEST_LOGPROB = -9000.0
+_ROUNDING_NATS = 1e-3
+_LARGEST_VOCABULARY = 2**31  # ids are 32-bit integers everywhere
+
+
+class BadReplyError(EngineError):
+    """A server answered, and not with a completion that can be used."""
+
+
+class TokenIn(StrEnum):
+    """The two ways to send token ids. Only `completions` tells queue, prefill and decode times apart."""
+
+    completions = "/v1/completions"
+    generate = "/inference/v1/generate"
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """`version_spans`: (weight version, first token, end token); empty where the server does not tell."""
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    finish_reason: FinishReason
+    cached_tokens: int | None
+    queue_s: float | None
+    prefill_s: float | None
+    decode_s: float | None
+    version_spans: tuple[tuple[str, int, int], ...] = ()
+
+
+def request_body(
+    kind: TokenIn,
+    prompt_ids: Sequence[int],
+    params: SamplingParams,
+    *,
+    model: str,
+    request_id: str,
+    cache_salt: str | None = None,
+) -> dict[str, Any]:
+    """`cache_salt` keeps cached prefixes of one weight version from being used by another."""
+    sampling = _sampling(params)
+    prompt = prompt_ids if isinstance(prompt_ids, list | tuple) else list(prompt_ids)
+    body: dict[str, Any] = {"model": model, "request_id": request_id}
+    if cache_salt is not None:
+        body["cache_salt"] = cache_salt
+    if kind is TokenIn.generate:
+        return {**body, "token_ids": prompt, "sampling_params": {**sampling, "detokenize": False}}
+    return {**body, **sampling, "prompt": prompt, "return_token_ids": True, "stream": False}
+
+
+def server_request_id(kind: TokenIn, request_id: str) -> str:
+    """The id under which vLLM can abort the request (seen in 0.26 to 0.32)."""
+    return f"generate-tokens-{request_id}" if kind is TokenIn.generate else f"cmpl-{request_id}-0"
+
+
+class BadNumbersError(BadReplyError):
+    """What it answered has the form of a completion, and numbers that no sound model gives."""
+
+
+def parse_reply(kind: TokenIn, payload: object, *, vocab_size: int | None = None) -> Reply:
+    """Raises BadReplyError for anything that is not one completion with token ids and log-probabilities.
+
+    `vocab_size` None: not known.
+    """
+    try:
+        return _parse(kind, payload, vocab_size or _LARGEST_VOCABULARY)
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise BadReplyError(f"it answered with something that is not a completion ({type(error).__name__})") from error
+
+
+def weight_version(name: str) -> int | None:
+    """The number that `update_weights` gave; None for a name that somebody else gave."""
+    return int(name) if name.isdecimal() else None
+
+
+def _sampling(params: SamplingParams) -> dict[str, Any]:
+    sampling: dict[str, Any] = {
+        "max_tokens": params.max_tokens,
+        "temperature": params.temperature,
+        "top_p": params.top_p,
+        "top_k": params.top_k,
+        "min_p": 0.0,
+        "repetition_penalty": 1.0,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+        "stop_token_ids": list(params.stop_token_ids),
+        "ignore_eos": True,
+        "logprobs": 0,  # of the sampled token only
+    }
+    if params.seed is not None:
+        sampling["seed"] = params.seed & _SEED_MASK
+    return sampling
+
+
+def _parse(kind: TokenIn, payload: Any, vocab_size: int) -> Reply:
+    choice = payload["choices"][0]
+    token_ids = choice["token_ids"]
+    if token_ids is None:
+        raise BadReplyError("it does not return token ids")
+    found = choice["logprobs"]
+    if found is None and token_ids:
+        raise BadReplyError("it does not return log-probabilities")
+    if not token_ids:  # aborted before its first token
+        logprobs: list[float] = []
+    elif kind is TokenIn.generate:
+        logprobs = [entry["logprob"] for entry in found["content"]]
+    else:
+        logprobs = found["token_logprobs"]
+    _check_tokens(token_ids, vocab_size)
+    _check_logprobs(logprobs, len(token_ids))
+    details = (payload.get("usage") or {}).get("prompt_tokens_details") or {}
+    times = payload.get("metrics") or {}
+    return Reply(
+        token_ids=tuple(token_ids),
+        logprobs=tuple(min(0.0, float(logprob)) for logprob in logprobs),
+        finish_reason=_finish_reason(choice["finish_reason"]),
+        cached_tokens=_count(details.get("cached_tokens")),
+        queue_s=_seconds(times, "queue_time_ms"),
+        prefill_s=_seconds(times, "time_to_first_token_ms"),  # from the first scheduling on, despite its name
+        decode_s=_seconds(times, "generation_time_ms"),
+        version_spans=tuple(
+            (str(span["version"]), int(span["start"]), int(span["end"])) for span in choice.get("weight_versions") or ()
+        ),
+    )
+
+
+def _check_tokens(token_ids: Sequence[Any], vocab_size: int) -> None:
+    if not all(type(token) is int for token in token_ids):
+        raise BadReplyError("it answered with token ids that are no integers")
+    if token_ids and not 0 <= min(token_ids) <= max(token_ids) < vocab_size:
+        at, token = next((at, token) for at, token in enumerate(token_ids) if not 0 <= token < vocab_size)
+        raise BadNumbersError(
+            f"its token {at} is {token}, outside 0 .. {vocab_size - 1} (model.vocab_size): it serves another model, or "
+            "its answer was damaged"
+        )
+
+
+def _check_logprobs(logprobs: Sequence[object], num_tokens: int) -> None:
+    if num_tokens != len(logprobs):
+        raise BadReplyError(f"it answered with {num_tokens} tokens and {len(logprobs)} log-probabilities")
+    for at, logprob in enumerate(logprobs):
+        if not isinstance(logprob, int | float) or not math.isfinite(logprob) or logprob < _LOWEST_LOGPROB:
+            raise BadNumbersError(
+                f"the log-probability of its token {at} is {logprob}: the model's logits are not finite"
+            )
+        if logprob > _ROUNDING_NATS:
+            raise BadNumbersError(f"the log-probability of its token {at} is {logprob}, above 0: it is none")
+
+
+def _finish_reason(found: object) -> FinishReason:
+    if found == "stop":
+        return "stop"
+    if found == "length":
+        return "length"
+    if found == "abort":
+        return "abort"
+    raise BadReplyError(f"it ended the request with finish_reason {found!r}")
+
+
+def _count(found: object) -> int | None:
+    return found if type(found) is int and found >= 0 else None
+
+
+def _seconds(times: Mapping[str, Any], key: str) -> float | None:
+    found = times.get(key)
+    return None if found is None or not math.isfinite(found) else max(0.0, float(found)) / 1000.0
+
+
+_OVERFLOW_WORDS = ("maximum context length", "maximum model length", "max_model_len")
+
+
+class MixedError(Exception):
+    """A reply whose tokens were sampled with different weights."""
+
+
+def understood(answer: Answer, token_in: TokenIn, url: str, prompt_tokens: int, vocab_size: int | None) -> Reply:
+    """Raises ContextOverflowError, ServerFailingError, EngineError."""
+    if answer.ok:
+        return parse_reply(token_in, answer.json(), vocab_size=vocab_size)
+    reason = answer.reason()
+    if answer.status == 400 and any(words in reason for words in _OVERFLOW_WORDS):
+        raise ContextOverflowError(f"{prompt_tokens} prompt tokens do not fit: {reason}")
+    kind = ServerFailingError if answer.status >= 500 else EngineError
+    raise kind(f"{url} answered {answer.status}: {reason}")
+
+
+def version_of(reply: Reply, sent: int) -> int:
+    """What the server tells of the tokens, or else `sent`, the version that it had when the request was sent.
+
+    Raises MixedError.
+    """
+    names = list(dict.fromkeys(name for name, _, _ in reply.version_spans))
+    if len(names) > 1:
+        raise MixedError(f"its weights change while it replies, every time: {', '.join(names)} in one reply")
+    told = weight_version(names[0]) if names else None
+    return sent if told is None else told
+
+
+def within(params: SamplingParams, room: int) -> SamplingParams:
+    """`room`: tokens that may be sampled."""
+    if params.max_tokens <= room:
+        return params
+    return SamplingParams(room, params.temperature, params.top_p, params.top_k, params.stop_token_ids, params.seed)

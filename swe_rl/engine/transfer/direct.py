@@ -1,0 +1,260 @@
+"""New weights for all engines at once, from the trainer's memory into theirs: vLLM's own protocol of weight transfer.
+
+Invariants:
+- Tensors travel when every server is paused and waits for them; an update counts when every server has all of them.
+- The wire is opened anew whenever a server is another one than before.
+- An update that failed is tried once more, with the servers that are up by then.
+- A server that is started anew between two updates gets the weights through a folder.
+"""
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
+from urllib.parse import urlsplit
+
+from swe_rl.engine.protocol import Engine, EngineError
+from swe_rl.engine.server.client import HttpClient
+from swe_rl.engine.server.engine import HttpEngine, UnchangedError
+from swe_rl.engine.server.features import minor_version
+from swe_rl.engine.server.weights import ask
+from swe_rl.engine.transfer.wire import (
+    NCCL,
+    NCCL_BUFFER_BYTES,
+    NCCL_BUFFERS,
+    Announced,
+    SendsWeights,
+    Sent,
+)
+from swe_rl.engine.update import is_gone, sync_error
+
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
+_OTHER = "another engine"
+_INSTEAD = " With trainer.weight_sync=disk they go through a folder."
+_SENDER_S = 15.0  # that the sender has to end after a server failed
+_PACKED = {"packed": True, "packed_buffer_size_bytes": NCCL_BUFFER_BYTES, "packed_num_buffers": NCCL_BUFFERS}
+_PACKED_AT_INIT = (0, 28)  # the first vLLM that is told so when the wire is opened, not with every update
+
+
+@runtime_checkable
+class Receives(Protocol):
+    """An engine whose server takes weights."""
+
+    name: str
+
+    async def receiver(self) -> HttpEngine: ...
+
+
+@runtime_checkable
+class Explains(Protocol):
+    """An engine that knows more of its server's failures than the server answers."""
+
+    def explained(self, error: EngineError) -> EngineError: ...
+
+
+@dataclass(slots=True)
+class Times:
+    """Of one update, in seconds, each the slowest server's; `gather` and `wire` are the sender's."""
+
+    pause_s: float = 0.0
+    gather_s: float = 0.0
+    wire_s: float = 0.0
+    load_s: float = 0.0
+    resume_s: float = 0.0
+    sent_gb: float = 0.0
+    rounds: int = 1
+
+
+@dataclass(slots=True)
+class _Round:
+    """One try. All servers wait for each other at `paused`, and with the sender at `ready`."""
+
+    version: int
+    update_info: Mapping[str, Any]
+    paused: asyncio.Barrier
+    ready: asyncio.Barrier
+    times: Times = field(default_factory=Times)
+
+
+class Transfer:
+    def __init__(self, engines: Sequence[Engine], sender: SendsWeights, kind: str, twice: Mapping[str, str]) -> None:
+        """`twice`: second names of tensors that servers want under both."""
+        self._engines, self._sender, self._kind, self._twice = engines, sender, kind, twice
+        self._wired: tuple[HttpEngine, ...] = ()
+        self._announced: Sequence[Announced] = ()
+        self._version = 0  # that all servers have, or had
+
+    async def update(self, version: int) -> Times:
+        """Every engine that will serve again has the sender's weights then. Raises WeightSyncError, TrainerError."""
+        tries = 2
+        for number in range(1, tries + 1):
+            receivers, failures = await self._receivers()
+            if not failures:
+                times, failures = await self._try(receivers, version)
+                if not failures:
+                    times.rounds, self._version = number, version
+                    return times
+                failures = {name: self._explained(name, error) for name, error in failures.items()}
+            self._wired = ()
+        raise sync_error(failures, len(self._engines), version, _INSTEAD) from next(iter(failures.values()))
+
+    async def restore(self, http: HttpEngine) -> None:
+        """For a server that was started anew: what the sender holds, through a folder. Raises EngineError."""
+        weights = await asyncio.to_thread(self._sender.weights)
+        await http.update_weights(weights, self._version)
+
+    def _explained(self, name: str, error: EngineError) -> EngineError:
+        engine = next(one for one in self._engines if one.name == name)
+        return engine.explained(error) if isinstance(engine, Explains) else error
+
+    async def _receivers(self) -> tuple[dict[str, HttpEngine], dict[str, EngineError]]:
+        """Those of engines that are up or come up again, by the engine's name."""
+        wanting = [one for one in self._engines if not is_gone(one)] or list(self._engines)
+        ends = await asyncio.gather(*(_receiver(one) for one in wanting), return_exceptions=True)
+        found: dict[str, HttpEngine] = {}
+        failures: dict[str, EngineError] = {}
+        for engine, end in zip(wanting, ends, strict=True):
+            if isinstance(end, HttpEngine):
+                found[engine.name] = end
+            elif not isinstance(end, EngineError):
+                raise end
+            elif not is_gone(engine):
+                failures[engine.name] = end
+        if not found and not failures:
+            failures = {one.name: EngineError("it is gone") for one in wanting}
+        return found, failures
+
+    async def _try(self, receivers: Mapping[str, HttpEngine], version: int) -> tuple[Times, dict[str, EngineError]]:
+        if self._wired != tuple(receivers.values()):
+            if failures := await self._open(receivers):
+                return Times(), failures
+            self._wired = tuple(receivers.values())
+        count = len(receivers)
+        one = _Round(version, self._update_info(), asyncio.Barrier(count), asyncio.Barrier(count + 1))
+        sending = asyncio.create_task(self._send(one))
+        taking = [asyncio.create_task(_take(http, one, self._kind)) for http in receivers.values()]
+        sending.add_done_callback(lambda _: _give_up(sending, taking))
+        ends = await asyncio.gather(*taking, return_exceptions=True)
+        failures = failures_of(receivers, ends)
+        if failures:
+            await one.ready.abort()
+        await asyncio.wait({sending}, timeout=_SENDER_S if failures else None)
+        if not sending.done():  # NCCL cannot be taken back: the trainer's ranks end with the run
+            raise sync_error(failures, len(self._engines), version, _INSTEAD)
+        sent = sending.result()
+        if sent.problem and not failures:
+            failures = dict.fromkeys(receivers, EngineError(f"the trainer could not send: {sent.problem}"))
+        one.times.gather_s, one.times.wire_s, one.times.sent_gb = sent.gather_s, sent.wire_s, sent.sent_bytes / 1e9
+        return one.times, failures
+
+    async def _send(self, one: _Round) -> Sent:
+        try:
+            await one.ready.wait()
+        except asyncio.BrokenBarrierError:
+            return Sent(problem="a server was not ready")
+        return await asyncio.to_thread(self._sender.transfer_weights, self._twice)
+
+    async def _open(self, receivers: Mapping[str, HttpEngine]) -> dict[str, EngineError]:
+        """All ends meet at rank 0 of the trainer."""
+        sizes = await asyncio.gather(*(_world_size(http.client) for http in receivers.values()))
+        loopback = all(urlsplit(http.client.url).hostname in _LOOPBACK for http in receivers.values())
+        host, port = await asyncio.to_thread(self._sender.wire_address, loopback)
+        world = 1 + sum(sizes)
+        offsets = [1 + sum(sizes[:index]) for index in range(len(sizes))]
+        opening = asyncio.create_task(asyncio.to_thread(self._sender.open_wire, self._kind, host, port, world))
+        ends = await asyncio.gather(
+            *(
+                _init(http, self._kind, {"master_address": host, "master_port": port, "rank_offset": offset}, world)
+                for http, offset in zip(receivers.values(), offsets, strict=True)
+            ),
+            return_exceptions=True,
+        )
+        problem = await opening
+        failures = failures_of(receivers, ends)
+        if problem and not failures:
+            failures = dict.fromkeys(receivers, EngineError(f"the trainer did not reach it: {problem}"))
+        if not failures and not self._announced:
+            self._announced = await asyncio.to_thread(self._sender.announce_weights, self._twice)
+        return failures
+
+    def _update_info(self) -> dict[str, Any]:
+        return {
+            "names": [one.name for one in self._announced],
+            "dtype_names": [one.dtype for one in self._announced],
+            "shapes": [list(one.shape) for one in self._announced],
+        }
+
+
+async def _receiver(engine: Engine) -> HttpEngine:
+    if not isinstance(engine, Receives):
+        raise EngineError(f"Engine `{engine.name}` is no server that takes weights from a trainer's memory")
+    return await engine.receiver()
+
+
+async def _take(http: HttpEngine, one: _Round, kind: str) -> None:
+    """One server's part of a round. Raises EngineError."""
+    began_s = time.monotonic()
+    try:
+        async with http.renewing(one.version) as client:
+            await _meet(one.paused)
+            await ask(client, "/start_weight_update")
+            paused_s = time.monotonic()
+            await one.ready.wait()
+            packed = _PACKED if kind == NCCL and not _packed_at_init(http) else {}
+            await ask(client, "/update_weights", {"update_info": {**one.update_info, **packed}})
+            taken_s = time.monotonic()
+            await ask(client, "/finish_weight_update")
+            loaded_s = time.monotonic()
+    except BaseException as error:
+        await one.paused.abort()
+        await one.ready.abort()
+        if isinstance(error, asyncio.BrokenBarrierError):
+            raise EngineError(f"{_OTHER} did not begin") from error
+        raise
+    times = one.times
+    times.pause_s = max(times.pause_s, paused_s - began_s)
+    times.load_s = max(times.load_s, loaded_s - taken_s)
+    times.resume_s = max(times.resume_s, time.monotonic() - loaded_s)
+
+
+async def _meet(servers: asyncio.Barrier) -> None:
+    try:
+        await servers.wait()
+    except asyncio.BrokenBarrierError as error:
+        raise UnchangedError(f"{_OTHER} could not be paused") from error
+
+
+async def _init(http: HttpEngine, kind: str, where: Mapping[str, object], world: int) -> None:
+    packed = _PACKED if kind == NCCL and _packed_at_init(http) else {}
+    await ask(http.client, "/init_weight_transfer_engine", {"init_info": {**where, "world_size": world, **packed}})
+
+
+def _packed_at_init(http: HttpEngine) -> bool:
+    return minor_version(http.features.version) >= _PACKED_AT_INIT
+
+
+async def _world_size(client: HttpClient) -> int:
+    """Workers of a server."""
+    answer = await client.get("/get_world_size")
+    return int(answer.json().get("world_size", 1)) if answer.ok else 1
+
+
+def _give_up(sending: "asyncio.Task[Sent]", taking: "Sequence[asyncio.Task[None]]") -> None:
+    """Servers that still wait for what a sender cannot send learn of it by themselves, or not at all."""
+    if sending.cancelled() or sending.exception() or sending.result().problem:
+        for one in taking:
+            asyncio.get_running_loop().call_later(_SENDER_S, one.cancel)
+
+
+def failures_of(receivers: Mapping[str, HttpEngine], ends: Sequence[object]) -> dict[str, EngineError]:
+    """By engine, without those that only followed another's."""
+    found: dict[str, EngineError] = {}
+    for name, end in zip(receivers, ends, strict=True):
+        if isinstance(end, EngineError):
+            found[name] = end
+        elif isinstance(end, asyncio.CancelledError):
+            found[name] = EngineError("it still waited for weights that the trainer could not send")
+        elif isinstance(end, BaseException):
+            raise end
+    return {name: one for name, one in found.items() if not isinstance(one, UnchangedError)} or found

@@ -1,0 +1,1 @@
+"""vLLM servers that this run starts, watches and starts again."""

@@ -1,0 +1,364 @@
+"""A vLLM server that this run starts, watches and starts again, as an engine.
+
+Invariants:
+- When the server dies, what waits for it fails at once with the reason from its log; later requests wait for the
+  restart, which is tried `max_restarts` times in the engine's life, and fail when there is none left.
+- A restarted server serves only with the weights that the dead one had, or newer ones; otherwise it stays down.
+- New weights reach a server that dies while it takes them once it is back.
+- A server that dies between `sleep` and `may_wake` leaves its GPUs free until `may_wake`; one that is started anew
+  while it waits for weights gets them by the next update, and serves nobody before.
+- A server that dies for want of a compiler is started again without compiled kernels, once, with a line that says so;
+  one that does not understand the name of a MIG slice is given the slice's number.
+- `close` ends the process and everything below it.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from swe_rl.engine.loss import LossTeller, Record
+from swe_rl.engine.protocol import Completion, EngineError, EngineStats, SamplingParams
+from swe_rl.engine.server.client import ServerFailingError
+from swe_rl.engine.server.engine import HttpEngine
+from swe_rl.engine.server.weights import WeightFolders
+from swe_rl.engine.vllm.log import Cause
+from swe_rl.engine.vllm.server import ServerDiedError, VllmServer
+
+if TYPE_CHECKING:
+    import torch
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Makers:
+    """`server`: from a model folder, whether to run eagerly, and whether a MIG slice is called by its number (which
+    raises DeviceError where it has none); `client`: from the server's address."""
+
+    server: Callable[[str, bool, bool], VllmServer]
+    client: Callable[[str], HttpEngine]
+
+
+_PORT_TRIES = 3
+_DEATH_S = 2.0  # between the first failure and the end of the process
+
+
+class VllmEngine:
+    """`on_change(up)` is called when the engine is lost (False) and when it serves again (True), for the router.
+
+    `say` and `record` (for `events.jsonl`, see `loss`) are told of the same.
+
+    `restore` gives a restarted server the current weights where they are not in a folder, and then calls `adopt` or
+    `update_weights` on the client that it is called with.
+    """
+
+    def __init__(
+        self,
+        makers: Makers,
+        *,
+        name: str,
+        model_path: str,
+        max_restarts: int,
+        say: Callable[[str], None],
+        weights: WeightFolders | None = None,
+        on_change: Callable[[bool], None] | None = None,
+        restore: Callable[[HttpEngine], Awaitable[None]] | None = None,
+        record: Record | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.name = name
+        self.on_change = on_change
+        self.restore = restore
+        self.restarts = 0
+        self._makers = makers
+        self._model_path = model_path
+        self._max_restarts = max_restarts
+        self._say = say
+        self._weights = weights
+        self._teller = LossTeller(name, say, record or (lambda *_: None), clock)
+        self._eager = False
+        self._by_number = False
+        self._server: VllmServer | None = None
+        self._http: HttpEngine | None = None
+        self._paused = False
+        self._up = asyncio.Event()
+        self._down = asyncio.Event()
+        self._may_start = asyncio.Event()
+        self._may_start.set()
+        self._death: ServerDiedError | None = None
+        self._failure: EngineError | None = None
+        self._keeper: asyncio.Task[None] | None = None
+        self._ending: asyncio.Task[None] | None = None
+        self._before = EngineStats(0, 0, 0, 0, 0)  # totals of earlier lives of the server
+
+    @property
+    def up(self) -> bool:
+        return self._up.is_set() and self._failure is None
+
+    @property
+    def failed(self) -> bool:
+        """It will not serve again; every request fails with the reason."""
+        return self._failure is not None
+
+    @property
+    def server(self) -> VllmServer | None:
+        return self._server
+
+    async def start(self) -> None:
+        """Raises UserError for a server that cannot serve this run, or EngineError; nothing is left running then."""
+        try:
+            await self._launch(self._model_path)
+        except BaseException:
+            await self.close()
+            raise
+        self._up.set()
+        self._keeper = asyncio.get_running_loop().create_task(self._keep())
+
+    async def generate(
+        self, prompt_ids: Sequence[int], params: SamplingParams, *, request_id: str, session_id: str | None = None
+    ) -> Completion:
+        """Raises ContextOverflowError, or EngineError. Cancelling the awaiting task aborts the request."""
+        http = await self._serving()
+        try:
+            return await http.generate(prompt_ids, params, request_id=request_id, session_id=session_id)
+        except ServerFailingError as error:
+            if await self._dies():  # whose reason is known now
+                raise EngineError(str(self._death)) from error
+            raise
+
+    async def abort(self, request_id: str) -> None:
+        if self._http is not None and self.up:
+            await self._http.abort(request_id)
+
+    def release_session(self, session_id: str) -> None:
+        """Nothing is kept for a session."""
+
+    async def pause(self) -> None:
+        await (await self._serving()).pause()
+        self._paused = True
+
+    async def resume(self) -> None:
+        self._paused = False
+        await (await self._serving()).resume()
+
+    async def sleep(self) -> None:
+        """Its GPUs' memory is free when this returns: the server sleeps, or has ended. Requests wait.
+
+        Raises EngineError where it will not serve again.
+        """
+        http = await self._serving()
+        self._may_start.clear()
+        try:
+            await http.sleep()
+        except EngineError:
+            if not await self._dies():
+                raise
+
+    async def may_wake(self) -> None:
+        """The GPUs are free again: a server that ended meanwhile is started, and one waits until it is up.
+
+        Raises EngineError where it will not serve again.
+        """
+        self._may_start.set()
+        await self._serving()
+
+    @property
+    def wake_s(self) -> float:
+        """Seconds that the last waking took."""
+        return self._http.wake_s if self._http is not None else 0.0
+
+    async def update_weights(self, weights: "Mapping[str, torch.Tensor]", version: int) -> None:
+        """Raises EngineError; a server that dies meanwhile is given them again, once, when it is back."""
+        for last in (False, True):
+            http = await self._serving()
+            try:
+                await http.update_weights(weights, version)
+                return
+            except EngineError as error:
+                explained = self.explained(error)  # before another start begins a log of its own
+                if last or not await self._dies():
+                    raise explained from error
+
+    def explained(self, error: EngineError) -> EngineError:
+        """With what the server's log says, where its answer was but that it failed."""
+        if self._server is None or not isinstance(error, ServerFailingError):
+            return error
+        return type(error)(f"{error}; {self._server.said()}")
+
+    async def receiver(self) -> HttpEngine:
+        """Who takes weights for this engine, once its server is up. Raises EngineError."""
+        return await self._serving()
+
+    async def adopt(self, version: int) -> None:
+        """The server holds the weights of `version`, which came by another way."""
+        if self._http is not None:
+            await self._http.adopt(version)
+
+    def stats(self) -> EngineStats:
+        if self._http is None:
+            return self._before
+        now = self._http.stats()
+        if not self.up:
+            now = replace(now, running=0, waiting=0, kv_used_tokens=0)
+        return replace(
+            now,
+            sampled_tokens_total=now.sampled_tokens_total + self._before.sampled_tokens_total,
+            prefill_tokens_total=now.prefill_tokens_total + self._before.prefill_tokens_total,
+            preemptions_total=now.preemptions_total + self._before.preemptions_total,
+        )
+
+    async def close(self) -> None:
+        """May be called twice."""
+        if self._failure is None:
+            self._failure = EngineError(f"Engine `{self.name}` is closed.")
+        self._up.set()  # whoever waits learns of the failure
+        keeper, self._keeper = self._keeper, None
+        if keeper is not None:
+            keeper.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await keeper
+        if self._http is not None:
+            await self._http.close()
+        if self._server is not None:
+            await self._server.stop()
+
+    async def _serving(self) -> HttpEngine:
+        if self._keeper is None and self._failure is None:
+            raise EngineError(f"Engine `{self.name}` was not started; await start() first.")
+        while not self._up.is_set():
+            await self._up.wait()
+        if self._failure is not None or self._http is None:
+            raise EngineError(str(self._failure)) from self._failure
+        return self._http
+
+    async def _dies(self) -> bool:
+        """Whether the process ends about now, by itself or ended from here."""
+        if self._ending is not None:
+            await asyncio.wait({self._ending})
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._down.wait(), _DEATH_S)
+            return True
+        return False
+
+    async def _launch(self, model_path: str) -> None:
+        """A healthy, probed server; a lost port is tried again, a missing compiler answered with eager mode."""
+        took_s, attempt = None, 0
+        while took_s is None:
+            attempt += 1
+            self._server = server = self._makers.server(model_path, self._eager, self._by_number)
+            try:
+                took_s = await server.start()
+            except ServerDiedError as error:
+                if not self._try_again(error, attempt):
+                    raise
+        http = self._makers.client(server.url)
+        try:
+            await http.start()
+        except BaseException:
+            await server.stop()
+            raise
+        if self._paused:
+            await http.pause()
+        http.on_change = self._seen
+        self._http = http
+        self._say(f"{self.name} is up after {took_s:.0f} s: {http.features}")
+
+    def _try_again(self, error: ServerDiedError, attempt: int) -> bool:
+        if error.cause is Cause.no_compiler and not self._eager:
+            self._go_eager(error)
+            return True
+        if error.cause is Cause.mig_name and not self._by_number:
+            self._by_number = True
+            self._say(f"{self.name}: this vLLM does not take the name of a MIG slice, so it is given a number. {error}")
+            return True
+        return error.cause is Cause.port_in_use and attempt < _PORT_TRIES
+
+    def _go_eager(self, error: ServerDiedError) -> None:
+        self._eager = True
+        self._say(
+            f"{self.name}: no compiler for vLLM's kernels here, so it runs without compiled ones (as with "
+            f"engine.enforce_eager=true), which is slower. {error}"
+        )
+
+    async def _keep(self) -> None:
+        while self._server is not None:
+            error = await self._server.wait()
+            self._death = error
+            self._up.clear()
+            self._lost(error)
+            await self._server.stop()  # also where the guard was killed: nothing of it may stay on the GPUs
+            self._down.set()
+            if self.restarts >= self._max_restarts:
+                self._give_up(EngineError(f"{error}; it was restarted {self.restarts} times already"))
+                return
+            self.restarts += 1
+            try:
+                await self._may_start.wait()
+                await self._restart(error)
+            except Exception as again:  # UserError, EngineError, DiskError: nobody waits for this task
+                self._give_up(EngineError(f"{error}; the restart failed: {again}"))
+                return
+            self._down.clear()
+            self._up.set()
+            self._back()
+
+    def _lost(self, error: ServerDiedError) -> None:
+        assert self._http is not None
+        self._http.lose(str(error))
+        left = self._max_restarts - self.restarts
+        then = f"restart {self.restarts + 1} of {self._max_restarts}" if left > 0 else "it is not started again"
+        then += " after the trainer's turn" if left > 0 and not self._may_start.is_set() else ""
+        self._teller.lost(str(error), self._http.in_flight.loss, then)
+        self._tell(False)
+
+    def _back(self) -> None:
+        self._teller.back()
+        self._tell(True)
+
+    async def _restart(self, error: ServerDiedError) -> None:
+        assert self._http is not None and self._server is not None
+        version = self._http.weight_version
+        self._before = self.stats()
+        http, self._http = self._http, None
+        await http.close()
+        if error.cause is Cause.no_compiler and not self._eager:
+            self._go_eager(error)
+        folder = self._folder(version)
+        await self._launch(str(folder) if folder else self._model_path)
+        assert self._http is not None
+        if http.held:
+            self._http.hold()
+        else:
+            await self._give_weights(version, from_start=folder is not None)
+
+    async def _give_weights(self, version: int, *, from_start: bool) -> None:
+        """Those of `version`, unless the server was started with them. Raises EngineError."""
+        assert self._http is not None and self._server is not None
+        if version and from_start:
+            await self._http.adopt(version)
+        elif version and self.restore is not None:
+            await self.restore(self._http)
+        if self._http.weight_version < version:
+            await self._server.stop()
+            raise EngineError(f"the weights of step {version} are not to be had for it")
+
+    def _folder(self, version: int) -> Path | None:
+        return self._weights.find(version) if self._weights is not None else None
+
+    def _seen(self, up: bool) -> None:
+        """A server that hangs, or holds half of an update, is ended: `_keep` then starts it again."""
+        if not up and self.up and self._server is not None:
+            self._ending = asyncio.get_running_loop().create_task(self._server.stop())
+
+    def _give_up(self, error: EngineError) -> None:
+        self._failure = error
+        self._say(str(error))
+        self._up.set()
+        self._tell(False)
+
+    def _tell(self, up: bool) -> None:
+        if self.on_change is not None:
+            self.on_change(up)

@@ -1,0 +1,243 @@
+"""The vLLM engines of a run: which GPUs, which arguments, which folders each has.
+
+Invariants:
+- An engine's name, GPUs, log and seed follow from its index.
+- All of them share one key, made for this run unless the environment has one, and one folder for compiled kernels.
+- Without a GPU the output layer is a tensor of its own (see `http_weights`), so that new weights reach all of it.
+"""
+
+import logging
+import secrets
+import shutil
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from swe_rl.config.schema import Config
+from swe_rl.engine.external import needs
+from swe_rl.engine.loss import Record
+from swe_rl.engine.server.client import HttpClient
+from swe_rl.engine.server.engine import HttpEngine
+from swe_rl.engine.server.features import Patience
+from swe_rl.engine.server.weights import WeightFolders, untied_copy
+from swe_rl.engine.transfer.wire import GLOO, IPC, transfer_kind
+from swe_rl.engine.vllm import step as vllm_step
+from swe_rl.engine.vllm.arguments import (
+    ServerChoice,
+    VllmOptions,
+    served_name,
+    server_arguments,
+    server_environment,
+    shown,
+)
+from swe_rl.engine.vllm.command import vllm_command
+from swe_rl.engine.vllm.devices import slice_number, visible_devices
+from swe_rl.engine.vllm.engine import Makers, VllmEngine
+from swe_rl.engine.vllm.server import Launch, VllmServer
+from swe_rl.engine.vllm.step import StepSpec
+from swe_rl.hardware.host_address import free_port
+from swe_rl.hardware.slurm.nodes import address, names_of, step, step_environment
+from swe_rl.layout.placement import Gpu, home, place
+from swe_rl.logger.disk import disk_error
+from swe_rl.model.load import locate
+from swe_rl.sandbox.process_tree import MARKER
+
+# What is copied beside the servers, and as what, for a way of transferring weights.
+_EXTENSION_FILES = {
+    GLOO: {"vllm_gloo.py": "swe_rl_gloo.py"},
+    IPC: {"vllm_ipc.py": "swe_rl_ipc.py", "ipc_handle.py": "swe_rl_ipc_handle.py"},
+}
+_BY_HAND = "start `vllm serve` on the others and give all addresses as engine=external engine.urls=[...]"
+_FIRST_REPLY_S = 300.0  # a server that we started ourselves may compile kernels then
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineFolders:
+    """`logs`: one file a server; `scratch`: a leased folder of this node; `weights`: new ones, and what servers read
+    beside them, seen by all of them; `cache`: compiled kernels.
+    """
+
+    logs: Path
+    scratch: Path
+    weights: Path
+    cache: Path
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What all engines of a run have in common."""
+
+    config: Config
+    folders: EngineFolders
+    options: VllmOptions
+    environ: Mapping[str, str]
+    api_key: str
+    say: Callable[[str], None]
+    weights: WeightFolders | None
+    extension: Path | None = None  # the folder of what vLLM's workers import
+    nodes: tuple[str, ...] = ()  # names by the layout's numbers, where an engine is on another node than this process
+
+
+@dataclass(frozen=True, slots=True)
+class _Maker:
+    """Makes the servers of one engine, and their clients."""
+
+    plan: _Plan
+    index: int
+    devices: str | None
+    away: tuple[Gpu, ...] = ()  # its GPUs, on another node
+
+    @property
+    def name(self) -> str:
+        return f"engine{self.index}"
+
+    @property
+    def node(self) -> str | None:
+        return self.plan.nodes[self.away[0].node] if self.away else None
+
+    def server(self, model_path: str, eager: bool, by_number: bool = False) -> VllmServer:
+        """Raises DeviceError."""
+        plan, config = self.plan, self.plan.config
+        devices = self.devices
+        if by_number and not self.away:
+            devices = slice_number(devices or "", plan.environ)
+        choice = ServerChoice(self.index, free_port(), model_path, devices, eager)
+        environment = server_environment(
+            config,
+            choice,
+            plan.environ,
+            cache=plan.folders.cache,
+            api_key=plan.api_key,
+            extension=plan.extension,
+        )
+        # By this mark the next run finds what a killed one left (sandbox/lease).
+        environment[MARKER] = f"{plan.folders.scratch}/{self.name}/"
+        arguments = server_arguments(config, choice, plan.options)
+        where = _where(self.devices) + (f" of node {self.node}" if self.node else "")
+        _log.info("%s starts on %s: %s", self.name, where, shown(arguments))
+        plan.say(f"{self.name} starts on {where}{_weights_of(model_path)}")
+        launch = Launch(arguments, environment, f"http://127.0.0.1:{choice.port}")
+        return VllmServer(
+            self._elsewhere(launch, choice.port, by_number) if self.node else launch,
+            plan.folders.logs / f"{self.name}.log",
+            name=self.name,
+            start_timeout_s=plan.options.start_timeout_s,
+            stop_timeout_s=plan.options.stop_timeout_s,
+            say=plan.say,
+        )
+
+    def _elsewhere(self, launch: Launch, inner: int, by_number: bool) -> Launch:
+        """The same server as a step of this job on its own node. Ports are free here, and tried again if not there."""
+        assert self.node is not None
+        plan = self.plan
+        gpus = tuple(gpu.index for gpu in self.away)
+        spec = StepSpec(free_port(), inner, plan.options.stop_timeout_s, gpus, plan.config.hardware.mig, by_number)
+        program = (sys.executable, "-I", vllm_step.__file__, spec.text())
+        environment = step_environment(launch.environment)
+        environment.pop("CUDA_VISIBLE_DEVICES", None)  # SLURM says there which are the job's
+        return Launch(
+            launch.arguments,
+            environment,
+            f"http://{address(self.node)}:{spec.port}",
+            step=(*step(self.node, self.name), *program),
+            api_key=plan.api_key,
+        )
+
+    def client(self, url: str) -> HttpEngine:
+        config = self.plan.config
+        return HttpEngine(
+            HttpClient(url, api_key=self.plan.api_key, direct=self.node is not None),
+            replace(needs(config), model=served_name(config)),
+            name=self.name,
+            max_num_seqs=config.engine.max_num_seqs,
+            weights=self.plan.weights,
+            patience=Patience(_FIRST_REPLY_S, self.plan.say),
+        )
+
+
+def vllm_engines(
+    config: Config,
+    folders: EngineFolders,
+    say: Callable[[str], None],
+    environ: Mapping[str, str],
+    options: VllmOptions,
+    record: Record | None = None,
+) -> list[VllmEngine]:
+    """Not started. Raises UserError."""
+    if not options.command:
+        options = replace(options, command=vllm_command(environ))
+    placement = place(config)
+    placed, own = placement.engines, home(placement)
+    away = [gpus[0].node for gpus in placed if gpus[0].node != own]
+    nodes = names_of(away, own, f"layout={config.layout.name} puts an engine", _BY_HAND, environ)
+    weights = weight_folders(config, folders.weights, untied=not placed)
+    model_path = locate(config.model)
+    if not placed and Path(model_path).is_dir():
+        model_path = str(untied_copy(Path(model_path), folders.scratch / "untied"))
+    key = environ.get("VLLM_API_KEY") or secrets.token_hex(16)
+    plan = _Plan(config, folders, options, environ, key, say, weights, _extension(config, folders.weights), nodes)
+    makers = [_maker(plan, index, placed[index] if placed else (), own) for index in range(config.layout.engines)]
+    return [
+        VllmEngine(
+            Makers(maker.server, maker.client),
+            name=maker.name,
+            model_path=model_path,
+            max_restarts=options.max_restarts,
+            say=say,
+            weights=weights,
+            record=record,
+        )
+        for maker in makers
+    ]
+
+
+def weight_folders(config: Config, root: Path, *, untied: bool = False) -> WeightFolders | None:
+    """None where the model is not in a folder of this machine, so that nothing can be written beside its config."""
+    source = _folder_of(locate(config.model), config.model.revision)
+    return None if source is None else WeightFolders(root, source, untied=untied)
+
+
+def _extension(config: Config, root: Path) -> Path | None:
+    """A copy apart: vLLM may be in another environment, which must not see the packages of this one."""
+    files = _EXTENSION_FILES.get(transfer_kind(config) or "")
+    if files is None:
+        return None
+    folder = root / "extension"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, there in files.items():
+            shutil.copyfile(Path(__file__).parents[1] / "transfer" / name, folder / there)
+    except OSError as error:
+        raise disk_error(folder, error) from error
+    return folder
+
+
+def _folder_of(model: str, revision: str | None) -> Path | None:
+    """A folder as it is; for a hub id the folder of the hub's cache, if it is there."""
+    if Path(model).is_dir():
+        return Path(model)
+    from huggingface_hub import try_to_load_from_cache
+
+    found = try_to_load_from_cache(model, "config.json", revision=revision)
+    return Path(found).parent if isinstance(found, str) else None
+
+
+def _maker(plan: _Plan, index: int, gpus: tuple[Gpu, ...], own: int) -> _Maker:
+    """Raises DeviceError."""
+    if not gpus:
+        return _Maker(plan, index, None)
+    if gpus[0].node != own:
+        return _Maker(plan, index, ",".join(str(gpu.index) for gpu in gpus), away=gpus)
+    return _Maker(plan, index, visible_devices(gpus, plan.environ, mig=plan.config.hardware.mig))
+
+
+def _weights_of(model_path: str) -> str:
+    """Those of a later step are worth a word."""
+    name = Path(model_path).name
+    return f" with {name}" if name.startswith("weights_") else ""
+
+
+def _where(devices: str | None) -> str:
+    return "the CPU" if devices is None else f"GPU {devices}"

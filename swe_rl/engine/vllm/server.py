@@ -1,0 +1,195 @@
+"""One `vllm serve` process: started, waited for, ended.
+
+Invariants:
+- It runs below a guard (`vllm_guard`), which ends it with all its children when this process dies, however it dies.
+  What a guard that was killed has left is found by its marker.
+- `stop` returns once nothing of it is left; it may be called at any time, and again.
+- Its output goes to a log file of its own; what it says about its end is in the error.
+"""
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from swe_rl.engine.protocol import EngineError
+from swe_rl.engine.server.client import HttpClient
+from swe_rl.engine.vllm import guard as vllm_guard
+from swe_rl.engine.vllm.log import Cause, Diagnosis, diagnose, last_line, read_tail
+from swe_rl.logger.disk import disk_error
+from swe_rl.sandbox.process_tree import MARKER, kill_marked
+
+_LOOK_S = 0.5
+_TELL_EVERY_S = 15.0
+_KILL_AFTER_S = 10.0  # for the guard to finish after its grace
+
+
+class ServerDiedError(EngineError):
+    """The server's process ended; `cause` is what its log says."""
+
+    def __init__(self, message: str, cause: Cause) -> None:
+        super().__init__(message)
+        self.cause = cause
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """`step`: what comes before the command where the server runs on another node (see `vllm_step`), else nothing.
+    `api_key`: for the look at its health."""
+
+    arguments: tuple[str, ...]
+    environment: Mapping[str, str]
+    url: str
+    step: tuple[str, ...] = ()
+    api_key: str | None = field(default=None, repr=False)
+
+
+class VllmServer:
+    def __init__(
+        self,
+        launch: Launch,
+        log: Path,
+        *,
+        name: str,
+        start_timeout_s: float,
+        stop_timeout_s: float,
+        say: Callable[[str], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.url = launch.url
+        self.log = log
+        self._launch = launch
+        self._name = name
+        self._start_timeout_s = start_timeout_s
+        self._stop_timeout_s = stop_timeout_s
+        self._say = say
+        self._clock = clock
+        self._process: asyncio.subprocess.Process | None = None
+        self._log_start = 0
+
+    @property
+    def pid(self) -> int | None:
+        """Of the guard, which leads the server's process group."""
+        return self._process.pid if self._process else None
+
+    async def start(self) -> float:
+        """Returns when the server is healthy, with the seconds it took; raises ServerDiedError, EngineError, DiskError.
+
+        Nothing is left running when it raises.
+        """
+        started_s = self._clock()
+        try:
+            await self._spawn()
+            await self._wait_until_healthy(started_s)
+        except BaseException:
+            await self.stop()
+            raise
+        return self._clock() - started_s
+
+    async def wait(self) -> ServerDiedError:
+        """Returns the reason once the process has ended."""
+        assert self._process is not None
+        status = await self._process.wait()
+        return self._died(status)
+
+    def said(self) -> str:
+        """The errors in its log since its start."""
+        return f"{self._diagnosis()} (log: {self.log})"
+
+    async def stop(self) -> None:
+        process = self._process
+        if process is None:
+            return
+        if process.stdin is not None:
+            process.stdin.close()  # the guard then ends everything
+        try:
+            await asyncio.wait_for(process.wait(), self._stop_timeout_s + _KILL_AFTER_S)
+        except TimeoutError:
+            _kill_tree(process.pid)
+            await process.wait()
+        marker = self._launch.environment.get(MARKER)
+        if process.returncode == -signal.SIGKILL and marker:  # the guard itself was killed, and ended nothing
+            await asyncio.to_thread(kill_marked, marker)
+
+    async def _spawn(self) -> None:
+        guard = (sys.executable, "-I", vllm_guard.__file__, str(self._stop_timeout_s))
+        command = [*(self._launch.step or guard), *self._launch.arguments]  # a step has a guard of its own
+        try:
+            self.log.parent.mkdir(parents=True, exist_ok=True)
+            output = self.log.open("ab")
+        except OSError as error:
+            raise disk_error(self.log, error) from error
+        with output:
+            self._log_start = output.tell()
+            try:
+                self._process = await asyncio.create_subprocess_exec(
+                    *command,
+                    stdin=asyncio.subprocess.PIPE,
+                    stdout=output,
+                    stderr=asyncio.subprocess.STDOUT,
+                    env=dict(self._launch.environment),
+                    start_new_session=True,
+                )
+            except OSError as error:
+                raise EngineError(f"Engine `{self._name}` cannot be started: {error}") from error
+
+    async def _wait_until_healthy(self, started_s: float) -> None:
+        process = self._process
+        assert process is not None
+        client = HttpClient(self.url, api_key=self._launch.api_key, tries=1, direct=bool(self._launch.step))
+        await client.open()
+        told_s = started_s
+        try:
+            while not await _is_healthy(client):
+                if process.returncode is not None:
+                    raise self._died(process.returncode)
+                now_s = self._clock()
+                if now_s - started_s > self._start_timeout_s:
+                    raise EngineError(
+                        f"Engine `{self._name}` was not ready after {self._start_timeout_s:.0f} s: "
+                        f"{self._diagnosis()} (log: {self.log})"
+                    )
+                if now_s - told_s >= _TELL_EVERY_S:
+                    told_s = now_s
+                    self._say(f"{self._name} starts, {now_s - started_s:.0f} s: {last_line(self._tail())}")
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(process.wait(), _LOOK_S)
+        finally:
+            await client.close()
+
+    def _died(self, status: int) -> ServerDiedError:
+        if status - 128 in (signal.SIGKILL, signal.SIGTERM):
+            name = signal.Signals(status - 128).name
+            how = f"was ended by {name} from outside: by hand, or by the machine for want of memory"
+            return ServerDiedError(f"Engine `{self._name}` {how} (log: {self.log})", Cause.unknown)
+        found = self._diagnosis()
+        how = f"signal {signal.Signals(status - 128).name}" if status - 128 in _SIGNALS else f"status {status}"
+        return ServerDiedError(f"Engine `{self._name}` ended with {how}: {found} (log: {self.log})", found.cause)
+
+    def _diagnosis(self) -> Diagnosis:
+        return diagnose(self._tail())
+
+    def _tail(self) -> str:
+        return read_tail(self.log, self._log_start)
+
+
+_SIGNALS = frozenset(int(one) for one in signal.Signals)
+
+
+async def _is_healthy(client: HttpClient) -> bool:
+    try:
+        return (await client.get("/health", timeout_s=5.0)).ok
+    except EngineError:
+        return False
+
+
+def _kill_tree(pid: int) -> None:
+    found: Sequence[int] = [*vllm_guard.descendants(pid), pid]
+    for one in found:
+        with contextlib.suppress(OSError):
+            os.kill(one, signal.SIGKILL)

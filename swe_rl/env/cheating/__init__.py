@@ -1,0 +1,1 @@
+"""What an agent tried that would win a reward without solving its task."""

@@ -1,0 +1,1 @@
+"""Was it solved: the graders, and what they run in a fresh sandbox."""

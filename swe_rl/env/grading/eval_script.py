@@ -1,0 +1,97 @@
+"""Grading by a data set's own script in a fresh sandbox: by its exit status, or by what it says of each test.
+
+Invariants:
+- With a log reader (`log_parser`) every FAIL_TO_PASS and PASS_TO_PASS test must be said to pass; without one the tests'
+  exit status decides, and what the log says of these tests must not contradict it.
+- An exit status of 0 from a pytest that did not get to its end resolves nothing.
+"""
+
+import asyncio
+import secrets
+import time
+from collections.abc import Mapping
+
+from swe_rl.env.grading.apply import Applied, apply_patch, protected, put_files, set_up
+from swe_rl.env.grading.log_check import DECISIVE, check_log, mark_script, pytest_statuses, status_of_tests
+from swe_rl.env.grading.swebench import RUN_SCRIPT, grade_by_swebench
+from swe_rl.env.grading.verdict import Verdict
+from swe_rl.env.instance import Instance
+from swe_rl.env.protocol import Grade, GradeError
+from swe_rl.env.swe.r2e_gym import LOG_PARSER, parse_log
+from swe_rl.sandbox.protocol import ExecResult, Sandbox, SandboxError, SandboxProvider, Workspace
+
+_APPLY_S = 300.0
+_LOG_TAIL_CHARS = 2000
+_MAX_LOG_BYTES = 32 * 1024**2
+_PASSING = frozenset({"PASSED", "XFAIL"})
+
+
+async def grade_by_eval_script(
+    instance: Instance, patch: str, workspace: Workspace, sandboxes: SandboxProvider, timeout_s: float
+) -> Grade:
+    """A reader of the official harness's hands over to the harness. Raises GradeError."""
+    if not instance.eval_script:
+        raise GradeError(f"{instance.instance_id} has no eval_script; env.grading=swebench or pytest may fit this row")
+    if instance.log_parser not in ("", LOG_PARSER):
+        return await grade_by_swebench(instance, patch, workspace, sandboxes, timeout_s)
+    started_s, nonce = time.monotonic(), secrets.token_hex(16)
+    try:
+        sandbox = await sandboxes.create(workspace, owner=f"grade-{instance.instance_id}-{nonce[:8]}")
+        try:
+            applied, result = await _evaluate(sandbox, instance, patch, nonce, timeout_s)
+        finally:
+            await sandbox.close()
+    except SandboxError as error:
+        raise GradeError(f"grading {instance.instance_id} failed: {error}") from error
+    return await asyncio.to_thread(_verdict, instance, applied, result, nonce, time.monotonic() - started_s)
+
+
+async def _evaluate(
+    sandbox: Sandbox, instance: Instance, patch: str, nonce: str, timeout_s: float
+) -> tuple[Applied, ExecResult | None]:
+    await set_up(sandbox, instance)
+    script = mark_script(instance.eval_script, nonce)
+    files = {"model.patch": patch.encode("utf-8", "surrogateescape"), "eval.sh": script.encode()}
+    folder = await put_files(sandbox, files)
+    applied = await apply_patch(sandbox, folder, protected(instance), _APPLY_S)
+    if not applied.ok:
+        return applied, None
+    result = await sandbox.exec(RUN_SCRIPT % (folder, folder), timeout_s=timeout_s, max_output_bytes=_MAX_LOG_BYTES)
+    return applied, result
+
+
+def _verdict(instance: Instance, applied: Applied, result: ExecResult | None, nonce: str, duration_s: float) -> Verdict:
+    tests = instance.fail_to_pass + instance.pass_to_pass
+    log = result.output if result else applied.output
+    passed, findings = frozenset[str](), tuple[str, ...]()
+    if result and not result.timed_out:
+        statuses = parse_log(log) if instance.log_parser else pytest_statuses(log)
+        findings = tuple(check_log(log, statuses, instance.log_parser, nonce))
+        if not DECISIVE.intersection(findings):
+            status = status_of_tests(log, nonce, result.exit_code)
+            passed = _by_log(tests, statuses) if instance.log_parser else _by_status(tests, statuses, status)
+    whole = result is not None and passed.issuperset(tests or ("",))
+    return Verdict(
+        resolved=whole,
+        patch_applied=applied.ok,
+        fail_to_pass={test: test in passed for test in instance.fail_to_pass},
+        pass_to_pass={test: test in passed for test in instance.pass_to_pass},
+        log_tail=log[-_LOG_TAIL_CHARS:],
+        duration_s=duration_s,
+        timed_out=bool(result and result.timed_out),
+        findings=findings,
+        restored=applied.restored,
+        tests_s=result.duration_s if result else 0.0,
+        not_run=result is None,
+    )
+
+
+def _by_log(tests: tuple[str, ...], statuses: Mapping[str, str]) -> frozenset[str]:
+    return frozenset(test for test in tests if statuses.get(test) in _PASSING)
+
+
+def _by_status(tests: tuple[str, ...], statuses: Mapping[str, str], status: int) -> frozenset[str]:
+    """All or nothing; the empty name stands for the run where a row names no tests."""
+    if status or any(statuses.get(test, "PASSED") not in _PASSING for test in tests):
+        return frozenset()
+    return frozenset((*tests, ""))

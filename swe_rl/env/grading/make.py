@@ -1,0 +1,79 @@
+"""Which grader `env.grading` means, and verdicts that are asked once.
+
+Invariants:
+- Every grader has the same signature, runs in a fresh sandbox and raises GradeError where it has no verdict.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+
+from swe_rl.config.choices import GradingKind
+from swe_rl.env.grading.eval_script import grade_by_eval_script
+from swe_rl.env.grading.pytest import grade_by_pytest, grade_session
+from swe_rl.env.grading.swebench import grade_by_swebench
+from swe_rl.env.instance import Instance
+from swe_rl.env.patch_files import touched_paths
+from swe_rl.env.protocol import Grade, GradeError
+from swe_rl.sandbox.protocol import SandboxProvider, Workspace
+
+
+async def grade_by_tests(
+    instance: Instance, patch: str, workspace: Workspace, sandboxes: SandboxProvider, timeout_s: float
+) -> Grade:
+    """Raises GradeError."""
+    if instance.eval_script:
+        return await grade_by_eval_script(instance, patch, workspace, sandboxes, timeout_s)
+    if instance.fail_to_pass:
+        return await grade_by_pytest(instance, patch, workspace, sandboxes, timeout_s)
+    files = [path for path in touched_paths(instance.test_patch) if path.endswith(".py")]
+    if not files:
+        raise GradeError(f"{instance.instance_id} has neither names of tests nor a test file to grade by")
+    verdict = await grade_session(instance, patch, workspace, sandboxes, timeout_s, files)
+    tests = {test: verdict.session.passed(test) for test in verdict.session.tests}
+    return replace(verdict, fail_to_pass=tests, resolved=bool(tests) and all(tests.values()))
+
+
+__all__ = ["GRADERS", "Grader", "VerdictCache", "grade_by_pytest"]
+
+Grader = Callable[[Instance, str, Workspace, SandboxProvider, float], Awaitable[Grade]]
+GRADERS: dict[GradingKind, Grader] = {
+    GradingKind.pytest: grade_by_pytest,
+    GradingKind.swebench: grade_by_swebench,
+    GradingKind.eval_script: grade_by_eval_script,
+    GradingKind.tests: grade_by_tests,
+}
+
+
+class VerdictCache:
+    """Same instance and same patch: same verdict, asked once, also by trajectories that wait at the same time.
+
+    For suites without randomness, clock or network only (`env.cache_verdicts`). A GradeError is not kept.
+    """
+
+    def __init__(self, grader: Grader = grade_by_pytest) -> None:
+        self._grader = grader
+        self._known: dict[tuple[str, str], asyncio.Task[Grade]] = {}
+        self.hits = 0
+
+    async def grade(
+        self, instance: Instance, patch: str, workspace: Workspace, sandboxes: SandboxProvider, timeout_s: float
+    ) -> Grade:
+        key = (instance.instance_id, patch)
+        task = self._known.get(key)
+        fresh = task is None or (task.done() and (task.cancelled() or task.exception() is not None))
+        if fresh or task is None:
+            task = asyncio.ensure_future(self._grader(instance, patch, workspace, sandboxes, timeout_s))
+            self._known[key] = task
+            grade = await task
+            if _is_of_the_moment(grade, timeout_s):
+                self._known.pop(key, None)
+            return grade
+        self.hits += 1
+        known = await asyncio.shield(task)
+        return replace(known, duration_s=0.0, cached=True)
+
+
+def _is_of_the_moment(grade: Grade, timeout_s: float) -> bool:
+    """A slow machine, or a kill that may have come from outside: nothing to remember."""
+    return grade.timed_out or grade.duration_s >= timeout_s or "grader_killed" in grade.findings

@@ -1,0 +1,123 @@
+"""Grading by one pytest session over an instance's test files, in a fresh sandbox.
+
+Invariants:
+- The sandbox starts from the pristine workspace; only the agent's patch comes in, and its changes to tests and to files
+  that configure the test runner are put back.
+- A patch that does not apply is a verdict (unresolved); a sandbox that fails is a GradeError and no verdict.
+- A session that was killed from outside looks like a patch that kills its grader. It is run once more: what is killed
+  twice is the patch's own doing.
+"""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+
+from swe_rl.env.grading.apply import Applied, apply_patch, protected, put_files, set_up
+from swe_rl.env.grading.session import (
+    MAX_OUTPUT_BYTES,
+    SESSION_ENVIRONMENT,
+    read_session,
+    session_command,
+    session_files,
+)
+from swe_rl.env.grading.verdict import Session, Verdict
+from swe_rl.env.instance import Instance
+from swe_rl.env.protocol import Grade, GradeError
+from swe_rl.sandbox.protocol import Sandbox, SandboxError, SandboxProvider, Workspace
+
+_APPLY_S = 120.0
+_LOG_TAIL_CHARS = 2000
+_TEST_FOLDERS = ("tests",)
+_STRICT = ("git apply --whitespace=nowarn",)
+
+
+async def grade_by_pytest(
+    instance: Instance, patch: str, workspace: Workspace, sandboxes: SandboxProvider, timeout_s: float
+) -> Grade:
+    """The files of FAIL_TO_PASS and PASS_TO_PASS, each run whole. Raises GradeError."""
+    files = sorted({test.split("::")[0] for test in instance.fail_to_pass + instance.pass_to_pass})
+    return await grade_session(instance, patch, workspace, sandboxes, timeout_s, files)
+
+
+async def grade_session(
+    instance: Instance,
+    patch: str,
+    workspace: Workspace,
+    sandboxes: SandboxProvider,
+    timeout_s: float,
+    files: Sequence[str],
+) -> Verdict:
+    """One session over `files`; a second one where the first was killed. Raises GradeError."""
+    verdict = await _in_a_sandbox(instance, patch, workspace, sandboxes, timeout_s, files)
+    if verdict.session.killed:
+        verdict = await _in_a_sandbox(instance, patch, workspace, sandboxes, timeout_s, files)
+    return verdict
+
+
+async def _in_a_sandbox(
+    instance: Instance,
+    patch: str,
+    workspace: Workspace,
+    sandboxes: SandboxProvider,
+    timeout_s: float,
+    files: Sequence[str],
+) -> Verdict:
+    digest = hashlib.sha256(patch.encode("utf-8", "surrogateescape")).hexdigest()[:8]
+    try:
+        sandbox = await sandboxes.create(workspace, owner=f"grade-{instance.instance_id}-{digest}")
+        try:
+            return await _run(sandbox, instance, patch, timeout_s, files)
+        finally:
+            await sandbox.close()
+    except SandboxError as error:
+        raise GradeError(f"grading {instance.instance_id} failed: {error}") from error
+
+
+async def _run(sandbox: Sandbox, instance: Instance, patch: str, timeout_s: float, files: Sequence[str]) -> Verdict:
+    await set_up(sandbox, instance)
+    programs, secret = session_files()
+    folder = await put_files(
+        sandbox,
+        {
+            **programs,
+            "model.patch": patch.encode("utf-8", "surrogateescape"),
+            "test.patch": instance.test_patch.encode("utf-8", "surrogateescape"),
+        },
+    )
+    applied = await apply_patch(sandbox, folder, protected(instance, _TEST_FOLDERS), _APPLY_S, _STRICT)
+    if not applied.ok:
+        return _verdict(instance, Session(log=applied.output), applied, 0.0)
+    if instance.test_patch.strip():
+        tests = await sandbox.exec(f"git apply --whitespace=nowarn {folder}/test.patch", timeout_s=_APPLY_S)
+        if tests.exit_code:
+            words = tests.output[-_LOG_TAIL_CHARS:]
+            raise GradeError(f"grading {instance.instance_id}: its own test patch does not apply: {words}")
+    result = await sandbox.exec(
+        session_command(folder, files),
+        timeout_s=timeout_s,
+        env=SESSION_ENVIRONMENT,
+        max_output_bytes=MAX_OUTPUT_BYTES,
+    )
+    return _verdict(instance, read_session(result, secret), applied, result.duration_s)
+
+
+def _verdict(instance: Instance, session: Session, applied: Applied, tests_s: float) -> Verdict:
+    fail_to_pass = {test: session.passed(test) for test in instance.fail_to_pass}
+    pass_to_pass = {test: session.passed(test) for test in instance.pass_to_pass}
+    return Verdict(
+        resolved=bool(fail_to_pass) and _all(fail_to_pass) and _all(pass_to_pass),
+        patch_applied=applied.ok,
+        fail_to_pass=fail_to_pass,
+        pass_to_pass=pass_to_pass,
+        log_tail=session.log[-_LOG_TAIL_CHARS:],
+        duration_s=applied.duration_s + tests_s,
+        timed_out="timed_out" in session.findings,
+        findings=session.findings,
+        restored=applied.restored,
+        tests_s=tests_s,
+        not_run=not applied.ok,
+        session=session,
+    )
+
+
+def _all(tests: Mapping[str, bool]) -> bool:
+    return all(tests.values())

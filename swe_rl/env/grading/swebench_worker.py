@@ -1,0 +1,74 @@
+"""The official harness's own code in a process of its own: reads requests as JSON lines, answers as JSON lines.
+
+Invariants:
+- Nothing of `swebench` is re-implemented here: the script, the ways to apply a patch, the log readers and the verdict
+  are its functions' and constants'.
+- It runs no command and opens no connection; what it reads is a record and the text of a log.
+- Started by `swebench_grading`; its imports (docker, datasets, modal) and a log that makes a reader slow stay in here.
+"""
+
+import json
+import os
+import sys
+import tempfile
+from typing import Any
+
+from swe_rl.env.grading.log_check import check_log
+
+
+def main() -> None:
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # what an import prints is no answer
+    for line in sys.stdin:
+        answers.write(json.dumps(_answer(json.loads(line))) + "\n")
+        answers.flush()
+
+
+def _answer(request: dict[str, Any]) -> dict[str, Any]:
+    try:
+        return _spec(request["record"]) if request["ask"] == "spec" else _report(request)
+    except ImportError as error:
+        return {"missing": str(error)}
+    except Exception as error:  # of a foreign package: its words go to whoever asked
+        return {"error": f"{type(error).__name__}: {error}"}
+
+
+def _spec(record: dict[str, Any]) -> dict[str, Any]:
+    import swebench
+    from swebench.harness.constants import CONTAINER_PATCH_FILE
+    from swebench.harness.log_parsers import PARSER_REGISTRY
+    from swebench.harness.run_evaluation import GIT_APPLY_CMDS
+    from swebench.harness.utils import make_test_spec
+
+    spec = make_test_spec(record)
+    if spec.log_parser not in PARSER_REGISTRY:
+        raise ValueError(f"log_parser={spec.log_parser!r} is none of the harness's: {', '.join(PARSER_REGISTRY)}")
+    return {
+        "version": swebench.__version__,
+        "eval_script": spec.eval_script,
+        "apply_commands": list(GIT_APPLY_CMDS),
+        "patch_file": CONTAINER_PATCH_FILE,
+    }
+
+
+def _report(request: dict[str, Any]) -> dict[str, Any]:
+    from swebench.harness.grading import get_eval_report, get_logs_eval, get_resolution_status
+    from swebench.harness.utils import make_test_spec
+
+    spec = make_test_spec(request["record"])
+    prediction = {"instance_id": spec.instance_id, "model_name_or_path": "swe_rl", "model_patch": request["patch"]}
+    with tempfile.NamedTemporaryFile("w", encoding="utf-8", suffix=".txt") as log:
+        log.write(request["log"])
+        log.flush()
+        report = get_eval_report(spec, prediction, log.name, include_tests_status=True)[spec.instance_id]
+        statuses = get_logs_eval(spec, log.name)[0]
+    tests = report.get("tests_status")
+    return {
+        "report": report,
+        "resolution": get_resolution_status(tests) if tests else "RESOLVED_NO",
+        "findings": check_log(request["log"], statuses, spec.log_parser, request["nonce"]),
+    }
+
+
+if __name__ == "__main__":
+    main()

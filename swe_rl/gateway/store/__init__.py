@@ -1,0 +1,1 @@
+"""The trace store: one SQLite file, one writer thread."""

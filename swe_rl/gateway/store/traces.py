@@ -1,0 +1,210 @@
+"""The trace store: every completion of a run in one SQLite file.
+
+Invariants:
+- One thread writes. What waits is committed in groups, at most `_GATHER_S` after it came; the queue is bounded and a
+  full one makes the caller wait: nothing is ever dropped.
+- A flush returns when everything appended before it is committed; a process that is killed after it loses none of it.
+- Readers see what is committed, and flush first.
+- Within a chain only what is new is stored: bytes grow with new tokens, not with the sum of the prompts.
+- The first failure of the writer is kept: every later append, flush or read raises it as TraceStoreError.
+"""
+
+import asyncio
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from swe_rl.gateway.store import schema
+from swe_rl.gateway.store.gathering import Gathering
+from swe_rl.gateway.store.writer import Append, Chains, write_group
+from swe_rl.gateway.trace import Trace, TraceStoreError
+
+_QUEUED_TRACES = 256
+_GATHER_S = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class StoreStats:
+    queued: int
+    traces: int
+    commits: int
+    commit_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Delete:
+    session_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Flush:
+    done: "Future[None]"
+
+
+class _Stop:
+    pass
+
+
+_Item = Append | _Delete | _Flush | _Stop
+
+
+class TraceStore:
+    """Raises TraceStoreVersionError or TraceStoreError when the file cannot be used."""
+
+    def __init__(
+        self, path: Path, *, clock: Callable[[], float] = time.monotonic, max_queued_traces: int = _QUEUED_TRACES
+    ) -> None:
+        self.path = Path(path)
+        self._clock = clock
+        self._writer = schema.connect(self.path)
+        self._reader = schema.connect(self.path)
+        self._reading = threading.Lock()
+        self._queue: Gathering[_Item] = Gathering(max_queued_traces, _GATHER_S)
+        self._error: BaseException | None = None
+        self._closed = False
+        self._traces = self._commits = 0
+        self._commit_s = 0.0
+        self._thread = threading.Thread(target=self._write, name="trace-store", daemon=True)
+        self._thread.start()
+
+    def append(self, trace: Trace) -> None:
+        """Hands a trace to the writer; blocks while the queue is full. Raises TraceStoreError."""
+        self._check()
+        self._queue.put(Append(trace))
+
+    async def append_async(self, trace: Trace, base_turn: int | None = None, base_tokens: int = 0) -> None:
+        """`append` that never blocks the event loop. Raises TraceStoreError.
+
+        With `base_turn` the caller vouches that the first `base_tokens` ids of the prompt are the prompt and sampled
+        ids of that turn, so that nobody has to compare them.
+        """
+        self._check()
+        item = Append(trace, base_turn, base_tokens)
+        if not self._queue.try_put(item):
+            await asyncio.to_thread(self._queue.put, item)
+
+    def flush_sync(self) -> None:
+        """Returns when all that was appended or deleted is committed. Raises TraceStoreError."""
+        self._flush().result()
+
+    async def flush(self) -> None:
+        """As `flush_sync`, without blocking the event loop. Raises TraceStoreError."""
+        await asyncio.wrap_future(await asyncio.to_thread(self._flush))
+
+    def traces(self, session_id: str) -> list[Trace]:
+        """In order of turns, with whole prompts. Raises TraceStoreError."""
+        return schema.from_rows(self._read(schema.SELECT, session_id))
+
+    def sessions(self) -> list[str]:
+        """Of all sessions with a trace, sorted. Raises TraceStoreError."""
+        return [row[0] for row in self._read("SELECT DISTINCT session_id FROM traces ORDER BY session_id")]
+
+    def next_numbers(self, session_id: str) -> tuple[int, int]:
+        """(turn, chain) that a session goes on with: (0, 0) for an unknown one. Flushes only when some of its traces
+        wait. Raises TraceStoreError."""
+        if any(isinstance(one, Append) and one.trace.session_id == session_id for one in self._queue.unfinished()):
+            self.flush_sync()
+        row = self._query("SELECT MAX(turn), MAX(chain) FROM traces WHERE session_id = ?", session_id)[0]
+        return (0, 0) if row[0] is None else (row[0] + 1, row[1] + 1)
+
+    def delete(self, session_ids: Iterable[str]) -> None:
+        """Forgets whole sessions; committed when it returns. Raises TraceStoreError."""
+        self._put(_Delete(tuple(session_ids)))
+        self.flush_sync()
+
+    def stats(self) -> StoreStats:
+        return StoreStats(len(self._queue), self._traces, self._commits, self._commit_s)
+
+    def close(self) -> None:
+        """Commits what waits and closes the file; closing again does nothing. Raises TraceStoreError if that failed."""
+        if self._closed:
+            return
+        self._closed = True
+        self._queue.put(_Stop(), at_once=True)
+        self._thread.join()
+        self._refuse_latecomers()
+        self._reader.close()
+        self._writer.close()
+        if self._error is not None:
+            raise self._failure()
+
+    def _refuse_latecomers(self) -> None:
+        """Whoever passed the check while the store closed must not wait for ever."""
+        for item in self._queue.take_now():
+            if isinstance(item, _Flush):
+                item.done.set_exception(TraceStoreError(f"the trace store {self.path} is closed"))
+
+    def _put(self, item: _Item) -> None:
+        self._check()
+        self._queue.put(item, at_once=True)
+
+    def _flush(self) -> "Future[None]":
+        done: Future[None] = Future()
+        self._put(_Flush(done))
+        return done
+
+    def _check(self) -> None:
+        if self._closed:
+            raise TraceStoreError(f"the trace store {self.path} is closed")
+        if self._error is not None:
+            raise self._failure()
+
+    def _failure(self) -> TraceStoreError:
+        failure = TraceStoreError(
+            f"traces could not be written to {self.path} ({self._error}); the run stops, because it would train on "
+            "incomplete trajectories: make space or repair the disk and resume it"
+        )
+        failure.__cause__ = self._error
+        return failure
+
+    def _read(self, query: str, *values: object) -> list[tuple[Any, ...]]:
+        self.flush_sync()
+        return self._query(query, *values)
+
+    def _query(self, query: str, *values: object) -> list[tuple[Any, ...]]:
+        self._check()
+        try:
+            with self._reading:
+                return self._reader.execute(query, values).fetchall()
+        except sqlite3.Error as error:
+            raise schema.unusable(self.path, error, "read") from error
+
+    def _write(self) -> None:
+        chains = Chains(self._writer)
+        running = True
+        while running:
+            group = self._queue.take()
+            running = not any(isinstance(item, _Stop) for item in group)
+            if self._error is None:
+                try:
+                    self._commit(group, chains)
+                except Exception as error:  # whatever it is, it belongs to the callers and not to this thread
+                    self._error = error
+            for item in group:
+                if isinstance(item, _Flush):
+                    self._answer(item)
+            del group  # whole prompts: not to be held until there is another one
+            self._queue.done()
+
+    def _commit(self, group: list[_Item], chains: Chains) -> None:
+        work = [
+            item if isinstance(item, Append) else item.session_ids
+            for item in group
+            if isinstance(item, (Append, _Delete))
+        ]
+        if work:
+            started_s = self._clock()
+            self._traces += write_group(self._writer, chains, work)
+            self._commits += 1
+            self._commit_s += self._clock() - started_s
+
+    def _answer(self, flush: _Flush) -> None:
+        if self._error is None:
+            flush.done.set_result(None)
+        else:
+            flush.done.set_exception(self._failure())

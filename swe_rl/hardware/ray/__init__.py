@@ -1,0 +1,1 @@
+"""An existing Ray cluster."""

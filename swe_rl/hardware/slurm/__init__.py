@@ -1,0 +1,1 @@
+"""SLURM: the job that this process is in, the scripts that make others, and what the queue says."""

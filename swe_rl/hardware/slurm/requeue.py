@@ -1,0 +1,157 @@
+"""A job that has to end before its run is done: whether it is queued again, and what is kept of that on the disk.
+
+Invariants:
+- `requeue.json` in the run's folder names the job and lists its starts; it is how a start knows the run that it goes
+  on with, whatever folder the command line would make.
+- A run that runs out of time asks for at most `max_requeues`; being preempted and nodes that fail cost nothing. Three
+  starts in a row that finished no step end it either way.
+- A job that its user cancelled is never queued again.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from swe_rl.errors import RunError
+from swe_rl.hardware.slurm import scontrol
+from swe_rl.hardware.slurm.allocation import Allocation
+from swe_rl.logger.disk import decode_json, write_json_atomic
+
+EXIT_STATUS = 75  # of a process whose run goes on in another one: EX_TEMPFAIL of sysexits.h
+WARNINGS = frozenset({"SIGUSR1", "SIGUSR2"})  # what a scheduler sends ahead of the end
+FRUITLESS_STARTS = 3
+
+
+class Requeued(SystemExit):
+    """Leaves the process without a result: the run is not over. No launcher takes it for the job's end."""
+
+    def __init__(self) -> None:
+        super().__init__(EXIT_STATUS)
+
+
+class NoProgressError(RunError):
+    """The job was started again and again, and finished no step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """`step`: the last finished one when it began; `told`: why it had to end, once it had to."""
+
+    restarts: int
+    node: str
+    time: float  # unix seconds
+    step: int
+    told: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """`requeues`: what was used of the budget."""
+
+    job: str
+    requeues: int = 0
+    starts: tuple[Start, ...] = ()
+
+
+def read_record(path: Path) -> Record | None:
+    """None where there is none, or none that can be read."""
+    try:
+        found = decode_json(path.read_bytes())
+        return Record(found["job"], int(found["requeues"]), tuple(Start(**one) for one in found["starts"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def continues(record: Record | None, here: Allocation) -> bool:
+    """Whether the recorded run is this job's from before it was queued again."""
+    return record is not None and record.job == here.key and record.starts[-1].restarts < here.restarts
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """`requeued`: SLURM has the job in its queue again, asked by us or by itself."""
+
+    requeued: bool
+    reason: str
+
+
+class Survival:
+    """Of one start of a run inside a job: told what happens, it keeps the record and asks SLURM."""
+
+    def __init__(
+        self,
+        path: Path,
+        here: Allocation,
+        *,
+        max_requeues: int,
+        command: scontrol.Command = scontrol.run_command,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._path = path
+        self._here = here
+        self._limit = max_requeues
+        self._command = command
+        self._clock = clock
+        self._verdict: Verdict | None = None
+        found = read_record(path)
+        self.record = found if found is not None and found.job == here.key else Record(here.key)
+
+    def begin(self, step: int) -> None:
+        """Writes down that a start begins after `step`. Raises NoProgressError, DiskError."""
+        start = Start(self._here.restarts, self._here.node, self._clock(), step)
+        self._keep(replace(self.record, starts=(*self.record.starts, start)))
+        recent = self.record.starts[-FRUITLESS_STARTS - 1 :]
+        if len(recent) > FRUITLESS_STARTS and all(one.step == step for one in recent):
+            raise NoProgressError(
+                f"SLURM job {self._here.job_id} was started {FRUITLESS_STARTS} times after step {step} and never "
+                "finished the next one, so it is not tried again. Give it more time (hardware.time_limit_min), warn it "
+                "earlier (hydra.launcher.signal_delay_s), or look in run.log for what ended it."
+            )
+
+    def told_to_end(self, told: str) -> Verdict:
+        """`told`: the signal's name. To be called once the run's state is on the disk; asks SLURM once.
+
+        Raises DiskError.
+        """
+        if self._verdict is None:
+            self._verdict = self._decide(told)
+            if self.record.starts:
+                *before, last = self.record.starts
+                self._keep(replace(self.record, starts=(*before, replace(last, told=self._verdict.reason))))
+        return self._verdict
+
+    def _decide(self, told: str) -> Verdict:
+        seen = scontrol.view(self._here.job_id, self._command) or scontrol.JobView("RUNNING")
+        if seen.state in _QUEUED or seen.restarts > self._here.restarts:
+            return Verdict(True, f"told by {told} to end; SLURM has queued job {self._here.job_id} again")
+        if seen.state == "PREEMPTED" or seen.preempted:
+            return self._ask(f"told by {told} to end: another job needs its place")
+        if seen.out_of_time or (told in WARNINGS and seen.state == "RUNNING"):
+            return self._ask_within_budget(f"told by {told} to end")
+        return Verdict(False, f"told by {told} to end")
+
+    def _ask_within_budget(self, why: str) -> Verdict:
+        asked = self.record.requeues
+        if asked >= self._limit:
+            return Verdict(False, f"{why}; its budget of hardware.max_requeues={self._limit} is spent")
+        # Counted first: a process that dies between the two must not ask for more than it may.
+        self._keep(replace(self.record, requeues=asked + 1))
+        verdict = self._ask(why)
+        if not verdict.requeued:
+            self._keep(replace(self.record, requeues=asked))
+            return verdict
+        return replace(verdict, reason=f"{verdict.reason} ({asked + 1} of {self._limit})")
+
+    def _ask(self, why: str) -> Verdict:
+        refused = scontrol.requeue(self._here.job_id, self._command)
+        if refused is not None:
+            return Verdict(False, f"{why}; SLURM does not queue it again: {refused}")
+        return Verdict(True, f"{why}; job {self._here.job_id} is queued again")
+
+    def _keep(self, record: Record) -> None:
+        self.record = record
+        write_json_atomic(self._path, asdict(record))
+
+
+_QUEUED = frozenset({"PENDING", "REQUEUED", "REQUEUE_HOLD", "NODE_FAIL"})

@@ -1,0 +1,1 @@
+"""What a configuration will use: sizes, memory, time."""

@@ -1,0 +1,128 @@
+"""How long one step of an engine takes: a roofline over the model's and the hardware's facts.
+
+Invariants:
+- Times are linear in the tokens that attention reads, so that many steps of pure decoding have a closed form.
+- The shares of the published peaks come from measurements and are the same for every router.
+"""
+
+from dataclasses import dataclass
+
+from swe_rl.config.schema import HardwareConfig, LayoutConfig, ModelConfig
+from swe_rl.errors import UserError
+from swe_rl.plan.memory import CPU_BYTES, ENGINE_BYTES, kv_bytes_per_token
+from swe_rl.plan.sizes import uses_no_gpu
+
+# One core of a common server in float32, and what Python and torch cost a step there; the engine is in the process.
+_CPU_TFLOPS = 0.03
+_CPU_GB_PER_S = 8.0
+_CPU_OVERHEAD_S = 0.006
+
+
+@dataclass(frozen=True, slots=True)
+class Efficiency:
+    """Shares of the published peaks that engines reach, and what steps and calls cost beside.
+
+    Sources of the defaults: Qwen3-14B in bfloat16 on four H200, vLLM, 160 programs of the load `agent_load`, 120,000
+    tokens of keys and values an engine. `linear`, `weights`, `kv` and `overhead_s` were fitted together to one arm,
+    `router=default`; the arms `tr` and `cap` there and all arms on two H200 follow within 3 %. `call_s` was read off:
+    what agents waited without what the engines and the router account for, 0.075 to 0.13 s a call. Not fitted:
+    `attention`, and `experts`, which is that of FP8_EXPERTS.
+    """
+
+    linear: float = 0.67  # of the peak, in the linear layers of a prefill
+    experts: float = 0.1  # ... in the layers of experts
+    attention: float = 0.6  # ... in its attention
+    weights: float = 0.86  # of the memory's bandwidth, while weights are read
+    kv: float = 0.88  # ... while keys and values are
+    overhead_s: float = 0.0011  # a step
+    call_s: float = 0.1  # a call: HTTP, chat template, tokens of the text and text of the tokens
+
+
+# Qwen3-Coder-30B-A3B on two H100, weights, keys and values in FP8: inter-token times of 10, 15, 20, 29 and 38 ms at 4,
+# 8, 12, 16 and 24 sessions of 95k to 70k tokens, and 22-23k prefilled tokens a second. Keys and values of one byte take
+# nearly as long to read as those of two. The tests hold the errors.
+FP8_EXPERTS = Efficiency(linear=0.8, weights=0.8, kv=0.45, overhead_s=0.003)
+
+
+class SpeedError(UserError):
+    """The hardware's speed is not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSpeed:
+    """Seconds; `pair_s` is of one query and one key, `expert_share` of the experts that one token passes. `call_s`
+    passes between an agent and the engine, whatever the engine does."""
+
+    overhead_s: float
+    dense_read_s: float  # the weights that every token passes
+    experts_read_s: float  # all the others
+    expert_share: float
+    token_s: float  # the linear layers of one token
+    kv_read_s: float  # one token of context of one decoding sequence
+    pair_s: float
+    call_s: float = 0.0
+
+    def step_s(self, decodes: int, context_tokens: int, prefill_tokens: int = 0, prefill_pairs: int = 0) -> float:
+        """`context_tokens`: the sum over the decoding sequences. Weights are read once for all tokens of the step."""
+        tokens = decodes + prefill_tokens
+        linear_s = max(self.weights_read_s(tokens), self.token_s * tokens)
+        return self.overhead_s + linear_s + self.kv_read_s * context_tokens + self.pair_s * prefill_pairs
+
+    def weights_read_s(self, tokens: int) -> float:
+        """Of the experts, those that at least one of the tokens is routed to, were they chosen at random."""
+        if not self.experts_read_s:
+            return self.dense_read_s
+        return self.dense_read_s + self.experts_read_s * (1.0 - (1.0 - self.expert_share) ** tokens)
+
+
+def engine_speed(
+    model: ModelConfig,
+    tflops: float,
+    gb_per_s: float,
+    efficiency: Efficiency = Efficiency(),
+    *,
+    bytes_per_value: float = ENGINE_BYTES,
+) -> EngineSpeed:
+    """Of an engine whose GPUs have this peak and bandwidth together.
+
+    A token costs two floating-point operations per active parameter; a pair four per attention channel and layer.
+    """
+    operations_per_s, bytes_per_s = tflops * 1e12, gb_per_s * 1e9
+    dense, experts = _dense_and_experts(model)
+    share = model.active_experts / model.num_experts if experts else 0.0
+    linear_s = dense / efficiency.linear + share * experts / efficiency.experts
+    kv_bytes = kv_bytes_per_token(model) / ENGINE_BYTES * bytes_per_value
+    return EngineSpeed(
+        overhead_s=efficiency.overhead_s,
+        dense_read_s=dense * bytes_per_value / (bytes_per_s * efficiency.weights),
+        experts_read_s=experts * bytes_per_value / (bytes_per_s * efficiency.weights),
+        expert_share=share,
+        token_s=2 * linear_s / operations_per_s,
+        kv_read_s=kv_bytes / (bytes_per_s * efficiency.kv),
+        pair_s=4 * model.num_layers * model.num_heads * model.head_dim / (operations_per_s * efficiency.attention),
+        call_s=efficiency.call_s,
+    )
+
+
+def speed_of(model: ModelConfig, hardware: HardwareConfig, layout: LayoutConfig) -> EngineSpeed:
+    """Of one engine of the layout. Raises SpeedError for GPUs of unknown speed."""
+    if uses_no_gpu(layout):
+        efficiency = Efficiency(overhead_s=_CPU_OVERHEAD_S, call_s=0.0)
+        return engine_speed(model, _CPU_TFLOPS, _CPU_GB_PER_S, efficiency, bytes_per_value=CPU_BYTES)
+    if hardware.gpu_bf16_tflops <= 0 or hardware.gpu_bandwidth_gb_per_s <= 0:
+        raise SpeedError(
+            f"hardware={hardware.name} does not say how fast its GPUs are: set hardware.gpu_bf16_tflops and "
+            "hardware.gpu_bandwidth_gb_per_s to the published figures, e.g. 989 and 3350 for an H100"
+        )
+    width = max(1, layout.engine_tp)  # a rule names a wrong one
+    return engine_speed(model, hardware.gpu_bf16_tflops * width, hardware.gpu_bandwidth_gb_per_s * width)
+
+
+def _dense_and_experts(model: ModelConfig) -> tuple[float, float]:
+    """Parameters that every token passes, and those of all experts, from the model's total and active counts."""
+    total, active = model.params_b * 1e9, model.active_params_b * 1e9
+    spare = model.num_experts - model.active_experts
+    if spare <= 0 or total <= active:
+        return total, 0.0
+    expert = (total - active) / spare
+    return active - model.active_experts * expert, model.num_experts * expert

@@ -1,0 +1,159 @@
+"""Estimates of memory and disk in GB (10^9 bytes), from the model's facts and the layout alone.
+
+Invariants:
+- bfloat16 weights in engines; float32 master weights and Adam moments in the trainer (bfloat16 weights and gradients
+  on the GPU where the optimizer is offloaded). Below an adapter the base is bfloat16, without gradients or moments, and
+  is the reference as well.
+- Fragmentation is left out: good for refusing what cannot fit, not for promising that the last gigabyte will do.
+"""
+
+from swe_rl.config.choices import EngineKind
+from swe_rl.config.schema import Config, ModelConfig
+from swe_rl.plan.sizes import trajectories_at_once, trajectories_per_mini_batch, uses_no_gpu
+
+ENGINE_BYTES = 2  # bfloat16
+CPU_BYTES = 4  # float32
+GRADIENT_BYTES = 4  # float32, of master weights
+OPTIMIZER_BYTES = 8  # two float32 Adam moments
+CHECKPOINT_BYTES = CPU_BYTES + OPTIMIZER_BYTES
+LOGIT_CHUNK_TOKENS = 1024  # rows of logits that exist at once, in float32, with their gradient
+CUDA_GB = 2.0  # context, NCCL buffers, kernels' workspace
+CONTEXT_GB = 0.8  # what a trainer's rank that rests keeps beside its tensors
+SLEEPING_ENGINE_GB = 1.0  # what a colocated engine keeps while the trainer works
+
+
+def weights_gb(model: ModelConfig, bytes_per_parameter: int = ENGINE_BYTES) -> float:
+    return model.params_b * bytes_per_parameter
+
+
+def kv_bytes_per_token(model: ModelConfig, bytes_per_value: int = ENGINE_BYTES) -> int:
+    """Keys and values of all layers for one token."""
+    return 2 * model.num_layers * model.num_kv_heads * model.head_dim * bytes_per_value
+
+
+def kv_gb(model: ModelConfig, tokens: int, bytes_per_value: int = ENGINE_BYTES) -> float:
+    return kv_bytes_per_token(model, bytes_per_value) * tokens / 1e9
+
+
+def engine_gb_per_gpu(config: Config) -> float:
+    """Weights, one full sequence and the engine's own, on each of its GPUs."""
+    tp = max(1, config.layout.engine_tp)
+    one_sequence = kv_gb(config.model, config.engine.max_model_len) / _kv_shares(config)
+    return weights_gb(config.model) / tp + one_sequence + CUDA_GB
+
+
+def kv_tokens_per_engine(config: Config) -> int:
+    """Tokens that fit beside the weights in the share of memory that is the engine's, `engine.kv_cache_tokens` at most;
+    0 where there is no GPU."""
+    layout, budget = config.layout, config.hardware.gpu_memory_gb * config.engine.gpu_memory_utilization
+    if uses_no_gpu(layout) or config.engine.kind != EngineKind.vllm:
+        return 0
+    free_gb_per_gpu = budget - CUDA_GB - weights_gb(config.model) / max(1, layout.engine_tp)
+    fits = max(0, int(free_gb_per_gpu * 1e9 * _kv_shares(config) / max(1, kv_bytes_per_token(config.model))))
+    return min(fits, config.engine.kv_cache_tokens) if config.engine.kv_cache_tokens > 0 else fits
+
+
+def crowding(config: Config) -> float:
+    """Tokens of the trajectories under way over the tokens that the engines can hold; 0 where nothing is known."""
+    capacity = kv_tokens_per_engine(config) * config.layout.engines
+    return trajectories_at_once(config) * config.rollout.typical_trajectory_tokens / capacity if capacity else 0.0
+
+
+def _kv_shares(config: Config) -> int:
+    """Key-value heads are shared out over the engine's GPUs; past their number they are repeated."""
+    return max(1, min(config.layout.engine_tp, config.model.num_kv_heads))
+
+
+def lora_params_b(config: Config) -> float:
+    """Billions of adapter parameters: a pair of rank r on each linear map of a layer; of a mixture on attention's."""
+    model, rank = config.model, config.trainer.lora_rank
+    queries, keys = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
+    attention = 2 * (model.hidden_size + queries) + 2 * (model.hidden_size + keys)
+    mlp = 0 if model.num_experts else 3 * (model.hidden_size + model.intermediate_size)
+    return rank * model.num_layers * (attention + mlp) / 1e9
+
+
+def trainer_gb(config: Config) -> float:
+    """States of all ranks together: weights, gradients, Adam moments; a reference model on top if KL needs it."""
+    model = config.model
+    full = CPU_BYTES + CPU_BYTES + OPTIMIZER_BYTES
+    if config.trainer.lora_rank > 0:
+        states = weights_gb(model) + lora_params_b(config) * full
+    elif config.trainer.offload_optimizer:
+        states = model.params_b * (ENGINE_BYTES + ENGINE_BYTES)
+    else:
+        states = model.params_b * full
+    reference = weights_gb(model) if config.algo.kl_coef > 0 and config.trainer.lora_rank == 0 else 0.0
+    return states + reference
+
+
+def offloaded_gb(config: Config) -> float:
+    """Master weights, their gradients and moments in the nodes' memory.
+
+    16 bytes a parameter: 14 billion on one GPU need 236 GB, and the kernel ended that rank on a host of 264 GB, where
+    the engine and the files of the model took the rest.
+    """
+    if not config.trainer.offload_optimizer or config.trainer.lora_rank > 0:
+        return 0.0
+    return config.model.params_b * (CPU_BYTES + GRADIENT_BYTES + OPTIMIZER_BYTES)
+
+
+def states_gb_per_gpu(config: Config) -> float:
+    """FSDP shards over all trainer GPUs, sequence-parallel groups included."""
+    return trainer_gb(config) / max(1, config.layout.trainer_gpus)
+
+
+def tokens_per_gpu(config: Config) -> int:
+    """Tokens of one forward and backward pass on one GPU: the micro-batch's limit, or less where a step has less."""
+    step = trajectories_per_mini_batch(config) * config.rollout.max_trajectory_tokens
+    return min(config.trainer.max_tokens_per_micro_batch, -(-step // max(1, config.layout.sequence_parallel)))
+
+
+def activations_gb(config: Config) -> float:
+    """Of one micro-batch on one GPU, in bfloat16: with checkpointing one hidden state a layer and one layer whole, else
+    all layers whole; and a chunk of float32 logits with its gradient. A mixture has each token once for each of its
+    experts: as they get it, as they give it, weighted, and put in order.
+    """
+    model, tokens = config.model, tokens_per_gpu(config)
+    intermediate = model.expert_intermediate_size * model.active_experts or model.intermediate_size
+    copies = 4 * model.active_experts * model.hidden_size
+    layer = tokens * (10 * model.hidden_size + copies + 4 * intermediate) * 2
+    layers = model.num_layers * tokens * model.hidden_size * 2 + layer
+    if not config.trainer.activation_checkpointing:
+        layers = model.num_layers * layer
+    logits = min(tokens, LOGIT_CHUNK_TOKENS) * model.vocab_size * CPU_BYTES * 2
+    return (layers + logits) / 1e9
+
+
+def gathered_gb(config: Config) -> float:
+    """Two layers whole, in bfloat16: the one at work and the next, which FSDP fetches meanwhile."""
+    if config.layout.trainer_gpus < 2:
+        return 0.0
+    return 2 * weights_gb(config.model) / max(1, config.model.num_layers)
+
+
+def trainer_gb_per_gpu(config: Config) -> float:
+    """The peak of an optimizer step on one GPU."""
+    return states_gb_per_gpu(config) + activations_gb(config) + gathered_gb(config) + CUDA_GB
+
+
+def colocated_gb_per_gpu(config: Config) -> float:
+    """The larger peak of both turns: engines awake beside a resting trainer, or the trainer beside sleeping engines."""
+    engine = config.hardware.gpu_memory_gb * config.engine.gpu_memory_utilization
+    return max(engine + resting_gb_per_gpu(config), trainer_gb_per_gpu(config) + SLEEPING_ENGINE_GB)
+
+
+def resting_gb_per_gpu(config: Config) -> float:
+    """Of the trainer, on one GPU, while engines have their turn there."""
+    return states_gb_per_gpu(config) + CONTEXT_GB
+
+
+def checkpoint_gb(config: Config) -> float:
+    """Float32 weights and Adam moments; with LoRA those of the adapter."""
+    params = lora_params_b(config) if config.trainer.lora_rank > 0 else config.model.params_b
+    return params * CHECKPOINT_BYTES
+
+
+def checkpoints_gb(config: Config) -> float:
+    """The next is written before the oldest goes."""
+    return checkpoint_gb(config) * (config.trainer.keep_checkpoints + 1)

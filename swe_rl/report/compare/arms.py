@@ -1,0 +1,139 @@
+"""Which runs make an arm, and what the arms are called.
+
+Invariants:
+- Labels are distinct. Those that nobody gave say what differs: the overrides that are not the same in all runs.
+- Runs of a multirun that differ in trainer.seed or job.repeat only are repeats of one arm.
+- A label names a path by as much of its end as tells it from the others.
+- The baseline of a multirun is its arm labelled default, else its first.
+"""
+
+import re
+from collections.abc import Sequence
+from pathlib import PurePath
+
+from swe_rl.report.compare.compare import Arm, Measured
+
+PUBLISHED = ("dp4_default", "dp4_tr_atw01")  # what the published comparison calls its two logs
+_SEED = "trainer.seed"
+_REPEATS = {"job.repeat": "repeat", _SEED: "seed"}  # keys that tell repeats of one arm apart, and their names
+_BARE = frozenset({"experiment"})  # its option names the whole set-up: `dp4_default`, not `experiment=dp4_default`
+_NO_DIFFERENCE = re.compile(r"(?:hydra|paths|logger|job)(?:[./].*)?|name|trainer\.resume")
+_ROUTERS = ("sticky_least_loaded", "default", "cap", "tr")
+_ROUTER = re.compile(rf"(?:router=)?(?:dp\d+_)?({'|'.join(_ROUTERS)})(?![a-z0-9])")
+_DATA_PARALLEL = re.compile(r"(?<![a-z0-9])dp(\d+)(?![a-z0-9])")
+
+
+def make_pair(runs: tuple[Measured, Measured], given: tuple[str | None, str | None]) -> list[Arm]:
+    """Baseline and candidate; a label that is None is chosen here."""
+    labels = _distinct([label or chosen for label, chosen in zip(given, _pair_labels(runs), strict=True)])
+    return _arms([(label, {"": run}) for label, run in zip(labels, runs, strict=True)])
+
+
+def make_arms(runs: Sequence[Measured], fallback: str) -> list[Arm]:
+    """Of a multirun, the baseline first; `fallback` names an arm that differs from the others in nothing."""
+    groups: dict[str, list[Measured]] = {}
+    for label, run in zip(differences(runs, ignored=frozenset({_SEED})), runs, strict=True):
+        groups.setdefault(label or fallback, []).append(run)
+    names = _repeat_names(list(groups.values()))
+    repeats = [dict(zip(given, group, strict=True)) for given, group in zip(names, groups.values(), strict=True)]
+    arms = _arms(list(zip(groups, repeats, strict=True)))
+    return with_baseline(arms, next((arm for arm in arms if _router(arm.label) == "default"), arms[0]))
+
+
+def with_baseline(arms: Sequence[Arm], baseline: Arm) -> list[Arm]:
+    return [baseline, *(arm for arm in arms if arm is not baseline)]
+
+
+def engines_of(arms: Sequence[Arm]) -> int | None:
+    """How many engines (data-parallel replicas) each of them had; a log says it in its label (`dp4_default`) only."""
+    found = {_engines(arm.label, run) for arm in arms for run in arm.runs.values()}
+    return found.pop() if len(found) == 1 else None
+
+
+def differences(runs: Sequence[Measured], ignored: frozenset[str] = frozenset()) -> list[str]:
+    """`router=tr layout=dp4`: for each run the overrides in which the runs differ; '' where they do in none.
+
+    What a run did not override it has from its configuration.
+    """
+    keys = dict.fromkeys(key for run in runs for key in run.overrides)
+    wanted = [key for key in keys if key not in ignored and not _NO_DIFFERENCE.fullmatch(key)]
+    values = {key: _ends([_value(run, key) for run in runs]) for key in wanted}
+    differing = [key for key in wanted if len(set(values[key])) > 1]
+    return [" ".join(_text(key, values[key][index]) for key in differing).strip() for index in range(len(runs))]
+
+
+def _value(run: Measured, key: str) -> str:
+    if key in run.overrides:
+        return run.overrides[key]
+    value = run.value(key.replace("/", ".").partition("@")[0])
+    return "" if value is None else str(value)
+
+
+def _text(key: str, value: str) -> str:
+    if key in _BARE:
+        return value
+    return f"{key}={value}" if value else ""
+
+
+def _pair_labels(runs: tuple[Measured, Measured]) -> Sequence[str]:
+    """The first way of naming that tells them apart."""
+    if all(run.is_log for run in runs):
+        return PUBLISHED
+    names = [run.job or str(run.value("name") or PurePath(run.source).name) for run in runs]
+    folders = _ends([run.source for run in runs])
+    ways = [names, folders] if any(run.is_log for run in runs) else [differences(runs), names, folders]
+    return next((way for way in ways if all(way) and len(set(way)) == len(way)), folders)
+
+
+def _ends(values: list[str]) -> list[str]:
+    """Of paths the last parts, as many as tell them apart; other values as they are."""
+    if len(set(values)) < 2 or not all("/" in value for value in values):
+        return values
+    parts = [PurePath(value).parts for value in values]
+    for count in range(1, max(map(len, parts))):
+        ends = ["/".join(own[-count:]) for own in parts]
+        if len(set(ends)) == len(set(values)):
+            return ends
+    return values
+
+
+def _distinct(labels: list[str]) -> list[str]:
+    return [label if label not in labels[:index] else f"{label} ({index + 1})" for index, label in enumerate(labels)]
+
+
+def _arms(labelled: Sequence[tuple[str, dict[str, Measured]]]) -> list[Arm]:
+    """Routers are short names where they tell the arms apart."""
+    routers = [_router(label, *runs.values()) for label, runs in labelled]
+    telling = None not in routers and len(set(routers)) == len(routers)
+    return [
+        Arm(label, router if telling and router else label, runs)
+        for (label, runs), router in zip(labelled, routers, strict=True)
+    ]
+
+
+def _router(label: str, *runs: Measured) -> str | None:
+    for run in runs[:1]:
+        if name := run.value("router"):
+            return str(name)
+    found = next((found for word in label.split() if (found := _ROUTER.match(word))), None)
+    return found[1] if found else None
+
+
+def _engines(label: str, run: Measured) -> int | None:
+    if run.is_log:
+        found = _DATA_PARALLEL.search(label.replace("_", " "))
+        return int(found[1]) if found else None
+    engines = run.value("layout.engines")
+    return engines if type(engines) is int else None
+
+
+def _repeat_names(groups: Sequence[Sequence[Measured]]) -> list[list[str]]:
+    """By repeat and seed where that pairs the arms' runs, else by their order; '' where every arm has one run."""
+    if all(len(group) == 1 for group in groups):
+        return [[""] for _ in groups]
+    telling = [key for key in _REPEATS if len({_value(run, key) for group in groups for run in group}) > 1]
+    names = [[" ".join(f"{_REPEATS[key]}={_value(run, key)}" for key in telling) for run in group] for group in groups]
+    unique = all(len(set(own)) == len(own) for own in names)
+    if unique and set.intersection(*(set(own) for own in names)):
+        return names
+    return [[f"run {index}" for index in range(len(group))] for group in groups]

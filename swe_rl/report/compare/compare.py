@@ -1,0 +1,168 @@
+"""Arms side by side: which steps they share, and what these say of each arm against the baseline.
+
+Invariants:
+- Pure: what was measured goes in, numbers come out; files are read and written elsewhere.
+- Only complete steps are here. A step that one side alone has belongs to no pair.
+- Repeats of an arm pair with the repeats of the same name of the other arm, step by step; intervals of a difference are
+  over pairs of repeats.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean, stdev
+from typing import Any
+
+from swe_rl.report.compare.held_out import HeldOut, HeldOutPair, held_out_pair
+from swe_rl.report.compare.statistics import Interval, Paired, mean_interval, paired
+
+Key = tuple[str, int]  # the repeat's name, '' for an arm of one run, and the step
+
+
+@dataclass(frozen=True, slots=True)
+class StepRate:
+    """One complete step. `tokens_per_s` counts all tokens of the responses, those of tools included."""
+
+    tokens_per_s: float
+    reward_mean: float | None = None
+    avg_response_length: float | None = None
+    generate_s: float | None = None
+    step_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A run or a log. `num_trajectories` is that of every step, None where steps differ in it."""
+
+    source: str
+    steps: Mapping[int, StepRate]
+    is_log: bool = False
+    job: str | None = None  # of SLURM
+    incomplete: int = 0
+    num_trajectories: int | None = None
+    wall_s: float | None = None
+    gains: Mapping[str, float] = field(default_factory=dict)  # held-out instance: its resolved rate after less before
+    held_out: HeldOut | None = None
+    status: str | None = None
+    overrides: Mapping[str, str] = field(default_factory=dict)
+    values: Mapping[str, Any] = field(default_factory=dict)  # its configuration
+
+    def value(self, key: str) -> Any:
+        """A leaf of its configuration by its dotted name, of a group its option's name; None if it is not there."""
+        node: Any = self.values
+        for part in key.split("."):
+            node = node.get(part) if isinstance(node, Mapping) else None
+        return node.get("name") if isinstance(node, Mapping) else node
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """Runs by the names of their repeats. `short` stands for it where its role is meant (`tr` for `dp4_tr_atw01`)."""
+
+    label: str
+    short: str
+    runs: Mapping[str, Measured]
+
+    def rates(self) -> dict[Key, StepRate]:
+        """Repeat by repeat, steps ascending."""
+        return {(name, step): run.steps[step] for name, run in self.runs.items() for step in sorted(run.steps)}
+
+    def average(self) -> float | None:
+        """Tokens/s over all its complete steps."""
+        rates = [rate.tokens_per_s for rate in self.rates().values()]
+        return fmean(rates) if rates else None
+
+    def spread(self) -> float | None:
+        """Standard deviation of the repeats' averages; None for fewer than two."""
+        averages = [fmean(rate.tokens_per_s for rate in run.steps.values()) for run in self.runs.values() if run.steps]
+        return stdev(averages) if len(averages) > 1 else None
+
+    def wall_s(self) -> float | None:
+        """Mean over its runs, None where one does not know its own."""
+        return _mean([run.wall_s for run in self.runs.values()])
+
+
+@dataclass(frozen=True, slots=True)
+class Gain:
+    """Held-out gains in points, over the instances that both runs of each pair evaluated before and after."""
+
+    runs: int
+    instances: int  # of all runs
+    baseline: float
+    candidate: float
+    interval: Interval | None  # of the difference: over pairs of runs, or over the instances of the only one
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A candidate against the baseline over `keys`, the steps that both have; `tokens` is None without any."""
+
+    baseline: Arm
+    candidate: Arm
+    keys: tuple[Key, ...]
+    tokens: Paired | None
+    gain: Gain | None = None
+    held_out: HeldOutPair | None = None
+
+    def means(self, value: Callable[[StepRate], float | None]) -> tuple[float, float] | None:
+        """Both sides' means of a number over the paired steps; None where a step of either side lacks it."""
+        before, after = (
+            _mean([value(rates[key]) for key in self.keys]) for rates in (self.baseline.rates(), self.candidate.rates())
+        )
+        return (before, after) if before is not None and after is not None else None
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """`arms[0]` is the baseline; `pairs` has one entry for each other arm, in order."""
+
+    arms: tuple[Arm, ...]
+    pairs: tuple[Pair, ...]
+    engines: int | None = None  # where all arms have as many
+    source: str | None = None  # the folder that held them all
+
+    def has_steps(self) -> bool:
+        return any(run.steps for arm in self.arms for run in arm.runs.values())
+
+    def has_evaluations(self) -> bool:
+        return any(run.held_out for arm in self.arms for run in arm.runs.values())
+
+    def step_keys(self) -> list[Key]:
+        """Steps that any arm has: repeats in the order of the arms, steps ascending."""
+        names = dict.fromkeys(name for arm in self.arms for name in arm.runs)
+        rank = {name: index for index, name in enumerate(names)}
+        return sorted({key for arm in self.arms for key in arm.rates()}, key=lambda key: (rank[key[0]], key[1]))
+
+
+def compare(arms: Sequence[Arm], *, engines: int | None = None, source: str | None = None) -> Comparison:
+    """Each arm against the first."""
+    return Comparison(tuple(arms), tuple(pair(arms[0], arm) for arm in arms[1:]), engines, source)
+
+
+def pair(baseline: Arm, candidate: Arm) -> Pair:
+    before, after = baseline.rates(), candidate.rates()
+    keys = tuple(key for key in before if key in after)
+    runs = [[key for key in keys if key[0] == name] for name in dict.fromkeys(name for name, _ in keys)]
+    sides = ([[rates[key].tokens_per_s for key in run] for run in runs] for rates in (before, after))
+    names = [name for name in baseline.runs if name in candidate.runs]
+    held_out = held_out_pair([(baseline.runs[name].held_out, candidate.runs[name].held_out) for name in names])
+    return Pair(baseline, candidate, keys, paired(*sides), _gain(baseline, candidate), held_out)
+
+
+def _gain(baseline: Arm, candidate: Arm) -> Gain | None:
+    """None where no two runs evaluated the same instance before and after."""
+    both = [(run.gains, candidate.runs[name].gains) for name, run in baseline.runs.items() if name in candidate.runs]
+    pairs = [[(before[name], after[name]) for name in before if name in after] for before, after in both]
+    pairs = [run for run in pairs if run]
+    if not pairs:
+        return None
+    sides = [[100 * fmean(values[side] for values in run) for run in pairs] for side in (0, 1)]
+    differences = [after - before for before, after in zip(*sides, strict=True)]
+    if len(pairs) == 1:
+        differences = [100 * (after - before) for before, after in pairs[0]]
+    instances = sum(len(run) for run in pairs)
+    return Gain(len(pairs), instances, fmean(sides[0]), fmean(sides[1]), mean_interval(differences))
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return fmean(known) if known and len(known) == len(values) else None

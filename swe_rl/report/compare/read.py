@@ -1,0 +1,158 @@
+"""A run's folder or a log of SkyRL's, as what was measured in it.
+
+Invariants:
+- Reads only; a run that is still going, or died, gives the steps that it completed.
+- A step without a finite `tokens_per_s` is incomplete; of two lines of one step the last counts.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from swe_rl.config import yaml_text
+from swe_rl.errors import UserError
+from swe_rl.logger.disk import decode_json
+from swe_rl.logger.events import read_events
+from swe_rl.logger.folder import RunFolder
+from swe_rl.logger.jsonl import iter_jsonl
+from swe_rl.report.compare.compare import Measured, StepRate
+from swe_rl.report.compare.held_out import held_out
+from swe_rl.report.compare.skyrl_log import job_id, read_log
+from swe_rl.report.figures import instance_rows
+
+_MARKS = ("steps_jsonl", "status_json", "config_yaml")
+
+
+class CompareError(UserError):
+    """What was given is nothing that can be compared."""
+
+
+def measured(path: Path, key: str, trajectories_per_step: int) -> Measured:
+    """`key` is the configuration's, for the errors; `trajectories_per_step` is for logs. Raises CompareError."""
+    if path.is_dir():
+        if is_run(path):
+            return _run(RunFolder(path))
+        raise CompareError(f"{key}={path} is not the folder of a run: it has no steps.jsonl. {_instead(path)}")
+    if not path.exists():
+        raise CompareError(f"{key}={path} does not exist. Give a run's folder, or a log of SkyRL's (slurm-<id>.err).")
+    return _log(path, key, trajectories_per_step)
+
+
+def is_run(path: Path) -> bool:
+    folder = RunFolder(path)
+    return any(getattr(folder, name).is_file() for name in _MARKS)
+
+
+def runs_below(folder: Path) -> list[Path]:
+    """A multirun's runs: its sub-folders, by their numbers."""
+    found = [path for path in folder.iterdir() if path.is_dir() and is_run(path)]
+    return sorted(found, key=lambda path: (not path.name.isdecimal(), path.name.zfill(9)))
+
+
+def _instead(path: Path) -> str:
+    if runs_below(path):
+        return f"It is that of a multirun: compare its arms with job.runs={path}."
+    if logs := sorted(path.glob("slurm-*.err")):
+        return f"It has logs: give one of them, for instance {logs[0]}."
+    return "Give a run's folder (outputs/<name>/<time>), or a log of SkyRL's (slurm-<id>.err)."
+
+
+def _run(folder: RunFolder) -> Measured:
+    records: dict[int, Mapping[str, Any]] = {}
+    for record in iter_jsonl(folder.steps_jsonl):
+        if type(record.get("step")) is int:
+            records[record["step"]] = record
+    rates = {step: rate for step, record in records.items() if (rate := _rate(record)) is not None}
+    status, evals = folder.status(), read_events(folder.events_jsonl, "eval")
+    return Measured(
+        source=str(folder.path),
+        steps=rates,
+        incomplete=len(records) - len(rates),
+        num_trajectories=_same(records[step].get("num_trajectories") for step in rates),
+        wall_s=_wall_s(folder.summary_json),
+        gains=_gains(evals),
+        held_out=held_out(evals),
+        status=status.status.value if status else None,
+        overrides=_overrides(folder.path / ".hydra" / "overrides.yaml"),
+        values=_yaml(folder.config_yaml, dict),
+    )
+
+
+def _rate(record: Mapping[str, Any]) -> StepRate | None:
+    tokens_per_s = _number(record.get("tokens_per_s"))
+    if tokens_per_s is None:
+        return None
+    names = ("reward_mean", "avg_response_length", "generate_s", "step_s")
+    return StepRate(tokens_per_s, **{name: _number(record.get(name)) for name in names})
+
+
+def _gains(evals: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Of held-out instances that were evaluated before and after."""
+    found: dict[str, float] = {}
+    for row in instance_rows(evals):
+        (solved_before, before), (solved_after, after) = row["before"] or (0, 0), row["after"] or (0, 0)
+        if before and after:
+            found[row["id"]] = solved_after / after - solved_before / before
+    return found
+
+
+def _log(path: Path, key: str, trajectories_per_step: int) -> Measured:
+    try:
+        steps = read_log(path)
+    except OSError as error:
+        raise CompareError(f"{key}={path} cannot be read: {error.strerror or error}.") from error
+    if not steps:
+        raise CompareError(
+            f"{key}={path} is no log of SkyRL's trainer, or its first step has not begun: no line has Started: 'step'. "
+            "The synchronous trainer writes these, to its error stream (slurm-<id>.err, not .out)."
+        )
+    rates = {
+        number: StepRate(rate, step.reward_mean, step.avg_response_length, step.generate_s, step.step_s)
+        for number, step in enumerate(steps, 1)
+        if (rate := step.tokens_per_s(trajectories_per_step)) is not None
+    }
+    return Measured(
+        source=str(path),
+        steps=rates,
+        is_log=True,
+        job=job_id(path) or path.stem,
+        incomplete=len(steps) - len(rates),
+        num_trajectories=trajectories_per_step,
+    )
+
+
+def _wall_s(path: Path) -> float | None:
+    try:
+        summary = decode_json(path.read_bytes())
+    except (OSError, ValueError):
+        return None
+    return _number(summary.get("wall_s")) if isinstance(summary, dict) else None
+
+
+def _overrides(path: Path) -> dict[str, str]:
+    """By key, without Hydra's `+` and quotes; what a sweep file added is not in it, its parameters are."""
+    given: dict[str, str] = {}
+    for override in _yaml(path, list):
+        name, _, value = str(override).partition("=")
+        given[name.lstrip("+~")] = value.strip("'\"")
+    return given
+
+
+def _yaml(path: Path, kind: type) -> Any:
+    try:
+        content = yaml_text.parse(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml_text.YamlError):
+        return kind()
+    return content if isinstance(content, kind) else kind()
+
+
+def _number(value: Any) -> float | None:
+    known = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return float(value) if known else None
+
+
+def _same(values: Iterable[Any]) -> int | None:
+    found = set(values)
+    only = found.pop() if len(found) == 1 else None
+    return only if type(only) is int else None

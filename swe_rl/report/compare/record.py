@@ -1,0 +1,109 @@
+"""A comparison for programs: one JSON object, and a CSV line for each arm, repeat and step.
+
+Invariants:
+- Keys name their units; what is unknown is null in JSON and empty in CSV. Nothing is rounded.
+- `delta_percent_interval` is over pairs of runs, null for one; `within_run_delta_percent_interval` is over the steps of
+  the only pair, and says nothing about another one.
+"""
+
+import csv
+import io
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Any
+
+from swe_rl.report.compare.compare import Arm, Comparison, Measured, Pair
+from swe_rl.report.compare.held_out import held_out_record
+from swe_rl.report.compare.statistics import LEVEL, RESAMPLES, SEED, percent
+
+_NUMBERS = ("tokens_per_s", "reward_mean", "avg_response_length", "generate_s", "step_s")
+
+
+def record(made: Comparison) -> dict[str, Any]:
+    """The baseline is the first of `arms`; `pairs` has an entry for each other."""
+    return {
+        "baseline": made.arms[0].label,
+        "engines": made.engines,
+        "source": made.source,
+        "arms": [_arm(arm) for arm in made.arms],
+        "pairs": [_pair(pair) for pair in made.pairs],
+        "bootstrap": {"level": LEVEL, "resamples": RESAMPLES, "seed": SEED},
+    }
+
+
+def _arm(arm: Arm) -> dict[str, Any]:
+    return {
+        "label": arm.label,
+        "short": arm.short,
+        "average_tokens_per_s": arm.average(),
+        "spread_of_runs_tokens_per_s": arm.spread(),
+        "wall_s": arm.wall_s(),
+        "runs": [_run(name, run) for name, run in arm.runs.items()],
+    }
+
+
+def _run(name: str, run: Measured) -> dict[str, Any]:
+    return {
+        "repeat": name or None,
+        "source": run.source,
+        "kind": "skyrl_log" if run.is_log else "run",
+        "job": run.job,
+        "status": run.status,
+        "num_trajectories": run.num_trajectories,
+        "wall_s": run.wall_s,
+        "incomplete_steps": run.incomplete,
+        "held_out": held_out_record(run.held_out) if run.held_out else None,
+        "steps": [{"step": step, **asdict(run.steps[step])} for step in sorted(run.steps)],
+    }
+
+
+def _pair(pair: Pair) -> dict[str, Any]:
+    tokens = pair.tokens
+    rewards = pair.means(lambda rate: rate.reward_mean) or (None, None)
+    return {
+        "candidate": pair.candidate.label,
+        "paired_steps": len(pair.keys),
+        "baseline_average_tokens_per_s": tokens and tokens.baseline_average,
+        "candidate_average_tokens_per_s": tokens and tokens.candidate_average,
+        "delta_tokens_per_s": tokens and tokens.delta,
+        "delta_percent": tokens and tokens.delta_percent,
+        "paired_runs": tokens.runs if tokens else 0,
+        "delta_percent_interval": tokens and tokens.interval_percent,
+        "within_run_delta_percent_interval": tokens and tokens.within_run_percent,
+        "baseline_median_tokens_per_s": tokens and tokens.baseline_median,
+        "candidate_median_tokens_per_s": tokens and tokens.candidate_median,
+        "baseline_reward_mean": rewards[0],
+        "candidate_reward_mean": rewards[1],
+        "held_out_gain_points": asdict(pair.gain) if pair.gain else None,
+        "held_out_percent": asdict(pair.held_out) if pair.held_out else None,
+        "steps": list(_paired_steps(pair)),
+    }
+
+
+def _paired_steps(pair: Pair) -> Iterator[dict[str, Any]]:
+    rates = pair.baseline.rates(), pair.candidate.rates()
+    for repeat, step in pair.keys:
+        before, after = (own[repeat, step].tokens_per_s for own in rates)
+        yield {
+            "repeat": repeat or None,
+            "step": step,
+            "baseline_tokens_per_s": before,
+            "candidate_tokens_per_s": after,
+            "delta_tokens_per_s": after - before,
+            "delta_percent": percent(before, after),
+        }
+
+
+def csv_text(made: Comparison) -> str:
+    """`delta_percent` is against the baseline's step of the same repeat."""
+    written = io.StringIO()
+    lines = csv.writer(written, lineterminator="\n")
+    lines.writerow(["arm", "repeat", "step", *_NUMBERS, "baseline_tokens_per_s", "delta_percent"])
+    base = made.arms[0].rates()
+    for arm in made.arms:
+        for key, rate in arm.rates().items():
+            before = base[key].tokens_per_s if key in base else None
+            delta = None if before is None else percent(before, rate.tokens_per_s)
+            numbers = [getattr(rate, name) for name in _NUMBERS]
+            lines.writerow([arm.label, *key, *("" if value is None else value for value in [*numbers, before, delta])])
+    return written.getvalue()

@@ -1,0 +1,225 @@
+"""The plot of a comparison, as an SVG of its own: tokens/s by step, and each arm's difference with its interval.
+
+Invariants:
+- Arms differ in shape and dash as well as in colour; the colours stay apart for the colour-blind (Okabe and Ito 2008).
+- Tokens/s start at zero, so that heights compare; a step that an arm lacks breaks its line.
+- Labels are escaped; nothing outside the file is referred to.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from swe_rl.report.compare.compare import Arm, Comparison, Pair
+from swe_rl.report.compare.marks import INK, SOFT, Attributes, Style, element, grid_line, label, marker, style
+
+_SIZES = (1.0, 2.0, 2.5, 5.0, 10.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """From `low..high` of the data to `start..end` in pixels."""
+
+    low: float
+    high: float
+    start: float
+    end: float
+
+    def __call__(self, value: float) -> float:
+        share = (value - self.low) / (self.high - self.low) if self.high > self.low else 0.5
+        return round(self.start + share * (self.end - self.start), 2)
+
+
+def ticks(low: float, high: float, most: int = 6, *, whole: bool = False) -> list[float]:
+    """At most about `most`, ascending; `whole`: at integers only, as steps are."""
+    if not high > low:
+        return [low]
+    raw = (high - low) / most
+    power = 10.0 ** math.floor(math.log10(raw))
+    size = next(one * power for one in _SIZES if one * power >= raw * 0.999)
+    if whole:
+        size = max(1.0, math.ceil(size))
+    first, last = math.ceil(low / size - 1e-9), math.floor(high / size + 1e-9)
+    return [index * size for index in range(first, last + 1)]
+
+
+def tick_text(value: float, marks: Sequence[float]) -> str:
+    """With as many decimals as the distance of the marks needs."""
+    size = min((after - before for before, after in zip(marks, marks[1:], strict=False)), default=1.0)
+    digits = max(0, -math.floor(math.log10(size) + 1e-9)) if size > 0 else 0
+    digits += round(size * 10**digits, 6) % 1 > 0  # steps of 2.5
+    return f"{value + 0.0:.{digits}f}"
+
+
+_WIDTH, _LEFT, _RIGHT = 920, 74, 28
+_PLOT_HEIGHT, _ROW, _FOREST_ROW = 320, 22, 30
+_STEP_TICKS = 16
+_FOREST_LEFT = 300
+_LONGEST_LABEL = 44
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """An arm by step: the mean over its repeats, and their lowest and highest."""
+
+    arm: Arm
+    style: Style
+    average: float | None
+    points: dict[int, tuple[float, float, float]]
+
+
+def svg(made: Comparison) -> str:
+    """A whole document, light on any page."""
+    lines = [Line(arm, style(index), _average(made, arm), _points(arm)) for index, arm in enumerate(made.arms)]
+    top = 54 + _ROW * len(lines)
+    bottom = top + _PLOT_HEIGHT
+    rows = [(pair, style(index)) for index, pair in enumerate(made.pairs, 1) if pair.tokens]
+    height = bottom + 56 + (74 + _FOREST_ROW * len(rows) if rows else 0)
+    title = "Rollout tokens/sec by step" + (f", {made.engines} engines" if made.engines else "")
+    parts = [
+        element("title", {}, title),
+        element("desc", {}, "; ".join(_said(line) for line in lines)),
+        element("rect", {"width": _WIDTH, "height": height, "fill": "#ffffff"}),
+        label(20, 26, title, size=16, weight=600),
+        label(_WIDTH - _RIGHT, 26, "dotted: averages", anchor="end", color=SOFT),
+        *_legend(lines),
+        *_rates(lines, top, bottom),
+        *(_forest(rows, made.arms[0].label, bottom + 84) if rows else ()),
+    ]
+    frame: Attributes = {
+        "xmlns": "http://www.w3.org/2000/svg",
+        "viewBox": f"0 0 {_WIDTH} {height}",
+        "width": _WIDTH,
+        "height": height,
+        "role": "img",
+        "font-family": "system-ui, 'Segoe UI', 'DejaVu Sans', Arial, sans-serif",
+    }
+    return element("svg", frame, *parts, raw=True) + "\n"
+
+
+def _average(made: Comparison, arm: Arm) -> float | None:
+    """The one that the table prints: of two arms over the paired steps."""
+    for pair in made.pairs:
+        if pair.tokens and arm is pair.candidate:
+            return pair.tokens.candidate_average
+        if pair.tokens and len(made.pairs) == 1:
+            return pair.tokens.baseline_average
+    return arm.average()
+
+
+def _points(arm: Arm) -> dict[int, tuple[float, float, float]]:
+    by_step: dict[int, list[float]] = {}
+    for (_, step), rate in arm.rates().items():
+        by_step.setdefault(step, []).append(rate.tokens_per_s)
+    return {step: (fmean(rates), min(rates), max(rates)) for step, rates in sorted(by_step.items())}
+
+
+def _said(line: Line) -> str:
+    average = "no complete step" if line.average is None else f"average {line.average:.1f} tokens/sec"
+    repeats = f", {len(line.arm.runs)} runs (mean, lowest to highest)" if len(line.arm.runs) > 1 else ""
+    return f"{line.arm.label}: {average}{repeats}"
+
+
+def _legend(lines: Sequence[Line]) -> Iterator[str]:
+    for index, line in enumerate(lines):
+        y = 50 + _ROW * index
+        yield _stroke([(24, y), (60, y)], line.style)
+        yield marker(42, y, line.style)
+        yield label(70, y + 4, _said(line))
+
+
+def _rates(lines: Sequence[Line], top: float, bottom: float) -> Iterator[str]:
+    steps = sorted({step for line in lines for step in line.points})
+    highest = max((point[2] for line in lines for point in line.points.values()), default=0.0) or 1.0
+    margin = 0.5 if len(steps) < 2 else 0.02 * (steps[-1] - steps[0])
+    x = Scale(steps[0] - margin, steps[-1] + margin, _LEFT, _WIDTH - _RIGHT)
+    y = Scale(0, highest * 1.06, bottom, top)
+    marks = ticks(0, highest * 1.06)
+    for mark in marks:
+        yield grid_line(_LEFT, y(mark), _WIDTH - _RIGHT, y(mark), strong=mark == 0)
+        yield label(_LEFT - 8, y(mark) + 4, tick_text(mark, marks), anchor="end", color=SOFT)
+    for mark in ticks(steps[0], steps[-1], _STEP_TICKS, whole=True):
+        yield grid_line(x(mark), bottom, x(mark), bottom + 5, strong=True)
+        yield label(x(mark), bottom + 20, f"{mark:.0f}", anchor="middle", color=SOFT)
+    yield label((_LEFT + _WIDTH - _RIGHT) / 2, bottom + 42, "step", anchor="middle", color=SOFT)
+    yield label(20, (top + bottom) / 2, "tokens/sec", anchor="middle", color=SOFT, turned=True)
+    for line in lines:
+        yield from _line(line, steps, x, y)
+
+
+def _line(line: Line, steps: Sequence[int], x: Scale, y: Scale) -> Iterator[str]:
+    if line.average is not None:
+        yield _stroke([(x.start, y(line.average)), (x.end, y(line.average))], line.style, width=1, opacity=0.55)
+    for run in _unbroken(line, steps):
+        if len(line.arm.runs) > 1:
+            edge = [(x(step), y(line.points[step][2])) for step in run]
+            edge += [(x(step), y(line.points[step][1])) for step in reversed(run)]
+            yield element("polygon", {"points": _pairs(edge), "fill": line.style.color, "fill-opacity": 0.14})
+        yield _stroke([(x(step), y(line.points[step][0])) for step in run], line.style)
+        if len(steps) <= 80:
+            yield from (marker(x(step), y(line.points[step][0]), line.style) for step in run)
+
+
+def _unbroken(line: Line, steps: Sequence[int]) -> Iterator[list[int]]:
+    run: list[int] = []
+    for step in steps:
+        if step in line.points:
+            run.append(step)
+        elif run:
+            yield run
+            run = []
+    if run:
+        yield run
+
+
+def _stroke(points: Sequence[tuple[float, float]], style: Style, *, width: float = 2, opacity: float = 1) -> str:
+    dash = style.dash if width > 1 else "2 4"
+    attributes: Attributes = {"points": _pairs(points), "fill": "none", "stroke": style.color, "stroke-width": width}
+    return element("polyline", attributes | {"stroke-dasharray": dash or "none", "stroke-opacity": opacity})
+
+
+def _pairs(points: Sequence[tuple[float, float]]) -> str:
+    return " ".join(f"{x:g},{y:g}" for x, y in points)
+
+
+def _forest(rows: Sequence[tuple[Pair, Style]], baseline: str, top: float) -> Iterator[str]:
+    """Rows of a point and its interval, around the line of no difference."""
+    ends = [0.0]
+    for pair, _ in rows:
+        assert pair.tokens is not None
+        ends += [*(pair.tokens.interval_percent or ()), pair.tokens.delta_percent or 0.0]
+    room = 0.08 * (max(ends) - min(ends)) or 1.0
+    x = Scale(min(ends) - room, max(ends) + room, _FOREST_LEFT, _WIDTH - 230)
+    bottom = top + 8 + _FOREST_ROW * len(rows)
+    yield label(20, top - 8, f"Delta % against {_short(baseline)}{_intervals(rows)}", weight=600)
+    marks = ticks(x.low, x.high)
+    for mark in marks:
+        yield grid_line(x(mark), top + 4, x(mark), bottom, strong=mark == 0)
+        yield label(x(mark), bottom + 18, tick_text(mark, marks), anchor="middle", color=SOFT)
+    for index, (pair, own) in enumerate(rows):
+        yield from _forest_row(pair, own, x, top + 22 + _FOREST_ROW * index)
+
+
+def _intervals(rows: Sequence[tuple[Pair, Style]]) -> str:
+    over_runs = any(pair.tokens and pair.tokens.interval_percent for pair, _ in rows)
+    return ", 95 % interval over pairs of runs" if over_runs else ": one run an arm, no interval"
+
+
+def _forest_row(pair: Pair, own: Style, x: Scale, y: float) -> Iterator[str]:
+    tokens = pair.tokens
+    if tokens is None or tokens.delta_percent is None:
+        return
+    said = f"{tokens.delta_percent:+.1f} %"
+    if tokens.interval_percent:
+        low, high = tokens.interval_percent
+        said += f" ({low:+.1f} to {high:+.1f})"
+        ends = [(x(low), y), (x(high), y)]
+        yield element("polyline", {"points": _pairs(ends), "stroke": own.color, "stroke-width": 3, "fill": "none"})
+    yield marker(x(tokens.delta_percent), y, own, size=6)
+    yield label(_FOREST_LEFT - 14, y + 4, _short(pair.candidate.label), anchor="end")
+    yield label(_WIDTH - 212, y + 4, said, color=INK)
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _LONGEST_LABEL else text[: _LONGEST_LABEL - 1] + "…"

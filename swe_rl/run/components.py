@@ -1,0 +1,279 @@
+"""The parts of a job, put together from a configuration and taken apart again on every exit.
+
+Invariants:
+- Started in the order engines, gateway, sandboxes; stopped in the reverse order, whatever happens in between. Servers
+  of sandboxes hear of the run before its engines start, which may take long.
+- Working copies and what servers read live below the scratch folder, which is removed at the end; a killed run's is
+  removed by the next one, with what it left running, before anything is started.
+- A policy is loaded into this process only where it is sampled from or trained here.
+"""
+
+import asyncio
+import os
+import random
+import secrets
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass
+from functools import cache, partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from swe_rl.agent.client import ChatClient
+from swe_rl.agent.make import make_agent
+from swe_rl.agent.protocol import Agent
+from swe_rl.config.choices import EngineKind, JobName
+from swe_rl.config.schema import Config
+from swe_rl.engine.absence import require_an_engine
+from swe_rl.engine.make import engine_scratch, make_engines, start_engines
+from swe_rl.engine.protocol import Engine
+from swe_rl.engine.vllm.engines import EngineFolders
+from swe_rl.env.make import make_env
+from swe_rl.env.protocol import Env
+from swe_rl.errors import UserError
+from swe_rl.gateway.server import Gateway
+from swe_rl.gateway.store.traces import TraceStore
+from swe_rl.hardware.rendezvous import meets
+from swe_rl.host.loopback import is_loopback
+from swe_rl.host.scratch import ScratchRefusedError, make_scratch, scratch_path
+from swe_rl.logger.folder import RunFolder
+from swe_rl.model.chat import ChatRenderer
+from swe_rl.plan.sizes import asks_model
+from swe_rl.plan.weight_sync import read_elsewhere
+from swe_rl.rollout.attempt import Attempter
+from swe_rl.rollout.collect import Collector
+from swe_rl.router.make import make_router
+from swe_rl.run.runtime_keeper import kept_fleet
+from swe_rl.run.session import Session
+from swe_rl.sandbox.lease import reap_stale
+from swe_rl.sandbox.protocol import SandboxProvider
+from swe_rl.sandbox.provider import greeted, make_provider, speaks_ours
+from swe_rl.sandbox.remote.fleet import RuntimeFleet
+from swe_rl.sandbox.working_copy import remove_tree
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+
+@dataclass(slots=True)
+class Serving:
+    """What any client of the model needs: engines with a gateway before them."""
+
+    engines: list[Engine]
+    gateway: Gateway
+    store: TraceStore
+    renderer: ChatRenderer
+    url: str  # the base URL of a client without a session
+
+
+@dataclass(slots=True)
+class Components:
+    env: Env
+    engines: list[Engine]
+    gateway: Gateway
+    store: TraceStore
+    renderer: ChatRenderer
+    collector: Collector
+
+
+def cache_folder(config: Config) -> Path:
+    """For what can be made again: prepared workspaces, compiled kernels. `paths.cache`, or the user's cache folder."""
+    if config.paths.cache:
+        return Path(config.paths.cache).resolve()
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "swe_rl"
+
+
+def scratch_root(config: Config) -> Path:
+    """This user's own, which is there afterwards. Raises UserError."""
+    path = scratch_path(config.paths.scratch)
+    try:
+        make_scratch(path)
+    except ScratchRefusedError as error:
+        raise UserError(
+            f"paths.scratch={config.paths.scratch or 'null'}: {error}. Sandboxes and weights lie there while a run "
+            "lasts, and nobody else may reach them. Use paths.scratch=FOLDER that you may write to, or have what is "
+            "there removed."
+        ) from error
+    return path
+
+
+def load_sampled(config: Config) -> "tuple[PreTrainedModel | None, PreTrainedTokenizerFast]":
+    """What a job without a trainer needs of the model: servers hold it themselves, and some agents ask none.
+
+    Raises ModelError.
+    """
+    from swe_rl.model.load import load_model, load_tokenizer
+
+    model = load_model(config.model) if config.engine.kind is EngineKind.embedded and asks_model(config) else None
+    return model, load_tokenizer(config.model)
+
+
+@asynccontextmanager
+async def serving(
+    config: Config,
+    session: Session,
+    model: "PreTrainedModel | None",
+    tokenizer: "PreTrainedTokenizerFast",
+    *,
+    token: str | None = None,
+) -> AsyncIterator[Serving]:
+    """Engines, router and gateway, up and running. Raises UserError before anything was started, or RunError.
+
+    `model` may be None with engines that are no part of this process. `token`: what clients must send.
+    """
+    async with AsyncExitStack() as stack:
+        reap_stale(scratch_root(config))
+        store = TraceStore(session.folder.traces_db)
+        stack.push_async_callback(asyncio.to_thread, store.close)
+        engines = await _started_engines(config, session, model, tokenizer, stack)
+        renderer = ChatRenderer(tokenizer, template=config.model.chat_template, thinking=config.model.thinking)
+        gateway = _gateway(config, engines, renderer, store, token)
+        stack.push_async_callback(gateway.close)
+        url = await gateway.start()
+        yield Serving(list(engines), gateway, store, renderer, url)
+
+
+@asynccontextmanager
+async def components(
+    config: Config,
+    session: Session,
+    model: "PreTrainedModel | None",
+    tokenizer: "PreTrainedTokenizerFast",
+    fleet: RuntimeFleet | None = None,
+) -> AsyncIterator[Components]:
+    """Everything a rollout needs, up and running. Raises UserError before anything was started, or RunError.
+
+    `model` may be None with engines that are no part of this process. `fleet`: servers of sandboxes that somebody
+    keeps longer than these components; None: where there are any, they are kept for as long.
+    """
+    async with AsyncExitStack() as stack:
+        env = _env(config)
+        servers = fleet
+        if fleet is None and meets(config):
+            servers = await stack.enter_async_context(kept_fleet(config, session))
+        if servers is None and speaks_ours(config.sandbox):
+            await greeted(config.sandbox)  # before an engine is started for nothing
+        key = own_key(config)
+        door = await stack.enter_async_context(serving(config, session, model, tokenizer, token=key))
+        sandboxes = servers or _sandboxes(config, session)
+        if sandboxes is not fleet:
+            stack.push_async_callback(sandboxes.close)
+        if servers is not None:
+            with session.progress.phase("wait_for_sandboxes"):
+                await servers.ready()
+        client = ChatClient(rng=random.Random(config.trainer.seed), api_key=key)
+        stack.push_async_callback(client.close)
+        agent = make_agent(config.agent, config.rollout, client, patches=_gold_patches(config, env), api_key=key)
+        collector = _collector(config, session, env, agent, door, sandboxes)
+        yield Components(env, door.engines, door.gateway, door.store, door.renderer, collector)
+
+
+def own_key(config: Config) -> str | None:
+    """What this run's agents must send where other machines reach its gateway; written nowhere."""
+    return None if is_loopback(config.gateway.host) else secrets.token_urlsafe(32)
+
+
+def _env(config: Config) -> Env:
+    return make_env(config.env, cache_folder(config) / "workspaces", config.sandbox.kind)
+
+
+def _sandboxes(config: Config, session: Session) -> SandboxProvider:
+    return make_provider(config.sandbox, scratch_root(config), session.warn, run=session.folder.name)
+
+
+def _gold_patches(config: Config, env: Env) -> Callable[[str], str | None]:
+    """By instance id; the instances are read when the first one is asked for, which only agent=gold does."""
+    evaluates = config.job.name is JobName.eval
+    splits = (config.env.eval_split,) if evaluates else (config.env.split, config.env.eval_split)
+
+    @cache
+    def patches() -> dict[str, str]:
+        return {one.instance_id: one.patch for split in splits for one in env.instances(split)}
+
+    return lambda instance_id: patches().get(instance_id)
+
+
+def _collector(
+    config: Config, session: Session, env: Env, agent: Agent, door: Serving, sandboxes: SandboxProvider
+) -> Collector:
+    rollout, gateway = config.rollout, door.gateway
+    attempter = Attempter(env, agent, gateway, sandboxes, rollout, config.env, model_name=config.model.name)
+    watch = partial(require_an_engine, door.engines, config.engine.max_away_s, session.progress.message)
+    return Collector(attempter, rollout, config.trainer.seed, gateway.tail, watch)
+
+
+@contextmanager
+def _weights(config: Config, folder: RunFolder, scratch: Path) -> Iterator[Path]:
+    """Where new weights pass through: the run's own folder where others have to see them and nobody named another."""
+    if config.paths.scratch or not read_elsewhere(config, os.environ):
+        yield scratch
+        return
+    try:
+        with suppress(OSError):  # what a killed process left; this one holds the folder's lock
+            remove_tree(folder.weights)
+        yield folder.weights
+    finally:
+        with suppress(OSError):
+            remove_tree(folder.weights)
+
+
+async def _started_engines(
+    config: Config,
+    session: Session,
+    model: "PreTrainedModel | None",
+    tokenizer: "PreTrainedTokenizerFast",
+    stack: AsyncExitStack,
+) -> Sequence[Engine]:
+    """All up at the same time, and closed with `stack`; what servers say is in the run's folder."""
+    pad = tokenizer.pad_token_id
+    assert isinstance(pad, int)
+    embedded = config.engine.kind is EngineKind.embedded or not asks_model(config)
+    scratch = scratch_root(config)
+    leased = scratch if embedded else stack.enter_context(engine_scratch(scratch))
+    folders = EngineFolders(
+        logs=session.folder.engine_logs,
+        scratch=leased,
+        weights=stack.enter_context(_weights(config, session.folder, leased)),
+        cache=cache_folder(config) / "kernels",
+    )
+    engines = make_engines(
+        config,
+        folders,
+        model=model,
+        pad_token_id=pad,
+        say=session.progress.message,
+        record=session.record,
+    )
+    for engine in engines:
+        stack.push_async_callback(engine.close)
+    if embedded:
+        await start_engines(engines)
+    else:
+        with session.progress.phase("start_engines"):
+            await start_engines(engines)
+    return engines
+
+
+def _gateway(
+    config: Config, engines: Sequence[Engine], renderer: ChatRenderer, store: TraceStore, token: str | None
+) -> Gateway:
+    router = make_router(
+        config.router,
+        engines,
+        capacity_tokens=config.engine.max_num_seqs * config.engine.max_model_len,  # where none is reported
+        max_num_seqs=config.engine.max_num_seqs,
+    )
+    return Gateway(
+        engines,
+        router,
+        renderer,
+        store,
+        model_name=config.model.name,
+        config=config.gateway,
+        max_model_len=config.engine.max_model_len,
+        tool_parser=config.model.tool_parser,
+        model_path=config.model.path,
+        vocab_size=config.model.vocab_size,
+        token=token,
+        clients_begin=config.job.name is JobName.serve,
+    )

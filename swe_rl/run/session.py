@@ -1,0 +1,277 @@
+"""A run's frame: its folder, lock, status, log, events and progress, whatever becomes of it.
+
+Invariants:
+- `status.json` says how it ended, also for an exception and for Ctrl-C; after SIGKILL it says `running` and nobody
+  holds the lock, which is how `trainer.resume=auto` knows.
+- A SLURM job that has to end early asks to be queued again, and then leaves without a result.
+"""
+
+import asyncio
+import os
+import resource
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from swe_rl.config.compose import config_hash, flatten
+from swe_rl.config.schema import Config
+from swe_rl.errors import SweRlError
+from swe_rl.hardware.gpu_watch import watched_gpus
+from swe_rl.hardware.slurm.allocation import allocation
+from swe_rl.hardware.slurm.requeue import EXIT_STATUS, Requeued, Survival, Verdict
+from swe_rl.hardware.sync import synced
+from swe_rl.host.kill_point import kill_point
+from swe_rl.logger.disk import DiskError
+from swe_rl.logger.events import EventLog, read_events
+from swe_rl.logger.folder import RunFolder
+from swe_rl.logger.jsonl import iter_jsonl
+from swe_rl.logger.progress import Progress
+from swe_rl.logger.progress_state import ProgressState
+from swe_rl.logger.run_log import RunLog
+from swe_rl.logger.status import RunState, RunStatus, StatusWriter
+from swe_rl.logger.steps import StepLog
+from swe_rl.logger.summary import write_summary
+from swe_rl.logger.wandb import WandbLogger
+from swe_rl.plan.sizes import uses_no_gpu
+from swe_rl.report.resolved import intervals_line, summary_of
+from swe_rl.run.which_folder import acquire, copy_folder
+
+_WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)
+
+
+@dataclass(slots=True)
+class Told:
+    """`by`: the name of the first signal, once there was one. `deaf`: the run has ended, and writes down how."""
+
+    by: str | None = None
+    deaf: bool = False
+
+
+@contextmanager
+def listening(*, in_slurm: bool) -> Iterator[Told]:
+    """Does nothing in another thread than the main one, nor where somebody else handles SIGTERM outside a job."""
+    told = Told()
+    if threading.current_thread() is not threading.main_thread():
+        yield told
+        return
+    numbers: tuple[signal.Signals, ...] = ()
+    if in_slurm:
+        numbers = (signal.SIGTERM, signal.SIGCONT, *_WARNINGS)  # SIGCONT comes before SIGTERM, and means nothing
+    elif signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
+        numbers = (signal.SIGTERM,)
+    before = {number: signal.signal(number, _handler(told)) for number in numbers}
+    try:
+        yield told
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler if handler is not None else signal.SIG_DFL)
+
+
+def _handler(told: Told) -> Callable[[int, FrameType | None], Any]:
+    def hear(number: int, _: FrameType | None) -> None:
+        if told.by is None and not told.deaf and number != signal.SIGCONT:
+            told.by = signal.Signals(number).name
+            _interrupt()
+
+    return hear
+
+
+def _interrupt() -> None:
+    """As Ctrl-C, also where that is ignored because a shell started the run in the background."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        raise KeyboardInterrupt
+    signal.raise_signal(signal.SIGINT)
+
+
+_BYTES_PER_GB = 1024**3
+
+
+@dataclass(slots=True)
+class Session:
+    """What a job writes to."""
+
+    config: Config
+    folder: RunFolder
+    status: StatusWriter
+    events: EventLog
+    steps: StepLog
+    progress: Progress
+    wandb: WandbLogger
+    resumed: bool
+    started_s: float
+    reports: bool = True  # whether it ends in a summary and a report
+    summary: dict[str, Any] = field(default_factory=dict)
+    told: Told = field(default_factory=Told)
+    survival: Survival | None = None  # inside a SLURM job
+    caveats: list[str] = field(default_factory=list)  # what has to be known beside the result, a line each
+
+    def record(self, event: str, fields: Mapping[str, object]) -> None:
+        """A line of `events.jsonl`, for parts that know of no events log. Raises DiskError."""
+        self.events.write(event, **fields)
+
+    def warn(self, text: str) -> None:
+        """A lasting line or more; the first one is said again at the run's end where it begins with `warning: `."""
+        self.progress.message(text)
+        first = text.partition("\n")[0]
+        if first.startswith("warning: ") and first not in self.caveats:
+            self.caveats.append(first)
+
+    def evals(self) -> list[dict[str, Any]]:
+        return read_events(self.folder.events_jsonl, "eval")
+
+    def state_is_saved(self) -> Verdict | None:
+        """What comes next for a job that was told to end: asked early, before what may take longer than is left.
+
+        None outside a job, and where nobody told it. Raises DiskError.
+        """
+        if self.survival is None or self.told.by is None:
+            return None
+        return self.survival.told_to_end(self.told.by)
+
+    def finish(self, ending: RunStatus | None = None) -> None:
+        """Summary and report of what the folder holds; the last lines that a person sees. `ending`: see the report."""
+        earlier_s = sum(float(event.get("wall_s", 0.0)) for event in read_events(self.folder.events_jsonl, "stopped"))
+        wall_s = time.monotonic() - self.started_s
+        self.events.write("stopped", wall_s=wall_s)
+        extra = {"peak_memory_gb": round(peak_memory_gb(), 3), **summary_of(self.evals())}
+        summary = write_summary(self.folder, wall_s=earlier_s + wall_s, extra=extra)
+        kill_point("summary_written")
+        self.wandb.summarize(summary)
+        from swe_rl.report.page import write_report
+
+        write_report(self.folder, ending)
+        self.summary = summary
+
+    def print_end(self) -> None:
+        """The last lines of a run: what came of it, and where to read on."""
+        before, after = self.summary.get("resolved_rate_before"), self.summary.get("resolved_rate_after")
+        if before is not None and after is not None:
+            paired = self.summary.get("resolved_gain")
+            gain = f"{100 * (after - before if paired is None else paired):+.1f} points"
+            samples = self.summary["resolved_samples_after"]
+            print(f"held-out resolved rate {before:.1%} -> {after:.1%} ({gain}), {samples} samples each")
+            if intervals := intervals_line(self.summary):
+                print(intervals)
+        for caveat in self.caveats:
+            print(caveat)
+        print(f"run folder: {self.folder.path}")
+        print(f"report:     {self.folder.report_html}", flush=True)
+
+
+def peak_memory_gb() -> float:
+    """Of this process since its start (Linux counts in KiB)."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / _BYTES_PER_GB
+
+
+@contextmanager
+def session(
+    config: Config, fresh: Path, *, total_steps: int, reports: bool = True, state: ProgressState | None = None
+) -> Iterator[Session]:
+    """Holds a run's folder. Whatever leaves the block is written to `status.json` and raised on.
+
+    `state`: what the live line shows where there are no steps.
+    """
+    here = allocation(os.environ)
+    folder, resumed = acquire(config, fresh, here)
+    with ExitStack() as stack:
+        stack.callback(folder.release)
+        told = stack.enter_context(listening(in_slurm=here is not None))
+        wandb = WandbLogger(config.logger, folder.name, folder, flatten(config))
+        before = folder.status()
+        step = before.step if before and resumed else 0
+        status = StatusWriter(folder.status_json, config_hash=config_hash(config), step=step)
+        kill_point("status_written")
+        stack.enter_context(RunLog(folder.run_log))
+        events = stack.enter_context(EventLog(folder.events_jsonl))
+        steps = stack.enter_context(StepLog(folder))
+        progress = stack.enter_context(Progress(total_steps, state=state))
+        one = Session(config, folder, status, events, steps, progress, wandb, resumed, time.monotonic(), reports)
+        one.told = told
+        if here is not None and reports:  # a server has no step to go on after: whoever needs it starts another
+            one.survival = Survival(folder.requeue_json, here, max_requeues=config.hardware.max_requeues)
+        copy = copy_folder(config, here, folder.path)
+        if copy is not None:
+            stack.enter_context(
+                synced(
+                    folder.path,
+                    copy,
+                    every_s=config.paths.sync_every_s,
+                    say=progress.message,
+                    rsync=shutil.which("rsync"),
+                )
+            )
+        if not uses_no_gpu(config.layout):
+            stack.enter_context(watched_gpus(progress.message))
+        restarts = {"job": here.job_id, "restarts": here.restarts} if here is not None else {}
+        events.write("resumed" if resumed else "started", name=config.name, seed=config.trainer.seed, **restarts)
+        try:
+            if one.survival is not None:
+                one.survival.begin(max(step, _num_predictions(folder)))
+            wandb.start()
+            yield one
+        except (KeyboardInterrupt, asyncio.CancelledError):
+            _end_early(one, RunState.interrupted, "interrupted", 130)
+            raise
+        except BaseException as error:
+            exit_status = error.exit_status if isinstance(error, SweRlError) else 1
+            _end_early(one, RunState.failed, f"{type(error).__name__}: {error}", exit_status)
+            raise
+        else:
+            _close(one, RunState.done, None, 0)
+
+
+def _num_predictions(folder: RunFolder) -> int:
+    """How far an evaluation is, which has no steps."""
+    return sum(1 for _ in iter_jsonl(folder.predictions_jsonl)) if folder.predictions_jsonl.exists() else 0
+
+
+def _end_early(one: Session, state: RunState, reason: str, exit_status: int) -> None:
+    """Raises Requeued where the job goes on in another start: then nothing is lost but time.
+
+    What fails after the signal does so because everything in the job got it; the newest checkpoint is whole.
+    """
+    verdict = None
+    try:
+        verdict = one.state_is_saved()
+    except DiskError as error:
+        one.progress.message(f"not queued again: {error}")
+    if verdict is None:
+        return _close(one, state, reason, exit_status)
+    reason = f"{verdict.reason}; and then {reason}" if state is RunState.failed else verdict.reason
+    one.progress.message(reason)
+    if not verdict.requeued:
+        return _close(one, state, reason, exit_status)
+    _close(one, RunState.requeued, reason, EXIT_STATUS)
+    raise Requeued
+
+
+def _close(one: Session, state: RunState, reason: str | None, exit_status: int) -> None:
+    """Best effort where the run failed already: its own error must not be hidden by a full disk.
+
+    A run is not done before its report is there: killed in between, it is resumed and writes one.
+    """
+    one.told.deaf = True
+    try:
+        if state is RunState.done and one.reports:
+            one.finish(one.status.ending(state))
+            kill_point("report_written")
+            one.status.finish(state)
+            return
+        one.status.finish(state, reason=reason, exit_status=exit_status)
+        if one.reports:
+            one.finish()
+    except Exception as error:
+        if state is RunState.done:
+            with suppress(DiskError):
+                one.status.finish(RunState.failed, reason=f"{type(error).__name__}: {error}", exit_status=1)
+            raise
+        one.progress.message(f"the summary and the report could not be written: {error}")
+    finally:
+        one.wandb.finish(exit_status)

@@ -1,0 +1,254 @@
+"""Sandboxes by apptainer, for clusters without a container daemon: one process of this machine each.
+
+Invariants:
+- The container lives as long as its apptainer process, and that reads from a pipe of ours: however this process ends,
+  so does the container.
+- Files pass through a folder that both sides see; what comes out is read as anything else that commands may have
+  tampered with (confined_path).
+- Limits that this host's cgroups do not give are left out once, with a warning.
+"""
+
+import asyncio
+import contextlib
+import itertools
+import os
+import re
+import shutil
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from swe_rl.config.schema import SandboxConfig
+from swe_rl.errors import UserError
+from swe_rl.sandbox.apptainer import command as line
+from swe_rl.sandbox.confined_path import read_confined
+from swe_rl.sandbox.container import files
+from swe_rl.sandbox.container.guard import STOP_SIGNAL, Guard
+from swe_rl.sandbox.container.sandbox import Archives, ContainerSandbox
+from swe_rl.sandbox.container.spec import parse_mount
+from swe_rl.sandbox.door import Doorway, prepare_folder
+from swe_rl.sandbox.lease import make_leased, reap_stale
+from swe_rl.sandbox.output import HeadTail
+from swe_rl.sandbox.process_tree import first_inside
+from swe_rl.sandbox.protocol import Door, SandboxError, Workspace, close_all
+from swe_rl.sandbox.working_copy import clear_away, remove_or_say, remove_tree
+
+_CHUNK_BYTES = 1 << 18
+_END_S = 10.0
+_NO_LIMITS = re.compile(r"cgroup|systemd|dbus", re.I)
+
+
+class ProcessStream:
+    """The pipes of a running apptainer."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self.process = process
+
+    async def read(self) -> bytes:
+        assert self.process.stdout is not None
+        return await self.process.stdout.read(_CHUNK_BYTES)
+
+    async def write(self, data: bytes) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(data)
+        await self.process.stdin.drain()
+
+    @property
+    def ended(self) -> bool:
+        return self.process.returncode is not None
+
+    async def interrupt(self) -> None:
+        """To the container's first process, wherever below apptainer it is. Raises OSError."""
+        first = await asyncio.to_thread(first_inside, self.process.pid)
+        if first is not None:
+            os.kill(first, signal.Signals[STOP_SIGNAL])
+
+    async def close(self) -> None:
+        """Ends the container: its guard sees the end of its input; what does not end is killed."""
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        try:
+            await asyncio.wait_for(self.process.wait(), _END_S)
+        except TimeoutError:
+            self.process.kill()
+            await self.process.wait()
+
+
+@dataclass(slots=True)
+class _Started:
+    name: str
+    folder: Path
+    guard: Guard
+    errors: Path
+
+    @property
+    def exchange(self) -> Path:
+        return self.folder / "exchange"
+
+
+class ApptainerProvider:
+    """Raises UserError when apptainer (or singularity) is not on PATH."""
+
+    def __init__(
+        self, config: SandboxConfig, scratch: Path, *, warn: Callable[[str], None], program: str | None = None
+    ) -> None:
+        found = program or shutil.which("apptainer") or shutil.which("singularity")
+        if found is None:
+            raise UserError(
+                "sandbox.kind=apptainer needs `apptainer` (or `singularity`) on PATH: load its module, or use "
+                "sandbox=docker, sandbox=podman or runtime=job"
+            )
+        self._program = found
+        self._config = config
+        self._warn = warn
+        self._mounts = tuple(parse_mount(text) for text in config.mounts)
+        scratch = scratch.absolute()
+        scratch.mkdir(parents=True, exist_ok=True)
+        reap_stale(scratch)
+        self._folder = make_leased(scratch, "apptainer")
+        self._places = asyncio.Semaphore(config.concurrency)
+        self._starts = asyncio.Semaphore(config.start_concurrency)
+        self._open: dict[ContainerSandbox, _Started] = {}
+        self._counter = itertools.count(1)
+        self._limited = True
+        self._beating: asyncio.Task[None] | None = None
+        self._closed = False
+
+    async def create(self, workspace: Workspace, *, owner: str, door: Door | None = None) -> ContainerSandbox:
+        """Raises UserError for a workspace without an image, SandboxError when it cannot be made."""
+        self._check_open()
+        image = workspace.image or self._config.image
+        if image is None:
+            raise UserError(f"{owner}: sandbox.kind=apptainer needs an image for a folder: sandbox.image=FILE.sif")
+        if self._beating is None:
+            self._beating = asyncio.ensure_future(self._beat())
+        await self._places.acquire()
+        try:
+            self._check_open()
+            async with self._starts:
+                return await self._opened(workspace, image, owner, door)
+        except BaseException:
+            self._places.release()
+            raise
+
+    async def close(self) -> None:
+        self._closed = True
+        await close_all(list(self._open), self._warn)
+        if self._beating is not None:
+            self._beating.cancel()
+        await asyncio.to_thread(remove_or_say, self._folder, self._warn)
+
+    async def _opened(self, workspace: Workspace, image: str, owner: str, door: Door | None) -> ContainerSandbox:
+        folder = self._folder / f"{_safe(owner)}-{next(self._counter)}"
+        async with contextlib.AsyncExitStack() as undo:
+            undo.push_async_callback(asyncio.to_thread, remove_tree, folder)
+            try:
+                started = await self._start(folder, image, owner, undo)
+                doorway = Doorway(door, started.exchange, line.EXCHANGE) if door else None
+                if doorway is not None:
+                    undo.push_async_callback(doorway.close)
+                    await doorway.open()
+                if workspace.path is not None:
+                    archive = await asyncio.to_thread(files.pack_folder, workspace.path, workspace.workdir)
+                    await self._unpack(started, "/", archive)
+            except OSError as error:
+                raise SandboxError(f"{owner}: an apptainer sandbox could not be made: {error}") from error
+            undo.pop_all()
+        sandbox = ContainerSandbox(
+            started.name,
+            workspace.workdir,
+            started.guard,
+            Archives(lambda to, archive: self._unpack(started, to, archive), lambda path: self._pack(started, path)),
+            self._config,
+            self._closed_one,
+            doorway,
+        )
+        self._open[sandbox] = started
+        return sandbox
+
+    async def _start(self, folder: Path, image: str, owner: str, undo: contextlib.AsyncExitStack) -> _Started:
+        for part in ("overlay", "exchange"):
+            (folder / part).mkdir(parents=True)
+        prepare_folder(folder / "exchange")
+        argv = line.exec_argv(self._program, image, self._config, self._mounts, folder / "exchange", folder / "overlay")
+        if not self._limited:
+            argv = line.without_limits(argv, self._config)
+        started = _Started(folder.name, folder, await _spawn(argv, folder / "errors"), folder / "errors")
+        undo.push_async_callback(started.guard.close)
+        said = HeadTail(4096)
+        try:
+            status, _ = await started.guard.run(":", said, workdir="/", timeout_s=self._config.start_timeout_s, env={})
+        except SandboxError as error:
+            reason = started.errors.read_text(errors="replace")[-800:].strip()
+            if self._limited and _NO_LIMITS.search(reason):
+                self._limited = False
+                self._warn(f"sandbox.cpus, memory_gb and max_processes are not enforced by apptainer here: {reason}")
+                await asyncio.to_thread(remove_tree, folder)
+                return await self._start(folder, image, owner, undo)
+            raise SandboxError(f"{owner}: apptainer could not start image {image!r}: {reason or error}") from error
+        if status != 0:
+            raise SandboxError(f"{owner}: image {image!r}: a first command ended with status {status}")
+        return started
+
+    async def _unpack(self, started: _Started, folder: str, archive: bytes) -> None:
+        name = files.stage_name()
+        await asyncio.to_thread((started.exchange / name).write_bytes, archive)
+        try:
+            await self._inside(started, f"tar -x -f {line.EXCHANGE}/{name} -C {folder}")
+        finally:
+            (started.exchange / name).unlink(missing_ok=True)
+
+    async def _pack(self, started: _Started, path: str) -> bytes:
+        name = files.stage_name()
+        try:
+            await self._inside(started, f"tar -c -f {line.EXCHANGE}/{name} -C / {path.lstrip('/')}")
+            most_bytes = self._config.max_file_mb * 1024**2 + (1 << 16)
+            return await asyncio.to_thread(
+                read_confined, started.exchange, name, workdir=line.EXCHANGE, max_bytes=most_bytes
+            )
+        finally:
+            (started.exchange / name).unlink(missing_ok=True)
+
+    async def _inside(self, started: _Started, script: str) -> None:
+        said = HeadTail(4096)
+        status, _ = await started.guard.run(script, said, workdir="/", timeout_s=self._config.start_timeout_s, env={})
+        if status != 0:
+            raise SandboxError(f"sandbox {started.name}: files could not be moved: {said.text()[-300:]}")
+
+    async def _closed_one(self, sandbox: ContainerSandbox) -> None:
+        started = self._open[sandbox]
+        try:
+            await started.guard.close()
+            await asyncio.to_thread(clear_away, started.folder, started.name)
+        finally:
+            del self._open[sandbox]
+            self._places.release()
+
+    async def _beat(self) -> None:
+        while True:
+            await asyncio.sleep(self._config.lease_s / 4)
+            for started in list(self._open.values()):
+                await started.guard.beat()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise SandboxError("the sandbox provider is closed")
+
+
+async def _spawn(argv: list[str], errors: Path) -> Guard:
+    with errors.open("wb") as said:
+        process = await asyncio.create_subprocess_exec(
+            *argv,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=said,
+            env=line.child_environment(os.environ),
+            start_new_session=True,
+        )
+    stream = ProcessStream(process)
+    return Guard(stream, interrupt=stream.interrupt)
+
+
+def _safe(owner: str) -> str:
+    return re.sub(r"[^A-Za-z0-9._-]+", "_", owner).strip(".")[:80] or "sandbox"

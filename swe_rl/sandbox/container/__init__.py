@@ -1,0 +1,1 @@
+"""Sandboxes as containers of Docker or podman."""

@@ -1,0 +1,245 @@
+"""A container engine through the `docker` SDK, in a bounded number of threads; podman's service speaks the same API.
+
+Invariants:
+- Every failure leaves as a SandboxError that names what was asked; the SDK's exceptions stay in here.
+- Only containers that carry our labels are ever removed, one by one, by id or by the name that we gave.
+- The streams of commands need no thread: they live on the event loop (container_stream).
+"""
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from swe_rl.errors import UserError
+from swe_rl.sandbox.container.labels import PROVIDER, is_orphan
+from swe_rl.sandbox.container.stream import AttachError, ContainerStream, attach
+from swe_rl.sandbox.protocol import SandboxError
+
+if TYPE_CHECKING:
+    from docker import APIClient
+
+_AGAIN_S = 0.05
+_REMOVE_TRIES = 100
+_INFO_S = 10.0
+
+
+class ImageMissingError(SandboxError):
+    """The image is not on the engine and could not be, or may not be, pulled."""
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    container_id: str
+    name: str
+    labels: Mapping[str, str]
+    running: bool
+
+
+class ContainerEngine:
+    """Raises UserError when no engine answers at `address`."""
+
+    def __init__(self, address: str, *, threads: int, timeout_s: float) -> None:
+        self.address = address
+        self._timeout_s = timeout_s
+        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="containers")
+        self._clients: list[APIClient] = []
+        self._local = threading.local()
+        try:
+            self.api_version = _spoken_version(address)
+        except Exception as error:
+            self._threads.shutdown(wait=False)
+            raise UserError(
+                f"the container engine at {address} does not answer: {_words(error)}. Start it, or name another: "
+                "sandbox.host=unix:///PATH"
+            ) from error
+
+    async def call(self, action: Callable[["APIClient"], Any]) -> Any:
+        """Runs `action` with a client of its own thread. A cancelled caller waits for its end first, which comes
+        within `timeout_s`: what it was about to make can then be removed."""
+        loop = asyncio.get_running_loop()
+        asked = loop.run_in_executor(self._threads, lambda: action(self._client()))
+        try:
+            return await asyncio.shield(asked)
+        except asyncio.CancelledError:
+            await asyncio.wait([asked])
+            asked.exception()
+            raise
+
+    async def call_aside(self, action: Callable[["APIClient"], Any]) -> Any:
+        """In a thread of its own, for what may take half an hour; it holds up neither others nor the process's end."""
+        from docker import APIClient
+
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[Any] = loop.create_future()
+
+        def work() -> None:
+            try:
+                with contextlib.closing(APIClient(self.address, self.api_version, self._timeout_s)) as client:
+                    found, error = action(client), None
+            except Exception as raised:
+                found, error = None, raised
+            with contextlib.suppress(RuntimeError):  # the loop is gone
+                loop.call_soon_threadsafe(_settle, answer, found, error)
+
+        threading.Thread(target=work, name="containers-aside", daemon=True).start()
+        return await answer
+
+    async def create(self, image: str, argv: list[str], name: str, **options: Any) -> str:
+        """The new container's id. Raises ImageMissingError, SandboxError."""
+        host = options.pop("host_options")
+
+        def action(client: "APIClient") -> str:
+            config = client.create_host_config(**host)
+            made = client.create_container(
+                image, entrypoint=argv, name=name, stdin_open=True, host_config=config, **options
+            )
+            return str(made["Id"])
+
+        return str(await self._asked(action, f"container {name} of image {image!r} could not be created", image=image))
+
+    async def attach(self, container_id: str) -> ContainerStream:
+        """Raises SandboxError."""
+        try:
+            return await asyncio.wait_for(attach(self.address, self.api_version, container_id), self._timeout_s)
+        except (AttachError, OSError, TimeoutError) as error:
+            raise SandboxError(f"container {container_id[:12]}: {_words(error)}") from error
+
+    async def start(self, container_id: str, name: str) -> None:
+        """Raises SandboxError."""
+        await self._asked(lambda client: client.start(container_id), f"container {name} could not be started")
+
+    async def signal(self, container_id: str, name: str) -> None:
+        """To the container's first process. Raises SandboxError."""
+        say = f"{name} could not be sent to container {container_id[:12]}"
+        await self._asked(lambda client: client.kill(container_id, name), say)
+
+    async def put_archive(self, container_id: str, folder: str, archive: bytes) -> None:
+        """Unpacks a tar archive in `folder`. Raises SandboxError."""
+        say = f"files could not be written to {folder} of container {container_id[:12]}"
+        if not await self._asked(lambda client: client.put_archive(container_id, folder, archive), say):
+            raise SandboxError(f"{say}: the engine refused them")
+
+    async def get_archive(self, container_id: str, path: str) -> bytes:
+        """The file as a tar archive. Raises SandboxError."""
+        say = f"{path} of container {container_id[:12]} could not be read"
+
+        def action(client: "APIClient") -> bytes:
+            chunks, _ = client.get_archive(container_id, path, chunk_size=1 << 20)
+            return b"".join(chunks)
+
+        return bytes(await self._asked(action, say))
+
+    async def remove(self, name: str) -> None:
+        """Kills and removes one container, by name or id; one that is gone is fine. Raises SandboxError."""
+        reason = ""
+        for _ in range(_REMOVE_TRIES):
+            reason = await self._asked(_remove_once(name), f"container {name} could not be removed")
+            if not reason:
+                return
+            await asyncio.sleep(_AGAIN_S)
+        raise SandboxError(f"container {name} could not be removed from the engine at {self.address}: {reason}")
+
+    async def rename(self, container_id: str, name: str) -> None:
+        """Raises SandboxError."""
+        say = f"container {container_id[:12]} could not be renamed"
+        await self._asked(lambda client: client.rename(container_id, name), say)
+
+    async def ours(self, label: str = PROVIDER) -> list[Listed]:
+        """Containers with our label, running or not. Raises SandboxError."""
+
+        def action(client: "APIClient") -> list[Listed]:
+            return list_labelled(client, label)
+
+        found: list[Listed] = await self._asked(action, "containers could not be listed")
+        return found
+
+    async def remove_orphans(self, host: str) -> list[str]:
+        """Removes what runs that are gone have left behind; returns the names. Raises SandboxError."""
+        orphans = [one for one in await self.ours() if is_orphan(one.labels, running=one.running, host=host)]
+        for one in orphans:
+            await self.remove(one.container_id)
+        return [one.name for one in orphans]
+
+    async def close(self) -> None:
+        await asyncio.to_thread(self._threads.shutdown, wait=True)
+        for client in self._clients:
+            client.close()
+
+    async def _asked(self, action: Callable[["APIClient"], Any], say: str, image: str | None = None) -> Any:
+        from docker.errors import DockerException, ImageNotFound
+        from requests.exceptions import RequestException
+
+        try:
+            return await self.call(action)
+        except ImageNotFound as error:
+            raise ImageMissingError(f"image {image!r} is not on the engine at {self.address}") from error
+        except (DockerException, RequestException, OSError) as error:
+            raise SandboxError(f"{say}: {_words(error)}") from error
+
+    def _client(self) -> "APIClient":
+        """One of this thread: the SDK's session is not made for several."""
+        from docker import APIClient
+
+        found: APIClient | None = getattr(self._local, "client", None)
+        if found is None:
+            found = APIClient(base_url=self.address, version=self.api_version, timeout=self._timeout_s)
+            self._local.client = found
+            self._clients.append(found)
+        return found
+
+
+def _spoken_version(address: str) -> str:
+    """The API version that SDK and engine share. Asked once: podman takes a second for it. Raises what the SDK does."""
+    from docker import APIClient
+
+    client = APIClient(base_url=address, timeout=_INFO_S)
+    try:
+        return str(client.api_version)
+    finally:
+        client.close()
+
+
+def list_labelled(client: "APIClient", label: str) -> list[Listed]:
+    """`label`: NAME or NAME=VALUE."""
+    rows = client.containers(all=True, filters={"label": label})
+    return [
+        Listed(row["Id"], row["Names"][0].lstrip("/"), row.get("Labels") or {}, row.get("State") == "running")
+        for row in rows
+        if row.get("Names")
+    ]
+
+
+def _settle(answer: "asyncio.Future[Any]", found: Any, error: Exception | None) -> None:
+    if answer.done():
+        return
+    if error is None:
+        answer.set_result(found)
+    else:
+        answer.set_exception(error)
+
+
+def _remove_once(name: str) -> Callable[["APIClient"], str]:
+    """Empty once the container is gone, else what the engine says: a container that is just ending, and being removed
+    by the engine itself, is refused in many words by both engines."""
+
+    def action(client: "APIClient") -> str:
+        from docker.errors import APIError, NotFound
+
+        try:
+            client.remove_container(name, force=True, v=True)
+        except NotFound:
+            return ""
+        except APIError as error:
+            return _words(error)
+        return ""
+
+    return action
+
+
+def _words(error: BaseException) -> str:
+    explanation = getattr(error, "explanation", None)
+    return str(explanation or error or type(error).__name__).strip()[:500]

@@ -1,0 +1,300 @@
+"""Sandboxes as containers of Docker or podman.
+
+Invariants:
+- At most `sandbox.concurrency` sandboxes are open, and `sandbox.start_concurrency` being started; a caller waits.
+- A container ends when this process does, however it does: its first process reads from a connection of ours. A small
+  process of its own, and the next provider on this host, remove what was created and never started.
+- Whatever fails in `create`, no container and no folder stays behind.
+"""
+
+import asyncio
+import contextlib
+import itertools
+import os
+import re
+import secrets
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from swe_rl.config.schema import SandboxConfig
+from swe_rl.errors import UserError
+from swe_rl.sandbox.container import spec
+from swe_rl.sandbox.container.address import engine_address
+from swe_rl.sandbox.container.engine import ContainerEngine, ImageMissingError
+from swe_rl.sandbox.container.files import pack_folder
+from swe_rl.sandbox.container.guard import STOP_SIGNAL, Guard, guard_argv
+from swe_rl.sandbox.container.images import Images
+from swe_rl.sandbox.container.labels import Identity, labels_of
+from swe_rl.sandbox.container.reaper import Reaper
+from swe_rl.sandbox.container.sandbox import Archives, ContainerSandbox
+from swe_rl.sandbox.door import Doorway, prepare_folder
+from swe_rl.sandbox.lease import make_leased, reap_stale
+from swe_rl.sandbox.output import HeadTail
+from swe_rl.sandbox.protocol import Door, SandboxError, Workspace, close_all
+from swe_rl.sandbox.warm_pool import WarmPool
+from swe_rl.sandbox.working_copy import clear_away, remove_or_say, remove_tree
+
+_BEATS_IN_A_LEASE = 4
+_SPARE_THREADS = 8  # for archives and removals, beside the starts
+_NO_DISK_LIMIT = re.compile(r"storage.?opt|quota", re.I)
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """All that a container is made from; two sandboxes of one recipe are interchangeable until they are used."""
+
+    image: str
+    source: Path | None
+    workdir: str
+    with_door: bool
+
+
+@dataclass(slots=True)
+class Started:
+    name: str
+    container_id: str
+    recipe: Recipe
+    guard: Guard
+    door_folder: Path | None
+
+
+class ContainerProvider:
+    """Raises UserError when no engine answers. `run` names the run in labels; `warn` hears what is not enforced."""
+
+    def __init__(self, config: SandboxConfig, scratch: Path, *, warn: Callable[[str], None], run: str = "") -> None:
+        self._config = config
+        self._warn = warn
+        self._mounts = tuple(spec.parse_mount(text) for text in config.mounts)
+        address = engine_address(config, os.environ)
+        threads = config.start_concurrency + _SPARE_THREADS
+        self._engine = ContainerEngine(address, threads=threads, timeout_s=config.start_timeout_s)
+        self._identity = Identity.mine(secrets.token_hex(6), run)
+        self._folder = _make_folder(scratch)
+        self._images = Images(self._engine, config)
+        self._pool: WarmPool[Recipe, Started] = WarmPool(
+            lambda recipe: self._start(recipe, "warm"),
+            self._discard,
+            lambda started: not started.guard.ended,
+            per_recipe=config.warm_pool,
+            total=config.concurrency,
+        )
+        self._places = asyncio.Semaphore(config.concurrency)
+        self._starts = asyncio.Semaphore(config.start_concurrency)
+        self._open: dict[ContainerSandbox, Started] = {}
+        self._counter = itertools.count(1)
+        self._limits_disk = True
+        self._preparing: asyncio.Task[None] | None = None
+        self._beating: asyncio.Task[None] | None = None
+        self._reaper: Reaper | None = None
+        self._closed = False
+
+    @property
+    def engine(self) -> ContainerEngine:
+        return self._engine
+
+    @property
+    def warm(self) -> int:
+        """How many are ready and belong to nobody yet."""
+        return self._pool.ready
+
+    async def create(self, workspace: Workspace, *, owner: str, door: Door | None = None) -> ContainerSandbox:
+        """Raises UserError for a workspace without an image, SandboxError (ImageMissingError) for one not to be had."""
+        self._check_open()
+        recipe = self._recipe(workspace, owner, door)
+        await self._prepared()
+        await self._places.acquire()
+        try:
+            self._check_open()
+            sandbox = await self._opened(recipe, owner, door)
+        except BaseException:
+            self._places.release()
+            raise
+        return sandbox
+
+    async def close(self) -> None:
+        self._closed = True
+        if self._preparing is not None:
+            await asyncio.wait([self._preparing])
+        await self._pool.close()
+        await close_all(list(self._open), self._warn)
+        if self._beating is not None:
+            self._beating.cancel()
+        if self._reaper is not None:
+            await asyncio.to_thread(self._reaper.dismiss)
+        await self._engine.close()
+        await asyncio.to_thread(remove_or_say, self._folder, self._warn)
+
+    def _recipe(self, workspace: Workspace, owner: str, door: Door | None) -> Recipe:
+        image = workspace.image or self._config.image
+        if image is None:
+            raise UserError(
+                f"{owner}: sandbox.kind={self._config.kind} copies the folder of an instance into a base image, and "
+                "none is set: sandbox.image=IMAGE (one with bash, git and the Python that the tests need)"
+            )
+        if door is not None and not self._engine.address.startswith("unix:"):
+            raise UserError(
+                f"{owner}: a program in the sandbox is to reach the gateway through a socket of this machine, and the "
+                f"engine is at {self._engine.address}: use an engine of this machine, or sandbox=remote"
+            )
+        return Recipe(image, workspace.path, workspace.workdir, door is not None)
+
+    async def _prepared(self) -> None:
+        """Once: leftovers of runs that are gone are removed, and the heartbeat starts."""
+        if self._preparing is None:
+            self._preparing = asyncio.ensure_future(self._prepare())
+        await asyncio.shield(self._preparing)
+
+    async def _prepare(self) -> None:
+        await self._engine.remove_orphans(socket.gethostname())
+        self._reaper = await asyncio.to_thread(Reaper, self._engine.address, self._identity, self._folder)
+        self._beating = asyncio.ensure_future(self._beat())
+
+    async def _beat(self) -> None:
+        while True:
+            await asyncio.sleep(self._config.lease_s / _BEATS_IN_A_LEASE)
+            for started in (*self._open.values(), *self._pool.everyone()):
+                await started.guard.beat()
+
+    async def _opened(self, recipe: Recipe, owner: str, door: Door | None) -> ContainerSandbox:
+        started = await self._taken(recipe, owner) or await self._start(recipe, owner)
+        doorway = None
+        try:
+            if door is not None and started.door_folder is not None:
+                doorway = Doorway(door, started.door_folder, spec.DOOR_FOLDER)
+                await doorway.open()
+        except BaseException:
+            await asyncio.shield(self._discard(started))
+            raise
+        archives = Archives(
+            lambda folder, archive: self._engine.put_archive(started.container_id, folder, archive),
+            lambda path: self._engine.get_archive(started.container_id, path),
+        )
+        sandbox = ContainerSandbox(
+            started.name, recipe.workdir, started.guard, archives, self._config, self._closed_one, doorway
+        )
+        self._open[sandbox] = started
+        return sandbox
+
+    async def _taken(self, recipe: Recipe, owner: str) -> Started | None:
+        """One that is ready already, under its new owner's name."""
+        started = self._pool.take(recipe)
+        if started is not None:
+            name = self._name(owner)
+            try:
+                await self._engine.rename(started.container_id, name)
+            except SandboxError:
+                await asyncio.shield(self._discard(started))
+                return None
+            except BaseException:
+                await asyncio.shield(self._discard(started))
+                raise
+            started.name = name
+        return started
+
+    async def _start(self, recipe: Recipe, owner: str) -> Started:
+        await self._images.ensure(recipe.image, owner)
+        async with self._starts:
+            name = self._name(owner)
+            folder = self._folder / name if recipe.with_door else None
+            undo = contextlib.AsyncExitStack()
+            try:
+                if folder is not None:
+                    undo.push_async_callback(asyncio.to_thread, remove_tree, folder)
+                    prepare_folder(folder)
+                undo.push_async_callback(self._engine.remove, name)
+                async with asyncio.timeout(self._config.start_timeout_s):
+                    return await self._boot(recipe, owner, name, folder, undo)
+            except TimeoutError as error:
+                await asyncio.shield(undo.aclose())
+                raise SandboxError(
+                    f"{owner}: container {name} was not up after {self._config.start_timeout_s:g} s "
+                    "(sandbox.start_timeout_s)"
+                ) from error
+            except OSError as error:
+                await asyncio.shield(undo.aclose())
+                raise SandboxError(f"{owner}: container {name} could not be made: {error}") from error
+            except ImageMissingError:
+                self._images.forget(recipe.image)
+                await asyncio.shield(undo.aclose())
+                raise
+            except BaseException:
+                await asyncio.shield(undo.aclose())
+                raise
+
+    async def _boot(
+        self, recipe: Recipe, owner: str, name: str, folder: Path | None, undo: contextlib.AsyncExitStack
+    ) -> Started:
+        container_id = await self._create(recipe, owner, name, folder)
+        stream = await self._engine.attach(container_id)
+        undo.push_async_callback(stream.close)
+        await self._engine.start(container_id, name)
+        guard = Guard(stream, interrupt=lambda: self._engine.signal(container_id, STOP_SIGNAL))
+        if recipe.source is not None:
+            archive = await asyncio.to_thread(pack_folder, recipe.source, recipe.workdir)
+            await self._engine.put_archive(container_id, "/", archive)
+        await _greet(guard, recipe, self._config.start_timeout_s)
+        return Started(name, container_id, recipe, guard, folder)
+
+    async def _create(self, recipe: Recipe, owner: str, name: str, folder: Path | None) -> str:
+        starts_until_s = time.time() + 2 * self._config.start_timeout_s
+        options: dict[str, Any] = {
+            "environment": spec.environment(self._config),
+            "labels": labels_of(self._identity, owner, starts_until_s),
+            "hostname": "sandbox",
+            "host_options": spec.host_options(self._config, self._mounts, folder),
+        }
+        argv = guard_argv(self._config.lease_s)
+        if not self._limits_disk:
+            options["host_options"].pop("storage_opt", None)
+        try:
+            return await self._engine.create(recipe.image, argv, name, **options)
+        except SandboxError as error:
+            if "storage_opt" not in options["host_options"] or not _NO_DISK_LIMIT.search(str(error)):
+                raise
+            if self._limits_disk:
+                self._limits_disk = False
+                self._warn(f"sandbox.disk_gb={self._config.disk_gb:g} is not enforced by this engine: {error}")
+            return await self._create(recipe, owner, name, folder)
+
+    async def _closed_one(self, sandbox: ContainerSandbox) -> None:
+        started = self._open[sandbox]
+        try:
+            await self._discard(started)
+        finally:
+            del self._open[sandbox]
+            self._places.release()
+
+    async def _discard(self, started: Started) -> None:
+        try:
+            await self._engine.remove(started.container_id)
+        finally:
+            await started.guard.close()
+        if started.door_folder is not None:
+            await asyncio.to_thread(clear_away, started.door_folder, started.name)
+
+    def _name(self, owner: str) -> str:
+        safe = re.sub(r"[^A-Za-z0-9_.-]+", "_", owner)[:80]
+        return f"swe_rl-{self._identity.provider}-{next(self._counter)}-{safe}"
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise SandboxError("the sandbox provider is closed")
+
+
+async def _greet(guard: Guard, recipe: Recipe, timeout_s: float) -> None:
+    """The guard answers: the container is up and bash is in it. Raises SandboxError."""
+    said = HeadTail(4096)
+    status, _ = await guard.run(":", said, workdir=recipe.workdir, timeout_s=timeout_s, env={})
+    if status != 0:
+        raise SandboxError(f"image {recipe.image!r}: a first command ended with status {status}: {said.text()[-300:]}")
+
+
+def _make_folder(scratch: Path) -> Path:
+    scratch = scratch.absolute()
+    scratch.mkdir(parents=True, exist_ok=True)
+    reap_stale(scratch)
+    return make_leased(scratch, "containers")

@@ -1,0 +1,80 @@
+"""A small process that outlives a killed run just long enough to remove the containers that it left.
+
+Invariants:
+- It removes only containers with the label of its own provider, and only once that provider's process is gone.
+- It ends by itself: after that, or when it is dismissed.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from swe_rl.host.process_identity import ProcessIdentity
+from swe_rl.sandbox.container.labels import PROVIDER, Identity
+from swe_rl.sandbox.working_copy import remove_tree
+
+_LOOK_S = 1.0
+_TRIES = 30
+_PACKAGE_ROOT = Path(__file__).parents[3]
+
+
+class Reaper:
+    """Started at once, in a session of its own, so that no signal to the run's group reaches it."""
+
+    def __init__(self, address: str, identity: Identity, folder: Path) -> None:
+        arguments = [address, identity.provider, json.dumps(identity.process.record()), str(folder)]
+        environment = {"PATH": os.environ.get("PATH", ""), "PYTHONPATH": str(_PACKAGE_ROOT)}
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "swe_rl.sandbox.container.reaper", *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env=environment,
+            cwd="/",
+            start_new_session=True,
+        )
+
+    def dismiss(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            self._process.send_signal(signal.SIGKILL)
+        self._process.wait()
+
+
+def wait_and_reap(address: str, provider: str, process: ProcessIdentity, folder: Path) -> None:
+    while not process.is_gone():
+        time.sleep(_LOOK_S)
+    for _ in range(_TRIES):
+        with contextlib.suppress(Exception):  # the engine may be restarting; nobody is there to be told
+            if not _remove_all(address, provider):
+                break
+        time.sleep(_LOOK_S)
+    with contextlib.suppress(OSError):
+        remove_tree(folder)
+
+
+def _remove_all(address: str, provider: str) -> int:
+    """How many were there."""
+    from docker import APIClient
+
+    from swe_rl.sandbox.container.engine import list_labelled
+
+    client = APIClient(base_url=address, timeout=30)
+    found = list_labelled(client, f"{PROVIDER}={provider}")
+    for one in found:
+        with contextlib.suppress(Exception):
+            client.remove_container(one.container_id, force=True, v=True)
+    return len(found)
+
+
+def main() -> None:
+    address, provider, process, folder = sys.argv[1:]
+    wait_and_reap(address, provider, ProcessIdentity.read(json.loads(process)), Path(folder))
+
+
+if __name__ == "__main__":
+    main()

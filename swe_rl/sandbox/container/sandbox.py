@@ -1,0 +1,140 @@
+"""One sandbox in a container.
+
+Invariants:
+- Commands and file transfers of one sandbox take turns; a command's timeout starts with its turn.
+- Nothing outlives its command, and nothing outlives the container: `close` removes it.
+- When the container is gone, every use is a SandboxError, at once.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+
+from swe_rl.config.schema import SandboxConfig
+from swe_rl.sandbox.command_text import refused_result
+from swe_rl.sandbox.container import files
+from swe_rl.sandbox.container.guard import Guard, GuardLostError
+from swe_rl.sandbox.door import Doorway
+from swe_rl.sandbox.output import HeadTail
+from swe_rl.sandbox.own_time import Waited, no_wait
+from swe_rl.sandbox.protocol import ExecResult, SandboxError
+
+TIMEOUT_EXIT = 124  # as `timeout` of coreutils
+_SCRIPT_S = 60.0
+_SCRIPT_BYTES = 16384
+
+
+class ContainerSandbox:
+    """`files` moves archives; `on_close` removes the container and is called once."""
+
+    def __init__(
+        self,
+        sandbox_id: str,
+        workdir: str,
+        guard: Guard,
+        archives: "Archives",
+        config: SandboxConfig,
+        on_close: Callable[["ContainerSandbox"], Awaitable[None]],
+        doorway: Doorway | None = None,
+    ) -> None:
+        self.sandbox_id = sandbox_id
+        self.workdir = workdir
+        self.door_url = doorway.url if doorway else None
+        self._guard = guard
+        self._archives = archives
+        self._config = config
+        self._on_close = on_close
+        self._doorway = doorway
+        self._broken = ""
+        self._closing: asyncio.Task[None] | None = None
+
+    async def exec(
+        self,
+        command: str,
+        *,
+        timeout_s: float,
+        env: Mapping[str, str] | None = None,
+        max_output_bytes: int | None = None,
+        waited: Waited = no_wait,
+    ) -> ExecResult:
+        self._check_open()
+        if (refused := refused_result(command)) is not None:
+            return refused
+        output = HeadTail(max_output_bytes or self._config.max_output_bytes)
+        if self._doorway is not None:
+            command = self._doorway.prefix() + command
+        status, duration_s = await self._run(command, output, timeout_s, env or {}, waited)
+        exit_code = TIMEOUT_EXIT if status is None else status
+        return ExecResult(exit_code, output.text(), status is None, output.truncated_bytes, duration_s)
+
+    async def write_file(self, path: str, content: bytes) -> None:
+        self._check_open()
+        folder, name = files.relative_parts(path, self.workdir)
+        stage = files.stage_name()
+        await self._archives.put("/", files.pack_file(stage, content))
+        await self._ask(files.write_script(folder, name, f"/{stage}"), path)
+
+    async def read_file(self, path: str) -> bytes:
+        """Raises MissingFileError (a SandboxError and a FileNotFoundError) when there is no such file."""
+        self._check_open()
+        files.relative_parts(path, self.workdir)
+        stage = f"/{files.stage_name()}"
+        await self._ask(files.read_script(path, stage, self._max_bytes), path)
+        try:
+            return files.unpack_file(await self._archives.get(stage), path)
+        finally:
+            await self._ask(files.drop_script(stage), path)
+
+    async def close(self) -> None:
+        if self._closing is None:
+            self._closing = asyncio.ensure_future(self._close())
+        await asyncio.shield(self._closing)
+
+    @property
+    def _max_bytes(self) -> int:
+        return self._config.max_file_mb * 1024**2
+
+    async def _run(
+        self, command: str, output: HeadTail, timeout_s: float, env: Mapping[str, str], waited: Waited = no_wait
+    ) -> tuple[int | None, float]:
+        try:
+            ended = await self._guard.run(
+                command, output, workdir=self.workdir, timeout_s=timeout_s, env=env, waited=waited
+            )
+        except GuardLostError as error:
+            self._broken = str(error)
+            self._check_not_closed_meanwhile()
+            said = f"; its last words: {output.text()[-300:]!r}" if output.text() else ""
+            raise SandboxError(f"sandbox {self.sandbox_id}: {error}{said}") from error
+        self._check_not_closed_meanwhile()
+        return ended
+
+    def _check_not_closed_meanwhile(self) -> None:
+        if self._closing is not None:
+            raise SandboxError(f"sandbox {self.sandbox_id} was closed while a command ran in it")
+
+    async def _ask(self, script: str, path: str) -> None:
+        """Runs a script of ours. Raises SandboxError, also for a path that is refused."""
+        self._check_open()
+        output = HeadTail(_SCRIPT_BYTES)
+        status, _ = await self._run(script, output, _SCRIPT_S, {"LC_ALL": "C.UTF-8"})
+        if error := files.refusal(TIMEOUT_EXIT if status is None else status, path, self.workdir, self._max_bytes):
+            raise error
+
+    async def _close(self) -> None:
+        if self._doorway is not None:
+            await self._doorway.close()
+        await self._on_close(self)
+
+    def _check_open(self) -> None:
+        if self._closing is not None:
+            raise SandboxError(f"sandbox {self.sandbox_id} is closed")
+        if self._broken:
+            raise SandboxError(f"sandbox {self.sandbox_id} is gone: {self._broken}")
+
+
+class Archives:
+    """Tar archives of one container in and out."""
+
+    def __init__(self, put: Callable[[str, bytes], Awaitable[None]], get: Callable[[str], Awaitable[bytes]]) -> None:
+        self.put = put
+        self.get = get

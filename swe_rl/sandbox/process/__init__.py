@@ -1,0 +1,1 @@
+"""Sandboxes as processes of this machine, isolated by bubblewrap where that works."""

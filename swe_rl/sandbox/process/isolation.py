@@ -1,0 +1,264 @@
+"""Which isolation this host can give: found out by a real trial run, not by looking at versions.
+
+Invariants:
+- Where there is none, four short lines say so: what it means, also for what swe_rl ships, why, the way out. The whole
+  reason is in `run.log`.
+"""
+
+import logging
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import textwrap
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from swe_rl.config.choices import Isolation
+from swe_rl.config.schema import SandboxConfig
+from swe_rl.errors import UserError
+from swe_rl.sandbox.container.spec import Mount, parse_mount
+from swe_rl.sandbox.process.bubblewrap import SHIM_FOLDER, BubblewrapLauncher, Host, UserMode
+from swe_rl.sandbox.process.launcher import Launcher
+from swe_rl.sandbox.process.limits import limits_of
+from swe_rl.sandbox.process.plain import PlainLauncher
+from swe_rl.sandbox.process.seccomp import filter_program
+from swe_rl.sandbox.protocol import Workspace
+
+_LOADER = ("ld.so.cache", "ld.so.conf")
+_NETWORK = ("resolv.conf", "ssl", "pki", "ca-certificates.conf")
+_FOLDERS = ("alternatives",)
+
+
+def make_etc(target: Path, *, network: bool) -> None:
+    """Writes the folder `target`. Raises OSError."""
+    target.mkdir(mode=0o755)
+    target.chmod(0o755)
+    _write(target / "passwd", "root:x:0:0:root:/:/bin/false\nagent:x:1000:1000:agent:/tmp:/bin/bash\n")
+    _write(target / "group", "root:x:0:\nagent:x:1000:\n")
+    _write(target / "hosts", "127.0.0.1 localhost sandbox\n::1 localhost\n")
+    _write(target / "nsswitch.conf", "passwd: files\ngroup: files\nhosts: files dns\n")
+    for name in (*_LOADER, *_FOLDERS, *(_NETWORK if network else ())):
+        _copy(Path("/etc") / name, target / name)
+
+
+def _write(path: Path, text: str) -> None:
+    path.write_text(text)
+    path.chmod(0o644)
+
+
+def _copy(source: Path, target: Path) -> None:
+    if source.is_dir():
+        shutil.copytree(source, target, symlinks=True, ignore=shutil.ignore_patterns("private"))
+    elif source.is_file():
+        shutil.copyfile(source, target)
+        target.chmod(0o644)
+
+
+SYSTEM_PATH = ("/usr/local/bin", "/usr/bin", "/bin")
+
+
+def interpreter_folders() -> list[Path]:
+    """Folders outside /usr that the interpreter needs, links resolved and not; outer folders first."""
+    folders: set[Path] = set()
+    for prefix in (sys.prefix, sys.base_prefix, sys.exec_prefix, sys.base_exec_prefix):
+        folders |= {Path(prefix), Path(prefix).resolve()}
+    for link in _link_chain(Path(sys.executable)):
+        folders.add(link.parent.parent)
+    outside = [folder for folder in folders if folder.is_dir() and folder.parts[:2] not in _ALWAYS_THERE]
+    return [folder for folder in sorted(outside) if not any(other in folder.parents for other in outside)]
+
+
+def search_path(shim_folder: Path, seen_as: str) -> str:
+    """PATH with `python` and `python3` = `sys.executable`.
+
+    Where the interpreter's own folder lacks one of the two names (a system Python), links are made in `shim_folder`,
+    which commands see as `seen_as`. A virtual environment always has both, and must be found under its own path.
+    """
+    own = Path(sys.executable).parent
+    first = [str(own)]
+    if not all((own / name).exists() for name in ("python", "python3")):
+        shim_folder.mkdir(parents=True, exist_ok=True)
+        for name in ("python", "python3"):
+            (shim_folder / name).symlink_to(sys.executable)
+        first.insert(0, seen_as)
+    return os.pathsep.join(dict.fromkeys([*first, str(Path(sys.base_prefix) / "bin"), *SYSTEM_PATH]))
+
+
+_ALWAYS_THERE = {("/",), ("/", "usr"), ("/", "bin"), ("/", "lib")}
+
+
+def _link_chain(path: Path) -> list[Path]:
+    """`path` and every link that it goes through (a version manager may link from folder to folder)."""
+    chain = [path]
+    while path.is_symlink() and len(chain) < 20:
+        path = path.parent / path.readlink()
+        chain.append(path)
+    return chain
+
+
+_log = logging.getLogger(__name__)
+_PROBE_S = 20.0
+_WIDTH = 80
+_PACKAGES = ("site-packages", "dist-packages")
+
+
+def choose_launcher(config: SandboxConfig, folder: Path, warn: Callable[[str], None]) -> Launcher:
+    """The launcher for `config.isolation`; `folder` is the provider's own.
+
+    Raises UserError when bubblewrap is asked for and does not work, or when there is no bash.
+    """
+    bash = shutil.which("bash")
+    if bash is None:
+        raise UserError("sandbox.kind=process needs bash, which is not on PATH; install it")
+    if config.isolation is Isolation.none:
+        return _plain(config, folder, bash)
+    launcher, reason = _bubblewrap(config, folder, bash)
+    if launcher is not None:
+        return launcher
+    if config.isolation is Isolation.bubblewrap:
+        raise UserError(f"sandbox.isolation=bubblewrap does not work on this host: {reason}. {_WAY_OUT}")
+    _log.info("no isolation: %s. %s", reason, _WAY_OUT)
+    warn(_warning(reason))
+    return _plain(config, folder, bash)
+
+
+def _warning(reason: str) -> str:
+    """The first line also stands alone, beside a run's result."""
+    wanted = "apt-get install bubblewrap" if shutil.which("bwrap") is None else "allow user namespaces"
+    lines = (
+        "warning: commands run without isolation, as this user with its files in reach",
+        "which include the answers and tests that swe_rl ships",
+        f"because {reason}",
+        f"way out: {wanted}, or sandbox=docker (docs/sandbox.md)",
+    )
+    return "\n  ".join(textwrap.shorten(line, _WIDTH - 2, placeholder=" ...") for line in lines)
+
+
+_WAY_OUT = (
+    "Install bubblewrap (`apt-get install bubblewrap`) and allow user namespaces, use a container engine with "
+    "sandbox.kind=docker or podman, or set sandbox.isolation=none to accept this for code that you trust"
+)
+
+
+def _plain(config: SandboxConfig, folder: Path, bash: str) -> PlainLauncher:
+    for mount in mounts_of(config):
+        if mount.source != mount.target:
+            raise UserError(
+                f"sandbox.mounts: {mount.source} cannot be seen as {mount.target}, because sandbox.kind=process has no "
+                f"isolation here and commands see this machine's files as they are: mount it as itself "
+                f"({mount.source}:{mount.source}), or install bubblewrap"
+            )
+    shims = folder / "bin"
+    return PlainLauncher(bash, limits_of(config, count_processes=False), search_path(shims, str(shims)), config.cpus)
+
+
+def _bubblewrap(config: SandboxConfig, folder: Path, bash: str) -> tuple[BubblewrapLauncher | None, str]:
+    """A launcher that has passed a trial run, or why there is none."""
+    bwrap = shutil.which("bwrap")
+    if bwrap is None:
+        return None, "there is no `bwrap` on PATH"
+    etc, shims = folder / "etc", folder / "bin"
+    make_etc(etc, network=config.network)
+    options = subprocess.run([bwrap, "--help"], capture_output=True, text=True).stdout
+    host = Host(
+        bwrap=bwrap,
+        bash=bash,
+        setpriv=shutil.which("setpriv"),
+        etc=etc,
+        shims=shims,
+        search_path=search_path(shims, SHIM_FOLDER),
+        interpreter_folders=tuple(interpreter_folders()),
+        package_folders=tuple(package_folders()),
+        sized_tmpfs="--size" in options,
+        disables_userns="--disable-userns" in options,
+        seccomp=_filter_file(folder),
+    )
+    reason = ""
+    for mode, way in _ways(host):
+        limits = limits_of(config, count_processes=mode is UserMode.own_uid or os.geteuid() != 0)
+        launcher = BubblewrapLauncher(
+            way, mode, limits, network=config.network, cpus=config.cpus, mounts=mounts_of(config)
+        )
+        reason = _trial(launcher, folder)
+        if not reason:
+            return launcher, ""
+    return None, reason
+
+
+def mounts_of(config: SandboxConfig) -> list[Mount]:
+    """Raises UserError for a folder that is not on this machine."""
+    mounts = [parse_mount(text) for text in config.mounts]
+    for mount in mounts:
+        if not Path(mount.source).exists():
+            raise UserError(f"sandbox.mounts: there is no {mount.source} on this machine, which is where commands run")
+    return mounts
+
+
+def package_folders() -> list[Path]:
+    """Folders below /usr that hold packages of this process's Python or of the system's."""
+    found = [Path(entry) for entry in sys.path if Path(entry).parts[:2] == ("/", "usr")]
+    for library in (Path("/usr/lib"), Path("/usr/local/lib")):
+        found += library.glob("python3*/*-packages")
+    real = {folder.resolve() for folder in found if folder.name in _PACKAGES and folder.is_dir()}
+    return sorted(folder for folder in real if not real.intersection(folder.parents))
+
+
+def _modes(host: Host) -> list[UserMode]:
+    own_uid = [UserMode.own_uid] if os.geteuid() == 0 and host.setpriv else []
+    return [*own_uid, UserMode.user_namespace]
+
+
+def _ways(host: Host) -> list[tuple[UserMode, Host]]:
+    """The best first: some hosts let nobody switch user namespaces off, or load a filter."""
+    modes = _modes(host)
+    ways = [(mode, host) for mode in modes]
+    ways += [(mode, replace(host, disables_userns=False)) for mode in modes if host.disables_userns]
+    return ways + [(mode, replace(host, disables_userns=False, seccomp=None)) for mode in modes if host.seccomp]
+
+
+def _filter_file(folder: Path) -> Path | None:
+    program = filter_program()
+    if program is None:
+        return None
+    (folder / "seccomp").write_bytes(program)
+    return folder / "seccomp"
+
+
+def _trial(launcher: BubblewrapLauncher, parent: Path) -> str:
+    """Runs Python in a sandbox of its own; empty, or the reason why that failed."""
+    with tempfile.TemporaryDirectory(dir=parent, prefix="trial-") as root:
+        folder = launcher.folder(Path(root), Workspace())
+        try:
+            for made in (folder.work, folder.tmp):
+                made.mkdir(mode=0o700)
+                if folder.uid is not None:
+                    os.chown(made, folder.uid, folder.uid)
+            nowhere = Path(os.devnull)
+            with nowhere.open("wb") as status, nowhere.open("wb") as report:
+                pipe = (status.fileno(), report.fileno())
+                launch = launcher.launch(
+                    folder,
+                    "python -c pass && : > made",
+                    timeout_s=_PROBE_S,
+                    status_fd=pipe[0],
+                    report_fd=pipe[1],
+                    marker="",
+                )
+                done = subprocess.run(
+                    launch.argv,
+                    env=launch.env,
+                    cwd="/",
+                    stdin=subprocess.DEVNULL,
+                    capture_output=True,
+                    timeout=_PROBE_S,
+                    pass_fds=pipe,
+                )
+        except (OSError, subprocess.SubprocessError) as error:
+            return f"the trial run failed ({error})"
+        if done.returncode:
+            said = " ".join(done.stderr.decode(errors="replace").splitlines())
+            return f"{said[-300:] or 'bwrap fails'} (status {done.returncode})"
+    return ""

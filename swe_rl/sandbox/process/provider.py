@@ -1,0 +1,159 @@
+"""Sandboxes as local processes: a copied folder, and commands isolated by bubblewrap where that works.
+
+Invariants:
+- Each sandbox has a folder of its own below the provider's, which is removed on close, on `close` of the provider and
+  at the end of this process; a lease lets a later run remove what a killed one left.
+- At most `sandbox.concurrency` commands run at a time over all sandboxes.
+- A door is the gateway's own address where commands share this machine's network, else a socket in the sandbox's own
+  temporary folder, which goes away with it.
+"""
+
+import asyncio
+import atexit
+import contextlib
+import itertools
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from swe_rl.config.schema import SandboxConfig
+from swe_rl.errors import UserError
+from swe_rl.host.kill_point import kill_point
+from swe_rl.sandbox.door import Doorway, direct_url
+from swe_rl.sandbox.lease import make_leased, reap_stale
+from swe_rl.sandbox.process.bubblewrap import HOME
+from swe_rl.sandbox.process.control_group import ControlGroups, usable_parent
+from swe_rl.sandbox.process.isolation import choose_launcher
+from swe_rl.sandbox.process.launcher import SandboxFolder
+from swe_rl.sandbox.process.sandbox import Bounded, ProcessSandbox
+from swe_rl.sandbox.process.watcher import Watcher, bounds_of, say_bounds
+from swe_rl.sandbox.process_tree import kill_marked
+from swe_rl.sandbox.protocol import Door, SandboxError, Workspace, close_all
+from swe_rl.sandbox.working_copy import copy_tree, remove_or_say, remove_tree
+
+_DOOR_FOLDER = ".swe_rl"
+
+
+class ProcessProvider:
+    """Makes ProcessSandboxes below `scratch`; see the protocol.
+
+    Raises UserError when the isolation that `config` asks for does not work here. `warn` hears when isolation=auto has
+    to do without, and at the end of what cannot be removed.
+    """
+
+    def __init__(self, config: SandboxConfig, scratch: Path, *, warn: Callable[[str], None]) -> None:
+        self._config = config
+        self._warn = warn
+        self._pid = os.getpid()
+        scratch = scratch.absolute()
+        scratch.mkdir(parents=True, exist_ok=True)
+        reap_stale(scratch)
+        self._folder = make_leased(scratch, "process")
+        kill_point("lease_written")
+        atexit.register(self._remove)
+        try:
+            self._launcher = choose_launcher(config, self._folder, warn)
+        except BaseException:
+            self._remove()
+            raise
+        parent = usable_parent()
+        self._groups = ControlGroups(parent, config) if isinstance(parent, Path) else None
+        self._watcher = Watcher(bounds_of(config, by_kernel=self._groups is not None))
+        say_bounds(config, self._launcher, parent if isinstance(parent, str) else "", warn)
+        self._places = asyncio.Semaphore(config.concurrency)
+        self._open: set[ProcessSandbox] = set()
+        self._counter = itertools.count(1)
+        self._closed = False
+
+    @property
+    def isolated(self) -> bool:
+        return self._launcher.isolated
+
+    async def create(self, workspace: Workspace, *, owner: str, door: Door | None = None) -> ProcessSandbox:
+        """Raises UserError for a workspace that cannot be used here, SandboxError when it cannot be copied."""
+        if self._closed:
+            raise SandboxError("the sandbox provider is closed")
+        if workspace.path is None:
+            raise UserError(
+                f"{owner}: sandbox.kind=process needs instances with a folder on this machine, and this one has the "
+                f"image {workspace.image!r}; use sandbox.kind=docker or podman"
+            )
+        root = self._folder / f"{_safe(owner)}-{next(self._counter)}"
+        folder = self._launcher.folder(root, workspace)
+        doorway = self._doorway(door, folder)
+        making = asyncio.ensure_future(asyncio.to_thread(_make_folder, folder, workspace.path))
+        bounded: Bounded | None = None
+        try:
+            await asyncio.shield(making)
+            kill_point("sandbox_made")
+            bounded = await self._bounded(root)
+            if doorway is not None:
+                await doorway.open()
+        except BaseException as error:
+            if bounded is not None and bounded.group is not None:
+                bounded.group.remove()
+            await asyncio.shield(asyncio.ensure_future(_take_back(making, doorway, root)))
+            if isinstance(error, OSError):
+                raise SandboxError(f"{owner}: the workspace {workspace.path} cannot be copied: {error}") from error
+            raise
+        url = doorway.url if doorway else direct_url(door) if door else None
+        sandbox = ProcessSandbox(
+            folder,
+            self._launcher,
+            self._config,
+            self._places,
+            self._open.discard,
+            bounded=bounded,
+            door_url=url,
+            doorway=doorway,
+        )
+        self._open.add(sandbox)
+        return sandbox
+
+    async def _bounded(self, root: Path) -> Bounded:
+        """Raises OSError where the kernel's group for a new sandbox cannot be made."""
+        watched = await asyncio.to_thread(self._watcher.folder, root)
+        return Bounded(self._watcher, watched, self._groups.make(root.name) if self._groups else None)
+
+    def _doorway(self, door: Door | None, folder: SandboxFolder) -> Doorway | None:
+        """None without a door, and where commands share this machine's network."""
+        if door is None or self._config.network or not self._launcher.isolated:
+            return None
+        return Doorway(door, folder.tmp / _DOOR_FOLDER, f"{HOME}/{_DOOR_FOLDER}")
+
+    async def close(self) -> None:
+        self._closed = True
+        await close_all(list(self._open), self._warn)
+        await asyncio.to_thread(self._remove)
+
+    def _remove(self) -> None:
+        """At the end of the process too: the folder, whatever is in it."""
+        if os.getpid() != self._pid:  # a forked child
+            return
+        atexit.unregister(self._remove)
+        if self._folder.exists():
+            kill_marked(f"{self._folder}{os.sep}")
+            remove_or_say(self._folder, self._warn)
+
+
+def _make_folder(folder: SandboxFolder, source: Path) -> None:
+    folder.root.mkdir(mode=0o700)
+    folder.tmp.mkdir(mode=0o700)
+    folder.tmp.chmod(0o1777)  # owned by this process: a command cannot replace mount points below it
+    copy_tree(source, folder.work, uid=folder.uid)
+    if folder.toolchain is not None:
+        copy_tree(folder.toolchain.folder, folder.programs, uid=folder.uid)
+
+
+async def _take_back(making: "asyncio.Future[None]", doorway: Doorway | None, root: Path) -> None:
+    """What there is of a sandbox that will not be."""
+    await asyncio.wait([making])
+    if doorway is not None:
+        await doorway.close()
+    with contextlib.suppress(OSError):  # left to the provider's end: what went wrong before counts
+        await asyncio.to_thread(remove_tree, root)
+
+
+def _safe(owner: str) -> str:
+    return re.sub(r"[^A-Za-z0-9._-]+", "_", owner).strip(".")[:80] or "sandbox"

@@ -1,0 +1,248 @@
+"""One sandbox of local processes: its commands, its files, its end.
+
+Invariants:
+- Nothing that a command started outlives it: when `exec` returns, its processes are gone. So nothing that an agent left
+  running is there when its patch is taken.
+- Commands of one sandbox take turns, and at most as many as there are places run at a time; waiting is not in a
+  command's timeout.
+- A command that uses more than the sandbox may is ended, by the kernel or by the watcher, and its output says so: that
+  is the policy's doing.
+- With a doorway, every command finds the door's address answering; without one nothing is added to a command.
+"""
+
+import asyncio
+import contextlib
+import itertools
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from swe_rl.config.schema import SandboxConfig
+from swe_rl.sandbox.command import CommandSpec, run_command
+from swe_rl.sandbox.confined_path import read_confined, write_confined
+from swe_rl.sandbox.door import Doorway
+from swe_rl.sandbox.output import HeadTail
+from swe_rl.sandbox.own_time import Waited, no_wait
+from swe_rl.sandbox.process.control_group import ControlGroup
+from swe_rl.sandbox.process.launcher import Launcher, SandboxFolder
+from swe_rl.sandbox.process.watcher import Folder, Watched, Watcher
+from swe_rl.sandbox.process_tree import kill_marked
+from swe_rl.sandbox.protocol import USED_TOO_MUCH, ExecResult, SandboxError
+from swe_rl.sandbox.working_copy import clear_away
+
+_KILLED_EXIT = 137  # as of one that SIGKILL ended
+_TIMEOUT_EXIT = 124  # as `timeout` of coreutils
+_MAX_COMMAND_BYTES = 120_000  # Linux: 128 KiB for one argument
+
+
+@dataclass(frozen=True, slots=True)
+class Bounded:
+    """What bounds one sandbox: a watcher, and the kernel where `group` is given."""
+
+    watcher: Watcher
+    folder: Folder
+    group: ControlGroup | None
+
+
+class ProcessSandbox:
+    """One working copy; see the protocol. Made by ProcessProvider. `doorway`: open, and closed with the sandbox."""
+
+    def __init__(
+        self,
+        folder: SandboxFolder,
+        launcher: Launcher,
+        config: SandboxConfig,
+        places: asyncio.Semaphore,
+        forget: Callable[["ProcessSandbox"], None],
+        *,
+        bounded: "Bounded",
+        door_url: str | None = None,
+        doorway: Doorway | None = None,
+    ) -> None:
+        self._bounded = bounded
+        self.sandbox_id = folder.root.name
+        self.workdir = folder.workdir
+        self.door_url = door_url
+        self._doorway = doorway
+        self._folder = folder
+        self._launcher = launcher
+        self._config = config
+        self._places = places
+        self._forget = forget
+        self._turn = asyncio.Lock()
+        self._running: set[asyncio.Task[ExecResult]] = set()
+        self._counter = itertools.count()
+        self._closed = False
+
+    async def exec(
+        self,
+        command: str,
+        *,
+        timeout_s: float,
+        env: Mapping[str, str] | None = None,
+        max_output_bytes: int | None = None,
+        waited: Waited = no_wait,
+    ) -> ExecResult:
+        self._check_open()
+        command = command.encode("utf-8", "replace").decode()
+        refused = _refusal(command)
+        if refused is not None:
+            return refused
+        if self._doorway is not None:
+            command = self._doorway.prefix() + command
+        output = HeadTail(max_output_bytes or self._config.max_output_bytes)
+        task = asyncio.ensure_future(self._run(command, timeout_s, env or {}, output, waited))
+        self._running.add(task)
+        try:
+            return await task
+        except asyncio.CancelledError:
+            if self._closed and not _is_cancelled_itself():
+                raise SandboxError(f"sandbox {self.sandbox_id} was closed while a command ran in it") from None
+            raise
+        finally:
+            self._running.discard(task)
+
+    async def _run(
+        self, command: str, timeout_s: float, env: Mapping[str, str], output: HeadTail, waited: Waited
+    ) -> ExecResult:
+        async with self._turn, self._places:
+            self._check_open()
+            started_s = time.monotonic()
+            try:
+                status = await self._launch(command, timeout_s, env, output, waited)
+            except OSError as error:
+                raise SandboxError(f"sandbox {self.sandbox_id} cannot start a command: {error}") from error
+            duration_s = timeout_s if status is None else time.monotonic() - started_s
+        exit_code = _TIMEOUT_EXIT if status is None else status if status >= 0 else 128 - status
+        return ExecResult(exit_code, output.text(), status is None, output.truncated_bytes, duration_s)
+
+    async def _launch(
+        self, command: str, timeout_s: float, env: Mapping[str, str], output: HeadTail, waited: Waited
+    ) -> int | None:
+        marker = f"{self._folder.root}{os.sep}{next(self._counter)}"
+        before = frozenset() if self._launcher.isolated else frozenset(psutil.pids())
+        with _status_pipe() as (status_in, status_out, report_out):
+            launch = self._launcher.launch(
+                self._folder, command, timeout_s=timeout_s, status_fd=status_out, report_fd=report_out, marker=marker
+            )
+            isolated = self._launcher.isolated
+            group = self._bounded.group
+            before_it = group.kills() if group else None
+            spec = CommandSpec(
+                argv=group.entered(launch.argv, self._launcher.bash) if group else launch.argv,
+                env={**launch.env, **env},
+                cwd=Path("/") if isolated else self._folder.work,
+                timeout_s=timeout_s,
+                waited=waited,
+                pass_fds=(status_out, report_out) if isolated else (),
+            )
+            said = bytearray()
+
+            def sweep(pid: int) -> None:
+                said.extend(_read_now(status_in))
+                self._launcher.sweep(pid, marker, before, bytes(said))
+
+            watched: list[Watched] = []
+
+            def watch(pid: int) -> "asyncio.Future[str]":
+                watched.append(self._bounded.watcher.watch(pid, self._bounded.folder, isolated=isolated))
+                return watched[0].over
+
+            try:
+                status = await run_command(spec, output, sweep, watch)
+            finally:
+                for one in watched:
+                    self._bounded.watcher.forget(one)
+            if status == -signal.SIGKILL and watched[0].over.done():
+                return self._ended(output, watched[0].over.result())
+            if group and before_it and group.kills().are_more_than(before_it):
+                return self._ended(output, f"more than {self._config.memory_gb:g} GB of memory (sandbox.memory_gb)")
+            if status is not None and not self._launcher.started_well(bytes(said), status):
+                raise SandboxError(f"sandbox {self.sandbox_id} could not be entered: {output.text()[-500:]}")
+            if status is not None and not self._launcher.ended_well(bytes(said)):
+                raise SandboxError(f"a command of sandbox {self.sandbox_id} was killed from outside (status {status})")
+            return status
+
+    def _ended(self, output: HeadTail, used: str) -> int:
+        output.feed(f"\n{USED_TOO_MUCH} {used}.\n".encode())
+        return _KILLED_EXIT
+
+    async def write_file(self, path: str, content: bytes) -> None:
+        self._check_open()
+        folder = self._folder
+        await asyncio.to_thread(write_confined, folder.work, path, content, workdir=self.workdir, uid=folder.uid)
+
+    async def read_file(self, path: str) -> bytes:
+        """Raises MissingFileError (a SandboxError and a FileNotFoundError) when there is no such file."""
+        self._check_open()
+        max_bytes = self._config.max_file_mb * 1024**2
+        return await asyncio.to_thread(
+            read_confined, self._folder.work, path, workdir=self.workdir, max_bytes=max_bytes
+        )
+
+    async def close(self) -> None:
+        """Raises SandboxError when its folder cannot be removed."""
+        if self._closed:
+            return
+        self._closed = True
+        for task in list(self._running):
+            task.cancel()
+        await asyncio.gather(*self._running, return_exceptions=True)
+        if self._doorway is not None:
+            await self._doorway.close()
+        try:
+            await asyncio.shield(asyncio.ensure_future(asyncio.to_thread(self._remove)))
+        finally:
+            self._forget(self)
+
+    def _remove(self) -> None:
+        if self._bounded.group is not None:
+            self._bounded.group.remove()
+        if not self._launcher.isolated:
+            kill_marked(f"{self._folder.root}{os.sep}")
+        clear_away(self._folder.root, self.sandbox_id)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise SandboxError(f"sandbox {self.sandbox_id} is closed")
+
+
+@contextlib.contextmanager
+def _status_pipe() -> Iterator[tuple[int, int, int]]:
+    """A pipe on which a launcher, and what it starts, say how the command ended: its end to read, and two to write."""
+    read_fd, write_fd = os.pipe()
+    report_fd = os.dup(write_fd)  # bwrap keeps its own from what it starts
+    try:
+        os.set_blocking(read_fd, False)
+        yield read_fd, write_fd, report_fd
+    finally:
+        for descriptor in (read_fd, write_fd, report_fd):
+            os.close(descriptor)
+
+
+def _read_now(fd: int) -> bytes:
+    try:
+        return os.read(fd, 65536)
+    except BlockingIOError:
+        return b""
+
+
+def _is_cancelled_itself() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+def _refusal(command: str) -> ExecResult | None:
+    """What bash would say to a command that cannot be handed to it at all."""
+    if "\0" in command:
+        return ExecResult(126, "bash: the command contains a NUL byte\n", False, 0, 0.0)
+    size_bytes = len(command.encode())
+    if size_bytes > _MAX_COMMAND_BYTES:
+        words = f"bash: the command is too long ({size_bytes} bytes, limit {_MAX_COMMAND_BYTES})\n"
+        return ExecResult(126, words, False, 0, 0.0)
+    return None

@@ -1,0 +1,1 @@
+"""Sandboxes on other machines: the server, its client, a fleet of them, and OpenHands' protocol."""

@@ -1,0 +1,356 @@
+"""Sandboxes of a sandbox server (runtime_server), for machines that should not or cannot run them.
+
+Invariants:
+- What the server's sandboxes raise is raised here, with the same type; a server that cannot be reached is a
+  SandboxError that names it.
+- A start is asked for with an id of its own, so that asking again after a lost answer starts nothing twice.
+- Waiting for a free place is in no command's timeout. A cancelled command ends on the server too.
+- The key comes from a variable of the environment, or from whoever makes the provider, and is in no message.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import secrets
+from collections.abc import AsyncIterator, Callable, Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import aiohttp
+
+from swe_rl.config.schema import SandboxConfig
+from swe_rl.errors import SweRlError, UserError
+from swe_rl.sandbox.container.files import pack_folder
+from swe_rl.sandbox.own_time import Waited, no_wait
+from swe_rl.sandbox.protocol import Door, ExecResult, SandboxError, Workspace
+from swe_rl.sandbox.remote import wire
+from swe_rl.sandbox.remote.workspaces import digest_of
+
+_CONNECT_S = 20.0
+_SILENCE_S = 6 * wire.SIGN_OF_LIFE_S
+_FULL_PAUSE_S = 1.0
+_TRIES = 5
+_RENEWALS_IN_A_LEASE = 4
+
+
+class ServerGoneError(SandboxError):
+    """The server cannot be reached; another one, or the same one later, may do the same."""
+
+
+class RuntimeClient:
+    """The server's calls. `pause_s` is the first pause before asking again; `key` goes before the environment's."""
+
+    def __init__(self, config: SandboxConfig, *, pause_s: float = 0.5, key: str | None = None) -> None:
+        if not config.runtime_url:
+            raise UserError("sandbox.kind=remote needs sandbox.runtime_url=http://HOST:PORT")
+        self.url = config.runtime_url.rstrip("/")
+        self._headers = {wire.RUN_HEADER: secrets.token_hex(8)}
+        if key := key or os.environ.get(config.runtime_key_env):
+            self._headers[wire.KEY_HEADER] = key
+        self._pause_s = pause_s
+        self._session: aiohttp.ClientSession | None = None
+        self._closed = False
+
+    async def ask(
+        self, method: str, path: str, *, silence_s: float = _SILENCE_S, again: bool = True, **body: Any
+    ) -> tuple[int, bytes]:
+        """Status and body. Connections that fail are tried again where that is safe. Raises ServerGoneError."""
+        for attempt in range(_TRIES if again else 1):
+            if attempt:
+                await asyncio.sleep(self._pause_s * 2 ** (attempt - 1))
+            if self._closed:
+                raise ServerGoneError(f"the sandbox server at {self.url} was left ({method} {path})")
+            try:
+                async with self._call(method, path, silence_s, **body) as response:
+                    return response.status, await response.read()
+            except RuntimeError as error:  # aiohttp's word for a session that was closed under way
+                if not self._closed:
+                    raise
+                last: Exception = error
+            except (aiohttp.ClientError, TimeoutError, OSError) as error:
+                last = error
+        words = str(last) or type(last).__name__
+        raise ServerGoneError(f"the sandbox server at {self.url} does not answer ({method} {path}): {words}") from last
+
+    async def asked(self, method: str, path: str, **options: Any) -> dict[str, Any]:
+        """The JSON answer of a call that succeeded. Raises what the server's sandbox raised, SandboxError."""
+        status, body = await self.ask(method, path, **options)
+        answer = _json(body, self.url)
+        if status >= 400 or "error" in answer:
+            raise wire.error_of(answer)
+        return answer
+
+    async def close(self) -> None:
+        self._closed = True
+        if self._session is not None:
+            await self._session.close()
+
+    @contextlib.asynccontextmanager
+    async def _call(
+        self, method: str, path: str, silence_s: float, **body: Any
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        if self._session is None:
+            connector = aiohttp.TCPConnector(limit=0)
+            self._session = aiohttp.ClientSession(connector=connector, headers=self._headers)
+        timeout = aiohttp.ClientTimeout(total=None, connect=_CONNECT_S, sock_read=silence_s)
+        async with self._session.request(method, self.url + path, timeout=timeout, **body) as response:
+            yield response
+
+
+class RemoteSandbox:
+    def __init__(
+        self,
+        client: RuntimeClient,
+        sandbox_id: str,
+        workdir: str,
+        door_url: str | None,
+        forget: Callable[["RemoteSandbox"], None],
+    ) -> None:
+        self.sandbox_id = sandbox_id
+        self.workdir = workdir
+        self.door_url = door_url
+        self._client = client
+        self._forget = forget
+        self._path = f"/sandboxes/{quote(sandbox_id)}"
+        self._running: set[asyncio.Task[dict[str, Any]]] = set()
+        self._closing: asyncio.Task[None] | None = None
+
+    async def exec(
+        self,
+        command: str,
+        *,
+        timeout_s: float,
+        env: Mapping[str, str] | None = None,
+        max_output_bytes: int | None = None,
+        waited: Waited = no_wait,
+    ) -> ExecResult:
+        self._check_open()
+        command_id = secrets.token_hex(8)
+        order = {
+            "command_id": command_id,
+            "command": command.encode("utf-8", "replace").decode(),
+            "timeout_s": timeout_s,
+            "env": dict(env or {}),
+            "max_output_bytes": max_output_bytes,
+        }
+        # Never asked twice: the first may have run.
+        task = asyncio.ensure_future(self._client.asked("POST", f"{self._path}/exec", again=False, json=order))
+        self._running.add(task)
+        telling = None if waited is no_wait else asyncio.ensure_future(self._tell_waited(command_id, waited))
+        try:
+            return wire.result_from_json(await task)
+        except asyncio.CancelledError:
+            current = asyncio.current_task()
+            if self._closing is not None and not (current and current.cancelling()):
+                raise SandboxError(f"sandbox {self.sandbox_id} was closed while a command ran in it") from None
+            await asyncio.shield(self._stop_command(command_id))
+            raise
+        except (KeyError, ValueError, TypeError) as error:
+            raise SandboxError(f"the sandbox server at {self._client.url} gave no result: {error!r}") from error
+        finally:
+            if telling is not None:
+                telling.cancel()
+            self._running.discard(task)
+
+    async def write_file(self, path: str, content: bytes) -> None:
+        self._check_open()
+        await self._client.asked("PUT", f"{self._path}/file", params={"path": path}, data=content)
+
+    async def read_file(self, path: str) -> bytes:
+        """Raises MissingFileError (a SandboxError and a FileNotFoundError) when there is no such file."""
+        self._check_open()
+        status, body = await self._client.ask("GET", f"{self._path}/file", params={"path": path})
+        if status != 200:
+            raise wire.error_of(_json(body, self._client.url))
+        return body
+
+    async def close(self) -> None:
+        if self._closing is None:
+            self._closing = asyncio.ensure_future(self._close())
+        await asyncio.shield(self._closing)
+
+    async def _stop_command(self, command_id: str) -> None:
+        """Returns once it is gone; a server that does not answer ends it as soon as it sees the connection closed."""
+        with contextlib.suppress(SandboxError):
+            await self._client.asked("DELETE", f"{self._path}/commands/{command_id}", again=False)
+
+    async def _tell_waited(self, command_id: str, waited: Waited) -> None:
+        """For as long as the command runs. What the server was not told yet is a second or two."""
+        before_s, path = waited(), f"{self._path}/commands/{command_id}/waited"
+        told_s = before_s
+        while True:
+            await asyncio.sleep(wire.WAITED_EVERY_S)
+            now_s = waited()
+            if now_s > told_s:
+                with contextlib.suppress(SweRlError):  # the command's own answer tells what is wrong
+                    await self._client.asked("PUT", path, again=False, json={"waited_s": now_s - before_s})
+                    told_s = now_s
+
+    async def _close(self) -> None:
+        for task in self._running:
+            task.cancel()
+        try:
+            await self._client.asked("DELETE", self._path)
+        finally:
+            self._forget(self)
+
+    def _check_open(self) -> None:
+        if self._closing is not None:
+            raise SandboxError(f"sandbox {self.sandbox_id} is closed")
+
+
+class RemoteProvider:
+    """Raises UserError without an address. `places`: of several providers together, in place of its own."""
+
+    def __init__(
+        self,
+        config: SandboxConfig,
+        *,
+        pause_s: float = 0.5,
+        key: str | None = None,
+        places: asyncio.Semaphore | None = None,
+    ) -> None:
+        self._config = config
+        self._client = RuntimeClient(config, pause_s=pause_s, key=key)
+        self._places = places or asyncio.Semaphore(config.concurrency)
+        self._sent: dict[Path, asyncio.Task[str]] = {}
+        self._open: set[RemoteSandbox] = set()
+        self._renewing: asyncio.Task[None] | None = None
+        self._closed = False
+
+    async def greet(self) -> None:
+        """Before anything depends on it: a server that is well and takes the key. Raises UserError."""
+        try:
+            status, body = await self._client.ask("GET", "/health", again=False)
+            if status == 200:
+                status, body = await self._client.ask("GET", "/sandboxes", again=False)
+        except ServerGoneError as error:
+            raise UserError(f"sandbox.runtime_url: {error}. Start the server there, or correct the address") from error
+        if status == 401:
+            variable = self._config.runtime_key_env
+            raise UserError(f"The sandbox server at {self._client.url} wants another key: export {variable}=KEY")
+        if status != 200:
+            raise UserError(
+                f"sandbox.runtime_url={self._client.url} is no sandbox server that is well: status {status}, "
+                f"{body[:200]!r}"
+            )
+
+    async def create(self, workspace: Workspace, *, owner: str, door: Door | None = None) -> RemoteSandbox:
+        """Raises SandboxError, or UserError where the server's configuration does not fit."""
+        self._check_open()
+        self.begin_renewing()
+        await self._places.acquire()
+        try:
+            self._check_open()
+            return await self._started(workspace, owner, door)
+        except BaseException:
+            self._places.release()
+            raise
+
+    @property
+    def open(self) -> int:
+        """Sandboxes of this provider that are open."""
+        return len(self._open)
+
+    def begin_renewing(self) -> None:
+        """Tells the server now and then that this run lives; the first start of a sandbox does as well."""
+        if self._renewing is None:
+            self._renewing = asyncio.ensure_future(self._renew())
+
+    async def close(self) -> None:
+        self._closed = True
+        renewing, self._renewing = self._renewing, None
+        if renewing is not None:
+            renewing.cancel()
+        await asyncio.gather(*(sandbox.close() for sandbox in list(self._open)), return_exceptions=True)
+        if renewing is not None:
+            with contextlib.suppress(SweRlError):  # its leases run out
+                await self._client.asked("DELETE", "/run", again=False)
+        await self._client.close()
+
+    async def _started(self, workspace: Workspace, owner: str, door: Door | None) -> RemoteSandbox:
+        name = f"{_safe(owner)}-{secrets.token_hex(6)}"
+        order: dict[str, Any] = {
+            "request_id": name,
+            "owner": owner,
+            "image": workspace.image,
+            "workdir": workspace.workdir,
+            "workspace": await self._send(workspace.path, owner) if workspace.path else None,
+            "door": {"host": door.host, "port": door.port, "path": door.path} if door else None,
+        }
+        try:
+            answer = await self._start(order)
+        except BaseException:
+            await asyncio.shield(self._take_back(name))
+            raise
+        sandbox = RemoteSandbox(self._client, name, str(answer["workdir"]), answer.get("door_url"), self._closed_one)
+        self._open.add(sandbox)
+        return sandbox
+
+    async def _start(self, order: dict[str, Any]) -> dict[str, Any]:
+        while True:
+            # A start may take as long as a pull; the server says nothing meanwhile.
+            status, body = await self._client.ask(
+                "POST", "/sandboxes", silence_s=self._config.start_timeout_s * 4, json=order
+            )
+            answer = _json(body, self._client.url)
+            if status == 201:
+                return answer
+            if status != wire.FULL_STATUS:
+                raise wire.error_of(answer)
+            await asyncio.sleep(_FULL_PAUSE_S)
+
+    async def _take_back(self, name: str) -> None:
+        with contextlib.suppress(SweRlError):
+            await self._client.asked("DELETE", f"/sandboxes/{quote(name)}", again=False)
+
+    async def _send(self, path: Path, owner: str) -> str:
+        """Sends the folder once; its digest."""
+        if path not in self._sent:
+            self._sent[path] = asyncio.ensure_future(self._send_now(path, owner))
+        try:
+            return await asyncio.shield(self._sent[path])
+        except SandboxError:
+            self._sent.pop(path, None)
+            raise
+
+    async def _send_now(self, path: Path, owner: str) -> str:
+        try:
+            archive = await asyncio.to_thread(pack_folder, path, ".")
+        except OSError as error:
+            raise SandboxError(f"{owner}: the workspace {path} cannot be read: {error}") from error
+        digest = digest_of(archive)
+        status, _ = await self._client.ask("GET", f"/workspaces/{digest}")
+        if status == wire.GONE_STATUS:
+            await self._client.asked("PUT", f"/workspaces/{digest}", data=archive)
+        return digest
+
+    async def _renew(self) -> None:
+        while True:
+            await asyncio.sleep(self._config.lease_s / _RENEWALS_IN_A_LEASE)
+            with contextlib.suppress(SweRlError):  # the next command tells
+                await self._client.asked("POST", "/renew", again=False)
+
+    def _closed_one(self, sandbox: RemoteSandbox) -> None:
+        self._open.discard(sandbox)
+        self._places.release()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise SandboxError("the sandbox provider is closed")
+
+
+def _json(body: bytes, url: str) -> dict[str, Any]:
+    try:
+        answer = json.loads(body)
+        if isinstance(answer, dict):
+            return answer
+    except ValueError:
+        pass
+    raise SandboxError(f"the sandbox server at {url} answered something else: {body[:200]!r}")
+
+
+def _safe(owner: str) -> str:
+    return "".join(letter if letter.isalnum() or letter in "._-" else "_" for letter in owner)[:80]

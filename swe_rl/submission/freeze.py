@@ -1,0 +1,129 @@
+"""What a sweep's jobs run is what there was when they were submitted: code, conf/, and each job's configuration.
+
+Invariants:
+- Jobs compose from the frozen conf/ and import the frozen package; an edit after the submission changes no job.
+- A job whose configuration differs all the same (its environment does) is refused, and the keys are named. One that
+  meets other packages is warned of: they are not frozen, and a run that was queued again must be able to end.
+- The snapshot names its commit and holds the differences to it, with this process's secrets masked.
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from swe_rl.check.findings import Finding, warning
+from swe_rl.config.compose import Composed, flatten
+from swe_rl.config.explain import ConfigError
+from swe_rl.config.folders import PACKAGE, conf_dir, sweeps_dir
+from swe_rl.config.secrets import mask_text
+from swe_rl.logger.disk import write_text_atomic
+from swe_rl.logger.summary import SNAPSHOT, git_difference, git_state, versions
+
+FOLDER = "frozen"
+_VERSIONS = "versions.json"
+_IGNORED = shutil.ignore_patterns("__pycache__", "*.pyc", ".*")
+_SHOWN = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Frozen:
+    """`config_dir` is the copy of the user's own options, where there were any."""
+
+    folder: Path
+    config_dir: Path | None
+
+    @property
+    def conf(self) -> Path:
+        return self.folder / "conf"
+
+
+def freeze(sweep_dir: Path, jobs: Sequence[Composed], config_dir: Path | None, *, code: bool) -> Frozen:
+    """Copies what jobs need below `sweep_dir`; `code`: the package too, for jobs in processes of their own.
+
+    Raises ConfigError where another sweep has that folder.
+    """
+    folder = sweep_dir / FOLDER
+    try:
+        folder.mkdir(parents=True)
+    except FileExistsError as error:
+        raise ConfigError(
+            f"{sweep_dir} has the jobs of another sweep already. Leave hydra.sweep.dir out, or name a new folder."
+        ) from error
+    shutil.copytree(conf_dir(), folder / "conf", ignore=_IGNORED)
+    shutil.copytree(sweeps_dir(), folder / "sweeps", ignore=_IGNORED)
+    own = None
+    if config_dir is not None:
+        own = folder / "config_dir"
+        shutil.copytree(config_dir, own, ignore=_IGNORED)
+    if code:
+        shutil.copytree(PACKAGE, folder / PACKAGE.name, ignore=_IGNORED)
+    write_text_atomic(folder / SNAPSHOT, json.dumps(git_state(PACKAGE), indent=2) + "\n")
+    write_text_atomic(folder / _VERSIONS, json.dumps(versions(), indent=2) + "\n")
+    if difference := git_difference(PACKAGE.parent):
+        write_text_atomic(folder / "uncommitted.diff", mask_text(difference))
+    for number, job in enumerate(jobs):
+        write_text_atomic(folder / "jobs" / f"{number}.json", json.dumps(flatten(job.config), indent=1) + "\n")
+    return Frozen(folder, own)
+
+
+def frozen_exports(frozen: Frozen) -> dict[str, str]:
+    """Environment variables with which a process imports the frozen package, wherever modules point.
+
+    Not even the folder where it starts comes before it (PYTHONSAFEPATH).
+    """
+    first = str(frozen.folder)
+    others = [part for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part and part != first]
+    return {"PYTHONPATH": os.pathsep.join([first, *others]), "PYTHONSAFEPATH": "1"}
+
+
+def use_frozen_code(frozen: Frozen) -> None:
+    """Processes that this one starts, and batch jobs that inherit its environment, import the frozen package."""
+    os.environ.update(frozen_exports(frozen))
+
+
+def _record(job_folder: Path, number: int | None) -> Path | None:
+    """A job's folder may be several levels below its sweep's (`hydra.sweep.subdir`)."""
+    records = [parent / FOLDER / "jobs" / f"{number}.json" for parent in job_folder.absolute().parents]
+    return next((record for record in records if record.is_file()), None) if number is not None else None
+
+
+def other_packages(job_folder: Path, number: int | None) -> list[Finding]:
+    """A warning where this job's packages are not of the versions that were there at submission."""
+    record = _record(job_folder, number)
+    told = record.parents[1] / _VERSIONS if record is not None else None
+    if told is None or not told.is_file():
+        return []
+    then, now = json.loads(told.read_text(encoding="utf-8")), versions()
+    differ = sorted(key for key in then.keys() & now.keys() if then[key] != now[key])
+    if not differ:
+        return []
+    shown = "; ".join(f"{key.removesuffix('_version')} {now[key]}, then {then[key]}" for key in differ)
+    return [
+        warning(
+            "other_packages",
+            "job.name",
+            f"job {number}",
+            f"meets other packages than there were when it was submitted: {shown}. What it computes may differ from "
+            "what the sweep's other jobs compute",
+            "install what was there, or submit the sweep again",
+        )
+    ]
+
+
+def verify_frozen(job_folder: Path, number: int | None, composed: Composed) -> None:
+    """Raises ConfigError where this job's configuration is not the one that was checked at submission."""
+    record = _record(job_folder, number)
+    if record is None:
+        return
+    then, now = json.loads(record.read_text(encoding="utf-8")), json.loads(json.dumps(flatten(composed.config)))
+    differ = sorted(key for key in then.keys() | now.keys() if then.get(key) != now.get(key))
+    if differ:
+        shown = "; ".join(f"{key}={now.get(key)}, then {then.get(key)}" for key in differ[:_SHOWN])
+        more = f" and {len(differ) - _SHOWN} more" if len(differ) > _SHOWN else ""
+        raise ConfigError(
+            f"Job {number} composes to something else than what was checked when it was submitted: {shown}{more}. "
+            "Environment variables that conf/ reads must be the same here as there."
+        )

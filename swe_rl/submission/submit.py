@@ -1,0 +1,143 @@
+"""A sweep becomes batch scripts, and the scripts become jobs of SLURM's.
+
+Invariants:
+- Everything that a job needs is below the sweep's folder before the first script is submitted.
+- Either all of a sweep is submitted or none of it stays in the queue.
+- Servers of jobs that have to wait for others of their array wait too: until their job has begun, not until its end.
+- A dry run writes the very files that would be submitted, and runs no command of SLURM's.
+"""
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from swe_rl.check.sweep_folders import job_folders
+from swe_rl.config.compose import Composed
+from swe_rl.config.launcher import told
+from swe_rl.errors import UserError
+from swe_rl.hardware.rendezvous import meeting_of
+from swe_rl.hardware.slurm import squeue
+from swe_rl.hardware.slurm.batch_script import Array, batch_script
+from swe_rl.hardware.slurm.companion import Companion, companion_jobs
+from swe_rl.logger.disk import write_text_atomic
+from swe_rl.submission.freeze import Frozen, frozen_exports
+from swe_rl.submission.record import LOGS, Submission, SubmittedJob, write_submission
+
+_SCRIPT = "jobs.sh"
+_PARALLEL = 256  # as the launcher has it
+_PERHAPS = "It may have taken the job all the same: look at `squeue --me` before you submit it again."
+_OF_SUBMISSION = frozenset({"job.dry_run", "job.detach"})
+
+
+class SubmissionError(UserError):
+    """SLURM is not here, or did not take the jobs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """`beside[n]` are the companions of job n. `parallel`: how many jobs of the array at once; 0: no array."""
+
+    folder: Path
+    submission: Submission
+    script: Path
+    beside: tuple[tuple[Companion, ...], ...]
+    parallel: int
+
+    @property
+    def scripts(self) -> list[Path]:
+        return [self.script, *(one.path for companions in self.beside for one in companions)]
+
+
+def prepare(folder: Path, jobs: Sequence[Composed], frozen: Frozen, given: Sequence[str]) -> Prepared:
+    """Writes scripts and record below `folder`; `given` are the command line's overrides. Raises ConfigError."""
+    first = jobs[0]
+    settings = told(first.config, first.launcher_settings, given)
+    logs = folder / LOGS
+    logs.mkdir(parents=True, exist_ok=True)
+    array = Array(len(jobs), int(settings.get("array_parallelism") or _PARALLEL)) if len(jobs) > 1 else None
+    exports = frozen_exports(frozen)
+    text = batch_script(
+        settings, _command(settings, folder, array), logs=logs, chdir=Path.cwd(), exports=exports, array=array
+    )
+    script = logs / _SCRIPT
+    write_text_atomic(script, text)
+    folders = job_folders(jobs)
+    beside = tuple(_companions(job, folder / name, frozen, exports) for job, name in zip(jobs, folders, strict=True))
+    submission = Submission(
+        launcher=first.launcher,
+        jobs=tuple(
+            SubmittedJob(number, name, tuple(job.overrides), meeting=_meeting(companions))
+            for number, (job, name, companions) in enumerate(zip(jobs, folders, beside, strict=True))
+        ),
+        scripts=(f"{LOGS}/{_SCRIPT}",),
+        config_dir=None if frozen.config_dir is None else str(frozen.config_dir.relative_to(folder)),
+    )
+    write_submission(folder, submission)
+    return Prepared(folder, submission, script, beside, array.at_once if array else 0)
+
+
+def submit(prepared: Prepared, run: squeue.Run = squeue.run_command) -> Submission:
+    """Hands everything to SLURM and notes the ids. Raises SubmissionError; then nothing is left in the queue."""
+    if not squeue.has_slurm():
+        raise SubmissionError(
+            "sbatch and squeue were not found here: submit from a login node of the cluster. "
+            f"The scripts are in {prepared.script.parent}; job.dry_run=true prints them."
+        )
+    taken: list[str] = []
+    try:
+        return _submit_all(prepared, run, taken)
+    except BaseException:
+        for job_id in reversed(taken):
+            squeue.cancel(job_id, run)
+        raise
+
+
+def _sbatch(script: Path, run: squeue.Run, options: Sequence[str] = ()) -> str:
+    """The job's id. Raises SubmissionError."""
+    try:
+        return squeue.submit(script, run, options=options)
+    except squeue.SlurmError as error:
+        what = f"SLURM refused {script}: {error.refusal}" if error.refusal else str(error)
+        left = _PERHAPS if error.perhaps else "Nothing of this sweep is in the queue."
+        raise SubmissionError(f"{what}. {left}") from error
+
+
+def _submit_all(prepared: Prepared, run: squeue.Run, taken: list[str]) -> Submission:
+    main = _sbatch(prepared.script, run)
+    taken.append(main)
+    jobs = prepared.submission.jobs
+    ids = [f"{main}_{job.number}" for job in jobs] if len(jobs) > 1 else [main]
+    beside: list[dict[str, str]] = []
+    for number, (job_id, companions) in enumerate(zip(ids, prepared.beside, strict=True)):
+        waits = [f"--dependency=after:{job_id}"] if prepared.parallel and number >= prepared.parallel else []
+        beside.append({})
+        for one in companions:
+            beside[-1][one.job_key] = _sbatch(one.path, run, waits)
+            taken.append(beside[-1][one.job_key])
+        if companions:
+            companions[0].meeting.note_jobs(trainer=job_id, **beside[-1])
+    submission = prepared.submission.with_ids(ids, beside)
+    write_submission(prepared.folder, submission)
+    return submission
+
+
+def _companions(job: Composed, folder: Path, frozen: Frozen, exports: Mapping[str, str]) -> tuple[Companion, ...]:
+    """Their scripts are written where they say. They are jobs of their own, which nobody submits once more."""
+    overrides = [one for one in job.overrides if one.lstrip("+").partition("=")[0] not in _OF_SUBMISSION]
+    meeting = meeting_of(job.config, folder)
+    made = companion_jobs(job.config, overrides, meeting, exports=exports, config_dir=frozen.config_dir)
+    for one in made:
+        one.meeting.create()
+        write_text_atomic(one.path, one.script)
+    return tuple(made)
+
+
+def _meeting(companions: Sequence[Companion]) -> str | None:
+    return str(companions[0].meeting.folder) if companions else None
+
+
+def _command(settings: Mapping[str, Any], folder: Path, array: Array | None) -> list[str]:
+    python = str(settings.get("python") or sys.executable)
+    return [python, "-u", "-m", "swe_rl.cli.slurm_task", str(folder), "$SLURM_ARRAY_TASK_ID" if array else "0"]

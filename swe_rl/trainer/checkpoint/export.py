@@ -1,0 +1,185 @@
+"""A checkpoint as a Hugging Face folder: config.json, safetensors, tokenizer, generation_config.json.
+
+Invariants:
+- Written aside, then renamed: the folder is whole or not there; an existing one is never overwritten.
+- One file's tensors at a time are in memory, whichever number of ranks wrote the checkpoint; no model is built.
+- Names are the hub's; each expert of a mixture is read alone.
+- `transformers`, vLLM and this trainer load the result; nothing of it has to be unpickled.
+- Of an adapter it is the merged model, and `adapter/` has the adapter alone.
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from torch import Tensor
+
+from swe_rl.errors import UserError
+from swe_rl.logger.disk import disk_error
+from swe_rl.model.experts import ExpertPart, expert_parts
+from swe_rl.trainer.checkpoint import folder as checkpoint
+from swe_rl.trainer.checkpoint.durable import sync_folder, write_file
+from swe_rl.trainer.checkpoint.manifest import STATE_FILE, files_of, read_json, size_problem, wrong_hash
+from swe_rl.trainer.checkpoint.stored import MODEL, StoredTensors, open_stored
+from swe_rl.trainer.checkpoint.tensor_file import safetensors_chunks
+from swe_rl.trainer.lora.export import FOLDER, merged_files, write_adapter
+from swe_rl.trainer.lora.fingerprint import base_problem, fingerprint
+
+MAX_FILE_BYTES = 4 * 2**30
+INDEX_FILE, SINGLE_FILE = "model.safetensors.index.json", "model.safetensors"
+_SPECIAL_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
+# What describes a model beside its weights; code (*.py) and pickles are left behind.
+_COPIED = ("*.json", "*.txt", "*.jinja", "*.model")
+
+
+class ExportError(UserError):
+    """The target is taken, or what should be exported is not there."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """Names with their shapes, and how to read one whole."""
+
+    shapes: dict[str, tuple[int, ...]]
+    read: Callable[[str], Tensor]
+
+
+def export(folder: Path, described_by: Path, target: Path, *, dtype: torch.dtype | None = torch.bfloat16) -> list[Path]:
+    """Writes the weights of the checkpoint `folder` to `target` and returns the files.
+
+    `described_by` is the model's own folder, which has config.json, the tokenizer, and the weights below an adapter;
+    `dtype` None: the type that it has there. Raises ExportError, DiskError, and CorruptCheckpointError where the
+    checkpoint is not whole.
+    """
+    if target.exists():
+        raise ExportError(f"{target} is there already and is not overwritten: name another folder, or remove it.")
+    if not (described_by / "config.json").is_file():
+        raise ExportError(f"{described_by} has no config.json: give the folder of the model that was trained.")
+    problem = size_problem(folder) or wrong_hash(folder, files_of(folder))
+    if problem:
+        raise checkpoint.corrupt(folder, problem)
+    dtype, adapter = dtype or _type_of(described_by), _adapter_of(folder, described_by)
+    aside = target.with_name(f".{target.name}.aside-{os.getpid()}")
+    try:
+        aside.mkdir(parents=True)
+        with _source(folder, described_by, adapter) as source:
+            _write_weights(source, aside, dtype)
+        if adapter:
+            with open_stored(folder) as stored:
+                write_adapter(stored, adapter, aside / FOLDER)
+        _write_description(described_by, aside, dtype)
+        sync_folder(aside)
+        aside.rename(target)
+    except (ValueError, SafetensorError) as error:
+        raise checkpoint.corrupt(folder, f"a tensor cannot be read ({error})") from error
+    except OSError as error:
+        raise disk_error(target, error) from error
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+    return sorted(path for path in target.rglob("*") if path.is_file())
+
+
+def _adapter_of(folder: Path, described_by: Path) -> dict[str, Any] | None:
+    """`Adapter.described` of a checkpoint that is one."""
+    adapter: dict[str, Any] | None = read_json(folder / STATE_FILE).get("adapter")
+    if not adapter:
+        return None
+    here = {"path": str(described_by), "fingerprint": fingerprint(described_by)}
+    problem = base_problem(adapter["base"], here)
+    if problem:
+        raise ExportError(f"{folder} cannot be merged: {problem}. Give the folder of that model as model.path.")
+    return adapter
+
+
+@contextmanager
+def _source(folder: Path, described_by: Path, adapter: Mapping[str, Any] | None) -> Iterator[_Source]:
+    with open_stored(folder) as stored:
+        if adapter:
+            with merged_files(described_by, stored, adapter) as files:
+                yield _Source(files.shapes, files.read)
+            return
+        yield _stored_source(stored)
+
+
+def _stored_source(stored: StoredTensors) -> _Source:
+    shapes: dict[str, tuple[int, ...]] = {}
+    readers: dict[str, Callable[[], Tensor]] = {}
+    for key in stored.names():
+        if not key.startswith(MODEL):
+            continue
+        name, shape = key.removeprefix(MODEL), stored.shape(key)
+        parts = expert_parts(name, shape)
+        for part in parts:
+            shapes[part.name] = (part.stop - part.start, shape[2])
+            readers[part.name] = partial(_read_part, stored, key, part)
+        if not parts:
+            shapes[name], readers[name] = shape, partial(stored.whole, key)
+    return _Source(shapes, lambda name: readers[name]())
+
+
+def _read_part(stored: StoredTensors, key: str, part: ExpertPart) -> Tensor:
+    return stored.rows(key, part.expert, part.expert + 1)[0, part.start : part.stop]
+
+
+def _write_weights(source: _Source, aside: Path, dtype: torch.dtype) -> None:
+    parts = _parts(source.shapes, dtype.itemsize)
+    if len(parts) == 1:
+        _write_part(source, parts[0], aside / SINGLE_FILE, dtype)
+        return
+    where: dict[str, str] = {}
+    for number, names in enumerate(parts, start=1):
+        file = f"model-{number:05d}-of-{len(parts):05d}.safetensors"
+        _write_part(source, names, aside / file, dtype)
+        where |= dict.fromkeys(names, file)
+    sizes = (_numel(shape) * dtype.itemsize for shape in source.shapes.values())
+    index = {"metadata": {"total_size": sum(sizes)}, "weight_map": where}
+    write_file(aside / INDEX_FILE, [json.dumps(index, indent=1).encode()])
+
+
+def _write_part(source: _Source, names: list[str], path: Path, dtype: torch.dtype) -> None:
+    write_file(path, safetensors_chunks({name: source.read(name).to(dtype) for name in names}))
+
+
+def _parts(shapes: dict[str, tuple[int, ...]], itemsize: int) -> list[list[str]]:
+    parts: list[list[str]] = [[]]
+    room = MAX_FILE_BYTES
+    for name, shape in shapes.items():
+        size = _numel(shape) * itemsize
+        if size > room and parts[-1]:
+            parts.append([])
+            room = MAX_FILE_BYTES
+        parts[-1].append(name)
+        room -= size
+    return parts
+
+
+def _numel(shape: tuple[int, ...]) -> int:
+    return int(torch.Size(shape).numel())
+
+
+def _write_description(described_by: Path, aside: Path, dtype: torch.dtype) -> None:
+    for pattern in _COPIED:
+        for path in described_by.glob(pattern):
+            if path.name not in (INDEX_FILE, "config.json"):
+                shutil.copyfile(path, aside / path.name)
+    config: dict[str, Any] = json.loads((described_by / "config.json").read_text(encoding="utf-8"))
+    config.pop("torch_dtype", None)
+    config["dtype"] = str(dtype).removeprefix("torch.")
+    write_file(aside / "config.json", [json.dumps(config, indent=2, sort_keys=True).encode()])
+    if not (aside / "generation_config.json").exists():
+        tokens = {key: config[key] for key in _SPECIAL_TOKENS if config.get(key) is not None}
+        write_file(aside / "generation_config.json", [json.dumps({"_from_model_config": True} | tokens).encode()])
+
+
+def _type_of(described_by: Path) -> torch.dtype:
+    config = json.loads((described_by / "config.json").read_text(encoding="utf-8"))
+    found = getattr(torch, str(config.get("dtype") or config.get("torch_dtype") or "float32"), None)
+    return found if isinstance(found, torch.dtype) else torch.float32

@@ -1,0 +1,244 @@
+"""Checkpoints of many ranks: every rank writes its own rows, in the background, into one folder that appears whole.
+
+Invariants:
+- As in `checkpoint`: written aside, fsynced, hashed, renamed; older ones are pruned afterwards; JSON and safetensors
+  only. (torch.distributed.checkpoint would keep its plan as a pickle, which a reader has to run.)
+- Nothing is copied as a whole: shards are written from the live tensors, some MB at a time. Until they are written
+  nobody changes them: rollouts, weight updates and forward passes go on, the optimizer's next update waits.
+- Nothing is collective while it is written; ranks meet through files, so all of them must see the same folder.
+- Whoever waits, waits as long as the folder grows.
+- Any number of ranks reads what any other number wrote, or a trainer of one process.
+- At most one is being written; the next `save` and `wait` first wait for it and raise what went wrong.
+"""
+
+import json
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from swe_rl.trainer.checkpoint import folder as checkpoint
+from swe_rl.trainer.checkpoint.durable import sync_folder, write_file
+from swe_rl.trainer.checkpoint.folder import Checkpoint, CheckpointWriteError
+from swe_rl.trainer.checkpoint.manifest import (
+    INDEX_FILE,
+    MANIFEST_FILE,
+    STATE_FILE,
+    files_of,
+    manifest_content,
+    read_json,
+    size_problem,
+    wrong_hash,
+)
+from swe_rl.trainer.checkpoint.shard_file import Piece, index_entries, joined_index, shard_name
+from swe_rl.trainer.checkpoint.stored import MODEL, OPTIMIZER, restore
+from swe_rl.trainer.checkpoint.tensor_file import safetensors_chunks
+from swe_rl.trainer.policy import Trainer
+from swe_rl.trainer.pulse import Beat, no_beat
+from swe_rl.trainer.sharded.mesh import Mesh
+from swe_rl.trainer.sharded.shard import is_sharded, local_shard, shard_range
+
+_POLL_S = 0.05
+_LOOK_S = 0.5
+
+
+class ShardedCheckpoints:
+    """Of one rank; all ranks call the same methods in the same order."""
+
+    def __init__(self, mesh: Mesh, *, timeout_s: float = 1800.0, beat: Beat = no_beat) -> None:
+        """`timeout_s`: how long ranks wait for each other's files while none of them grows.
+
+        `beat` is called while something is written or read.
+        """
+        self._mesh, self._timeout_s, self._beat = mesh, timeout_s, beat
+        self._writing: threading.Thread | None = None
+        self._aside = Path()
+        self._error: BaseException | None = None
+
+    def save(
+        self,
+        folder: Path,
+        trainer: Trainer,
+        *,
+        step: int,
+        weight_version: int,
+        data_order: Any,
+        config: Mapping[str, Any],
+        hash_of_config: str | None = None,
+        keep: int = 2,
+        background: bool = True,
+        rng: Mapping[str, Any] | None = None,
+    ) -> Path:
+        """Begins `folder/step_NNNNNN`, which is there once `wait` returns. Raises CheckpointWriteError.
+
+        `rng`: the state of the random number generators of the process that drives the ranks; None: this one's.
+        """
+        self.wait()
+        target = folder / f"step_{step:06d}"
+        aside = folder / f".{target.name}.tmp-shards"
+        if self._mesh.rank == 0:
+            self._guarded(lambda: _fresh(folder, aside), target)
+        self._mesh.barrier()
+        state = trainer.state_dict()
+        pieces = _pieces(trainer.named_parameters(), state["tensors"], self._mesh)
+        content = checkpoint.state_content(
+            step=step,
+            weight_version=weight_version,
+            counters=state["counters"],
+            data_order=data_order,
+            config=config,
+            hash_of_config=hash_of_config,
+            rng=rng,
+            adapter=state["adapter"],
+        )
+        self._writing = threading.Thread(
+            target=self._write, args=(aside, target, pieces, content, keep), name="checkpoint"
+        )
+        self._aside = aside
+        trainer.wait_before_updates(self.settle)
+        self._writing.start()
+        if not background:
+            self.wait()
+        return target
+
+    def wait(self) -> None:
+        """Returns once nothing is being written on this rank. Raises CheckpointWriteError where it failed."""
+        self.settle()
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+    def settle(self) -> None:
+        """Returns once nobody reads the trainer's tensors any more; what went wrong is for `wait` to raise."""
+        if self._writing is None:
+            return
+        growth = Growth(self._aside)
+        while self._writing.is_alive():
+            self._writing.join(_LOOK_S)
+            if growth.seen():
+                self._beat()
+        self._writing = None
+
+    def load(self, folder: Path, trainer: Trainer, expected_config_hash: str | None = None) -> Checkpoint:
+        """Puts this rank's rows into model and optimizer; the tensors of the result are empty.
+
+        Every byte is verified, by one rank each. Raises CorruptCheckpointError, on all ranks.
+        """
+        self.settle()
+        problem = size_problem(folder) or self._shared_problem(folder)
+        if problem:
+            raise checkpoint.corrupt(folder, problem)
+        state = read_json(folder / STATE_FILE)
+        checkpoint.check_state(folder, state, expected_config_hash)
+        restore(trainer, folder, state, self._beat)
+        return checkpoint.of_state(folder, state, model={}, optimizer={})
+
+    def _shared_problem(self, folder: Path) -> str | None:
+        names = files_of(folder)
+        found = wrong_hash(folder, names[self._mesh.rank :: self._mesh.world], self._beat)
+        anywhere = self._mesh.maximum(torch.tensor([float(found is not None)], device=self._mesh.device))
+        if not float(anywhere):
+            return None
+        return found or "a file was changed after it was written (wrong sha256; another rank found it)"
+
+    def _write(self, aside: Path, target: Path, pieces: dict[str, Piece], state: dict[str, Any], keep: int) -> None:
+        try:
+            self._guarded(lambda: self._write_all(aside, target, pieces, state, keep), target)
+        except BaseException as error:  # raised by the next `wait`, on the caller's thread
+            self._error = error
+            shutil.rmtree(aside, ignore_errors=True)  # which tells the other ranks
+
+    def _write_all(self, aside: Path, target: Path, pieces: dict[str, Piece], state: dict[str, Any], keep: int) -> None:
+        rank, world = self._mesh.rank, self._mesh.world
+        name = shard_name(rank, world)
+        size, digest = write_file(aside / name, safetensors_chunks({key: one.values for key, one in pieces.items()}))
+        note = {"size": size, "sha256": digest, "index": index_entries(pieces, name)}
+        _write_json_atomic(aside / f"{name}.json", note)
+        if rank > 0:
+            self._await(target.exists, aside, f"{target}, which rank 0 renames")
+            return
+        notes = []
+        for other in range(world):
+            path = aside / f"{shard_name(other, world)}.json"
+            self._await(path.is_file, aside, f"{path}, which rank {other} writes")
+            notes.append(read_json(path))
+            path.unlink()
+        written = {shard_name(i, world): (note["size"], note["sha256"]) for i, note in enumerate(notes)}
+        index = joined_index([note["index"] for note in notes])
+        written[INDEX_FILE] = write_file(aside / INDEX_FILE, [checkpoint.json_bytes(index)])
+        written[STATE_FILE] = write_file(aside / STATE_FILE, [checkpoint.json_bytes(state)])
+        write_file(aside / MANIFEST_FILE, [checkpoint.json_bytes(manifest_content(written))])
+        sync_folder(aside)
+        checkpoint.publish(aside, target)
+        checkpoint.prune(target.parent, keep, target)
+
+    def _await(self, done: Callable[[], bool], aside: Path, what: str) -> None:
+        """Raises TimeoutError where another rank gave up, or nothing has grown for too long."""
+        growth, until = Growth(aside), time.monotonic() + self._timeout_s
+        while not done():
+            if not aside.is_dir() and not done():
+                raise TimeoutError(f"another rank gave up before there was {what}")
+            if growth.seen():
+                until = time.monotonic() + self._timeout_s
+            if time.monotonic() > until:
+                raise TimeoutError(f"there is still no {what}, and nothing was written for {self._timeout_s:.0f} s")
+            time.sleep(_POLL_S)
+
+    def _guarded(self, work: Callable[[], None], target: Path) -> None:
+        try:
+            work()
+        except (OSError, ValueError, TimeoutError) as error:
+            if isinstance(error, OSError) and not isinstance(error, TimeoutError):
+                raise checkpoint.write_error(target, error, 0) from error
+            raise CheckpointWriteError(f"The checkpoint {target} could not be written: {error}.") from error
+
+
+def _fresh(folder: Path, aside: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    checkpoint.remove_leftovers(folder)
+    aside.mkdir()
+
+
+def _pieces(weights: Mapping[str, Tensor], optimizer: Mapping[str, Tensor], mesh: Mesh) -> dict[str, Piece]:
+    """The live tensors, not copies."""
+    named = {f"{MODEL}{name}": tensor for name, tensor in weights.items()}
+    named |= {f"{OPTIMIZER}{name}": tensor for name, tensor in optimizer.items()}
+    pieces = {}
+    for name, tensor in named.items():
+        if mesh.rank == 0 or is_sharded(tensor):
+            start, stop = shard_range(tensor) if tensor.ndim else (0, 0)
+            pieces[name] = Piece(tuple(tensor.shape), start, stop, local_shard(tensor).detach())
+    return pieces
+
+
+def _write_json_atomic(path: Path, content: Mapping[str, Any]) -> None:
+    aside = path.with_name(f".{path.name}")
+    aside.write_text(json.dumps(content), encoding="utf-8")
+    aside.rename(path)
+
+
+class Growth:
+    """Whether the files of a folder have become more, or larger, since it was last looked."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._state = self._sizes()
+
+    def seen(self) -> bool:
+        before, self._state = self._state, self._sizes()
+        return self._state != before
+
+    def _sizes(self) -> list[tuple[str, int]]:
+        found = []
+        with suppress(OSError):  # it gets its name, or another rank gave up
+            for entry in os.scandir(self._folder):
+                with suppress(OSError):
+                    found.append((entry.name, entry.stat().st_size))
+        return sorted(found)

@@ -1,0 +1,1 @@
+"""LoRA: the adapter, its files, and both merged into what engines take."""

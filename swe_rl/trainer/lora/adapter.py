@@ -1,0 +1,150 @@
+"""LoRA by way of peft: a pair of small matrices beside each linear map of attention and MLP, and nothing else learns.
+
+Of a mixture of experts the maps of attention alone get a pair: neither experts nor routers learn.
+
+Source: LoRA, arXiv:2106.09685, section 4.1: y = W x + (alpha / rank) B A x, with B zero at the start.
+Invariants:
+- The base is never changed; with the adapter off the model is the base, which is the reference that a KL needs.
+- A comes from the seed and the layer's name alone: every rank, any number of ranks, and one process have the same.
+- The adapter is float32, whatever type the base has.
+- An optimizer that is made afterwards sees the adapter only.
+"""
+
+import hashlib
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from swe_rl.config.schema import TrainerConfig
+from swe_rl.errors import UserError
+from swe_rl.trainer.errors import TrainerError
+from swe_rl.trainer.lora.fingerprint import base_problem
+from swe_rl.trainer.lora.names import ADAPTER, is_a, is_adapter
+from swe_rl.trainer.sharded.shard import local_shard, shard_range
+
+ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
+TARGETS = (*ATTENTION, "gate_proj", "up_proj", "down_proj")
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """Of one model. `base`: what identifies the model below it, as JSON data; None where that has no files."""
+
+    rank: int
+    alpha: int
+    base: Mapping[str, Any] | None = None
+    layers: tuple[Any, ...] = field(default=(), repr=False)  # those of peft
+
+    @property
+    def scale(self) -> float:
+        return self.alpha / self.rank
+
+    def described(self) -> dict[str, Any]:
+        """For a checkpoint, as JSON data."""
+        return {"rank": self.rank, "alpha": self.alpha, "base": dict(self.base) if self.base else None}
+
+    @contextmanager
+    def off(self) -> Iterator[None]:
+        """The model is the base inside of the block."""
+        # peft's own switch also takes the gradient from the parameters, which sharded ones would not get back.
+        for layer in self.layers:
+            layer._disable_adapters = True
+        try:
+            yield
+        finally:
+            for layer in self.layers:
+                layer._disable_adapters = False
+
+
+def alpha_of(config: TrainerConfig) -> int:
+    return config.lora_alpha if config.lora_alpha is not None else 2 * config.lora_rank
+
+
+def require_peft(config: TrainerConfig) -> None:
+    """Raises UserError where an adapter is wanted and its library is not there."""
+    if config.lora_rank > 0 and find_spec("peft") is None:
+        raise UserError(
+            f"trainer.lora_rank={config.lora_rank} needs peft, which is not installed: pip install 'swe_rl[lora]', or "
+            "train all weights with trainer.lora_rank=0"
+        )
+
+
+def attach(causal_lm: nn.Module, config: TrainerConfig, base: Mapping[str, Any] | None = None) -> Adapter:
+    """Puts an adapter of `trainer.lora_rank` into a model, in place; on the meta device it stays without memory.
+
+    Elsewhere it has the values of `trainer.seed`. Raises TrainerError where the model has no layer to carry one, and
+    UserError without peft.
+    """
+    require_peft(config)
+    from peft import inject_adapter_in_model
+    from peft.tuners.lora import LoraLayer
+
+    targets = ATTENTION if any(hasattr(module, "experts") for module in causal_lm.modules()) else TARGETS
+    empty = any(parameter.is_meta for parameter in causal_lm.parameters())
+    try:
+        with torch.random.fork_rng(devices=[]):  # whose values are replaced below, so they must not cost any numbers
+            inject_adapter_in_model(
+                _peft_config(config.lora_rank, alpha_of(config), targets), causal_lm, ADAPTER, empty
+            )
+    except ValueError as error:
+        raise TrainerError(
+            f"trainer.lora_rank={config.lora_rank}: this model has none of the layers {', '.join(targets)} ({error}). "
+            "Set trainer.lora_rank=0."
+        ) from error
+    for name, parameter in causal_lm.named_parameters():
+        parameter.requires_grad_(is_adapter(name))
+        if is_adapter(name):
+            parameter.data = parameter.data.float()
+    layers = tuple(module for module in causal_lm.modules() if isinstance(module, LoraLayer))
+    if not empty:
+        start_values(causal_lm, config.seed)
+    return Adapter(config.lora_rank, alpha_of(config), base, layers)
+
+
+def adapter_problem(saved: Mapping[str, Any] | None, here: Adapter | None) -> str | None:
+    """Half a sentence where a checkpoint's `Adapter.described` (None: a whole model) is not of the same kind."""
+    if not saved or here is None:
+        kinds = ("a whole model", "an adapter")
+        same = bool(saved) == (here is not None)
+        return None if same else f"it holds {kinds[bool(saved)]}, this run trains {kinds[here is not None]}"
+    if (saved["rank"], saved["alpha"]) != (here.rank, here.alpha):
+        return f"its adapter has rank {saved['rank']} and alpha {saved['alpha']}, here {here.rank} and {here.alpha}"
+    return base_problem(saved["base"], here.base)
+
+
+def _peft_config(rank: int, alpha: int, targets: Sequence[str]) -> Any:
+    """peft's own description of the adapter."""
+    from peft import LoraConfig
+
+    return LoraConfig(
+        r=rank,
+        lora_alpha=alpha,
+        target_modules=list(targets),
+        lora_dropout=0.0,  # the policy that is trained would not be the one that sampled
+        bias="none",
+        task_type="CAUSAL_LM",
+    )
+
+
+@torch.no_grad()
+def start_values(causal_lm: nn.Module, seed: int) -> None:
+    """A uniform within 1/sqrt(inputs), as peft and torch begin a linear layer; B zero. Each rank its own rows."""
+    for name, parameter in causal_lm.named_parameters():
+        if is_a(name):
+            start, stop = shard_range(parameter)
+            local_shard(parameter).copy_(_uniform(name, tuple(parameter.shape), seed)[start:stop])
+        elif is_adapter(name):
+            local_shard(parameter).zero_()
+
+
+def _uniform(name: str, shape: tuple[int, ...], seed: int) -> Tensor:
+    """On the CPU, so that every kind of device has the same."""
+    own = int.from_bytes(hashlib.sha256(f"{seed}/{name}".encode()).digest()[:7], "big")
+    bound = 1.0 / math.sqrt(shape[1])
+    return torch.empty(shape).uniform_(-bound, bound, generator=torch.Generator().manual_seed(own))

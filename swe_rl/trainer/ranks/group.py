@@ -1,0 +1,302 @@
+"""The trainer of many ranks as one object: started, asked and stopped from here, wherever they run.
+
+Invariants:
+- Meets `TrainsPolicy`; every request goes to all ranks and returns when all have answered.
+- A rank that fails, dies, or gives no sign of life in time ends all of them, and the error says which one was first and
+  why: what the others then say of broken connections is not the reason. How long a request takes is no matter.
+- `close` leaves no rank behind, whatever happened before.
+"""
+
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from swe_rl.algo.row import Row
+from swe_rl.config.choices import KlEstimator
+from swe_rl.trainer.errors import RankLost, TrainerError
+from swe_rl.trainer.pulse import ALIVE, Silence
+from swe_rl.trainer.ranks.end import RankEnd, first_of
+from swe_rl.trainer.ranks.link import RankLink, Ranks
+from swe_rl.trainer.ranks.processes import RankProcesses
+from swe_rl.trainer.ranks.rank import RankSetup
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from swe_rl.engine.transfer.staging import Staging
+    from swe_rl.engine.transfer.wire import Announced, Sent
+    from swe_rl.trainer.checkpoint.folder import Checkpoint
+    from swe_rl.trainer.metrics import TrainMetrics
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+
+class GroupWeights(Mapping[str, Tensor]):
+    """Names as in transformers; tied weights once. Also `engine.http_weights.WritesFiles`."""
+
+    def __init__(self, group: "TrainerGroup") -> None:
+        self._group = group
+        self._tensors: dict[str, Tensor] | None = None
+
+    def fetch(self) -> dict[str, Tensor]:
+        """Into this process's memory, once. Raises TrainerError."""
+        if self._tensors is None:
+            self._tensors = self._group.fetch_weights()
+        return self._tensors
+
+    def write_files(self, folder: Path, twice: Mapping[str, str]) -> None:
+        """By all ranks, each its share, without a way through this process. Raises TrainerError."""
+        self._group.write_weights(folder, twice)
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.fetch()[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.fetch())
+
+    def __len__(self) -> int:
+        return len(self.fetch())
+
+
+_POLL_S = 0.2
+_START = 2  # times the patience: a process that imports its libraries from a shared disk gives no sign
+_STOP_S = 30.0
+_OTHERS_S = 3.0  # that a failed rank's companions have to say what they know
+
+
+class TrainerGroup:
+    """One request at a time; `close` alone may come in the middle of one, which then fails."""
+
+    def __init__(self, setup: RankSetup, *, in_memory: bool = False, ranks: Ranks | None = None) -> None:
+        """`setup` as rank 0's, with `address` left empty: whoever starts the ranks finds one.
+
+        `in_memory`: the engines are in this process, so `weights` brings them here. `ranks`: where they run; None:
+        they are processes of this host.
+        """
+        self._setup = setup
+        self._place: Ranks = ranks or RankProcesses()
+        self._patience_s = setup.trainer.collective_timeout_s
+        self._in_memory = in_memory
+        self._ranks: list[RankLink] = []
+        self._closed = threading.Event()
+        self._failure: TrainerError | None = None
+        self._asking = threading.Lock()
+
+    def start(self) -> None:
+        """Returns once every rank has its weights and the probe agreed. Raises TrainerError, or what `Ranks` says."""
+        with self._asking:
+            try:
+                self._launch()
+            except BaseException:
+                self._end(0.0)
+                raise
+            self._answers("its start", patience_s=_START * self._patience_s)
+
+    @property
+    def pids(self) -> list[int]:
+        return [rank.pid for rank in self._ranks]
+
+    def train_step(self, rows: Sequence[Row], step: int) -> "TrainMetrics":
+        """As `Trainer.train_step`."""
+        metrics: TrainMetrics = self._ask("train_step", list(rows), step)
+        return metrics
+
+    def sequence_kl(self, rows: Sequence[Row], estimator: KlEstimator = KlEstimator.k1) -> dict[str, float]:
+        """As `Trainer.sequence_kl`."""
+        sums: dict[str, float] = self._ask("sequence_kl", list(rows), estimator)
+        return sums
+
+    def row_logprobs(self, rows: Sequence[Row]) -> list[list[float]]:
+        """Log-probabilities in nats at temperature 1 of each row's trained tokens."""
+        found: list[list[float]] = self._ask("row_logprobs", list(rows))
+        return found
+
+    def weights(self) -> "GroupWeights":
+        """For engines: those of now, not a copy, until the next step of training."""
+
+        weights = GroupWeights(self)
+        if self._in_memory:
+            weights.fetch()
+        return weights
+
+    def fetch_weights(self) -> "dict[str, Tensor]":
+        """All of them, in this process's memory."""
+        tensors: dict[str, Tensor] = {}
+        self._ask("send_weights", into=tensors)
+        return tensors
+
+    def write_weights(self, folder: Path, twice: Mapping[str, str] | None = None) -> None:
+        """All of them as safetensors files of an existing folder, each rank its share; see `hand_over`."""
+        self._ask("write_weights", folder, dict(twice or {}))
+
+    def wire_address(self, loopback: bool) -> tuple[str, int]:
+        """Here and below as `engine.wire.SendsWeights`; rank 0 is the sender."""
+        here = all(rank.is_here for rank in self._ranks[:1])  # from another host, this one's loopback is not reached
+        found: tuple[str, int] = self._ask("wire_address", loopback and here)
+        return found
+
+    def open_wire(self, kind: str, host: str, port: int, world: int) -> str | None:
+        problem: str | None = self._ask("open_wire", kind, host, port, world)
+        return problem
+
+    def announce_weights(self, twice: Mapping[str, str]) -> "list[Announced]":
+        found: list[Announced] = self._ask("announce_weights", dict(twice))
+        return found
+
+    def transfer_weights(self, twice: Mapping[str, str]) -> "Sent":
+        sent: Sent = self._ask("transfer_weights", dict(twice))
+        return sent
+
+    def open_staging(self, twice: Mapping[str, str]) -> "Staging":
+        """Here and below as `engine.staging.StagesWeights`."""
+        from swe_rl.engine.transfer.staging import Staging
+
+        with self._asking:
+            opened = self._request("open_staging", dict(twice))
+        problems = [f"rank {rank}: {one.problem}" for rank, one in sorted(opened.items()) if one.problem]
+        handles = {one.device: one.handles for one in opened.values()}
+        return Staging(opened[0].buckets, handles, "; ".join(problems) or None)
+
+    def stage(self, number: int) -> "Sent":
+        sent: Sent = self._ask("stage", number)
+        return sent
+
+    def close_staging(self) -> None:
+        self._ask("close_staging")
+
+    def save(self, folder: Path, **rest: Any) -> Path:
+        """As `ShardedCheckpoints.save`; the checkpoint is there after `wait`."""
+        from swe_rl.trainer.checkpoint.rng import capture_rng
+
+        target: Path = self._ask("save", folder, **{"rng": capture_rng(gpus=False), **rest})
+        return target
+
+    def wait(self) -> None:
+        """Until the checkpoint that is being written is there."""
+        self._ask("wait")
+
+    def load(self, folder: Path, expected_config_hash: str | None = None) -> "Checkpoint":
+        """As `ShardedCheckpoints.load`."""
+        found: Checkpoint = self._ask("load", folder, expected_config_hash)
+        return found
+
+    def failure(self) -> TrainerError | None:
+        """Of a rank that ended since the last request; all others are stopped then."""
+        if self._asking.acquire(blocking=False):  # who asks now learns of it
+            try:
+                if self._failure is None and any(not rank.is_alive() for rank in self._ranks):
+                    self._failed("between two requests")
+            finally:
+                self._asking.release()
+        return self._failure
+
+    def close(self) -> None:
+        """Ends all ranks; what they were writing is finished first, where they still can."""
+        self._closed.set()
+        if not self._asking.acquire(blocking=False):
+            for rank in list(self._ranks):
+                rank.kill()
+            self._asking.acquire()
+        try:
+            if self._ranks and all(rank.is_alive() for rank in self._ranks):
+                with suppress(TrainerError):  # a rank that fails now is gone, which is what was asked for
+                    self._request("close")
+            self._end(_STOP_S)
+        finally:
+            self._asking.release()
+
+    def _launch(self) -> None:
+        for rank in self._place.launch(self._setup):
+            self._ranks.append(rank)
+            if self._closed.is_set():  # it came too late for `close` to see it
+                rank.kill()
+
+    def _ask(self, verb: str, *arguments: Any, into: "dict[str, Tensor] | None" = None, **named: Any) -> Any:
+        with self._asking:
+            return self._request(verb, *arguments, into=into, **named)[0]
+
+    def _request(
+        self, verb: str, *arguments: Any, into: "dict[str, Tensor] | None" = None, **named: Any
+    ) -> dict[int, Any]:
+        """The results by rank."""
+        if not self._ranks:
+            raise self._failure or TrainerError(
+                f"The trainer's ranks are not running, so `{verb}` cannot be asked of them."
+            )
+        for rank in self._ranks:
+            try:
+                rank.send((verb, arguments, named))
+            except OSError as error:
+                raise self._failed(f"before `{verb}`") from error
+        return self._answers(f"`{verb}`", into)
+
+    def _answers(
+        self, what: str, into: "dict[str, Tensor] | None" = None, patience_s: float | None = None
+    ) -> dict[int, Any]:
+        """The results by rank, once all ranks have answered. `patience_s`: with a silent rank."""
+        patience_s = self._patience_s if patience_s is None else patience_s
+        asked = list(self._ranks)
+        results: dict[int, Any] = {}
+        silence = Silence(rank.rank for rank in asked)
+        while asked:
+            for rank in self._place.wait(asked, _POLL_S):
+                try:
+                    kind, *rest = rank.recv()
+                    silence.heard(rank.rank)
+                    if kind == ALIVE:
+                        continue
+                    if kind == "bucket" and into is not None:
+                        from swe_rl.trainer.send.hand_over import received
+
+                        into.update(received(rest[0], rank))
+                        continue
+                except (EOFError, OSError) as error:
+                    raise self._failed(f"during {what}") from error
+                asked.remove(rank)
+                if kind == "failed":
+                    raise self._failed(f"during {what}", {rank.rank: rank.reported(rest)})
+                results[rank.rank] = rest[0]
+                silence.over(rank.rank)
+            if asked and silence.longest()[1] > patience_s:
+                silent, _ = silence.longest()
+                raise self._failed(what, {silent: RankEnd.silent(silent, what, patience_s)})
+        return results
+
+    def _failed(self, when: str, known: Mapping[int, RankEnd] | None = None) -> TrainerError:
+        """Waits a moment for what the others know, ends them, and tells of the first that ended."""
+        ends = dict(known or {})
+        until = time.monotonic() + _OTHERS_S
+        while time.monotonic() < until and len(ends) < len(self._ranks):
+            for rank in self._ranks:
+                if rank.rank not in ends:
+                    end = rank.ended(when)
+                    ends |= {rank.rank: end} if end is not None else {}
+            time.sleep(_POLL_S / 4)
+        first = first_of(ends.values())
+        self._end(0.0)
+        silent = "".join(
+            f"; rank {end.rank}: {end.reason}" for end in ends.values() if end is not first and end.wordless
+        )
+        message = (
+            f"Rank {first.rank} of {self._setup.world} of the trainer failed: {first.reason}{silent}. All ranks were "
+            "stopped; trainer.resume=auto goes on from the newest checkpoint."
+        )
+        lost = RankLost(message, rank=first.rank, reason=first.reason)
+        self._failure = TrainerError(message) if first.repeats else lost
+        return self._failure
+
+    def _end(self, patience_s: float) -> None:
+        """Rank 0 is let go last: until then the others may need its store."""
+        until = time.monotonic() + patience_s
+        ranks, self._ranks = self._ranks, []
+        if not patience_s:
+            for rank in ranks:
+                rank.kill()
+        for rank in reversed(ranks):
+            rank.end(max(0.0, until - time.monotonic()))
+        self._place.close()

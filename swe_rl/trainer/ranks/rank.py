@@ -1,0 +1,199 @@
+"""What a rank's process does: it builds its part of the trainer, then carries out what its driver asks for.
+
+Invariants:
+- All ranks get the same requests in the same order; only rank 0 sends results back, but for what
+  each has of its own; the others their state.
+- An exception ends the rank after it was reported: its collectives can no longer be trusted.
+- While it works it gives signs of life (`pulse`): each micro-batch, each tensor that is read, gathered or written.
+- A rank whose driver is gone ends by itself, also in the middle of a collective. Ctrl-C is the driver's to heed.
+- Nobody leaves before all have taken down their collectives, and rank 0, where they meet, is the last.
+- What libraries print goes to the rank's log.
+- Where engines share the GPUs, no rank keeps memory there after a request but what it holds.
+"""
+
+import gc
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from swe_rl.config.schema import AlgoConfig, ModelConfig, TrainerConfig
+from swe_rl.errors import SweRlError
+from swe_rl.trainer.pulse import ALIVE, BeatingWeights, Pulse
+
+_LOOK_S = 0.5
+_OF_ALL = frozenset({"open_staging"})  # whose results differ by rank
+# Times trainer.collective_timeout_s, the driver's patience with a silent rank: so long a rank waits in a collective.
+# The driver, who hears all of them, decides first, and names the one that is silent.
+_LONGER = 2
+_GOES_ON = frozenset({"stage"})  # comes many times in a row, and `close_staging` after them
+
+
+@dataclass(frozen=True, slots=True)
+class RankSetup:
+    """Everything a rank needs.
+
+    `device` is `cpu` or `cuda`. `gpus[r]` is what CUDA_VISIBLE_DEVICES is for rank r; without them it takes the r-th
+    visible one. `logs`: a folder for one file a rank; None: the ranks print where the driver prints. `shares_gpus`:
+    engines are on the same ones.
+    """
+
+    model: ModelConfig
+    trainer: TrainerConfig
+    algo: AlgoConfig
+    pad_token_id: int
+    temperature: float
+    rank: int
+    world: int
+    sp: int
+    address: str
+    device: str
+    gpus: tuple[str, ...] = ()
+    logs: Path | None = None
+    shares_gpus: bool = False
+
+    def log(self, rank: int) -> Path | None:
+        return self.logs / f"rank{rank}.log" if self.logs else None
+
+
+def run_rank(setup: RankSetup, pipe: Any) -> None:
+    """As a process of its own, which ends with it; `pipe` leads to the driver."""
+    _become_a_rank(setup)
+    _leave(carry_out(setup, pipe))  # not by way of destructors: a library's threads would end this in std::terminate
+
+
+def carry_out(setup: RankSetup, pipe: Any) -> int:
+    """Answers ("ready" | "done", result) or ("failed", error's type, its message, when, is it ours) for each request;
+
+    before that any number of ("alive",).
+    Returns the status that a process of its own ends with; afterwards its collectives are not to be used.
+    """
+    try:
+        patience_s = setup.trainer.collective_timeout_s
+        beat = Pulse(lambda: pipe.send((ALIVE,)), patience_s)
+        beat()
+        import torch
+
+        from swe_rl.trainer.sharded.mesh import make_mesh, process_group
+
+        beat()
+        torch.set_num_threads(setup.trainer.num_threads)
+        device = torch.device("cpu")
+        if setup.device == "cuda":
+            device = torch.device("cuda", 0 if setup.gpus else setup.rank)
+        with process_group(setup.rank, setup.world, device, setup.address, _LONGER * patience_s):
+            _serve(setup, make_mesh(setup.sp, device), pipe, beat)
+        pipe.send(("done", None))
+        if setup.rank == 0:
+            pipe.recv()  # EOFError, once all others have left
+        return 0
+    except (EOFError, BrokenPipeError):
+        return 1  # the driver is gone; open collectives must not hold this process
+    except BaseException as error:
+        when = time.monotonic()
+        sys.excepthook(type(error), error, error.__traceback__)
+        pipe.send(("failed", type(error).__name__, str(error), when, isinstance(error, SweRlError)))
+        return 1
+
+
+def _become_a_rank(setup: RankSetup) -> None:
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):  # a scheduler signals all of us
+        signal.signal(number, signal.SIG_IGN)
+    if setup.gpus:
+        os.environ["CUDA_VISIBLE_DEVICES"] = setup.gpus[setup.rank]
+    write_log(setup)
+    driver = multiprocessing.parent_process()
+    if driver is not None:
+        threading.Thread(target=_end_with, args=(driver.pid,), name="driver", daemon=True).start()
+
+
+def write_log(setup: RankSetup) -> None:
+    """From now on what this process prints is in the rank's log, where it has one."""
+    log = setup.log(setup.rank)
+    if log is not None:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        for stream in (1, 2):
+            os.dup2(descriptor, stream)
+        os.close(descriptor)
+
+
+def _end_with(driver: int | None) -> None:
+    while os.getppid() == driver:
+        time.sleep(_LOOK_S)
+    os._exit(1)
+
+
+def _leave(status: int = 1) -> None:
+    sys.stderr.flush()
+    os._exit(status)
+
+
+def _serve(setup: RankSetup, mesh: Any, pipe: Any, beat: Pulse) -> None:
+    from swe_rl.trainer.checkpoint.sharded import ShardedCheckpoints
+    from swe_rl.trainer.send import hand_over
+    from swe_rl.trainer.send.staging import StagingEnd
+    from swe_rl.trainer.send.wire import WireEnd
+    from swe_rl.trainer.sharded.assemble import sharded_trainer
+
+    trainer = sharded_trainer(
+        setup.model,
+        setup.trainer,
+        setup.algo,
+        mesh,
+        pad_token_id=setup.pad_token_id,
+        temperature=setup.temperature,
+        beat=beat,
+    )
+
+    def weights() -> BeatingWeights:
+        return BeatingWeights(trainer.engine_weights(), beat)
+
+    checkpoints = ShardedCheckpoints(mesh, timeout_s=setup.trainer.collective_timeout_s, beat=beat)
+    wire = WireEnd(mesh.rank, hand_over.exchange_type(mesh))
+    staging = StagingEnd(hand_over.exchange_type(mesh), mesh.device)
+    verbs: dict[str, Callable[..., Any]] = {
+        "train_step": trainer.train_step,
+        "sequence_kl": trainer.sequence_kl,
+        "row_logprobs": lambda rows: trainer.token_logprobs(rows, temperature=1.0),
+        "save": lambda folder, **rest: checkpoints.save(folder, trainer, **rest),
+        "wait": checkpoints.wait,
+        "load": lambda folder, expected: checkpoints.load(folder, trainer, expected),
+        "send_weights": lambda: hand_over.send_weights(weights(), mesh, pipe),
+        "write_weights": lambda folder, twice: hand_over.write_weights(weights(), mesh, folder, twice),
+        "wire_address": wire.address,
+        "open_wire": wire.open,
+        "announce_weights": lambda twice: wire.announce(weights(), twice),
+        "transfer_weights": lambda twice: wire.send(weights(), twice),
+        "open_staging": lambda twice: staging.open(weights(), twice),
+        "stage": staging.stage,
+        "close_staging": staging.close,
+    }
+    _give_back(setup)
+    pipe.send(("ready", None))
+    while True:
+        verb, arguments, named = pipe.recv()
+        beat.at_once()
+        if verb == "close":
+            checkpoints.wait()
+            mesh.barrier()
+            return
+        result = verbs[verb](*arguments, **named)
+        if verb not in _GOES_ON:
+            _give_back(setup)
+        pipe.send(("done", result if mesh.rank == 0 or verb in _OF_ALL else None))
+
+
+def _give_back(setup: RankSetup) -> None:
+    """What torch keeps for later, and what waits in reference cycles, to whoever shares the GPU."""
+    if setup.shares_gpus and setup.device == "cuda":
+        import torch
+
+        gc.collect()
+        torch.cuda.empty_cache()

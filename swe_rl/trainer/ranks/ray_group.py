@@ -1,0 +1,201 @@
+"""Ranks as actors of a Ray cluster, on one placement group: the trainer's place where it may be on several nodes.
+
+Invariants:
+- The same requests and the same ranks' code as with processes of this host; only the way there differs.
+- Ray decides which GPU a rank has; one that an engine of this run has is refused.
+- Every rank sees the folder where the run writes, or none is started to work.
+"""
+
+import os
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from swe_rl.config.folders import PACKAGE
+from swe_rl.config.schema import ModelConfig
+from swe_rl.hardware.ray.cluster import CPU, GPU, RayCluster, RayClusterError, RayNode, connect, shortened
+from swe_rl.layout.placement import PlacementError
+from swe_rl.layout.rank_nodes import rank_nodes, rank_places
+from swe_rl.trainer.errors import TrainerError
+from swe_rl.trainer.ranks.link import RankLink
+from swe_rl.trainer.ranks.rank import RankSetup
+from swe_rl.trainer.ranks.ray_link import RayLink
+from swe_rl.trainer.ranks.ray_rank import GROUPS, RankHome, RayRank, versions
+
+_FREE_S = 15.0
+_LOOK_S = 0.5
+_START_S = 120.0  # for Ray to start the actors' processes
+# What a user sets for the libraries of a rank, wherever it runs; Ray's processes have the environment of `ray start`.
+_HANDED_ON = ("HF_", "TRANSFORMERS_", "TORCH", "PYTORCH_", "NCCL_", "GLOO_", "FI_", "OMP_")
+
+
+class RayRanks:
+    """Meets `Ranks`."""
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        environment: Mapping[str, str] | None = None,
+        engine_gpus: frozenset[str] = frozenset(),
+        say: Callable[[str], None] | None = None,
+    ) -> None:
+        """`address`: hardware.ray_address. `environment`: for the ranks. `engine_gpus`: this node's, as a process of
+
+        CUDA calls them, that Ray must not hand out. `say` is told where the ranks are.
+        """
+        self._address = address
+        self._environment = dict(environment or {})
+        self._engine_gpus = engine_gpus
+        self._say = say or _quiet
+        self._cluster: RayCluster | None = None
+
+    def launch(self, setup: RankSetup) -> Iterator[RayLink]:
+        """Raises RayClusterError, PlacementError, TrainerError."""
+        setup = replace(setup, model=_absolute(setup.model))
+        self._cluster = connect(self._address)
+        nodes = self._nodes(self._cluster, setup)
+        group = self._cluster.reserve(nodes, _resource(setup))
+        links = []
+        for rank, node in enumerate(nodes):
+            links.append(RayLink(rank, self._actor(group, rank, setup), node, setup.log(rank)))
+            yield links[-1]
+        self._begin(links, setup)
+
+    def wait(self, links: Sequence[RankLink], timeout_s: float) -> list[RankLink]:
+        import ray
+
+        answers = {link.answer: link for link in links if isinstance(link, RayLink)}
+        ready, _ = ray.wait(list(answers), num_returns=len(answers), timeout=0, fetch_local=False)
+        if not ready:
+            ready, _ = ray.wait(list(answers), num_returns=1, timeout=timeout_s, fetch_local=False)
+        return [answers[one] for one in ready]
+
+    def close(self) -> None:
+        if self._cluster is not None:
+            self._cluster.close()
+            self._cluster = None
+
+    def _nodes(self, cluster: RayCluster, setup: RankSetup) -> list[RayNode]:
+        """By rank. What an earlier run, or an earlier start of this one, still holds is waited for."""
+        until, resource = time.monotonic() + _FREE_S, _resource(setup)
+        while True:
+            nodes = cluster.nodes()
+            free = [node.free[resource] for node in nodes]
+            try:
+                return [nodes[index] for index in rank_nodes(nodes, free, setup.world, setup.sp, resource)]
+            except PlacementError:
+                places = rank_places([node.units[resource] for node in nodes], setup.sp)
+                if places < setup.world or time.monotonic() > until:
+                    raise
+            time.sleep(_LOOK_S)
+
+    def _actor(self, group: Any, rank: int, setup: RankSetup) -> Any:
+        """Not told to work yet. It imports the very package that this process runs, where its node sees that folder."""
+        import ray
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        package = str(PACKAGE.parent)
+        path = os.pathsep.join([package, *filter(None, [os.environ.get("PYTHONPATH")])])
+        gpu = _resource(setup) == GPU
+        remote: Any = ray.remote  # its overloads know of no concurrency groups
+        make = remote(
+            num_cpus=0 if gpu else 1,
+            num_gpus=1 if gpu else 0,
+            max_restarts=0,
+            max_task_retries=0,
+            concurrency_groups=GROUPS,
+        )
+        return (
+            make(RayRank)
+            .options(
+                scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=rank),
+                runtime_env={"env_vars": {"PYTHONPATH": path}},
+            )
+            .remote(self._environment)
+        )
+
+    def _begin(self, links: Sequence[RayLink], setup: RankSetup) -> None:
+        import ray
+
+        with _marked(setup.logs) as mark, _started():
+            homes: list[RankHome] = ray.get([link.home(mark) for link in links], timeout=_START_S)
+        for link, home in zip(links, homes, strict=True):
+            self._check(link, home, setup)
+        with _started():
+            for link, home in zip(links, homes, strict=True):
+                link.settle(home)
+            address = setup.address or ray.get(links[0].meeting_point(), timeout=_START_S)
+        gpus = tuple(home.gpus for home in homes) if setup.device == "cuda" else ()
+        for link in links:
+            link.begin(replace(setup, rank=link.rank, address=address, gpus=gpus))
+        self._say("; ".join(f"rank {link.rank} on node {link.node.name}" for link in links))
+
+    def _check(self, link: RayLink, home: RankHome, setup: RankSetup) -> None:
+        """Raises RayClusterError."""
+        if home.versions != versions():
+            raise RayClusterError(
+                f"Node {link.node.name} of the Ray cluster has {home.versions}; this run has {versions()}. Install the "
+                "same on every node, or start Ray there from this environment."
+            )
+        if not home.sees:
+            raise RayClusterError(
+                f"Node {link.node.name} of the Ray cluster does not see {setup.logs}: ranks write checkpoints and logs "
+                "into the run's folder. Set paths.outputs to a folder that all nodes share under one path."
+            )
+        if link.node.here and self._engine_gpus & set(home.gpus.split(",")):
+            raise RayClusterError(
+                f"Ray gave rank {link.rank} GPU {home.gpus} of this node, which an engine of this run has. Start Ray "
+                "here with what is left: CUDA_VISIBLE_DEVICES=4,5,6,7 ray start ... where engines have 0 to 3."
+            )
+
+
+def handed_on(environment: Mapping[str, str], own: Mapping[str, str]) -> dict[str, str]:
+    """The variables of this process that ranks elsewhere get: those of their libraries, and `own` (env_vars)."""
+    return {key: value for key, value in environment.items() if key.startswith(_HANDED_ON)} | dict(own)
+
+
+def _absolute(model: ModelConfig) -> ModelConfig:
+    """An actor does not start in this process's folder."""
+    return replace(model, path=str(Path(model.path).absolute())) if Path(model.path).is_dir() else model
+
+
+def _resource(setup: RankSetup) -> str:
+    return GPU if setup.device == "cuda" else CPU
+
+
+@contextmanager
+def _started() -> Iterator[None]:
+    """Raises TrainerError where an actor does not come up."""
+    from ray.exceptions import RayError
+
+    try:
+        yield
+    except RayError as error:
+        raise TrainerError(
+            f"The Ray cluster did not start the trainer's ranks within {_START_S:.0f} s: {shortened(error)}. Its own "
+            "logs are below the temporary folder of `ray start` on each node."
+        ) from error
+
+
+@contextmanager
+def _marked(folder: Path | None) -> Iterator[Path | None]:
+    """A file of a name that nobody else has, in `folder`, for others to look for."""
+    if folder is None:
+        yield None
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    mark = folder.absolute() / f".seen-{uuid.uuid4().hex}"
+    mark.touch()
+    try:
+        yield mark
+    finally:
+        mark.unlink(missing_ok=True)
+
+
+def _quiet(_: str) -> None:
+    return None

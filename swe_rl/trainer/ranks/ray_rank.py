@@ -1,0 +1,120 @@
+"""A rank as a Ray actor: the same work as a rank's process, with a mailbox in place of the pipe.
+
+Invariants:
+- All that the rank does happens in one thread, that of `serve`; the other methods only post and take.
+- Ray ends the actor with its driver's job, whatever the rank is in the middle of.
+"""
+
+import os
+import platform
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from queue import Queue
+from typing import Any
+
+from swe_rl.hardware.host_address import free_port, interface_of
+from swe_rl.trainer.ranks.rank import RankSetup, carry_out, write_log
+from swe_rl.version import __version__
+
+_HELD = 2
+
+
+class Mailbox:
+    """Two queues; `send`, `send_bytes` and `recv` are the rank's, the others its driver's."""
+
+    def __init__(self) -> None:
+        self._requests: Queue[Callable[[], Any]] = Queue()
+        self._answers: Queue[Any] = Queue(maxsize=_HELD)
+
+    def send(self, answer: Any) -> None:
+        self._answers.put(answer)
+
+    def send_bytes(self, content: Any) -> None:
+        """As an array, which Ray neither copies more than once nor pickles."""
+        import numpy as np
+
+        self._answers.put(np.frombuffer(content, dtype=np.uint8))
+
+    def recv(self) -> Any:
+        """Raises EOFError once the driver has hung up."""
+        return self._requests.get()()
+
+    def post(self, request: Any) -> None:
+        self._requests.put(lambda: request)
+
+    def hang_up(self) -> None:
+        self._requests.put(_end)
+
+    def take(self) -> Any:
+        """The next answer, waited for."""
+        return self._answers.get()
+
+
+def _end() -> Any:
+    raise EOFError("the driver has hung up")
+
+
+# Threads of the actor: requests stay in order, and an answer is waited for while the rank works.
+GROUPS = {"serve": 1, "post": 1, "take": 1, "ask": 1}
+
+
+@dataclass(frozen=True, slots=True)
+class RankHome:
+    """Where an actor found itself. `gpus`: what Ray assigned, as CUDA_VISIBLE_DEVICES; `sees`: the driver's mark."""
+
+    pid: int
+    versions: str
+    gpus: str
+    sees: bool
+
+
+class RayRank:
+    """The driver calls `home`, then `serve` once; from then on `post` and `take`."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        """`environment`: variables of the driver's, before any library reads them."""
+        os.environ.update(environment)
+        self._mailbox = Mailbox()
+
+    def home(self, mark: Path | None, address: str) -> RankHome:
+        """`address`: this node's in the cluster. Where gloo is not told otherwise, it is on that interface.
+
+        By itself it would ask for the host's name, which some hosts say is loopback.
+        """
+        if (interface := interface_of(address)) is not None:
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+        gpus = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+        return RankHome(os.getpid(), versions(), gpus, mark is None or mark.exists())
+
+    def clock_s(self) -> float:
+        """Monotonic, of this host."""
+        return time.monotonic()
+
+    def meeting_point(self, host: str) -> str:
+        """host:port where the ranks find each other; `host` is this node's address."""
+        return f"{host}:{free_port(host)}"
+
+    def serve(self, setup: RankSetup) -> int:
+        """Until the driver hangs up or the rank fails, which it says itself."""
+        threading.current_thread().name = f"trainer-{setup.rank}"
+        write_log(setup)
+        return carry_out(setup, self._mailbox)
+
+    def post(self, request: Any) -> None:
+        self._mailbox.post(request)
+
+    def take(self) -> Any:
+        return self._mailbox.take()
+
+    def hang_up(self) -> None:
+        self._mailbox.hang_up()
+
+
+def versions() -> str:
+    """Of what has to be the same for all ranks and their driver."""
+    from importlib.metadata import version
+
+    return f"swe_rl {__version__}, torch {version('torch').partition('+')[0]}, Python {platform.python_version()}"

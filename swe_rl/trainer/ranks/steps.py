@@ -1,0 +1,224 @@
+"""Ranks on several nodes of one SLURM job: processes of this host, and steps of the job on the others.
+
+Invariants:
+- The same requests and the same ranks' code as on one host; only the way to the other nodes differs.
+- A rank is on the node, and has the GPU, that the layout gives it.
+- What a rank on another node prints is in its log on this side, as SLURM brings it here.
+"""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import IO, Any
+
+from swe_rl.config.folders import PACKAGE
+from swe_rl.hardware.host_address import address_of, free_port
+from swe_rl.hardware.slurm.nodes import step, step_environment
+from swe_rl.trainer.errors import TrainerError
+from swe_rl.trainer.ranks.door import RankDoor
+from swe_rl.trainer.ranks.end import RankEnd, last_words, status_text
+from swe_rl.trainer.ranks.link import RankLink
+from swe_rl.trainer.ranks.processes import RankProcess
+from swe_rl.trainer.ranks.rank import RankSetup
+from swe_rl.trainer.ranks.step import KEY, Work
+
+_START_S = 300.0  # from the first step's start until all have come: Python from a shared disk is slow
+_LOOK_S = 0.5
+_LEAVE_S = 15.0  # that SLURM takes to end a step whose input has ended
+_HELLO_S = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class RankSite:
+    """`node`: by its name, None for this one. `gpu`: its number there, as the layout counts."""
+
+    node: str | None
+    gpu: int
+
+
+class RankSteps:
+    """Meets `Ranks`."""
+
+    def __init__(
+        self,
+        sites: Sequence[RankSite],
+        here: str,
+        *,
+        environ: Mapping[str, str],
+        mig: bool = False,
+        say: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        """`sites` by rank, the first one on this node; `here`: how the others reach this node."""
+        self._sites = tuple(sites)
+        self._here = here
+        self._environ = environ
+        self._mig = mig
+        self._say = say
+        self._door: RankDoor | None = None
+
+    def launch(self, setup: RankSetup) -> Iterator["RankProcess | RankStep"]:
+        """Raises TrainerError."""
+        self._door = door = RankDoor()
+        host = address_of(self._here)
+        setup = replace(setup, address=f"{host}:{free_port(host)}")
+        away: list[RankStep] = []
+        for rank, site in enumerate(self._sites):
+            own = replace(setup, rank=rank)
+            if site.node is None:
+                yield RankProcess.started(own)
+                continue
+            away.append(RankStep.started(own, site.node, (host, str(door.port)), self._environment(door)))
+            yield away[-1]
+        until = time.monotonic() + _START_S
+        for link in away:
+            link.begin(door, Work(replace(setup, rank=link.rank), self._sites[link.rank].gpu, self._mig), until)
+        self._say(
+            "; ".join(f"rank {link.rank} on GPU {self._sites[link.rank].gpu} of node {link.node}" for link in away)
+        )
+
+    def wait(self, links: Sequence[RankLink], timeout_s: float) -> list[RankLink]:
+        over: list[RankLink] = [link for link in links if isinstance(link, RankStep) and not link.is_alive()]
+        if over:  # a node that is lost closes no connection
+            return over
+        pipes: dict[Any, RankLink] = {link.pipe: link for link in links if isinstance(link, RankProcess | RankStep)}
+        ready: list[Any] = wait(list(pipes), timeout=timeout_s)
+        return [pipes[pipe] for pipe in ready]
+
+    def close(self) -> None:
+        if self._door is not None:
+            self._door.close()
+            self._door = None
+
+    def _environment(self, door: RankDoor) -> dict[str, str]:
+        environment = step_environment(self._environ)
+        environment.pop("CUDA_VISIBLE_DEVICES", None)  # SLURM says there which are the job's
+        path = [str(PACKAGE.parent), *filter(None, [environment.get("PYTHONPATH")])]
+        return {**environment, "PYTHONPATH": os.pathsep.join(path), KEY: door.key.hex()}
+
+
+class RankStep:
+    """Meets `RankLink`. Without a connection until `begin` has returned."""
+
+    is_here = False
+
+    def __init__(self, rank: int, node: str, process: "subprocess.Popen[bytes]", log: Path | None) -> None:
+        self.rank = rank
+        self.node = node
+        self.pid = 0
+        self.pipe: Connection | None = None
+        self._process = process
+        self._log = log
+        self._clock_s = 0.0  # added to the rank's clock, it is ours
+
+    @classmethod
+    def started(cls, setup: RankSetup, node: str, where: tuple[str, str], environment: Mapping[str, str]) -> "RankStep":
+        """Raises OSError."""
+        program = (sys.executable, "-P", "-m", "swe_rl.trainer.ranks.step", *where, str(setup.rank))
+        log = setup.log(setup.rank)
+        output: IO[bytes] | None = None
+        if log is not None:
+            log.parent.mkdir(parents=True, exist_ok=True)
+            output = log.open("ab")
+        try:
+            process = subprocess.Popen(
+                [*step(node, f"trainer{setup.rank}"), *program],
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=output,
+                env=dict(environment),
+                start_new_session=True,  # Ctrl-C is the driver's to heed
+            )
+        finally:
+            if output is not None:
+                output.close()
+        return cls(setup.rank, node, process, log)
+
+    def begin(self, door: RankDoor, work: Work, until: float) -> None:
+        """Returns once it has come and was told its work; `until`: monotonic seconds. Raises TrainerError."""
+        while self.pipe is None:
+            self.pipe = door.take(self.rank, _LOOK_S)
+            if self.pipe is None and not self.is_alive():
+                raise self._absent(f"its step ended {status_text(self._status())}")
+            if self.pipe is None and time.monotonic() > until:
+                raise self._absent(f"it did not come within {_START_S:.0f} s")
+        try:
+            if not self.pipe.poll(_HELLO_S):
+                raise self._absent(f"it said nothing for {_HELLO_S:.0f} s")
+            self.pid, clock_s = self.pipe.recv()
+            self._clock_s = time.monotonic() - clock_s
+            self.pipe.send(work)
+        except (EOFError, OSError) as error:
+            raise self._absent("it left before it was told its work") from error
+
+    def send(self, request: tuple[str, tuple[Any, ...], Mapping[str, Any]]) -> None:
+        self._connected().send(request)
+
+    def recv(self) -> Any:
+        pipe = self._connected()
+        if not self.is_alive() and not pipe.poll():
+            raise EOFError
+        return pipe.recv()
+
+    def recv_bytes_into(self, buffer: bytearray) -> Any:
+        return self._connected().recv_bytes_into(buffer)
+
+    def is_alive(self) -> bool:
+        return self._process.poll() is None
+
+    def reported(self, told: Sequence[Any]) -> RankEnd:
+        return self._seen_from_here(RankEnd.reported(self.rank, told))
+
+    def ended(self, when: str) -> RankEnd | None:
+        end = RankEnd.of(self.rank, self, self.pipe, when, self._log)
+        return None if end is None else self._seen_from_here(end)
+
+    # As a process of multiprocessing's, for RankEnd.
+
+    def join(self, timeout: float) -> None:
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout)
+
+    @property
+    def exitcode(self) -> int | None:
+        return self._status()
+
+    def kill(self) -> None:
+        """The end of its input ends it, wherever it is."""
+        if self._process.stdin is not None:
+            with suppress(OSError, ValueError):
+                self._process.stdin.close()
+
+    def end(self, patience_s: float) -> None:
+        if self.pipe is not None:
+            self.pipe.close()
+        self.join(patience_s)
+        self.kill()
+        self.join(_LEAVE_S)
+        for last in (self._process.terminate, self._process.kill):  # srun ends its step by force, then goes itself
+            if self.is_alive():
+                last()
+                self.join(_LEAVE_S)
+
+    def _connected(self) -> Connection:
+        if self.pipe is None:
+            raise EOFError
+        return self.pipe
+
+    def _status(self) -> int | None:
+        """As of a process of this host: negative for a signal."""
+        status = self._process.poll()
+        return 128 - status if status is not None and status > 128 else status
+
+    def _seen_from_here(self, end: RankEnd) -> RankEnd:
+        return replace(end, reason=f"{end.reason} (on node {self.node})", at_s=end.at_s + self._clock_s)
+
+    def _absent(self, why: str) -> TrainerError:
+        return TrainerError(
+            f"Rank {self.rank} of the trainer did not start on node {self.node}: {why}{last_words(self._log)}"
+        )

@@ -1,0 +1,1 @@
+"""The ranks' end of a weight update."""

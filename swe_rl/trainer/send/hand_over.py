@@ -1,0 +1,117 @@
+"""The policy's weights on their way from the ranks to the engines: through a pipe to the driver, or into a folder.
+
+Invariants:
+- Every rank takes part, because each tensor is put together by a collective; tied weights come once.
+- In the type that the ranks compute in, which is the engines' as well: what they sample with is what is trained.
+- No rank holds more than one bucket (pipe) or its own file's tensors (folder) beside its shards, on the host.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from swe_rl.model.experts import hub_shapes
+from swe_rl.trainer.sharded.gather import gathered
+from swe_rl.trainer.sharded.mesh import Mesh
+
+BUCKET_BYTES = 64 * 2**20
+INDEX_FILE = "model.safetensors.index.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """Of a tensor whose bytes follow it."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    size_bytes: int
+
+
+def exchange_type(mesh: Mesh) -> torch.dtype:
+    return torch.bfloat16 if mesh.device.type == "cuda" else torch.float32
+
+
+def send_weights(weights: Mapping[str, Tensor], mesh: Mesh, pipe: Any) -> None:
+    """Rank 0 sends ("bucket", headers) and then the bytes of each tensor, until all are through."""
+    bucket: list[tuple[Header, Tensor]] = []
+    filled = 0
+    for name, tensor in gathered(weights, exchange_type(mesh)):
+        if mesh.rank != 0:
+            continue
+        there = tensor.cpu().contiguous()
+        size = there.numel() * there.element_size()
+        if bucket and filled + size > BUCKET_BYTES:
+            _send(bucket, pipe)
+            bucket, filled = [], 0
+        bucket.append((Header(name, str(there.dtype).removeprefix("torch."), tuple(there.shape), size), there))
+        filled += size
+    if bucket:
+        _send(bucket, pipe)
+
+
+def _send(bucket: list[tuple[Header, Tensor]], pipe: Any) -> None:
+    pipe.send(("bucket", [header for header, _ in bucket]))
+    for header, tensor in bucket:
+        if header.size_bytes:
+            pipe.send_bytes(tensor.reshape(-1).view(torch.uint8).numpy().data)
+
+
+def received(headers: list[Header], pipe: Any) -> Iterator[tuple[str, Tensor]]:
+    """The tensors of one bucket, on the driver's side."""
+    for header in headers:
+        content = bytearray(header.size_bytes)
+        if header.size_bytes:
+            pipe.recv_bytes_into(content)
+            flat = torch.frombuffer(content, dtype=getattr(torch, header.dtype))
+        else:
+            flat = torch.empty(0, dtype=getattr(torch, header.dtype))
+        yield header.name, flat.reshape(header.shape)
+
+
+def write_weights(weights: Mapping[str, Tensor], mesh: Mesh, folder: Path, twice: Mapping[str, str]) -> None:
+    """A safetensors file a rank, and their index: as transformers and vLLM read it. Raises OSError.
+
+    `twice`: second names of some tensors, with the name that they are written under as well.
+    """
+    from safetensors.torch import save_file
+
+    sizes = {name: prod(shape) for own, tensor in weights.items() for name, shape in hub_shapes(own, tensor.shape)}
+    ranks = _spread(sizes, mesh.world)
+    doubled = {first: second for second, first in twice.items() if first in sizes}
+    own: dict[str, Tensor] = {}
+    for name, tensor in gathered(weights, exchange_type(mesh)):
+        if ranks[name] == mesh.rank:
+            own[name] = tensor.to("cpu", copy=True).contiguous()  # a view would keep the experts of other ranks
+            if name in doubled:
+                own[doubled[name]] = own[name].clone()
+    if own:
+        save_file(own, folder / _file(mesh.rank, mesh.world), metadata={"format": "pt"})
+    if mesh.rank == 0:
+        where = ranks | {second: ranks[first] for first, second in doubled.items()}
+        total = sum(size for name, size in sizes.items()) + sum(sizes[first] for first in doubled)
+        content = {
+            "metadata": {"total_size": total * exchange_type(mesh).itemsize},
+            "weight_map": {name: _file(rank, mesh.world) for name, rank in sorted(where.items())},
+        }
+        (folder / INDEX_FILE).write_text(json.dumps(content, indent=1), encoding="utf-8")
+
+
+def _spread(sizes: Mapping[str, int], world: int) -> dict[str, int]:
+    """A rank for each tensor, so that all write about as much: the largest first, each to whoever has least."""
+    filled = [0] * world
+    ranks = {}
+    for name in sorted(sizes, key=lambda name: (-sizes[name], name)):
+        ranks[name] = filled.index(min(filled))
+        filled[ranks[name]] += sizes[name]
+    return ranks
+
+
+def _file(rank: int, world: int) -> str:
+    return f"model-{rank + 1:05d}-of-{world:05d}.safetensors"

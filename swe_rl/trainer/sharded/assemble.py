@@ -1,0 +1,110 @@
+"""The trainer of many ranks from a configuration: shapes, attention, weights, a look at whether it computes right.
+
+Invariants:
+- The same call on every rank, at the same time.
+- bfloat16 on GPUs, float32 on CPUs; weights that are trained and optimizer state are float32 everywhere. The base
+  below an adapter is of the type that is computed in, and is the reference as well.
+- Nothing is trained before packed and plain log-probabilities were seen to agree.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from swe_rl.config.schema import AlgoConfig, ModelConfig, TrainerConfig
+from swe_rl.model.load import load_shape, model_folder
+from swe_rl.trainer.compute import ShardedCompute
+from swe_rl.trainer.flops import DenseShape, cost_per_token
+from swe_rl.trainer.lora.adapter import Adapter, attach
+from swe_rl.trainer.lora.fingerprint import base_of
+from swe_rl.trainer.policy import Trainer
+from swe_rl.trainer.pulse import Beat, no_beat
+from swe_rl.trainer.sharded.attention_choice import Choice, choose
+from swe_rl.trainer.sharded.materialize import empty_model, fill_from_folder
+from swe_rl.trainer.sharded.mesh import Mesh
+from swe_rl.trainer.sharded.model import ShardedModel, head_shape
+from swe_rl.trainer.sharded.probe import require_agreement
+from swe_rl.trainer.sharded.ulysses import check_heads, heads_per_rank
+
+_TIMED_TOKENS = 8192  # of one row, when attention kernels are compared
+
+
+def sharded_trainer(
+    model: ModelConfig,
+    config: TrainerConfig,
+    algo: AlgoConfig,
+    mesh: Mesh,
+    *,
+    pad_token_id: int,
+    temperature: float,
+    beat: Beat = no_beat,
+) -> Trainer:
+    """Loads the policy, and the reference where `algo.kl_coef` asks for one.
+
+    `beat` is called for each tensor that is loaded, and later for each micro-batch.
+    Raises ModelError, WeightsError, MeshError, TrainerError, and CorruptionError where the probe finds one.
+    """
+    policy, adapter = sharded_policy(model, config, mesh, beat)
+    reference = None
+    if algo.kl_coef and adapter is None:
+        reference = sharded_model(model, config, mesh, beat).requires_grad_(False)
+    shape = DenseShape.of(policy.causal_lm.config)
+    return Trainer(
+        policy,
+        config,
+        algo,
+        pad_token_id=pad_token_id,
+        temperature=temperature,
+        reference=reference,
+        compute=ShardedCompute(mesh, cost_per_token(shape), beat),
+        adapter=adapter,
+    )
+
+
+def sharded_model(model: ModelConfig, config: TrainerConfig, mesh: Mesh, beat: Beat = no_beat) -> ShardedModel:
+    """As `sharded_policy`, the model alone."""
+    return sharded_policy(model, config, mesh, beat)[0]
+
+
+def sharded_policy(
+    model: ModelConfig, config: TrainerConfig, mesh: Mesh, beat: Beat = no_beat
+) -> tuple[ShardedModel, Adapter | None]:
+    """One model, loaded and probed, with an adapter where `trainer.lora_rank` asks for one."""
+    shape, folder = load_shape(model), model_folder(model)
+    dtype = torch.bfloat16 if mesh.device.type == "cuda" else torch.float32
+    base = base_of(model, folder) if config.lora_rank > 0 else None
+    causal_lm, adapter = empty_policy(shape, config, dtype, base)
+    sharded = ShardedModel(
+        causal_lm,
+        mesh,
+        kernel_of(shape, config, mesh, dtype).kernel,
+        compute_dtype=dtype,
+        offload=config.offload_optimizer and adapter is None,  # an adapter's optimizer has next to nothing
+        compiled=config.compile,
+    )
+    fill_from_folder(sharded, folder, mesh.device, seed=config.seed, beat=beat)
+    require_agreement(sharded)
+    beat()
+    return sharded, adapter
+
+
+def empty_policy(
+    shape: Any, config: TrainerConfig, dtype: torch.dtype, base: Mapping[str, Any] | None = None
+) -> tuple[Any, Adapter | None]:
+    """On the meta device. What is trained is float32; what is frozen is of `dtype`, in which it is computed."""
+    if config.lora_rank <= 0:
+        return empty_model(shape), None
+    causal_lm = empty_model(shape, dtype)
+    return causal_lm, attach(causal_lm, config, base)
+
+
+def kernel_of(shape: object, config: TrainerConfig, mesh: Mesh, dtype: torch.dtype) -> Choice:
+    """The attention that `trainer.attention` names, or the fastest exact one for this rank's heads."""
+    heads, kv_heads, head_dim = head_shape(shape)
+    check_heads(heads, kv_heads, mesh.sp)
+    own_heads, own_kv = heads_per_rank(heads, kv_heads, mesh.sp)
+    only = None if config.attention == "auto" else config.attention
+    return choose(
+        mesh, heads=own_heads, kv_heads=own_kv, head_dim=head_dim, dtype=dtype, rows=(_TIMED_TOKENS,), only=only
+    )
