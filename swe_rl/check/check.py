@@ -14,28 +14,29 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from swe_rl.check import imports as rules_imports
-from swe_rl.check import packages as rules_packages
+from swe_rl.check import imports, packages
 from swe_rl.check.findings import Finding, Host, Rule, Severity, warning
-from swe_rl.check.rules import address as rules_address
-from swe_rl.check.rules import algo as rules_algo
-from swe_rl.check.rules import available as rules_available
-from swe_rl.check.rules import batch as rules_batch
-from swe_rl.check.rules import data as rules_data
-from swe_rl.check.rules import engine as rules_engine
-from swe_rl.check.rules import environment as rules_environment
-from swe_rl.check.rules import hardware as rules_hardware
-from swe_rl.check.rules import host as rules_host
-from swe_rl.check.rules import layout as rules_layout
-from swe_rl.check.rules import memory as rules_memory
-from swe_rl.check.rules import model as rules_model
-from swe_rl.check.rules import range as rules_range
-from swe_rl.check.rules import ray as rules_ray
-from swe_rl.check.rules import router as rules_router
-from swe_rl.check.rules import sandbox as rules_sandbox
-from swe_rl.check.rules import time as rules_time
-from swe_rl.check.rules import tokens as rules_tokens
-from swe_rl.check.rules import trainer as rules_trainer
+from swe_rl.check.rules import (
+    address,
+    algo,
+    available,
+    batch,
+    data,
+    engine,
+    environment,
+    hardware,
+    host,
+    layout,
+    memory,
+    model,
+    range,
+    ray,
+    router,
+    sandbox,
+    time,
+    tokens,
+    trainer,
+)
 from swe_rl.config.folders import clash
 from swe_rl.config.known_hardware import known_hardware
 from swe_rl.config.parts import ASKING, asked, starts
@@ -44,29 +45,30 @@ from swe_rl.config.ranges import within
 from swe_rl.config.schema import Config
 from swe_rl.config.secrets import mask_value
 
-RULES: tuple[Rule, ...] = (
-    *rules_range.RULES,
-    *rules_batch.RULES,
-    *rules_tokens.RULES,
-    *rules_hardware.RULES,
-    *rules_layout.RULES,
-    *rules_engine.RULES,
-    *rules_ray.RULES,
-    *rules_model.RULES,
-    *rules_memory.RULES,
-    *rules_algo.RULES,
-    *rules_trainer.RULES,
-    *rules_data.RULES,
-    *rules_sandbox.RULES,
-    *rules_address.RULES,
-    *rules_router.RULES,
-    *rules_time.RULES,
-    *rules_host.RULES,
-    *rules_environment.RULES,
-    *rules_imports.RULES,
-    *rules_available.RULES,
-    *rules_packages.RULES,
-)
+_FILES = (
+    range,
+    batch,
+    tokens,
+    hardware,
+    layout,
+    engine,
+    ray,
+    model,
+    memory,
+    algo,
+    trainer,
+    data,
+    sandbox,
+    address,
+    router,
+    time,
+    host,
+    environment,
+    imports,
+    available,
+    packages,
+)  # in the order in which findings of one severity are said
+RULES: tuple[Rule, ...] = tuple(rule for file in _FILES for rule in file.RULES)
 _ORDER = tuple(Severity)
 
 
@@ -77,7 +79,7 @@ def check(config: Config, origins: Origins | None = None, host: Host | None = No
     """
     host = replace(host or _host(origins), answers=config.job.name in ASKING)
     config, started = asked(config), starts(config)
-    wrong = list(rules_range.numbers(config, host))
+    wrong = list(range.numbers(config, host))
     sound = within(config)
     others = (finding for rule in RULES if rule.applies(started) for finding in rule(sound, host))
     findings = [*wrong, *(finding for finding in others if not _speaks_of(finding, {one.key for one in wrong}))]

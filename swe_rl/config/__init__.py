@@ -1,1 +1,1 @@
-"""The composed configuration: schema, provenance of every value, rules, plan."""
+"""The composed configuration: schema, composition, and where each value came from."""

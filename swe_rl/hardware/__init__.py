@@ -1,1 +1,1 @@
-"""The machine: probes and placement."""
+"""The cluster around this machine: SLURM, Ray, and the folder where runs and sandbox servers meet."""

@@ -1,1 +1,1 @@
-"""The run as one page."""
+"""The run as one page, and runs side by side."""

@@ -1,1 +1,1 @@
-"""Model, optimizer step and checkpoints."""
+"""From rows to new weights: the policy, its ranks, its checkpoints."""
