@@ -6,21 +6,21 @@ from pathlib import Path
 PACKAGE = Path(__file__).parents[1] / "swe_rl"
 WALL_CLOCK = re.compile(r"\btime\.time\b|\bdatetime\.(?:now|utcnow|today)\b|\bfrom time import\b.*\btime\b")
 ALLOWED = {
-    "agent/mini_swe_parts.py": "when a message was made",
-    "engine/fake_vllm.py": "when the server began, as the real one says it",
+    "agent/mini_swe/parts.py": "when a message was made",
+    "engine/fake_vllm/server.py": "when the server began, as the real one says it",
     "gateway/completion.py": "when a trace was made",
     "hardware/rendezvous.py": "when a record was written, for people",
-    "hardware/requeue.py": "when a job was queued again, over several starts",
-    "job/launch.py": "the name of a folder",
+    "hardware/slurm/requeue.py": "when a job was queued again, over several starts",
+    "cli/launch.py": "the name of a folder",
     "job/logs.py": "the age of another process's heartbeat",
     "job/status.py": "the age of another process's heartbeat",
-    "job/submission/sweep.py": "the age of another process's heartbeat",
+    "submission/sweep.py": "the age of another process's heartbeat",
     "logger/events.py": "when an event was",
     "logger/status.py": "when a run lived last, for other processes",
     "rollout/attempt.py": "when a trajectory began",
-    "sandbox/container_files.py": "the time of a file",
-    "sandbox/container_labels.py": "until when another run may be starting a container",
-    "sandbox/container_provider.py": "until when another run may be starting a container",
+    "sandbox/container/files.py": "the time of a file",
+    "sandbox/container/labels.py": "until when another run may be starting a container",
+    "sandbox/container/provider.py": "until when another run may be starting a container",
 }
 
 

@@ -276,7 +276,7 @@ def engine_gpus_here(config: Config, environ: Mapping[str, str]) -> frozenset[st
 def trainer_gpus(config: Config, environ: Mapping[str, str]) -> tuple[str, ...]:
     """What CUDA_VISIBLE_DEVICES is for each rank of this node; none without GPUs. Raises DeviceError.
 
-    For those of other nodes it is empty: that is known there (`trainer/rank_step`).
+    For those of other nodes it is empty: that is known there (`trainer/ranks/step`).
     """
     placement = place(config)
     own, mig = home(placement), config.hardware.mig

@@ -1,7 +1,7 @@
 """Rules of GPU memory: engines, trainer, both on one GPU; and of the engines' key-value cache.
 
 Invariants:
-- Facts come from conf/, sums from config/memory.py; nothing here asks a machine.
+- Facts come from conf/, sums from plan/memory.py; nothing here asks a machine.
 - A message names the parts of the sum that it compares.
 """
 

@@ -2,7 +2,7 @@
 
 Invariants:
 - Inner limits are shorter than outer ones: command < agent < job; ranks are waited for longer than a micro-batch takes.
-- Estimates come from config/duration.py; a rule that rests on one names it.
+- Estimates come from plan/duration.py; a rule that rests on one names it.
 """
 
 from collections.abc import Iterator

@@ -1,6 +1,6 @@
 """Runs one command and ends it, with everything it started, when the process that asked for it is gone.
 
-A program of its own, `python vllm_guard.py GRACE_S COMMAND...`, with the standard library only: it must not depend on
+A program of its own, `python guard.py GRACE_S COMMAND...`, with the standard library only: it must not depend on
 what it guards. It leads its own process group; its standard input is a pipe whose other end the asking process holds.
 
 Invariants:

@@ -1,7 +1,7 @@
 """One `vllm serve` process: started, waited for, ended.
 
 Invariants:
-- It runs below a guard (`vllm_guard`), which ends it with all its children when this process dies, however it dies.
+- It runs below a guard (`guard`), which ends it with all its children when this process dies, however it dies.
   What a guard that was killed has left is found by its marker.
 - `stop` returns once nothing of it is left; it may be called at any time, and again.
 - Its output goes to a log file of its own; what it says about its end is in the error.
@@ -39,7 +39,7 @@ class ServerDiedError(EngineError):
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """`step`: what comes before the command where the server runs on another node (see `vllm_step`), else nothing.
+    """`step`: what comes before the command where the server runs on another node (see `step`), else nothing.
     `api_key`: for the look at its health."""
 
     arguments: tuple[str, ...]

@@ -1,6 +1,6 @@
 """Runs one server on another node of the job, as a step of SLURM's: picks its GPUs there, and lets nobody else in.
 
-A program of its own, `python -I vllm_step.py SPEC COMMAND...`; SPEC is JSON (`StepSpec`), the key is VLLM_API_KEY. The
+A program of its own, `python -I step.py SPEC COMMAND...`; SPEC is JSON (`StepSpec`), the key is VLLM_API_KEY. The
 server listens on loopback, as on the first node; a relay before it is what the node's address shows. vLLM asks for a
 key on some of its paths only, so the relay asks for it on every connection.
 

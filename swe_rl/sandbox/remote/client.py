@@ -1,4 +1,4 @@
-"""Sandboxes of a sandbox server (runtime_server), for machines that should not or cannot run them.
+"""Sandboxes of a sandbox server (`server`), for machines that should not or cannot run them.
 
 Invariants:
 - What the server's sandboxes raise is raised here, with the same type; a server that cannot be reached is a
