@@ -37,7 +37,7 @@ POINTS = (
     Point("workspace_aside", "sandbox/lease.py", "an instance's tree beside its name", "its name"),
     Point("sandbox_made", "sandbox/process/provider.py", "a sandbox's folder", "its first command"),
     Point("traces_inserted", "gateway/store/writer.py", "a group of traces in a transaction", "its commit"),
-    Point("traces_committed", "gateway/store/writer.py", "the commit of a group of traces", "who waits for it hears of it"),
+    Point("traces_committed", "gateway/store/writer.py", "the commit of a group of traces", "who waits hears of it"),
     Point("traces_flushed", "run/loop.py", "all traces of a step or an evaluation", "what is learned from them"),
     Point("eval_trajectories_written", "run/loop.py", "the trajectories of an evaluation", "its event"),
     Point("eval_recorded", "run/loop.py", "the event of an evaluation", "the next step"),
@@ -50,7 +50,7 @@ POINTS = (
     Point("checkpoint_files", "trainer/checkpoint/durable.py", "a file of a checkpoint", "the others"),
     Point("checkpoint_aside", "trainer/checkpoint/folder.py", "a whole checkpoint beside its name", "its name"),
     Point("checkpoint_named", "trainer/checkpoint/folder.py", "a checkpoint", "the older ones are pruned"),
-    Point("checkpoint_discarded", "trainer/checkpoint/folder.py", "an older checkpoint has lost its name", "it is removed"),
+    Point("checkpoint_discarded", "trainer/checkpoint/folder.py", "an older checkpoint has lost its name", "its end"),
     Point("summary_written", "run/session.py", "summary.json", "report.html"),
     Point("report_written", "run/session.py", "report.html", "the last word of status.json"),
 )  # fmt: skip

@@ -342,7 +342,7 @@ async def _until(condition: Callable[[], bool]) -> None:
 async def test_a_commands_time_is_longer_by_what_it_waited(sandbox: Sandbox):
     """Whoever runs it says so meanwhile: it outlives its limit by as much, and no more."""
     began_s = time.monotonic()
-    done = await sandbox.exec("sleep 1; echo done", timeout_s=0.5, waited=lambda: min(6.0, time.monotonic() - began_s))
+    done = await sandbox.exec("sleep 2; echo done", timeout_s=1.5, waited=lambda: min(6.0, time.monotonic() - began_s))
     assert (done.exit_code, done.timed_out, done.output) == (0, False, "done\n")
     began_s = time.monotonic()
     late = await sandbox.exec("echo said; sleep 60", timeout_s=1, waited=lambda: min(0.5, time.monotonic() - began_s))
