@@ -16,7 +16,6 @@ from swe_rl.errors import SweRlError
 from swe_rl.logger.disk import encode_json, write_json_atomic, write_text_atomic
 from swe_rl.report.compare.arms import engines_of, make_arms, make_pair, with_baseline
 from swe_rl.report.compare.compare import Arm, Comparison, compare
-from swe_rl.report.compare.png import write_png
 from swe_rl.report.compare.read import CompareError, is_run, measured, runs_below
 from swe_rl.report.compare.record import csv_text, record
 from swe_rl.report.compare.svg import svg
@@ -143,16 +142,13 @@ def _folder_name(made: Comparison) -> str:
 
 
 def write(made: Comparison, folder: Path) -> list[str]:
-    """`compare.{csv,json,svg,png}`, of evaluations alone the JSON. Returns where, in lines. Raises DiskError."""
+    """`compare.{csv,json,svg}`, of evaluations alone the JSON. Returns where, in lines. Raises DiskError."""
     write_json_atomic(folder / f"{NAME}.json", record(made))
     if not made.has_steps():
         return [f"- file: `{folder / NAME}.json`"]
-    drawn = svg(made)
     write_text_atomic(folder / f"{NAME}.csv", csv_text(made))
-    write_text_atomic(folder / f"{NAME}.svg", drawn)
-    missing = write_png(made, drawn, folder / f"{NAME}.png")
-    kinds = "csv,json,svg" if missing else "csv,json,svg,png"
-    return [f"- files: `{folder / NAME}.{{{kinds}}}`", *([f"- {missing}"] if missing else [])]
+    write_text_atomic(folder / f"{NAME}.svg", svg(made))
+    return [f"- files: `{folder / NAME}.{{csv,json,svg}}`"]
 
 
 def _labels_note(job: JobConfig, made: Comparison) -> list[str]:

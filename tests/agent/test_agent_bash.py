@@ -6,7 +6,6 @@ import pytest
 
 from swe_rl.agent.bash import BashAgent
 from swe_rl.agent.client import ChatClient
-from swe_rl.agent.fake_server import FakeChatServer, FakeReply, Script, replies
 from swe_rl.agent.prompts import FORMAT_REMINDER, SYSTEM_PROMPTS
 from swe_rl.agent.protocol import AgentResult, Exit, Task
 from swe_rl.config.schema import AgentConfig
@@ -14,6 +13,7 @@ from swe_rl.engine.protocol import EngineError
 from swe_rl.errors import UserError
 from swe_rl.sandbox.protocol import ExecResult, SandboxError, Workspace
 from swe_rl.sandbox.scripted import Respond, ScriptedCommand, ScriptedProvider
+from tests.support.fake_chat_server import FakeChatServer, FakeReply, Script, replies
 
 TASK = Task("calc__calc-1", "add() subtracts.")
 

@@ -11,7 +11,6 @@ pytest.importorskip("minisweagent", reason="the extra `mini_swe` is not installe
 
 from swe_rl.agent.bash import BashAgent
 from swe_rl.agent.client import ChatClient
-from swe_rl.agent.fake_server import FakeChatServer, FakeReply, Script, replies
 from swe_rl.agent.mini_swe.agent import MiniSweAgent
 from swe_rl.agent.mini_swe.library import SUBMIT_MARKER, packaged_templates
 from swe_rl.agent.protocol import AgentResult, Exit, Task
@@ -19,6 +18,7 @@ from swe_rl.config.schema import AgentConfig
 from swe_rl.engine.protocol import EngineError
 from swe_rl.sandbox.protocol import ExecResult, SandboxError, Workspace
 from swe_rl.sandbox.scripted import Respond, ScriptedCommand, ScriptedProvider
+from tests.support.fake_chat_server import FakeChatServer, FakeReply, Script, replies
 
 TASK = Task("calc__calc-1", "add() subtracts: {{it}} and {% raw %}.\n")
 DIFF = "diff --git a/calc.py b/calc.py\n--- a/calc.py\n+++ b/calc.py\n"

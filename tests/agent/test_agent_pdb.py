@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from swe_rl.agent.client import ChatClient
-from swe_rl.agent.fake_server import FakeChatServer, FakeReply, Script, replies
 from swe_rl.agent.pdb.agent import CALL_REMINDER, PdbAgent, debugging_prompt
 from swe_rl.agent.pdb.tools import TOOLS, ToolArgumentError, tools_of
 from swe_rl.agent.prompts import FORMAT_REMINDER, SYSTEM_PROMPTS
@@ -18,6 +17,7 @@ from swe_rl.errors import UserError
 from swe_rl.sandbox.process.provider import ProcessProvider
 from swe_rl.sandbox.protocol import ExecResult, Workspace
 from swe_rl.sandbox.scripted import Respond, ScriptedProvider
+from tests.support.fake_chat_server import FakeChatServer, FakeReply, Script, replies
 
 TASK = Task("calc__calc-1", "add() subtracts.")
 SUBMIT = FakeReply("Done.", calls=(("submit", {}),))

@@ -8,11 +8,11 @@ import pytest
 from swe_rl.check.findings import Severity
 from swe_rl.check.preflight import container_engine, images
 from swe_rl.check.preflight.image_names import absent_images, from_hub, full_name, image_of, needed_images
-from swe_rl.check.preflight.scripted import ScriptedSystem
 from swe_rl.check.preflight.system import Answer
 from swe_rl.config.choices import PullPolicy, RuntimeKind, SandboxKind
 from swe_rl.config.schema import Config
 from swe_rl.host.program import Completed
+from tests.support.scripted_machine import ScriptedSystem
 
 SOCKET = "/var/run/docker.sock"
 DOCKER = SandboxKind.docker

@@ -6,11 +6,11 @@ import pytest
 
 from swe_rl.check.findings import Severity
 from swe_rl.check.preflight import gpus
-from swe_rl.check.preflight.scripted import ScriptedSystem
 from swe_rl.config.choices import EngineKind
 from swe_rl.config.schema import Config
 from swe_rl.host.gpus import visible_devices
 from swe_rl.host.program import Completed
+from tests.support.scripted_machine import ScriptedSystem
 
 SLICES = """GPU 0: NVIDIA A100-SXM4-40GB (UUID: GPU-7f57f032)
   MIG 3g.20gb     Device  0: (UUID: MIG-377e0049)

@@ -7,12 +7,12 @@ import pytest
 
 from swe_rl.check.findings import Severity
 from swe_rl.check.preflight import disk, host, servers, wandb
-from swe_rl.check.preflight.scripted import ScriptedSystem
 from swe_rl.check.preflight.system import Answer
 from swe_rl.check.preflight.this_system import ThisSystem
 from swe_rl.config.choices import EngineKind, RuntimeKind, SandboxKind, WandbMode
 from swe_rl.config.schema import Config
 from swe_rl.host.scratch import scratch_path
+from tests.support.scripted_machine import ScriptedSystem
 
 
 def configured(**groups):

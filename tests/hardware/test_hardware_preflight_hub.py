@@ -7,10 +7,10 @@ import pytest
 from swe_rl.check.findings import Severity
 from swe_rl.check.preflight import hub
 from swe_rl.check.preflight.hub_cache import cache_folder
-from swe_rl.check.preflight.scripted import ScriptedSystem
 from swe_rl.check.preflight.system import Answer
 from swe_rl.check.rules.data import is_hub_id
 from swe_rl.config.schema import Config
+from tests.support.scripted_machine import ScriptedSystem
 
 MODEL = "Qwen/Qwen3-14B"
 CACHE = "/users/ann/.cache/huggingface/hub"

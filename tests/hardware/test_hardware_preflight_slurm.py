@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 
 from swe_rl.check.findings import Severity
 from swe_rl.check.preflight import slurm
-from swe_rl.check.preflight.scripted import ScriptedSystem
 from swe_rl.check.preflight.sinfo import minutes, read_groups
 from swe_rl.config.choices import RuntimeKind
 from swe_rl.config.schema import Config
 from swe_rl.host.program import Completed, Unanswered
+from tests.support.scripted_machine import ScriptedSystem
 
 SINFO = """cpu* infinite 2 (null) 8 16000 idle
 gpu_test 4:00:00 1 gpu:a100:8(S:0-1),lustre:1 64 500000 mix

@@ -8,11 +8,11 @@ import pytest
 from swe_rl.check.findings import Severity
 from swe_rl.check.preflight import gpus, vllm
 from swe_rl.check.preflight.probe import Probe, answered
-from swe_rl.check.preflight.scripted import ScriptedSystem
 from swe_rl.check.preflight.this_system import ThisSystem
 from swe_rl.config.choices import EngineKind
 from swe_rl.config.schema import Config
 from swe_rl.host.program import Completed
+from tests.support.scripted_machine import ScriptedSystem
 
 OTHER = "/other/bin/python"
 

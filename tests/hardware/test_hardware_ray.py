@@ -8,12 +8,12 @@ import pytest
 
 from swe_rl.check.preflight import ray_cluster
 from swe_rl.check.preflight.probe import Probe, answered
-from swe_rl.check.preflight.scripted import ScriptedSystem
 from swe_rl.config.choices import JobName
 from swe_rl.config.schema import Config
 from swe_rl.hardware.ray import question as ray_question
 from swe_rl.hardware.ray.cluster import RayClusterError, RayNode, connect
 from swe_rl.host.program import Completed
+from tests.support.scripted_machine import ScriptedSystem
 
 NODES = {"a (10.0.0.1, 1)": {"CPU": 3.0, "GPU": 8.0}, "b (10.0.0.2, 2)": {"CPU": 2.0, "GPU": 5.0}}
 

@@ -2,7 +2,6 @@
 
 import csv
 import json
-import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -15,12 +14,6 @@ from swe_rl.report.compare.read import CompareError
 REPORT = Path(__file__).parent.parent / "report"
 LOGS = [REPORT / "skyrl_logs" / f"slurm-{number}.err" for number in (25609, 25610)]
 GOLDEN = REPORT / "golden" / "compare_published.txt"
-
-
-@pytest.fixture(autouse=True)
-def no_png(monkeypatch):
-    for name in ("cairosvg", "matplotlib.figure"):
-        monkeypatch.setitem(sys.modules, name, None)
 
 
 @pytest.fixture

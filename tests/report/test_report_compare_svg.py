@@ -2,15 +2,12 @@
 
 import itertools
 import math
-import sys
-import types
 from xml.etree import ElementTree
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swe_rl.report.compare import png as compare_png
 from swe_rl.report.compare.compare import Arm, Measured, StepRate, compare
 from swe_rl.report.compare.marks import element, style
 from swe_rl.report.compare.svg import Scale, svg, tick_text, ticks
@@ -128,28 +125,3 @@ def test_ticks_of_steps_are_whole():
 def test_scale():
     scale = Scale(0, 10, 100, 200)
     assert (scale(0), scale(5), scale(10)) == (100, 150, 200) and Scale(3, 3, 0, 10)(3) == 5
-
-
-def test_without_a_library_there_is_no_png_and_no_old_one(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "cairosvg", None)
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    (tmp_path / "compare.png").write_bytes(b"old")
-    assert "neither cairosvg nor matplotlib" in compare_png.write_png(
-        compare([arm("a", {1: 1})]), "", tmp_path / "compare.png"
-    )
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_cairosvg_gets_the_svg(tmp_path, monkeypatch):
-    library = types.SimpleNamespace(svg2png=lambda bytestring, scale: b"PNG of " + bytestring)
-    monkeypatch.setitem(sys.modules, "cairosvg", library)
-    assert compare_png.write_png(compare([arm("a", {1: 1})]), "<svg/>", tmp_path / "compare.png") is None
-    assert (tmp_path / "compare.png").read_bytes() == b"PNG of <svg/>"
-
-
-def test_matplotlib_draws_it_where_it_is_installed(tmp_path, monkeypatch):
-    pytest.importorskip("matplotlib")
-    monkeypatch.setitem(sys.modules, "cairosvg", None)
-    made = compare([arm("a", {1: 1, 2: 2}, {1: 3}), arm("b", {2: 5})])
-    assert compare_png.write_png(made, "", tmp_path / "compare.png") is None
-    assert (tmp_path / "compare.png").read_bytes().startswith(b"\x89PNG")

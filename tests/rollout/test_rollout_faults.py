@@ -24,8 +24,8 @@ from swe_rl.rollout.batch import count_tokens, set_advantages, traced_rows
 from swe_rl.rollout.collect import Collector, RolloutError, require_few_failures
 from swe_rl.rollout.trajectory import Status
 from swe_rl.router.make import make_router
-from swe_rl.sandbox.faulty import Fault, FaultyProvider
 from swe_rl.sandbox.provider import make_provider
+from tests.support.faulty_sandboxes import Fault, FaultyProvider
 
 GROUPS, SAMPLES = 16, 2
 # Group number -> what happens to its first sample; the second one always goes well, unless the group as a whole is hit.

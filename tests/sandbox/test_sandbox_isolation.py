@@ -27,7 +27,7 @@ def test_auto_warns_once_with_the_reason_and_the_way_out(broken_bwrap: None, tmp
         "warning: commands run without isolation, as this user with its files in reach\n"
         "  which include the answers and tests that swe_rl ships\n"
         "  because bwrap: No permissions to create new namespace (status 1)\n"
-        "  way out: allow user namespaces, or sandbox=docker (docs/sandbox.md)"
+        "  way out: allow user namespaces, or sandbox=docker (docs/sandboxes.md)"
     ]
 
 
@@ -43,7 +43,7 @@ def test_a_missing_bwrap_is_short_lines_of_a_terminal(
         "warning: commands run without isolation, as this user with its files in reach\n"
         "  which include the answers and tests that swe_rl ships\n"
         "  because there is no `bwrap` on PATH\n"
-        "  way out: apt-get install bubblewrap, or sandbox=docker (docs/sandbox.md)"
+        "  way out: apt-get install bubblewrap, or sandbox=docker (docs/sandboxes.md)"
     ]
     assert max(map(len, warnings[0].splitlines())) <= 80
     assert "sandbox.isolation=none" in caplog.text  # the long form, for run.log

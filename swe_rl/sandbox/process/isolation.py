@@ -132,7 +132,7 @@ def _warning(reason: str) -> str:
         "warning: commands run without isolation, as this user with its files in reach",
         "which include the answers and tests that swe_rl ships",
         f"because {reason}",
-        f"way out: {wanted}, or sandbox=docker (docs/sandbox.md)",
+        f"way out: {wanted}, or sandbox=docker (docs/sandboxes.md)",
     )
     return "\n  ".join(textwrap.shorten(line, _WIDTH - 2, placeholder=" ...") for line in lines)
 

@@ -60,7 +60,7 @@ def say_bounds(config: SandboxConfig, launcher: Launcher, no_group: str, warn: C
     not_bounded = f"; not bounded on this machine: {', '.join(missing)}" if missing else ""
     _log.info("sandboxes: memory and processes are bounded by %s, disk by %s%s", how, disk, not_bounded)
     if missing and launcher.isolated:
-        warn(f"warning: not bounded in sandboxes on this machine: {', '.join(missing)} (docs/sandbox.md)")
+        warn(f"warning: not bounded in sandboxes on this machine: {', '.join(missing)} (docs/sandboxes.md)")
 
 
 def _can_look() -> bool:
