@@ -20,7 +20,11 @@ STARTED = [JobName.train, JobName.rollout, JobName.eval, JobName.sft, JobName.se
 ANSWERED = [JobName.prepare, JobName.images, JobName.export, JobName.simulate]
 EXPERIMENTS = [f"+experiment={option.name}" for option in options()["experiment"]]
 SWEEPS = [f"+sweep={option.name}" for option in options()["sweep"]]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "launchers").rglob("*.*"))]
+PAGES = [
+    ROOT / "README.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted(path for path in (ROOT / "launchers").rglob("*.*") if path.suffix != ".pyc"),
+]
 _COMMAND = re.compile(r"^\s*(?:\$ )?(?:[A-Z_]+=\S+ )*python -m swe_rl ?(.*)$")
 _ERROR = re.compile(r"^(?:job [\d, ]+: )?error \[(\w+)\] ([\w./]+)", re.MULTILINE)
 

@@ -27,6 +27,7 @@ from swe_rl.gateway.trace import Trace
 from swe_rl.logger.events import read_events
 from swe_rl.logger.jsonl import read_jsonl
 from swe_rl.logger.steps import StepLog
+from swe_rl.plan.sizes import CHECKPOINT_FACTS
 from swe_rl.rollout.collect import Collected, RolloutError
 from swe_rl.rollout.trajectory import Status, Trajectory
 from swe_rl.run.components import Components
@@ -127,8 +128,10 @@ def in_this_process(config, _):
 
 
 def on_two_ranks(config, folder):
-    model = ModelConfig(path=str(folder / "model"))
-    small_model().save_pretrained(model.path)
+    small = small_model()
+    small.save_pretrained(folder / "model")
+    facts = {key: getattr(small.config, name) for key, name in CHECKPOINT_FACTS.items()}
+    model = ModelConfig(path=str(folder / "model"), **facts)
     group = TrainerGroup(RankSetup(model, config.trainer, config.algo, 0, 1.0, 0, 2, 1, "", "cpu"), in_memory=True)
     group.start()
     return group
