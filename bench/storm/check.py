@@ -194,7 +194,9 @@ def _is_close(one: Any, other: Any) -> bool:
 
 def leftover_files(root: Path) -> list[Violation]:
     """Below a run's folders: in the scratch folder nothing is left; elsewhere nothing that was written aside."""
-    found = [*root.glob("**/scratch/swe_rl-*/*"), *(root / "tmp").iterdir()]
+    # torch keeps a cache for all processes of a user where it imports its compiler: no run's own, as on any machine
+    own = [path for path in (root / "tmp").iterdir() if not path.name.startswith("torchinductor_")]
+    found = [*root.glob("**/scratch/swe_rl-*/*"), *own]
     for parent in ("outputs", "cache", "meeting"):
         found += [path for path in (root / parent).rglob(".*") if any(word in path.name for word in _ASIDE)]
     found += [path for path in (root / "cache").glob("swe_rl/workspaces/.*") if path not in found]
