@@ -182,6 +182,5 @@ def test_a_short_storm_loses_nothing(tmp_path, capsys):
     lines = [json.loads(line) for line in (tmp_path / "storm" / "kills.jsonl").read_text().splitlines()]
     assert status == 0 and not any(line["violations"] for line in lines), said
     assert {line["kill"] for line in lines if not line["point"]} == {0, 1}, said
-    assert {line["point"] for line in lines if line["point"]} == {"checkpoint_discarded"}
+    assert {line["point"].partition(":")[0] for line in lines if line["point"]} == {"checkpoint_discarded"}
     assert any(not line["survived"] for line in lines)
-    assert main(words) == 0 and "embedded_" not in capsys.readouterr().out  # all is done already
