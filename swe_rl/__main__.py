@@ -12,7 +12,7 @@ from swe_rl.host.terminal import outlive_readers, shown
 
 
 def main() -> int:
-    gc.set_threshold(50_000, 20, 20)  # a composition makes many objects and no garbage: a tenth of its time
+    gc.set_threshold(50_000, 20, 20)  # a composition makes many objects and little garbage
     outlive_readers()
     arguments = sys.argv[1:]
     if "--help" in arguments or "-h" in arguments:

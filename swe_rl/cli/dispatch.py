@@ -44,6 +44,8 @@ from swe_rl.logger.disk import decode_json
 from swe_rl.run.which_folder import folder_of_ended
 
 
+# `job.objective`: the figure of a run's `summary.json` that Hydra's sweepers get as what the job returned.
+# - A figure that was not measured is an error, never a number that a sweeper would go by.
 class ObjectiveError(RunError):
     """The job is over, and what it was run for was not measured."""
 

@@ -177,11 +177,13 @@ def _resolved(tree: "DictConfig", key: str) -> Any:
 
     try:
         node = tree[key]
-    except InterpolationValidationError as error:
-        node, table = None, "ListConfig" not in str(error)
-    if node is None:  # `name=${rollout}`: the only key at the top that is no table
-        raise ValueError(other_kind(key, {} if table else []))
-    return OmegaConf.to_container(node, resolve=True, throw_on_missing=True) if isinstance(node, Container) else node
+    except InterpolationValidationError as error:  # `name=${rollout}`: the only key at the top that is no table
+        refused = other_kind(key, [] if "ListConfig" in str(error) else {})
+    else:
+        if not isinstance(node, Container):
+            return node
+        return OmegaConf.to_container(node, resolve=True, throw_on_missing=True)
+    raise ValueError(refused)  # outside of the handler: OmegaConf's own words would be shown as its cause
 
 
 def _table(values: Any) -> dict[str, Any]:

@@ -20,7 +20,7 @@ BASIC_SWEEPER = ".BasicSweeper"  # how the target of the sweeper ends that lists
 
 
 def quicken() -> None:
-    """Spares Hydra and OmegaConf work that cannot change a result: a fifth of one composition, a third of many.
+    """Spares Hydra and OmegaConf work that cannot change a result.
 
     - Hydra deep-copies its store with each search path, and only reads the copy (its `load` copies what it hands out).
     - OmegaConf reads files by PyYAML's own parser, which takes seven times as long as libyaml.

@@ -24,6 +24,11 @@ import orjson
 from swe_rl.gateway.fingerprint import Fingerprint, extend_hash, prefix_hashes, tools_hash
 from swe_rl.gateway.trace import Break
 
+# The hashes of conversations asked for lately, found again by what they look like on the wire.
+# - `hashes` is `prefix_hashes`, always: what is remembered only saves work, and only messages that were sent again byte
+#   for byte are found.
+# - A conversation that goes on takes the place of what it goes on from; at most `_KEPT` are remembered.
+# - No text is kept, only hashes.
 _KEPT = 4  # conversations of one session that take turns: sub-agents
 
 _Key = tuple[int, bytes]  # number of messages, hash of the tools and messages as JSON

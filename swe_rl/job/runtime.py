@@ -37,6 +37,8 @@ from swe_rl.sandbox.provider import make_provider
 from swe_rl.sandbox.remote.server import RuntimeServer, ServerOptions
 from swe_rl.sandbox.working_copy import remove_tree
 
+# The live line of `job=runtime`: how many places are taken.
+# - No clock of its own; the bar fills with the share of places in use.
 _BAR = 100
 
 

@@ -26,6 +26,9 @@ from swe_rl.run import event_loop
 from swe_rl.run.components import Serving, load_sampled, serving
 from swe_rl.run.session import Session, session
 
+# The live line of `job=serve`: who is there, what the engines do.
+# - No clock of its own; rates are over the time between two looks.
+# - What the progress bar fills with is the share of the engines' KV cache that is in use.
 _BAR = 100
 
 

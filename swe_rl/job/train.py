@@ -49,6 +49,9 @@ from types import MappingProxyType
 from typing import Any
 
 
+# Restarts of a trainer whose ranks were lost: how many are left, and what each of them cost.
+# - Only a trainer that was up is started again: what fails at the first start would fail at the next one, too.
+# - No clock of its own.
 class Restarts:
     """Of one start of a run. `used`: how many there were so far."""
 

@@ -111,6 +111,12 @@ def refuse_constant(constant: str) -> NoReturn:
 
 
 # Inside of <tool_call> or, as the model sometimes writes, without it.
+# Qwen3-Coder's tool calls, written as tags: `<function=NAME><parameter=KEY>value</parameter></function>`.
+# - Never raises: what is not a call stays, verbatim, in the content.
+# - A value is the text between its tags without one newline at each side; the tool's schema says what type it has, and
+#   what does not fit its type stays a text.
+# - Outside of `<tool_call>` only functions that were offered are calls.
+# - The format: https://huggingface.co/Qwen/Qwen3-Coder-30B-A3B-Instruct (chat template and parser of the model card).
 _FUNCTION = re.compile(r"<function=([^>\n]+)>(.*?)(?:</function>|(?=</tool_call>)|\Z)", re.DOTALL)
 _TAGGED = re.compile(r"<tool_call>\s*(<function=.*?)(?:</tool_call>|\Z)|(<function=.*?(?:</function>|\Z))", re.DOTALL)
 _PARAMETER = re.compile(

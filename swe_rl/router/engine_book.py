@@ -15,6 +15,13 @@ from swe_rl.router.residency import PrefixCache
 from swe_rl.router.tr_settings import TrSettings
 from swe_rl.router.waiting import AgeingQueue
 
+# How many tokens an engine can hold: what it reports, corrected by how it copes.
+# - Always positive: an engine that reports nothing gets the conservative default.
+# - The correction takes at most a quarter of the reported capacity, and adds at most a tenth.
+#
+# A block cache holds more or less than the ledger says: blocks are rounded up, prefixes are shared that no group names,
+# answers grow while they are sampled. So the ledger is compared with the engine at every tick. A shortage (preemptions,
+# or requests that wait while the cache is nearly full) takes capacity away at once; a surplus gives it back slowly.
 _LACK_SMOOTHING = 0.2  # of one tick's difference
 _SURPLUS_SMOOTHING = 0.05
 _SHORTAGE_STEP = 0.05  # of the capacity, a tick with shortage

@@ -17,6 +17,8 @@ from swe_rl.router.tr_settings import TrSettings
 from swe_rl.router.waiting import AgeingQueue
 
 
+# A clock that stands still during weight syncs, so that no hold, lease or deadline runs while nothing can move.
+# - Never goes back. Syncs nest; an end without a beginning is ignored.
 class SyncClock:
     def __init__(self) -> None:
         self.wall_s = 0.0

@@ -43,6 +43,10 @@ from swe_rl.plan.sizes import uses_no_gpu
 from swe_rl.report.resolved import intervals_line, summary_of
 from swe_rl.run.which_folder import acquire, copy_folder
 
+# The signals that tell a run to end: heard once, answered as Ctrl-C is, which saves the state and stops everything.
+# - SIGTERM ends a run everywhere; the warnings of a scheduler (SIGUSR1, SIGUSR2) end it inside a SLURM job only.
+# - A second signal does not hurry the first: a scheduler sends several while the state is saved. Ctrl-C twice does.
+# - Handlers of the job's launcher are put back at the end; outside a job they are left alone.
 _WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)
 
 

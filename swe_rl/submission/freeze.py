@@ -93,10 +93,10 @@ def _record(job_folder: Path, number: int | None) -> Path | None:
 def other_packages(job_folder: Path, number: int | None) -> list[Finding]:
     """A warning where this job's packages are not of the versions that were there at submission."""
     record = _record(job_folder, number)
-    told = record.parents[1] / _VERSIONS if record is not None else None
-    if told is None or not told.is_file():
+    frozen = record.parents[1] / _VERSIONS if record is not None else None
+    if frozen is None or not frozen.is_file():
         return []
-    then, now = json.loads(told.read_text(encoding="utf-8")), versions()
+    then, now = json.loads(frozen.read_text(encoding="utf-8")), versions()
     differ = sorted(key for key in then.keys() & now.keys() if then[key] != now[key])
     if not differ:
         return []

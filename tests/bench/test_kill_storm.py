@@ -184,3 +184,4 @@ def test_a_short_storm_loses_nothing(tmp_path, capsys):
     assert {line["kill"] for line in lines if not line["point"]} == {0, 1}, said
     assert {line["point"].partition(":")[0] for line in lines if line["point"]} == {"checkpoint_discarded"}
     assert any(not line["survived"] for line in lines)
+    assert main(words) == 0 and "embedded_" not in capsys.readouterr().out  # all is done already

@@ -24,6 +24,9 @@ from swe_rl.errors import UserError
 from swe_rl.sandbox.own_time import Waited, no_wait
 from swe_rl.sandbox.protocol import Sandbox
 
+# The words that the debugging agent gives its model, by `agent.system_prompt` and `agent.tools`.
+# - A tool that the agent does not have is not spoken of: the ablation differs in nothing else.
+# - `pdb_short` without the debugger is, to the byte, the prompt that the tiny model was warm-started on.
 CALL_REMINDER = "Call one of the tools. `submit` hands in what you have changed."
 
 _STANDARD = """\

@@ -62,7 +62,7 @@ def _not_in_home(config: Config, system: System) -> Iterator[Finding]:
 
 
 def shared_memory(config: Config, system: System) -> Iterator[Finding]:
-    """NCCL's processes of a node talk through files there; a container has 64 MB of it unless it is told otherwise."""
+    """NCCL's processes of a node talk through files there; a container has 64 MB of it by default."""
     several = config.layout.trainer_gpus > 1 or config.engine.kind is EngineKind.vllm and config.layout.engine_tp > 1
     if not several or not system.exists(_SHARED):
         return

@@ -179,6 +179,8 @@ def _count(groups: list[NodeGroup]) -> int:
     return sum(group.nodes for group in groups)
 
 
+# SLURM's accounts and qualities of service: what the configuration names is the user's to use.
+# - Silent where the cluster keeps no accounts, or none for this user.
 def account(config: Config, system: System) -> Iterator[Finding]:
     hardware = config.hardware
     if hardware.partition is None or (hardware.account is None and hardware.qos is None):

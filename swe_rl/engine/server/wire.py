@@ -186,6 +186,10 @@ def _seconds(times: Mapping[str, Any], key: str) -> float | None:
     return None if found is None or not math.isfinite(found) else max(0.0, float(found)) / 1000.0
 
 
+# What a server's answer to one request comes to. Pure.
+# - Answers of 500 and above are the server's failure; a refusal for length is a ContextOverflowError; any other refusal
+#   is an EngineError.
+# - A reply whose tokens were sampled with different weights has no version.
 _OVERFLOW_WORDS = ("maximum context length", "maximum model length", "max_model_len")
 
 

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 from dataclasses import dataclass
 
 
+# What a supervised engine is given: how its servers and their clients come about.
+# - Nothing is started here; every call of a maker makes a new one.
 @dataclass(frozen=True, slots=True)
 class Makers:
     """`server`: from a model folder, whether to run eagerly, and whether a MIG slice is called by its number (which

@@ -18,6 +18,9 @@ from swe_rl.env.protocol import Grade, GradeError
 from swe_rl.sandbox.protocol import SandboxProvider, Workspace
 
 
+# Grading by an instance's own test file: the data set gives pytest source, not a list of test names.
+# - Without names every test of the file counts, and there must be at least one.
+# - An instance that comes with a script of its own is graded by that script.
 async def grade_by_tests(
     instance: Instance, patch: str, workspace: Workspace, sandboxes: SandboxProvider, timeout_s: float
 ) -> Grade:

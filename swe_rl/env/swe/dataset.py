@@ -17,6 +17,8 @@ from swe_rl.config.dataset_files import ENDINGS, SAVED, files_of, whole_files
 from swe_rl.env.instance import InstanceError
 from swe_rl.env.records import Row, read_rows
 
+# A split and the slice of it: `train`, `train[1000:]`, `test[:400]`.
+# - Rows count from 0 in the data set's own order; a slice never reorders.
 _SPLIT = re.compile(r"([\w.-]+)(?:\[(\d*):(\d*)\])?")
 
 

@@ -18,6 +18,10 @@ from swe_rl.env.swe import r2e_gym, swe_smith
 from swe_rl.env.swe.dataset import load_rows
 from swe_rl.env.swe.prepared import Identity, is_evaluated
 
+# From a data set's own columns to an Instance: which format a row is in, and what its image is called.
+# - The format is recognised by a row's columns, not by the name of the data set: a mirror or an extract reads the same.
+# - A row's own image comes before the configuration's template.
+# - What is missing or malformed is said with the row's place and the column.
 _IMAGE_COLUMNS = ("image", "image_name", "docker_image")
 _NESTED = ("instance", "extra_info")  # rows made for a trainer keep the record in one of these
 

@@ -130,6 +130,9 @@ def _where(state: str) -> Queue:
     return Queue.RUNS if state in _RUNS else Queue.GONE
 
 
+# What SLURM says of all jobs of a sweep, in one question.
+# - Nothing raises and nothing blocks for long: a controller that does not answer makes every job's state unknown.
+# - A job that the queue has forgotten is gone; how it ended, accounting knows where a cluster keeps it.
 def queue_states(ids: Sequence[str], run: Run = run_command) -> dict[str, JobState]:
     """State by id as in `ids`, `12_3` for the elements of an array."""
     if not ids:

@@ -14,6 +14,8 @@ from statistics import fmean
 from swe_rl.report.compare.compare import Arm, Comparison, Pair
 from swe_rl.report.compare.marks import INK, SOFT, Attributes, Style, element, grid_line, label, marker, style
 
+# Scales and ticks of a plot.
+# - Ticks lie inside the domain, at multiples of 1, 2, 2.5 or 5 times a power of ten.
 _SIZES = (1.0, 2.0, 2.5, 5.0, 10.0)
 
 

@@ -30,6 +30,10 @@ from swe_rl.sandbox.process.launcher import Launch, SandboxFolder
 from swe_rl.sandbox.process.limits import Limits, prelude
 from swe_rl.sandbox.protocol import Workspace
 
+# Where a sandbox could read swe_rl itself, which ships answers and tests of the embedded instances.
+# - Looked for by place, not by name alone: the package that runs, the checkout that it is run from, and every installed
+#   one below a folder that commands see, under each name by which they see it.
+# - A folder that holds the interpreter is never among them.
 _PACKAGE = Path(__file__).resolve().parents[2]
 _INSTALLED = ("lib*/python3*/*-packages", "local/lib*/python3*/*-packages", "Lib/site-packages")
 _OF_A_CHECKOUT = ("tests", ".git", "build", "dist")  # the history has what the package has

@@ -27,6 +27,7 @@ from swe_rl.sandbox.process.plain import PlainLauncher
 from swe_rl.sandbox.process.seccomp import filter_program
 from swe_rl.sandbox.protocol import Workspace
 
+# The /etc that isolated commands see: enough for the loader, Python and git, and nothing of this host's accounts.
 _LOADER = ("ld.so.cache", "ld.so.conf")
 _NETWORK = ("resolv.conf", "ssl", "pki", "ca-certificates.conf")
 _FOLDERS = ("alternatives",)
@@ -57,6 +58,7 @@ def _copy(source: Path, target: Path) -> None:
         target.chmod(0o644)
 
 
+# Where this process's Python lives, so that a sandbox can have the same `python` and the same pytest.
 SYSTEM_PATH = ("/usr/local/bin", "/usr/bin", "/bin")
 
 

@@ -36,6 +36,8 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 
+# The weights of a group of ranks as engines take them: a mapping, or files.
+# - Nothing is moved before somebody asks; whoever asks for tensors gets those of the last request.
 class GroupWeights(Mapping[str, Tensor]):
     """Names as in transformers; tied weights once. Also `engine.http_weights.WritesFiles`."""
 

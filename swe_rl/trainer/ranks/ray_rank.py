@@ -19,6 +19,9 @@ from swe_rl.hardware.host_address import free_port, interface_of
 from swe_rl.trainer.ranks.rank import RankSetup, carry_out, write_log
 from swe_rl.version import __version__
 
+# The pipe of a rank that is a Ray actor: what its driver posts, and what it has to say, held between the two.
+# - The rank's side is that of a pipe; a driver that hung up is the end of the pipe.
+# - Few answers are held at a time: weights that nobody fetches yet wait where they are.
 _HELD = 2
 
 
