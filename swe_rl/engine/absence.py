@@ -2,7 +2,7 @@
 
 Invariants:
 - Time in which our event loop stood still is not in it: nobody could be seen to come back.
-- An engine that starts its servers anew itself says by its own `failed` when it gives up; this is about the others.
+- An engine that starts its servers anew is not lost but starting, and gone when it gives up; this is about the others.
 """
 
 import asyncio
@@ -10,7 +10,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 
 from swe_rl.engine.loop_lag import TICK_S
-from swe_rl.engine.protocol import Engine, EngineError
+from swe_rl.engine.protocol import Engine, EngineError, EngineState
 
 
 class NoEngineError(EngineError):
@@ -30,8 +30,8 @@ async def require_an_engine(
     while True:
         await sleep(TICK_S)
         before_s, looked_s = looked_s, clock()
-        losses = [getattr(engine, "why_lost", None) for engine in engines]
-        if not losses or None in losses:
+        losses = [engine.why_lost for engine in engines if engine.state is EngineState.lost]
+        if not losses or len(losses) < len(engines):
             away_s = 0.0
             continue
         if not away_s:

@@ -20,9 +20,8 @@ from swe_rl.algo.row import Row
 from swe_rl.config.choices import Capture, JobName, KlPlace
 from swe_rl.config.compose import config_hash, flatten
 from swe_rl.config.schema import Config
-from swe_rl.engine.transfer.way import make_transfer
 from swe_rl.engine.turns import make_turns
-from swe_rl.engine.update import update_engines
+from swe_rl.engine.update import make_transfer, update_engines
 from swe_rl.engine.watch import watched
 from swe_rl.env.instance import Instance
 from swe_rl.errors import UserError

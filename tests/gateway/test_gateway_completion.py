@@ -61,8 +61,6 @@ def make_door(renderer, tmp_path):
 
 async def test_the_time_held_by_the_router_is_told_apart_from_the_engines_queue(make_door):
     class Queueing(ScriptedEngine):
-        on_change = None
-
         async def generate(self, *args, **options):
             completion = await super().generate(*args, **options)
             return replace(completion, queue_s=7.0)

@@ -20,7 +20,15 @@ from contextlib import asynccontextmanager
 from itertools import count
 from typing import TYPE_CHECKING
 
-from swe_rl.engine.protocol import Completion, ContextOverflowError, EngineError, EngineStats, SamplingParams
+from swe_rl.engine.protocol import (
+    Completion,
+    ContextOverflowError,
+    Engine,
+    EngineError,
+    EngineState,
+    EngineStats,
+    SamplingParams,
+)
 from swe_rl.engine.server.client import ConnectionLostError, HttpClient
 from swe_rl.engine.server.control import KV_CACHE, WEIGHTS, Control
 from swe_rl.engine.server.features import Features, Needs, Patience, probe
@@ -46,11 +54,8 @@ class UnchangedError(EngineError):
     """An update was given up before the server took anything."""
 
 
-class HttpEngine:
-    """`weights` None: the server's weights cannot be changed from here. `name` is the engine's for the router.
-
-    `on_change(up)` is called when the server is lost (False) and when it serves again (True).
-    """
+class HttpEngine(Engine):
+    """`weights` None: the server's weights cannot be changed from here. `name` is the engine's for the router."""
 
     def __init__(
         self,
@@ -64,8 +69,7 @@ class HttpEngine:
         stats_period_s: float = 0.5,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.name = name
-        self.on_change: Callable[[bool], None] | None = None
+        super().__init__(name)
         self._client = client
         self._needs = needs
         self._max_num_seqs = max_num_seqs
@@ -103,6 +107,14 @@ class HttpEngine:
     @property
     def in_flight(self) -> InFlight:
         return self._in_flight
+
+    @property
+    def state(self) -> EngineState:
+        return EngineState.up if self._in_flight.failure is None else EngineState.lost
+
+    @property
+    def why_lost(self) -> EngineError | None:
+        return self._in_flight.failure
 
     async def start(self) -> None:
         """Raises ServerRefusedError, EngineError; the session is then closed again."""
@@ -169,16 +181,9 @@ class HttpEngine:
         return self._completion(reply, len(prompt_ids), version, sent_s, waited_s=sent_s - arrived_s)
 
     async def abort(self, request_id: str) -> None:
-        """The request ends with finish_reason `abort` and what it has sampled so far; unknown ids are ignored.
-
-        Raises EngineError when the server does not offer it.
-        """
         server_id = self._server_ids.get(request_id)
         if server_id is not None:
             await self._control.abort(server_id)
-
-    def release_session(self, session_id: str) -> None:
-        """Nothing is kept for a session: the server's prefix cache forgets what is not used."""
 
     async def pause(self) -> None:
         """Returns once the server has frozen what runs there. Raises EngineError."""
@@ -195,7 +200,6 @@ class HttpEngine:
 
     @property
     def wake_s(self) -> float:
-        """Seconds that the last waking took."""
         return self._control.wake_s
 
     def hold(self) -> None:
@@ -264,7 +268,6 @@ class HttpEngine:
             await self.resume()
 
     async def receiver(self) -> "HttpEngine":
-        """Who takes weights for this engine."""
         return self
 
     async def adopt(self, version: int) -> None:
@@ -369,10 +372,6 @@ class HttpEngine:
     def _rest(self, on: bool) -> None:
         if self._monitor is not None:
             self._monitor.rest(on)
-
-    def _tell(self, up: bool) -> None:
-        if self.on_change is not None:
-            self.on_change(up)
 
     def _came_back(self) -> None:
         if self._readmission is None or self._readmission.done():

@@ -11,23 +11,15 @@ import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 from urllib.parse import urlsplit
 
-from swe_rl.engine.protocol import Engine, EngineError
+from swe_rl.engine.protocol import Engine, EngineError, EngineState, WeightSyncError
 from swe_rl.engine.server.client import HttpClient
 from swe_rl.engine.server.engine import HttpEngine, UnchangedError
 from swe_rl.engine.server.features import minor_version
 from swe_rl.engine.server.weights import ask
-from swe_rl.engine.transfer.wire import (
-    NCCL,
-    NCCL_BUFFER_BYTES,
-    NCCL_BUFFERS,
-    Announced,
-    SendsWeights,
-    Sent,
-)
-from swe_rl.engine.update import is_gone, sync_error
+from swe_rl.engine.transfer.protocol import NCCL, NCCL_BUFFER_BYTES, NCCL_BUFFERS, Announced, SendsWeights, Sent
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _OTHER = "another engine"
@@ -35,22 +27,6 @@ _INSTEAD = " With trainer.weight_sync=disk they go through a folder."
 _SENDER_S = 15.0  # that the sender has to end after a server failed
 _PACKED = {"packed": True, "packed_buffer_size_bytes": NCCL_BUFFER_BYTES, "packed_num_buffers": NCCL_BUFFERS}
 _PACKED_AT_INIT = (0, 28)  # the first vLLM that is told so when the wire is opened, not with every update
-
-
-@runtime_checkable
-class Receives(Protocol):
-    """An engine whose server takes weights."""
-
-    name: str
-
-    async def receiver(self) -> HttpEngine: ...
-
-
-@runtime_checkable
-class Explains(Protocol):
-    """An engine that knows more of its server's failures than the server answers."""
-
-    def explained(self, error: EngineError) -> EngineError: ...
 
 
 @dataclass(slots=True)
@@ -95,23 +71,21 @@ class Transfer:
                 if not failures:
                     times.rounds, self._version = number, version
                     return times
-                failures = {name: self._explained(name, error) for name, error in failures.items()}
+                failures = {
+                    one.name: one.explained(failures[one.name]) for one in self._engines if one.name in failures
+                }
             self._wired = ()
-        raise sync_error(failures, len(self._engines), version, _INSTEAD) from next(iter(failures.values()))
+        raise WeightSyncError.of(failures, len(self._engines), version, _INSTEAD) from next(iter(failures.values()))
 
     async def restore(self, http: HttpEngine) -> None:
         """For a server that was started anew: what the sender holds, through a folder. Raises EngineError."""
         weights = await asyncio.to_thread(self._sender.weights)
         await http.update_weights(weights, self._version)
 
-    def _explained(self, name: str, error: EngineError) -> EngineError:
-        engine = next(one for one in self._engines if one.name == name)
-        return engine.explained(error) if isinstance(engine, Explains) else error
-
     async def _receivers(self) -> tuple[dict[str, HttpEngine], dict[str, EngineError]]:
         """Those of engines that are up or come up again, by the engine's name."""
-        wanting = [one for one in self._engines if not is_gone(one)] or list(self._engines)
-        ends = await asyncio.gather(*(_receiver(one) for one in wanting), return_exceptions=True)
+        wanting = [one for one in self._engines if one.state is not EngineState.gone] or list(self._engines)
+        ends = await asyncio.gather(*(one.receiver() for one in wanting), return_exceptions=True)
         found: dict[str, HttpEngine] = {}
         failures: dict[str, EngineError] = {}
         for engine, end in zip(wanting, ends, strict=True):
@@ -119,7 +93,7 @@ class Transfer:
                 found[engine.name] = end
             elif not isinstance(end, EngineError):
                 raise end
-            elif not is_gone(engine):
+            elif engine.state is not EngineState.gone:
                 failures[engine.name] = end
         if not found and not failures:
             failures = {one.name: EngineError("it is gone") for one in wanting}
@@ -141,7 +115,7 @@ class Transfer:
             await one.ready.abort()
         await asyncio.wait({sending}, timeout=_SENDER_S if failures else None)
         if not sending.done():  # NCCL cannot be taken back: the trainer's ranks end with the run
-            raise sync_error(failures, len(self._engines), version, _INSTEAD)
+            raise WeightSyncError.of(failures, len(self._engines), version, _INSTEAD)
         sent = sending.result()
         if sent.problem and not failures:
             failures = dict.fromkeys(receivers, EngineError(f"the trainer could not send: {sent.problem}"))
@@ -184,12 +158,6 @@ class Transfer:
             "dtype_names": [one.dtype for one in self._announced],
             "shapes": [list(one.shape) for one in self._announced],
         }
-
-
-async def _receiver(engine: Engine) -> HttpEngine:
-    if not isinstance(engine, Receives):
-        raise EngineError(f"Engine `{engine.name}` is no server that takes weights from a trainer's memory")
-    return await engine.receiver()
 
 
 async def _take(http: HttpEngine, one: _Round, kind: str) -> None:

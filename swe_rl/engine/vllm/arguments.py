@@ -14,7 +14,7 @@ from pathlib import Path
 
 from swe_rl.config.choices import LogprobsMode
 from swe_rl.config.schema import Config
-from swe_rl.engine.transfer.wire import GLOO, IPC, transfer_kind
+from swe_rl.engine.transfer.protocol import GLOO, IPC, transfer_kind
 from swe_rl.plan.sizes import shares_gpus
 
 _LOGPROBS_FLAG = {LogprobsMode.processed: "processed_logprobs", LogprobsMode.raw: "raw_logprobs"}

@@ -15,13 +15,13 @@ Invariants:
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from swe_rl.engine.loss import LossTeller, Record
-from swe_rl.engine.protocol import Completion, EngineError, EngineStats, SamplingParams
+from swe_rl.engine.protocol import Completion, Engine, EngineError, EngineState, EngineStats, SamplingParams
 from swe_rl.engine.server.client import ServerFailingError
 from swe_rl.engine.server.engine import HttpEngine
 from swe_rl.engine.server.weights import WeightFolders
@@ -48,14 +48,8 @@ _PORT_TRIES = 3
 _DEATH_S = 2.0  # between the first failure and the end of the process
 
 
-class VllmEngine:
-    """`on_change(up)` is called when the engine is lost (False) and when it serves again (True), for the router.
-
-    `say` and `record` (for `events.jsonl`, see `loss`) are told of the same.
-
-    `restore` gives a restarted server the current weights where they are not in a folder, and then calls `adopt` or
-    `update_weights` on the client that it is called with.
-    """
+class VllmEngine(Engine):
+    """`say` and `record` (for `events.jsonl`, see `loss`) are told when it is lost, and when it serves again."""
 
     def __init__(
         self,
@@ -66,14 +60,10 @@ class VllmEngine:
         max_restarts: int,
         say: Callable[[str], None],
         weights: WeightFolders | None = None,
-        on_change: Callable[[bool], None] | None = None,
-        restore: Callable[[HttpEngine], Awaitable[None]] | None = None,
         record: Record | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.name = name
-        self.on_change = on_change
-        self.restore = restore
+        super().__init__(name)
         self.restarts = 0
         self._makers = makers
         self._model_path = model_path
@@ -97,13 +87,14 @@ class VllmEngine:
         self._before = EngineStats(0, 0, 0, 0, 0)  # totals of earlier lives of the server
 
     @property
-    def up(self) -> bool:
-        return self._up.is_set() and self._failure is None
+    def state(self) -> EngineState:
+        if self._failure is not None:
+            return EngineState.gone
+        return EngineState.up if self._up.is_set() else EngineState.starting
 
     @property
-    def failed(self) -> bool:
-        """It will not serve again; every request fails with the reason."""
-        return self._failure is not None
+    def why_lost(self) -> EngineError | None:
+        return self._failure or (None if self._up.is_set() else self._death)
 
     @property
     def server(self) -> VllmServer | None:
@@ -122,7 +113,6 @@ class VllmEngine:
     async def generate(
         self, prompt_ids: Sequence[int], params: SamplingParams, *, request_id: str, session_id: str | None = None
     ) -> Completion:
-        """Raises ContextOverflowError, or EngineError. Cancelling the awaiting task aborts the request."""
         http = await self._serving()
         try:
             return await http.generate(prompt_ids, params, request_id=request_id, session_id=session_id)
@@ -132,11 +122,8 @@ class VllmEngine:
             raise
 
     async def abort(self, request_id: str) -> None:
-        if self._http is not None and self.up:
+        if self._http is not None and self.state is EngineState.up:
             await self._http.abort(request_id)
-
-    def release_session(self, session_id: str) -> None:
-        """Nothing is kept for a session."""
 
     async def pause(self) -> None:
         await (await self._serving()).pause()
@@ -147,10 +134,7 @@ class VllmEngine:
         await (await self._serving()).resume()
 
     async def sleep(self) -> None:
-        """Its GPUs' memory is free when this returns: the server sleeps, or has ended. Requests wait.
-
-        Raises EngineError where it will not serve again.
-        """
+        """The server sleeps then, or has ended."""
         http = await self._serving()
         self._may_start.clear()
         try:
@@ -160,16 +144,12 @@ class VllmEngine:
                 raise
 
     async def may_wake(self) -> None:
-        """The GPUs are free again: a server that ended meanwhile is started, and one waits until it is up.
-
-        Raises EngineError where it will not serve again.
-        """
+        """A server that ended meanwhile is started, and one waits until it is up."""
         self._may_start.set()
         await self._serving()
 
     @property
     def wake_s(self) -> float:
-        """Seconds that the last waking took."""
         return self._http.wake_s if self._http is not None else 0.0
 
     async def update_weights(self, weights: "Mapping[str, torch.Tensor]", version: int) -> None:
@@ -185,13 +165,11 @@ class VllmEngine:
                     raise explained from error
 
     def explained(self, error: EngineError) -> EngineError:
-        """With what the server's log says, where its answer was but that it failed."""
         if self._server is None or not isinstance(error, ServerFailingError):
             return error
         return type(error)(f"{error}; {self._server.said()}")
 
     async def receiver(self) -> HttpEngine:
-        """Who takes weights for this engine, once its server is up. Raises EngineError."""
         return await self._serving()
 
     async def adopt(self, version: int) -> None:
@@ -203,7 +181,7 @@ class VllmEngine:
         if self._http is None:
             return self._before
         now = self._http.stats()
-        if not self.up:
+        if self.state is not EngineState.up:
             now = replace(now, running=0, waiting=0, kv_used_tokens=0)
         return replace(
             now,
@@ -352,7 +330,7 @@ class VllmEngine:
 
     def _seen(self, up: bool) -> None:
         """A server that hangs, or holds half of an update, is ended: `_keep` then starts it again."""
-        if not up and self.up and self._server is not None:
+        if not up and self.state is EngineState.up and self._server is not None:
             self._ending = asyncio.get_running_loop().create_task(self._server.stop())
 
     def _give_up(self, error: EngineError) -> None:
@@ -360,7 +338,3 @@ class VllmEngine:
         self._say(str(error))
         self._up.set()
         self._tell(False)
-
-    def _tell(self, up: bool) -> None:
-        if self.on_change is not None:
-            self.on_change(up)

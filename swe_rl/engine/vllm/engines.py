@@ -21,7 +21,7 @@ from swe_rl.engine.server.client import HttpClient
 from swe_rl.engine.server.engine import HttpEngine
 from swe_rl.engine.server.features import Patience
 from swe_rl.engine.server.weights import WeightFolders, untied_copy
-from swe_rl.engine.transfer.wire import GLOO, IPC, transfer_kind
+from swe_rl.engine.transfer.protocol import GLOO, IPC, transfer_kind
 from swe_rl.engine.vllm import step as vllm_step
 from swe_rl.engine.vllm.arguments import (
     ServerChoice,
