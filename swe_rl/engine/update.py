@@ -1,12 +1,18 @@
-"""New weights for all engines of a run, side by side: which way they take, and how the way through each engine goes.
+"""What a step asks of all engines of a run: to leave the GPUs to the trainer for a turn, and to take new weights.
 
 Invariants:
 - Every engine is given them at the same time, and has taken them or failed when `update_engines` ends.
 - An engine that will not serve again needs none, as long as another one does.
+- Outside of `to_trainer` ... `to_engines` the GPUs are the engines'; a run begins so, with engines that are awake.
+- After `to_trainer` no server has memory on a GPU beyond what sleeping leaves: it sleeps, or its process has ended.
+- After `to_engines` every engine that will serve again has a running server, which serves with the next update of
+  weights and not before: that update wakes it, and nothing else does.
+- Without engines that sleep, all of it does nothing.
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from swe_rl.config.choices import EngineKind
@@ -16,6 +22,7 @@ from swe_rl.engine.server.weights import EMBEDDING, HEAD
 from swe_rl.engine.transfer.direct import Transfer
 from swe_rl.engine.transfer.protocol import GLOO, IPC, SendsWeights, transfer_kind
 from swe_rl.engine.transfer.staged import StagedTransfer
+from swe_rl.plan.sizes import shares_gpus
 
 if TYPE_CHECKING:
     import torch
@@ -54,3 +61,39 @@ async def update_engines(engines: Sequence[Engine], weights: "Mapping[str, torch
     gone = {engine.name for engine in wanting if engine.state is EngineState.gone}
     if failures and not (len(failures) < len(wanting) and failures.keys() <= gone):
         raise WeightSyncError.of(failures, len(engines), version) from next(iter(failures.values()))
+
+
+class Turns:
+    def __init__(self, engines: Sequence[Engine]) -> None:
+        self._engines = engines
+        self._sleep_s: float | None = None
+
+    async def to_trainer(self) -> None:
+        """The engines leave their GPUs. Nothing may be in flight; what comes now waits. Raises EngineError."""
+        began_s = time.monotonic()
+        await _each(self._engines, lambda engine: engine.sleep())
+        self._sleep_s = time.monotonic() - began_s
+
+    async def to_engines(self) -> None:
+        """The trainer has given its memory back, and new weights follow. Raises EngineError."""
+        if self._sleep_s is not None:
+            await _each(self._engines, lambda engine: engine.may_wake())
+
+    def times(self) -> dict[str, float]:
+        """Seconds of the last turn, each the slowest engine's: `sleep_s`, `wake_s`. Before the first one nothing."""
+        if self._sleep_s is None:
+            return {}
+        return {"sleep_s": self._sleep_s, "wake_s": max((engine.wake_s for engine in self._engines), default=0.0)}
+
+
+def make_turns(config: Config, engines: Sequence[Engine]) -> Turns:
+    return Turns(engines if shares_gpus(config) else [])
+
+
+async def _each(engines: Sequence[Engine], step: Callable[[Engine], Awaitable[None]]) -> None:
+    """All at the same time; whoever fails for good is left out, as the update of weights does."""
+    ends = await asyncio.gather(*(step(engine) for engine in engines), return_exceptions=True)
+    for engine, end in zip(engines, ends, strict=True):
+        left_out = isinstance(end, EngineError) and engine.state is EngineState.gone
+        if isinstance(end, BaseException) and not left_out:
+            raise end

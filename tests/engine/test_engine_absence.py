@@ -4,10 +4,10 @@ import asyncio
 
 import pytest
 
-from swe_rl.engine.absence import NoEngineError, require_an_engine
-from swe_rl.engine.loop_lag import TICK_S
 from swe_rl.engine.protocol import EngineError, EngineState
 from swe_rl.engine.scripted import ScriptedEngine
+from swe_rl.engine.server.monitor import TICK_S
+from swe_rl.engine.watch import NoEngineError, require_an_engine
 
 LOST = EngineError("Engine `engine0` is lost: refused")
 

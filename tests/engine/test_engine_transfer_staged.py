@@ -16,7 +16,7 @@ from swe_rl.engine.server.engine import HttpEngine
 from swe_rl.engine.server.features import Needs
 from swe_rl.engine.transfer.protocol import ALIGN, BUFFERS, Announced, Staging, buckets_of, buffer_bytes
 from swe_rl.engine.transfer.staged import Belt, StagedTransfer
-from swe_rl.engine.turns import Turns
+from swe_rl.engine.update import Turns
 from swe_rl.trainer.send.staging import StagingEnd
 
 CPU = torch.device("cpu")

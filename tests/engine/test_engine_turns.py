@@ -21,8 +21,7 @@ from swe_rl.engine.server.client import HttpClient, ServerFailingError
 from swe_rl.engine.server.engine import HttpEngine
 from swe_rl.engine.server.features import Needs
 from swe_rl.engine.server.weights import WeightFolders
-from swe_rl.engine.turns import Turns, make_turns
-from swe_rl.engine.update import update_engines
+from swe_rl.engine.update import Turns, make_turns, update_engines
 from swe_rl.engine.vllm.arguments import VllmOptions
 from swe_rl.plan.sizes import shares_gpus
 

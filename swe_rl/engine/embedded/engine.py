@@ -19,12 +19,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from swe_rl.config.schema import EngineConfig
-from swe_rl.engine.embedded.core import EngineCore
+from swe_rl.engine.embedded.core import EngineCore, WeightLoader
 from swe_rl.engine.embedded.model import PackedDecoder
 from swe_rl.engine.embedded.request import Outcome, Request, refusal
 from swe_rl.engine.embedded.slot_cache import as_ids
 from swe_rl.engine.embedded.thread import EngineThread
-from swe_rl.engine.embedded.weights import WeightLoader
 from swe_rl.engine.protocol import Completion, ContextOverflowError, Engine, EngineError, EngineStats, SamplingParams
 from swe_rl.engine.sampling import to_seed
 

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from swe_rl.engine.loss import LossTeller, Record
 from swe_rl.engine.protocol import Completion, Engine, EngineError, EngineState, EngineStats, SamplingParams
@@ -30,22 +30,19 @@ from swe_rl.engine.vllm.server import ServerDiedError, VllmServer
 
 if TYPE_CHECKING:
     import torch
-from dataclasses import dataclass
-
-
-# What a supervised engine is given: how its servers and their clients come about.
-# - Nothing is started here; every call of a maker makes a new one.
-@dataclass(frozen=True, slots=True)
-class Makers:
-    """`server`: from a model folder, whether to run eagerly, and whether a MIG slice is called by its number (which
-    raises DeviceError where it has none); `client`: from the server's address."""
-
-    server: Callable[[str, bool, bool], VllmServer]
-    client: Callable[[str], HttpEngine]
-
 
 _PORT_TRIES = 3
 _DEATH_S = 2.0  # between the first failure and the end of the process
+
+
+class Maker(Protocol):
+    """Of a supervised engine's servers and their clients: nothing is started, every call makes a new one."""
+
+    def server(self, model_path: str, eager: bool, by_number: bool) -> VllmServer:
+        """`by_number`: a MIG slice is called by its number. Raises DeviceError where it has none."""
+        ...
+
+    def client(self, url: str) -> HttpEngine: ...
 
 
 class VllmEngine(Engine):
@@ -53,7 +50,7 @@ class VllmEngine(Engine):
 
     def __init__(
         self,
-        makers: Makers,
+        maker: Maker,
         *,
         name: str,
         model_path: str,
@@ -65,7 +62,7 @@ class VllmEngine(Engine):
     ) -> None:
         super().__init__(name)
         self.restarts = 0
-        self._makers = makers
+        self._maker = maker
         self._model_path = model_path
         self._max_restarts = max_restarts
         self._say = say
@@ -228,13 +225,13 @@ class VllmEngine(Engine):
         took_s, attempt = None, 0
         while took_s is None:
             attempt += 1
-            self._server = server = self._makers.server(model_path, self._eager, self._by_number)
+            self._server = server = self._maker.server(model_path, self._eager, self._by_number)
             try:
                 took_s = await server.start()
             except ServerDiedError as error:
                 if not self._try_again(error, attempt):
                     raise
-        http = self._makers.client(server.url)
+        http = self._maker.client(server.url)
         try:
             await http.start()
         except BaseException:

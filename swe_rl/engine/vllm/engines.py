@@ -30,10 +30,10 @@ from swe_rl.engine.vllm.arguments import (
     server_arguments,
     server_environment,
     shown,
+    vllm_command,
 )
-from swe_rl.engine.vllm.command import vllm_command
 from swe_rl.engine.vllm.devices import slice_number, visible_devices
-from swe_rl.engine.vllm.engine import Makers, VllmEngine
+from swe_rl.engine.vllm.engine import VllmEngine
 from swe_rl.engine.vllm.server import Launch, VllmServer
 from swe_rl.engine.vllm.step import StepSpec
 from swe_rl.hardware.host_address import free_port
@@ -97,7 +97,7 @@ class _Maker:
     def node(self) -> str | None:
         return self.plan.nodes[self.away[0].node] if self.away else None
 
-    def server(self, model_path: str, eager: bool, by_number: bool = False) -> VllmServer:
+    def server(self, model_path: str, eager: bool, by_number: bool) -> VllmServer:
         """Raises DeviceError."""
         plan, config = self.plan, self.plan.config
         devices = self.devices
@@ -181,7 +181,7 @@ def vllm_engines(
     makers = [_maker(plan, index, placed[index] if placed else (), own) for index in range(config.layout.engines)]
     return [
         VllmEngine(
-            Makers(maker.server, maker.client),
+            maker,
             name=maker.name,
             model_path=model_path,
             max_restarts=options.max_restarts,
