@@ -1,13 +1,13 @@
 """What a step asks of all engines of a run: to leave the GPUs to the trainer for a turn, and to take new weights.
 
 Invariants:
-- Every engine is given them at the same time, and has taken them or failed when `update_engines` ends.
-- An engine that will not serve again needs none, as long as another one does.
+- Every engine is given new weights at the same time, and has taken them or failed when `update_engines` ends.
+- An engine that will not serve again needs no weights, as long as another one does.
 - Outside of `to_trainer` ... `to_engines` the GPUs are the engines'; a run begins so, with engines that are awake.
 - After `to_trainer` no server has memory on a GPU beyond what sleeping leaves: it sleeps, or its process has ended.
 - After `to_engines` every engine that will serve again has a running server, which serves with the next update of
   weights and not before: that update wakes it, and nothing else does.
-- Without engines that sleep, all of it does nothing.
+- Engines with no memory on a GPU go on as they are.
 """
 
 import asyncio

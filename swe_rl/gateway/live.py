@@ -130,6 +130,7 @@ class LiveSessions:
     def known(self, session_id: str, secret: str) -> LiveSession | None:
         """The session at an address; None for one that a client may begin. Raises ApiError."""
         live = self._opened.get(session_id) or self._implicit.get(session_id)
+        # Compared for every id, also one that nobody knows: who guesses learns nothing from the answer or its time.
         expected = live.secret if live is not None else self._closed.get(session_id, "")
         if not hmac.compare_digest(secret.encode(errors="surrogatepass"), expected.encode()):
             raise no_session(session_id)

@@ -72,6 +72,7 @@ class Placement:
         turn: int | None = None,
     ) -> AsyncIterator[Placed]:
         """Waits until the router lets the request go, and tells it when the block is left."""
+        # Two ends: a caller that is cancelled while its request is held never had an engine, and still is finished.
         waiting = self._held[request_id] = asyncio.get_running_loop().create_future()
         context_tokens, cached_tokens = prompt_tokens, None
         try:

@@ -26,13 +26,18 @@ from swe_rl.run import event_loop
 from swe_rl.run.components import Serving, load_sampled, serving
 from swe_rl.run.session import Session, session
 
-# The live line of `job=serve`: who is there, what the engines do.
-# - No clock of its own; rates are over the time between two looks.
-# - What the progress bar fills with is the share of the engines' KV cache that is in use.
+VARIABLE = "SWE_RL_GATEWAY_KEY"
+_LOOK_S = 1.0
+_TELL_EVERY_S = 10.0  # without a live terminal
 _BAR = 100
 
 
 class ServeState(ProgressState):
+    """The live line: who is there, what the engines do. The progress bar fills with the engines' KV cache.
+
+    It has no clock of its own; rates are over the time between two looks.
+    """
+
     def __init__(self, started_s: float) -> None:
         super().__init__(total_steps=_BAR)
         self._started_s = started_s
@@ -78,11 +83,6 @@ class ServeState(ProgressState):
 
     def collection(self, now_s: float) -> str | None:
         return None
-
-
-VARIABLE = "SWE_RL_GATEWAY_KEY"
-_LOOK_S = 1.0
-_TELL_EVERY_S = 10.0  # without a live terminal
 
 
 def run(config: Config, folder: Path | None) -> int:

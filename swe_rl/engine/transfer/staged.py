@@ -105,7 +105,7 @@ class StagedTransfer(Transfer):
         taking = (_take(name, http, staging, belt, version, times) for name, http in receivers.items())
         ends = await asyncio.gather(*taking, return_exceptions=True)
         sent = await filling
-        times.gather_s, times.wire_s, times.sent_gb = sent.gather_s, sent.wire_s, sent.sent_bytes / 1e9
+        times.take_sent(sent)
         return times, failures_of(receivers, ends)
 
     async def _fill(self, belt: Belt, count: int) -> Sent:
@@ -147,9 +147,7 @@ async def _take(name: str, http: HttpEngine, staging: Staging, belt: Belt, versi
             loaded_s = time.monotonic()
             load_s += loaded_s - asked_s
             await belt.leave(name)
-            await belt.cleared()
+            await belt.cleared()  # the cache wakes with the end of this block, into the memory that the buffers held
     finally:
         await belt.leave(name)
-    times.pause_s = max(times.pause_s, started_s - began_s)
-    times.load_s = max(times.load_s, load_s)
-    times.resume_s = max(times.resume_s, time.monotonic() - loaded_s)
+    times.take_server(pause_s=started_s - began_s, load_s=load_s, resume_s=time.monotonic() - loaded_s)

@@ -212,7 +212,10 @@ class VllmEngine(Engine):
         return self._http
 
     async def _dies(self) -> bool:
-        """Whether the process ends about now, by itself or ended from here."""
+        """Whether the process ends about now, by itself or ended from here.
+
+        A request often breaks off before the end of the process is seen, and only that has the reason.
+        """
         if self._ending is not None:
             await asyncio.wait({self._ending})
         with contextlib.suppress(TimeoutError):
@@ -237,7 +240,7 @@ class VllmEngine(Engine):
         except BaseException:
             await server.stop()
             raise
-        if self._paused:
+        if self._paused:  # by somebody who does not hear of the restart
             await http.pause()
         http.on_change = self._seen
         self._http = http
@@ -273,7 +276,7 @@ class VllmEngine(Engine):
                 return
             self.restarts += 1
             try:
-                await self._may_start.wait()
+                await self._may_start.wait()  # until then the trainer has the GPUs
                 await self._restart(error)
             except Exception as again:  # UserError, EngineError, DiskError: nobody waits for this task
                 self._give_up(EngineError(f"{error}; the restart failed: {again}"))
@@ -298,7 +301,7 @@ class VllmEngine(Engine):
     async def _restart(self, error: ServerDiedError) -> None:
         assert self._http is not None and self._server is not None
         version = self._http.weight_version
-        self._before = self.stats()
+        self._before = self.stats()  # totals only grow, and the new server begins at 0
         http, self._http = self._http, None
         await http.close()
         if error.cause is Cause.no_compiler and not self._eager:
@@ -306,7 +309,7 @@ class VllmEngine(Engine):
         folder = self._folder(version)
         await self._launch(str(folder) if folder else self._model_path)
         assert self._http is not None
-        if http.held:
+        if http.held:  # the next update wakes it; weights of before would be given for nothing
             self._http.hold()
         else:
             await self._give_weights(version, from_start=folder is not None)
