@@ -6,22 +6,24 @@ Invariants:
 """
 
 from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from swe_rl.engine.protocol import Engine
-from swe_rl.gateway.live import LiveSessions
-from swe_rl.gateway.placement import Placement
-from swe_rl.gateway.store.traces import TraceStore
+if TYPE_CHECKING:  # read here, and made by whoever uses these metrics
+    from swe_rl.engine.protocol import Engine
+    from swe_rl.gateway.live import LiveSessions
+    from swe_rl.gateway.placement import Placement
+    from swe_rl.gateway.store.traces import TraceStore
 
 _SECONDS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
 
 
 class GatewayMetrics(Collector):
     def __init__(
-        self, engines: Sequence[Engine], store: TraceStore, sessions: LiveSessions, placement: Placement
+        self, engines: "Sequence[Engine]", store: "TraceStore", sessions: "LiveSessions", placement: "Placement"
     ) -> None:
         self._engines, self._store, self._sessions, self._placement = engines, store, sessions, placement
         self.registry = CollectorRegistry()
