@@ -3,7 +3,7 @@
 Invariants:
 - An engine's name, GPUs, log and seed follow from its index.
 - All of them share one key, made for this run unless the environment has one, and one folder for compiled kernels.
-- Without a GPU the output layer is a tensor of its own (see `http_weights`), so that new weights reach all of it.
+- Without a GPU the output layer is a tensor of its own (see `server/weights`), so that new weights reach all of it.
 """
 
 import logging
