@@ -15,6 +15,7 @@ from swe_rl.host.kill_point import POINTS
 
 # How often each target is drawn: the driver holds most of what can be lost.
 _SHARES = {"driver": 8, "store": 3, "engine": 3, "rank": 2, "guard": 3, "grader": 3, "runtime": 2, "engine_cpu": 1}
+_SHARES |= {"step": 2}
 DEFAULT_TARGETS = ("driver", "store", "engine", "rank", "guard", "grader", "runtime")
 # Points that a run comes to often: which time is drawn from as many.
 _TIMES = {"file_aside": 8, "sandbox_made": 20, "traces_inserted": 40, "traces_committed": 40, "checkpoint_files": 8}
