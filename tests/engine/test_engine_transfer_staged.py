@@ -14,7 +14,7 @@ from swe_rl.engine.protocol import EngineError, SamplingParams, WeightSyncError
 from swe_rl.engine.server.client import HttpClient
 from swe_rl.engine.server.engine import HttpEngine
 from swe_rl.engine.server.features import Needs
-from swe_rl.engine.transfer.protocol import ALIGN, BUFFERS, Announced, Staging, buckets_of, buffer_bytes
+from swe_rl.engine.transfer.protocol import ALIGN, BUFFERS, Announced, SendsWeights, Staging, buckets_of, buffer_bytes
 from swe_rl.engine.transfer.staged import Belt, StagedTransfer
 from swe_rl.engine.update import Turns
 from swe_rl.trainer.send.staging import StagingEnd
@@ -275,6 +275,15 @@ async def test_memory_that_cannot_be_shared_is_told_and_nothing_was_taken(start)
     assert "/pause" not in paths(fakes[0]) and stager.asked == ["open", "close"] * 2
     times = await transfer_of(engines, Stager(problems=["busy"])).update(1)
     assert times.rounds == 2
+
+
+async def test_a_trainer_that_has_nothing_to_share_is_told(start):
+    class Plain(SendsWeights):
+        """A trainer that left the ways through its GPUs as they are."""
+
+    _, engines = await start(1)
+    with pytest.raises(WeightSyncError, match="shares no memory: this trainer has no memory"):
+        await transfer_of(engines, Plain()).update(1)
 
 
 async def test_a_rank_that_ends_meanwhile_is_the_reason(start):
