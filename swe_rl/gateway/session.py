@@ -192,10 +192,6 @@ class Session:
         """The plan came to nothing: failed, or the client went away."""
         self._in_flight -= 1
 
-    @property
-    def next_chain(self) -> int:
-        return self._chain
-
     def _deepest(self, hashes: Sequence[Fingerprint]) -> tuple[_Node | None, int]:
         """The recorded reply that the longest prefix of the request ends with, and that prefix's length."""
         for length in range(len(hashes) - 1, 0, -1):

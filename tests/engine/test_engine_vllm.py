@@ -228,7 +228,7 @@ async def test_a_restarted_server_gets_the_current_weights(make, tmp_path):
 async def test_a_restarted_server_without_them_stays_down(make):
     (engine,), _ = make()
     await engine.start()
-    await engine.adopt(5)  # came by another way, of which this engine knows nothing
+    await (await engine.receiver()).adopt(5)  # came by another way, of which this engine knows nothing
     os.kill(tree(engine)[1].pid, signal.SIGKILL)
     await until(lambda: engine._failure is not None, 20)
     with pytest.raises(EngineError, match="weights of step 5 are not to be had"):
@@ -274,7 +274,7 @@ async def test_they_can_be_given_back(make):
     (engine,), _ = make()
     engine.restore = lambda client: client.adopt(5)
     await engine.start()
-    await engine.adopt(5)
+    await (await engine.receiver()).adopt(5)
     os.kill(tree(engine)[1].pid, signal.SIGKILL)
     await until(lambda: engine.restarts == 1 and engine.state is EngineState.up, 20)
     assert (await engine.generate(PROMPT, SamplingParams(1), request_id="a")).weight_version == 5

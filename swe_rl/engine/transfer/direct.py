@@ -19,13 +19,12 @@ from swe_rl.engine.server.client import HttpClient
 from swe_rl.engine.server.engine import HttpEngine, UnchangedError
 from swe_rl.engine.server.features import minor_version
 from swe_rl.engine.server.weights import ask
-from swe_rl.engine.transfer.protocol import NCCL, NCCL_BUFFER_BYTES, NCCL_BUFFERS, Announced, SendsWeights, Sent
+from swe_rl.engine.transfer.protocol import NCCL, PACKED, Announced, SendsWeights, Sent, tensors_info
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _OTHER = "another engine"
 _INSTEAD = " With trainer.weight_sync=disk they go through a folder."
 _SENDER_S = 15.0  # that the sender has to end after a server failed
-_PACKED = {"packed": True, "packed_buffer_size_bytes": NCCL_BUFFER_BYTES, "packed_num_buffers": NCCL_BUFFERS}
 _PACKED_AT_INIT = (0, 28)  # the first vLLM that is told so when the wire is opened, not with every update
 
 
@@ -112,7 +111,7 @@ class Transfer:
                 return Times(), failures
             self._wired = tuple(receivers.values())
         count = len(receivers)
-        attempt = _Attempt(version, self._update_info(), asyncio.Barrier(count), asyncio.Barrier(count + 1))
+        attempt = _Attempt(version, tensors_info(self._announced), asyncio.Barrier(count), asyncio.Barrier(count + 1))
         sending = asyncio.create_task(self._send(attempt))
         taking = [asyncio.create_task(_take(http, attempt, self._kind)) for http in receivers.values()]
         sending.add_done_callback(lambda _: _give_up(sending, taking))
@@ -159,13 +158,6 @@ class Transfer:
             self._announced = await asyncio.to_thread(self._sender.announce_weights, self._twice)
         return failures
 
-    def _update_info(self) -> dict[str, Any]:
-        return {
-            "names": [tensor.name for tensor in self._announced],
-            "dtype_names": [tensor.dtype for tensor in self._announced],
-            "shapes": [list(tensor.shape) for tensor in self._announced],
-        }
-
 
 async def _take(http: HttpEngine, attempt: _Attempt, kind: str) -> None:
     """One server's part of a round. Raises EngineError."""
@@ -176,7 +168,7 @@ async def _take(http: HttpEngine, attempt: _Attempt, kind: str) -> None:
             await ask(client, "/start_weight_update")
             paused_s = time.monotonic()
             await attempt.ready.wait()
-            packed = _PACKED if kind == NCCL and not _packed_at_init(http) else {}
+            packed = PACKED if kind == NCCL and not _packed_at_init(http) else {}
             await ask(client, "/update_weights", {"update_info": {**attempt.update_info, **packed}})
             taken_s = time.monotonic()
             await ask(client, "/finish_weight_update")
@@ -199,7 +191,7 @@ async def _meet(servers: asyncio.Barrier) -> None:
 
 
 async def _init(http: HttpEngine, kind: str, where: Mapping[str, object], world: int) -> None:
-    packed = _PACKED if kind == NCCL and _packed_at_init(http) else {}
+    packed = PACKED if kind == NCCL and _packed_at_init(http) else {}
     await ask(http.client, "/init_weight_transfer_engine", {"init_info": {**where, "world_size": world, **packed}})
 
 

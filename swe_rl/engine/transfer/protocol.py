@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 GLOO, NCCL, IPC = "gloo", "nccl", "swe_rl_ipc"  # names of back ends in vLLM's workers; its own `ipc` is another one
 # How vLLM packs tensors for NCCL; sender and receivers must agree.
 NCCL_BUFFER_BYTES, NCCL_BUFFERS = 2**30, 2
+PACKED = {"packed": True, "packed_buffer_size_bytes": NCCL_BUFFER_BYTES, "packed_num_buffers": NCCL_BUFFERS}
 ALIGN = 256
 BUCKET_BYTES = 512 * 2**20
 BUFFERS = 2  # one is filled while the other is read; bucket k is in buffer k % BUFFERS
@@ -114,15 +115,16 @@ def buffer_bytes(buckets: Sequence[Bucket]) -> tuple[int, ...]:
     return tuple(max(sizes[number::BUFFERS]) for number in range(min(BUFFERS, len(sizes))))
 
 
+def tensors_info(tensors: Sequence[Announced]) -> dict[str, object]:
+    """What a server is told of tensors that follow, in their order."""
+    names, dtypes = [tensor.name for tensor in tensors], [tensor.dtype for tensor in tensors]
+    return {"names": names, "dtype_names": dtypes, "shapes": [list(tensor.shape) for tensor in tensors]}
+
+
 def update_info(bucket: Bucket, number: int) -> dict[str, object]:
     """What a server is told of bucket `number`."""
-    return {
-        "buffer": number % BUFFERS,
-        "names": [placed.tensor.name for placed in bucket],
-        "dtype_names": [placed.tensor.dtype for placed in bucket],
-        "shapes": [list(placed.tensor.shape) for placed in bucket],
-        "offsets": [placed.offset for placed in bucket],
-    }
+    offsets = [placed.offset for placed in bucket]
+    return {"buffer": number % BUFFERS, "offsets": offsets, **tensors_info([placed.tensor for placed in bucket])}
 
 
 @dataclass(frozen=True, slots=True)

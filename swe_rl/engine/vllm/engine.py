@@ -169,11 +169,6 @@ class VllmEngine(Engine):
     async def receiver(self) -> HttpEngine:
         return await self._serving()
 
-    async def adopt(self, version: int) -> None:
-        """The server holds the weights of `version`, which came by another way."""
-        if self._http is not None:
-            await self._http.adopt(version)
-
     def stats(self) -> EngineStats:
         if self._http is None:
             return self._before
