@@ -11,7 +11,6 @@ import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from swe_rl.algo.row import Row
@@ -182,42 +181,29 @@ class NoLearner:
 
 
 def load_newest(trainer: TrainsPolicy, folder: RunFolder, hash_of_config: str) -> tuple[int, SamplerState | None]:
-    """The trainer goes back to the newest checkpoint; step 0 and no order where there is none at all.
+    """The trainer goes back to the newest checkpoint that counts; step 0 and no order where there is none at all.
 
-    Raises CorruptCheckpointError.
+    Raises CorruptCheckpointError where that would pass over checkpoints.
     """
-    from swe_rl.trainer.checkpoint.folder import remove_leftovers
+    from swe_rl.trainer.checkpoint.folder import CorruptCheckpointError, remove_leftovers
 
-    checkpoint = _newest_checkpoint(folder)
+    recorded = {record.get("step") for record in read_jsonl(folder.steps_jsonl)}
+    there = by_step(folder.checkpoints)
+    newest = next((path for path in there if step_of(path) in recorded and size_problem(path) is None), None)
     remove_leftovers(folder.checkpoints)  # after its last step a run writes no other one that would
-    if checkpoint is None:
-        _refuse_to_begin_anew(folder)
+    if newest is None and there:
+        reason = size_problem(there[0]) or f"{folder.steps_jsonl} has no record of its step"
+        raise CorruptCheckpointError(
+            f"{there[0]} cannot be continued from ({reason}), and no other checkpoint of {folder.path} can. "
+            "Put back what is missing, or begin a new run with trainer.resume=none."
+        )
+    if newest is None:
         return 0, None
     from swe_rl.trainer.checkpoint.rng import restore_rng
 
-    saved = trainer.load(checkpoint, hash_of_config)
+    saved = trainer.load(newest, hash_of_config)
     restore_rng(saved.rng)
     return saved.step, saved.data_order
-
-
-def _refuse_to_begin_anew(folder: RunFolder) -> None:
-    """Raises CorruptCheckpointError where that would pass over checkpoints."""
-    from swe_rl.trainer.checkpoint.folder import CorruptCheckpointError
-
-    there = next(iter(by_step(folder.checkpoints)), None)
-    if there is None:
-        return
-    reason = size_problem(there) or f"{folder.steps_jsonl} has no record of its step"
-    raise CorruptCheckpointError(
-        f"{there} cannot be continued from ({reason}), and no other checkpoint of {folder.path} can. "
-        "Put back what is missing, or begin a new run with trainer.resume=none."
-    )
-
-
-def _newest_checkpoint(folder: RunFolder) -> Path | None:
-    recorded = {record.get("step") for record in read_jsonl(folder.steps_jsonl)}
-    whole = (one for one in by_step(folder.checkpoints) if size_problem(one) is None)
-    return next((one for one in whole if step_of(one) in recorded), None)
 
 
 def _last_step(folder: RunFolder) -> tuple[int, SamplerState | None]:
