@@ -41,7 +41,7 @@ class Sampled:
     """A step's rollouts, before anything is learned from them."""
 
     collected: Collected
-    order: SamplerState  # of the instances, after this step took its own
+    order: SamplerState  # of the instances, after this step took its conversation
     times_s: dict[str, float]
     sync_s: float  # what the update of the engines' weights before them took
 
@@ -175,9 +175,9 @@ class Rollouts:
 
     def traces(self, collected: Collected) -> list[list[Trace]]:
         """Of each trajectory, whose prompt and response lengths are filled in."""
-        traces = [self._parts.store.traces(one.trajectory_id) for one in collected.trajectories]
-        for trajectory, own in zip(collected.trajectories, traces, strict=True):
-            count_tokens(trajectory, own)
+        traces = [self._parts.store.traces(trajectory.trajectory_id) for trajectory in collected.trajectories]
+        for trajectory, conversation in zip(collected.trajectories, traces, strict=True):
+            count_tokens(trajectory, conversation)
         return traces
 
     def rows(self, collected: Collected, traces: Sequence[Sequence[Trace]]) -> tuple[list[Row], dict[str, float]]:
@@ -187,11 +187,11 @@ class Rollouts:
         """
         if self._config.rollout.capture is Capture.traced:
             pairs = zip(collected.trajectories, traces, strict=True)
-            return [row for trajectory, own in pairs for row in traced_rows(trajectory, own)], {}
+            return [row for trajectory, conversation in pairs for row in traced_rows(trajectory, conversation)], {}
         mismatch, renderer = Mismatch(), self._parts.renderer
         masks, rows = self._config.rollout.filter_token_mismatch, list[Row]()
-        for trajectory, result, own in zip(collected.trajectories, collected.results, traces, strict=True):
-            rows += retokenized_rows(trajectory, result, own, renderer, mismatch, masks=masks)
+        for trajectory, result, conversation in zip(collected.trajectories, collected.results, traces, strict=True):
+            rows += retokenized_rows(trajectory, result, conversation, renderer, mismatch, masks=masks)
         return rows, mismatch.rates()
 
     def record(self, step: int, collected: Collected, traces: list[list[Trace]]) -> None:
@@ -199,10 +199,10 @@ class Rollouts:
         self._session.steps.append_trajectories(step, _records(collected), ours=OUR_WORDS)
         kill_point("trajectories_written")
         first = next(iter_jsonl(self._session.folder.events_jsonl), {})  # seconds are since the run's first event
-        retried = [self._parts.store.traces(one.trajectory_id) for one in collected.retried]
+        retried = [self._parts.store.traces(trajectory.trajectory_id) for trajectory in collected.retried]
         programs = [*collected.trajectories, *collected.retried]
-        for trajectory, own in zip(programs, [*traces, *retried], strict=True):
-            self._session.events.write("program", **program_event(trajectory, own, first.get("time", 0.0)))
+        for trajectory, conversation in zip(programs, [*traces, *retried], strict=True):
+            self._session.events.write("program", **program_event(trajectory, conversation, first.get("time", 0.0)))
         kill_point("programs_written")
 
     def forget_after(self, step: int, *, evaluation: bool) -> None:
@@ -215,4 +215,4 @@ class Rollouts:
 
 
 def _records(collected: Collected) -> list[dict[str, Any]]:
-    return [one.to_record() for one in (*collected.trajectories, *collected.retried)]
+    return [trajectory.to_record() for trajectory in (*collected.trajectories, *collected.retried)]
