@@ -84,7 +84,7 @@ class Learner:
         with self._session.progress.phase("sync_weights"), self._parts.gateway.syncing():
             await self._turns.to_engines()
             times = await self._hand_over(step)
-        self.served = step
+        self.served = step  # whatever the comparison says: where they disagree the run ends
         sync_s = time.monotonic() - started_s
         event: dict[str, Any] = {"step": step, **times, **self._turns.times()}
         if config.trainer.check_weights:

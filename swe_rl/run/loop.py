@@ -119,6 +119,7 @@ class Run:
         algo, rollout, learner = self._config.algo, self._config.rollout, self._learner
         collected, times_s = item.collected, item.times_s
         traces = self._rollouts.traces(collected)
+        # Once, and before there are advantages: those may take the KL of these very rows.
         rows, mismatch = self._rollouts.rows(collected, traces)
         record: dict[str, Any] = {"step": step, **rollout_numbers(collected, times_s["generate_s"]), **times_s}
         kl_sums = await learner.begin(rows)

@@ -160,7 +160,7 @@ class Rollouts:
         return collected
 
     async def _while_trainer_lives(self, work: Coroutine[Any, Any, Collected]) -> Collected:
-        """Raises what ended it."""
+        """Raises what ended it. It is looked at: ranks that end elsewhere wake nobody here."""
         task = asyncio.ensure_future(work)
         try:
             while not (await asyncio.wait({task}, timeout=_LOOK_S))[0]:

@@ -32,6 +32,7 @@ from swe_rl.rollout.trajectory import Status, Trajectory
 from swe_rl.run.components import Components
 from swe_rl.run.learner import Learner, NoLearner
 from swe_rl.run.loop import Run, _uninterrupted
+from swe_rl.run.rollouts import Rollouts
 from swe_rl.run.session import session
 from swe_rl.trainer.errors import TrainerError
 from swe_rl.trainer.local import LocalTrainer
@@ -162,7 +163,13 @@ def started(tmp_path):
                 if one.resumed:
                     loop.resume()
                 yield SimpleNamespace(
-                    loop=loop, folder=one.folder, store=store, engine=engine, rollouts=rollouts, trainer=trainer
+                    loop=loop,
+                    folder=one.folder,
+                    store=store,
+                    engine=engine,
+                    rollouts=rollouts,
+                    trainer=trainer,
+                    rollouts_alone=lambda: Rollouts(config, one, parts),
                 )
             finally:
                 store.close()
@@ -238,6 +245,19 @@ async def test_engines_sleep_from_the_end_of_the_rollouts_to_the_update(started,
     turn = ["sample", "asleep", *(["kl"] if kl else []), "train", "may wake", "weights"]
     assert asked == ["may wake", "weights", "sample", *turn, *turn, "sample"]  # the first and last are evaluations
     assert all(event["sleep_s"] == 1.5 and event["wake_s"] == 2.5 for event in events)
+
+
+async def test_an_evaluation_alone_measures_what_training_does(started):
+    """As `job=eval` does it: the same rollouts, the same numbers, and the training split is not read."""
+    with started("trainer.steps=1", "rollout.eval_n=2") as run:
+        await run.loop.evaluate_when_due()
+        [event] = read_events(run.folder.events_jsonl, "eval")
+        alone = run.rollouts_alone()
+        seen = []
+        _, numbers = await alone.measure(0, on_done=lambda trajectory, result: seen.append(trajectory.trajectory_id))
+    assert run.rollouts.asked[0] == run.rollouts.asked[1]
+    assert {**numbers, "eval_s": 0.0} == {key: event[key] for key in numbers} | {"eval_s": 0.0}
+    assert len(seen) == 10 and "_instances" not in vars(alone)
 
 
 AHEAD = "trainer.max_staleness_steps=1"
