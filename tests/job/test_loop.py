@@ -252,8 +252,8 @@ async def test_an_evaluation_alone_measures_what_training_does(started):
     with started("trainer.steps=1", "rollout.eval_n=2") as run:
         await run.loop.evaluate_when_due()
         [event] = read_events(run.folder.events_jsonl, "eval")
-        alone = run.rollouts_alone()
-        seen = []
+        run.store.delete(run.store.sessions())  # the made-up rollouts have the same names again
+        alone, seen = run.rollouts_alone(), []
         _, numbers = await alone.measure(0, on_done=lambda trajectory, result: seen.append(trajectory.trajectory_id))
     assert run.rollouts.asked[0] == run.rollouts.asked[1]
     assert {**numbers, "eval_s": 0.0} == {key: event[key] for key in numbers} | {"eval_s": 0.0}
