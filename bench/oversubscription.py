@@ -17,8 +17,7 @@ from statistics import fmean
 
 from bench.simulate_load import Machine, Measured, add_load_arguments, machine, measure, workloads
 from swe_rl.logger.disk import write_text_atomic
-from swe_rl.report.compare.marks import INK, SOFT, element, grid_line, label, marker, style
-from swe_rl.report.compare.svg import Scale, tick_text, ticks
+from swe_rl.report.compare.svg import INK, SOFT, Scale, element, grid_line, label, marker, style, tick_text, ticks
 
 FACTORS = (0.5, 0.75, 1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0)
 ARMS = ("tr", "best_cap", "tr_atw01")

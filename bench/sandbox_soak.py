@@ -49,9 +49,9 @@ from swe_rl.gateway.store.traces import TraceStore
 from swe_rl.hardware.host_address import free_port
 from swe_rl.model.chat import ChatRenderer
 from swe_rl.model.load import load_tokenizer
-from swe_rl.rollout.attempt import Attempter, Order
+from swe_rl.rollout.attempt import Attempter
 from swe_rl.rollout.collect import Collector
-from swe_rl.rollout.trajectory import INFRA_STATUSES, Status, Trajectory
+from swe_rl.rollout.trajectory import INFRA_STATUSES, Order, Status, Trajectory
 from swe_rl.router.make import make_router
 from swe_rl.run.event_loop import run
 from swe_rl.sandbox.provider import make_provider

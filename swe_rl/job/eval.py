@@ -1,13 +1,13 @@
 """`job=eval`: one pass over the evaluation split: pass@k, a table by repository, SWE-bench predictions.
 
 Invariants:
+- Sampled and measured as training does it (`run/rollouts`); its steps are none, and no training split is read.
 - Each trajectory is on disk as soon as it is done. Resumed, only what is missing, or what infrastructure broke, is run.
 - The predictions hold an instance's first sample; infrastructure failures are listed with an empty patch.
 - Every attempt is also written as mini-swe-agent writes its own, for its inspector.
 """
 
 import json
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,17 +15,17 @@ from typing import Any
 from swe_rl.agent.mini_swe.trajectory import mini_swe_trajectory
 from swe_rl.agent.protocol import AgentResult
 from swe_rl.config.schema import Config
-from swe_rl.env.instance import Instance
+from swe_rl.gateway.store.traces import TraceStore
 from swe_rl.logger.disk import encode_json, write_bytes_atomic, write_json_atomic, write_text_atomic
 from swe_rl.logger.jsonl import JsonlWriter, read_jsonl
-from swe_rl.report.eval_table import print_scores
+from swe_rl.report.scores import print_scores
 from swe_rl.rollout.batch import count_tokens
-from swe_rl.rollout.collect import Collected, require_few_failures
-from swe_rl.rollout.evaluate import eval_numbers
+from swe_rl.rollout.collect import Collected
 from swe_rl.rollout.pass_at_k import score_table
 from swe_rl.rollout.trajectory import INFRA_STATUSES, OUR_WORDS, Trajectory
 from swe_rl.run import event_loop
-from swe_rl.run.components import Components, components, load_sampled
+from swe_rl.run.components import components, load_sampled
+from swe_rl.run.rollouts import Rollouts
 from swe_rl.run.session import Session, session
 
 _STEP = 0  # no training came before
@@ -45,22 +45,13 @@ async def _evaluate(config: Config, one: Session) -> dict[str, Any]:
     with one.progress.phase("load"):
         model, tokenizer = load_sampled(config)
     async with components(config, one, model, tokenizer) as parts:
-        instances = parts.env.instances(config.env.eval_split)
-        started_s = time.monotonic()
-        collected = await _collect(config, one, parts, instances)
-        whole = parts.env.split_instances(config.env.eval_split)
-    numbers = eval_numbers(
-        collected,
-        step=_STEP,
-        split=config.env.eval_split,
-        eval_s=time.monotonic() - started_s,
-        split_instances=whole,
-    )
+        rollouts = Rollouts(config, one, parts)
+        collected, numbers = await _measure(config, one, parts.store, rollouts)
+        repos = {instance.instance_id: instance.repo for instance in rollouts.held_out}
     one.events.write("eval", **numbers)
-    repos = {it.instance_id: it.repo for it in instances}
     scores = {
         "split": config.env.eval_split,
-        "split_instances": whole,
+        "split_instances": numbers["split_instances"],
         **score_table(collected.trajectories, repos, config.rollout.eval_n),
     }
     write_json_atomic(one.folder.eval_json, scores)
@@ -68,39 +59,28 @@ async def _evaluate(config: Config, one: Session) -> dict[str, Any]:
     return scores
 
 
-async def _collect(config: Config, one: Session, parts: Components, instances: Sequence[Instance]) -> Collected:
-    known = _known(one) if one.resumed else {}
-    wanted = {(instance.instance_id, sample) for instance in instances for sample in range(config.rollout.eval_n)}
-    known = {key: trajectory for key, trajectory in known.items() if key in wanted}
+async def _measure(
+    config: Config, one: Session, store: TraceStore, rollouts: Rollouts
+) -> tuple[Collected, dict[str, Any]]:
+    wanted = {
+        (instance.instance_id, sample) for instance in rollouts.held_out for sample in range(config.rollout.eval_n)
+    }
+    known = {key: trajectory for key, trajectory in _known(one).items() if key in wanted} if one.resumed else {}
     kept = {trajectory.trajectory_id for trajectory in known.values()}
-    parts.store.delete([name for name in parts.store.sessions() if name not in kept])
+    store.delete([name for name in store.sessions() if name not in kept])
     path = one.folder.eval_trajectories(_STEP)
-    write_bytes_atomic(path, b"".join(encode_json(it.to_record()) + b"\n" for it in known.values()))
+    write_bytes_atomic(path, b"".join(encode_json(trajectory.to_record()) + b"\n" for trajectory in known.values()))
     if known:
         one.progress.message(f"{len(known)} of {len(wanted)} trajectories are there already")
-    with JsonlWriter(path, ours=OUR_WORDS) as writer, one.progress.phase("eval", trajectories=len(wanted)):
+    with JsonlWriter(path, ours=OUR_WORDS) as writer:
 
         async def done(trajectory: Trajectory, result: AgentResult | None) -> None:
-            await parts.store.flush()
-            count_tokens(trajectory, parts.store.traces(trajectory.trajectory_id))
+            await store.flush()
+            count_tokens(trajectory, store.traces(trajectory.trajectory_id))
             _write_for_others(one, trajectory, result)
             writer.append(trajectory.to_record())
-            one.progress.trajectory(trajectory.status, trajectory.sampled_tokens)
-            one.status.heartbeat()
 
-        for trajectory in known.values():
-            one.progress.trajectory(trajectory.status, trajectory.sampled_tokens)
-        collected = await parts.collector.collect(
-            instances,
-            split=f"eval-{config.env.eval_split}",
-            step=_STEP,
-            n=config.rollout.eval_n,
-            temperature=config.rollout.eval_temperature,
-            on_done=done,
-            known=known,
-        )
-    require_few_failures(collected.trajectories, config.rollout)
-    return collected
+        return await rollouts.measure(_STEP, known=known, on_done=done)
 
 
 def _known(one: Session) -> dict[tuple[str, int], Trajectory]:

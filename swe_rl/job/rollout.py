@@ -5,7 +5,8 @@ from pathlib import Path
 from swe_rl.config.schema import Config
 from swe_rl.run import event_loop
 from swe_rl.run.components import components, load_sampled
-from swe_rl.run.loop import Loop
+from swe_rl.run.learner import NoLearner
+from swe_rl.run.loop import Run
 from swe_rl.run.session import Session, session
 
 
@@ -21,8 +22,7 @@ async def _rollout(config: Config, one: Session) -> None:
     with one.progress.phase("load"):
         model, tokenizer = load_sampled(config)
     async with components(config, one, model, tokenizer) as parts:
-        loop = Loop(config, one, parts, None)
+        steps = Run(config, one, parts, NoLearner(config, one))
         if one.resumed:
-            loop.resume()
-        while loop.step < config.trainer.steps:
-            await loop.one_step()
+            steps.resume()
+        await steps.run()

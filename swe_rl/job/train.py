@@ -1,7 +1,7 @@
 """`job=train`: rollouts, rewards, policy updates, checkpoints, report.
 
 Invariants:
-- The trainer is in this process, or in processes of its own where the layout gives it GPUs or ranks; the loop does not
+- The trainer is in this process, or in processes of its own where the layout gives it GPUs or ranks; its steps do not
   know which. Either way it is closed on every exit, after the engines.
 - Ranks are up, and rest, before the first engine starts: a server measures its GPU's free memory at its start, which
   nobody may change meanwhile.
@@ -11,11 +11,13 @@ Invariants:
 
 import asyncio
 import os
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
 from swe_rl.config.choices import EngineKind
 from swe_rl.config.schema import Config
@@ -29,7 +31,8 @@ from swe_rl.layout.placement import home, place
 from swe_rl.plan.sizes import shares_gpus
 from swe_rl.run import event_loop
 from swe_rl.run.components import components, load_sampled
-from swe_rl.run.loop import Loop
+from swe_rl.run.learner import Learner
+from swe_rl.run.loop import Run
 from swe_rl.run.runtime_keeper import RuntimeLost, kept_fleet
 from swe_rl.run.session import Session, session
 from swe_rl.sandbox.remote.fleet import RuntimeFleet
@@ -43,10 +46,6 @@ if TYPE_CHECKING:
     from swe_rl.trainer.ranks.group import TrainerGroup
     from swe_rl.trainer.ranks.ray_group import RayRanks
     from swe_rl.trainer.ranks.steps import RankSteps
-import time
-from collections.abc import Callable
-from types import MappingProxyType
-from typing import Any
 
 
 # Restarts of a trainer whose ranks were lost: how many are left, and what each of them cost.
@@ -144,21 +143,21 @@ async def _attempt(
                 await asyncio.to_thread(group.start)
             one.progress.message(f"trainer: {trainer_ranks(config)} ranks on {_where(config)}")
         async with components(config, one, loaded.model, loaded.tokenizer, fleet) as parts:
-            loop = Loop(config, one, parts, trainer)
+            steps = Run(config, one, parts, Learner(config, one, parts, trainer))
             if one.resumed or restarts.used:
-                await asyncio.to_thread(loop.resume)
-            if (restarted := restarts.went_on(loop.step, loop.done_at_s)) is not None:
+                await asyncio.to_thread(steps.resume)
+            if (restarted := restarts.went_on(steps.step, steps.done_at_s)) is not None:
                 one.record("trainer_restart", restarted)
-            await _run_to_the_end(loop, trainer, one)
+            await _run_to_the_end(steps, trainer, one)
 
 
-async def _run_to_the_end(loop: Loop, trainer: TrainsPolicy, one: Session) -> None:
+async def _run_to_the_end(steps: Run, trainer: TrainsPolicy, one: Session) -> None:
     try:
-        await loop.run()
+        await steps.run()
     except (RuntimeLost, NoEngineError) as error:  # the trainer is well, and what it holds is worth keeping
-        await asyncio.to_thread(_save, loop, trainer)
+        await asyncio.to_thread(_save, steps, trainer)
         gone = "engine" if isinstance(error, NoEngineError) else "sandboxes"
-        one.progress.message(f"no {gone} any more: state of step {loop.step} is saved")
+        one.progress.message(f"no {gone} any more: state of step {steps.step} is saved")
         raise
     except RunError as error:
         lost = trainer.failure()
@@ -166,10 +165,10 @@ async def _run_to_the_end(loop: Loop, trainer: TrainsPolicy, one: Session) -> No
             raise lost from error
         raise
     except asyncio.CancelledError:
-        await asyncio.to_thread(_save, loop, trainer)
+        await asyncio.to_thread(_save, steps, trainer)
         await asyncio.to_thread(one.state_is_saved)
         one.progress.message(
-            f"interrupted: state of step {loop.step} is saved; the same command with trainer.resume=auto goes on"
+            f"interrupted: state of step {steps.step} is saved; the same command with trainer.resume=auto goes on"
         )
         raise
 
@@ -185,8 +184,8 @@ def trainer_ranks(config: Config) -> int:
     return config.layout.trainer_gpus or config.layout.trainer_ranks
 
 
-def _save(loop: Loop, trainer: TrainsPolicy) -> None:
-    loop.save()
+def _save(steps: Run, trainer: TrainsPolicy) -> None:
+    steps.save()
     trainer.wait()
 
 

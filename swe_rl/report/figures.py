@@ -11,8 +11,8 @@ from typing import Any
 
 from swe_rl.logger.progress_text import duration, number
 from swe_rl.logger.summary import before_and_after, finite_mean
-from swe_rl.report.resolved import Change, part_of, resolved
-from swe_rl.report.scores import score_tiles
+from swe_rl.report.resolved import Change, is_int, pairs_of, part_of, resolved
+from swe_rl.report.scores import percent, score_tiles
 
 Record = Mapping[str, Any]
 
@@ -22,7 +22,7 @@ _SHOWN_TRICKS = 6
 def eval_points(evals: Sequence[Record]) -> list[dict[str, Any]]:
     """One point a step of the main split, ascending: step, rate, samples, interval; rates in [0, 1]."""
     split = evals[0].get("split") if evals else None
-    by_step = {event["step"]: event for event in evals if event.get("split") == split and _is_int(event.get("step"))}
+    by_step = {event["step"]: event for event in evals if event.get("split") == split and is_int(event.get("step"))}
     return [_point(by_step[step]) for step in sorted(by_step)]
 
 
@@ -88,8 +88,8 @@ def _resolved(points: Sequence[Record], gained: Change | None) -> list[dict[str,
         return []
     before, after = known[0], known[-1]
     if before is after:
-        return [_tile(f"Held-out resolved, step {before['step']}", _percent(before["rate"]), _interval(before))]
-    value = f"{_percent(before['rate'])} → {_percent(after['rate'])}"
+        return [_tile(f"Held-out resolved, step {before['step']}", percent(before["rate"]), _interval(before))]
+    value = f"{percent(before['rate'])} → {percent(after['rate'])}"
     detail = f"step {before['step']}: {_interval(before)}\nstep {after['step']}: {_interval(after)}"
     gain, over = after["rate"] - before["rate"], "held-out, last evaluation less the first"
     if gained is not None:
@@ -100,36 +100,18 @@ def _resolved(points: Sequence[Record], gained: Change | None) -> list[dict[str,
 
 
 def instance_rows(evals: Sequence[Record]) -> list[dict[str, Any]]:
-    """Each held-out instance with [solved, samples] before and after; None where it was not measured."""
-    before, after = (_table(event) for event in before_and_after(evals))
+    """Each held-out instance with (solved, samples) before and after; None where it was not measured."""
+    before, after = (pairs_of(event) for event in before_and_after(evals))
     return [
         {"id": name, "before": before.get(name), "after": after.get(name)} for name in dict.fromkeys([*before, *after])
     ]
-
-
-def _table(event: Record) -> dict[str, list[int]]:
-    table = event.get("by_instance")
-    pairs = table.items() if isinstance(table, Mapping) else ()
-    return {
-        str(name): [int(pair[0]), int(pair[1])]
-        for name, pair in pairs
-        if isinstance(pair, Sequence) and len(pair) == 2 and all(map(_is_int, pair))
-    }
 
 
 def _tile(label: str, value: str, detail: str) -> dict[str, str]:
     return {"label": label, "value": value, "detail": detail}
 
 
-def _percent(rate: float) -> str:
-    return f"{100 * rate:.1f} %"
-
-
 def _interval(point: Record) -> str:
     over = point["part"] or (f"{point['instances']} instances" if point["instances"] else "")
     shown = f"{100 * point['low']:.1f}–{100 * point['high']:.1f} %, n = {point['samples']}"
     return f"{shown}, {over}" if over else shown
-
-
-def _is_int(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)

@@ -13,9 +13,9 @@ from swe_rl.config.yaml_text import YamlError, parse
 from swe_rl.logger.disk import decode_json
 from swe_rl.logger.folder import RunFolder
 from swe_rl.logger.jsonl import read_jsonl
+from swe_rl.logger.progress_text import duration
 from swe_rl.logger.status import RunState, RunStatus
 from swe_rl.report.figures import eval_points, figures, instance_rows, tricks_tile
-from swe_rl.report.losses import losses, losses_tile
 from swe_rl.report.resolved import gain
 from swe_rl.report.sample import sample_trajectories
 from swe_rl.report.scores import score_rows
@@ -32,6 +32,8 @@ _HEADER = (
     *(("model", "model"), ("layout", "layout"), ("router", "router"), ("env", "env"), ("agent", "agent")),
     *(("algo", "algo"), ("engine", "engine")),
 )
+
+_MAX_CHARS = 600  # of an engine's name, and of why it was lost
 
 
 def build_payload(folder: RunFolder, ending: RunStatus | None = None) -> dict[str, Any]:
@@ -69,6 +71,48 @@ def build_payload(folder: RunFolder, ending: RunStatus | None = None) -> dict[st
         ],
         "config": config_text[:200_000],
     }
+
+
+def losses(events: Sequence[Record]) -> list[dict[str, Any]]:
+    """Engines that were lost and what it cost, in order; `at_s` is since the run's first event.
+
+    A loss without a return has no `away_s`: the run ended before it, or the engine was given up. A malformed event is
+    left out.
+    """
+    origin_s = _number(events[0].get("time")) or 0.0 if events else 0.0
+    rows: list[dict[str, Any]] = []
+    for event in events:
+        name, at_s = str(event.get("engine")), _number(event.get("time"))
+        if event.get("event") == "engine_lost" and at_s is not None:
+            rows.append(
+                {
+                    "engine": name[:_MAX_CHARS],
+                    "at_s": round(at_s - origin_s, 3),
+                    "reason": str(event.get("reason", ""))[:_MAX_CHARS],
+                    "requests": int(_number(event.get("requests")) or 0),
+                    "work_s": _number(event.get("work_s")) or 0.0,
+                    "away_s": None,
+                }
+            )
+        elif event.get("event") == "engine_back":
+            for row in reversed(rows):
+                if row["engine"] == name[:_MAX_CHARS] and row["away_s"] is None:
+                    row["away_s"] = _number(event.get("away_s"))
+                    break
+    return rows
+
+
+def losses_tile(rows: Sequence[Record]) -> list[dict[str, str]]:
+    if not rows:
+        return []
+    away_s = sum(row["away_s"] or 0.0 for row in rows)
+    gone = sum(row["away_s"] is None for row in rows)
+    detail = f"away for {duration(away_s)} in all" + (f", {gone} not back" if gone else "")
+    requests = sum(row["requests"] for row in rows)
+    if requests:
+        work_s = duration(sum(row["work_s"] for row in rows))
+        detail += f"\n{requests} request{'s' if requests > 1 else ''} begun anew, {work_s} of work lost"
+    return [{"label": "Engines lost", "value": str(len(rows)), "detail": detail}]
 
 
 def _last_of_each_step(records: Sequence[Record]) -> list[Record]:

@@ -46,9 +46,14 @@ class Change:
 
 def counts_of(event: Record) -> dict[str, tuple[int, int]]:
     """Of an `eval` event; instances without a valid attempt, and events of older versions, have none."""
+    return {name: pair for name, pair in pairs_of(event).items() if pair[1] > 0}
+
+
+def pairs_of(event: Record) -> dict[str, tuple[int, int]]:
+    """As `counts_of`, with instances that have no valid attempt."""
     table = event.get("by_instance")
     pairs = table.items() if isinstance(table, Mapping) else ()
-    return {str(name): (int(pair[0]), int(pair[1])) for name, pair in pairs if _is_pair(pair) and pair[1] > 0}
+    return {str(name): (int(pair[0]), int(pair[1])) for name, pair in pairs if _is_pair(pair)}
 
 
 def resolved(event: Record) -> Resolved | None:
@@ -56,7 +61,7 @@ def resolved(event: Record) -> Resolved | None:
     if counts := counts_of(event):
         return of_counts(counts)
     rate, samples = event.get("resolved_rate"), event.get("num_samples")
-    if not isinstance(rate, int | float) or rate != rate or not _is_int(samples) or not samples:
+    if not isinstance(rate, int | float) or rate != rate or not is_int(samples) or not samples:
         return None
     interval = wilson_interval(round(rate * samples), samples)
     return Resolved(rate, *interval, samples, None) if interval else None
@@ -95,7 +100,7 @@ def headline(event: Record) -> str:
 
 def part_of(instances: Any, whole: Any) -> str:
     """`100 of 500 instances`; nothing where the whole split was evaluated, or nobody knows."""
-    known = _is_int(instances) and _is_int(whole)
+    known = is_int(instances) and is_int(whole)
     return f"{instances:,} of {whole:,} instances" if known and instances < whole else ""
 
 
@@ -135,8 +140,9 @@ def intervals_line(summary: Record) -> str:
 
 
 def _is_pair(pair: Any) -> bool:
-    return isinstance(pair, Sequence) and len(pair) == 2 and all(map(_is_int, pair))
+    return isinstance(pair, Sequence) and len(pair) == 2 and all(map(is_int, pair))
 
 
-def _is_int(value: Any) -> bool:
+def is_int(value: Any) -> bool:
+    """A boolean is none."""
     return isinstance(value, int) and not isinstance(value, bool)

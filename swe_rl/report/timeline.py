@@ -2,36 +2,42 @@
 
 Invariants:
 - Newest steps first, as many as fit; the newest is there even if only a part of its programs fits.
+- `events.jsonl` is read in one pass and bounded memory: the newest steps' lines are kept, and the newest losses.
 - Steps that the run went back behind do not count; of a trajectory written twice the later one does.
 - Shares of time are over all programs of a step, also over those that are not drawn.
 - Below the lanes: every engine that was sampled in the step, also one that had nothing to do.
-- A malformed event is left out and stops nothing.
+- A torn or malformed line is left out and stops nothing.
 """
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any
 
-from swe_rl.logger.disk import encode_json
+from swe_rl.logger.disk import decode_json, encode_json
 from swe_rl.logger.folder import RunFolder
-from swe_rl.report.timeline_engines import Away, Sample, away_of, away_within, packed
-from swe_rl.report.timeline_program import KINDS, Program
-from swe_rl.report.timeline_read import programs_in, read_lines, records, samples_in
+from swe_rl.report.timeline_engines import Away, Sample, away_of, away_within, packed, sample_of
+from swe_rl.report.timeline_program import KINDS, Malformed, Program, program_of
 
 BUDGET_BYTES = 900_000
 _RAW_BYTES = 16 * BUDGET_BYTES  # kept while reading; a line is three to four times its program on the page
+_PROGRAM, _WENT_BACK, _ENGINES = b'"event":"program"', b'"event":"went_back"', b'"event":"engines"'
+_LOSS = (b'"event":"engine_lost"', b'"event":"engine_back"')
+_KEPT_LOSSES = 1000
+_STEP = re.compile(rb'"step":(-?\d+)')
 
 
 def programs_of(folder: RunFolder, budget_bytes: int = BUDGET_BYTES) -> dict[str, Any]:
     """`kinds`, `steps` (ascending) and `left_out`, the number of steps that are not drawn."""
-    read = read_lines(folder, _RAW_BYTES)
+    read = _read_lines(folder, _RAW_BYTES)
     raw, number = read.lines, len(read.steps)
-    away = away_of(records(read.losses), read.origin_s)
+    away = away_of(_records(read.losses), read.origin_s)
     steps: list[dict[str, Any]] = []
     left = budget_bytes
     for step in sorted(raw, reverse=True):
-        one = _Step(step, programs_in(raw[step]), samples_in(raw[step], read.origin_s), away)
+        one = _Step(step, _programs_in(raw[step]), _samples_in(raw[step], read.origin_s), away)
         if not one.programs:
             number -= 1
             continue
@@ -115,3 +121,89 @@ def shares(programs: Sequence[Program]) -> list[dict[str, Any]]:
 def _natural(name: str) -> list[tuple[int, str]]:
     """engine-2 before engine-10."""
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name)]
+
+
+@dataclass(slots=True)
+class _Lines:
+    """Lines of `program` and `engines` events by step; `steps`: all, also those whose lines were forgotten."""
+
+    max_bytes: int
+    origin_s: float = 0.0  # unix, of the run's first event
+    lines: dict[int, list[bytes]] = field(default_factory=dict)
+    steps: set[int] = field(default_factory=set)
+    losses: deque[bytes] = field(default_factory=lambda: deque(maxlen=_KEPT_LOSSES))
+    size: int = 0
+
+    def go_back(self, step: int) -> None:
+        self.steps = {one for one in self.steps if one <= step}
+        for later in [one for one in self.lines if one > step]:
+            self.size -= sum(map(len, self.lines.pop(later)))
+
+    def add(self, step: int, line: bytes) -> None:
+        """The oldest steps are forgotten as they come to too much."""
+        self.steps.add(step)
+        self.lines.setdefault(step, []).append(line)
+        self.size += len(line)
+        while self.size > self.max_bytes and len(self.lines) > 1:
+            self.size -= sum(map(len, self.lines.pop(min(self.lines))))
+
+
+def _read_lines(folder: RunFolder, max_bytes: int) -> _Lines:
+    read = _Lines(max_bytes)
+    for number, line in enumerate(_lines(folder)):
+        if number == 0:
+            read.origin_s = _time_of(line)
+        if any(kind in line for kind in _LOSS):
+            read.losses.append(line)
+        elif any(kind in line for kind in (_PROGRAM, _WENT_BACK, _ENGINES)):
+            match = _STEP.search(line)
+            if match is None:
+                continue
+            if _WENT_BACK in line:
+                read.go_back(int(match[1]))
+            else:
+                read.add(int(match[1]), line)
+    return read
+
+
+def _lines(folder: RunFolder) -> Iterator[bytes]:
+    try:
+        with folder.events_jsonl.open("rb") as file:
+            yield from file
+    except OSError:
+        return
+
+
+def _time_of(line: bytes) -> float:
+    for record in _records([line]):
+        time_s = record.get("time")
+        if isinstance(time_s, int | float) and not isinstance(time_s, bool):
+            return float(time_s)
+    return 0.0
+
+
+def _records(lines: Iterable[bytes]) -> Iterator[Mapping[str, Any]]:
+    for line in lines:
+        try:
+            record = decode_json(line)
+        except ValueError:
+            continue
+        if isinstance(record, Mapping):
+            yield record
+
+
+def _programs_in(lines: Sequence[bytes]) -> list[Program]:
+    programs: dict[str, Program] = {}
+    for record in _records(line for line in lines if _PROGRAM in line):
+        with suppress(Malformed):
+            one = program_of(record)
+            programs[one.trajectory_id] = one
+    return list(programs.values())
+
+
+def _samples_in(lines: Sequence[bytes], origin_s: float) -> list[Sample]:
+    samples = []
+    for record in _records(line for line in lines if _ENGINES in line):
+        with suppress(Malformed):
+            samples.append(sample_of(record, origin_s))
+    return samples

@@ -9,7 +9,7 @@ Invariants:
 import asyncio
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from urllib.parse import urlsplit
 
@@ -22,10 +22,9 @@ from swe_rl.env.instance import Instance
 from swe_rl.env.patch import collect_patch
 from swe_rl.env.protocol import Env, Grade, GradeError
 from swe_rl.gateway.server import Gateway
-from swe_rl.gateway.session import SessionSettings
 from swe_rl.gateway.trace import TraceStoreError
 from swe_rl.rollout.outcome import needs_grading, reward_of, status_of
-from swe_rl.rollout.trajectory import Status, Trajectory
+from swe_rl.rollout.trajectory import Order, Status, Trajectory
 from swe_rl.sandbox.own_time import Waited
 from swe_rl.sandbox.protocol import Door, Sandbox, SandboxError, SandboxProvider
 
@@ -35,23 +34,6 @@ _HIDE_HISTORY_S = 120.0
 _GRADE_LOG_CHARS = 2000
 _PATIENCE_GRAIN_S = 0.1
 _TAKE_PATCH_S = 60.0  # at least: a large tree is no command of the agent's
-
-
-@dataclass(frozen=True, slots=True)
-class Order:
-    """What to attempt, under which name and with which sampling."""
-
-    instance: Instance
-    group_id: str
-    split: str
-    step: int
-    sample: int
-    attempt: int
-    settings: SessionSettings
-
-    @property
-    def trajectory_id(self) -> str:
-        return f"{self.split}.{self.step}.{self.instance.instance_id}.{self.sample}.{self.attempt}"
 
 
 @dataclass(slots=True)
@@ -228,12 +210,8 @@ class Attempter:
         grade = progress.grade
         return Trajectory(
             trajectory_id=order.trajectory_id,
-            instance_id=order.instance.instance_id,
-            group_id=order.group_id,
-            split=order.split,
-            step=order.step,
-            sample=order.sample,
-            attempt=order.attempt,
+            group_id=order.id.group_id,
+            **asdict(order.id),
             status=status,
             reward=reward_of(status, grade, self._rollout.outcomes, self._env_config.reward),
             trained=outcome.trained,

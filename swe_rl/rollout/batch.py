@@ -1,32 +1,26 @@
-"""From a step's trajectories to its rows and its numbers.
+"""What a step's or an evaluation's trajectories are together: advantages, and numbers.
 
 Invariants:
 - Advantages are computed over whole groups; members outside of the baseline neither enter it nor are trained on it.
 - Dynamic sampling looks at rewards as they were graded, before any penalty.
-- `resolved_rate` leaves what infrastructure broke out of both of its counts, as `reward_mean` does.
+- `resolved_rate` counts what infrastructure broke neither as solved nor as a sample, as `reward_mean` does.
 - `tokens_per_s` counts trajectories times their average response, as the field does; `sampled_tokens_per_s` counts
   what the policy sampled.
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from swe_rl.agent.protocol import AgentResult
 from swe_rl.algo.advantage import is_degenerate
 from swe_rl.algo.batch_advantage import Group, batch_advantages
 from swe_rl.algo.kl import rewards_with_kl
 from swe_rl.algo.overlong import filtered, overlong_penalty
-from swe_rl.algo.row import Row
 from swe_rl.config.choices import DynamicSampling
 from swe_rl.config.schema import AlgoConfig
 from swe_rl.gateway.trace import Trace
 from swe_rl.rollout.collect import Collected
-from swe_rl.rollout.retokenize import Mismatch, Rendered
-from swe_rl.rollout.rows import build_rows
 from swe_rl.rollout.trajectory import INFRA_STATUSES, Status, Trajectory, cheating_counts
-
-Render = Callable[[AgentResult], Rendered]
 
 
 def groups_of(trajectories: Sequence[Trajectory]) -> dict[str, list[Trajectory]]:
@@ -95,43 +89,6 @@ def count_tokens(trajectory: Trajectory, traces: Sequence[Trace]) -> None:
     trajectory.response_tokens = len(last.prompt_ids) + len(last.sampled_ids) - trajectory.prompt_tokens
 
 
-def traced_rows(trajectory: Trajectory, traces: Sequence[Trace]) -> list[Row]:
-    return build_rows(
-        traces,
-        trajectory_id=trajectory.trajectory_id,
-        group_id=trajectory.group_id,
-        advantage=trajectory.advantage or 0.0,
-        trained=trajectory.trained,
-    )
-
-
-def retokenized_rows(
-    trajectory: Trajectory,
-    result: AgentResult | None,
-    traces: Sequence[Trace],
-    render: Render,
-    mismatch: Mismatch,
-    *,
-    masks: bool = False,
-) -> list[Row]:
-    """One row of the final messages, and its difference to what was really sampled counted into `mismatch`.
-
-    `masks`: where there is a difference, the row is not trained.
-    """
-    if result is None or not traces:
-        return []
-    rendered = render(result)
-    differs = mismatch.add(rendered, traces)
-    row = rendered.row(
-        trajectory_id=trajectory.trajectory_id,
-        group_id=trajectory.group_id,
-        advantage=trajectory.advantage or 0.0,
-        trained=trajectory.trained and not (masks and differs),
-        version=traces[0].weight_version,
-    )
-    return [row]
-
-
 def rollout_numbers(collected: Collected, generate_s: float) -> dict[str, Any]:
     """The rollout's part of a line in `steps.jsonl`."""
     trajectories = collected.trajectories
@@ -153,3 +110,32 @@ def rollout_numbers(collected: Collected, generate_s: float) -> dict[str, Any]:
         "cheating": cheating_counts(trajectories),
         "prefix_breaks": sum(one.prefix_breaks for one in trajectories),
     }
+
+
+def eval_numbers(
+    collected: Collected, *, step: int, split: str, eval_s: float, split_instances: int | None = None
+) -> dict[str, Any]:
+    """The event `eval`. `split_instances`: how many the split has, those left out of this evaluation included."""
+    by_instance = valid_counts(collected.trajectories)
+    solved, samples = (sum(counts[i] for counts in by_instance.values()) for i in (0, 1))
+    return {
+        "step": step,
+        "split": split,
+        "resolved_rate": solved / samples if samples else None,
+        "num_samples": samples,
+        "num_instances": len(by_instance),
+        "split_instances": split_instances,
+        "eval_s": eval_s,
+        "by_instance": {name: list(counts) for name, counts in by_instance.items()},
+        "cheating": cheating_counts(collected.trajectories),
+    }
+
+
+def valid_counts(trajectories: Sequence[Trajectory]) -> dict[str, tuple[int, int]]:
+    """(solved, valid attempts) of each instance, in the order of first sight."""
+    counts: dict[str, tuple[int, int]] = {}
+    for one in trajectories:
+        solved, attempts = counts.get(one.instance_id, (0, 0))
+        valid = one.status not in INFRA_STATUSES
+        counts[one.instance_id] = (solved + (one.status is Status.resolved), attempts + valid)
+    return counts

@@ -11,7 +11,7 @@ import asyncio
 import hashlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Protocol
 
@@ -20,10 +20,12 @@ from swe_rl.config.schema import RolloutConfig
 from swe_rl.env.instance import Instance
 from swe_rl.errors import RunError
 from swe_rl.gateway.session import SessionSettings
-from swe_rl.rollout.attempt import Order
-from swe_rl.rollout.trajectory import INFRA_STATUSES, Status, Trajectory
+from swe_rl.rollout.trajectory import INFRA_STATUSES, Order, Status, Trajectory, TrajectoryId
 
 _MOST_TIMEOUTS = 0.9  # of a step
+OnDone = Callable[[Trajectory, AgentResult | None], Awaitable[None] | None]
+Known = Mapping[tuple[str, int], Trajectory]  # by instance and sample
+NONE_KNOWN: Known = MappingProxyType({})
 
 
 class RolloutError(RunError):
@@ -83,9 +85,9 @@ class Collected:
     retried: list[Trajectory] = field(default_factory=list)  # attempts that another one replaced
 
 
-def sampling_seed(seed: int, order_name: str) -> int:
+def sampling_seed(seed: int, name: str) -> int:
     """63 bits that depend on nothing but the run's seed and the trajectory's name."""
-    return int.from_bytes(hashlib.blake2b(f"{seed}/{order_name}".encode(), digest_size=8).digest(), "big") >> 1
+    return int.from_bytes(hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=8).digest(), "big") >> 1
 
 
 class Collector:
@@ -114,10 +116,10 @@ class Collector:
         step: int,
         n: int,
         temperature: float,
-        on_done: Callable[[Trajectory, AgentResult | None], Awaitable[None] | None] | None = None,
-        known: Mapping[tuple[str, int], Trajectory] = MappingProxyType({}),
+        on_done: OnDone | None = None,
+        known: Known = NONE_KNOWN,
     ) -> Collected:
-        """`n` trajectories of each instance; those that are `known` by instance and sample are not run again.
+        """`n` trajectories of each instance; those that are `known` are not run again.
 
         Raises TraceStoreError, and what `watch` raises.
         """
@@ -181,15 +183,14 @@ class Collector:
             attempt += 1
 
     def _order(self, instance: Instance, split: str, step: int, sample: int, attempt: int, temperature: float) -> Order:
-        group_id = f"{split}.{step}.{instance.instance_id}"
+        name = TrajectoryId(split, step, instance.instance_id, sample, attempt)
         settings = SessionSettings(
             temperature=temperature,
             top_p=self._rollout.top_p,
             top_k=self._rollout.top_k,
             max_turn_tokens=self._rollout.max_turn_tokens,
             max_trajectory_tokens=self._rollout.max_trajectory_tokens,
-            seed=0,
-            group_id=group_id,
+            seed=sampling_seed(self._seed, str(name)),
+            group_id=name.group_id,
         )
-        order = Order(instance, group_id, split, step, sample, attempt, settings)
-        return replace(order, settings=replace(settings, seed=sampling_seed(self._seed, order.trajectory_id)))
+        return Order(instance, name, settings)

@@ -13,7 +13,8 @@ from typing import Any
 
 from swe_rl.report.resolved import of_counts
 from swe_rl.report.wilson import clustered_interval
-from swe_rl.rollout.trajectory import INFRA_STATUSES, Status, Trajectory, cheating_counts
+from swe_rl.rollout.batch import valid_counts
+from swe_rl.rollout.trajectory import Trajectory, cheating_counts
 
 _RESOLVED = ("rate", "low", "high", "num_samples", "num_instances")
 
@@ -53,16 +54,6 @@ def pass_rate(counts: Sequence[tuple[int, int]], k: int) -> PassRate | None:
     left_out, total = len(counts) - len(values), sum(values)
     least, most = total / len(counts), (total + left_out) / len(counts)
     return PassRate(k, total / len(values), *interval, len(values), left_out, least, most)
-
-
-def valid_counts(trajectories: Sequence[Trajectory]) -> dict[str, tuple[int, int]]:
-    """(solved, valid attempts) of each instance, in the order of first sight."""
-    counts: dict[str, tuple[int, int]] = {}
-    for one in trajectories:
-        solved, attempts = counts.get(one.instance_id, (0, 0))
-        valid = one.status not in INFRA_STATUSES
-        counts[one.instance_id] = (solved + (one.status is Status.resolved), attempts + valid)
-    return counts
 
 
 def reported_ks(n: int) -> list[int]:

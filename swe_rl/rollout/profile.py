@@ -9,7 +9,7 @@ Invariants:
 - A trajectory without time stamps has no phases.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from swe_rl.agent.protocol import Turn
@@ -128,11 +128,3 @@ def program_event(trajectory: Trajectory, traces: Sequence[Trace], origin_s: flo
         "phases": phases,
         "turns": [(len(one.prompt_ids), one.cached_tokens, len(one.sampled_ids)) for one in traces],
     }
-
-
-def program_events(
-    trajectories: Sequence[Trajectory], traces: Sequence[Sequence[Trace]], origin_s: float
-) -> Iterator[dict[str, Any]]:
-    """One event a trajectory; `traces[i]` are those of `trajectories[i]`."""
-    for trajectory, own in zip(trajectories, traces, strict=True):
-        yield program_event(trajectory, own, origin_s)

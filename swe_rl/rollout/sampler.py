@@ -1,15 +1,24 @@
-"""Which instances a step works on.
+"""Which instances a step works on, and others in place of those whose groups have nothing to compare.
 
 Invariants:
 - Every instance once an epoch, in an order that depends on the seed and the epoch only.
 - No instance twice in one step, also across two epochs: an instance that the end of an epoch gave moves to the end
   of the next one. Only a step of more than there are repeats.
+- At most `max_resample_rounds` further rounds, each of as many instances as useful groups are missing; where all were
+  asked, the step goes on with what there is. What was sampled stays in the step's record, useful or not.
 - The state is plain data: a resumed run goes on with exactly the instances that an uninterrupted one would take.
 """
 
 import random
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TypedDict
+
+from swe_rl.config.choices import DynamicSampling
+from swe_rl.config.schema import AlgoConfig
+from swe_rl.rollout.batch import degenerate_groups
+from swe_rl.rollout.collect import Collected
+
+Generate = Callable[[Sequence[int]], Awaitable[Collected]]
 
 
 class SamplerState(TypedDict):
@@ -57,3 +66,30 @@ class PromptSampler:
     def restore(self, state: SamplerState) -> None:
         deferred = list(state.get("deferred", []))  # checkpoints of old have none
         self._state = SamplerState(epoch=state["epoch"], taken=state["taken"], deferred=deferred)
+
+
+async def sampled(
+    sampler: PromptSampler, generate: Generate, algo: AlgoConfig, *, prompts: int, available: int
+) -> Collected:
+    """`generate`'s trajectories of `prompts` of the `available` instances, which it is given by index.
+
+    With `algo.dynamic_sampling=resample` groups of equal rewards are replaced, until `prompts` useful ones are there
+    or the rounds are used up (DAPO, arXiv:2503.14476, section 3.2).
+    """
+    taken = sampler.take(prompts)
+    collected = await generate(taken)
+    for _ in range(algo.max_resample_rounds if algo.dynamic_sampling is DynamicSampling.resample else 0):
+        useful = len(taken) - len(degenerate_groups(collected.trajectories))
+        missing = min(prompts - useful, available - len(taken))
+        if missing <= 0:
+            break
+        more = sampler.take(missing, taken)
+        taken += more
+        collected = _joined(collected, await generate(more))
+    return collected
+
+
+def _joined(one: Collected, other: Collected) -> Collected:
+    return Collected(
+        [*one.trajectories, *other.trajectories], [*one.results, *other.results], [*one.retried, *other.retried]
+    )

@@ -1,5 +1,6 @@
-"""One agent's attempt at one instance, from its start to its reward."""
+"""One agent's attempt at one instance: its name, its order, and what became of it up to its reward."""
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
@@ -7,6 +8,8 @@ from enum import StrEnum
 from typing import Any
 
 from swe_rl.agent.protocol import Turn
+from swe_rl.env.instance import Instance
+from swe_rl.gateway.session import SessionSettings
 
 
 class Status(StrEnum):
@@ -27,11 +30,56 @@ class Status(StrEnum):
 
 OUR_WORDS = frozenset({"error"})  # keys of a record that no agent wrote
 INFRA_STATUSES = frozenset({Status.infra_error, Status.grade_error, Status.engine_error})
+EVALUATION = "eval-"  # in front of the split, in the names of an evaluation's trajectories
+
+
+@dataclass(frozen=True, slots=True)
+class TrajectoryId:
+    """Written `{split}.{step}.{instance_id}.{sample}.{attempt}`: so are its session, its traces and its sandbox named.
+
+    An evaluation after step k is of step k.
+    """
+
+    split: str
+    step: int
+    instance_id: str
+    sample: int
+    attempt: int
+
+    @classmethod
+    def parse(cls, name: str) -> "TrajectoryId | None":
+        """None for a session of somebody else's."""
+        parts = re.fullmatch(r"(.+?)\.([0-9]+)\.(.+)\.([0-9]+)\.([0-9]+)", name, re.DOTALL)
+        return parts and cls(parts[1], int(parts[2]), parts[3], int(parts[4]), int(parts[5]))
+
+    def __str__(self) -> str:
+        return f"{self.group_id}.{self.sample}.{self.attempt}"
+
+    @property
+    def group_id(self) -> str:
+        return f"{self.split}.{self.step}.{self.instance_id}"
+
+    @property
+    def is_evaluation(self) -> bool:
+        return self.split.startswith(EVALUATION)
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What to attempt, under which name and with which sampling."""
+
+    instance: Instance
+    id: TrajectoryId
+    settings: SessionSettings
+
+    @property
+    def trajectory_id(self) -> str:
+        return str(self.id)
 
 
 @dataclass(slots=True)
 class Trajectory:
-    """`trajectory_id` is also the gateway's session: `{split}.{step}.{instance_id}.{sample}.{attempt}`."""
+    """As the run's files have it: `trajectory_id`, `group_id` and the five after them are those of a TrajectoryId."""
 
     trajectory_id: str
     instance_id: str

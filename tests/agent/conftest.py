@@ -25,7 +25,8 @@ from swe_rl.gateway.store.traces import TraceStore
 from swe_rl.gateway.trace import Trace
 from swe_rl.model.chat import ChatRenderer
 from swe_rl.model.tiny import build_tokenizer
-from swe_rl.rollout.rows import build_rows
+from swe_rl.rollout.rows import traced_rows
+from swe_rl.rollout.trajectory import Status, Trajectory
 from swe_rl.router.make import make_router
 from swe_rl.sandbox.protocol import Door, ExecResult, Workspace
 from swe_rl.sandbox.provider import make_provider
@@ -123,7 +124,8 @@ def solve(renderer: ChatRenderer, tmp_path: Path):
             await provider.close()
             await gateway.close()
             store.close()
-        rows = build_rows(traces, trajectory_id="t", group_id="g", advantage=1.0, trained=True)
+        trajectory = Trajectory("t", "i", "g", "train", 1, 0, 0, Status.resolved, 1.0, True, True, advantage=1.0)
+        rows = traced_rows(trajectory, traces)
         return Solved(result, grade, patch, traces, summary, rows, instance)
 
     return run

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 from swe_rl.logger.folder import RunFolder
 from swe_rl.logger.steps import StepLog
-from swe_rl.run.resume import load_newest
+from swe_rl.run.learner import load_newest
 from swe_rl.trainer.checkpoint.folder import save
 from swe_rl.trainer.checkpoint.rng import capture_rng
 

@@ -13,7 +13,6 @@ import pytest
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from swe_rl.config.choices import KlPlace
 from swe_rl.config.compose import compose
 from swe_rl.config.schema import ModelConfig
 from swe_rl.engine.protocol import EngineError, WeightSyncError
@@ -30,7 +29,9 @@ from swe_rl.plan.sizes import CHECKPOINT_FACTS
 from swe_rl.rollout.collect import Collected, RolloutError
 from swe_rl.rollout.trajectory import Status, Trajectory
 from swe_rl.run.components import Components
-from swe_rl.run.loop import Loop, _uninterrupted
+from swe_rl.run.learner import Learner, NoLearner
+from swe_rl.run.loop import Run, _uninterrupted
+from swe_rl.run.rollouts import Rollouts
 from swe_rl.run.session import session
 from swe_rl.trainer.errors import TrainerError
 from swe_rl.trainer.local import LocalTrainer
@@ -59,7 +60,7 @@ class MadeUpRollouts:
     def __init__(self, store, fail_at=None):
         self.store, self.fail_at, self.asked = store, fail_at, []
 
-    async def collect(self, instances, *, split, step, n, temperature, on_done=None):
+    async def collect(self, instances, *, split, step, n, temperature, on_done=None, known=None):
         self.asked.append((split, step, [one.instance_id for one in instances]))
         collected = Collected([], [])
         for instance in instances:
@@ -123,7 +124,8 @@ def _one_thread():
 
 
 def in_this_process(config, _):
-    return LocalTrainer(small_model(), config.trainer, config.algo, pad_token_id=0)
+    reference = small_model() if config.algo.kl_coef else None
+    return LocalTrainer(small_model(), config.trainer, config.algo, pad_token_id=0, reference=reference)
 
 
 def on_two_ranks(config, folder):
@@ -155,11 +157,18 @@ def started(tmp_path):
                 engine, rollouts = Recorder(), MadeUpRollouts(store, fail_at)
                 env = SimpleNamespace(instances=instances, split_instances=lambda split: 5)
                 parts = Components(env, [engine], SimpleNamespace(syncing=nullcontext), store, None, rollouts)
-                loop = Loop(config, one, parts, trainer)
+                learner = Learner(config, one, parts, trainer) if trainer else NoLearner(config, one)
+                loop = Run(config, one, parts, learner)
                 if one.resumed:
                     loop.resume()
                 yield SimpleNamespace(
-                    loop=loop, folder=one.folder, store=store, engine=engine, rollouts=rollouts, trainer=trainer
+                    loop=loop,
+                    folder=one.folder,
+                    store=store,
+                    engine=engine,
+                    rollouts=rollouts,
+                    trainer=trainer,
+                    rollouts_alone=lambda: Rollouts(config, one, parts),
                 )
             finally:
                 store.close()
@@ -223,13 +232,11 @@ async def test_engines_sleep_from_the_end_of_the_rollouts_to_the_update(started,
 
         return call
 
-    monkeypatch.setattr("swe_rl.run.loop.make_turns", lambda config, engines: Noted([]))
-    with started("trainer.steps=2") as run:
-        if kl:
-            algo = dataclasses.replace(run.loop._config.algo, kl_coef=0.1, kl_in=KlPlace.reward)
-            run.loop._config = dataclasses.replace(run.loop._config, algo=algo)
+    monkeypatch.setattr("swe_rl.run.learner.make_turns", lambda config, engines: Noted([]))
+    in_reward = ("algo.kl_coef=0.1", "algo.kl_in=reward") if kl else ()
+    with started("trainer.steps=2", *in_reward) as run:
         run.trainer.train_step = noting("train", run.trainer.train_step)
-        run.trainer.sequence_kl = noting("kl", lambda rows, estimator: {row.trajectory_id: 0.0 for row in rows})
+        run.trainer.sequence_kl = noting("kl", run.trainer.sequence_kl)
         run.engine.update_weights = noting("weights", run.engine.update_weights)
         run.rollouts.collect = noting("sample", run.rollouts.collect)
         await run.loop.run()
@@ -237,6 +244,19 @@ async def test_engines_sleep_from_the_end_of_the_rollouts_to_the_update(started,
     turn = ["sample", "asleep", *(["kl"] if kl else []), "train", "may wake", "weights"]
     assert asked == ["may wake", "weights", "sample", *turn, *turn, "sample"]  # the first and last are evaluations
     assert all(event["sleep_s"] == 1.5 and event["wake_s"] == 2.5 for event in events)
+
+
+async def test_an_evaluation_alone_measures_what_training_does(started):
+    """As `job=eval` does it: the same rollouts, the same numbers, and the training split is not read."""
+    with started("trainer.steps=1", "rollout.eval_n=2") as run:
+        await run.loop.evaluate_when_due()
+        [event] = read_events(run.folder.events_jsonl, "eval")
+        run.store.delete(run.store.sessions())  # the made-up rollouts have the same names again
+        alone, seen = run.rollouts_alone(), []
+        _, numbers = await alone.measure(0, on_done=lambda trajectory, result: seen.append(trajectory.trajectory_id))
+    assert run.rollouts.asked[0] == run.rollouts.asked[1]
+    assert {**numbers, "eval_s": 0.0} == {key: event[key] for key in numbers} | {"eval_s": 0.0}
+    assert len(seen) == 10 and "_instances" not in vars(alone)
 
 
 AHEAD = "trainer.max_staleness_steps=1"
@@ -476,7 +496,7 @@ async def test_half_an_evaluation_leaves_nothing(started):
         await first.loop.run()
     with started() as second:
         assert second.store.sessions() == [] and not second.loop.is_evaluated()
-        await second.loop.evaluate()
+        await second.loop.evaluate_when_due()
         assert second.loop.is_evaluated()
         assert [len(second.store.traces(name)) for name in second.store.sessions()] == [1] * 5
 
@@ -496,7 +516,7 @@ async def test_a_checkpoint_whose_step_was_not_recorded_is_not_taken(started):
 async def test_a_kill_around_a_checkpoint_loses_no_recorded_step(started, monkeypatch, moment):
     """With trainer.keep_checkpoints=1 the new one removes the old one: its step must be known by then."""
     keep = ("trainer.steps=6", "trainer.keep_checkpoints=1")
-    save = Loop.save
+    save = Run.save
 
     def killed(loop):
         if loop.step < 4:
@@ -505,10 +525,10 @@ async def test_a_kill_around_a_checkpoint_loses_no_recorded_step(started, monkey
             save(loop)
         raise RunError("killed")
 
-    monkeypatch.setattr(Loop, "save", killed)
+    monkeypatch.setattr(Run, "save", killed)
     with pytest.raises(RunError), started(*keep) as first:
         await first.loop.run()
-    monkeypatch.setattr(Loop, "save", save)
+    monkeypatch.setattr(Run, "save", save)
     last = {"before": 2, "after": 4}[moment]
     assert first.folder.checkpoint_steps() == [last]
     with started(*keep) as second:
@@ -522,7 +542,7 @@ async def test_a_kill_around_a_checkpoint_loses_no_recorded_step(started, monkey
 async def test_a_kill_of_ranks_around_a_checkpoint_loses_no_recorded_step(started, monkeypatch, moment):
     """Ranks write behind the loop and remove the checkpoint before: by then the step is recorded."""
     keep = ("trainer.steps=5", "trainer.keep_checkpoints=1")
-    save, append = Loop.save, StepLog.append
+    save, append = Run.save, StepLog.append
 
     def killed():
         for pid in first.trainer.pids:
@@ -542,7 +562,7 @@ async def test_a_kill_of_ranks_around_a_checkpoint_loses_no_recorded_step(starte
     if moment == "before the record":
         monkeypatch.setattr(StepLog, "append", unrecorded)
     else:
-        monkeypatch.setattr(Loop, "save", unwritten)
+        monkeypatch.setattr(Run, "save", unwritten)
     with pytest.raises(RunError, match="killed"), started(*keep, make=on_two_ranks) as first:
         await first.loop.run()
     monkeypatch.undo()
@@ -562,10 +582,10 @@ async def test_a_step_that_is_not_recorded_gets_no_checkpoint(started, monkeypat
         await run.loop.one_step()
         await run.loop.one_step()
 
-        async def lost(_):
+        async def lost(*_):
             raise WeightSyncError("the engines are gone", {})
 
-        monkeypatch.setattr(Loop, "_sync_weights", lost)
+        monkeypatch.setattr(Learner, "refresh", lost)
         with pytest.raises(WeightSyncError):
             await run.loop.one_step()
         assert run.loop.save() == 0.0 and run.folder.checkpoint_steps() == [2]
@@ -595,14 +615,14 @@ def test_more_prompts_than_instances(started):
 
 async def test_an_interruption_waits_for_the_end_of_training(started):
     with started("trainer.steps=3") as run:
-        learn, learning = run.loop._learn, asyncio.Event()
+        finish, learning = run.loop._finish, asyncio.Event()
 
         async def slow(*arguments, **options):
             learning.set()
             await asyncio.sleep(0.05)
-            await learn(*arguments, **options)
+            await finish(*arguments, **options)
 
-        run.loop._learn = slow
+        run.loop._finish = slow
         task = asyncio.create_task(run.loop.one_step())
         await learning.wait()
         task.cancel()
@@ -640,7 +660,7 @@ async def test_an_update_is_timed_and_engines_that_disagree_stop_the_run(started
 
 
 async def test_a_trainer_that_ends_during_rollouts_ends_them(started, monkeypatch):
-    monkeypatch.setattr("swe_rl.run.loop._LOOK_S", 0.01)
+    monkeypatch.setattr("swe_rl.run.rollouts._LOOK_S", 0.01)
     cancelled = asyncio.Event()
 
     async def endless(*_, **__):

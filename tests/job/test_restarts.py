@@ -76,17 +76,17 @@ class Group:
 
 
 class Loops:
-    """Stands for `Loop`: each of them does what `script` says of it, and notes what was asked."""
+    """Stands for `Run`: each of them does what `script` says of it, and notes what was asked."""
 
     def __init__(self, *script):
         self.script, self.notes = list(script), []
 
-    def __call__(self, config, one, parts, trainer):
+    def __call__(self, config, one, parts, learner):
         return SimpleNamespace(
             step=2,
             done_at_s={},
             resume=lambda: self.notes.append("resume"),
-            run=lambda: self._run(trainer),
+            run=lambda: self._run(learner),
             save=lambda: self.notes.append("save"),
         )
 
@@ -119,7 +119,8 @@ def start(tmp_path, monkeypatch):
             return waiting.pop(0)
 
         monkeypatch.setattr(train, "_group", group)
-        monkeypatch.setattr(train, "Loop", loops)
+        monkeypatch.setattr(train, "Run", loops)
+        monkeypatch.setattr(train, "Learner", lambda config, one, parts, trainer: trainer)
         paths = [f"paths.outputs={tmp_path / 'outputs'}"]
         config = compose([*paths, "layout=local2", f"trainer.max_restarts={max_restarts}"]).config
         fresh = tmp_path / "outputs" / "train" / "one"

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swe_rl.report.compare.compare import Arm, Measured, StepRate, compare, pair
-from swe_rl.report.compare.table import arms_table, number, pair_table, steps_table, table
+from swe_rl.report.compare.text import arms_table, number, pair_table, steps_table, table
 
 
 def arm(label, *runs, short=None):

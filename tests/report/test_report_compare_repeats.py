@@ -11,8 +11,7 @@ from statistics import fmean
 import pytest
 
 from swe_rl.report.compare.compare import Arm, Measured, StepRate, compare
-from swe_rl.report.compare.table import ONE_RUN, arms_table
-from swe_rl.report.compare.text import text
+from swe_rl.report.compare.text import ONE_RUN, arms_table, text
 
 RECORDED = (784.4, 755.5, 655.8)  # response tokens/s of its steps
 STEPS, BLOCKS = 6, 4

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swe_rl.report.compare.compare import Arm, Measured, StepRate, compare
-from swe_rl.report.compare.marks import element, style
-from swe_rl.report.compare.svg import Scale, svg, tick_text, ticks
+from swe_rl.report.compare.svg import Scale, element, style, svg, tick_text, ticks
 
 SVG = "{http://www.w3.org/2000/svg}"
 

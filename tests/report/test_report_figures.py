@@ -112,7 +112,7 @@ def test_instances_before_and_after():
         [event(0, 0.5, table={"a": [1, 4], "b": [0, 4], "bad": "x"}), event(5, 0.5, table={"a": [4, 4], "c": [1, 2]})]
     )
     assert rows == [
-        {"id": "a", "before": [1, 4], "after": [4, 4]},
-        {"id": "b", "before": [0, 4], "after": None},
-        {"id": "c", "before": None, "after": [1, 2]},
+        {"id": "a", "before": (1, 4), "after": (4, 4)},
+        {"id": "b", "before": (0, 4), "after": None},
+        {"id": "c", "before": None, "after": (1, 2)},
     ]

@@ -15,11 +15,11 @@ from swe_rl.report.compare.compare import Arm, compare
 from swe_rl.report.compare.read import measured
 from swe_rl.report.compare.record import record
 from swe_rl.report.compare.text import text
-from swe_rl.report.eval_table import print_scores
 from swe_rl.report.payload import build_payload
 from swe_rl.report.resolved import change, counts_of, gain, headline, intervals_line, line_of, resolved, summary_of
+from swe_rl.report.scores import print_scores
+from swe_rl.rollout.batch import eval_numbers
 from swe_rl.rollout.collect import Collected
-from swe_rl.rollout.evaluate import eval_numbers
 from swe_rl.rollout.pass_at_k import score_table
 from swe_rl.rollout.trajectory import Status, Trajectory
 

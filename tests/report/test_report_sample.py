@@ -5,9 +5,8 @@ from hypothesis import strategies as st
 
 from swe_rl.logger.disk import encode_json
 from swe_rl.logger.folder import RunFolder
-from swe_rl.report.clip import clip, clipped_trajectory
 from swe_rl.report.page import write_report
-from swe_rl.report.sample import sample_trajectories, spread
+from swe_rl.report.sample import clip, clipped_trajectory, sample_trajectories, spread
 
 
 def write_file(path, count, chars=100, turns=3):

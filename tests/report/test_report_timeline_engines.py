@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from swe_rl.logger.events import EventLog
 from swe_rl.logger.folder import RunFolder
-from swe_rl.report.losses import losses, losses_tile
+from swe_rl.report.payload import losses, losses_tile
 from swe_rl.report.timeline import programs_of
 from swe_rl.report.timeline_engines import (
     MAX_SAMPLES,

@@ -36,12 +36,8 @@ def trajectory_of():
         broken = status in INFRA_STATUSES
         one = Trajectory(
             trajectory_id=order.trajectory_id,
-            instance_id=order.instance.instance_id,
-            group_id=order.group_id,
-            split=order.split,
-            step=order.step,
-            sample=order.sample,
-            attempt=order.attempt,
+            group_id=order.id.group_id,
+            **dataclasses.asdict(order.id),
             status=status,
             reward=None if broken else float(status is Status.resolved),
             trained=not broken,

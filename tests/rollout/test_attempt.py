@@ -16,8 +16,8 @@ from swe_rl.env.protocol import Grade, GradeError
 from swe_rl.gateway.live import SessionSummary
 from swe_rl.gateway.session import SessionSettings
 from swe_rl.gateway.trace import Break, TraceStoreError
-from swe_rl.rollout.attempt import Attempter, Order
-from swe_rl.rollout.trajectory import Status
+from swe_rl.rollout.attempt import Attempter
+from swe_rl.rollout.trajectory import Order, Status, TrajectoryId
 from swe_rl.sandbox.protocol import SandboxError, Workspace
 from swe_rl.sandbox.provider import make_provider
 from swe_rl.sandbox.scripted import ScriptedProvider
@@ -99,7 +99,7 @@ def attempt(config, instance):
         attempter = Attempter(
             used.env, agent, used.gateway, used.sandboxes, config.rollout, config.env, model_name="tiny"
         )
-        order = order or Order(instance(), "train.1.one", "train", 1, 0, 0, SessionSettings(96, 1024))
+        order = order or Order(instance(), TrajectoryId("train", 1, "one", 0, 0), SessionSettings(96, 1024))
         try:
             used.trajectory, used.result = await attempter.run(order)
         finally:
@@ -234,7 +234,7 @@ async def test_cancelling_closes_everything(attempt):
 async def test_a_real_instance_with_and_without_the_gold_patch(attempt, config, tmp_path):
     env = BugsEnv(EnvConfig(), tmp_path / "cache")
     instance = env.instances("train")[1]
-    order = Order(instance, "g", "train", 1, 0, 0, SessionSettings(96, 1024))
+    order = Order(instance, TrajectoryId("train", 1, instance.instance_id, 0, 0), SessionSettings(96, 1024))
     sandboxes = make_provider(SandboxConfig(), tmp_path / "scratch", print)
     try:
         for agent, status in (
@@ -303,7 +303,7 @@ async def test_tests_that_never_end_are_no_verdict_unless_they_are_known_to_end(
     attempter = Attempter(
         env, ScriptedAgent(["true"]), FakeGateway(), sandboxes, config.rollout, config.env, model_name="tiny"
     )
-    order = Order(instance(), "train.1.one", "train", 1, 0, 0, SessionSettings(96, 1024))
+    order = Order(instance(), TrajectoryId("train", 1, "one", 0, 0), SessionSettings(96, 1024))
     first, _ = await attempter.run(order)
     env._grade = hung
     second, _ = await attempter.run(order)

@@ -1,22 +1,16 @@
 """A step's numbers as they are defined, and advantages that know who is masked."""
 
 import dataclasses
+from types import SimpleNamespace
 
 import pytest
 
 from swe_rl.agent.protocol import AgentResult, Exit
 from swe_rl.config.choices import Advantage, DynamicSampling
 from swe_rl.config.schema import AlgoConfig
-from swe_rl.rollout.batch import (
-    count_tokens,
-    groups_of,
-    retokenized_rows,
-    rollout_numbers,
-    set_advantages,
-    traced_rows,
-)
+from swe_rl.rollout.batch import count_tokens, groups_of, rollout_numbers, set_advantages
 from swe_rl.rollout.collect import Collected
-from swe_rl.rollout.retokenize import Mismatch, Rendered
+from swe_rl.rollout.rows import Mismatch, retokenized_rows, traced_rows, weighed
 from swe_rl.rollout.trajectory import Status
 
 MEAN_ONLY = AlgoConfig(normalize_std=False)
@@ -130,6 +124,11 @@ def test_a_step_without_any_reward(trajectory):
     assert numbers["reward_mean"] is None and numbers["resolved_rate"] is None
 
 
+def rendering(ids, spans):
+    """A renderer that gives the same ids whatever was said."""
+    return SimpleNamespace(whole=lambda messages, tools: (ids, spans))
+
+
 def test_traced_rows_carry_names_advantage_and_mask(trajectory, trace):
     one = dataclasses.replace(trajectory("a", 0, Status.infra_error), advantage=0.25)
     [row] = traced_rows(one, [trace(0, [1, 2], [3])])
@@ -140,23 +139,34 @@ def test_traced_rows_carry_names_advantage_and_mask(trajectory, trace):
 def test_retokenized_rows_have_no_logprobs_and_are_measured(trajectory, trace):
     one, mismatch = dataclasses.replace(trajectory("a", 0), advantage=1.0), Mismatch()
     traces = [trace(0, [1, 2], [3, 4])]
-    rendered = Rendered((1, 2, 3, 9), ((2, 4),))
-    [row] = retokenized_rows(one, AgentResult(Exit.SUBMITTED), traces, lambda result: rendered, mismatch)
+    renderer = rendering([1, 2, 3, 9], [(2, 4)])
+    [row] = retokenized_rows(one, AgentResult(Exit.SUBMITTED), traces, renderer, mismatch)
     assert row.rollout_logprobs is None and row.loss_mask == (0, 0, 1, 1) and row.weight_versions == (3, 3)
     assert mismatch.rates() == {
         "mismatch_trajectory_rate": 1.0,
         "mismatch_turn_rate": 1.0,
         "mismatch_token_rate": 0.5,
     }
-    assert retokenized_rows(one, None, traces, lambda result: rendered, mismatch) == []
-    assert retokenized_rows(one, AgentResult(Exit.SUBMITTED), [], lambda result: rendered, mismatch) == []
+    assert retokenized_rows(one, None, traces, renderer, mismatch) == []
+    assert retokenized_rows(one, AgentResult(Exit.SUBMITTED), [], renderer, mismatch) == []
 
 
 @pytest.mark.parametrize(("last", "trained"), [(4, True), (9, False)])
 def test_what_was_tokenized_otherwise_may_be_masked(trajectory, trace, last, trained):
     one, traces = dataclasses.replace(trajectory("a", 0), advantage=1.0), [trace(0, [1, 2], [3, 4])]
-    given = (one, AgentResult(Exit.SUBMITTED), traces, lambda result: Rendered((1, 2, 3, last), ((2, 4),)), Mismatch())
+    given = (one, AgentResult(Exit.SUBMITTED), traces, rendering([1, 2, 3, last], [(2, 4)]), Mismatch())
     [kept], [masked] = retokenized_rows(*given), retokenized_rows(*given, masks=True)
     assert kept.trained and kept.trained_tokens == 2
     assert masked.trained is trained and masked.trained_tokens == (2 if trained else 0)
     assert masked.advantage == 1.0
+
+
+def test_rows_that_were_made_before_get_the_advantages_and_masks_of_now(trajectory, trace):
+    """As if they were made now; what a differing rendering took out of training stays out."""
+    learned, cut = trajectory("a", 0), trajectory("a", 1)
+    traces = [trace(0, [1, 2], [3]), trace(1, [7], [8], chain=1)]
+    rows = [row for one in (learned, cut) for row in traced_rows(one, traces)]
+    learned.advantage, cut.advantage, cut.trained = 0.5, -0.5, False
+    assert weighed(rows, [cut, learned]) == [row for one in (learned, cut) for row in traced_rows(one, traces)]
+    [masked] = weighed([dataclasses.replace(rows[0], trained=False)], [learned])
+    assert not masked.trained and masked.advantage == 0.5

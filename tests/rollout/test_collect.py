@@ -49,7 +49,7 @@ def collect(attempts, rollout, instances, *, n=3, seed=0, step=1, **more):
 
 async def test_full_count_in_an_order_that_does_not_depend_on_timing(rollout, instance, trajectory_of):
     instances = [instance(name) for name in "ab"]
-    slow_first = Attempts(trajectory_of, lambda order: 0.02 * (3 - order.sample) * (order.instance.instance_id == "a"))
+    slow_first = Attempts(trajectory_of, lambda order: 0.02 * (3 - order.id.sample) * (order.id.instance_id == "a"))
     done = []
     collected = await collect(slow_first, rollout, instances, on_done=lambda one, _: done.append(one.trajectory_id))
     names = [one.trajectory_id for one in collected.trajectories]
@@ -84,13 +84,13 @@ async def test_retries_follow_the_table_and_infra_retries(
     tries = Attempts(lambda order: trajectory_of(order, status))
     allowed = dataclasses.replace(rollout, infra_retries=infra_retries, max_infra_failure_rate=1.0)
     collected = await collect(tries, allowed, [instance()], n=1)
-    assert [order.attempt for order in tries.orders] == list(range(attempts))
+    assert [order.id.attempt for order in tries.orders] == list(range(attempts))
     assert [one.attempt for one in collected.trajectories] == [attempts - 1]
     assert [one.attempt for one in collected.retried] == list(range(attempts - 1))
 
 
 async def test_a_retry_that_works_counts(rollout, instance, trajectory_of):
-    tries = Attempts(lambda order: trajectory_of(order, Status.resolved if order.attempt else Status.infra_error))
+    tries = Attempts(lambda order: trajectory_of(order, Status.resolved if order.id.attempt else Status.infra_error))
     strict = dataclasses.replace(rollout, max_infra_failure_rate=0.0)
     collected = await collect(tries, strict, [instance("a"), instance("b")], n=2)
     assert {one.status for one in collected.trajectories} == {Status.resolved}
@@ -132,11 +132,11 @@ def test_one_failure_is_none_of_a_system(rollout, trajectory_of, failed, of, lim
 
 async def test_an_exception_ends_the_others_and_is_raised_itself(rollout, instance, trajectory_of):
     def answer(order):
-        if order.sample == 1:
+        if order.id.sample == 1:
             raise TraceStoreError("no traces") from OSError("disk")
         return trajectory_of(order)
 
-    attempts = Attempts(answer, lambda order: 0.01 if order.sample == 1 else 60.0)
+    attempts = Attempts(answer, lambda order: 0.01 if order.id.sample == 1 else 60.0)
     with pytest.raises(TraceStoreError, match="no traces") as caught:
         await asyncio.wait_for(collect(attempts, rollout, [instance()]), 5)
     assert isinstance(caught.value.__cause__, OSError)

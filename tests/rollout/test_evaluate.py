@@ -1,7 +1,7 @@
 """The held-out rate counts an infrastructure failure neither as solved nor as a sample."""
 
+from swe_rl.rollout.batch import eval_numbers
 from swe_rl.rollout.collect import Collected
-from swe_rl.rollout.evaluate import eval_numbers
 from swe_rl.rollout.trajectory import Status
 
 

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swe_rl.gateway.trace import Trace
-from swe_rl.rollout.retokenize import Mismatch, Rendered
+from swe_rl.rollout.rows import Mismatch, Rendered
 
 ids = st.lists(st.integers(0, 99), min_size=1, max_size=6).map(tuple)
 turns = st.lists(st.tuples(ids, ids), min_size=1, max_size=5)  # what is new in a prompt, what is sampled
@@ -61,12 +61,10 @@ def test_turns_that_were_not_rendered_differ_whole(parts):
 
 
 @given(turns)
-def test_the_row_masks_exactly_the_spans(parts):
+def test_the_mask_is_exactly_the_spans(parts):
     rendered, traces = session(parts)
-    row = rendered.row(trajectory_id="t", group_id="g", advantage=1.0, trained=True, version=4)
-    masked = [token for token, mask in zip(row.token_ids, row.loss_mask, strict=True) if mask]
+    masked = [token for token, mask in zip(rendered.token_ids, rendered.mask(), strict=True) if mask]
     assert masked == [token for trace in traces for token in trace.sampled_ids]
-    assert row.rollout_logprobs is None and row.weight_versions == (4, 4)
 
 
 def test_no_trajectory_no_rate():

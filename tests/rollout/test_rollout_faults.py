@@ -20,8 +20,9 @@ from swe_rl.gateway.store.traces import TraceStore
 from swe_rl.model.chat import ChatRenderer
 from swe_rl.model.load import load_tokenizer
 from swe_rl.rollout.attempt import Attempter
-from swe_rl.rollout.batch import count_tokens, set_advantages, traced_rows
+from swe_rl.rollout.batch import count_tokens, set_advantages
 from swe_rl.rollout.collect import Collector, RolloutError, require_few_failures
+from swe_rl.rollout.rows import traced_rows
 from swe_rl.rollout.trajectory import Status
 from swe_rl.router.make import make_router
 from swe_rl.sandbox.provider import make_provider

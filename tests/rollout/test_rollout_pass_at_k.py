@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swe_rl.report.resolved import of_counts
-from swe_rl.rollout.pass_at_k import pass_at_k, pass_rate, reported_ks, score_table, valid_counts
+from swe_rl.rollout.batch import valid_counts
+from swe_rl.rollout.pass_at_k import pass_at_k, pass_rate, reported_ks, score_table
 from swe_rl.rollout.trajectory import Status
 
 ATTEMPTS = st.integers(1, 7).flatmap(

@@ -16,9 +16,9 @@ from swe_rl.gateway.session import SessionSettings
 from swe_rl.gateway.trace import Break, Trace
 from swe_rl.logger.disk import decode_json, encode_json
 from swe_rl.logger.phase import PhaseKind
-from swe_rl.rollout.attempt import Attempter, Order
-from swe_rl.rollout.profile import Phase, phases_of, program_event, program_events
-from swe_rl.rollout.trajectory import Status, Trajectory
+from swe_rl.rollout.attempt import Attempter
+from swe_rl.rollout.profile import Phase, phases_of, program_event
+from swe_rl.rollout.trajectory import Order, Status, Trajectory, TrajectoryId
 from swe_rl.sandbox.protocol import Workspace
 from swe_rl.sandbox.scripted import ScriptedProvider
 
@@ -145,14 +145,11 @@ def test_without_stamps_there_is_nothing_to_draw():
     assert event["phases"] == [] and event["span_s"] is None
 
 
-def test_one_event_a_trajectory_and_small():
+def test_the_event_of_a_trajectory_is_small():
     call = {**dict.fromkeys(NO_TIME, 0.1), "decode": 9.1, "command": 3.3, "engine": "e"}
     trajectory, traces, _ = program([call] * 20)
-    events = list(program_events([trajectory] * 3, [traces] * 3, NOW_S - 3600.0))
-    assert len(events) == 3
-    assert len(encode_json(events[0])) < 40 * len(events[0]["phases"])
-    with pytest.raises(ValueError, match="shorter"):
-        list(program_events([trajectory] * 3, [traces], NOW_S))
+    event = program_event(trajectory, traces, NOW_S - 3600.0)
+    assert len(encode_json(event)) < 40 * len(event["phases"])
 
 
 async def test_an_attempt_stamps_what_it_measures(config, instance):
@@ -183,7 +180,7 @@ async def test_an_attempt_stamps_what_it_measures(config, instance):
         waited_s=lambda _: 0.0,
         close_session=closed,
     )
-    order = Order(instance(), "train.1.one", "train", 1, 0, 0, SessionSettings(96, 1024))
+    order = Order(instance(), TrajectoryId("train", 1, "one", 0, 0), SessionSettings(96, 1024))
     for env in (Env(), Env(GradeError("no"))):
         attempter = Attempter(
             env,

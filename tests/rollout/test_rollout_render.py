@@ -3,7 +3,7 @@ import pytest
 from swe_rl.agent.protocol import AgentResult, Exit
 from swe_rl.model.chat import TEMPLATES, ChatRenderer
 from swe_rl.model.tiny import build_tokenizer
-from swe_rl.rollout.render import conversation_renderer
+from swe_rl.rollout.rows import Rendered
 
 TOOLS = ({"type": "function", "function": {"name": "bash", "description": "Runs a command."}},)
 CALL = {"id": "c", "type": "function", "function": {"name": "bash", "arguments": '{"command": "ls"}'}}
@@ -20,7 +20,7 @@ MESSAGES = [
 @pytest.mark.parametrize("tools", [(), TOOLS])
 def test_the_tools_that_were_offered_are_part_of_the_prompt(template, tools):
     renderer = ChatRenderer(build_tokenizer(["ls lib.py\n"] * 3, 300), template=template)
-    rendered = conversation_renderer(renderer)(AgentResult(Exit.SUBMITTED, messages=MESSAGES, tools=tools))
+    rendered = Rendered.of(AgentResult(Exit.SUBMITTED, messages=MESSAGES, tools=tools), renderer)
     spans = [rendered.token_ids[start:end] for start, end in rendered.spans]
     assert spans == [tuple(renderer.reply(MESSAGES[2])), tuple(renderer.reply(MESSAGES[4]))]
     assert rendered.token_ids[: rendered.spans[0][0]] == tuple(renderer.start(MESSAGES[:2], tools))

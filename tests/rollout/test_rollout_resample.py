@@ -8,8 +8,7 @@ from swe_rl.config.choices import DynamicSampling
 from swe_rl.config.schema import AlgoConfig
 from swe_rl.rollout.batch import groups_of, set_advantages
 from swe_rl.rollout.collect import Collected
-from swe_rl.rollout.resample import sampled
-from swe_rl.rollout.sampler import PromptSampler
+from swe_rl.rollout.sampler import PromptSampler, sampled
 from swe_rl.rollout.trajectory import Status
 
 NONE, FILTER, RESAMPLE = (

@@ -1,11 +1,14 @@
 """Traces to rows: accounting that must hold for every session."""
 
+import dataclasses
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from swe_rl.gateway.trace import Break, Trace
-from swe_rl.rollout.rows import RowError, build_rows
+from swe_rl.rollout.rows import RowError, traced_rows
+from swe_rl.rollout.trajectory import Status, Trajectory
 
 ids = st.lists(st.integers(0, 999), min_size=1, max_size=8)
 
@@ -30,7 +33,8 @@ def sessions(draw) -> list[Trace]:
 
 
 def rows_of(traces: list[Trace]):
-    return build_rows(traces, trajectory_id="t", group_id="g", advantage=0.5, trained=True)
+    one = Trajectory("t", "i", "g", "train", 1, 0, 0, Status.resolved, 1.0, True, True, advantage=0.5)
+    return traced_rows(one, traces)
 
 
 @given(sessions())
@@ -86,3 +90,19 @@ def test_an_aborted_reply_is_not_trained():
 def test_weight_versions_span_the_row():
     [row] = rows_of([trace(0, 0, [1], [2], weight_version=4), trace(1, 0, [1, 2, 3], [4], weight_version=6)])
     assert row.weight_versions == (4, 6)
+
+
+@given(sessions(), st.data())
+def test_an_id_that_is_not_what_the_row_has_at_its_place_is_refused(traces, data):
+    """Of what a turn adds, sampled or not: another id there is another conversation."""
+    chain = [one for one in traces if one.chain == traces[-1].chain]
+    place = data.draw(st.integers(0, len(chain) - 1))
+    turn, known = chain[place], len(chain[place - 1].prompt_ids + chain[place - 1].sampled_ids) if place else 0
+    at = data.draw(st.integers(known, len(turn.prompt_ids) - 1))
+    other = (*turn.prompt_ids[:at], turn.prompt_ids[at] + 1, *turn.prompt_ids[at + 1 :])
+    changed = [dataclasses.replace(one, prompt_ids=other) if one is turn else one for one in traces]
+    if place == len(chain) - 1:  # the row is made of it
+        assert rows_of(changed)[-1].token_ids == other + turn.sampled_ids
+    else:
+        with pytest.raises(RowError, match=f"token {at}$"):
+            rows_of(changed)

@@ -16,10 +16,11 @@ from swe_rl.logger.disk import decode_json
 from swe_rl.logger.events import read_events
 from swe_rl.logger.folder import RunFolder
 from swe_rl.logger.jsonl import iter_jsonl
+from swe_rl.logger.summary import before_and_after
 from swe_rl.report.compare.compare import Measured, StepRate
 from swe_rl.report.compare.held_out import held_out
 from swe_rl.report.compare.skyrl_log import job_id, read_log
-from swe_rl.report.figures import instance_rows
+from swe_rl.report.resolved import counts_of
 
 _MARKS = ("steps_jsonl", "status_json", "config_yaml")
 
@@ -89,12 +90,9 @@ def _rate(record: Mapping[str, Any]) -> StepRate | None:
 
 def _gains(evals: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """Of held-out instances that were evaluated before and after."""
-    found: dict[str, float] = {}
-    for row in instance_rows(evals):
-        (solved_before, before), (solved_after, after) = row["before"] or (0, 0), row["after"] or (0, 0)
-        if before and after:
-            found[row["id"]] = solved_after / after - solved_before / before
-    return found
+    before, after = (counts_of(event) for event in before_and_after(evals))
+    rates = [{name: solved / valid for name, (solved, valid) in counts.items()} for counts in (before, after)]
+    return {name: rates[1][name] - rate for name, rate in rates[0].items() if name in rates[1]}
 
 
 def _log(path: Path, key: str, trajectories_per_step: int) -> Measured:

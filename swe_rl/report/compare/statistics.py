@@ -83,9 +83,7 @@ def mean_interval(values: Sequence[float]) -> Interval | None:
     """95 % t-interval of a mean (Student 1908); None for fewer than two values."""
     if len(values) < 2:
         return None
-    freedom = len(values) - 1
-    quantile = t_975(freedom)
-    half = quantile * stdev(values) / sqrt(len(values))
+    half = t_975(len(values) - 1) * stdev(values) / sqrt(len(values))
     return fmean(values) - half, fmean(values) + half
 
 

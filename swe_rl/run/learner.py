@@ -1,0 +1,214 @@
+"""What becomes of a step's rows: updates of the policy, new weights in the engines, checkpoints; or nothing.
+
+Invariants:
+- Where engines and trainer share GPUs, engines sleep from the end of the rollouts to the update (see engine/update).
+- A checkpoint counts when `steps.jsonl` knows its step, and is whole. Where there are some and none counts, nothing is
+  begun anew: that is for the user to say.
+- Without a trainer there are no checkpoints, and each step's record has the order of the instances itself.
+"""
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from swe_rl.algo.row import Row
+from swe_rl.config.choices import KlPlace
+from swe_rl.config.compose import config_hash, flatten
+from swe_rl.config.schema import Config
+from swe_rl.engine.update import make_transfer, make_turns, update_engines
+from swe_rl.host.kill_point import kill_point
+from swe_rl.logger.folder import RunFolder
+from swe_rl.logger.jsonl import read_jsonl
+from swe_rl.rollout.sampler import SamplerState
+from swe_rl.run.agreement import explained, require_agreement
+from swe_rl.run.components import Components
+from swe_rl.run.session import Session
+from swe_rl.trainer.checkpoint.manifest import by_step, size_problem, step_of
+from swe_rl.trainer.protocol import TrainsPolicy
+
+
+class Learner:
+    """A trainer and the way of its weights. The policy is evaluated as it learns."""
+
+    evaluates = True
+
+    def __init__(self, config: Config, session: Session, parts: Components, trainer: TrainsPolicy) -> None:
+        self._config, self._session, self._parts, self._trainer = config, session, parts, trainer
+        self._transfer = make_transfer(config, parts.engines, trainer)
+        self._turns = make_turns(config, parts.engines)
+        self.ahead = config.trainer.max_staleness_steps
+        self.served = -1  # the step whose weights the engines hold
+        self._saved_step = 0
+
+    def failure(self) -> Exception | None:
+        """What ended the trainer; None while it is well."""
+        return self._trainer.failure()
+
+    def go_back(self) -> tuple[int, SamplerState | None]:
+        """To the newest checkpoint: its step, and the order of the instances. Raises CorruptCheckpointError."""
+        self._saved_step, order = load_newest(self._trainer, self._session.folder, config_hash(self._config))
+        return self._saved_step, order
+
+    async def pause(self, step: int, times_s: dict[str, float]) -> None:
+        """Learning takes the time that it takes."""
+
+    async def begin(self, rows: Sequence[Row]) -> dict[str, float]:
+        """The trainer's turn on shared GPUs. For `algo.kl_in=reward`: the KL to the reference in nats, summed over
+        each trajectory's tokens; else nothing. Raises EngineError."""
+        await self._turns.to_trainer()
+        algo = self._config.algo
+        if algo.kl_coef == 0.0 or algo.kl_in is not KlPlace.reward:
+            return {}
+        return await asyncio.to_thread(self._trainer.sequence_kl, rows, algo.kl_estimator)
+
+    async def train(self, rows: Sequence[Row], step: int) -> dict[str, Any]:
+        """The policy's update; its part of the step's record. Raises TrainerError."""
+        with self._session.progress.phase("train"):
+            metrics = await asyncio.to_thread(self._trainer.train_step, rows, step)
+        kill_point("trained")
+        return asdict(metrics)
+
+    async def refresh(self, step: int) -> float:
+        """The weights of `step` into every engine, unless they have them; returns seconds.
+
+        Raises WeightSyncError, DiskError.
+        """
+        if self.served >= step:
+            return 0.0
+        config, engines = self._config, self._parts.engines
+        started_s = time.monotonic()
+        with self._session.progress.phase("sync_weights"), self._parts.gateway.syncing():
+            await self._turns.to_engines()
+            times = await self._hand_over(step)
+        self.served = step  # whatever the comparison says: where they disagree the run ends
+        sync_s = time.monotonic() - started_s
+        event: dict[str, Any] = {"step": step, **times, **self._turns.times()}
+        if config.trainer.check_weights:
+            agreed = await require_agreement(
+                engines, self._trainer, step, vocab_size=config.model.vocab_size, limit=explained(config)
+            )
+            event |= {"logprob_diff_mean": agreed.mean, "logprob_diff_max": agreed.largest, "check_s": agreed.check_s}
+        self._session.events.write("weights", **event)
+        return sync_s
+
+    async def _hand_over(self, step: int) -> Mapping[str, float]:
+        """Straight into the engines' memory, or as they take them one by one; what took how long, in seconds."""
+        if self._transfer is not None:
+            return asdict(await self._transfer.update(step))
+        started_s = time.monotonic()
+        weights = await asyncio.to_thread(self._trainer.weights)
+        gathered_s = time.monotonic()
+        await update_engines(self._parts.engines, weights, step)
+        return {"gather_s": gathered_s - started_s, "load_s": time.monotonic() - gathered_s}
+
+    def facts(self, step: int, order: SamplerState, sync_s: float, checkpoint_s: float) -> dict[str, Any]:
+        """Of the step's record. `checkpoint_s`: of the checkpoint after the step before."""
+        return {"weight_sync_s": sync_s, "checkpoint_s": checkpoint_s, "weight_version": step}
+
+    def save(self, step: int, order: SamplerState) -> float:
+        """A checkpoint, unless `step` has one; returns seconds. Raises CheckpointWriteError.
+
+        Many ranks write it behind the next steps; it is there when `wait` returns.
+        """
+        if step == self._saved_step:
+            return 0.0
+        started_s = time.monotonic()
+        self._trainer.save(
+            self._session.folder.checkpoints,
+            step=step,
+            weight_version=step,
+            data_order=order,
+            config=flatten(self._config),
+            hash_of_config=config_hash(self._config),
+            keep=self._config.trainer.keep_checkpoints,
+        )
+        self._saved_step = step
+        return time.monotonic() - started_s
+
+    def wait(self) -> None:
+        """Until what is being written is there. Raises CheckpointWriteError."""
+        self._trainer.wait()
+
+
+class NoLearner:
+    """Stands where a `Learner` would in `job=rollout`: the weights stay, and between two steps the engines idle for
+    `job.think_s`, as long as training would take. Throughput is asked for, not the policy: it is never evaluated."""
+
+    evaluates, ahead, served = False, 0, 0
+
+    def __init__(self, config: Config, session: Session) -> None:
+        self._config, self._session = config, session
+
+    def failure(self) -> None:
+        """There is nothing to fail."""
+
+    def go_back(self) -> tuple[int, SamplerState | None]:
+        """To the last step that is written: its record has the order that a checkpoint has otherwise."""
+        return _last_step(self._session.folder)
+
+    async def pause(self, step: int, times_s: dict[str, float]) -> None:
+        """Not after the last step; the time that it took is kept also where it is cut short."""
+        think_s = self._config.job.think_s
+        if think_s <= 0.0 or step >= self._config.trainer.steps:
+            return
+        started_s = time.monotonic()
+        try:
+            with self._session.progress.phase("think"):
+                await asyncio.sleep(think_s)
+        finally:
+            times_s["think_s"] = time.monotonic() - started_s
+
+    async def begin(self, rows: Sequence[Row]) -> dict[str, float]:
+        return {}
+
+    async def train(self, rows: Sequence[Row], step: int) -> dict[str, Any]:
+        return {}
+
+    async def refresh(self, step: int) -> float:
+        return 0.0
+
+    def facts(self, step: int, order: SamplerState, sync_s: float, checkpoint_s: float) -> dict[str, Any]:
+        return {"data_order": order, "weight_version": 0}
+
+    def save(self, step: int, order: SamplerState) -> float:
+        return 0.0
+
+    def wait(self) -> None: ...
+
+
+def load_newest(trainer: TrainsPolicy, folder: RunFolder, hash_of_config: str) -> tuple[int, SamplerState | None]:
+    """The trainer goes back to the newest checkpoint that counts; step 0 and no order where there is none at all.
+
+    Raises CorruptCheckpointError where that would pass over checkpoints.
+    """
+    from swe_rl.trainer.checkpoint.folder import CorruptCheckpointError, remove_leftovers
+
+    recorded = {record.get("step") for record in read_jsonl(folder.steps_jsonl)}
+    there = by_step(folder.checkpoints)
+    newest = next((path for path in there if step_of(path) in recorded and size_problem(path) is None), None)
+    remove_leftovers(folder.checkpoints)  # after its last step a run writes no other one that would
+    if newest is None and there:
+        reason = size_problem(there[0]) or f"{folder.steps_jsonl} has no record of its step"
+        raise CorruptCheckpointError(
+            f"{there[0]} cannot be continued from ({reason}), and no other checkpoint of {folder.path} can. "
+            "Put back what is missing, or begin a new run with trainer.resume=none."
+        )
+    if newest is None:
+        return 0, None
+    from swe_rl.trainer.checkpoint.rng import restore_rng
+
+    saved = trainer.load(newest, hash_of_config)
+    restore_rng(saved.rng)
+    return saved.step, saved.data_order
+
+
+def _last_step(folder: RunFolder) -> tuple[int, SamplerState | None]:
+    """Of a run without a trainer."""
+    step, order = 0, None
+    for record in read_jsonl(folder.steps_jsonl):
+        if isinstance(written := record.get("data_order"), dict):  # older versions wrote none
+            order = SamplerState(epoch=written["epoch"], taken=written["taken"], deferred=written["deferred"])
+            step = int(record["step"])
+    return step, order

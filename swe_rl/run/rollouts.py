@@ -1,0 +1,218 @@
+"""What engines and agents do in a run: the trajectories of a step and of an evaluation, and what is kept of them.
+
+Invariants:
+- All traces of what was collected are committed before anybody makes something of them.
+- `job=eval` measures the held-out split as training does: `measure` is the only way.
+- Rollouts for a trainer that is gone would be for nothing: they end with what ended it.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from swe_rl.agent.protocol import AgentResult
+from swe_rl.algo.row import Row
+from swe_rl.config.choices import Capture
+from swe_rl.config.schema import Config
+from swe_rl.engine.watch import watched
+from swe_rl.env.instance import Instance
+from swe_rl.errors import UserError
+from swe_rl.gateway.trace import Trace
+from swe_rl.host.kill_point import kill_point
+from swe_rl.logger.jsonl import iter_jsonl
+from swe_rl.report.resolved import headline, line_of
+from swe_rl.rollout.batch import count_tokens, eval_numbers
+from swe_rl.rollout.collect import NONE_KNOWN, Collected, Known, OnDone, require_few_failures, require_some_in_time
+from swe_rl.rollout.profile import program_event
+from swe_rl.rollout.rows import Mismatch, retokenized_rows, traced_rows
+from swe_rl.rollout.sampler import PromptSampler, SamplerState, sampled
+from swe_rl.rollout.trajectory import EVALUATION, OUR_WORDS, Trajectory, TrajectoryId
+from swe_rl.run.components import Components
+from swe_rl.run.session import Session
+
+_LOOK_S = 1.0  # between two looks at the trainer
+
+
+@dataclass(slots=True)
+class Sampled:
+    """A step's rollouts, before anything is learned from them."""
+
+    collected: Collected
+    order: SamplerState  # of the instances, after this step took its conversation
+    times_s: dict[str, float]
+    sync_s: float  # what the update of the engines' weights before them took
+
+
+class Rollouts:
+    """`failure`: what ended the trainer that all of it is for; None while it is well."""
+
+    def __init__(
+        self,
+        config: Config,
+        session: Session,
+        parts: Components,
+        failure: Callable[[], Exception | None] = lambda: None,
+    ) -> None:
+        self._config, self._session, self._parts, self._failure = config, session, parts, failure
+
+    @cached_property
+    def _instances(self) -> Sequence[Instance]:
+        """Of training: read when a step first asks for them, as an evaluation may do without. Raises UserError."""
+        split, wanted = self._config.env.split, self._config.rollout.prompts_per_step
+        instances = self._parts.env.instances(split)
+        if len(instances) < wanted:
+            raise UserError(
+                f"rollout.prompts_per_step={wanted}, but env.split={split} has only {len(instances)} instances; lower "
+                "it, or choose more with env.dataset or env.instances"
+            )
+        return instances
+
+    @cached_property
+    def held_out(self) -> Sequence[Instance]:
+        return self._parts.env.instances(self._config.env.eval_split)
+
+    @cached_property
+    def sampler(self) -> PromptSampler:
+        """The order of the training instances. Raises UserError where there are too few for a step."""
+        return PromptSampler(len(self._instances), self._config.trainer.seed)
+
+    async def sample(self, step: int, sync_s: float) -> Sampled:
+        """A step's, with the weights that the engines hold. Where it fails, the order of the instances is as before."""
+        started_s, before = time.monotonic(), self.sampler.state()
+        try:
+            collected = await sampled(
+                self.sampler,
+                lambda indices: self._generate([self._instances[index] for index in indices], step),
+                self._config.algo,
+                prompts=self._config.rollout.prompts_per_step,
+                available=len(self._instances),
+            )
+            require_few_failures(collected.trajectories, self._config.rollout)
+            require_some_in_time(collected.trajectories, self._config.rollout)
+        except BaseException:
+            self.sampler.restore(before)
+            raise
+        return Sampled(collected, self.sampler.state(), {"generate_s": time.monotonic() - started_s}, sync_s)
+
+    async def _generate(self, instances: Sequence[Instance], step: int) -> Collected:
+        config, session = self._config, self._session
+        with session.progress.phase("generate", trajectories=len(instances) * config.rollout.n):
+            async with watched(self._parts.engines, session.record, step=step):
+                return await self._collect(
+                    instances, config.env.split, step, config.rollout.n, config.rollout.temperature
+                )
+
+    async def measure(
+        self, step: int, *, known: Known = NONE_KNOWN, on_done: OnDone | None = None
+    ) -> tuple[Collected, dict[str, Any]]:
+        """The held-out split under the weights of `step`, and its numbers. `known`, `on_done`: see Collector.
+
+        Raises RolloutError.
+        """
+        session, rollout, split = self._session, self._config.rollout, self._config.env.eval_split
+        started_s = time.monotonic()
+        with session.progress.phase("eval", trajectories=len(self.held_out) * rollout.eval_n):
+            for trajectory in known.values():
+                session.progress.trajectory(trajectory.status, trajectory.sampled_tokens)
+            name, n = f"{EVALUATION}{split}", rollout.eval_n
+            collected = await self._collect(self.held_out, name, step, n, rollout.eval_temperature, known, on_done)
+        require_few_failures(collected.trajectories, rollout)
+        whole, took_s = self._parts.env.split_instances(split), time.monotonic() - started_s
+        return collected, eval_numbers(collected, step=step, split=split, eval_s=took_s, split_instances=whole)
+
+    async def evaluate(self, step: int) -> None:
+        """The held-out measure, and its records. Raises RolloutError."""
+        collected, numbers = await self.measure(step)
+        self.traces(collected)
+        self._session.steps.append_trajectories(step, _records(collected), evaluation=True, ours=OUR_WORDS)
+        kill_point("eval_trajectories_written")
+        self._session.events.write("eval", **numbers)
+        kill_point("eval_recorded")
+        self._session.progress.eval_done(f"{headline(numbers)}, after step {step}", *line_of(numbers))
+
+    async def _collect(
+        self,
+        instances: Sequence[Instance],
+        name: str,
+        step: int,
+        n: int,
+        temperature: float,
+        known: Known = NONE_KNOWN,
+        on_done: OnDone | None = None,
+    ) -> Collected:
+        """`name`: the split, in the names of its trajectories."""
+
+        def done(trajectory: Trajectory, result: AgentResult | None) -> Awaitable[None] | None:
+            self._session.progress.trajectory(trajectory.status, trajectory.sampled_tokens)
+            self._session.status.heartbeat()
+            return None if on_done is None else on_done(trajectory, result)
+
+        collected = await self._while_trainer_lives(
+            self._parts.collector.collect(
+                instances, split=name, step=step, n=n, temperature=temperature, on_done=done, known=known
+            )
+        )
+        await self._parts.store.flush()
+        kill_point("traces_flushed")
+        return collected
+
+    async def _while_trainer_lives(self, work: Coroutine[Any, Any, Collected]) -> Collected:
+        """Raises what ended it. It is looked at: ranks that end elsewhere wake nobody here."""
+        task = asyncio.ensure_future(work)
+        try:
+            while not (await asyncio.wait({task}, timeout=_LOOK_S))[0]:
+                failure = self._failure()
+                if failure is not None:
+                    raise failure
+            return task.result()
+        finally:
+            if not task.done():
+                task.cancel()
+                await asyncio.wait({task})
+
+    def traces(self, collected: Collected) -> list[list[Trace]]:
+        """Of each trajectory, whose prompt and response lengths are filled in."""
+        traces = [self._parts.store.traces(trajectory.trajectory_id) for trajectory in collected.trajectories]
+        for trajectory, conversation in zip(collected.trajectories, traces, strict=True):
+            count_tokens(trajectory, conversation)
+        return traces
+
+    def rows(self, collected: Collected, traces: Sequence[Sequence[Trace]]) -> tuple[list[Row], dict[str, float]]:
+        """Without advantages yet; and how far rendering again is off, where that is what is trained on.
+
+        Raises RowError.
+        """
+        if self._config.rollout.capture is Capture.traced:
+            pairs = zip(collected.trajectories, traces, strict=True)
+            return [row for trajectory, conversation in pairs for row in traced_rows(trajectory, conversation)], {}
+        mismatch, renderer = Mismatch(), self._parts.renderer
+        masks, rows = self._config.rollout.filter_token_mismatch, list[Row]()
+        for trajectory, result, conversation in zip(collected.trajectories, collected.results, traces, strict=True):
+            rows += retokenized_rows(trajectory, result, conversation, renderer, mismatch, masks=masks)
+        return rows, mismatch.rates()
+
+    def record(self, step: int, collected: Collected, traces: list[list[Trace]]) -> None:
+        """A step's trajectories, and an event for each with its phases, replaced attempts too. Raises DiskError."""
+        self._session.steps.append_trajectories(step, _records(collected), ours=OUR_WORDS)
+        kill_point("trajectories_written")
+        first = next(iter_jsonl(self._session.folder.events_jsonl), {})  # seconds are since the run's first event
+        retried = [self._parts.store.traces(trajectory.trajectory_id) for trajectory in collected.retried]
+        programs = [*collected.trajectories, *collected.retried]
+        for trajectory, conversation in zip(programs, [*traces, *retried], strict=True):
+            self._session.events.write("program", **program_event(trajectory, conversation, first.get("time", 0.0)))
+        kill_point("programs_written")
+
+    def forget_after(self, step: int, *, evaluation: bool) -> None:
+        """Traces of later steps. `evaluation`: and all there is of the one after `step`, as half of one is none."""
+        if evaluation:
+            self._session.folder.eval_trajectories(step).unlink(missing_ok=True)
+        ids = [parsed for name in self._parts.store.sessions() if (parsed := TrajectoryId.parse(name))]
+        half = step if evaluation else step + 1  # from here on evaluations go, too
+        self._parts.store.delete([str(id) for id in ids if id.step > step or (id.is_evaluation and id.step >= half)])
+
+
+def _records(collected: Collected) -> list[dict[str, Any]]:
+    return [trajectory.to_record() for trajectory in (*collected.trajectories, *collected.retried)]

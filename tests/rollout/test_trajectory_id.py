@@ -1,0 +1,23 @@
+"""A trajectory's facts are in its name, and nowhere read but by its one parser."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swe_rl.rollout.trajectory import TrajectoryId
+
+splits = st.from_regex(r"(eval-)?[a-z_]+(\.[a-z]+)?", fullmatch=True)
+names = st.from_regex(r"[A-Za-z0-9_\-]+(\.[a-z\-]+)*", fullmatch=True)
+numbers = st.integers(0, 10**6)
+
+
+@given(splits, numbers, names, numbers, numbers)
+def test_a_name_says_what_it_was_made_of(split, step, instance, sample, attempt):
+    made = TrajectoryId(split, step, instance, sample, attempt)
+    assert str(made) == f"{split}.{step}.{instance}.{sample}.{attempt}" and TrajectoryId.parse(str(made)) == made
+    assert str(made).startswith(f"{made.group_id}.") and made.is_evaluation == split.startswith("eval-")
+
+
+@pytest.mark.parametrize("name", ["", "p1", "a.b.c", "train.1.one", "train.x.one.0.0", "train.1.one.0.0."])
+def test_other_sessions_are_no_trajectories(name):
+    assert TrajectoryId.parse(name) is None
