@@ -1,4 +1,4 @@
-"""What the loop asks of a trainer, whether it is in this process or many ranks beside it.
+"""What the loop asks of a trainer, whether it is in this process (`RankTrainer`) or ranks beside it (`TrainerGroup`).
 
 Invariants:
 - One request at a time; each of them blocks its thread until it is done.
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from swe_rl.algo.row import Row
 from swe_rl.config.choices import KlEstimator
+from swe_rl.engine.transfer.staging import StagesWeights
 from swe_rl.engine.transfer.wire import SendsWeights
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from swe_rl.trainer.metrics import TrainMetrics
 
 
-class TrainsPolicy(SendsWeights, Protocol):
+class TrainsPolicy(SendsWeights, StagesWeights, Protocol):
     def train_step(self, rows: Sequence[Row], step: int) -> "TrainMetrics":
         """Updates the policy from all rows of a step. Raises TrainerError."""
         ...
@@ -34,7 +35,7 @@ class TrainsPolicy(SendsWeights, Protocol):
         ...
 
     def weights(self) -> "Mapping[str, Tensor]":
-        """For the engines; names as in transformers. What engines read from a folder is `WritesFiles` as well."""
+        """For the engines, under the hub's names; tied weights once. Also `engine.server.weights.WritesFiles`."""
         ...
 
     def save(
