@@ -12,6 +12,7 @@ pytest.importorskip("peft")
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from swe_rl.algo.kl import kl_per_token
