@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from swe_rl.algo.row import Row
 from swe_rl.config.choices import KlEstimator
-from swe_rl.engine.transfer.staging import StagesWeights
-from swe_rl.engine.transfer.wire import SendsWeights
+from swe_rl.engine.transfer.protocol import SendsWeights
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
     from swe_rl.trainer.metrics import TrainMetrics
 
 
-class TrainsPolicy(SendsWeights, StagesWeights, Protocol):
+class TrainsPolicy(SendsWeights, Protocol):
     def train_step(self, rows: Sequence[Row], step: int) -> "TrainMetrics":
         """Updates the policy from all rows of a step. Raises TrainerError."""
         ...
@@ -35,7 +34,7 @@ class TrainsPolicy(SendsWeights, StagesWeights, Protocol):
         ...
 
     def weights(self) -> "Mapping[str, Tensor]":
-        """For the engines, under the hub's names; tied weights once. Also `engine.server.weights.WritesFiles`."""
+        """For the engines, under the hub's names; tied weights once. They can write themselves (`WritesFiles`)."""
         ...
 
     def save(

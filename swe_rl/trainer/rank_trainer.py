@@ -14,8 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from swe_rl.algo.row import Row
-from swe_rl.engine.transfer.staging import Staging
-from swe_rl.engine.transfer.wire import Announced, Sent
+from swe_rl.engine.transfer.protocol import Announced, Sent, Staging
 from swe_rl.trainer.checkpoint.checkpoints import Checkpoints
 from swe_rl.trainer.checkpoint.folder import Checkpoint
 from swe_rl.trainer.lora.merged import EngineWeights

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from swe_rl.config.schema import TrainerConfig
-from swe_rl.engine.transfer.staging import Staging
+from swe_rl.engine.transfer.protocol import Staging
 from swe_rl.trainer.errors import RankLost, TrainerError
 from swe_rl.trainer.ranks import group as group_module
 from swe_rl.trainer.ranks import rank

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from swe_rl.engine.transfer.protocol import WritesFiles
 from swe_rl.model.experts import HubNamed
 from swe_rl.trainer.checkpoint.tensor_file import SINGLE_FILE, write_tensors
 from swe_rl.trainer.lora.adapter import is_adapter, pair, plain
@@ -46,7 +47,7 @@ class MergedWeights(Mapping[str, Tensor]):
         return len(self._names)
 
 
-class EngineWeights(HubNamed):
+class EngineWeights(HubNamed, WritesFiles):
     """Of one process, under the names that engines know, with an adapter or without; tied weights once."""
 
     def write_files(self, folder: Path, twice: Mapping[str, str]) -> None:

@@ -16,7 +16,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from torch import Tensor
 
-from swe_rl.engine.transfer.staging import Staging
+from swe_rl.engine.transfer.protocol import Staging, WritesFiles
 from swe_rl.trainer.checkpoint.rng import capture_rng
 from swe_rl.trainer.errors import RankLost, TrainerError
 from swe_rl.trainer.protocol import TrainsPolicy
@@ -33,7 +33,7 @@ R = TypeVar("R")
 
 # The weights of a group of ranks as engines take them: a mapping, or files.
 # - Nothing is moved before somebody asks; whoever asks for tensors gets those of the last request.
-class GroupWeights(Mapping[str, Tensor]):
+class GroupWeights(WritesFiles):
     """Names as in transformers; tied weights once."""
 
     def __init__(self, group: "TrainerGroup") -> None:
