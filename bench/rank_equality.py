@@ -91,8 +91,7 @@ def one_rank(mesh_text: str, rank: int, port: int, arguments: Any, results: Any)
 
     from swe_rl.config.schema import AlgoConfig, TrainerConfig
     from swe_rl.trainer.sharded.assemble import sharded_trainer
-    from swe_rl.trainer.sharded.mesh import make_mesh, process_group
-    from swe_rl.trainer.sharded.shard import whole
+    from swe_rl.trainer.sharded.mesh import make_mesh, process_group, whole
 
     dp, sp = parse(mesh_text)
     on_gpu = torch.cuda.is_available()

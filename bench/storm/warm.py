@@ -50,7 +50,7 @@ def _import() -> None:
     import swe_rl.engine.embedded.engine
     import swe_rl.job.train
     import swe_rl.model.load
-    import swe_rl.trainer.local  # noqa: F401
+    import swe_rl.trainer.rank_trainer  # noqa: F401
 
 
 def _become(asked: dict[str, Any]) -> int:

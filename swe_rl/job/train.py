@@ -42,7 +42,7 @@ from swe_rl.trainer.protocol import TrainsPolicy
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-    from swe_rl.trainer.local import LocalTrainer
+    from swe_rl.trainer.rank_trainer import RankTrainer
     from swe_rl.trainer.ranks.group import TrainerGroup
     from swe_rl.trainer.ranks.ray_group import RayRanks
     from swe_rl.trainer.ranks.steps import RankSteps
@@ -100,7 +100,7 @@ class _Loaded:
 
     model: "PreTrainedModel | None"
     tokenizer: "PreTrainedTokenizerFast"
-    local: "LocalTrainer | None"
+    local: "RankTrainer | None"
 
 
 async def _train(config: Config, one: Session) -> None:
@@ -189,17 +189,17 @@ def _save(steps: Run, trainer: TrainsPolicy) -> None:
     trainer.wait()
 
 
-def _in_this_process(config: Config) -> "tuple[PreTrainedModel, PreTrainedTokenizerFast, LocalTrainer]":
+def _in_this_process(config: Config) -> "tuple[PreTrainedModel, PreTrainedTokenizerFast, RankTrainer]":
     from swe_rl.model.load import load_model, load_tokenizer, model_folder
-    from swe_rl.trainer.local import LocalTrainer, with_adapter
-    from swe_rl.trainer.lora.fingerprint import base_of
+    from swe_rl.trainer.lora.adapter import base_of, with_adapter
+    from swe_rl.trainer.rank_trainer import RankTrainer
 
     model, tokenizer = load_model(config.model), load_tokenizer(config.model)
     policy, adapter = model, None
     if config.trainer.lora_rank > 0:
         base = base_of(config.model, model_folder(config.model))
         policy, adapter = with_adapter(model, config.trainer, base)
-    trainer = LocalTrainer(
+    trainer = RankTrainer(
         policy,
         config.trainer,
         config.algo,

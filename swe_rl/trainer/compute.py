@@ -7,8 +7,9 @@ Invariants:
 - FSDP averages gradients over the ranks; `gradient_scale` turns that into the sum that the loss means.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +17,6 @@ from torch import Tensor, nn
 from swe_rl.trainer.batching import MicroBatch, input_length, micro_batches
 from swe_rl.trainer.errors import TrainerError
 from swe_rl.trainer.logprobs import token_logprobs
-from swe_rl.trainer.metrics import StepStats
 from swe_rl.trainer.pulse import Beat, beating, no_beat
 from swe_rl.trainer.sharded.balance import balanced
 from swe_rl.trainer.sharded.mesh import Mesh
@@ -27,32 +27,36 @@ Batch = MicroBatch | PackedBatch
 IdsAndMask = tuple[Sequence[int], Sequence[int]]
 
 
-class Compute(Protocol):
-    gradient_scale: float
+class Compute(ABC):
+    """`gradient_scale`: what a loss is multiplied by, because ranks average their gradients."""
+
+    def __init__(self, mesh: Mesh, beat: Beat = no_beat) -> None:
+        """`beat` is called wherever work gets on."""
+        self.mesh, self.beat = mesh, beat
+        self.gradient_scale = float(mesh.world)
 
     @property
     def device(self) -> torch.device:
         """Where micro-batches are computed; offloaded parameters are elsewhere."""
+        return self.mesh.device
 
+    @abstractmethod
     def micro_batches(self, sequences: Sequence[IdsAndMask], max_tokens: int, pad_token_id: int) -> list[Any]:
         """This rank's micro-batches; at most `max_tokens` tokens on each rank where a row is not longer."""
 
+    @abstractmethod
     def logprobs(self, model: nn.Module, batch: Any, temperature: float, entropy_grad: bool) -> tuple[Tensor, Tensor]:
         """Log-probability and entropy (nats) of this rank's trained tokens."""
 
+    @abstractmethod
     def checkpoint_activations(self, model: nn.Module, on: bool) -> None: ...
 
     def bare(self, model: nn.Module) -> nn.Module:
         """The model under transformers' own names."""
-
-    def sum(self, values: Tensor) -> Tensor:
-        """Over all ranks."""
-
-    def join(self, stats: StepStats) -> None:
-        """Makes the statistics of one rank those of all."""
+        return model
 
 
-class ShardedCompute:
+class ShardedCompute(Compute):
     """For `ShardedModel`s on the ranks of `mesh`."""
 
     def __init__(self, mesh: Mesh, cost_per_token: float = 0.0, beat: Beat = no_beat) -> None:
@@ -60,13 +64,8 @@ class ShardedCompute:
 
         `beat` is called when a micro-batch is put together, and at its start.
         """
-        self.mesh, self._beat = mesh, beat
-        self.gradient_scale = float(mesh.world)
+        super().__init__(mesh, beat)
         self._pair_cost = 1.0 / cost_per_token if cost_per_token > 0 else 0.0
-
-    @property
-    def device(self) -> torch.device:
-        return self.mesh.device
 
     def micro_batches(self, sequences: Sequence[IdsAndMask], max_tokens: int, pad_token_id: int) -> list[PackedBatch]:
         mesh = self.mesh
@@ -81,13 +80,13 @@ class ShardedCompute:
                 sp=mesh.sp,
                 sp_rank=mesh.sp_rank,
             )
-            for by_rank in beating(plan, self._beat)
+            for by_rank in beating(plan, self.beat)
         ]
 
     def logprobs(
         self, model: nn.Module, batch: PackedBatch, temperature: float, entropy_grad: bool
     ) -> tuple[Tensor, Tensor]:
-        self._beat()
+        self.beat()
         result: tuple[Tensor, Tensor] = model(batch, temperature, entropy_grad)
         return result
 
@@ -101,30 +100,15 @@ class ShardedCompute:
         bare: nn.Module = model.causal_lm
         return bare
 
-    def sum(self, values: Tensor) -> Tensor:
-        return self.mesh.sum(values)
-
-    def join(self, stats: StepStats) -> None:
-        stats.join(self.mesh)
-
     def _row_cost(self, tokens: int) -> float:
         return tokens + 0.5 * tokens * tokens * self._pair_cost
 
 
-class LocalCompute:
-    """For a plain model in this process, in padded micro-batches."""
-
-    gradient_scale = 1.0
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-
-    @property
-    def device(self) -> torch.device:
-        return self._device
+class LocalCompute(Compute):
+    """For a plain model in this process, in padded micro-batches; its mesh is `mesh.alone`."""
 
     def micro_batches(self, sequences: Sequence[IdsAndMask], max_tokens: int, pad_token_id: int) -> list[MicroBatch]:
-        return micro_batches(sequences, max_tokens, pad_token_id, self._device)
+        return micro_batches(sequences, max_tokens, pad_token_id, self.device)
 
     def logprobs(
         self, model: nn.Module, batch: MicroBatch, temperature: float, entropy_grad: bool
@@ -133,15 +117,6 @@ class LocalCompute:
 
     def checkpoint_activations(self, model: nn.Module, on: bool) -> None:
         _checkpoint_activations(model, on)
-
-    def bare(self, model: nn.Module) -> nn.Module:
-        return model
-
-    def sum(self, values: Tensor) -> Tensor:
-        return values
-
-    def join(self, stats: StepStats) -> None:
-        """There is no other rank."""
 
 
 def _checkpoint_activations(model: nn.Module, on: bool) -> None:

@@ -12,9 +12,13 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from swe_rl.algo.kl import kl_per_token
+from swe_rl.algo.loss import TokenLoss
+from swe_rl.config.choices import KlEstimator
 from swe_rl.trainer.expert_load import load_max, unused_rate
 from swe_rl.trainer.optimizer import Update
 from swe_rl.trainer.sharded.mesh import Mesh
+from swe_rl.trainer.work import Work
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,10 +134,29 @@ class StepStats:
     left_kl_rollout: Mean = field(default_factory=Mean)
     left_logprob_diff: Mean = field(default_factory=Mean)
 
-    def add_losses(self, loss: float, policy_loss: float, kl_loss: float) -> None:
-        self.loss += loss
-        self.policy_loss += policy_loss
-        self.kl_loss += kl_loss
+    def observe(self, work: Work, loss: TokenLoss, entropy: Tensor, start_logprobs: Tensor, correction: Tensor) -> None:
+        """What one micro-batch adds; losses are weighed as in the loss that is minimised.
+
+        All tensors are [trained tokens] of `work`; `start_logprobs` are those of the old policy.
+        """
+        parts = (loss.total, loss.policy, loss.kl)
+        sums = torch.stack([(part.detach() * work.weights).sum() for part in parts]).tolist()
+        self.loss += sums[0]
+        self.policy_loss += sums[1]
+        self.kl_loss += sums[2]
+        self.entropy.add(entropy)
+        self.clipped.add(loss.clipped)
+        self.clipped_low.add(loss.clipped_low)
+        self.clipped_high.add(loss.clipped_high)
+        self.ratio.add(loss.ratio)
+        self.correction.add(correction)
+        self.masked.add(correction == 0)
+        _engine_gap(self.kl_rollout, self.logprob_diff, work, start_logprobs)
+
+    def observe_left_out(self, work: Work, entropy: Tensor, start_logprobs: Tensor) -> None:
+        """Of rows that are not trained: what is measured of all sampled tokens."""
+        self.left_entropy.add(entropy)
+        _engine_gap(self.left_kl_rollout, self.left_logprob_diff, work, start_logprobs)
 
     def add_age(self, steps: int) -> None:
         self.ages_steps.append(steps)
@@ -212,3 +235,10 @@ class StepStats:
 
 def _largest(one: float | None, other: float | None) -> float | None:
     return max((value for value in (one, other) if value is not None), default=None)
+
+
+def _engine_gap(kl: Mean, difference: Mean, work: Work, start_logprobs: Tensor) -> None:
+    known = torch.isfinite(work.rollout_logprobs)
+    rollout, start = work.rollout_logprobs[known], start_logprobs[known]
+    kl.add(kl_per_token(rollout, start, KlEstimator.k3))
+    difference.add((rollout - start).abs())

@@ -1,4 +1,4 @@
-"""AdamW with gradient clipping that refuses to apply what is not finite.
+"""AdamW with gradient clipping that refuses to apply what is not finite, its learning rates, and torch's threads.
 
 Invariants:
 - Weights never become non-finite through an update: such an update is dropped and counted.
@@ -9,14 +9,16 @@ Invariants:
 """
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from enum import StrEnum
 
 import torch
 from torch import Tensor, nn
 
 from swe_rl.trainer.errors import TrainerError
-from swe_rl.trainer.sharded.shard import local_shard, shard_range, whole
+from swe_rl.trainer.sharded.mesh import local_shard, shard_range, whole
 
 MAX_NONFINITE = 3
 STATE_KEYS = ("exp_avg", "exp_avg_sq", "step")
@@ -60,7 +62,7 @@ class Optimizer:
             self._set_lr(lr)
             self._adamw.step()
         self._adamw.zero_grad(set_to_none=True)
-        if applied or not finite:
+        if applied or not finite:  # a gradient of 0 says nothing about whether the policy still learns
             self.nonfinite_in_a_row = 0 if applied else self.nonfinite_in_a_row + 1
         if self.nonfinite_in_a_row >= MAX_NONFINITE:
             raise TrainerError(
@@ -74,15 +76,6 @@ class Optimizer:
         """Detached views of the state, empty before the first update."""
         states = ((name, self._adamw.state.get(param, {})) for name, param in self._params.items())
         return {f"{key}.{name}": state[key].detach() for name, state in states for key in STATE_KEYS if key in state}
-
-    def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        """Copies a state in. Raises TrainerError where its names or shapes are not those of this model."""
-        if not tensors:
-            self._adamw.state.clear()
-            return
-        self._require_all(tensors.keys())
-        for name, param in self._params.items():
-            self._adamw.state[param] = {key: _like(tensors[f"{key}.{name}"], key, name, param) for key in STATE_KEYS}
 
     def load_shards(self, names: Collection[str], rows: RowsOf) -> None:
         """Reads the state of each parameter's own rows; `names` are those that there are. Raises TrainerError."""
@@ -115,12 +108,32 @@ def _step_like(step: Tensor, param: Tensor) -> Tensor:
     return step.detach().to(param.device if param.is_cuda else "cpu", copy=True)
 
 
-def _like(tensor: Tensor, key: str, name: str, param: Tensor) -> Tensor:
-    if key == "step":
-        return _step_like(tensor, param)
-    if tensor.shape != param.shape:
-        raise TrainerError(
-            f"The optimizer state is of another model: {key}.{name} has shape {list(tensor.shape)}, "
-            f"the parameter {list(param.shape)}."
-        )
-    return tensor.detach().to(device=param.device, copy=True)
+class Decay(StrEnum):
+    cosine = "cosine"
+    linear = "linear"
+
+
+def warmup_factor(steps_done: int, warmup_steps: int) -> float:
+    """min(1, (steps_done + 1) / warmup_steps); 1 without a warm-up."""
+    return 1.0 if warmup_steps <= 0 else min(1.0, (steps_done + 1) / warmup_steps)
+
+
+def decay_factor(steps_done: int, warmup_steps: int, total_steps: int, decay: Decay) -> float:
+    """Warm-up, then from 1 towards 0 at `total_steps` along half a cosine or a line."""
+    if steps_done < warmup_steps:
+        return warmup_factor(steps_done, warmup_steps)
+    progress = min(1.0, (steps_done - warmup_steps) / max(1, total_steps - warmup_steps))
+    if decay is Decay.cosine:
+        return 0.5 * (1.0 + math.cos(math.pi * progress))
+    return 1.0 - progress
+
+
+@contextmanager
+def torch_threads(num_threads: int) -> Iterator[None]:
+    """Inside of the block; the former number is back at the end: an engine in this process keeps its own."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(num_threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

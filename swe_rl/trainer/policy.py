@@ -33,17 +33,13 @@ from swe_rl.config.schema import AlgoConfig, TrainerConfig
 from swe_rl.trainer.compute import Batch, Compute, LocalCompute
 from swe_rl.trainer.errors import TrainerError
 from swe_rl.trainer.expert_load import ExpertLoad
-from swe_rl.trainer.lora.adapter import Adapter
+from swe_rl.trainer.lora.adapter import Adapter, is_adapter
 from swe_rl.trainer.lora.merged import MergedWeights
-from swe_rl.trainer.lora.names import is_adapter
 from swe_rl.trainer.metrics import StepStats, TrainMetrics
 from swe_rl.trainer.minibatch import MiniBatch, left_out, measured_rows, mini_batches
-from swe_rl.trainer.observed import observe, observe_left_out
-from swe_rl.trainer.optimizer import Optimizer, RowsOf
-from swe_rl.trainer.out_of_memory import out_of_memory_named
-from swe_rl.trainer.schedule import warmup_factor
+from swe_rl.trainer.optimizer import Optimizer, RowsOf, torch_threads, warmup_factor
+from swe_rl.trainer.sharded.mesh import alone
 from swe_rl.trainer.sharded.packing import PackedBatch
-from swe_rl.trainer.threads import torch_threads
 from swe_rl.trainer.work import Work, build_work
 
 _PASS = "a pass for log-probabilities"
@@ -82,7 +78,8 @@ class Trainer:
         self.adapter = adapter
         self._pad_token_id, self._temperature, self._clock = pad_token_id, temperature, clock
         self._keep_all_rows = keep_all_rows
-        self._compute: Compute = compute or LocalCompute(next(model.parameters()).device)
+        self._compute: Compute = compute or LocalCompute(alone(next(model.parameters()).device))
+        self._mesh = self._compute.mesh
         betas = (config.beta1, config.beta2)
         self._expert_load = ExpertLoad(self._compute.bare(model), self._compute.device)
         self._optimizer = Optimizer(
@@ -110,10 +107,11 @@ class Trainer:
         with torch_threads(self.config.num_threads), out_of_memory_named(self.config, f"the update of step {step}"):
             kept = self._fresh(rows, step, stats)
             minis = self._mini_batches(kept, step, stats)
+            # Before the updates: these rows are compared with what the engine said under the same weights.
             self._measure(left_out(kept, minis, self.algo), minis, step, stats)
             self._update_all([self._works(mini) for mini in minis], lr, stats, version=step - 1)
             stats.expert_tokens = self._expert_load.taken()
-            self._compute.join(stats)
+            stats.join(self._mesh)
         self.steps_done += 1
         return stats.metrics(step=step, rows=len(rows), lr=lr, train_s=self._clock() - start)
 
@@ -128,7 +126,7 @@ class Trainer:
                 kl = kl_per_token(self._logprobs(self.model, batch), self._of_reference(batch), estimator)
                 for member, value in zip(batch.member_of_token.tolist(), kl.tolist(), strict=True):
                     by_row[batch.members[member]] += value
-            joined = self._compute.sum(torch.tensor(by_row, dtype=torch.float64, device=self._compute.device)).tolist()
+            joined = self._mesh.sum(torch.tensor(by_row, dtype=torch.float64, device=self._compute.device)).tolist()
         sums = {row.trajectory_id: 0.0 for row in rows}
         for row, value in zip(kept, joined, strict=True):
             sums[row.trajectory_id] += value
@@ -148,7 +146,7 @@ class Trainer:
                 )
                 own = places[batch.trained_index] if isinstance(batch, PackedBatch) else places
                 flat[own] = self._compute.logprobs(self.model, batch, temperature, False)[0].double()
-            joined = self._compute.sum(flat).tolist()
+            joined = self._mesh.sum(flat).tolist()
         return [joined[start : start + count] for start, count in zip(first, counts, strict=True)]
 
     def policy_weights(self) -> dict[str, Tensor]:
@@ -172,11 +170,6 @@ class Trainer:
         adapter = self.adapter.described() if self.adapter else None
         return {"tensors": self._optimizer.state_tensors(), "counters": counters, "adapter": adapter}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Takes over what `state_dict` gave. Raises TrainerError where it is of another model."""
-        self._optimizer.load_state_tensors(state["tensors"])
-        self._load_counters(state["counters"])
-
     def named_parameters(self) -> dict[str, Tensor]:
         """As `policy_weights`, but each tensor once and as it is (sharded tensors on many ranks)."""
         return self._trained(dict(self._compute.bare(self.model).named_parameters()))
@@ -187,26 +180,17 @@ class Trainer:
         return MergedWeights(parameters, self.adapter.scale) if self.adapter else parameters
 
     def load_shards(self, optimizer: Collection[str], rows: RowsOf, counters: Mapping[str, Any]) -> None:
-        """As `load_state_dict`, by rows: `rows(name, first, last + 1)` of each of the `optimizer`'s tensors."""
+        """Takes over what `state_dict` gave: `rows(name, first, last + 1)` of each of the `optimizer`'s tensors.
+
+        Raises TrainerError where it is of another model.
+        """
         self._optimizer.load_shards(optimizer, rows)
-        self._load_counters(counters)
-
-    def load_policy_weights(self, weights: Mapping[str, Tensor]) -> None:
-        """Copies weights in by state_dict name. Raises TrainerError where names or shapes are not the model's."""
-        try:
-            bare = self._compute.bare(self.model)
-            rest = {} if self.adapter is None else {k: v for k, v in bare.state_dict().items() if not is_adapter(k)}
-            bare.load_state_dict({**weights, **rest}, strict=True)
-        except RuntimeError as error:
-            raise TrainerError(f"These weights are of another model: {error}") from error
-
-    def _trained(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return {name: one.detach() for name, one in tensors.items() if self.adapter is None or is_adapter(name)}
-
-    def _load_counters(self, counters: Mapping[str, Any]) -> None:
         self.steps_done = int(counters["steps_done"])
         self.updates_done = int(counters["updates_done"])
         self._optimizer.nonfinite_in_a_row = int(counters["nonfinite_in_a_row"])
+
+    def _trained(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {name: one.detach() for name, one in tensors.items() if self.adapter is None or is_adapter(name)}
 
     def _fresh(self, rows: Sequence[Row], step: int, stats: StepStats) -> list[Row]:
         kept = without_old(rows, step - 1, self.algo.max_staleness_steps)
@@ -241,7 +225,7 @@ class Trainer:
         for work in works:
             with torch.no_grad():
                 logprobs, entropy = self._compute.logprobs(self.model, work.batch, self._temperature, False)
-            observe_left_out(stats, work, entropy, logprobs)
+            stats.observe_left_out(work, entropy, logprobs)
 
     def _update_all(self, plan: list[list[Work]], lr: float, stats: StepStats, version: int) -> None:
         # The weight of a split trajectory's sequence needs all its rows' log-probabilities before the first backward.
@@ -251,7 +235,7 @@ class Trainer:
             moved = old_logprobs is not None and i > 0  # before the first update the policy is the old one
             ratios = self._mean_log_ratios(works, old_logprobs or []) if moved and by_sequence(self.algo) else None
             self._accumulate(works, old_logprobs, ratios, stats, version, ratio_is_one=len(plan) == 1)
-            self._until_unread()
+            self._until_unread()  # here, not at the step's start: all passes before it only read the weights
             update = self._optimizer.apply(lr)
             stats.record(update)
             self.updates_done += update.applied
@@ -274,11 +258,13 @@ class Trainer:
                 logprobs, entropy = self._compute.logprobs(self.model, work.batch, self._temperature, entropy_grad)
             start = old[i] if old else logprobs.detach()
             correction = corrections[i] if corrections else self._correction(work, start, version)
+            # The very tensor that has the gradient: `start` is of another pass, whose kernels may round otherwise, and
+            # a ratio of 1.00001 would already count as moved.
             denominator = logprobs.detach() if ratio_is_one else start
             ratio = ratios[i] if ratios else torch.zeros_like(denominator)
             loss = token_loss(logprobs, denominator, work.advantages, entropy, correction, reference, self.algo, ratio)
             (torch.sum(loss.total * work.weights) * self._compute.gradient_scale).backward()
-            observe(stats, work, loss, entropy, start, correction)
+            stats.observe(work, loss, entropy, start, correction)
 
     def _corrections(self, works: list[Work], old: list[Tensor], version: int) -> list[Tensor]:
         """Over the whole mini-batch at once, because a trajectory's rows may sit in several micro-batches."""
@@ -299,7 +285,7 @@ class Trainer:
 
     def _sequences(self, works: list[Work]) -> Sequences:
         joined = torch.cat([work.sequences for work in works])
-        return Sequences(joined, works[0].num_sequences, over_ranks=self._compute.sum)
+        return Sequences(joined, works[0].num_sequences, over_ranks=self._mesh.sum)
 
     def _all_logprobs(self, works: list[Work]) -> list[Tensor]:
         return [self._logprobs(self.model, work.batch) for work in works]
@@ -328,3 +314,31 @@ class Trainer:
 
 def _nobody_reads() -> None:
     return None
+
+
+@contextmanager
+def out_of_memory_named(config: TrainerConfig, what: str) -> Iterator[None]:
+    """`what`: a step of the trainer, in words. Raises TrainerError in place of torch's OutOfMemoryError.
+
+    It is an error of ours, because the same rows would need as much again: no rank is started anew for it. Each key
+    that the message names leaves the loss and the gradient as they are.
+    """
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        reason = str(error).split(". ")[0].rstrip(".")
+        raise TrainerError(
+            f"The trainer ran out of memory in {what}: {reason}. Nothing of this step is recorded or saved. Go on from "
+            f"the newest checkpoint with trainer.resume=auto and less memory: {', or '.join(_ways_out(config))}."
+        ) from error
+
+
+def _ways_out(config: TrainerConfig) -> Iterator[str]:
+    tokens = config.max_tokens_per_micro_batch
+    yield f"trainer.max_tokens_per_micro_batch={max(1, tokens // 2)} (it is {tokens})"
+    if not config.activation_checkpointing:
+        yield "trainer.activation_checkpointing=true"
+    if not config.offload_optimizer:
+        yield "trainer.offload_optimizer=true"
+    if config.activation_checkpointing or config.offload_optimizer:
+        yield "more ranks (layout.trainer_gpus, layout.sequence_parallel)"

@@ -1,4 +1,4 @@
-"""What the loop asks of a trainer, whether it is in this process or many ranks beside it.
+"""What the loop asks of a trainer, whether it is in this process (`RankTrainer`) or ranks beside it (`TrainerGroup`).
 
 Invariants:
 - One request at a time; each of them blocks its thread until it is done.
@@ -34,7 +34,7 @@ class TrainsPolicy(SendsWeights, Protocol):
         ...
 
     def weights(self) -> "Mapping[str, Tensor]":
-        """For the engines; names as in transformers. What engines read from a folder is `WritesFiles` as well."""
+        """For the engines, under the hub's names; tied weights once. They can write themselves (`WritesFiles`)."""
         ...
 
     def save(

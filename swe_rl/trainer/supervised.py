@@ -13,9 +13,7 @@ from torch import nn
 from swe_rl.trainer.batching import MicroBatch, micro_batches
 from swe_rl.trainer.errors import TrainerError
 from swe_rl.trainer.logprobs import token_logprobs
-from swe_rl.trainer.optimizer import Optimizer
-from swe_rl.trainer.schedule import Decay, decay_factor
-from swe_rl.trainer.threads import torch_threads
+from swe_rl.trainer.optimizer import Decay, Optimizer, decay_factor, torch_threads
 
 
 class SupervisedTrainer:

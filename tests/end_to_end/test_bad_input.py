@@ -50,12 +50,12 @@ def test_a_corrupt_checkpoint(command):
     assert command.run("trainer.steps=2", "trainer.resume=auto").exit_status == 0
     folder = command.folder()
     _reopen(folder)
-    model = folder / "checkpoints" / "step_000002" / "model.safetensors"
-    content = bytearray(model.read_bytes())
+    shard = folder / "checkpoints" / "step_000002" / "shard_00000_of_00001.safetensors"
+    content = bytearray(shard.read_bytes())
     content[-1] ^= 1
-    model.write_bytes(content)
+    shard.write_bytes(content)
     steps = (folder / "steps.jsonl").read_bytes()
-    refused(command.run("trainer.steps=2", f"trainer.resume={folder}"), "model.safetensors", "step_000001")
+    refused(command.run("trainer.steps=2", f"trainer.resume={folder}"), shard.name, "step_000001")
     assert (folder / "steps.jsonl").read_bytes() == steps
 
 

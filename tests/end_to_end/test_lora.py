@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from safetensors.torch import load_file
 
 pytest.importorskip("peft")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -39,6 +40,6 @@ def test_an_adapter_is_trained_resumed_exported_and_used(command, tmp_path_facto
     done = command.run("job=export", f"job.checkpoint={command.folder()}", f"job.output={target}", small=False)
     assert done.exit_status == 0, done.text
     assert (target / "adapter" / "adapter_config.json").is_file()
-    assert (checkpoint / "model.safetensors").stat().st_size < (target / "model.safetensors").stat().st_size / 5
+    assert all("lora_" in name for name in load_file(checkpoint / "shard_00000_of_00001.safetensors"))  # no base in it
     done = command.run("job=eval", f"model.path={target}")
     assert done.exit_status == 0, done.text

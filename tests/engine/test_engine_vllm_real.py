@@ -20,7 +20,7 @@ from swe_rl.engine.protocol import ContextOverflowError, EngineError, SamplingPa
 from swe_rl.engine.update import make_transfer
 from swe_rl.engine.vllm.arguments import NoVllmError, vllm_command
 from swe_rl.model.load import load_model
-from swe_rl.trainer.local import LocalTrainer
+from swe_rl.trainer.rank_trainer import RankTrainer
 
 try:
     vllm_command(os.environ)
@@ -232,7 +232,7 @@ async def test_weights_from_the_trainers_memory(tmp_path, engines, tiny):
     )
     policy = load_model(Config().model)
     policy.load_state_dict(moved(tiny, 5))
-    trainer = LocalTrainer(policy, config.trainer, config.algo, pad_token_id=0)
+    trainer = RankTrainer(policy, config.trainer, config.algo, pad_token_id=0)
     with engine_scratch(tmp_path / "scratch") as scratch:
         folders = EngineFolders(tmp_path / "logs", scratch, scratch, tmp_path / "cache")
         (engine,) = make_engines(config, folders, model=None, pad_token_id=0, say=print)

@@ -12,7 +12,7 @@ from swe_rl.engine.embedded.engine import EmbeddedEngine
 from swe_rl.engine.protocol import EngineError, EngineState, WeightSyncError
 from swe_rl.engine.scripted import ScriptedEngine
 from swe_rl.run.agreement import EXACT, ROUNDED, explained, require_agreement
-from swe_rl.trainer.local import LocalTrainer
+from swe_rl.trainer.rank_trainer import RankTrainer
 
 VOCAB = 64
 
@@ -38,7 +38,7 @@ def model(seed):
 def trainer():
     torch.set_num_threads(1)
     config = TrainerConfig(num_threads=1, max_tokens_per_micro_batch=64)
-    return LocalTrainer(model(0), config, AlgoConfig(), pad_token_id=0, temperature=0.7)
+    return RankTrainer(model(0), config, AlgoConfig(), pad_token_id=0, temperature=0.7)
 
 
 async def check(engines, trainer, limit=EXACT):

@@ -15,7 +15,7 @@ from swe_rl.errors import UserError
 from swe_rl.job import export
 from swe_rl.model.load import load_model
 from swe_rl.trainer.checkpoint.folder import CorruptCheckpointError
-from swe_rl.trainer.local import LocalTrainer
+from swe_rl.trainer.rank_trainer import RankTrainer
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +28,7 @@ def made(config, tmp_path_factory):
     """A run's folder with the checkpoints of two steps, which differ."""
     folder = tmp_path_factory.mktemp("run")
     model = load_model(config.model)
-    trainer = LocalTrainer(model, config.trainer, config.algo, pad_token_id=0)
+    trainer = RankTrainer(model, config.trainer, config.algo, pad_token_id=0)
     for step in (1, 2):
         with torch.no_grad():
             next(model.parameters()).add_(0.01)
@@ -66,7 +66,7 @@ def test_an_exported_run_is_what_transformers_loads(config, run_folder, made, tm
     assert same_weights(target, made[1])  # the newest, in the model's own type
     assert AutoTokenizer.from_pretrained(target).pad_token_id == 0
     assert GenerationConfig.from_pretrained(target).pad_token_id == 0
-    assert not {"manifest.json", "state.json", "optimizer.safetensors"} & {path.name for path in target.iterdir()}
+    assert not {"manifest.json", "state.json", "shards.json"} & {path.name for path in target.iterdir()}
 
 
 def test_a_checkpoint_of_an_earlier_step_in_another_type(config, run_folder, made, tmp_path):
@@ -92,11 +92,11 @@ def test_what_is_missing_is_said(config, job, said):
 
 
 def test_a_damaged_checkpoint_is_refused_and_leaves_nothing(config, run_folder, tmp_path):
-    weights = run_folder / "checkpoints" / "step_000002" / "model.safetensors"
+    weights = run_folder / "checkpoints" / "step_000002" / "shard_00000_of_00001.safetensors"
     content = bytearray(weights.read_bytes())
     content[-1] ^= 1
     weights.write_bytes(content)
-    with pytest.raises(CorruptCheckpointError, match=r"model.safetensors was changed"):
+    with pytest.raises(CorruptCheckpointError, match=r"shard_00000_of_00001.safetensors was changed"):
         export.run(with_job(config, checkpoint=str(weights.parent), output=str(tmp_path / "out")), None)
     assert not (tmp_path / "out").exists() and not list(tmp_path.glob(".out*"))
 

@@ -34,7 +34,7 @@ from swe_rl.run.loop import Run, _uninterrupted
 from swe_rl.run.rollouts import Rollouts
 from swe_rl.run.session import session
 from swe_rl.trainer.errors import TrainerError
-from swe_rl.trainer.local import LocalTrainer
+from swe_rl.trainer.rank_trainer import RankTrainer
 from swe_rl.trainer.ranks.group import TrainerGroup
 from swe_rl.trainer.ranks.rank import RankSetup
 
@@ -125,7 +125,7 @@ def _one_thread():
 
 def in_this_process(config, _):
     reference = small_model() if config.algo.kl_coef else None
-    return LocalTrainer(small_model(), config.trainer, config.algo, pad_token_id=0, reference=reference)
+    return RankTrainer(small_model(), config.trainer, config.algo, pad_token_id=0, reference=reference)
 
 
 def on_two_ranks(config, folder):
@@ -463,7 +463,7 @@ async def test_a_step_that_runs_out_of_memory_is_done_again_as_a_whole(started, 
 
         adamw.step = full
 
-    train_step = LocalTrainer.train_step
+    train_step = RankTrainer.train_step
 
     def trained(trainer, rows, step):
         if step == 4:
@@ -472,7 +472,7 @@ async def test_a_step_that_runs_out_of_memory_is_done_again_as_a_whole(started, 
 
     told = r"update of step 4: CUDA out of memory.*max_tokens_per_micro_batch"
     with monkeypatch.context() as patch, pytest.raises(TrainerError, match=told), started(*given) as first:
-        patch.setattr(LocalTrainer, "train_step", trained)
+        patch.setattr(RankTrainer, "train_step", trained)
         await first.loop.run()
     assert [record["step"] for record in steps(first)] == [1, 2, 3] and first.folder.checkpoint_steps() == [2]
     with started(*given, "trainer.activation_checkpointing=true") as second:

@@ -13,10 +13,10 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from swe_rl.algo.row import Row
 from swe_rl.config.schema import AlgoConfig, TrainerConfig
-from swe_rl.trainer.checkpoint.sharded import ShardedCheckpoints
+from swe_rl.trainer.checkpoint.checkpoints import Checkpoints
 from swe_rl.trainer.compute import ShardedCompute
-from swe_rl.trainer.local import LocalTrainer
 from swe_rl.trainer.policy import Trainer
+from swe_rl.trainer.rank_trainer import RankTrainer
 from swe_rl.trainer.sharded.attention import by_row
 from swe_rl.trainer.sharded.mesh import make_mesh, process_group
 from swe_rl.trainer.sharded.model import ShardedModel
@@ -65,7 +65,7 @@ def status(key):
 
 def main(folder):
     torch.set_num_threads(1)
-    local = LocalTrainer(model(), CONFIG, AlgoConfig(), pad_token_id=0)
+    local = RankTrainer(model(), CONFIG, AlgoConfig(), pad_token_id=0)
     local.train_step(rows(), 1)
     tensors = [*local.policy_weights().values(), *local.state_dict()["tensors"].values()]
     size = sum(one.numel() * one.element_size() for one in {one.data_ptr(): one for one in tensors}.values())
@@ -75,7 +75,7 @@ def main(folder):
         spread = ShardedModel(model(), mesh, by_row, compute_dtype=torch.float32)
         trainer = Trainer(spread, CONFIG, AlgoConfig(), pad_token_id=0, compute=ShardedCompute(mesh))
         trainer.train_step(rows(), 1)
-        checkpoints = ShardedCheckpoints(mesh)
+        checkpoints = Checkpoints(mesh)
 
         def save():
             checkpoints.save(folder / "ranks", trainer, **SAVED)

@@ -111,7 +111,7 @@ def run_steps(trainer, all_rows):
 
 def plain(case):
     """The reference: this process alone, padded micro-batches."""
-    from swe_rl.trainer.local import with_adapter
+    from swe_rl.trainer.lora.adapter import with_adapter
     from swe_rl.trainer.policy import Trainer
 
     config, algo, shape = settings(case)
@@ -125,7 +125,7 @@ def plain(case):
 
 def result_of(trainer):
     """Three steps, then what they made of the model: the merged weights where it has an adapter."""
-    from swe_rl.trainer.sharded.shard import whole
+    from swe_rl.trainer.sharded.mesh import whole
 
     metrics = run_steps(trainer, rows())
     kl = trainer.sequence_kl(rows()) if trainer.algo.kl_coef else {}
@@ -163,7 +163,7 @@ def sharded_trainer(case, mesh, seed=0):
 
 
 def whole_weights(trainer):
-    from swe_rl.trainer.sharded.shard import whole
+    from swe_rl.trainer.sharded.mesh import whole
 
     return {name: whole(tensor).tolist() for name, tensor in trainer.policy_weights().items()}
 
@@ -177,9 +177,9 @@ def sharded(case, mesh, folder):
 
 def continued(case, mesh, folder, trainer):
     """Two steps, a checkpoint in the background, a third step; then that third step again from the checkpoint."""
-    from swe_rl.trainer.checkpoint.sharded import ShardedCheckpoints
+    from swe_rl.trainer.checkpoint.checkpoints import Checkpoints
 
-    checkpoints = ShardedCheckpoints(mesh, timeout_s=30)
+    checkpoints = Checkpoints(mesh, timeout_s=30)
     for step in (1, 2):
         trainer.train_step(rows(), step)
         saved = checkpoints.save(folder, trainer, keep=1, **save_arguments(step))

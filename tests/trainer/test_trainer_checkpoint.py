@@ -11,41 +11,72 @@ import torch
 from safetensors.torch import load_file
 
 from swe_rl.config.schema import AlgoConfig, TrainerConfig
-from swe_rl.trainer.checkpoint.folder import (
-    CheckpointWriteError,
-    CorruptCheckpointError,
-    config_hash,
-    load,
-    newest,
-    save,
-)
+from swe_rl.trainer.checkpoint.folder import CheckpointWriteError, CorruptCheckpointError, config_hash, newest
 from swe_rl.trainer.checkpoint.rng import restore_rng
 from swe_rl.trainer.checkpoint.tensor_file import CHUNK_BYTES
-from swe_rl.trainer.policy import Trainer
+from swe_rl.trainer.rank_trainer import RankTrainer
 
 CONFIG = {"trainer": {"lr": 0.01}, "name": "test"}
 WRITE_CALLS = ("open", "write", "fsync", "mkdir", "rename", "rmdir", "unlink")
 
 
+SHARD = "shard_00000_of_00001.safetensors"
+OLD = Path(__file__).parent / "old_checkpoints"
+OLD_WEIGHT = [
+    [-0.0009999999310821295, 0.9990000128746033, 1.9989999532699585],
+    [2.999000072479248, 3.999000072479248, 4.999000072479248],
+]
+
+
 def make_trainer(model):
     config = TrainerConfig(lr=1e-2, num_threads=1, prompts_per_mini_batch=2, warmup_steps=6)
-    return Trainer(model, config, AlgoConfig(), pad_token_id=0)
+    return RankTrainer(model, config, AlgoConfig(), pad_token_id=0)
 
 
-def small(value=1.0):
-    """What `save` needs, of a few bytes."""
-    tensor = torch.full((4,), value)
-    return {
-        "weight_version": 3,
-        "model": {"weight": tensor, "tied.weight": tensor},
-        "trainer": {"tensors": {"exp_avg.weight": tensor * 2}, "counters": {"steps_done": 3}},
-        "data_order": {"position": 8},
-        "config": CONFIG,
-    }
+class Tied(torch.nn.Module):
+    """A few bytes: two layers of one matrix."""
+
+    def __init__(self, value, inputs):
+        super().__init__()
+        self.first, self.last = torch.nn.Linear(inputs, 2), torch.nn.Linear(inputs, 2, bias=False)
+        self.last.weight = self.first.weight
+        with torch.no_grad():
+            self.first.weight.fill_(value)
+            self.first.bias.fill_(value)
+
+
+def small(value=1.0, inputs=2):
+    trainer = make_trainer(Tied(value, inputs))
+    for parameter in trainer.model.parameters():
+        parameter.grad = torch.zeros_like(parameter) + 1e-3
+    trainer._optimizer.apply(0.0)  # so that there are moments
+    return trainer
+
+
+def save(folder, *, step, value=1.0, keep=2, inputs=2):
+    return small(value, inputs).save(
+        folder,
+        step=step,
+        weight_version=3,
+        data_order={"position": 8},
+        config=CONFIG,
+        hash_of_config=config_hash(CONFIG),
+        keep=keep,
+    )
+
+
+def load(folder, expected_config_hash=None):
+    return small(0.0).load(folder, expected_config_hash)
+
+
+def value_in(folder):
+    trainer = small(0.0)
+    trainer.load(folder)
+    return trainer.model.first.weight[0, 0].item()
 
 
 def two(folder):
-    return save(folder, step=5, **small(5)), save(folder, step=10, **small(10))
+    return save(folder, step=5), save(folder, step=10)
 
 
 def names(folder):
@@ -57,20 +88,12 @@ def test_training_goes_on_bit_for_bit(build, make_rows, tmp_path, tie):
     straight = make_trainer(build(0, tie))
     for step in range(2):
         straight.train_step(make_rows(), step)
-    save(
-        tmp_path,
-        step=2,
-        weight_version=2,
-        model=straight.policy_weights(),
-        trainer=straight.state_dict(),
-        data_order=[1, 2],
-        config=CONFIG,
-    )
+    folder = straight.save(tmp_path, step=2, weight_version=2, data_order=[1, 2], config=CONFIG)
     expected = [straight.train_step(make_rows(), step) for step in (2, 3)], torch.rand(2).tolist()
 
-    resumed, saved = make_trainer(build(9, tie)), load(newest(tmp_path), config_hash(CONFIG))
-    resumed.load_policy_weights(saved.model)
-    resumed.load_state_dict(saved.trainer)
+    resumed = make_trainer(build(9, tie))
+    assert newest(tmp_path) == folder
+    saved = resumed.load(folder, config_hash(CONFIG))
     restore_rng(saved.rng)
     got = [resumed.train_step(make_rows(), step) for step in (2, 3)], torch.rand(2).tolist()
     assert (saved.step, saved.weight_version, saved.data_order, saved.config) == (2, 2, [1, 2], CONFIG)
@@ -81,25 +104,45 @@ def test_training_goes_on_bit_for_bit(build, make_rows, tmp_path, tie):
 
 
 def test_a_folder_holds_plain_files_and_tied_weights_once(tmp_path):
-    folder = save(tmp_path, step=10, **small())
+    folder = save(tmp_path, step=10)
     assert folder == tmp_path / "step_000010"
-    assert names(folder) == ["manifest.json", "model.safetensors", "optimizer.safetensors", "state.json"]
-    assert set(load_file(folder / "model.safetensors")) == {"weight"}
-    assert set(load(folder).model) == {"weight", "tied.weight"}
+    assert names(folder) == ["manifest.json", SHARD, "shards.json", "state.json"]
+    moments = [f"optimizer.{key}.first.{of}" for of in ("weight", "bias") for key in ("exp_avg", "exp_avg_sq", "step")]
+    assert set(load_file(folder / SHARD)) == {"model.first.weight", "model.first.bias", *moments}
+
+
+@pytest.mark.parametrize("kind", ["whole", "sharded"])
+def test_what_0_4_wrote_is_read(tmp_path, kind):
+    """`whole`: by a process that trained alone; `sharded`: by a rank. Its random numbers are left out."""
+    trainer = small(0.0, inputs=3)
+    saved = trainer.load(OLD / kind / "step_000003", "before")
+    assert (saved.step, saved.weight_version, saved.data_order, saved.config) == (3, 2, {"taken": 5}, {"lr": 1})
+    assert (trainer.steps_done, trainer.updates_done) == (3, 2)
+    assert torch.equal(trainer.model.last.weight, torch.tensor(OLD_WEIGHT))
+    assert trainer.model.first.bias.tolist() == pytest.approx([6.999, 6.999], abs=1e-6)
+    tensors = trainer.state_dict()["tensors"]
+    assert torch.equal(tensors["exp_avg.first.weight"], torch.full((2, 3), 0.035355325788259506))
+    assert torch.equal(tensors["exp_avg_sq.first.bias"], torch.full((2,), 0.006249995436519384))
+    assert float(tensors["step.first.weight"]) == 1.0
+    target = tmp_path / kind
+    shutil.copytree(OLD / kind / "step_000003", target)
+    flip_a_byte(target)
+    with pytest.raises(CorruptCheckpointError, match="was changed after it was written"):
+        trainer.load(target)
 
 
 def test_old_ones_are_pruned_after_the_new_one_is_there(tmp_path):
     for step in (5, 10, 15):
-        save(tmp_path, step=step, keep=2, **small(step))
+        save(tmp_path, step=step, keep=2)
     assert names(tmp_path) == ["step_000010", "step_000015"]
-    save(tmp_path, step=20, keep=0, **small())
+    save(tmp_path, step=20, keep=0)
     assert len(names(tmp_path)) == 3
 
 
 def test_a_step_can_be_saved_again(tmp_path):
-    save(tmp_path, step=5, **small(1))
-    save(tmp_path, step=5, **small(2))
-    assert float(load(tmp_path / "step_000005").model["weight"][0]) == 2.0
+    save(tmp_path, step=5, value=1.0)
+    save(tmp_path, step=5, value=2.0)
+    assert value_in(tmp_path / "step_000005") == 2.0
     assert names(tmp_path) == ["step_000005"]
 
 
@@ -111,19 +154,19 @@ def test_newest_ignores_what_is_not_a_whole_checkpoint(tmp_path):
     (tmp_path / "step_000030").mkdir()
     (tmp_path / "step_latest").mkdir()
     assert newest(tmp_path) == latest
-    (latest / "model.safetensors").unlink()
+    (latest / SHARD).unlink()
     assert newest(tmp_path) == older
 
 
 def flip_a_byte(folder):
-    path = folder / "model.safetensors"
+    path = next(folder.glob("*.safetensors"))
     content = bytearray(path.read_bytes())
     content[-3] ^= 1
     path.write_bytes(content)
 
 
 def truncate(folder):
-    path = folder / "optimizer.safetensors"
+    path = folder / SHARD
     path.write_bytes(path.read_bytes()[:-1])
 
 
@@ -135,8 +178,9 @@ def change_manifest(folder, **changes):
 @pytest.mark.parametrize(
     ("damage", "said"),
     [
-        (flip_a_byte, "model.safetensors .*wrong sha256"),
-        (truncate, "optimizer.safetensors has .*wrong size"),
+        (flip_a_byte, f"{SHARD} .*wrong sha256"),
+        (truncate, f"{SHARD} has .*wrong size"),
+        (lambda folder: (folder / "shards.json").unlink(), "shards.json is missing"),
         (lambda folder: (folder / "state.json").unlink(), "state.json is missing"),
         (lambda folder: (folder / "manifest.json").unlink(), "manifest.json is missing"),
         (lambda folder: (folder / "manifest.json").write_text("{"), "manifest.json cannot be read"),
@@ -156,13 +200,13 @@ def test_damage_is_named_with_the_way_out(tmp_path, damage, said):
 
 
 def test_without_an_older_one_the_way_out_is_a_fresh_start(tmp_path):
-    flip_a_byte(save(tmp_path, step=5, **small()))
+    flip_a_byte(save(tmp_path, step=5))
     with pytest.raises(CorruptCheckpointError, match="no older checkpoint"):
         load(tmp_path / "step_000005")
 
 
 def test_another_configuration_is_refused(tmp_path):
-    folder = save(tmp_path, step=5, **small())
+    folder = save(tmp_path, step=5)
     assert load(folder, config_hash(dict(reversed(CONFIG.items())))).step == 5
     with pytest.raises(CorruptCheckpointError, match="config mismatch"):
         load(folder, config_hash({**CONFIG, "name": "other"}))
@@ -172,9 +216,9 @@ def test_everything_is_on_the_disk_before_and_after_the_rename(tmp_path, monkeyp
     calls, fsync, rename = [], os.fsync, os.rename
     monkeypatch.setattr(os, "fsync", lambda fd: (calls.append(Path(f"/proc/self/fd/{fd}").readlink().name), fsync(fd)))
     monkeypatch.setattr(os, "rename", lambda old, new: (calls.append("rename"), rename(old, new)))
-    save(tmp_path, step=5, **small())
-    aside = f".step_000005.tmp-{os.getpid()}"
-    files = ["model.safetensors", "optimizer.safetensors", "state.json", "manifest.json"]
+    save(tmp_path, step=5)
+    aside = ".step_000005.tmp-shards"
+    files = [SHARD, "shards.json", "state.json", "manifest.json"]
     assert calls == [*files, aside, "rename", tmp_path.name]
 
 
@@ -207,7 +251,7 @@ def raise_killed():
 def calls_of_a_save(folder):
     with pytest.MonkeyPatch.context() as patch:
         count = die_at(patch, 10**9, raise_killed)
-        save(folder, step=15, keep=2, **small(15))
+        save(folder, step=15)
     return count[0]
 
 
@@ -217,7 +261,7 @@ def check_after_death(folder, latest):
     assert whole is not None
     assert load(whole).step in (10, 15)
     assert whole.name == "step_000015" or latest.is_dir()
-    save(folder, step=20, keep=2, **small(20))
+    save(folder, step=20)
     assert load(newest(folder)).step == 20
     assert not list(folder.glob(".step_*"))
 
@@ -232,7 +276,7 @@ def test_death_at_any_call_leaves_a_complete_checkpoint(tmp_path):
         with pytest.MonkeyPatch.context() as patch:
             die_at(patch, call, raise_killed)
             with pytest.raises(Killed):
-                save(folder, step=15, keep=2, **small(15))
+                save(folder, step=15)
         check_after_death(folder, latest)
 
 
@@ -245,7 +289,7 @@ for call in range(1, {calls} + 1):
     child = os.fork()
     if child == 0:
         tests.die_at(pytest.MonkeyPatch(), call, lambda: os.kill(os.getpid(), signal.SIGKILL))
-        tests.save(Path({folder!r}) / str(call), step=15, keep=2, **tests.small(15))
+        tests.save(Path({folder!r}) / str(call), step=15)
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL, call
 """
@@ -276,10 +320,9 @@ def small_disk(tmp_path):
 
 
 def test_a_full_disk_is_said_and_older_checkpoints_stay(small_disk):
-    older = save(small_disk, step=5, **small())
-    large = {**small(), "model": {"weight": torch.zeros(1_000_000)}}
-    with pytest.raises(CheckpointWriteError, match=r"disk is full.* needs 4\.0 MB, 1\.0 MB are free") as caught:
-        save(small_disk, step=10, **large)
+    older = save(small_disk, step=5)
+    with pytest.raises(CheckpointWriteError, match=r"disk is full.* needs 4\.8 MB, 1\.0 MB are free") as caught:
+        save(small_disk, step=10, inputs=200_000)
     assert str(older) in str(caught.value)
     assert caught.value.exit_status == 1
     assert names(small_disk) == ["step_000005"]
@@ -289,7 +332,7 @@ def test_a_full_disk_is_said_and_older_checkpoints_stay(small_disk):
 def test_a_folder_that_cannot_be_made_is_said(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(CheckpointWriteError, match="could not be written.*no complete checkpoint"):
-        save(tmp_path / "file" / "checkpoints", step=5, **small())
+        save(tmp_path / "file" / "checkpoints", step=5)
 
 
 @pytest.mark.slow

@@ -19,10 +19,11 @@ from swe_rl.engine.server import weights as http_weights
 from swe_rl.model.experts import HubNamed, hub_shapes
 from swe_rl.model.load import ModelError, load_model
 from swe_rl.trainer.checkpoint import export
-from swe_rl.trainer.checkpoint.sharded import ShardedCheckpoints
+from swe_rl.trainer.checkpoint.checkpoints import Checkpoints
 from swe_rl.trainer.expert_load import ExpertLoad, load_max, unused_rate
 from swe_rl.trainer.flops import DenseShape
-from swe_rl.trainer.local import LocalTrainer, with_adapter
+from swe_rl.trainer.lora.adapter import with_adapter
+from swe_rl.trainer.rank_trainer import RankTrainer
 from swe_rl.trainer.send.hand_over import received, send_weights, write_weights
 from swe_rl.trainer.send.wire import announced
 from swe_rl.trainer.sharded.assemble import sharded_model, sharded_trainer
@@ -39,7 +40,7 @@ def local(saved, config=CONFIG, algo=None):
     model, adapter = load_model(saved), None
     if config.lora_rank:
         model, adapter = with_adapter(model, config)
-    return LocalTrainer(model, config, algo or AlgoConfig(), pad_token_id=0, adapter=adapter)
+    return RankTrainer(model, config, algo or AlgoConfig(), pad_token_id=0, adapter=adapter)
 
 
 def ranked(saved, mesh, config=CONFIG):
@@ -146,7 +147,7 @@ def test_an_export_is_the_trained_model(saved_mixture, mesh, rank_cases, tmp_pat
     if kind == "ranks":
         trainer = ranked(saved_mixture, mesh)
         trainer.train_step(rank_cases.rows(), 1)
-        folder = ShardedCheckpoints(mesh).save(tmp_path / "c", trainer, background=False, **SAVED)
+        folder = Checkpoints(mesh).save(tmp_path / "c", trainer, background=False, **SAVED)
     else:
         trainer = local(saved_mixture)
         trainer.train_step(rank_cases.rows(), 1)
@@ -155,7 +156,7 @@ def test_an_export_is_the_trained_model(saved_mixture, mesh, rank_cases, tmp_pat
     export.export(folder, Path(saved_mixture.path), target, dtype=torch.float32)
     loaded = AutoModelForCausalLM.from_pretrained(target)
     assert_named_as_saved(loaded, target, tmp_path / "again")
-    other = LocalTrainer(loaded, CONFIG, AlgoConfig(), pad_token_id=0)
+    other = RankTrainer(loaded, CONFIG, AlgoConfig(), pad_token_id=0)
     rows = rank_cases.rows()
     for mine, theirs in zip(trainer.token_logprobs(rows, 1.0), other.row_logprobs(rows), strict=True):
         assert theirs == pytest.approx(mine, abs=1e-5)
@@ -180,7 +181,7 @@ def test_a_checkpoint_continues_exactly_and_from_the_other_kind(saved_mixture, m
     assert replace(again, train_s=0.0) == replace(expected, train_s=0.0)
     same(resumed.policy_weights(), straight.policy_weights())
     ranks = ranked(saved_mixture, mesh)
-    ShardedCheckpoints(mesh).load(folder, ranks)
+    Checkpoints(mesh).load(folder, ranks)
     assert ranks.train_step(rank_cases.rows(), 2).loss == pytest.approx(expected.loss, abs=1e-6)
 
 
@@ -197,7 +198,7 @@ def test_an_adapter_is_on_attention_alone(saved_mixture, mesh, rank_cases, tmp_p
     assert merged.keys() == base.keys() and changed == {name for name in base if "self_attn" in name and "proj" in name}
     ranks = ranked(saved_mixture, mesh, LORA)
     ranks.train_step(rank_cases.rows(), 1)
-    folder = ShardedCheckpoints(mesh).save(tmp_path / "c", ranks, background=False, **SAVED)
+    folder = Checkpoints(mesh).save(tmp_path / "c", ranks, background=False, **SAVED)
     export.export(folder, Path(saved_mixture.path), tmp_path / "out", dtype=torch.float32)
     for name, tensor in load_file(tmp_path / "out" / "model.safetensors").items():
         torch.testing.assert_close(tensor, merged[name], rtol=0, atol=1e-5)

@@ -14,7 +14,7 @@ from swe_rl.config.schema import AlgoConfig, ModelConfig, TrainerConfig
 from swe_rl.engine.server.weights import export
 from swe_rl.model.tiny import build_model
 from swe_rl.trainer.errors import RankLost, TrainerError
-from swe_rl.trainer.local import LocalTrainer
+from swe_rl.trainer.rank_trainer import RankTrainer
 from swe_rl.trainer.ranks.group import TrainerGroup
 from swe_rl.trainer.ranks.rank import RankSetup
 
@@ -30,7 +30,7 @@ def setup(tmp_path_factory):
 
 def local(setup):
     model = AutoModelForCausalLM.from_pretrained(setup.model.path, dtype="float32")
-    return LocalTrainer(model, setup.trainer, AlgoConfig(), pad_token_id=0)
+    return RankTrainer(model, setup.trainer, AlgoConfig(), pad_token_id=0)
 
 
 @pytest.mark.slow

@@ -14,19 +14,16 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from swe_rl.config.schema import AlgoConfig, TrainerConfig
 from swe_rl.trainer.checkpoint import export
+from swe_rl.trainer.checkpoint.checkpoints import Checkpoints
 from swe_rl.trainer.checkpoint.export import ExportError
 from swe_rl.trainer.checkpoint.folder import CorruptCheckpointError
-from swe_rl.trainer.checkpoint.sharded import ShardedCheckpoints
 from swe_rl.trainer.compute import ShardedCompute
-from swe_rl.trainer.local import LocalTrainer, with_adapter
-from swe_rl.trainer.lora.adapter import start_values
-from swe_rl.trainer.lora.fingerprint import base_of
-from swe_rl.trainer.lora.names import is_adapter, plain
+from swe_rl.trainer.lora.adapter import base_of, is_adapter, plain, start_values, with_adapter
 from swe_rl.trainer.policy import Trainer
-from swe_rl.trainer.send.hand_over import write_weights
+from swe_rl.trainer.rank_trainer import RankTrainer
+from swe_rl.trainer.send.hand_over import gathered, write_weights
 from swe_rl.trainer.sharded.assemble import empty_policy, sharded_trainer
 from swe_rl.trainer.sharded.attention import by_row
-from swe_rl.trainer.sharded.gather import gathered
 from swe_rl.trainer.sharded.materialize import fill_from_folder, fill_random
 from swe_rl.trainer.sharded.model import ShardedModel
 
@@ -42,7 +39,7 @@ def sharded(saved, mesh, config=CONFIG, algo=None):
 def local(saved, config=CONFIG, algo=None):
     model = AutoModelForCausalLM.from_pretrained(saved.path, dtype="float32")
     policy, adapter = with_adapter(model, config, base_of(saved, Path(saved.path)))
-    return LocalTrainer(policy, config, algo or AlgoConfig(), pad_token_id=0, adapter=adapter)
+    return RankTrainer(policy, config, algo or AlgoConfig(), pad_token_id=0, adapter=adapter)
 
 
 @pytest.fixture
@@ -108,7 +105,7 @@ def test_random_weights_are_the_same_below_an_adapter(mesh, saved):
 
 
 def test_each_kind_of_trainer_goes_on_from_the_others_checkpoint(mesh, saved, stepped, rank_cases, tmp_path):
-    folder = ShardedCheckpoints(mesh).save(tmp_path / "many", stepped, background=False, **SAVED)
+    folder = Checkpoints(mesh).save(tmp_path / "many", stepped, background=False, **SAVED)
     size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
     assert size < 4 * 3 * 1.5 * sum(one.numel() for one in stepped.policy_weights().values())
     alone = local(saved, replace(CONFIG, seed=9))
@@ -118,21 +115,21 @@ def test_each_kind_of_trainer_goes_on_from_the_others_checkpoint(mesh, saved, st
     assert ours.loss == pytest.approx(theirs.loss, abs=1e-6)
     back = alone.save(tmp_path / "one", hash_of_config="x", **SAVED)
     other = sharded(saved, mesh, replace(CONFIG, seed=8))
-    ShardedCheckpoints(mesh).load(back, other)
+    Checkpoints(mesh).load(back, other)
     same(whole(other), dict(alone.weights()))
 
 
 def test_a_base_that_was_trained_further_is_noticed(mesh, saved, stepped, tmp_path):
-    folder = ShardedCheckpoints(mesh).save(tmp_path / "many", stepped, background=False, **SAVED)
+    folder = Checkpoints(mesh).save(tmp_path / "many", stepped, background=False, **SAVED)
     moved = replace(saved, path=str(tmp_path / "moved"))
     model = AutoModelForCausalLM.from_pretrained(saved.path)
     model.save_pretrained(moved.path)
-    ShardedCheckpoints(mesh).load(folder, sharded(moved, mesh))  # another place is not another model
+    Checkpoints(mesh).load(folder, sharded(moved, mesh))  # another place is not another model
     with torch.no_grad():
         model.model.norm.weight.mul_(1.01)
     model.save_pretrained(moved.path)
     with pytest.raises(CorruptCheckpointError, match="its adapter is of other weights than"):
-        ShardedCheckpoints(mesh).load(folder, sharded(moved, mesh))
+        Checkpoints(mesh).load(folder, sharded(moved, mesh))
     with pytest.raises(ExportError, match=r"cannot be merged: .*model.path"):
         export.export(folder, Path(moved.path), tmp_path / "out")
     assert not (tmp_path / "out").exists()
@@ -141,7 +138,7 @@ def test_a_base_that_was_trained_further_is_noticed(mesh, saved, stepped, tmp_pa
 @pytest.mark.parametrize("kind", ["many", "one"])
 def test_an_export_is_the_merged_model_with_the_adapter_beside_it(mesh, saved, stepped, rank_cases, tmp_path, kind):
     trainer = stepped
-    folder = ShardedCheckpoints(mesh).save(tmp_path / "many", stepped, background=False, **SAVED)
+    folder = Checkpoints(mesh).save(tmp_path / "many", stepped, background=False, **SAVED)
     if kind == "one":
         trainer = local(saved)
         trainer.load(folder)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from swe_rl.config.schema import AlgoConfig, TrainerConfig
-from swe_rl.trainer.checkpoint.sharded import Growth, ShardedCheckpoints
+from swe_rl.trainer.checkpoint.checkpoints import Checkpoints, Growth
 from swe_rl.trainer.pulse import BeatingWeights, Pulse, Silence
 from swe_rl.trainer.sharded.assemble import sharded_trainer
 
@@ -70,7 +70,7 @@ def test_a_rank_gives_signs_while_it_loads_trains_saves_and_goes_back(mesh, save
     passes = len(trainer._micro_batches(rows))
     trainer.train_step(rank_cases.rows(), 1)
     assert since() >= passes > 3
-    checkpoints = ShardedCheckpoints(mesh, timeout_s=5, beat=lambda: beats.append(True))
+    checkpoints = Checkpoints(mesh, timeout_s=5, beat=lambda: beats.append(True))
     folder = checkpoints.save(tmp_path, trainer, background=False, **rank_cases.save_arguments(1))
     since()
     checkpoints.load(folder, trainer)
@@ -78,7 +78,7 @@ def test_a_rank_gives_signs_while_it_loads_trains_saves_and_goes_back(mesh, save
 
 
 def test_a_rank_waits_for_the_files_of_others_as_long_as_they_grow(mesh, tmp_path):
-    checkpoints, slow, there = ShardedCheckpoints(mesh, timeout_s=0.3), tmp_path / "slow", tmp_path / "there"
+    checkpoints, slow, there = Checkpoints(mesh, timeout_s=0.3), tmp_path / "slow", tmp_path / "there"
 
     def write():
         for _ in range(8):

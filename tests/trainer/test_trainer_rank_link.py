@@ -6,12 +6,12 @@ from types import SimpleNamespace
 import pytest
 
 from swe_rl.config.schema import TrainerConfig
+from swe_rl.engine.transfer.protocol import Staging
 from swe_rl.trainer.errors import RankLost, TrainerError
 from swe_rl.trainer.ranks import group as group_module
 from swe_rl.trainer.ranks import rank
 from swe_rl.trainer.ranks.end import RankEnd
 from swe_rl.trainer.ranks.group import TrainerGroup
-from swe_rl.trainer.send.staging import Opened
 
 
 class Link:
@@ -160,7 +160,7 @@ def test_a_rank_that_is_silent_for_the_patience_is_named_whoever_else_gives_sign
     assert all(link.killed for link in place.links)
 
 
-class Staging(Link):
+class Stages(Link):
     """Has buffers on a GPU of its own, or a problem."""
 
     problem = None
@@ -168,11 +168,11 @@ class Staging(Link):
     def send(self, request):
         self.asked.append(request)
         handles = () if self.problem else ({"number": self.rank},)
-        self.answers.append(("done", Opened(f"gpu{self.rank}", (), handles, self.problem)))
+        self.answers.append(("done", Staging((), {f"gpu{self.rank}": handles}, self.problem)))
 
 
 def test_the_buffers_of_every_rank_are_told_by_its_gpu():
-    group, place = group_of(Staging(0), Staging(1))
+    group, place = group_of(Stages(0), Stages(1))
     group.start()
     staging = group.open_staging({"second": "first"})
     assert staging.handles == {"gpu0": ({"number": 0},), "gpu1": ({"number": 1},)} and staging.problem is None

@@ -15,7 +15,7 @@ from swe_rl.engine.vllm.devices import DeviceError
 from swe_rl.hardware.slurm.nodes import NodesError
 from swe_rl.model.tiny import build_model
 from swe_rl.trainer.errors import RankLost, TrainerError
-from swe_rl.trainer.local import LocalTrainer
+from swe_rl.trainer.rank_trainer import RankTrainer
 from swe_rl.trainer.ranks import steps as rank_steps
 from swe_rl.trainer.ranks.group import TrainerGroup
 from swe_rl.trainer.ranks.rank import RankSetup
@@ -70,7 +70,7 @@ def test_a_rank_on_another_node_trains_and_is_lost_by_its_name(setup, far, said,
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(setup.model.path, dtype="float32")
-    expected = LocalTrainer(model, setup.trainer, AlgoConfig(), pad_token_id=0).train_step(rank_cases.rows(), 1)
+    expected = RankTrainer(model, setup.trainer, AlgoConfig(), pad_token_id=0).train_step(rank_cases.rows(), 1)
     group = far(setup)
     group.start()
     metrics = group.train_step(rank_cases.rows(), 1)

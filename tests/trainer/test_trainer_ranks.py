@@ -5,7 +5,7 @@ from importlib.util import find_spec
 import pytest
 import torch
 
-from swe_rl.trainer.checkpoint.sharded import ShardedCheckpoints
+from swe_rl.trainer.checkpoint.checkpoints import Checkpoints
 from swe_rl.trainer.sharded.mesh import make_mesh, process_group
 
 pytestmark = pytest.mark.slow  # the start of several processes
@@ -82,7 +82,7 @@ def test_a_checkpoint_of_two_ranks_is_read_by_one(rank_cases, two_ranks, folder,
     saved = folder / case / "step_000002"
     assert [path.name for path in saved.parent.iterdir()] == [saved.name]  # pruned, nothing left behind
     trainer = rank_cases.sharded_trainer(case, one_rank, seed=seed)
-    ShardedCheckpoints(one_rank).load(saved, trainer)
+    Checkpoints(one_rank).load(saved, trainer)
     trainer.train_step(rank_cases.rows(), 3)
     expected = two_ranks[case]["weights"]
     for name, weights in rank_cases.whole_weights(trainer).items():

@@ -18,7 +18,7 @@ from swe_rl.hardware.ray.cluster import RayClusterError, connect
 from swe_rl.layout.placement import PlacementError
 from swe_rl.model.tiny import build_model
 from swe_rl.trainer.errors import RankLost, TrainerError
-from swe_rl.trainer.local import LocalTrainer
+from swe_rl.trainer.rank_trainer import RankTrainer
 from swe_rl.trainer.ranks.group import TrainerGroup
 from swe_rl.trainer.ranks.rank import RankSetup
 from swe_rl.trainer.ranks.ray_group import RayRanks, handed_on
@@ -63,7 +63,7 @@ def test_two_nodes_train_save_and_hand_their_weights_over_as_one_process(nodes, 
         homes = [one.rpartition(" on node ")[2] for one in said[0].split("; ")]
         assert len(set(homes)) == 2 and sorted(group.pids) == sorted(one.pid for one in nodes.ranks())
         model = AutoModelForCausalLM.from_pretrained(setup.model.path, dtype="float32")
-        plain = LocalTrainer(model, setup.trainer, AlgoConfig(), pad_token_id=0)
+        plain = RankTrainer(model, setup.trainer, AlgoConfig(), pad_token_id=0)
         for step in (1, 2, 3):
             metrics, expected = group.train_step(rank_cases.rows(), step), plain.train_step(rank_cases.rows(), step)
             assert metrics.loss == pytest.approx(expected.loss, abs=1e-5)

@@ -1,6 +1,6 @@
 import pytest
 
-from swe_rl.trainer.schedule import Decay, decay_factor, warmup_factor
+from swe_rl.trainer.optimizer import Decay, decay_factor, warmup_factor
 
 
 def test_warm_up_is_linear_and_starts_above_zero():

@@ -14,25 +14,23 @@ from transformers import AutoModelForCausalLM
 from swe_rl.config.schema import AlgoConfig, TrainerConfig
 from swe_rl.model.load import ModelError
 from swe_rl.model.tiny import build_model
-from swe_rl.trainer.checkpoint import export
+from swe_rl.trainer.checkpoint import checkpoints, export
 from swe_rl.trainer.checkpoint import folder as checkpoint
-from swe_rl.trainer.checkpoint import sharded as sharded_checkpoint
+from swe_rl.trainer.checkpoint.checkpoints import Checkpoints
 from swe_rl.trainer.checkpoint.export import ExportError
 from swe_rl.trainer.checkpoint.folder import CheckpointWriteError, CorruptCheckpointError
-from swe_rl.trainer.checkpoint.shard_file import open_shards
-from swe_rl.trainer.checkpoint.sharded import ShardedCheckpoints
+from swe_rl.trainer.checkpoint.stored import open_stored
 from swe_rl.trainer.errors import CorruptionError, MeshError
 from swe_rl.trainer.flops import DenseShape, train_flops
-from swe_rl.trainer.local import LocalTrainer
 from swe_rl.trainer.policy import Trainer
+from swe_rl.trainer.rank_trainer import RankTrainer
 from swe_rl.trainer.sharded.assemble import sharded_model, sharded_trainer
 from swe_rl.trainer.sharded.attention import by_row
 from swe_rl.trainer.sharded.materialize import WeightsError, empty_model, fill_random
-from swe_rl.trainer.sharded.mesh import make_mesh
+from swe_rl.trainer.sharded.mesh import make_mesh, whole
 from swe_rl.trainer.sharded.model import ShardedModel
 from swe_rl.trainer.sharded.packing import Segments, pack
 from swe_rl.trainer.sharded.probe import compare, require_agreement
-from swe_rl.trainer.sharded.shard import whole
 
 CPU = torch.device("cpu")
 CONFIG = TrainerConfig(lr=1e-3, num_threads=1)
@@ -139,17 +137,17 @@ def stepped(mesh, saved, rank_cases):
 
 def save(mesh, folder, trainer, step=1, **changes):
     arguments = {"step": step, "weight_version": step, "data_order": [], "config": {"a": 1}, "background": False}
-    return ShardedCheckpoints(mesh, timeout_s=5).save(folder, trainer, **{**arguments, **changes})
+    return Checkpoints(mesh, timeout_s=5).save(folder, trainer, **{**arguments, **changes})
 
 
 def test_an_update_waits_for_the_checkpoint_that_reads_its_tensors(mesh, stepped, rank_cases, tmp_path, monkeypatch):
-    write = sharded_checkpoint.write_file
+    write = checkpoints.write_file
 
     def late(path, chunks):
         time.sleep(0.3)  # in which an update would be over
         return write(path, chunks)
 
-    monkeypatch.setattr(sharded_checkpoint, "write_file", late)
+    monkeypatch.setattr(checkpoints, "write_file", late)
     before = {name: whole(tensor).clone() for name, tensor in stepped.policy_weights().items()}
     folder = save(mesh, tmp_path, stepped, background=True)
     rows = rank_cases.rows()
@@ -158,7 +156,7 @@ def test_an_update_waits_for_the_checkpoint_that_reads_its_tensors(mesh, stepped
     stepped.train_step(rows, 2)
     assert folder.exists()
     assert any(not torch.equal(whole(one), before[name]) for name, one in stepped.policy_weights().items())
-    with open_shards(folder) as stored:
+    with open_stored(folder) as stored:
         for name in stepped.named_parameters():
             assert torch.equal(stored.whole(f"model.{name}"), before[name])
             assert float(stored.whole(f"optimizer.step.{name}")) == 1.0
@@ -179,14 +177,11 @@ def test_an_exported_checkpoint_is_loaded_by_transformers(mesh, saved, stepped, 
 
 
 def test_a_checkpoint_of_one_process_is_exported_too(saved, tmp_path):
-    model = AutoModelForCausalLM.from_pretrained(saved.path, dtype="float32")
-    state = {"tensors": {}, "counters": {}}
-    folder = checkpoint.save(
-        tmp_path, step=1, weight_version=1, model=model.state_dict(), trainer=state, data_order=[], config={}
-    )
+    alone = local(saved)
+    folder = alone.save(tmp_path, step=1, weight_version=1, data_order=[], config={})
     export.export(folder, Path(saved.path), tmp_path / "out", dtype=torch.float32)
-    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
-    assert all(torch.equal(loaded.state_dict()[name], tensor) for name, tensor in model.state_dict().items())
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "out").state_dict()
+    assert all(torch.equal(loaded[name], tensor) for name, tensor in alone.policy_weights().items())
 
 
 @pytest.mark.parametrize("name", ["shard_00000_of_00001.safetensors", "shards.json", "state.json"])
@@ -196,7 +191,7 @@ def test_a_changed_byte_is_found(mesh, stepped, tmp_path, name):
     content[-2] ^= 1
     (folder / name).write_bytes(content)
     with pytest.raises(CorruptCheckpointError, match=f"{name} was changed after it was written"):
-        ShardedCheckpoints(mesh).load(folder, stepped)
+        Checkpoints(mesh).load(folder, stepped)
 
 
 def test_a_missing_shard_is_found_by_its_name(mesh, stepped, tmp_path):
@@ -204,13 +199,13 @@ def test_a_missing_shard_is_found_by_its_name(mesh, stepped, tmp_path):
     (folder / "shard_00000_of_00001.safetensors").unlink()
     assert checkpoint.newest(tmp_path) is None
     with pytest.raises(CorruptCheckpointError, match="shard_00000_of_00001.safetensors is missing"):
-        ShardedCheckpoints(mesh).load(folder, stepped)
+        Checkpoints(mesh).load(folder, stepped)
 
 
 def test_another_configuration_is_refused(mesh, stepped, tmp_path):
     folder = save(mesh, tmp_path, stepped, hash_of_config="one")
     with pytest.raises(CorruptCheckpointError, match="config mismatch"):
-        ShardedCheckpoints(mesh).load(folder, stepped, "two")
+        Checkpoints(mesh).load(folder, stepped, "two")
 
 
 def test_rows_that_are_missing_are_found(mesh, stepped, tmp_path):
@@ -218,7 +213,7 @@ def test_rows_that_are_missing_are_found(mesh, stepped, tmp_path):
     index = json.loads((folder / "shards.json").read_text())
     index["model.model.norm.weight"]["pieces"][0][2] -= 1
     with pytest.raises(ValueError, match=r"model.model.norm.weight has 31 of 32 rows"):
-        from swe_rl.trainer.checkpoint.shard_file import joined_index
+        from swe_rl.trainer.checkpoint.stored import joined_index
 
         joined_index([index])
 
@@ -227,7 +222,7 @@ def test_a_disk_that_cannot_be_written_is_told_and_leaves_nothing(mesh, stepped,
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("swe_rl.trainer.checkpoint.sharded.write_file", full)
+    monkeypatch.setattr("swe_rl.trainer.checkpoint.checkpoints.write_file", full)
     with pytest.raises(CheckpointWriteError, match="disk is full"):
         save(mesh, tmp_path, stepped)
     assert list(tmp_path.iterdir()) == []
@@ -242,7 +237,7 @@ def test_one_process_goes_on_with_what_many_wrote_and_back(mesh, saved, stepped,
     assert ours.loss == pytest.approx(theirs.loss, abs=1e-6)
     arguments = {"step": 2, "weight_version": 2, "data_order": [], "config": {}, "hash_of_config": "x", "keep": 2}
     folder = alone.save(tmp_path / "one", **arguments)
-    ShardedCheckpoints(mesh).load(folder, stepped)
+    Checkpoints(mesh).load(folder, stepped)
     for name, tensor in alone.named_parameters().items():
         assert torch.equal(stepped.named_parameters()[name].full_tensor(), tensor), name
     again = local(saved)
@@ -255,12 +250,7 @@ def test_one_process_goes_on_with_what_many_wrote_and_back(mesh, saved, stepped,
 
 def local(saved):
     model = AutoModelForCausalLM.from_pretrained(saved.path, dtype="float32")
-    return LocalTrainer(model, CONFIG, AlgoConfig(), pad_token_id=0)
-
-
-def test_whole_tensors_are_not_to_be_had_of_what_many_wrote(mesh, stepped, tmp_path):
-    with pytest.raises(CorruptCheckpointError, match="many ranks wrote it"):
-        checkpoint.load(save(mesh, tmp_path, stepped))
+    return RankTrainer(model, CONFIG, AlgoConfig(), pad_token_id=0)
 
 
 def test_flops_are_six_a_weight_and_token_and_attention_grows_with_the_square():

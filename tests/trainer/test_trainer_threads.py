@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from swe_rl.trainer.threads import torch_threads
+from swe_rl.trainer.optimizer import torch_threads
 
 
 def test_the_former_number_comes_back_also_after_an_error():

@@ -26,15 +26,27 @@ from swe_rl.errors import UserError
 from swe_rl.logger.disk import disk_error
 from swe_rl.model.experts import ExpertPart, expert_parts
 from swe_rl.trainer.checkpoint import folder as checkpoint
-from swe_rl.trainer.checkpoint.durable import sync_folder, write_file
-from swe_rl.trainer.checkpoint.manifest import STATE_FILE, files_of, read_json, size_problem, wrong_hash
+from swe_rl.trainer.checkpoint.manifest import (
+    STATE_FILE,
+    files_of,
+    read_json,
+    size_problem,
+    sync_folder,
+    write_file,
+    wrong_hash,
+)
 from swe_rl.trainer.checkpoint.stored import MODEL, StoredTensors, open_stored
-from swe_rl.trainer.checkpoint.tensor_file import safetensors_chunks
+from swe_rl.trainer.checkpoint.tensor_file import (
+    INDEX_FILE,
+    SINGLE_FILE,
+    index_content,
+    part_name,
+    safetensors_chunks,
+)
+from swe_rl.trainer.lora.adapter import base_problem, fingerprint
 from swe_rl.trainer.lora.export import FOLDER, merged_files, write_adapter
-from swe_rl.trainer.lora.fingerprint import base_problem, fingerprint
 
 MAX_FILE_BYTES = 4 * 2**30
-INDEX_FILE, SINGLE_FILE = "model.safetensors.index.json", "model.safetensors"
 _SPECIAL_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
 # What describes a model beside its weights; code (*.py) and pickles are left behind.
 _COPIED = ("*.json", "*.txt", "*.jinja", "*.model")
@@ -136,12 +148,11 @@ def _write_weights(source: _Source, aside: Path, dtype: torch.dtype) -> None:
         return
     where: dict[str, str] = {}
     for number, names in enumerate(parts, start=1):
-        file = f"model-{number:05d}-of-{len(parts):05d}.safetensors"
+        file = part_name(number, len(parts))
         _write_part(source, names, aside / file, dtype)
         where |= dict.fromkeys(names, file)
     sizes = (_numel(shape) * dtype.itemsize for shape in source.shapes.values())
-    index = {"metadata": {"total_size": sum(sizes)}, "weight_map": where}
-    write_file(aside / INDEX_FILE, [json.dumps(index, indent=1).encode()])
+    write_file(aside / INDEX_FILE, [index_content(where, sum(sizes))])
 
 
 def _write_part(source: _Source, names: list[str], path: Path, dtype: torch.dtype) -> None:

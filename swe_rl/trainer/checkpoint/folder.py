@@ -19,32 +19,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
-from safetensors.torch import load_file
-from torch import Tensor
-
 from swe_rl.errors import RunError, UserError
 from swe_rl.host.kill_point import kill_point
-from swe_rl.trainer.checkpoint.durable import Chunk, sync_folder, write_file
-from swe_rl.trainer.checkpoint.manifest import (
-    MANIFEST_FILE,
-    MODEL_FILE,
-    OPTIMIZER_FILE,
-    STATE_FILE,
-    by_step,
-    hash_problem,
-    is_sharded,
-    manifest_content,
-    read_json,
-    size_problem,
-    step_of,
-)
+from swe_rl.trainer.checkpoint.manifest import STATE_FILE, by_step, size_problem, step_of, sync_folder
 from swe_rl.trainer.checkpoint.rng import capture_rng
-from swe_rl.trainer.checkpoint.tensor_file import aliases, safetensors_chunks, tensor_bytes
 
 MB = 1_000_000
 NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-STATE_KEYS = frozenset({"step", "weight_version", "tied", "counters", "rng", "data_order", "config", "config_hash"})
+STATE_KEYS = frozenset({"step", "weight_version", "counters", "rng", "data_order", "config", "config_hash"})
 
 
 class CorruptCheckpointError(UserError):
@@ -57,13 +39,11 @@ class CheckpointWriteError(RunError):
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """What a run needs to go on. `trainer` is for `Trainer.load_state_dict`, `rng` for `restore_rng`."""
+    """What a run needs to go on, beside the tensors; `rng` is for `restore_rng`."""
 
     folder: Path
     step: int
     weight_version: int
-    model: dict[str, Tensor]
-    trainer: dict[str, Any]
     rng: dict[str, Any]
     data_order: Any
     config: dict[str, Any]
@@ -75,50 +55,6 @@ def config_hash(config: Mapping[str, Any]) -> str:
     return hashlib.sha256(json_bytes(config)).hexdigest()
 
 
-def save(
-    folder: Path,
-    *,
-    step: int,
-    weight_version: int,
-    model: Mapping[str, Tensor],
-    trainer: Mapping[str, Any],
-    data_order: Any,
-    config: Mapping[str, Any],
-    hash_of_config: str | None = None,
-    keep: int = 2,
-) -> Path:
-    """Writes `folder/step_NNNNNN` and returns it, then prunes to the `keep` highest steps (0: keeps all).
-
-    `model` is `Trainer.policy_weights()`, `trainer` is `Trainer.state_dict()`; `data_order` and `config` are JSON data.
-    `hash_of_config` defaults to `config_hash(config)`. The random number generators' states are taken here.
-    Raises CheckpointWriteError.
-    """
-    tied = aliases(model)
-    weights = {name: tensor for name, tensor in model.items() if name not in tied}
-    state = state_content(
-        step=step,
-        weight_version=weight_version,
-        tied=tied,
-        counters=trainer["counters"],
-        data_order=data_order,
-        config=config,
-        hash_of_config=hash_of_config,
-        adapter=trainer.get("adapter"),
-    )
-    target = folder / f"step_{step:06d}"
-    aside = folder / f".{target.name}.tmp-{os.getpid()}"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        remove_leftovers(folder)
-        _write_folder(aside, weights, trainer["tensors"], json_bytes(state))
-        publish(aside, target)
-        prune(folder, keep, target)
-    except OSError as error:
-        shutil.rmtree(aside, ignore_errors=True)
-        raise write_error(target, error, tensor_bytes(weights) + tensor_bytes(trainer["tensors"])) from error
-    return target
-
-
 def state_content(
     *,
     step: int,
@@ -126,8 +62,7 @@ def state_content(
     counters: Mapping[str, Any],
     data_order: Any,
     config: Mapping[str, Any],
-    hash_of_config: str | None,
-    tied: Mapping[str, str] | None = None,
+    hash_of_config: str | None = None,
     rng: Mapping[str, Any] | None = None,
     adapter: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
@@ -138,7 +73,6 @@ def state_content(
     return {
         "step": step,
         "weight_version": weight_version,
-        "tied": dict(tied or {}),
         "adapter": dict(adapter) if adapter else None,
         "counters": dict(counters),
         "rng": capture_rng() if rng is None else dict(rng),
@@ -153,56 +87,17 @@ def newest(folder: Path) -> Path | None:
     return next((path for path in by_step(folder) if size_problem(path) is None), None)
 
 
-def load(folder: Path, expected_config_hash: str | None = None) -> Checkpoint:
-    """Reads one checkpoint and verifies every byte of it.
-
-    Raises CorruptCheckpointError where a file is missing, has another size or sha256, the format version is unknown,
-    or, with `expected_config_hash`, the checkpoint is of another configuration.
-    """
-    problem = size_problem(folder) or hash_problem(folder)
-    if problem:
-        raise corrupt(folder, problem)
-    state = read_json(folder / STATE_FILE)
-    check_state(folder, state, expected_config_hash)
-    if is_sharded(folder):
-        raise corrupt(folder, "many ranks wrote it, and its tensors are not whole: LocalTrainer.load reads it")
-    try:
-        model, optimizer = load_file(folder / MODEL_FILE), load_file(folder / OPTIMIZER_FILE)
-    except SafetensorError as error:
-        raise corrupt(folder, f"a tensor file cannot be read: {error}") from error
-    return of_state(
-        folder, state, {**model, **{name: model[first] for name, first in state["tied"].items()}}, optimizer
-    )
-
-
-def of_state(
-    folder: Path, state: Mapping[str, Any], model: dict[str, Tensor], optimizer: dict[str, Tensor]
-) -> Checkpoint:
+def of_state(folder: Path, state: Mapping[str, Any]) -> Checkpoint:
     """`state` is what `state.json` holds."""
     return Checkpoint(
         folder=folder,
         step=state["step"],
         weight_version=state["weight_version"],
-        model=model,
-        trainer={"tensors": optimizer, "counters": state["counters"]},
         rng=state["rng"],
         data_order=state["data_order"],
         config=state["config"],
         config_hash=state["config_hash"],
     )
-
-
-def _write_folder(aside: Path, weights: Mapping[str, Tensor], optimizer: Mapping[str, Tensor], state: bytes) -> None:
-    aside.mkdir()
-    contents: dict[str, Any] = {
-        MODEL_FILE: safetensors_chunks(weights),
-        OPTIMIZER_FILE: safetensors_chunks(optimizer),
-        STATE_FILE: [state],
-    }
-    written = {name: write_file(aside / name, chunks) for name, chunks in contents.items()}
-    manifest: list[Chunk] = [json_bytes(manifest_content(written))]
-    write_file(aside / MANIFEST_FILE, manifest)
-    sync_folder(aside)
 
 
 def publish(aside: Path, target: Path) -> None:

@@ -1,25 +1,56 @@
-"""Is a checkpoint folder whole: names, sizes and hashes of its files.
+"""The files of a checkpoint's folder: on the disk when a call returns, and whole or not by their sizes and hashes.
 
 Invariants:
+- Bytes go through `os.write` only, so a full disk is an OSError with its errno, never a half-written success.
+- A file's content and its directory entry are both fsynced; it is hashed while it is written.
 - A problem is returned as half a sentence that names the file, never raised: the caller knows the way out.
 - `size_problem` reads the manifest only and is cheap; `hash_problem` reads every byte.
 """
 
+import hashlib
 import json
+import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from swe_rl.trainer.checkpoint.durable import file_sha256
-from swe_rl.trainer.pulse import Beat, no_beat
+from swe_rl.host.kill_point import kill_point
+from swe_rl.trainer.pulse import Beat, beating, no_beat
+
+Chunk = bytes | memoryview
 
 FORMAT_VERSION = 1
-MODEL_FILE, OPTIMIZER_FILE, STATE_FILE = "model.safetensors", "optimizer.safetensors", "state.json"
-MANIFEST_FILE = "manifest.json"
-FILES = (MODEL_FILE, OPTIMIZER_FILE, STATE_FILE)
-INDEX_FILE = "shards.json"  # of a checkpoint that many ranks wrote: which rows of which tensor are in which file
+STATE_FILE, MANIFEST_FILE = "state.json", "manifest.json"
+INDEX_FILE = "shards.json"  # which rows of which tensor are in which file
+MODEL_FILE, OPTIMIZER_FILE = "model.safetensors", "optimizer.safetensors"  # in place of it where 0.4 wrote alone
+_READ_BYTES = 4 * 2**20
 STEP_FOLDER = re.compile(r"step_(\d{6,})")
+
+
+def write_file(path: Path, chunks: Iterable[Chunk]) -> tuple[int, str]:
+    """Creates `path` (it must not exist) and returns its size in bytes and sha256. Raises OSError."""
+    digest, size = hashlib.sha256(), 0
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+    try:
+        for chunk in chunks:
+            digest.update(chunk)
+            _write_all(descriptor, memoryview(chunk), os.write)
+            size += len(chunk)
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    kill_point("checkpoint_files")
+    return size, digest.hexdigest()
+
+
+def sync_folder(path: Path) -> None:
+    """Makes creations and renames in a folder last."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def manifest_content(sizes_and_hashes: Mapping[str, tuple[int, str]]) -> dict[str, Any]:
@@ -53,24 +84,15 @@ def size_problem(folder: Path) -> str | None:
         return f"its format version is {manifest.get('format_version')}, this program reads version {FORMAT_VERSION}"
     entries = manifest.get("files")
     entries = entries if isinstance(entries, dict) else {}
-    needed = {STATE_FILE, INDEX_FILE} if INDEX_FILE in entries else set(FILES)
+    needed = {STATE_FILE, INDEX_FILE} if INDEX_FILE in entries else {MODEL_FILE, OPTIMIZER_FILE, STATE_FILE}
     if not needed <= entries.keys() or not all(_is_entry(name, entry) for name, entry in entries.items()):
         return f"{MANIFEST_FILE} does not list {', '.join(sorted(needed))}"
     return next((found for name in sorted(entries) if (found := _file_problem(folder / name, entries[name]))), None)
 
 
-def hash_problem(folder: Path) -> str | None:
-    """The first file whose bytes are not those that were written; call it after `size_problem`."""
-    return wrong_hash(folder, files_of(folder))
-
-
 def files_of(folder: Path) -> list[str]:
     """The names that the manifest lists; call it after `size_problem`."""
     return sorted(read_json(folder / MANIFEST_FILE)["files"])
-
-
-def is_sharded(folder: Path) -> bool:
-    return (folder / INDEX_FILE).is_file()
 
 
 def wrong_hash(folder: Path, names: Sequence[str], beat: Beat = no_beat) -> str | None:
@@ -101,3 +123,16 @@ def _is_entry(name: str, entry: object) -> bool:
         and isinstance(entry.get("size"), int)
         and isinstance(entry.get("sha256"), str)
     )
+
+
+def file_sha256(path: Path, beat: Beat = no_beat) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        for chunk in beating(iter(lambda: file.read(_READ_BYTES), b""), beat):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def _write_all(descriptor: int, data: memoryview, write: Callable[[int, memoryview], int]) -> None:
+    while len(data) > 0:
+        data = data[write(descriptor, data) :]

@@ -1,6 +1,10 @@
-"""The tensors of a checkpoint by name and rows, whichever kind of trainer wrote it.
+"""The tensors of a checkpoint by name and rows: what each rank writes of them, and reading any rows back.
 
 Invariants:
+- One safetensors file a rank, and one index: shape, dtype and pieces (file, first row, last row + 1) of each tensor.
+  A process that trains alone writes as the one rank of one.
+- The pieces of a tensor cover its rows exactly once; an index that does not say so is refused.
+- Scalars (and tensors that are the same on every rank) are one piece, written by rank 0.
 - Names are `model.NAME` and `optimizer.NAME`; of tied weights there is one.
 - Only the rows that are asked for are read, so that any number of ranks goes on from any other.
 - Of a model with an adapter they are the adapter's alone; it goes on upon the weights that it was trained on.
@@ -9,102 +13,158 @@ Invariants:
 
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from swe_rl.trainer.checkpoint import folder as checkpoint
-from swe_rl.trainer.checkpoint.manifest import (
-    MODEL_FILE,
-    OPTIMIZER_FILE,
-    STATE_FILE,
-    hash_problem,
-    is_sharded,
-    read_json,
-    size_problem,
-)
-from swe_rl.trainer.checkpoint.shard_file import open_shards
+from swe_rl.trainer.checkpoint.manifest import INDEX_FILE, MODEL_FILE, OPTIMIZER_FILE, read_json
+from swe_rl.trainer.checkpoint.tensor_file import DTYPES, TYPES
 from swe_rl.trainer.lora.adapter import adapter_problem
 from swe_rl.trainer.policy import Trainer
 from swe_rl.trainer.pulse import Beat, no_beat
-from swe_rl.trainer.sharded.shard import local_shard, shard_range
+from swe_rl.trainer.sharded.mesh import is_sharded, local_shard, shard_range
 
 MODEL, OPTIMIZER = "model.", "optimizer."
+_OLD_FILES = {MODEL_FILE: MODEL, OPTIMIZER_FILE: OPTIMIZER}  # whole tensors, whose names lack the prefix
 
 
-class StoredTensors(Protocol):
-    def names(self) -> list[str]: ...
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Rows `start` .. `stop` of a tensor of `shape`; a scalar has none and is whole."""
 
-    def shape(self, name: str) -> tuple[int, ...]: ...
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+    values: Tensor
+
+
+def pieces_of(trainer: Trainer, tensors: Mapping[str, Tensor], rank: int) -> dict[str, Piece]:
+    """What `rank` writes of the weights and of `tensors`, the optimizer's: the live tensors, not copies."""
+    named = {f"{MODEL}{name}": tensor for name, tensor in trainer.named_parameters().items()}
+    named |= {f"{OPTIMIZER}{name}": tensor for name, tensor in tensors.items()}
+    pieces = {}
+    for name, tensor in named.items():
+        if rank == 0 or is_sharded(tensor):
+            start, stop = shard_range(tensor) if tensor.ndim else (0, 0)
+            pieces[name] = Piece(tuple(tensor.shape), start, stop, local_shard(tensor).detach())
+    return pieces
+
+
+def shard_name(rank: int, world: int) -> str:
+    return f"shard_{rank:05d}_of_{world:05d}.safetensors"
+
+
+def index_entries(pieces: Mapping[str, Piece], file: str) -> dict[str, Any]:
+    """What one rank adds to the index: JSON data."""
+    return {
+        name: {
+            "shape": list(piece.shape),
+            "dtype": TYPES[DTYPES[piece.values.dtype]],
+            "pieces": [[file, piece.start, piece.stop]],
+        }
+        for name, piece in pieces.items()
+    }
+
+
+def joined_index(by_rank: list[dict[str, Any]]) -> dict[str, Any]:
+    """The index of all ranks. Raises ValueError where pieces are missing or overlap."""
+    joined: dict[str, Any] = {}
+    for entries in by_rank:
+        for name, entry in entries.items():
+            known = joined.setdefault(name, {"shape": entry["shape"], "dtype": entry["dtype"], "pieces": []})
+            known["pieces"] += entry["pieces"]
+    for name, entry in joined.items():
+        entry["pieces"].sort(key=lambda piece: (piece[1], piece[2]))
+        _check(name, entry)
+    return joined
+
+
+def _check(name: str, entry: Mapping[str, Any]) -> None:
+    rows = entry["shape"][0] if entry["shape"] else 0
+    at = 0
+    for _, start, stop in entry["pieces"]:
+        if start != at or stop < start:
+            raise ValueError(f"rows {at} to {start} of {name} are missing or twice there")
+        at = stop
+    if at != rows or not entry["pieces"]:
+        raise ValueError(f"{name} has {at} of {rows} rows")
+
+
+class StoredTensors:
+    """The tensors of one folder; use it in `open_stored`."""
+
+    def __init__(self, index: Mapping[str, Any], files: Mapping[str, Any]) -> None:
+        self._index, self._files = index, files
+
+    def names(self) -> list[str]:
+        return sorted(self._index)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self._index[name]["shape"])
 
     def rows(self, name: str, start: int, stop: int) -> Tensor:
         """[stop - start, ...] of a tensor; of a scalar the whole."""
-        ...
-
-    def whole(self, name: str) -> Tensor: ...
-
-
-class WholeFiles:
-    """Of a trainer of one process: a file of the model and one of its optimizer."""
-
-    def __init__(self, files: Mapping[str, Any]) -> None:
-        """Open safetensors files by the prefix of their tensors' names."""
-        self._files = files
-
-    def names(self) -> list[str]:
-        return sorted(f"{prefix}{name}" for prefix, file in self._files.items() for name in file.keys())  # noqa: SIM118
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        file, own = self._found(name)
-        return tuple(file.get_slice(own).get_shape())
-
-    def rows(self, name: str, start: int, stop: int) -> Tensor:
-        file, own = self._found(name)
-        if not self.shape(name):
-            return self.whole(name)
-        rows: Tensor = file.get_slice(own)[start:stop]
-        return rows
+        entry = self._index[name]
+        if not entry["shape"]:
+            file = entry["pieces"][0][0]
+            scalar: Tensor = self._files[file].get_tensor(_name_in(file, name))
+            return scalar
+        parts = [
+            self._files[file].get_slice(_name_in(file, name))[max(start, first) - first : min(stop, last) - first]
+            for file, first, last in entry["pieces"]
+            if first < stop and last > start
+        ]
+        if not parts:
+            return torch.empty(0, *entry["shape"][1:], dtype=getattr(torch, entry["dtype"]))
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def whole(self, name: str) -> Tensor:
-        file, own = self._found(name)
-        tensor: Tensor = file.get_tensor(own)
-        return tensor
-
-    def _found(self, name: str) -> tuple[Any, str]:
-        prefix = MODEL if name.startswith(MODEL) else OPTIMIZER
-        return self._files[prefix], name.removeprefix(prefix)
+        shape = self.shape(name)
+        return self.rows(name, 0, shape[0] if shape else 0)
 
 
 @contextmanager
 def open_stored(folder: Path) -> Iterator[StoredTensors]:
-    """Raises ValueError, OSError and SafetensorError as they come."""
-    if is_sharded(folder):
-        with open_shards(folder) as reader:
-            yield reader
-        return
+    """Raises ValueError for an index that does not cover its tensors, OSError and SafetensorError as they come."""
+    index: dict[str, Any] = {}
+    names = set(_OLD_FILES)
+    if (folder / INDEX_FILE).is_file():
+        index = read_json(folder / INDEX_FILE)
+        names = {file for entry in index.values() for file, _, _ in entry["pieces"]}
     with ExitStack() as stack:
-        names = {MODEL: MODEL_FILE, OPTIMIZER: OPTIMIZER_FILE}
-        yield WholeFiles({
-            prefix: stack.enter_context(safe_open(str(folder / name), framework="pt"))
-            for prefix, name in names.items()
-        })  # fmt: skip
+        files = {
+            name: stack.enter_context(safe_open(str(folder / Path(name).name), framework="pt"))
+            for name in sorted(names)
+        }
+        index = index or _old_index(files)
+        for name, entry in index.items():
+            _check(name, entry)
+        yield StoredTensors(index, files)
 
 
-def verified(folder: Path, expected_config_hash: str | None = None) -> dict[str, Any]:
-    """What `state.json` holds, once every byte of the checkpoint was verified. Raises CorruptCheckpointError."""
-    problem = size_problem(folder) or hash_problem(folder)
-    if problem:
-        raise checkpoint.corrupt(folder, problem)
-    state = read_json(folder / STATE_FILE)
-    checkpoint.check_state(folder, state, expected_config_hash)
-    return state
+def _old_index(files: Mapping[str, Any]) -> dict[str, Any]:
+    """As one rank of one would have written it."""
+    index = {}
+    for file, prefix in _OLD_FILES.items():
+        for name in files[file].keys():  # noqa: SIM118 - not a dict
+            tensor = files[file].get_slice(name)
+            shape, dtype = tensor.get_shape(), TYPES[tensor.get_dtype()]
+            rows = shape[0] if shape else 0
+            index[prefix + name] = {"shape": shape, "dtype": dtype, "pieces": [[file, 0, rows]]}
+    return index
+
+
+def _name_in(file: str, name: str) -> str:
+    return name.removeprefix(_OLD_FILES.get(file, ""))
 
 
 def restore(trainer: Trainer, folder: Path, state: Mapping[str, Any], beat: Beat = no_beat) -> None:
-    """Weights, optimizer and counters of this rank; `state` is what `verified` gave.
+    """Weights, optimizer and counters of this rank; `state` is what `state.json` holds.
 
     Raises CorruptCheckpointError where they are another model's.
     """

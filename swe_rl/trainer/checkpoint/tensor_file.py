@@ -1,18 +1,19 @@
-"""The safetensors format, written as a stream.
+"""The safetensors format, written as a stream, and the names that a Hugging Face folder has for its files.
 
 Invariants:
 - No pickle, and no second copy of the model, or of a tensor: `CHUNK_BYTES` at a time go to the host.
-- Names that share one storage (tied weights) are written once; `aliases` says which name stands for which.
 - Any safetensors reader can read the file.
 """
 
 import json
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+INDEX_FILE, SINGLE_FILE = "model.safetensors.index.json", "model.safetensors"  # of a Hugging Face folder
 CHUNK_BYTES = 16 * 2**20
 DTYPES = {
     torch.float64: "F64",
@@ -26,25 +27,28 @@ DTYPES = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
-
-
-def aliases(tensors: Mapping[str, Tensor]) -> dict[str, str]:
-    """Each name whose tensor is, byte for byte, the storage of an earlier name, with that name."""
-    seen: dict[tuple[object, ...], str] = {}
-    found: dict[str, str] = {}
-    for name, tensor in tensors.items():
-        if tensor.numel() == 0:
-            continue
-        place = (tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
-        first = seen.setdefault(place, name)
-        if first != name:
-            found[name] = first
-    return found
+TYPES = {code: str(dtype).removeprefix("torch.") for dtype, code in DTYPES.items()}  # attributes of torch
 
 
 def tensor_bytes(tensors: Mapping[str, Tensor]) -> int:
     """Size of the data in bytes, header not counted."""
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+
+
+def part_name(number: int, count: int) -> str:
+    """Of the `number`-th of `count` files, from 1."""
+    return f"model-{number:05d}-of-{count:05d}.safetensors"
+
+
+def index_content(files: Mapping[str, str], size_bytes: int) -> bytes:
+    """Which file has which tensor; `size_bytes` of all of them."""
+    return json.dumps({"metadata": {"total_size": size_bytes}, "weight_map": dict(files)}, indent=1).encode()
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """A file that need not outlive this machine: it is not synced. Raises OSError."""
+    with path.open("xb") as file:
+        file.writelines(safetensors_chunks(tensors))
 
 
 def safetensors_chunks(tensors: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:

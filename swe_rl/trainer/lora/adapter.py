@@ -8,28 +8,37 @@ Invariants:
 - A comes from the seed and the layer's name alone: every rank, any number of ranks, and one process have the same.
 - The adapter is float32, whatever type the base has.
 - An optimizer that is made afterwards sees the adapter only.
+- `X.weight` of transformers is `X.base_layer.weight` once X carries an adapter, beside `X.lora_A.default.weight` and
+  `X.lora_B.default.weight`; peft's files have `base_model.model.X.lora_A.weight`.
+- Which base an adapter is of, samples of its weights' bytes tell, whatever the model's size: they notice other weights,
+  and training that went on, not a single changed value.
 """
 
+import copy
 import hashlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.util import find_spec
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from swe_rl.config.schema import TrainerConfig
+from swe_rl.config.schema import ModelConfig, TrainerConfig
 from swe_rl.errors import UserError
 from swe_rl.trainer.errors import TrainerError
-from swe_rl.trainer.lora.fingerprint import base_problem
-from swe_rl.trainer.lora.names import ADAPTER, is_a, is_adapter
-from swe_rl.trainer.sharded.shard import local_shard, shard_range
+from swe_rl.trainer.sharded.mesh import local_shard, shard_range
 
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 TARGETS = (*ATTENTION, "gate_proj", "up_proj", "down_proj")
+ADAPTER = "default"
+_A, _B = f".lora_A.{ADAPTER}.weight", f".lora_B.{ADAPTER}.weight"
+_WEIGHT, _CARRIED, _IN_FILES = ".weight", ".base_layer.", "base_model.model."
+_BLOCKS, _BLOCK_BYTES = 256, 4096
+AnyModel = TypeVar("AnyModel", bound=nn.Module)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +116,18 @@ def attach(causal_lm: nn.Module, config: TrainerConfig, base: Mapping[str, Any] 
     return Adapter(config.lora_rank, alpha_of(config), base, layers)
 
 
+def with_adapter(
+    model: AnyModel, config: TrainerConfig, base: Mapping[str, Any] | None = None
+) -> tuple[AnyModel, Adapter]:
+    """A model that carries an adapter above the very parameters of `model`, which stays as it is but is frozen.
+
+    `base` is `fingerprint.base_of`. Raises TrainerError.
+    """
+    shared = {id(tensor): tensor for tensors in (model.parameters(), model.buffers()) for tensor in tensors}
+    policy = copy.deepcopy(model, shared)
+    return policy, attach(policy, config, base)
+
+
 def adapter_problem(saved: Mapping[str, Any] | None, here: Adapter | None) -> str | None:
     """Half a sentence where a checkpoint's `Adapter.described` (None: a whole model) is not of the same kind."""
     if not saved or here is None:
@@ -148,3 +169,54 @@ def _uniform(name: str, shape: tuple[int, ...], seed: int) -> Tensor:
     own = int.from_bytes(hashlib.sha256(f"{seed}/{name}".encode()).digest()[:7], "big")
     bound = 1.0 / math.sqrt(shape[1])
     return torch.empty(shape).uniform_(-bound, bound, generator=torch.Generator().manual_seed(own))
+
+
+def is_adapter(name: str) -> bool:
+    return name.endswith((_A, _B))
+
+
+def is_a(name: str) -> bool:
+    """The one that reads the layer's input; the other begins as zero."""
+    return name.endswith(_A)
+
+
+def plain(name: str) -> str:
+    """transformers' own name of a parameter that is not the adapter's."""
+    return name.replace(_CARRIED, ".")
+
+
+def pair(name: str) -> tuple[str, str]:
+    """A and B of a weight by transformers' name; whether there are such is for the caller to see."""
+    layer = name.removesuffix(_WEIGHT)
+    return f"{layer}{_A}", f"{layer}{_B}"
+
+
+def in_files(name: str) -> str:
+    """peft's name, in its files, of a parameter of the adapter."""
+    return _IN_FILES + name.replace(f".{ADAPTER}.", ".")
+
+
+def base_of(model: ModelConfig, folder: Path) -> dict[str, Any]:
+    """What identifies the weights of `folder`, as JSON data. Raises OSError."""
+    return {"path": model.path, "revision": model.revision, "fingerprint": fingerprint(folder)}
+
+
+def base_problem(saved: Mapping[str, Any] | None, here: Mapping[str, Any] | None) -> str | None:
+    """Half a sentence where two of `base_of` are of different weights; what is not known is not compared."""
+    if not saved or not here or saved["fingerprint"] == here["fingerprint"]:
+        return None
+    return f"its adapter is of other weights than {here['path']} has now (it was trained on {saved['path']})"
+
+
+def fingerprint(folder: Path) -> str:
+    """sha256 of each safetensors file's name, size, and evenly spaced blocks. Raises OSError."""
+    digest = hashlib.sha256()
+    for path in sorted(folder.glob("*.safetensors")):
+        size = path.stat().st_size
+        digest.update(f"{path.name}/{size}/".encode())
+        step = max(_BLOCK_BYTES, size // _BLOCKS)
+        with path.open("rb") as file:
+            for start in range(0, size, step):
+                file.seek(start)
+                digest.update(file.read(_BLOCK_BYTES))
+    return digest.hexdigest()

@@ -13,12 +13,11 @@ from typing import Any
 
 from torch import Tensor
 
-from swe_rl.trainer.checkpoint.durable import sync_folder, write_file
+from swe_rl.trainer.checkpoint.manifest import sync_folder, write_file
 from swe_rl.trainer.checkpoint.stored import MODEL, StoredTensors
 from swe_rl.trainer.checkpoint.tensor_file import safetensors_chunks
-from swe_rl.trainer.lora.adapter import TARGETS
+from swe_rl.trainer.lora.adapter import TARGETS, in_files, pair
 from swe_rl.trainer.lora.merged import merged
-from swe_rl.trainer.lora.names import in_files, pair
 from swe_rl.trainer.sharded.materialize import open_files
 
 FOLDER = "adapter"

@@ -2,7 +2,7 @@
 
 Invariants:
 - W + (alpha / rank) B A in float32; while B is zero that is W itself. Names are transformers' own, tied weights once;
-  `MergedForEngines` has the hub's.
+  `EngineWeights` has the hub's.
 - One weight at a time exists merged; base and adapter are never changed.
 - Of sharded parameters the result is sharded as the base is. Reading such a value is a collective: every rank reads
   the same names in the same order.
@@ -17,12 +17,9 @@ from torch import Tensor
 
 from swe_rl.engine.transfer.protocol import WritesFiles
 from swe_rl.model.experts import HubNamed
-from swe_rl.trainer.checkpoint.durable import write_file
-from swe_rl.trainer.checkpoint.tensor_file import safetensors_chunks
-from swe_rl.trainer.lora.names import is_adapter, pair, plain
-from swe_rl.trainer.sharded.shard import is_sharded, local_shard, whole
-
-_FILE = "model.safetensors"
+from swe_rl.trainer.checkpoint.tensor_file import SINGLE_FILE, write_tensors
+from swe_rl.trainer.lora.adapter import is_adapter, pair, plain
+from swe_rl.trainer.sharded.mesh import is_sharded, local_shard, whole
 
 
 class MergedWeights(Mapping[str, Tensor]):
@@ -50,12 +47,12 @@ class MergedWeights(Mapping[str, Tensor]):
         return len(self._names)
 
 
-class MergedForEngines(HubNamed, WritesFiles):
-    """Of one process, under the names that engines know."""
+class EngineWeights(HubNamed, WritesFiles):
+    """Of one process, under the names that engines know, with an adapter or without; tied weights once."""
 
     def write_files(self, folder: Path, twice: Mapping[str, str]) -> None:
         """One file of an existing folder; `twice`: second names, with the first ones. Raises OSError."""
-        write_file(folder / _FILE, safetensors_chunks(_Doubled(self, twice)))
+        write_tensors(folder / SINGLE_FILE, _Doubled(self, twice))
 
 
 class _Doubled(Mapping[str, Tensor]):

@@ -9,31 +9,26 @@ Invariants:
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from swe_rl.algo.row import Row
-from swe_rl.config.choices import KlEstimator
+from torch import Tensor
+
 from swe_rl.engine.transfer.protocol import Staging, WritesFiles
+from swe_rl.trainer.checkpoint.rng import capture_rng
 from swe_rl.trainer.errors import RankLost, TrainerError
+from swe_rl.trainer.protocol import TrainsPolicy
 from swe_rl.trainer.pulse import ALIVE, Silence
 from swe_rl.trainer.ranks.end import RankEnd, first_of
 from swe_rl.trainer.ranks.link import RankLink, Ranks
 from swe_rl.trainer.ranks.processes import RankProcesses
 from swe_rl.trainer.ranks.rank import RankSetup
+from swe_rl.trainer.send.hand_over import received
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from swe_rl.engine.transfer.protocol import Announced, Sent
-    from swe_rl.trainer.checkpoint.folder import Checkpoint
-    from swe_rl.trainer.metrics import TrainMetrics
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
-
-from torch import Tensor
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 # The weights of a group of ranks as engines take them: a mapping, or files.
@@ -53,7 +48,7 @@ class GroupWeights(WritesFiles):
 
     def write_files(self, folder: Path, twice: Mapping[str, str]) -> None:
         """By all ranks, each its share, without a way through this process. Raises TrainerError."""
-        self._group.write_weights(folder, twice)
+        self._group.ask("write_weights", folder, twice)
 
     def __getitem__(self, name: str) -> Tensor:
         return self.fetch()[name]
@@ -69,6 +64,17 @@ _POLL_S = 0.2
 _START = 2  # times the patience: a process that imports its libraries from a shared disk gives no sign
 _STOP_S = 30.0
 _OTHERS_S = 3.0  # that a failed rank's companions have to say what they know
+
+
+def _by_all_ranks(verb: Callable[Concatenate[Any, P], R]) -> "Callable[Concatenate[TrainerGroup, P], R]":
+    """The verb of the same name and signature, as every rank's `RankTrainer` carries it out; with rank 0's result."""
+    name = verb.__name__
+
+    def ask(group: "TrainerGroup", /, *arguments: P.args, **named: P.kwargs) -> R:
+        result: R = group.ask(name, *arguments, **named)
+        return result
+
+    return ask
 
 
 class TrainerGroup:
@@ -103,86 +109,49 @@ class TrainerGroup:
     def pids(self) -> list[int]:
         return [rank.pid for rank in self._ranks]
 
-    def train_step(self, rows: Sequence[Row], step: int) -> "TrainMetrics":
-        """As `Trainer.train_step`."""
-        metrics: TrainMetrics = self._ask("train_step", list(rows), step)
-        return metrics
-
-    def sequence_kl(self, rows: Sequence[Row], estimator: KlEstimator = KlEstimator.k1) -> dict[str, float]:
-        """As `Trainer.sequence_kl`."""
-        sums: dict[str, float] = self._ask("sequence_kl", list(rows), estimator)
-        return sums
-
-    def row_logprobs(self, rows: Sequence[Row]) -> list[list[float]]:
-        """Log-probabilities in nats at temperature 1 of each row's trained tokens."""
-        found: list[list[float]] = self._ask("row_logprobs", list(rows))
-        return found
+    train_step = _by_all_ranks(TrainsPolicy.train_step)
+    sequence_kl = _by_all_ranks(TrainsPolicy.sequence_kl)
+    row_logprobs = _by_all_ranks(TrainsPolicy.row_logprobs)
+    open_wire = _by_all_ranks(TrainsPolicy.open_wire)
+    announce_weights = _by_all_ranks(TrainsPolicy.announce_weights)
+    transfer_weights = _by_all_ranks(TrainsPolicy.transfer_weights)
+    stage = _by_all_ranks(TrainsPolicy.stage)
+    close_staging = _by_all_ranks(TrainsPolicy.close_staging)
+    wait = _by_all_ranks(TrainsPolicy.wait)
+    load = _by_all_ranks(TrainsPolicy.load)
 
     def weights(self) -> "GroupWeights":
         """For engines: those of now, not a copy, until the next step of training."""
-
         weights = GroupWeights(self)
         if self._in_memory:
             weights.fetch()
         return weights
 
-    def fetch_weights(self) -> "dict[str, Tensor]":
+    def fetch_weights(self) -> dict[str, Tensor]:
         """All of them, in this process's memory."""
         tensors: dict[str, Tensor] = {}
-        self._ask("send_weights", into=tensors)
+        with self._asking:
+            self._request(("send_weights", (), {}), into=tensors)
         return tensors
 
-    def write_weights(self, folder: Path, twice: Mapping[str, str] | None = None) -> None:
-        """All of them as safetensors files of an existing folder, each rank its share; see `hand_over`."""
-        self._ask("write_weights", folder, dict(twice or {}))
-
     def wire_address(self, loopback: bool) -> tuple[str, int]:
-        """Here and below as `SendsWeights`; rank 0 is the sender."""
+        """Of rank 0, which is the sender."""
         here = all(rank.is_here for rank in self._ranks[:1])  # from another host, this one's loopback is not reached
-        found: tuple[str, int] = self._ask("wire_address", loopback and here)
-        return found
-
-    def open_wire(self, kind: str, host: str, port: int, world: int) -> str | None:
-        problem: str | None = self._ask("open_wire", kind, host, port, world)
-        return problem
-
-    def announce_weights(self, twice: Mapping[str, str]) -> "list[Announced]":
-        found: list[Announced] = self._ask("announce_weights", dict(twice))
-        return found
-
-    def transfer_weights(self, twice: Mapping[str, str]) -> "Sent":
-        sent: Sent = self._ask("transfer_weights", dict(twice))
-        return sent
+        address: tuple[str, int] = self.ask("wire_address", loopback and here)
+        return address
 
     def open_staging(self, twice: Mapping[str, str]) -> Staging:
+        """The buffers of all ranks' GPUs."""
         with self._asking:
-            opened = self._request("open_staging", dict(twice))
+            opened = self._request(("open_staging", (twice,), {}))
         problems = [f"rank {rank}: {one.problem}" for rank, one in sorted(opened.items()) if one.problem]
-        handles = {one.device: one.handles for one in opened.values()}
+        handles = {device: buffers for one in opened.values() for device, buffers in (one.handles or {}).items()}
         return Staging(opened[0].buckets, handles, "; ".join(problems) or None)
 
-    def stage(self, number: int) -> "Sent":
-        sent: Sent = self._ask("stage", number)
-        return sent
-
-    def close_staging(self) -> None:
-        self._ask("close_staging")
-
-    def save(self, folder: Path, **rest: Any) -> Path:
-        """As `ShardedCheckpoints.save`; the checkpoint is there after `wait`."""
-        from swe_rl.trainer.checkpoint.rng import capture_rng
-
-        target: Path = self._ask("save", folder, **{"rng": capture_rng(gpus=False), **rest})
+    def save(self, folder: Path, **state: Any) -> Path:
+        """As `Checkpoints.save`; the random numbers that a run goes on with are those of this process."""
+        target: Path = self.ask("save", folder, **{"rng": capture_rng(gpus=False), **state})
         return target
-
-    def wait(self) -> None:
-        """Until the checkpoint that is being written is there."""
-        self._ask("wait")
-
-    def load(self, folder: Path, expected_config_hash: str | None = None) -> "Checkpoint":
-        """As `ShardedCheckpoints.load`."""
-        found: Checkpoint = self._ask("load", folder, expected_config_hash)
-        return found
 
     def failure(self) -> TrainerError | None:
         """Of a rank that ended since the last request; all others are stopped then."""
@@ -197,14 +166,14 @@ class TrainerGroup:
     def close(self) -> None:
         """Ends all ranks; what they were writing is finished first, where they still can."""
         self._closed.set()
-        if not self._asking.acquire(blocking=False):
+        if not self._asking.acquire(blocking=False):  # whoever asks waits for answers, and meets the end of the pipes
             for rank in list(self._ranks):
                 rank.kill()
             self._asking.acquire()
         try:
             if self._ranks and all(rank.is_alive() for rank in self._ranks):
                 with suppress(TrainerError):  # a rank that fails now is gone, which is what was asked for
-                    self._request("close")
+                    self._request(("close", (), {}))
             self._end(_STOP_S)
         finally:
             self._asking.release()
@@ -215,27 +184,32 @@ class TrainerGroup:
             if self._closed.is_set():  # it came too late for `close` to see it
                 rank.kill()
 
-    def _ask(self, verb: str, *arguments: Any, into: "dict[str, Tensor] | None" = None, **named: Any) -> Any:
+    def ask(self, verb: str, /, *arguments: Any, **named: Any) -> Any:
+        """What rank 0 says to `verb`, a method of `RankTrainer`, once all ranks have carried it out.
+
+        Raises TrainerError, RankLost.
+        """
         with self._asking:
-            return self._request(verb, *arguments, into=into, **named)[0]
+            return self._request((verb, arguments, named))[0]
 
     def _request(
-        self, verb: str, *arguments: Any, into: "dict[str, Tensor] | None" = None, **named: Any
+        self, request: tuple[str, tuple[Any, ...], Mapping[str, Any]], into: dict[str, Tensor] | None = None
     ) -> dict[int, Any]:
-        """The results by rank."""
+        """The results by rank. `into`: where the tensors go that rank 0 sends meanwhile."""
+        verb = request[0]
         if not self._ranks:
             raise self._failure or TrainerError(
                 f"The trainer's ranks are not running, so `{verb}` cannot be asked of them."
             )
         for rank in self._ranks:
             try:
-                rank.send((verb, arguments, named))
+                rank.send(request)
             except OSError as error:
                 raise self._failed(f"before `{verb}`") from error
         return self._answers(f"`{verb}`", into)
 
     def _answers(
-        self, what: str, into: "dict[str, Tensor] | None" = None, patience_s: float | None = None
+        self, what: str, into: dict[str, Tensor] | None = None, patience_s: float | None = None
     ) -> dict[int, Any]:
         """The results by rank, once all ranks have answered. `patience_s`: with a silent rank."""
         patience_s = self._patience_s if patience_s is None else patience_s
@@ -250,8 +224,6 @@ class TrainerGroup:
                     if kind == ALIVE:
                         continue
                     if kind == "bucket" and into is not None:
-                        from swe_rl.trainer.send.hand_over import received
-
                         into.update(received(rest[0], rank))
                         continue
                 except (EOFError, OSError) as error:
@@ -268,6 +240,7 @@ class TrainerGroup:
 
     def _failed(self, when: str, known: Mapping[int, RankEnd] | None = None) -> TrainerError:
         """Waits a moment for what the others know, ends them, and tells of the first that ended."""
+        # Who is heard first is seldom who failed first: a broken collective raises on all the others at once.
         ends = dict(known or {})
         until = time.monotonic() + _OTHERS_S
         while time.monotonic() < until and len(ends) < len(self._ranks):

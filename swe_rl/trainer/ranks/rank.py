@@ -18,17 +18,18 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from swe_rl.config.schema import AlgoConfig, ModelConfig, TrainerConfig
 from swe_rl.errors import SweRlError
-from swe_rl.trainer.pulse import ALIVE, BeatingWeights, Pulse
+from swe_rl.trainer.pulse import ALIVE, Pulse
 
 _LOOK_S = 0.5
+# A verb is a method of `RankTrainer`; only these ask for more than to call it and to send what rank 0 says.
 _OF_ALL = frozenset({"open_staging"})  # whose results differ by rank
+_BY_PIPE = frozenset({"send_weights"})  # whose result is more than one answer
 # Times trainer.collective_timeout_s, the driver's patience with a silent rank: so long a rank waits in a collective.
 # The driver, who hears all of them, decides first, and names the one that is silent.
 _LONGER = 2
@@ -77,7 +78,7 @@ def carry_out(setup: RankSetup, pipe: Any) -> int:
     try:
         patience_s = setup.trainer.collective_timeout_s
         beat = Pulse(lambda: pipe.send((ALIVE,)), patience_s)
-        beat()
+        beat()  # now and after the import, which takes minutes where the libraries are on a shared disk
         import torch
 
         from swe_rl.trainer.sharded.mesh import make_mesh, process_group
@@ -90,7 +91,7 @@ def carry_out(setup: RankSetup, pipe: Any) -> int:
         with process_group(setup.rank, setup.world, device, setup.address, _LONGER * patience_s):
             _serve(setup, make_mesh(setup.sp, device), pipe, beat)
         pipe.send(("done", None))
-        if setup.rank == 0:
+        if setup.rank == 0:  # it holds the store where ranks meet: gone too early, NCCL's watchdogs of others complain
             pipe.recv()  # EOFError, once all others have left
         return 0
     except (EOFError, BrokenPipeError):
@@ -136,10 +137,6 @@ def _leave(status: int = 1) -> None:
 
 
 def _serve(setup: RankSetup, mesh: Any, pipe: Any, beat: Pulse) -> None:
-    from swe_rl.trainer.checkpoint.sharded import ShardedCheckpoints
-    from swe_rl.trainer.send import hand_over
-    from swe_rl.trainer.send.staging import StagingEnd
-    from swe_rl.trainer.send.wire import WireEnd
     from swe_rl.trainer.sharded.assemble import sharded_trainer
 
     trainer = sharded_trainer(
@@ -151,43 +148,18 @@ def _serve(setup: RankSetup, mesh: Any, pipe: Any, beat: Pulse) -> None:
         temperature=setup.temperature,
         beat=beat,
     )
-
-    def weights() -> BeatingWeights:
-        return BeatingWeights(trainer.engine_weights(), beat)
-
-    checkpoints = ShardedCheckpoints(mesh, timeout_s=setup.trainer.collective_timeout_s, beat=beat)
-    wire = WireEnd(mesh.rank, hand_over.exchange_type(mesh))
-    staging = StagingEnd(hand_over.exchange_type(mesh), mesh.device)
-    verbs: dict[str, Callable[..., Any]] = {
-        "train_step": trainer.train_step,
-        "sequence_kl": trainer.sequence_kl,
-        "row_logprobs": lambda rows: trainer.token_logprobs(rows, temperature=1.0),
-        "save": lambda folder, **rest: checkpoints.save(folder, trainer, **rest),
-        "wait": checkpoints.wait,
-        "load": lambda folder, expected: checkpoints.load(folder, trainer, expected),
-        "send_weights": lambda: hand_over.send_weights(weights(), mesh, pipe),
-        "write_weights": lambda folder, twice: hand_over.write_weights(weights(), mesh, folder, twice),
-        "wire_address": wire.address,
-        "open_wire": wire.open,
-        "announce_weights": lambda twice: wire.announce(weights(), twice),
-        "transfer_weights": lambda twice: wire.send(weights(), twice),
-        "open_staging": lambda twice: staging.open(weights(), twice),
-        "stage": staging.stage,
-        "close_staging": staging.close,
-    }
     _give_back(setup)
     pipe.send(("ready", None))
-    while True:
+    verb = ""
+    while verb != "close":
         verb, arguments, named = pipe.recv()
         beat.at_once()
-        if verb == "close":
-            checkpoints.wait()
-            mesh.barrier()
-            return
-        result = verbs[verb](*arguments, **named)
+        by_pipe = (pipe,) if verb in _BY_PIPE else ()
+        result = getattr(trainer, verb)(*by_pipe, *arguments, **named)
         if verb not in _GOES_ON:
             _give_back(setup)
-        pipe.send(("done", result if mesh.rank == 0 or verb in _OF_ALL else None))
+        if verb != "close":  # which is answered once the collectives are down
+            pipe.send(("done", result if mesh.rank == 0 or verb in _OF_ALL else None))
 
 
 def _give_back(setup: RankSetup) -> None:

@@ -1,12 +1,14 @@
 """The policy's weights on their way from the ranks to the engines: through a pipe to the driver, or into a folder.
 
 Invariants:
-- Every rank takes part, because each tensor is put together by a collective; tied weights come once.
-- In the type that the ranks compute in, which is the engines' as well: what they sample with is what is trained.
+- Every rank takes part to the end, in the same order, because each tensor is put together by a collective.
+- In the type that the ranks compute in, which is the engines' as well: what they sample with is what is trained. Shards
+  are rounded to it before they travel, which halves the bytes.
+- Tied weights come once, under the name of the embedding; experts come one by one, under the hub's names.
 - No rank holds more than one bucket (pipe) or its own file's tensors (folder) beside its shards, on the host.
 """
 
-import json
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
@@ -16,12 +18,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from swe_rl.model.experts import hub_shapes
-from swe_rl.trainer.sharded.gather import gathered
-from swe_rl.trainer.sharded.mesh import Mesh
+from swe_rl.model.experts import hub_shapes, hub_tensors
+from swe_rl.trainer.checkpoint.tensor_file import INDEX_FILE, index_content, part_name, write_tensors
+from swe_rl.trainer.sharded.mesh import Mesh, whole
+
+Named = tuple[str, Tensor]
 
 BUCKET_BYTES = 64 * 2**20
-INDEX_FILE = "model.safetensors.index.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +35,35 @@ class Header:
     dtype: str
     shape: tuple[int, ...]
     size_bytes: int
+
+
+def gathered(weights: Mapping[str, Tensor], dtype: torch.dtype = torch.bfloat16) -> Iterator[Named]:
+    """Name and whole tensor, on every rank's own device; `weights` is `Trainer.engine_weights()`."""
+    for name, tensor in weights.items():
+        yield from hub_tensors(name, whole(tensor.detach().to(dtype)))
+
+
+class Stream(Iterator[Named]):
+    """Whole tensors as they are put together, some of them under a second name as well; keeps the time it takes."""
+
+    def __init__(self, tensors: Iterator[Named], second: Mapping[str, str]) -> None:
+        self._tensors, self._second = tensors, second
+        self._again: Named | None = None
+        self.gather_s, self.bytes = 0.0, 0
+
+    def __next__(self) -> Named:
+        if self._again is not None:
+            found, self._again = self._again, None
+            return found
+        began_s = time.perf_counter()
+        try:
+            name, tensor = next(self._tensors)
+        finally:
+            self.gather_s += time.perf_counter() - began_s
+        if name in self._second:
+            self._again = (self._second[name], tensor)
+        self.bytes += tensor.numel() * tensor.element_size()
+        return name, tensor
 
 
 def exchange_type(mesh: Mesh) -> torch.dtype:
@@ -80,8 +112,6 @@ def write_weights(weights: Mapping[str, Tensor], mesh: Mesh, folder: Path, twice
 
     `twice`: second names of some tensors, with the name that they are written under as well.
     """
-    from safetensors.torch import save_file
-
     sizes = {name: prod(shape) for own, tensor in weights.items() for name, shape in hub_shapes(own, tensor.shape)}
     ranks = _spread(sizes, mesh.world)
     doubled = {first: second for second, first in twice.items() if first in sizes}
@@ -90,17 +120,14 @@ def write_weights(weights: Mapping[str, Tensor], mesh: Mesh, folder: Path, twice
         if ranks[name] == mesh.rank:
             own[name] = tensor.to("cpu", copy=True).contiguous()  # a view would keep the experts of other ranks
             if name in doubled:
-                own[doubled[name]] = own[name].clone()
+                own[doubled[name]] = own[name]
     if own:
-        save_file(own, folder / _file(mesh.rank, mesh.world), metadata={"format": "pt"})
+        write_tensors(folder / part_name(mesh.rank + 1, mesh.world), own)
     if mesh.rank == 0:
         where = ranks | {second: ranks[first] for first, second in doubled.items()}
         total = sum(size for name, size in sizes.items()) + sum(sizes[first] for first in doubled)
-        content = {
-            "metadata": {"total_size": total * exchange_type(mesh).itemsize},
-            "weight_map": {name: _file(rank, mesh.world) for name, rank in sorted(where.items())},
-        }
-        (folder / INDEX_FILE).write_text(json.dumps(content, indent=1), encoding="utf-8")
+        files = {name: part_name(rank + 1, mesh.world) for name, rank in sorted(where.items())}
+        (folder / INDEX_FILE).write_bytes(index_content(files, total * exchange_type(mesh).itemsize))
 
 
 def _spread(sizes: Mapping[str, int], world: int) -> dict[str, int]:
@@ -111,7 +138,3 @@ def _spread(sizes: Mapping[str, int], world: int) -> dict[str, int]:
         ranks[name] = filled.index(min(filled))
         filled[ranks[name]] += sizes[name]
     return ranks
-
-
-def _file(rank: int, world: int) -> str:
-    return f"model-{rank + 1:05d}-of-{world:05d}.safetensors"

@@ -9,26 +9,23 @@ Invariants:
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from swe_rl.engine.transfer.ipc_handle import Handle, device_key, forget_shared, make_shared
-from swe_rl.engine.transfer.protocol import BUCKET_BYTES, BUFFERS, Bucket, Sent, buckets_of, buffer_bytes
+from swe_rl.engine.transfer.protocol import (
+    BUCKET_BYTES,
+    BUFFERS,
+    Bucket,
+    Sent,
+    Staging,
+    buckets_of,
+    buffer_bytes,
+)
 from swe_rl.trainer.errors import TrainerError
+from swe_rl.trainer.send.hand_over import Stream, gathered
 from swe_rl.trainer.send.wire import announced
-from swe_rl.trainer.sharded.gather import Stream, gathered
-
-
-@dataclass(frozen=True, slots=True)
-class Opened:
-    """What one rank has to say of its buffers. `device`: `ipc_handle.device_key`."""
-
-    device: str
-    buckets: tuple[Bucket, ...] = ()
-    handles: tuple[Handle, ...] = ()
-    problem: str | None = None
 
 
 class StagingEnd:
@@ -39,8 +36,11 @@ class StagingEnd:
         self._shared: list[tuple[Tensor, Handle]] = []
         self._stream: Stream | None = None
 
-    def open(self, weights: Mapping[str, Tensor], twice: Mapping[str, str]) -> Opened:
-        """No collective but what reading `weights` is; a rank that has no memory says so, and no other waits for it."""
+    def open(self, weights: Mapping[str, Tensor], twice: Mapping[str, str]) -> Staging:
+        """Of this rank's GPU, by its `ipc_handle.device_key`. No collective but what reading `weights` is.
+
+        A rank that has no memory says so, and no other waits for it.
+        """
         self.close()
         self._buckets = buckets_of(announced(weights, twice, self._dtype), self._dtype.itemsize, self._bucket_bytes)
         self._stream = Stream(gathered(weights, self._dtype), {first: name for name, first in twice.items()})
@@ -50,8 +50,8 @@ class StagingEnd:
                 self._shared.append(make_shared(size, self._device))
         except (RuntimeError, OSError) as error:
             self.close()
-            return Opened(key, problem=f"{type(error).__name__}: {error}")
-        return Opened(key, self._buckets, tuple(handle for _, handle in self._shared))
+            return Staging(handles={key: ()}, problem=f"{type(error).__name__}: {error}")
+        return Staging(self._buckets, {key: tuple(handle for _, handle in self._shared)})
 
     def stage(self, number: int) -> Sent:
         """On every rank at the same time, number after number. Raises TrainerError, RuntimeError."""

@@ -16,10 +16,9 @@ from swe_rl.config.schema import AlgoConfig, ModelConfig, TrainerConfig
 from swe_rl.model.load import load_shape, model_folder
 from swe_rl.trainer.compute import ShardedCompute
 from swe_rl.trainer.flops import DenseShape, cost_per_token
-from swe_rl.trainer.lora.adapter import Adapter, attach
-from swe_rl.trainer.lora.fingerprint import base_of
-from swe_rl.trainer.policy import Trainer
+from swe_rl.trainer.lora.adapter import Adapter, attach, base_of
 from swe_rl.trainer.pulse import Beat, no_beat
+from swe_rl.trainer.rank_trainer import RankTrainer
 from swe_rl.trainer.sharded.attention_choice import Choice, choose
 from swe_rl.trainer.sharded.materialize import empty_model, fill_from_folder
 from swe_rl.trainer.sharded.mesh import Mesh
@@ -39,7 +38,7 @@ def sharded_trainer(
     pad_token_id: int,
     temperature: float,
     beat: Beat = no_beat,
-) -> Trainer:
+) -> RankTrainer:
     """Loads the policy, and the reference where `algo.kl_coef` asks for one.
 
     `beat` is called for each tensor that is loaded, and later for each micro-batch.
@@ -50,7 +49,7 @@ def sharded_trainer(
     if algo.kl_coef and adapter is None:
         reference = sharded_model(model, config, mesh, beat).requires_grad_(False)
     shape = DenseShape.of(policy.causal_lm.config)
-    return Trainer(
+    return RankTrainer(
         policy,
         config,
         algo,

@@ -18,13 +18,11 @@ from torch import Tensor
 
 from swe_rl.errors import UserError
 from swe_rl.model.experts import expert_parts, hub_shapes
-from swe_rl.trainer.lora.adapter import start_values
-from swe_rl.trainer.lora.names import is_adapter, plain
+from swe_rl.trainer.checkpoint.tensor_file import INDEX_FILE, SINGLE_FILE
+from swe_rl.trainer.lora.adapter import is_adapter, plain, start_values
 from swe_rl.trainer.pulse import Beat, beating, no_beat
+from swe_rl.trainer.sharded.mesh import local_shard, shard_range
 from swe_rl.trainer.sharded.model import ShardedModel
-from swe_rl.trainer.sharded.shard import local_shard, shard_range
-
-INDEX_FILE, SINGLE_FILE = "model.safetensors.index.json", "model.safetensors"
 
 
 class WeightsError(UserError):

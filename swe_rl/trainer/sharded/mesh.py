@@ -1,8 +1,9 @@
-"""Which rank does what: data-parallel groups of sequence-parallel ranks.
+"""Which rank does what, and has which rows of a tensor: data-parallel groups of sequence-parallel ranks.
 
 Invariants:
 - Ranks of one sequence-parallel group are neighbours: rank = dp_rank * sp + sp_rank. They see the same rows.
-- Parameters are sharded over all ranks, whatever the split into dp and sp.
+- Parameters are sharded over all ranks along dimension 0 (FSDP2), whatever the split into dp and sp; a plain tensor is
+  whole on every rank.
 - Every collective is called by every rank in the same order; without a process group all of them are the identity.
 - A waiting rank gives up after its time limit, never waits for ever.
 """
@@ -28,7 +29,7 @@ _LOOPBACK = "/sys/class/net/lo"
 
 @dataclass(frozen=True, slots=True)
 class Mesh:
-    """`dp` * `sp` ranks, of which this is `rank`. `shards` is a DeviceMesh over all of them."""
+    """`dp` * `sp` ranks, of which this is `rank`. `shards` is a DeviceMesh over all of them; None: see `alone`."""
 
     dp: int
     sp: int
@@ -68,6 +69,11 @@ class Mesh:
         if self.world > 1:
             dist.all_reduce(reduced, op=operation)
         return reduced
+
+
+def alone(device: torch.device) -> Mesh:
+    """This process, without a process group: every collective is the identity, and nothing is sharded."""
+    return Mesh(dp=1, sp=1, rank=0, device=device, shards=None, sp_group=None)
 
 
 def make_mesh(sp: int, device: torch.device) -> Mesh:
@@ -122,3 +128,37 @@ def _store(rank: int, world: int, address: str, limit: timedelta) -> Any:
         return HashStore()
     host, _, port = address.rpartition(":")
     return TCPStore(host, int(port), world, is_master=rank == 0, timeout=limit)
+
+
+def is_sharded(tensor: Tensor) -> bool:
+    return hasattr(tensor, "to_local")
+
+
+def local_shard(tensor: Tensor) -> Tensor:
+    """This rank's rows, sharing their memory; a plain tensor is its own."""
+    if not is_sharded(tensor):
+        return tensor
+    sharded: Any = tensor
+    local: Tensor = sharded.to_local()
+    return local
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """Put together again on every rank; all of them must call it. A plain tensor is its own."""
+    if not is_sharded(tensor):
+        return tensor
+    sharded: Any = tensor
+    gathered: Tensor = sharded.full_tensor()
+    return gathered
+
+
+def shard_range(tensor: Tensor) -> tuple[int, int]:
+    """First and last + 1 of this rank's rows."""
+    if not is_sharded(tensor):
+        return 0, tensor.shape[0]
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    sharded: Any = tensor
+    shape, offset = compute_local_shape_and_global_offset(sharded.shape, sharded.device_mesh, sharded.placements)
+    start = min(int(offset[0]), int(sharded.shape[0]))
+    return start, start + int(shape[0])

@@ -54,6 +54,7 @@ class ShardedModel(nn.Module):
             _compile_layers(causal_lm.model.layers)
         policy = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=torch.float32)
         place = CPUOffloadPolicy() if offload else OffloadPolicy()
+        # Each layer, then the whole: what no layer has claimed (embedding, last norm, head) becomes the last unit.
         for layer in causal_lm.model.layers:
             fully_shard(layer, mesh=mesh.shards, mp_policy=policy, offload_policy=place)
         fully_shard(self, mesh=mesh.shards, mp_policy=policy, offload_policy=place)

@@ -1,13 +1,13 @@
-"""Checkpoints of many ranks: every rank writes its own rows, in the background, into one folder that appears whole.
+"""Checkpoints of a trainer: every rank writes its own rows, in the background, into one folder that appears whole.
 
 Invariants:
-- As in `checkpoint`: written aside, fsynced, hashed, renamed; older ones are pruned afterwards; JSON and safetensors
-  only. (torch.distributed.checkpoint would keep its plan as a pickle, which a reader has to run.)
+- As in `folder`: written aside, fsynced, hashed, renamed; older ones are pruned afterwards.
+- A process that trains alone is the one rank of one.
 - Nothing is copied as a whole: shards are written from the live tensors, some MB at a time. Until they are written
   nobody changes them: rollouts, weight updates and forward passes go on, the optimizer's next update waits.
 - Nothing is collective while it is written; ranks meet through files, so all of them must see the same folder.
 - Whoever waits, waits as long as the folder grows.
-- Any number of ranks reads what any other number wrote, or a trainer of one process.
+- Any number of ranks reads what any other number wrote.
 - At most one is being written; the next `save` and `wait` first wait for it and raise what went wrong.
 """
 
@@ -16,16 +16,15 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from swe_rl.trainer.checkpoint import folder as checkpoint
-from swe_rl.trainer.checkpoint.durable import sync_folder, write_file
 from swe_rl.trainer.checkpoint.folder import Checkpoint, CheckpointWriteError
 from swe_rl.trainer.checkpoint.manifest import (
     INDEX_FILE,
@@ -35,21 +34,21 @@ from swe_rl.trainer.checkpoint.manifest import (
     manifest_content,
     read_json,
     size_problem,
+    sync_folder,
+    write_file,
     wrong_hash,
 )
-from swe_rl.trainer.checkpoint.shard_file import Piece, index_entries, joined_index, shard_name
-from swe_rl.trainer.checkpoint.stored import MODEL, OPTIMIZER, restore
-from swe_rl.trainer.checkpoint.tensor_file import safetensors_chunks
+from swe_rl.trainer.checkpoint.stored import Piece, index_entries, joined_index, pieces_of, restore, shard_name
+from swe_rl.trainer.checkpoint.tensor_file import safetensors_chunks, tensor_bytes
 from swe_rl.trainer.policy import Trainer
 from swe_rl.trainer.pulse import Beat, no_beat
 from swe_rl.trainer.sharded.mesh import Mesh
-from swe_rl.trainer.sharded.shard import is_sharded, local_shard, shard_range
 
 _POLL_S = 0.05
 _LOOK_S = 0.5
 
 
-class ShardedCheckpoints:
+class Checkpoints:
     """Of one rank; all ranks call the same methods in the same order."""
 
     def __init__(self, mesh: Mesh, *, timeout_s: float = 1800.0, beat: Beat = no_beat) -> None:
@@ -63,49 +62,30 @@ class ShardedCheckpoints:
         self._error: BaseException | None = None
 
     def save(
-        self,
-        folder: Path,
-        trainer: Trainer,
-        *,
-        step: int,
-        weight_version: int,
-        data_order: Any,
-        config: Mapping[str, Any],
-        hash_of_config: str | None = None,
-        keep: int = 2,
-        background: bool = True,
-        rng: Mapping[str, Any] | None = None,
+        self, folder: Path, trainer: Trainer, *, step: int, keep: int = 2, background: bool = True, **rest: Any
     ) -> Path:
         """Begins `folder/step_NNNNNN`, which is there once `wait` returns. Raises CheckpointWriteError.
 
-        `rng`: the state of the random number generators of the process that drives the ranks; None: this one's.
+        Then prunes to the `keep` highest steps (0: keeps all). `background` False: it is there when this returns.
+        `rest` is for `folder.state_content`.
         """
         self.wait()
         target = folder / f"step_{step:06d}"
-        aside = folder / f".{target.name}.tmp-shards"
+        self._aside = aside = folder / f".{target.name}.tmp-shards"
         if self._mesh.rank == 0:
-            self._guarded(lambda: _fresh(folder, aside), target)
-        self._mesh.barrier()
+            with _write_errors(target):
+                _fresh(folder, aside)
+        self._mesh.barrier()  # the last collective of a checkpoint: until here nobody has a folder to write into
         state = trainer.state_dict()
-        pieces = _pieces(trainer.named_parameters(), state["tensors"], self._mesh)
-        content = checkpoint.state_content(
-            step=step,
-            weight_version=weight_version,
-            counters=state["counters"],
-            data_order=data_order,
-            config=config,
-            hash_of_config=hash_of_config,
-            rng=rng,
-            adapter=state["adapter"],
-        )
-        self._writing = threading.Thread(
-            target=self._write, args=(aside, target, pieces, content, keep), name="checkpoint"
-        )
-        self._aside = aside
-        trainer.wait_before_updates(self.settle)
-        self._writing.start()
-        if not background:
-            self.wait()
+        pieces = pieces_of(trainer, state["tensors"], self._mesh.rank)
+        content = checkpoint.state_content(step=step, counters=state["counters"], adapter=state["adapter"], **rest)
+        write = partial(self._write, target, pieces, content, keep)
+        if background:
+            self._writing = threading.Thread(target=self._keeping_errors, args=(write,), name="checkpoint")
+            trainer.wait_before_updates(self.settle)
+            self._writing.start()
+        else:
+            write()
         return target
 
     def wait(self) -> None:
@@ -127,7 +107,7 @@ class ShardedCheckpoints:
         self._writing = None
 
     def load(self, folder: Path, trainer: Trainer, expected_config_hash: str | None = None) -> Checkpoint:
-        """Puts this rank's rows into model and optimizer; the tensors of the result are empty.
+        """Puts this rank's rows into model and optimizer.
 
         Every byte is verified, by one rank each. Raises CorruptCheckpointError, on all ranks.
         """
@@ -138,7 +118,7 @@ class ShardedCheckpoints:
         state = read_json(folder / STATE_FILE)
         checkpoint.check_state(folder, state, expected_config_hash)
         restore(trainer, folder, state, self._beat)
-        return checkpoint.of_state(folder, state, model={}, optimizer={})
+        return checkpoint.of_state(folder, state)
 
     def _shared_problem(self, folder: Path) -> str | None:
         names = files_of(folder)
@@ -148,24 +128,33 @@ class ShardedCheckpoints:
             return None
         return found or "a file was changed after it was written (wrong sha256; another rank found it)"
 
-    def _write(self, aside: Path, target: Path, pieces: dict[str, Piece], state: dict[str, Any], keep: int) -> None:
+    def _keeping_errors(self, write: Callable[[], None]) -> None:
         try:
-            self._guarded(lambda: self._write_all(aside, target, pieces, state, keep), target)
+            write()
         except BaseException as error:  # raised by the next `wait`, on the caller's thread
             self._error = error
-            shutil.rmtree(aside, ignore_errors=True)  # which tells the other ranks
 
-    def _write_all(self, aside: Path, target: Path, pieces: dict[str, Piece], state: dict[str, Any], keep: int) -> None:
+    def _write(self, target: Path, pieces: dict[str, Piece], state: dict[str, Any], keep: int) -> None:
+        tensors = {name: piece.values for name, piece in pieces.items()}
+        with _write_errors(target, tensor_bytes(tensors)):
+            try:
+                self._write_all(self._aside, target, pieces, state)
+                checkpoint.prune(target.parent, keep, target)
+            except BaseException:
+                shutil.rmtree(self._aside, ignore_errors=True)  # which tells the other ranks
+                raise
+
+    def _write_all(self, aside: Path, target: Path, pieces: dict[str, Piece], state: dict[str, Any]) -> None:
         rank, world = self._mesh.rank, self._mesh.world
         name = shard_name(rank, world)
         size, digest = write_file(aside / name, safetensors_chunks({key: one.values for key, one in pieces.items()}))
-        note = {"size": size, "sha256": digest, "index": index_entries(pieces, name)}
-        _write_json_atomic(aside / f"{name}.json", note)
+        note: dict[str, Any] = {"size": size, "sha256": digest, "index": index_entries(pieces, name)}
         if rank > 0:
+            _write_json_atomic(aside / f"{name}.json", note)
             self._await(target.exists, aside, f"{target}, which rank 0 renames")
             return
-        notes = []
-        for other in range(world):
+        notes = [note]
+        for other in range(1, world):
             path = aside / f"{shard_name(other, world)}.json"
             self._await(path.is_file, aside, f"{path}, which rank {other} writes")
             notes.append(read_json(path))
@@ -177,7 +166,6 @@ class ShardedCheckpoints:
         write_file(aside / MANIFEST_FILE, [checkpoint.json_bytes(manifest_content(written))])
         sync_folder(aside)
         checkpoint.publish(aside, target)
-        checkpoint.prune(target.parent, keep, target)
 
     def _await(self, done: Callable[[], bool], aside: Path, what: str) -> None:
         """Raises TimeoutError where another rank gave up, or nothing has grown for too long."""
@@ -191,31 +179,22 @@ class ShardedCheckpoints:
                 raise TimeoutError(f"there is still no {what}, and nothing was written for {self._timeout_s:.0f} s")
             time.sleep(_POLL_S)
 
-    def _guarded(self, work: Callable[[], None], target: Path) -> None:
-        try:
-            work()
-        except (OSError, ValueError, TimeoutError) as error:
-            if isinstance(error, OSError) and not isinstance(error, TimeoutError):
-                raise checkpoint.write_error(target, error, 0) from error
-            raise CheckpointWriteError(f"The checkpoint {target} could not be written: {error}.") from error
+
+@contextmanager
+def _write_errors(target: Path, needed_bytes: int = 0) -> Iterator[None]:
+    """Raises CheckpointWriteError for what the system, or another rank's file, says."""
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        if isinstance(error, OSError) and not isinstance(error, TimeoutError):
+            raise checkpoint.write_error(target, error, needed_bytes) from error
+        raise CheckpointWriteError(f"The checkpoint {target} could not be written: {error}.") from error
 
 
 def _fresh(folder: Path, aside: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     checkpoint.remove_leftovers(folder)
     aside.mkdir()
-
-
-def _pieces(weights: Mapping[str, Tensor], optimizer: Mapping[str, Tensor], mesh: Mesh) -> dict[str, Piece]:
-    """The live tensors, not copies."""
-    named = {f"{MODEL}{name}": tensor for name, tensor in weights.items()}
-    named |= {f"{OPTIMIZER}{name}": tensor for name, tensor in optimizer.items()}
-    pieces = {}
-    for name, tensor in named.items():
-        if mesh.rank == 0 or is_sharded(tensor):
-            start, stop = shard_range(tensor) if tensor.ndim else (0, 0)
-            pieces[name] = Piece(tuple(tensor.shape), start, stop, local_shard(tensor).detach())
-    return pieces
 
 
 def _write_json_atomic(path: Path, content: Mapping[str, Any]) -> None:
