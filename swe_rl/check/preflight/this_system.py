@@ -10,17 +10,22 @@ import os
 import pwd
 import shutil
 import socket
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing, suppress
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from swe_rl.check.findings import folder_writable
 from swe_rl.check.preflight.http_client import fetch
-from swe_rl.check.preflight.system import Answer, Question
+from swe_rl.check.preflight.system import HTTP_S, Answer, Question
+from swe_rl.config.engine_address import is_socket
 from swe_rl.host import machine
 from swe_rl.host.packages import installed_version
 from swe_rl.host.program import COMMAND_S, Completed, Unanswered, run_program
 from swe_rl.host.scratch import scratch_path, scratch_refusal
+
+if TYPE_CHECKING:
+    from docker import APIClient
 
 
 class ThisSystem:
@@ -38,16 +43,20 @@ class ThisSystem:
         except KeyError:  # a uid without a name, usual in containers
             return os.environ.get("USER", str(uid)), uid
 
-    def run(
-        self, command: Sequence[str], timeout_s: float = COMMAND_S, environment: Mapping[str, str] | None = None
-    ) -> Completed | None:
-        return run_program(command, timeout_s, environment)
+    def run(self, command: Sequence[str], timeout_s: float = COMMAND_S) -> Completed | None:
+        return run_program(command, timeout_s)
 
     def http(self, question: Question) -> Answer:
         try:
             return fetch(question)
         except (OSError, http.client.HTTPException, ValueError) as error:
             raise Unanswered(_reason(error)) from error
+
+    def is_socket(self, path: str) -> bool:
+        return is_socket(path)
+
+    def engine(self, address: str) -> "DockerEngine":
+        return DockerEngine(address)
 
     def find_program(self, name: str) -> str | None:
         return shutil.which(name)
@@ -103,6 +112,47 @@ class ThisSystem:
         return machine.memory_bytes(self.read_text)
 
 
+class DockerEngine:
+    """See the protocol Engine; podman's service speaks the same API."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._version = "auto"
+
+    def info(self) -> Mapping[str, Any]:
+        facts: Mapping[str, Any] = self._ask(lambda client: client.info())
+        return facts
+
+    def images(self) -> set[str]:
+        listed: list[dict[str, Any]] = self._ask(lambda client: client.images())
+        return {name for image in listed for key in ("RepoTags", "RepoDigests") for name in image.get(key) or ()}
+
+    def has_image(self, name: str) -> bool:
+        from docker.errors import NotFound
+
+        def look(client: "APIClient") -> bool:
+            try:
+                return bool(client.inspect_image(name))
+            except NotFound:
+                return False
+
+        return bool(self._ask(look))
+
+    def _ask(self, question: Callable[["APIClient"], Any]) -> Any:
+        """Raises Unanswered."""
+        try:
+            from docker import APIClient
+            from docker.errors import DockerException
+        except ImportError as error:
+            raise Unanswered("the Python package docker is not installed") from error
+        try:
+            with closing(APIClient(self._address, version=self._version, timeout=HTTP_S)) as client:
+                self._version = client.api_version
+                return question(client)
+        except (DockerException, OSError, ValueError) as error:  # OSError: those of requests, too
+            raise Unanswered(_engines_reason(error)) from error
+
+
 def _reason(error: BaseException) -> str:
     """`connection refused` rather than the wrapping of three libraries."""
     inner = getattr(error, "reason", None)
@@ -113,3 +163,11 @@ def _reason(error: BaseException) -> str:
     if isinstance(error, OSError) and error.strerror:
         return error.strerror.lower()
     return str(inner or error) or type(error).__name__
+
+
+def _engines_reason(error: BaseException) -> str:
+    """The engine's own words, else what the innermost library says."""
+    inner = error.__cause__ or error.__context__
+    if words := getattr(error, "explanation", None):
+        return f"status {getattr(error, 'status_code', None)}: {words}"
+    return _engines_reason(inner) if inner is not None else _reason(error)
