@@ -113,9 +113,7 @@ def _unreachable(config: Config, system: System, reason: str) -> Finding:
     if "permission denied" in reason:
         fix = "sudo usermod -aG docker $USER, then log in again; or sandbox=podman, which needs no rights"
     elif given_address(config.sandbox, job_environment(config, system)):
-        fix = (
-            "sandbox.host=unix:///PATH of a running engine's socket, or unset DOCKER_HOST for the usual one"
-        )
+        fix = "sandbox.host=unix:///PATH of a running engine's socket, or unset DOCKER_HOST for the usual one"
     elif config.sandbox.kind is SandboxKind.podman:
         fix = "podman system service --time=0 unix:///tmp/podman.sock & export DOCKER_HOST=unix:///tmp/podman.sock"
     else:
