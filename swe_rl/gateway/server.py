@@ -72,7 +72,6 @@ class Gateway:
                 f"gateway.host={config.host} is reachable from other machines and there is no token; give the gateway "
                 "a bearer token, or bind 127.0.0.1"
             )
-        _check_limits(config)
         self._config = config
         self._store = store
         self._renderer = renderer
@@ -229,14 +228,6 @@ class Gateway:
         if self._paused:
             return "paused"
         return "overloaded" if self._sessions.num_calls >= self._config.max_calls else None
-
-
-def _check_limits(config: GatewayConfig) -> None:
-    """Raises GatewayConfigError."""
-    for key, least in (("max_calls", 1), ("max_idle_sessions", 0), ("session_idle_s", 0.1)):
-        value = getattr(config, key)
-        if not value >= least:  # also what is no number
-            raise GatewayConfigError(f"gateway.{key}={value} must be at least {least}")
 
 
 def _reachable(host: str) -> str:

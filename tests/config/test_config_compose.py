@@ -127,7 +127,7 @@ def test_resolved_yaml_reads_back_and_names_origins():
     assert "# command line: rollout.n=4" in text
     assert "# conf/env/bugs.yaml: ${rollout.n}" in lines["num_trajectories"]
     assert "# conf/algo/rloo.yaml" in lines["advantage"]
-    assert "# conf/algo/grpo.yaml" in lines["clip_low"]
+    assert "# conf/algo/grpo.yaml" in lines["loss_norm_tokens"] and "# schema" in lines["clip_low"]
 
 
 def test_expand_lists_the_jobs_of_a_sweep():
