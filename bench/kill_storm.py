@@ -26,6 +26,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
+from bench.storm.allocation import Allocation
 from bench.storm.check import KINDS, Facts, Violation
 from bench.storm.jobs import OF_NAME, Job, write_data
 from bench.storm.plan import DEFAULT_TARGETS, Chunk, chunks, point_kills, random_kills
@@ -49,6 +50,7 @@ class Storm:
         self._data = write_data(out / "data")
         self._references: dict[str, tuple[float, Facts]] = {}
         self._names = iter(range(sys.maxsize))
+        self._allocation = Allocation()
         self._lock = threading.Lock()
         self._failures: list[BaseException] = []
         self.broken: dict[str, str] = {}  # jobs that do not run here even when nobody kills them
@@ -67,8 +69,11 @@ class Storm:
             ]
             for worker in workers:
                 worker.start()
-            for worker in workers:
-                worker.join()
+            try:
+                for worker in workers:
+                    worker.join()
+            finally:
+                self._allocation.close()
         if self._failures:
             raise self._failures[0]
 
@@ -98,7 +103,7 @@ class Storm:
         """Returns the kills that came too late."""
         whole_s, reference = self._reference(job, starts)
         root = self._fresh(job)
-        outcome = Run(job, root, self._data, starts, whole_s).go(kills, reference)
+        outcome = Run(job, root, self._data, starts, whole_s, self._allocation).go(kills, reference)
         for kill, survived in outcome.killed:
             writer.append(line_of(kill, job, survived, outcome, root.name))
         missed = [kill for kill in kills if kill not in {one for one, _ in outcome.killed}]
@@ -119,7 +124,7 @@ class Storm:
                 self._references[job.name] = pickle.loads(kept.read_bytes())
             if job.name not in self._references:
                 root = self._fresh(job)
-                outcome = Run(job, root, self._data, starts, 0.0).go([], None)
+                outcome = Run(job, root, self._data, starts, 0.0, self._allocation).go([], None)
                 if outcome.violations or outcome.facts is None:
                     raise RuntimeError(f"an uninterrupted run of {job.name}, {root}: {outcome.violations}")
                 shutil.rmtree(root, ignore_errors=True)

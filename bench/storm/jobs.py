@@ -42,11 +42,14 @@ class Job:
     repeats: bool = True
     fake: bool = False
     serves_sandboxes: bool = False
+    on_nodes: bool = False  # of a held SLURM job: an engine is a step on the second one
     patience_s: float = 900.0  # for one start
     points: tuple[str, ...] = field(default=())  # that only this job comes to, or that it comes to elsewhere
 
 
 _SERVERS = ("engine=vllm", "layout.engines=2", "trainer.check_weights=false", "engine.max_restarts=10")
+_RANKS = ("layout=local2", "trainer.collective_timeout_s=60", "trainer.max_restarts=1")
+_NODES = ("hardware.nodes=2", "hardware.gpus_per_node=1", "layout.colocated=false", "layout.trainer_gpus=0")
 JOBS = (
     Job("embedded", ("driver", "store", "guard", "grader")),
     Job("servers", ("engine",), _SERVERS, repeats=False, fake=True, points=("weights_written",)),
@@ -54,9 +57,10 @@ JOBS = (
     Job(
         "ranks",
         ("rank",),
-        ("layout=local2", "trainer.collective_timeout_s=60", "trainer.max_restarts=1"),
+        _RANKS,
         points=("checkpoint_files", "checkpoint_aside", "checkpoint_named", "checkpoint_discarded"),
     ),
+    Job("nodes", ("step",), (*_RANKS, *_SERVERS, *_NODES), repeats=False, fake=True, on_nodes=True),
     Job("runtime", ("runtime",), ("runtime=external", "runtime.containers=process"), serves_sandboxes=True),
 )
 OF_TARGET = {target: job for job in JOBS for target in job.targets}
@@ -75,7 +79,8 @@ def write_data(folder: Path) -> Path:
 def words(job: Job, root: Path, data: Path) -> list[str]:
     """Of the command line, for start and resume alike."""
     meeting = _meeting(root) if job.serves_sandboxes else ()
-    return [*_SMALL, *job.words, *meeting, *_places(root), f"env.dataset={data}", "trainer.resume=auto"]
+    shared = (f"hardware.shared_paths=[{root}]",) if job.on_nodes else ()  # else /tmp is one node's own
+    return [*_SMALL, *job.words, *meeting, *shared, *_places(root), f"env.dataset={data}", "trainer.resume=auto"]
 
 
 def server_words(root: Path, data: Path) -> list[str]:

@@ -15,10 +15,11 @@ from swe_rl.host.kill_point import POINTS
 
 # How often each target is drawn: the driver holds most of what can be lost.
 _SHARES = {"driver": 8, "store": 3, "engine": 3, "rank": 2, "guard": 3, "grader": 3, "runtime": 2, "engine_cpu": 1}
+_SHARES |= {"step": 2}
 DEFAULT_TARGETS = ("driver", "store", "engine", "rank", "guard", "grader", "runtime")
 # Points that a run comes to often: which time is drawn from as many.
 _TIMES = {"file_aside": 8, "sandbox_made": 20, "traces_inserted": 40, "traces_committed": 40, "checkpoint_files": 8}
-_TIMES |= {"checkpoint_aside": 3, "checkpoint_named": 3, "checkpoint_discarded": 2, "trained": 3, "weights_synced": 3}
+_TIMES |= {"checkpoint_aside": 2, "checkpoint_named": 2, "checkpoint_discarded": 1, "trained": 3, "weights_synced": 3}
 _TIMES |= {"trajectories_written": 3, "programs_written": 3, "step_recorded": 3, "traces_flushed": 5}
 _TIMES |= {"eval_trajectories_written": 2, "eval_recorded": 2, "workspace_aside": 4, "weights_written": 3}
 # What only a resumed run comes to: it is killed there while it goes on after this one.

@@ -5,6 +5,7 @@ Invariants:
 - What is resumed is started at once, while what the killed run left may still be alive.
 """
 
+import json
 import os
 import random
 import re
@@ -15,6 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from bench.storm.allocation import Allocation, step_processes
 from bench.storm.check import Facts, Violation, leftover_files, read_facts, violations
 from bench.storm.jobs import Job, environment, server_words, words
 from bench.storm.starts import Starts
@@ -22,6 +24,7 @@ from bench.storm.targets import POLL_S, candidates, stamp
 from swe_rl.gateway.trace import TraceStoreError
 from swe_rl.host.kill_point import VARIABLE
 from swe_rl.logger.folder import RunFolder
+from swe_rl.logger.status import RunState
 
 _SEARCH_S = 20.0  # for a target that comes and goes
 _SERVES_S = 300.0  # until a sandbox server is announced
@@ -53,11 +56,14 @@ class Outcome:
 
 
 class Run:
-    """`whole_s`: what an uninterrupted run takes."""
+    """`whole_s`: what an uninterrupted run takes. Raises RuntimeError where its job needs SLURM, and none starts."""
 
-    def __init__(self, job: Job, root: Path, data: Path, starts: Starts, whole_s: float) -> None:
+    def __init__(
+        self, job: Job, root: Path, data: Path, starts: Starts, whole_s: float, allocation: Allocation
+    ) -> None:
         self._job, self._root, self._data, self._starts, self._whole_s = job, root, data, starts, whole_s
-        self._environment = environment(job, root)
+        held = allocation.environment() if job.on_nodes else {}
+        self._environment = {**environment(job, root), **held}
         self._log = root / "run.txt"
         self._pid = self._server = 0
         self._until_s = 0.0
@@ -124,6 +130,8 @@ class Run:
         if not hit:
             return False
         survived = self._outlives()
+        if not survived and self._is_done():  # it was on its way out: there is nothing to resume
+            return False
         self._outcome.killed.append((kill, survived))
         self._serve()
         if not survived:
@@ -141,7 +149,7 @@ class Run:
         if pid is None:
             return False
         time.sleep(chance.uniform(0.0, _LONGEST_DELAY_S.get(kill.target, 0.0)))
-        lasts = kill.target in ("driver", "store", "runtime") or pid in candidates(kill.target, [pid])
+        lasts = kill.target in ("driver", "store", "runtime", "step") or pid in candidates(kill.target, [pid])
         if not lasts or self._status() is not None:
             return False
         with suppress(ProcessLookupError):
@@ -157,6 +165,8 @@ class Run:
                 found = [self._pid] if stamp(self._root / "outputs") != before else []
             elif target == "runtime":
                 found = [self._server] if self._server_lives() else []
+            elif target == "step":
+                found = step_processes(self._root)
             else:
                 found = candidates(target, self._starts.alive())
             if found:
@@ -180,7 +190,7 @@ class Run:
                 if self._job.serves_sandboxes:
                     self._serve()
                 time.sleep(POLL_S)
-            if status == 0:
+            if status == 0 or self._is_done():
                 return
             if not self._outcome.killed or self._outcome.starts >= _MOST_STARTS:
                 raise TimeoutError(f"start {self._outcome.starts} ended with status {status}: {self._tail()}")
@@ -188,11 +198,15 @@ class Run:
             self._outcome.killed[-1] = killed, False
             self._start()
 
+    def _is_done(self) -> bool:
+        folders = (RunFolder(path.parent) for path in self._root.glob("outputs/train/*/status.json"))
+        return any(json.loads(folder.status_json.read_text())["status"] == RunState.done for folder in folders)
+
     def _look(self, reference: Facts | None) -> None:
         own = {self._starts.pid}
         with suppress(TimeoutError):
-            self._wait(lambda: not set(self._starts.alive()) - own, _GONE_S, "")
-        for pid in set(self._starts.alive()) - own:
+            self._wait(lambda: not self._left() - own, _GONE_S, "")
+        for pid in self._left() - own:
             self._violation("leftover", f"process {pid}: {Path(f'/proc/{pid}/cmdline').read_text()[:200]}")
         self._starts.kill_all()
         folders = [RunFolder(path.parent) for path in (self._root / "outputs").glob("train/*/status.json")]
@@ -208,6 +222,9 @@ class Run:
                 found = violations(self._outcome.facts, reference, repeats=self._job.repeats)
                 self._outcome.violations += found
         self._outcome.violations += leftover_files(self._root)
+
+    def _left(self) -> set[int]:
+        return {*self._starts.alive(), *(step_processes(self._root) if self._job.on_nodes else ())}
 
     def _wait(self, holds: Callable[[], bool], timeout_s: float, what: str) -> None:
         until_s = time.monotonic() + timeout_s

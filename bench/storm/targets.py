@@ -13,6 +13,7 @@ TARGETS = {
     "guard": "bubblewrap around a command, or the first process in its namespace",
     "grader": "the process that runs the tests of a patch",
     "runtime": "the server of sandboxes",
+    "step": "a step of a SLURM job on another node, with the engine's server in it",
 }
 
 

@@ -56,7 +56,7 @@ def _import() -> None:
 def _become(asked: dict[str, Any]) -> int:
     """The run itself, in a session of its own; returns its exit status."""
     os.setsid()
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # as at the start of Python
     log = os.open(asked["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     nothing = os.open(os.devnull, os.O_RDONLY)
     for source, target in ((nothing, 0), (log, 1), (log, 2)):

@@ -35,6 +35,7 @@ POINTS = (
     Point("scratch_made", "sandbox/lease.py", "a scratch folder", "its lease"),
     Point("lease_written", "sandbox/process/provider.py", "a scratch folder and its lease", "a sandbox"),
     Point("workspace_aside", "sandbox/lease.py", "an instance's tree beside its name", "its name"),
+    Point("leased_emptied", "sandbox/working_copy.py", "a leased folder has nothing but its lease", "its end"),
     Point("sandbox_made", "sandbox/process/provider.py", "a sandbox's folder", "its first command"),
     Point("traces_inserted", "gateway/store/writer.py", "a group of traces in a transaction", "its commit"),
     Point("traces_committed", "gateway/store/writer.py", "the commit of a group of traces", "who waits hears of it"),

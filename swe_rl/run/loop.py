@@ -1,7 +1,7 @@
 """The loop: rollouts, rows, policy updates, weights back into the engines, checkpoints.
 
 Invariants:
-- Where engines and trainer share GPUs, engines sleep from the end of the rollouts to the update (see engine/turns).
+- Where engines and trainer share GPUs, engines sleep from the end of the rollouts to the update (see engine/update).
 - Training, weight sync, the step's record and its checkpoint are one unit: an interruption waits for its end.
 - A step is recorded before its checkpoint is written: whatever the moment of a kill, the newest checkpoint counts.
 - What a step computes depends on the configuration, the seed and the weights only, never on timing, so that a
@@ -20,9 +20,7 @@ from swe_rl.algo.row import Row
 from swe_rl.config.choices import Capture, JobName, KlPlace
 from swe_rl.config.compose import config_hash, flatten
 from swe_rl.config.schema import Config
-from swe_rl.engine.transfer.way import make_transfer
-from swe_rl.engine.turns import make_turns
-from swe_rl.engine.update import update_engines
+from swe_rl.engine.update import make_transfer, make_turns, update_engines
 from swe_rl.engine.watch import watched
 from swe_rl.env.instance import Instance
 from swe_rl.errors import UserError

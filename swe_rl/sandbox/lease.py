@@ -22,9 +22,8 @@ from pathlib import Path
 from swe_rl.host.kill_point import kill_point
 from swe_rl.host.process_identity import ProcessIdentity
 from swe_rl.sandbox.process_tree import kill_marked
-from swe_rl.sandbox.working_copy import remove_tree
+from swe_rl.sandbox.working_copy import LEASE_NAME, remove_tree
 
-LEASE_NAME = "lease.json"
 _HALF_LEASE = f".{LEASE_NAME}.new"
 _OURS = re.compile(r"\.?[a-z]+-\d+-[0-9a-f]{8,}")  # as `make_leased` names them
 _LONGEST_LEASE_CHARS = 10_000

@@ -6,6 +6,7 @@ Invariants:
 - `remove_tree` never follows a link, also where somebody swaps a folder for one meanwhile, and gives up only after
   several tries (a dying process may still be writing). How deep a tree is plays no part: a command makes 1,500 nested
   folders in a blink, more than Python may recurse, a path may be long, and a process may hold open.
+- A lease (see `lease`) goes last: what a process leaves that is killed meanwhile is still known for what it is.
 """
 
 import contextlib
@@ -16,8 +17,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from swe_rl.host.kill_point import kill_point
 from swe_rl.sandbox.protocol import SandboxError
 
+LEASE_NAME = "lease.json"
 _SMALL_BYTES = 1 << 20
 _FOLDER = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -113,7 +116,7 @@ def _empty(path: Path) -> None:
     above: list[tuple[os.stat_result, str, list[str]]] = []  # a folder, the one in it that we are in, what waits there
     fd = _open_folder(path)
     try:
-        waiting = _strip(fd)
+        waiting = _strip(fd, but=LEASE_NAME)
         while waiting or above:
             if waiting:
                 name = waiting.pop()
@@ -126,6 +129,10 @@ def _empty(path: Path) -> None:
                 if not os.path.samestat(os.fstat(fd), status):
                     raise OSError(f"folder {name!r} was moved while it was removed")
                 os.rmdir(name, dir_fd=fd)
+        with contextlib.suppress(FileNotFoundError):
+            os.stat(LEASE_NAME, dir_fd=fd, follow_symlinks=False)
+            kill_point("leased_emptied")
+            os.unlink(LEASE_NAME, dir_fd=fd)
     finally:
         os.close(fd)
 
@@ -135,12 +142,12 @@ def _moved(fd: int, to: int) -> int:
     return to
 
 
-def _strip(fd: int) -> list[str]:
-    """Removes what is no folder from an open folder; the folders in it."""
+def _strip(fd: int, but: str = "") -> list[str]:
+    """Removes what is no folder from an open folder, all `but` one name; the folders in it."""
     with os.scandir(fd) as found:
         entries = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in found]
     for name, is_folder in entries:
-        if not is_folder:
+        if not is_folder and name != but:
             os.unlink(name, dir_fd=fd)
     return [name for name, is_folder in entries if is_folder]
 

@@ -15,9 +15,9 @@ import pytest
 from swe_rl.config.choices import Isolation
 from swe_rl.config.schema import SandboxConfig
 from swe_rl.sandbox import lease
-from swe_rl.sandbox.lease import LEASE_NAME, reap_stale, write_lease
+from swe_rl.sandbox.lease import reap_stale, write_lease
 from swe_rl.sandbox.process.provider import ProcessProvider
-from swe_rl.sandbox.working_copy import remove_tree
+from swe_rl.sandbox.working_copy import LEASE_NAME, remove_tree
 
 _RUN = """
 import asyncio, sys
@@ -229,6 +229,14 @@ def test_what_a_killed_process_built_aside_goes_away(tmp_path: Path):
         tree.mkdir()
         (tree / "ours").touch()
     assert list(root.iterdir()) == [root / "tree"] and (root / "tree" / "ours").is_file()
+
+
+def test_a_kill_while_a_leased_folder_is_removed_leaves_its_lease(tmp_path: Path):
+    root = tmp_path / "cache"
+    _killed_at("leased_emptied", root, "tree")
+    (left,) = set(root.iterdir()) - {root / "tree"}
+    assert [path.name for path in left.iterdir()] == [LEASE_NAME]
+    assert reap_stale(root) == [left] and list(root.iterdir()) == [root / "tree"]
 
 
 def test_what_is_there_meanwhile_stays(tmp_path: Path):
