@@ -2,7 +2,8 @@
 
 Invariants:
 - Nothing outlives a question: a program that takes too long is killed with its children.
-- No redirect is followed, so a key goes to nobody but the server that was named.
+- No redirect is followed, so a key goes to nobody but the server that was named; http and https only.
+- `user:password@` of an address is sent as basic authentication, never as a part of the host's name.
 """
 
 import http.client
@@ -10,13 +11,16 @@ import os
 import pwd
 import shutil
 import socket
+import urllib.error
+import urllib.request
+from base64 import b64encode
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
+from urllib.parse import unquote, urlsplit, urlunsplit
 
 from swe_rl.check.findings import folder_writable
-from swe_rl.check.preflight.http_client import fetch
 from swe_rl.check.preflight.system import HTTP_S, Answer, Question
 from swe_rl.config.engine_address import is_socket
 from swe_rl.host import machine
@@ -26,6 +30,8 @@ from swe_rl.host.scratch import scratch_path, scratch_refusal
 
 if TYPE_CHECKING:
     from docker import APIClient
+
+_MAX_BYTES = 4_000_000
 
 
 class ThisSystem:
@@ -48,7 +54,7 @@ class ThisSystem:
 
     def http(self, question: Question) -> Answer:
         try:
-            return fetch(question)
+            return _fetch(question)
         except (OSError, http.client.HTTPException, ValueError) as error:
             raise Unanswered(_reason(error)) from error
 
@@ -171,3 +177,33 @@ def _engines_reason(error: BaseException) -> str:
     if words := getattr(error, "explanation", None):
         return f"status {getattr(error, 'status_code', None)}: {words}"
     return _engines_reason(inner) if inner is not None else _reason(error)
+
+
+def _fetch(question: Question) -> Answer:
+    """Raises OSError, HTTPException or ValueError where nothing answers."""
+    url, headers = _without_login(question)
+    if urlsplit(url).scheme not in ("http", "https"):
+        raise ValueError("not an http or https address")
+    request = urllib.request.Request(url, method=question.method, headers=headers)
+    opener = urllib.request.build_opener(_StayHere)
+    try:
+        with opener.open(request, timeout=question.timeout_s) as response:
+            return Answer(response.status, response.read(_MAX_BYTES))
+    except urllib.error.HTTPError as error:
+        with error:
+            return Answer(error.code, error.read(_MAX_BYTES))
+
+
+class _StayHere(urllib.request.HTTPRedirectHandler):
+    def redirect_request(
+        self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: Any, newurl: str
+    ) -> None:
+        return None
+
+
+def _without_login(question: Question) -> tuple[str, dict[str, str]]:
+    parts, headers = urlsplit(question.url), dict(question.headers)
+    login, at, host = parts.netloc.rpartition("@")
+    if at:
+        headers["Authorization"] = "Basic " + b64encode(unquote(login).encode()).decode()
+    return urlunsplit(parts._replace(netloc=host)), headers
