@@ -399,7 +399,7 @@ class AlgoConfig:
     dynamic_sampling: DynamicSampling = DynamicSampling.none  # filter: leaves out equal groups; resample: replaces
     max_resample_rounds: ZeroOrMore = 3  # of dynamic_sampling=resample, in one step; what is missing then stays missing
     overlong_filter: bool = False  # DAPO: trajectories that a limit cut short are not trained
-    overlong_share: BelowOne = 0.0  # DAPO: the trajectory's last share costs, rising to overlong_penalty; 0: off
+    overlong_share: BelowOne = 0.0  # DAPO: this last share of rollout.max_trajectory_tokens costs reward; 0: off
     overlong_penalty: Positive = 1.0  # DAPO: at the very end of the budget
 
 

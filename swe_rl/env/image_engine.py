@@ -62,9 +62,9 @@ class DockerEngine:
         except ImageNotFound:
             return None
         except (APIError, DockerException, OSError) as error:
-            raise BuildError(f"the engine at {self.address} does not say whether it has {name}: {one_line(error)}") from (
-                error
-            )
+            raise BuildError(
+                f"the engine at {self.address} does not say whether it has {name}: {one_line(error)}"
+            ) from error
 
     def in_registry(self, name: str) -> str:
         """Empty if the registry has the image; else why not, or why that cannot be known."""

@@ -61,8 +61,9 @@ class _Prefix:
 
 @dataclass(slots=True, eq=False)
 class Account:
-    """One engine's. A load is running tokens + `acting_token_weight` * what is left of the acting ones; a group's prefix runs
-    while one of its programs does. `common_tokens`: what all programs begin with, there as long as something runs."""
+    """One engine's. A load is running tokens + `acting_token_weight` * what is left of the acting ones; a group's
+    prefix runs while one of its programs does. `common_tokens`: what all programs begin with, there as long as
+    something runs."""
 
     acting_token_weight: float
     fading: Fading

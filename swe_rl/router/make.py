@@ -17,6 +17,7 @@ from swe_rl.router.sticky import StickyLeastLoadedPolicy
 from swe_rl.router.tr import TrPolicy
 from swe_rl.router.tr_settings import DEFAULT_CAPACITY_TOKENS, TrSettings
 
+
 class RouterError(UserError):
     """There is no such router, or nothing for it to route to."""
 

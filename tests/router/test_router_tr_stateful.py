@@ -1,6 +1,7 @@
 """Any interleaving of requests, failures, releases, syncs and dying engines: ledgers, queues and bounds hold."""
 
 from dataclasses import replace
+
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule

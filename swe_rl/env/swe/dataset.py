@@ -122,7 +122,8 @@ def _from_hub(dataset: str, split: str, revision: str | None, key: str) -> Loade
     except Exception as error:  # `datasets` raises whatever its file systems raise
         raise InstanceError(
             f"{key}={dataset}: neither a file or folder of this machine, nor to be had from the hub or its cache "
-            f"({type(error).__name__}: {one_line(error)}); where there is a network: hf download {dataset} --repo-type dataset"
+            f"({type(error).__name__}: {one_line(error)}); where there is a network: "
+            f"hf download {dataset} --repo-type dataset"
         ) from error
     return Loaded(_rows(records, f"{dataset}[{split}]"), dataset, _commit(records) or revision or "unknown")
 
