@@ -170,7 +170,7 @@ async def warm_starts(config: SandboxConfig, folder: Path, workspace: Workspace,
 
 async def left_behind(config: SandboxConfig) -> int:
     """Containers of this process that are still there."""
-    from swe_rl.sandbox.container.address import engine_address
+    from swe_rl.config.engine_address import engine_address
     from swe_rl.sandbox.container.engine import ContainerEngine
 
     engine = ContainerEngine(engine_address(config, os.environ), threads=1, timeout_s=60)
@@ -213,7 +213,7 @@ def _config(kind: SandboxKind, arguments: argparse.Namespace) -> SandboxConfig:
     config = SandboxConfig(**common, host=arguments.host, pull=PullPolicy.never)
     if arguments.image:
         return SandboxConfig(**common, host=arguments.host, image=arguments.image)
-    from swe_rl.sandbox.container.address import engine_address
+    from swe_rl.config.engine_address import engine_address
 
     image = host_image.load(engine_address(config, os.environ))
     return SandboxConfig(**common, host=arguments.host, image=image, mounts=host_image.mounts(), pull=PullPolicy.never)

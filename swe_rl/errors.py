@@ -21,3 +21,9 @@ class UserError(SweRlError):
 
 class RunError(SweRlError):
     """The run failed while it ran."""
+
+
+def one_line(error: object, max_chars: int = 400) -> str:
+    """What somebody else's error says, shortened: a container engine's own words before those of its SDK."""
+    text = " ".join(str(getattr(error, "explanation", None) or error).split()) or type(error).__name__
+    return text if len(text) <= max_chars else f"{text[:max_chars]} ..."

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from swe_rl.config.known_hardware import known_hardware
-from swe_rl.config.known_models import known_models
 from swe_rl.config.parts import Part
 from swe_rl.config.schema import Config, HardwareConfig
 from swe_rl.host.machine import this_machine
@@ -112,7 +111,6 @@ class Host:
     driver: Callable[[], str] = lambda: this_machine().driver
     gpus: Callable[[], int] = lambda: this_machine().gpus
     known_hardware: Callable[[], Sequence[HardwareConfig]] = known_hardware
-    known_models: Callable[[], Mapping[str, Mapping[str, Any]]] = known_models
 
 
 Find = Callable[[Config, Host], Iterator[Finding]]

@@ -7,6 +7,8 @@ Invariants:
 
 from enum import StrEnum
 
+ROUTERS = ("default", "sticky_least_loaded", "cap", "tr")  # router.name is open to others
+
 
 class JobName(StrEnum):
     train = "train"

@@ -76,8 +76,8 @@ class JobConfig:
     runs: str | None = None  # compare, status, logs: the folder of a multirun; status, logs: None: the newest
     trajectories_per_step: Count = 396  # compare: of a log of SkyRL's, which does not say it
     output: str | None = None  # compare, export: folder for the result; None: below paths.outputs (compare)
-    checkpoint: str | None = None  # export: a checkpoint's folder, or a run's, whose newest is taken
-    dtype: ExportType = ExportType.model  # export: of the weights
+    checkpoint: str | None = None  # export: a folder (RUN/checkpoints/step_000010), or a run's, whose newest is taken
+    dtype: ExportType = ExportType.model  # export: of the weights: model (as before training), bfloat16 or float32
     images_action: ImagesAction = ImagesAction.list  # images: list, check or pull
     topic: str | None = None  # describe: a key (rollout.n), a group (rollout) or an option (rollout/swe)
     dry_run: bool = False  # write and print the batch scripts, submit nothing
@@ -97,7 +97,7 @@ class ModelConfig:
 
     name: str = "tiny"
     path: str = "builtin:tiny"  # builtin:NAME, a folder, or a hub id
-    revision: str | None = None
+    revision: str | None = None  # of a hub id: a commit, for a run that can be repeated
     num_layers: Count = 6
     hidden_size: Count = 128
     intermediate_size: Count = 384
@@ -105,7 +105,7 @@ class ModelConfig:
     num_kv_heads: Count = 2
     head_dim: Count = 32
     vocab_size: Count = 1536
-    params_b: Positive = 0.0013
+    params_b: Positive = 0.0013  # billions of parameters
     max_position_embeddings: Count = 2048
     tie_word_embeddings: bool = True
     num_experts: ZeroOrMore = 0  # 0: dense
@@ -125,12 +125,12 @@ class LayoutConfig:
     """How many engines and trainer ranks there are, and which GPUs each of them has."""
 
     name: str = "local"
-    engines: Machines = 1
-    engine_tp: Machines = 1
+    engines: Machines = 1  # inference replicas
+    engine_tp: Machines = 1  # GPUs of one engine (tensor parallel)
     trainer_gpus: MachinesOrNone = 0
     trainer_ranks: MachinesOrNone = 0  # without trainer GPUs: processes of this host's CPU that train; 0: this process
-    sequence_parallel: Machines = 1
-    colocated: bool = True
+    sequence_parallel: Machines = 1  # trainer GPUs that share one sequence
+    colocated: bool = True  # engines and trainer take turns on the same devices
 
 
 @dataclass(frozen=True)
@@ -154,8 +154,8 @@ class EnvConfig:
     """The instances: where they come from, how they are split, and how they are graded."""
 
     name: str = "bugs"
-    dataset: str = "builtin:bugs"  # builtin:NAME, a file, or a hub id
-    split: str = "train"
+    dataset: str = "builtin:bugs"  # builtin:NAME, a .jsonl or .parquet file, or a hub id
+    split: str = "train"  # of hub data sets also a slice, train[1000:]
     eval_split: str = "heldout"
     eval_dataset: str | None = None  # None: env.dataset
     num_instances: ZeroOrMore = 0  # of the split that is trained on; 0: known only when it is read
@@ -185,16 +185,16 @@ class HardwareConfig:
     gpu_kind: str = "none"
     gpu_bf16_tflops: NotNegative = 0.0  # dense, as published; estimates take a share of it
     gpu_bandwidth_gb_per_s: NotNegative = 0.0  # of its memory
-    mig: bool = False
+    mig: bool = False  # the GPUs are MIG slices: a process sees one, and there is no NCCL between them
     cpus_per_node: Machines = 2
     memory_gb: PartOfMachine = 4.0
-    reserved_cpus: ZeroOrMore = 0
+    reserved_cpus: ZeroOrMore = 0  # not for sandboxes
     disk_gb: NotNegative = 0.0  # free for a run's files and images, on each node; 0: unknown
     compiler: bool = True  # the nodes have a C compiler and headers, which compiled kernels need
     internet: bool = True  # the nodes reach the internet
     shared_paths: tuple[str, ...] = ()  # prefixes of paths that every node sees; none: unknown
     ray_address: str | None = None  # your Ray cluster, for the trainer's ranks: auto, or host:port of its head
-    partition: str | None = None
+    partition: str | None = None  # of SLURM, as are the next ones
     account: str | None = None
     qos: str | None = None
     exclude: str | None = None
@@ -204,7 +204,7 @@ class HardwareConfig:
     max_requeues: ZeroOrMore = 4  # a job that is told to end early asks for so many further starts
     modules: tuple[str, ...] = ()
     setup: tuple[str, ...] = ()  # shell commands of a batch job, after the modules
-    env_vars: dict[str, str] = field(default_factory=dict)
+    env_vars: dict[str, str] = field(default_factory=dict)  # for the job's processes: +hardware.env_vars.NAME=value
 
 
 @dataclass(frozen=True)
@@ -216,7 +216,7 @@ class AgentConfig:
     command: str | None = None  # programs: the program, as bash starts it in the sandbox
     program_path: str | None = None  # programs: folders of the sandbox that its PATH begins with
     env_vars: dict[str, str] = field(default_factory=dict)  # programs: the program's own
-    exit_codes: dict[str, str] = field(default_factory=dict)  # programs: what its exit statuses mean
+    exit_codes: dict[str, str] = field(default_factory=dict)  # programs: exit status to submitted, step_limit, ...
     system_prompt: str = "standard"  # a template beside the agent's code
     max_observation_chars: Count = 8000  # head and tail are kept
     max_format_errors: Count = 3  # in a row
@@ -252,16 +252,16 @@ class SandboxConfig:
     """Where an agent's commands run, and what bounds them."""
 
     kind: SandboxKind = SandboxKind.process
-    isolation: Isolation = Isolation.auto  # kind=process only
-    cpus: PartOfMachine = 1.0
+    isolation: Isolation = Isolation.auto  # kind=process only: auto, bubblewrap or none
+    cpus: PartOfMachine = 1.0  # of one sandbox
     memory_gb: PartOfMachine = 1.0
     max_processes: Count = 64
     max_file_mb: Count = 64
     max_output_bytes: Count = 65536
     network: bool = False
-    concurrency: Count = 4
-    runtime_url: str | None = None
-    runtime_protocol: RuntimeProtocol = RuntimeProtocol.swe_rl  # kind=remote: what the server speaks
+    concurrency: Count = 4  # commands running at once
+    runtime_url: str | None = None  # kind=remote: the sandbox server
+    runtime_protocol: RuntimeProtocol = RuntimeProtocol.swe_rl  # kind=remote: what the server speaks, or openhands
     runtime_key_env: str = "SWE_RL_RUNTIME_KEY"  # kind=remote: the variable that holds the server's key
     host: str | None = None  # docker, podman: the engine's address; None: DOCKER_HOST, then the usual sockets
     image: str | None = None  # containers: the base image that a prepared folder is copied into
@@ -271,7 +271,7 @@ class SandboxConfig:
     start_concurrency: Count = 8  # containers being started at once
     start_timeout_s: Seconds = 120.0  # of one container, without its image's pull
     lease_s: Seconds = 600.0  # a container that hears nothing from its run for so long ends by itself
-    pull: PullPolicy = PullPolicy.missing
+    pull: PullPolicy = PullPolicy.missing  # images: missing, always or never
     pull_concurrency: Count = 2  # images at once from one registry
     pull_retries: ZeroOrMore = 4  # of one image, with growing pauses
 
@@ -282,18 +282,18 @@ class EngineConfig:
 
     kind: EngineKind = EngineKind.embedded
     max_model_len: Count = 1024
-    gpu_memory_utilization: GpuShare = 0.85
-    max_num_seqs: Count = 64
+    gpu_memory_utilization: GpuShare = 0.85  # share of each GPU's memory
+    max_num_seqs: Count = 64  # sequences decoded together
     enforce_eager: bool = True
     num_threads: Count = 1  # embedded: torch's threads while generating
     max_num_batched_tokens: Count = 8192  # vllm: of one engine step
     prefix_caching: bool = True  # vllm: a program's earlier turns stay in its engine
-    logprobs_mode: LogprobsMode = LogprobsMode.processed
+    logprobs_mode: LogprobsMode = LogprobsMode.processed  # processed: as sampled from; raw: before temperature
     served_model: str | None = None  # external: the name that the servers know; None: model.path
     urls: tuple[str, ...] = ()
-    command: str | None = None  # vllm: how a server is started; None: SWE_RL_VLLM_COMMAND, or what is installed
+    command: str | None = None  # vllm: interpreter or whole command; None: SWE_RL_VLLM_COMMAND, or what is installed
     kv_cache_tokens: ZeroOrMore = 0  # vllm: of one engine; 0: what fits
-    extra_arguments: tuple[str, ...] = ()  # vllm: of its command line, after all others
+    extra_arguments: tuple[str, ...] = ()  # vllm: of its command line, after all others: [--kv-cache-dtype,fp8]
     start_timeout_s: Seconds = 1800.0  # vllm: until a server is healthy; external: until it answers a first request
     max_restarts: ZeroOrMore = 3  # vllm: of one engine that died, in a run
     max_away_s: Seconds = 600.0  # external: without any engine for so long, the run ends
@@ -346,28 +346,28 @@ class WorkloadConfig:
 class RolloutConfig:
     """How trajectories are sampled, limited, repeated and graded."""
 
-    prompts_per_step: Count = 8
-    n: Count = 8
+    prompts_per_step: Count = 8  # instances of one step
+    n: Count = 8  # trajectories of one instance: a group
     max_turns: Count = 6
-    max_prompt_tokens: Count = 512
-    max_trajectory_tokens: Count = 1024
-    max_turn_tokens: Count = 96
+    max_prompt_tokens: Count = 512  # the first prompt
+    max_trajectory_tokens: Count = 1024  # the first prompt and everything after it
+    max_turn_tokens: Count = 96  # sampled in one turn
     temperature: NotNegative = 1.0
     top_p: OfAll = 1.0
-    top_k: ZeroOrMore = 0
-    concurrency: Count = 64
-    capture: Capture = Capture.traced
+    top_k: ZeroOrMore = 0  # 0: off
+    concurrency: Count = 64  # trajectories under way at once
+    capture: Capture = Capture.traced  # traced: ids as sampled; retokenize: the old way, to be measured against
     filter_token_mismatch: bool = False  # retokenize: a trajectory that differs from what was sampled is not trained
-    agent_timeout_s: Seconds = 120.0
+    agent_timeout_s: Seconds = 120.0  # the agent's own time; booting and waiting do not eat it
     max_wait_s: Seconds = 7200.0  # for which a trajectory's calls may wait in all; then it is an engine_error
     command_timeout_s: Seconds = 10.0
     grade_timeout_s: Seconds = 60.0
-    infra_retries: ZeroOrMore = 2
-    max_infra_failure_rate: Share = 0.2
-    eval_n: Count = 4
+    infra_retries: ZeroOrMore = 2  # of the infrastructure failures in rollout.outcomes
+    max_infra_failure_rate: Share = 0.2  # of a step; beyond it the run stops and names the instances
+    eval_n: Count = 4  # trajectories of one instance in an evaluation
     eval_temperature: NotNegative = 1.0
     typical_trajectory_tokens: Count = 512  # estimates only: mean length of a trajectory under way
-    typical_trajectory_s: Seconds | None = None  # estimates only: a trajectory's mean time, as you measured it
+    typical_trajectory_s: Seconds | None = None  # estimates only: a trajectory's mean time; None: from workload
     workload: WorkloadConfig = field(default_factory=WorkloadConfig)
     outcomes: dict[str, OutcomeConfig] = field(default_factory=dict)
 
@@ -379,25 +379,25 @@ class AlgoConfig:
     name: str = "grpo"
     advantage: Advantage = Advantage.grpo
     normalize_std: bool = True
-    policy_loss: PolicyLoss = PolicyLoss.clip
-    clip_low: Share = 0.2
+    policy_loss: PolicyLoss = PolicyLoss.clip  # clip, gspo, gspo_token or cispo
+    clip_low: Share = 0.2  # the ratio stays in [1 - clip_low, 1 + clip_high]
     clip_high: NotNegative = 0.28
     clip_c: OrAboveOne = 0.0  # dual clip for negative advantages; 0: off
-    kl_coef: Share = 0.0
+    kl_coef: Share = 0.0  # 0: no reference model
     kl_in: KlPlace = KlPlace.loss
     kl_estimator: KlEstimator = KlEstimator.k3
     entropy_coef: Share = 0.0
     loss_aggregation: LossAggregation = LossAggregation.token_mean
     loss_norm_tokens: Count = 1024
-    correction: Correction = Correction.none
+    correction: Correction = Correction.none  # between engine and trainer: none, token_tis or sequence_tis
     correction_cap: AtLeastOne = 2.0
     stale_correction: Correction | None = None  # for rows that older weights sampled; null: as algo.correction
     max_staleness_steps: ZeroOrMore | None = None  # rows of weights older than so many updates are not trained
-    mask_level: MaskLevel = MaskLevel.token
-    mask_low: NotNegative | None = None  # trainer-to-engine ratios outside [mask_low, mask_high] are masked
+    mask_level: MaskLevel = MaskLevel.token  # token, geometric (mean over the trajectory) or sequence (product)
+    mask_low: NotNegative | None = None  # trainer-to-engine ratios outside [mask_low, mask_high] are not trained
     mask_high: NotNegative | None = None
-    dynamic_sampling: DynamicSampling = DynamicSampling.none
-    max_resample_rounds: ZeroOrMore = 3  # of dynamic_sampling=resample, in one step
+    dynamic_sampling: DynamicSampling = DynamicSampling.none  # filter: leaves out equal groups; resample: replaces
+    max_resample_rounds: ZeroOrMore = 3  # of dynamic_sampling=resample, in one step; what is missing then stays missing
     overlong_filter: bool = False  # DAPO: trajectories that a limit cut short are not trained
     overlong_share: BelowOne = 0.0  # DAPO: this last share of rollout.max_trajectory_tokens costs reward; 0: off
     overlong_penalty: Positive = 1.0  # DAPO: at the very end of the budget
@@ -414,19 +414,19 @@ class TrainerConfig:
     beta2: BelowOne = 0.95
     warmup_steps: ZeroOrMore = 0
     prompts_per_mini_batch: Count = 8
-    max_tokens_per_micro_batch: Count = 2048
+    max_tokens_per_micro_batch: Count = 2048  # of one forward and backward pass, on each GPU
     grad_clip: Positive = 1.0
     activation_checkpointing: bool = False
-    attention: str = "auto"  # a kernel of swe_rl/trainer/sharded/attention.py; auto: the fastest that is exact here
-    compile: bool = False  # what surrounds attention, by torch
+    attention: str = "auto"  # auto: the fastest that is exact here; by_row, varlen, flash_attn, by_row_cudnn or flex
+    compile: bool = False  # torch compiles what surrounds attention; a minute at the start
     offload_optimizer: bool = False  # Adam's moments and master weights in the nodes' memory
-    lora_rank: ZeroOrMore = 0  # 0: all weights are trained
+    lora_rank: ZeroOrMore = 0  # of an adapter on the linear layers of attention and MLP, which alone learns; 0: none
     lora_alpha: Count | None = None  # the adapter's product counts lora_alpha / lora_rank times; null: twice lora_rank
-    weight_sync: WeightSync = WeightSync.auto
+    weight_sync: WeightSync = WeightSync.auto  # auto: memory, ipc or nccl on one host, else disk: a folder
     check_weights: bool = True  # after each update: engines and trainer give sampled tokens the same log-probabilities
     max_staleness_steps: ZeroOrMore = 0  # 0: synchronous
     collective_timeout_s: Seconds = 1800.0  # a rank without a sign of life for so long is lost
-    num_threads: Count = 1
+    num_threads: Count = 1  # torch's threads while training
     checkpoint_every_steps: ZeroOrMore = 5
     keep_checkpoints: Count = 2
     max_restarts: ZeroOrMore = 0  # of ranks after one was lost, from the newest checkpoint; 0: that ends the run
@@ -446,7 +446,7 @@ class SftConfig:
     beginner_steps: ZeroOrMore = 150
     beginner_lr: Positive = 3e-4
     right_fraction: Share = 0.5  # of the beginner's demonstrations
-    device: str = "cpu"  # where torch trains: cpu, cuda
+    device: str = "cpu"  # cpu: half an hour on two cores; cuda: two minutes on one GPU
     seed: Seed = 0
     output: str = "${paths.outputs}/sft/${model.name}"
 
@@ -455,7 +455,7 @@ class SftConfig:
 class LoggerConfig:
     """Where figures go beside the run's folder."""
 
-    wandb: WandbMode = WandbMode.disabled
+    wandb: WandbMode = WandbMode.disabled  # online, offline or disabled
     project: str = "swe_rl"
 
 
@@ -464,10 +464,10 @@ class PathsConfig:
     """The folders that a run reads and writes."""
 
     outputs: str = "outputs"
-    scratch: str | None = None  # None: a temporary folder
+    scratch: str | None = None  # a node's fast disk; None: a temporary folder
     cache: str | None = None  # None: the user's cache folder
     sync_to: str | None = None
-    sync_every_s: SecondsFromOne = 600.0
+    sync_every_s: SecondsFromOne = 600.0  # between two copies; the last one is made at the run's end
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from typing import IO, Any
 
 from swe_rl.check.preflight.image_names import full_name
 from swe_rl.env.source_build.program import BuildError
+from swe_rl.errors import one_line
 
 _TIMEOUT_S = 600
 
@@ -33,7 +34,7 @@ class DockerEngine:
             client.ping()
         except Exception as error:  # the SDK raises its own errors and those of its HTTP library
             raise BuildError(
-                f"the container engine at {address} does not answer ({_words(error)}); start it, or name another: "
+                f"the container engine at {address} does not answer ({one_line(error)}); start it, or name another: "
                 "sandbox.host=unix:///PATH"
             ) from error
         return cls(address, client)
@@ -49,7 +50,7 @@ class DockerEngine:
         try:
             labels = self.client.images.get(name).labels
         except (DockerException, OSError) as error:
-            raise BuildError(f"the engine at {self.address} does not describe {name}: {_words(error)}") from error
+            raise BuildError(f"the engine at {self.address} does not describe {name}: {one_line(error)}") from error
         return str(labels[label]) if label in labels else None
 
     def size_bytes(self, name: str) -> int | None:
@@ -61,9 +62,9 @@ class DockerEngine:
         except ImageNotFound:
             return None
         except (APIError, DockerException, OSError) as error:
-            raise BuildError(f"the engine at {self.address} does not say whether it has {name}: {_words(error)}") from (
-                error
-            )
+            raise BuildError(
+                f"the engine at {self.address} does not say whether it has {name}: {one_line(error)}"
+            ) from error
 
     def in_registry(self, name: str) -> str:
         """Empty if the registry has the image; else why not, or why that cannot be known."""
@@ -72,7 +73,7 @@ class DockerEngine:
         try:
             self.client.images.get_registry_data(full_name(name))
         except (DockerException, OSError) as error:
-            return _words(error)
+            return one_line(error)
         return ""
 
     def build_image(self, name: str, context: IO[bytes]) -> None:
@@ -82,8 +83,4 @@ class DockerEngine:
         try:
             self.client.images.build(fileobj=context, custom_context=True, tag=name, rm=True, forcerm=True, pull=False)
         except (DockerException, OSError) as error:
-            raise BuildError(f"{name} cannot be built: {_words(error)}") from error
-
-
-def _words(error: BaseException) -> str:
-    return " ".join(str(getattr(error, "explanation", None) or error).split())[:300]
+            raise BuildError(f"{name} cannot be built: {one_line(error)}") from error

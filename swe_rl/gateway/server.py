@@ -71,7 +71,6 @@ class Gateway:
                 f"gateway.host={config.host} is reachable from other machines and there is no token; give the gateway "
                 "a bearer token, or bind 127.0.0.1"
             )
-        _check_limits(config)
         self._config = config
         self._letting_go: asyncio.Task[None] | None = None
         self._runner: web.AppRunner | None = None
@@ -200,14 +199,6 @@ class Gateway:
         while True:
             await asyncio.sleep(min(_LET_GO_S, self._config.session_idle_s / 4))
             self._sessions.let_go()
-
-
-def _check_limits(config: GatewayConfig) -> None:
-    """Raises GatewayConfigError."""
-    for key, least in (("max_calls", 1), ("max_idle_sessions", 0), ("session_idle_s", 0.1)):
-        value = getattr(config, key)
-        if not value >= least:  # also what is no number
-            raise GatewayConfigError(f"gateway.{key}={value} must be at least {least}")
 
 
 def _reachable(host: str) -> str:

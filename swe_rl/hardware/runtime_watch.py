@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from swe_rl.config.schema import RuntimeConfig
-from swe_rl.hardware.slurm.squeue import JobState, Queue
+from swe_rl.hardware.slurm.jobs import JobState, Queue
 
 
 class Act(StrEnum):

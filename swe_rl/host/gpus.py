@@ -5,7 +5,7 @@ Invariants:
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 from xml.etree import ElementTree
@@ -33,9 +33,7 @@ Device = TypeVar("Device", bound=Named)
 
 
 class Runs(Protocol):
-    def run(
-        self, command: Sequence[str], timeout_s: float = COMMAND_S, environment: Mapping[str, str] | None = None
-    ) -> Completed | None:
+    def run(self, command: Sequence[str], timeout_s: float = COMMAND_S) -> Completed | None:
         """None where there is no such program. Raises Unanswered."""
         ...
 

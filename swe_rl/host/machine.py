@@ -50,10 +50,8 @@ class Machine:
 class _Driver:
     """nvidia-smi of this machine."""
 
-    def run(
-        self, command: Sequence[str], timeout_s: float = COMMAND_S, environment: Mapping[str, str] | None = None
-    ) -> Completed | None:
-        return run_program(command, max(timeout_s, DRIVER_S), environment)
+    def run(self, command: Sequence[str], timeout_s: float = COMMAND_S) -> Completed | None:
+        return run_program(command, max(timeout_s, DRIVER_S))
 
 
 @cache

@@ -19,6 +19,10 @@ class Unanswered(Exception):
     """The machine, or a server, did not answer; the text says why."""
 
 
+class NoAnswerInTime(Unanswered):
+    """A program took too long; it may have done its work all the same."""
+
+
 @dataclass(frozen=True, slots=True)
 class Completed:
     """A program that has ended."""
@@ -38,7 +42,10 @@ class Completed:
 def run_program(
     command: Sequence[str], timeout_s: float = COMMAND_S, environment: Mapping[str, str] | None = None
 ) -> Completed | None:
-    """None where there is no such program; `environment` is added to this process's. Raises Unanswered."""
+    """None where there is no such program; `environment`: all of its environment, else this process's, in English.
+
+    Raises Unanswered, NoAnswerInTime.
+    """
     if shutil.which(command[0]) is None:
         return None
     try:
@@ -47,7 +54,7 @@ def run_program(
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env={**os.environ, **(environment or {}), "LC_ALL": "C"},
+            env={**os.environ, "LC_ALL": "C"} if environment is None else dict(environment),
             start_new_session=True,
         )
     except OSError as error:
@@ -55,7 +62,7 @@ def run_program(
     try:
         stdout, stderr = process.communicate(timeout=timeout_s)
     except subprocess.TimeoutExpired as error:
-        raise Unanswered(f"`{' '.join(command[:3])}` gave no answer in {timeout_s:.0f} s") from error
+        raise NoAnswerInTime(f"`{' '.join(command[:3])}` gave no answer in {timeout_s:.0f} s") from error
     finally:
         _end(process)
     return Completed(process.returncode, stdout.decode(errors="replace"), stderr.decode(errors="replace"))

@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from swe_rl.config.choices import ImagesAction, OutputFormat, PullPolicy, SandboxKind
+from swe_rl.config.engine_address import engine_address
 from swe_rl.config.schema import Config
 from swe_rl.env.image_engine import DockerEngine
 from swe_rl.env.instance import Instance, InstanceError
@@ -28,7 +29,6 @@ from swe_rl.env.source_build.image import ensure_image
 from swe_rl.env.source_build.program import BuildError
 from swe_rl.errors import SweRlError, UserError
 from swe_rl.run.components import cache_folder
-from swe_rl.sandbox.container.address import engine_address
 
 _ASKED_AT_ONCE = 8
 _SHOWN_INSTANCES = 3

@@ -125,10 +125,10 @@ def _build_sources(config: Config, instances: list[Instance], cache: Path, conso
 
 
 def _maker(config: Config, cache: Path, console: Console) -> Callable[[Instance], object]:
+    from swe_rl.config.engine_address import engine_address
     from swe_rl.env.image_engine import DockerEngine
     from swe_rl.env.source_build.build import build
     from swe_rl.env.source_build.image import ensure_image
-    from swe_rl.sandbox.container.address import engine_address
 
     sources = cache / "sources"
     if config.sandbox.kind is SandboxKind.process:

@@ -24,7 +24,7 @@ from swe_rl.hardware.host_address import LOOPBACK, own_address
 from swe_rl.hardware.rendezvous import Beating, Meeting, RendezvousError, ServerRecord, Signs, meeting_of
 from swe_rl.hardware.runtime_watch import Tenancy
 from swe_rl.hardware.slurm.allocation import allocation
-from swe_rl.hardware.slurm.squeue import JobState, has_slurm, job_state
+from swe_rl.hardware.slurm.jobs import JobState, has_slurm, job_state
 from swe_rl.logger.disk import DiskError
 from swe_rl.logger.progress_state import ProgressState
 from swe_rl.logger.progress_text import duration

@@ -55,7 +55,7 @@ class CapState:
 class CapPolicy:
     name = "cap"
 
-    def __init__(self, max_programs: int, max_hold_s: float = 600.0, tick_s: float = 5.0) -> None:
+    def __init__(self, max_programs: int, max_hold_s: float, tick_s: float) -> None:
         """`max_programs`: an engine's."""
         self.max_programs = max_programs
         self.max_hold_s = max_hold_s

@@ -82,7 +82,7 @@ class EngineBook:
 
     @classmethod
     def empty(cls, name: str, settings: TrSettings) -> "EngineBook":
-        account = Account(settings.acting_weight, Fading(settings.acting_half_life_s))
+        account = Account(settings.acting_token_weight, Fading(settings.acting_half_life_s))
         return cls(name, account, Capacity(settings.capacity_tokens), AgeingQueue(settings.ageing_turns_per_s))
 
     @property

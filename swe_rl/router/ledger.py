@@ -37,14 +37,15 @@ class Fading:
     def remove(self, tokens: int, since_s: float, now_s: float) -> None:
         """What an `add` at `since_s` is worth now."""
         self._parts -= 1
-        left = self.value(now_s) - tokens * self._share(now_s - since_s)
+        left = self.value(now_s) - tokens * self.share(now_s - since_s)
         self._sum = max(0.0, left) if self._parts else 0.0
         self._at_s = now_s
 
     def value(self, now_s: float) -> float:
-        return self._sum * self._share(now_s - self._at_s) if self._parts else 0.0
+        return self._sum * self.share(now_s - self._at_s) if self._parts else 0.0
 
-    def _share(self, age_s: float) -> float:
+    def share(self, age_s: float) -> float:
+        """What is left of a part of that age."""
         return 0.5 ** (age_s / self._half_life_s) if self._half_life_s > 0 else 1.0
 
 
@@ -60,10 +61,11 @@ class _Prefix:
 
 @dataclass(slots=True, eq=False)
 class Account:
-    """One engine's. A load is running tokens + `acting_weight` * what is left of the acting ones; a group's prefix runs
-    while one of its programs does. `common_tokens`: what all programs begin with, there as long as something runs."""
+    """One engine's. A load is running tokens + `acting_token_weight` * what is left of the acting ones; a group's
+    prefix runs while one of its programs does. `common_tokens`: what all programs begin with, there as long as
+    something runs."""
 
-    acting_weight: float
+    acting_token_weight: float
     fading: Fading
     common_tokens: int = 0
     running: int = 0
@@ -84,7 +86,7 @@ class Account:
         return self.running_tokens + self.prefix_tokens + (self.common_tokens if self.running else 0)
 
     def load_tokens(self, now_s: float) -> float:
-        return self.pinned_tokens + self.acting_weight * (self.fading.value(now_s) + self.idle_prefix_tokens)
+        return self.pinned_tokens + self.acting_token_weight * (self.fading.value(now_s) + self.idle_prefix_tokens)
 
     def own_tokens(self, tokens: int, group_id: str | None, prefix_tokens: int) -> int:
         """Of `tokens`, those that are the program's alone."""
@@ -107,7 +109,7 @@ class Account:
         prefix = self._prefixes.get(group_id)
         if prefix is None:
             return own + max(0, prefix_tokens - self.common_tokens)
-        return own if prefix.running else own + round((1.0 - self.acting_weight) * prefix.own_tokens)
+        return own if prefix.running else own + round((1.0 - self.acting_token_weight) * prefix.own_tokens)
 
     def hosts(self, group_id: str | None) -> bool:
         return group_id in self._prefixes
@@ -147,6 +149,11 @@ class Account:
         """Of its group's prefix, what leaves with the charge."""
         prefix = self._prefixes.get(charge.group_id) if charge.group_id is not None else None
         return prefix.own_tokens if prefix is not None and prefix.running + prefix.acting == 1 else 0
+
+    def worth_tokens(self, charge: Charge, now_s: float) -> float:
+        """By how much the load falls when an acting charge is taken back."""
+        left_tokens = charge.own_tokens * self.fading.share(now_s - charge.since_s)
+        return self.acting_token_weight * (left_tokens + self.alone_tokens(charge))
 
     def _move(self, prefix: _Prefix, running: int, acting: int) -> None:
         """Counts it where it belongs after so many more charges."""

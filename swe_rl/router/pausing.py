@@ -80,10 +80,6 @@ def _without_needless(chosen: list[tuple[Program, float]], excess_tokens: float)
 
 def _worth(state: TrState, program: Program) -> float:
     """By how much the load falls when it is paused."""
-    charge, settings = program.acting, state.settings
-    if charge is None or program.engine is None:
+    if program.acting is None or program.engine is None:
         return 0.0
-    age_s, half_life_s = state.now_s - charge.since_s, settings.acting_half_life_s
-    left = 0.5 ** (age_s / half_life_s) if half_life_s > 0 else 1.0
-    prefix_tokens = state.books[program.engine].account.alone_tokens(charge)
-    return settings.acting_weight * (charge.own_tokens * left + prefix_tokens)
+    return state.books[program.engine].account.worth_tokens(program.acting, state.now_s)

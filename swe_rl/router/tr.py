@@ -33,10 +33,10 @@ _SWEEP_S = 60.0
 
 
 class TrPolicy:
-    def __init__(self, settings: TrSettings | None = None, tick_s: float = 5.0, name: str = "tr") -> None:
-        self.name = name
-        self.tick_s: float | None = tick_s
-        self.settings = settings or TrSettings()
+    def __init__(self, settings: TrSettings) -> None:
+        self.name = settings.name
+        self.tick_s: float | None = settings.tick_s
+        self.settings = settings
 
     def initial(self, engines: Sequence[str]) -> TrState:
         return TrState(self.settings, engines)

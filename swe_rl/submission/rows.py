@@ -12,7 +12,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from swe_rl.hardware.slurm.squeue import JobState, Queue, Run, queue_states, run_command
+from swe_rl.hardware.slurm.jobs import JobState, Queue, Run, queue_states
+from swe_rl.host.program import run_program
 from swe_rl.logger.disk import decode_json
 from swe_rl.logger.folder import RunFolder
 from swe_rl.logger.status import RunState, RunStatus
@@ -57,7 +58,7 @@ class Row:
     note: str = ""
 
 
-def sweep_rows(folder: Path, submission: Submission, now_s: float, run: Run = run_command) -> list[Row]:
+def sweep_rows(folder: Path, submission: Submission, now_s: float, run: Run = run_program) -> list[Row]:
     """`now_s`: unix seconds."""
     queue = queue_states([job.slurm_id for job in submission.jobs if job.slurm_id], run)
     servers = [job.servers() for job in submission.jobs]

@@ -18,9 +18,11 @@ from swe_rl.config.compose import Composed
 from swe_rl.config.launcher import told
 from swe_rl.errors import UserError
 from swe_rl.hardware.rendezvous import meeting_of
-from swe_rl.hardware.slurm import squeue
 from swe_rl.hardware.slurm.batch_script import Array, batch_script
 from swe_rl.hardware.slurm.companion import Companion, companion_jobs
+from swe_rl.hardware.slurm.jobs import Run, SlurmError, cancel, has_slurm
+from swe_rl.hardware.slurm.jobs import submit as sbatch
+from swe_rl.host.program import run_program
 from swe_rl.logger.disk import write_text_atomic
 from swe_rl.submission.freeze import Frozen, frozen_exports
 from swe_rl.submission.record import LOGS, Submission, SubmittedJob, write_submission
@@ -78,9 +80,9 @@ def prepare(folder: Path, jobs: Sequence[Composed], frozen: Frozen, given: Seque
     return Prepared(folder, submission, script, beside, array.at_once if array else 0)
 
 
-def submit(prepared: Prepared, run: squeue.Run = squeue.run_command) -> Submission:
+def submit(prepared: Prepared, run: Run = run_program) -> Submission:
     """Hands everything to SLURM and notes the ids. Raises SubmissionError; then nothing is left in the queue."""
-    if not squeue.has_slurm():
+    if not has_slurm():
         raise SubmissionError(
             "sbatch and squeue were not found here: submit from a login node of the cluster. "
             f"The scripts are in {prepared.script.parent}; job.dry_run=true prints them."
@@ -90,21 +92,21 @@ def submit(prepared: Prepared, run: squeue.Run = squeue.run_command) -> Submissi
         return _submit_all(prepared, run, taken)
     except BaseException:
         for job_id in reversed(taken):
-            squeue.cancel(job_id, run)
+            cancel(job_id, run)
         raise
 
 
-def _sbatch(script: Path, run: squeue.Run, options: Sequence[str] = ()) -> str:
+def _sbatch(script: Path, run: Run, options: Sequence[str] = ()) -> str:
     """The job's id. Raises SubmissionError."""
     try:
-        return squeue.submit(script, run, options=options)
-    except squeue.SlurmError as error:
+        return sbatch(script, run, options=options)
+    except SlurmError as error:
         what = f"SLURM refused {script}: {error.refusal}" if error.refusal else str(error)
         left = _PERHAPS if error.perhaps else "Nothing of this sweep is in the queue."
         raise SubmissionError(f"{what}. {left}") from error
 
 
-def _submit_all(prepared: Prepared, run: squeue.Run, taken: list[str]) -> Submission:
+def _submit_all(prepared: Prepared, run: Run, taken: list[str]) -> Submission:
     main = _sbatch(prepared.script, run)
     taken.append(main)
     jobs = prepared.submission.jobs

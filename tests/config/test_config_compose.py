@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from omegaconf import OmegaConf
 
 from swe_rl.check.check import check
 from swe_rl.check.findings import Host
@@ -15,8 +16,8 @@ from swe_rl.cli.help import default_choices, help_text
 from swe_rl.config.choices import EngineKind, JobName, OutcomeReward
 from swe_rl.config.compose import compose, config_hash, expand, flatten, resolved_yaml
 from swe_rl.config.explain import ConfigError
-from swe_rl.config.folders import options
-from swe_rl.config.schema import OutcomeConfig
+from swe_rl.config.folders import conf_dir, options
+from swe_rl.config.schema import Config, OutcomeConfig
 
 README = Path(__file__).parents[2] / "README.md"
 GROUPS = README.read_text().partition("## Groups")[2].splitlines()
@@ -126,7 +127,7 @@ def test_resolved_yaml_reads_back_and_names_origins():
     assert "# command line: rollout.n=4" in text
     assert "# conf/env/bugs.yaml: ${rollout.n}" in lines["num_trajectories"]
     assert "# conf/algo/rloo.yaml" in lines["advantage"]
-    assert "# conf/algo/grpo.yaml" in lines["clip_low"]
+    assert "# conf/algo/grpo.yaml" in lines["loss_norm_tokens"] and "# schema" in lines["clip_low"]
 
 
 def test_expand_lists_the_jobs_of_a_sweep():
@@ -172,6 +173,25 @@ def test_unknown_top_level_key_in_an_experiment(tmp_path):
     (tmp_path / "experiment" / "mine.yaml").write_text("# @package _global_\nrolout:\n  n: 2\n")
     with pytest.raises(ConfigError, match="rolout"):
         compose(["+experiment=mine"], tmp_path)
+
+
+def written(group, name):
+    """A file's own values, and what they stand upon: the files of its defaults list over the schema."""
+    values = OmegaConf.to_container(OmegaConf.load(conf_dir() / group / f"{name}.yaml"))
+    below = OmegaConf.to_container(OmegaConf.structured(getattr(Config(), group)))
+    for parent in values.pop("defaults", []):
+        if isinstance(parent, str) and parent != "_self_":
+            below |= {key: value for part in written(group, parent) for key, value in part.items()}
+    return below, values
+
+
+@pytest.mark.parametrize(("group", "name"), [(group, name) for group, name in OPTIONS if hasattr(Config(), group)])
+def test_an_option_file_says_only_what_differs(group, name):
+    """Beside its name, and a value of a paper's that names the section."""
+    text = (conf_dir() / group / f"{name}.yaml").read_text()
+    quoted = set(re.findall(r"(?m)^(\w+): .*# section", text)) | {"name", "kind"}
+    below, values = written(group, name)
+    assert [key for key, value in values.items() if key not in quoted and below.get(key, ...) == value] == []
 
 
 def test_help_lists_every_option_and_the_default_first():

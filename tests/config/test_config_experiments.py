@@ -13,9 +13,8 @@ from swe_rl.check.check import check
 from swe_rl.check.findings import Host, Severity
 from swe_rl.check.rules.agent import AGENT_TOOLS
 from swe_rl.check.rules.data import ENVS
-from swe_rl.check.rules.router import ROUTERS
 from swe_rl.check.sweep import check_sweep
-from swe_rl.config.choices import JobName
+from swe_rl.config.choices import ROUTERS, JobName
 from swe_rl.config.compose import compose, compose_all, expand, flatten
 from swe_rl.config.folders import conf_dir, options
 

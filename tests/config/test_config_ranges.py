@@ -78,6 +78,7 @@ def test_defaults_are_within():
     [
         "trainer.beta1=1.5", "trainer.beta2=1", "trainer.weight_decay=-0.1", "engine.num_threads=0",
         "trainer.num_threads=0", "sandbox.cpus=-1", "agent.max_observation_chars=0", "gateway.max_calls=0",
+        "gateway.max_idle_sessions=-1", "gateway.session_idle_s=0",
         "env.max_tests=-1", "trainer.lr=nan", "trainer.grad_clip=inf", "rollout.temperature=nan",
         "router.acting_token_weight=1.1", "rollout.typical_trajectory_s=0", "algo.mask_low=-1", "trainer.seed=-1",
         "hardware.cpus_per_node=0", "rollout.n=1e30", "algo.clip_c=0.5", "rollout.outcomes.infra_error.retries=-1",

@@ -4,17 +4,23 @@ import pytest
 
 from swe_rl.hardware.slurm.allocation import allocation
 from swe_rl.hardware.slurm.nodes import NodesError, address, names_of, node_names, step, step_environment
+from swe_rl.host.program import Completed
 
 
 def job(node="n2", nodes="n[1-3]"):
     return allocation({"SLURM_JOB_ID": "7", "SLURMD_NODENAME": node, "SLURM_JOB_NODELIST": nodes})
 
 
-def slurm(words):
-    return {
-        "hostnames": (0, "n1\nn2\nn3\n"),
-        "node": (0, "NodeName=n1 Arch=x86_64\n   NodeAddr=10.0.0.1 NodeHostName=n1 Version=22"),
-    }[words[2]]
+def slurm(words, timeout_s, environ):
+    answers = {
+        "hostnames": "n1\nn2\nn3\n",
+        "node": "NodeName=n1 Arch=x86_64\n   NodeAddr=10.0.0.1 NodeHostName=n1 Version=22",
+    }
+    return Completed(0, answers[words[2]])
+
+
+def silent(words, timeout_s, environ):
+    return Completed(1, "", "no contact")
 
 
 @pytest.mark.parametrize(("home", "names"), [(0, "n2 n1 n3"), (1, "n1 n2 n3"), (2, "n1 n3 n2")])
@@ -26,9 +32,9 @@ def test_this_node_has_the_number_that_the_layout_gives_it(home, names):
 def test_slurm_itself_reads_its_lists_of_nodes_and_names_may_have_a_domain(form):
     asked = []
 
-    def hostnames(words):
+    def hostnames(words, timeout_s, environ):
         asked.append(words[-1])
-        return 0, "gpu-a01.hpc.example.edu\ngpu-a02.hpc.example.edu\n"
+        return Completed(0, "gpu-a01.hpc.example.edu\ngpu-a02.hpc.example.edu\n")
 
     here = job("gpu-a02.hpc.example.edu", form)
     assert node_names(here, 0, hostnames) == ("gpu-a02.hpc.example.edu", "gpu-a01.hpc.example.edu")
@@ -43,7 +49,7 @@ def test_too_few_nodes():
 
 def test_slurm_does_not_answer():
     with pytest.raises(NodesError, match="no contact"):
-        node_names(job(), 0, lambda _: (1, "no contact"))
+        node_names(job(), 0, silent)
 
 
 JOB = {"SLURM_JOB_ID": "7", "SLURMD_NODENAME": "n2", "SLURM_JOB_NODELIST": "n[1-3]"}
@@ -68,7 +74,7 @@ def test_nodes_are_asked_for_only_where_a_layout_needs_them():
 
 def test_address():
     assert address("n1", slurm) == "10.0.0.1"
-    assert address("n1", lambda _: (1, "")) == "n1"
+    assert address("n1", silent) == "n1"
 
 
 def test_a_step_is_one_process_beside_the_others():

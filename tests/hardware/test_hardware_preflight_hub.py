@@ -6,7 +6,7 @@ import pytest
 
 from swe_rl.check.findings import Severity
 from swe_rl.check.preflight import hub
-from swe_rl.check.preflight.hub_cache import cache_folder
+from swe_rl.check.preflight.hub import cache_folder
 from swe_rl.check.preflight.system import Answer
 from swe_rl.check.rules.data import is_hub_id
 from swe_rl.config.schema import Config

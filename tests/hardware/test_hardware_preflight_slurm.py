@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from swe_rl.check.findings import Severity
 from swe_rl.check.preflight import slurm
-from swe_rl.check.preflight.sinfo import minutes, read_groups
+from swe_rl.check.preflight.slurm import minutes, read_groups
 from swe_rl.config.choices import RuntimeKind
 from swe_rl.config.schema import Config
 from swe_rl.host.program import Completed, Unanswered

@@ -1,7 +1,9 @@
 """This machine's answers: programs that end, hang or are missing; servers over TCP and unix sockets; disks, ports."""
 
 import base64
+import json
 import os
+import re
 import socket
 import socketserver
 import sys
@@ -14,7 +16,7 @@ import pytest
 
 from swe_rl.check.preflight.system import Question
 from swe_rl.check.preflight.this_system import ThisSystem
-from swe_rl.host.program import Completed, Unanswered
+from swe_rl.host.program import Completed, Unanswered, run_program
 
 HERE = ThisSystem()
 
@@ -84,9 +86,10 @@ def test_the_reason_is_the_first_error(stderr, stdout, reason):
     assert Completed(6, stdout, stderr).reason == reason
 
 
-def test_a_program_speaks_english_and_gets_what_it_is_given():
-    code = "import os; print(os.environ['LC_ALL'], os.environ['GIVEN'])"
-    assert HERE.run([sys.executable, "-c", code], environment={"GIVEN": "x"}).stdout == "C x\n"
+def test_a_program_speaks_english_or_has_the_environment_that_it_is_given():
+    code = "import os; print(os.environ.get('LC_ALL'), os.environ.get('GIVEN'))"
+    assert HERE.run([sys.executable, "-c", code]).stdout == "C None\n"
+    assert run_program([sys.executable, "-c", code], environment={"GIVEN": "x"}).stdout == "None x\n"
 
 
 def test_a_program_that_is_missing():
@@ -117,6 +120,48 @@ def alive(pid):
     return ") Z " not in (HERE.read_text(f"/proc/{pid}/stat") or "")  # a zombie waits for its parent only
 
 
+ENGINE = {
+    "/version": {"ApiVersion": "1.44"},
+    "/info": {"DockerRootDir": "/data"},
+    "/images/json": [{"RepoTags": ["a:1"], "RepoDigests": None}],
+    "/images/a:1/json": {"Id": "1"},
+}
+
+
+class EngineHandler(Handler):
+    def do_GET(self):
+        path = re.sub(r"^/v1\.44|\?.*", "", self.path)
+        body = json.dumps(ENGINE.get(path, {"message": f"no such thing as {path}"})).encode()
+        self.send_response(200 if path in ENGINE else 404)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+
+def test_a_container_engine_over_its_socket(tmp_path):
+    path = str(tmp_path / "s")
+    with serving(UnixServer(path, EngineHandler)):
+        engine = HERE.engine(f"unix://{path}")
+        assert HERE.is_socket(path) and not HERE.is_socket(str(tmp_path))
+        assert engine.info()["DockerRootDir"] == "/data" and engine.images() == {"a:1"}
+        assert engine.has_image("a:1") and not engine.has_image("b:1")
+
+
+def test_a_container_engine_that_does_not_answer(tmp_path, monkeypatch):
+    monkeypatch.delitem(ENGINE, "/info")
+    path = str(tmp_path / "s")
+    with (
+        serving(UnixServer(path, EngineHandler)),
+        pytest.raises(Unanswered, match="status 404: no such thing"),
+    ):
+        HERE.engine(f"unix://{path}").info()
+    with pytest.raises(Unanswered, match="^connection refused$"):
+        HERE.engine(f"unix://{path}").info()
+    with pytest.raises(Unanswered, match="^no such file"):
+        HERE.engine("unix:///no/such/socket").info()
+
+
 def test_http(server):
     answer = HERE.http(Question(f"http://{server}/x", headers={"Authorization": "Bearer k"}))
     assert (answer.status, answer.json()) == (200, {"path": "/x"})
@@ -135,17 +180,10 @@ def test_a_login_in_the_address_is_sent_as_such(server):
     assert base64.b64decode(Handler.seen[0][2].removeprefix("Basic ")) == b"bob:p@ss"
 
 
-def test_http_over_a_unix_socket(tmp_path):
-    path = str(tmp_path / "s")
-    with serving(UnixServer(path, Handler)):
-        assert HERE.http(Question("http://engine/info?a=1", socket=path)).json() == {"path": "/info?a=1"}
-
-
 @pytest.mark.parametrize(
     ("question", "reason"),
     [
         (Question("http://127.0.0.1:1/"), "connection refused"),
-        (Question("http://engine/", socket="/no/such/socket"), "no such file"),
         (Question("file:///etc/passwd"), "not an http"),
         (Question("http://[bad"), "."),
         (Question("http://127.0.0.1:notaport/"), "."),

@@ -5,8 +5,9 @@ import json
 import pytest
 
 from swe_rl.hardware.slurm.allocation import allocation
+from swe_rl.hardware.slurm.jobs import JobView, parse
 from swe_rl.hardware.slurm.requeue import FRUITLESS_STARTS, NoProgressError, Survival, continues, read_record
-from swe_rl.hardware.slurm.scontrol import JobView, parse, run_command
+from swe_rl.host.program import Completed
 
 LINE = (
     "JobId=12 JobName=a b=c UserId=me(1) Requeue=1 Restarts=3 JobState=RUNNING Reason=None Dependency=(null) "
@@ -25,11 +26,11 @@ class Slurm:
     def __init__(self, text="", refusal=""):
         self.text, self.refusal, self.asked = text, refusal, []
 
-    def __call__(self, words):
+    def __call__(self, words, timeout_s, environ):
         if words[:2] == ["scontrol", "show"]:
-            return (0, self.text) if self.text else (1, "Unable to contact slurm controller")
+            return Completed(0, self.text) if self.text else Completed(1, "", "Unable to contact slurm controller")
         self.asked.append(words[-1])
-        return (1, self.refusal) if self.refusal else (0, "")
+        return Completed(1, "", self.refusal) if self.refusal else Completed(0, "")
 
 
 @pytest.fixture
@@ -37,7 +38,7 @@ def survive(tmp_path):
     def make(slurm=None, limit=2, restarts=0, step=0, begin=True, **environ):
         here = allocation({**JOB, "SLURM_RESTART_COUNT": str(restarts), **environ})
         one = Survival(
-            tmp_path / "requeue.json", here, max_requeues=limit, command=slurm or Slurm(shown()), clock=lambda: 5.0
+            tmp_path / "requeue.json", here, max_requeues=limit, run=slurm or Slurm(shown()), clock=lambda: 5.0
         )
         if begin:
             one.begin(step)
@@ -150,8 +151,3 @@ def test_scontrols_line():
     assert parse(LINE) == JobView("RUNNING", "None", False, 3)
     assert parse(LINE.replace("PreemptTime=None", "PreemptTime=2026-01-01T00:00:01")).preempted
     assert parse("slurm_load_jobs error: Invalid job id specified") is None
-
-
-def test_a_command_that_is_not_there():
-    assert run_command(["no-such-program-of-ours", "x"])[0] == 127
-    assert run_command(["sh", "-c", "echo bad >&2; exit 3"]) == (3, "bad")

@@ -42,7 +42,8 @@ def test_group_option_and_overview(capsys):
 
 def test_comments_of_the_chosen_option_and_its_parents():
     path = conf_dir() / "rollout" / "swe.yaml"
-    assert yaml_comments(path)["n"] == "trajectories of one instance: a group"
+    assert yaml_comments(path)["typical_trajectory_tokens"] == "mean context under way of Qwen3-14B on SWE-Gym"
+    assert yaml_comments(conf_dir() / "router" / "tr_atw01.yaml")["tick_s"].startswith("seconds between two looks")
     assert comment_of("trainer.resume") == "auto, none, or a run folder"
     assert comment_of("job.strict") == "warnings count as errors"
     assert comment_of("rollout.n", path) == "trajectories of one instance: a group"

@@ -8,7 +8,7 @@ import pytest
 
 from swe_rl.config.compose import compose
 from swe_rl.hardware.rendezvous import Meeting, ServerRecord
-from swe_rl.hardware.slurm.squeue import JobState, Queue, SlurmError
+from swe_rl.hardware.slurm.jobs import JobState, Queue, SlurmError
 from swe_rl.run.runtime_keeper import RuntimeKeeper, RuntimeLost, Scheduler
 from swe_rl.sandbox.protocol import Workspace
 from swe_rl.sandbox.remote.fleet import RuntimeFleet

@@ -1,6 +1,5 @@
 """A sweep's scripts, ids and folders, with a made-up sbatch."""
 
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,7 @@ from swe_rl.check.sweep_folders import job_folders
 from swe_rl.cli.slurm_task import job_id, main
 from swe_rl.config.compose import compose
 from swe_rl.config.explain import ConfigError
-from swe_rl.hardware.slurm import squeue
+from swe_rl.host.program import Completed, NoAnswerInTime
 from swe_rl.logger import summary
 from swe_rl.submission import freeze as freezing
 from swe_rl.submission.freeze import freeze, other_packages, verify_frozen
@@ -38,17 +37,17 @@ class Slurm:
         program, *arguments = command
         if program == "scancel":
             self.cancelled += arguments
-            return subprocess.CompletedProcess(command, 0, "", "")
+            return Completed(0, "", "")
         assert program == "sbatch" and "SLURM_JOB_ID" not in environ
         if self.refuse in arguments[-1]:
-            return subprocess.CompletedProcess(command, 1, "", "sbatch: error: invalid partition specified: x\n")
+            return Completed(1, "", "sbatch: error: invalid partition specified: x\n")
         self.submitted.append(arguments)
-        return subprocess.CompletedProcess(command, 0, f"{99 + len(self.submitted)};cluster\n", "")
+        return Completed(0, f"{99 + len(self.submitted)};cluster\n", "")
 
 
 @pytest.fixture(autouse=True)
 def on_a_cluster(monkeypatch):
-    monkeypatch.setattr(squeue, "has_slurm", lambda: True)
+    monkeypatch.setattr("swe_rl.submission.submit.has_slurm", lambda: True)
     monkeypatch.setenv("SLURM_JOB_ID", "of the shell that submits")
 
 
@@ -118,10 +117,10 @@ def test_ctrl_c_between_two_submissions_takes_back_the_first(tmp_path):
 
 def test_a_controller_that_is_too_slow_may_have_taken_the_job(tmp_path):
     def slow(command, timeout_s, environ):
-        raise subprocess.TimeoutExpired(command, timeout_s)
+        raise NoAnswerInTime(command)
 
     def told(command, timeout_s, environ):
-        return subprocess.CompletedProcess(command, 1, "", "sbatch: error: Socket timed out on send/recv operation")
+        return Completed(1, "", "sbatch: error: Socket timed out on send/recv operation")
 
     for run in (slow, told):
         folder = tmp_path / run.__name__
@@ -149,7 +148,7 @@ def test_a_job_that_meets_other_packages_is_warned_of(tmp_path, monkeypatch):
 
 
 def test_without_sbatch(tmp_path, monkeypatch):
-    monkeypatch.setattr(squeue, "has_slurm", lambda: False)
+    monkeypatch.setattr("swe_rl.submission.submit.has_slurm", lambda: False)
     with pytest.raises(SubmissionError, match="login node"):
         submit(prepared(tmp_path, 1), Slurm())
 

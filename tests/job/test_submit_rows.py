@@ -3,13 +3,13 @@
 import json
 import os
 import socket
-import subprocess
 import sys
 from contextlib import suppress
 
 import pytest
 
-from swe_rl.hardware.slurm.squeue import JobState, Queue, queue_states
+from swe_rl.hardware.slurm.jobs import JobState, Queue, queue_states
+from swe_rl.host.program import Completed, NoAnswerInTime
 from swe_rl.logger.status import RunState, RunStatus
 from swe_rl.submission.record import NoSubmission, Submission, SubmittedJob, read_submission, write_submission
 from swe_rl.submission.rows import Outcome, last_step, outcome_of, plain_rows, sweep_rows
@@ -59,8 +59,8 @@ def test_a_run_without_a_queue_lives_as_long_as_somebody_holds_its_folder():
 def answering(squeue="", sacct="", code=0, stderr=""):
     def run(command, timeout_s, environ):
         if command[0] == "squeue":
-            return subprocess.CompletedProcess(command, code, squeue, stderr)
-        return subprocess.CompletedProcess(command, 0 if sacct else 1, sacct, "disabled")
+            return Completed(code, squeue, stderr)
+        return Completed(0 if sacct else 1, sacct, "disabled")
 
     return run
 
@@ -88,15 +88,15 @@ def test_what_the_queue_forgot_accounting_may_know():
 def test_a_cluster_without_accounting_leaves_a_job_gone():
     def run(command, timeout_s, environ):
         if command[0] == "sacct":
-            raise FileNotFoundError("sacct")
-        return subprocess.CompletedProcess(command, 0, "", "")
+            return None
+        return Completed(0, "", "")
 
     assert queue_states(["7"], run) == {"7": JobState(Queue.GONE)}
 
 
 def test_a_controller_that_does_not_answer_leaves_every_job_unknown():
     def silent(command, timeout_s, environ):
-        raise subprocess.TimeoutExpired(command, timeout_s)
+        raise NoAnswerInTime(command)
 
     assert queue_states(["7"], silent) == {"7": JobState(Queue.UNKNOWN)}
     refused = answering(code=1, stderr="Unable to contact slurm controller (connect failure)")

@@ -20,7 +20,7 @@ ENGINES = ["e0", "e1"]
 
 
 def test_programs_over_the_cap_wait_in_order_for_whole_ones_to_end():
-    router = Router(CapPolicy(1), ENGINES)
+    router = Router(CapPolicy(1, 600.0, 5.0), ENGINES)
     placed = [router.handle(RequestArrived(program, program, 1), 0.0) for program in "abcd"]
     assert placed == [[Place("a", "e0")], [Place("b", "e1")], [], []]
     assert router.handle(RequestFinished("b", "b", 2), 1.0) == []  # its tool runs, its place stays
@@ -42,7 +42,7 @@ def test_nobody_waits_longer_than_the_bound():
 
 
 def test_programs_of_a_lost_engine_come_before_new_ones():
-    router = Router(CapPolicy(1), ENGINES)
+    router = Router(CapPolicy(1, 600.0, 5.0), ENGINES)
     for program in "abc":
         router.handle(RequestArrived(program, program, 1), 0.0)
     router.handle(EngineLost("e0"), 1.0)
@@ -67,7 +67,7 @@ _events = st.one_of(
 
 @given(st.lists(_events, max_size=80), st.integers(1, 2))
 def test_the_cap_holds_and_counts_end_at_zero(events, cap):
-    policy = CapPolicy(cap, max_hold_s=1000.0)
+    policy = CapPolicy(cap, max_hold_s=1000.0, tick_s=5.0)
     state, again = policy.initial(ENGINES), policy.initial(ENGINES)
     seen = set()
     for now, event in enumerate(events):

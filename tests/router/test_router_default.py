@@ -72,7 +72,9 @@ def test_make_router():
     engines = [ScriptedEngine(lambda prompt: [1], name=name) for name in ENGINES]
     router = make_router(RouterConfig(), engines)
     assert (router.name, router.engines, router.tick_s) == ("default", tuple(ENGINES), None)
-    with pytest.raises(RouterError, match="router=best is not known; choose one of default"):
+    with pytest.raises(
+        RouterError, match="router=best is not known; choose one of default, sticky_least_loaded, cap, tr"
+    ):
         make_router(RouterConfig(name="best"), engines)
     for wrong in ([], [engines[0], engines[0]]):
         with pytest.raises(RouterError, match="layout.engines"):

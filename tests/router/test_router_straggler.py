@@ -5,10 +5,11 @@ from collections import Counter
 
 import pytest
 
+from swe_rl.config.choices import ROUTERS
 from swe_rl.config.schema import RouterConfig
 from swe_rl.engine.scripted import ScriptedEngine
 from swe_rl.router.core import EngineLoad, ProgramReleased, RequestArrived, RequestFinished, Tick
-from swe_rl.router.make import ROUTERS, make_router
+from swe_rl.router.make import make_router
 
 ENGINES = [ScriptedEngine(lambda prompt: [1], name=name) for name in ("slow", "fast")]
 ANSWER_S = {"slow": 10.0, "fast": 1.0}

@@ -225,7 +225,7 @@ def test_one_program_may_ask_for_several_answers_at_once():
 
 
 def test_a_weight_of_zero_lets_everybody_in_whose_tools_run():
-    driver = Driver(replace(BASE, acting_weight=0.0))
+    driver = Driver(replace(BASE, acting_token_weight=0.0))
     for number in range(10):
         driver.turn_of(f"p{number}", 800)
     assert all(driver.status(f"p{number}") == "acting" for number in range(10))
@@ -371,7 +371,7 @@ _idles = st.lists(st.tuples(st.integers(1, 400), st.integers(0, 20), st.booleans
 
 @given(_idles, st.integers(1, 2000), st.sampled_from([0.1, 0.5, 1.0]))
 def test_a_plan_is_minimal(idles, excess, weight):
-    driver = Driver(replace(BASE, acting_weight=weight, lease_s=10.0, capacity_tokens=10**6))
+    driver = Driver(replace(BASE, acting_token_weight=weight, lease_s=10.0, capacity_tokens=10**6))
     for number, (tokens, idle, gone) in enumerate(idles):
         driver.turn_of(f"p{number}", tokens, after_s=float(idle))
         if gone:
@@ -389,21 +389,21 @@ def test_a_plan_is_minimal(idles, excess, weight):
 
 
 @pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("settings", [TrSettings(), TrSettings(acting_weight=0.1, acting_half_life_s=5.0)])
+@pytest.mark.parametrize("settings", [TrSettings(), TrSettings(acting_token_weight=0.1, acting_half_life_s=5.0)])
 def test_a_loop_under_pressure_ends_with_everything_at_zero(tr_world, settings, seed):
-    settings = replace(settings, max_hold_s=60.0)
-    loop = tr_world.Loop(TrPolicy(settings, 1.0), seed=seed).run()
+    settings = replace(settings, max_hold_s=60.0, tick_s=1.0)
+    loop = tr_world.Loop(TrPolicy(settings), seed=seed).run()
     tr_world.audit(loop.state)
     assert loop.left == 0 and not loop.state.programs and not loop.state.demand_tokens
     assert 0 < max(loop.held_s) <= settings.max_hold_s + loop.tick_s
     counts = loop.state.log.counts
     assert counts["pause", "growth"] + counts["unbind", "prefix is gone"] > 0
-    again = tr_world.Loop(TrPolicy(settings, 1.0), seed=seed).run()
+    again = tr_world.Loop(TrPolicy(settings), seed=seed).run()
     assert again.actions == loop.actions and again.state.log.latest() == loop.state.log.latest()
 
 
 def test_nobody_is_paused_right_after_having_been_let_in(tr_world, monkeypatch):
-    loop = tr_world.Loop(TrPolicy(TrSettings(min_stay_s=3.0), 1.0), programs=120)
+    loop = tr_world.Loop(TrPolicy(TrSettings(min_stay_s=3.0, tick_s=1.0)), programs=120)
     stays = []
     original = pausing.pause
 

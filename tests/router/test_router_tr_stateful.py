@@ -1,5 +1,7 @@
 """Any interleaving of requests, failures, releases, syncs and dying engines: ledgers, queues and bounds hold."""
 
+from dataclasses import replace
+
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -31,7 +33,7 @@ class Machine(RuleBasedStateMachine):
 
     def __init__(self):
         super().__init__()
-        self.policy = TrPolicy(self.settings_, TICK_S)
+        self.policy = TrPolicy(replace(self.settings_, tick_s=TICK_S))
         self.state, self.twin = self.policy.initial(ENGINES), self.policy.initial(ENGINES)
         self.now, self.number, self.depth = 0.0, 0, 0
         self.held, self.running, self.answered = {}, {}, set()
@@ -149,7 +151,7 @@ class Machine(RuleBasedStateMachine):
 
 class Decaying(Machine):
     settings_ = TrSettings(
-        acting_weight=0.1, acting_half_life_s=3.0, max_hold_s=MAX_HOLD_S, capacity_tokens=800, new_last=True
+        acting_token_weight=0.1, acting_half_life_s=3.0, max_hold_s=MAX_HOLD_S, capacity_tokens=800, new_last=True
     )
 
 

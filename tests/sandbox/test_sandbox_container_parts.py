@@ -3,24 +3,30 @@
 import asyncio
 import io
 import random
+import re
+import socket
 import tarfile
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from swe_rl.check.preflight import container_engine
+from swe_rl.check.preflight.this_system import ThisSystem
 from swe_rl.config.choices import PullPolicy, SandboxKind
-from swe_rl.config.schema import SandboxConfig
+from swe_rl.config.engine_address import engine_address
+from swe_rl.config.schema import Config, SandboxConfig
 from swe_rl.errors import UserError
 from swe_rl.host.process_identity import ProcessIdentity
 from swe_rl.sandbox.apptainer import command as apptainer
 from swe_rl.sandbox.container import files, spec
-from swe_rl.sandbox.container.address import engine_address
 from swe_rl.sandbox.container.engine import ImageMissingError
 from swe_rl.sandbox.container.images import Images, pause_s, registry_of, split_tag
 from swe_rl.sandbox.container.labels import Identity, is_orphan, labels_of
+from swe_rl.sandbox.container.provider import ContainerProvider
 from swe_rl.sandbox.container.stream import FrameDecoder
 from swe_rl.sandbox.protocol import SandboxError
 from swe_rl.sandbox.warm_pool import WarmPool
@@ -59,10 +65,37 @@ def test_an_address_that_is_not_spoken(environment: dict[str, str]):
 
 def test_no_socket_anywhere_says_where_it_looked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setattr(
-        "swe_rl.sandbox.container.address.usual_sockets", lambda kind, environment: [str(tmp_path / "no.sock")]
+        "swe_rl.config.engine_address.usual_sockets", lambda kind, environment: [str(tmp_path / "no.sock")]
     )
     with pytest.raises(UserError, match=r"no\.sock.*sandbox\.host"):
         engine_address(DOCKER, {})
+
+
+@pytest.mark.parametrize("kind", ["docker", "podman"])
+@pytest.mark.parametrize("host", [None, "unix:///given.sock", "ssh://host"])
+@pytest.mark.parametrize("docker_host", [None, "unix:///dockers.sock", "tcp://127.0.0.1:1"])
+@pytest.mark.parametrize("container_host", [None, "unix:///podmans.sock"])
+@pytest.mark.parametrize("sockets", [(), ("first",), ("second",), ("first", "second")])
+def test_the_preflight_asks_the_engine_that_the_run_uses(
+    kind, host, docker_host, container_host, sockets, tmp_path, monkeypatch
+):
+    """Nothing listens anywhere: both name the address that they tried."""
+    places = [f"{tmp_path}/{name}" for name in ("first", "second")]
+    monkeypatch.setattr("swe_rl.config.engine_address.usual_sockets", lambda kind, environment: places)
+    for name in sockets:
+        with socket.socket(socket.AF_UNIX) as bound:
+            bound.bind(f"{tmp_path}/{name}")
+    for name, value in (("DOCKER_HOST", docker_host), ("CONTAINER_HOST", container_host)):
+        monkeypatch.setenv(name, value or "")
+    config = replace(Config(), sandbox=SandboxConfig(kind=SandboxKind(kind), host=host))
+    with pytest.raises(UserError) as refused:
+        ContainerProvider(config.sandbox, tmp_path / "scratch", warn=pytest.fail)
+    (finding,) = container_engine.ask(config, ThisSystem())
+    if "does not answer" in str(refused.value):
+        address = re.search(r"the container engine at (\S+) does not answer", str(refused.value))[1]
+        assert f"({address}: " in finding.message
+    else:
+        assert str(refused.value) in finding.message
 
 
 def test_the_container_gets_no_more_than_it_needs():

@@ -80,7 +80,7 @@ def test_a_kind_that_does_not_work_here_says_what_to_do(
 ):
     if kind in (SandboxKind.docker, SandboxKind.podman):
         pytest.importorskip("docker")
-    monkeypatch.setattr("swe_rl.sandbox.container.address.usual_sockets", lambda kind, environment: [])
+    monkeypatch.setattr("swe_rl.config.engine_address.usual_sockets", lambda kind, environment: [])
     for name, value in (("PATH", str(tmp_path)), ("DOCKER_HOST", ""), ("CONTAINER_HOST", "")):
         monkeypatch.setenv(name, value)
     with pytest.raises(UserError, match=way_out):

@@ -7,20 +7,44 @@ Invariants:
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from urllib.parse import urlsplit
+from typing import Any
 
 from swe_rl.check.preflight.system import Answer, Question
 from swe_rl.host.program import COMMAND_S, Completed, Unanswered
 
 
+@dataclass(frozen=True)
+class ScriptedEngine:
+    """`silent`: why it says nothing at all; `slow`: why it does not list its images."""
+
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    local: frozenset[str] = frozenset()
+    silent: str = ""
+    slow: str = ""
+
+    def info(self) -> Mapping[str, Any]:
+        if self.silent:
+            raise Unanswered(self.silent)
+        return self.facts
+
+    def images(self) -> set[str]:
+        if self.slow:
+            raise Unanswered(self.slow)
+        return set(self.local)
+
+    def has_image(self, name: str) -> bool:
+        return name in self.local
+
+
 @dataclass
 class ScriptedSystem:
-    """`programs` by the beginning of a command line; `servers` by URL, or by a socket's path and the URL's path."""
+    """`programs` by the beginning of a command line, `servers` by URL, `engines` by address."""
 
     environment: dict[str, str] = field(default_factory=dict)
     user: tuple[str, int] = ("ann", 1000)
     programs: dict[str, Completed | str] = field(default_factory=dict)
     servers: dict[str, Answer | str] = field(default_factory=dict)
+    engines: dict[str, "ScriptedEngine"] = field(default_factory=dict)
     refused: dict[tuple[str, int], str] = field(default_factory=dict)
     free_gb: float = 1000.0
     read_only: tuple[str, ...] = ()
@@ -32,11 +56,10 @@ class ScriptedSystem:
     memory_gb: float = 256.0
     commands: list[str] = field(default_factory=list)
     questions: list[Question] = field(default_factory=list)
+    asked: list[str] = field(default_factory=list)  # addresses of engines
 
-    def run(
-        self, command: Sequence[str], timeout_s: float = COMMAND_S, environment: Mapping[str, str] | None = None
-    ) -> Completed | None:
-        del timeout_s, environment
+    def run(self, command: Sequence[str], timeout_s: float = COMMAND_S) -> Completed | None:
+        del timeout_s
         line = " ".join(command)
         self.commands.append(line)
         given = [done for beginning, done in self.programs.items() if line.startswith(beginning)]
@@ -46,11 +69,17 @@ class ScriptedSystem:
 
     def http(self, question: Question) -> Answer:
         self.questions.append(question)
-        place = question.url if question.socket is None else question.socket + urlsplit(question.url).path
-        answer = self.servers.get(place, "connection refused")
+        answer = self.servers.get(question.url, "connection refused")
         if isinstance(answer, str):
             raise Unanswered(answer)
         return answer
+
+    def is_socket(self, path: str) -> bool:
+        return f"unix://{path}" in self.engines
+
+    def engine(self, address: str) -> "ScriptedEngine":
+        self.asked.append(address)
+        return self.engines.get(address, ScriptedEngine(silent="connection refused"))
 
     def find_program(self, name: str) -> str | None:
         return f"/usr/bin/{name}" if any(line.split()[0] == name for line in self.programs) else None

@@ -1,21 +1,81 @@
-"""The container engine: reachable, with room for images, ids for rootless containers, and limits that it enforces.
+"""The engine that the run would use: reachable, with room for images, ids for rootless containers, limits that hold.
 
 Invariants:
 - Asked only where this machine's sandboxes are containers: not with a runtime elsewhere.
+- Both engines are asked through Docker's API, which podman's service speaks as well.
 - A remote engine's disk is not this machine's; nothing is said about it.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
 
 from swe_rl.check.findings import Finding, error, warning
-from swe_rl.check.preflight.engine_client import Engine, EngineSilentError, connect
-from swe_rl.check.preflight.system import System
+from swe_rl.check.preflight.system import Engine, System, job_environment
 from swe_rl.config.choices import RuntimeKind, SandboxKind
+from swe_rl.config.engine_address import engine_address, given_address
 from swe_rl.config.schema import Config
+from swe_rl.errors import UserError
+from swe_rl.host.program import Unanswered
 
 MIN_FREE_GB = 10.0
 MIN_SUBORDINATE_IDS = 65536  # images have files of users up to nobody, 65534
 _APPTAINER = ("apptainer", "singularity")
+
+
+class EngineSilentError(Exception):
+    """No engine answers; the text says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answering:
+    """An engine that answers; `facts` are its own."""
+
+    address: str
+    facts: Mapping[str, Any]
+    engine: Engine
+
+    @property
+    def local(self) -> bool:
+        return self.address.startswith("unix:")
+
+    @property
+    def root(self) -> str | None:
+        """Where it keeps images and containers."""
+        return self.facts.get("DockerRootDir")
+
+    @property
+    def rootless(self) -> bool:
+        """Docker says so among its security options, podman's service in its own way."""
+        options = self.facts.get("SecurityOptions") or ()
+        return bool(self.facts.get("Rootless")) or any("rootless" in str(option) for option in options)
+
+    @property
+    def mirrors(self) -> bool:
+        return bool((self.facts.get("RegistryConfig") or {}).get("Mirrors"))
+
+    def missing_limits(self) -> list[str]:
+        """Limits of a container that this engine cannot enforce.
+
+        A rootless engine can enforce none with version 1 of control groups, whatever podman says of itself.
+        """
+        names = {"MemoryLimit": "memory", "PidsLimit": "processes", "CpuCfsQuota": "CPUs"}
+        if self.rootless and str(self.facts.get("CgroupVersion")).removeprefix("v") == "1":
+            return list(names.values())
+        return [name for fact, name in names.items() if self.facts.get(fact) is False]
+
+
+def connect(config: Config, system: System) -> Answering:
+    """Raises EngineSilentError."""
+    try:
+        address = engine_address(config.sandbox, job_environment(config, system), system.is_socket)
+    except UserError as error:
+        raise EngineSilentError(str(error)) from error
+    engine = system.engine(address)
+    try:
+        return Answering(address, engine.info(), engine)
+    except Unanswered as reason:
+        raise EngineSilentError(f"{address}: {reason}") from reason
 
 
 def uses_engine(config: Config) -> bool:
@@ -31,9 +91,8 @@ def ask(config: Config, system: System) -> Iterator[Finding]:
     try:
         engine = connect(config, system)
     except EngineSilentError as reason:
-        yield _unreachable(config, reason)
+        yield _unreachable(config, system, str(reason))
         return
-    yield from _unserved(config, engine)
     yield from _subordinate_ids(config, system, engine)
     yield from _room(config, system, engine)
     yield from _limits(config, engine)
@@ -50,11 +109,11 @@ def _apptainer(config: Config, system: System) -> Iterator[Finding]:
         )
 
 
-def _unreachable(config: Config, reason: EngineSilentError) -> Finding:
-    if "permission denied" in str(reason):
+def _unreachable(config: Config, system: System, reason: str) -> Finding:
+    if "permission denied" in reason:
         fix = "sudo usermod -aG docker $USER, then log in again; or sandbox=podman, which needs no rights"
-    elif reason.given:
-        fix = "export DOCKER_HOST=unix:///PATH of a running engine's socket, or unset it for the engine's own default"
+    elif given_address(config.sandbox, job_environment(config, system)):
+        fix = "sandbox.host=unix:///PATH of a running engine's socket, or unset DOCKER_HOST for the usual one"
     elif config.sandbox.kind is SandboxKind.podman:
         fix = "podman system service --time=0 unix:///tmp/podman.sock & export DOCKER_HOST=unix:///tmp/podman.sock"
     else:
@@ -68,18 +127,7 @@ def _unreachable(config: Config, reason: EngineSilentError) -> Finding:
     )
 
 
-def _unserved(config: Config, engine: Engine) -> Iterator[Finding]:
-    if not engine.served:
-        yield warning(
-            "preflight_engine",
-            "sandbox.kind",
-            config.sandbox.kind,
-            f"`{engine.program}` works, but it does not listen on a socket for other programs",
-            "podman system service --time=0 unix:///tmp/podman.sock & export DOCKER_HOST=unix:///tmp/podman.sock",
-        )
-
-
-def _subordinate_ids(config: Config, system: System, engine: Engine) -> Iterator[Finding]:
+def _subordinate_ids(config: Config, system: System, engine: Answering) -> Iterator[Finding]:
     name, uid = system.user
     if not (engine.rootless and engine.local) or uid == 0 or "sss" in _sources(system):
         return
@@ -110,7 +158,7 @@ def _ids(text: str, users: tuple[str, ...]) -> int:
     return sum(int(parts[2]) for parts in counts if len(parts) == 3 and parts[0] in users and parts[2].isdigit())
 
 
-def _room(config: Config, system: System, engine: Engine) -> Iterator[Finding]:
+def _room(config: Config, system: System, engine: Answering) -> Iterator[Finding]:
     if not engine.local or engine.root is None:
         return
     free_gb = system.disk_free_bytes(engine.root) / 1e9
@@ -120,11 +168,11 @@ def _room(config: Config, system: System, engine: Engine) -> Iterator[Finding]:
             "sandbox.kind",
             config.sandbox.kind,
             f"{free_gb:.1f} GB are free in {engine.root}, where images and containers are kept",
-            f"{engine.program} system prune, or move the engine's data to another disk",
+            f"{config.sandbox.kind} system prune, or move the engine's data to another disk",
         )
 
 
-def _limits(config: Config, engine: Engine) -> Iterator[Finding]:
+def _limits(config: Config, engine: Answering) -> Iterator[Finding]:
     if missing := engine.missing_limits():
         yield warning(
             "preflight_engine_limits",

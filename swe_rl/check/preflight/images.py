@@ -11,11 +11,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from swe_rl.check.findings import Finding, error, warning
-from swe_rl.check.preflight.container_engine import uses_engine
-from swe_rl.check.preflight.engine_client import Engine, EngineSilentError, connect
+from swe_rl.check.preflight.container_engine import Answering, EngineSilentError, connect, uses_engine
 from swe_rl.check.preflight.image_names import absent_images, from_hub, needed_images
 from swe_rl.check.preflight.probe import unknown
-from swe_rl.check.preflight.system import System, job_environment
+from swe_rl.check.preflight.system import Engine, System, job_environment
 from swe_rl.config.choices import PullPolicy
 from swe_rl.config.schema import Config
 from swe_rl.host.program import Unanswered
@@ -58,7 +57,7 @@ def ask(config: Config, system: System) -> Iterator[Finding]:
             "env.instances=FILE with one instance id a line",
         )
         return
-    look = _look(engine, system, needed)
+    look = _look(engine.engine, needed)
     yield from _absent(config, look)
     if config.sandbox.pull is not PullPolicy.never:
         pulled = needed if config.sandbox.pull is PullPolicy.always else look.absent
@@ -66,12 +65,12 @@ def ask(config: Config, system: System) -> Iterator[Finding]:
         yield from _room(config, system, engine, look.absent)
 
 
-def _look(engine: Engine, system: System, needed: list[str]) -> Look:
+def _look(engine: Engine, needed: list[str]) -> Look:
     try:
-        return Look(needed, needed, absent_images(needed, engine.images(system)))
+        return Look(needed, needed, absent_images(needed, engine.images()))
     except Unanswered:
         asked = needed[:MAX_BY_NAME]
-        return Look(needed, asked, [name for name in asked if not engine.has_image(system, name)])
+        return Look(needed, asked, [name for name in asked if not engine.has_image(name)])
 
 
 def _absent(config: Config, look: Look) -> Iterator[Finding]:
@@ -93,7 +92,7 @@ def _pull(config: Config, look: Look) -> str:
     return f"{config.sandbox.kind} pull {look.absent[0]}" + (", and so on" if len(look.absent) > 1 else "")
 
 
-def _quota(config: Config, system: System, engine: Engine, pulled: list[str]) -> Iterator[Finding]:
+def _quota(config: Config, system: System, engine: Answering, pulled: list[str]) -> Iterator[Finding]:
     from_docker_hub = 0 if engine.mirrors else len(from_hub(pulled))
     login = _logged_in(config, system)
     quota = PERSONAL_PULLS if login else ANONYMOUS_PULLS
@@ -132,7 +131,7 @@ def _has_login(text: str | None) -> bool:
     return bool(content.get("credsStore")) or any(_HUB_LOGIN in name or name == "docker.io" for name in servers)
 
 
-def _room(config: Config, system: System, engine: Engine, absent: list[str]) -> Iterator[Finding]:
+def _room(config: Config, system: System, engine: Answering, absent: list[str]) -> Iterator[Finding]:
     needed_gb = len(absent) * config.env.image_gb
     if needed_gb == 0 or not engine.local or engine.root is None:
         return
@@ -144,5 +143,5 @@ def _room(config: Config, system: System, engine: Engine, absent: list[str]) -> 
             config.env.image_gb,
             f"{len(absent)} images to pull take up to {needed_gb:.0f} GB (less where they share layers); "
             f"{free_gb:.0f} GB are free in {engine.root}",
-            f"{engine.program} system prune, or env.instances=FILE with fewer instances",
+            f"{config.sandbox.kind} system prune, or env.instances=FILE with fewer instances",
         )

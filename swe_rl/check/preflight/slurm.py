@@ -5,6 +5,7 @@ Invariants:
 - Nodes out of service are a warning: they may be back when the job's turn comes.
 """
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -12,13 +13,29 @@ from difflib import get_close_matches
 from swe_rl.check.findings import Finding, error, warning
 from swe_rl.check.preflight.gpus import uses_gpus
 from swe_rl.check.preflight.probe import unknown
-from swe_rl.check.preflight.sinfo import COMMAND, NodeGroup, read_groups
 from swe_rl.check.preflight.system import System
 from swe_rl.config.choices import RuntimeKind
 from swe_rl.config.schema import Config
 from swe_rl.host.program import Unanswered
 
+_COMMAND = ("sinfo", "-h", "-a", "-e", "-o", "%P %l %D %G %c %m %t")
+_SOCKETS = re.compile(r"\([^)]*\)")
+_DURATION = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
+_OUT_OF_SERVICE = ("down", "drain", "drng", "fail", "futr", "inval", "maint", "unk")
 _ALMOST = 0.98  # SLURM knows a node's memory less what the system keeps
+
+
+@dataclass(frozen=True, slots=True)
+class NodeGroup:
+    """Nodes of one partition that are alike; `limit_min` is None where the partition has no time limit."""
+
+    partition: str
+    limit_min: float | None
+    nodes: int
+    gpus: int
+    cpus: int
+    memory_gb: float
+    in_service: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +64,7 @@ def partitions(config: Config, system: System) -> Iterator[Finding]:
     wishes = list(_wishes(config))
     if not wishes:
         return
-    done = system.run(COMMAND)
+    done = system.run(_COMMAND)
     if done is None:
         if "SLURM_JOB_ID" not in system.environment:
             yield unknown(
@@ -209,3 +226,48 @@ def _not_yours(field: str, value: str, yours: list[str]) -> Finding:
         f"SLURM lets you use {', '.join(yours)}",
         f"hardware.{field}={near[0]}",
     )
+
+
+# What `sinfo` prints: text in, numbers out.
+def read_groups(text: str) -> list[NodeGroup]:
+    """Lines of _COMMAND. Raises Unanswered for a line of another shape."""
+    return [_group(line) for line in text.splitlines() if line.strip()]
+
+
+def _group(line: str) -> NodeGroup:
+    try:
+        partition, limit, nodes, gres, cpus, memory_mib, state = line.split()
+        return NodeGroup(
+            partition.rstrip("*"),
+            minutes(limit),
+            int(nodes),
+            _gpus(gres),
+            int(cpus.rstrip("+")),
+            int(memory_mib.rstrip("+")) * 1024**2 / 1e9,
+            not state.startswith(_OUT_OF_SERVICE),
+        )
+    except ValueError as error:
+        raise Unanswered(f"sinfo wrote a line of an unknown shape: {line.strip()!r}") from error
+
+
+def _gpus(gres: str) -> int:
+    """Of `gpu:a100:4(S:0-1),lustre:1`; a name without a number is one."""
+    parts = [part.split(":") for part in _SOCKETS.sub("", gres).split(",")]
+    return sum(int(part[-1]) if part[-1].isdigit() else 1 for part in parts if part[0] == "gpu")
+
+
+def minutes(text: str) -> float | None:
+    """Of `1-12:00:00`, `4:00:00`, `30:00` (minutes and seconds); None for `infinite`. Raises ValueError."""
+    if text in ("infinite", "UNLIMITED", "n/a"):
+        return None
+    match = _DURATION.fullmatch(text)
+    if match is None:
+        raise ValueError(f"not a duration: {text!r}")
+    days, *rest = match.groups()
+    parts = [int(part) for part in rest if part is not None]
+    if days is not None:  # D-HH[:MM[:SS]]
+        hours, mins, secs = [*parts, 0, 0][:3]
+        return int(days) * 1440 + hours * 60 + mins + secs / 60
+    if len(parts) == 3:
+        return parts[0] * 60 + parts[1] + parts[2] / 60
+    return parts[0] + (parts[1] / 60 if len(parts) == 2 else 0)

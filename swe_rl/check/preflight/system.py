@@ -33,13 +33,24 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """An HTTP request. `socket`: the path of a unix socket, where the server is not reached by its host's name."""
+    """An HTTP request."""
 
     url: str
     method: str = "GET"
     headers: Mapping[str, str] = field(default_factory=dict)
-    socket: str | None = None
     timeout_s: float = HTTP_S
+
+
+class Engine(Protocol):
+    """A container engine. All raise Unanswered."""
+
+    def info(self) -> Mapping[str, Any]: ...
+
+    def images(self) -> set[str]:
+        """Names of all local images, each with its tag or digest."""
+        ...
+
+    def has_image(self, name: str) -> bool: ...
 
 
 class System(Protocol):
@@ -51,14 +62,18 @@ class System(Protocol):
         """Name and uid of whoever asks."""
         ...
 
-    def run(
-        self, command: Sequence[str], timeout_s: float = COMMAND_S, environment: Mapping[str, str] | None = None
-    ) -> Completed | None:
-        """None where there is no such program; `environment` is added to this process's. Raises Unanswered."""
+    def run(self, command: Sequence[str], timeout_s: float = COMMAND_S) -> Completed | None:
+        """None where there is no such program. Raises Unanswered."""
         ...
 
     def http(self, question: Question) -> Answer:
         """Redirects are answers, they are not followed. Raises Unanswered where nothing answers."""
+        ...
+
+    def is_socket(self, path: str) -> bool: ...
+
+    def engine(self, address: str) -> Engine:
+        """Of unix:///PATH or tcp://HOST:PORT; nothing is asked yet."""
         ...
 
     def find_program(self, name: str) -> str | None: ...

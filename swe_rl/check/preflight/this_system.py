@@ -2,7 +2,8 @@
 
 Invariants:
 - Nothing outlives a question: a program that takes too long is killed with its children.
-- No redirect is followed, so a key goes to nobody but the server that was named.
+- No redirect is followed, so a key goes to nobody but the server that was named; http and https only.
+- `user:password@` of an address is sent as basic authentication, never as a part of the host's name.
 """
 
 import http.client
@@ -10,17 +11,27 @@ import os
 import pwd
 import shutil
 import socket
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+import urllib.error
+import urllib.request
+from base64 import b64encode
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing, suppress
 from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+from urllib.parse import unquote, urlsplit, urlunsplit
 
 from swe_rl.check.findings import folder_writable
-from swe_rl.check.preflight.http_client import fetch
-from swe_rl.check.preflight.system import Answer, Question
+from swe_rl.check.preflight.system import HTTP_S, Answer, Question
+from swe_rl.config.engine_address import is_socket
 from swe_rl.host import machine
 from swe_rl.host.packages import installed_version
 from swe_rl.host.program import COMMAND_S, Completed, Unanswered, run_program
 from swe_rl.host.scratch import scratch_path, scratch_refusal
+
+if TYPE_CHECKING:
+    from docker import APIClient
+
+_MAX_BYTES = 4_000_000
 
 
 class ThisSystem:
@@ -38,16 +49,20 @@ class ThisSystem:
         except KeyError:  # a uid without a name, usual in containers
             return os.environ.get("USER", str(uid)), uid
 
-    def run(
-        self, command: Sequence[str], timeout_s: float = COMMAND_S, environment: Mapping[str, str] | None = None
-    ) -> Completed | None:
-        return run_program(command, timeout_s, environment)
+    def run(self, command: Sequence[str], timeout_s: float = COMMAND_S) -> Completed | None:
+        return run_program(command, timeout_s)
 
     def http(self, question: Question) -> Answer:
         try:
-            return fetch(question)
+            return _fetch(question)
         except (OSError, http.client.HTTPException, ValueError) as error:
             raise Unanswered(_reason(error)) from error
+
+    def is_socket(self, path: str) -> bool:
+        return is_socket(path)
+
+    def engine(self, address: str) -> "DockerEngine":
+        return DockerEngine(address)
 
     def find_program(self, name: str) -> str | None:
         return shutil.which(name)
@@ -103,6 +118,47 @@ class ThisSystem:
         return machine.memory_bytes(self.read_text)
 
 
+class DockerEngine:
+    """See the protocol Engine; podman's service speaks the same API."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._version = "auto"
+
+    def info(self) -> Mapping[str, Any]:
+        facts: Mapping[str, Any] = self._ask(lambda client: client.info())
+        return facts
+
+    def images(self) -> set[str]:
+        listed: list[dict[str, Any]] = self._ask(lambda client: client.images())
+        return {name for image in listed for key in ("RepoTags", "RepoDigests") for name in image.get(key) or ()}
+
+    def has_image(self, name: str) -> bool:
+        from docker.errors import NotFound
+
+        def look(client: "APIClient") -> bool:
+            try:
+                return bool(client.inspect_image(name))
+            except NotFound:
+                return False
+
+        return bool(self._ask(look))
+
+    def _ask(self, question: Callable[["APIClient"], Any]) -> Any:
+        """Raises Unanswered."""
+        try:
+            from docker import APIClient
+            from docker.errors import DockerException
+        except ImportError as error:
+            raise Unanswered("the Python package docker is not installed") from error
+        try:
+            with closing(APIClient(self._address, version=self._version, timeout=HTTP_S)) as client:
+                self._version = client.api_version
+                return question(client)
+        except (DockerException, OSError, ValueError) as error:  # OSError: those of requests, too
+            raise Unanswered(_engines_reason(error)) from error
+
+
 def _reason(error: BaseException) -> str:
     """`connection refused` rather than the wrapping of three libraries."""
     inner = getattr(error, "reason", None)
@@ -113,3 +169,41 @@ def _reason(error: BaseException) -> str:
     if isinstance(error, OSError) and error.strerror:
         return error.strerror.lower()
     return str(inner or error) or type(error).__name__
+
+
+def _engines_reason(error: BaseException) -> str:
+    """The engine's own words, else what the innermost library says."""
+    inner = error.__cause__ or error.__context__
+    if words := getattr(error, "explanation", None):
+        return f"status {getattr(error, 'status_code', None)}: {words}"
+    return _engines_reason(inner) if inner is not None else _reason(error)
+
+
+def _fetch(question: Question) -> Answer:
+    """Raises OSError, HTTPException or ValueError where nothing answers."""
+    url, headers = _without_login(question)
+    if urlsplit(url).scheme not in ("http", "https"):
+        raise ValueError("not an http or https address")
+    request = urllib.request.Request(url, method=question.method, headers=headers)
+    opener = urllib.request.build_opener(_StayHere)
+    try:
+        with opener.open(request, timeout=question.timeout_s) as response:
+            return Answer(response.status, response.read(_MAX_BYTES))
+    except urllib.error.HTTPError as error:
+        with error:
+            return Answer(error.code, error.read(_MAX_BYTES))
+
+
+class _StayHere(urllib.request.HTTPRedirectHandler):
+    def redirect_request(
+        self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: Any, newurl: str
+    ) -> None:
+        return None
+
+
+def _without_login(question: Question) -> tuple[str, dict[str, str]]:
+    parts, headers = urlsplit(question.url), dict(question.headers)
+    login, at, host = parts.netloc.rpartition("@")
+    if at:
+        headers["Authorization"] = "Basic " + b64encode(unquote(login).encode()).decode()
+    return urlunsplit(parts._replace(netloc=host)), headers

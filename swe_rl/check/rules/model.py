@@ -7,14 +7,17 @@ Invariants:
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from functools import cache
 from typing import Any
 
 from swe_rl.check.findings import Finding, Host, about, error, warning
-from swe_rl.config.folders import PACKAGE
+from swe_rl.config.folders import PACKAGE, conf_dir
 from swe_rl.config.keys import nearest
 from swe_rl.config.parts import Part
 from swe_rl.config.schema import Config, ModelConfig
+from swe_rl.config.yaml_text import read
 from swe_rl.plan.sizes import CHECKPOINT_FACTS, mixture_facts, uses_no_gpu
 
 BUILTIN = "builtin:"
@@ -50,10 +53,17 @@ def model_path(config: Config, host: Host) -> Iterator[Finding]:
         yield error("model_path", "model.path", path, words, _FOLDER)
 
 
+@cache
+def _known_models() -> Mapping[str, Mapping[str, Any]]:
+    """The models that conf/model/ describes, by option: which files each one's sizes belong to."""
+    files = sorted((conf_dir() / "model").glob("*.yaml"))
+    return {path.stem: {**asdict(ModelConfig()), **read(path)} for path in files}
+
+
 @about(Part.engines, Part.trainer, Part.warm_start)
-def model_of_its_name(config: Config, host: Host) -> Iterator[Finding]:
+def model_of_its_name(config: Config, _: Host) -> Iterator[Finding]:
     """A path that another option of conf/model has, with this option's sizes."""
-    model, known = config.model, host.known_models()
+    model, known = config.model, _known_models()
     option = next((name for name, values in known.items() if values.get("path") == model.path), None)
     if option is None:
         return

@@ -4,13 +4,12 @@ from collections.abc import Iterator
 from dataclasses import fields
 
 from swe_rl.check.findings import Finding, Host, about, between, error, warning
-from swe_rl.config.choices import EngineKind
+from swe_rl.config.choices import ROUTERS, EngineKind
 from swe_rl.config.keys import nearest
 from swe_rl.config.parts import Part
 from swe_rl.config.schema import Config, RouterConfig
 from swe_rl.plan.sizes import trajectories_at_once
 
-ROUTERS = ("default", "sticky_least_loaded", "cap", "tr")
 HOLDS = ("cap", "tr")
 _HELD = frozenset({"tick_s", "max_hold_s"})
 _READ = {

@@ -16,6 +16,7 @@ from typing import Any
 from swe_rl.config.dataset_files import ENDINGS, SAVED, files_of, whole_files
 from swe_rl.env.instance import InstanceError
 from swe_rl.env.records import Row, read_rows
+from swe_rl.errors import one_line
 
 # A split and the slice of it: `train`, `train[1000:]`, `test[:400]`.
 # - Rows count from 0 in the data set's own order; a slice never reorders.
@@ -119,10 +120,10 @@ def _from_hub(dataset: str, split: str, revision: str | None, key: str) -> Loade
     try:
         records = datasets.load_dataset(dataset, split=split, revision=revision)
     except Exception as error:  # `datasets` raises whatever its file systems raise
-        reason = " ".join(str(error).split())[:300]
         raise InstanceError(
             f"{key}={dataset}: neither a file or folder of this machine, nor to be had from the hub or its cache "
-            f"({type(error).__name__}: {reason}); where there is a network: hf download {dataset} --repo-type dataset"
+            f"({type(error).__name__}: {one_line(error)}); where there is a network: "
+            f"hf download {dataset} --repo-type dataset"
         ) from error
     return Loaded(_rows(records, f"{dataset}[{split}]"), dataset, _commit(records) or revision or "unknown")
 

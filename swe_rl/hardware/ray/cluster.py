@@ -15,13 +15,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from swe_rl.errors import UserError
+from swe_rl.errors import UserError, one_line
 
 AUTO = "auto"
 CPU, GPU = "CPU", "GPU"  # as Ray calls them
 _REACH_S = 3.0
 _RESERVE_S = 30.0
-_TOLD_CHARS = 400
 
 
 class RayClusterError(UserError):
@@ -159,15 +158,9 @@ def _refused(what: str) -> Iterator[None]:
         yield
     except Exception as error:
         raise RayClusterError(
-            f"The Ray cluster cannot be used: {what} ({shortened(error)}). Every node, this one too, needs `ray start` "
+            f"The Ray cluster cannot be used: {what} ({one_line(error)}). Every node, this one too, needs `ray start` "
             "with the same version of Ray and Python (and the same token, where there is one); `ray status` lists them."
         ) from error
-
-
-def shortened(error: object) -> str:
-    """One line of what Ray says."""
-    text = " ".join(str(error).split()) or type(error).__name__
-    return text if len(text) <= _TOLD_CHARS else f"{text[:_TOLD_CHARS]} ..."
 
 
 def _counted(resources: Mapping[str, float]) -> dict[str, float]:

@@ -9,8 +9,9 @@ import re
 from collections.abc import Mapping, Sequence
 
 from swe_rl.errors import UserError
-from swe_rl.hardware.slurm import scontrol
 from swe_rl.hardware.slurm.allocation import Allocation, allocation
+from swe_rl.hardware.slurm.jobs import Run, SlurmError, scontrol
+from swe_rl.host.program import run_program
 
 _ADDRESS = re.compile(r"\bNodeAddr=(\S+)")
 # Of the step that this process may be in: they would shape the step that it starts.
@@ -32,15 +33,17 @@ class NodesError(UserError):
     """The allocation does not have the nodes that the layout speaks of."""
 
 
-def node_names(here: Allocation, home: int, run: scontrol.Command = scontrol.run_command) -> tuple[str, ...]:
+def node_names(here: Allocation, home: int, run: Run = run_program) -> tuple[str, ...]:
     """Names by the layout's numbers: `home` is this process's node, the others follow in SLURM's order.
 
     Raises NodesError.
     """
-    status, text = run(["scontrol", "show", "hostnames", here.node_list])
-    names = text.split()
-    if status != 0 or not names:
-        raise NodesError(f"SLURM does not tell the nodes of job {here.job_id} ({here.node_list}): {text}")
+    try:
+        names, problem = scontrol("show", "hostnames", here.node_list, run=run).split(), ""
+    except SlurmError as error:
+        names, problem = [], str(error)
+    if not names:
+        raise NodesError(f"SLURM does not tell the nodes of job {here.job_id} ({here.node_list}): {problem}")
     own = here.node if here.node in names else names[0]
     others = [name for name in names if name != own]
     if home > len(others):
@@ -57,7 +60,7 @@ def names_of(
     what: str,
     otherwise: str,
     environ: Mapping[str, str],
-    run: scontrol.Command = scontrol.run_command,
+    run: Run = run_program,
 ) -> tuple[str, ...]:
     """As `node_names`, for a layout that puts something on the nodes `away`; none of it away: ().
 
@@ -80,11 +83,13 @@ def names_of(
     return names
 
 
-def address(node: str, run: scontrol.Command = scontrol.run_command) -> str:
+def address(node: str, run: Run = run_program) -> str:
     """Where the node is reached: what SLURM itself uses, which is its name on most clusters."""
-    status, text = run(["scontrol", "show", "node", node])
-    found = _ADDRESS.search(text) if status == 0 else None
-    return found[1] if found else node
+    try:
+        match = _ADDRESS.search(scontrol("show", "node", node, run=run))
+    except SlurmError:
+        return node
+    return match[1] if match else node
 
 
 def step(node: str, name: str) -> tuple[str, ...]:

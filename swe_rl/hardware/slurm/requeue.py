@@ -14,8 +14,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from swe_rl.errors import RunError
-from swe_rl.hardware.slurm import scontrol
 from swe_rl.hardware.slurm.allocation import Allocation
+from swe_rl.hardware.slurm.jobs import JobView, Run, SlurmError, scontrol, view
+from swe_rl.host.program import run_program
 from swe_rl.logger.disk import decode_json, write_json_atomic
 
 EXIT_STATUS = 75  # of a process whose run goes on in another one: EX_TEMPFAIL of sysexits.h
@@ -85,13 +86,13 @@ class Survival:
         here: Allocation,
         *,
         max_requeues: int,
-        command: scontrol.Command = scontrol.run_command,
+        run: Run = run_program,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._path = path
         self._here = here
         self._limit = max_requeues
-        self._command = command
+        self._run = run
         self._clock = clock
         self._verdict: Verdict | None = None
         found = read_record(path)
@@ -122,7 +123,7 @@ class Survival:
         return self._verdict
 
     def _decide(self, told: str) -> Verdict:
-        seen = scontrol.view(self._here.job_id, self._command) or scontrol.JobView("RUNNING")
+        seen = view(self._here.job_id, self._run) or JobView("RUNNING")
         if seen.state in _QUEUED or seen.restarts > self._here.restarts:
             return Verdict(True, f"told by {told} to end; SLURM has queued job {self._here.job_id} again")
         if seen.state == "PREEMPTED" or seen.preempted:
@@ -144,9 +145,10 @@ class Survival:
         return replace(verdict, reason=f"{verdict.reason} ({asked + 1} of {self._limit})")
 
     def _ask(self, why: str) -> Verdict:
-        refused = scontrol.requeue(self._here.job_id, self._command)
-        if refused is not None:
-            return Verdict(False, f"{why}; SLURM does not queue it again: {refused}")
+        try:
+            scontrol("requeue", self._here.job_id, run=self._run)
+        except SlurmError as error:
+            return Verdict(False, f"{why}; SLURM does not queue it again: {error}")
         return Verdict(True, f"{why}; job {self._here.job_id} is queued again")
 
     def _keep(self, record: Record) -> None:

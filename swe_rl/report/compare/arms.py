@@ -11,6 +11,7 @@ import re
 from collections.abc import Sequence
 from pathlib import PurePath
 
+from swe_rl.config.choices import ROUTERS
 from swe_rl.report.compare.compare import Arm, Measured
 
 PUBLISHED = ("dp4_default", "dp4_tr_atw01")  # what the published comparison calls its two logs
@@ -18,8 +19,7 @@ _SEED = "trainer.seed"
 _REPEATS = {"job.repeat": "repeat", _SEED: "seed"}  # keys that tell repeats of one arm apart, and their names
 _BARE = frozenset({"experiment"})  # its option names the whole set-up: `dp4_default`, not `experiment=dp4_default`
 _NO_DIFFERENCE = re.compile(r"(?:hydra|paths|logger|job)(?:[./].*)?|name|trainer\.resume")
-_ROUTERS = ("sticky_least_loaded", "default", "cap", "tr")
-_ROUTER = re.compile(rf"(?:router=)?(?:dp\d+_)?({'|'.join(_ROUTERS)})(?![a-z0-9])")
+_ROUTER = re.compile(rf"(?:router=)?(?:dp\d+_)?({'|'.join(ROUTERS)})(?![a-z0-9])")
 _DATA_PARALLEL = re.compile(r"(?<![a-z0-9])dp(\d+)(?![a-z0-9])")
 
 

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from swe_rl.errors import UserError
+from swe_rl.errors import UserError, one_line
 from swe_rl.sandbox.container.labels import PROVIDER, is_orphan
 from swe_rl.sandbox.container.stream import AttachError, ContainerStream, attach
 from swe_rl.sandbox.protocol import SandboxError
@@ -53,7 +53,7 @@ class ContainerEngine:
         except Exception as error:
             self._threads.shutdown(wait=False)
             raise UserError(
-                f"the container engine at {address} does not answer: {_words(error)}. Start it, or name another: "
+                f"the container engine at {address} does not answer: {one_line(error)}. Start it, or name another: "
                 "sandbox.host=unix:///PATH"
             ) from error
 
@@ -106,7 +106,7 @@ class ContainerEngine:
         try:
             return await asyncio.wait_for(attach(self.address, self.api_version, container_id), self._timeout_s)
         except (AttachError, OSError, TimeoutError) as error:
-            raise SandboxError(f"container {container_id[:12]}: {_words(error)}") from error
+            raise SandboxError(f"container {container_id[:12]}: {one_line(error)}") from error
 
     async def start(self, container_id: str, name: str) -> None:
         """Raises SandboxError."""
@@ -178,7 +178,7 @@ class ContainerEngine:
         except ImageNotFound as error:
             raise ImageMissingError(f"image {image!r} is not on the engine at {self.address}") from error
         except (DockerException, RequestException, OSError) as error:
-            raise SandboxError(f"{say}: {_words(error)}") from error
+            raise SandboxError(f"{say}: {one_line(error)}") from error
 
     def _client(self) -> "APIClient":
         """One of this thread: the SDK's session is not made for several."""
@@ -234,12 +234,7 @@ def _remove_once(name: str) -> Callable[["APIClient"], str]:
         except NotFound:
             return ""
         except APIError as error:
-            return _words(error)
+            return one_line(error)
         return ""
 
     return action
-
-
-def _words(error: BaseException) -> str:
-    explanation = getattr(error, "explanation", None)
-    return str(explanation or error or type(error).__name__).strip()[:500]

@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 from swe_rl.config.choices import PullPolicy
 from swe_rl.config.schema import SandboxConfig
+from swe_rl.errors import one_line
 from swe_rl.sandbox.container.engine import ContainerEngine, ImageMissingError
 from swe_rl.sandbox.protocol import SandboxError
 
@@ -103,7 +104,7 @@ class Images:
         try:
             return str(await self._engine.call_aside(action))[:500]
         except (DockerException, RequestException, OSError) as error:
-            return str(getattr(error, "explanation", None) or error)[:500]
+            return one_line(error)
 
 
 def pause_s(attempt: int, jitter: float) -> float:

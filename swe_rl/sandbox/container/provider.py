@@ -20,10 +20,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from swe_rl.config.engine_address import engine_address
 from swe_rl.config.schema import SandboxConfig
 from swe_rl.errors import UserError
 from swe_rl.sandbox.container import spec
-from swe_rl.sandbox.container.address import engine_address
 from swe_rl.sandbox.container.engine import ContainerEngine, ImageMissingError
 from swe_rl.sandbox.container.files import pack_folder
 from swe_rl.sandbox.container.guard import STOP_SIGNAL, Guard, guard_argv

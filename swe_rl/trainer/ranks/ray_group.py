@@ -17,7 +17,8 @@ from typing import Any
 
 from swe_rl.config.folders import PACKAGE
 from swe_rl.config.schema import ModelConfig
-from swe_rl.hardware.ray.cluster import CPU, GPU, RayCluster, RayClusterError, RayNode, connect, shortened
+from swe_rl.errors import one_line
+from swe_rl.hardware.ray.cluster import CPU, GPU, RayCluster, RayClusterError, RayNode, connect
 from swe_rl.layout.placement import PlacementError
 from swe_rl.layout.rank_nodes import rank_nodes, rank_places
 from swe_rl.trainer.errors import TrainerError
@@ -177,7 +178,7 @@ def _started() -> Iterator[None]:
         yield
     except RayError as error:
         raise TrainerError(
-            f"The Ray cluster did not start the trainer's ranks within {_START_S:.0f} s: {shortened(error)}. Its own "
+            f"The Ray cluster did not start the trainer's ranks within {_START_S:.0f} s: {one_line(error)}. Its own "
             "logs are below the temporary folder of `ray start` on each node."
         ) from error
 

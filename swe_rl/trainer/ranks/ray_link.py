@@ -12,7 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from swe_rl.hardware.ray.cluster import RayNode, shortened
+from swe_rl.errors import one_line
+from swe_rl.hardware.ray.cluster import RayNode
 from swe_rl.trainer.ranks.end import RankEnd, last_words
 from swe_rl.trainer.ranks.rank import RankSetup
 from swe_rl.trainer.ranks.ray_rank import RankHome
@@ -158,4 +159,4 @@ def _told(error: Exception) -> str:
     text = " ".join(str(error).split())
     for mark in _DETAIL:
         text = text.partition(mark)[2] or text
-    return shortened(text.partition(_ADVICE)[0].strip(" ."))
+    return one_line(text.partition(_ADVICE)[0].strip(" ."))

@@ -1,4 +1,4 @@
-"""Where a container engine answers.
+"""Where a container engine answers: the one answer for the preflight, the run and its helpers.
 
 Invariants:
 - `sandbox.host` decides, then DOCKER_HOST (CONTAINER_HOST for podman); only without both the usual sockets are tried.
@@ -6,8 +6,8 @@ Invariants:
 """
 
 import os
-from collections.abc import Mapping
-from pathlib import Path
+import stat
+from collections.abc import Callable, Mapping
 from urllib.parse import urlsplit
 
 from swe_rl.config.choices import SandboxKind
@@ -15,17 +15,26 @@ from swe_rl.config.schema import SandboxConfig
 from swe_rl.errors import UserError
 
 
-def engine_address(config: SandboxConfig, environment: Mapping[str, str]) -> str:
+def is_socket(path: str) -> bool:
+    """False for one that may not be looked at."""
+    try:
+        return stat.S_ISSOCK(os.stat(path).st_mode)  # noqa: PTH116  (pathlib raises where a parent is closed)
+    except OSError:
+        return False
+
+
+def engine_address(
+    config: SandboxConfig, environment: Mapping[str, str], there: Callable[[str], bool] = is_socket
+) -> str:
     """unix:///PATH or tcp://HOST:PORT. Raises UserError when there is none, or one of a kind that is not spoken."""
-    given = config.host or _from_environment(config.kind, environment)
-    if given:
+    if given := given_address(config, environment):
         return _checked(given, environment)
-    tried = [Path(path) for path in usual_sockets(config.kind, environment)]
+    tried = usual_sockets(config.kind, environment)
     for path in tried:
-        if path.is_socket():
+        if there(path):
             return f"unix://{path}"
     raise UserError(
-        f"sandbox.kind={config.kind}: no engine's socket at {', '.join(map(str, tried))}. Start one "
+        f"sandbox.kind={config.kind}: no engine's socket at {', '.join(tried)}. Start one "
         f"({_how_to_start(config.kind)}), or name it: sandbox.host=unix:///PATH or DOCKER_HOST"
     )
 
@@ -39,9 +48,10 @@ def usual_sockets(kind: SandboxKind, environment: Mapping[str, str]) -> list[str
     return [f"{runtime}/docker.sock", "/var/run/docker.sock", f"{home}/.docker/run/docker.sock"]
 
 
-def _from_environment(kind: SandboxKind, environment: Mapping[str, str]) -> str:
-    names = ("CONTAINER_HOST", "DOCKER_HOST") if kind is SandboxKind.podman else ("DOCKER_HOST",)
-    return next((environment[name] for name in names if environment.get(name)), "")
+def given_address(config: SandboxConfig, environment: Mapping[str, str]) -> str:
+    """Empty where only the usual sockets are left."""
+    names = ("CONTAINER_HOST", "DOCKER_HOST") if config.kind is SandboxKind.podman else ("DOCKER_HOST",)
+    return config.host or next((environment[name] for name in names if environment.get(name)), "")
 
 
 def _checked(address: str, environment: Mapping[str, str]) -> str:

@@ -1,21 +1,34 @@
 """SLURM's words for where a job is, and what a submission inherits."""
 
-import subprocess
-
 import pytest
 
-from swe_rl.hardware.slurm.squeue import JobState, Queue, SlurmError, job_state, outside, read_state, submit
+from swe_rl.hardware.slurm.jobs import (
+    JobState,
+    Queue,
+    SlurmError,
+    ask,
+    job_state,
+    outside,
+    read_state,
+    scontrol,
+    submit,
+)
+from swe_rl.host.program import Completed, NoAnswerInTime, Unanswered
 
 
 def answering(status=0, stdout="", stderr=""):
     asked = []
 
     def run(command, timeout_s, environ):
-        asked.append((list(command), dict(environ)))
-        return subprocess.CompletedProcess(command, status, stdout, stderr)
+        asked.append((list(command), environ))
+        return Completed(status, stdout, stderr)
 
     run.asked = asked
     return run
+
+
+def missing(command, timeout_s, environ):
+    return None
 
 
 def raising(error):
@@ -48,8 +61,8 @@ def test_states(text, where, words):
 def test_a_job_that_is_forgotten_is_gone_and_no_answer_is_none():
     assert job_state("7", answering(1, stderr="slurm_load_jobs error: Invalid job id specified")).where is Queue.GONE
     assert job_state("7", answering(1, stderr="Unable to contact slurm controller")).where is Queue.UNKNOWN
-    assert job_state("7", raising(subprocess.TimeoutExpired("squeue", 1))) == JobState(Queue.UNKNOWN)
-    assert job_state("7", raising(FileNotFoundError("squeue"))) == JobState(Queue.UNKNOWN)
+    assert job_state("7", raising(NoAnswerInTime("squeue"))) == JobState(Queue.UNKNOWN)
+    assert job_state("7", missing) == JobState(Queue.UNKNOWN)
 
 
 def test_what_is_asked():
@@ -70,7 +83,22 @@ def test_a_refusal_says_why(tmp_path):
     with pytest.raises(SlurmError, match="was refused: invalid partition"):
         submit(tmp_path / "a.sh", answering(1, stderr="invalid partition\n"), {})
     with pytest.raises(SlurmError, match="sbatch"):
-        submit(tmp_path / "a.sh", raising(FileNotFoundError("sbatch")), {})
+        submit(tmp_path / "a.sh", missing, {})
+
+
+def test_the_one_error_of_every_command():
+    with pytest.raises(SlurmError, match="there is no `no-such-program-of-ours` on PATH"):
+        ask(["no-such-program-of-ours"])
+    with pytest.raises(SlurmError, match="gave no answer in 0 s") as late:
+        ask(["sleep", "60"], timeout_s=0.1)
+    assert late.value.perhaps
+    with pytest.raises(SlurmError) as broken:
+        ask(["squeue"], raising(Unanswered("does not start")))
+    assert not broken.value.perhaps
+    with pytest.raises(SlurmError, match="^no contact to it$"):
+        scontrol("show", run=answering(1, stderr="no contact\n to it"))
+    with pytest.raises(SlurmError, match="^scontrol ended with 3$"):
+        scontrol("show", run=answering(3))
 
 
 def test_outside_keeps_what_is_no_job_s():
