@@ -133,13 +133,15 @@ def _check_output(output: Path) -> None:
 def _save(
     output: Path, model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerFast", figures: dict[str, Any]
 ) -> None:
-    """Written aside, then renamed: a half-written model is never found."""
-    aside = output.with_name(f".{output.name}.aside")
-    shutil.rmtree(aside, ignore_errors=True)
+    """Written aside, then renamed: a half-written model is never found, and the old one goes after the new one is there."""
+    aside, old = output.with_name(f".{output.name}.aside"), output.with_name(f".{output.name}.old")
+    for leftover in (aside, old):
+        shutil.rmtree(leftover, ignore_errors=True)
     aside.mkdir(parents=True)
     model.save_pretrained(aside)
     tokenizer.save_pretrained(aside)
     write_json_atomic(aside / "warm_start.json", figures)
     if output.exists():
-        shutil.rmtree(output)
+        output.rename(old)
     aside.rename(output)
+    shutil.rmtree(old, ignore_errors=True)
