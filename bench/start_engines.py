@@ -19,7 +19,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from swe_rl.engine.vllm.command import vllm_command
+from swe_rl.engine.vllm.arguments import vllm_command
 from swe_rl.engine.vllm.server import Launch, VllmServer
 from swe_rl.errors import RunError, UserError
 from swe_rl.hardware.host_address import free_port

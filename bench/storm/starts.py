@@ -68,6 +68,7 @@ class Starts:
             if "ended" in record:
                 self._ended[record["ended"]] = record["status"]
             else:
+                self._ended.pop(record.get("started", 0), None)  # the number of one that ended long ago
                 self._answers.append(record)
 
     def _answer(self, name: str, timeout_s: float) -> Any:

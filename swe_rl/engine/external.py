@@ -12,7 +12,6 @@ from dataclasses import replace
 from swe_rl.config.choices import LogprobsMode
 from swe_rl.config.schema import Config
 from swe_rl.engine.loss import LossTeller
-from swe_rl.engine.protocol import EngineError
 from swe_rl.engine.server.client import ConnectionLostError, HttpClient, SilentError
 from swe_rl.engine.server.engine import HttpEngine
 from swe_rl.engine.server.features import Needs, Patience
@@ -31,11 +30,6 @@ class ExternalEngine(HttpEngine):
 
     teller: LossTeller | None = None
 
-    @property
-    def why_lost(self) -> EngineError | None:
-        """None while it serves."""
-        return self.in_flight.failure
-
     async def _broke_off(self) -> None:
         """Known to be lost before the request is tried again, which is to be on another engine then."""
         if self._monitor is not None:
@@ -46,7 +40,7 @@ class ExternalEngine(HttpEngine):
             self.teller.back()
         elif self.teller is not None:
             then = "its work goes to the others until it is back"
-            self.teller.lost(str(self.in_flight.failure), self.in_flight.loss, then)
+            self.teller.lost(str(self.why_lost), self.in_flight.loss, then)
         super()._tell(up)
 
     async def start(self) -> None:

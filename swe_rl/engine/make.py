@@ -20,8 +20,7 @@ from swe_rl.engine.external import external_engines
 from swe_rl.engine.loss import LossTeller, Record
 from swe_rl.engine.protocol import Engine, EngineError
 from swe_rl.engine.scripted import ScriptedEngine
-from swe_rl.engine.vllm.arguments import VllmOptions
-from swe_rl.engine.vllm.command import complete
+from swe_rl.engine.vllm.arguments import VllmOptions, complete
 from swe_rl.engine.vllm.engines import EngineFolders, vllm_engines, weight_folders
 from swe_rl.errors import UserError
 from swe_rl.logger.disk import disk_error

@@ -1,6 +1,7 @@
-"""The engine interface, the same for the embedded engine, vLLM and an external server.
+"""What an engine is: the base of the embedded engine, of vLLM and of an external server.
 
 Invariants:
+- Whatever is asked of one engine may be asked of all: what an engine does not do has a default here that says so.
 - Token ids in, token ids and log-probabilities out; no text crosses this boundary.
 - `logprobs[i]` is the log-probability of `token_ids[i]` under the temperature-scaled distribution before
   top-p/top-k truncation, in float32 from float32 logits.
@@ -8,14 +9,18 @@ Invariants:
 - With a `seed`, a request's tokens do not depend on which other requests share its batch.
 """
 
-from collections.abc import Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol
+from enum import Enum, auto
+from typing import TYPE_CHECKING, Literal, Self
 
 from swe_rl.errors import RunError
 
 if TYPE_CHECKING:
     import torch
+
+    from swe_rl.engine.server.engine import HttpEngine
 
 FinishReason = Literal["stop", "length", "abort"]
 
@@ -26,6 +31,28 @@ class EngineError(RunError):
 
 class ContextOverflowError(EngineError):
     """The prompt leaves no room for a single sampled token within the engine's `max_model_len`."""
+
+
+class WeightSyncError(EngineError):
+    """Some engines did not take new weights; `failures` says why, by engine."""
+
+    def __init__(self, message: str, failures: Mapping[str, EngineError]) -> None:
+        super().__init__(message)
+        self.failures = dict(failures)
+
+    @classmethod
+    def of(cls, failures: Mapping[str, EngineError], count: int, version: int, instead: str = "") -> Self:
+        """Of `count` engines. What several say alike is said once. `instead`: another way, as a sentence."""
+        names: dict[str, list[str]] = {}
+        for name, failure in failures.items():
+            names.setdefault(str(failure), []).append(name)
+        reasons = "; ".join(f"{', '.join(who)}: {why}" for why, who in names.items())
+        return cls(
+            f"The weights of step {version} did not reach {len(failures)} of {count} engines ({reasons}). The run "
+            "stops, as they would sample with older ones; trainer.resume=auto goes on from the newest "
+            f"checkpoint.{instead}",
+            failures,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,38 +91,97 @@ class EngineStats:
     preemptions_total: int = 0  # requests that had to be computed anew for want of memory; only grows
 
 
-class Engine(Protocol):
-    name: str
+class EngineState(Enum):
+    up = auto()
+    starting = auto()  # its own servers, perhaps once more: it ends up or gone, whoever waits for it
+    lost = auto()  # until somebody else brings its server back
+    gone = auto()  # it will not serve again
 
-    async def start(self) -> None: ...
 
+class Engine(ABC):
+    """`on_change(up)` is called when the engine is lost (False) and when it serves again (True).
+
+    `restore` gives a server that was started anew the current weights where they are not in a folder, by `adopt` or
+    `update_weights` of the client that it is called with.
+    """
+
+    on_change: Callable[[bool], None] | None = None
+    restore: "Callable[[HttpEngine], Awaitable[None]] | None" = None
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    @property
+    def state(self) -> EngineState:
+        return EngineState.up
+
+    @property
+    def why_lost(self) -> EngineError | None:
+        """None while it serves, and before it did."""
+        return None
+
+    async def start(self) -> None:
+        """Raises UserError, EngineError; nothing is left running then."""
+
+    @abstractmethod
     async def generate(
         self, prompt_ids: Sequence[int], params: SamplingParams, *, request_id: str, session_id: str | None = None
     ) -> Completion:
         """Raises ContextOverflowError, or EngineError. Cancelling the awaiting task aborts the request."""
-        ...
 
+    @abstractmethod
     async def abort(self, request_id: str) -> None:
-        """The request ends with finish_reason `abort` and what it has sampled so far; unknown ids are ignored."""
-        ...
+        """The request ends with finish_reason `abort` and what it has sampled so far; unknown ids are ignored.
+
+        Raises EngineError where a server does not offer it.
+        """
 
     def release_session(self, session_id: str) -> None:
-        """Frees what is kept for a session that is over; unknown ids are ignored."""
-        ...
+        """Frees what is kept for a session that is over; unknown ids are ignored. Most engines keep nothing."""
 
+    @abstractmethod
     async def pause(self) -> None:
-        """In-flight requests freeze where they are; new ones queue."""
-        ...
+        """In-flight requests freeze where they are; new ones queue. Raises EngineError."""
 
+    @abstractmethod
     async def resume(self) -> None: ...
 
+    async def sleep(self) -> None:
+        """Its GPUs' memory is free when this returns; requests wait. Raises EngineError where it will not serve again.
+
+        An engine that has no memory on a GPU goes on as it is.
+        """
+
+    async def may_wake(self) -> None:
+        """Its GPUs are free again; the next weights wake it. Raises EngineError where it will not serve again."""
+
+    @property
+    def wake_s(self) -> float:
+        """Seconds that the last waking took."""
+        return 0.0
+
+    @abstractmethod
     async def update_weights(self, weights: "Mapping[str, torch.Tensor]", version: int) -> None:
         """Copies `weights` in place (names as in the model's `state_dict`); later samples carry `version`.
 
         A request in flight is sampled anew: no completion mixes two versions. Raises EngineError.
         """
-        ...
 
+    async def receiver(self) -> "HttpEngine":
+        """Whose server takes weights for this engine from a trainer's memory, once it is up. Raises EngineError."""
+        raise EngineError(f"Engine `{self.name}` is no server that takes weights from a trainer's memory")
+
+    def explained(self, error: EngineError) -> EngineError:
+        """With what is known of its server's failure beyond the answer."""
+        return error
+
+    @abstractmethod
     def stats(self) -> EngineStats: ...
 
-    async def close(self) -> None: ...
+    @abstractmethod
+    async def close(self) -> None:
+        """May be called twice."""
+
+    def _tell(self, up: bool) -> None:
+        if self.on_change is not None:
+            self.on_change(up)

@@ -10,7 +10,15 @@ import asyncio
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from swe_rl.engine.protocol import Completion, ContextOverflowError, EngineStats, SamplingParams
+from swe_rl.engine.protocol import (
+    Completion,
+    ContextOverflowError,
+    Engine,
+    EngineError,
+    EngineState,
+    EngineStats,
+    SamplingParams,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -18,13 +26,19 @@ if TYPE_CHECKING:
 Reply = Callable[[Sequence[int]], Sequence[int]]
 
 
-class ScriptedEngine:
-    """`reply(prompt_ids)` gives the tokens, end token included; `token_delay_s` is the time each takes."""
+class ScriptedEngine(Engine):
+    """`reply(prompt_ids)` gives the tokens, end token included; `token_delay_s` is the time each takes.
+
+    `state` and `why_lost` are what they are set to.
+    """
+
+    state = EngineState.up
+    why_lost: EngineError | None = None
 
     def __init__(
         self, reply: Reply, *, name: str = "scripted", max_model_len: int = 4096, token_delay_s: float = 0.0
     ) -> None:
-        self.name = name
+        super().__init__(name)
         self.token_delay_s = token_delay_s
         self.requests: list[tuple[str | None, tuple[int, ...], SamplingParams]] = []  # (session, prompt, parameters)
         self.cancelled: list[str] = []  # ids of requests whose caller went away
@@ -40,9 +54,6 @@ class ScriptedEngine:
     def fail_next(self, *errors: Exception) -> None:
         """The next requests raise these, in order."""
         self._failures += errors
-
-    async def start(self) -> None:
-        return None
 
     async def generate(
         self, prompt_ids: Sequence[int], params: SamplingParams, *, request_id: str, session_id: str | None = None
@@ -69,9 +80,6 @@ class ScriptedEngine:
     async def abort(self, request_id: str) -> None:
         if request_id in self._aborts:
             self._aborts[request_id].set()
-
-    def release_session(self, session_id: str) -> None:
-        """Nothing is kept for a session."""
 
     async def pause(self) -> None:
         self._running.clear()

@@ -1,31 +1,54 @@
-"""New weights for all engines of a run, side by side.
+"""What a step asks of all engines of a run: to leave the GPUs to the trainer for a turn, and to take new weights.
 
 Invariants:
-- Every engine is given them at the same time, and has taken them or failed when `update_engines` ends.
-- An engine that will not serve again needs none, as long as another one does.
+- Every engine is given new weights at the same time, and has taken them or failed when `update_engines` ends.
+- An engine that will not serve again needs no weights, as long as another one does.
+- Outside of `to_trainer` ... `to_engines` the GPUs are the engines'; a run begins so, with engines that are awake.
+- After `to_trainer` no server has memory on a GPU beyond what sleeping leaves: it sleeps, or its process has ended.
+- After `to_engines` every engine that will serve again has a running server, which serves with the next update of
+  weights and not before: that update wakes it, and nothing else does.
+- Engines with no memory on a GPU go on as they are.
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from swe_rl.engine.protocol import Engine, EngineError
+from swe_rl.config.choices import EngineKind
+from swe_rl.config.schema import Config
+from swe_rl.engine.protocol import Engine, EngineError, EngineState, WeightSyncError
+from swe_rl.engine.server.weights import EMBEDDING, HEAD
+from swe_rl.engine.transfer.direct import Transfer
+from swe_rl.engine.transfer.protocol import GLOO, IPC, SendsWeights, transfer_kind
+from swe_rl.engine.transfer.staged import StagedTransfer
+from swe_rl.plan.sizes import shares_gpus
 
 if TYPE_CHECKING:
     import torch
 
 
-class WeightSyncError(EngineError):
-    """Some engines did not take new weights; `failures` says why, by engine."""
-
-    def __init__(self, message: str, failures: Mapping[str, EngineError]) -> None:
-        super().__init__(message)
-        self.failures = dict(failures)
+def make_transfer(config: Config, engines: Sequence[Engine], sender: SendsWeights) -> Transfer | None:
+    """For engines that take weights from the trainer's memory at once; None where they take them one by one."""
+    kind = transfer_kind(config)
+    if kind is None:
+        return None
+    # Without a GPU the servers of vllm_engines have an output layer of their own.
+    untied = config.model.tie_word_embeddings and kind == GLOO and config.engine.kind is EngineKind.vllm
+    twice = {HEAD: EMBEDDING} if untied else {}
+    if kind == IPC:
+        made: Transfer = StagedTransfer(engines, sender, twice)
+    else:
+        made = Transfer(engines, sender, kind, twice)
+    if config.trainer.max_staleness_steps == 0:  # else the trainer's weights may be newer than those that are restored
+        for engine in engines:
+            engine.restore = made.restore
+    return made
 
 
 async def update_engines(engines: Sequence[Engine], weights: "Mapping[str, torch.Tensor]", version: int) -> None:
     """`weights`: names as in the model's `state_dict`. Raises WeightSyncError; DiskError and the like as they are."""
-    wanting = [engine for engine in engines if not is_gone(engine)] or list(engines)
+    wanting = [engine for engine in engines if engine.state is not EngineState.gone] or list(engines)
     ends = await asyncio.gather(
         *(engine.update_weights(weights, version) for engine in wanting), return_exceptions=True
     )
@@ -35,24 +58,42 @@ async def update_engines(engines: Sequence[Engine], weights: "Mapping[str, torch
             failures[engine.name] = end
         elif isinstance(end, BaseException):
             raise end
-    gone = {engine.name for engine in wanting if is_gone(engine)}
+    gone = {engine.name for engine in wanting if engine.state is EngineState.gone}
     if failures and not (len(failures) < len(wanting) and failures.keys() <= gone):
-        raise sync_error(failures, len(engines), version) from next(iter(failures.values()))
+        raise WeightSyncError.of(failures, len(engines), version) from next(iter(failures.values()))
 
 
-def is_gone(engine: object) -> bool:
-    """It will not serve again."""
-    return bool(getattr(engine, "failed", False))
+class Turns:
+    def __init__(self, engines: Sequence[Engine]) -> None:
+        self._engines = engines
+        self._sleep_s: float | None = None
+
+    async def to_trainer(self) -> None:
+        """The engines leave their GPUs. Nothing may be in flight; what comes now waits. Raises EngineError."""
+        began_s = time.monotonic()
+        await _each(self._engines, lambda engine: engine.sleep())
+        self._sleep_s = time.monotonic() - began_s
+
+    async def to_engines(self) -> None:
+        """The trainer has given its memory back, and new weights follow. Raises EngineError."""
+        if self._sleep_s is not None:
+            await _each(self._engines, lambda engine: engine.may_wake())
+
+    def times(self) -> dict[str, float]:
+        """Seconds of the last turn, each the slowest engine's: `sleep_s`, `wake_s`. Before the first one nothing."""
+        if self._sleep_s is None:
+            return {}
+        return {"sleep_s": self._sleep_s, "wake_s": max((engine.wake_s for engine in self._engines), default=0.0)}
 
 
-def sync_error(failures: Mapping[str, EngineError], count: int, version: int, instead: str = "") -> WeightSyncError:
-    """What several engines say alike is said once. `instead`: another way, as a sentence."""
-    names: dict[str, list[str]] = {}
-    for name, failure in failures.items():
-        names.setdefault(str(failure), []).append(name)
-    told = "; ".join(f"{', '.join(who)}: {why}" for why, who in names.items())
-    return WeightSyncError(
-        f"The weights of step {version} did not reach {len(failures)} of {count} engines ({told}). The run stops, as "
-        f"they would sample with older ones; trainer.resume=auto goes on from the newest checkpoint.{instead}",
-        failures,
-    )
+def make_turns(config: Config, engines: Sequence[Engine]) -> Turns:
+    return Turns(engines if shares_gpus(config) else [])
+
+
+async def _each(engines: Sequence[Engine], step: Callable[[Engine], Awaitable[None]]) -> None:
+    """All at the same time; whoever fails for good is left out, as the update of weights does."""
+    ends = await asyncio.gather(*(step(engine) for engine in engines), return_exceptions=True)
+    for engine, end in zip(engines, ends, strict=True):
+        left_out = isinstance(end, EngineError) and engine.state is EngineState.gone
+        if isinstance(end, BaseException) and not left_out:
+            raise end

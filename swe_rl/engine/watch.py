@@ -1,9 +1,12 @@
-"""What the engines have to do over time: samples of their load for `events.jsonl`.
+"""The engines over time: samples of their load for `events.jsonl`, and the time in which none of them serves.
 
 Invariants:
 - Often at first and ever more rarely: a sample after each hundredth of the time so far, never faster than
   `SHORTEST_S`, never slower than `LONGEST_S`. So a step of seconds is seen in detail and one of hours stays small.
 - A sample that equals the one before is not written: what was last written holds until the next one, or the end.
+- Work waits for an engine to come back, and not for ever. Time in which our event loop stood still is not counted:
+  nobody could be seen to come back.
+- An engine that starts its servers anew is not lost but starting, and gone when it gives up; that is not counted.
 """
 
 import asyncio
@@ -12,7 +15,8 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
 from swe_rl.engine.loss import Record
-from swe_rl.engine.protocol import Engine
+from swe_rl.engine.protocol import Engine, EngineError, EngineState
+from swe_rl.engine.server.monitor import TICK_S
 
 SHORTEST_S = 0.25
 LONGEST_S = 5.0
@@ -79,3 +83,34 @@ def load_of(engine: Engine) -> dict[str, float]:
         "kv": round(min(1.0, share), 4),
         "preemptions": stats.preemptions_total,
     }
+
+
+class NoEngineError(EngineError):
+    """No engine has served for so long that nothing is waited for any more."""
+
+
+async def require_an_engine(
+    engines: Sequence[Engine],
+    limit_s: float,
+    say: Callable[[str], None] = lambda _: None,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+) -> None:
+    """Returns never. Raises NoEngineError once every engine has been lost for `limit_s` without a break."""
+    looked_s, away_s = clock(), 0.0
+    while True:
+        await sleep(TICK_S)
+        before_s, looked_s = looked_s, clock()
+        losses = [engine.why_lost for engine in engines if engine.state is EngineState.lost]
+        if not losses or len(losses) < len(engines):
+            away_s = 0.0
+            continue
+        if not away_s:
+            say(f"no engine serves: work waits for one to come back, {limit_s:g} s at most (engine.max_away_s)")
+        away_s += min(looked_s - before_s, 2 * TICK_S)
+        if away_s >= limit_s:
+            raise NoEngineError(
+                f"No engine has served for {limit_s:g} s (engine.max_away_s): {'; '.join(map(str, losses))}. Start "
+                "the servers of engine.urls again, and go on with trainer.resume=auto"
+            )

@@ -5,11 +5,15 @@ Invariants:
 - Without one, the gateway is on a loopback address and every program of this machine may call. A web page is no such
   program: what a browser sends for it names another host (one that was made to lead here), or says where it is from.
 - A request that does not arrive in time is not waited for, and what is no request leaves no traceback.
+- A connection whose first head does not come within the limit is closed; aiohttp, which would wait for ever, never
+  hears of it. From the first complete head on it is aiohttp's, with all that was read; its `keepalive_timeout` bounds
+  the wait for each head after that. What cannot become a head (a client that speaks TLS, say) it refuses at once.
 """
 
 import asyncio
 import hmac
 from collections.abc import Callable
+from typing import cast
 from urllib.parse import urlsplit
 
 from aiohttp import web
@@ -17,6 +21,8 @@ from aiohttp import web
 from swe_rl.gateway.errors import ApiError, Handler
 from swe_rl.host.loopback import is_loopback
 
+_END_OF_HEAD = b"\r\n\r\n"
+_LONGEST_HEAD_BYTES = 65536  # more is aiohttp's to refuse
 Middleware = Callable[[web.Request, Handler], "web.StreamResponse"]
 
 
@@ -73,3 +79,53 @@ async def body_of(request: web.Request, arrival_s: float) -> bytes:
     except TimeoutError as error:
         message = f"The request's body did not arrive within {arrival_s:g} s."
         raise ApiError(408, message, code="request_timeout") from error
+
+
+class Arrivals:
+    """A factory of protocols for a listening socket; `serve` makes the protocol that takes over."""
+
+    def __init__(self, serve: Callable[[], asyncio.Protocol], limit_s: float) -> None:
+        self.serve = serve
+        self.limit_s = limit_s
+        self.open: set[asyncio.Transport] = set()
+
+    def __call__(self) -> asyncio.Protocol:
+        return _Arriving(self)
+
+    def close(self) -> None:
+        for transport in list(self.open):
+            transport.abort()
+
+
+class _Arriving(asyncio.Protocol):
+    def __init__(self, arrivals: Arrivals) -> None:
+        self._arrivals = arrivals
+        self._head = bytearray()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._arrivals.open.add(self._transport)
+        loop = asyncio.get_running_loop()
+        self._limit = loop.call_later(self._arrivals.limit_s, self._transport.abort)
+
+    def data_received(self, data: bytes) -> None:
+        begin = max(0, len(self._head) - len(_END_OF_HEAD))
+        self._head += data
+        first = self._head.lstrip(b"\r\n")[:1]
+        whole = first and self._head.find(_END_OF_HEAD, begin) >= 0
+        if whole or len(self._head) > _LONGEST_HEAD_BYTES or (first and not first.isalpha()):
+            self._hand_over()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._leave()
+
+    def _hand_over(self) -> None:
+        self._leave()
+        server = self._arrivals.serve()
+        self._transport.set_protocol(server)
+        server.connection_made(self._transport)
+        server.data_received(bytes(self._head))
+
+    def _leave(self) -> None:
+        self._limit.cancel()
+        self._arrivals.open.discard(self._transport)

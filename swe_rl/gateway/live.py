@@ -18,11 +18,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from swe_rl.config.schema import GatewayConfig
 from swe_rl.engine.protocol import Completion
 from swe_rl.gateway.errors import ApiError, GatewayError, no_session, unavailable
+from swe_rl.gateway.placement import Placement
 from swe_rl.gateway.session import Recorded, Session, SessionSettings
+from swe_rl.gateway.store.traces import TraceStore
 from swe_rl.gateway.trace import Break
 from swe_rl.gateway.waits import Waits
+from swe_rl.model.chat import ChatRenderer
 
 _REMEMBERED_CLOSED = 65536
 _MAX_ID_CHARS = 512
@@ -86,25 +90,26 @@ class LiveSession:
 
 
 class LiveSessions:
-    """`new_state` makes a session's state; `released` is told of each that is gone. `clients_begin`: whether there are
-    implicit ones; `max_idle` and `idle_s` bound them."""
+    """A session goes on where its traces in `store` end; `placement` hears of each that is gone. `clients_begin`:
+    whether there are implicit ones."""
 
     def __init__(
         self,
-        new_state: Callable[[str], Session],
-        released: Callable[[str], None],
+        placement: Placement,
+        renderer: ChatRenderer,
+        store: TraceStore,
+        config: GatewayConfig,
         *,
         clients_begin: bool = False,
-        max_idle: int = 1024,
-        idle_s: float = 3600.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.num_calls = 0  # in flight, of all sessions
-        self._new_state = new_state
-        self._released = released
+        self.paused = False  # no call is taken
+        self._placement = placement
+        self._renderer = renderer
+        self._store = store
+        self._config = config
         self._clients_begin = clients_begin
-        self._max_idle = max_idle
-        self._idle_s = idle_s
         self._clock = clock
         self._opened: dict[str, LiveSession] = {}
         self._implicit: OrderedDict[str, LiveSession] = OrderedDict()  # used least lately first
@@ -125,6 +130,7 @@ class LiveSessions:
     def known(self, session_id: str, secret: str) -> LiveSession | None:
         """The session at an address; None for one that a client may begin. Raises ApiError."""
         live = self._opened.get(session_id) or self._implicit.get(session_id)
+        # Compared for every id, also one that nobody knows: who guesses learns nothing from the answer or its time.
         expected = live.secret if live is not None else self._closed.get(session_id, "")
         if not hmac.compare_digest(secret.encode(errors="surrogatepass"), expected.encode()):
             raise no_session(session_id)
@@ -161,10 +167,15 @@ class LiveSessions:
         self.num_calls -= 1
         self._used(live)
 
-    def refused(self, session_id: str | None) -> None:
-        """A call of an opened session was answered that it should come again."""
+    def check_room(self, session_id: str | None) -> None:
+        """Raises ApiError while no call is taken; one of an opened session then waits before it comes again."""
+        full = self.num_calls >= self._config.max_calls
+        refusal = "paused" if self.paused else "overloaded" if full else None
+        if refusal is None:
+            return
         if session_id in self._opened:
             self._opened[session_id].waits.refused()
+        raise unavailable(f"The gateway takes no calls at the moment: {refusal}.", refusal)
 
     def waited_s(self, session_id: str) -> float:
         """Of an opened session: for how long its calls waited, so far."""
@@ -175,7 +186,8 @@ class LiveSessions:
         return session_id in self._opened
 
     async def close(self, session_id: str) -> SessionSummary:
-        """Ends its calls in flight. Raises GatewayError for an id that is not open."""
+        """Ends its calls in flight; its traces are committed when this returns. Raises GatewayError for an id that is
+        not open, TraceStoreError."""
         live = self._opened.pop(session_id, None) or self._implicit.pop(session_id, None)
         if live is None:
             raise GatewayError(f"session {session_id} is not open")
@@ -185,13 +197,14 @@ class LiveSessions:
         try:
             await live.cancel_calls()
         finally:
-            self._released(session_id)
+            self._placement.release(session_id)
+        await self._store.flush()
         return live.summary()
 
     def forget(self, session_id: str) -> None:
         """An implicit session that will not come back."""
         if self._implicit.pop(session_id, None) is not None:
-            self._released(session_id)
+            self._placement.release(session_id)
 
     def all(self) -> list[LiveSession]:
         return [*self._opened.values(), *self._implicit.values()]
@@ -202,8 +215,8 @@ class LiveSessions:
     def let_go(self, room: int = 0) -> None:
         """Of implicit sessions that nobody uses any more, so that `room` more may come; asked now and then, also when
         no call comes."""
-        before_s = self._clock() - self._idle_s
-        surplus = len(self._implicit) + room - self._max_idle
+        before_s = self._clock() - self._config.session_idle_s
+        surplus = len(self._implicit) + room - self._config.max_idle_sessions
         gone = []
         for name, live in self._implicit.items():
             if surplus <= 0 and live.used_s >= before_s:
@@ -213,6 +226,10 @@ class LiveSessions:
                 surplus -= 1
         for name in gone:
             self.forget(name)
+
+    def _new_state(self, session_id: str) -> Session:
+        turn, chain = self._store.next_numbers(session_id)
+        return Session(self._renderer, first_turn=turn, first_chain=chain)
 
     def _used(self, live: LiveSession) -> None:
         live.used_s = self._clock()

@@ -5,22 +5,27 @@ Invariants:
 - No label grows with the number of sessions.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from swe_rl.engine.protocol import Engine
-from swe_rl.gateway.store.traces import StoreStats
+if TYPE_CHECKING:  # read here, and made by whoever uses these metrics
+    from swe_rl.engine.protocol import Engine
+    from swe_rl.gateway.live import LiveSessions
+    from swe_rl.gateway.placement import Placement
+    from swe_rl.gateway.store.traces import TraceStore
 
 _SECONDS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
 
 
-class GatewayMetrics:
+class GatewayMetrics(Collector):
     def __init__(
-        self, engines: Sequence[Engine], store_stats: Callable[[], StoreStats], counts: Callable[[], dict[str, int]]
+        self, engines: "Sequence[Engine]", store: "TraceStore", sessions: "LiveSessions", placement: "Placement"
     ) -> None:
+        self._engines, self._store, self._sessions, self._placement = engines, store, sessions, placement
         self.registry = CollectorRegistry()
         self.requests = Counter(
             "swe_rl_gateway_requests", "Completions by HTTP status", ["status"], registry=self.registry
@@ -33,25 +38,18 @@ class GatewayMetrics:
         self.call_s = Histogram(
             "swe_rl_gateway_call_seconds", "Of answered calls", buckets=_SECONDS, registry=self.registry
         )
-        self.registry.register(_Scraped(engines, store_stats, counts))
+        self.registry.register(self)
 
     def text(self) -> bytes:
         """In Prometheus' text format."""
         return generate_latest(self.registry)
 
-
-class _Scraped(Collector):
-    def __init__(
-        self, engines: Sequence[Engine], store_stats: Callable[[], StoreStats], counts: Callable[[], dict[str, int]]
-    ) -> None:
-        self._engines = engines
-        self._store_stats = store_stats
-        self._counts = counts
-
     def collect(self) -> Iterable[Metric]:
-        for name, value in self._counts().items():
+        """What is read when it is asked for."""
+        counts = {"sessions_open": len(self._sessions), "calls_in_flight": self._sessions.num_calls}
+        for name, value in {**counts, "calls_held": self._placement.held}.items():
             yield GaugeMetricFamily(f"swe_rl_gateway_{name}", f"Number of {name.replace('_', ' ')}", value=value)
-        stats = self._store_stats()
+        stats = self._store.stats()
         yield GaugeMetricFamily("swe_rl_store_queued", "Traces waiting to be written", value=stats.queued)
         yield CounterMetricFamily("swe_rl_store_traces", "Traces written", value=stats.traces)
         yield CounterMetricFamily("swe_rl_store_commits", "Transactions", value=stats.commits)

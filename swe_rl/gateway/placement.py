@@ -13,7 +13,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from functools import partial
 
-from swe_rl.engine.protocol import Engine
+from swe_rl.engine.protocol import Engine, EngineState
 from swe_rl.router.core import (
     EngineAdded,
     EngineLoad,
@@ -50,8 +50,7 @@ class Placement:
 
     def start(self) -> None:
         for name, engine in self._engines.items():
-            if hasattr(engine, "on_change"):
-                engine.on_change = partial(self._changed, name)
+            engine.on_change = partial(self._changed, name)
         if self._router.tick_s is not None:
             self._look()  # capacities before the first request
             self._ticks = asyncio.get_running_loop().create_task(self._tick(self._router.tick_s))
@@ -73,6 +72,7 @@ class Placement:
         turn: int | None = None,
     ) -> AsyncIterator[Placed]:
         """Waits until the router lets the request go, and tells it when the block is left."""
+        # Two ends: a caller that is cancelled while its request is held never had an engine, and still is finished.
         waiting = self._held[request_id] = asyncio.get_running_loop().create_future()
         context_tokens, cached_tokens = prompt_tokens, None
         try:
@@ -128,7 +128,7 @@ class Placement:
     def _changed(self, name: str, up: bool) -> None:
         capacity = self._engines[name].stats().kv_capacity_tokens
         self._feed(EngineAdded(name, capacity) if up else EngineLost(name))
-        if all(getattr(engine, "failed", False) for engine in self._engines.values()):
+        if all(engine.state is EngineState.gone for engine in self._engines.values()):
             self._feed(EngineAdded(name, capacity))  # what is held fails there with its reason, instead of waiting on
 
     @staticmethod

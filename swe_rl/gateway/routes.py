@@ -6,12 +6,15 @@ Invariants:
   secret; to everything else it is not there.
 - A client closes the session that it began; one that was opened for a trajectory only its opener closes.
 - A client that disconnects cancels its call.
+- Of a stream, until the first heartbeat an error still is an HTTP error; after it, an event `{"error": ...}`.
 """
 
 import asyncio
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager
 from dataclasses import asdict
+from typing import Any, TypeVar
 
 import orjson
 from aiohttp import web
@@ -19,25 +22,27 @@ from aiohttp import web
 from swe_rl.gateway import reply
 from swe_rl.gateway.callers import body_of
 from swe_rl.gateway.completion import Completer
-from swe_rl.gateway.errors import ApiError, GatewayError, no_session, unavailable
-from swe_rl.gateway.live import LiveSession, LiveSessions, SessionSummary
+from swe_rl.gateway.errors import ApiError, GatewayError, no_session
+from swe_rl.gateway.live import LiveSession, LiveSessions
 from swe_rl.gateway.metrics import GatewayMetrics
+from swe_rl.gateway.placement import Placement
 from swe_rl.gateway.reply import Answer
 from swe_rl.gateway.request import ChatRequest, parse_request
-from swe_rl.gateway.stream import outcome, send_stream
-from swe_rl.gateway.token_request import SERVER, parse_token_request, token_answer
+from swe_rl.gateway.token_request import SERVER, TokenRequest, parse_token_request, token_answer
 from swe_rl.version import __version__
 
 OPENED = "/sessions/{session_id}/{secret}/v1"  # of a session that was opened for a trajectory
 _CLIENT_GONE = "499"
+_STREAM = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+T = TypeVar("T")
+Wanted = TypeVar("Wanted", ChatRequest, TokenRequest)
 
 
 class Routes:
-    """`refuse()` says why no call is taken at the moment (paused, overloaded), or None; `close` closes a session."""
-
     def __init__(
         self,
         sessions: LiveSessions,
+        placement: Placement,
         completer: Completer,
         metrics: GatewayMetrics,
         *,
@@ -47,11 +52,9 @@ class Routes:
         vocab_size: int,
         heartbeat_s: float,
         arrival_s: float,
-        refuse: Callable[[], str | None],
-        close: Callable[[str], Awaitable[SessionSummary]],
-        router_state: Callable[[], dict[str, object]],
     ) -> None:
         self._sessions = sessions
+        self._placement = placement
         self._completer = completer
         self._metrics = metrics
         self._model = {"id": model_name, "object": "model", "created": 0, "owned_by": "swe_rl"}
@@ -62,9 +65,6 @@ class Routes:
         self._vocab_size = vocab_size
         self._heartbeat_s = heartbeat_s
         self._arrival_s = arrival_s
-        self._refuse = refuse
-        self._close = close
-        self._router_state = router_state
 
     def add_to(self, app: web.Application) -> None:
         for prefix in ("/v1", "/sessions/{session_id}/v1", OPENED):
@@ -111,7 +111,7 @@ class Routes:
         if self._sessions.is_opened(session_id):
             raise no_session(session_id)
         try:
-            summary = asdict(await self._close(session_id))
+            summary = asdict(await self._sessions.close(session_id))
         except GatewayError as error:
             raise no_session(session_id) from error
         return _json(summary | {"breaks": {kind.value: number for kind, number in summary["breaks"].items()}})
@@ -129,69 +129,91 @@ class Routes:
 
     async def router_state(self, request: web.Request) -> web.Response:
         """Ledgers, programs and the latest decisions with their reasons."""
-        return _json(self._router_state())
+        return _json(self._placement.snapshot())
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
         chat = parse_request(await body_of(request, self._arrival_s), self._model_name)
-        refusal = self._refuse()
-        if refusal is not None:
-            self._sessions.refused(request.match_info.get("session_id"))
-            raise unavailable(f"The gateway takes no calls at the moment: {refusal}.", refusal)
-        live, once = self._session(request, chat.program_id)
-        try:
-            return await self._call(request, live, chat)
-        finally:
-            if once:
-                self._sessions.forget(live.session_id)
+        async with self._called(request, chat, self._completer.complete) as call:
+            if chat.stream:
+                return await _streamed(request, call, chat.include_usage, self._heartbeat_s)
+            return _json(reply.whole(await _result(call)))
 
     async def _tokens(self, request: web.Request) -> web.StreamResponse:
         wanted = parse_token_request(await body_of(request, self._arrival_s), self._names, self._vocab_size)
-        refusal = self._refuse()
-        if refusal is not None:
-            raise unavailable(f"The gateway takes no calls at the moment: {refusal}.", refusal)
-        live, once = self._session(request, wanted.program_id)
-        call = asyncio.get_running_loop().create_task(self._completer.complete_ids(live, wanted))
+        async with self._called(request, wanted, self._completer.complete_ids) as call:
+            return _json(token_answer(self._model_name, f"cmpl-{uuid.uuid4().hex}", wanted, await _result(call)))
+
+    @asynccontextmanager
+    async def _called(
+        self, request: web.Request, wanted: Wanted, complete: Callable[[LiveSession, Wanted], Coroutine[Any, Any, T]]
+    ) -> AsyncIterator["asyncio.Task[T]"]:
+        """The call in its session, which ends with the block: also where its client went away. Raises ApiError."""
+        self._sessions.check_room(request.match_info.get("session_id"))
+        named = request.match_info.get("session_id") or wanted.program_id or request.headers.get("X-Program-Id")
+        live = self._sessions.find(named or f"anonymous-{uuid.uuid4().hex}", request.match_info.get("secret", ""))
+        call = asyncio.get_running_loop().create_task(complete(live, wanted))
         self._sessions.began(live, call)
         try:
-            completion = await call
-            return _json(token_answer(self._model_name, f"cmpl-{uuid.uuid4().hex}", wanted, completion))
+            yield call
         finally:
             self._sessions.ended(live, call)
             if not call.done():
                 call.cancel()
                 await asyncio.wait({call})
-            if once:
+            if not named:  # nobody can come back to it
                 self._sessions.forget(live.session_id)
 
-    def _session(self, request: web.Request, program_id: str | None) -> tuple[LiveSession, bool]:
-        """Whose call it is, and whether the session is for this call only. Raises ApiError."""
-        named = request.match_info.get("session_id") or program_id or request.headers.get("X-Program-Id")
-        live = self._sessions.find(named or f"anonymous-{uuid.uuid4().hex}", request.match_info.get("secret", ""))
-        return live, not named
 
-    async def _call(self, request: web.Request, live: LiveSession, chat: ChatRequest) -> web.StreamResponse:
-        call = asyncio.get_running_loop().create_task(self._completer.complete(live, chat))
-        self._sessions.began(live, call)
-        try:
-            if chat.stream:
-                return await send_stream(request, call, include_usage=chat.include_usage, heartbeat_s=self._heartbeat_s)
-            return _json(reply.whole(await _result(call)))
-        finally:
-            self._sessions.ended(live, call)
-            if not call.done():
-                call.cancel()
-                await asyncio.wait({call})
-
-
-async def _result(call: "asyncio.Task[Answer]") -> Answer:
-    """As `outcome`; whoever is cancelled while waiting for it cancels the call. Cheaper than `asyncio.wait`."""
+async def _result(call: "asyncio.Task[T]") -> T:
+    """As `_outcome`; whoever is cancelled while waiting for it cancels the call. Cheaper than `asyncio.wait`."""
     try:
         return await call
     except asyncio.CancelledError:
         waiting = asyncio.current_task()
         if waiting is not None and waiting.cancelling():
             raise
-        return outcome(call)
+        return _outcome(call)
+
+
+async def _streamed(
+    request: web.Request, call: "asyncio.Task[Answer]", include_usage: bool, heartbeat_s: float
+) -> web.StreamResponse:
+    """A completion that is finished in one piece, as server-sent events.
+
+    Raises ApiError where nothing was sent yet, ConnectionResetError when the client went away.
+    """
+    response = web.StreamResponse(headers=_STREAM)
+    await asyncio.wait({call}, timeout=heartbeat_s)
+    while not call.done():
+        if not response.prepared:
+            await response.prepare(request)
+        await response.write(b": still generating\n\n")
+        await asyncio.wait({call}, timeout=heartbeat_s)
+    try:
+        answer = _outcome(call)
+    except ApiError as error:
+        if not response.prepared:
+            raise
+        await response.write(_event(error.body()))
+    else:
+        if not response.prepared:
+            await response.prepare(request)
+        for chunk in reply.chunks(answer, include_usage):
+            await response.write(_event(chunk))
+    await response.write(b"data: [DONE]\n\n")
+    await response.write_eof()
+    return response
+
+
+def _outcome(call: "asyncio.Task[T]") -> T:
+    """Of a call that is done. Raises ApiError: also for one that was ended because its session was closed."""
+    if call.cancelled():
+        raise ApiError(410, "The session was closed while this call was in flight.", code="session_closed")
+    return call.result()
+
+
+def _event(payload: object) -> bytes:
+    return b"data: " + orjson.dumps(payload) + b"\n\n"
 
 
 def _json(payload: object) -> web.Response:

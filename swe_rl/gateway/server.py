@@ -20,15 +20,14 @@ from aiohttp import web
 
 from swe_rl.config.schema import GatewayConfig
 from swe_rl.engine.protocol import Engine
-from swe_rl.gateway.arrival import Arrivals
-from swe_rl.gateway.callers import local_middleware, token_middleware
+from swe_rl.gateway.callers import Arrivals, local_middleware, token_middleware
 from swe_rl.gateway.completion import Completer
 from swe_rl.gateway.errors import GatewayConfigError, GatewayError, error_middleware
 from swe_rl.gateway.live import LiveSessions, SessionSummary
 from swe_rl.gateway.metrics import GatewayMetrics
 from swe_rl.gateway.placement import Placement
 from swe_rl.gateway.routes import Routes
-from swe_rl.gateway.session import Session, SessionSettings
+from swe_rl.gateway.session import SessionSettings
 from swe_rl.gateway.store.traces import TraceStore
 from swe_rl.host.http_log import http_logger
 from swe_rl.host.loopback import is_loopback
@@ -74,9 +73,6 @@ class Gateway:
             )
         _check_limits(config)
         self._config = config
-        self._store = store
-        self._renderer = renderer
-        self._paused = False
         self._letting_go: asyncio.Task[None] | None = None
         self._runner: web.AppRunner | None = None
         self._listener: asyncio.Server | None = None
@@ -84,14 +80,9 @@ class Gateway:
         self._root_url: str | None = None
         self._placement = Placement(router, engines, clock)
         self._sessions = LiveSessions(
-            self._new_state,
-            self._placement.release,
-            clients_begin=clients_begin,
-            max_idle=config.max_idle_sessions,
-            idle_s=config.session_idle_s,
-            clock=clock,
+            self._placement, renderer, store, config, clients_begin=clients_begin, clock=clock
         )
-        metrics = GatewayMetrics(engines, store.stats, self._counts)
+        metrics = GatewayMetrics(engines, store, self._sessions, self._placement)
         completer = Completer(
             self._placement,
             renderer,
@@ -104,6 +95,7 @@ class Gateway:
         )
         self._routes = Routes(
             self._sessions,
+            self._placement,
             completer,
             metrics,
             model_name=model_name,
@@ -112,9 +104,6 @@ class Gateway:
             vocab_size=vocab_size,
             heartbeat_s=heartbeat_s,
             arrival_s=arrival_s,
-            refuse=self._refusal,
-            close=self.close_session,
-            router_state=self._placement.snapshot,
         )
         self._token = token
         self._arrival_s = arrival_s
@@ -177,9 +166,7 @@ class Gateway:
 
     async def close_session(self, session_id: str) -> SessionSummary:
         """Ends its calls; its traces are committed when this returns. Raises GatewayError, TraceStoreError."""
-        summary = await self._sessions.close(session_id)
-        await self._store.flush()
-        return summary
+        return await self._sessions.close(session_id)
 
     def waited_s(self, session_id: str) -> float:
         """Seconds so far in which calls of this session waited for the router, an engine's queue or restart, or to be
@@ -204,31 +191,15 @@ class Gateway:
 
     def pause(self) -> None:
         """New calls are answered 503 with Retry-After until `resume`; those in flight go on."""
-        self._paused = True
+        self._sessions.paused = True
 
     def resume(self) -> None:
-        self._paused = False
-
-    def _new_state(self, session_id: str) -> Session:
-        turn, chain = self._store.next_numbers(session_id)
-        return Session(self._renderer, first_turn=turn, first_chain=chain)
+        self._sessions.paused = False
 
     async def _let_go(self) -> None:
         while True:
             await asyncio.sleep(min(_LET_GO_S, self._config.session_idle_s / 4))
             self._sessions.let_go()
-
-    def _counts(self) -> dict[str, int]:
-        return {
-            "sessions_open": len(self._sessions),
-            "calls_in_flight": self._sessions.num_calls,
-            "calls_held": self._placement.held,
-        }
-
-    def _refusal(self) -> str | None:
-        if self._paused:
-            return "paused"
-        return "overloaded" if self._sessions.num_calls >= self._config.max_calls else None
 
 
 def _check_limits(config: GatewayConfig) -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from swe_rl.config.schema import Config
-from swe_rl.engine.protocol import Engine, EngineError
+from swe_rl.engine.protocol import Engine, EngineError, EngineState
 from swe_rl.engine.watch import watched
 from swe_rl.host.loopback import is_loopback
 from swe_rl.logger.progress_state import ProgressState
@@ -26,13 +26,18 @@ from swe_rl.run import event_loop
 from swe_rl.run.components import Serving, load_sampled, serving
 from swe_rl.run.session import Session, session
 
-# The live line of `job=serve`: who is there, what the engines do.
-# - No clock of its own; rates are over the time between two looks.
-# - What the progress bar fills with is the share of the engines' KV cache that is in use.
+VARIABLE = "SWE_RL_GATEWAY_KEY"
+_LOOK_S = 1.0
+_TELL_EVERY_S = 10.0  # without a live terminal
 _BAR = 100
 
 
 class ServeState(ProgressState):
+    """The live line: who is there, what the engines do. The progress bar fills with the engines' KV cache.
+
+    It has no clock of its own; rates are over the time between two looks.
+    """
+
     def __init__(self, started_s: float) -> None:
         super().__init__(total_steps=_BAR)
         self._started_s = started_s
@@ -47,7 +52,7 @@ class ServeState(ProgressState):
         share = sum(one.kv_used_tokens for one in stats) / capacity if capacity else 0.0
         sampled = sum(one.sampled_tokens_total for one in stats)
         rate = self._rate(sampled, now_s)
-        up = sum(bool(getattr(engine, "up", True)) for engine in engines)
+        up = sum(engine.state is EngineState.up for engine in engines)
         line = "  ".join(
             [
                 f"{up}/{len(engines)} engines",
@@ -80,11 +85,6 @@ class ServeState(ProgressState):
         return None
 
 
-VARIABLE = "SWE_RL_GATEWAY_KEY"
-_LOOK_S = 1.0
-_TELL_EVERY_S = 10.0  # without a live terminal
-
-
 def run(config: Config, folder: Path | None) -> int:
     assert folder is not None
     state = ServeState(time.monotonic())
@@ -109,7 +109,7 @@ async def _serve(config: Config, one: Session, state: ServeState) -> None:
 
 async def _stay(one: Session, door: Serving, state: ServeState) -> None:
     told_s, news = time.monotonic(), False
-    while not all(getattr(engine, "failed", False) for engine in door.engines):
+    while not all(engine.state is EngineState.gone for engine in door.engines):
         now_s = time.monotonic()
         news |= state.look(door.engines, door.gateway.router_state(), now_s)
         if news and now_s - told_s >= _TELL_EVERY_S:

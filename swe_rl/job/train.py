@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any
 
 from swe_rl.config.choices import EngineKind
 from swe_rl.config.schema import Config
-from swe_rl.engine.absence import NoEngineError
-from swe_rl.engine.transfer.wire import require_wire
+from swe_rl.engine.transfer.protocol import require_wire
 from swe_rl.engine.vllm.devices import visible_devices
+from swe_rl.engine.watch import NoEngineError
 from swe_rl.errors import RunError
 from swe_rl.hardware.rendezvous import meets
 from swe_rl.hardware.slurm.nodes import address, names_of

@@ -2,7 +2,7 @@
 
 Invariants:
 - By itself memory only where it was measured: engines and trainer of one host, in step with each other.
-- It takes vLLM beside the trainer to send over NCCL; whether it is there is decided in engine/transfer/wire.
+- It takes vLLM beside the trainer to send over NCCL; whether it is there is decided in engine/transfer/protocol.
 """
 
 from collections.abc import Mapping

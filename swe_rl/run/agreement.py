@@ -18,8 +18,7 @@ from dataclasses import dataclass
 from swe_rl.algo.row import Row
 from swe_rl.config.choices import EngineKind
 from swe_rl.config.schema import Config
-from swe_rl.engine.protocol import Completion, Engine, EngineError, SamplingParams
-from swe_rl.engine.update import WeightSyncError, is_gone
+from swe_rl.engine.protocol import Completion, Engine, EngineError, EngineState, SamplingParams, WeightSyncError
 from swe_rl.plan.sizes import uses_no_gpu
 from swe_rl.trainer.protocol import TrainsPolicy
 
@@ -50,7 +49,11 @@ async def require_agreement(
     started_s = time.monotonic()
     prompt = _prompt(vocab_size)
     replies = await asyncio.gather(*(_sampled(engine, prompt, version) for engine in engines))
-    found = {engine.name: reply for engine, reply in zip(engines, replies, strict=True) if not is_gone(engine)}
+    found = {
+        engine.name: reply
+        for engine, reply in zip(engines, replies, strict=True)
+        if engine.state is not EngineState.gone
+    }
     told = {name: reply for name, reply in found.items() if isinstance(reply, Completion)}
     ours = await asyncio.to_thread(trainer.row_logprobs, [_row(name, prompt, reply) for name, reply in told.items()])
     apart = {name: _apart(own, told[name].logprobs) for name, own in zip(told, ours, strict=True)}

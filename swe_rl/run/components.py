@@ -24,10 +24,10 @@ from swe_rl.agent.make import make_agent
 from swe_rl.agent.protocol import Agent
 from swe_rl.config.choices import EngineKind, JobName
 from swe_rl.config.schema import Config
-from swe_rl.engine.absence import require_an_engine
 from swe_rl.engine.make import engine_scratch, make_engines, start_engines
 from swe_rl.engine.protocol import Engine
 from swe_rl.engine.vllm.engines import EngineFolders
+from swe_rl.engine.watch import require_an_engine
 from swe_rl.env.make import make_env
 from swe_rl.env.protocol import Env
 from swe_rl.errors import UserError

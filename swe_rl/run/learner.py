@@ -1,7 +1,7 @@
 """What becomes of a step's rows: updates of the policy, new weights in the engines, checkpoints; or nothing.
 
 Invariants:
-- Where engines and trainer share GPUs, engines sleep from the end of the rollouts to the update (see engine/turns).
+- Where engines and trainer share GPUs, engines sleep from the end of the rollouts to the update (see engine/update).
 - A checkpoint counts when `steps.jsonl` knows its step, and is whole. Where there are some and none counts, nothing is
   begun anew: that is for the user to say.
 - Without a trainer there are no checkpoints, and each step's record has the order of the instances itself.
@@ -17,9 +17,7 @@ from swe_rl.algo.row import Row
 from swe_rl.config.choices import KlPlace
 from swe_rl.config.compose import config_hash, flatten
 from swe_rl.config.schema import Config
-from swe_rl.engine.transfer.way import make_transfer
-from swe_rl.engine.turns import make_turns
-from swe_rl.engine.update import update_engines
+from swe_rl.engine.update import make_transfer, make_turns, update_engines
 from swe_rl.host.kill_point import kill_point
 from swe_rl.logger.folder import RunFolder
 from swe_rl.logger.jsonl import read_jsonl

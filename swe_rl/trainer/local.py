@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from swe_rl.algo.row import Row
 from swe_rl.config.schema import TrainerConfig
-from swe_rl.engine.transfer.wire import Announced, Sent
+from swe_rl.engine.transfer.protocol import Announced, SendsWeights, Sent
 from swe_rl.model.experts import HubNamed
 from swe_rl.trainer.checkpoint import folder as checkpoint
 from swe_rl.trainer.checkpoint.folder import Checkpoint
@@ -39,7 +39,7 @@ def with_adapter(
     return policy, attach(policy, config, base)
 
 
-class LocalTrainer(Trainer):
+class LocalTrainer(Trainer, SendsWeights):
     """Meets `TrainsPolicy`."""
 
     _wire: WireEnd | None = None

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from swe_rl.algo.row import Row
 from swe_rl.config.choices import KlEstimator
-from swe_rl.engine.transfer.wire import SendsWeights
+from swe_rl.engine.transfer.protocol import SendsWeights
 
 if TYPE_CHECKING:
     from torch import Tensor

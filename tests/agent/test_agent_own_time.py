@@ -31,10 +31,6 @@ print(json.load(urllib.request.urlopen(request))["choices"][0]["message"]["conte
 """
 
 
-class Mortal(ScriptedEngine):
-    on_change = None
-
-
 class Clock:
     now_s = 0.0
 
@@ -61,7 +57,7 @@ def attempt(renderer, tmp_path):
 
     async def run(agent, held_s, *, token_delay_s=0.0):
         reply = renderer.reply({"role": "assistant", "content": "```bash\nsubmit\n```"})
-        engine = Mortal(lambda prompt: reply, token_delay_s=token_delay_s)
+        engine = ScriptedEngine(lambda prompt: reply, token_delay_s=token_delay_s)
         store = TraceStore(tmp_path / "traces.db")
         gateway = Gateway(
             [engine], make_router(RouterConfig(), [engine]), renderer, store,

@@ -1,15 +1,24 @@
 """No engine for too long ends what waits; one that comes back, or a loop that stood still, does not."""
 
 import asyncio
-from types import SimpleNamespace
 
 import pytest
 
-from swe_rl.engine.absence import NoEngineError, require_an_engine
-from swe_rl.engine.loop_lag import TICK_S
+from swe_rl.engine.protocol import EngineError, EngineState
 from swe_rl.engine.scripted import ScriptedEngine
+from swe_rl.engine.server.monitor import TICK_S
+from swe_rl.engine.watch import NoEngineError, require_an_engine
 
-LOST = RuntimeError("Engine `engine0` is lost: refused")
+LOST = EngineError("Engine `engine0` is lost: refused")
+
+
+def make(why_lost=None):
+    return told(ScriptedEngine(lambda prompt: [1]), why_lost)
+
+
+def told(engine, why_lost):
+    engine.state, engine.why_lost = EngineState.up if why_lost is None else EngineState.lost, why_lost
+    return engine
 
 
 async def watch(script, engines, limit_s=10.0):
@@ -33,10 +42,10 @@ async def watch(script, engines, limit_s=10.0):
 
 
 async def test_every_engine_lost_for_the_whole_time_ends_it_by_name():
-    engines = [SimpleNamespace(why_lost=None), SimpleNamespace(why_lost=LOST)]
+    engines = [make(), make(LOST)]
 
     def script(now_s):
-        engines[0].why_lost = LOST if now_s >= 50 else None
+        told(engines[0], LOST if now_s >= 50 else None)
 
     ended_s, words, said = await watch(script, engines)
     assert ended_s == pytest.approx(60.0, abs=2 * TICK_S)
@@ -47,25 +56,29 @@ async def test_every_engine_lost_for_the_whole_time_ends_it_by_name():
 
 
 async def test_one_that_comes_back_in_time_starts_the_time_anew():
-    engine = SimpleNamespace(why_lost=None)
+    engine = make()
 
     def script(now_s):
-        engine.why_lost = None if now_s % 9 < 1 else LOST
+        told(engine, None if now_s % 9 < 1 else LOST)
 
     assert (await watch(script, [engine]))[0] is None
 
 
 async def test_a_stall_of_ours_is_not_counted():
-    engine = SimpleNamespace(why_lost=LOST)
+    engine = make(LOST)
 
     def script(now_s):
         if now_s > 30:
-            engine.why_lost = None
+            told(engine, None)
         return 40.0 if 1.0 <= now_s < 2.0 else 0.0
 
     assert (await watch(script, [engine]))[0] is None
 
 
-@pytest.mark.parametrize("engines", [[], [ScriptedEngine(lambda prompt: [1])]])
-async def test_engines_that_are_never_lost_are_never_missed(engines):
+@pytest.mark.parametrize("state", [None, EngineState.up, EngineState.starting, EngineState.gone])
+async def test_engines_that_are_never_lost_are_never_missed(state):
+    """Also one that starts its own server again: it ends that time itself."""
+    engines = [] if state is None else [make()]
+    for engine in engines:
+        engine.state, engine.why_lost = state, None if state is EngineState.up else LOST
     assert await watch(lambda now_s: None, engines) == (None, None, [])

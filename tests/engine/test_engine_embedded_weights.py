@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from swe_rl.engine.embedded.weights import WeightLoader
+from swe_rl.engine.embedded.core import WeightLoader
 from swe_rl.engine.protocol import EngineError
 
 

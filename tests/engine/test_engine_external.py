@@ -10,7 +10,7 @@ from swe_rl.config.schema import Config, EngineConfig, ModelConfig, RolloutConfi
 from swe_rl.engine.external import ExternalServerError, api_key, external_engines, needs
 from swe_rl.engine.fake_vllm.server import FakeSettings, FakeVllm
 from swe_rl.engine.loss import LossTeller
-from swe_rl.engine.protocol import EngineError, SamplingParams
+from swe_rl.engine.protocol import EngineError, EngineState, SamplingParams
 from swe_rl.engine.server.features import ServerRefusedError
 
 
@@ -110,7 +110,7 @@ async def test_a_server_that_dies_is_lost_with_the_first_request_that_breaks_off
         changes = []
         engine.on_change = changes.append
         await engine.start()
-        assert engine.why_lost is None
+        assert engine.state is EngineState.up and engine.why_lost is None
         asking = [
             asyncio.create_task(engine.generate([1, 2], SamplingParams(500), request_id=str(n))) for n in range(3)
         ]
@@ -119,7 +119,7 @@ async def test_a_server_that_dies_is_lost_with_the_first_request_that_breaks_off
     ends = await asyncio.wait_for(asyncio.gather(*asking, return_exceptions=True), 10)
     try:
         assert all(isinstance(end, EngineError) for end in ends) and changes == [False]
-        assert "cannot be reached" in str(engine.why_lost)
+        assert engine.state is EngineState.lost and "cannot be reached" in str(engine.why_lost)
         [(event, fields)] = events
         assert event == "engine_lost" and fields["requests"] == 3 and fields["work_s"] > 0
         [line] = said

@@ -8,13 +8,12 @@ import time
 
 import pytest
 
-from swe_rl.engine.loop_lag import TICK_S, LoopLag
 from swe_rl.engine.protocol import SamplingParams
 from swe_rl.engine.server import monitor as http_monitor
 from swe_rl.engine.server.client import Answer, HttpClient, SilentError, UnreachableError
 from swe_rl.engine.server.engine import HttpEngine
 from swe_rl.engine.server.features import Needs
-from swe_rl.engine.server.monitor import REFUSED_S, SILENT_S, Monitor, Watcher
+from swe_rl.engine.server.monitor import REFUSED_S, SILENT_S, TICK_S, LoopLag, Monitor, Watcher
 from swe_rl.hardware.host_address import free_port
 from tests.engine.test_engine_http import until
 

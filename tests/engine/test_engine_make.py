@@ -66,7 +66,7 @@ def test_options_of_the_configuration():
 
 
 def servers(engines):
-    return [engine._makers.server(engine._model_path, False)._launch for engine in engines]
+    return [engine._maker.server(engine._model_path, False, False)._launch for engine in engines]
 
 
 def test_four_gpus_of_this_process(folders):

@@ -16,15 +16,14 @@ from swe_rl.config.choices import EngineKind, WeightSync
 from swe_rl.config.schema import Config, EngineConfig, LayoutConfig, TrainerConfig
 from swe_rl.engine.fake_vllm.server import FakeSettings, FakeVllm
 from swe_rl.engine.make import EngineFolders, engine_scratch, make_engines, start_engines
-from swe_rl.engine.protocol import SamplingParams
+from swe_rl.engine.protocol import SamplingParams, WeightSyncError
 from swe_rl.engine.scripted import ScriptedEngine
 from swe_rl.engine.server.client import HttpClient
 from swe_rl.engine.server.engine import HttpEngine
 from swe_rl.engine.server.features import Needs
 from swe_rl.engine.transfer.direct import Transfer
-from swe_rl.engine.transfer.way import make_transfer
-from swe_rl.engine.transfer.wire import GLOO, NCCL, Announced, Sent, transfer_kind
-from swe_rl.engine.update import WeightSyncError
+from swe_rl.engine.transfer.protocol import GLOO, NCCL, Announced, Sent, transfer_kind
+from swe_rl.engine.update import make_transfer
 from swe_rl.engine.vllm.arguments import VllmOptions
 
 ANNOUNCED = [Announced("a", "bfloat16", (4, 2)), Announced("b", "bfloat16", (3,))]

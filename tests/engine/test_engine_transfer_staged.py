@@ -10,17 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swe_rl.engine.fake_vllm.server import FakeSettings, FakeVllm
-from swe_rl.engine.protocol import EngineError, SamplingParams
+from swe_rl.engine.protocol import EngineError, SamplingParams, WeightSyncError
 from swe_rl.engine.server.client import HttpClient
 from swe_rl.engine.server.engine import HttpEngine
 from swe_rl.engine.server.features import Needs
-from swe_rl.engine.transfer.belt import Belt
-from swe_rl.engine.transfer.buckets import ALIGN, BUFFERS, buckets_of, buffer_bytes
-from swe_rl.engine.transfer.staged import StagedTransfer
-from swe_rl.engine.transfer.staging import Staging
-from swe_rl.engine.transfer.wire import Announced
-from swe_rl.engine.turns import Turns
-from swe_rl.engine.update import WeightSyncError
+from swe_rl.engine.transfer.protocol import ALIGN, BUFFERS, Announced, SendsWeights, Staging, buckets_of, buffer_bytes
+from swe_rl.engine.transfer.staged import Belt, StagedTransfer
+from swe_rl.engine.update import Turns
 from swe_rl.trainer.send.staging import StagingEnd
 
 CPU = torch.device("cpu")
@@ -90,7 +86,7 @@ async def start():
 
 
 def transfer_of(engines, stager, twice=None):
-    return StagedTransfer(engines, stager, stager, twice or {})
+    return StagedTransfer(engines, stager, twice or {})
 
 
 def paths(fake):
@@ -195,8 +191,6 @@ async def test_a_whole_turn(start):
     """Asleep while the trainer works; weights awake, buckets, buffers away, cache awake; then it serves."""
     fakes, engines = await start(2)
     stager, turns = Stager(), None
-    for engine in engines:
-        engine.may_wake = lambda: asyncio.sleep(0)
     turns = Turns(engines)
     transfer = transfer_of(engines, stager)
     await transfer.update(0)
@@ -281,6 +275,15 @@ async def test_memory_that_cannot_be_shared_is_told_and_nothing_was_taken(start)
     assert "/pause" not in paths(fakes[0]) and stager.asked == ["open", "close"] * 2
     times = await transfer_of(engines, Stager(problems=["busy"])).update(1)
     assert times.rounds == 2
+
+
+async def test_a_trainer_that_has_nothing_to_share_is_told(start):
+    class Plain(SendsWeights):
+        """A trainer that left the ways through its GPUs as they are."""
+
+    _, engines = await start(1)
+    with pytest.raises(WeightSyncError, match="shares no memory: this trainer has no memory"):
+        await transfer_of(engines, Plain()).update(1)
 
 
 async def test_a_rank_that_ends_meanwhile_is_the_reason(start):

@@ -15,14 +15,13 @@ from swe_rl.config.choices import EngineKind, JobName
 from swe_rl.config.schema import Config, EngineConfig, JobConfig, LayoutConfig
 from swe_rl.engine.fake_vllm.server import FakeSettings, FakeVllm
 from swe_rl.engine.make import EngineFolders, engine_scratch, make_engines, start_engines
-from swe_rl.engine.protocol import EngineError, SamplingParams
+from swe_rl.engine.protocol import EngineError, EngineState, SamplingParams
 from swe_rl.engine.scripted import ScriptedEngine
 from swe_rl.engine.server.client import HttpClient, ServerFailingError
 from swe_rl.engine.server.engine import HttpEngine
 from swe_rl.engine.server.features import Needs
 from swe_rl.engine.server.weights import WeightFolders
-from swe_rl.engine.turns import Turns, make_turns
-from swe_rl.engine.update import update_engines
+from swe_rl.engine.update import Turns, make_turns, update_engines
 from swe_rl.engine.vllm.arguments import VllmOptions
 from swe_rl.plan.sizes import shares_gpus
 
@@ -192,24 +191,24 @@ async def test_others_take_none():
     assert (await engine.generate(PROMPT, SamplingParams(1), request_id="a")).token_ids
 
 
-class Sleeper:
-    """An engine that notes what is asked of it; with `failed` it raises."""
+class Sleeper(ScriptedEngine):
+    """An engine that notes what is asked of it; one that is not up raises."""
 
-    def __init__(self, name, failed=None, wake_s=0.0):
-        self.name, self._failed, self.wake_s, self.asked = name, failed, wake_s, []
+    wake_s = 0.0
 
-    @property
-    def failed(self):
-        return bool(self._failed)
+    def __init__(self, name, state=EngineState.up, wake_s=0.0):
+        super().__init__(lambda prompt: [0], name=name)
+        self.state, self.wake_s, self.asked = state, wake_s, []
 
     async def sleep(self):
-        self.asked.append("sleep")
-        if self._failed is not None:
-            raise EngineError("it is gone")
+        self._ask("sleep")
 
     async def may_wake(self):
-        self.asked.append("wake")
-        if self._failed is not None:
+        self._ask("wake")
+
+    def _ask(self, what):
+        self.asked.append(what)
+        if self.state is not EngineState.up:
             raise EngineError("it is gone")
 
 
@@ -221,13 +220,13 @@ async def test_before_the_first_turn_nobody_is_woken():
 
 
 async def test_engines_that_are_gone_do_not_stop_the_others():
-    gone, one = Sleeper("a", failed=True), Sleeper("b", wake_s=0.5)
+    gone, one = Sleeper("a", EngineState.gone), Sleeper("b", wake_s=0.5)
     turns = Turns([gone, one])
     await turns.to_trainer()
     await turns.to_engines()
     assert one.asked == ["sleep", "wake"] and turns.times()["wake_s"] == 0.5 and turns.times()["sleep_s"] >= 0
     with pytest.raises(EngineError):  # one that is not gone, and yet awake, would be in the trainer's way
-        await Turns([Sleeper("c", failed=False)]).to_trainer()
+        await Turns([Sleeper("c", EngineState.starting)]).to_trainer()
 
 
 @pytest.fixture
@@ -287,7 +286,7 @@ async def test_a_server_that_dies_asleep_is_started_when_it_may_wake(processes):
     await update_engines(engines, WEIGHTS, 1)
     await turns.to_trainer()
     kill(engines[0])
-    await until(lambda: not engines[0].up)
+    await until(lambda: engines[0].state is not EngineState.up)
     waiting = sample(engines[0])
     await asyncio.sleep(1.0)
     assert engines[0].server.pid is not None and not psutil.pid_exists(
@@ -295,7 +294,7 @@ async def test_a_server_that_dies_asleep_is_started_when_it_may_wake(processes):
     )  # the GPU is the trainer's
     assert any("restart 1 of 3 after the trainer's turn" in one for one in said)
     await turns.to_engines()
-    assert engines[0].up and not waiting.done()  # it has no weights yet
+    assert engines[0].state is EngineState.up and not waiting.done()  # it has no weights yet
     await update_engines(engines, WEIGHTS, 2)
     assert (await waiting).weight_version == 2 and turns.times()["sleep_s"] > 0
     assert [(await sample(one)).weight_version for one in engines] == [2, 2]
@@ -305,7 +304,7 @@ async def test_a_server_that_dies_asleep_is_started_when_it_may_wake(processes):
 async def test_a_server_that_will_not_sleep_is_ended_until_it_may_wake(processes):
     turns, (engine,), _ = await processes(sleep_mode=False)
     await turns.to_trainer()
-    assert not psutil.pid_exists(engine.server.pid) and not engine.up
+    assert not psutil.pid_exists(engine.server.pid) and engine.state is not EngineState.up
     await turns.to_engines()
     await update_engines([engine], WEIGHTS, 1)
     assert (await sample(engine)).weight_version == 1
@@ -316,7 +315,7 @@ async def test_one_that_may_not_be_started_again_is_gone_and_the_others_go_on(pr
     turns, engines, _ = await processes(2, {"max_restarts": 0})
     await turns.to_trainer()
     kill(engines[0])
-    await until(lambda: engines[0].failed)
+    await until(lambda: engines[0].state is EngineState.gone)
     await turns.to_engines()
     await update_engines(engines, WEIGHTS, 1)
     assert (await sample(engines[1])).weight_version == 1

@@ -4,25 +4,25 @@ import asyncio
 
 import pytest
 
-from swe_rl.engine.protocol import EngineError
+from swe_rl.engine.protocol import EngineError, EngineState, WeightSyncError
 from swe_rl.engine.scripted import ScriptedEngine
-from swe_rl.engine.update import WeightSyncError, update_engines
+from swe_rl.engine.update import update_engines
 from swe_rl.logger.disk import DiskError
 
 
 class Taking(ScriptedEngine):
-    """Takes weights only when all `together` are at it; `error` is raised then, after which it may be `failed`."""
+    """Takes weights only when all `together` are at it; `error` is raised then, after which it may be gone."""
 
-    def __init__(self, name, together=None, error=None, failed=False, fails=False):
+    def __init__(self, name, together=None, error=None, state=EngineState.up, after=EngineState.up):
         super().__init__(lambda prompt: [0], name=name)
-        self.together, self.error, self.failed, self.fails = together, error, failed, fails
+        self.together, self.error, self.state, self.after = together, error, state, after
         self.updates = []
 
     async def update_weights(self, weights, version):
         if self.together is not None:
             await self.together.wait()
         if self.error:
-            self.failed = self.fails
+            self.state = self.after
             raise self.error
         self.updates.append(version)
 
@@ -54,9 +54,9 @@ async def test_what_is_no_failure_of_an_engine_is_raised_as_it_is():
 
 
 async def test_an_engine_that_is_gone_for_good_is_left_out():
-    engines = [Taking("engine0", error=EngineError("dead"), failed=True), Taking("engine1")]
+    engines = [Taking("engine0", error=EngineError("dead"), state=EngineState.gone), Taking("engine1")]
     await update_engines(engines, {}, 1)
-    dying = [Taking("engine0", error=EngineError("dead"), fails=True), Taking("engine1")]
+    dying = [Taking("engine0", error=EngineError("dead"), after=EngineState.gone), Taking("engine1")]
     await update_engines(dying, {}, 1)  # it went while it took them
     for last in (engines[:1], dying[:1]):
         with pytest.raises(WeightSyncError, match="dead"):

@@ -12,7 +12,7 @@ import pytest
 from swe_rl.config.choices import EngineKind
 from swe_rl.config.schema import Config, EngineConfig, LayoutConfig
 from swe_rl.engine.make import EngineFolders, engine_scratch, make_engines, start_engines
-from swe_rl.engine.protocol import EngineError, SamplingParams
+from swe_rl.engine.protocol import EngineError, EngineState, SamplingParams
 from swe_rl.engine.vllm.arguments import VllmOptions
 from swe_rl.errors import UserError
 
@@ -82,7 +82,7 @@ async def test_start_serve_close(make, tmp_path):
     done = await asyncio.gather(
         *(engine.generate(PROMPT, SamplingParams(3, seed=1), request_id="a") for engine in engines)
     )
-    assert done[0].token_ids == done[1].token_ids and engines[0].up
+    assert done[0].token_ids == done[1].token_ids and engines[0].state is EngineState.up
     assert [engine.name for engine in engines] == ["engine0", "engine1"]
     assert engines[0].stats().kv_capacity_tokens == 65536
     assert (tmp_path / "logs" / "engine1.log").read_text().endswith("startup complete.\n")
@@ -113,9 +113,14 @@ async def test_a_killed_server_is_started_again(make):
     os.kill(before[1].pid, signal.SIGKILL)
     with pytest.raises(EngineError, match="was ended by SIGKILL from outside"):
         await asyncio.wait_for(asking, 5)
-    assert not engine.up and engine.stats().running == 0
+    assert engine.state is not EngineState.up and engine.stats().running == 0
     done = await asyncio.wait_for(engine.generate(PROMPT, SamplingParams(2), request_id="b"), 20)
-    assert len(done.token_ids) == 2 and engine.up and engine.restarts == 1 and changes == [False, True]
+    assert (
+        len(done.token_ids) == 2
+        and engine.state is EngineState.up
+        and engine.restarts == 1
+        and changes == [False, True]
+    )
     assert dead(before) and any("restart 1 of 3" in line for line in said)
     assert engine.stats().sampled_tokens_total == 2
 
@@ -126,7 +131,7 @@ async def test_a_killed_guard_leaves_nothing(make):
     before = tree(engine)
     assert len(before) == 3
     os.kill(before[0].pid, signal.SIGKILL)
-    await until(lambda: engine.restarts == 1 and engine.up, 20)
+    await until(lambda: engine.restarts == 1 and engine.state is EngineState.up, 20)
     await until(lambda: dead(before))
     assert (await engine.generate(PROMPT, SamplingParams(1), request_id="a")).token_ids
     kept = tree(engine)
@@ -140,8 +145,8 @@ async def test_restarts_are_bounded(make):
     await engine.start()
     for _ in range(2):
         os.kill(tree(engine)[1].pid, signal.SIGKILL)
-        await until(lambda: not engine.up, 5)
-        await until(lambda: engine.up or "already" in said[-1], 20)
+        await until(lambda: engine.state is not EngineState.up, 5)
+        await until(lambda: engine.state is EngineState.up or "already" in said[-1], 20)
     with pytest.raises(EngineError, match="restarted 1 times already"):
         await engine.generate(PROMPT, SamplingParams(1), request_id="a")
 
@@ -214,7 +219,7 @@ async def test_a_restarted_server_gets_the_current_weights(make, tmp_path):
     weights = load_model(ModelConfig()).state_dict()
     await engine.update_weights(weights, 3)
     os.kill(tree(engine)[1].pid, signal.SIGKILL)
-    await until(lambda: engine.restarts == 1 and engine.up, 20)
+    await until(lambda: engine.restarts == 1 and engine.state is EngineState.up, 20)
     done = await engine.generate(PROMPT, SamplingParams(1), request_id="a")
     assert done.weight_version == 3
     assert any("weights_00000003" in line for line in said if "starts on" in line)
@@ -223,7 +228,7 @@ async def test_a_restarted_server_gets_the_current_weights(make, tmp_path):
 async def test_a_restarted_server_without_them_stays_down(make):
     (engine,), _ = make()
     await engine.start()
-    await engine.adopt(5)  # came by another way, of which this engine knows nothing
+    await (await engine.receiver()).adopt(5)  # came by another way, of which this engine knows nothing
     os.kill(tree(engine)[1].pid, signal.SIGKILL)
     await until(lambda: engine._failure is not None, 20)
     with pytest.raises(EngineError, match="weights of step 5 are not to be had"):
@@ -251,26 +256,27 @@ async def test_a_server_that_dies_while_it_takes_weights_gets_them_when_it_is_ba
 async def test_loss_and_return_are_recorded(make):
     (engine,), said = make(options={"max_restarts": 1})
     changes, events = [], []
-    engine.on_change = lambda up: changes.append((up, engine.failed))
+    engine.on_change = lambda up: changes.append((up, engine.state))
     engine._teller.record = lambda event, fields: events.append((event, sorted(fields)))
     await engine.start()
     os.kill(tree(engine)[1].pid, signal.SIGKILL)
-    await until(lambda: engine.restarts == 1 and engine.up, 20)
+    await until(lambda: engine.restarts == 1 and engine.state is EngineState.up, 20)
     assert any("engine0 serves again; it was away for" in line for line in said)
     os.kill(tree(engine)[1].pid, signal.SIGKILL)
-    await until(lambda: engine.failed, 20)
+    await until(lambda: engine.state is EngineState.gone, 20)
     lost = ("engine_lost", ["engine", "reason", "requests", "work_s"])
     assert events == [lost, ("engine_back", ["away_s", "engine"]), lost]
-    assert changes == [(False, False), (True, False), (False, False), (False, True)]
+    starting, up, gone = (False, EngineState.starting), (True, EngineState.up), (False, EngineState.gone)
+    assert changes == [starting, up, starting, gone] and "already" in str(engine.why_lost)
 
 
 async def test_they_can_be_given_back(make):
     (engine,), _ = make()
     engine.restore = lambda client: client.adopt(5)
     await engine.start()
-    await engine.adopt(5)
+    await (await engine.receiver()).adopt(5)
     os.kill(tree(engine)[1].pid, signal.SIGKILL)
-    await until(lambda: engine.restarts == 1 and engine.up, 20)
+    await until(lambda: engine.restarts == 1 and engine.state is EngineState.up, 20)
     assert (await engine.generate(PROMPT, SamplingParams(1), request_id="a")).weight_version == 5
 
 
@@ -278,7 +284,7 @@ async def test_a_hung_server_is_replaced(make):
     (engine,), _ = make()
     await engine.start()
     engine._http.lose("no answer for 60 s")
-    await until(lambda: engine.restarts == 1 and engine.up, 20)
+    await until(lambda: engine.restarts == 1 and engine.state is EngineState.up, 20)
     assert (await engine.generate(PROMPT, SamplingParams(1), request_id="a")).token_ids
 
 
@@ -287,7 +293,7 @@ async def test_a_pause_outlives_a_restart(make):
     await engine.start()
     await engine.pause()
     os.kill(tree(engine)[1].pid, signal.SIGKILL)
-    await until(lambda: engine.restarts == 1 and engine.up, 20)
+    await until(lambda: engine.restarts == 1 and engine.state is EngineState.up, 20)
     asking = asyncio.create_task(engine.generate(PROMPT, SamplingParams(1), request_id="a"))
     await asyncio.sleep(0.2)
     assert not asking.done()

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from swe_rl.engine.vllm.command import NoVllmError, complete, vllm_command
+from swe_rl.engine.vllm.arguments import NoVllmError, complete, vllm_command
 
 API_SERVER = ("-m", "vllm.entrypoints.openai.api_server")
 
@@ -36,6 +36,6 @@ def test_none_at_all(monkeypatch, tmp_path):
 @pytest.mark.parametrize("distribution", [True, False])
 def test_this_interpreters(monkeypatch, distribution):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
-    monkeypatch.setattr("swe_rl.engine.vllm.command._is_installed", lambda name: distribution)
+    monkeypatch.setattr("swe_rl.engine.vllm.arguments._is_installed", lambda name: distribution)
     found = vllm_command({})
     assert found[0] == sys.executable and (found[-1] == "serve") is distribution  # the CPU build has no `serve`

@@ -17,8 +17,8 @@ from swe_rl.config.choices import EngineKind, WeightSync
 from swe_rl.config.schema import Config, EngineConfig, TrainerConfig
 from swe_rl.engine.make import EngineFolders, engine_scratch, make_engines, start_engines
 from swe_rl.engine.protocol import ContextOverflowError, EngineError, SamplingParams
-from swe_rl.engine.transfer.way import make_transfer
-from swe_rl.engine.vllm.command import NoVllmError, vllm_command
+from swe_rl.engine.update import make_transfer
+from swe_rl.engine.vllm.arguments import NoVllmError, vllm_command
 from swe_rl.model.load import load_model
 from swe_rl.trainer.local import LocalTrainer
 

@@ -121,7 +121,7 @@ async def test_one_session_cannot_take_every_place(serve, says):
         await asyncio.gather(*calls)
 
 
-async def test_the_secret_is_in_no_log_trace_or_state(serve, says, tmp_path, caplog, monkeypatch):
+async def test_the_secret_is_in_no_log_trace_or_state(serve, says, renderer, tmp_path, caplog, monkeypatch):
     caplog.set_level(logging.DEBUG)
     async with serve(ScriptedEngine(says("ok")), clients_begin=False) as (gateway, store, url):
         gateway.open_session(ID, PINNED)
@@ -131,7 +131,7 @@ async def test_the_secret_is_in_no_log_trace_or_state(serve, says, tmp_path, cap
         await store.flush()
         _, metrics = await call("GET", f"{url.removesuffix('/v1')}/metrics")
         seen = [metrics.decode(), repr(gateway.router_state()), repr(gateway._sessions.all()), repr(store.traces(ID))]
-        monkeypatch.setattr(gateway._renderer, "decode", lambda ids: 1 / 0)
+        monkeypatch.setattr(renderer, "decode", lambda ids: 1 / 0)
         status, said = await call("POST", f"{own}/chat/completions", json=CHAT)
         assert status == 500 and any("failed" in record.message for record in caplog.records)
         seen += [said.decode(), caplog.text]

@@ -5,7 +5,7 @@ from dataclasses import replace
 import orjson
 import pytest
 
-from swe_rl.config.schema import RouterConfig
+from swe_rl.config.schema import GatewayConfig, RouterConfig
 from swe_rl.engine.protocol import Completion, EngineError
 from swe_rl.engine.scripted import ScriptedEngine
 from swe_rl.gateway.completion import Completer
@@ -13,8 +13,8 @@ from swe_rl.gateway.live import LiveSessions
 from swe_rl.gateway.metrics import GatewayMetrics
 from swe_rl.gateway.placement import Placement
 from swe_rl.gateway.request import parse_request
-from swe_rl.gateway.session import Session, SessionSettings
-from swe_rl.gateway.store.traces import StoreStats, TraceStore
+from swe_rl.gateway.session import SessionSettings
+from swe_rl.gateway.store.traces import TraceStore
 from swe_rl.model.tool_parser import make_tool_parser
 from swe_rl.router.make import make_router
 
@@ -28,8 +28,8 @@ class Door:
     def __init__(self, engines, renderer, path):
         self.store = TraceStore(path)
         self.placement = Placement(make_router(RouterConfig(), engines), engines)
-        self.sessions = LiveSessions(lambda _: Session(renderer), self.placement.release)
-        self.metrics = GatewayMetrics(engines, lambda: StoreStats(0, 0, 0, 0.0), dict)
+        self.sessions = LiveSessions(self.placement, renderer, self.store, GatewayConfig())
+        self.metrics = GatewayMetrics(engines, self.store, self.sessions, self.placement)
         self.completer = Completer(
             self.placement, renderer, self.store, self.metrics,
             model_name="tiny", max_model_len=10**6, parse=make_tool_parser("hermes"),
@@ -61,8 +61,6 @@ def make_door(renderer, tmp_path):
 
 async def test_the_time_held_by_the_router_is_told_apart_from_the_engines_queue(make_door):
     class Queueing(ScriptedEngine):
-        on_change = None
-
         async def generate(self, *args, **options):
             completion = await super().generate(*args, **options)
             return replace(completion, queue_s=7.0)

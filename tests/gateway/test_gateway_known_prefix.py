@@ -4,9 +4,8 @@ import orjson
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swe_rl.gateway import session as sessions
-from swe_rl.gateway.fingerprint import extend_hash, prefix_hashes
-from swe_rl.gateway.session import KnownPrefixes
+from swe_rl.gateway import fingerprint
+from swe_rl.gateway.fingerprint import KnownPrefixes, extend_hash, prefix_hashes
 
 TOOLS = [{"type": "function", "function": {"name": "bash"}}]
 
@@ -28,16 +27,17 @@ def counting(monkeypatch):
         worked_out.append(message["content"])
         return extend_hash(prefix, message)
 
-    monkeypatch.setattr(sessions, "extend_hash", extend)
+    monkeypatch.setattr(fingerprint, "extend_hash", extend)
     return worked_out
 
 
 def test_only_new_messages_are_worked_out(monkeypatch):
     worked_out, known, messages = counting(monkeypatch), KnownPrefixes(), [user("0")]
     for turn in range(1, 6):
-        assert known.hashes(messages, TOOLS) == tuple(prefix_hashes(messages, TOOLS))
-        assert worked_out == [message["content"] for message in messages[-2:]][-len(worked_out) :]
-        assert len(worked_out) == min(2, len(messages))
+        hashes, new = known.hashes(messages, TOOLS), list(worked_out)
+        assert hashes == tuple(prefix_hashes(messages, TOOLS))
+        assert new == [message["content"] for message in messages[-2:]][-len(new) :]
+        assert len(new) == min(2, len(messages))
         messages = [*orjson.loads(orjson.dumps(messages)), said(f"a{turn}"), user(f"{turn}")]
         worked_out.clear()
 
@@ -77,7 +77,7 @@ def test_memory_is_bounded():
     known = KnownPrefixes()
     for number in range(50):
         known.hashes([user(f"{number}")], None)
-    assert len(known._hashes) == sessions._KEPT
+    assert len(known._hashes) == fingerprint._KEPT
 
 
 _text = st.text(st.sampled_from('a" ,[]{}\0\n'), max_size=4)

@@ -2,14 +2,35 @@ import asyncio
 
 import pytest
 
+from swe_rl.config.schema import GatewayConfig, RouterConfig
+from swe_rl.engine.scripted import ScriptedEngine
 from swe_rl.gateway.errors import ApiError, GatewayError
 from swe_rl.gateway.live import LiveSessions
-from swe_rl.gateway.session import Session, SessionSettings
+from swe_rl.gateway.placement import Placement
+from swe_rl.gateway.session import SessionSettings
+from swe_rl.gateway.store.traces import TraceStore
+from swe_rl.router.make import make_router
+
+
+class Releasing(ScriptedEngine):
+    """Notes the sessions that it is told to forget."""
+
+    def __init__(self):
+        super().__init__(lambda prompt: [0])
+        self.released = []
+
+    def release_session(self, session_id):
+        self.released.append(session_id)
 
 
 @pytest.fixture
-def released():
-    return []
+def engine():
+    return Releasing()
+
+
+@pytest.fixture
+def released(engine):
+    return engine.released
 
 
 @pytest.fixture
@@ -19,15 +40,12 @@ def now():
 
 
 @pytest.fixture
-def sessions(renderer, released, now):
-    return LiveSessions(
-        lambda session_id: Session(renderer),
-        released.append,
-        clients_begin=True,
-        max_idle=3,
-        idle_s=10.0,
-        clock=lambda: now[0],
-    )
+def sessions(renderer, engine, now, tmp_path):
+    store = TraceStore(tmp_path / "traces.db")
+    placement = Placement(make_router(RouterConfig(), [engine]), [engine])
+    config = GatewayConfig(max_idle_sessions=3, session_idle_s=10.0)
+    yield LiveSessions(placement, renderer, store, config, clients_begin=True, clock=lambda: now[0])
+    store.close()
 
 
 def use(sessions, name):

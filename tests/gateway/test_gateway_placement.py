@@ -2,6 +2,7 @@ import asyncio
 
 import pytest
 
+from swe_rl.engine.protocol import EngineState
 from swe_rl.engine.scripted import ScriptedEngine
 from swe_rl.gateway.placement import Placement
 from swe_rl.router.core import Place, ProgramReleased, RequestArrived, RequestFinished, Router, Tick
@@ -77,14 +78,9 @@ async def test_a_failing_request_is_finished(held):
     assert policy.events[-1] == RequestFinished("p", "r", 7)
 
 
-class Mortal(ScriptedEngine):
-    on_change = None
-    failed = False
-
-
 async def test_what_is_held_goes_to_a_failed_engine_when_none_will_serve_again():
     """There it fails with the reason, rather than wait for its client's patience to end."""
-    engines = [Mortal(lambda prompt: [1], name=f"e{i}") for i in range(2)]
+    engines = [ScriptedEngine(lambda prompt: [1], name=f"e{i}") for i in range(2)]
     placement = Placement(Router(DefaultPolicy(), ["e0", "e1"]), engines)
     placement.start()
 
@@ -96,11 +92,11 @@ async def test_what_is_held_goes_to_a_failed_engine_when_none_will_serve_again()
         engine.on_change(False)
     asking = asyncio.create_task(ask())
     await asyncio.sleep(0)
-    engines[0].failed = True
+    engines[0].state = EngineState.gone
     engines[0].on_change(False)
     await asyncio.sleep(0)
     assert placement.held == 1  # the other one may come back
-    engines[1].failed = True
+    engines[1].state = EngineState.gone
     engines[1].on_change(False)
     assert await asking == "e1"
     await placement.close()

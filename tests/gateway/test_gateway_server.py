@@ -270,9 +270,9 @@ async def running(engine):
     raise AssertionError("no request reached the engine")
 
 
-async def test_a_fault_of_the_gateway_is_a_500_in_openais_shape(serve, says, monkeypatch):
+async def test_a_fault_of_the_gateway_is_a_500_in_openais_shape(serve, says, renderer, monkeypatch):
     async with serve(ScriptedEngine(says("ok"))) as (gateway, _, url):
-        monkeypatch.setattr(gateway._renderer, "decode", lambda ids: 1 / 0)
+        monkeypatch.setattr(renderer, "decode", lambda ids: 1 / 0)
         status, _, answer = await post(url, body())
     assert (status, answer["error"]["type"]) == (500, "server_error")
 

@@ -74,12 +74,8 @@ def test_never_more_than_what_passed(spans):
         assert waits.total_s() == len(seen)
 
 
-class Mortal(ScriptedEngine):
-    on_change = None
-
-
 async def test_the_routers_hold_is_waited_and_sampling_is_not(make_door):
-    engine = Mortal(lambda prompt: [300] * 4, token_delay_s=0.05)
+    engine = ScriptedEngine(lambda prompt: [300] * 4, token_delay_s=0.05)
     door = make_door(engine)
     door.placement.start()
     engine.on_change(False)

@@ -31,7 +31,7 @@ def servers(tmp_path):
     def make(config, *slices):
         environ = {**LEAST, "CUDA_VISIBLE_DEVICES": ",".join(slices)}
         engines = make_engines(config, folders, model=None, pad_token_id=0, say=print, environ=environ)
-        return [engine._makers.server(engine._model_path, False, False)._launch for engine in engines]
+        return [engine._maker.server(engine._model_path, False, False)._launch for engine in engines]
 
     return make
 
@@ -116,7 +116,7 @@ def test_a_vllm_that_does_not_take_names_is_given_a_number(servers, tmp_path, li
     error = ServerDiedError(line, Cause.mig_name)
     assert engine._try_again(error, 1) and not engine._try_again(error, 2)  # once
     assert "given a number" in said[-1]
-    launch = engine._makers.server(engine._model_path, False, engine._by_number)._launch
+    launch = engine._maker.server(engine._model_path, False, engine._by_number)._launch
     assert launch.environment["CUDA_VISIBLE_DEVICES"] == "0"
 
 

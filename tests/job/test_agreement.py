@@ -9,9 +9,8 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from swe_rl.config.compose import compose
 from swe_rl.config.schema import AlgoConfig, EngineConfig, TrainerConfig
 from swe_rl.engine.embedded.engine import EmbeddedEngine
-from swe_rl.engine.protocol import EngineError
+from swe_rl.engine.protocol import EngineError, EngineState, WeightSyncError
 from swe_rl.engine.scripted import ScriptedEngine
-from swe_rl.engine.update import WeightSyncError
 from swe_rl.run.agreement import EXACT, ROUNDED, explained, require_agreement
 from swe_rl.trainer.local import LocalTrainer
 
@@ -76,7 +75,7 @@ async def test_one_scaled_matrix_is_seen(trainer):
 
 async def test_an_engine_that_fails_once_is_asked_again_and_one_that_is_gone_is_not_needed(trainer):
     failing, gone = engine(0, "engine0"), ScriptedEngine(lambda _: [1], name="engine1")
-    gone.failed = True
+    gone.state = EngineState.gone
     gone.fail_next(EngineError("dead"), EngineError("dead"))
     generate, failures = failing.generate, [EngineError("it restarts")]
 

@@ -15,10 +15,9 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from swe_rl.config.compose import compose
 from swe_rl.config.schema import ModelConfig
-from swe_rl.engine.protocol import EngineError
+from swe_rl.engine.protocol import EngineError, WeightSyncError
 from swe_rl.engine.scripted import ScriptedEngine
-from swe_rl.engine.turns import Turns
-from swe_rl.engine.update import WeightSyncError
+from swe_rl.engine.update import Turns
 from swe_rl.env.instance import Instance
 from swe_rl.errors import RunError, UserError
 from swe_rl.gateway.store.traces import TraceStore

@@ -2,7 +2,7 @@
 
 import pytest
 
-from swe_rl.engine.protocol import EngineStats
+from swe_rl.engine.protocol import EngineState, EngineStats
 from swe_rl.engine.scripted import ScriptedEngine
 from swe_rl.job.serve import VARIABLE, ServeState, key_for, welcome
 
@@ -27,7 +27,7 @@ def test_what_is_said_at_the_start():
 
 
 class Loaded(ScriptedEngine):
-    sampled, used, up = 0, 0, True
+    sampled, used = 0, 0
 
     def stats(self):
         return EngineStats(2, 1, self.used, 1000, 0, self.sampled)
@@ -44,7 +44,7 @@ def test_the_live_line():
     assert state.headline(130.0) == (
         "serving 30.0s  2/2 engines  3 programs  4 running  2 queued  4 held  0 sampled tokens/s  0 in all  KV 0%"
     )
-    engine.sampled, engine.used, other.up = 1500, 500, False
+    engine.sampled, engine.used, other.state = 1500, 500, EngineState.lost
     assert state.look([engine, other], router, 120.0)
     headline = state.headline(130.0)
     assert "1/2 engines" in headline and "150 sampled tokens/s  1,500 in all  KV 25%" in headline

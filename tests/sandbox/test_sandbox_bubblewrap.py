@@ -15,6 +15,7 @@ import pytest
 
 from swe_rl.config.choices import Isolation
 from swe_rl.config.schema import SandboxConfig
+from swe_rl.sandbox.process import bubblewrap
 from swe_rl.sandbox.process import isolation as isolation_module
 from swe_rl.sandbox.process import sandbox as process_sandbox
 from swe_rl.sandbox.process.bubblewrap import UserMode
@@ -159,6 +160,23 @@ async def test_a_kill_from_outside_is_no_end_of_the_command(isolated: ProcessSan
     with pytest.raises(SandboxError, match="was killed from outside"):
         await task
     assert (await isolated.exec("echo lives", timeout_s=10)).output == "lives\n"
+
+
+async def test_a_kill_after_the_end_was_seen_changes_nothing(isolated: ProcessSandbox, monkeypatch: pytest.MonkeyPatch):
+    """The first process is killed between its report and its own end: the command ended as it did."""
+    whole = bubblewrap._reporter
+    killed = 'exec 1>&2; sleep 60 & echo $BASHPID > "$HOME/reported"; wait'
+
+    def slow(bash: str, report_fd: int) -> list[str]:
+        return [word.replace("exit $status", killed) for word in whole(bash, report_fd)]
+
+    monkeypatch.setattr(bubblewrap, "_reporter", slow)
+    task = asyncio.ensure_future(isolated.exec("echo out; exit 3", timeout_s=30))
+    while not (isolated._folder.tmp / "reported").exists():  # noqa: ASYNC110 - another process makes it
+        await asyncio.sleep(0.01)
+    _processes_of(isolated)[1].kill()
+    result = await task
+    assert (result.exit_code, result.output) == (3, "out\n")
 
 
 @pytest.mark.parametrize(

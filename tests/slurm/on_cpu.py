@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from swe_rl.__main__ import main
-from swe_rl.engine.turns import Turns
+from swe_rl.engine.update import Turns
 from swe_rl.job import train
 
 ASLEEP = "asleep.jsonl"

@@ -13,8 +13,8 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from swe_rl.config.schema import AlgoConfig, EngineConfig, TrainerConfig
+from swe_rl.engine.embedded.core import WeightLoader
 from swe_rl.engine.embedded.model import PackedDecoder
-from swe_rl.engine.embedded.weights import WeightLoader
 from swe_rl.engine.server import weights as http_weights
 from swe_rl.model.experts import HubNamed, hub_shapes
 from swe_rl.model.load import ModelError, load_model

@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 
 from swe_rl.engine.server.weights import export
 from swe_rl.trainer.ranks.end import RankEnd, first_of
+from swe_rl.trainer.ranks.group import GroupWeights
 from swe_rl.trainer.send import hand_over
 from swe_rl.trainer.send.hand_over import received, send_weights, write_weights
 
@@ -74,7 +75,7 @@ def test_weights_that_write_themselves_are_put_beside_config_and_tokenizer(tmp_p
     (source / "config.json").write_text(json.dumps({"tie_word_embeddings": True}))
     (source / "tokenizer.json").write_text("{}")
     asked = []
-    weights = SimpleNamespace(write_files=lambda folder, twice: asked.append((folder, twice)))
+    weights = GroupWeights(SimpleNamespace(write_weights=lambda folder, twice: asked.append((folder, twice))))
     export(source, target, weights)
     export(source, target, weights, untied=True)
     assert asked == [(target, {}), (target, {"lm_head.weight": "model.embed_tokens.weight"})]

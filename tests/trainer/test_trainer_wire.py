@@ -9,7 +9,7 @@ from torch.distributed import BroadcastOptions, PrefixStore, ProcessGroupGloo, T
 
 from swe_rl.config.schema import AlgoConfig, ModelConfig, TrainerConfig
 from swe_rl.engine.transfer.ipc_handle import open_shared
-from swe_rl.engine.transfer.wire import GLOO, NCCL
+from swe_rl.engine.transfer.protocol import GLOO, NCCL
 from swe_rl.model.tiny import build_model
 from swe_rl.trainer.errors import TrainerError
 from swe_rl.trainer.ranks.group import TrainerGroup

@@ -1,7 +1,7 @@
 """The scheduler of the embedded engine: continuous batching as a plain object, one `step` at a time.
 
 Invariants:
-- Single-threaded and without I/O: `embedded_thread` drives it. Between steps every request is consistent, so aborts,
+- Single-threaded and without I/O: `thread` drives it. Between steps every request is consistent, so aborts,
   pauses and weight updates happen there and nowhere else.
 - A step is one prefill pass (at most `PREFILL_BUDGET_TOKENS`, first come first served) and one decode pass over all
   running requests. A prompt is split between steps only at absolute multiples of `BLOCK_TOKENS`.
@@ -11,6 +11,7 @@ Invariants:
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,11 +19,54 @@ import torch
 from swe_rl.engine.embedded.model import PackedDecoder, PrefillSpan
 from swe_rl.engine.embedded.request import Request
 from swe_rl.engine.embedded.slot_cache import BLOCK_TOKENS, SlotCache
-from swe_rl.engine.embedded.weights import WeightLoader
 from swe_rl.engine.protocol import EngineError, EngineStats
 from swe_rl.engine.sampling import SamplingBatch, sample
+from swe_rl.model.experts import HubNamed
 
 PREFILL_BUDGET_TOKENS = 1024
+
+
+class WeightLoader:
+    """New weights, copied in place.
+
+    - All names and shapes are checked before the first value is written: a refused update changes nothing.
+    - Names are the hub's: each expert of a mixture has tensors of its own.
+    - Tied parameters are one tensor with several names: any one of them will do, and all that are given must agree.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self._targets: dict[str, torch.Tensor] = dict(HubNamed(model.state_dict()))
+        self._names_by_storage: dict[int, list[str]] = {}
+        for name, target in self._targets.items():
+            self._names_by_storage.setdefault(target.data_ptr(), []).append(name)
+
+    def load(self, weights: Mapping[str, torch.Tensor]) -> None:
+        """Copies `weights`; raises EngineError naming the first mismatch."""
+        self._require_known(weights)
+        for names in self._names_by_storage.values():
+            self._require_given(names, weights)
+        with torch.no_grad():
+            for name, value in weights.items():
+                self._targets[name].copy_(value)
+
+    def _require_known(self, weights: Mapping[str, torch.Tensor]) -> None:
+        for name, value in weights.items():
+            target = self._targets.get(name)
+            if target is None:
+                raise EngineError(f"Weight update refused: the engine's model has no parameter `{name}`.")
+            if target.shape != value.shape:
+                raise EngineError(
+                    f"Weight update refused: `{name}` has shape {list(value.shape)}, the engine's model has "
+                    f"{list(target.shape)}."
+                )
+
+    def _require_given(self, names: list[str], weights: Mapping[str, torch.Tensor]) -> None:
+        given = [name for name in names if name in weights]
+        if not given:
+            raise EngineError(f"Weight update refused: `{names[0]}` is missing.")
+        for name in given[1:]:
+            if not torch.equal(weights[given[0]], weights[name]):
+                raise EngineError(f"Weight update refused: `{given[0]}` and `{name}` are tied but their values differ.")
 
 
 class EngineCore:

@@ -19,13 +19,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from swe_rl.config.schema import EngineConfig
-from swe_rl.engine.embedded.core import EngineCore
+from swe_rl.engine.embedded.core import EngineCore, WeightLoader
 from swe_rl.engine.embedded.model import PackedDecoder
 from swe_rl.engine.embedded.request import Outcome, Request, refusal
 from swe_rl.engine.embedded.slot_cache import as_ids
 from swe_rl.engine.embedded.thread import EngineThread
-from swe_rl.engine.embedded.weights import WeightLoader
-from swe_rl.engine.protocol import Completion, ContextOverflowError, EngineError, EngineStats, SamplingParams
+from swe_rl.engine.protocol import Completion, ContextOverflowError, Engine, EngineError, EngineStats, SamplingParams
 from swe_rl.engine.sampling import to_seed
 
 if TYPE_CHECKING:
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-class EmbeddedEngine:
+class EmbeddedEngine(Engine):
     def __init__(
         self,
         model: "PreTrainedModel",
@@ -44,7 +43,7 @@ class EmbeddedEngine:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Copies `model`. Raises EngineError when its architecture or `config.max_model_len` cannot be served."""
-        self.name = name
+        super().__init__(name)
         self._config = config
         self._clock = clock
         own: Any = copy.deepcopy(model).float().eval().requires_grad_(False)
@@ -74,7 +73,6 @@ class EmbeddedEngine:
             raise
 
     async def abort(self, request_id: str) -> None:
-        """The request ends with finish_reason `abort` and what it has sampled so far; unknown ids are ignored."""
         self._post_if_alive(lambda: self._core.abort(request_id))
 
     async def pause(self) -> None:

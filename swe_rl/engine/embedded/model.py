@@ -16,8 +16,15 @@ import torch
 from torch.nn import functional
 
 from swe_rl.engine.embedded.attention import PromptAttention, TokenAttention
-from swe_rl.engine.embedded.experts import ROW_MULTIPLE, padded
-from swe_rl.engine.embedded.layers import PackedLayer, pack_layer, require_supported, rotary_tables, shape_of
+from swe_rl.engine.embedded.layers import (
+    ROW_MULTIPLE,
+    PackedLayer,
+    pack_layer,
+    padded,
+    require_supported,
+    rotary_tables,
+    shape_of,
+)
 from swe_rl.engine.embedded.slot_cache import CacheShape, SlotCache
 
 

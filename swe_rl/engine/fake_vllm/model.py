@@ -4,13 +4,16 @@ Invariants:
 - Deterministic: equal prompt, seed, weights and parameters give equal tokens and log-probabilities, in any company.
 - As in a real server, weights that change in mid-reply change the tokens from there on.
 - Log-probabilities are valid for the parameters: 0 where one token is left, made up otherwise, exact in float32.
+- Of its texts, names, nesting and units are a real server's; fields that nobody reads are left out.
 """
 
 import hashlib
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+from swe_rl.engine.fake_vllm.settings import FakeSettings
 
 Reply = Callable[[Sequence[int]], Sequence[int]]
 
@@ -110,3 +113,56 @@ class BlockCache:
     @staticmethod
     def _key(chain: bytes, block: Sequence[int]) -> bytes:
         return hashlib.blake2b(chain + str(list(block)).encode(), digest_size=16).digest()
+
+
+_TIMES = ("queue_time_ms", "time_to_first_token_ms", "generation_time_ms")
+
+
+def completion_reply(
+    settings: FakeSettings,
+    prompt: Sequence[int],
+    ids: Sequence[int],
+    logprobs: Sequence[float],
+    reason: str,
+    usage: Mapping[str, Any],
+    times_s: Sequence[float],
+) -> dict[str, Any]:
+    """Of /v1/completions. `times_s`: queue, prefill, decode."""
+    choice: dict[str, Any] = {"index": 0, "text": "", "finish_reason": reason}
+    choice["logprobs"] = {"token_logprobs": logprobs, "tokens": [""] * len(ids), "top_logprobs": None}
+    if settings.token_ids:
+        choice |= {"token_ids": ids, "prompt_token_ids": prompt}
+    reply: dict[str, Any] = {"object": "text_completion", "choices": [choice], "usage": usage}
+    if settings.timings:
+        reply["metrics"] = {name: 1000 * one for name, one in zip(_TIMES, times_s, strict=True)}
+    return reply
+
+
+def generate_reply(
+    settings: FakeSettings,
+    ids: Sequence[int],
+    logprobs: Sequence[float],
+    reason: str,
+    usage: Mapping[str, Any],
+    spans: Sequence[tuple[str, int]],
+) -> dict[str, Any]:
+    """Of /inference/v1/generate. `spans`: (weight version, first of its tokens)."""
+    content = [{"token_id": token, "logprob": one} for token, one in zip(ids, logprobs, strict=True)]
+    choice: dict[str, Any] = {"index": 0, "finish_reason": reason, "logprobs": {"content": content}}
+    choice["token_ids"] = ids if settings.token_ids else None
+    if settings.weight_spans:
+        ends = [start for _, start in spans[1:]] + [len(ids)]
+        choice["weight_versions"] = [
+            {"version": version, "start": start, "end": end} for (version, start), end in zip(spans, ends, strict=True)
+        ]
+    return {"choices": [choice], "usage": usage}
+
+
+def metrics_text(settings: FakeSettings, values: Mapping[str, float], started_s: float) -> str:
+    """Of /metrics. `values` by name without the prefix `vllm:`."""
+    labels = f'engine="0",model_name="{settings.model}"'
+    blocks = settings.kv_capacity_tokens // settings.block_size
+    cache = f'block_size="{settings.block_size}",engine="0",num_gpu_blocks="{blocks}"'
+    lines = [f"vllm:{name}{{{labels}}} {float(value)}" for name, value in values.items()]
+    lines += [f"vllm:cache_config_info{{{cache}}} 1.0", f"process_start_time_seconds {started_s}"]
+    return "\n".join(lines) + "\n"

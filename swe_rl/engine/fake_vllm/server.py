@@ -19,11 +19,17 @@ from typing import Any, Self
 
 from aiohttp import web
 
-from swe_rl.engine.fake_vllm.model import BlockCache, Decoding, FakeModel, Reply
-from swe_rl.engine.fake_vllm.replies import completion_reply, generate_reply, metrics_text
+from swe_rl.engine.fake_vllm.memory import FakeReceiver, FakeSleep
+from swe_rl.engine.fake_vllm.model import (
+    BlockCache,
+    Decoding,
+    FakeModel,
+    Reply,
+    completion_reply,
+    generate_reply,
+    metrics_text,
+)
 from swe_rl.engine.fake_vllm.settings import FakeSettings, Fault, settings_from
-from swe_rl.engine.fake_vllm.sleep import FakeSleep
-from swe_rl.engine.fake_vllm.weights import FakeReceiver
 
 __all__ = ["FakeSettings", "FakeVllm", "Fault"]
 

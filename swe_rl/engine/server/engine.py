@@ -20,7 +20,15 @@ from contextlib import asynccontextmanager
 from itertools import count
 from typing import TYPE_CHECKING
 
-from swe_rl.engine.protocol import Completion, ContextOverflowError, EngineError, EngineStats, SamplingParams
+from swe_rl.engine.protocol import (
+    Completion,
+    ContextOverflowError,
+    Engine,
+    EngineError,
+    EngineState,
+    EngineStats,
+    SamplingParams,
+)
 from swe_rl.engine.server.client import ConnectionLostError, HttpClient
 from swe_rl.engine.server.control import KV_CACHE, WEIGHTS, Control
 from swe_rl.engine.server.features import Features, Needs, Patience, probe
@@ -46,11 +54,8 @@ class UnchangedError(EngineError):
     """An update was given up before the server took anything."""
 
 
-class HttpEngine:
-    """`weights` None: the server's weights cannot be changed from here. `name` is the engine's for the router.
-
-    `on_change(up)` is called when the server is lost (False) and when it serves again (True).
-    """
+class HttpEngine(Engine):
+    """`weights` None: the server's weights cannot be changed from here. `name` is the engine's for the router."""
 
     def __init__(
         self,
@@ -64,9 +69,8 @@ class HttpEngine:
         stats_period_s: float = 0.5,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.name = name
-        self.on_change: Callable[[bool], None] | None = None
-        self._client = client
+        super().__init__(name)
+        self.client = client  # also for requests that are no sampling
         self._needs = needs
         self._max_num_seqs = max_num_seqs
         self._weights = weights
@@ -75,13 +79,13 @@ class HttpEngine:
         self._clock = clock
         self._features: Features | None = None
         self._monitor: Monitor | None = None
-        self._in_flight = InFlight(clock)
+        self.in_flight = InFlight(clock)
         self._readmission: asyncio.Task[None] | None = None
         self._control = Control(client)
         self._server_ids: dict[str, str] = {}
         self._numbers = count()
         self._nonce = secrets.token_hex(4)
-        self._version = 0  # of the weights that the server was started with
+        self.weight_version = 0  # of the weights that the server was started with
         self._sampled_total = self._prefilled_total = 0
 
     @property
@@ -92,30 +96,25 @@ class HttpEngine:
         return self._features
 
     @property
-    def weight_version(self) -> int:
-        return self._version
+    def state(self) -> EngineState:
+        return EngineState.up if self.in_flight.failure is None else EngineState.lost
 
     @property
-    def client(self) -> HttpClient:
-        """For requests that are no sampling."""
-        return self._client
-
-    @property
-    def in_flight(self) -> InFlight:
-        return self._in_flight
+    def why_lost(self) -> EngineError | None:
+        return self.in_flight.failure
 
     async def start(self) -> None:
         """Raises ServerRefusedError, EngineError; the session is then closed again."""
-        await self._client.open()
+        await self.client.open()
         try:
-            self._features = await probe(self._client, self._needs, self._patience)
+            self._features = await probe(self.client, self._needs, self._patience)
         except BaseException:
-            await self._client.close()
+            await self.client.close()
             raise
-        _log.info("engine %s at %s: %s", self.name, self._client.url, self._features)
+        _log.info("engine %s at %s: %s", self.name, self.client.url, self._features)
         watcher = Watcher(lost=self.lose, back=self._came_back, restarted=self._was_restarted)
         path = "/metrics" if self._features.metrics else "/v1/models"
-        self._monitor = Monitor(self._client, watcher, path=path, period_s=self._stats_period_s, clock=self._clock)
+        self._monitor = Monitor(self.client, watcher, path=path, period_s=self._stats_period_s, clock=self._clock)
         await self._monitor.look()
         self._monitor.start()
 
@@ -130,7 +129,7 @@ class HttpEngine:
         arrived_s, mixed = self._clock(), 0
         while True:
             await self._control.passed()
-            self._in_flight.check()
+            self.in_flight.check()
             try:
                 return await self._generate(prompt_ids, params, request_id, arrived_s)
             except Interrupted:
@@ -156,7 +155,7 @@ class HttpEngine:
             cache_salt=f"weights-{version}" if version else None,
         )
         try:
-            reply = await self._in_flight.run(self._asked(body, prompt_ids), len(prompt_ids))
+            reply = await self.in_flight.run(self._asked(body, prompt_ids), len(prompt_ids))
         except ContextOverflowError:
             raise
         except EngineError as error:
@@ -169,20 +168,13 @@ class HttpEngine:
         return self._completion(reply, len(prompt_ids), version, sent_s, waited_s=sent_s - arrived_s)
 
     async def abort(self, request_id: str) -> None:
-        """The request ends with finish_reason `abort` and what it has sampled so far; unknown ids are ignored.
-
-        Raises EngineError when the server does not offer it.
-        """
         server_id = self._server_ids.get(request_id)
         if server_id is not None:
             await self._control.abort(server_id)
 
-    def release_session(self, session_id: str) -> None:
-        """Nothing is kept for a session: the server's prefix cache forgets what is not used."""
-
     async def pause(self) -> None:
         """Returns once the server has frozen what runs there. Raises EngineError."""
-        self._in_flight.check()
+        self.in_flight.check()
         await self._control.pause(self.features)
 
     async def resume(self) -> None:
@@ -195,7 +187,6 @@ class HttpEngine:
 
     @property
     def wake_s(self) -> float:
-        """Seconds that the last waking took."""
         return self._control.wake_s
 
     def hold(self) -> None:
@@ -207,9 +198,9 @@ class HttpEngine:
 
         Raises EngineError; a server that does not fall asleep is lost.
         """
-        self._in_flight.check()
+        self.in_flight.check()
         self._control.hold()
-        self._in_flight.interrupt()
+        self.in_flight.interrupt()
         self._rest(True)
         try:
             await self._control.sleep(self.features)
@@ -224,7 +215,7 @@ class HttpEngine:
         """
         if self._weights is None or not self.features.reload:
             raise EngineError(
-                f"Engine `{self.name}` at {self._client.url} takes no weights: the server needs VLLM_SERVER_DEV_MODE=1 "
+                f"Engine `{self.name}` at {self.client.url} takes no weights: the server needs VLLM_SERVER_DEV_MODE=1 "
                 "and a folder that it shares with this process (paths.scratch)"
             )
         folder = await self._weights.write(weights, version)
@@ -242,13 +233,13 @@ class HttpEngine:
         was_paused = self._control.paused and not held
         if not was_paused and not self._control.asleep:
             await self.pause()
-        self._in_flight.interrupt()
+        self.in_flight.interrupt()
         try:
             await self._control.wake(WEIGHTS)
-            yield self._client
+            yield self.client
             await self._control.wake(KV_CACHE)
-            await forget_prefixes(self._client)
-            await set_version(self._client, self.features, version)
+            await forget_prefixes(self.client)
+            await set_version(self.client, self.features, version)
         except UnchangedError:
             if not was_paused and not held:
                 await self.resume()
@@ -264,12 +255,11 @@ class HttpEngine:
             await self.resume()
 
     async def receiver(self) -> "HttpEngine":
-        """Who takes weights for this engine."""
         return self
 
     async def adopt(self, version: int) -> None:
         """The server was started with the weights of `version`."""
-        await set_version(self._client, self.features, version)
+        await set_version(self.client, self.features, version)
         self.stamp(version)
 
     def stamp(self, version: int) -> None:
@@ -278,16 +268,16 @@ class HttpEngine:
         For updates that do not go through here, too: in a pause, as a reply that the server finishes between its
         update and this call would count for the old weights.
         """
-        self._version = version
-        self._in_flight.interrupt()
+        self.weight_version = version
+        self.in_flight.interrupt()
 
     def stats(self) -> EngineStats:
         """The server's own numbers, `stats_period_s` old at most; without /metrics what is known here."""
         latest = self._monitor.latest if self._monitor else None
         if latest is None:
-            held = self._in_flight.tokens
+            held = self.in_flight.tokens
             capacity = self._max_num_seqs * (self._features.max_model_len if self._features else 0)
-            running, waiting = len(self._in_flight), 0
+            running, waiting = len(self.in_flight), 0
         else:
             held, capacity = round(latest.kv_usage * latest.kv_capacity_tokens), latest.kv_capacity_tokens
             running, waiting = latest.running, latest.waiting
@@ -309,21 +299,21 @@ class HttpEngine:
 
     def lose(self, reason: str) -> None:
         """Fails what is in flight and what comes, until the server is back."""
-        was_up = self._in_flight.failure is None
-        self._in_flight.fail(EngineError(f"Engine `{self.name}` at {self._client.url} is lost: {reason}"))
+        was_up = self.in_flight.failure is None
+        self.in_flight.fail(EngineError(f"Engine `{self.name}` at {self.client.url} is lost: {reason}"))
         if was_up:
             self._tell(False)
 
     async def close(self) -> None:
         """May be called twice."""
         self.on_change = None
-        self._in_flight.fail(self._in_flight.failure or EngineError(f"Engine `{self.name}` is closed."))
+        self.in_flight.fail(self.in_flight.failure or EngineError(f"Engine `{self.name}` is closed."))
         self._control.open_gate()
         if self._readmission is not None:
             self._readmission.cancel()
         if self._monitor is not None:
             await self._monitor.close()
-        await self._client.close()
+        await self.client.close()
 
     def _limit(self, features: Features) -> int:
         """Tokens of prompt and reply together."""
@@ -341,8 +331,8 @@ class HttpEngine:
 
     async def _asked(self, body: Mapping[str, object], prompt_ids: Sequence[int]) -> Reply:
         token_in = self.features.token_in
-        answer = await self._client.post(token_in.value, body)
-        return understood(answer, token_in, self._client.url, len(prompt_ids), self._needs.vocab_size)
+        answer = await self.client.post(token_in.value, body)
+        return understood(answer, token_in, self.client.url, len(prompt_ids), self._needs.vocab_size)
 
     def _completion(
         self, reply: Reply, prompt_tokens: int, version: int, sent_s: float, *, waited_s: float
@@ -370,10 +360,6 @@ class HttpEngine:
         if self._monitor is not None:
             self._monitor.rest(on)
 
-    def _tell(self, up: bool) -> None:
-        if self.on_change is not None:
-            self.on_change(up)
-
     def _came_back(self) -> None:
         if self._readmission is None or self._readmission.done():
             self._readmission = asyncio.get_running_loop().create_task(self._readmit())
@@ -387,13 +373,13 @@ class HttpEngine:
         if self.held:
             return
         try:
-            if self.weight_version and await told_version(self._client, self.features) != self.weight_version:
+            if self.weight_version and await told_version(self.client, self.features) != self.weight_version:
                 self.lose(f"its server came back without the weights of step {self.weight_version}")
                 return
         except EngineError as error:
             self.lose(str(error))
             return
-        if self._in_flight.failure is not None:
+        if self.in_flight.failure is not None:
             _log.warning("engine %s is back", self.name)
-            self._in_flight.readmit()
+            self.in_flight.readmit()
             self._tell(True)

@@ -15,11 +15,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from swe_rl.engine.loop_lag import LoopLag
 from swe_rl.engine.protocol import EngineError
 from swe_rl.engine.server.client import HttpClient, UnreachableError
 from swe_rl.engine.server.metrics import ServerMetrics, parse_metrics
 
+TICK_S = 0.25
 REFUSED_S = 3.0
 SILENT_S = 60.0  # a server under load answers late, but not this late
 _LOOK_TIMEOUT_S = 20.0
@@ -32,6 +32,41 @@ class Watcher:
     lost: Callable[[str], None]
     back: Callable[[], None]
     restarted: Callable[[], None]
+
+
+class LoopLag:
+    """For how long the event loop stood still: time in which nothing here could hear an answer.
+
+    `run` beats every TICK_S for as long as its task lives. What is late is counted at once, also by whoever runs before
+    the next beat does. `clock` in seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._beat_s = clock()
+        self._late_s = 0.0
+
+    def beat(self) -> None:
+        now_s = self._clock()
+        self._late_s += self._late(now_s)
+        self._beat_s = now_s
+
+    def total_s(self) -> float:
+        """Seconds so far."""
+        return self._late_s + self._late(self._clock())
+
+    def restart(self) -> None:
+        """Nobody beat until now, which is no lag."""
+        self._beat_s = self._clock()
+
+    async def run(self) -> None:
+        self.restart()
+        while True:
+            await asyncio.sleep(TICK_S)
+            self.beat()
+
+    def _late(self, now_s: float) -> float:
+        return max(0.0, now_s - self._beat_s - TICK_S)
 
 
 class Monitor:

@@ -15,12 +15,13 @@ import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING
 
 from swe_rl.engine.protocol import EngineError
 from swe_rl.engine.server.client import Answer, HttpClient, ServerFailingError
 from swe_rl.engine.server.features import Features
 from swe_rl.engine.server.wire import weight_version
+from swe_rl.engine.transfer.protocol import WritesFiles
 from swe_rl.host.kill_point import kill_point
 from swe_rl.logger.disk import disk_error, write_text_atomic
 
@@ -33,15 +34,6 @@ _RESET_PAUSE_S = 0.1
 _KEPT = 2
 _COPIED = ("tokenizer", "vocab", "merges", "special_tokens", "chat_template", "added_tokens", "generation_config")
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
-
-
-@runtime_checkable
-class WritesFiles(Protocol):
-    """Weights that are somewhere else than in this process."""
-
-    def write_files(self, folder: Path, twice: Mapping[str, str]) -> None:
-        """Safetensors files, and an index where there are several; `twice`: second names, with the first ones."""
-        ...
 
 
 class WeightFolders:

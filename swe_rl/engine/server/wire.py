@@ -3,6 +3,9 @@
 Invariants:
 - Every sampling parameter that a model folder's generation_config could change is sent.
 - Generation ends at the given stop tokens only (`ignore_eos`): the same rule as the embedded engine's.
+- Answers of 500 and above are the server's failure; a refusal for length is a ContextOverflowError; any other refusal
+  is an EngineError.
+- A reply whose tokens were sampled with different weights has no version.
 - A reply with another number of log-probabilities than tokens, with one that no float32 sampler gives (vLLM writes
   -9999 for NaN and minus infinity; none is above 0), or with a token that the model does not have, is an error, never a
   completion: trained on, it would spoil the policy, and sent back with the next turn, it fails there.
@@ -21,10 +24,19 @@ _SEED_MASK = 2**63 - 1  # of a signed 64-bit integer
 _LOWEST_LOGPROB = -9000.0
 _ROUNDING_NATS = 1e-3
 _LARGEST_VOCABULARY = 2**31  # ids are 32-bit integers everywhere
+_OVERFLOW_WORDS = ("maximum context length", "maximum model length", "max_model_len")
 
 
 class BadReplyError(EngineError):
     """A server answered, and not with a completion that can be used."""
+
+
+class BadNumbersError(BadReplyError):
+    """What it answered has the form of a completion, and numbers that no sound model gives."""
+
+
+class MixedError(Exception):
+    """A reply whose tokens were sampled with different weights."""
 
 
 class TokenIn(StrEnum):
@@ -71,10 +83,6 @@ def request_body(
 def server_request_id(kind: TokenIn, request_id: str) -> str:
     """The id under which vLLM can abort the request (seen in 0.26 to 0.32)."""
     return f"generate-tokens-{request_id}" if kind is TokenIn.generate else f"cmpl-{request_id}-0"
-
-
-class BadNumbersError(BadReplyError):
-    """What it answered has the form of a completion, and numbers that no sound model gives."""
 
 
 def parse_reply(kind: TokenIn, payload: object, *, vocab_size: int | None = None) -> Reply:
@@ -184,17 +192,6 @@ def _count(found: object) -> int | None:
 def _seconds(times: Mapping[str, Any], key: str) -> float | None:
     found = times.get(key)
     return None if found is None or not math.isfinite(found) else max(0.0, float(found)) / 1000.0
-
-
-# What a server's answer to one request comes to. Pure.
-# - Answers of 500 and above are the server's failure; a refusal for length is a ContextOverflowError; any other refusal
-#   is an EngineError.
-# - A reply whose tokens were sampled with different weights has no version.
-_OVERFLOW_WORDS = ("maximum context length", "maximum model length", "max_model_len")
-
-
-class MixedError(Exception):
-    """A reply whose tokens were sampled with different weights."""
 
 
 def understood(answer: Answer, token_in: TokenIn, url: str, prompt_tokens: int, vocab_size: int | None) -> Reply:

@@ -11,46 +11,21 @@ import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 from urllib.parse import urlsplit
 
-from swe_rl.engine.protocol import Engine, EngineError
+from swe_rl.engine.protocol import Engine, EngineError, EngineState, WeightSyncError
 from swe_rl.engine.server.client import HttpClient
 from swe_rl.engine.server.engine import HttpEngine, UnchangedError
 from swe_rl.engine.server.features import minor_version
 from swe_rl.engine.server.weights import ask
-from swe_rl.engine.transfer.wire import (
-    NCCL,
-    NCCL_BUFFER_BYTES,
-    NCCL_BUFFERS,
-    Announced,
-    SendsWeights,
-    Sent,
-)
-from swe_rl.engine.update import is_gone, sync_error
+from swe_rl.engine.transfer.protocol import NCCL, PACKED, Announced, SendsWeights, Sent, tensors_info
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _OTHER = "another engine"
 _INSTEAD = " With trainer.weight_sync=disk they go through a folder."
 _SENDER_S = 15.0  # that the sender has to end after a server failed
-_PACKED = {"packed": True, "packed_buffer_size_bytes": NCCL_BUFFER_BYTES, "packed_num_buffers": NCCL_BUFFERS}
 _PACKED_AT_INIT = (0, 28)  # the first vLLM that is told so when the wire is opened, not with every update
-
-
-@runtime_checkable
-class Receives(Protocol):
-    """An engine whose server takes weights."""
-
-    name: str
-
-    async def receiver(self) -> HttpEngine: ...
-
-
-@runtime_checkable
-class Explains(Protocol):
-    """An engine that knows more of its server's failures than the server answers."""
-
-    def explained(self, error: EngineError) -> EngineError: ...
 
 
 @dataclass(slots=True)
@@ -65,9 +40,16 @@ class Times:
     sent_gb: float = 0.0
     rounds: int = 1
 
+    def take_server(self, *, pause_s: float, load_s: float, resume_s: float) -> None:
+        self.pause_s, self.load_s = max(self.pause_s, pause_s), max(self.load_s, load_s)
+        self.resume_s = max(self.resume_s, resume_s)
+
+    def take_sent(self, sent: Sent) -> None:
+        self.gather_s, self.wire_s, self.sent_gb = sent.gather_s, sent.wire_s, sent.sent_bytes / 1e9
+
 
 @dataclass(slots=True)
-class _Round:
+class _Attempt:
     """One try. All servers wait for each other at `paused`, and with the sender at `ready`."""
 
     version: int
@@ -87,7 +69,7 @@ class Transfer:
 
     async def update(self, version: int) -> Times:
         """Every engine that will serve again has the sender's weights then. Raises WeightSyncError, TrainerError."""
-        tries = 2
+        tries = 2  # a server that died since the last update is missed only now; the second try finds its successor
         for number in range(1, tries + 1):
             receivers, failures = await self._receivers()
             if not failures:
@@ -95,35 +77,33 @@ class Transfer:
                 if not failures:
                     times.rounds, self._version = number, version
                     return times
-                failures = {name: self._explained(name, error) for name, error in failures.items()}
+                failures = {
+                    one.name: one.explained(failures[one.name]) for one in self._engines if one.name in failures
+                }
             self._wired = ()
-        raise sync_error(failures, len(self._engines), version, _INSTEAD) from next(iter(failures.values()))
+        raise WeightSyncError.of(failures, len(self._engines), version, _INSTEAD) from next(iter(failures.values()))
 
     async def restore(self, http: HttpEngine) -> None:
         """For a server that was started anew: what the sender holds, through a folder. Raises EngineError."""
         weights = await asyncio.to_thread(self._sender.weights)
         await http.update_weights(weights, self._version)
 
-    def _explained(self, name: str, error: EngineError) -> EngineError:
-        engine = next(one for one in self._engines if one.name == name)
-        return engine.explained(error) if isinstance(engine, Explains) else error
-
     async def _receivers(self) -> tuple[dict[str, HttpEngine], dict[str, EngineError]]:
         """Those of engines that are up or come up again, by the engine's name."""
-        wanting = [one for one in self._engines if not is_gone(one)] or list(self._engines)
-        ends = await asyncio.gather(*(_receiver(one) for one in wanting), return_exceptions=True)
-        found: dict[str, HttpEngine] = {}
+        wanting = [engine for engine in self._engines if engine.state is not EngineState.gone] or list(self._engines)
+        ends = await asyncio.gather(*(engine.receiver() for engine in wanting), return_exceptions=True)
+        receivers: dict[str, HttpEngine] = {}
         failures: dict[str, EngineError] = {}
         for engine, end in zip(wanting, ends, strict=True):
             if isinstance(end, HttpEngine):
-                found[engine.name] = end
+                receivers[engine.name] = end
             elif not isinstance(end, EngineError):
                 raise end
-            elif not is_gone(engine):
+            elif engine.state is not EngineState.gone:
                 failures[engine.name] = end
-        if not found and not failures:
-            failures = {one.name: EngineError("it is gone") for one in wanting}
-        return found, failures
+        if not receivers and not failures:
+            failures = {engine.name: EngineError("it is gone") for engine in wanting}
+        return receivers, failures
 
     async def _try(self, receivers: Mapping[str, HttpEngine], version: int) -> tuple[Times, dict[str, EngineError]]:
         if self._wired != tuple(receivers.values()):
@@ -131,26 +111,26 @@ class Transfer:
                 return Times(), failures
             self._wired = tuple(receivers.values())
         count = len(receivers)
-        one = _Round(version, self._update_info(), asyncio.Barrier(count), asyncio.Barrier(count + 1))
-        sending = asyncio.create_task(self._send(one))
-        taking = [asyncio.create_task(_take(http, one, self._kind)) for http in receivers.values()]
+        attempt = _Attempt(version, tensors_info(self._announced), asyncio.Barrier(count), asyncio.Barrier(count + 1))
+        sending = asyncio.create_task(self._send(attempt))
+        taking = [asyncio.create_task(_take(http, attempt, self._kind)) for http in receivers.values()]
         sending.add_done_callback(lambda _: _give_up(sending, taking))
         ends = await asyncio.gather(*taking, return_exceptions=True)
         failures = failures_of(receivers, ends)
-        if failures:
-            await one.ready.abort()
+        if failures:  # the sender would wait there for a server that does not come
+            await attempt.ready.abort()
         await asyncio.wait({sending}, timeout=_SENDER_S if failures else None)
         if not sending.done():  # NCCL cannot be taken back: the trainer's ranks end with the run
-            raise sync_error(failures, len(self._engines), version, _INSTEAD)
+            raise WeightSyncError.of(failures, len(self._engines), version, _INSTEAD)
         sent = sending.result()
         if sent.problem and not failures:
             failures = dict.fromkeys(receivers, EngineError(f"the trainer could not send: {sent.problem}"))
-        one.times.gather_s, one.times.wire_s, one.times.sent_gb = sent.gather_s, sent.wire_s, sent.sent_bytes / 1e9
-        return one.times, failures
+        attempt.times.take_sent(sent)
+        return attempt.times, failures
 
-    async def _send(self, one: _Round) -> Sent:
+    async def _send(self, attempt: _Attempt) -> Sent:
         try:
-            await one.ready.wait()
+            await attempt.ready.wait()
         except asyncio.BrokenBarrierError:
             return Sent(problem="a server was not ready")
         return await asyncio.to_thread(self._sender.transfer_weights, self._twice)
@@ -178,44 +158,29 @@ class Transfer:
             self._announced = await asyncio.to_thread(self._sender.announce_weights, self._twice)
         return failures
 
-    def _update_info(self) -> dict[str, Any]:
-        return {
-            "names": [one.name for one in self._announced],
-            "dtype_names": [one.dtype for one in self._announced],
-            "shapes": [list(one.shape) for one in self._announced],
-        }
 
-
-async def _receiver(engine: Engine) -> HttpEngine:
-    if not isinstance(engine, Receives):
-        raise EngineError(f"Engine `{engine.name}` is no server that takes weights from a trainer's memory")
-    return await engine.receiver()
-
-
-async def _take(http: HttpEngine, one: _Round, kind: str) -> None:
+async def _take(http: HttpEngine, attempt: _Attempt, kind: str) -> None:
     """One server's part of a round. Raises EngineError."""
     began_s = time.monotonic()
     try:
-        async with http.renewing(one.version) as client:
-            await _meet(one.paused)
+        async with http.renewing(attempt.version) as client:
+            await _meet(attempt.paused)
             await ask(client, "/start_weight_update")
             paused_s = time.monotonic()
-            await one.ready.wait()
-            packed = _PACKED if kind == NCCL and not _packed_at_init(http) else {}
-            await ask(client, "/update_weights", {"update_info": {**one.update_info, **packed}})
+            await attempt.ready.wait()
+            packed = PACKED if kind == NCCL and not _packed_at_init(http) else {}
+            await ask(client, "/update_weights", {"update_info": {**attempt.update_info, **packed}})
             taken_s = time.monotonic()
             await ask(client, "/finish_weight_update")
             loaded_s = time.monotonic()
-    except BaseException as error:
-        await one.paused.abort()
-        await one.ready.abort()
+    except BaseException as error:  # a cancelled one, too: the others would wait for it at a barrier for ever
+        await attempt.paused.abort()
+        await attempt.ready.abort()
         if isinstance(error, asyncio.BrokenBarrierError):
             raise EngineError(f"{_OTHER} did not begin") from error
         raise
-    times = one.times
-    times.pause_s = max(times.pause_s, paused_s - began_s)
-    times.load_s = max(times.load_s, loaded_s - taken_s)
-    times.resume_s = max(times.resume_s, time.monotonic() - loaded_s)
+    resume_s = time.monotonic() - loaded_s
+    attempt.times.take_server(pause_s=paused_s - began_s, load_s=loaded_s - taken_s, resume_s=resume_s)
 
 
 async def _meet(servers: asyncio.Barrier) -> None:
@@ -226,7 +191,7 @@ async def _meet(servers: asyncio.Barrier) -> None:
 
 
 async def _init(http: HttpEngine, kind: str, where: Mapping[str, object], world: int) -> None:
-    packed = _PACKED if kind == NCCL and _packed_at_init(http) else {}
+    packed = PACKED if kind == NCCL and _packed_at_init(http) else {}
     await ask(http.client, "/init_weight_transfer_engine", {"init_info": {**where, "world_size": world, **packed}})
 
 
@@ -243,18 +208,18 @@ async def _world_size(client: HttpClient) -> int:
 def _give_up(sending: "asyncio.Task[Sent]", taking: "Sequence[asyncio.Task[None]]") -> None:
     """Servers that still wait for what a sender cannot send learn of it by themselves, or not at all."""
     if sending.cancelled() or sending.exception() or sending.result().problem:
-        for one in taking:
-            asyncio.get_running_loop().call_later(_SENDER_S, one.cancel)
+        for task in taking:
+            asyncio.get_running_loop().call_later(_SENDER_S, task.cancel)
 
 
 def failures_of(receivers: Mapping[str, HttpEngine], ends: Sequence[object]) -> dict[str, EngineError]:
     """By engine, without those that only followed another's."""
-    found: dict[str, EngineError] = {}
+    failures: dict[str, EngineError] = {}
     for name, end in zip(receivers, ends, strict=True):
         if isinstance(end, EngineError):
-            found[name] = end
+            failures[name] = end
         elif isinstance(end, asyncio.CancelledError):
-            found[name] = EngineError("it still waited for weights that the trainer could not send")
+            failures[name] = EngineError("it still waited for weights that the trainer could not send")
         elif isinstance(end, BaseException):
             raise end
-    return {name: one for name, one in found.items() if not isinstance(one, UnchangedError)} or found
+    return {name: error for name, error in failures.items() if not isinstance(error, UnchangedError)} or failures

@@ -9,37 +9,103 @@ Invariants:
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from swe_rl.engine.protocol import Engine, EngineError
 from swe_rl.engine.server.engine import HttpEngine
 from swe_rl.engine.server.weights import ask
-from swe_rl.engine.transfer.belt import Belt
-from swe_rl.engine.transfer.buckets import BUFFERS, update_info
 from swe_rl.engine.transfer.direct import Times, Transfer, failures_of
-from swe_rl.engine.transfer.staging import StagesWeights, Staging
-from swe_rl.engine.transfer.wire import IPC, SendsWeights, Sent
+from swe_rl.engine.transfer.protocol import BUFFERS, IPC, SendsWeights, Sent, Staging, update_info
+
+
+class Belt:
+    """Buckets on their way from one who fills them to several who take them.
+
+    - Bucket k is filled when everybody who still takes has taken bucket k - `buffers`: nothing is overwritten unread.
+    - Nobody waits for one who left, nor for a filler that failed.
+    - Whoever has left waits at `cleared` until the filler has put the buffers away.
+    """
+
+    def __init__(self, takers: Iterable[str], buffers: int) -> None:
+        self._next = dict.fromkeys(takers, 0)  # the bucket that each takes next
+        self._buffers = buffers
+        self._filled = 0
+        self._is_clear = False
+        self._failure: str | None = None
+        self._changed = asyncio.Condition()
+
+    async def room(self, number: int) -> bool:
+        """Waits until bucket `number` may be filled; False where nobody takes it any more."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: all(one > number - self._buffers for one in self._next.values()))
+            return bool(self._next)
+
+    async def put(self, number: int) -> None:
+        async with self._changed:
+            self._filled = number + 1
+            self._changed.notify_all()
+
+    async def left(self) -> None:
+        """Waits until nobody takes any more."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: not self._next)
+
+    async def clear(self) -> None:
+        """The buffers are put away."""
+        async with self._changed:
+            self._is_clear = True
+            self._changed.notify_all()
+
+    async def fail(self, reason: str) -> None:
+        """Nothing is filled any more."""
+        async with self._changed:
+            self._failure = reason
+            self._changed.notify_all()
+
+    async def filled(self, number: int) -> None:
+        """Waits until bucket `number` can be taken. Raises EngineError where that will not be."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: self._filled > number or self._failure is not None)
+            self._check()
+
+    async def taken(self, name: str, number: int) -> None:
+        async with self._changed:
+            self._next[name] = number + 1
+            self._changed.notify_all()
+
+    async def leave(self, name: str) -> None:
+        """It takes no more. May be called twice."""
+        async with self._changed:
+            self._next.pop(name, None)
+            self._changed.notify_all()
+
+    async def cleared(self) -> None:
+        """Waits until the buffers are put away. Raises EngineError where the filler failed."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: self._is_clear or self._failure is not None)
+            self._check()
+
+    def _check(self) -> None:
+        if self._failure is not None:
+            raise EngineError(f"the trainer stopped putting weights together: {self._failure}")
 
 
 class StagedTransfer(Transfer):
-    def __init__(
-        self, engines: Sequence[Engine], sender: SendsWeights, stager: StagesWeights, twice: Mapping[str, str]
-    ) -> None:
+    def __init__(self, engines: Sequence[Engine], sender: SendsWeights, twice: Mapping[str, str]) -> None:
         super().__init__(engines, sender, IPC, twice)
-        self._stager = stager
 
     async def _try(self, receivers: Mapping[str, HttpEngine], version: int) -> tuple[Times, dict[str, EngineError]]:
         """Raises TrainerError."""
-        staging = await asyncio.to_thread(self._stager.open_staging, self._twice)
+        staging = await asyncio.to_thread(self._sender.open_staging, self._twice)
         if staging.problem:
-            await asyncio.to_thread(self._stager.close_staging)
+            await asyncio.to_thread(self._sender.close_staging)
             return Times(), dict.fromkeys(receivers, EngineError(f"the trainer shares no memory: {staging.problem}"))
         belt, times = Belt(receivers, BUFFERS), Times()
         filling = asyncio.create_task(self._fill(belt, len(staging.buckets)))
         taking = (_take(name, http, staging, belt, version, times) for name, http in receivers.items())
         ends = await asyncio.gather(*taking, return_exceptions=True)
         sent = await filling
-        times.gather_s, times.wire_s, times.sent_gb = sent.gather_s, sent.wire_s, sent.sent_bytes / 1e9
+        times.take_sent(sent)
         return times, failures_of(receivers, ends)
 
     async def _fill(self, belt: Belt, count: int) -> Sent:
@@ -49,10 +115,10 @@ class StagedTransfer(Transfer):
             for number in range(count):
                 if not await belt.room(number):
                     break
-                parts.append(await asyncio.to_thread(self._stager.stage, number))
+                parts.append(await asyncio.to_thread(self._sender.stage, number))
                 await belt.put(number)
             await belt.left()
-            await asyncio.to_thread(self._stager.close_staging)
+            await asyncio.to_thread(self._sender.close_staging)
             await belt.clear()
         except BaseException as error:
             await belt.fail(str(error) or type(error).__name__)
@@ -81,9 +147,7 @@ async def _take(name: str, http: HttpEngine, staging: Staging, belt: Belt, versi
             loaded_s = time.monotonic()
             load_s += loaded_s - asked_s
             await belt.leave(name)
-            await belt.cleared()
+            await belt.cleared()  # the cache wakes with the end of this block, into the memory that the buffers held
     finally:
         await belt.leave(name)
-    times.pause_s = max(times.pause_s, started_s - began_s)
-    times.load_s = max(times.load_s, load_s)
-    times.resume_s = max(times.resume_s, time.monotonic() - loaded_s)
+    times.take_server(pause_s=started_s - began_s, load_s=load_s, resume_s=time.monotonic() - loaded_s)

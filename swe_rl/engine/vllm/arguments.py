@@ -1,27 +1,37 @@
-"""The command line and the environment of one vLLM server, from the configuration.
+"""How one vLLM server is started: its program, command line and environment, from the configuration.
 
 Invariants:
 - Equal inputs give equal results; no secret is ever an argument, as every user of a machine can read those.
 - Only flags that vLLM 0.26 to 0.32 all have (their sources were compared); code of a checkpoint is never run.
+- Nothing is imported or run to find the program.
 - What the user set in the environment wins over what is set here, except for what the engine's placement decides.
 """
 
+import importlib.metadata
+import importlib.util
 import json
 import os
+import shlex
+import shutil
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 
 from swe_rl.config.choices import LogprobsMode
 from swe_rl.config.schema import Config
-from swe_rl.engine.transfer.wire import GLOO, IPC, transfer_kind
+from swe_rl.engine.transfer.protocol import GLOO, IPC, transfer_kind
+from swe_rl.errors import UserError
 from swe_rl.plan.sizes import shares_gpus
+from swe_rl.plan.weight_sync import VLLM_COMMAND
 
 _LOGPROBS_FLAG = {LogprobsMode.processed: "processed_logprobs", LogprobsMode.raw: "raw_logprobs"}
 _GPU_BLOCK_TOKENS = 16
 _CPU_BLOCK_TOKENS = 32  # the smallest that the CPU build takes
 _CPU_CACHE_TOKENS = 16  # times engine.max_model_len: as many full sequences fit by default
 _CPU_FLOAT_BYTES = 4
+_SERVE = ("-m", "vllm.entrypoints.cli.main", "serve")
+_API_SERVER = ("-m", "vllm.entrypoints.openai.api_server")
 EXTENSIONS = {GLOO: "swe_rl_gloo", IPC: "swe_rl_ipc"}  # as vllm_gloo.py and vllm_ipc.py are called beside the servers
 
 
@@ -152,3 +162,42 @@ def _memory(config: Config, options: VllmOptions, devices: str | None) -> list[s
     # By bytes, as the share of a machine's memory that is the default elsewhere cannot be had beside other processes.
     sizes = ["--kv-cache-memory-bytes", str(2 * blocks * block_bytes), "--num-gpu-blocks-override", str(blocks)]
     return ["--dtype", "float32", "--block-size", str(_CPU_BLOCK_TOKENS), *sizes]
+
+
+class NoVllmError(UserError):
+    """engine=vllm on a machine without vLLM."""
+
+
+def vllm_command(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """SWE_RL_VLLM_COMMAND, or this interpreter's vLLM, or the one on PATH. Raises NoVllmError.
+
+    The variable may name an interpreter, `vllm`, or a whole command.
+    """
+    if environ.get(VLLM_COMMAND):
+        return complete(shlex.split(environ[VLLM_COMMAND]))
+    if importlib.util.find_spec("vllm") is not None:
+        return (sys.executable, *(_SERVE if _is_installed("vllm") else _API_SERVER))
+    found = shutil.which("vllm", path=environ.get("PATH"))
+    if found is not None:
+        return (found, "serve")
+    raise NoVllmError(
+        f"engine=vllm: vLLM is not installed here. Install the extra `gpu`, name the command in {VLLM_COMMAND} "
+        "(/path/to/python of another environment will do), or choose engine=embedded or engine=external"
+    )
+
+
+def complete(words: list[str]) -> tuple[str, ...]:
+    """A bare interpreter or a bare `vllm` with what is missing to start a server."""
+    last = PurePath(words[-1]).name
+    if last.startswith("python"):
+        # The CPU build is another distribution, which `vllm serve` does not accept; its API server does.
+        return (*words, *_API_SERVER)
+    return (*words, "serve") if last == "vllm" else tuple(words)
+
+
+def _is_installed(distribution: str) -> bool:
+    try:
+        importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True

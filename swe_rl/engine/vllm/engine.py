@@ -15,13 +15,13 @@ Invariants:
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from swe_rl.engine.loss import LossTeller, Record
-from swe_rl.engine.protocol import Completion, EngineError, EngineStats, SamplingParams
+from swe_rl.engine.protocol import Completion, Engine, EngineError, EngineState, EngineStats, SamplingParams
 from swe_rl.engine.server.client import ServerFailingError
 from swe_rl.engine.server.engine import HttpEngine
 from swe_rl.engine.server.weights import WeightFolders
@@ -30,52 +30,39 @@ from swe_rl.engine.vllm.server import ServerDiedError, VllmServer
 
 if TYPE_CHECKING:
     import torch
-from dataclasses import dataclass
-
-
-# What a supervised engine is given: how its servers and their clients come about.
-# - Nothing is started here; every call of a maker makes a new one.
-@dataclass(frozen=True, slots=True)
-class Makers:
-    """`server`: from a model folder, whether to run eagerly, and whether a MIG slice is called by its number (which
-    raises DeviceError where it has none); `client`: from the server's address."""
-
-    server: Callable[[str, bool, bool], VllmServer]
-    client: Callable[[str], HttpEngine]
-
 
 _PORT_TRIES = 3
 _DEATH_S = 2.0  # between the first failure and the end of the process
 
 
-class VllmEngine:
-    """`on_change(up)` is called when the engine is lost (False) and when it serves again (True), for the router.
+class Maker(Protocol):
+    """Of a supervised engine's servers and their clients: nothing is started, every call makes a new one."""
 
-    `say` and `record` (for `events.jsonl`, see `loss`) are told of the same.
+    def server(self, model_path: str, eager: bool, by_number: bool) -> VllmServer:
+        """`by_number`: a MIG slice is called by its number. Raises DeviceError where it has none."""
+        ...
 
-    `restore` gives a restarted server the current weights where they are not in a folder, and then calls `adopt` or
-    `update_weights` on the client that it is called with.
-    """
+    def client(self, url: str) -> HttpEngine: ...
+
+
+class VllmEngine(Engine):
+    """`say` and `record` (for `events.jsonl`, see `loss`) are told when it is lost, and when it serves again."""
 
     def __init__(
         self,
-        makers: Makers,
+        maker: Maker,
         *,
         name: str,
         model_path: str,
         max_restarts: int,
         say: Callable[[str], None],
         weights: WeightFolders | None = None,
-        on_change: Callable[[bool], None] | None = None,
-        restore: Callable[[HttpEngine], Awaitable[None]] | None = None,
         record: Record | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.name = name
-        self.on_change = on_change
-        self.restore = restore
+        super().__init__(name)
         self.restarts = 0
-        self._makers = makers
+        self._maker = maker
         self._model_path = model_path
         self._max_restarts = max_restarts
         self._say = say
@@ -97,13 +84,14 @@ class VllmEngine:
         self._before = EngineStats(0, 0, 0, 0, 0)  # totals of earlier lives of the server
 
     @property
-    def up(self) -> bool:
-        return self._up.is_set() and self._failure is None
+    def state(self) -> EngineState:
+        if self._failure is not None:
+            return EngineState.gone
+        return EngineState.up if self._up.is_set() else EngineState.starting
 
     @property
-    def failed(self) -> bool:
-        """It will not serve again; every request fails with the reason."""
-        return self._failure is not None
+    def why_lost(self) -> EngineError | None:
+        return self._failure or (None if self._up.is_set() else self._death)
 
     @property
     def server(self) -> VllmServer | None:
@@ -122,7 +110,6 @@ class VllmEngine:
     async def generate(
         self, prompt_ids: Sequence[int], params: SamplingParams, *, request_id: str, session_id: str | None = None
     ) -> Completion:
-        """Raises ContextOverflowError, or EngineError. Cancelling the awaiting task aborts the request."""
         http = await self._serving()
         try:
             return await http.generate(prompt_ids, params, request_id=request_id, session_id=session_id)
@@ -132,11 +119,8 @@ class VllmEngine:
             raise
 
     async def abort(self, request_id: str) -> None:
-        if self._http is not None and self.up:
+        if self._http is not None and self.state is EngineState.up:
             await self._http.abort(request_id)
-
-    def release_session(self, session_id: str) -> None:
-        """Nothing is kept for a session."""
 
     async def pause(self) -> None:
         await (await self._serving()).pause()
@@ -147,10 +131,7 @@ class VllmEngine:
         await (await self._serving()).resume()
 
     async def sleep(self) -> None:
-        """Its GPUs' memory is free when this returns: the server sleeps, or has ended. Requests wait.
-
-        Raises EngineError where it will not serve again.
-        """
+        """The server sleeps then, or has ended."""
         http = await self._serving()
         self._may_start.clear()
         try:
@@ -160,16 +141,12 @@ class VllmEngine:
                 raise
 
     async def may_wake(self) -> None:
-        """The GPUs are free again: a server that ended meanwhile is started, and one waits until it is up.
-
-        Raises EngineError where it will not serve again.
-        """
+        """A server that ended meanwhile is started, and one waits until it is up."""
         self._may_start.set()
         await self._serving()
 
     @property
     def wake_s(self) -> float:
-        """Seconds that the last waking took."""
         return self._http.wake_s if self._http is not None else 0.0
 
     async def update_weights(self, weights: "Mapping[str, torch.Tensor]", version: int) -> None:
@@ -185,25 +162,18 @@ class VllmEngine:
                     raise explained from error
 
     def explained(self, error: EngineError) -> EngineError:
-        """With what the server's log says, where its answer was but that it failed."""
         if self._server is None or not isinstance(error, ServerFailingError):
             return error
         return type(error)(f"{error}; {self._server.said()}")
 
     async def receiver(self) -> HttpEngine:
-        """Who takes weights for this engine, once its server is up. Raises EngineError."""
         return await self._serving()
-
-    async def adopt(self, version: int) -> None:
-        """The server holds the weights of `version`, which came by another way."""
-        if self._http is not None:
-            await self._http.adopt(version)
 
     def stats(self) -> EngineStats:
         if self._http is None:
             return self._before
         now = self._http.stats()
-        if not self.up:
+        if self.state is not EngineState.up:
             now = replace(now, running=0, waiting=0, kv_used_tokens=0)
         return replace(
             now,
@@ -237,7 +207,10 @@ class VllmEngine:
         return self._http
 
     async def _dies(self) -> bool:
-        """Whether the process ends about now, by itself or ended from here."""
+        """Whether the process ends about now, by itself or ended from here.
+
+        A request often breaks off before the end of the process is seen, and only that has the reason.
+        """
         if self._ending is not None:
             await asyncio.wait({self._ending})
         with contextlib.suppress(TimeoutError):
@@ -250,19 +223,19 @@ class VllmEngine:
         took_s, attempt = None, 0
         while took_s is None:
             attempt += 1
-            self._server = server = self._makers.server(model_path, self._eager, self._by_number)
+            self._server = server = self._maker.server(model_path, self._eager, self._by_number)
             try:
                 took_s = await server.start()
             except ServerDiedError as error:
                 if not self._try_again(error, attempt):
                     raise
-        http = self._makers.client(server.url)
+        http = self._maker.client(server.url)
         try:
             await http.start()
         except BaseException:
             await server.stop()
             raise
-        if self._paused:
+        if self._paused:  # by somebody who does not hear of the restart
             await http.pause()
         http.on_change = self._seen
         self._http = http
@@ -298,7 +271,7 @@ class VllmEngine:
                 return
             self.restarts += 1
             try:
-                await self._may_start.wait()
+                await self._may_start.wait()  # until then the trainer has the GPUs
                 await self._restart(error)
             except Exception as again:  # UserError, EngineError, DiskError: nobody waits for this task
                 self._give_up(EngineError(f"{error}; the restart failed: {again}"))
@@ -323,7 +296,7 @@ class VllmEngine:
     async def _restart(self, error: ServerDiedError) -> None:
         assert self._http is not None and self._server is not None
         version = self._http.weight_version
-        self._before = self.stats()
+        self._before = self.stats()  # totals only grow, and the new server begins at 0
         http, self._http = self._http, None
         await http.close()
         if error.cause is Cause.no_compiler and not self._eager:
@@ -331,7 +304,7 @@ class VllmEngine:
         folder = self._folder(version)
         await self._launch(str(folder) if folder else self._model_path)
         assert self._http is not None
-        if http.held:
+        if http.held:  # the next update wakes it; weights of before would be given for nothing
             self._http.hold()
         else:
             await self._give_weights(version, from_start=folder is not None)
@@ -352,7 +325,7 @@ class VllmEngine:
 
     def _seen(self, up: bool) -> None:
         """A server that hangs, or holds half of an update, is ended: `_keep` then starts it again."""
-        if not up and self.up and self._server is not None:
+        if not up and self.state is EngineState.up and self._server is not None:
             self._ending = asyncio.get_running_loop().create_task(self._server.stop())
 
     def _give_up(self, error: EngineError) -> None:
@@ -360,7 +333,3 @@ class VllmEngine:
         self._say(str(error))
         self._up.set()
         self._tell(False)
-
-    def _tell(self, up: bool) -> None:
-        if self.on_change is not None:
-            self.on_change(up)

@@ -3,7 +3,7 @@
 Invariants:
 - An engine's name, GPUs, log and seed follow from its index.
 - All of them share one key, made for this run unless the environment has one, and one folder for compiled kernels.
-- Without a GPU the output layer is a tensor of its own (see `http_weights`), so that new weights reach all of it.
+- Without a GPU the output layer is a tensor of its own (see `server/weights`), so that new weights reach all of it.
 """
 
 import logging
@@ -21,7 +21,7 @@ from swe_rl.engine.server.client import HttpClient
 from swe_rl.engine.server.engine import HttpEngine
 from swe_rl.engine.server.features import Patience
 from swe_rl.engine.server.weights import WeightFolders, untied_copy
-from swe_rl.engine.transfer.wire import GLOO, IPC, transfer_kind
+from swe_rl.engine.transfer.protocol import GLOO, IPC, transfer_kind
 from swe_rl.engine.vllm import step as vllm_step
 from swe_rl.engine.vllm.arguments import (
     ServerChoice,
@@ -30,10 +30,10 @@ from swe_rl.engine.vllm.arguments import (
     server_arguments,
     server_environment,
     shown,
+    vllm_command,
 )
-from swe_rl.engine.vllm.command import vllm_command
 from swe_rl.engine.vllm.devices import slice_number, visible_devices
-from swe_rl.engine.vllm.engine import Makers, VllmEngine
+from swe_rl.engine.vllm.engine import VllmEngine
 from swe_rl.engine.vllm.server import Launch, VllmServer
 from swe_rl.engine.vllm.step import StepSpec
 from swe_rl.hardware.host_address import free_port
@@ -97,7 +97,7 @@ class _Maker:
     def node(self) -> str | None:
         return self.plan.nodes[self.away[0].node] if self.away else None
 
-    def server(self, model_path: str, eager: bool, by_number: bool = False) -> VllmServer:
+    def server(self, model_path: str, eager: bool, by_number: bool) -> VllmServer:
         """Raises DeviceError."""
         plan, config = self.plan, self.plan.config
         devices = self.devices
@@ -181,7 +181,7 @@ def vllm_engines(
     makers = [_maker(plan, index, placed[index] if placed else (), own) for index in range(config.layout.engines)]
     return [
         VllmEngine(
-            Makers(maker.server, maker.client),
+            maker,
             name=maker.name,
             model_path=model_path,
             max_restarts=options.max_restarts,

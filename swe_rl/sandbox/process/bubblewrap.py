@@ -17,6 +17,7 @@ Invariants:
 import json
 import os
 import random
+import re
 import select
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -66,7 +67,7 @@ _USER_NAMESPACE_UID = 1000
 _FIRST_OWN_UID = 1_000_000_000
 _OWN_UIDS = 500_000_000
 _NAMESPACE_END_S = 10.0  # a process that hangs in the kernel does not hold a run up for ever
-_REPORTED = b"the-end-was-seen"
+_REPORTED = re.compile(rb"the-end-was-seen:(\d+)\n")
 _STDERR = 250
 _LOADER_FOLDERS = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 
@@ -135,8 +136,9 @@ class BubblewrapLauncher:
     def started_well(self, status: bytes, exit_status: int) -> bool:
         return exit_status <= 0 or b'"exit-code"' in status  # below 0: bwrap itself was killed
 
-    def ended_well(self, status: bytes) -> bool:
-        return _REPORTED in status
+    def seen_end(self, status: bytes, exit_status: int) -> int | None:
+        match = _REPORTED.search(status)
+        return int(match[1]) if match else None
 
     def sweep(self, leader: int, marker: str, before: frozenset[int], status: bytes) -> None:
         """The kernel kills; the namespace's first process ends last, when all others are gone."""
@@ -179,12 +181,12 @@ def _reporter(bash: str, report_fd: int) -> list[str]:
     """The namespace's first process: it starts the command, and says that it saw the end.
 
     Nothing inside can kill it, whoever it runs as: the kernel keeps a namespace's own signals from its first process.
-    So where it said nothing, the namespace was ended from outside. What bash itself says of a killed command goes
-    nowhere.
+    So where it said nothing, the namespace was ended from outside. What it said counts, not how it ended itself: it may
+    be killed from outside right after that. What bash itself says of a killed command goes nowhere.
     """
     kept = _STDERR if report_fd != _STDERR else _STDERR + 1
     script = f'exec {kept}>&2 2>/dev/null; "$@" 2>&{kept} {kept}>&- {report_fd}>&-; status=$?; '
-    return [bash, "-p", "-c", f"{script}echo {_REPORTED.decode()} >&{report_fd}; exit $status", "reporter"]
+    return [bash, "-p", "-c", f"{script}echo the-end-was-seen:$status >&{report_fd}; exit $status", "reporter"]
 
 
 def _unbounded(host: Host, mode: UserMode) -> tuple[str, ...]:

@@ -49,7 +49,7 @@ class Launcher(Protocol):
         self, folder: SandboxFolder, command: str, *, timeout_s: float, status_fd: int, report_fd: int, marker: str
     ) -> Launch:
         """The command line that runs `bash -c command` in `folder`. `status_fd`, `report_fd`: ends of one pipe, for the
-        launcher and for what stands between it and the command; see `started_well` and `ended_well`.
+        launcher and for what stands between it and the command; see `started_well` and `seen_end`.
         """
         ...
 
@@ -57,8 +57,8 @@ class Launcher(Protocol):
         """False when the launcher, not the command, ended with `exit_status`; `status` came through the pipe."""
         ...
 
-    def ended_well(self, status: bytes) -> bool:
-        """False when the command's end was not seen: all of the sandbox's processes were killed from outside."""
+    def seen_end(self, status: bytes, exit_status: int) -> int | None:
+        """The command's exit status; None where nobody saw its end: all in the sandbox was killed from outside."""
         ...
 
     def sweep(self, leader: int, marker: str, before: frozenset[int], status: bytes) -> None:

@@ -48,9 +48,9 @@ class PlainLauncher:
     def started_well(self, status: bytes, exit_status: int) -> bool:
         return True
 
-    def ended_well(self, status: bytes) -> bool:
+    def seen_end(self, status: bytes, exit_status: int) -> int | None:
         """Nothing stands between: a kill from outside looks like the command's own end."""
-        return True
+        return exit_status
 
     def sweep(self, leader: int, marker: str, before: frozenset[int], status: bytes) -> None:
         kill_command(leader, marker, before)

@@ -164,9 +164,12 @@ class ProcessSandbox:
                 return self._ended(output, f"more than {self._config.memory_gb:g} GB of memory (sandbox.memory_gb)")
             if status is not None and not self._launcher.started_well(bytes(said), status):
                 raise SandboxError(f"sandbox {self.sandbox_id} could not be entered: {output.text()[-500:]}")
-            if status is not None and not self._launcher.ended_well(bytes(said)):
+            if status is None:
+                return None
+            seen = self._launcher.seen_end(bytes(said), status)
+            if seen is None:
                 raise SandboxError(f"a command of sandbox {self.sandbox_id} was killed from outside (status {status})")
-            return status
+            return seen
 
     def _ended(self, output: HeadTail, used: str) -> int:
         output.feed(f"\n{USED_TOO_MUCH} {used}.\n".encode())

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from swe_rl.engine.transfer.protocol import WritesFiles
 from swe_rl.model.experts import HubNamed
 from swe_rl.trainer.checkpoint.durable import write_file
 from swe_rl.trainer.checkpoint.tensor_file import safetensors_chunks
@@ -49,8 +50,8 @@ class MergedWeights(Mapping[str, Tensor]):
         return len(self._names)
 
 
-class MergedForEngines(HubNamed):
-    """Of one process, under the names that engines know. Also `engine.http_weights.WritesFiles`."""
+class MergedForEngines(HubNamed, WritesFiles):
+    """Of one process, under the names that engines know."""
 
     def write_files(self, folder: Path, twice: Mapping[str, str]) -> None:
         """One file of an existing folder; `twice`: second names, with the first ones. Raises OSError."""

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from swe_rl.algo.row import Row
 from swe_rl.config.choices import KlEstimator
+from swe_rl.engine.transfer.protocol import Staging, WritesFiles
 from swe_rl.trainer.errors import RankLost, TrainerError
 from swe_rl.trainer.pulse import ALIVE, Silence
 from swe_rl.trainer.ranks.end import RankEnd, first_of
@@ -26,8 +27,7 @@ from swe_rl.trainer.ranks.rank import RankSetup
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from swe_rl.engine.transfer.staging import Staging
-    from swe_rl.engine.transfer.wire import Announced, Sent
+    from swe_rl.engine.transfer.protocol import Announced, Sent
     from swe_rl.trainer.checkpoint.folder import Checkpoint
     from swe_rl.trainer.metrics import TrainMetrics
 from collections.abc import Iterator
@@ -38,8 +38,8 @@ from torch import Tensor
 
 # The weights of a group of ranks as engines take them: a mapping, or files.
 # - Nothing is moved before somebody asks; whoever asks for tensors gets those of the last request.
-class GroupWeights(Mapping[str, Tensor]):
-    """Names as in transformers; tied weights once. Also `engine.http_weights.WritesFiles`."""
+class GroupWeights(WritesFiles):
+    """Names as in transformers; tied weights once."""
 
     def __init__(self, group: "TrainerGroup") -> None:
         self._group = group
@@ -137,7 +137,7 @@ class TrainerGroup:
         self._ask("write_weights", folder, dict(twice or {}))
 
     def wire_address(self, loopback: bool) -> tuple[str, int]:
-        """Here and below as `engine.wire.SendsWeights`; rank 0 is the sender."""
+        """Here and below as `SendsWeights`; rank 0 is the sender."""
         here = all(rank.is_here for rank in self._ranks[:1])  # from another host, this one's loopback is not reached
         found: tuple[str, int] = self._ask("wire_address", loopback and here)
         return found
@@ -154,10 +154,7 @@ class TrainerGroup:
         sent: Sent = self._ask("transfer_weights", dict(twice))
         return sent
 
-    def open_staging(self, twice: Mapping[str, str]) -> "Staging":
-        """Here and below as `engine.staging.StagesWeights`."""
-        from swe_rl.engine.transfer.staging import Staging
-
+    def open_staging(self, twice: Mapping[str, str]) -> Staging:
         with self._asking:
             opened = self._request("open_staging", dict(twice))
         problems = [f"rank {rank}: {one.problem}" for rank, one in sorted(opened.items()) if one.problem]

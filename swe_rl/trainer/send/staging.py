@@ -14,9 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from swe_rl.engine.transfer.buckets import BUCKET_BYTES, BUFFERS, Bucket, buckets_of, buffer_bytes
 from swe_rl.engine.transfer.ipc_handle import Handle, device_key, forget_shared, make_shared
-from swe_rl.engine.transfer.wire import Sent
+from swe_rl.engine.transfer.protocol import BUCKET_BYTES, BUFFERS, Bucket, Sent, buckets_of, buffer_bytes
 from swe_rl.trainer.errors import TrainerError
 from swe_rl.trainer.send.wire import announced
 from swe_rl.trainer.sharded.gather import Stream, gathered

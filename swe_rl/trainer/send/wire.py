@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from swe_rl.engine.transfer.wire import NCCL, NCCL_BUFFER_BYTES, NCCL_BUFFERS, Announced, Sent
+from swe_rl.engine.transfer.protocol import NCCL, NCCL_BUFFER_BYTES, NCCL_BUFFERS, Announced, Sent
 from swe_rl.hardware.host_address import LOOPBACK, free_port, own_address
 from swe_rl.model.experts import hub_shapes
 from swe_rl.trainer.sharded.gather import Named, Stream, gathered

@@ -1,13 +1,19 @@
-"""The sleep of a fake vLLM server: which parts have their memory, and what may be asked meanwhile.
+"""What a fake vLLM server has in memory: which parts sleep, and what an update of weights left there.
 
 Invariants:
 - As in 0.26: `/wake_up` with a part's name wakes that part, without a name all of them; a part that is awake stays so.
 - What a real server would do with memory that is not there is refused here, and what was asked is noted.
+- Shared memory is opened when a transfer is initialised and let go when the update is finished, as `vllm_ipc` does.
 """
 
 from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 WEIGHTS, KV_CACHE = "weights", "kv_cache"
 _NEEDS = {
@@ -54,3 +60,38 @@ class FakeSleep:
 
     async def is_sleeping(self, _: web.Request) -> web.StreamResponse:
         return web.json_response({"is_sleeping": bool(self.asleep)})
+
+
+class FakeReceiver:
+    def __init__(self) -> None:
+        self.taken: dict[str, Tensor] = {}  # by name, of the last update
+        self.is_open = False
+        self._buffers: list[Tensor] = []
+
+    def initialise(self, info: dict[str, Any]) -> None:
+        self.finish()
+        self.taken = {}
+        handles = info.get("handles") or {}
+        if "cpu" in handles:
+            import torch
+
+            from swe_rl.engine.transfer.ipc_handle import open_shared
+
+            self._buffers = [open_shared(one, torch.device("cpu")) for one in handles["cpu"]]
+            self.is_open = True
+
+    def take(self, info: dict[str, Any]) -> None:
+        if not self._buffers:
+            return
+        import torch
+
+        buffer = self._buffers[info["buffer"]]
+        for name, dtype, shape, offset in zip(
+            info["names"], info["dtype_names"], info["shapes"], info["offsets"], strict=True
+        ):
+            kind: torch.dtype = getattr(torch, dtype)
+            size = torch.Size(shape).numel() * kind.itemsize
+            self.taken[name] = buffer[offset : offset + size].view(kind).view(shape).clone()
+
+    def finish(self) -> None:
+        self._buffers, self.is_open = [], False
