@@ -21,13 +21,8 @@ class FilePatch:
     paths: tuple[str, ...]
     text: str
     is_new: bool
-    is_deleted: bool
     is_link: bool
     added: tuple[str, ...]  # added lines without their plus
-
-    @property
-    def path(self) -> str:
-        return self.paths[-1]
 
 
 def split_patch(patch: str) -> list[FilePatch]:
@@ -110,7 +105,6 @@ def _read(text: str) -> FilePatch | None:
         paths=tuple(named),
         text=text,
         is_new=any(line.startswith("new file mode") or line == "--- /dev/null" for line in header),
-        is_deleted=any(line.startswith("deleted file mode") or line == "+++ /dev/null" for line in header),
         is_link=any(line.startswith(("new file mode 120000", "new mode 120000")) for line in header),
         added=tuple(added),
     )
@@ -123,8 +117,8 @@ def _pair(names: str) -> list[str]:
     middle = len(names) // 2
     if names[middle : middle + 1] == " " and names[:middle][2:] == names[middle + 1 :][2:]:
         return [_plain(names[:middle])]
-    old, found, new = names.partition(" b/")
-    return [_plain(old), new] if found and " b/" not in new else []  # else the lines below the header have them
+    old, separator, new = names.partition(" b/")
+    return [_plain(old), new] if separator and " b/" not in new else []  # else the lines below the header have them
 
 
 def _plain(name: str) -> str:

@@ -1,6 +1,6 @@
 """The environment interface: instances of a split, their workspace and prompt, and the verdict on a patch."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -13,12 +13,32 @@ class GradeError(RunError):
     """The grader itself failed (sandbox, harness, timeout of the infrastructure): no verdict, never a reward."""
 
 
+_PASSING = frozenset({"passed", "xfailed"})
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """What one pytest session proved; `tests` is empty as soon as there is a finding."""
+
+    tests: Mapping[str, str] = field(default_factory=dict)  # test id -> passed, failed, skipped, xfailed, xpassed
+    findings: tuple[str, ...] = ()
+    log: str = ""
+    killed: bool = False  # a process of it got SIGKILL: from outside, for memory, or from what it tested
+
+    def passed(self, test: str) -> bool:
+        """An id without its parameters' text after a space stands for all tests that begin so."""
+        if test in self.tests:
+            return self.tests[test] in _PASSING
+        same = [outcome for name, outcome in self.tests.items() if name.split(" ", 1)[0] == test]
+        return bool(same) and all(outcome in _PASSING for outcome in same)
+
+
 @dataclass(frozen=True, slots=True)
 class Grade:
     """The tests' verdict; `resolved` iff every FAIL_TO_PASS and every PASS_TO_PASS test passed."""
 
     resolved: bool
-    patch_applied: bool
+    patch_applied: bool  # else nothing was run
     fail_to_pass: dict[str, bool] = field(default_factory=dict)
     pass_to_pass: dict[str, bool] = field(default_factory=dict)
     log_tail: str = ""
@@ -26,6 +46,11 @@ class Grade:
     cached: bool = False
     timed_out: bool = False  # the tests did not end within the grading's time
     findings: tuple[str, ...] = ()  # facts about this run beyond passed or not: forged output, a changed test runner
+    resolution: str = ""  # the official harness's: RESOLVED_FULL, RESOLVED_PARTIAL or RESOLVED_NO
+    restored: tuple[str, ...] = ()  # files of the patch that were put back before the tests ran
+    infra_hint: str = ""  # the official harness's guess at a fault of the image; advice only, a log can be forged
+    tests_s: float = 0.0  # of duration_s: the test run itself
+    session: Session = field(default_factory=Session)  # of pytest gradings
 
 
 class Env(Protocol):

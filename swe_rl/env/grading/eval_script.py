@@ -14,7 +14,6 @@ from collections.abc import Mapping
 from swe_rl.env.grading.apply import Applied, apply_patch, protected, put_files, set_up
 from swe_rl.env.grading.log_check import DECISIVE, check_log, mark_script, pytest_statuses, status_of_tests
 from swe_rl.env.grading.swebench import RUN_SCRIPT, grade_by_swebench
-from swe_rl.env.grading.verdict import Verdict
 from swe_rl.env.instance import Instance
 from swe_rl.env.protocol import Grade, GradeError
 from swe_rl.env.swe.r2e_gym import LOG_PARSER, parse_log
@@ -60,7 +59,7 @@ async def _evaluate(
     return applied, result
 
 
-def _verdict(instance: Instance, applied: Applied, result: ExecResult | None, nonce: str, duration_s: float) -> Verdict:
+def _verdict(instance: Instance, applied: Applied, result: ExecResult | None, nonce: str, duration_s: float) -> Grade:
     tests = instance.fail_to_pass + instance.pass_to_pass
     log = result.output if result else applied.output
     passed, findings = frozenset[str](), tuple[str, ...]()
@@ -71,7 +70,7 @@ def _verdict(instance: Instance, applied: Applied, result: ExecResult | None, no
             status = status_of_tests(log, nonce, result.exit_code)
             passed = _by_log(tests, statuses) if instance.log_parser else _by_status(tests, statuses, status)
     whole = result is not None and passed.issuperset(tests or ("",))
-    return Verdict(
+    return Grade(
         resolved=whole,
         patch_applied=applied.ok,
         fail_to_pass={test: test in passed for test in instance.fail_to_pass},
@@ -82,7 +81,6 @@ def _verdict(instance: Instance, applied: Applied, result: ExecResult | None, no
         findings=findings,
         restored=applied.restored,
         tests_s=result.duration_s if result else 0.0,
-        not_run=result is None,
     )
 
 

@@ -19,9 +19,8 @@ from swe_rl.env.grading.session import (
     session_command,
     session_files,
 )
-from swe_rl.env.grading.verdict import Session, Verdict
 from swe_rl.env.instance import Instance
-from swe_rl.env.protocol import Grade, GradeError
+from swe_rl.env.protocol import Grade, GradeError, Session
 from swe_rl.sandbox.protocol import Sandbox, SandboxError, SandboxProvider, Workspace
 
 _APPLY_S = 120.0
@@ -45,7 +44,7 @@ async def grade_session(
     sandboxes: SandboxProvider,
     timeout_s: float,
     files: Sequence[str],
-) -> Verdict:
+) -> Grade:
     """One session over `files`; a second one where the first was killed. Raises GradeError."""
     verdict = await _in_a_sandbox(instance, patch, workspace, sandboxes, timeout_s, files)
     if verdict.session.killed:
@@ -60,7 +59,7 @@ async def _in_a_sandbox(
     sandboxes: SandboxProvider,
     timeout_s: float,
     files: Sequence[str],
-) -> Verdict:
+) -> Grade:
     digest = hashlib.sha256(patch.encode("utf-8", "surrogateescape")).hexdigest()[:8]
     try:
         sandbox = await sandboxes.create(workspace, owner=f"grade-{instance.instance_id}-{digest}")
@@ -72,7 +71,7 @@ async def _in_a_sandbox(
         raise GradeError(f"grading {instance.instance_id} failed: {error}") from error
 
 
-async def _run(sandbox: Sandbox, instance: Instance, patch: str, timeout_s: float, files: Sequence[str]) -> Verdict:
+async def _run(sandbox: Sandbox, instance: Instance, patch: str, timeout_s: float, files: Sequence[str]) -> Grade:
     await set_up(sandbox, instance)
     programs, secret = session_files()
     folder = await put_files(
@@ -100,10 +99,10 @@ async def _run(sandbox: Sandbox, instance: Instance, patch: str, timeout_s: floa
     return _verdict(instance, read_session(result, secret), applied, result.duration_s)
 
 
-def _verdict(instance: Instance, session: Session, applied: Applied, tests_s: float) -> Verdict:
+def _verdict(instance: Instance, session: Session, applied: Applied, tests_s: float) -> Grade:
     fail_to_pass = {test: session.passed(test) for test in instance.fail_to_pass}
     pass_to_pass = {test: session.passed(test) for test in instance.pass_to_pass}
-    return Verdict(
+    return Grade(
         resolved=bool(fail_to_pass) and _all(fail_to_pass) and _all(pass_to_pass),
         patch_applied=applied.ok,
         fail_to_pass=fail_to_pass,
@@ -114,7 +113,6 @@ def _verdict(instance: Instance, session: Session, applied: Applied, tests_s: fl
         findings=session.findings,
         restored=applied.restored,
         tests_s=tests_s,
-        not_run=not applied.ok,
         session=session,
     )
 

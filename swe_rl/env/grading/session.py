@@ -14,12 +14,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from swe_rl.env.grading import grading_child, grading_parent
-from swe_rl.env.grading.pytest_run import ENVIRONMENT
-from swe_rl.env.grading.verdict import Session
-from swe_rl.env.protocol import GradeError
+from swe_rl.env.protocol import GradeError, Session
 from swe_rl.sandbox.protocol import ExecResult
 
 _FINISHED = frozenset({0, 1})  # 0: all passed, 1: some failed; everything else is not a finished session
+# No plugin and no cache of the machine takes part: the same tree gives the same verdict.
+ENVIRONMENT: Mapping[str, str] = {
+    "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+    "PYTHONDONTWRITEBYTECODE": "1",
+    "COLUMNS": "400",
+}
 SESSION_ENVIRONMENT = {**ENVIRONMENT, "BASH_ENV": "", "PYTEST_ADDOPTS": "", "PYTHONPATH": "", "PYTHONSTARTUP": ""}
 MAX_OUTPUT_BYTES = 8_000_000  # a verdict of 50 000 tests
 
@@ -35,16 +39,16 @@ def session_files() -> tuple[dict[str, bytes], str]:
 def session_command(folder: str, files: Sequence[str]) -> str:
     """Runs `files` whole (everything without any), so that a suite's order stays its own."""
     arguments = ["-q", "--tb=line", "-p", "no:cacheprovider", *files]
-    quoted = " ".join(shlex.quote(one) for one in arguments)
+    quoted = " ".join(shlex.quote(argument) for argument in arguments)
     return f"exec python -I {shlex.quote(folder)}/grading_parent.py {shlex.quote(folder)} {quoted}"
 
 
 def read_session(result: ExecResult, secret: str) -> Session:
     """Raises GradeError when pytest did not start."""
-    log, found, answer = result.output.rpartition(f"\n{secret} ")
+    log, separator, answer = result.output.rpartition(f"\n{secret} ")
     if result.timed_out:
         return Session(findings=("timed_out",), log=result.output)
-    if not found:  # the grader's process was killed: for memory, or by what it tested
+    if not separator:  # the grader's process was killed: for memory, or by what it tested
         if result.exit_code in (126, 127) or "No such file" in result.output:
             raise GradeError(
                 f"the grader cannot run in the sandbox (status {result.exit_code}): {result.output[-500:]}"

@@ -19,7 +19,6 @@ from swe_rl.env.grading.apply import Applied, apply_patch, protected, put_files,
 from swe_rl.env.grading.log_check import DECISIVE, mark_script
 from swe_rl.env.grading.swebench_process import HarnessTimeoutError, OfficialHarness
 from swe_rl.env.grading.swebench_spec import complete
-from swe_rl.env.grading.verdict import Verdict
 from swe_rl.env.instance import Instance
 from swe_rl.env.protocol import Grade, GradeError
 from swe_rl.sandbox.protocol import ExecResult, Sandbox, SandboxError, SandboxProvider, Workspace
@@ -95,7 +94,7 @@ async def _evaluate(
     return applied, result
 
 
-async def _report(instance: Instance, request: Mapping[str, Any], harness: OfficialHarness) -> Verdict:
+async def _report(instance: Instance, request: Mapping[str, Any], harness: OfficialHarness) -> Grade:
     try:
         answer = await asyncio.to_thread(harness.ask, request)
     except HarnessTimeoutError:  # only an odd log makes a reader that slow, and the patch wrote the log
@@ -103,7 +102,7 @@ async def _report(instance: Instance, request: Mapping[str, Any], harness: Offic
     report, findings = answer["report"], tuple(answer["findings"])
     honest = not DECISIVE.intersection(findings)
     tests = report.get("tests_status") or {}
-    return Verdict(
+    return Grade(
         resolved=bool(report["resolved"]) and honest,
         patch_applied=True,
         fail_to_pass=_passed(instance.fail_to_pass, tests.get("FAIL_TO_PASS"), honest),
@@ -115,13 +114,13 @@ async def _report(instance: Instance, request: Mapping[str, Any], harness: Offic
     )
 
 
-def _passed(tests: tuple[str, ...], found: Mapping[str, list[str]] | None, honest: bool) -> dict[str, bool]:
-    success = frozenset(found["success"] if found and honest else ())
+def _passed(tests: tuple[str, ...], statuses: Mapping[str, list[str]] | None, honest: bool) -> dict[str, bool]:
+    success = frozenset(statuses["success"] if statuses and honest else ())
     return {test: test in success for test in tests}
 
 
-def _all_failed(instance: Instance, log: str) -> Verdict:
-    return Verdict(
+def _all_failed(instance: Instance, log: str) -> Grade:
+    return Grade(
         resolved=False,
         patch_applied=True,
         fail_to_pass=dict.fromkeys(instance.fail_to_pass, False),
@@ -131,8 +130,8 @@ def _all_failed(instance: Instance, log: str) -> Verdict:
     )
 
 
-def _untested(instance: Instance, applied: Applied) -> Verdict:
-    return replace(_all_failed(instance, applied.output), patch_applied=False, not_run=True)
+def _untested(instance: Instance, applied: Applied) -> Grade:
+    return replace(_all_failed(instance, applied.output), patch_applied=False)
 
 
 def _printable(patch: str) -> str:

@@ -3,7 +3,7 @@
 import pytest
 
 from swe_rl.env.bugs import generate as module
-from swe_rl.env.bugs.generate import Candidate, build, candidates, generate
+from swe_rl.env.bugs.generate import Candidate, build, candidates, generate, passed_tests
 from swe_rl.env.bugs.workspace import prepare_workspace
 
 
@@ -55,3 +55,33 @@ def test_one_instance_a_function_and_families_in_turn(monkeypatch):
     again, built[:] = list(built), []
     generate("heldout", 16, 0)
     assert built == again
+
+
+REPORT = """..F
+=========================== short test summary info ============================
+PASSED tests/test_a.py::test_one
+PASSED tests/test_a.py::test_two
+FAILED tests/test_a.py::test_three - assert 1 == 2
+1 failed, 2 passed in 0.01s
+"""
+
+
+def test_a_finished_session_is_read_test_by_test():
+    assert passed_tests(REPORT, 1) == {
+        "tests/test_a.py::test_one": True,
+        "tests/test_a.py::test_two": True,
+        "tests/test_a.py::test_three": False,
+    }
+
+
+@pytest.mark.parametrize("exit_code", [2, 3, 4, 5, 124, 137, -9])
+def test_a_session_that_did_not_end_passes_nothing(exit_code):
+    assert passed_tests(REPORT, exit_code) == {}
+
+
+def test_a_failure_in_a_session_that_claims_success_passes_nothing():
+    assert passed_tests(REPORT, 0) == {}
+
+
+def test_lines_before_the_summary_do_not_count():
+    assert passed_tests("PASSED tests/test_a.py::test_one\n", 0) == {}
