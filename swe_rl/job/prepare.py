@@ -63,9 +63,9 @@ def _prove_bugs(console: Console) -> int:
 def _prepare_split(config: Config, split: str, cache: Path, console: Console) -> list[Instance]:
     """The chosen instances of a split, prepared. Raises InstanceError."""
     from swe_rl.env.kodcode.read import read_split as read_functions
-    from swe_rl.env.swe.env import chosen
     from swe_rl.env.swe.prepared import Identity, manifest_of, prepared_instances, write_prepared
     from swe_rl.env.swe.read import read_split
+    from swe_rl.env.swe.splits import chosen
 
     identity = Identity.of(config.env, split)
     found = prepared_instances(config.env, split, cache)

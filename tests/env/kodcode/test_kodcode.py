@@ -2,15 +2,15 @@
 
 import json
 import subprocess
+from dataclasses import replace
 
 import pytest
 
 from swe_rl.config.choices import GradingKind
 from swe_rl.config.schema import EnvConfig, SandboxConfig
 from swe_rl.env.instance import InstanceError
-from swe_rl.env.kodcode.env import KodcodeEnv
-from swe_rl.env.kodcode.row import to_instance
-from swe_rl.env.kodcode.tree import base_commit_of, commit_hash, make_tree
+from swe_rl.env.kodcode.env import KodcodeEnv, make_tree
+from swe_rl.env.kodcode.read import commit_hash, to_instance
 from swe_rl.sandbox.process.provider import ProcessProvider
 
 ROW = {
@@ -35,11 +35,11 @@ ROW = {
 
 
 def test_a_row():
-    one = to_instance(ROW, "here")
-    assert one.instance_id == "Algorithm_1_I" and one.difficulty == "easy"
-    assert one.fail_to_pass == ("test_solution.py::test_add", "test_solution.py::TestMore::test_zero")
-    assert "Add two numbers." in one.problem_statement and "def add(a, b=0):" in one.problem_statement
-    assert "a + b" not in one.problem_statement and "test_add" not in one.problem_statement
+    instance = to_instance(ROW, "here")
+    assert instance.instance_id == "Algorithm_1_I" and instance.difficulty == "easy"
+    assert instance.fail_to_pass == ("test_solution.py::test_add", "test_solution.py::TestMore::test_zero")
+    assert "Add two numbers." in instance.problem_statement and "def add(a, b=0):" in instance.problem_statement
+    assert "a + b" not in instance.problem_statement and "test_add" not in instance.problem_statement
 
 
 @pytest.mark.parametrize(
@@ -58,23 +58,23 @@ def test_a_bad_column_is_named(change, words):
 
 def test_a_trainers_row_and_the_older_column():
     older = {key: value for key, value in ROW.items() if key not in ("test", "test_info")} | {"test_code": ROW["test"]}
-    one = to_instance({"data_source": "kodcode", "prompt": [], "extra_info": older}, "here")
-    assert one.hints_text == "def add(a: int, b: int=0) -> int" and one.fail_to_pass
+    instance = to_instance({"data_source": "kodcode", "prompt": [], "extra_info": older}, "here")
+    assert instance.hints_text == "def add(a: int, b: int=0) -> int" and instance.fail_to_pass
 
 
 def test_the_tree_is_the_one_whose_hash_is_known_without_git(tmp_path):
-    one = base_commit_of(to_instance(ROW, "here"))
-    make_tree(one, tmp_path / "tree")
+    instance = to_instance(ROW, "here")
+    make_tree(instance, tmp_path / "tree")
     head = subprocess.run(["git", "-C", str(tmp_path / "tree"), "rev-parse", "HEAD"], capture_output=True, text=True)
     assert (
         head.stdout.strip()
-        == one.base_commit
+        == instance.base_commit
         == commit_hash({"solution.py": (tmp_path / "tree/solution.py").read_text()})
     )
     assert [path.name for path in (tmp_path / "tree").iterdir() if path.name != ".git"] == ["solution.py"]
     assert "raise NotImplementedError" in (tmp_path / "tree" / "solution.py").read_text()
     with pytest.raises(InstanceError, match="job=prepare"):
-        make_tree(to_instance(ROW, "here"), tmp_path / "other")
+        make_tree(replace(instance, base_commit="0" * 40), tmp_path / "other")
 
 
 async def test_the_solution_resolves_and_the_stub_does_not(tmp_path):
@@ -88,12 +88,12 @@ async def test_the_solution_resolves_and_the_stub_does_not(tmp_path):
         grading=GradingKind.tests,
     )
     env = KodcodeEnv(config, tmp_path / "cache")
-    assert [one.instance_id for one in env.instances("train[1:]")] == ["y"]
-    one = env.instances("train[:1]")[0]
+    assert [instance.instance_id for instance in env.instances("train[1:]")] == ["y"]
+    instance = env.instances("train[:1]")[0]
     sandboxes = ProcessProvider(SandboxConfig(), tmp_path / "scratch", warn=print)
     try:
-        gold = await env.grade(one, one.patch, sandboxes, 60.0)
-        noop = await env.grade(one, "", sandboxes, 60.0)
+        gold = await env.grade(instance, instance.patch, sandboxes, 60.0)
+        noop = await env.grade(instance, "", sandboxes, 60.0)
     finally:
         await sandboxes.close()
     assert gold.resolved and len(gold.fail_to_pass) == 2 and not noop.resolved

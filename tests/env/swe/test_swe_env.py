@@ -8,10 +8,10 @@ from swe_rl.config.choices import GradingKind, Keep, SandboxKind
 from swe_rl.config.schema import EnvConfig
 from swe_rl.env.instance import InstanceError
 from swe_rl.env.make import make_env
-from swe_rl.env.swe.apart import shared_instances
 from swe_rl.env.swe.env import SweEnv
 from swe_rl.env.swe.prepared import Identity, manifest_of, prepared_instances, read_manifest, write_prepared
 from swe_rl.env.swe.read import read_split, to_instance
+from swe_rl.env.swe.splits import shared_instances
 
 
 def record(name, **columns):

@@ -1,0 +1,98 @@
+"""The instances of a data set's splits: prepared or read, then chosen, and training kept apart from evaluation.
+
+Invariants:
+- An instance is loaded, checked and chosen before anything is started; what cannot be used is refused by its name.
+- What training and evaluation use never meets: the same issue under another id (same repository, same base commit)
+  counts as shared.
+- Who evaluates on what is trained on says so, by the same env.split and env.eval_split of one data set.
+"""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from swe_rl.config.schema import EnvConfig
+from swe_rl.env.instance import Instance, InstanceError
+from swe_rl.env.records import select_instances
+from swe_rl.env.swe.prepared import prepared_instances, prepared_split_rows
+from swe_rl.env.swe.probe import kept_instances
+from swe_rl.env.swe.read import Read
+
+_SHOWN = 3
+
+
+class DatasetEnv:
+    """What environments over a data set share. `read` reads a split where `job=prepare` left nothing that fits."""
+
+    def __init__(self, config: EnvConfig, cache: Path, read: Callable[[EnvConfig, str], Read]) -> None:
+        self.name = config.name
+        self._config = config
+        self._cache = cache
+        self._read = read
+        self._loaded: dict[str, Sequence[Instance]] = {}
+        self._split_rows: dict[str, int | None] = {}
+
+    def instances(self, split: str) -> Sequence[Instance]:
+        """Raises InstanceError. `env.instances` and `env.keep` narrow the training split only."""
+        if split not in self._loaded:
+            instances, rows = self._load(split)
+            if split == self._config.split:
+                instances = chosen(self._config, instances)
+            for loaded in self._loaded.items():
+                _refuse_shared(loaded, (split, instances), self._config)
+            self._loaded[split], self._split_rows[split] = instances, rows
+        return self._loaded[split]
+
+    def split_instances(self, split: str) -> int | None:
+        self.instances(split)
+        return self._split_rows[split]
+
+    def prompt(self, instance: Instance) -> str:
+        return instance.problem_statement.strip()
+
+    def _load(self, split: str) -> tuple[list[Instance], int | None]:
+        """All usable instances of a split, and how many rows it has without its slice. Raises InstanceError."""
+        prepared = prepared_instances(self._config, split, self._cache)
+        if prepared is not None:
+            return prepared, prepared_split_rows(self._config, split, self._cache)
+        read = self._read(self._config, split)
+        return read.instances, read.split_rows
+
+
+def chosen(config: EnvConfig, instances: Sequence[Instance]) -> list[Instance]:
+    """What `env.instances`, and a probe with `env.keep`, leave. Raises InstanceError."""
+    left = select_instances(instances, config.instances) if config.instances else list(instances)
+    left = select_instances(left, config.instance_ids) if config.instance_ids else left
+    return kept_instances(left, config.probe, config.keep) if config.probe else left
+
+
+def _refuse_shared(
+    first: tuple[str, Sequence[Instance]], second: tuple[str, Sequence[Instance]], config: EnvConfig
+) -> None:
+    """Two splits and their instances. Raises InstanceError naming the first instances that both have."""
+    shared = shared_instances(first[1], second[1])
+    if not shared:
+        return
+    shown = ", ".join(f"{name} = {same}" if name != same else name for name, same in shared[:_SHOWN])
+    more = ", ..." if len(shared) > _SHOWN else ""
+    where = f"env.dataset={config.dataset}"
+    if config.eval_dataset not in (None, config.dataset):
+        where += f", env.eval_dataset={config.eval_dataset}"
+    raise InstanceError(
+        f"{len(shared)} instances are in both {first[0]} and {second[0]} ({where}): {shown}{more}; a score on them "
+        "says nothing. Take slices that do not meet ('env.split=\"train[100:]\"' 'env.eval_split=\"train[:100]\"'), or "
+        f"leave them out with env.instances=FILE; to evaluate on what is trained on, env.eval_split={config.split}"
+    )
+
+
+def shared_instances(first: Sequence[Instance], second: Sequence[Instance]) -> list[tuple[str, str]]:
+    """Pairs of ids that are one issue, in the order of `second`."""
+    ids = {instance.instance_id for instance in first}
+    bases = {(instance.repo.lower(), instance.base_commit): instance.instance_id for instance in first}
+    pairs = []
+    for instance in second:
+        base = (instance.repo.lower(), instance.base_commit)
+        if instance.instance_id in ids:
+            pairs.append((instance.instance_id, instance.instance_id))
+        elif base in bases and instance.base_commit:
+            pairs.append((bases[base], instance.instance_id))
+    return pairs
