@@ -51,13 +51,13 @@ class Source:
         keys = ("sdist", "fix", "python")
         if not isinstance(value, Mapping) or not all(isinstance(value.get(key), str) for key in keys):
             raise InstanceError(f"{where}: column 'source' must hold the strings {', '.join(keys)}")
-        one = cls(value["sdist"], value["fix"], value["python"])
-        if not one.reverse and "forward" not in one.fix:
+        source = cls(value["sdist"], value["fix"], value["python"])
+        if not source.reverse and "forward" not in source.fix:
             raise InstanceError(
-                f"{where}: column 'source' has fix={one.fix!r}; it says either that patch and test_patch are to be "
+                f"{where}: column 'source' has fix={source.fix!r}; it says either that patch and test_patch are to be "
                 "reverse-applied, or that they apply forward"
             )
-        return one
+        return source
 
 
 @dataclass(frozen=True, slots=True)

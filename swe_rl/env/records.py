@@ -44,7 +44,7 @@ def read_instances(path: Path) -> list[Instance]:
 
 def write_instances(path: Path, instances: Iterable[Instance]) -> None:
     """Raises DiskError; then the file is as it was before."""
-    write_text_atomic(path, "".join(json.dumps(one.to_record(), sort_keys=True) + "\n" for one in instances))
+    write_text_atomic(path, "".join(json.dumps(instance.to_record(), sort_keys=True) + "\n" for instance in instances))
 
 
 def select_instances(instances: Sequence[Instance], listing: str | Sequence[str]) -> list[Instance]:
@@ -53,7 +53,7 @@ def select_instances(instances: Sequence[Instance], listing: str | Sequence[str]
 
     Raises InstanceError for an id that nothing has, or a pattern that matches none.
     """
-    known = {one.instance_id: one for one in instances}
+    known = {instance.instance_id: instance for instance in instances}
     wanted = wanted_ids(listing, list(known))
     missing = [name for name in wanted if name not in known]
     if missing or not wanted:
@@ -79,10 +79,10 @@ def wanted_ids(listing: str | Sequence[str], known: Sequence[str]) -> list[str]:
 def refuse_duplicates(instances: Sequence[Instance], name: str) -> None:
     """Raises InstanceError."""
     seen: set[str] = set()
-    for one in instances:
-        if one.instance_id in seen:
-            raise InstanceError(f"{name}: instance {one.instance_id!r} is there twice; every id must be unique")
-        seen.add(one.instance_id)
+    for instance in instances:
+        if instance.instance_id in seen:
+            raise InstanceError(f"{name}: instance {instance.instance_id!r} is there twice; every id must be unique")
+        seen.add(instance.instance_id)
 
 
 def _parsed(text: str, where: str) -> Row:

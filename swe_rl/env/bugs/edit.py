@@ -53,8 +53,8 @@ def shown_lines(lines: Sequence[str], first_line: int) -> list[str]:
 
 def possible_edits(shown: Sequence[str]) -> list[Edit]:
     """Every one-token swap that the lines below the `def` allow, each once."""
-    found = [Edit.at(swap, line) for line in shown[1:] for swap in all_swaps() if matches(swap, line)]
-    return list(dict.fromkeys(found))
+    edits = [Edit.at(swap, line) for line in shown[1:] for swap in all_swaps() if matches(swap, line)]
+    return list(dict.fromkeys(edits))
 
 
 def changed_lines(before: Sequence[str], after: Sequence[str]) -> int:

@@ -29,12 +29,12 @@ class BugsEnv:
 
     def instances(self, split: str) -> Sequence[Instance]:
         """`env.instances` narrows the training split only: the held-out split always counts whole."""
-        found = read_instances(self._file(split))
-        for instance in found:
+        instances = read_instances(self._file(split))
+        for instance in instances:
             package_folder(instance.repo)  # refuses what cannot be run before anything was started
         if self._config.instances and split == self._config.split:
-            found = select_instances(found, self._config.instances)
-        return found
+            instances = select_instances(instances, self._config.instances)
+        return instances
 
     def split_instances(self, split: str) -> int | None:
         return len(read_instances(self._file(split)))

@@ -81,7 +81,7 @@ _LINE_RULES: dict[str, re.Pattern[str]] = {
 def all_swaps() -> list[Swap]:
     """Every variant, both ways round."""
     forward = [Swap(family, right, wrong) for family, pairs in PAIRS.items() for right, wrong in pairs]
-    return [swap for one in forward for swap in (one, one.reversed())]
+    return [swap for pair in forward for swap in (pair, pair.reversed())]
 
 
 def split_swaps(split: str) -> list[Swap]:
@@ -118,13 +118,13 @@ def matches(swap: Swap, line: str) -> bool:
 def sites(source: str, swaps: Sequence[Swap]) -> list[Site]:
     """All sites of `swaps` in functions of `source`, in order of line."""
     lines = source.split("\n")
-    found = []
+    places = []
     for function in _functions(source):
         last = function.end_lineno or function.lineno
         for number in range(function.lineno + 1, last + 1):
-            found += [
+            places += [
                 Site(swap, function.name, number, function.lineno, last)
                 for swap in swaps
                 if matches(swap, lines[number - 1])
             ]
-    return sorted(found, key=lambda site: (site.line, site.swap.family, site.swap.right))
+    return sorted(places, key=lambda site: (site.line, site.swap.family, site.swap.right))

@@ -58,8 +58,8 @@ def protected(instance: Instance, folders: Sequence[str] = ()) -> list[str]:
     patterns = [f":(top,glob)**/{name}" for name in RUNNER_FILES]
     patterns += [f":(top,literal){path}" for path in touched_paths(instance.test_patch)]
     patterns += [f":(top,glob){folder}/**" for folder in folders]
-    own = set(touched_paths(instance.patch)) - set(touched_paths(instance.test_patch))
-    return patterns + [f":(top,exclude,literal){path}" for path in sorted(own)]
+    task_files = set(touched_paths(instance.patch)) - set(touched_paths(instance.test_patch))
+    return patterns + [f":(top,exclude,literal){path}" for path in sorted(task_files)]
 
 
 async def put_files(sandbox: Sandbox, files: Mapping[str, bytes]) -> str:

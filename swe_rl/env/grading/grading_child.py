@@ -76,11 +76,11 @@ def make_watch() -> "Callable[[], list[str]]":
     parts, variables = parts_of(modules), vars
 
     def changed() -> "list[str]":
-        found = []
+        replaced = []
         for owner, name, value, code in parts:
             if variables(owner).get(name) is not value or value.__code__ is not code:
-                found.append(owner.__name__ + "." + name)
-        return found
+                replaced.append(owner.__name__ + "." + name)
+        return replaced
 
     return changed
 

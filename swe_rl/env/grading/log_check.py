@@ -45,8 +45,8 @@ def mark_script(script: str, nonce: str) -> str:
 
 def status_of_tests(log: str, nonce: str, otherwise: int) -> int:
     """The exit status of what ran between the markers of a script by `mark_script`; without markers `otherwise`."""
-    found = re.findall(rf"^swe_rl {re.escape(nonce)} status (\d+)$", log, re.MULTILINE)
-    return int(found[-1]) if found else otherwise
+    statuses = re.findall(rf"^swe_rl {re.escape(nonce)} status (\d+)$", log, re.MULTILINE)
+    return int(statuses[-1]) if statuses else otherwise
 
 
 def check_log(log: str, statuses: Mapping[str, str], parser: str, nonce: str) -> list[str]:

@@ -1,18 +1,28 @@
-"""Everything of one instance that is made of its source distribution: archive, tree, environment.
+"""Everything of one instance that is made of its source distribution: archive, tree, environment, workspace.
 
 Invariants:
 - Each part is made once below `cache` and found again; making it is blocking and may take minutes.
+- A process sandbox has the environment in the place of this process's Python: the official evaluation scripts run
+  unmodified in it, for tree, environment and variables are those of an image.
+- A workspace is made once in a process, one at a time; found again on disk it costs an unpacking.
 """
 
 import tempfile
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 
 from swe_rl.env.instance import Instance, InstanceError
 from swe_rl.env.source_build.environment import Environment, make_environment
+from swe_rl.env.source_build.layout import CONDA, TESTBED, variables
 from swe_rl.env.source_build.requirements import requirements_of
 from swe_rl.env.source_build.sdist import fetch, split_name, unpack
 from swe_rl.env.source_build.tree import RECIPE, make_tree
+from swe_rl.sandbox.protocol import Toolchain, Workspace
+
+# Unlike what ships with this package, a tree may have thousands of modules: they are compiled once in a sandbox, not by
+# each command. Its git does not see them.
+_VARIABLES = {"PYTHONDONTWRITEBYTECODE": ""}
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,3 +58,27 @@ def build(instance: Instance, cache: Path) -> Built:
             requirements=requirements_of(scratch, instance.eval_script, name),
         )
     return Built(tree, environment, version)
+
+
+class SourceWorkspaces:
+    """Workspaces of what is built below `cache`."""
+
+    def __init__(self, cache: Path) -> None:
+        self._cache = cache
+        self._made: dict[str, Workspace] = {}
+        self._lock = threading.Lock()
+
+    def workspace(self, instance: Instance) -> Workspace:
+        """Blocking: minutes where `job=prepare` made nothing. Raises InstanceError, BuildError."""
+        made = self._made.get(instance.instance_id)
+        if made is None:
+            with self._lock:
+                made = self._made.get(instance.instance_id) or self._make(instance)
+                self._made[instance.instance_id] = made
+        return made
+
+    def _make(self, instance: Instance) -> Workspace:
+        built = build(instance, self._cache)
+        settings = dict(variables(built.version)) | _VARIABLES
+        toolchain = Toolchain(built.environment.folder, CONDA, tuple(settings.items()))
+        return Workspace(path=built.tree, workdir=TESTBED, toolchain=toolchain)

@@ -97,11 +97,11 @@ def _fill_until_it_runs(
 
 def _cut_offs(archive: Path, python: str) -> list[str | None]:
     """Times after which no package may have been published, without repeats; None: any time."""
-    found = dict.fromkeys(installable_until(archive, days) for days in _DAYS_AFTER)
+    times = dict.fromkeys(installable_until(archive, days) for days in _DAYS_AFTER)
     settled = _INTERPRETERS_SETTLED.get(python)
-    if settled and all(until and until < settled for until in found):
-        found[settled] = None
-    return list(found)
+    if settled and all(until and until < settled for until in times):
+        times[settled] = None
+    return list(times)
 
 
 def _fill(

@@ -43,20 +43,20 @@ def system_files() -> list[Path]:
         raise BuildError(
             f"an image is made of this machine's programs, and it lacks {', '.join(missing)}; install them"
         )
-    found = {Path(path) for path in programs.values()}
+    paths = {Path(path) for path in programs.values()}
     for whole in _FOLDERS:
-        found |= {path for path in Path(whole).rglob("*") if path.is_file() or path.is_symlink()}
-    found |= {Path(path) for path in _FILES if Path(path).is_file()}
-    found |= {Path(path) for path in _ROOT_LINKS if Path(path).is_symlink()}
-    found |= set(_terminals())
-    found |= set(_perl_files()) if "perl" in programs else set()
-    for one in list(found):
-        found |= libraries(one)
-    for folder in {path.parent for path in found if ".so" in path.name}:
+        paths |= {path for path in Path(whole).rglob("*") if path.is_file() or path.is_symlink()}
+    paths |= {Path(path) for path in _FILES if Path(path).is_file()}
+    paths |= {Path(path) for path in _ROOT_LINKS if Path(path).is_symlink()}
+    paths |= set(_terminals())
+    paths |= set(_perl_files()) if "perl" in programs else set()
+    for program in list(paths):
+        paths |= libraries(program)
+    for folder in {path.parent for path in paths if ".so" in path.name}:
         for name in _LOADED_LATER:
             if (folder / name).is_file():
-                found |= {folder / name, *libraries(folder / name)}
-    return sorted(found)
+                paths |= {folder / name, *libraries(folder / name)}
+    return sorted(paths)
 
 
 @cache

@@ -131,7 +131,7 @@ def _linked(prefix: Path) -> Iterator[Path]:
     """Libraries outside the environment that its compiled parts need."""
     for path in prefix.rglob("*"):
         if path.is_file() and (".so" in path.name or path.parent.name == "bin"):
-            yield from (found for found in libraries(path) if prefix not in found.parents)
+            yield from (library for library in libraries(path) if prefix not in library.parents)
 
 
 def _build(engine: ImageEngine, name: str, recipe: list[str], layer: str, write: Callable[[IO[bytes]], None]) -> None:

@@ -71,9 +71,9 @@ def _candidates(version: str) -> Iterator[Path]:
     for root in roots:
         for pattern in (f"{version}.*", f"cpython-{version}.*"):
             yield from sorted(root.glob(pattern), reverse=True) if root.is_dir() else ()
-    found = shutil.which(f"python{version}")
-    if found:
-        said = run([found, "-c", _ASK], what=f"python{version}", timeout_s=60.0).split()
+    program = shutil.which(f"python{version}")
+    if program:
+        said = run([program, "-c", _ASK], what=f"python{version}", timeout_s=60.0).split()
         if said[:1] == [version]:
             yield Path(said[1])
 

@@ -36,7 +36,7 @@ def requirements_of(tree: Path, eval_script: str, name: str) -> Requirements:
     """`name`: of the distribution, which does not need itself."""
     build = (
         *_BUILD,
-        *(one for one in _build_system(tree) if not one.lower().startswith(("setuptools", "wheel", "pip"))),
+        *(entry for entry in _build_system(tree) if not entry.lower().startswith(("setuptools", "wheel", "pip"))),
     )
     files = tuple(tree / path for path in _FILES if (tree / path).is_file())
     return Requirements(build, tuple(_tools(eval_script, name)), files)
@@ -52,8 +52,8 @@ def _build_system(tree: Path) -> list[str]:
     except (OSError, ValueError):
         return []
     wanted = content.get("build-system", {}).get("requires", [])
-    found = [one for one in wanted if isinstance(one, str)]
-    return [*found, *(["editables"] if any(one.startswith(_LINK_WITH_EDITABLES) for one in found) else [])]
+    entries = [entry for entry in wanted if isinstance(entry, str)]
+    return [*entries, *(["editables"] if any(entry.startswith(_LINK_WITH_EDITABLES) for entry in entries) else [])]
 
 
 def _tools(eval_script: str, name: str) -> Iterator[str]:

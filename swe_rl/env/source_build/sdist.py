@@ -26,9 +26,9 @@ _EARLIEST = datetime(2005, 1, 1, tzinfo=UTC)  # older dates in an archive were m
 def fetch(sdist: str, cache: Path) -> Path:
     """`Django-3.0` -> the archive in `cache`. Raises InstanceError for no such name, BuildError without a network."""
     name, version = split_name(sdist)
-    found = _archive(cache, name, version)
-    if found:
-        return found
+    archive = _archive(cache, name, version)
+    if archive:
+        return archive
     cache.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=cache, prefix=".download-") as folder:
         run(
@@ -39,10 +39,10 @@ def fetch(sdist: str, cache: Path) -> Path:
         for path in Path(folder).iterdir():
             if path.name.endswith(_ENDINGS):
                 path.replace(cache / path.name)
-    found = _archive(cache, name, version)
-    if not found:
+    archive = _archive(cache, name, version)
+    if not archive:
         raise BuildError(f"pip downloaded {name}=={version}, but no archive of that name came of it")
-    return found
+    return archive
 
 
 def split_name(sdist: str) -> tuple[str, str]:
@@ -88,8 +88,8 @@ def _archive(cache: Path, name: str, version: str) -> Path | None:
     wanted = f"{_normal(name)}-{version}"
     for path in sorted(cache.glob(f"*{version}*")) if cache.is_dir() else ():
         ending = next((ending for ending in _ENDINGS if path.name.endswith(ending)), None)
-        stem, _, found = path.name[: -len(ending)].rpartition("-") if ending else ("", "", "")
-        if ending and f"{_normal(stem)}-{found}" == wanted:
+        stem, _, version_part = path.name[: -len(ending)].rpartition("-") if ending else ("", "", "")
+        if ending and f"{_normal(stem)}-{version_part}" == wanted:
             return path
     return None
 

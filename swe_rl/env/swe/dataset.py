@@ -88,9 +88,9 @@ def local_files(dataset: str, split: str) -> list[Path]:
         return [path]
     folders = [(parent, _names(parent)) for parent in (path, path / "data") if parent.is_dir()]
     for parent, names in folders:
-        if found := files_of(names, name):
-            return [parent / one for one in found]
-    return next(([parent / one for one in found] for parent, names in folders if (found := whole_files(names))), [])
+        if files := files_of(names, name):
+            return [parent / file for file in files]
+    return next(([parent / file for file in files] for parent, names in folders if (files := whole_files(names))), [])
 
 
 def _names(folder: Path) -> list[str]:
@@ -99,9 +99,9 @@ def _names(folder: Path) -> list[str]:
 
 def _from_saved(folder: Path, dataset: str, split: Split, key: str) -> Loaded:
     if not any((folder / name).is_file() for name in SAVED):
-        found = ", ".join(sorted(path.name for path in folder.iterdir())[:8]) or "nothing"
+        present = ", ".join(sorted(path.name for path in folder.iterdir())[:8]) or "nothing"
         raise InstanceError(
-            f"{key}={dataset} is a folder without a file of the split {split.name!r}; there is {found}. A file "
+            f"{key}={dataset} is a folder without a file of the split {split.name!r}; there is {present}. A file "
             f"{split.name}.jsonl or {split.name}.parquet is looked for, or what datasets' save_to_disk writes"
         )
     datasets = _datasets(dataset)

@@ -14,7 +14,7 @@ from swe_rl.env.bugs.env import BugsEnv
 from swe_rl.env.grading.make import GRADERS
 from swe_rl.env.instance import Instance, InstanceError
 from swe_rl.env.protocol import Grade
-from swe_rl.env.source_build.workspace import SourceWorkspaces
+from swe_rl.env.source_build.build import SourceWorkspaces
 from swe_rl.env.swe.read import read_split
 from swe_rl.env.swe.splits import DatasetEnv
 from swe_rl.sandbox.protocol import SandboxProvider, Workspace

@@ -34,15 +34,15 @@ class Identity:
 
     @classmethod
     def of(cls, config: EnvConfig, split: str) -> "Identity":
-        own = is_evaluated(config, split)
-        dataset = str(config.eval_dataset) if own else config.dataset
+        is_eval = is_evaluated(config, split)
+        dataset = str(config.eval_dataset) if is_eval else config.dataset
         path = Path(dataset).expanduser()
         return cls(
             dataset=str(path.resolve()) if path.exists() else dataset,
             split=split,
-            wanted_revision=None if own else config.revision,
-            image_template=(config.eval_image_template or config.image_template) if own else config.image_template,
-            max_tests=0 if own else config.max_tests,
+            wanted_revision=None if is_eval else config.revision,
+            image_template=(config.eval_image_template or config.image_template) if is_eval else config.image_template,
+            max_tests=0 if is_eval else config.max_tests,
         )
 
     def path(self, cache: Path) -> Path:
@@ -74,8 +74,8 @@ def write_prepared(
         "made_for": asdict(identity),
         **facts,
         "rows": len(instances),
-        "columns": sorted({column for one in instances for column in one.to_record()}),
-        "repositories": _counts(one.repo for one in instances),
+        "columns": sorted({column for instance in instances for column in instance.to_record()}),
+        "repositories": _counts(instance.repo for instance in instances),
         "sha256": hashlib.sha256(data).hexdigest(),
     }
     write_json_atomic(manifest_of(path), manifest)
@@ -147,7 +147,7 @@ def _parquet(instances: Sequence[Instance]) -> bytes:
         import pyarrow.parquet
     except ImportError as error:
         raise InstanceError("job=prepare writes parquet, which needs pyarrow: pip install 'swe_rl[data]'") from error
-    records = [one.to_record() for one in instances]
+    records = [instance.to_record() for instance in instances]
     columns = sorted({column for record in records for column in record})
     table = pyarrow.table({column: [_text(record.get(column)) for record in records] for column in columns})
     buffer = io.BytesIO()
@@ -164,10 +164,10 @@ def _plain(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _counts(names: Iterable[str]) -> dict[str, int]:
-    found: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for name in names:
-        found[name] = found.get(name, 0) + 1
-    return dict(sorted(found.items()))
+        counts[name] = counts.get(name, 0) + 1
+    return dict(sorted(counts.items()))
 
 
 def _slug(text: str) -> str:

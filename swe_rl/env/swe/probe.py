@@ -31,10 +31,10 @@ class Tried:
 def kept_instances(instances: Sequence[Instance], probe: str, keep: Sequence[Keep]) -> list[Instance]:
     """Raises InstanceError for a folder without trajectories, or when nothing is left."""
     tried = read_probe(Path(probe).expanduser())
-    judged = [one for one in instances if one.instance_id in tried]
-    left = [one for one in judged if tried[one.instance_id].kind in keep]
+    judged = [instance for instance in instances if instance.instance_id in tried]
+    left = [instance for instance in judged if tried[instance.instance_id].kind in keep]
     if not left:
-        kinds = [tried[one.instance_id].kind for one in judged]
+        kinds = [tried[instance.instance_id].kind for instance in judged]
         counts = ", ".join(f"{kinds.count(kind)} {kind}" for kind in Keep)
         raise InstanceError(
             f"env.probe={probe} leaves no instance for env.keep={','.join(keep)}: of {len(instances)} instances it "

@@ -116,8 +116,8 @@ def _statuses_before(result: Mapping[str, Any]) -> dict[str, str]:
     for key, value in result.items():
         if key.startswith("old"):
             text = value.get("stdout", "") if isinstance(value, Mapping) else value
-            if isinstance(text, str) and (found := parse_log(text)):
-                return found
+            if isinstance(text, str) and (statuses := parse_log(text)):
+                return statuses
     return {}
 
 
@@ -166,6 +166,6 @@ def _hunk_lines(hunks: list[Mapping[str, Any]]) -> Iterator[str]:
             yield _SIGNS.get(str(line["type"]), " ") + str(line["content"])
 
 
-def _range(found: Mapping[str, Any]) -> str:
-    length = found.get("length")
-    return str(found["start"]) if length is None else f"{found['start']},{length}"
+def _range(span: Mapping[str, Any]) -> str:
+    length = span.get("length")
+    return str(span["start"]) if length is None else f"{span['start']},{length}"

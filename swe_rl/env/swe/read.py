@@ -38,11 +38,11 @@ def to_instance(record: Mapping[str, Any], where: str, image_template: str | Non
         return r2e_gym.to_instance(record, where)
     if swe_smith.is_row(record):
         return swe_smith.to_instance(record, where)
-    one = Instance.from_record(record, where)
+    instance = Instance.from_record(record, where)
     image = next((str(record[column]) for column in _IMAGE_COLUMNS if record.get(column)), "")
     if not image and image_template:
-        image = image_of(image_template, one.instance_id)
-    return replace(one, image=image)
+        image = image_of(image_template, instance.instance_id)
+    return replace(instance, image=image)
 
 
 def _unnested(record: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -68,7 +68,7 @@ def read_split(config: EnvConfig, split: str) -> Read:
     key = "env.eval_dataset" if is_evaluated(config, split) else "env.dataset"
     loaded = load_rows(identity.dataset, split, revision=identity.wanted_revision, key=key)
     instances = to_instances(loaded.rows, identity.image_template)
-    instances = [complete(one) if _has_official_tests(one, config) else one for one in instances]
+    instances = [complete(instance) if _has_official_tests(instance, config) else instance for instance in instances]
     refuse_duplicates(instances, f"{key}={identity.dataset}")
     kept, dropped = usable(instances, identity.max_tests)
     if not kept:
@@ -77,29 +77,29 @@ def read_split(config: EnvConfig, split: str) -> Read:
     return Read(kept, loaded.revision, len(loaded.rows), dropped, loaded.split_rows)
 
 
-def _has_official_tests(one: Instance, config: EnvConfig) -> bool:
+def _has_official_tests(instance: Instance, config: EnvConfig) -> bool:
     """True where the rows' tests are SWE-bench's: its older rows lack the columns that its harness wants."""
-    return config.grading is GradingKind.swebench and not one.repo.startswith("bugs/")
+    return config.grading is GradingKind.swebench and not instance.repo.startswith("bugs/")
 
 
 def usable(instances: Sequence[Instance], max_tests: int) -> tuple[list[Instance], dict[str, list[str]]]:
     """Those that can be solved and judged, and the ids of the others by reason."""
     kept: list[Instance] = []
     dropped: dict[str, list[str]] = {}
-    for one in instances:
-        reason = _unusable(one, max_tests)
+    for instance in instances:
+        reason = _unusable(instance, max_tests)
         if reason:
-            dropped.setdefault(reason, []).append(one.instance_id)
+            dropped.setdefault(reason, []).append(instance.instance_id)
         else:
-            kept.append(one)
+            kept.append(instance)
     return kept, dropped
 
 
-def _unusable(one: Instance, max_tests: int) -> str:
-    if not one.problem_statement.strip():
+def _unusable(instance: Instance, max_tests: int) -> str:
+    if not instance.problem_statement.strip():
         return "an empty problem_statement"
-    if not one.fail_to_pass:
+    if not instance.fail_to_pass:
         return "no FAIL_TO_PASS test"
-    if 0 < max_tests < len(one.fail_to_pass) + len(one.pass_to_pass):
+    if 0 < max_tests < len(instance.fail_to_pass) + len(instance.pass_to_pass):
         return f"more than {max_tests} tests (env.max_tests)"
     return ""

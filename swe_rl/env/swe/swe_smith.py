@@ -51,8 +51,8 @@ def to_instance(record: Mapping[str, Any], where: str) -> Instance:
         "log_parser": str(record.get("log_parser") or "parse_log_pytest"),
         "eval_type": str(record.get("eval_type") or "pass_and_fail"),
     }
-    one = Instance.from_record(common, where)
-    eval_script = str(record.get("eval_script") or "") or _eval_script([*one.fail_to_pass, *one.pass_to_pass])
+    instance = Instance.from_record(common, where)
+    eval_script = str(record.get("eval_script") or "") or _eval_script([*instance.fail_to_pass, *instance.pass_to_pass])
     return Instance.from_record(common | {"eval_script": eval_script}, where)
 
 

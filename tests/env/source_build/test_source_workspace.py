@@ -8,11 +8,10 @@ import pytest
 from swe_rl.config.choices import SandboxKind
 from swe_rl.config.schema import EnvConfig
 from swe_rl.env.instance import Instance, InstanceError, Source
-from swe_rl.env.source_build import workspace as module
-from swe_rl.env.source_build.build import Built
+from swe_rl.env.source_build import build as module
+from swe_rl.env.source_build.build import Built, SourceWorkspaces
 from swe_rl.env.source_build.environment import Environment
 from swe_rl.env.source_build.program import BuildError
-from swe_rl.env.source_build.workspace import SourceWorkspaces
 from swe_rl.env.swe.env import SweEnv
 
 SOURCE = Source("b-1.0", "applies forward", "3.9")
