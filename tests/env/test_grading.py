@@ -11,7 +11,8 @@ import pytest
 
 from swe_rl.config.schema import EnvConfig, SandboxConfig
 from swe_rl.env.bugs.env import BugsEnv
-from swe_rl.env.grading.make import VerdictCache, grade_by_pytest
+from swe_rl.env.grading.make import VerdictCache
+from swe_rl.env.grading.pytest import grade_by_pytest
 from swe_rl.env.grading.session import read_session
 from swe_rl.env.patch import collect_patch, take_patch
 from swe_rl.env.protocol import Grade, GradeError

@@ -6,7 +6,8 @@ from pathlib import Path
 
 from swe_rl.config.schema import EnvConfig
 from swe_rl.env.bugs.workspace import package_folder, prepare_workspace
-from swe_rl.env.grading.make import VerdictCache, grade_by_pytest
+from swe_rl.env.grading.make import VerdictCache
+from swe_rl.env.grading.pytest import grade_by_pytest
 from swe_rl.env.instance import Instance, InstanceError
 from swe_rl.env.protocol import Grade
 from swe_rl.env.records import read_instances, select_instances
@@ -25,7 +26,7 @@ class BugsEnv:
         self._config = config
         self._cache = cache
         self._lock = threading.Lock()
-        self._verdicts = VerdictCache() if config.cache_verdicts else None
+        self._grade = VerdictCache().grade if config.cache_verdicts else grade_by_pytest
 
     def instances(self, split: str) -> Sequence[Instance]:
         """`env.instances` narrows the training split only: the held-out split always counts whole."""
@@ -65,5 +66,4 @@ class BugsEnv:
 
     async def grade(self, instance: Instance, patch: str, sandboxes: SandboxProvider, timeout_s: float) -> Grade:
         """Raises GradeError."""
-        grade = self._verdicts.grade if self._verdicts else grade_by_pytest
-        return await grade(instance, patch, self.workspace(instance), sandboxes, timeout_s)
+        return await self._grade(instance, patch, self.workspace(instance), sandboxes, timeout_s)

@@ -11,18 +11,13 @@ import secrets
 import time
 from collections.abc import Mapping
 
-from swe_rl.env.grading.apply import Applied, apply_patch, protected, put_files, set_up
-from swe_rl.env.grading.log_check import DECISIVE, check_log, mark_script, pytest_statuses, status_of_tests
-from swe_rl.env.grading.swebench import RUN_SCRIPT, grade_by_swebench
+from swe_rl.env.grading.apply import Applied, set_up
+from swe_rl.env.grading.log_check import DECISIVE, PASSING, check_log, mark_script, pytest_statuses, status_of_tests
+from swe_rl.env.grading.swebench import LOG_TAIL_CHARS, evaluate, grade_by_swebench
 from swe_rl.env.instance import Instance
 from swe_rl.env.protocol import Grade, GradeError
 from swe_rl.env.swe.r2e_gym import LOG_PARSER, parse_log
-from swe_rl.sandbox.protocol import ExecResult, Sandbox, SandboxError, SandboxProvider, Workspace
-
-_APPLY_S = 300.0
-_LOG_TAIL_CHARS = 2000
-_MAX_LOG_BYTES = 32 * 1024**2
-_PASSING = frozenset({"PASSED", "XFAIL"})
+from swe_rl.sandbox.protocol import ExecResult, SandboxError, SandboxProvider, Workspace
 
 
 async def grade_by_eval_script(
@@ -37,26 +32,14 @@ async def grade_by_eval_script(
     try:
         sandbox = await sandboxes.create(workspace, owner=f"grade-{instance.instance_id}-{nonce[:8]}")
         try:
-            applied, result = await _evaluate(sandbox, instance, patch, nonce, timeout_s)
+            await set_up(sandbox, instance)
+            script = mark_script(instance.eval_script, nonce)
+            applied, result = await evaluate(sandbox, instance, patch, script, timeout_s)
         finally:
             await sandbox.close()
     except SandboxError as error:
         raise GradeError(f"grading {instance.instance_id} failed: {error}") from error
     return await asyncio.to_thread(_verdict, instance, applied, result, nonce, time.monotonic() - started_s)
-
-
-async def _evaluate(
-    sandbox: Sandbox, instance: Instance, patch: str, nonce: str, timeout_s: float
-) -> tuple[Applied, ExecResult | None]:
-    await set_up(sandbox, instance)
-    script = mark_script(instance.eval_script, nonce)
-    files = {"model.patch": patch.encode("utf-8", "surrogateescape"), "eval.sh": script.encode()}
-    folder = await put_files(sandbox, files)
-    applied = await apply_patch(sandbox, folder, protected(instance), _APPLY_S)
-    if not applied.ok:
-        return applied, None
-    result = await sandbox.exec(RUN_SCRIPT % (folder, folder), timeout_s=timeout_s, max_output_bytes=_MAX_LOG_BYTES)
-    return applied, result
 
 
 def _verdict(instance: Instance, applied: Applied, result: ExecResult | None, nonce: str, duration_s: float) -> Grade:
@@ -75,7 +58,7 @@ def _verdict(instance: Instance, applied: Applied, result: ExecResult | None, no
         patch_applied=applied.ok,
         fail_to_pass={test: test in passed for test in instance.fail_to_pass},
         pass_to_pass={test: test in passed for test in instance.pass_to_pass},
-        log_tail=log[-_LOG_TAIL_CHARS:],
+        log_tail=log[-LOG_TAIL_CHARS:],
         duration_s=duration_s,
         timed_out=bool(result and result.timed_out),
         findings=findings,
@@ -85,11 +68,11 @@ def _verdict(instance: Instance, applied: Applied, result: ExecResult | None, no
 
 
 def _by_log(tests: tuple[str, ...], statuses: Mapping[str, str]) -> frozenset[str]:
-    return frozenset(test for test in tests if statuses.get(test) in _PASSING)
+    return frozenset(test for test in tests if statuses.get(test) in PASSING)
 
 
 def _by_status(tests: tuple[str, ...], statuses: Mapping[str, str], status: int) -> frozenset[str]:
     """All or nothing; the empty name stands for the run where a row names no tests."""
-    if status or any(statuses.get(test, "PASSED") not in _PASSING for test in tests):
+    if status or any(statuses.get(test, "PASSED") not in PASSING for test in tests):
         return frozenset()
     return frozenset((*tests, ""))

@@ -27,7 +27,7 @@ def make_reporter(sign: "hmac.HMAC", channel: int) -> "tuple[object, Callable[[d
 
     def tell(record: "dict[str, Any]") -> None:
         text = dumps(record).encode()
-        count[0] += 1
+        count[0] += 1  # part of what is signed: no record can be left out, repeated or moved
         mark = sign.copy()
         mark.update(str(count[0]).encode() + b" " + text)
         data = text + b" " + mark.hexdigest().encode() + b"\n"
@@ -37,6 +37,7 @@ def make_reporter(sign: "hmac.HMAC", channel: int) -> "tuple[object, Callable[[d
     def outcome_of(call: Any, report: Any) -> str:
         if getattr(report, "wasxfail", None) is not None:
             return "xfailed" if report.outcome == "skipped" else "xpassed"
+        # The call itself decides: hooks of the tested tree may have rewritten the report.
         if call.excinfo is None:
             return "passed" if report.outcome == "passed" else "failed"
         return "skipped" if report.outcome == "skipped" else "failed"

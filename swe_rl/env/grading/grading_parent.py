@@ -42,6 +42,7 @@ class Channel:
         text, _, mark = line.rstrip(b"\n").rpartition(b" ")
         sign = self._sign.copy()
         sign.update(str(self._count + 1).encode() + b" " + text)
+        # After the session's end only code that outlived it could still write.
         if not hmac.compare_digest(sign.hexdigest().encode(), mark) or self.finished is not None:
             self.forged += 1
             return

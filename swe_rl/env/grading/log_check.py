@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 START, END, EXIT = ">>>>> Start Test Output", ">>>>> End Test Output", ">>>>> Test Exit Code"
 DECISIVE = frozenset({"marker_repeated", "marker_missing", "status_contradicted", "no_closing_line"})
-_PASSING = frozenset({"PASSED", "XFAIL"})
+PASSING = frozenset({"PASSED", "XFAIL"})
 _PYTEST_END = re.compile(
     r"^=* ?\d+ (?:passed|failed|errors?|skipped|xfailed|xpassed|deselected|warnings?)\b.* in [\d.:]+",
     re.MULTILINE,
@@ -31,6 +31,7 @@ _ESCAPES = re.compile(r"\x1b\[[\d;]*m")
 
 def mark_script(script: str, nonce: str) -> str:
     """`script` with a line of the grader's before the tests and two after them; unchanged without the markers."""
+    # The harness's markers are known to everybody, so tested code may print them; the nonce it cannot know.
     lines = script.split("\n")
     starts = [index for index, line in enumerate(lines) if START in line]
     ends = [index for index, line in enumerate(lines) if (EXIT if EXIT in script else END) in line]
@@ -89,4 +90,4 @@ def _markers(log: str, nonce: str) -> list[str]:
 def _contradicted(region: str, statuses: Mapping[str, str]) -> bool:
     """A test that pytest's lines call failed, and that the last line about it calls passed."""
     failed = {name for status, name in _PYTEST_LINE.findall(region) if status == "FAILED"}
-    return any(statuses.get(name) in _PASSING for name in failed)
+    return any(statuses.get(name) in PASSING for name in failed)

@@ -37,8 +37,6 @@ async def grade_by_tests(
     return replace(verdict, fail_to_pass=tests, resolved=bool(tests) and all(tests.values()))
 
 
-__all__ = ["GRADERS", "Grader", "VerdictCache", "grade_by_pytest"]
-
 Grader = Callable[[Instance, str, Workspace, SandboxProvider, float], Awaitable[Grade]]
 GRADERS: dict[GradingKind, Grader] = {
     GradingKind.pytest: grade_by_pytest,

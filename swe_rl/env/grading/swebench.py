@@ -11,11 +11,11 @@ Invariants:
 import asyncio
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from swe_rl.env.grading.apply import Applied, apply_patch, protected, put_files, set_up
+from swe_rl.env.grading.apply import APPLY_COMMANDS, Applied, apply_patch, protected, put_files, set_up
 from swe_rl.env.grading.log_check import DECISIVE, mark_script
 from swe_rl.env.grading.swebench_process import HarnessTimeoutError, OfficialHarness
 from swe_rl.env.grading.swebench_spec import complete
@@ -23,14 +23,14 @@ from swe_rl.env.instance import Instance
 from swe_rl.env.protocol import Grade, GradeError
 from swe_rl.sandbox.protocol import ExecResult, Sandbox, SandboxError, SandboxProvider, Workspace
 
-_LOG_TAIL_CHARS = 2000
+LOG_TAIL_CHARS = 2000
 _MAX_LOG_BYTES = 32 * 1024**2
 _APPLY_S = 300.0
 _HARNESS = OfficialHarness()
 # Read whole into memory before it runs: a script on disk could be changed by the code that it tests. In the image's own
 # environment: with the sandbox's GIT_CONFIG_GLOBAL=/dev/null the script's `git config --global` would, as root, put a
 # file in the place of /dev/null.
-RUN_SCRIPT = (
+_RUN_SCRIPT = (
     "for name in $(compgen -e GIT_) $(compgen -e PYTHON); do unset $name; done; "
     "{ cat %s/eval.sh; rm -rf %s; } | bash -c 'script=$(cat); exec </dev/null; eval \"$script\"'"
 )
@@ -56,7 +56,9 @@ async def grade_by_swebench(
         sandbox = await sandboxes.create(workspace, owner=f"grade-{instance.instance_id}-{nonce[:8]}")
         try:
             await set_up(sandbox, instance)
-            applied, result = await _evaluate(sandbox, instance, patch, await asking, nonce, timeout_s)
+            spec = await asking
+            script = mark_script(spec["eval_script"], nonce)
+            applied, result = await evaluate(sandbox, instance, patch, script, timeout_s, spec["apply_commands"])
         finally:
             await sandbox.close()
     except SandboxError as error:
@@ -79,18 +81,21 @@ async def grade_by_swebench(
     )
 
 
-async def _evaluate(
-    sandbox: Sandbox, instance: Instance, patch: str, spec: Mapping[str, Any], nonce: str, timeout_s: float
+async def evaluate(
+    sandbox: Sandbox,
+    instance: Instance,
+    patch: str,
+    script: str,
+    timeout_s: float,
+    commands: Sequence[str] = APPLY_COMMANDS,
 ) -> tuple[Applied, ExecResult | None]:
-    files = {
-        "model.patch": patch.encode("utf-8", "surrogateescape"),
-        "eval.sh": mark_script(spec["eval_script"], nonce).encode(),
-    }
+    """`script` over the patched tree; no result where the patch does not apply. Raises GradeError, SandboxError."""
+    files = {"model.patch": patch.encode("utf-8", "surrogateescape"), "eval.sh": script.encode()}
     folder = await put_files(sandbox, files)
-    applied = await apply_patch(sandbox, folder, protected(instance), _APPLY_S, spec["apply_commands"])
+    applied = await apply_patch(sandbox, folder, protected(instance), _APPLY_S, commands)
     if not applied.ok:
         return applied, None
-    result = await sandbox.exec(RUN_SCRIPT % (folder, folder), timeout_s=timeout_s, max_output_bytes=_MAX_LOG_BYTES)
+    result = await sandbox.exec(_RUN_SCRIPT % (folder, folder), timeout_s=timeout_s, max_output_bytes=_MAX_LOG_BYTES)
     return applied, result
 
 
@@ -107,7 +112,7 @@ async def _report(instance: Instance, request: Mapping[str, Any], harness: Offic
         patch_applied=True,
         fail_to_pass=_passed(instance.fail_to_pass, tests.get("FAIL_TO_PASS"), honest),
         pass_to_pass=_passed(instance.pass_to_pass, tests.get("PASS_TO_PASS"), honest),
-        log_tail=request["log"][-_LOG_TAIL_CHARS:],
+        log_tail=request["log"][-LOG_TAIL_CHARS:],
         resolution=answer["resolution"],
         findings=findings,
         infra_hint=str(report.get("infra_failure_reason") or ""),
@@ -125,7 +130,7 @@ def _all_failed(instance: Instance, log: str) -> Grade:
         patch_applied=True,
         fail_to_pass=dict.fromkeys(instance.fail_to_pass, False),
         pass_to_pass=dict.fromkeys(instance.pass_to_pass, False),
-        log_tail=log[-_LOG_TAIL_CHARS:],
+        log_tail=log[-LOG_TAIL_CHARS:],
         resolution="RESOLVED_NO",
     )
 
