@@ -21,14 +21,9 @@ from swe_rl.env.bugs.statement import problem_statement
 
 _KEPT_NAMES = frozenset({*keyword.kwlist, *dir(builtins), *dir(str), *dir(list), *dir(dict), *dir(set), "self", "cls"})
 _WORDS = Path(__file__).parent / "words.txt"
-_SYLLABLES = tuple(onset + vowel for onset in "bcdfghjklmnprstvwxz" for vowel in "aeio") + (
-    "nt",
-    "st",
-    "ck",
-    "ng",
-    "er",
-    "al",
-    "on",
+_SYLLABLES = (
+    *(onset + vowel for onset in "bcdfghjklmnprstvwxz" for vowel in "aeio"),
+    *("nt", "st", "ck", "ng", "er", "al", "on"),
 )
 
 
