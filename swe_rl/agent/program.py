@@ -16,11 +16,10 @@ from types import MappingProxyType
 from typing import Any
 
 from swe_rl.agent.observation import shorten
-from swe_rl.agent.protocol import AgentResult, Exit, Task, Turn, UnknownEndError
+from swe_rl.agent.protocol import AgentResult, Assignment, Exit, Task, Turn, UnknownEndError
 from swe_rl.config.schema import AgentConfig
 from swe_rl.errors import UserError
-from swe_rl.sandbox.own_time import Waited, no_wait
-from swe_rl.sandbox.protocol import ExecResult, Sandbox
+from swe_rl.sandbox.protocol import ExecResult
 
 NONE: Mapping[str, Any] = MappingProxyType({})
 NO_KEY = "none"  # clients want a key where the gateway wants none
@@ -83,23 +82,15 @@ class ProgramAgent:
         self._max_turns = max_turns
         self._api_key = api_key or NO_KEY
 
-    async def run(
-        self,
-        task: Task,
-        *,
-        base_url: str,
-        model: str,
-        sandbox: Sandbox,
-        timeout_s: float,
-        waited: Waited = no_wait,
-    ) -> AgentResult:
+    async def run(self, work: Assignment) -> AgentResult:
+        task, sandbox = work.task, work.sandbox
         for path, content in self._files(task).items():
             await sandbox.write_file(f"{_CARRIED}/{path}", content)
         path = f"export PATH={shlex.quote(self._program.path)}:$PATH\n" if self._program.path else ""
         start = _START.format(carried=_CARRIED, folders=" ".join(map(shlex.quote, _STATE_FOLDERS)), path=path)
-        env = self._env(task, sandbox.door_url or base_url, model)
+        env = self._env(task, sandbox.door_url or work.base_url, work.model)
         done = await sandbox.exec(
-            start, timeout_s=timeout_s, env=env, max_output_bytes=_MAX_OUTPUT_BYTES, waited=waited
+            start, timeout_s=work.timeout_s, env=env, max_output_bytes=_MAX_OUTPUT_BYTES, waited=work.waited
         )
         end = self._exit(done)
         messages: list[dict[str, Any]] = [{"role": "user", "content": task.prompt}]

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from swe_rl.agent.program import NO_KEY, ProgramAgent, program_of
-from swe_rl.agent.protocol import AgentError, Exit, UnknownEndError
+from swe_rl.agent.protocol import AgentError, Assignment, Exit, UnknownEndError
 from swe_rl.config.compose import compose
 from swe_rl.config.schema import AgentConfig, SandboxConfig
 from swe_rl.env.instance import Instance
@@ -67,7 +67,7 @@ async def test_the_gateway_is_reached_through_the_door(door_url: str | None):
 
     sandbox = Watched("one", "/testbed", lambda command: "", door_url=door_url)
     own = "http://h:1/sessions/a%2Fb/secret/v1"
-    await agent_of("x").run(TASK, base_url=own, model="m", sandbox=sandbox, timeout_s=9)
+    await agent_of("x").run(Assignment(TASK, base_url=own, model="m", sandbox=sandbox, timeout_s=9))
     assert asked == [door_url or own] * 2
 
 

@@ -7,17 +7,14 @@ Invariants:
 
 from typing import Any
 
-from swe_rl.agent.budget import Budget
 from swe_rl.agent.client import ChatClient
 from swe_rl.agent.mini_swe.dialects import CallsDialect, FencedDialect, OurDialect
 from swe_rl.agent.mini_swe.library import load_library, packaged_templates
 from swe_rl.agent.mini_swe.parts import Dialect, GatewayModel, SandboxEnvironment, Shared
 from swe_rl.agent.prompts import system_prompt
-from swe_rl.agent.protocol import AgentError, AgentResult, Exit, Task
+from swe_rl.agent.protocol import AgentError, AgentResult, Assignment, Exit
 from swe_rl.agent.thread_bridge import Stopped, ThreadBridge
 from swe_rl.config.schema import AgentConfig
-from swe_rl.sandbox.own_time import Waited, no_wait
-from swe_rl.sandbox.protocol import Sandbox
 
 PACKAGED_PROMPT = "mini_swe"  # agent.system_prompt: what the library's SWE-bench runs use
 EXIT_STATUS = {
@@ -48,34 +45,18 @@ class MiniSweAgent:
         self._templates = packaged_templates(config.tools) if packaged else None
         self._system_prompt = "" if packaged else system_prompt(config.system_prompt)
 
-    async def run(
-        self,
-        task: Task,
-        *,
-        base_url: str,
-        model: str,
-        sandbox: Sandbox,
-        timeout_s: float,
-        waited: Waited = no_wait,
-    ) -> AgentResult:
+    async def run(self, work: Assignment) -> AgentResult:
         bridge = ThreadBridge()
-        shared = Shared(
-            self._client,
-            base_url,
-            model,
-            sandbox,
-            bridge,
-            Budget(timeout_s, waited),
-            command_timeout_s=self._command_timeout_s,
-        )
+        shared = Shared(self._client, work, bridge, self._command_timeout_s)
         dialect = self._dialect()
         loop = self._loop(shared, dialect)
         try:
             ended: dict[str, Any] = await bridge.run(
-                lambda: loop.run(task.prompt, system_prompt=self._system_prompt), name=f"mini_swe-{task.instance_id}"
+                lambda: loop.run(work.task.prompt, system_prompt=self._system_prompt),
+                name=f"mini_swe-{work.task.instance_id}",
             )
         except Stopped as error:
-            raise AgentError(f"{task.instance_id}: mini-swe-agent was stopped") from error
+            raise AgentError(f"{work.task.instance_id}: mini-swe-agent was stopped") from error
         result = _result(loop.messages, shared, ended)
         result.tools = tuple(dialect.tools)
         return result

@@ -15,9 +15,9 @@ from typing import Any, Protocol
 from swe_rl.agent.budget import Budget
 from swe_rl.agent.client import ChatClient, ChatReply, ContextOverflow
 from swe_rl.agent.mini_swe.library import SUBMIT_MARKER, load_library
-from swe_rl.agent.protocol import Turn
+from swe_rl.agent.protocol import Assignment, Turn
 from swe_rl.agent.thread_bridge import ThreadBridge
-from swe_rl.sandbox.protocol import ExecResult, Sandbox
+from swe_rl.sandbox.protocol import ExecResult
 
 _MAX_SUBMISSION_BYTES = 2_000_000
 _SENT = ("role", "content", "tool_calls", "tool_call_id", "reasoning_content")
@@ -28,13 +28,14 @@ class Shared:
     """What model and environment of one attempt have in common."""
 
     client: ChatClient
-    base_url: str
-    model_name: str
-    sandbox: Sandbox
+    work: Assignment
     bridge: ThreadBridge
-    budget: Budget
     command_timeout_s: float
+    budget: Budget = field(init=False)
     turns: list[Turn] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.budget = Budget(self.work.timeout_s, self.work.waited)
 
 
 class Dialect(Protocol):
@@ -58,7 +59,7 @@ class GatewayModel:
     """The library's Model."""
 
     def __init__(self, shared: Shared, dialect: Dialect, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self.config = SimpleNamespace(model_name=shared.model_name)
+        self.config = SimpleNamespace(model_name=shared.work.model)
         self._shared = shared
         self._dialect = dialect
         self._clock = clock
@@ -98,7 +99,7 @@ class GatewayModel:
         return answers
 
     def get_template_vars(self, **_: Any) -> dict[str, Any]:
-        return {"model_name": self._shared.model_name}
+        return {"model_name": self._shared.work.model}
 
     def serialize(self) -> dict[str, Any]:
         return {}
@@ -108,7 +109,7 @@ class GatewayModel:
         shared = self._shared
         return await shared.budget.on(
             shared.client.complete(
-                messages, base_url=shared.base_url, model=shared.model_name, tools=self._dialect.tools
+                messages, base_url=shared.work.base_url, model=shared.work.model, tools=self._dialect.tools
             )
         )
 
@@ -117,7 +118,7 @@ class SandboxEnvironment:
     """The library's Environment."""
 
     def __init__(self, shared: Shared, dialect: Dialect) -> None:
-        self.config = SimpleNamespace(cwd=shared.sandbox.workdir)
+        self.config = SimpleNamespace(cwd=shared.work.sandbox.workdir)
         self._shared = shared
         self._dialect = dialect
         self._exceptions = load_library().exceptions
@@ -131,7 +132,7 @@ class SandboxEnvironment:
         command = str(action["command"])
         limit_s = min(shared.command_timeout_s, shared.budget.left_s)
         result = shared.bridge.call(
-            shared.sandbox.exec(
+            shared.work.sandbox.exec(
                 command,
                 timeout_s=limit_s,
                 env=self._dialect.env,
@@ -147,7 +148,7 @@ class SandboxEnvironment:
         return _output(command, result, limit_s)
 
     def get_template_vars(self, **_: Any) -> dict[str, Any]:
-        return {"cwd": self._shared.sandbox.workdir}
+        return {"cwd": self._shared.work.sandbox.workdir}
 
     def serialize(self) -> dict[str, Any]:
         return {}
@@ -155,11 +156,11 @@ class SandboxEnvironment:
 
 def _output(command: str, result: ExecResult, limit_s: float) -> dict[str, Any]:
     """As the library's own environments report; `result` rides along for those who format it themselves."""
-    told = f"Command {command!r} timed out after {limit_s:g} seconds"
+    reason = f"Command {command!r} timed out after {limit_s:g} seconds"
     return {
         "output": result.output,
         "returncode": -1 if result.timed_out else result.exit_code,
-        "exception_info": f"An error occurred while executing the command: {told}" if result.timed_out else "",
+        "exception_info": f"An error occurred while executing the command: {reason}" if result.timed_out else "",
         "result": result,
     }
 
