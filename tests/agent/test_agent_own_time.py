@@ -9,7 +9,7 @@ import pytest
 
 from swe_rl.agent.bash import BashAgent
 from swe_rl.agent.budget import Budget
-from swe_rl.agent.program import ProgramAgent, program_of
+from swe_rl.agent.program import ProgramAgent
 from swe_rl.agent.protocol import Assignment, Exit, Task
 from swe_rl.config.choices import Isolation
 from swe_rl.config.schema import AgentConfig, GatewayConfig, RouterConfig, SandboxConfig
@@ -43,7 +43,7 @@ def program(text, after=":"):
     config = AgentConfig(
         name="command", command=f"{sys.executable} -c '{quoted}'; {after}", exit_codes={"0": "submitted"}
     )
-    return ProgramAgent("command", program_of(config), max_turns=7, max_output_chars=1000)
+    return ProgramAgent(config, max_turns=7)
 
 
 def bash(client):
