@@ -54,15 +54,14 @@ class NoopAgent(ScriptedAgent):
         super().__init__(())
 
 
-class GoldAgent:
+class GoldAgent(ScriptedAgent):
     """Applies the gold patch of the task's instance. `patches`: from instance id to unified diff."""
 
     name = "gold"
-    needs_door = False
 
     def __init__(self, patches: Patches, *, command_timeout_s: float = 60.0) -> None:
         self._patch_of = patches if callable(patches) else patches.get
-        self._apply = ScriptedAgent(
+        super().__init__(
             [f"git apply --whitespace=nowarn {_PATCH_FILE}; status=$?; rm -f {_PATCH_FILE}; exit $status"],
             command_timeout_s=command_timeout_s,
         )
@@ -73,7 +72,7 @@ class GoldAgent:
         if not patch:
             raise AgentError(f"{work.task.instance_id}: the gold agent has no patch for this instance")
         await work.sandbox.write_file(_PATCH_FILE, patch.encode())
-        result = await self._apply.run(work)
+        result = await super().run(work)
         if result.exit is Exit.SUBMITTED and result.turns[-1].exit_code:
             raise AgentError(f"{work.task.instance_id}: the gold patch does not apply: {result.turns[-1].observation}")
         return result

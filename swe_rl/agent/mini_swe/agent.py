@@ -10,10 +10,9 @@ from typing import Any
 from swe_rl.agent.client import ChatClient
 from swe_rl.agent.mini_swe.dialects import CallsDialect, FencedDialect, OurDialect
 from swe_rl.agent.mini_swe.library import load_library, packaged_templates
-from swe_rl.agent.mini_swe.parts import Dialect, GatewayModel, SandboxEnvironment, Shared
+from swe_rl.agent.mini_swe.parts import Dialect, GatewayModel, SandboxEnvironment, Shared, Stopped, ThreadBridge
 from swe_rl.agent.prompts import system_prompt
 from swe_rl.agent.protocol import AgentError, AgentResult, Assignment, Exit
-from swe_rl.agent.thread_bridge import Stopped, ThreadBridge
 from swe_rl.config.schema import AgentConfig
 
 PACKAGED_PROMPT = "mini_swe"  # agent.system_prompt: what the library's SWE-bench runs use
@@ -90,3 +89,38 @@ def _result(messages: list[dict[str, Any]], shared: Shared, ended: dict[str, Any
         shared.turns[-1].observation = None
     submission = str(ended.get("submission") or "")
     return AgentResult(end, shared.turns, kept, patch=submission if submission.startswith("diff --git") else None)
+
+
+def mini_swe_trajectory(result: AgentResult, *, instance_id: str, agent: str, model: str, patch: str) -> dict[str, Any]:
+    """An attempt of any agent as mini-swe-agent writes it, for its inspector and for people who compare with its runs:
+    info, messages with an `exit` message last, trajectory_format.
+
+    Ready for json.dumps; the library writes it as `INSTANCE/INSTANCE.traj.json` beside a preds.json.
+    """
+    status = EXIT_STATUS[result.exit]
+    return {
+        "info": {
+            "model_stats": {"instance_cost": 0.0, "api_calls": len(result.turns)},
+            "config": {"agent_type": agent, "model": {"model_name": model}},
+            "exit_status": status,
+            "submission": patch,
+        },
+        "messages": [*_shown_messages(result), _exit_message(status, patch)],
+        "trajectory_format": "mini-swe-agent-1.1",
+        "instance_id": instance_id,
+    }
+
+
+def _shown_messages(result: AgentResult) -> list[dict[str, Any]]:
+    """With each reply's commands in `extra.actions`, which the library's inspector shows."""
+    turns = iter(result.turns)
+    messages = []
+    for message in result.messages:
+        turn = next(turns, None) if message["role"] == "assistant" else None
+        actions = [{"command": turn.command}] if turn is not None and turn.command is not None else []
+        messages.append({**message, "extra": {"actions": actions}} if turn is not None else dict(message))
+    return messages
+
+
+def _exit_message(status: str, patch: str) -> dict[str, Any]:
+    return {"role": "exit", "content": patch or status, "extra": {"exit_status": status, "submission": patch}}

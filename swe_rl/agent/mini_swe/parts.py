@@ -2,25 +2,77 @@
 
 Invariants:
 - Called from the loop's own thread; everything that waits is done in the event loop.
+- The thread waits for one coroutine at a time; `stop` cancels it, and whatever the thread calls next is refused.
+- Each loop has its own thread: loops neither wait for each other nor use up the event loop's shared executor.
 - What the model said is always in the history, format errors too, which the library would drop: prompts only grow.
 - `budget` holds completions and commands, as every agent's does; `turns` is the record that other agents leave.
 """
 
+import asyncio
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from swe_rl.agent.budget import Budget
 from swe_rl.agent.client import ChatClient, ChatReply, ContextOverflow
 from swe_rl.agent.mini_swe.library import SUBMIT_MARKER, load_library
 from swe_rl.agent.protocol import Assignment, Turn
-from swe_rl.agent.thread_bridge import ThreadBridge
 from swe_rl.sandbox.protocol import ExecResult
 
+T = TypeVar("T")
 _MAX_SUBMISSION_BYTES = 2_000_000
 _SENT = ("role", "content", "tool_calls", "tool_call_id", "reasoning_content")
+
+
+class Stopped(Exception):
+    """The event loop no longer wants the program's result."""
+
+
+class ThreadBridge:
+    """Made in the event loop; `call` is for the thread."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._lock = threading.Lock()
+        self._waiting_for: Future[Any] | None = None
+        self._is_stopped = False
+
+    async def run(self, program: Callable[[], T], *, name: str) -> T:
+        """The program's result or exception. Cancelling this stops the program and waits until its thread is done."""
+        executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
+        work = self._loop.run_in_executor(executor, program)
+        try:
+            return await asyncio.shield(work)
+        except asyncio.CancelledError:
+            self.stop()
+            await asyncio.wait({work})
+            if not work.cancelled():
+                work.exception()  # looked at: nobody else will
+            raise
+        finally:
+            executor.shutdown(wait=False)
+
+    def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Runs `coroutine` in the event loop and waits for it. Raises what it raises, or Stopped."""
+        with self._lock:
+            if self._is_stopped:
+                coroutine.close()
+                raise Stopped
+            self._waiting_for = future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        try:
+            return future.result()
+        except CancelledError:
+            raise Stopped from None
+
+    def stop(self) -> None:
+        with self._lock:
+            self._is_stopped = True
+            if self._waiting_for is not None:
+                self._waiting_for.cancel()
 
 
 @dataclass(slots=True)
