@@ -1,4 +1,4 @@
-"""Advantages: how much better a trajectory did than the others of its group, or of its whole step (REINFORCE++).
+"""From rewards to advantages: how much better a trajectory did than its group, or its whole step (REINFORCE++).
 
 Invariants:
 - One call of `advantages` sees one group; groups never mix, however uneven they are.
@@ -7,6 +7,8 @@ Invariants:
 - A group that cannot teach anything (fewer than two baseline members, or equal rewards) is degenerate: all zeros.
   With a group baseline the normalization of a batch leaks nothing into it.
 - A batch is counted in trajectories, not in tokens, so a long trajectory moves the mean no more than a short one.
+- The penalty of an overlong trajectory is never positive, 0 up to the buffer, and falls linearly to -penalty at the
+  very end of the budget. The filter takes trajectories out of the loss only; their rewards stay in the baseline.
 - "Standard deviation" is the sample's (n - 1), as in the common implementations of GRPO; the paper leaves it open.
 """
 
@@ -18,8 +20,42 @@ from swe_rl.config.choices import Advantage
 from swe_rl.config.schema import AlgoConfig
 
 Group = tuple[Sequence[float | None], Sequence[bool]]
+# How a trajectory ends that a limit cut short: on turns, on tokens, on time.
+CUT_SHORT = frozenset({"step_limit", "context_overflow", "agent_timeout"})
 _STD_EPS = 1e-6
 _MIN_REWARD_SPREAD = 1e-8
+
+
+def rewards_with_kl(rewards: Sequence[float | None], kl_sums: Sequence[float], kl_coef: float) -> list[float | None]:
+    """Rewards less `kl_coef` times each trajectory's KL summed over its sampled tokens (nats); `algo.kl_in=reward`.
+
+    It is applied before the advantages, so the penalty is centred with the group (InstructGPT, arXiv:2203.02155,
+    equation 2, as an outcome reward). A missing reward stays missing.
+    """
+    if len(rewards) != len(kl_sums):
+        raise ValueError(f"{len(rewards)} rewards, but {len(kl_sums)} KL sums")
+    pairs = zip(rewards, kl_sums, strict=True)
+    return [None if reward is None else reward - kl_coef * kl for reward, kl in pairs]
+
+
+def overlong_penalty(length_tokens: int, max_tokens: int, share: float, penalty: float) -> float:
+    """What a trajectory of `length_tokens` is charged; `share` of `max_tokens` is the buffer (0: off).
+
+    DAPO, arXiv:2503.14476, section 3.4, equation 13, with the buffer given as a share of the budget.
+    """
+    buffer_tokens = share * max_tokens
+    if buffer_tokens <= 0:
+        return 0.0
+    over = length_tokens - (max_tokens - buffer_tokens)
+    return -penalty * min(1.0, max(0.0, over / buffer_tokens))
+
+
+def filtered(status: str, overlong_filter: bool) -> bool:
+    """Whether `algo.overlong_filter` masks a trajectory of this status.
+
+    DAPO, arXiv:2503.14476, section 3.4, overlong filtering: the loss of truncated samples is masked.
+    """
+    return overlong_filter and status in CUT_SHORT
 
 
 def advantages(rewards: Sequence[float | None], in_baseline: Sequence[bool], config: AlgoConfig) -> list[float]:
