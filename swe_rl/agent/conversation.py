@@ -7,14 +7,14 @@ Invariants:
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from swe_rl.agent.budget import Budget
 from swe_rl.agent.client import ChatClient, ChatReply, ContextOverflow
-from swe_rl.agent.protocol import AgentResult, Exit, Turn
-from swe_rl.sandbox.protocol import ExecResult, Sandbox
+from swe_rl.agent.protocol import AgentResult, Assignment, Exit, Turn
+from swe_rl.sandbox.protocol import ExecResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,19 +32,28 @@ class Asking:
 @dataclass(slots=True)
 class Conversation:
     asking: Asking
-    base_url: str
-    model: str
-    sandbox: Sandbox
-    budget: Budget
+    work: Assignment
     command_timeout_s: float
+    budget: Budget = field(init=False)
     turns: list[Turn] = field(default_factory=list)
     messages: list[dict[str, Any]] = field(default_factory=list)
     format_errors_in_a_row: int = 0
 
+    def __post_init__(self) -> None:
+        self.budget = Budget(self.work.timeout_s, self.work.waited)
+
     def say(self, role: str, content: str, **fields: str) -> None:
         self.messages.append({"role": role, "content": content, **fields})
 
-    async def ask(self) -> tuple[ChatReply, Turn] | Exit:
+    async def go_on(self, max_turns: int, act: Callable[[ChatReply, Turn], Awaitable[Exit | None]]) -> AgentResult:
+        """Turn after turn until an exit: `act` does what a reply asks for, and returns None to go on."""
+        end: Exit | None = None
+        while end is None and len(self.turns) < max_turns:
+            asked = await self._ask()
+            end = asked if isinstance(asked, Exit) else await act(*asked)
+        return AgentResult(end or Exit.STEP_LIMIT, self.turns, self.messages, tuple(self.asking.tools))
+
+    async def _ask(self) -> tuple[ChatReply, Turn] | Exit:
         """The reply, now the last message, and its turn; or the exit when there is no reply to be had."""
         started_s = self.asking.clock()
         try:
@@ -64,28 +73,29 @@ class Conversation:
         if self.budget.is_spent:
             return None
         limit_s = min(timeout_s or self.command_timeout_s, self.budget.left_s)
-        result = await self.sandbox.exec(command, timeout_s=limit_s)
+        result = await self.work.sandbox.exec(command, timeout_s=limit_s)
         self.budget.spend(result.duration_s)
         turn.exit_code = result.exit_code
         turn.command_s += result.duration_s
         return result
 
-    def is_beyond_format_errors(self, turn: Turn, max_in_a_row: int) -> bool:
-        """Counts one more turn that asked for nothing."""
+    def answer_format_error(self, turn: Turn, reminder: str, max_in_a_row: int) -> Exit | None:
+        """Of a turn that asked for nothing: the exit where it is one too many, else it is answered with `reminder`."""
         turn.format_error = True
         self.format_errors_in_a_row += 1
-        return self.format_errors_in_a_row > max_in_a_row
-
-    def result(self, end: Exit) -> AgentResult:
-        return AgentResult(end, self.turns, self.messages, tuple(self.asking.tools))
+        if self.format_errors_in_a_row > max_in_a_row:
+            return Exit.FORMAT_ERRORS
+        turn.observation = reminder
+        self.say("user", reminder)
+        return None
 
     async def _complete(self) -> ChatReply | None:
         """None when the budget ran out first; the request is then cancelled."""
         return await self.budget.on(
             self.asking.client.complete(
                 self.messages,
-                base_url=self.base_url,
-                model=self.model,
+                base_url=self.work.base_url,
+                model=self.work.model,
                 tools=self.asking.tools,
                 temperature=self.asking.temperature,
                 max_tokens=self.asking.max_tokens,

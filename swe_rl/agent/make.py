@@ -42,11 +42,9 @@ def make_agent(
 
             return OpenHandsAgent(config, max_turns=turns, api_key=api_key)
         case "command":
-            from swe_rl.agent.program import ProgramAgent, program_of
+            from swe_rl.agent.program import ProgramAgent
 
-            length = config.max_observation_chars
-            program = program_of(config)
-            return ProgramAgent("command", program, max_turns=turns, max_output_chars=length, api_key=api_key)
+            return ProgramAgent(config, max_turns=turns, api_key=api_key)
         case _:
             return _without_model(config, command_s, patches)
 

@@ -11,11 +11,8 @@ import shlex
 from dataclasses import replace
 from pathlib import Path
 
-from swe_rl.agent.program import ProgramAgent, program_of
-from swe_rl.agent.protocol import Turn
-from swe_rl.agent.stream_json import read_session
+from swe_rl.agent.program import ProgramAgent
 from swe_rl.config.schema import AgentConfig
-from swe_rl.sandbox.protocol import ExecResult
 
 RUNNER = Path(__file__).parent / "inside" / "openhands_run.py"
 # -I: neither the repository nor the user's folder is where modules come from.
@@ -29,13 +26,11 @@ openhands() {{
 
 
 class OpenHandsAgent(ProgramAgent):
+    prints_session = True
+
     def __init__(self, config: AgentConfig, *, max_turns: int, api_key: str | None = None) -> None:
         path = config.program_path
         setup = _SETUP.format(path=f"{shlex.quote(path)}:" if path else "", shown=shlex.quote(path or "PATH"))
-        program = program_of(config, files={RUNNER.name: RUNNER.read_bytes()}, setup=setup)
-        program = replace(program, path=None)
-        length = config.max_observation_chars
-        super().__init__("openhands", program, max_turns=max_turns, max_output_chars=length, api_key=api_key)
-
-    def _turns(self, done: ExecResult) -> list[Turn]:
-        return read_session(done.output, self._max_chars) or super()._turns(done)
+        config = replace(config, program_path=None)
+        files = {RUNNER.name: RUNNER.read_bytes()}
+        super().__init__(config, max_turns=max_turns, api_key=api_key, files=files, setup=setup)

@@ -9,18 +9,17 @@ Invariants:
   unless the gateway refused its last request for its length.
 """
 
+import json
 import shlex
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
 from swe_rl.agent.observation import shorten
-from swe_rl.agent.protocol import AgentResult, Exit, Task, Turn, UnknownEndError
+from swe_rl.agent.protocol import AgentResult, Assignment, Exit, Task, Turn, UnknownEndError
 from swe_rl.config.schema import AgentConfig
 from swe_rl.errors import UserError
-from swe_rl.sandbox.own_time import Waited, no_wait
-from swe_rl.sandbox.protocol import ExecResult, Sandbox
+from swe_rl.sandbox.protocol import ExecResult
 
 NONE: Mapping[str, Any] = MappingProxyType({})
 NO_KEY = "none"  # clients want a key where the gateway wants none
@@ -40,66 +39,46 @@ export SWE_RL_FOLDER SWE_RL_TASK_FILE="$SWE_RL_FOLDER/task.md"
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Program:
-    """`files` are put beside the task in $SWE_RL_FOLDER."""
-
-    command: str  # bash
-    env: Mapping[str, str]
-    files: Mapping[str, bytes]
-    path: str | None  # of the sandbox, colon-separated: put first in PATH
-    exits: Mapping[int, Exit]
-    setup: str = ""  # bash, before it
-
-
-def program_of(
-    config: AgentConfig, *, files: Mapping[str, bytes] = NONE, env: Mapping[str, str] = NONE, setup: str = ""
-) -> Program:
-    """`env` gives way to agent.env_vars. Raises UserError for an agent without a command, or an exit there is not."""
-    if not config.command:
-        raise UserError(f"agent={config.name} needs agent.command: the program to start in the sandbox")
-    exits = {}
-    for status, name in config.exit_codes.items():
-        if name not in set(Exit) or not status.isdigit():
-            raise UserError(
-                f"agent.exit_codes: {status}: {name} is not an exit status and one of {', '.join(Exit)}; for example "
-                "agent.exit_codes.53=step_limit"
-            )
-        exits[int(status)] = Exit(name)
-    return Program(config.command, {**env, **config.env_vars}, files, config.program_path, exits, setup)
-
-
 class ProgramAgent:
-    """Stateless between runs. `api_key` is the gateway's token, where it has one."""
+    """Stateless between runs. `api_key` is the gateway's token, where it has one; `env` gives way to agent.env_vars,
+    `files` are put beside the task in $SWE_RL_FOLDER, and `setup` is bash that runs before the command.
+
+    Raises UserError for an agent without a command, or an exit there is not.
+    """
 
     needs_door = True
+    prints_session = False  # in lines of JSON, which become turns
 
     def __init__(
-        self, name: str, program: Program, *, max_turns: int, max_output_chars: int, api_key: str | None = None
+        self,
+        config: AgentConfig,
+        *,
+        max_turns: int,
+        api_key: str | None = None,
+        files: Mapping[str, bytes] = NONE,
+        env: Mapping[str, str] = NONE,
+        setup: str = "",
     ) -> None:
-        self.name = name
-        self._program = program
-        self._max_chars = max_output_chars
+        if not config.command:
+            raise UserError(f"agent={config.name} needs agent.command: the program to start in the sandbox")
+        self.name = config.name
+        self._config = config
+        self._exits = _exits(config)
         self._max_turns = max_turns
         self._api_key = api_key or NO_KEY
+        self._program_files = files
+        self._program_env = {**env, **config.env_vars}
+        self._setup = setup
 
-    async def run(
-        self,
-        task: Task,
-        *,
-        base_url: str,
-        model: str,
-        sandbox: Sandbox,
-        timeout_s: float,
-        waited: Waited = no_wait,
-    ) -> AgentResult:
+    async def run(self, work: Assignment) -> AgentResult:
+        task, sandbox = work.task, work.sandbox
         for path, content in self._files(task).items():
             await sandbox.write_file(f"{_CARRIED}/{path}", content)
-        path = f"export PATH={shlex.quote(self._program.path)}:$PATH\n" if self._program.path else ""
+        path = f"export PATH={shlex.quote(self._config.program_path)}:$PATH\n" if self._config.program_path else ""
         start = _START.format(carried=_CARRIED, folders=" ".join(map(shlex.quote, _STATE_FOLDERS)), path=path)
-        env = self._env(task, sandbox.door_url or base_url, model)
+        env = self._env(task, sandbox.door_url or work.base_url, work.model)
         done = await sandbox.exec(
-            start, timeout_s=timeout_s, env=env, max_output_bytes=_MAX_OUTPUT_BYTES, waited=waited
+            start, timeout_s=work.timeout_s, env=env, max_output_bytes=_MAX_OUTPUT_BYTES, waited=work.waited
         )
         end = self._exit(done)
         messages: list[dict[str, Any]] = [{"role": "user", "content": task.prompt}]
@@ -109,15 +88,16 @@ class ProgramAgent:
         return result
 
     def _turns(self, done: ExecResult) -> list[Turn]:
-        """What of its completions and commands is known from outside: here, that it ran."""
-        said = shorten(done.output, self._max_chars)
-        return [Turn(0, "", self._program.command, said, exit_code=done.exit_code)]
+        """What of its completions and commands is known from outside: at least that it ran."""
+        turns = read_session(done.output, self._config.max_observation_chars) if self.prints_session else []
+        said = shorten(done.output, self._config.max_observation_chars)
+        return turns or [Turn(0, "", self._config.command, said, exit_code=done.exit_code)]
 
     def _files(self, task: Task) -> dict[str, bytes]:
         return {
-            **self._program.files,
+            **self._program_files,
             "task.md": task.prompt.encode("utf-8", "replace"),
-            "run.sh": f"{self._program.setup}{self._program.command}\n".encode(),
+            "run.sh": f"{self._setup}{self._config.command}\n".encode(),
         }
 
     def _env(self, task: Task, base_url: str, model: str) -> dict[str, str]:
@@ -131,14 +111,14 @@ class ProgramAgent:
         }
         if len(task.prompt) <= _LONGEST_VARIABLE_CHARS and "\0" not in task.prompt:
             env["SWE_RL_TASK"] = task.prompt.encode("utf-8", "replace").decode()
-        return {**env, **self._program.env}
+        return {**env, **self._program_env}
 
     def _exit(self, done: ExecResult) -> Exit | None:
         """None for a status that agent.exit_codes does not know."""
         if done.timed_out:
             return Exit.AGENT_TIMEOUT
-        if done.exit_code in self._program.exits:
-            return self._program.exits[done.exit_code]
+        if done.exit_code in self._exits:
+            return self._exits[done.exit_code]
         return Exit.AGENT_CRASHED if done.exit_code > _BY_SIGNAL else None
 
     def _unknown_end(self, task: Task, done: ExecResult) -> str:
@@ -147,3 +127,55 @@ class ProgramAgent:
             f"{task.instance_id}: agent={self.name} ended with status {done.exit_code}{missing} It said at the end: "
             f"{done.output[-_SHOWN_CHARS:].strip() or 'nothing'}"
         )
+
+
+def _exits(config: AgentConfig) -> dict[int, Exit]:
+    exits = {}
+    for status, name in config.exit_codes.items():
+        if name not in set(Exit) or not status.isdigit():
+            raise UserError(
+                f"agent.exit_codes: {status}: {name} is not an exit status and one of {', '.join(Exit)}; for example "
+                "agent.exit_codes.53=step_limit"
+            )
+        exits[int(status)] = Exit(name)
+    return exits
+
+
+def read_session(output: str, max_observation_chars: int) -> list[Turn]:
+    """One turn for each message of the assistant, with the results of its tools as observation; messages are as
+    Anthropic's API has them. Never raises: whatever else is printed between the lines is passed over."""
+    turns: list[Turn] = []
+    for message in _messages(output):
+        content = message.get("content")
+        parts = [part for part in content if isinstance(part, dict)] if isinstance(content, list) else []
+        if message.get("role") == "assistant":
+            said = "".join(str(part.get("text", "")) for part in parts if part.get("type") == "text")
+            calls = [_call(part) for part in parts if part.get("type") == "tool_use"]
+            turns.append(Turn(len(turns), said, "\n".join(calls) or None, None))
+        elif turns:
+            results = [_text(part.get("content")) for part in parts if part.get("type") == "tool_result"]
+            joined = "\n".join([*filter(None, [turns[-1].observation]), *results])
+            turns[-1].observation = shorten(joined, max_observation_chars) if results else turns[-1].observation
+    return turns
+
+
+def _messages(output: str) -> Iterator[dict[str, Any]]:
+    for line in output.splitlines():
+        try:
+            event = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(event, dict) and event.get("type") in ("assistant", "user"):
+            message = event.get("message")
+            if isinstance(message, dict):
+                yield message
+
+
+def _call(part: dict[str, Any]) -> str:
+    return f"{part.get('name')} {json.dumps(part.get('input'), ensure_ascii=False)}"
+
+
+def _text(content: Any) -> str:
+    if isinstance(content, list):
+        return "".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
+    return str(content or "")

@@ -39,6 +39,19 @@ class Task:
     prompt: str
 
 
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """One attempt as its agent gets it. `timeout_s` is the agent's own budget; waiting for a place or booting a sandbox
+    is not in it, and neither is what its calls `waited` for the router and the engines: seconds so far."""
+
+    task: Task
+    base_url: str
+    model: str
+    sandbox: Sandbox
+    timeout_s: float
+    waited: Waited = no_wait
+
+
 @dataclass(slots=True)
 class Turn:
     """One completion and the command it caused."""
@@ -67,20 +80,7 @@ class Agent(Protocol):
     name: str
     needs_door: bool  # it runs inside of the sandbox and reaches the gateway through `sandbox.door_url`
 
-    async def run(
-        self,
-        task: Task,
-        *,
-        base_url: str,
-        model: str,
-        sandbox: Sandbox,
-        timeout_s: float,
-        waited: Waited = no_wait,
-    ) -> AgentResult:
-        """`timeout_s` is the agent's own budget; waiting for a place or booting a sandbox is not in it, and neither is
-        what its calls `waited` for the router and the engines: seconds so far.
-
-        Raises EngineError when the model cannot be reached after retries, SandboxError when the sandbox broke,
-        AgentError for a fault of the agent program.
-        """
+    async def run(self, work: Assignment) -> AgentResult:
+        """Raises EngineError when the model cannot be reached after retries, SandboxError when the sandbox broke,
+        AgentError for a fault of the agent program."""
         ...

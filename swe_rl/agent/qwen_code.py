@@ -11,11 +11,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from swe_rl.agent.program import ProgramAgent, program_of
-from swe_rl.agent.protocol import Turn
-from swe_rl.agent.stream_json import read_session
+from swe_rl.agent.program import ProgramAgent
 from swe_rl.config.schema import AgentConfig
-from swe_rl.sandbox.protocol import ExecResult
 
 # Of 0.15 and 0.24; each ignores what it does not know.
 SETTINGS: dict[str, Any] = {
@@ -52,11 +49,8 @@ export NODE_OPTIONS="--disable-wasm-trap-handler --require=$SWE_RL_FOLDER/qwen/n
 
 
 class QwenCodeAgent(ProgramAgent):
+    prints_session = True
+
     def __init__(self, config: AgentConfig, *, max_turns: int, api_key: str | None = None) -> None:
         files = {"qwen/settings.json": json.dumps(SETTINGS).encode(), "qwen/node_start.cjs": _START.read_bytes()}
-        program = program_of(config, files=files, env=_ENV, setup=_SETUP)
-        length = config.max_observation_chars
-        super().__init__("qwen_code", program, max_turns=max_turns, max_output_chars=length, api_key=api_key)
-
-    def _turns(self, done: ExecResult) -> list[Turn]:
-        return read_session(done.output, self._max_chars) or super()._turns(done)
+        super().__init__(config, max_turns=max_turns, api_key=api_key, files=files, env=_ENV, setup=_SETUP)

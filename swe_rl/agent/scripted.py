@@ -9,9 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from swe_rl.agent.budget import Budget
 from swe_rl.agent.observation import format_observation
-from swe_rl.agent.protocol import AgentError, AgentResult, Exit, Task, Turn
-from swe_rl.sandbox.own_time import Waited, no_wait
-from swe_rl.sandbox.protocol import Sandbox
+from swe_rl.agent.protocol import AgentError, AgentResult, Assignment, Exit, Turn
 
 _MAX_OBSERVATION_CHARS = 8000
 _PATCH_FILE = ".gold.patch"
@@ -28,23 +26,14 @@ class ScriptedAgent:
         self._commands = tuple(commands)
         self._command_timeout_s = command_timeout_s
 
-    async def run(
-        self,
-        task: Task,
-        *,
-        base_url: str,
-        model: str,
-        sandbox: Sandbox,
-        timeout_s: float,
-        waited: Waited = no_wait,
-    ) -> AgentResult:
-        budget = Budget(timeout_s)
-        result = AgentResult(Exit.SUBMITTED, messages=[{"role": "user", "content": task.prompt}])
+    async def run(self, work: Assignment) -> AgentResult:
+        budget = Budget(work.timeout_s)
+        result = AgentResult(Exit.SUBMITTED, messages=[{"role": "user", "content": work.task.prompt}])
         for index, command in enumerate(self._commands):
             if budget.is_spent:
                 result.exit = Exit.AGENT_TIMEOUT
                 break
-            done = await sandbox.exec(command, timeout_s=min(self._command_timeout_s, budget.left_s))
+            done = await work.sandbox.exec(command, timeout_s=min(self._command_timeout_s, budget.left_s))
             budget.spend(done.duration_s)
             observation = format_observation(done, _MAX_OBSERVATION_CHARS)
             said = f"```bash\n{command}\n```"
@@ -65,35 +54,25 @@ class NoopAgent(ScriptedAgent):
         super().__init__(())
 
 
-class GoldAgent:
+class GoldAgent(ScriptedAgent):
     """Applies the gold patch of the task's instance. `patches`: from instance id to unified diff."""
 
     name = "gold"
-    needs_door = False
 
     def __init__(self, patches: Patches, *, command_timeout_s: float = 60.0) -> None:
         self._patch_of = patches if callable(patches) else patches.get
-        self._apply = ScriptedAgent(
+        super().__init__(
             [f"git apply --whitespace=nowarn {_PATCH_FILE}; status=$?; rm -f {_PATCH_FILE}; exit $status"],
             command_timeout_s=command_timeout_s,
         )
 
-    async def run(
-        self,
-        task: Task,
-        *,
-        base_url: str,
-        model: str,
-        sandbox: Sandbox,
-        timeout_s: float,
-        waited: Waited = no_wait,
-    ) -> AgentResult:
+    async def run(self, work: Assignment) -> AgentResult:
         """Raises AgentError when there is no gold patch for the instance or it does not apply."""
-        patch = self._patch_of(task.instance_id)
+        patch = self._patch_of(work.task.instance_id)
         if not patch:
-            raise AgentError(f"{task.instance_id}: the gold agent has no patch for this instance")
-        await sandbox.write_file(_PATCH_FILE, patch.encode())
-        result = await self._apply.run(task, base_url=base_url, model=model, sandbox=sandbox, timeout_s=timeout_s)
+            raise AgentError(f"{work.task.instance_id}: the gold agent has no patch for this instance")
+        await work.sandbox.write_file(_PATCH_FILE, patch.encode())
+        result = await super().run(work)
         if result.exit is Exit.SUBMITTED and result.turns[-1].exit_code:
-            raise AgentError(f"{task.instance_id}: the gold patch does not apply: {result.turns[-1].observation}")
+            raise AgentError(f"{work.task.instance_id}: the gold patch does not apply: {result.turns[-1].observation}")
         return result

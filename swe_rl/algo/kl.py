@@ -6,8 +6,6 @@ Invariants:
 - Log-ratios are clamped to +-20 before they are exponentiated, so one bad token cannot make the loss infinite.
 """
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
@@ -27,15 +25,3 @@ def kl_per_token(logprobs: Tensor, reference_logprobs: Tensor, estimator: KlEsti
     if estimator is KlEstimator.k2:
         return 0.5 * log_ratio.square()
     return torch.expm1(log_ratio) - log_ratio
-
-
-def rewards_with_kl(rewards: Sequence[float | None], kl_sums: Sequence[float], kl_coef: float) -> list[float | None]:
-    """Rewards less `kl_coef` times each trajectory's KL summed over its sampled tokens (nats); `algo.kl_in=reward`.
-
-    It is applied before the advantages, so the penalty is centred with the group (InstructGPT, arXiv:2203.02155,
-    equation 2, as an outcome reward). A missing reward stays missing.
-    """
-    if len(rewards) != len(kl_sums):
-        raise ValueError(f"{len(rewards)} rewards, but {len(kl_sums)} KL sums")
-    pairs = zip(rewards, kl_sums, strict=True)
-    return [None if reward is None else reward - kl_coef * kl for reward, kl in pairs]

@@ -1,20 +1,28 @@
-"""The policy-gradient loss of single tokens; `aggregate` turns it into the loss of a mini-batch.
+"""The policy-gradient loss of single tokens, and how these become the loss of a mini-batch.
 
 Invariants:
 - Pure functions of tensors of shape [tokens]; only trained tokens get here.
-- Old, reference and rollout log-probabilities are constants; the gradient flows through `logprobs` and `entropy` only.
-- On the first update of a step old = current: the ratio is 1 and the clip idle.
+- Old, reference and rollout log-probabilities and sums over trajectories are constants; the gradient flows through
+  `logprobs` and `entropy` only. Log-ratios are clamped to +-20 before they are exponentiated.
+- On the first update of a step old = current: every ratio is 1, its gradient is that of the token's log-probability,
+  and the clip is idle.
 - A token of advantage 0 has no gradient in any of the policy losses.
+- A mini-batch's loss is the sum over tokens of weight * token loss; the weights are computed once, over the whole
+  mini-batch. Any split into micro-batches therefore gives the same loss and the same gradient.
+- In every mode all trained tokens of a row weigh the same, so one number a row says it all.
+- A trajectory that was split into several rows counts as one sequence.
+- Rows without trained tokens weigh 0 and enter no denominator; rows whose advantage is 0 do enter it.
 """
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from swe_rl.algo.kl import kl_per_token
-from swe_rl.algo.ratio import by_sequence, sequence_ratio, token_ratio
-from swe_rl.config.choices import KlPlace, PolicyLoss
+from swe_rl.algo.kl import MAX_LOG_RATIO, kl_per_token
+from swe_rl.config.choices import KlPlace, LossAggregation, PolicyLoss
 from swe_rl.config.schema import AlgoConfig
 
 
@@ -41,6 +49,28 @@ class TokenLoss:
     @property
     def clipped(self) -> Tensor:
         return self.clipped_low | self.clipped_high
+
+
+def by_sequence(algo: AlgoConfig) -> bool:
+    """Whether `algo.policy_loss` compares whole trajectories."""
+    return algo.policy_loss in (PolicyLoss.gspo, PolicyLoss.gspo_token)
+
+
+def token_ratio(logprobs: Tensor, old_logprobs: Tensor) -> Tensor:
+    """policy / old for each token, shape [tokens] (PPO, arXiv:1707.06347, section 3)."""
+    return (logprobs - old_logprobs.detach()).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+
+
+def sequence_ratio(logprobs: Tensor, mean_log_ratio: Tensor) -> Tensor:
+    """GSPO's ratio s of each token's trajectory, shape [tokens].
+
+    `mean_log_ratio` is the mean of log policy - log old over the trajectory's tokens; s = exp of it (GSPO,
+    arXiv:2507.18071, section 4.1). The gradient reaches a token through sg(s) * policy / sg(policy), GSPO-token's form
+    (section 4.3): where all tokens of a trajectory have one advantage, it is the gradient of s itself, and it needs
+    no other token's graph.
+    """
+    scale = mean_log_ratio.detach().clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+    return scale * torch.exp(logprobs - logprobs.detach())
 
 
 def clipped_surrogate(
@@ -128,3 +158,37 @@ def _surrogate(logprobs: Tensor, ratio: Tensor, advantages: Tensor, algo: AlgoCo
     if algo.policy_loss is PolicyLoss.cispo:
         return weighted_logprobs(logprobs, ratio, advantages, algo.clip_low, algo.clip_high)
     return clipped_surrogate(ratio, advantages, algo.clip_low, algo.clip_high, algo.clip_c)
+
+
+def row_weights(
+    trained_tokens: Sequence[int], trajectory_ids: Sequence[str], mode: LossAggregation, loss_norm_tokens: int
+) -> list[float]:
+    """The weight of each trained token of each row of one mini-batch.
+
+    With T trained tokens in all, N trajectories that have any, and T_i those of trajectory i:
+
+    - token_mean: 1 / T (DAPO, arXiv:2503.14476, section 3.3).
+    - sequence_mean: 1 / (N * T_i) (GRPO, arXiv:2402.03300, equation 3).
+    - sequence_sum_norm: 1 / (N * loss_norm_tokens) (Dr. GRPO, arXiv:2503.20783, section 3.2).
+
+    Raises ValueError where the lengths differ or `loss_norm_tokens` is not positive.
+    """
+    if len(trained_tokens) != len(trajectory_ids):
+        raise ValueError(f"{len(trained_tokens)} token counts, but {len(trajectory_ids)} trajectory ids")
+    if loss_norm_tokens < 1:
+        raise ValueError(f"loss_norm_tokens must be positive, not {loss_norm_tokens}")
+    per_trajectory: Counter[str] = Counter()
+    for tokens, trajectory_id in zip(trained_tokens, trajectory_ids, strict=True):
+        per_trajectory[trajectory_id] += tokens
+    sequences = sum(1 for tokens in per_trajectory.values() if tokens > 0)
+    total = sum(trained_tokens)
+
+    def weight(trajectory_id: str) -> float:
+        if mode is LossAggregation.token_mean:
+            return 1.0 / total
+        if mode is LossAggregation.sequence_mean:
+            return 1.0 / (sequences * per_trajectory[trajectory_id])
+        return 1.0 / (sequences * loss_norm_tokens)
+
+    pairs = zip(trained_tokens, trajectory_ids, strict=True)
+    return [weight(trajectory_id) if tokens > 0 else 0.0 for tokens, trajectory_id in pairs]

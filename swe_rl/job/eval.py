@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from swe_rl.agent.mini_swe.trajectory import mini_swe_trajectory
+from swe_rl.agent.mini_swe.agent import mini_swe_trajectory
 from swe_rl.agent.protocol import AgentResult
 from swe_rl.config.schema import Config
 from swe_rl.gateway.store.traces import TraceStore

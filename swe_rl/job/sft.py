@@ -19,7 +19,7 @@ from swe_rl.env.bugs.demonstration import Demonstration, Demonstrator
 from swe_rl.env.bugs.workspace import PACKAGES
 from swe_rl.errors import UserError
 from swe_rl.logger.disk import write_json_atomic
-from swe_rl.model.warm_start import IdsAndMask, Messages, batches
+from swe_rl.model.tiny import IdsAndMask, Messages, batches, build_model, build_tokenizer
 from swe_rl.run.session import session
 
 if TYPE_CHECKING:
@@ -57,7 +57,6 @@ def conversation(demonstration: Demonstration, prompt: str) -> Messages:
 
 def _warm_start(config: Config, say: Any) -> tuple["PreTrainedTokenizerFast", "PreTrainedModel", tuple[float, float]]:
     from swe_rl.model.chat import ChatRenderer
-    from swe_rl.model.tiny import build_model, build_tokenizer
     from swe_rl.trainer.supervised import SupervisedTrainer
 
     sft, prompt = config.sft, system_prompt(config.agent.system_prompt)

@@ -11,8 +11,8 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from swe_rl.model.templates import own_template, qwen
-from swe_rl.model.templates.formats import TEMPLATES, ChatTemplateError, chat_format, template_text
+from swe_rl.model.templates import qwen
+from swe_rl.model.templates.formats import TEMPLATES, ChatTemplateError, chat_format, difference_of, template_text
 from swe_rl.model.templates.qwen import Message, Piece
 from swe_rl.model.text_encoder import TextEncoder
 
@@ -44,7 +44,7 @@ class ChatRenderer:
         self._end_id = special[qwen.IM_END]
         ends = (qwen.IM_END, "<|endoftext|>")
         self.stop_token_ids = tuple(special[token] for token in ends if token in special)
-        difference = own_template.difference(tokenizer, template, thinking=thinking)
+        difference = difference_of(tokenizer, template, thinking=thinking)
         if difference is not None:
             _log.warning("the chat template of model.path is not model.chat_template=%s: %s", template, difference)
 

@@ -74,8 +74,8 @@ class HubNamed(Mapping[str, "Tensor"]):
                 self._where[name] = (name, None)
 
     def __getitem__(self, name: str) -> "Tensor":
-        own, part = self._where[name]
-        tensor = self._weights[own]
+        whole, part = self._where[name]
+        tensor = self._weights[whole]
         return tensor if part is None else tensor[part.expert, part.start : part.stop]
 
     def __iter__(self) -> Iterator[str]:

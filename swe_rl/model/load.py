@@ -52,9 +52,9 @@ def load_shape(config: ModelConfig) -> "PreTrainedConfig":
     from transformers import AutoConfig
 
     _quiet_transformers()
-    found = _from_pretrained(AutoConfig, config)
-    _check_facts(found, config)
-    return found  # type: ignore[no-any-return]
+    shape = _from_pretrained(AutoConfig, config)
+    _check_facts(shape, config)
+    return shape  # type: ignore[no-any-return]
 
 
 def model_folder(config: ModelConfig) -> Path:
@@ -71,9 +71,9 @@ def model_folder(config: ModelConfig) -> Path:
         raise _cannot_load(config, error) from error
 
 
-def _check_facts(found: "PreTrainedConfig", config: ModelConfig) -> None:
-    plain = {fact: (name, getattr(found, name, None)) for fact, name in CHECKPOINT_FACTS.items()}
-    for fact, (name, value) in {**plain, **mixture_facts(found.to_dict())}.items():
+def _check_facts(shape: "PreTrainedConfig", config: ModelConfig) -> None:
+    plain = {fact: (name, getattr(shape, name, None)) for fact, name in CHECKPOINT_FACTS.items()}
+    for fact, (name, value) in {**plain, **mixture_facts(shape.to_dict())}.items():
         if value != getattr(config, fact):
             raise ModelError(
                 f"model.{fact}={getattr(config, fact)} but the checkpoint {config.path} has {name}={value}; "

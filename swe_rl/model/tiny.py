@@ -1,6 +1,12 @@
-"""The tiny model: Qwen3's architecture, dense or a mixture of experts, with a small byte-level tokenizer of its own."""
+"""The tiny model: Qwen3's architecture, dense or a mixture of experts, with a small byte-level tokenizer of its own.
 
-from collections.abc import Iterable
+Invariants of the batches of its warm start:
+- The messages are exactly those of `agent=bash` on the embedded instances, to the last byte.
+- The same seed gives the same rows in the same order, however many are taken.
+"""
+
+import random
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from swe_rl.config.schema import ModelConfig
@@ -8,6 +14,10 @@ from swe_rl.config.schema import ModelConfig
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM, Qwen3MoeForCausalLM
 
+    from swe_rl.model.chat import ChatRenderer
+
+Messages = list[dict[str, str]]
+IdsAndMask = tuple[list[int], list[int]]
 SPECIAL_TOKENS = (
     "<|endoftext|>",
     "<|im_start|>",
@@ -83,3 +93,21 @@ def build_model(config: ModelConfig, seed: int) -> "Qwen3ForCausalLM | Qwen3MoeF
         "norm_topk_prob": True,  # as the published Qwen3 mixtures have it
     }
     return Qwen3MoeForCausalLM(Qwen3MoeConfig(**numbers, **experts))
+
+
+def batches(
+    conversations: Callable[[random.Random], Messages], renderer: "ChatRenderer", seed: int, tokens: int
+) -> Iterator[list[IdsAndMask]]:
+    """Endless batches of at least `tokens` tokens, sorted by length so that padding is short."""
+    rng = random.Random(f"warm start/{seed}")
+    while True:
+        batch: list[IdsAndMask] = []
+        size = 0
+        while size < tokens:
+            ids, spans = renderer.whole(conversations(rng))
+            mask = [0] * len(ids)
+            for start, end in spans:
+                mask[start:end] = [1] * (end - start)
+            batch.append((ids, mask))
+            size += len(ids)
+        yield sorted(batch, key=lambda row: len(row[0]))

@@ -129,16 +129,16 @@ def parse_qwen3_coder(text: str, tools: Sequence[Mapping[str, Any]]) -> ParsedRe
     reasoning, content = split_reasoning(text)
     if not tools:
         return ParsedReply(content, reasoning)
-    schemas = {one.get("function", {}).get("name"): one.get("function", {}) for one in tools}
+    schemas = {tool.get("function", {}).get("name"): tool.get("function", {}) for tool in tools}
     calls: list[ToolCall] = []
 
     def take(match: re.Match[str]) -> str:
         wrapped, bare = match.group(1), match.group(2)
-        functions = [_call(one.group(1), one.group(2), schemas) for one in _FUNCTION.finditer(wrapped or bare)]
-        found = [call for call in functions if call is not None and (wrapped or call.name in schemas)]
-        if not found or len(found) != len(functions):
+        functions = [_call(tag.group(1), tag.group(2), schemas) for tag in _FUNCTION.finditer(wrapped or bare)]
+        offered = [call for call in functions if call is not None and (wrapped or call.name in schemas)]
+        if not offered or len(offered) != len(functions):
             return match.group(0)
-        calls.extend(found)
+        calls.extend(offered)
         return ""
 
     rest = _TAGGED.sub(take, content)
@@ -193,4 +193,4 @@ def _kinds(schema: Any) -> frozenset[str]:
     kind = schema.get("type")
     named = [kind] if isinstance(kind, str) else list(kind) if isinstance(kind, Sequence) else []
     choices = schema.get("anyOf") or schema.get("oneOf") or ()
-    return frozenset(str(one) for one in named).union(*map(_kinds, choices))
+    return frozenset(str(kind) for kind in named).union(*map(_kinds, choices))

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from urllib.parse import urlsplit
 
-from swe_rl.agent.protocol import Agent, AgentError, AgentResult, Exit, Task, UnknownEndError
+from swe_rl.agent.protocol import Agent, AgentError, AgentResult, Assignment, Exit, Task, UnknownEndError
 from swe_rl.config.schema import EnvConfig, RolloutConfig
 from swe_rl.engine.protocol import EngineError
 from swe_rl.env.cheating.attempts import cheating_attempts
@@ -127,16 +127,15 @@ class Attempter:
     async def _run_agent(self, order: Order, progress: _Progress, times_s: dict[str, float], sandbox: Sandbox) -> None:
         started_s, progress.began_s["agent"] = self._clock(), self._wall_clock()
         waited = partial(self._gateway.waited_s, order.trajectory_id)
-        running = asyncio.ensure_future(
-            self._agent.run(
-                Task(order.instance.instance_id, self._env.prompt(order.instance)),
-                base_url=self._gateway.session_url(order.trajectory_id),
-                model=self._model_name,
-                sandbox=sandbox,
-                timeout_s=self._rollout.agent_timeout_s,
-                waited=waited,
-            )
+        work = Assignment(
+            Task(order.instance.instance_id, self._env.prompt(order.instance)),
+            base_url=self._gateway.session_url(order.trajectory_id),
+            model=self._model_name,
+            sandbox=sandbox,
+            timeout_s=self._rollout.agent_timeout_s,
+            waited=waited,
         )
+        running = asyncio.ensure_future(self._agent.run(work))
         try:
             await self._within_patience(running, waited)
             progress.result = running.result()

@@ -12,10 +12,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from swe_rl.algo.advantage import is_degenerate
-from swe_rl.algo.batch_advantage import Group, batch_advantages
-from swe_rl.algo.kl import rewards_with_kl
-from swe_rl.algo.overlong import filtered, overlong_penalty
+from swe_rl.algo.advantage import Group, batch_advantages, filtered, is_degenerate, overlong_penalty, rewards_with_kl
 from swe_rl.config.choices import DynamicSampling
 from swe_rl.config.schema import AlgoConfig
 from swe_rl.gateway.trace import Trace

@@ -13,9 +13,8 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from swe_rl.algo.aggregate import row_weights
 from swe_rl.algo.correction import weighs
-from swe_rl.algo.loss import zero_advantage_contributes
+from swe_rl.algo.loss import row_weights, zero_advantage_contributes
 from swe_rl.algo.row import Row
 from swe_rl.config.schema import AlgoConfig
 from swe_rl.trainer.errors import TrainerError

@@ -23,11 +23,9 @@ from torch import Tensor, nn
 
 from swe_rl.algo.correction import correction_weights, weighs_sequences
 from swe_rl.algo.kl import kl_per_token
-from swe_rl.algo.loss import kl_in_loss, token_loss
-from swe_rl.algo.ratio import by_sequence
-from swe_rl.algo.row import Row
+from swe_rl.algo.loss import by_sequence, kl_in_loss, token_loss
+from swe_rl.algo.row import Row, age_steps, without_old
 from swe_rl.algo.sequences import Sequences
-from swe_rl.algo.staleness import age_steps, without_old
 from swe_rl.config.choices import KlEstimator
 from swe_rl.config.schema import AlgoConfig, TrainerConfig
 from swe_rl.trainer.compute import Batch, Compute, LocalCompute

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from swe_rl.agent.client import ChatClient
-from swe_rl.agent.protocol import Agent, AgentResult, Task, UnknownEndError
+from swe_rl.agent.protocol import Agent, AgentResult, Assignment, Task, UnknownEndError
 from swe_rl.algo.row import Row
 from swe_rl.config.schema import EnvConfig, GatewayConfig, RouterConfig, SandboxConfig
 from swe_rl.engine.scripted import ScriptedEngine
@@ -38,7 +38,9 @@ TASK = Task("calc__calc-1", "add() subtracts: é 'quoted' $HOME\n")
 async def end_of(agent: Agent, answer: ExecResult | str) -> AgentResult:
     """Of a program whose start is answered so."""
     sandbox = await ScriptedProvider(lambda command: answer).create(Workspace(), owner="t")
-    return await agent.run(TASK, base_url="http://h:1/sessions/t/v1", model="m", sandbox=sandbox, timeout_s=9)
+    return await agent.run(
+        Assignment(TASK, base_url="http://h:1/sessions/t/v1", model="m", sandbox=sandbox, timeout_s=9)
+    )
 
 
 @pytest.fixture
@@ -108,10 +110,10 @@ def solve(renderer: ChatRenderer, tmp_path: Path):
             box = await provider.create(workspace, owner="t", door=door)
             unknown = None
             try:
-                result = await agent.run(
+                result = await agent.run(Assignment(
                     Task(instance.instance_id, env.prompt(instance)),
                     base_url=gateway.session_url("t"), model="tiny", sandbox=box, timeout_s=120,
-                )  # fmt: skip
+                ))  # fmt: skip
             except UnknownEndError as error:
                 unknown, result = error, error.result
             patch = await take_patch(box, instance.base_commit, 20)

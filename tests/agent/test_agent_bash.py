@@ -7,7 +7,7 @@ import pytest
 from swe_rl.agent.bash import BashAgent
 from swe_rl.agent.client import ChatClient
 from swe_rl.agent.prompts import FORMAT_REMINDER, SYSTEM_PROMPTS
-from swe_rl.agent.protocol import AgentResult, Exit, Task
+from swe_rl.agent.protocol import AgentResult, Assignment, Exit, Task
 from swe_rl.config.schema import AgentConfig
 from swe_rl.engine.protocol import EngineError
 from swe_rl.errors import UserError
@@ -34,7 +34,9 @@ async def run(
     agent = BashAgent(config, client=client, **settings)  # type: ignore[arg-type]
     sandbox = await ScriptedProvider(respond).create(Workspace(), owner="t")
     async with FakeChatServer(script) as server:
-        result = await agent.run(TASK, base_url=server.base_url, model="m", sandbox=sandbox, timeout_s=timeout_s)
+        result = await agent.run(
+            Assignment(TASK, base_url=server.base_url, model="m", sandbox=sandbox, timeout_s=timeout_s)
+        )
     return result, server, sandbox.commands
 
 
@@ -155,7 +157,7 @@ async def test_waiting_for_the_sandbox_is_not_in_the_budget(client: ChatClient):
 
     agent = BashAgent(AgentConfig(), max_turns=5, command_timeout_s=5.0, client=client)
     async with FakeChatServer(replies(block("ls"), block("submit"))) as server:
-        result = await agent.run(TASK, base_url=server.base_url, model="m", sandbox=Queue(), timeout_s=0.3)
+        result = await agent.run(Assignment(TASK, base_url=server.base_url, model="m", sandbox=Queue(), timeout_s=0.3))
     assert result.exit is Exit.SUBMITTED
 
 
@@ -185,7 +187,8 @@ async def test_one_agent_serves_many_runs_at_a_time(client: ChatClient):
     async with FakeChatServer(script) as server:
         sandboxes = [await provider.create(Workspace(), owner=f"t{index}") for index in range(8)]
         runs = [
-            agent.run(TASK, base_url=server.base_url, model="m", sandbox=sandbox, timeout_s=30) for sandbox in sandboxes
+            agent.run(Assignment(TASK, base_url=server.base_url, model="m", sandbox=sandbox, timeout_s=30))
+            for sandbox in sandboxes
         ]
         results = await asyncio.gather(*runs)
     assert [result.turns[0].observation for result in results] == [sandbox.sandbox_id for sandbox in sandboxes]

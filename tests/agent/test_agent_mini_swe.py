@@ -13,7 +13,7 @@ from swe_rl.agent.bash import BashAgent
 from swe_rl.agent.client import ChatClient
 from swe_rl.agent.mini_swe.agent import MiniSweAgent
 from swe_rl.agent.mini_swe.library import SUBMIT_MARKER, packaged_templates
-from swe_rl.agent.protocol import AgentResult, Exit, Task
+from swe_rl.agent.protocol import AgentResult, Assignment, Exit, Task
 from swe_rl.config.schema import AgentConfig
 from swe_rl.engine.protocol import EngineError
 from swe_rl.sandbox.protocol import ExecResult, SandboxError, Workspace
@@ -49,7 +49,9 @@ async def run(
     agent = kind(config, max_turns=max_turns, command_timeout_s=5.0, client=client)
     sandbox = await ScriptedProvider(respond).create(Workspace(), owner="t")
     async with FakeChatServer(script) as server:
-        result = await agent.run(TASK, base_url=server.base_url, model="m", sandbox=sandbox, timeout_s=timeout_s)
+        result = await agent.run(
+            Assignment(TASK, base_url=server.base_url, model="m", sandbox=sandbox, timeout_s=timeout_s)
+        )
     return result, server, sandbox.commands
 
 
@@ -173,7 +175,7 @@ async def test_cancelling_ends_the_request_and_the_thread(client: ChatClient):
 
     async with FakeChatServer(script) as server:
         attempt = asyncio.ensure_future(
-            agent.run(TASK, base_url=server.base_url, model="m", sandbox=sandbox, timeout_s=60)
+            agent.run(Assignment(TASK, base_url=server.base_url, model="m", sandbox=sandbox, timeout_s=60))
         )
         await asked.wait()
         attempt.cancel()
@@ -192,7 +194,7 @@ async def test_many_attempts_at_a_time_do_not_wait_for_each_other(client: ChatCl
         async with asyncio.timeout(10):
             results = await asyncio.gather(
                 *(
-                    agent.run(TASK, base_url=server.base_url, model="m", sandbox=sandbox, timeout_s=30)
+                    agent.run(Assignment(TASK, base_url=server.base_url, model="m", sandbox=sandbox, timeout_s=30))
                     for sandbox in sandboxes
                 )
             )

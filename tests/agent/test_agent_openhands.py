@@ -12,8 +12,8 @@ import pytest
 
 from swe_rl.agent.openhands import RUNNER as RUNNER_FILE
 from swe_rl.agent.openhands import OpenHandsAgent
+from swe_rl.agent.program import read_session
 from swe_rl.agent.protocol import AgentError, Exit
-from swe_rl.agent.stream_json import read_session
 from swe_rl.config.compose import compose
 from swe_rl.config.schema import AgentConfig, SandboxConfig
 from swe_rl.env.instance import Instance

@@ -9,8 +9,8 @@ import pytest
 
 from swe_rl.agent.bash import BashAgent
 from swe_rl.agent.budget import Budget
-from swe_rl.agent.program import ProgramAgent, program_of
-from swe_rl.agent.protocol import Exit, Task
+from swe_rl.agent.program import ProgramAgent
+from swe_rl.agent.protocol import Assignment, Exit, Task
 from swe_rl.config.choices import Isolation
 from swe_rl.config.schema import AgentConfig, GatewayConfig, RouterConfig, SandboxConfig
 from swe_rl.engine.scripted import ScriptedEngine
@@ -43,7 +43,7 @@ def program(text, after=":"):
     config = AgentConfig(
         name="command", command=f"{sys.executable} -c '{quoted}'; {after}", exit_codes={"0": "submitted"}
     )
-    return ProgramAgent("command", program_of(config), max_turns=7, max_output_chars=1000)
+    return ProgramAgent(config, max_turns=7)
 
 
 def bash(client):
@@ -75,10 +75,10 @@ def attempt(renderer, tmp_path):
                 engine.on_change(False)
                 asyncio.get_running_loop().call_later(held_s, engine.on_change, True)
             began_s = time.monotonic()
-            result = await agent.run(
+            result = await agent.run(Assignment(
                 Task("a", "Fix it."), base_url=gateway.session_url("s"), model="m", sandbox=box,
                 timeout_s=OWN_S[agent.name], waited=lambda: gateway.waited_s("s"),
-            )  # fmt: skip
+            ))  # fmt: skip
             return result, time.monotonic() - began_s
         finally:
             await sandboxes.close()

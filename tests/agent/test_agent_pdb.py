@@ -9,7 +9,7 @@ from swe_rl.agent.client import ChatClient
 from swe_rl.agent.pdb.agent import CALL_REMINDER, PdbAgent, debugging_prompt
 from swe_rl.agent.pdb.tools import TOOLS, ToolArgumentError, tools_of
 from swe_rl.agent.prompts import FORMAT_REMINDER, SYSTEM_PROMPTS
-from swe_rl.agent.protocol import AgentResult, Exit, Task
+from swe_rl.agent.protocol import AgentResult, Assignment, Exit, Task
 from swe_rl.config.choices import Isolation
 from swe_rl.config.schema import AgentConfig, SandboxConfig
 from swe_rl.env.instance import Instance
@@ -41,7 +41,9 @@ async def run(
     agent = PdbAgent(AgentConfig(name="pdb", **settings), max_turns=max_turns, command_timeout_s=5.0, client=client)  # type: ignore[arg-type]
     sandbox = await ScriptedProvider(respond, files).create(Workspace(), owner="t")
     async with FakeChatServer(script) as server:
-        result = await agent.run(TASK, base_url=server.base_url, model="m", sandbox=sandbox, timeout_s=timeout_s)
+        result = await agent.run(
+            Assignment(TASK, base_url=server.base_url, model="m", sandbox=sandbox, timeout_s=timeout_s)
+        )
     return result, server, sandbox
 
 
@@ -204,7 +206,9 @@ async def test_the_tools_in_a_real_sandbox(client: ChatClient, workspace):
         max_turns=20, command_timeout_s=30.0, client=client,
     )  # fmt: skip
     async with FakeChatServer(script) as server:
-        result = await agent.run(TASK, base_url=server.base_url, model="m", sandbox=workspace, timeout_s=300)
+        result = await agent.run(
+            Assignment(TASK, base_url=server.base_url, model="m", sandbox=workspace, timeout_s=300)
+        )
     told = [message["content"] for message in result.messages if message["role"] == "tool"]
     assert told[0].split() == ["2", "total", "=", "a", "-", "b"]
     assert told[1].split()[-3:] == ["calc.py", "out@", "test_calc.py"] or "calc.py" in told[1]

@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from swe_rl.agent.program import NO_KEY, ProgramAgent, program_of
-from swe_rl.agent.protocol import AgentError, Exit, UnknownEndError
+from swe_rl.agent.program import NO_KEY, ProgramAgent
+from swe_rl.agent.protocol import AgentError, Assignment, Exit, UnknownEndError
 from swe_rl.config.compose import compose
 from swe_rl.config.schema import AgentConfig, SandboxConfig
 from swe_rl.env.instance import Instance
@@ -17,8 +17,9 @@ from tests.agent.conftest import TASK, end_of
 
 
 def agent_of(command: str, api_key: str | None = None, **changes: object) -> ProgramAgent:
-    config = AgentConfig(name="command", command=command, **{"exit_codes": {"0": "submitted"}, **changes})  # type: ignore[arg-type]
-    return ProgramAgent("command", program_of(config), max_turns=7, max_output_chars=1000, api_key=api_key)
+    settings = {"exit_codes": {"0": "submitted"}, "max_observation_chars": 1000, **changes}
+    config = AgentConfig(name="command", command=command, **settings)  # type: ignore[arg-type]
+    return ProgramAgent(config, max_turns=7, api_key=api_key)
 
 
 @pytest.mark.parametrize(
@@ -56,19 +57,20 @@ def test_what_cannot_be_started_is_refused():
             agent_of("x", exit_codes=codes)
 
 
+class Watched(ScriptedSandbox):
+    """Keeps the environment of its last command."""
+
+    async def exec(self, command, *, env=None, **limits):
+        self.env = env
+        return await super().exec(command, env=env, **limits)
+
+
 @pytest.mark.parametrize("door_url", [None, "http://127.0.0.1:9/v1"])
 async def test_the_gateway_is_reached_through_the_door(door_url: str | None):
-    asked: list[str] = []
-
-    class Watched(ScriptedSandbox):
-        async def exec(self, command, *, env=None, **limits):
-            asked.extend((env["OPENAI_BASE_URL"], env["OPENAI_API_BASE"]))
-            return await super().exec(command, env=env, **limits)
-
     sandbox = Watched("one", "/testbed", lambda command: "", door_url=door_url)
     own = "http://h:1/sessions/a%2Fb/secret/v1"
-    await agent_of("x").run(TASK, base_url=own, model="m", sandbox=sandbox, timeout_s=9)
-    assert asked == [door_url or own] * 2
+    await agent_of("x").run(Assignment(TASK, base_url=own, model="m", sandbox=sandbox, timeout_s=9))
+    assert (sandbox.env["OPENAI_BASE_URL"], sandbox.env["OPENAI_API_BASE"]) == (door_url or own, door_url or own)
 
 
 CLIENT = f"""\
@@ -106,7 +108,9 @@ async def test_a_program_of_twenty_lines_solves_an_instance_without_network(solv
     assert (len(solved.traces), len(solved.rows), solved.summary.breaks) == (2, 1, {})
 
 
-def test_the_option_composes():
+async def test_the_option_composes():
     config = compose(["agent=command", "agent.command='my-agent --fast'", "+agent.env_vars.A=b"]).config.agent
-    program = program_of(config)
-    assert (program.command, program.env, program.exits) == ("my-agent --fast", {"A": "b"}, {0: Exit.SUBMITTED})
+    sandbox = Watched("one", "/testbed", lambda command: "")
+    work = Assignment(TASK, base_url="http://h:1/v1", model="m", sandbox=sandbox, timeout_s=9)
+    result = await ProgramAgent(config, max_turns=7).run(work)
+    assert (result.exit, result.turns[0].command, sandbox.env["A"]) == (Exit.SUBMITTED, "my-agent --fast", "b")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from swe_rl.agent.protocol import AgentError, Exit, Task
+from swe_rl.agent.protocol import AgentError, Assignment, Exit, Task
 from swe_rl.agent.scripted import GoldAgent, NoopAgent, ScriptedAgent
 from swe_rl.config.choices import Isolation
 from swe_rl.config.schema import SandboxConfig
@@ -44,7 +44,7 @@ def workspace(tmp_path: Path) -> Workspace:
 async def test_gold_applies_the_patch_and_leaves_nothing_else(provider: ProcessProvider, workspace: Workspace):
     sandbox = await provider.create(workspace, owner="gold")
     agent = GoldAgent({TASK.instance_id: PATCH})
-    result = await agent.run(TASK, base_url="", model="", sandbox=sandbox, timeout_s=30)
+    result = await agent.run(Assignment(TASK, base_url="", model="", sandbox=sandbox, timeout_s=30))
     assert result.exit is Exit.SUBMITTED
     assert (await sandbox.exec("git status --short; cat calc.py", timeout_s=10)).output == (
         " M calc.py\ndef add(a, b):\n    return a + b\n"
@@ -55,14 +55,14 @@ async def test_a_gold_patch_that_does_not_fit_is_an_error(provider: ProcessProvi
     sandbox = await provider.create(workspace, owner="gold")
     with pytest.raises(AgentError, match=r"(?s)calc__calc-1: the gold patch does not apply.*patch does not apply"):
         agent = GoldAgent({TASK.instance_id: PATCH.replace("a - b", "a * b")})
-        await agent.run(TASK, base_url="", model="", sandbox=sandbox, timeout_s=30)
+        await agent.run(Assignment(TASK, base_url="", model="", sandbox=sandbox, timeout_s=30))
     with pytest.raises(AgentError, match="no patch for this instance"):
-        await GoldAgent({}).run(TASK, base_url="", model="", sandbox=sandbox, timeout_s=30)
+        await GoldAgent({}).run(Assignment(TASK, base_url="", model="", sandbox=sandbox, timeout_s=30))
 
 
 async def test_noop_submits_at_once():
     sandbox = await ScriptedProvider().create(Workspace(), owner="x")
-    result = await NoopAgent().run(TASK, base_url="", model="", sandbox=sandbox, timeout_s=30)
+    result = await NoopAgent().run(Assignment(TASK, base_url="", model="", sandbox=sandbox, timeout_s=30))
     assert (result.exit, result.turns, sandbox.commands) == (Exit.SUBMITTED, [], [])
 
 
@@ -71,7 +71,7 @@ async def test_commands_run_in_order_within_the_budget():
         Workspace(), owner="x"
     )
     agent = ScriptedAgent(["a", "b", "c"])
-    result = await agent.run(TASK, base_url="", model="", sandbox=sandbox, timeout_s=3.0)
+    result = await agent.run(Assignment(TASK, base_url="", model="", sandbox=sandbox, timeout_s=3.0))
     assert result.exit is Exit.AGENT_TIMEOUT and sandbox.commands == ["a", "b"]
     assert [message["content"] for message in result.messages] == [
         TASK.prompt,

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swe_rl.algo.aggregate import row_weights
+from swe_rl.algo.loss import row_weights
 from swe_rl.config.choices import LossAggregation
 
 TOKENS, IDS = [4, 2, 0, 6], ["a", "b", "c", "b"]

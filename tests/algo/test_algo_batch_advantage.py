@@ -7,8 +7,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from swe_rl.algo.advantage import advantages
-from swe_rl.algo.batch_advantage import batch_advantages
+from swe_rl.algo.advantage import advantages, batch_advantages
 from swe_rl.config.choices import Advantage
 from swe_rl.config.schema import AlgoConfig
 

@@ -4,9 +4,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swe_rl.algo.aggregate import row_weights
-from swe_rl.algo.loss import clipped_surrogate, token_loss, weighted_logprobs, zero_advantage_contributes
-from swe_rl.algo.ratio import token_ratio
+from swe_rl.algo.loss import (
+    clipped_surrogate,
+    row_weights,
+    token_loss,
+    token_ratio,
+    weighted_logprobs,
+    zero_advantage_contributes,
+)
 from swe_rl.config.choices import KlEstimator, KlPlace, LossAggregation, PolicyLoss
 from swe_rl.config.schema import AlgoConfig
 

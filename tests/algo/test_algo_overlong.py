@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swe_rl.algo.overlong import CUT_SHORT, filtered, overlong_penalty
+from swe_rl.algo.advantage import CUT_SHORT, filtered, overlong_penalty
 from swe_rl.rollout.trajectory import INFRA_STATUSES, Status
 
 

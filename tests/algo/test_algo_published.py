@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from swe_rl.algo.aggregate import row_weights
-from swe_rl.algo.loss import token_loss
+from swe_rl.algo.loss import row_weights, token_loss
 from swe_rl.config.choices import LossAggregation, PolicyLoss
 from swe_rl.config.schema import AlgoConfig
 

@@ -10,9 +10,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from swe_rl.algo.aggregate import row_weights
 from swe_rl.algo.correction import correction_weights
-from swe_rl.algo.loss import token_loss
+from swe_rl.algo.loss import row_weights, token_loss
 from swe_rl.algo.sequences import Sequences
 from swe_rl.config.choices import Correction, LossAggregation, MaskLevel, PolicyLoss
 from swe_rl.config.schema import AlgoConfig

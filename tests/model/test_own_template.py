@@ -3,7 +3,7 @@ import logging
 import pytest
 
 from swe_rl.model.chat import TEMPLATES, ChatRenderer, template_text
-from swe_rl.model.templates.own_template import difference
+from swe_rl.model.templates.formats import difference_of
 from swe_rl.model.tiny import build_tokenizer
 
 
@@ -14,15 +14,15 @@ def tokenizer():
 
 @pytest.mark.parametrize("template", TEMPLATES)
 def test_none_of_its_own_or_ours(tokenizer, template):
-    assert difference(tokenizer, template, thinking=False) is None
+    assert difference_of(tokenizer, template, thinking=False) is None
     tokenizer.chat_template = template_text(template)
-    assert difference(tokenizer, template, thinking=False) is None
+    assert difference_of(tokenizer, template, thinking=False) is None
 
 
 @pytest.mark.parametrize("template", TEMPLATES)
 def test_the_same_rendering_from_another_text(tokenizer, template):
     tokenizer.chat_template = template_text(template) + "{# by somebody else #}"
-    assert difference(tokenizer, template, thinking=False) is None
+    assert difference_of(tokenizer, template, thinking=False) is None
 
 
 @pytest.mark.parametrize(
@@ -35,14 +35,14 @@ def test_the_same_rendering_from_another_text(tokenizer, template):
 )  # fmt: skip
 def test_the_first_difference_is_named(tokenizer, own, template, thinking, told):
     tokenizer.chat_template = template_text(own) + "{# by somebody else #}"
-    found = difference(tokenizer, template, thinking=thinking)
+    found = difference_of(tokenizer, template, thinking=thinking)
     assert found is None if told is None else (told in found and "\n" not in found)
 
 
 @pytest.mark.parametrize("own", ["{{ raise_exception('no tools') }}", "{% if %}", "{{ messages[0].content.nope() }}"])
 def test_a_template_that_fails_is_a_difference(tokenizer, own):
     tokenizer.chat_template = own
-    assert "without tools it cannot be rendered" in difference(tokenizer, "qwen", thinking=False)
+    assert "without tools it cannot be rendered" in difference_of(tokenizer, "qwen", thinking=False)
 
 
 def test_one_line_is_logged_and_the_run_goes_on(tokenizer, caplog):

@@ -5,8 +5,7 @@ from itertools import islice
 import pytest
 
 from swe_rl.model.chat import ChatRenderer
-from swe_rl.model.tiny import build_tokenizer
-from swe_rl.model.warm_start import batches
+from swe_rl.model.tiny import batches, build_tokenizer
 
 
 def conversation(rng):

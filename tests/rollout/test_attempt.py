@@ -78,7 +78,7 @@ class EndingAgent:
     def __init__(self, end):
         self._end = end
 
-    async def run(self, task, *, base_url, model, sandbox, timeout_s, waited):
+    async def run(self, work):
         if isinstance(self._end, BaseException):
             raise self._end
         if self._end == "hang":
@@ -253,9 +253,9 @@ async def test_an_agent_inside_gets_a_door_and_its_patch_counts(attempt):
     class Inside(EndingAgent):
         needs_door = True
 
-        async def run(self, task, *, sandbox, **rest):
-            self.door_url = sandbox.door_url
-            result = await super().run(task, sandbox=sandbox, **rest)
+        async def run(self, work):
+            self.door_url = work.sandbox.door_url
+            result = await super().run(work)
             result.patch = "diff --git a/x b/x"
             return result
 
@@ -312,9 +312,9 @@ async def test_tests_that_never_end_are_no_verdict_unless_they_are_known_to_end(
 
 async def test_what_its_calls_waited_is_told_to_the_agent_and_kept_apart(attempt):
     class Asking(EndingAgent):
-        async def run(self, task, *, waited, **rest):
-            self.told_s = waited()
-            return await super().run(task, waited=waited, **rest)
+        async def run(self, work):
+            self.told_s = work.waited()
+            return await super().run(work)
 
     gateway, agent = FakeGateway(), Asking(Exit.AGENT_TIMEOUT)
     gateway.waited = 33.0

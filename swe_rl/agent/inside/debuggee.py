@@ -92,7 +92,7 @@ class Debuggee:
 
     def breakpoints(self, ends_s: float) -> List[Dict[str, Any]]:
         """Without those that are for one stop only."""
-        found: List[Dict[str, Any]] = []
+        points: List[Dict[str, Any]] = []
         kept = False
         for line in self.ask("break", ends_s)[0].splitlines():
             row, condition = _ROW.match(line), _CONDITION.match(line)
@@ -101,16 +101,16 @@ class Debuggee:
                 if kept:
                     path, on = row.group(4), row.group(3) == "yes"
                     line_number = body_line(path, int(row.group(5)))
-                    found.append({"path": path, "line": line_number, "condition": "", "on": on})
+                    points.append({"path": path, "line": line_number, "condition": "", "on": on})
             elif condition and kept:
-                found[-1]["condition"] = condition.group(1)
-        return found
+                points[-1]["condition"] = condition.group(1)
+        return points
 
-    def set_breakpoint(self, one: Dict[str, Any], ends_s: float) -> None:
-        condition = ", " + one["condition"] if one["condition"] else ""
-        said, _ = self.ask("break {}:{}{}".format(one["path"], one["line"], condition), ends_s)
+    def set_breakpoint(self, point: Dict[str, Any], ends_s: float) -> None:
+        condition = ", " + point["condition"] if point["condition"] else ""
+        said, _ = self.ask("break {}:{}{}".format(point["path"], point["line"], condition), ends_s)
         number = re.search(r"Breakpoint (\d+) at", said)
-        if number and not one["on"]:
+        if number and not point["on"]:
             self.ask("disable " + number.group(1), ends_s)
 
 

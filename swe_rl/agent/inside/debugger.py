@@ -62,7 +62,7 @@ class Session:
         if self._begun and not entrypoint:
             why = "the source has changed" if changed else "where the program was cannot be reached again"
             notes.insert(0, f"({why}: started again)")
-        self._at_start = [dict(one) for one in self._breakpoints]
+        self._at_start = [dict(point) for point in self._breakpoints]
         entrypoint = entrypoint or self._entrypoint or default
         return ["Debugging: " + entrypoint] + notes, self._start(entrypoint, ends_s)
 
@@ -76,8 +76,8 @@ class Session:
             self.close()
             return f"{said}\n({entrypoint} {why}; it has to run under pdb)"
         self._entrypoint = entrypoint
-        for one in self._at_start:
-            self._program.set_breakpoint(one, ends_s)
+        for point in self._at_start:
+            self._program.set_breakpoint(point, ends_s)
         self._begun = True
         return str(said)
 
@@ -111,19 +111,19 @@ class Session:
     def _moved(self) -> List[str]:
         """Breakpoints follow their lines through an edit."""
         notes = []
-        for one in self._breakpoints:
-            before, now = self._sources.get(one["path"]), _read_text(one["path"])
+        for point in self._breakpoints:
+            before, now = self._sources.get(point["path"]), _read_text(point["path"])
             if before is None or now is None or before == now:
                 continue
-            line, shown = moved_line(before.splitlines(), now.splitlines(), one["line"]), self._shown(one)
-            if line != one["line"]:
-                one["line"] = line
+            line, shown = moved_line(before.splitlines(), now.splitlines(), point["line"]), self._shown(point)
+            if line != point["line"]:
+                point["line"] = line
                 notes.append(f"(breakpoint {shown} is now at line {line})")
         return notes
 
     def _keep(self) -> None:
         self._stamp = _stamp(self._folder)
-        self._sources = {one["path"]: _read_text(one["path"]) or "" for one in self._breakpoints}
+        self._sources = {point["path"]: _read_text(point["path"]) or "" for point in self._breakpoints}
         kept = {
             "entrypoint": self._entrypoint,
             "begun": self._begun,
@@ -137,11 +137,11 @@ class Session:
         aside.write_text(json.dumps(kept))
         aside.rename(self._state)
 
-    def _shown(self, one: Dict[str, Any]) -> str:
-        path, inside = one["path"], str(Path(self._folder).resolve()) + os.sep
+    def _shown(self, point: Dict[str, Any]) -> str:
+        path, inside = point["path"], str(Path(self._folder).resolve()) + os.sep
         name = path[len(inside) :] if path.startswith(inside) else path
-        rest = (" if " + one["condition"] if one["condition"] else "") + ("" if one["on"] else " (disabled)")
-        return "{}:{}{}".format(name, one["line"], rest)
+        rest = (" if " + point["condition"] if point["condition"] else "") + ("" if point["on"] else " (disabled)")
+        return "{}:{}{}".format(name, point["line"], rest)
 
     def close(self) -> None:
         """Of the program: its breakpoints stay."""
@@ -209,13 +209,13 @@ def _stamp(folder: str) -> str:
     digest = hashlib.sha1()
     for place, folders, names in os.walk(folder):
         folders[:] = sorted(name for name in folders if not name.startswith(".") and name != "node_modules")
-        for name in sorted(one for one in names if one.endswith(".py")):
+        for name in sorted(name for name in names if name.endswith(".py")):
             path = Path(place, name)
             try:
-                found = path.stat()
+                status = path.stat()
             except OSError:
                 continue
-            digest.update(f"{path} {found.st_mtime_ns} {found.st_size}\n".encode("utf-8", "surrogateescape"))
+            digest.update(f"{path} {status.st_mtime_ns} {status.st_size}\n".encode("utf-8", "surrogateescape"))
     return digest.hexdigest()
 
 

@@ -7,17 +7,13 @@ Invariants:
 
 from typing import Any
 
-from swe_rl.agent.budget import Budget
 from swe_rl.agent.client import ChatClient
 from swe_rl.agent.mini_swe.dialects import CallsDialect, FencedDialect, OurDialect
 from swe_rl.agent.mini_swe.library import load_library, packaged_templates
-from swe_rl.agent.mini_swe.parts import Dialect, GatewayModel, SandboxEnvironment, Shared
+from swe_rl.agent.mini_swe.parts import Dialect, GatewayModel, SandboxEnvironment, Shared, Stopped, ThreadBridge
 from swe_rl.agent.prompts import system_prompt
-from swe_rl.agent.protocol import AgentError, AgentResult, Exit, Task
-from swe_rl.agent.thread_bridge import Stopped, ThreadBridge
+from swe_rl.agent.protocol import AgentError, AgentResult, Assignment, Exit
 from swe_rl.config.schema import AgentConfig
-from swe_rl.sandbox.own_time import Waited, no_wait
-from swe_rl.sandbox.protocol import Sandbox
 
 PACKAGED_PROMPT = "mini_swe"  # agent.system_prompt: what the library's SWE-bench runs use
 EXIT_STATUS = {
@@ -48,34 +44,18 @@ class MiniSweAgent:
         self._templates = packaged_templates(config.tools) if packaged else None
         self._system_prompt = "" if packaged else system_prompt(config.system_prompt)
 
-    async def run(
-        self,
-        task: Task,
-        *,
-        base_url: str,
-        model: str,
-        sandbox: Sandbox,
-        timeout_s: float,
-        waited: Waited = no_wait,
-    ) -> AgentResult:
+    async def run(self, work: Assignment) -> AgentResult:
         bridge = ThreadBridge()
-        shared = Shared(
-            self._client,
-            base_url,
-            model,
-            sandbox,
-            bridge,
-            Budget(timeout_s, waited),
-            command_timeout_s=self._command_timeout_s,
-        )
+        shared = Shared(self._client, work, bridge, self._command_timeout_s)
         dialect = self._dialect()
         loop = self._loop(shared, dialect)
         try:
             ended: dict[str, Any] = await bridge.run(
-                lambda: loop.run(task.prompt, system_prompt=self._system_prompt), name=f"mini_swe-{task.instance_id}"
+                lambda: loop.run(work.task.prompt, system_prompt=self._system_prompt),
+                name=f"mini_swe-{work.task.instance_id}",
             )
         except Stopped as error:
-            raise AgentError(f"{task.instance_id}: mini-swe-agent was stopped") from error
+            raise AgentError(f"{work.task.instance_id}: mini-swe-agent was stopped") from error
         result = _result(loop.messages, shared, ended)
         result.tools = tuple(dialect.tools)
         return result
@@ -109,3 +89,38 @@ def _result(messages: list[dict[str, Any]], shared: Shared, ended: dict[str, Any
         shared.turns[-1].observation = None
     submission = str(ended.get("submission") or "")
     return AgentResult(end, shared.turns, kept, patch=submission if submission.startswith("diff --git") else None)
+
+
+def mini_swe_trajectory(result: AgentResult, *, instance_id: str, agent: str, model: str, patch: str) -> dict[str, Any]:
+    """An attempt of any agent as mini-swe-agent writes it, for its inspector and for people who compare with its runs:
+    info, messages with an `exit` message last, trajectory_format.
+
+    Ready for json.dumps; the library writes it as `INSTANCE/INSTANCE.traj.json` beside a preds.json.
+    """
+    status = EXIT_STATUS[result.exit]
+    return {
+        "info": {
+            "model_stats": {"instance_cost": 0.0, "api_calls": len(result.turns)},
+            "config": {"agent_type": agent, "model": {"model_name": model}},
+            "exit_status": status,
+            "submission": patch,
+        },
+        "messages": [*_shown_messages(result), _exit_message(status, patch)],
+        "trajectory_format": "mini-swe-agent-1.1",
+        "instance_id": instance_id,
+    }
+
+
+def _shown_messages(result: AgentResult) -> list[dict[str, Any]]:
+    """With each reply's commands in `extra.actions`, which the library's inspector shows."""
+    turns = iter(result.turns)
+    messages = []
+    for message in result.messages:
+        turn = next(turns, None) if message["role"] == "assistant" else None
+        actions = [{"command": turn.command}] if turn is not None and turn.command is not None else []
+        messages.append({**message, "extra": {"actions": actions}} if turn is not None else dict(message))
+    return messages
+
+
+def _exit_message(status: str, patch: str) -> dict[str, Any]:
+    return {"role": "exit", "content": patch or status, "extra": {"exit_status": status, "submission": patch}}

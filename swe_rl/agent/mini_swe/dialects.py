@@ -54,13 +54,13 @@ class FencedDialect:
         self.env: Mapping[str, str] = templates.env
 
     def actions(self, reply: ChatReply) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = self._library.actions_text.parse_regex_actions(
+        actions: list[dict[str, Any]] = self._library.actions_text.parse_regex_actions(
             reply.content,
             action_regex=self._templates.action_pattern,
             format_error_template=self._templates.format_error,
             template_kwargs={"finish_reason": reply.finish_reason},
         )
-        return found
+        return actions
 
     def observations(self, actions: list[dict[str, Any]], outputs: list[dict[str, Any]]) -> list[dict[str, Any]]:
         answers: list[dict[str, Any]] = self._library.actions_text.format_observation_messages(
@@ -87,12 +87,12 @@ class CallsDialect(FencedDialect):
             SimpleNamespace(id=call.call_id, function=SimpleNamespace(name=call.name, arguments=call.arguments))
             for call in reply.tool_calls
         ]
-        found: list[dict[str, Any]] = self._library.actions_toolcall.parse_toolcall_actions(
+        actions: list[dict[str, Any]] = self._library.actions_toolcall.parse_toolcall_actions(
             calls,
             format_error_template=self._templates.format_error,
             template_kwargs={"finish_reason": reply.finish_reason},
         )
-        return found
+        return actions
 
     def observations(self, actions: list[dict[str, Any]], outputs: list[dict[str, Any]]) -> list[dict[str, Any]]:
         answers: list[dict[str, Any]] = self._library.actions_toolcall.format_toolcall_observation_messages(

@@ -2,25 +2,77 @@
 
 Invariants:
 - Called from the loop's own thread; everything that waits is done in the event loop.
+- The thread waits for one coroutine at a time; `stop` cancels it, and whatever the thread calls next is refused.
+- Each loop has its own thread: loops neither wait for each other nor use up the event loop's shared executor.
 - What the model said is always in the history, format errors too, which the library would drop: prompts only grow.
 - `budget` holds completions and commands, as every agent's does; `turns` is the record that other agents leave.
 """
 
+import asyncio
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from swe_rl.agent.budget import Budget
 from swe_rl.agent.client import ChatClient, ChatReply, ContextOverflow
 from swe_rl.agent.mini_swe.library import SUBMIT_MARKER, load_library
-from swe_rl.agent.protocol import Turn
-from swe_rl.agent.thread_bridge import ThreadBridge
-from swe_rl.sandbox.protocol import ExecResult, Sandbox
+from swe_rl.agent.protocol import Assignment, Turn
+from swe_rl.sandbox.protocol import ExecResult
 
+T = TypeVar("T")
 _MAX_SUBMISSION_BYTES = 2_000_000
 _SENT = ("role", "content", "tool_calls", "tool_call_id", "reasoning_content")
+
+
+class Stopped(Exception):
+    """The event loop no longer wants the program's result."""
+
+
+class ThreadBridge:
+    """Made in the event loop; `call` is for the thread."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._lock = threading.Lock()
+        self._waiting_for: Future[Any] | None = None
+        self._is_stopped = False
+
+    async def run(self, program: Callable[[], T], *, name: str) -> T:
+        """The program's result or exception. Cancelling this stops the program and waits until its thread is done."""
+        executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
+        work = self._loop.run_in_executor(executor, program)
+        try:
+            return await asyncio.shield(work)
+        except asyncio.CancelledError:
+            self.stop()
+            await asyncio.wait({work})
+            if not work.cancelled():
+                work.exception()  # looked at: nobody else will
+            raise
+        finally:
+            executor.shutdown(wait=False)
+
+    def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Runs `coroutine` in the event loop and waits for it. Raises what it raises, or Stopped."""
+        with self._lock:
+            if self._is_stopped:
+                coroutine.close()
+                raise Stopped
+            self._waiting_for = future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        try:
+            return future.result()
+        except CancelledError:
+            raise Stopped from None
+
+    def stop(self) -> None:
+        with self._lock:
+            self._is_stopped = True
+            if self._waiting_for is not None:
+                self._waiting_for.cancel()
 
 
 @dataclass(slots=True)
@@ -28,13 +80,14 @@ class Shared:
     """What model and environment of one attempt have in common."""
 
     client: ChatClient
-    base_url: str
-    model_name: str
-    sandbox: Sandbox
+    work: Assignment
     bridge: ThreadBridge
-    budget: Budget
     command_timeout_s: float
+    budget: Budget = field(init=False)
     turns: list[Turn] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.budget = Budget(self.work.timeout_s, self.work.waited)
 
 
 class Dialect(Protocol):
@@ -58,7 +111,7 @@ class GatewayModel:
     """The library's Model."""
 
     def __init__(self, shared: Shared, dialect: Dialect, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self.config = SimpleNamespace(model_name=shared.model_name)
+        self.config = SimpleNamespace(model_name=shared.work.model)
         self._shared = shared
         self._dialect = dialect
         self._clock = clock
@@ -98,7 +151,7 @@ class GatewayModel:
         return answers
 
     def get_template_vars(self, **_: Any) -> dict[str, Any]:
-        return {"model_name": self._shared.model_name}
+        return {"model_name": self._shared.work.model}
 
     def serialize(self) -> dict[str, Any]:
         return {}
@@ -108,7 +161,7 @@ class GatewayModel:
         shared = self._shared
         return await shared.budget.on(
             shared.client.complete(
-                messages, base_url=shared.base_url, model=shared.model_name, tools=self._dialect.tools
+                messages, base_url=shared.work.base_url, model=shared.work.model, tools=self._dialect.tools
             )
         )
 
@@ -117,7 +170,7 @@ class SandboxEnvironment:
     """The library's Environment."""
 
     def __init__(self, shared: Shared, dialect: Dialect) -> None:
-        self.config = SimpleNamespace(cwd=shared.sandbox.workdir)
+        self.config = SimpleNamespace(cwd=shared.work.sandbox.workdir)
         self._shared = shared
         self._dialect = dialect
         self._exceptions = load_library().exceptions
@@ -131,7 +184,7 @@ class SandboxEnvironment:
         command = str(action["command"])
         limit_s = min(shared.command_timeout_s, shared.budget.left_s)
         result = shared.bridge.call(
-            shared.sandbox.exec(
+            shared.work.sandbox.exec(
                 command,
                 timeout_s=limit_s,
                 env=self._dialect.env,
@@ -147,7 +200,7 @@ class SandboxEnvironment:
         return _output(command, result, limit_s)
 
     def get_template_vars(self, **_: Any) -> dict[str, Any]:
-        return {"cwd": self._shared.sandbox.workdir}
+        return {"cwd": self._shared.work.sandbox.workdir}
 
     def serialize(self) -> dict[str, Any]:
         return {}
@@ -155,11 +208,11 @@ class SandboxEnvironment:
 
 def _output(command: str, result: ExecResult, limit_s: float) -> dict[str, Any]:
     """As the library's own environments report; `result` rides along for those who format it themselves."""
-    told = f"Command {command!r} timed out after {limit_s:g} seconds"
+    reason = f"Command {command!r} timed out after {limit_s:g} seconds"
     return {
         "output": result.output,
         "returncode": -1 if result.timed_out else result.exit_code,
-        "exception_info": f"An error occurred while executing the command: {told}" if result.timed_out else "",
+        "exception_info": f"An error occurred while executing the command: {reason}" if result.timed_out else "",
         "result": result,
     }
 

@@ -66,7 +66,7 @@ class Workbench:
         if allowed is None or allowed.exit_code:
             return self._observation(allowed)
         try:
-            before = (await self.talk.sandbox.read_file(path)).decode()
+            before = (await self.talk.work.sandbox.read_file(path)).decode()
         except MissingFileError:
             before = None
         except UnicodeDecodeError:
@@ -74,7 +74,7 @@ class Workbench:
         after = _edited(before, new, old, start, end)
         if isinstance(after, Refusal):
             return f"{path}: {after.why}"
-        await self.talk.sandbox.write_file(path, after.encode("utf-8", "replace"))
+        await self.talk.work.sandbox.write_file(path, after.encode("utf-8", "replace"))
         self.edits += 1
         return self._short(_diff(path, before or "", after))
 
@@ -103,14 +103,14 @@ class Workbench:
         if self.is_debugger_there:
             return True
         for name in _SCRIPTS:
-            await self.talk.sandbox.write_file(f"{_CARRIED}/{name}", (_INSIDE / name).read_bytes())
+            await self.talk.work.sandbox.write_file(f"{_CARRIED}/{name}", (_INSIDE / name).read_bytes())
         moved = f'mkdir -p "{_HOME}" && mv {_CARRIED}/* "{_HOME}" && rmdir {_CARRIED}'
         self.is_debugger_there = await self.talk.execute(moved, turn) is not None
         return self.is_debugger_there
 
     def _inside(self, path: str) -> str:
         """Relative to the repository where it is in it."""
-        workdir = self.talk.sandbox.workdir.rstrip("/") + "/"
+        workdir = self.talk.work.sandbox.workdir.rstrip("/") + "/"
         return path[len(workdir) :] or "." if path.startswith(workdir) else path
 
     def _observation(self, result: ExecResult | None) -> str | None:
@@ -141,10 +141,10 @@ def _edited(before: str | None, new: str, old: str | None, start: int | None, en
         return "".join([*lines[: start - 1], text, *lines[last:]])
     if not old:
         return Refusal("it exists: give old, or start and end, to say what is replaced")
-    found = before.count(old)
-    if found != 1:
+    count = before.count(old)
+    if count != 1:
         return Refusal(
-            f"`old` is in the file {found} times; it has to be there once" if found else "`old` is not in it"
+            f"`old` is in the file {count} times; it has to be there once" if count else "`old` is not in it"
         )
     return before.replace(old, new)
 

@@ -10,19 +10,17 @@ Invariants:
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 
-from swe_rl.agent.budget import Budget
 from swe_rl.agent.client import CalledTool, ChatClient, ChatReply
 from swe_rl.agent.command import parse_command
 from swe_rl.agent.conversation import Asking, Conversation
 from swe_rl.agent.pdb.actions import Workbench
 from swe_rl.agent.pdb.tools import EDITS_BEFORE_PDB, TOOLS, ToolArgumentError, tools_of
 from swe_rl.agent.prompts import FORMAT_REMINDER, SYSTEM_PROMPTS
-from swe_rl.agent.protocol import AgentResult, Exit, Task, Turn
+from swe_rl.agent.protocol import AgentResult, Assignment, Exit, Turn
 from swe_rl.config.schema import AgentConfig
 from swe_rl.errors import UserError
-from swe_rl.sandbox.own_time import Waited, no_wait
-from swe_rl.sandbox.protocol import Sandbox
 
 # The words that the debugging agent gives its model, by `agent.system_prompt` and `agent.tools`.
 # - A tool that the agent does not have is not spoken of: the ablation differs in nothing else.
@@ -95,31 +93,13 @@ class PdbAgent:
         self._blocks = tuple(name for name in ("bash", "pdb") if name in self._tools)
         self._asking = Asking(client, tools=schemas, clock=clock)
 
-    async def run(
-        self,
-        task: Task,
-        *,
-        base_url: str,
-        model: str,
-        sandbox: Sandbox,
-        timeout_s: float,
-        waited: Waited = no_wait,
-    ) -> AgentResult:
-        talk = Conversation(self._asking, base_url, model, sandbox, Budget(timeout_s, waited), self._command_timeout_s)
+    async def run(self, work: Assignment) -> AgentResult:
+        talk = Conversation(self._asking, work, self._command_timeout_s)
         talk.say("system", self._prompt.text)
-        talk.say("user", task.prompt)
-        bench = Workbench(talk, self._config)
-        for _ in range(self._max_turns):
-            reached = await self._turn(talk, bench)
-            if reached is not None:
-                return talk.result(reached)
-        return talk.result(Exit.STEP_LIMIT)
+        talk.say("user", work.task.prompt)
+        return await talk.go_on(self._max_turns, partial(self._turn, talk, Workbench(talk, self._config)))
 
-    async def _turn(self, talk: Conversation, bench: Workbench) -> Exit | None:
-        asked = await talk.ask()
-        if isinstance(asked, Exit):
-            return asked
-        reply, turn = asked
+    async def _turn(self, talk: Conversation, bench: Workbench, reply: ChatReply, turn: Turn) -> Exit | None:
         by_blocks = self._prompt.by_blocks
         reached = await (self._block if by_blocks else self._calls)(talk, bench, reply, turn)
         return Exit.AGENT_TIMEOUT if reached is None and talk.budget.is_spent else reached
@@ -128,7 +108,7 @@ class PdbAgent:
         parsed = parse_command(reply.content, self._blocks)
         turn.command = parsed.command
         if parsed.command is None:
-            return self._answer_format_error(talk, turn, FORMAT_REMINDER)
+            return talk.answer_format_error(turn, FORMAT_REMINDER, self._config.max_format_errors)
         talk.format_errors_in_a_row = 0
         if parsed.submit:
             return Exit.SUBMITTED
@@ -145,20 +125,20 @@ class PdbAgent:
 
     async def _calls(self, talk: Conversation, bench: Workbench, reply: ChatReply, turn: Turn) -> Exit | None:
         if not reply.tool_calls:
-            return self._answer_format_error(talk, turn, CALL_REMINDER)
+            return talk.answer_format_error(turn, CALL_REMINDER, self._config.max_format_errors)
         talk.format_errors_in_a_row = 0
         turn.command = "\n".join(f"{call.name} {call.arguments}" for call in reply.tool_calls)
-        told: list[str] = []
+        answers: list[str] = []
         for call in reply.tool_calls:
             if call.name == "submit":
-                turn.observation = "\n".join(told) or None
+                turn.observation = "\n".join(answers) or None
                 return Exit.SUBMITTED
             answer = await self._answer(bench, turn, call)
             if answer is None:
                 return Exit.AGENT_TIMEOUT
-            told.append(answer)
+            answers.append(answer)
             talk.say("tool", answer, tool_call_id=call.call_id)
-        turn.observation = "\n".join(told)
+        turn.observation = "\n".join(answers)
         return None
 
     async def _answer(self, bench: Workbench, turn: Turn, call: CalledTool) -> str | None:
@@ -171,10 +151,3 @@ class PdbAgent:
             return str(error)
         action: Callable[..., Awaitable[str | None]] = getattr(bench, tool.name)
         return await action(turn, **arguments)
-
-    def _answer_format_error(self, talk: Conversation, turn: Turn, reminder: str) -> Exit | None:
-        if talk.is_beyond_format_errors(turn, self._config.max_format_errors):
-            return Exit.FORMAT_ERRORS
-        turn.observation = reminder
-        talk.say("user", reminder)
-        return None

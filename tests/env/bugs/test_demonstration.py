@@ -9,7 +9,7 @@ from swe_rl.agent.bash import BashAgent
 from swe_rl.agent.client import ChatReply
 from swe_rl.agent.observation import format_observation
 from swe_rl.agent.prompts import system_prompt
-from swe_rl.agent.protocol import Exit, Task
+from swe_rl.agent.protocol import Assignment, Exit, Task
 from swe_rl.config.compose import compose
 from swe_rl.config.schema import EnvConfig, SandboxConfig
 from swe_rl.env.bugs.demonstration import Demonstrator
@@ -57,7 +57,7 @@ async def test_the_conversation_is_the_agents(demonstrator, sandboxes, tmp_path)
         sandbox = await sandboxes.create(Workspace(path=tmp_path / f"scene{number}"), owner="demonstration")
         agent = BashAgent(config.agent, max_turns=6, command_timeout_s=10.0, client=Replays(one.replies))
         task = Task("one", one.statement)
-        result = await agent.run(task, base_url="", model="", sandbox=sandbox, timeout_s=60.0)
+        result = await agent.run(Assignment(task, base_url="", model="", sandbox=sandbox, timeout_s=60.0))
         assert result.exit is Exit.SUBMITTED
         assert result.messages == conversation(one, prompt)
         changed = (await sandbox.read_file(one.replies[0].split()[-1])).decode()

@@ -3,8 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swe_rl.algo.row import Row
-from swe_rl.algo.staleness import age_steps, without_old
+from swe_rl.algo.row import Row, age_steps, without_old
 
 VERSIONS = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 3)), max_size=8)
 
