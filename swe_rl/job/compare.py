@@ -20,7 +20,7 @@ from swe_rl.report.compare.read import CompareError, is_run, measured, runs_belo
 from swe_rl.report.compare.record import csv_text, record
 from swe_rl.report.compare.svg import svg
 from swe_rl.report.compare.text import text
-from swe_rl.submission.slurm_runs import is_slurm_id, runs_of
+from swe_rl.submission.find import is_slurm_id, runs_of
 
 NAME = "compare"  # of the files, and of their folder
 _LONGEST = 120  # characters of a folder's name

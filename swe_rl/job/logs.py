@@ -15,8 +15,7 @@ from swe_rl.errors import UserError
 from swe_rl.host.terminal import sleep_while_read
 from swe_rl.logger.folder import RunFolder
 from swe_rl.submission.find import Sweep, find_sweep
-from swe_rl.submission.output import outputs, tail, whole_lines
-from swe_rl.submission.rows import Row
+from swe_rl.submission.rows import Row, outputs, tail, whole_lines
 
 _LOOK_S = 1.0
 

@@ -133,7 +133,7 @@ def _check_output(output: Path) -> None:
 def _save(
     output: Path, model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerFast", figures: dict[str, Any]
 ) -> None:
-    """Written aside, then renamed: a half-written model is never found, and the old one goes after the new one is there."""
+    """Written aside, then renamed: no half-written model is ever found, and the old one goes after the new one."""
     aside, old = output.with_name(f".{output.name}.aside"), output.with_name(f".{output.name}.old")
     for leftover in (aside, old):
         shutil.rmtree(leftover, ignore_errors=True)

@@ -17,8 +17,7 @@ from swe_rl.host.terminal import sleep_while_read
 from swe_rl.logger.disk import encode_json
 from swe_rl.submission.find import Sweep, find_sweep
 from swe_rl.submission.rows import Outcome, Row
-from swe_rl.submission.table import failures, table
-from swe_rl.submission.watch import watch
+from swe_rl.submission.table import failures, table, watch
 
 
 def run(config: Config, folder: Path | None, origins: Origins | None = None) -> int:

@@ -11,7 +11,7 @@ from typing import Any
 
 from swe_rl.logger.progress_text import span
 from swe_rl.logger.summary import before_and_after
-from swe_rl.report.wilson import clustered_interval, paired_interval, wilson_interval
+from swe_rl.report.statistics import clustered_interval, paired_interval, wilson_interval
 
 Record = Mapping[str, Any]
 Counts = Mapping[str, tuple[int, int]]  # instance: resolved attempts, valid attempts

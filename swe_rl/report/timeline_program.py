@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from swe_rl.logger.phase import PhaseKind
+from swe_rl.logger.events import PhaseKind
 
 KINDS = tuple(kind.value for kind in PhaseKind)
 MAX_NAME_CHARS = 200

@@ -16,8 +16,7 @@ from swe_rl.submission.freeze import Frozen
 from swe_rl.submission.record import Submission
 from swe_rl.submission.rows import Outcome, Row, sweep_rows
 from swe_rl.submission.submit import Prepared, prepare, submit
-from swe_rl.submission.table import failures
-from swe_rl.submission.watch import watch
+from swe_rl.submission.table import failures, watch
 
 
 def submit_sweep(folder: Path, jobs: Sequence[Composed], frozen: Frozen, given: Sequence[str]) -> int:

@@ -7,8 +7,8 @@ import pytest
 from swe_rl.config.compose import compose
 from swe_rl.errors import UserError
 from swe_rl.job import logs, status
-from swe_rl.submission.output import last_words, tail
 from swe_rl.submission.record import NoSubmission, Submission, SubmittedJob, write_submission
+from swe_rl.submission.rows import last_words, tail
 
 
 @pytest.fixture(autouse=True)

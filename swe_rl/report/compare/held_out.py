@@ -14,8 +14,8 @@ from typing import Any
 
 from swe_rl.logger.progress_text import span
 from swe_rl.logger.summary import before_and_after
-from swe_rl.report.compare.statistics import Interval, mean_interval
 from swe_rl.report.resolved import Change, Resolved, change, counts_of, gain, part_of, resolved
+from swe_rl.report.statistics import Interval, mean_interval
 
 Record = Mapping[str, Any]
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from swe_rl.report.compare.compare import Arm, Comparison, Measured, Pair
 from swe_rl.report.compare.held_out import held_out_record
-from swe_rl.report.compare.statistics import LEVEL, RESAMPLES, SEED, percent
+from swe_rl.report.statistics import LEVEL, RESAMPLES, SEED, percent
 
 _NUMBERS = ("tokens_per_s", "reward_mean", "avg_response_length", "generate_s", "step_s")
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from swe_rl.logger.status import RunState
 from swe_rl.report.compare.compare import Arm, Comparison, Gain, Key, Measured, Pair, StepRate, pair
 from swe_rl.report.compare.held_out import pair_line, run_lines
-from swe_rl.report.compare.statistics import Interval, Paired, percent
+from swe_rl.report.statistics import Interval, Paired, percent
 
 NOTHING = "N/A"
 ONE_RUN = "one run"
