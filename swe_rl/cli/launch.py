@@ -90,7 +90,7 @@ def _several(flags: argparse.Namespace, overrides: list[str], config_dir: Path |
     if not jobs:
         return _optimize(flags, overrides, config_dir)
     if _only_written(jobs[0]) and not is_slurm(jobs[0].launcher_settings):
-        overrides = [*(one for one in overrides if not one.startswith(f"{LAUNCHERS}=")), f"{LAUNCHERS}={_SLURM}"]
+        overrides = [*(text for text in overrides if not text.startswith(f"{LAUNCHERS}=")), f"{LAUNCHERS}={_SLURM}"]
         jobs = _jobs(overrides, config_dir)
     if _checks_a_start(jobs[0]):
         if is_slurm(jobs[0].launcher_settings):
@@ -165,10 +165,10 @@ def _blocks(jobs: Sequence[Composed]) -> list[list[Composed]]:
     """The arms of each repeat, by trainer.seed and job.repeat; empty where there are no repeats of several arms."""
     if not jobs or _side_by_side(jobs[0]):
         return []
-    found: dict[tuple[int, int], list[Composed]] = {}
+    blocks: dict[tuple[int, int], list[Composed]] = {}
     for job in jobs:
-        found.setdefault((job.config.job.repeat, job.config.trainer.seed), []).append(job)
-    return list(found.values()) if 1 < len(found) < len(jobs) else []
+        blocks.setdefault((job.config.job.repeat, job.config.trainer.seed), []).append(job)
+    return list(blocks.values()) if 1 < len(blocks) < len(jobs) else []
 
 
 def _side_by_side(job: Composed) -> bool:
@@ -199,9 +199,9 @@ def start_submitted(folder: Path, number: int, slurm_id: str) -> int:
     try:
         submission = read_submission(folder)
         job = submission.jobs[number]
-        own = None if submission.config_dir is None else folder / submission.config_dir
+        config_dir = None if submission.config_dir is None else folder / submission.config_dir
         more = _of_sweep(folder / job.folder, number, slurm_id)
-        return run_jobs([], [*job.overrides, *more], own, folder / FROZEN / "conf")
+        return run_jobs([], [*job.overrides, *more], config_dir, folder / FROZEN / "conf")
     except (KeyboardInterrupt, Exception) as error:
         return report(error)
 

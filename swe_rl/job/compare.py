@@ -85,13 +85,13 @@ def _place(given: str, key: str, outputs: Path) -> Path:
     """A path as it is; of a SLURM job its run's folder, or its log here. Raises CompareError for none or several."""
     if not is_slurm_id(given):
         return Path(given)
-    found = runs_of(given, outputs)
-    if len(found) == 1:
-        return found[0]
-    if found:
-        shown = ", ".join(str(path) for path in found[:4])
+    folders = runs_of(given, outputs)
+    if len(folders) == 1:
+        return folders[0]
+    if folders:
+        shown = ", ".join(str(path) for path in folders[:4])
         raise CompareError(
-            f"{key}={given} is the number of {len(found)} runs: {shown}. Name one of them, by its folder or as "
+            f"{key}={given} is the number of {len(folders)} runs: {shown}. Name one of them, by its folder or as "
             f"{given}_0; job.runs=FOLDER compares the arms of a sweep."
         )
     log = Path(f"slurm-{given}.err")

@@ -38,10 +38,10 @@ def run(config: Config, folder: Path | None, origins: Origins | None = None) -> 
 def _chosen(rows: list[Row], number: int | None) -> list[Row]:
     if number is None:
         return rows
-    found = [row for row in rows if row.number == number]
-    if not found:
+    chosen = [row for row in rows if row.number == number]
+    if not chosen:
         raise UserError(f"job.number={number}: the sweep has the jobs 0 to {len(rows) - 1}.")
-    return found
+    return chosen
 
 
 def _print_tail(sweep: Sweep, row: Row, lines: int, read: Mapping[Path, int], *, alone: bool) -> None:
@@ -49,16 +49,16 @@ def _print_tail(sweep: Sweep, row: Row, lines: int, read: Mapping[Path, int], *,
     for path in _files(sweep, row):
         if not alone:
             print(f"== job {row.number} ({row.outcome}) {path}")
-        if found := tail(path, lines, read.get(path, 0)):
-            print("\n".join(found), flush=True)
+        if last := tail(path, lines, read.get(path, 0)):
+            print("\n".join(last), flush=True)
 
 
 def _files(sweep: Sweep, row: Row) -> list[Path]:
     """Of the job and of its servers."""
-    found = outputs(sweep.folder, row.slurm_id) if row.slurm_id else []
+    printed = outputs(sweep.folder, row.slurm_id) if row.slurm_id else []
     log = RunFolder(row.folder).run_log
     servers = sweep.submission.jobs[row.number].server_logs() if sweep.submission is not None else {}
-    return [*(found or ([log] if log.is_file() else [])), *servers.values()]
+    return [*(printed or ([log] if log.is_file() else [])), *servers.values()]
 
 
 def _follow(sweep: Sweep, number: int | None, read: dict[Path, int]) -> None:

@@ -267,10 +267,10 @@ def _section(name: str, rows: dict[str, Any], wide: bool = False) -> Panel:
 
 
 def _from_environment(config: Config, origins: Origins) -> dict[str, str]:
-    found = {}
+    values = {}
     for key in _SHOWN_KEYS:
         origin = origins.of(key)
         if origin.startswith(("environment:", ".env:")):
             group, _, name = key.partition(".")
-            found[key] = f"{getattr(getattr(config, group), name)}  (from: {origin})"
-    return found
+            values[key] = f"{getattr(getattr(config, group), name)}  (from: {origin})"
+    return values

@@ -34,10 +34,10 @@ ReadText = Callable[[str], str | None]
 _BY_REPOSITORY = {"swe_smith": 128}  # and the published number of repositories
 
 
-def mixture_facts(found: Mapping[str, Any]) -> dict[str, tuple[str, Any]]:
+def mixture_facts(facts: Mapping[str, Any]) -> dict[str, tuple[str, Any]]:
     """By key of `model`: the name and the number in a config.json; of a dense model the first name and 0."""
     return {
-        key: next(((name, found[name]) for name in names if found.get(name)), (names[0], 0))
+        key: next(((name, facts[name]) for name in names if facts.get(name)), (names[0], 0))
         for key, names in MIXTURE_FACTS.items()
     }
 
@@ -61,8 +61,8 @@ def takes_turns(config: Config) -> bool:
 
 def shares_gpus(config: Config) -> bool:
     """This run's own servers and its trainer's ranks are on the same GPUs, so that servers sleep while ranks work."""
-    layout, own = config.layout, config.engine.kind is EngineKind.vllm
-    return layout.colocated and layout.trainer_gpus > 0 and own and Part.trainer in starts(config)
+    layout, is_ours = config.layout, config.engine.kind is EngineKind.vllm
+    return layout.colocated and layout.trainer_gpus > 0 and is_ours and Part.trainer in starts(config)
 
 
 def asks_model(config: Config) -> bool:
@@ -80,8 +80,8 @@ def total_gpus(layout: LayoutConfig) -> int:
 def gpus_needed(config: Config) -> int:
     """GPUs that this job takes: only for what it starts, and none for servers of somebody else's."""
     started, layout = starts(config), config.layout
-    own = Part.engines in started and config.engine.kind is not EngineKind.external
-    engines = engine_gpus(layout) if own else 0
+    are_ours = Part.engines in started and config.engine.kind is not EngineKind.external
+    engines = engine_gpus(layout) if are_ours else 0
     trainer = layout.trainer_gpus if Part.trainer in started else 0
     return max(engines, trainer) if layout.colocated else engines + trainer
 

@@ -66,8 +66,8 @@ def build_payload(folder: RunFolder, ending: RunStatus | None = None) -> dict[st
         "scores": score_rows(scores),
         "instances": instance_rows(evals),
         "sets": [
-            {"kind": one.kind, "step": one.step, "total": one.total, "trajectories": one.trajectories}
-            for one in sample_trajectories(folder)
+            {"kind": chosen.kind, "step": chosen.step, "total": chosen.total, "trajectories": chosen.trajectories}
+            for chosen in sample_trajectories(folder)
         ],
         "config": config_text[:200_000],
     }

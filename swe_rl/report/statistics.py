@@ -142,9 +142,9 @@ def percent(baseline: float, candidate: float) -> float | None:
 
 def interval_percent(baseline: Sequence[float], candidate: Sequence[float]) -> Interval | None:
     """95 % t-interval of the mean difference of pairs, in per cent of the baseline's mean; None for fewer than two."""
-    found = mean_interval([after - before for before, after in zip(baseline, candidate, strict=True)])
+    interval = mean_interval([after - before for before, after in zip(baseline, candidate, strict=True)])
     base = fmean(baseline)
-    return (100 * found[0] / base, 100 * found[1] / base) if found and base > 0 else None
+    return (100 * interval[0] / base, 100 * interval[1] / base) if interval and base > 0 else None
 
 
 def mean_interval(values: Sequence[float]) -> Interval | None:

@@ -50,10 +50,10 @@ def find_sweep(config: Config) -> Sweep:
 
 
 def _newest(outputs: Path) -> Path:
-    found = [path for path in (outputs / "multirun").glob("*/*") if (path / NAME).is_file() or _has_runs(path)]
-    if not found:
+    sweeps = [path for path in (outputs / "multirun").glob("*/*") if (path / NAME).is_file() or _has_runs(path)]
+    if not sweeps:
         raise NoSubmission(f"There is no sweep below {outputs / 'multirun'}. Name one: job.runs=FOLDER.")
-    return max(found, key=lambda path: (_begun_s(path), path.name))
+    return max(sweeps, key=lambda path: (_begun_s(path), path.name))
 
 
 def _has_runs(path: Path) -> bool:
@@ -73,8 +73,8 @@ def is_slurm_id(text: str) -> bool:
 
 def runs_of(slurm_id: str, outputs: Path) -> list[Path]:
     """Folders of the job's runs, each once; of an array's bare number those of all its elements."""
-    found = [folder for known, folder in _known(outputs) if slurm_id in (known, known.partition("_")[0])]
-    return sorted({folder.resolve(): folder for folder in found}.values())
+    folders = [folder for known, folder in _known(outputs) if slurm_id in (known, known.partition("_")[0])]
+    return sorted({folder.resolve(): folder for folder in folders}.values())
 
 
 def _known(outputs: Path) -> Iterator[tuple[str, Path]]:

@@ -64,7 +64,7 @@ def sweep_rows(folder: Path, submission: Submission, now_s: float, run: Run = ru
     """`now_s`: unix seconds."""
     queue = queue_states([job.slurm_id for job in submission.jobs if job.slurm_id], run)
     servers = [job.servers() for job in submission.jobs]
-    beside = queue_states([one for ids in servers for one in ids.values()], run)
+    beside = queue_states([server_id for ids in servers for server_id in ids.values()], run)
     labels = _labels(submission.jobs)
     return [
         _row(folder, job, label, queue.get(job.slurm_id or ""), _waiting(ids, beside), now_s)
@@ -98,7 +98,7 @@ def _row(
 
 def _waiting(servers: Mapping[str, str], states: Mapping[str, JobState]) -> str:
     """`runtime0 PENDING (Priority)` for each server that is in the queue."""
-    return "; ".join(f"{name} {states[one].words}" for name, one in servers.items() if states[one].where is Queue.WAITS)
+    return "; ".join(f"{name} {states[job].words}" for name, job in servers.items() if states[job].where is Queue.WAITS)
 
 
 def _row_of(
@@ -175,7 +175,7 @@ def _with_steps(row: Row, frozen: Path) -> Row:
 def _labels(jobs: Sequence[SubmittedJob]) -> list[str]:
     """What sets each job apart: its overrides that not all have."""
     shared = set.intersection(*(set(job.overrides) for job in jobs)) if len(jobs) > 1 else set()
-    return [" ".join(one for one in job.overrides if one not in shared) if shared else "" for job in jobs]
+    return [" ".join(text for text in job.overrides if text not in shared) if shared else "" for job in jobs]
 
 
 def outputs(folder: Path, slurm_id: str) -> list[Path]:
@@ -194,8 +194,8 @@ def tail(path: Path, lines: int, end: int | None = None) -> list[str]:
             text = file.read(end - start).decode(errors="replace")
     except OSError:
         return []
-    found = text.splitlines()[1 if start else 0 :]
-    return found[-lines:] if lines > 0 else []
+    kept = text.splitlines()[1 if start else 0 :]
+    return kept[-lines:] if lines > 0 else []
 
 
 def whole_lines(path: Path, start: int) -> tuple[list[str], int]:

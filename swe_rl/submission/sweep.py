@@ -69,7 +69,7 @@ def ways_on(folder: Path, submission: Submission) -> list[str]:
 
 def _print_ids(folder: Path, submission: Submission) -> None:
     for job in submission.jobs:
-        beside = "".join(f", {name} {one}" for name, one in job.beside.items())
+        beside = "".join(f", {name} {server_id}" for name, server_id in job.beside.items())
         print(f"job {job.number}: SLURM {job.slurm_id}{beside}  {folder / job.folder}")
     jobs = "1 job" if len(submission.jobs) == 1 else f"{len(submission.jobs)} jobs"
     print(f"{jobs} submitted by {submission.launcher} in {folder}", flush=True)

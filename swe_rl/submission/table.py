@@ -29,8 +29,8 @@ Look = Callable[[], list[Row]]
 
 def counts(rows: Sequence[Row]) -> str:
     """`2 running, 1 pending (Resources), 5 done`."""
-    found = Counter(row.outcome for row in rows)
-    return ", ".join(f"{found[outcome]} {outcome}{_reasons(rows, outcome)}" for outcome in Outcome if found[outcome])
+    totals = Counter(row.outcome for row in rows)
+    return ", ".join(f"{totals[outcome]} {outcome}{_reasons(rows, outcome)}" for outcome in Outcome if totals[outcome])
 
 
 def table(rows: Sequence[Row], *, fold: bool = False) -> list[str]:

@@ -47,8 +47,8 @@ def is_run(path: Path) -> bool:
 
 def runs_below(folder: Path) -> list[Path]:
     """A multirun's runs: its sub-folders, by their numbers."""
-    found = [path for path in folder.iterdir() if path.is_dir() and is_run(path)]
-    return sorted(found, key=lambda path: (not path.name.isdecimal(), path.name.zfill(9)))
+    runs = [path for path in folder.iterdir() if path.is_dir() and is_run(path)]
+    return sorted(runs, key=lambda path: (not path.name.isdecimal(), path.name.zfill(9)))
 
 
 def _instead(path: Path) -> str:
@@ -151,6 +151,6 @@ def _number(value: Any) -> float | None:
 
 
 def _same(values: Iterable[Any]) -> int | None:
-    found = set(values)
-    only = found.pop() if len(found) == 1 else None
+    distinct = set(values)
+    only = distinct.pop() if len(distinct) == 1 else None
     return only if type(only) is int else None

@@ -83,7 +83,7 @@ def _pair(pair: Pair) -> dict[str, Any]:
 def _paired_steps(pair: Pair) -> Iterator[dict[str, Any]]:
     rates = pair.baseline.rates(), pair.candidate.rates()
     for repeat, step in pair.keys:
-        before, after = (own[repeat, step].tokens_per_s for own in rates)
+        before, after = (arm_rates[repeat, step].tokens_per_s for arm_rates in rates)
         yield {
             "repeat": repeat or None,
             "step": step,
