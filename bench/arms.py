@@ -6,6 +6,7 @@ Invariants:
 - An arm without keys is exactly what `router=NAME` composes.
 """
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +24,14 @@ class ArmError(ValueError):
 def router_config(arm: str) -> RouterConfig:
     """Raises ArmError."""
     name, _, rest = arm.partition(":")
-    values = _composed(name)
+    values = asdict(RouterConfig()) | _composed(name)
     if rest.isdecimal():
         values["max_programs_per_engine"] = int(rest)
     elif rest:
         for pair in rest.split(","):
             key, equals, value = pair.partition("=")
             if not equals or key not in values:
-                raise ArmError(f"arm {arm}: {pair} sets no key of conf/router/{name}.yaml ({', '.join(values)})")
+                raise ArmError(f"arm {arm}: {pair} sets no key of a router ({', '.join(values)})")
             values[key] = yaml.safe_load(value)
     return RouterConfig(**values)
 

@@ -10,12 +10,14 @@ Invariants:
 
 import argparse
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import yaml  # type: ignore[import-untyped]
 
 from bench.words import END_OF_TEXT, SPECIAL, write_tokenizer
+from swe_rl.config.schema import ModelConfig
 
 CONF = Path(__file__).resolve().parent.parent / "conf"
 SIZES = {"14b": "qwen3_14b", "8b": "qwen3_8b", "4b": "qwen3_4b", "0_6b": "qwen3_0_6b", "tiny": ""}
@@ -35,11 +37,11 @@ _TINY = {
 
 
 def facts(size: str) -> dict[str, Any]:
-    """Of conf/model."""
+    """Of conf/model; what an option file leaves out is the schema's. Without Hydra, which GPU hosts may lack."""
     if size == "tiny":
         return dict(_TINY)
-    found: dict[str, Any] = yaml.safe_load((CONF / "model" / f"{SIZES[size]}.yaml").read_text(encoding="utf-8"))
-    return found
+    own: dict[str, Any] = yaml.safe_load((CONF / "model" / f"{SIZES[size]}.yaml").read_text(encoding="utf-8"))
+    return asdict(ModelConfig()) | own
 
 
 def config(model: dict[str, Any]) -> dict[str, Any]:

@@ -34,9 +34,8 @@ _WEIGHTS = "model.safetensors"
 
 def run(config: Config, folder: Path | None) -> int:
     assert folder is not None
-    with session(
-        config, folder, total_steps=config.sft.steps + config.sft.beginner_steps, reports=False
-    ) as run_session:
+    total_steps = config.sft.steps + config.sft.beginner_steps
+    with session(config, folder, total_steps=total_steps, reports=False) as run_session:
         output = Path(config.sft.output)
         _check_output(output)
         tokenizer, model, losses = _warm_start(config, run_session.progress.message)
@@ -135,7 +134,7 @@ def _check_output(output: Path) -> None:
 def _save(
     output: Path, model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerFast", figures: dict[str, Any]
 ) -> None:
-    """Written aside, then renamed: no half-written model is ever found, and the old one goes after the new one."""
+    """Written aside, then renamed: half a model is never found, and the old one goes after the new one is there."""
     aside, old = output.with_name(f".{output.name}.aside"), output.with_name(f".{output.name}.old")
     for leftover in (aside, old):
         shutil.rmtree(leftover, ignore_errors=True)

@@ -25,23 +25,13 @@ def run(config: Config, folder: Path | None, origins: Origins | None = None) -> 
     del folder, origins
     sweep = find_sweep(config)
     if config.job.follow:
-        _follow(sweep)
+        rows = watch(lambda: sweep.rows(time.time), sys.stdout, sleep=sleep_while_read)
+        print("\n".join(failures(rows)), flush=True)
     elif config.job.format is OutputFormat.json:
         print(encode_json([_values(row) for row in sweep.rows(time.time)], indent=True).decode())
     else:
         _print(sweep, sweep.rows(time.time))
     return 0
-
-
-def _follow(sweep: Sweep) -> None:
-    rows: list[Row] = []
-
-    def look() -> list[Row]:
-        rows[:] = sweep.rows(time.time)
-        return rows
-
-    watch(look, sys.stdout, sleep=sleep_while_read)
-    print("\n".join(failures(rows)), flush=True)
 
 
 def _print(sweep: Sweep, rows: list[Row]) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 from swe_rl.hardware.slurm.jobs import JobState, Queue, Run, queue_states
 from swe_rl.host.program import run_program
-from swe_rl.logger.disk import decode_json
+from swe_rl.logger.disk import decode_json, read_json
 from swe_rl.logger.folder import RunFolder
 from swe_rl.logger.status import RunState, RunStatus
 from swe_rl.submission.freeze import FOLDER as FROZEN
@@ -165,10 +165,7 @@ def last_step(path: Path) -> dict[str, Any]:
 
 
 def _with_steps(row: Row, frozen: Path) -> Row:
-    try:
-        steps = decode_json(frozen.read_bytes()).get("trainer.steps")
-    except (OSError, ValueError, AttributeError):
-        steps = None
+    steps = read_json(frozen).get("trainer.steps")
     return replace(row, steps=steps) if isinstance(steps, int) else row
 
 

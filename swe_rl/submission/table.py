@@ -81,15 +81,12 @@ def _reasons(rows: Sequence[Row], outcome: Outcome) -> str:
 _STEPS_S, _STILL_S = 15.0, 60.0  # after so long finished steps are shown, or a line says that it goes on
 
 
-def watch(look: Look, stream: TextIO, *, sleep: Callable[[float], None] = time.sleep) -> None:
-    """Returns once every row is at its end."""
-    if is_live(stream, os.environ):
-        _live(look, stream, sleep)
-    else:
-        _plain(look, stream, sleep)
+def watch(look: Look, stream: TextIO, *, sleep: Callable[[float], None] = time.sleep) -> list[Row]:
+    """The rows, once every one is at its end."""
+    return (_live if is_live(stream, os.environ) else _plain)(look, stream, sleep)
 
 
-def _plain(look: Look, stream: TextIO, sleep: Callable[[float], None]) -> None:
+def _plain(look: Look, stream: TextIO, sleep: Callable[[float], None]) -> list[Row]:
     shown: list[tuple[str, str]] = []
     shown_steps: list[int | None] = []
     pause_s, still_s = _FIRST_S, 0.0
@@ -105,13 +102,13 @@ def _plain(look: Look, stream: TextIO, sleep: Callable[[float], None]) -> None:
             _say(stream, [counts(rows)])
             still_s = 0.0
         if all(row.outcome.is_end for row in rows):
-            return
+            return rows
         sleep(pause_s)
         still_s += pause_s
         pause_s = min(_LAST_S, pause_s * _GROWTH)
 
 
-def _live(look: Look, stream: TextIO, sleep: Callable[[float], None]) -> None:
+def _live(look: Look, stream: TextIO, sleep: Callable[[float], None]) -> list[Row]:
     from rich.console import Console
     from rich.live import Live
     from rich.text import Text
@@ -127,6 +124,7 @@ def _live(look: Look, stream: TextIO, sleep: Callable[[float], None]) -> None:
             sleep(pause_s)
             pause_s = min(_LAST_S, pause_s * _GROWTH)
     _say(stream, table(rows, fold=True))
+    return rows
 
 
 def _say(stream: TextIO, lines: list[str]) -> None:

@@ -181,7 +181,9 @@ def test_a_worker_keeps_what_was_in_a_buffer_before_it_is_filled_again(worker_en
     end = StagingEnd(torch.bfloat16, CPU, bucket_bytes=300)
     opened = end.open(WEIGHTS, {})
     worker = module.IpcEngine(Model())
-    worker.init_transfer_engine(worker.parse_init_info({"handles": {opened.device: list(opened.handles)}}))
+    worker.init_transfer_engine(
+        worker.parse_init_info({"handles": {key: list(of) for key, of in opened.handles.items()}})
+    )
     worker.start_weight_update()
     for number, bucket in enumerate(opened.buckets):
         end.stage(number)
@@ -208,7 +210,9 @@ def test_a_worker_that_fails_lets_go(worker_end):
     end = StagingEnd(torch.float32, CPU)
     opened = end.open({"broken": torch.ones(2)}, {})
     worker = module.IpcEngine(Model())
-    worker.init_transfer_engine(worker.parse_init_info({"handles": {"cpu": list(opened.handles)}}))
+    worker.init_transfer_engine(
+        worker.parse_init_info({"handles": {key: list(of) for key, of in opened.handles.items()}})
+    )
     end.stage(0)
     with pytest.raises(ValueError, match="broken"):
         worker.update_weights(update_info(opened.buckets[0], 0))

@@ -46,8 +46,7 @@ class Stager:
         self.asked.append("open")
         if self.problems:
             return Staging(problem=self.problems.pop(0))
-        opened = self.end.open(self.weights_now, twice)
-        return Staging(opened.buckets, {opened.device: opened.handles}, opened.problem)
+        return self.end.open(self.weights_now, twice)
 
     def stage(self, number):
         self.asked.append(number)

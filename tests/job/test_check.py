@@ -27,7 +27,7 @@ def test_table_shows_key_origin_and_fix(capsys):
     assert status == 2
     assert out == (
         "error [range] rollout.n=0\n"
-        "    must be at least 1\n"
+        "    must be at least 1 (trajectories of one instance: a group)\n"
         "    from: command line: rollout.n=0\n"
         "    fix:  rollout.n=1, or leave it out\n"
         "warning [loopback] gateway.host=0.0.0.0\n"

@@ -9,6 +9,7 @@ from swe_rl.config.compose import compose
 from swe_rl.engine.vllm.devices import DeviceError
 from swe_rl.hardware.slurm import nodes
 from swe_rl.hardware.slurm.nodes import NodesError
+from swe_rl.host.program import Completed
 from swe_rl.job import train
 from swe_rl.job.train import trainer_gpus, trainer_ranks
 from swe_rl.trainer.ranks.steps import RankSite
@@ -66,9 +67,9 @@ def test_ranks_of_another_node_need_a_job_of_slurm(monkeypatch):
         train._step_ranks(config(*WIDE), session)
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     monkeypatch.setenv("SLURMD_NODENAME", "b")
-    slurm = {"hostnames": (0, "a\nb"), "node": (0, "NodeAddr=10.0.0.2")}
-    monkeypatch.setattr(train, "names_of", partial(nodes.names_of, run=lambda words: slurm[words[2]]))
-    monkeypatch.setattr(train, "address", partial(nodes.address, run=lambda words: slurm[words[2]]))
+    slurm = {"hostnames": Completed(0, "a\nb", ""), "node": Completed(0, "NodeAddr=10.0.0.2", "")}
+    monkeypatch.setattr(train, "names_of", partial(nodes.names_of, run=lambda words, *_: slurm[words[2]]))
+    monkeypatch.setattr(train, "address", partial(nodes.address, run=lambda words, *_: slurm[words[2]]))
     ranks = train._step_ranks(config(*WIDE), session)
     assert ranks._sites == (RankSite(None, 0), RankSite(None, 1), RankSite("a", 0), RankSite("a", 1))
     assert ranks._here == "10.0.0.2"

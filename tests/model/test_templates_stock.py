@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from omegaconf import OmegaConf
 
+from swe_rl.config.compose import compose
 from swe_rl.model.chat import TEMPLATES, ChatRenderer, template_text
 from swe_rl.model.tiny import build_tokenizer
 
@@ -65,7 +65,7 @@ def asked(messages):
 
 @pytest.mark.parametrize("path", sorted((ROOT / "conf/model").glob("*.yaml")), ids=lambda path: path.stem)
 def test_every_model_that_ships_is_compared(path):
-    model = OmegaConf.load(path)
+    model = compose([f"model={path.stem}"]).config.model
     assert model.chat_template in {*FILES, CODER}
     assert model.tool_parser == PARSERS[model.chat_template]
     assert model.chat_template == "qwen" or not model.thinking

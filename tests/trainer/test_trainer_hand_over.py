@@ -75,10 +75,11 @@ def test_weights_that_write_themselves_are_put_beside_config_and_tokenizer(tmp_p
     (source / "config.json").write_text(json.dumps({"tie_word_embeddings": True}))
     (source / "tokenizer.json").write_text("{}")
     asked = []
-    weights = GroupWeights(SimpleNamespace(write_weights=lambda folder, twice: asked.append((folder, twice))))
+    weights = GroupWeights(SimpleNamespace(ask=lambda *request: asked.append(request)))
     export(source, target, weights)
     export(source, target, weights, untied=True)
-    assert asked == [(target, {}), (target, {"lm_head.weight": "model.embed_tokens.weight"})]
+    twice = {"lm_head.weight": "model.embed_tokens.weight"}
+    assert asked == [("write_weights", target, {}), ("write_weights", target, twice)]
     assert json.loads((target / "config.json").read_text()) == {"tie_word_embeddings": False}
     assert (target / "tokenizer.json").read_text() == "{}"
 

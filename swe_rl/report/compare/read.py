@@ -12,7 +12,7 @@ from typing import Any
 
 from swe_rl.config import yaml_text
 from swe_rl.errors import UserError
-from swe_rl.logger.disk import decode_json
+from swe_rl.logger.disk import read_json
 from swe_rl.logger.events import read_events
 from swe_rl.logger.folder import RunFolder
 from swe_rl.logger.jsonl import iter_jsonl
@@ -71,7 +71,7 @@ def _run(folder: RunFolder) -> Measured:
         steps=rates,
         incomplete=len(records) - len(rates),
         num_trajectories=_same(records[step].get("num_trajectories") for step in rates),
-        wall_s=_wall_s(folder.summary_json),
+        wall_s=_number(read_json(folder.summary_json).get("wall_s")),
         gains=_gains(evals),
         held_out=held_out(evals),
         status=status.status.value if status else None,
@@ -118,14 +118,6 @@ def _log(path: Path, key: str, trajectories_per_step: int) -> Measured:
         incomplete=len(steps) - len(rates),
         num_trajectories=trajectories_per_step,
     )
-
-
-def _wall_s(path: Path) -> float | None:
-    try:
-        summary = decode_json(path.read_bytes())
-    except (OSError, ValueError):
-        return None
-    return _number(summary.get("wall_s")) if isinstance(summary, dict) else None
 
 
 def _overrides(path: Path) -> dict[str, str]:
