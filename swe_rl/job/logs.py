@@ -5,7 +5,6 @@ Invariants:
 - Each line of a sweep's says which job it is of; those of one job (`job.number`) stand alone, for other programs.
 """
 
-import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -26,7 +25,7 @@ def run(config: Config, folder: Path | None, origins: Origins | None = None) -> 
     if config.job.lines < 0:
         raise UserError(f"job.lines={config.job.lines} must not be negative.")
     sweep = find_sweep(config)
-    rows = _chosen(sweep.rows(time.time), config.job.number)
+    rows = _chosen(sweep.rows(), config.job.number)
     read = {path: whole_lines(path, 0)[1] for row in rows for path in _files(sweep, row)}
     for row in rows:
         _print_tail(sweep, row, config.job.lines, read, alone=config.job.number is not None)
@@ -64,7 +63,7 @@ def _files(sweep: Sweep, row: Row) -> list[Path]:
 def _follow(sweep: Sweep, number: int | None, read: dict[Path, int]) -> None:
     """Until all the jobs have ended, or nobody reads."""
     while True:
-        rows = _chosen(sweep.rows(time.time), number)
+        rows = _chosen(sweep.rows(), number)
         for row in rows:
             for path in _files(sweep, row):
                 lines, read[path] = whole_lines(path, read.get(path, 0))

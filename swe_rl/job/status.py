@@ -6,7 +6,6 @@ Invariants:
 """
 
 import sys
-import time
 from dataclasses import asdict
 from pathlib import Path
 
@@ -25,12 +24,12 @@ def run(config: Config, folder: Path | None, origins: Origins | None = None) -> 
     del folder, origins
     sweep = find_sweep(config)
     if config.job.follow:
-        rows = watch(lambda: sweep.rows(time.time), sys.stdout, sleep=sleep_while_read)
+        rows = watch(sweep.rows, sys.stdout, sleep=sleep_while_read)
         print("\n".join(failures(rows)), flush=True)
     elif config.job.format is OutputFormat.json:
-        print(encode_json([_values(row) for row in sweep.rows(time.time)], indent=True).decode())
+        print(encode_json([_values(row) for row in sweep.rows()], indent=True).decode())
     else:
-        _print(sweep, sweep.rows(time.time))
+        _print(sweep, sweep.rows())
     return 0
 
 

@@ -6,7 +6,8 @@ Invariants:
 """
 
 import re
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,11 +30,10 @@ class Sweep:
     folder: Path
     submission: Submission | None
 
-    def rows(self, clock: Callable[[], float]) -> list[Row]:
-        """`clock`: unix seconds."""
+    def rows(self) -> list[Row]:
         if self.submission is not None:
-            return sweep_rows(self.folder, self.submission, clock())
-        return plain_rows([self.folder] if is_run(self.folder) else runs_below(self.folder), clock())
+            return sweep_rows(self.folder, self.submission, time.time())
+        return plain_rows([self.folder] if is_run(self.folder) else runs_below(self.folder), time.time())
 
 
 def find_sweep(config: Config) -> Sweep:
