@@ -217,7 +217,7 @@ class AgentConfig:
     program_path: str | None = None  # programs: folders of the sandbox that its PATH begins with
     env_vars: dict[str, str] = field(default_factory=dict)  # programs: the program's own
     exit_codes: dict[str, str] = field(default_factory=dict)  # programs: exit status to submitted, step_limit, ...
-    system_prompt: str = "standard"  # a template beside the agent's code
+    system_prompt: str = "standard"  # of SYSTEM_PROMPTS in swe_rl/agent/prompts.py, or the agent's own
     max_observation_chars: Count = 8000  # head and tail are kept
     max_format_errors: Count = 3  # in a row
     debug_entrypoint: str = "python -m pdb -m pytest -q"  # pdb: what is debugged where the model names nothing

@@ -1,7 +1,7 @@
 """What a step's or an evaluation's trajectories are together: advantages, and numbers.
 
 Invariants:
-- Advantages are computed over whole groups; members outside of the baseline neither enter it nor are trained on it.
+- Advantages are computed over whole groups; members outside of the baseline neither enter it nor have one.
 - Dynamic sampling looks at rewards as they were graded, before any penalty.
 - `resolved_rate` counts what infrastructure broke neither as solved nor as a sample, as `reward_mean` does.
 - `tokens_per_s` counts trajectories times their average response, as the field does; `sampled_tokens_per_s` counts
