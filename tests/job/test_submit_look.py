@@ -103,7 +103,7 @@ def test_logs_go_on_until_the_jobs_have_ended(sweep, tmp_path, capsys, monkeypat
         if out.read_text().endswith("line\n"):
             record.write_text(json.dumps({"status": "done"}))
 
-    monkeypatch.setattr(logs.time, "sleep", work)
+    monkeypatch.setattr("time.sleep", work)
     logs.run(config(tmp_path, "job=logs", "job.lines=1", "job.follow=true"), None)
     assert capsys.readouterr().out.endswith("Started: 'step'\n[0] one more\n[0] half a line\n")
 
