@@ -40,7 +40,7 @@ import math
 
 from swe_rl.config.schema import Config
 from swe_rl.errors import RunError
-from swe_rl.logger.disk import decode_json
+from swe_rl.logger.disk import read_json
 from swe_rl.run.which_folder import folder_of_ended
 
 
@@ -56,7 +56,7 @@ def objective(config: Config, fresh: Path) -> float | None:
     if name is None:
         return None
     path = folder_of_ended(config, fresh).summary_json
-    figures = {key: value for key, value in _read(path).items() if _is_figure(value)}
+    figures = {key: value for key, value in read_json(path).items() if _is_figure(value)}
     if name not in figures:
         raise ObjectiveError(
             f"job.objective={name} was not measured, so the job has nothing to return: {path} has no number there. "
@@ -67,14 +67,6 @@ def objective(config: Config, fresh: Path) -> float | None:
 
 def _is_figure(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        content = decode_json(path.read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}
 
 
 FOLDERLESS = frozenset(

@@ -42,17 +42,17 @@ Exit status: 0 done, 1 the run failed, 2 the configuration is wrong (nothing was
 
 def help_text(config_dir: Path | None = None) -> str:
     """`config_dir`: a folder with options of the user's own. Raises UserError where there is no such folder."""
-    own = _own(config_dir) if config_dir else []
+    user_options = _own(config_dir) if config_dir else []
     groups = options()
     jobs = groups.pop("job")
     parts = [_USAGE, "Jobs (job=NAME)", *_jobs(jobs), "", "Groups (the first is the default; + where there is none)"]
     parts += [_group(name, members) for name, members in groups.items()]
-    return "\n".join([*parts, *own, "", _EXAMPLES, _FLAGS.rstrip()])
+    return "\n".join([*parts, *user_options, "", _EXAMPLES, _FLAGS.rstrip()])
 
 
 def _own(folder: Path) -> list[str]:
-    found = [one for members in own_options(folder).values() for one in members]
-    rows = [(f"{one.group}={one.name}", f"{one.summary} {clash(one)}") for one in found]
+    user_options = [option for members in own_options(folder).values() for option in members]
+    rows = [(f"{option.group}={option.name}", f"{option.summary} {clash(option)}") for option in user_options]
     wide = max((len(choice) for choice, _ in rows), default=0) + 2
     lines = [f"  {choice:<{wide}}{said}".rstrip() for choice, said in rows]
     return ["", f"Your own, in {folder}", *(lines or ["  none"])]

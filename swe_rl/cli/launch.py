@@ -9,8 +9,12 @@ Invariants:
 """
 
 import argparse
+import os
+import sys
 from collections.abc import Callable, Sequence
+from contextlib import redirect_stdout
 from datetime import datetime
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +29,14 @@ from swe_rl.cli.dispatch import (
 )
 from swe_rl.cli.hydra_main import no_task, parse, run_jobs, through_hydra
 from swe_rl.cli.trials import BASIC, SWEEPERS, refuse_unfit, run_trials
+from swe_rl.config import yaml_text
 from swe_rl.config.choices import JobName
 from swe_rl.config.compose import Composed, compose, compose_all, compose_fixed, expand
 from swe_rl.config.environment import read_dotenv
 from swe_rl.config.explain import ConfigError
 from swe_rl.config.folders import LAUNCHERS
 from swe_rl.config.launcher import is_slurm, quoted, starts_processes
-from swe_rl.config.secrets import hide_secrets
+from swe_rl.config.secrets import MASK, hide_secrets, mask_text, mask_tree
 from swe_rl.logger.failure import INTERRUPTED, report
 from swe_rl.plan.sizes import gpus_needed
 from swe_rl.submission.freeze import FOLDER as FROZEN
@@ -53,10 +58,8 @@ def start(arguments: Sequence[str]) -> int:
         overrides = hide_secrets(flags.overrides)
         config_dir = Path(flags.config_dir) if flags.config_dir else None
         if flags.cfg or flags.info or flags.shell_completion or flags.hydra_help:
-            from swe_rl.cli.inspect import show
-
             checked = [] if flags.shell_completion else overrides
-            return show(flags, lambda: through_hydra(no_task, arguments, overrides, config_dir, checked))
+            return _look(flags, lambda: through_hydra(no_task, arguments, overrides, config_dir, checked))
         if flags.config_name or flags.config_path or flags.experimental_rerun:
             raise ConfigError("--config-name, --config-path and --experimental-rerun are not supported; see --help.")
         if not flags.multirun:
@@ -87,7 +90,7 @@ def _several(flags: argparse.Namespace, overrides: list[str], config_dir: Path |
     if not jobs:
         return _optimize(flags, overrides, config_dir)
     if _only_written(jobs[0]) and not is_slurm(jobs[0].launcher_settings):
-        overrides = [*(one for one in overrides if not one.startswith(f"{LAUNCHERS}=")), f"{LAUNCHERS}={_SLURM}"]
+        overrides = [*(text for text in overrides if not text.startswith(f"{LAUNCHERS}=")), f"{LAUNCHERS}={_SLURM}"]
         jobs = _jobs(overrides, config_dir)
     if _checks_a_start(jobs[0]):
         if is_slurm(jobs[0].launcher_settings):
@@ -162,10 +165,10 @@ def _blocks(jobs: Sequence[Composed]) -> list[list[Composed]]:
     """The arms of each repeat, by trainer.seed and job.repeat; empty where there are no repeats of several arms."""
     if not jobs or _side_by_side(jobs[0]):
         return []
-    found: dict[tuple[int, int], list[Composed]] = {}
+    blocks: dict[tuple[int, int], list[Composed]] = {}
     for job in jobs:
-        found.setdefault((job.config.job.repeat, job.config.trainer.seed), []).append(job)
-    return list(found.values()) if 1 < len(found) < len(jobs) else []
+        blocks.setdefault((job.config.job.repeat, job.config.trainer.seed), []).append(job)
+    return list(blocks.values()) if 1 < len(blocks) < len(jobs) else []
 
 
 def _side_by_side(job: Composed) -> bool:
@@ -196,9 +199,9 @@ def start_submitted(folder: Path, number: int, slurm_id: str) -> int:
     try:
         submission = read_submission(folder)
         job = submission.jobs[number]
-        own = None if submission.config_dir is None else folder / submission.config_dir
+        config_dir = None if submission.config_dir is None else folder / submission.config_dir
         more = _of_sweep(folder / job.folder, number, slurm_id)
-        return run_jobs([], [*job.overrides, *more], own, folder / FROZEN / "conf")
+        return run_jobs([], [*job.overrides, *more], config_dir, folder / FROZEN / "conf")
     except (KeyboardInterrupt, Exception) as error:
         return report(error)
 
@@ -269,3 +272,26 @@ def _sweep_folder(first: Composed, overrides: Sequence[str]) -> Path:
             return Path(override.partition("=")[2].strip("'\"")).absolute()
     stamp = datetime.now().strftime("%Y-%m-%d_%H-%M-%S-%f")
     return Path(first.config.paths.outputs).absolute() / "multirun" / first.config.name / stamp
+
+
+def _look(flags: argparse.Namespace, run_hydra: Callable[[], None]) -> int:
+    """Hydra's own looks (`--cfg`, `--info`, completion), `***` for a secret; returns the exit status."""
+    for name in [name for name in os.environ if name.startswith("SWE_RL_SECRET_")]:
+        os.environ[name] = MASK
+    printed, status = StringIO(), 0
+    try:
+        with redirect_stdout(printed):
+            run_hydra()
+    except SystemExit as ended:
+        status = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+    text = printed.getvalue()
+    sys.stdout.write(_masked_yaml(text, flags.package) if flags.cfg else mask_text(text))
+    sys.stdout.flush()
+    return status
+
+
+def _masked_yaml(text: str, package: str | None) -> str:
+    """Unchanged, comments included, where there is nothing to mask."""
+    values = yaml_text.parse(text)
+    masked = mask_tree(values, "" if package in (None, "_global_") else str(package))
+    return mask_text(text) if masked == values else yaml_text.render(masked)

@@ -103,8 +103,8 @@ class Task:
 
         hydra: Any = HydraConfig.get()
         number = int(hydra.job.num)
-        own = [text for text in given_overrides(hydra.overrides.task) if _key(text) not in self._fixed]
-        chosen = tuple(map(mask_text, own))
+        trial_overrides = [text for text in given_overrides(hydra.overrides.task) if _key(text) not in self._fixed]
+        chosen = tuple(map(mask_text, trial_overrides))
         print(f"trial {number}: {' '.join(chosen)}", flush=True)
         ended = run_in_folder(tree, again=self._again)
         self._again = True

@@ -29,7 +29,7 @@ def run(config: Config, folder: Path | None, origins: Origins | None = None) -> 
     if config.job.format == OutputFormat.json:
         print(_as_json(config, findings, refused))
     else:
-        for finding in sorted(findings, key=lambda one: one.severity is not Severity.error):
+        for finding in sorted(findings, key=lambda given: given.severity is not Severity.error):
             print_finding(finding, sys.stdout)
         print(_verdict(findings, refused, preflight=config.job.preflight))
     return 2 if refused else 0
@@ -43,8 +43,8 @@ def _probe(config: Config, findings: list[Finding]) -> list[Finding]:
 
     said = {f"preflight_{finding.rule_id}" for finding in findings}
     with Console(stderr=True, highlight=False).status("asking this machine") as status:
-        found = preflight(within(config), progress=lambda what: status.update(f"asking this machine: {what}"))
-    return [finding for finding in found if finding.rule_id not in said]
+        probed = preflight(within(config), progress=lambda what: status.update(f"asking this machine: {what}"))
+    return [finding for finding in probed if finding.rule_id not in said]
 
 
 def _as_json(config: Config, findings: list[Finding], refused: bool) -> str:

@@ -20,7 +20,7 @@ from swe_rl.report.compare.read import CompareError, is_run, measured, runs_belo
 from swe_rl.report.compare.record import csv_text, record
 from swe_rl.report.compare.svg import svg
 from swe_rl.report.compare.text import text
-from swe_rl.submission.slurm_runs import is_slurm_id, runs_of
+from swe_rl.submission.find import is_slurm_id, runs_of
 
 NAME = "compare"  # of the files, and of their folder
 _LONGEST = 120  # characters of a folder's name
@@ -85,13 +85,13 @@ def _place(given: str, key: str, outputs: Path) -> Path:
     """A path as it is; of a SLURM job its run's folder, or its log here. Raises CompareError for none or several."""
     if not is_slurm_id(given):
         return Path(given)
-    found = runs_of(given, outputs)
-    if len(found) == 1:
-        return found[0]
-    if found:
-        shown = ", ".join(str(path) for path in found[:4])
+    folders = runs_of(given, outputs)
+    if len(folders) == 1:
+        return folders[0]
+    if folders:
+        shown = ", ".join(str(path) for path in folders[:4])
         raise CompareError(
-            f"{key}={given} is the number of {len(found)} runs: {shown}. Name one of them, by its folder or as "
+            f"{key}={given} is the number of {len(folders)} runs: {shown}. Name one of them, by its folder or as "
             f"{given}_0; job.runs=FOLDER compares the arms of a sweep."
         )
     log = Path(f"slurm-{given}.err")

@@ -64,20 +64,20 @@ def _all_options(origins: Origins | None) -> dict[str, list[Option]]:
 def _group_record(name: str, members: list[Option]) -> Record:
     """`own`: the files of the user's options, and what becomes of one that is called as one of ours."""
     summaries: dict[str, str] = {}
-    for one in members:
-        summaries.setdefault(one.name, one.summary)
-    own = {one.name: f"{one.path} {clash(one)}".rstrip() for one in members if not is_ours(one)}
-    return {"group": name, "options": summaries} | ({"own": own} if own else {})
+    for option in members:
+        summaries.setdefault(option.name, option.summary)
+    files = {option.name: f"{option.path} {clash(option)}".rstrip() for option in members if not is_ours(option)}
+    return {"group": name, "options": summaries} | ({"own": files} if files else {})
 
 
 def _option_record(groups: dict[str, list[Option]], group: str, name: str) -> Record:
-    found = next((option for option in groups.get(group, []) if option.name == name), None)
-    if found is None:
+    chosen = next((option for option in groups.get(group, []) if option.name == name), None)
+    if chosen is None:
         known = [option.name for option in groups.get(group, [])]
         raise ConfigError(
             f"job.topic={group}/{name}: no such option. Options of {group}: {', '.join(known) or 'none'}."
         )
-    return {"option": f"{group}={name}", "about": found.summary, "file": found.path.read_text(encoding="utf-8")}
+    return {"option": f"{group}={name}", "about": chosen.summary, "file": chosen.path.read_text(encoding="utf-8")}
 
 
 def _key_record(config: Config, key: str, origins: Origins | None) -> Record:
@@ -109,8 +109,8 @@ def _as_text(record: Record) -> str:
     if "group" in record:
         wide = max(map(len, record["options"]), default=0) + 2
         lines = [f"  {name:<{wide}}{summary}" for name, summary in record["options"].items()]
-        own = [f"  {name:<{wide}}yours: {path}" for name, path in record.get("own", {}).items()]
-        return "\n".join([f"{record['group']}=", *lines, *own])
+        files = [f"  {name:<{wide}}yours: {path}" for name, path in record.get("own", {}).items()]
+        return "\n".join([f"{record['group']}=", *lines, *files])
     if "option" in record:
         return f"{record['option']}\n{record['file'].rstrip()}"
     about = [f"    {record['about']}"] if record["about"] else []

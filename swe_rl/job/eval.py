@@ -33,89 +33,88 @@ _STEP = 0  # no training came before
 
 def run(config: Config, folder: Path | None) -> int:
     assert folder is not None
-    with session(config, folder, total_steps=0) as one:
-        scores = event_loop.run(_evaluate(config, one))
+    with session(config, folder, total_steps=0) as run_session:
+        scores = event_loop.run(_evaluate(config, run_session))
     print_scores(scores)
-    print(f"predictions: {one.folder.preds_json}")
-    one.print_end()
+    print(f"predictions: {run_session.folder.preds_json}")
+    run_session.print_end()
     return 0
 
 
-async def _evaluate(config: Config, one: Session) -> dict[str, Any]:
-    with one.progress.phase("load"):
+async def _evaluate(config: Config, session: Session) -> dict[str, Any]:
+    with session.progress.phase("load"):
         model, tokenizer = load_sampled(config)
-    async with components(config, one, model, tokenizer) as parts:
-        rollouts = Rollouts(config, one, parts)
-        collected, numbers = await _measure(config, one, parts.store, rollouts)
+    async with components(config, session, model, tokenizer) as parts:
+        rollouts = Rollouts(config, session, parts)
+        collected, numbers = await _measure(config, session, parts.store, rollouts)
         repos = {instance.instance_id: instance.repo for instance in rollouts.held_out}
-    one.events.write("eval", **numbers)
+    session.events.write("eval", **numbers)
     scores = {
         "split": config.env.eval_split,
         "split_instances": numbers["split_instances"],
         **score_table(collected.trajectories, repos, config.rollout.eval_n),
     }
-    write_json_atomic(one.folder.eval_json, scores)
-    _write_predictions(one, collected.trajectories)
+    write_json_atomic(session.folder.eval_json, scores)
+    _write_predictions(session, collected.trajectories)
     return scores
 
 
 async def _measure(
-    config: Config, one: Session, store: TraceStore, rollouts: Rollouts
+    config: Config, session: Session, store: TraceStore, rollouts: Rollouts
 ) -> tuple[Collected, dict[str, Any]]:
     wanted = {
         (instance.instance_id, sample) for instance in rollouts.held_out for sample in range(config.rollout.eval_n)
     }
-    known = {key: trajectory for key, trajectory in _known(one).items() if key in wanted} if one.resumed else {}
+    known = {key: trajectory for key, trajectory in _known(session).items() if key in wanted} if session.resumed else {}
     kept = {trajectory.trajectory_id for trajectory in known.values()}
     store.delete([name for name in store.sessions() if name not in kept])
-    path = one.folder.eval_trajectories(_STEP)
+    path = session.folder.eval_trajectories(_STEP)
     write_bytes_atomic(path, b"".join(encode_json(trajectory.to_record()) + b"\n" for trajectory in known.values()))
     if known:
-        one.progress.message(f"{len(known)} of {len(wanted)} trajectories are there already")
+        session.progress.message(f"{len(known)} of {len(wanted)} trajectories are there already")
     with JsonlWriter(path, ours=OUR_WORDS) as writer:
 
         async def done(trajectory: Trajectory, result: AgentResult | None) -> None:
             await store.flush()
             count_tokens(trajectory, store.traces(trajectory.trajectory_id))
-            _write_for_others(one, trajectory, result)
+            _write_for_others(session, trajectory, result)
             writer.append(trajectory.to_record())
 
         return await rollouts.measure(_STEP, known=known, on_done=done)
 
 
-def _known(one: Session) -> dict[tuple[str, int], Trajectory]:
+def _known(session: Session) -> dict[tuple[str, int], Trajectory]:
     """What an interrupted evaluation left that counts."""
-    found: dict[tuple[str, int], Trajectory] = {}
-    for record in read_jsonl(one.folder.eval_trajectories(_STEP)):
+    trajectories: dict[tuple[str, int], Trajectory] = {}
+    for record in read_jsonl(session.folder.eval_trajectories(_STEP)):
         try:
             trajectory = Trajectory.from_record(record)
         except (KeyError, TypeError, ValueError):
             continue  # of an older version: it is run again
         if trajectory.status not in INFRA_STATUSES:
-            found[trajectory.instance_id, trajectory.sample] = trajectory
-    return found
+            trajectories[trajectory.instance_id, trajectory.sample] = trajectory
+    return trajectories
 
 
-def _write_for_others(one: Session, trajectory: Trajectory, result: AgentResult | None) -> None:
+def _write_for_others(session: Session, trajectory: Trajectory, result: AgentResult | None) -> None:
     """The attempt in mini-swe-agent's format, as `trajs/INSTANCE/INSTANCE.traj.json`; further samples are numbered."""
     if result is None:
         return
     name, sample = trajectory.instance_id, trajectory.sample
-    written = mini_swe_trajectory(
-        result, instance_id=name, agent=one.config.agent.name, model=one.config.model.name, patch=trajectory.patch
-    )
-    path = one.folder.agent_trajectories / name / f"{name}{f'.{sample}' if sample else ''}.traj.json"
+    names = {"agent": session.config.agent.name, "model": session.config.model.name}
+    written = mini_swe_trajectory(result, instance_id=name, patch=trajectory.patch, **names)
+    path = session.folder.agent_trajectories / name / f"{name}{f'.{sample}' if sample else ''}.traj.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     write_json_atomic(path, written)
 
 
-def _write_predictions(one: Session, trajectories: Sequence[Trajectory]) -> None:
+def _write_predictions(session: Session, trajectories: Sequence[Trajectory]) -> None:
     """What SWE-bench's harness reads: by instance, and the same as lines."""
-    name = one.config.model.name
+    name = session.config.model.name
     firsts = {it.instance_id: it.patch for it in trajectories if it.sample == 0}
     rows = [
         {"instance_id": instance_id, "model_name_or_path": name, "model_patch": patch}
         for instance_id, patch in sorted(firsts.items())
     ]
-    write_json_atomic(one.folder.preds_json, {row["instance_id"]: row for row in rows})
-    write_text_atomic(one.folder.predictions_jsonl, "".join(json.dumps(row) + "\n" for row in rows))
+    write_json_atomic(session.folder.preds_json, {row["instance_id"]: row for row in rows})
+    write_text_atomic(session.folder.predictions_jsonl, "".join(json.dumps(row) + "\n" for row in rows))

@@ -56,7 +56,7 @@ def run(config: Config, folder: Path | None, origins: Mapping[str, Any]) -> int:
         ask_registry([state for state in states if not state.here and not state.built_from], engine)
     if config.job.images_action is ImagesAction.pull and engine is not None:
         absent = {state.image for state in states if not state.here}
-        _get(config, states, [one for one in instances if one.image in absent], engine)
+        _get(config, states, [instance for instance in instances if instance.image in absent], engine)
         look(states, engine)
     _print(config, states, engine.address if engine else None)
     return exit_status(config.job.images_action, states)
@@ -67,25 +67,25 @@ def instances_of(config: Config) -> list[Instance]:
     if config.env.name in ("bugs", "kodcode"):
         raise UserError(f"env={config.env.name} has no images; its instances run from prepared folders")
     env = make_env(config.env, cache_folder(config) / "workspaces", SandboxKind.docker)
-    found: dict[str, Instance] = {}
+    by_id: dict[str, Instance] = {}
     for split in dict.fromkeys((config.env.split, config.env.eval_split)):
-        found |= {one.instance_id: one for one in env.instances(split)}
-    nameless = [one.instance_id for one in found.values() if not one.image]
+        by_id |= {instance.instance_id: instance for instance in env.instances(split)}
+    nameless = [instance.instance_id for instance in by_id.values() if not instance.image]
     if nameless:
         raise InstanceError(
             f"{len(nameless)} instances name no image ({', '.join(nameless[:_SHOWN_INSTANCES])}, ...); set "
             "env.image_template"
         )
-    return list(found.values())
+    return list(by_id.values())
 
 
 def states_of(instances: Sequence[Instance]) -> list[ImageState]:
     """One for each image, in the order of the instances."""
     states: dict[str, ImageState] = {}
-    for one in instances:
-        state = states.setdefault(one.image, ImageState(one.image, []))
-        state.instances.append(one.instance_id)
-        state.built_from = one.source.sdist if one.source else state.built_from
+    for instance in instances:
+        state = states.setdefault(instance.image, ImageState(instance.image, []))
+        state.instances.append(instance.instance_id)
+        state.built_from = instance.source.sdist if instance.source else state.built_from
     return list(states.values())
 
 
@@ -122,13 +122,13 @@ def _get(config: Config, states: Sequence[ImageState], absent: Sequence[Instance
     """Builds one after the other, then pulls at the same time; a failure is kept with its image."""
     by_image = {state.image: state for state in states}
     cache = cache_folder(config) / "workspaces" / "sources"
-    for one in absent:
-        if one.source is not None:
+    for instance in absent:
+        if instance.source is not None:
             try:
-                ensure_image(one, cache, engine, lambda text: print(text, file=sys.stderr, flush=True))
+                ensure_image(instance, cache, engine, lambda text: print(text, file=sys.stderr, flush=True))
             except (BuildError, InstanceError) as error:
-                by_image[one.image].problem = str(error)
-    wanted = list({one.image: by_image[one.image] for one in absent if one.source is None}.values())
+                by_image[instance.image].problem = str(error)
+    wanted = list({instance.image: by_image[instance.image] for instance in absent if instance.source is None}.values())
     if wanted:
         asyncio.run(_pull(config, wanted, engine.address))
 
@@ -141,7 +141,7 @@ async def _pull(config: Config, states: Sequence[ImageState], address: str) -> N
     engine = ContainerEngine(address, threads=_ASKED_AT_ONCE, timeout_s=config.sandbox.start_timeout_s)
     images, done = Images(engine, sandbox), 0
 
-    async def one(state: ImageState) -> None:
+    async def pull(state: ImageState) -> None:
         nonlocal done
         try:
             await images.ensure(state.image, state.instances[0])
@@ -151,7 +151,7 @@ async def _pull(config: Config, states: Sequence[ImageState], address: str) -> N
         verdict = "failed" if state.problem else "pulled"
         print(f"{done}/{len(states)} {verdict}: {state.image}", file=sys.stderr, flush=True)
 
-    await asyncio.gather(*(one(state) for state in states))
+    await asyncio.gather(*(pull(state) for state in states))
     await engine.close()
 
 

@@ -5,7 +5,6 @@ Invariants:
 - Each line of a sweep's says which job it is of; those of one job (`job.number`) stand alone, for other programs.
 """
 
-import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -15,8 +14,7 @@ from swe_rl.errors import UserError
 from swe_rl.host.terminal import sleep_while_read
 from swe_rl.logger.folder import RunFolder
 from swe_rl.submission.find import Sweep, find_sweep
-from swe_rl.submission.output import outputs, tail, whole_lines
-from swe_rl.submission.rows import Row
+from swe_rl.submission.rows import Row, outputs, tail, whole_lines
 
 _LOOK_S = 1.0
 
@@ -27,7 +25,7 @@ def run(config: Config, folder: Path | None, origins: Origins | None = None) -> 
     if config.job.lines < 0:
         raise UserError(f"job.lines={config.job.lines} must not be negative.")
     sweep = find_sweep(config)
-    rows = _chosen(sweep.rows(time.time), config.job.number)
+    rows = _chosen(sweep.rows(), config.job.number)
     read = {path: whole_lines(path, 0)[1] for row in rows for path in _files(sweep, row)}
     for row in rows:
         _print_tail(sweep, row, config.job.lines, read, alone=config.job.number is not None)
@@ -39,10 +37,10 @@ def run(config: Config, folder: Path | None, origins: Origins | None = None) -> 
 def _chosen(rows: list[Row], number: int | None) -> list[Row]:
     if number is None:
         return rows
-    found = [row for row in rows if row.number == number]
-    if not found:
+    chosen = [row for row in rows if row.number == number]
+    if not chosen:
         raise UserError(f"job.number={number}: the sweep has the jobs 0 to {len(rows) - 1}.")
-    return found
+    return chosen
 
 
 def _print_tail(sweep: Sweep, row: Row, lines: int, read: Mapping[Path, int], *, alone: bool) -> None:
@@ -50,22 +48,22 @@ def _print_tail(sweep: Sweep, row: Row, lines: int, read: Mapping[Path, int], *,
     for path in _files(sweep, row):
         if not alone:
             print(f"== job {row.number} ({row.outcome}) {path}")
-        if found := tail(path, lines, read.get(path, 0)):
-            print("\n".join(found), flush=True)
+        if last := tail(path, lines, read.get(path, 0)):
+            print("\n".join(last), flush=True)
 
 
 def _files(sweep: Sweep, row: Row) -> list[Path]:
     """Of the job and of its servers."""
-    found = outputs(sweep.folder, row.slurm_id) if row.slurm_id else []
+    printed = outputs(sweep.folder, row.slurm_id) if row.slurm_id else []
     log = RunFolder(row.folder).run_log
     servers = sweep.submission.jobs[row.number].server_logs() if sweep.submission is not None else {}
-    return [*(found or ([log] if log.is_file() else [])), *servers.values()]
+    return [*(printed or ([log] if log.is_file() else [])), *servers.values()]
 
 
 def _follow(sweep: Sweep, number: int | None, read: dict[Path, int]) -> None:
     """Until all the jobs have ended, or nobody reads."""
     while True:
-        rows = _chosen(sweep.rows(time.time), number)
+        rows = _chosen(sweep.rows(), number)
         for row in rows:
             for path in _files(sweep, row):
                 lines, read[path] = whole_lines(path, read.get(path, 0))

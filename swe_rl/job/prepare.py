@@ -40,8 +40,8 @@ def run(config: Config, folder: Path | None) -> int:
     cache = cache_folder(config) / "workspaces"
     instances: dict[str, Instance] = {}
     for split in dict.fromkeys((config.env.split, config.env.eval_split)):
-        instances |= {one.instance_id: one for one in _prepare_split(config, split, cache, console)}
-    return _build_sources(config, [one for one in instances.values() if one.source], cache, console)
+        instances |= {instance.instance_id: instance for instance in _prepare_split(config, split, cache, console)}
+    return _build_sources(config, [instance for instance in instances.values() if instance.source], cache, console)
 
 
 def _prove_bugs(console: Console) -> int:
@@ -68,8 +68,8 @@ def _prepare_split(config: Config, split: str, cache: Path, console: Console) ->
     from swe_rl.env.swe.splits import chosen
 
     identity = Identity.of(config.env, split)
-    found = prepared_instances(config.env, split, cache)
-    if found is None:
+    instances = prepared_instances(config.env, split, cache)
+    if instances is None:
         console.print(f"{split}: reading {identity.dataset}")
         read = (read_functions if config.env.name == "kodcode" else read_split)(config.env, split)
         _refuse_mixture(identity.path(cache), asdict(identity), read.revision)
@@ -81,11 +81,11 @@ def _prepare_split(config: Config, split: str, cache: Path, console: Console) ->
             "dropped": {reason: {"count": len(names), "instances": names} for reason, names in read.dropped.items()},
         }
         write_prepared(cache, identity, read.instances, facts)
-        found = read.instances
+        instances = read.instances
         for reason, names in read.dropped.items():
             console.print(f"{split}: {len(names)} of {read.source_rows} rows left out: {reason}")
-    console.print(f"{split}: {len(found)} instances in {manifest_of(identity.path(cache))}", soft_wrap=True)
-    return chosen(config.env, found) if split == config.env.split else list(found)
+    console.print(f"{split}: {len(instances)} instances in {manifest_of(identity.path(cache))}", soft_wrap=True)
+    return chosen(config.env, instances) if split == config.env.split else list(instances)
 
 
 def _refuse_mixture(path: Path, made_for: dict[str, object], revision: str) -> None:
@@ -111,13 +111,13 @@ def _build_sources(config: Config, instances: list[Instance], cache: Path, conso
     make = _maker(config, cache, console)
     with Progress(*_COLUMNS, console=console) as progress:
         bar = progress.add_task("building", total=len(instances))
-        for one in instances:
-            progress.update(bar, description=one.instance_id)
+        for instance in instances:
+            progress.update(bar, description=instance.instance_id)
             try:
-                make(one)
+                make(instance)
             except (BuildError, InstanceError) as error:
-                failed[one.instance_id] = str(error)
-                progress.console.print(f"{one.instance_id}: {error}", markup=False)
+                failed[instance.instance_id] = str(error)
+                progress.console.print(f"{instance.instance_id}: {error}", markup=False)
             progress.advance(bar)
     kind = "folders" if config.sandbox.kind is SandboxKind.process else "images"
     console.print(f"{len(instances) - len(failed)} of {len(instances)} {kind} are ready")
@@ -132,9 +132,9 @@ def _maker(config: Config, cache: Path, console: Console) -> Callable[[Instance]
 
     sources = cache / "sources"
     if config.sandbox.kind is SandboxKind.process:
-        return lambda one: build(one, sources)
+        return lambda instance: build(instance, sources)
     kind = config.sandbox.kind if config.sandbox.kind is SandboxKind.podman else SandboxKind.docker
     engine = DockerEngine.connect(engine_address(replace(config.sandbox, kind=kind), os.environ))
-    return lambda one: ensure_image(
-        one, sources, engine, lambda text: console.print(text, markup=False, soft_wrap=True)
+    return lambda instance: ensure_image(
+        instance, sources, engine, lambda text: console.print(text, markup=False, soft_wrap=True)
     )

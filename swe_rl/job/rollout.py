@@ -12,17 +12,17 @@ from swe_rl.run.session import Session, session
 
 def run(config: Config, folder: Path | None) -> int:
     assert folder is not None
-    with session(config, folder, total_steps=config.trainer.steps) as one:
-        event_loop.run(_rollout(config, one))
-    one.print_end()
+    with session(config, folder, total_steps=config.trainer.steps) as run_session:
+        event_loop.run(_rollout(config, run_session))
+    run_session.print_end()
     return 0
 
 
-async def _rollout(config: Config, one: Session) -> None:
-    with one.progress.phase("load"):
+async def _rollout(config: Config, session: Session) -> None:
+    with session.progress.phase("load"):
         model, tokenizer = load_sampled(config)
-    async with components(config, one, model, tokenizer) as parts:
-        steps = Run(config, one, parts, NoLearner(config, one))
-        if one.resumed:
+    async with components(config, session, model, tokenizer) as parts:
+        steps = Run(config, session, parts, NoLearner(config, session))
+        if session.resumed:
             steps.resume()
         await steps.run()

@@ -79,12 +79,12 @@ def run(config: Config, folder: Path | None) -> int:
         logger=replace(config.logger, wandb=WandbMode.disabled),
     )
     state = RuntimeState()
-    with session(config, folder, total_steps=0, reports=False, state=state) as one:
-        event_loop.run(_serve(config, one, meeting, state))
+    with session(config, folder, total_steps=0, reports=False, state=state) as run_session:
+        event_loop.run(_serve(config, run_session, meeting, state))
     return 0
 
 
-async def _serve(config: Config, one: Session, meeting: Meeting, state: RuntimeState) -> None:
+async def _serve(config: Config, session: Session, meeting: Meeting, state: RuntimeState) -> None:
     """Raises UserError where its kind of sandbox does not work here, SandboxError when the port is taken."""
     name = secrets.token_hex(8)
     key = meeting.key(os.environ.get(config.sandbox.runtime_key_env))
@@ -104,11 +104,11 @@ async def _serve(config: Config, one: Session, meeting: Meeting, state: RuntimeS
             f"sandbox of sandbox.cpus={config.sandbox.cpus:g} and sandbox.memory_gb={config.sandbox.memory_gb:g}"
         )
     with _scratch(config) as scratch:
-        below = make_provider(served(config, options.slots), scratch_root(config), one.progress.message, run=name)
+        below = make_provider(served(config, options.slots), scratch_root(config), session.progress.message, run=name)
         server = RuntimeServer(below, scratch, options)
         try:
             url = await server.start()
-            await _Life(config, one, meeting, server, state).live(_record(config, name, url, options.slots))
+            await _Life(config, session, meeting, server, state).live(_record(config, name, url, options.slots))
         finally:
             await server.close()
 
@@ -117,10 +117,10 @@ class _Life:
     """A server from its announcement to its end."""
 
     def __init__(
-        self, config: Config, one: Session, meeting: Meeting, server: RuntimeServer, state: RuntimeState
+        self, config: Config, session: Session, meeting: Meeting, server: RuntimeServer, state: RuntimeState
     ) -> None:
         self._config = config
-        self._one = one
+        self._session = session
         self._meeting = meeting
         self._server = server
         self._state = state
@@ -136,17 +136,17 @@ class _Life:
         self._say_hello(record)
         try:
             reason = await self._until_it_ends(beating)
-            self._one.progress.message(f"the sandbox server ends: {reason}")
-            self._one.events.write("runtime_ends", reason=reason)
+            self._session.progress.message(f"the sandbox server ends: {reason}")
+            self._session.events.write("runtime_ends", reason=reason)
         finally:
             self._leave(beating.record)
 
     def _say_hello(self, record: ServerRecord) -> None:
-        self._one.events.write(
+        self._session.events.write(
             "runtime_serves", url=record.url, slots=record.slots, containers=record.containers, node=record.node
         )
         for line in welcome(self._config, record, self._meeting):
-            self._one.progress.message(line)
+            self._session.progress.message(line)
 
     async def _until_it_ends(self, beating: Beating) -> str:
         loop, beats = asyncio.get_running_loop(), 0
@@ -159,8 +159,8 @@ class _Life:
                 beating.beat()
             beats += 1
             if self._state.look(self._server.used, beating.record.slots) and beats % _TELL_EVERY == 0:
-                self._one.progress.show()
-            self._one.status.heartbeat()
+                self._session.progress.show()
+            self._session.status.heartbeat()
 
     def _superseded(self, record: ServerRecord) -> str | None:
         try:
@@ -174,7 +174,7 @@ class _Life:
     async def _deserted(self, now_s: float) -> str | None:
         if self._config.runtime.kind is not RuntimeKind.job:
             return None
-        trainers = {one.trainer: one.beat for one in self._meeting.trainers()}
+        trainers = {member.trainer: member.beat for member in self._meeting.trainers()}
         silences = list(self._signs.look(trainers, now_s).values())
         if self._server.silence_s is not None:
             silences.append(self._server.silence_s)

@@ -48,17 +48,17 @@ class ServeState(ProgressState):
     def look(self, engines: Sequence[Engine], router: Mapping[str, Any], now_s: float) -> bool:
         """Whether there is something new to show. `router`: its snapshot."""
         stats = [engine.stats() for engine in engines]
-        capacity = sum(one.kv_capacity_tokens for one in stats)
-        share = sum(one.kv_used_tokens for one in stats) / capacity if capacity else 0.0
-        sampled = sum(one.sampled_tokens_total for one in stats)
+        capacity = sum(load.kv_capacity_tokens for load in stats)
+        share = sum(load.kv_used_tokens for load in stats) / capacity if capacity else 0.0
+        sampled = sum(load.sampled_tokens_total for load in stats)
         rate = self._rate(sampled, now_s)
         up = sum(engine.state is EngineState.up for engine in engines)
         line = "  ".join(
             [
                 f"{up}/{len(engines)} engines",
                 f"{len(router.get('programs', ()))} programs",
-                f"{sum(one.running for one in stats)} running",
-                f"{sum(one.waiting for one in stats)} queued",
+                f"{sum(load.running for load in stats)} running",
+                f"{sum(load.waiting for load in stats)} queued",
                 f"{router.get('held_requests', router.get('held_programs', 0))} held",
                 f"{rate:.0f} sampled tokens/s",
                 f"{sampled:,} in all",
@@ -88,34 +88,34 @@ class ServeState(ProgressState):
 def run(config: Config, folder: Path | None) -> int:
     assert folder is not None
     state = ServeState(time.monotonic())
-    with session(config, folder, total_steps=0, reports=False, state=state) as one:
-        event_loop.run(_serve(config, one, state))
+    with session(config, folder, total_steps=0, reports=False, state=state) as run_session:
+        event_loop.run(_serve(config, run_session, state))
     return 0
 
 
-async def _serve(config: Config, one: Session, state: ServeState) -> None:
+async def _serve(config: Config, session: Session, state: ServeState) -> None:
     """Raises EngineError when no engine is left."""
-    with one.progress.phase("load"):
+    with session.progress.phase("load"):
         model, tokenizer = load_sampled(config)
     key = key_for(config.gateway.host, os.environ)
-    async with serving(config, one, model, tokenizer, token=key) as door:
+    async with serving(config, session, model, tokenizer, token=key) as door:
         for line in welcome(config.model.name, door.url, key):
             print(line, flush=True)  # not through the log, which must not have the key
-        one.progress.message(f"traces and events: {one.folder.path}")
-        one.events.write("serving", url=door.url, model=config.model.name, key=key is not None)
-        async with watched(door.engines, one.record):
-            await _stay(one, door, state)
+        session.progress.message(f"traces and events: {session.folder.path}")
+        session.events.write("serving", url=door.url, model=config.model.name, key=key is not None)
+        async with watched(door.engines, session.record):
+            await _stay(session, door, state)
 
 
-async def _stay(one: Session, door: Serving, state: ServeState) -> None:
+async def _stay(session: Session, door: Serving, state: ServeState) -> None:
     told_s, news = time.monotonic(), False
     while not all(engine.state is EngineState.gone for engine in door.engines):
         now_s = time.monotonic()
         news |= state.look(door.engines, door.gateway.router_state(), now_s)
         if news and now_s - told_s >= _TELL_EVERY_S:
             told_s, news = now_s, False
-            one.progress.show()
-        one.status.heartbeat()
+            session.progress.show()
+        session.status.heartbeat()
         await asyncio.sleep(_LOOK_S)
     raise EngineError("No engine is left that serves; engines/*.log in the run's folder say why.")
 

@@ -34,13 +34,14 @@ _WEIGHTS = "model.safetensors"
 
 def run(config: Config, folder: Path | None) -> int:
     assert folder is not None
-    with session(config, folder, total_steps=config.sft.steps + config.sft.beginner_steps, reports=False) as one:
+    total_steps = config.sft.steps + config.sft.beginner_steps
+    with session(config, folder, total_steps=total_steps, reports=False) as run_session:
         output = Path(config.sft.output)
         _check_output(output)
-        tokenizer, model, losses = _warm_start(config, one.progress.message)
+        tokenizer, model, losses = _warm_start(config, run_session.progress.message)
         figures = {"seed": config.sft.seed, "loss_skill": losses[0], "loss_beginner": losses[1]}
         _save(output, model, tokenizer, figures)
-        one.events.write("warm_start", output=str(output), **figures)
+        run_session.events.write("warm_start", output=str(output), **figures)
     print(f"warm start: {output} (use it with model.path={output})", flush=True)
     return 0
 

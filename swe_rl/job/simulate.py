@@ -215,14 +215,14 @@ def _recorded(config: Config, path: Path, count: int, at_once: int) -> Loads:
             f"job.workload_from={path} is not the folder of a run with steps: give outputs/NAME/TIME, with its "
             "trajectories/ and traces.db."
         )
-    found: dict[int, tuple[Program, ...]] = {}
+    loads: dict[int, tuple[Program, ...]] = {}
     for step in reversed(steps):
-        if len(found) < count and (programs := recorded_programs(folder, step)):
-            found[step] = resized(programs, sizes.trajectories_per_step(config))
-    if not found:
+        if len(loads) < count and (programs := recorded_programs(folder, step)):
+            loads[step] = resized(programs, sizes.trajectories_per_step(config))
+    if not loads:
         raise WorkloadError(f"job.workload_from={path} has no turns: its agents asked no model.")
     return Loads(
-        tuple(Workload((programs,), at_once) for programs in found.values()), {"run": str(path), "steps": list(found)}
+        tuple(Workload((programs,), at_once) for programs in loads.values()), {"run": str(path), "steps": list(loads)}
     )
 
 
@@ -233,7 +233,7 @@ def arms(config: Config) -> list[Arm]:
         shipped = _shipped(name)
         if name == "cap":
             capped = [replace(shipped, max_programs_per_engine=programs) for programs in CAPS]
-            wanted += [Arm(label_of(one), one) for one in capped]
+            wanted += [Arm(label_of(router), router) for router in capped]
         else:
             wanted.append(Arm(name, shipped))
     once: dict[str, Arm] = {}
@@ -281,7 +281,7 @@ def label_of(router: RouterConfig) -> str:
     shipped = asdict(_shipped(router.name))
     differing = [f"{key}={value:g}" for key, value in asdict(router).items() if key != "name" and value != shipped[key]]
     if router.name == "cap":
-        differing = [f"{router.max_programs_per_engine}", *(one for one in differing if not one.startswith("max_prog"))]
+        differing = [f"{router.max_programs_per_engine}", *(key for key in differing if not key.startswith("max_prog"))]
     return " ".join([router.name, *differing])
 
 
@@ -292,15 +292,15 @@ def _shipped(name: str) -> RouterConfig:
 
 def _summary(outcomes: Sequence[Outcome], baseline: Sequence[Outcome]) -> dict[str, dict[str, float]]:
     return {
-        key: _mean_and_spread([float(_value(key, one, base)) for one, base in zip(outcomes, baseline, strict=True)])
+        key: _mean_and_spread([float(_value(key, run, base)) for run, base in zip(outcomes, baseline, strict=True)])
         for key in METRICS
     }
 
 
-def _value(key: str, one: Outcome, base: Outcome) -> float:
+def _value(key: str, outcome: Outcome, base: Outcome) -> float:
     if key == "ratio_to_default":
-        return one.tokens_per_s / base.tokens_per_s if base.tokens_per_s else 1.0
-    return float(getattr(one, key))
+        return outcome.tokens_per_s / base.tokens_per_s if base.tokens_per_s else 1.0
+    return float(getattr(outcome, key))
 
 
 def _mean_and_spread(values: Sequence[float]) -> dict[str, float]:

@@ -6,7 +6,6 @@ Invariants:
 """
 
 import sys
-import time
 from dataclasses import asdict
 from pathlib import Path
 
@@ -17,8 +16,7 @@ from swe_rl.host.terminal import sleep_while_read
 from swe_rl.logger.disk import encode_json
 from swe_rl.submission.find import Sweep, find_sweep
 from swe_rl.submission.rows import Outcome, Row
-from swe_rl.submission.table import failures, table
-from swe_rl.submission.watch import watch
+from swe_rl.submission.table import failures, table, watch
 
 
 def run(config: Config, folder: Path | None, origins: Origins | None = None) -> int:
@@ -26,23 +24,13 @@ def run(config: Config, folder: Path | None, origins: Origins | None = None) -> 
     del folder, origins
     sweep = find_sweep(config)
     if config.job.follow:
-        _follow(sweep)
+        rows = watch(sweep.rows, sys.stdout, sleep=sleep_while_read)
+        print("\n".join(failures(rows)), flush=True)
     elif config.job.format is OutputFormat.json:
-        print(encode_json([_values(row) for row in sweep.rows(time.time)], indent=True).decode())
+        print(encode_json([_values(row) for row in sweep.rows()], indent=True).decode())
     else:
-        _print(sweep, sweep.rows(time.time))
+        _print(sweep, sweep.rows())
     return 0
-
-
-def _follow(sweep: Sweep) -> None:
-    rows: list[Row] = []
-
-    def look() -> list[Row]:
-        rows[:] = sweep.rows(time.time)
-        return rows
-
-    watch(look, sys.stdout, sleep=sleep_while_read)
-    print("\n".join(failures(rows)), flush=True)
 
 
 def _print(sweep: Sweep, rows: list[Row]) -> None:

@@ -88,9 +88,9 @@ class Restarts:
 
 def run(config: Config, folder: Path | None) -> int:
     assert folder is not None
-    with session(config, folder, total_steps=config.trainer.steps) as one:
-        event_loop.run(_train(config, one))
-    one.print_end()
+    with session(config, folder, total_steps=config.trainer.steps) as run_session:
+        event_loop.run(_train(config, run_session))
+    run_session.print_end()
     return 0
 
 
@@ -103,8 +103,8 @@ class _Loaded:
     local: "RankTrainer | None"
 
 
-async def _train(config: Config, one: Session) -> None:
-    with one.progress.phase("load"):
+async def _train(config: Config, session: Session) -> None:
+    with session.progress.phase("load"):
         _require_peft(config)
         require_wire(config)
         if trainer_ranks(config):
@@ -113,14 +113,14 @@ async def _train(config: Config, one: Session) -> None:
             loaded = _Loaded(*_in_this_process(config))
     restarts = Restarts(config.trainer.max_restarts)
     async with AsyncExitStack() as stack:
-        fleet = await stack.enter_async_context(kept_fleet(config, one)) if meets(config) else None
+        fleet = await stack.enter_async_context(kept_fleet(config, session)) if meets(config) else None
         while True:
             try:  # a task of its own: what is cancelled inside it does not count as told to end
-                return await asyncio.create_task(_attempt(config, one, loaded, fleet, restarts))
+                return await asyncio.create_task(_attempt(config, session, loaded, fleet, restarts))
             except RankLost as lost:
                 if _is_cancelled():
                     raise
-                one.progress.message(restarts.take(lost))
+                session.progress.message(restarts.take(lost))
 
 
 def _require_peft(config: Config) -> None:
@@ -131,33 +131,33 @@ def _require_peft(config: Config) -> None:
 
 
 async def _attempt(
-    config: Config, one: Session, loaded: _Loaded, fleet: RuntimeFleet | None, restarts: Restarts
+    config: Config, session: Session, loaded: _Loaded, fleet: RuntimeFleet | None, restarts: Restarts
 ) -> None:
     """To the end of the run. Raises RankLost, whatever else failed because of it."""
-    group = None if loaded.local else _group(config, one, _pad(loaded.tokenizer), restarts.used)
+    group = None if loaded.local else _group(config, session, _pad(loaded.tokenizer), restarts.used)
     trainer = loaded.local or group
     assert trainer is not None
     with closing(trainer):
         if group is not None:
-            with one.progress.phase("start_trainer"):
+            with session.progress.phase("start_trainer"):
                 await asyncio.to_thread(group.start)
-            one.progress.message(f"trainer: {trainer_ranks(config)} ranks on {_where(config)}")
-        async with components(config, one, loaded.model, loaded.tokenizer, fleet) as parts:
-            steps = Run(config, one, parts, Learner(config, one, parts, trainer))
-            if one.resumed or restarts.used:
+            session.progress.message(f"trainer: {trainer_ranks(config)} ranks on {_where(config)}")
+        async with components(config, session, loaded.model, loaded.tokenizer, fleet) as parts:
+            steps = Run(config, session, parts, Learner(config, session, parts, trainer))
+            if session.resumed or restarts.used:
                 await asyncio.to_thread(steps.resume)
             if (restarted := restarts.went_on(steps.step, steps.done_at_s)) is not None:
-                one.record("trainer_restart", restarted)
-            await _run_to_the_end(steps, trainer, one)
+                session.record("trainer_restart", restarted)
+            await _run_to_the_end(steps, trainer, session)
 
 
-async def _run_to_the_end(steps: Run, trainer: TrainsPolicy, one: Session) -> None:
+async def _run_to_the_end(steps: Run, trainer: TrainsPolicy, session: Session) -> None:
     try:
         await steps.run()
     except (RuntimeLost, NoEngineError) as error:  # the trainer is well, and what it holds is worth keeping
         await asyncio.to_thread(_save, steps, trainer)
         gone = "engine" if isinstance(error, NoEngineError) else "sandboxes"
-        one.progress.message(f"no {gone} any more: state of step {steps.step} is saved")
+        session.progress.message(f"no {gone} any more: state of step {steps.step} is saved")
         raise
     except RunError as error:
         lost = trainer.failure()
@@ -166,8 +166,8 @@ async def _run_to_the_end(steps: Run, trainer: TrainsPolicy, one: Session) -> No
         raise
     except asyncio.CancelledError:
         await asyncio.to_thread(_save, steps, trainer)
-        await asyncio.to_thread(one.state_is_saved)
-        one.progress.message(
+        await asyncio.to_thread(session.state_is_saved)
+        session.progress.message(
             f"interrupted: state of step {steps.step} is saved; the same command with trainer.resume=auto goes on"
         )
         raise
@@ -211,7 +211,7 @@ def _in_this_process(config: Config) -> "tuple[PreTrainedModel, PreTrainedTokeni
     return model, tokenizer, trainer
 
 
-def _group(config: Config, one: Session, pad_token_id: int, restart: int) -> "TrainerGroup":
+def _group(config: Config, session: Session, pad_token_id: int, restart: int) -> "TrainerGroup":
     """Not started; each restart has logs of its own. Raises DeviceError."""
     from swe_rl.trainer.ranks.group import TrainerGroup
     from swe_rl.trainer.ranks.rank import RankSetup
@@ -230,30 +230,30 @@ def _group(config: Config, one: Session, pad_token_id: int, restart: int) -> "Tr
         device="cuda" if config.layout.trainer_gpus else "cpu",
         gpus=() if by_ray else trainer_gpus(config, os.environ),
         shares_gpus=shares_gpus(config),
-        logs=one.folder.path / "trainer" / (f"restart{restart}" if restart else ""),
+        logs=session.folder.path / "trainer" / (f"restart{restart}" if restart else ""),
     )
     in_memory = config.engine.kind is EngineKind.embedded
-    ranks = _ray_ranks(config, one) if by_ray else _step_ranks(config, one)
+    ranks = _ray_ranks(config, session) if by_ray else _step_ranks(config, session)
     return TrainerGroup(setup, in_memory=in_memory, ranks=ranks)
 
 
-def _step_ranks(config: Config, one: Session) -> "RankSteps | None":
+def _step_ranks(config: Config, session: Session) -> "RankSteps | None":
     """None where all ranks are on this node. Raises NodesError."""
     from swe_rl.trainer.ranks.steps import RankSite, RankSteps
 
     placement = place(config)
-    own = home(placement)
-    away = [gpu.node for gpu in placement.trainer if gpu.node != own]
+    home_node = home(placement)
+    away = [gpu.node for gpu in placement.trainer if gpu.node != home_node]
     what = f"layout={config.layout.name} puts ranks of the trainer"
-    names = names_of(away, own, what, "choose a layout whose trainer fits one node", os.environ)
+    names = names_of(away, home_node, what, "choose a layout whose trainer fits one node", os.environ)
     if not names:
         return None
-    sites = [RankSite(None if gpu.node == own else names[gpu.node], gpu.index) for gpu in placement.trainer]
-    here = address(names[own])
-    return RankSteps(sites, here, environ=os.environ, mig=config.hardware.mig, say=one.progress.message)
+    sites = [RankSite(None if gpu.node == home_node else names[gpu.node], gpu.index) for gpu in placement.trainer]
+    here = address(names[home_node])
+    return RankSteps(sites, here, environ=os.environ, mig=config.hardware.mig, say=session.progress.message)
 
 
-def _ray_ranks(config: Config, one: Session) -> "RayRanks":
+def _ray_ranks(config: Config, session: Session) -> "RayRanks":
     """Not connected. Raises DeviceError."""
     from swe_rl.trainer.ranks.ray_group import RayRanks, handed_on
 
@@ -263,16 +263,16 @@ def _ray_ranks(config: Config, one: Session) -> "RayRanks":
         address,
         environment=handed_on(os.environ, config.hardware.env_vars),
         engine_gpus=engine_gpus_here(config, os.environ),
-        say=one.progress.message,
+        say=session.progress.message,
     )
 
 
 def engine_gpus_here(config: Config, environ: Mapping[str, str]) -> frozenset[str]:
     """This node's GPUs that engines of the run have, as CUDA_VISIBLE_DEVICES calls them. Raises DeviceError."""
     placement = place(config)
-    own = [gpu for gpus in placement.engines for gpu in gpus if gpu.node == home(placement)]
-    found = (visible_devices([gpu], environ, mig=config.hardware.mig) for gpu in own)
-    return frozenset(device for devices in found for device in devices.split(","))
+    gpus_here = [gpu for gpus in placement.engines for gpu in gpus if gpu.node == home(placement)]
+    device_lists = (visible_devices([gpu], environ, mig=config.hardware.mig) for gpu in gpus_here)
+    return frozenset(device for devices in device_lists for device in devices.split(","))
 
 
 def trainer_gpus(config: Config, environ: Mapping[str, str]) -> tuple[str, ...]:
@@ -281,8 +281,8 @@ def trainer_gpus(config: Config, environ: Mapping[str, str]) -> tuple[str, ...]:
     For those of other nodes it is empty: that is known there (`trainer/ranks/step`).
     """
     placement = place(config)
-    own, mig = home(placement), config.hardware.mig
-    return tuple(visible_devices([gpu], environ, mig=mig) if gpu.node == own else "" for gpu in placement.trainer)
+    home_node, mig = home(placement), config.hardware.mig
+    return tuple(visible_devices([gpu], environ, mig=mig) if gpu.node == home_node else "" for gpu in placement.trainer)
 
 
 def _where(config: Config) -> str:

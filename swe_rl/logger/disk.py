@@ -73,6 +73,15 @@ def decode_json(data: bytes | str) -> Any:
         return json.loads(data)
 
 
+def read_json(path: Path) -> dict[str, Any]:
+    """The object that a file holds; {} where it is missing, cannot be read or holds none."""
+    try:
+        content = decode_json(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
 def write_text_atomic(path: Path, text: str) -> None:
     """Raises DiskError; then the file is as it was before."""
     write_bytes_atomic(path, text.encode("utf-8", "replace"))

@@ -163,10 +163,10 @@ def find_unfinished(root: Path, name: str, config_hash: str) -> RunFolder | None
     Another process may take it first: `acquire` then raises FolderInUse.
     """
     base = root / name
-    found = [RunFolder(path.parent) for pattern in ("*/status.json", "*/*/status.json") for path in base.glob(pattern)]
+    runs = [RunFolder(path.parent) for pattern in ("*/status.json", "*/*/status.json") for path in base.glob(pattern)]
     unfinished = [
         (status.started, str(folder.path), folder)
-        for folder in found
+        for folder in runs
         if (status := folder.status())
         and status.status is not RunState.done
         and status.config_hash == config_hash

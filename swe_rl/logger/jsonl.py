@@ -135,8 +135,8 @@ def _last_line_start(descriptor: int, block_bytes: int = 65536) -> int:
     end = os.fstat(descriptor).st_size - 1
     while end > 0:
         start = max(0, end - block_bytes)
-        found = os.pread(descriptor, end - start, start).rfind(b"\n")
-        if found >= 0:
-            return start + found + 1
+        newline = os.pread(descriptor, end - start, start).rfind(b"\n")
+        if newline >= 0:
+            return start + newline + 1
         end = start
     return 0

@@ -76,14 +76,14 @@ def finite_mean(values: Iterable[Any]) -> float | None:
 
 def versions() -> dict[str, str | None]:
     """`torch_version` and its like, from the installed metadata: nothing is imported."""
-    found: dict[str, str | None] = {"swe_rl_version": __version__, "python_version": platform.python_version()}
+    by_key: dict[str, str | None] = {"swe_rl_version": __version__, "python_version": platform.python_version()}
     for name in _DISTRIBUTIONS:
         key = f"{name.replace('-', '_')}_version"
         try:
-            found[key] = metadata.version(name)
+            by_key[key] = metadata.version(name)
         except metadata.PackageNotFoundError:
-            found[key] = None
-    return found
+            by_key[key] = None
+    return by_key
 
 
 def git_state(package: Path) -> dict[str, Any]:

@@ -1,17 +1,18 @@
-"""Numbers that follow from a configuration: GPUs, ranks, trajectories, tokens.
+"""Numbers that follow from a configuration: GPUs, ranks, trajectories, tokens, instances, images.
 
 Invariants:
 - Pure arithmetic over the schema; rules, plan and placement share it, so that they cannot disagree.
+- A choice of instances counts, not the data set that it is made from; 0 means that nobody knows yet.
 - Counts are of what their names say: prompts are instances, trajectories are prompts times `rollout.n`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from math import isqrt
 from typing import Any
 
 from swe_rl.config.choices import EngineKind, RuntimeKind, SandboxKind
 from swe_rl.config.parts import Part, starts
-from swe_rl.config.schema import Config, HardwareConfig, LayoutConfig, ModelConfig, SandboxConfig
+from swe_rl.config.schema import Config, EnvConfig, HardwareConfig, LayoutConfig, ModelConfig, SandboxConfig
 
 # Keys of `model` and what a checkpoint's config.json calls them.
 CHECKPOINT_FACTS = {
@@ -28,12 +29,15 @@ MIXTURE_FACTS = {
     "active_experts": ("num_experts_per_tok",),
     "expert_intermediate_size": ("moe_intermediate_size",),
 }
+ReadText = Callable[[str], str | None]
+# Instances of a repository share its image, which their ids begin with: a__b.0123 of a__b.0123.combine_file__x.
+_BY_REPOSITORY = {"swe_smith": 128}  # and the published number of repositories
 
 
-def mixture_facts(found: Mapping[str, Any]) -> dict[str, tuple[str, Any]]:
+def mixture_facts(facts: Mapping[str, Any]) -> dict[str, tuple[str, Any]]:
     """By key of `model`: the name and the number in a config.json; of a dense model the first name and 0."""
     return {
-        key: next(((name, found[name]) for name in names if found.get(name)), (names[0], 0))
+        key: next(((name, facts[name]) for name in names if facts.get(name)), (names[0], 0))
         for key, names in MIXTURE_FACTS.items()
     }
 
@@ -57,8 +61,8 @@ def takes_turns(config: Config) -> bool:
 
 def shares_gpus(config: Config) -> bool:
     """This run's own servers and its trainer's ranks are on the same GPUs, so that servers sleep while ranks work."""
-    layout, own = config.layout, config.engine.kind is EngineKind.vllm
-    return layout.colocated and layout.trainer_gpus > 0 and own and Part.trainer in starts(config)
+    layout, is_ours = config.layout, config.engine.kind is EngineKind.vllm
+    return layout.colocated and layout.trainer_gpus > 0 and is_ours and Part.trainer in starts(config)
 
 
 def asks_model(config: Config) -> bool:
@@ -76,8 +80,8 @@ def total_gpus(layout: LayoutConfig) -> int:
 def gpus_needed(config: Config) -> int:
     """GPUs that this job takes: only for what it starts, and none for servers of somebody else's."""
     started, layout = starts(config), config.layout
-    own = Part.engines in started and config.engine.kind is not EngineKind.external
-    engines = engine_gpus(layout) if own else 0
+    are_ours = Part.engines in started and config.engine.kind is not EngineKind.external
+    engines = engine_gpus(layout) if are_ours else 0
     trainer = layout.trainer_gpus if Part.trainer in started else 0
     return max(engines, trainer) if layout.colocated else engines + trainer
 
@@ -180,3 +184,32 @@ def trajectories_at_once(config: Config) -> int:
 def waves_per_step(config: Config) -> int:
     """How often the places for trajectories are filled in one step."""
     return -(-trajectories_per_step(config) // trajectories_at_once(config))
+
+
+def listed_ids(env: EnvConfig, read_text: ReadText) -> tuple[str, ...] | None:
+    """The ids that env.instance_ids or the file of env.instances name, each once; None where there is no list."""
+    if env.instance_ids:
+        return tuple(dict.fromkeys(env.instance_ids))
+    if env.instances is None or "*" in env.instances or (text := read_text(env.instances)) is None:
+        return None
+    names = (line.split("#")[0].strip() for line in text.splitlines())
+    return tuple(dict.fromkeys(name for name in names if name))
+
+
+def trained_instances(env: EnvConfig, read_text: ReadText) -> int:
+    """Of the split that is trained on, at most."""
+    listed = listed_ids(env, read_text)
+    return env.num_instances if listed is None else len(listed)
+
+
+def trained_images(config: Config, read_text: ReadText) -> int:
+    """Of the split that is trained on, at most."""
+    env = config.env
+    if env.image_template is not None and "{" not in env.image_template:
+        return 1
+    listed = listed_ids(env, read_text)
+    if env.name not in _BY_REPOSITORY:
+        return trained_instances(env, read_text)
+    if listed is None:
+        return _BY_REPOSITORY[env.name]
+    return len({name.rpartition(".")[0] for name in listed})

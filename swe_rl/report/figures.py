@@ -27,16 +27,16 @@ def eval_points(evals: Sequence[Record]) -> list[dict[str, Any]]:
 
 
 def _point(event: Record) -> dict[str, Any]:
-    found = resolved(event)
+    measured = resolved(event)
     return {
         "step": event["step"],
         "split": str(event.get("split")),
         "part": part_of(event.get("num_instances"), event.get("split_instances")),
-        "rate": found.rate if found else None,
-        "samples": found.num_samples if found else 0,
-        "instances": found.num_instances if found else None,
-        "low": found.low if found else None,
-        "high": found.high if found else None,
+        "rate": measured.rate if measured else None,
+        "samples": measured.num_samples if measured else 0,
+        "instances": measured.num_instances if measured else None,
+        "low": measured.low if measured else None,
+        "high": measured.high if measured else None,
     }
 
 

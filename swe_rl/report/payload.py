@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from swe_rl.config.yaml_text import YamlError, parse
-from swe_rl.logger.disk import decode_json
+from swe_rl.logger.disk import read_json
 from swe_rl.logger.folder import RunFolder
 from swe_rl.logger.jsonl import read_jsonl
 from swe_rl.logger.progress_text import duration
@@ -42,10 +42,10 @@ def build_payload(folder: RunFolder, ending: RunStatus | None = None) -> dict[st
     events = read_jsonl(folder.events_jsonl)
     evals = [event for event in events if event.get("event") == "eval"]
     lost = losses(events)
-    summary, status = _json(folder.summary_json), ending or folder.status()
+    summary, status = read_json(folder.summary_json), ending or folder.status()
     config_text = _text(folder.config_yaml)
     config = _config(config_text)
-    points, scores = eval_points(evals), _json(folder.eval_json)
+    points, scores = eval_points(evals), read_json(folder.eval_json)
     title = str(config.get("name") or folder.path.parent.name or folder.name)
     part = points[-1]["part"] if points else ""
     return {
@@ -66,8 +66,8 @@ def build_payload(folder: RunFolder, ending: RunStatus | None = None) -> dict[st
         "scores": score_rows(scores),
         "instances": instance_rows(evals),
         "sets": [
-            {"kind": one.kind, "step": one.step, "total": one.total, "trajectories": one.trajectories}
-            for one in sample_trajectories(folder)
+            {"kind": chosen.kind, "step": chosen.step, "total": chosen.total, "trajectories": chosen.trajectories}
+            for chosen in sample_trajectories(folder)
         ],
         "config": config_text[:200_000],
     }
@@ -170,14 +170,6 @@ def _number(value: Any) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float) or value != value or abs(value) == float("inf"):
         return None
     return value if isinstance(value, int) else float(f"{value:.6g}")
-
-
-def _json(path: Any) -> Record:
-    try:
-        content = decode_json(path.read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return content if isinstance(content, Mapping) else {}
 
 
 def _text(path: Any) -> str:

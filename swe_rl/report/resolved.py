@@ -11,7 +11,7 @@ from typing import Any
 
 from swe_rl.logger.progress_text import span
 from swe_rl.logger.summary import before_and_after
-from swe_rl.report.wilson import clustered_interval, paired_interval, wilson_interval
+from swe_rl.report.statistics import clustered_interval, paired_interval, wilson_interval
 
 Record = Mapping[str, Any]
 Counts = Mapping[str, tuple[int, int]]  # instance: resolved attempts, valid attempts
@@ -82,7 +82,7 @@ def change(before: Counts, after: Counts) -> Change | None:
     interval = paired_interval(*sides)
     if interval is None:
         return None
-    rates = [sum(one for one, _ in side) / sum(samples for _, samples in side) for side in sides]
+    rates = [sum(solved for solved, _ in side) / sum(samples for _, samples in side) for side in sides]
     return Change(rates[0], rates[1], *interval, len(shared), len(before.keys() ^ after.keys()))
 
 
@@ -106,22 +106,22 @@ def part_of(instances: Any, whole: Any) -> str:
 
 def summary_of(evals: Sequence[Record]) -> dict[str, Any]:
     """The intervals of `summary.json`, by its keys; null where there is nothing to measure."""
-    found: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     for name, event in zip(("before", "after"), before_and_after(evals), strict=True):
-        one = resolved(event)
-        found |= {f"resolved_low_{name}": one and one.low, f"resolved_high_{name}": one and one.high}
-        found[f"resolved_instances_{name}"] = one and one.num_instances
+        result = resolved(event)
+        fields |= {f"resolved_low_{name}": result and result.low, f"resolved_high_{name}": result and result.high}
+        fields[f"resolved_instances_{name}"] = result and result.num_instances
     both = gain(evals)
-    found |= {"resolved_gain": both and both.delta, "resolved_gain_instances": both and both.num_instances}
-    found |= {"resolved_gain_low": both and both.low, "resolved_gain_high": both and both.high}
+    fields |= {"resolved_gain": both and both.delta, "resolved_gain_instances": both and both.num_instances}
+    fields |= {"resolved_gain_low": both and both.low, "resolved_gain_high": both and both.high}
     first = before_and_after(evals)[0]
-    return found | {"eval_instances": first.get("num_instances"), "eval_split_instances": first.get("split_instances")}
+    return fields | {"eval_instances": first.get("num_instances"), "eval_split_instances": first.get("split_instances")}
 
 
 def line_of(event: Record) -> tuple[float | None, int, tuple[float, float] | None]:
     """Rate, samples and interval, as the line of an evaluation says them."""
-    found = resolved(event)
-    return (found.rate, found.num_samples, (found.low, found.high)) if found else (None, 0, None)
+    measured = resolved(event)
+    return (measured.rate, measured.num_samples, (measured.low, measured.high)) if measured else (None, 0, None)
 
 
 def intervals_line(summary: Record) -> str:

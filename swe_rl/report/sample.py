@@ -63,7 +63,7 @@ def sample_trajectories(folder: RunFolder, budget_bytes: int = BUDGET_BYTES) -> 
         taken, size = _take(files["step"][step], "step", step, min(left, allowance), _status_of)
         sets.append(taken)
         left -= size
-    return sorted((one for one in sets if one.trajectories), key=lambda one: (one.kind != "eval", one.step))
+    return sorted((kept for kept in sets if kept.trajectories), key=lambda kept: (kept.kind != "eval", kept.step))
 
 
 def spread(steps: list[int]) -> list[int]:
@@ -119,12 +119,12 @@ def _status_of(record: dict[str, Any]) -> str:
 
 
 def _files(folder: RunFolder) -> dict[str, dict[int, Path]]:
-    found: dict[str, dict[int, Path]] = {"step": {}, "eval": {}}
+    by_kind: dict[str, dict[int, Path]] = {"step": {}, "eval": {}}
     paths: Iterable[Path] = folder.trajectories_folder.glob("*.jsonl")
     for path in paths:
         if match := _FILE.fullmatch(path.name):
-            found[match[1]][int(match[2])] = path
-    return found
+            by_kind[match[1]][int(match[2])] = path
+    return by_kind
 
 
 def clipped_trajectory(record: Record, max_bytes: int) -> tuple[dict[str, Any], int]:
@@ -180,7 +180,7 @@ def _turn(turn: Record, limit_chars: int) -> dict[str, Any]:
 def _tests(value: Any, limit_chars: int) -> tuple[list[tuple[str, bool]], int, int]:
     """Failed ones first, then a few that passed; with it how many there were and how many passed."""
     names = [(clip(str(name), 200), bool(passed)) for name, passed in _mapping(value).items()]
-    failed, passed = ([one for one in names if one[1] is wanted] for wanted in (False, True))
+    failed, passed = ([result for result in names if result[1] is wanted] for wanted in (False, True))
     shown = failed[:_MAX_FAILED] + passed[:_MAX_PASSED] if limit_chars > 80 else []
     return shown, len(names), len(passed)
 

@@ -45,17 +45,17 @@ def score_rows(scores: Record, *, unrated: bool = False) -> dict[str, Any]:
     """
     whole = _mapping(scores.get("all"))
     ks = list(_rates(whole))
-    rows = [_row(str(name), _mapping(one), ks) for name, one in _mapping(scores.get("repositories")).items()]
+    rows = [_row(str(name), _mapping(scored), ks) for name, scored in _mapping(scores.get("repositories")).items()]
     return {"ks": ks, "rows": [*rows, _row("all", whole, ks)]} if ks or unrated else {"ks": [], "rows": []}
 
 
-def _row(name: str, one: Record, ks: list[str]) -> list[Any]:
-    counts = [one.get(key) for key in ("instances", "instances_solved", "attempts")]
-    return [name, *counts, *(_mapping(_rates(one).get(k)).get("rate") for k in ks)]
+def _row(name: str, scored: Record, ks: list[str]) -> list[Any]:
+    counts = [scored.get(key) for key in ("instances", "instances_solved", "attempts")]
+    return [name, *counts, *(_mapping(_rates(scored).get(k)).get("rate") for k in ks)]
 
 
-def _rates(one: Record) -> dict[str, Record]:
-    return {str(k): rate for k, rate in _mapping(one.get("pass_at")).items() if isinstance(rate, Mapping)}
+def _rates(scored: Record) -> dict[str, Record]:
+    return {str(k): rate for k, rate in _mapping(scored.get("pass_at")).items() if isinstance(rate, Mapping)}
 
 
 def percent(value: Any) -> str:
@@ -106,11 +106,11 @@ def print_scores(scores: dict[str, Any], console: Console | None = None) -> None
 
 def score_table(scores: dict[str, Any]) -> Table:
     """Repositories where there are several, and the whole."""
-    found = score_rows(scores, unrated=True)
-    *repositories, whole = found["rows"]
+    shown = score_rows(scores, unrated=True)
+    *repositories, whole = shown["rows"]
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("repository", overflow="fold")
-    for name in ("instances", "solved once", "attempts", *(f"pass@{k}" for k in found["ks"])):
+    for name in ("instances", "solved once", "attempts", *(f"pass@{k}" for k in shown["ks"])):
         table.add_column(name, justify="right")
     if len(repositories) > 1:
         for row in repositories[:_SHOWN_REPOSITORIES]:
@@ -123,7 +123,7 @@ def score_table(scores: dict[str, Any]) -> Table:
 
 def _cells(row: Sequence[Any]) -> list[str]:
     name, instances, solved, attempts, *rates = row
-    return [name, str(instances), str(solved), str(attempts), *(_rate(one) for one in rates)]
+    return [name, str(instances), str(solved), str(attempts), *(_rate(rate) for rate in rates)]
 
 
 def _rate(rate: float | None) -> str:

@@ -37,11 +37,11 @@ def programs_of(folder: RunFolder, budget_bytes: int = BUDGET_BYTES) -> dict[str
     steps: list[dict[str, Any]] = []
     left = budget_bytes
     for step in sorted(raw, reverse=True):
-        one = _Step(step, _programs_in(raw[step]), _samples_in(raw[step], read.origin_s), away)
-        if not one.programs:
+        candidate = _Step(step, _programs_in(raw[step]), _samples_in(raw[step], read.origin_s), away)
+        if not candidate.programs:
             number -= 1
             continue
-        drawn, size = _within(one, left) if not steps else _drawn(one)
+        drawn, size = _within(candidate, left) if not steps else _drawn(candidate)
         if size > left and steps:
             break
         steps.append(drawn)
@@ -57,18 +57,18 @@ class _Step:
     away: Sequence[Away]
 
 
-def _within(one: _Step, budget_bytes: int) -> tuple[dict[str, Any], int]:
+def _within(step: _Step, budget_bytes: int) -> tuple[dict[str, Any], int]:
     """As many of the programs as fit, at least one; with it the size in bytes."""
-    shown = len(one.programs)
-    drawn, size = _drawn(one)
+    shown = len(step.programs)
+    drawn, size = _drawn(step)
     while size > budget_bytes and shown > 1:
         shown = max(1, min(shown - 1, shown * budget_bytes // size))
-        drawn, size = _drawn(one, shown)
+        drawn, size = _drawn(step, shown)
     return drawn, size
 
 
-def _drawn(one: _Step, shown: int | None = None) -> tuple[dict[str, Any], int]:
-    drawn = step_of(one.number, one.programs, shown, samples=one.samples, away=one.away)
+def _drawn(step: _Step, shown: int | None = None) -> tuple[dict[str, Any], int]:
+    drawn = step_of(step.number, step.programs, shown, samples=step.samples, away=step.away)
     return drawn, len(encode_json(drawn))
 
 
@@ -83,18 +83,18 @@ def step_of(
     """One step as the page reads it: `shown` programs (all where None), evenly taken; times since the first began."""
     count = len(programs) if shown is None else min(shown, len(programs))
     taken = [programs[place * len(programs) // count] for place in range(count)]
-    used = {name for one in taken for name in one.engines}
-    engines = sorted(used.union(*(one.loads for one in samples)), key=_natural)
-    groups = list(dict.fromkeys(one.group for one in taken))
-    statuses = list(dict.fromkeys(one.status for one in taken))
-    first_ms, end_ms = min(one.start_ms for one in programs), max(one.end_ms for one in programs)
+    used = {name for program in taken for name in program.engines}
+    engines = sorted(used.union(*(sample.loads for sample in samples)), key=_natural)
+    groups = list(dict.fromkeys(program.group for program in taken))
+    statuses = list(dict.fromkeys(program.status for program in taken))
+    first_ms, end_ms = min(program.start_ms for program in programs), max(program.end_ms for program in programs)
     return {
         "step": step,
         "total": len(programs),
         "engines": engines,
         "groups": groups,
         "statuses": statuses,
-        "programs": [one.packed(first_ms, engines, groups, statuses) for one in taken],
+        "programs": [program.packed(first_ms, engines, groups, statuses) for program in taken],
         "shares": shares(programs),
         "samples": packed(samples, first_ms, engines),
         "away": away_within(away, first_ms, end_ms, engines),
@@ -104,16 +104,16 @@ def step_of(
 def shares(programs: Sequence[Program]) -> list[dict[str, Any]]:
     """By status, in order of their names: programs, their ms in all and by kind, prompt and cached tokens."""
     table: dict[str, dict[str, Any]] = {}
-    for one in programs:
+    for program in programs:
         row = table.setdefault(
-            one.status,
-            {"status": one.status, "programs": 0, "ms": 0, "by_kind": [0] * len(KINDS), "prompt": 0, "cached": 0},
+            program.status,
+            {"status": program.status, "programs": 0, "ms": 0, "by_kind": [0] * len(KINDS), "prompt": 0, "cached": 0},
         )
         row["programs"] += 1
-        row["ms"] += one.end_ms - one.start_ms
-        row["prompt"] += sum(turn[0] for turn in one.turns)
-        row["cached"] += sum(turn[1] for turn in one.turns)
-        for phase in one.phases:
+        row["ms"] += program.end_ms - program.start_ms
+        row["prompt"] += sum(turn[0] for turn in program.turns)
+        row["cached"] += sum(turn[1] for turn in program.turns)
+        for phase in program.phases:
             row["by_kind"][phase.kind] += phase.end_ms - phase.start_ms
     return [table[status] for status in sorted(table)]
 
@@ -135,8 +135,8 @@ class _Lines:
     size: int = 0
 
     def go_back(self, step: int) -> None:
-        self.steps = {one for one in self.steps if one <= step}
-        for later in [one for one in self.lines if one > step]:
+        self.steps = {known for known in self.steps if known <= step}
+        for later in [known for known in self.lines if known > step]:
             self.size -= sum(map(len, self.lines.pop(later)))
 
     def add(self, step: int, line: bytes) -> None:
@@ -196,8 +196,8 @@ def _programs_in(lines: Sequence[bytes]) -> list[Program]:
     programs: dict[str, Program] = {}
     for record in _records(line for line in lines if _PROGRAM in line):
         with suppress(Malformed):
-            one = program_of(record)
-            programs[one.trajectory_id] = one
+            program = program_of(record)
+            programs[program.trajectory_id] = program
     return list(programs.values())
 
 

@@ -31,7 +31,7 @@ class Sample:
 
     @property
     def kv(self) -> int:
-        return sum(one.kv for one in self.loads.values())
+        return sum(load.kv for load in self.loads.values())
 
 
 class Away(NamedTuple):
@@ -45,57 +45,57 @@ class Away(NamedTuple):
 def sample_of(event: Mapping[str, Any], origin_s: float) -> Sample:
     """`origin_s`: unix seconds of the run's first event. Raises Malformed."""
     try:
-        loads = {str(name)[:MAX_NAME_CHARS]: _load(one) for name, one in event["engines"].items()}
+        loads = {str(name)[:MAX_NAME_CHARS]: _load(load) for name, load in event["engines"].items()}
         return Sample(round(1000 * (float(event["time"]) - origin_s)), loads)
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise Malformed(f"not a sample of engines: {error!r}") from error
 
 
-def _load(one: Mapping[str, Any]) -> Load:
-    share = float(one["kv"])
+def _load(load: Mapping[str, Any]) -> Load:
+    share = float(load["kv"])
     if not 0.0 <= share <= 1.0:
         raise ValueError(share)
-    return Load(int(one["running"]), int(one["waiting"]), round(1000 * share), int(one["preemptions"]))
+    return Load(int(load["running"]), int(load["waiting"]), round(1000 * share), int(load["preemptions"]))
 
 
 def thinned(samples: Sequence[Sample]) -> list[Sample]:
     if len(samples) <= MAX_SAMPLES:
         return list(samples)
     bounds = [place * len(samples) // MAX_SAMPLES for place in range(MAX_SAMPLES + 1)]
-    return [max(samples[low:high], key=lambda one: one.kv) for low, high in zip(bounds, bounds[1:], strict=False)]
+    return [max(samples[low:high], key=lambda sample: sample.kv) for low, high in zip(bounds, bounds[1:], strict=False)]
 
 
 def packed(samples: Sequence[Sample], first_ms: int, engines: Sequence[str]) -> dict[str, Any] | None:
     """`at`: ms since `first_ms`; `loads`: for each of `engines` its four numbers a sample, flat (-1: not told)."""
-    kept = thinned(sorted(samples, key=lambda one: one.at_ms))
+    kept = thinned(sorted(samples, key=lambda sample: sample.at_ms))
     if not kept:
         return None
     unknown = Load(-1, -1, -1, -1)
-    loads = [[number for one in kept for number in one.loads.get(name, unknown)] for name in engines]
-    return {"at": [max(0, one.at_ms - first_ms) for one in kept], "loads": loads}
+    loads = [[number for sample in kept for number in sample.loads.get(name, unknown)] for name in engines]
+    return {"at": [max(0, sample.at_ms - first_ms) for sample in kept], "loads": loads}
 
 
 def away_of(events: Iterable[Mapping[str, Any]], origin_s: float) -> list[Away]:
     """From `engine_lost` to the next `engine_back` of the same engine; what cannot be read is left out."""
-    found: list[Away] = []
+    losses: list[Away] = []
     for event in events:
         try:
             name, at_ms = str(event["engine"])[:MAX_NAME_CHARS], round(1000 * (float(event["time"]) - origin_s))
         except (KeyError, TypeError, ValueError, OverflowError):
             continue
-        open_one = next((i for i, one in enumerate(found) if one.engine == name and one.to_ms is None), None)
-        if event.get("event") == "engine_lost" and open_one is None:
-            found.append(Away(name, at_ms, None))
-        elif event.get("event") == "engine_back" and open_one is not None:
-            found[open_one] = found[open_one]._replace(to_ms=at_ms)
-    return found
+        open_loss = next((i for i, loss in enumerate(losses) if loss.engine == name and loss.to_ms is None), None)
+        if event.get("event") == "engine_lost" and open_loss is None:
+            losses.append(Away(name, at_ms, None))
+        elif event.get("event") == "engine_back" and open_loss is not None:
+            losses[open_loss] = losses[open_loss]._replace(to_ms=at_ms)
+    return losses
 
 
 def away_within(away: Iterable[Away], first_ms: int, end_ms: int, engines: Sequence[str]) -> list[list[int]]:
     """[engine, from, to] of the step's own time, ms since `first_ms`."""
     rows = []
-    for one in away:
-        start_ms, stop_ms = max(one.from_ms, first_ms), end_ms if one.to_ms is None else min(one.to_ms, end_ms)
-        if one.engine in engines and start_ms < stop_ms:
-            rows.append([engines.index(one.engine), start_ms - first_ms, stop_ms - first_ms])
+    for loss in away:
+        start_ms, stop_ms = max(loss.from_ms, first_ms), end_ms if loss.to_ms is None else min(loss.to_ms, end_ms)
+        if loss.engine in engines and start_ms < stop_ms:
+            rows.append([engines.index(loss.engine), start_ms - first_ms, stop_ms - first_ms])
     return rows

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from swe_rl.logger.phase import PhaseKind
+from swe_rl.logger.events import PhaseKind
 
 KINDS = tuple(kind.value for kind in PhaseKind)
 MAX_NAME_CHARS = 200
@@ -67,7 +67,7 @@ class Program:
             self.start_ms - first_ms,
             self.end_ms - first_ms,
             flat,
-            [number for one in self.turns for number in one],
+            [number for counts in self.turns for number in counts],
         ]
 
 
@@ -75,8 +75,8 @@ def program_of(event: Mapping[str, Any]) -> Program:
     """Raises Malformed."""
     try:
         name, group, step = str(event["trajectory_id"]), str(event["group_id"]), int(event["step"])
-        engines = tuple(str(one)[:MAX_NAME_CHARS] for one in event["engines"])
-        phases = tuple(_phase(one, len(engines)) for one in event["phases"])
+        engines = tuple(str(engine)[:MAX_NAME_CHARS] for engine in event["engines"])
+        phases = tuple(_phase(values, len(engines)) for values in event["phases"])
         span = event["span_s"]
         start_ms, end_ms = map(_ms, span) if span else (phases[0].start_ms, phases[-1].end_ms)
         turns = tuple((int(prompt), int(cached), int(sampled)) for prompt, cached, sampled in event["turns"])

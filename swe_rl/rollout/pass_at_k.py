@@ -1,7 +1,7 @@
 """pass@k over a split: how likely one of k attempts at an instance is right.
 
 Invariants:
-- Pure. Intervals are those of `report/wilson`, over instances, and the resolved rate is that of `report/resolved`.
+- Pure. Intervals are those of `report/statistics`, over instances, and the resolved rate is that of `report/resolved`.
 - Attempts that infrastructure broke are no attempts; an instance with fewer than k valid ones has no pass@k and
   is left out of that mean, which then says over how many instances it was taken.
 """
@@ -12,7 +12,7 @@ from math import comb
 from typing import Any
 
 from swe_rl.report.resolved import of_counts
-from swe_rl.report.wilson import clustered_interval
+from swe_rl.report.statistics import clustered_interval
 from swe_rl.rollout.batch import valid_counts
 from swe_rl.rollout.trajectory import Trajectory, cheating_counts
 

@@ -1,18 +1,26 @@
-"""Which sweep `job=status` and `job=logs` are about: `job.runs`, or else the newest.
+"""Which sweep `job=status` and `job=logs` are about (`job.runs`, or else the newest), and the runs of a SLURM job.
 
 Invariants:
-- Reads only. A sweep that nobody submitted, and the folder of one run, are looked at all the same.
+- Reads only, and does not ask SLURM: `submission.json` of a sweep, `requeue.json` of a run.
+- A sweep that nobody submitted, and the folder of one run, are looked at all the same.
 """
 
-from collections.abc import Callable
+import re
+import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from swe_rl.config.schema import Config
+from swe_rl.hardware.slurm.requeue import read_record
+from swe_rl.logger.folder import RunFolder
 from swe_rl.report.compare.read import is_run, runs_below
 from swe_rl.submission.freeze import FOLDER as FROZEN
 from swe_rl.submission.record import NAME, NoSubmission, Submission, read_submission
 from swe_rl.submission.rows import Row, plain_rows, sweep_rows
+
+_NUMBER = re.compile(r"\d+(_\d+)?")
+_DEEPEST = 5  # outputs/project/multirun/name/time/number
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,11 +30,10 @@ class Sweep:
     folder: Path
     submission: Submission | None
 
-    def rows(self, clock: Callable[[], float]) -> list[Row]:
-        """`clock`: unix seconds."""
+    def rows(self) -> list[Row]:
         if self.submission is not None:
-            return sweep_rows(self.folder, self.submission, clock())
-        return plain_rows([self.folder] if is_run(self.folder) else runs_below(self.folder), clock())
+            return sweep_rows(self.folder, self.submission, time.time())
+        return plain_rows([self.folder] if is_run(self.folder) else runs_below(self.folder), time.time())
 
 
 def find_sweep(config: Config) -> Sweep:
@@ -43,10 +50,10 @@ def find_sweep(config: Config) -> Sweep:
 
 
 def _newest(outputs: Path) -> Path:
-    found = [path for path in (outputs / "multirun").glob("*/*") if (path / NAME).is_file() or _has_runs(path)]
-    if not found:
+    sweeps = [path for path in (outputs / "multirun").glob("*/*") if (path / NAME).is_file() or _has_runs(path)]
+    if not sweeps:
         raise NoSubmission(f"There is no sweep below {outputs / 'multirun'}. Name one: job.runs=FOLDER.")
-    return max(found, key=lambda path: (_begun_s(path), path.name))
+    return max(sweeps, key=lambda path: (_begun_s(path), path.name))
 
 
 def _has_runs(path: Path) -> bool:
@@ -57,3 +64,32 @@ def _begun_s(path: Path) -> float:
     """What was frozen at the start does not change any more; the sweep's own folder does."""
     frozen = path / FROZEN
     return (frozen if frozen.is_dir() else path).stat().st_mtime
+
+
+def is_slurm_id(text: str) -> bool:
+    """`25609`, or `25609_3` of an array, where no file or folder has that name."""
+    return bool(_NUMBER.fullmatch(text)) and not Path(text).exists()
+
+
+def runs_of(slurm_id: str, outputs: Path) -> list[Path]:
+    """Folders of the job's runs, each once; of an array's bare number those of all its elements."""
+    folders = [folder for known, folder in _known(outputs) if slurm_id in (known, known.partition("_")[0])]
+    return sorted({folder.resolve(): folder for folder in folders}.values())
+
+
+def _known(outputs: Path) -> Iterator[tuple[str, Path]]:
+    """SLURM's numbers and the folders that belong to them."""
+    for path in _below(outputs, NAME):
+        try:
+            jobs = read_submission(path.parent).jobs
+        except NoSubmission:
+            continue
+        yield from ((job.slurm_id, path.parent / job.folder) for job in jobs if job.slurm_id)
+    for path in _below(outputs, RunFolder(outputs).requeue_json.name):
+        if (record := read_record(path)) is not None:
+            yield record.job.rpartition(":")[2], path.parent
+
+
+def _below(folder: Path, name: str) -> Iterator[Path]:
+    for depth in range(_DEEPEST):
+        yield from folder.glob("*/" * depth + name)

@@ -54,10 +54,10 @@ def freeze(sweep_dir: Path, jobs: Sequence[Composed], config_dir: Path | None, *
         ) from error
     shutil.copytree(conf_dir(), folder / "conf", ignore=_IGNORED)
     shutil.copytree(sweeps_dir(), folder / "sweeps", ignore=_IGNORED)
-    own = None
+    copy = None
     if config_dir is not None:
-        own = folder / "config_dir"
-        shutil.copytree(config_dir, own, ignore=_IGNORED)
+        copy = folder / "config_dir"
+        shutil.copytree(config_dir, copy, ignore=_IGNORED)
     if code:
         shutil.copytree(PACKAGE, folder / PACKAGE.name, ignore=_IGNORED)
     write_text_atomic(folder / SNAPSHOT, json.dumps(git_state(PACKAGE), indent=2) + "\n")
@@ -66,7 +66,7 @@ def freeze(sweep_dir: Path, jobs: Sequence[Composed], config_dir: Path | None, *
         write_text_atomic(folder / "uncommitted.diff", mask_text(difference))
     for number, job in enumerate(jobs):
         write_text_atomic(folder / "jobs" / f"{number}.json", json.dumps(flatten(job.config), indent=1) + "\n")
-    return Frozen(folder, own)
+    return Frozen(folder, copy)
 
 
 def frozen_exports(frozen: Frozen) -> dict[str, str]:

@@ -40,7 +40,7 @@ class SubmittedJob:
     def servers(self) -> dict[str, str]:
         """Their ids of now: a run submits a server again that it has lost."""
         known = Meeting(Path(self.meeting)).jobs() if self.meeting else {}
-        return {**self.beside, **{name: one for name, one in known.items() if name in self.beside}}
+        return {**self.beside, **{name: server_id for name, server_id in known.items() if name in self.beside}}
 
     def server_logs(self) -> dict[str, Path]:
         """What its servers print, by their names."""
@@ -64,13 +64,11 @@ class Submission:
     def slurm_ids(self) -> list[str]:
         """What `scancel` takes: an array once, companions too."""
         ids = [job.slurm_id.partition("_")[0] for job in self.jobs if job.slurm_id]
-        return list(dict.fromkeys([*ids, *(one for job in self.jobs for one in job.servers().values())]))
+        return list(dict.fromkeys([*ids, *(server_id for job in self.jobs for server_id in job.servers().values())]))
 
     def with_ids(self, ids: Sequence[str | None], beside: Sequence[Mapping[str, str]]) -> "Submission":
-        jobs = [
-            replace(job, slurm_id=one, beside=dict(more)) for job, one, more in zip(self.jobs, ids, beside, strict=True)
-        ]
-        return replace(self, jobs=tuple(jobs))
+        jobs = zip(self.jobs, ids, beside, strict=True)
+        return replace(self, jobs=tuple(replace(job, slurm_id=name, beside=dict(more)) for job, name, more in jobs))
 
 
 def write_submission(folder: Path, submission: Submission) -> None:
@@ -94,6 +92,6 @@ def _job(values: Mapping[str, Any]) -> SubmittedJob:
         folder=str(values["folder"]),
         overrides=tuple(map(str, values["overrides"])),
         slurm_id=values["slurm_id"],
-        beside={str(name): str(one) for name, one in values["beside"].items()},
+        beside={str(name): str(server_id) for name, server_id in values["beside"].items()},
         meeting=values["meeting"],
     )

@@ -1,6 +1,7 @@
 """One line for each job of a sweep: what the disk says of its run, and SLURM of its place in the queue.
 
 Invariants:
+- Reading only: a file that is not there yet is empty.
 - Read from `status.json`, `steps.jsonl` and the queue alone: whoever looks sees the same, also after a job was killed.
 - Whether a run succeeded, only its own `status.json` says; SLURM only says whether anything is still to come.
 """
@@ -14,14 +15,15 @@ from typing import Any
 
 from swe_rl.hardware.slurm.jobs import JobState, Queue, Run, queue_states
 from swe_rl.host.program import run_program
-from swe_rl.logger.disk import decode_json
+from swe_rl.logger.disk import decode_json, read_json
 from swe_rl.logger.folder import RunFolder
 from swe_rl.logger.status import RunState, RunStatus
 from swe_rl.submission.freeze import FOLDER as FROZEN
-from swe_rl.submission.output import last_words, whole_lines
-from swe_rl.submission.record import Submission, SubmittedJob
+from swe_rl.submission.record import LOGS, Submission, SubmittedJob
 
 _TAIL_BYTES = 1 << 16
+_ERRORS = ("error", "run failed", "unexpected", "slurmstepd: error", "srun: error")
+_LONGEST = 300  # characters
 
 
 class Outcome(StrEnum):
@@ -62,7 +64,7 @@ def sweep_rows(folder: Path, submission: Submission, now_s: float, run: Run = ru
     """`now_s`: unix seconds."""
     queue = queue_states([job.slurm_id for job in submission.jobs if job.slurm_id], run)
     servers = [job.servers() for job in submission.jobs]
-    beside = queue_states([one for ids in servers for one in ids.values()], run)
+    beside = queue_states([server_id for ids in servers for server_id in ids.values()], run)
     labels = _labels(submission.jobs)
     return [
         _row(folder, job, label, queue.get(job.slurm_id or ""), _waiting(ids, beside), now_s)
@@ -96,7 +98,7 @@ def _row(
 
 def _waiting(servers: Mapping[str, str], states: Mapping[str, JobState]) -> str:
     """`runtime0 PENDING (Priority)` for each server that is in the queue."""
-    return "; ".join(f"{name} {states[one].words}" for name, one in servers.items() if states[one].where is Queue.WAITS)
+    return "; ".join(f"{name} {states[job].words}" for name, job in servers.items() if states[job].where is Queue.WAITS)
 
 
 def _row_of(
@@ -163,14 +165,55 @@ def last_step(path: Path) -> dict[str, Any]:
 
 
 def _with_steps(row: Row, frozen: Path) -> Row:
-    try:
-        steps = decode_json(frozen.read_bytes()).get("trainer.steps")
-    except (OSError, ValueError, AttributeError):
-        steps = None
+    steps = read_json(frozen).get("trainer.steps")
     return replace(row, steps=steps) if isinstance(steps, int) else row
 
 
 def _labels(jobs: Sequence[SubmittedJob]) -> list[str]:
     """What sets each job apart: its overrides that not all have."""
     shared = set.intersection(*(set(job.overrides) for job in jobs)) if len(jobs) > 1 else set()
-    return [" ".join(one for one in job.overrides if one not in shared) if shared else "" for job in jobs]
+    return [" ".join(text for text in job.overrides if text not in shared) if shared else "" for job in jobs]
+
+
+def outputs(folder: Path, slurm_id: str) -> list[Path]:
+    """Standard output, then standard error, where it has a file of its own."""
+    paths = [folder / LOGS / f"slurm-{slurm_id}.{kind}" for kind in ("out", "err")]
+    return [path for path in paths if path.is_file()]
+
+
+def tail(path: Path, lines: int, end: int | None = None) -> list[str]:
+    """The last `lines` lines before the byte `end` (None: the file's), of the last _TAIL_BYTES bytes there."""
+    try:
+        with path.open("rb") as file:
+            end = file.seek(0, 2) if end is None else end
+            start = max(0, end - _TAIL_BYTES)
+            file.seek(start)
+            text = file.read(end - start).decode(errors="replace")
+    except OSError:
+        return []
+    kept = text.splitlines()[1 if start else 0 :]
+    return kept[-lines:] if lines > 0 else []
+
+
+def whole_lines(path: Path, start: int) -> tuple[list[str], int]:
+    """Those from the byte `start` on, and where they end; half a line at the end of the file is none yet."""
+    try:
+        with path.open("rb") as file:
+            file.seek(start)
+            text = file.read()
+    except OSError:
+        return [], start
+    whole = text.rfind(b"\n") + 1
+    return text[:whole].decode(errors="replace").splitlines(), start + whole
+
+
+def last_words(folder: Path, slurm_id: str) -> str:
+    """The last error that the job printed, or else its last line; empty where it printed nothing."""
+    for path in reversed(outputs(folder, slurm_id)):
+        lines = [line.strip() for line in tail(path, 200) if line.strip()]
+        errors = [number for number, line in enumerate(lines) if line.startswith(_ERRORS)]
+        if errors:
+            return " ".join(lines[errors[-1] :])[:_LONGEST]
+        if lines:
+            return lines[-1][:_LONGEST]
+    return ""

@@ -49,7 +49,7 @@ class Prepared:
 
     @property
     def scripts(self) -> list[Path]:
-        return [self.script, *(one.path for companions in self.beside for one in companions)]
+        return [self.script, *(companion.path for companions in self.beside for companion in companions)]
 
 
 def prepare(folder: Path, jobs: Sequence[Composed], frozen: Frozen, given: Sequence[str]) -> Prepared:
@@ -115,9 +115,9 @@ def _submit_all(prepared: Prepared, run: Run, taken: list[str]) -> Submission:
     for number, (job_id, companions) in enumerate(zip(ids, prepared.beside, strict=True)):
         waits = [f"--dependency=after:{job_id}"] if prepared.parallel and number >= prepared.parallel else []
         beside.append({})
-        for one in companions:
-            beside[-1][one.job_key] = _sbatch(one.path, run, waits)
-            taken.append(beside[-1][one.job_key])
+        for companion in companions:
+            beside[-1][companion.job_key] = _sbatch(companion.path, run, waits)
+            taken.append(beside[-1][companion.job_key])
         if companions:
             companions[0].meeting.note_jobs(trainer=job_id, **beside[-1])
     submission = prepared.submission.with_ids(ids, beside)
@@ -127,12 +127,12 @@ def _submit_all(prepared: Prepared, run: Run, taken: list[str]) -> Submission:
 
 def _companions(job: Composed, folder: Path, frozen: Frozen, exports: Mapping[str, str]) -> tuple[Companion, ...]:
     """Their scripts are written where they say. They are jobs of their own, which nobody submits once more."""
-    overrides = [one for one in job.overrides if one.lstrip("+").partition("=")[0] not in _OF_SUBMISSION]
+    overrides = [override for override in job.overrides if override.lstrip("+").partition("=")[0] not in _OF_SUBMISSION]
     meeting = meeting_of(job.config, folder)
     made = companion_jobs(job.config, overrides, meeting, exports=exports, config_dir=frozen.config_dir)
-    for one in made:
-        one.meeting.create()
-        write_text_atomic(one.path, one.script)
+    for companion in made:
+        companion.meeting.create()
+        write_text_atomic(companion.path, companion.script)
     return tuple(made)
 
 

@@ -16,8 +16,7 @@ from swe_rl.submission.freeze import Frozen
 from swe_rl.submission.record import Submission
 from swe_rl.submission.rows import Outcome, Row, sweep_rows
 from swe_rl.submission.submit import Prepared, prepare, submit
-from swe_rl.submission.table import failures
-from swe_rl.submission.watch import watch
+from swe_rl.submission.table import failures, watch
 
 
 def submit_sweep(folder: Path, jobs: Sequence[Composed], frozen: Frozen, given: Sequence[str]) -> int:
@@ -70,7 +69,7 @@ def ways_on(folder: Path, submission: Submission) -> list[str]:
 
 def _print_ids(folder: Path, submission: Submission) -> None:
     for job in submission.jobs:
-        beside = "".join(f", {name} {one}" for name, one in job.beside.items())
+        beside = "".join(f", {name} {server_id}" for name, server_id in job.beside.items())
         print(f"job {job.number}: SLURM {job.slurm_id}{beside}  {folder / job.folder}")
     jobs = "1 job" if len(submission.jobs) == 1 else f"{len(submission.jobs)} jobs"
     print(f"{jobs} submitted by {submission.launcher} in {folder}", flush=True)

@@ -1,25 +1,36 @@
-"""The jobs of a sweep as text: a line each, the counts, and what went wrong.
+"""The jobs of a sweep as text: a line each, the counts, and what went wrong; once, or until all have ended.
 
 Invariants:
-- Pure: rows in, lines out. What is not known reads '-'.
+- Rows in, lines out. What is not known reads '-'.
+- On a terminal one table is redrawn; elsewhere it is printed again whenever a state or a reason has changed, and
+  now and then when steps were finished.
+- SLURM is asked often at first, then every few seconds: a controller serves a whole cluster.
+- A console that goes away ends the showing, not the looking.
 """
 
+import os
+import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import TextIO
 
 from swe_rl.logger.progress_text import duration, number
+from swe_rl.logger.progress_view import is_live
 from swe_rl.submission.rows import Outcome, Row
 
 _HEAD = ("job", "SLURM", "state", "step", "response tokens/s", "reward", "heard", "")
 _NOTE = 60  # characters in the table; `failures` has all of it
 _FOLDED_FROM = 24  # rows; beyond, jobs of which there is nothing to see share a line
 _FOLDED = (Outcome.pending, Outcome.done)
+_FIRST_S, _LAST_S, _GROWTH = 0.5, 10.0, 1.15
+Look = Callable[[], list[Row]]
 
 
 def counts(rows: Sequence[Row]) -> str:
     """`2 running, 1 pending (Resources), 5 done`."""
-    found = Counter(row.outcome for row in rows)
-    return ", ".join(f"{found[outcome]} {outcome}{_reasons(rows, outcome)}" for outcome in Outcome if found[outcome])
+    totals = Counter(row.outcome for row in rows)
+    return ", ".join(f"{totals[outcome]} {outcome}{_reasons(rows, outcome)}" for outcome in Outcome if totals[outcome])
 
 
 def table(rows: Sequence[Row], *, fold: bool = False) -> list[str]:
@@ -65,3 +76,57 @@ def _reasons(rows: Sequence[Row], outcome: Outcome) -> str:
         return ""
     reasons = dict.fromkeys(row.note for row in rows if row.outcome is outcome and row.note)
     return f" ({', '.join(reasons)})" if reasons else ""
+
+
+_STEPS_S, _STILL_S = 15.0, 60.0  # after so long finished steps are shown, or a line says that it goes on
+
+
+def watch(look: Look, stream: TextIO, *, sleep: Callable[[float], None] = time.sleep) -> list[Row]:
+    """The rows, once every one is at its end."""
+    return (_live if is_live(stream, os.environ) else _plain)(look, stream, sleep)
+
+
+def _plain(look: Look, stream: TextIO, sleep: Callable[[float], None]) -> list[Row]:
+    shown: list[tuple[str, str]] = []
+    shown_steps: list[int | None] = []
+    pause_s, still_s = _FIRST_S, 0.0
+    while True:
+        rows = look()
+        seen = [(row.outcome.value, row.note if not row.outcome.is_end else "") for row in rows]
+        steps = [row.step for row in rows]
+        if seen != shown or (steps != shown_steps and still_s >= _STEPS_S):
+            _say(stream, [*table(rows, fold=True), ""])
+            pause_s = _FIRST_S if seen != shown else pause_s  # one change brings the next
+            shown, shown_steps, still_s = seen, steps, 0.0
+        elif still_s >= _STILL_S:
+            _say(stream, [counts(rows)])
+            still_s = 0.0
+        if all(row.outcome.is_end for row in rows):
+            return rows
+        sleep(pause_s)
+        still_s += pause_s
+        pause_s = min(_LAST_S, pause_s * _GROWTH)
+
+
+def _live(look: Look, stream: TextIO, sleep: Callable[[float], None]) -> list[Row]:
+    from rich.console import Console
+    from rich.live import Live
+    from rich.text import Text
+
+    console = Console(file=stream, highlight=False)
+    pause_s = _FIRST_S
+    with Live(console=console, auto_refresh=False, transient=True) as live:
+        while True:
+            rows = look()
+            live.update(Text("\n".join(table(rows, fold=True)), no_wrap=True, overflow="ellipsis"), refresh=True)
+            if all(row.outcome.is_end for row in rows):
+                break
+            sleep(pause_s)
+            pause_s = min(_LAST_S, pause_s * _GROWTH)
+    _say(stream, table(rows, fold=True))
+    return rows
+
+
+def _say(stream: TextIO, lines: list[str]) -> None:
+    with suppress(OSError, ValueError):
+        print("\n".join(lines), file=stream, flush=True)

@@ -7,8 +7,8 @@ import pytest
 from swe_rl.config.compose import compose
 from swe_rl.errors import UserError
 from swe_rl.job import logs, status
-from swe_rl.submission.output import last_words, tail
 from swe_rl.submission.record import NoSubmission, Submission, SubmittedJob, write_submission
+from swe_rl.submission.rows import last_words, tail
 
 
 @pytest.fixture(autouse=True)
@@ -103,7 +103,7 @@ def test_logs_go_on_until_the_jobs_have_ended(sweep, tmp_path, capsys, monkeypat
         if out.read_text().endswith("line\n"):
             record.write_text(json.dumps({"status": "done"}))
 
-    monkeypatch.setattr(logs.time, "sleep", work)
+    monkeypatch.setattr("time.sleep", work)
     logs.run(config(tmp_path, "job=logs", "job.lines=1", "job.follow=true"), None)
     assert capsys.readouterr().out.endswith("Started: 'step'\n[0] one more\n[0] half a line\n")
 

@@ -13,8 +13,7 @@ from swe_rl.host.program import Completed, NoAnswerInTime
 from swe_rl.logger.status import RunState, RunStatus
 from swe_rl.submission.record import NoSubmission, Submission, SubmittedJob, read_submission, write_submission
 from swe_rl.submission.rows import Outcome, last_step, outcome_of, plain_rows, sweep_rows
-from swe_rl.submission.table import failures, table
-from swe_rl.submission.watch import watch
+from swe_rl.submission.table import failures, table, watch
 
 WAITS, RUNS = JobState(Queue.WAITS, "PENDING", "Resources"), JobState(Queue.RUNS, "RUNNING")
 GONE, UNKNOWN = JobState(Queue.GONE, "TIMEOUT"), JobState(Queue.UNKNOWN)

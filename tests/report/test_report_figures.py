@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swe_rl.report.figures import eval_points, figures, instance_rows
-from swe_rl.report.wilson import clustered_interval, paired_interval, wilson_interval
+from swe_rl.report.statistics import clustered_interval, paired_interval, wilson_interval
 
 
 @pytest.mark.parametrize(("instances", "samples", "shape"), [(32, 4, 0.5), (100, 8, 0.3), (20, 4, 2.0), (64, 1, 0.5)])

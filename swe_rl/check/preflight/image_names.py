@@ -12,7 +12,7 @@ from typing import Any
 
 from swe_rl.check.preflight.system import System
 from swe_rl.config.schema import Config, EnvConfig
-from swe_rl.plan.instance_count import listed_ids
+from swe_rl.plan.sizes import listed_ids
 
 HUB = "docker.io"
 _COLUMNS = ("image_name", "image", "docker_image")

@@ -15,8 +15,7 @@ from swe_rl.config.choices import GradingKind, Keep
 from swe_rl.config.keys import nearest
 from swe_rl.config.parts import Part, reads
 from swe_rl.config.schema import Config, EnvConfig
-from swe_rl.plan.instance_count import listed_ids, trained_images, trained_instances
-from swe_rl.plan.sizes import holds_container
+from swe_rl.plan.sizes import holds_container, listed_ids, trained_images, trained_instances
 
 PLACEHOLDERS = ("instance_id", "instance_id_s", "instance_id_1776")
 ENVS = (

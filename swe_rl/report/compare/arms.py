@@ -46,8 +46,8 @@ def with_baseline(arms: Sequence[Arm], baseline: Arm) -> list[Arm]:
 
 def engines_of(arms: Sequence[Arm]) -> int | None:
     """How many engines (data-parallel replicas) each of them had; a log says it in its label (`dp4_default`) only."""
-    found = {_engines(arm.label, run) for arm in arms for run in arm.runs.values()}
-    return found.pop() if len(found) == 1 else None
+    counts = {_engines(arm.label, run) for arm in arms for run in arm.runs.values()}
+    return counts.pop() if len(counts) == 1 else None
 
 
 def differences(runs: Sequence[Measured], ignored: frozenset[str] = frozenset()) -> list[str]:
@@ -91,7 +91,7 @@ def _ends(values: list[str]) -> list[str]:
         return values
     parts = [PurePath(value).parts for value in values]
     for count in range(1, max(map(len, parts))):
-        ends = ["/".join(own[-count:]) for own in parts]
+        ends = ["/".join(path_parts[-count:]) for path_parts in parts]
         if len(set(ends)) == len(set(values)):
             return ends
     return values
@@ -115,14 +115,14 @@ def _router(label: str, *runs: Measured) -> str | None:
     for run in runs[:1]:
         if name := run.value("router"):
             return str(name)
-    found = next((found for word in label.split() if (found := _ROUTER.match(word))), None)
-    return found[1] if found else None
+    match = next((match for word in label.split() if (match := _ROUTER.match(word))), None)
+    return match[1] if match else None
 
 
 def _engines(label: str, run: Measured) -> int | None:
     if run.is_log:
-        found = _DATA_PARALLEL.search(label.replace("_", " "))
-        return int(found[1]) if found else None
+        match = _DATA_PARALLEL.search(label.replace("_", " "))
+        return int(match[1]) if match else None
     engines = run.value("layout.engines")
     return engines if type(engines) is int else None
 
@@ -133,7 +133,7 @@ def _repeat_names(groups: Sequence[Sequence[Measured]]) -> list[list[str]]:
         return [[""] for _ in groups]
     telling = [key for key in _REPEATS if len({_value(run, key) for group in groups for run in group}) > 1]
     names = [[" ".join(f"{_REPEATS[key]}={_value(run, key)}" for key in telling) for run in group] for group in groups]
-    unique = all(len(set(own)) == len(own) for own in names)
-    if unique and set.intersection(*(set(own) for own in names)):
+    unique = all(len(set(group_names)) == len(group_names) for group_names in names)
+    if unique and set.intersection(*(set(group_names) for group_names in names)):
         return names
     return [[f"run {index}" for index in range(len(group))] for group in groups]

@@ -13,7 +13,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from swe_rl.report.compare.held_out import HeldOut, HeldOutPair, held_out_pair
-from swe_rl.report.compare.statistics import Interval, Paired, mean_interval, paired
+from swe_rl.report.statistics import Interval, Paired, mean_interval, paired
 
 Key = tuple[str, int]  # the repeat's name, '' for an arm of one run, and the step
 

@@ -14,8 +14,8 @@ from typing import Any
 
 from swe_rl.logger.progress_text import span
 from swe_rl.logger.summary import before_and_after
-from swe_rl.report.compare.statistics import Interval, mean_interval
 from swe_rl.report.resolved import Change, Resolved, change, counts_of, gain, part_of, resolved
+from swe_rl.report.statistics import Interval, mean_interval
 
 Record = Mapping[str, Any]
 
@@ -65,41 +65,41 @@ def held_out_pair(pairs: Sequence[tuple[HeldOut | None, HeldOut | None]]) -> Hel
     if not both:
         return None
     unpaired = sum(len(before.keys() ^ after.keys()) for before, after in both)
-    found = [one for before, after in both if (one := change(before, after)) is not None]
-    if not found:
+    diffs = [diff for before, after in both if (diff := change(before, after)) is not None]
+    if not diffs:
         return HeldOutPair(0, 0, unpaired, None, None, None)
-    interval: Interval | None = (100 * found[0].low, 100 * found[0].high)
-    if len(found) > 1:
-        interval = mean_interval([100 * one.delta for one in found])
-    rates = [100 * fmean(values) for values in ([one.before for one in found], [one.after for one in found])]
-    return HeldOutPair(len(found), sum(one.num_instances for one in found), unpaired, rates[0], rates[1], interval)
+    interval: Interval | None = (100 * diffs[0].low, 100 * diffs[0].high)
+    if len(diffs) > 1:
+        interval = mean_interval([100 * diff.delta for diff in diffs])
+    rates = [100 * fmean(values) for values in ([diff.before for diff in diffs], [diff.after for diff in diffs])]
+    return HeldOutPair(len(diffs), sum(diff.num_instances for diff in diffs), unpaired, rates[0], rates[1], interval)
 
 
-def run_lines(name: str, one: HeldOut) -> Iterator[str]:
-    over = one.part or (f"{one.latest.num_instances} instances" if one.latest.num_instances else "")
-    rates = " -> ".join(f"{100 * it.rate:.1f}% ({span(it.low, it.high)})" for it in (one.before, one.after) if it)
-    yield f"- {name} {one.split}: {rates}{f', {over}' if over else ''}"
-    if one.gain is not None:
-        yield f"- {name} gain: {gain_text(one.gain)}"
+def run_lines(name: str, run: HeldOut) -> Iterator[str]:
+    over = run.part or (f"{run.latest.num_instances} instances" if run.latest.num_instances else "")
+    rates = " -> ".join(f"{100 * it.rate:.1f}% ({span(it.low, it.high)})" for it in (run.before, run.after) if it)
+    yield f"- {name} {run.split}: {rates}{f', {over}' if over else ''}"
+    if run.gain is not None:
+        yield f"- {name} gain: {gain_text(run.gain)}"
 
 
-def gain_text(found: Change) -> str:
-    within = f"{100 * found.low:+.1f} to {100 * found.high:+.1f}"
-    return f"{100 * found.delta:+.1f} points ({within}), paired over {found.num_instances} instances"
+def gain_text(gain: Change) -> str:
+    within = f"{100 * gain.low:+.1f} to {100 * gain.high:+.1f}"
+    return f"{100 * gain.delta:+.1f} points ({within}), paired over {gain.num_instances} instances"
 
 
-def pair_line(found: HeldOutPair) -> str:
-    only = f", {found.unpaired} not shared" if found.unpaired else ""
-    if found.baseline is None or found.candidate is None:
+def pair_line(pair: HeldOutPair) -> str:
+    only = f", {pair.unpaired} not shared" if pair.unpaired else ""
+    if pair.baseline is None or pair.candidate is None:
         return f"- held-out: no instance was evaluated on both sides{only}"
-    within = f"{found.interval[0]:+.1f} to {found.interval[1]:+.1f}" if found.interval else "N/A"
-    over = "over the pairs of runs" if found.runs > 1 else "over the instances of these runs"
+    within = f"{pair.interval[0]:+.1f} to {pair.interval[1]:+.1f}" if pair.interval else "N/A"
+    over = "over the pairs of runs" if pair.runs > 1 else "over the instances of these runs"
     return (
-        f"- held-out (paired, {found.instances} instances{only}): {found.baseline:.1f} vs {found.candidate:.1f} %, "
-        f"delta {found.candidate - found.baseline:+.1f} points (95 %: {within}, {over})"
+        f"- held-out (paired, {pair.instances} instances{only}): {pair.baseline:.1f} vs {pair.candidate:.1f} %, "
+        f"delta {pair.candidate - pair.baseline:+.1f} points (95 %: {within}, {over})"
     )
 
 
-def held_out_record(one: HeldOut) -> dict[str, Any]:
+def held_out_record(run: HeldOut) -> dict[str, Any]:
     """For `compare.json`: shares, not per cent."""
-    return {key: value for key, value in asdict(one).items() if key != "counts"}
+    return {key: value for key, value in asdict(run).items() if key != "counts"}

@@ -12,7 +12,7 @@ from typing import Any
 
 from swe_rl.config import yaml_text
 from swe_rl.errors import UserError
-from swe_rl.logger.disk import decode_json
+from swe_rl.logger.disk import read_json
 from swe_rl.logger.events import read_events
 from swe_rl.logger.folder import RunFolder
 from swe_rl.logger.jsonl import iter_jsonl
@@ -47,8 +47,8 @@ def is_run(path: Path) -> bool:
 
 def runs_below(folder: Path) -> list[Path]:
     """A multirun's runs: its sub-folders, by their numbers."""
-    found = [path for path in folder.iterdir() if path.is_dir() and is_run(path)]
-    return sorted(found, key=lambda path: (not path.name.isdecimal(), path.name.zfill(9)))
+    runs = [path for path in folder.iterdir() if path.is_dir() and is_run(path)]
+    return sorted(runs, key=lambda path: (not path.name.isdecimal(), path.name.zfill(9)))
 
 
 def _instead(path: Path) -> str:
@@ -71,7 +71,7 @@ def _run(folder: RunFolder) -> Measured:
         steps=rates,
         incomplete=len(records) - len(rates),
         num_trajectories=_same(records[step].get("num_trajectories") for step in rates),
-        wall_s=_wall_s(folder.summary_json),
+        wall_s=_number(read_json(folder.summary_json).get("wall_s")),
         gains=_gains(evals),
         held_out=held_out(evals),
         status=status.status.value if status else None,
@@ -120,14 +120,6 @@ def _log(path: Path, key: str, trajectories_per_step: int) -> Measured:
     )
 
 
-def _wall_s(path: Path) -> float | None:
-    try:
-        summary = decode_json(path.read_bytes())
-    except (OSError, ValueError):
-        return None
-    return _number(summary.get("wall_s")) if isinstance(summary, dict) else None
-
-
 def _overrides(path: Path) -> dict[str, str]:
     """By key, without Hydra's `+` and quotes; what a sweep file added is not in it, its parameters are."""
     given: dict[str, str] = {}
@@ -151,6 +143,6 @@ def _number(value: Any) -> float | None:
 
 
 def _same(values: Iterable[Any]) -> int | None:
-    found = set(values)
-    only = found.pop() if len(found) == 1 else None
+    distinct = set(values)
+    only = distinct.pop() if len(distinct) == 1 else None
     return only if type(only) is int else None

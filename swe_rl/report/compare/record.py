@@ -14,7 +14,7 @@ from typing import Any
 
 from swe_rl.report.compare.compare import Arm, Comparison, Measured, Pair
 from swe_rl.report.compare.held_out import held_out_record
-from swe_rl.report.compare.statistics import LEVEL, RESAMPLES, SEED, percent
+from swe_rl.report.statistics import LEVEL, RESAMPLES, SEED, percent
 
 _NUMBERS = ("tokens_per_s", "reward_mean", "avg_response_length", "generate_s", "step_s")
 
@@ -83,7 +83,7 @@ def _pair(pair: Pair) -> dict[str, Any]:
 def _paired_steps(pair: Pair) -> Iterator[dict[str, Any]]:
     rates = pair.baseline.rates(), pair.candidate.rates()
     for repeat, step in pair.keys:
-        before, after = (own[repeat, step].tokens_per_s for own in rates)
+        before, after = (arm_rates[repeat, step].tokens_per_s for arm_rates in rates)
         yield {
             "repeat": repeat or None,
             "step": step,

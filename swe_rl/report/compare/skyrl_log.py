@@ -66,11 +66,11 @@ def _add(step: LogStep, text: str) -> None:
             step.generate_s = float(cost_s)
         else:
             step.step_s = float(cost_s)
-    if found := _AVERAGES.search(text):
-        step.reward_mean, step.avg_response_length = float(found[1]), float(found[2])
+    if averages := _AVERAGES.search(text):
+        step.reward_mean, step.avg_response_length = float(averages[1]), float(averages[2])
 
 
 def job_id(path: Path) -> str | None:
     """The job that SLURM named the file after: `slurm-25609.err` is of 25609."""
-    found = _JOB.fullmatch(path.name)
-    return found[1] if found else None
+    match = _JOB.fullmatch(path.name)
+    return match[1] if match else None

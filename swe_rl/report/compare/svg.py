@@ -48,7 +48,7 @@ def ticks(low: float, high: float, most: int = 6, *, whole: bool = False) -> lis
         return [low]
     raw = (high - low) / most
     power = 10.0 ** math.floor(math.log10(raw))
-    size = next(one * power for one in _SIZES if one * power >= raw * 0.999)
+    size = next(factor * power for factor in _SIZES if factor * power >= raw * 0.999)
     if whole:
         size = max(1.0, math.ceil(size))
     first, last = math.ceil(low / size - 1e-9), math.floor(high / size + 1e-9)
@@ -112,14 +112,14 @@ def grid_line(x1: float, y1: float, x2: float, y2: float, *, strong: bool = Fals
     return element("line", {"x1": x1, "y1": y1, "x2": x2, "y2": y2, "stroke": color, "stroke-width": 1})
 
 
-def marker(x: float, y: float, own: Style, size: float = 4) -> str:
+def marker(x: float, y: float, style: Style, size: float = 4) -> str:
     """A shape around a point, filled but for `ring`."""
-    look: Attributes = {"fill": own.color, "stroke": "#ffffff", "stroke-width": 1}
-    if own.shape == "ring":
-        look = {"fill": "#ffffff", "stroke": own.color, "stroke-width": 2}
-    if own.shape in ("circle", "ring"):
+    look: Attributes = {"fill": style.color, "stroke": "#ffffff", "stroke-width": 1}
+    if style.shape == "ring":
+        look = {"fill": "#ffffff", "stroke": style.color, "stroke-width": 2}
+    if style.shape in ("circle", "ring"):
         return element("circle", {"cx": x, "cy": y, "r": size, **look})
-    return element("path", {"d": _path(own.shape, x, y, size), **look})
+    return element("path", {"d": _path(style.shape, x, y, size), **look})
 
 
 def _path(shape: str, x: float, y: float, r: float) -> str:
@@ -282,8 +282,8 @@ def _forest(rows: Sequence[tuple[Pair, Style]], baseline: str, top: float) -> It
     for mark in marks:
         yield grid_line(x(mark), top + 4, x(mark), bottom, strong=mark == 0)
         yield label(x(mark), bottom + 18, tick_text(mark, marks), anchor="middle", color=SOFT)
-    for index, (pair, own) in enumerate(rows):
-        yield from _forest_row(pair, own, x, top + 22 + _FOREST_ROW * index)
+    for index, (pair, style) in enumerate(rows):
+        yield from _forest_row(pair, style, x, top + 22 + _FOREST_ROW * index)
 
 
 def _intervals(rows: Sequence[tuple[Pair, Style]]) -> str:
@@ -291,7 +291,7 @@ def _intervals(rows: Sequence[tuple[Pair, Style]]) -> str:
     return ", 95 % interval over pairs of runs" if over_runs else ": one run an arm, no interval"
 
 
-def _forest_row(pair: Pair, own: Style, x: Scale, y: float) -> Iterator[str]:
+def _forest_row(pair: Pair, style: Style, x: Scale, y: float) -> Iterator[str]:
     tokens = pair.tokens
     if tokens is None or tokens.delta_percent is None:
         return
@@ -300,8 +300,8 @@ def _forest_row(pair: Pair, own: Style, x: Scale, y: float) -> Iterator[str]:
         low, high = tokens.interval_percent
         said += f" ({low:+.1f} to {high:+.1f})"
         ends = [(x(low), y), (x(high), y)]
-        yield element("polyline", {"points": _pairs(ends), "stroke": own.color, "stroke-width": 3, "fill": "none"})
-    yield marker(x(tokens.delta_percent), y, own, size=6)
+        yield element("polyline", {"points": _pairs(ends), "stroke": style.color, "stroke-width": 3, "fill": "none"})
+    yield marker(x(tokens.delta_percent), y, style, size=6)
     yield label(_FOREST_LEFT - 14, y + 4, _short(pair.candidate.label), anchor="end")
     yield label(_WIDTH - 212, y + 4, said, color=INK)
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from swe_rl.logger.status import RunState
 from swe_rl.report.compare.compare import Arm, Comparison, Gain, Key, Measured, Pair, StepRate, pair
 from swe_rl.report.compare.held_out import pair_line, run_lines
-from swe_rl.report.compare.statistics import Interval, Paired, percent
+from swe_rl.report.statistics import Interval, Paired, percent
 
 NOTHING = "N/A"
 ONE_RUN = "one run"
@@ -46,9 +46,9 @@ def _held_out(made: Comparison) -> Iterator[str]:
     for arm, name, run in _runs(made):
         if run.held_out:
             yield from run_lines(f"{arm.short}{f' {name}' if name else ''}", run.held_out)
-    for one in made.pairs:
-        if one.held_out:
-            yield pair_line(one.held_out) + (f": {one.candidate.short}" if len(made.pairs) > 1 else "")
+    for arms in made.pairs:
+        if arms.held_out:
+            yield pair_line(arms.held_out) + (f": {arms.candidate.short}" if len(made.pairs) > 1 else "")
 
 
 def _sources(made: Comparison) -> Iterator[str]:
@@ -101,8 +101,8 @@ def _certainty(pair: Pair, tokens: Paired) -> Iterator[str]:
         yield f"- spread of the runs' averages: {' vs '.join(map(number, spreads))} tokens/sec"
         return
     within = tokens.within_run_percent
-    found = f"delta % {interval(within)} (95 %, bootstrap over its steps)" if within else "one paired step"
-    yield f"- within this run: {found}; it says nothing about another run. {_REPEAT}"
+    certainty = f"delta % {interval(within)} (95 %, bootstrap over its steps)" if within else "one paired step"
+    yield f"- within this run: {certainty}; it says nothing about another run. {_REPEAT}"
 
 
 def _gain(gain: Gain) -> str:
@@ -182,27 +182,27 @@ def arms_table(made: Comparison) -> list[str]:
     base = made.arms[0]
     headers = ["Arm", "Runs", "Paired steps", f"{base.short} tokens/sec", "Arm tokens/sec", "Delta", "Delta %"]
     headers += ["95 % of delta %", "Arm median", "Spread of runs", "Mean reward", "Held-out gain", "Wall s a run"]
-    own = pair(base, base)
-    return table(headers, [_arm_row(own, base), *(_arm_row(one, one.candidate) for one in made.pairs)])
+    baseline = pair(base, base)
+    return table(headers, [_arm_row(baseline, base), *(_arm_row(arms, arms.candidate) for arms in made.pairs)])
 
 
-def _arm_row(one: Pair, arm: Arm) -> list[str]:
-    tokens, rewards = one.tokens, one.means(lambda rate: rate.reward_mean)
-    gain = number(one.gain.candidate if one.gain else None)
+def _arm_row(arms: Pair, arm: Arm) -> list[str]:
+    tokens, rewards = arms.tokens, arms.means(lambda rate: rate.reward_mean)
+    gain = number(arms.gain.candidate if arms.gain else None)
     last = [number(arm.spread()), number(rewards[1] if rewards else None, 4), gain, number(arm.wall_s())]
     if tokens is None:
         return [arm.label, str(len(arm.runs)), "0", NOTHING, number(arm.average()), *[NOTHING] * 4, *last]
     averages = [number(tokens.baseline_average), number(tokens.candidate_average)]
     over_runs = interval(tokens.interval_percent) if tokens.runs > 1 else ONE_RUN
     differences = [number(tokens.delta), number(tokens.delta_percent), over_runs]
-    if one.baseline is one.candidate:
+    if arms.baseline is arms.candidate:
         differences = [""] * len(differences)
     row = [arm.label, str(len(arm.runs)), str(tokens.steps)]
     return [*row, *averages, *differences, number(tokens.candidate_median), *last]
 
 
-def interval(found: Interval | None) -> str:
-    return f"{number(found[0])} to {number(found[1])}" if found else NOTHING
+def interval(bounds: Interval | None) -> str:
+    return f"{number(bounds[0])} to {number(bounds[1])}" if bounds else NOTHING
 
 
 def steps_table(made: Comparison) -> list[str]:
@@ -212,7 +212,7 @@ def steps_table(made: Comparison) -> list[str]:
     for arm in others:
         headers += [f"{arm.label} tokens/sec", "Delta %"]
     rates = [arm.rates() for arm in made.arms]
-    return table(headers, [_step_row(key, [_tokens_per_s(own.get(key)) for own in rates]) for key in made.step_keys()])
+    return table(headers, [_step_row(key, [_tokens_per_s(arm.get(key)) for arm in rates]) for key in made.step_keys()])
 
 
 def _step_row(key: Key, values: Sequence[float | None]) -> list[str]:

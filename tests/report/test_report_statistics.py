@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swe_rl.report.compare.statistics import bootstrap_percent, interval_percent, mean_interval, paired, percent
+from swe_rl.report.statistics import bootstrap_percent, interval_percent, mean_interval, paired, percent
 
 RATES = st.lists(st.tuples(*[st.floats(1, 1e5)] * 2), min_size=2, max_size=12)
 
