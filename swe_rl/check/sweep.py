@@ -23,8 +23,8 @@ def check_sweep(jobs: Sequence[Composed]) -> list[Finding]:
     """Findings about the sweep as a whole, errors first."""
     # Of the jobs that a check answers for; each job's own rules name wrong numbers.
     sound = [replace(job, config=within(asked(job.config))) for job in jobs]
-    found = [finding for rule in RULES for finding in rule(sound)]
-    return sorted(found, key=lambda finding: finding.severity != "error")
+    findings = [finding for rule in RULES for finding in rule(sound)]
+    return sorted(findings, key=lambda finding: finding.severity != "error")
 
 
 def one_launcher(jobs: Sequence[Composed]) -> Iterator[Finding]:

@@ -35,8 +35,8 @@ def yaml_comments(path: Path) -> dict[str, str]:
         if parent := re.match(r"^  - (\w+)$", line):
             file = path.with_name(f"{parent.group(1)}.yaml")
             comments |= yaml_comments(file) if file.is_file() and file != path else {}
-        elif found := _YAML_LINE.match(line):
-            comments[found.group(1)] = found.group(2)
+        elif match := _YAML_LINE.match(line):
+            comments[match.group(1)] = match.group(2)
     return comments
 
 

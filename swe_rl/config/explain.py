@@ -187,8 +187,8 @@ def _bad_value(error: BaseException, overrides: Sequence[str]) -> str:
 
 def _variable_of(reason: str) -> str | None:
     """The environment's variable whose value does not fit the key that it decides."""
-    found = re.search(r"\$\{swe_rl\.env:\s*(\w+)", reason)
-    return found.group(1) if found and "could not be converted" in reason else None
+    match = re.search(r"\$\{swe_rl\.env:\s*(\w+)", reason)
+    return match.group(1) if match and "could not be converted" in reason else None
 
 
 def _reason(error: BaseException) -> str:

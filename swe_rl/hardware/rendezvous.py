@@ -126,7 +126,7 @@ class Meeting:
         return sorted((one for one in found if one is not None), key=lambda one: one.node)
 
     def server(self, node: int) -> ServerRecord | None:
-        return next((one for one in self.servers() if one.node == node), None)
+        return next((server for server in self.servers() if server.node == node), None)
 
     def trainers(self) -> list[TrainerRecord]:
         found = [_record(TrainerRecord, values) for values in self._values(_TRAINER)]

@@ -91,14 +91,14 @@ def read_slice_memory(system: Runs) -> list[Gpu]:
         cards = ElementTree.fromstring(_ask(system, "-q", "-x")).findall("gpu")
     except ElementTree.ParseError as error:
         raise Unanswered(f"nvidia-smi -q -x is no XML: {error}") from error
-    found = []
+    gpus = []
     for number, card in enumerate(cards):
         for one in card.findall("mig_devices/mig_device"):
             index = one.findtext("index", "").strip()
             if uuid := names.get((number, index)):
                 total, used = (_mib(one, name) for name in ("total", "used"))
-                found.append(Gpu(int(index), uuid, card.findtext("product_name", ""), total, used, mig=False))
-    return found
+                gpus.append(Gpu(int(index), uuid, card.findtext("product_name", ""), total, used, mig=False))
+    return gpus
 
 
 def _mib(device: ElementTree.Element, name: str) -> int | None:

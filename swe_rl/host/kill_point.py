@@ -78,6 +78,6 @@ def _read(text: str) -> tuple[str, int] | None:
     if not text:
         return None
     name, _, count = text.partition(":")
-    if name not in {one.name for one in POINTS}:
+    if name not in {point.name for point in POINTS}:
         raise ValueError(f"{VARIABLE}={text} names no point of swe_rl/host/kill_point.py")
     return name, int(count or 1)

@@ -39,7 +39,7 @@ def rank_nodes(rooms: Sequence[Room], free: Sequence[float], world: int, sp: int
 
 def rank_places(units: Iterable[float], sp: int) -> int:
     """How many ranks fit nodes with so many units each, `sp` at a time on one of them."""
-    return sum(int(one + 1e-6) // sp * sp for one in units)
+    return sum(int(unit + 1e-6) // sp * sp for unit in units)
 
 
 def _preference(rooms: Sequence[Room], groups: Sequence[int], index: int, wanted: int) -> tuple[int, bool, int]:

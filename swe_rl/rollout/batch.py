@@ -22,8 +22,8 @@ from swe_rl.rollout.trajectory import INFRA_STATUSES, Status, Trajectory, cheati
 
 def groups_of(trajectories: Sequence[Trajectory]) -> dict[str, list[Trajectory]]:
     groups: dict[str, list[Trajectory]] = {}
-    for one in trajectories:
-        groups.setdefault(one.group_id, []).append(one)
+    for trajectory in trajectories:
+        groups.setdefault(trajectory.group_id, []).append(trajectory)
     return groups
 
 
@@ -70,18 +70,18 @@ def _in_baseline(group: Sequence[Trajectory]) -> list[bool]:
     return [one.in_baseline and one.reward is not None for one in group]
 
 
-def _charged(one: Trajectory, algo: AlgoConfig, max_tokens: int) -> float | None:
-    if one.reward is None:
+def _charged(trajectory: Trajectory, algo: AlgoConfig, max_tokens: int) -> float | None:
+    if trajectory.reward is None:
         return None
-    length = one.prompt_tokens + one.response_tokens
-    return one.reward + overlong_penalty(length, max_tokens, algo.overlong_share, algo.overlong_penalty)
+    length = trajectory.prompt_tokens + trajectory.response_tokens
+    return trajectory.reward + overlong_penalty(length, max_tokens, algo.overlong_share, algo.overlong_penalty)
 
 
 def count_tokens(trajectory: Trajectory, traces: Sequence[Trace]) -> None:
     """Fills in prompt and response lengths from the longest chain of traces."""
     if not traces:
         return
-    last = max(traces, key=lambda one: len(one.prompt_ids) + len(one.sampled_ids))
+    last = max(traces, key=lambda trace: len(trace.prompt_ids) + len(trace.sampled_ids))
     trajectory.prompt_tokens = len(traces[0].prompt_ids)
     trajectory.response_tokens = len(last.prompt_ids) + len(last.sampled_ids) - trajectory.prompt_tokens
 
@@ -90,22 +90,22 @@ def rollout_numbers(collected: Collected, generate_s: float) -> dict[str, Any]:
     """The rollout's part of a line in `steps.jsonl`."""
     trajectories = collected.trajectories
     count = len(trajectories)
-    rewards = [one.reward for one in trajectories if one.reward is not None]
-    valid = [one for one in trajectories if one.status not in INFRA_STATUSES]
-    average_response = sum(one.response_tokens for one in trajectories) / max(1, count)
+    rewards = [trajectory.reward for trajectory in trajectories if trajectory.reward is not None]
+    valid = [trajectory for trajectory in trajectories if trajectory.status not in INFRA_STATUSES]
+    average_response = sum(trajectory.response_tokens for trajectory in trajectories) / max(1, count)
     return {
         "num_trajectories": count,
         "avg_response_length": average_response,
         "generate_s": generate_s,
         "tokens_per_s": count * average_response / generate_s,
-        "sampled_tokens_per_s": sum(one.sampled_tokens for one in trajectories) / generate_s,
+        "sampled_tokens_per_s": sum(trajectory.sampled_tokens for trajectory in trajectories) / generate_s,
         "reward_mean": sum(rewards) / len(rewards) if rewards else None,
         "resolved_rate": sum(one.status is Status.resolved for one in valid) / len(valid) if valid else None,
         "resolved_samples": len(valid),
-        "statuses": dict(sorted(Counter(one.status.value for one in trajectories).items())),
+        "statuses": dict(sorted(Counter(trajectory.status.value for trajectory in trajectories).items())),
         "infra_retries": len(collected.retried),
         "cheating": cheating_counts(trajectories),
-        "prefix_breaks": sum(one.prefix_breaks for one in trajectories),
+        "prefix_breaks": sum(trajectory.prefix_breaks for trajectory in trajectories),
     }
 
 
@@ -131,8 +131,8 @@ def eval_numbers(
 def valid_counts(trajectories: Sequence[Trajectory]) -> dict[str, tuple[int, int]]:
     """(solved, valid attempts) of each instance, in the order of first sight."""
     counts: dict[str, tuple[int, int]] = {}
-    for one in trajectories:
-        solved, attempts = counts.get(one.instance_id, (0, 0))
-        valid = one.status not in INFRA_STATUSES
-        counts[one.instance_id] = (solved + (one.status is Status.resolved), attempts + valid)
+    for trajectory in trajectories:
+        solved, attempts = counts.get(trajectory.instance_id, (0, 0))
+        valid = trajectory.status not in INFRA_STATUSES
+        counts[trajectory.instance_id] = (solved + (trajectory.status is Status.resolved), attempts + valid)
     return counts

@@ -57,7 +57,7 @@ def require_some_in_time(trajectories: Sequence[Trajectory], rollout: RolloutCon
 
     Raises RolloutError.
     """
-    ours = [one for one in trajectories if one.status not in INFRA_STATUSES]
+    ours = [trajectory for trajectory in trajectories if trajectory.status not in INFRA_STATUSES]
     late = [one for one in ours if one.status is Status.agent_timeout]
     if len(late) < 2 or len(late) <= _MOST_TIMEOUTS * len(ours):
         return

@@ -67,8 +67,8 @@ def score_table(trajectories: Sequence[Trajectory], repos: Mapping[str, str], n:
     `repos`: instance id to repository.
     """
     by_repo: dict[str, list[Trajectory]] = {}
-    for one in trajectories:
-        by_repo.setdefault(repos.get(one.instance_id, "unknown"), []).append(one)
+    for trajectory in trajectories:
+        by_repo.setdefault(repos.get(trajectory.instance_id, "unknown"), []).append(trajectory)
     return {
         "samples_per_instance": n,
         "all": _scores(trajectories, n),
@@ -81,8 +81,8 @@ def _scores(trajectories: Sequence[Trajectory], n: int) -> dict[str, Any]:
     counts = list(by_instance.values())
     whole = of_counts({name: pair for name, pair in by_instance.items() if pair[1]})
     statuses: dict[str, int] = {}
-    for one in trajectories:
-        statuses[one.status.value] = statuses.get(one.status.value, 0) + 1
+    for trajectory in trajectories:
+        statuses[trajectory.status.value] = statuses.get(trajectory.status.value, 0) + 1
     rates = {str(k): found for k in reported_ks(n) if (found := pass_rate(counts, k)) is not None}
     return {
         "instances": len(counts),

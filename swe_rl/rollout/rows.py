@@ -74,7 +74,9 @@ def _chains(traces: Sequence[Trace]) -> list[list[Trace]]:
 def _extend(trace: Trace, ids: tuple[int, ...], mask: list[int], logprobs: list[float]) -> None:
     """Compares what is new only: the work grows with the row, not with the sum of its prompts."""
     sampled, known, end = trace.sampled_ids, len(mask), len(trace.prompt_ids)
-    if len(sampled) != len(trace.logprobs) or not all(math.isfinite(one) and one <= 1e-6 for one in trace.logprobs):
+    if len(sampled) != len(trace.logprobs) or not all(
+        math.isfinite(logprob) and logprob <= 1e-6 for logprob in trace.logprobs
+    ):
         raise RowError(f"session {trace.session_id}, turn {trace.turn}: sampled ids and log-probabilities do not match")
     new = trace.prompt_ids[known:] + sampled
     if end < known or ids[known : known + len(new)] != new:
@@ -82,7 +84,7 @@ def _extend(trace: Trace, ids: tuple[int, ...], mask: list[int], logprobs: list[
         at = next((place for place, (old, other) in pairs if old != other), min(known, end))
         raise RowError(f"session {trace.session_id}, turn {trace.turn}: the prompt leaves its chain at token {at}")
     mask += [0] * (end - known) + [1] * len(sampled)
-    logprobs += [0.0] * (end - known) + [min(one, 0.0) for one in trace.logprobs]
+    logprobs += [0.0] * (end - known) + [min(logprob, 0.0) for logprob in trace.logprobs]
 
 
 @dataclass(frozen=True, slots=True)

@@ -89,7 +89,9 @@ async def sampled(
     return collected
 
 
-def _joined(one: Collected, other: Collected) -> Collected:
+def _joined(collected: Collected, other: Collected) -> Collected:
     return Collected(
-        [*one.trajectories, *other.trajectories], [*one.results, *other.results], [*one.retried, *other.retried]
+        [*collected.trajectories, *other.trajectories],
+        [*collected.results, *other.results],
+        [*collected.retried, *other.retried],
     )

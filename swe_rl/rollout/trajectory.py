@@ -120,4 +120,4 @@ class Trajectory:
 
 def cheating_counts(trajectories: Iterable[Trajectory]) -> dict[str, int]:
     """Tricks that were tried, by kind in alphabetical order."""
-    return dict(sorted(sum((Counter(one.cheating) for one in trajectories), Counter()).items()))
+    return dict(sorted(sum((Counter(trajectory.cheating) for trajectory in trajectories), Counter()).items()))

@@ -78,7 +78,7 @@ def _let_in(state: TrState, program: Program, reason: str) -> bool:
     book = state.books.get(program.engine or program.origin or "")
     if book is None or not book.open or not (program.running or book.cache.resident_tokens(program.program_id)):
         share = state.settings.resume_at
-        book = max(state.open_books(), key=lambda one: state.room_tokens(one, share), default=None)
+        book = max(state.open_books(), key=lambda open_book: state.room_tokens(open_book, share), default=None)
     if book is None:
         return False
     enter(state, program, book, reason)

@@ -99,7 +99,7 @@ class CapPolicy:
             if not waiting.released:
                 state.engine_of[program_id] = engine
                 state.programs_on[engine] += 1
-            actions += [_place(state, program_id, one, engine, reason, now_s) for one in waiting.requests]
+            actions += [_place(state, program_id, request, engine, reason, now_s) for request in waiting.requests]
         return actions
 
     def _overdue(self, state: CapState, now_s: float) -> OrderedDict[str, Waiting] | None:

@@ -188,7 +188,7 @@ def _gold_patches(config: Config, env: Env) -> Callable[[str], str | None]:
 
     @cache
     def patches() -> dict[str, str]:
-        return {one.instance_id: one.patch for split in splits for one in env.instances(split)}
+        return {instance.instance_id: instance.patch for split in splits for instance in env.instances(split)}
 
     return lambda instance_id: patches().get(instance_id)
 

@@ -143,12 +143,12 @@ class RuntimeKeeper:
             if number == len(self._nodes):
                 self._nodes.append(_Node(ServerWatch(number, self._config.runtime)))
         await asyncio.gather(*(self._look_at(number, records.get(number)) for number in range(len(self._nodes))))
-        alive = [one.record for one in self._nodes if one.decision.act is Act.USE and one.record is not None]
+        alive = [node.record for node in self._nodes if node.decision.act is Act.USE and node.record is not None]
         key = self._meeting.known_key()
         self._fleet.use(ServerAddress(one.server, one.url, one.slots, key) for one in alive)
         if not alive:
             self._session.status.heartbeat()
-        if all(one.decision.act is Act.LOST for one in self._nodes):
+        if all(node.decision.act is Act.LOST for node in self._nodes):
             self._fleet.give_up(self._lost())
 
     async def _look_at(self, number: int, record: ServerRecord | None) -> None:
@@ -225,7 +225,7 @@ class RuntimeKeeper:
             self._session.progress.message(words)
 
     def _lost(self) -> RuntimeLost:
-        words = "; ".join(one.decision.words for one in self._nodes)
+        words = "; ".join(node.decision.words for node in self._nodes)
         again = f"sbatch {self._meeting.script(0)}" if self._can_submit(0) else self._by_hand()
         return RuntimeLost(
             f"No sandbox server is left: {words}. What they said last is in {self._meeting.folder} "

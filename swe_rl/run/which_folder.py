@@ -31,12 +31,12 @@ def choose_folder(config: Config, fresh: Path, here: Allocation | None = None) -
     own = _of_this_job(config, fresh, here)
     if own is not None:
         return own, True
-    found: RunFolder | None = None
+    run_folder: RunFolder | None = None
     if choice == "auto":
-        found = find_unfinished(Path(config.paths.outputs), config.name, config_hash(config))
+        run_folder = find_unfinished(Path(config.paths.outputs), config.name, config_hash(config))
     elif choice != "none":
-        found = RunFolder(Path(choice))
-        status = found.status()
+        run_folder = RunFolder(Path(choice))
+        status = run_folder.status()
         if status is None:
             raise UserError(f"trainer.resume={choice} is not the folder of a run (it has no readable status.json)")
         if status.config_hash != config_hash(config):
@@ -44,9 +44,9 @@ def choose_folder(config: Config, fresh: Path, here: Allocation | None = None) -
                 f"trainer.resume={choice} was run with another configuration (see its config.yaml); resume it with the "
                 "same overrides, or start anew with trainer.resume=none"
             )
-    if found is None or found.path.resolve() == fresh.resolve():
+    if run_folder is None or run_folder.path.resolve() == fresh.resolve():
         return RunFolder(fresh), False
-    return found, True
+    return run_folder, True
 
 
 def folder_of_ended(config: Config, fresh: Path) -> RunFolder:
@@ -56,9 +56,9 @@ def folder_of_ended(config: Config, fresh: Path) -> RunFolder:
     if config.trainer.resume != "auto":
         return RunFolder(Path(config.trainer.resume))
     base = Path(config.paths.outputs) / config.name
-    found = [RunFolder(path.parent) for pattern in ("*", "*/*") for path in base.glob(f"{pattern}/status.json")]
+    run_folders = [RunFolder(path.parent) for pattern in ("*", "*/*") for path in base.glob(f"{pattern}/status.json")]
     wanted = config_hash(config)
-    done = [(one.heartbeat, folder) for folder in found if (one := folder.status()) and one.config_hash == wanted]
+    done = [(one.heartbeat, folder) for folder in run_folders if (one := folder.status()) and one.config_hash == wanted]
     return max(done, key=lambda pair: pair[0])[1] if done else RunFolder(fresh)
 
 
@@ -67,8 +67,8 @@ def _of_this_job(config: Config, fresh: Path, here: Allocation | None) -> RunFol
     if here is None or here.restarts == 0:
         return None
     base = Path(config.paths.outputs) / config.name
-    found = [RunFolder(path.parent) for pattern in ("*", "*/*") for path in base.glob(f"{pattern}/requeue.json")]
-    own = [one for one in (RunFolder(fresh), *found) if continues(read_record(one.requeue_json), here)]
+    run_folders = [RunFolder(path.parent) for pattern in ("*", "*/*") for path in base.glob(f"{pattern}/requeue.json")]
+    own = [one for one in (RunFolder(fresh), *run_folders) if continues(read_record(one.requeue_json), here)]
     if not own:
         own = [one for one in (_brought_back(config, fresh, here),) if one is not None]
     same = [one for one in own if (status := one.status()) and status.config_hash == config_hash(config)]

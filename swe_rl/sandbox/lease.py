@@ -91,7 +91,7 @@ def _remove_unleased(root: Path) -> list[Path]:
     removed = []
     with contextlib.suppress(OSError), _locked(root) as alone:
         for folder in _folders(root) if alone else []:
-            if not _OURS.fullmatch(folder.name) or {one.name for one in folder.iterdir()} - {_HALF_LEASE}:
+            if not _OURS.fullmatch(folder.name) or {path.name for path in folder.iterdir()} - {_HALF_LEASE}:
                 continue
             (folder / _HALF_LEASE).unlink(missing_ok=True)
             folder.rmdir()

@@ -19,7 +19,9 @@ from torch import Tensor, nn
 class ExpertLoad:
     def __init__(self, model: nn.Module, device: torch.device) -> None:
         """Hooks the routers of `model`, which is under transformers' own names; `device` is where it computes."""
-        blocks: list[Any] = [one for one in model.modules() if hasattr(one, "experts") and hasattr(one, "gate")]
+        blocks: list[Any] = [
+            module for module in model.modules() if hasattr(module, "experts") and hasattr(module, "gate")
+        ]
         routers = [block.gate for block in blocks]
         self._counts = [torch.zeros(gate.num_experts, dtype=torch.int64, device=device) for gate in routers]
         self._positions: Tensor | None = None
@@ -39,10 +41,10 @@ class ExpertLoad:
         """Tokens [layers, experts] since the last call; None of a dense model."""
         if not self._counts:
             return None
-        found = torch.stack(self._counts)
+        tensor = torch.stack(self._counts)
         for counts in self._counts:
             counts.zero_()
-        return found
+        return tensor
 
     def _count(self, counts: Tensor, gate: nn.Module, _: Any, output: Any) -> None:
         if self._positions is not None:

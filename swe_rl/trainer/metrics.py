@@ -176,10 +176,10 @@ class StepStats:
         def tensor(values: list[float]) -> Tensor:
             return torch.tensor(values, dtype=torch.float64, device=mesh.device)
 
-        sums = [self.loss, self.policy_loss, self.kl_loss, *(x for one in means for x in (one.total, one.tokens))]
+        sums = [self.loss, self.policy_loss, self.kl_loss, *(x for mean in means for x in (mean.total, mean.tokens))]
         joined = mesh.sum(tensor(sums)).tolist()
-        lows = mesh.minimum(tensor([one.low for one in means])).tolist()
-        highs = mesh.maximum(tensor([one.high for one in means])).tolist()
+        lows = mesh.minimum(tensor([mean.low for mean in means])).tolist()
+        highs = mesh.maximum(tensor([mean.high for mean in means])).tolist()
         self.loss, self.policy_loss, self.kl_loss = joined[:3]
         if self.expert_tokens is not None:
             self.expert_tokens = mesh.sum(self.expert_tokens)

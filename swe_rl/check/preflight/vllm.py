@@ -66,7 +66,9 @@ def _command(config: Config, system: System) -> tuple[str, str]:
 def _interpreter(program: str, arguments: Sequence[str]) -> str | None:
     """The Python whose vLLM the command starts; None where the command does not tell."""
     path = PurePath(program)
-    if path.name.startswith("python") and (not arguments or any("vllm.entrypoints" in one for one in arguments)):
+    if path.name.startswith("python") and (
+        not arguments or any("vllm.entrypoints" in argument for argument in arguments)
+    ):
         return program
     return str(path.parent / "python") if path.name == "vllm" else None
 

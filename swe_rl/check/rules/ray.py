@@ -27,8 +27,8 @@ def ray_address(config: Config, _: Host) -> Iterator[Finding]:
     address, layout = config.hardware.ray_address, config.layout
     if address is None:
         return
-    found = _ADDRESS.fullmatch(address)
-    if found is None or not 0 < int(found["port"] or 1) < 65536:
+    match = _ADDRESS.fullmatch(address)
+    if match is None or not 0 < int(match["port"] or 1) < 65536:
         yield error(
             "ray_address",
             _KEY,

@@ -40,11 +40,11 @@ class FakeSleep:
 
     def missing(self, path: str) -> str | None:
         """What `path` needs and is asleep; it is noted as misused then."""
-        found = [part for part in _NEEDS.get(path, ()) if part in self.asleep]
-        if not found:
+        parts = [part for part in _NEEDS.get(path, ()) if part in self.asleep]
+        if not parts:
             return None
         self.misused.append(path)
-        return found[0]
+        return parts[0]
 
     async def _sleep(self, request: web.Request) -> web.StreamResponse:
         self._told(request.path, dict(request.query))
@@ -77,7 +77,7 @@ class FakeReceiver:
 
             from swe_rl.engine.transfer.ipc_handle import open_shared
 
-            self._buffers = [open_shared(one, torch.device("cpu")) for one in handles["cpu"]]
+            self._buffers = [open_shared(handle, torch.device("cpu")) for handle in handles["cpu"]]
             self.is_open = True
 
     def take(self, info: dict[str, Any]) -> None:

@@ -141,14 +141,14 @@ async def _version(client: HttpClient, patience: Patience) -> str:
     text = str(_field(answer, "version") or "")
     if _field(answer, "server") == _OURS:
         return text
-    found = _VERSION.match(text)
+    match = _VERSION.match(text)
     first, last = SUPPORTED
-    if not answer.ok or found is None:
+    if not answer.ok or match is None:
         raise ServerRefusedError(
             f"{client.url} is no vLLM server: it has no /version (it answered {answer.status}). Give the address of "
             f"vLLM {_minor(first)} to {_minor(last)} in engine.urls"
         )
-    if not first <= (int(found[1]), int(found[2])) <= last:
+    if not first <= (int(match[1]), int(match[2])) <= last:
         raise ServerRefusedError(
             f"{client.url} runs vLLM {text}; supported are {_minor(first)} to {_minor(last)}: install one of them there"
         )
@@ -271,8 +271,8 @@ def _field(answer: Answer, name: str) -> Any:
 
 def minor_version(text: str) -> tuple[int, int]:
     """Of vLLM's; (0, 0) for what is none."""
-    found = _VERSION.match(text)
-    return (int(found[1]), int(found[2])) if found else (0, 0)
+    match = _VERSION.match(text)
+    return (int(match[1]), int(match[2])) if match else (0, 0)
 
 
 def _minor(version: tuple[int, int]) -> str:

@@ -78,7 +78,9 @@ class Transfer:
                     times.rounds, self._version = number, version
                     return times
                 failures = {
-                    one.name: one.explained(failures[one.name]) for one in self._engines if one.name in failures
+                    engine.name: engine.explained(failures[engine.name])
+                    for engine in self._engines
+                    if engine.name in failures
                 }
             self._wired = ()
         raise WeightSyncError.of(failures, len(self._engines), version, _INSTEAD) from next(iter(failures.values()))

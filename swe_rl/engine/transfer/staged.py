@@ -124,7 +124,9 @@ class StagedTransfer(Transfer):
             await belt.fail(str(error) or type(error).__name__)
             raise
         return Sent(
-            sum(one.gather_s for one in parts), sum(one.wire_s for one in parts), sum(one.sent_bytes for one in parts)
+            sum(part.gather_s for part in parts),
+            sum(part.wire_s for part in parts),
+            sum(part.sent_bytes for part in parts),
         )
 
 

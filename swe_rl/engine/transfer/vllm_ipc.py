@@ -63,7 +63,7 @@ class IpcEngine(WeightTransferEngine):  # type: ignore[misc]
         if own not in init_info.handles:
             there = ", ".join(sorted(init_info.handles)) or "none"
             raise RuntimeError(f"no rank of the trainer shares memory of this worker's GPU {own}, but of {there}")
-        self._buffers = tuple(open_shared(one, self.device) for one in init_info.handles[own])
+        self._buffers = tuple(open_shared(handle, self.device) for handle in init_info.handles[own])
 
     def start_weight_update(self) -> None:
         from vllm.model_executor.model_loader.reload import initialize_layerwise_reload

@@ -148,8 +148,8 @@ class Gate:
             try:
                 await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)  # either side's end is the connection's
             finally:
-                for one in tasks:
-                    one.cancel()
+                for task in tasks:
+                    task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
         finally:
             inner_writer.close()

@@ -60,7 +60,7 @@ class RayCluster:
         own = ray.get_runtime_context().get_node_id()
         with _refused("its nodes cannot be listed"):
             free = free_of()
-            found = [
+            ray_nodes = [
                 RayNode(
                     node_id=node["NodeID"],
                     host=node["NodeManagerHostname"],
@@ -72,7 +72,7 @@ class RayCluster:
                 for node in listed()
                 if node["Alive"]
             ]
-        return sorted(found, key=lambda node: (not node.here, node.host, node.address, node.node_id))
+        return sorted(ray_nodes, key=lambda node: (not node.here, node.host, node.address, node.node_id))
 
     def reserve(self, nodes: Sequence[RayNode], resource: str) -> Any:
         """A placement group of one bundle each on the named nodes, `resource` being CPU or GPU. Raises RayClusterError.

@@ -124,7 +124,7 @@ def job_key(node: int) -> str:
 
 def server_overrides(overrides: Sequence[str], meeting: Path, node: int) -> list[str]:
     """The run's overrides, less what makes it a job of a launcher, with what makes it a server."""
-    kept = [one for one in overrides if not _is_of_the_job(one)]
+    kept = [override for override in overrides if not _is_of_the_job(override)]
     own = ["job=runtime", f"runtime.shared_dir={quoted(str(meeting))}", f"runtime.node={node}"]
     return [*kept, *own, "hydra/launcher=basic", "hydra.mode=RUN"]
 

@@ -95,8 +95,8 @@ class Survival:
         self._run = run
         self._clock = clock
         self._verdict: Verdict | None = None
-        found = read_record(path)
-        self.record = found if found is not None and found.job == here.key else Record(here.key)
+        record = read_record(path)
+        self.record = record if record is not None and record.job == here.key else Record(here.key)
 
     def begin(self, step: int) -> None:
         """Writes down that a start begins after `step`. Raises NoProgressError, DiskError."""

@@ -154,15 +154,15 @@ class ContainerEngine:
         def action(client: "APIClient") -> list[Listed]:
             return list_labelled(client, label)
 
-        found: list[Listed] = await self._asked(action, "containers could not be listed")
-        return found
+        containers: list[Listed] = await self._asked(action, "containers could not be listed")
+        return containers
 
     async def remove_orphans(self, host: str) -> list[str]:
         """Removes what runs that are gone have left behind; returns the names. Raises SandboxError."""
         orphans = [one for one in await self.ours() if is_orphan(one.labels, running=one.running, host=host)]
-        for one in orphans:
-            await self.remove(one.container_id)
-        return [one.name for one in orphans]
+        for orphan in orphans:
+            await self.remove(orphan.container_id)
+        return [orphan.name for orphan in orphans]
 
     async def close(self) -> None:
         await asyncio.to_thread(self._threads.shutdown, wait=True)
@@ -184,12 +184,12 @@ class ContainerEngine:
         """One of this thread: the SDK's session is not made for several."""
         from docker import APIClient
 
-        found: APIClient | None = getattr(self._local, "client", None)
-        if found is None:
-            found = APIClient(base_url=self.address, version=self.api_version, timeout=self._timeout_s)
-            self._local.client = found
-            self._clients.append(found)
-        return found
+        client: APIClient | None = getattr(self._local, "client", None)
+        if client is None:
+            client = APIClient(base_url=self.address, version=self.api_version, timeout=self._timeout_s)
+            self._local.client = client
+            self._clients.append(client)
+        return client
 
 
 def _spoken_version(address: str) -> str:

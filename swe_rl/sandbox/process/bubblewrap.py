@@ -42,13 +42,13 @@ _OF_A_CHECKOUT = ("tests", ".git", "build", "dist")  # the history has what the 
 
 def own_places(seen: Iterable[tuple[Path, Path]]) -> list[Path]:
     """Paths in a sandbox that show swe_rl; `seen`: folders of this machine, each with its path in the sandbox."""
-    found: set[Path] = set()
+    paths: set[Path] = set()
     for folder, path in seen:
         real = folder.resolve()
         for own in _own_folders(real):
             if real in own.parents:
-                found.add(path / own.relative_to(real))
-    return sorted(place for place in found if not found.intersection(place.parents))
+                paths.add(path / own.relative_to(real))
+    return sorted(place for place in paths if not paths.intersection(place.parents))
 
 
 def _own_folders(prefix: Path) -> list[Path]:

@@ -201,10 +201,10 @@ def mounts_of(config: SandboxConfig) -> list[Mount]:
 
 def package_folders() -> list[Path]:
     """Folders below /usr that hold packages of this process's Python or of the system's."""
-    found = [Path(entry) for entry in sys.path if Path(entry).parts[:2] == ("/", "usr")]
+    paths = [Path(entry) for entry in sys.path if Path(entry).parts[:2] == ("/", "usr")]
     for library in (Path("/usr/lib"), Path("/usr/local/lib")):
-        found += library.glob("python3*/*-packages")
-    real = {folder.resolve() for folder in found if folder.name in _PACKAGES and folder.is_dir()}
+        paths += library.glob("python3*/*-packages")
+    real = {folder.resolve() for folder in paths if folder.name in _PACKAGES and folder.is_dir()}
     return sorted(folder for folder in real if not real.intersection(folder.parents))
 
 

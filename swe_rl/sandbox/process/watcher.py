@@ -141,11 +141,11 @@ class Watcher:
                 found.append((one, reason))
         return found, time.thread_time() - began_s
 
-    def _too_much(self, one: Watched, processes: list[Process]) -> str:
+    def _too_much(self, watched: Watched, processes: list[Process]) -> str:
         limit, most = self._bounds.memory_bytes, self._bounds.processes
         if most is not None and (count := len(processes) - _LAUNCHER_PROCESSES) > most:
             return f"{count} processes, and it may have {most} (sandbox.max_processes)"
-        if limit is None or (used := memory_bytes(processes, limit, own_shm=one.isolated)) <= limit:
+        if limit is None or (used := memory_bytes(processes, limit, own_shm=watched.isolated)) <= limit:
             return ""
         return f"{used / _GIB:.2f} GB of memory, and it may use {limit / _GIB:g} GB (sandbox.memory_gb)"
 

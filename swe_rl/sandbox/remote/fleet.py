@@ -97,7 +97,7 @@ class RuntimeFleet:
     async def _best(self) -> _Server:
         while True:
             self._check_open()
-            usable = [one for one in self._servers.values() if not one.suspect]
+            usable = [server for server in self._servers.values() if not server.suspect]
             if usable:
                 return min(usable, key=lambda one: one.load)
             if self._failure is not None:

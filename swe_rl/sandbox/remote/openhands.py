@@ -255,13 +255,13 @@ def _result(
     answer: Any, mark: str, limit_bytes: int, timeout_s: float, duration_s: float, sandbox_id: str
 ) -> ExecResult:
     content = str(answer.get("content", "")) if isinstance(answer, dict) else ""
-    found = re.search(rf"{mark}:(\d+):(\d+):([A-Za-z0-9+/=\s]*):([A-Za-z0-9+/=\s]*):", content)
-    if found is None:
+    match = re.search(rf"{mark}:(\d+):(\d+):([A-Za-z0-9+/=\s]*):([A-Za-z0-9+/=\s]*):", content)
+    if match is None:
         raise SandboxError(f"sandbox {sandbox_id}: a command ended without a result: {content[-300:]!r}")
-    status, left_out_bytes = int(found[1]), max(0, int(found[2]) - limit_bytes)
-    text = _text(found[3])
+    status, left_out_bytes = int(match[1]), max(0, int(match[2]) - limit_bytes)
+    text = _text(match[3])
     if left_out_bytes:
-        text += f"\n... [{left_out_bytes} bytes left out] ...\n{_text(found[4])}"
+        text += f"\n... [{left_out_bytes} bytes left out] ...\n{_text(match[4])}"
     timed_out = status in (_TIMEOUT_EXIT, 137) and duration_s >= timeout_s
     return ExecResult(
         _TIMEOUT_EXIT if timed_out else status,

@@ -59,7 +59,7 @@ def write_adapter(stored: StoredTensors, adapter: Mapping[str, Any], folder: Pat
         "task_type": "CAUSAL_LM",
         "r": adapter["rank"],
         "lora_alpha": adapter["alpha"],
-        "target_modules": [one for one in TARGETS if any(f".{one}." in name for name in names)],
+        "target_modules": [target for target in TARGETS if any(f".{target}." in name for name in names)],
         "lora_dropout": 0.0,
         "bias": "none",
         "inference_mode": True,

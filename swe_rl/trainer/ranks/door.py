@@ -84,8 +84,8 @@ def come_in(host: str, port: int, key: bytes, rank: int) -> Connection:
     answer_challenge(pipe, key)
     deliver_challenge(pipe, key)
     pipe.send_bytes(str(rank).encode("ascii"))
-    found: Connection = pipe
-    return found
+    connection: Connection = pipe
+    return connection
 
 
 def _limit(of: socket.socket, seconds: int) -> None:

@@ -53,8 +53,8 @@ class Stream(Iterator[Named]):
 
     def __next__(self) -> Named:
         if self._again is not None:
-            found, self._again = self._again, None
-            return found
+            named, self._again = self._again, None
+            return named
         began_s = time.perf_counter()
         try:
             name, tensor = next(self._tensors)

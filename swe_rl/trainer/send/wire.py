@@ -90,12 +90,12 @@ class WireEnd:
 def announced(weights: Mapping[str, Tensor], twice: Mapping[str, str], dtype: torch.dtype) -> list[Announced]:
     """`twice`: second names of some tensors, with their first ones: they are sent once more under those."""
     second = {first: name for name, first in twice.items()}
-    found = []
+    tensors = []
     for own, tensor in weights.items():
         for name, shape in hub_shapes(own, tensor.shape):
             for each in (name, second[name]) if name in second else (name,):
-                found.append(Announced(each, str(dtype).removeprefix("torch."), shape))
-    return found
+                tensors.append(Announced(each, str(dtype).removeprefix("torch."), shape))
+    return tensors
 
 
 class GlooWire:

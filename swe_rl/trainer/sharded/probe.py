@@ -33,16 +33,16 @@ class Difference:
 
 def require_agreement(model: ShardedModel, *, tokens: int = 512, rows: int = 3) -> Difference:
     """Raises CorruptionError where packed and plain log-probabilities differ by more than rounding."""
-    found = compare(model, tokens=tokens, rows=rows)
+    difference = compare(model, tokens=tokens, rows=rows)
     dtype = model.compute_dtype
-    if not found.mean <= TOLERANCE[dtype]:  # also where it is not a number
+    if not difference.mean <= TOLERANCE[dtype]:  # also where it is not a number
         raise CorruptionError(
-            f"The packed, sharded forward pass gives log-probabilities that are off by {found.mean:.3g} nats on "
-            f"average ({found.largest:.3g} at most, over {found.tokens} tokens, {dtype}) from those of the model "
-            "itself: training on them would be noise. Try trainer.attention=by_row, which uses torch's own attention, "
-            "and layout.sequence_parallel=1; report the versions of torch and transformers."
+            f"The packed, sharded forward pass gives log-probabilities that are off by {difference.mean:.3g} nats on "
+            f"average ({difference.largest:.3g} at most, over {difference.tokens} tokens, {dtype}) from those of the "
+            "model itself: training on them would be noise. Try trainer.attention=by_row, which uses torch's own "
+            "attention, and layout.sequence_parallel=1; report the versions of torch and transformers."
         )
-    return found
+    return difference
 
 
 @torch.no_grad()
