@@ -29,6 +29,7 @@ from swe_rl.hardware.rendezvous import meets
 from swe_rl.hardware.slurm.nodes import address, names_of
 from swe_rl.layout.placement import home, place
 from swe_rl.plan.sizes import shares_gpus
+from swe_rl.rollout.collect import RolloutError
 from swe_rl.run import event_loop
 from swe_rl.run.components import components, load_sampled
 from swe_rl.run.learner import Learner
@@ -151,13 +152,19 @@ async def _attempt(
             await _run_to_the_end(steps, trainer, session)
 
 
+_ENDS: dict[type[RunError], str] = {
+    RuntimeLost: "no sandboxes any more",
+    NoEngineError: "no engine any more",
+    RolloutError: "too many rollouts failed",
+}
+
+
 async def _run_to_the_end(steps: Run, trainer: TrainsPolicy, session: Session) -> None:
     try:
         await steps.run()
-    except (RuntimeLost, NoEngineError) as error:  # the trainer is well, and what it holds is worth keeping
+    except (RuntimeLost, NoEngineError, RolloutError) as error:  # the trainer is well: what it holds is worth keeping
         await asyncio.to_thread(_save, steps, trainer)
-        gone = "engine" if isinstance(error, NoEngineError) else "sandboxes"
-        session.progress.message(f"no {gone} any more: state of step {steps.step} is saved")
+        session.progress.message(f"{_ENDS[type(error)]}: state of step {steps.step} is saved")
         raise
     except RunError as error:
         lost = trainer.failure()

@@ -1,5 +1,6 @@
 """Which trainer a configuration means, and which GPU each of its ranks sees."""
 
+import asyncio
 from functools import partial
 from types import SimpleNamespace
 
@@ -7,11 +8,14 @@ import pytest
 
 from swe_rl.config.compose import compose
 from swe_rl.engine.vllm.devices import DeviceError
+from swe_rl.engine.watch import NoEngineError
 from swe_rl.hardware.slurm import nodes
 from swe_rl.hardware.slurm.nodes import NodesError
 from swe_rl.host.program import Completed
 from swe_rl.job import train
 from swe_rl.job.train import trainer_gpus, trainer_ranks
+from swe_rl.rollout.collect import RolloutError
+from swe_rl.run.runtime_keeper import RuntimeLost
 from swe_rl.trainer.ranks.steps import RankSite
 
 
@@ -73,3 +77,19 @@ def test_ranks_of_another_node_need_a_job_of_slurm(monkeypatch):
     ranks = train._step_ranks(config(*WIDE), session)
     assert ranks._sites == (RankSite(None, 0), RankSite(None, 1), RankSite("a", 0), RankSite("a", 1))
     assert ranks._here == "10.0.0.2"
+
+
+@pytest.mark.parametrize("error", [RuntimeLost("gone"), NoEngineError("gone"), RolloutError("all of them failed")])
+def test_rollouts_that_end_the_run_leave_the_trainers_state(error):
+    """The trainer is well, and steps may have passed since the last checkpoint."""
+    done, said = [], []
+
+    async def run():
+        raise error
+
+    steps = SimpleNamespace(run=run, save=lambda: done.append("saved"), step=3)
+    trainer = SimpleNamespace(wait=lambda: done.append("waited"))
+    session = SimpleNamespace(progress=SimpleNamespace(message=said.append))
+    with pytest.raises(type(error)):
+        asyncio.run(train._run_to_the_end(steps, trainer, session))
+    assert done == ["saved", "waited"] and said[0].endswith("state of step 3 is saved")
