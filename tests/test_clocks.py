@@ -13,7 +13,7 @@ ALLOWED = {
     "hardware/slurm/requeue.py": "when a job was queued again, over several starts",
     "cli/launch.py": "the name of a folder",
     "job/logs.py": "the age of another process's heartbeat",
-    "job/status.py": "the age of another process's heartbeat",
+    "submission/find.py": "the age of another process's heartbeat",
     "submission/sweep.py": "the age of another process's heartbeat",
     "logger/events.py": "when an event was",
     "logger/status.py": "when a run lived last, for other processes",
