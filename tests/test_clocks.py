@@ -12,7 +12,6 @@ ALLOWED = {
     "hardware/rendezvous.py": "when a record was written, for people",
     "hardware/slurm/requeue.py": "when a job was queued again, over several starts",
     "cli/launch.py": "the name of a folder",
-    "job/logs.py": "the age of another process's heartbeat",
     "submission/find.py": "the age of another process's heartbeat",
     "submission/sweep.py": "the age of another process's heartbeat",
     "logger/events.py": "when an event was",
