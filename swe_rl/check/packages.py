@@ -58,7 +58,7 @@ def packages_there(config: Config, host: Host) -> Iterator[Finding]:
         return
     job = config.job.name
     needs = [need for need in NEEDS if need.wanted(config, host, job)]
-    missing = [need for need in needs if all(host.version(name) is None for name in need.packages)]
+    missing = _absent(needs, host)
     there = host.gpus() if host.answers and missing and not host.submitted else gpus_there(config.hardware)
     if missing and gpus_needed(config) <= there:  # else the job is refused for them, or runs elsewhere
         yield _missing(config, host, missing)
@@ -79,6 +79,22 @@ def refusal(error: ModuleNotFoundError, host: Host) -> UserError | None:
     need = next((need for need in NEEDS if need.package.replace("-", "") == (error.name or "").partition(".")[0]), None)
     if need is None:
         return None
+    return _absence(need, host)
+
+
+def require_here(config: Config, host: Host) -> None:
+    """For the same jobs, before they make any file. Raises UserError for the first package that is missing."""
+    if not _in_partition(config, host):
+        return
+    for need in _absent([need for need in NEEDS if need.wanted(config, host, config.job.name)], host):
+        raise _absence(need, host)
+
+
+def _absent(needs: Sequence[Need], host: Host) -> list[Need]:
+    return [need for need in needs if all(host.version(name) is None for name in need.packages)]
+
+
+def _absence(need: Need, host: Host) -> UserError:
     return UserError(f"{need.package} is needed and is not installed here: {_install(host, [need.extra])}")
 
 

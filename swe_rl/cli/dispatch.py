@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from swe_rl.check.check import check
-from swe_rl.check.findings import Finding, failing
+from swe_rl.check.findings import Finding, Host, failing
+from swe_rl.check.packages import require_here
 from swe_rl.check.sweep import check_sweep
 from swe_rl.config.choices import JobName, OutputFormat
 from swe_rl.config.compose import Composed, from_tree, given_overrides, resolved_yaml
@@ -228,6 +229,7 @@ def _start(composed: Composed, folder: Path, tree: "DictConfig", hydra: "DictCon
     _write_hydra_folder(folder / ".hydra", composed, tree, hydra)
     _write(folder / "config.yaml", resolved_yaml(composed))
     _write(folder / "plan.json", json.dumps(plan(within(composed.config)), indent=2) + "\n")
+    require_here(composed.config, Host())
     return int(_module(composed.config.job.name).run(with_meeting(with_model_folder(composed.config), folder), folder))
 
 

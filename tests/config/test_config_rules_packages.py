@@ -13,6 +13,7 @@ from swe_rl.check.check import check
 from swe_rl.check.findings import Host, Severity
 from swe_rl.check.packages import NEEDS
 from swe_rl.config.compose import compose
+from swe_rl.errors import UserError
 from swe_rl.host.packages import installed_version, own_requirements, pip_command, ranges
 
 REQUIREMENTS = (
@@ -184,6 +185,16 @@ def test_an_import_that_fails_all_the_same():
     )
     assert rules_packages.refusal(ModuleNotFoundError(name="swe_rl.nowhere"), host) is None
     assert rules_packages.refusal(ModuleNotFoundError(), host) is None
+
+
+def test_a_job_of_a_partition_that_starts_here_is_refused_before_it_makes_files():
+    """The rule leaves it to SLURM's nodes; whoever starts it here hears what the rule would have said here."""
+    overrides = ["hardware.partition=gpu"]
+    assert not found(overrides, machine({}))
+    with pytest.raises(UserError, match="^torch is needed and is not installed here: .*swe_rl.cpu.'"):
+        rules_packages.require_here(compose(overrides).config, machine({}))
+    rules_packages.require_here(compose(overrides).config, Host())  # all is there
+    rules_packages.require_here(compose([]).config, machine({}))  # the rule has spoken
 
 
 def test_ranges_are_those_of_the_extras():
