@@ -7,6 +7,7 @@ Invariants:
 """
 
 import math
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,6 +26,8 @@ _CLOSE = ("loss", "policy_loss", "entropy", "grad_norm", "kl_rollout", "logprob_
 _TOLERANCE = 1e-5  # ranks add in another order than one process does
 _FAILED_REWARD = 0.0
 _REWARDS = {Status.resolved: 1.0, **dict.fromkeys(INFRA_STATUSES, None)}
+# torch's cache for all processes of a user; vLLM's sockets and meeting files, which it leaves after a good end, too
+_OF_OTHERS = re.compile(r"torchinductor_.*|vllm_dist_\w+|[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _ASIDE = (".tmp", ".aside", ".old-", ".new", ".step_", ".weights_", "aside-")
 
 
@@ -194,8 +197,7 @@ def _is_close(one: Any, other: Any) -> bool:
 
 def leftover_files(root: Path) -> list[Violation]:
     """Below a run's folders: in the scratch folder nothing is left; elsewhere nothing that was written aside."""
-    # torch keeps a cache for all processes of a user where it imports its compiler: no run's own, as on any machine
-    own = [path for path in (root / "tmp").iterdir() if not path.name.startswith("torchinductor_")]
+    own = [path for path in (root / "tmp").iterdir() if not _OF_OTHERS.fullmatch(path.name)]
     found = [*root.glob("**/scratch/swe_rl-*/*"), *own]
     for parent in ("outputs", "cache", "meeting"):
         found += [path for path in (root / parent).rglob(".*") if any(word in path.name for word in _ASIDE)]
