@@ -37,6 +37,7 @@ def run(config: Config, folder: Path | None) -> int:
     total_steps = config.sft.steps + config.sft.beginner_steps
     with session(config, folder, total_steps=total_steps, reports=False) as run_session:
         output = Path(config.sft.output)
+        _put_back(output)
         _check_output(output)
         tokenizer, model, losses = _warm_start(config, run_session.progress.message)
         figures = {"seed": config.sft.seed, "loss_skill": losses[0], "loss_beginner": losses[1]}
@@ -124,6 +125,16 @@ def _train(trainer: Any, rows: Iterator[list[IdsAndMask]], steps: int, label: st
     return mean
 
 
+def _put_back(output: Path) -> None:
+    """The model that `_save` was about to replace, where it was killed before the new one had the name."""
+    if (old := _old(output)).exists() and not output.exists():
+        old.rename(output)
+
+
+def _old(output: Path) -> Path:
+    return output.with_name(f".{output.name}.old")
+
+
 def _check_output(output: Path) -> None:
     """Only a model makes way for a model. Raises UserError."""
     if output.exists() and not (output.is_dir() and ((output / _WEIGHTS).is_file() or not any(output.iterdir()))):
@@ -134,7 +145,7 @@ def _save(
     output: Path, model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerFast", figures: dict[str, Any]
 ) -> None:
     """Written aside, then renamed: half a model is never found, and the old one goes after the new one is there."""
-    aside, old = output.with_name(f".{output.name}.aside"), output.with_name(f".{output.name}.old")
+    aside, old = output.with_name(f".{output.name}.aside"), _old(output)
     for leftover in (aside, old):
         shutil.rmtree(leftover, ignore_errors=True)
     aside.mkdir(parents=True)

@@ -1,6 +1,8 @@
 """The warm start as a job, at a size that takes a second."""
 
+import contextlib
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -72,6 +74,36 @@ def test_a_folder_without_a_model_is_not_replaced(run, tmp_path):
     assert (tmp_path / "mine" / "thesis.txt").read_text() == "years of work"
     (tmp_path / "empty").mkdir()
     assert (run("empty") / "model.safetensors").is_file()
+
+
+@pytest.mark.parametrize("renames", [0, 1, 2])
+def test_a_kill_at_any_rename_leaves_a_whole_model(tmp_path, monkeypatch, renames):
+    """Killed before the old model has moved, before the new one has its name, or before the old one is gone."""
+
+    class Written:
+        def save_pretrained(self, folder):
+            (folder / "model.safetensors").write_text("new")
+
+    output, done, rename = tmp_path / "model", [], Path.rename
+    output.mkdir()
+    (output / "model.safetensors").write_text("old")
+
+    def killed(path, target):
+        if len(done) == renames:
+            raise KeyboardInterrupt
+        done.append(path)
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", killed)
+    monkeypatch.setattr(job.shutil, "rmtree", lambda *_, **__: None)  # what comes last was not reached either
+    with contextlib.suppress(KeyboardInterrupt):
+        job._save(output, Written(), Written(), {})
+    monkeypatch.undo()
+    job._put_back(output)
+    assert (output / "model.safetensors").read_text() == ("new" if renames == 2 else "old")
+    job._save(output, Written(), Written(), {})
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+    assert (output / "model.safetensors").read_text() == "new"
 
 
 def test_a_conversation_alternates_and_ends_with_the_submission():
