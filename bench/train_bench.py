@@ -5,8 +5,8 @@
 
 A case is MODEL[:dpN][:spN]:ROWSxTOKENS[:OPTION...]; dp * sp GPUs train ROWS rows of TOKENS tokens in one step. Options:
 `plain` (transformers with autocast, padded rows, whole logits; one GPU), `compile`, `norecompute`, `recomputeattn`
-(attention too is computed twice, as usual), `mbN` (tokens of a micro-batch on each GPU), `attn=NAME`, `flex` (a
-candidate too), `profile`, `check` (packed against plain log-probabilities).
+(attention too is computed twice, as usual), `mbN` (tokens of a micro-batch on each GPU), `attn=NAME`, `profile`,
+`check` (packed against plain log-probabilities).
 
 Invariants:
 - Cases of one number of GPUs share their processes; a case that fails or hangs ends them, and the next ones get new
@@ -25,7 +25,7 @@ import socket
 import time
 import traceback
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -107,7 +107,6 @@ class Result:
     matrix_tflops: float = 0.0
     micro_batches: int = 0
     note: str = ""
-    timings: list[Any] = field(default_factory=list)
 
 
 def parse(text: str) -> Case:
@@ -196,11 +195,11 @@ def matrix_rate(device: Any) -> float:
     return 20 * 2 * MATRIX**3 / (start.elapsed_time(end) * 1e-3) / 1e12
 
 
-def build(case: Case, mesh: Any, config: Any, note: list[Any]) -> Any:
-    """A sharded model of random weights with the fastest attention."""
+def build(case: Case, mesh: Any, config: Any) -> Any:
+    """A sharded model of random weights, and its attention's name."""
     import torch
 
-    from swe_rl.trainer.sharded.attention_choice import choose
+    from swe_rl.trainer.sharded.attention import choose
     from swe_rl.trainer.sharded.materialize import empty_model, fill_random
     from swe_rl.trainer.sharded.model import ShardedModel, head_shape
     from swe_rl.trainer.sharded.ulysses import heads_per_rank
@@ -209,23 +208,11 @@ def build(case: Case, mesh: Any, config: Any, note: list[Any]) -> Any:
     dtype = torch.bfloat16 if on_gpu else torch.float32
     heads, kv_heads, head_dim = head_shape(config)
     own_heads, own_kv = heads_per_rank(heads, kv_heads, mesh.sp)
-    in_micro_batch = max(1, case.micro_tokens * case.sp // case.tokens)
-    choice = choose(
-        mesh,
-        heads=own_heads,
-        kv_heads=own_kv,
-        head_dim=head_dim,
-        dtype=dtype,
-        rows=[case.tokens] * min(in_micro_batch, max(1, case.rows // case.dp)),
-        only=case.attention,
-        without=() if "flex" in case.options else ("flex",),
-    )
-    note += [(t.name, round(t.seconds * 1e3, 2), t.problem) for t in choice.timings]
-    model = ShardedModel(
-        empty_model(config), mesh, choice.kernel, compute_dtype=dtype, compiled="compile" in case.options
-    )
+    name = case.attention or "auto"
+    kernel = choose(mesh, (own_heads, own_kv, head_dim), dtype, name)
+    model = ShardedModel(empty_model(config), mesh, kernel, compute_dtype=dtype, compiled="compile" in case.options)
     fill_random(model, mesh.device, rank=mesh.rank)
-    return model, choice.name
+    return model, name
 
 
 def timed_steps(step: Any, mesh: Any, budget_s: float, most: int) -> list[float]:
@@ -258,7 +245,7 @@ def run_sharded(case: Case, mesh: Any, budget_s: float, steps: int) -> Result:
 
     config = model_config(case.model, case.tokens)
     result = Result(case.text)
-    model, result.attention = build(case, mesh, config, result.timings)
+    model, result.attention = build(case, mesh, config)
     trainer = Trainer(
         model,
         TrainerConfig(
@@ -333,7 +320,7 @@ def run_check(case: Case, mesh: Any, budget_s: float, steps: int) -> Result:
 
     config = model_config(case.model, case.tokens)
     result = Result(case.text)
-    model, result.attention = build(case, mesh, config, result.timings)
+    model, result.attention = build(case, mesh, config)
     found = compare(model, tokens=case.tokens, rows=case.rows)
     ok = found.mean < CHECK_TOLERANCE
     verdict = "ok" if ok else "WRONG"
@@ -518,8 +505,6 @@ def main() -> None:
     def keep(result: Result) -> None:
         done.append(result)
         print(table(done[-1:]).splitlines()[-1], flush=True)
-        for timing in result.timings:
-            print(f"    attention {timing}", flush=True)
         if "FAILED" in result.note:
             print(result.note, flush=True)
         if arguments.out:

@@ -417,7 +417,7 @@ class TrainerConfig:
     max_tokens_per_micro_batch: Count = 2048  # of one forward and backward pass, on each GPU
     grad_clip: Positive = 1.0
     activation_checkpointing: bool = False
-    attention: str = "auto"  # auto: the fastest that is exact here; by_row, varlen, flash_attn, by_row_cudnn or flex
+    attention: str = "auto"  # auto: by the rows' length; by_row, varlen or flash_attn (that package)
     compile: bool = False  # torch compiles what surrounds attention; a minute at the start
     offload_optimizer: bool = False  # Adam's moments and master weights in the nodes' memory
     lora_rank: ZeroOrMore = 0  # of an adapter on the linear layers of attention and MLP, which alone learns; 0: none

@@ -2,9 +2,8 @@ import pytest
 import torch
 
 from swe_rl.trainer.errors import MeshError, TrainerError
-from swe_rl.trainer.sharded import attention, attention_choice
-from swe_rl.trainer.sharded.attention import by_row, candidates
-from swe_rl.trainer.sharded.attention_choice import choose
+from swe_rl.trainer.sharded import attention
+from swe_rl.trainer.sharded.attention import by_length, by_row, choose
 from swe_rl.trainer.sharded.mesh import Mesh
 from swe_rl.trainer.sharded.packing import Segments
 from swe_rl.trainer.sharded.ulysses import check_heads, heads_per_rank
@@ -40,11 +39,6 @@ def test_rows_never_see_each_other(kv_heads):
     torch.testing.assert_close(got, by_hand(query, keys, values, lengths, 0.3), rtol=1e-5, atol=1e-5)
 
 
-def test_on_a_cpu_nothing_is_timed():
-    choice = choose(ALONE, heads=4, kv_heads=2, head_dim=8, dtype=torch.float32)
-    assert (choice.name, choice.timings) == ("by_row", ())
-
-
 def leaking(query, keys, values, rows, scale):
     """All rows as one."""
     return by_row(query, keys, values, Segments((rows.total,), rows.starts[[0, -1]]), scale)
@@ -54,29 +48,49 @@ def broken(*_):
     raise RuntimeError("no such kernel here\nand a stack of C++ frames")
 
 
-def test_a_leaking_or_broken_kernel_is_never_chosen(monkeypatch):
-    known = {"leaking": leaking, "broken": broken, "by_row": by_row}
-    monkeypatch.setattr(attention_choice, "candidates", lambda _: known)
-    choice = choose(ALONE, heads=4, kv_heads=2, head_dim=8, dtype=torch.float32, rows=(64,))
-    assert choice.name == "by_row"
-    problems = {timing.name: timing.problem for timing in choice.timings}
-    assert "its result is off by" in problems["leaking"] and problems["broken"] == "no such kernel here"
+SHAPE = (4, 2, 8)
+GPU = Mesh(dp=1, sp=1, rank=0, device=torch.device("meta"), shards=None, sp_group=None)  # not a CPU, as far as it asks
 
 
-def test_without_a_right_kernel_the_reasons_are_told(monkeypatch):
-    monkeypatch.setattr(attention_choice, "candidates", lambda _: {"leaking": leaking, "broken": broken})
-    with pytest.raises(TrainerError, match="leaking: its result is off.*broken: no such kernel here"):
-        choose(ALONE, heads=4, kv_heads=2, head_dim=8, dtype=torch.float32, rows=(64,))
+def test_on_a_cpu_the_plain_kernel_is_taken():
+    assert choose(ALONE, SHAPE, torch.float32) is by_row
+    assert choose(ALONE, SHAPE, torch.float32, "by_row") is by_row
+
+
+@pytest.mark.parametrize(
+    ("kernel", "reason"), [(leaking, "its result is off by .* of the largest value"), (broken, "no such kernel here")]
+)
+def test_a_leaking_or_broken_kernel_is_refused_with_the_reason(kernel, reason, monkeypatch):
+    monkeypatch.setitem(attention.KERNELS, "varlen", kernel)
+    with pytest.raises(TrainerError, match=rf"varlen does not compute 4 heads \(2 for keys\) of 8 .*: {reason}\."):
+        choose(ALONE, SHAPE, torch.float32, "varlen")
+
+
+@pytest.mark.parametrize(("problem", "kernel"), [(None, by_length), ("no such kernel here", by_row)])
+def test_beside_a_cpu_the_rows_length_chooses_unless_varlen_is_out(problem, kernel, monkeypatch):
+    monkeypatch.setattr(attention, "_problem", lambda _, name, *__: problem if name == "varlen" else None)
+    assert choose(GPU, SHAPE, torch.bfloat16) is kernel
+
+
+def test_a_kernel_that_is_out_on_another_rank_is_out_here(monkeypatch):
+    monkeypatch.setattr(Mesh, "maximum", lambda *_: torch.tensor([1.0]))
+    with pytest.raises(TrainerError, match="it is out on another rank"):
+        choose(ALONE, SHAPE, torch.float32, "by_row")
+
+
+@pytest.mark.parametrize(("lengths", "name"), [((2048, 2048), "by_row"), ((4096, 8), "by_row"), ((512,) * 4, "varlen")])
+def test_long_rows_are_computed_row_by_row(lengths, name, monkeypatch):
+    for known in ("by_row", "varlen"):
+        monkeypatch.setattr(attention, known, lambda *_, known=known: known)
+    assert by_length(None, None, None, segments(*lengths), 1.0) == name
 
 
 def test_an_unknown_name_is_refused():
-    with pytest.raises(TrainerError, match="there is none named fastest"):
-        choose(ALONE, heads=4, kv_heads=2, head_dim=8, dtype=torch.float32, only="fastest")
+    with pytest.raises(TrainerError, match="there is no such kernel; there are auto, by_row, varlen, flash_attn"):
+        choose(ALONE, SHAPE, torch.float32, "fastest")
 
 
-def test_gpus_have_more_candidates_and_the_plain_one_first():
-    names = list(candidates(torch.device("cuda")))
-    assert names[0] == "by_row" and {"varlen", "by_row_cudnn", "flex"} < set(names)
+def test_the_operators_whose_results_are_kept_are_there():
     assert attention.attention_operators()
 
 

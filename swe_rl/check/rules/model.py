@@ -24,10 +24,7 @@ BUILTIN = "builtin:"
 CHAT_TEMPLATES = ("qwen", "qwen_plain", "qwen_coder")
 TOOL_PARSERS = ("hermes", "qwen3_coder", "none")
 CPU_KERNEL = "by_row"
-KERNELS = (
-    CPU_KERNEL, "flash_attn", "varlen", "varlen_expanded", "by_row_cudnn", "by_row_cudnn_expanded", "by_row_flash",
-    "flex",
-)  # fmt: skip
+KERNELS = (CPU_KERNEL, "varlen", "flash_attn")  # fmt: skip
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _OF_A_MODEL = ("config.json", "manifest.json", "checkpoints")  # of a model, a checkpoint, a run with some
 _FOLDER = "model.path=FOLDER with config.json, model.safetensors and a tokenizer, or ORG/NAME of the hub"

@@ -19,14 +19,12 @@ from swe_rl.trainer.flops import DenseShape, cost_per_token
 from swe_rl.trainer.lora.adapter import Adapter, attach, base_of
 from swe_rl.trainer.pulse import Beat, no_beat
 from swe_rl.trainer.rank_trainer import RankTrainer
-from swe_rl.trainer.sharded.attention_choice import Choice, choose
+from swe_rl.trainer.sharded.attention import Kernel, choose
 from swe_rl.trainer.sharded.materialize import empty_model, fill_from_folder
 from swe_rl.trainer.sharded.mesh import Mesh
 from swe_rl.trainer.sharded.model import ShardedModel, head_shape
 from swe_rl.trainer.sharded.probe import require_agreement
 from swe_rl.trainer.sharded.ulysses import check_heads, heads_per_rank
-
-_TIMED_TOKENS = 8192  # of one row, when attention kernels are compared
 
 
 def sharded_trainer(
@@ -77,7 +75,7 @@ def sharded_policy(
     sharded = ShardedModel(
         causal_lm,
         mesh,
-        kernel_of(shape, config, mesh, dtype).kernel,
+        kernel_of(shape, config, mesh, dtype),
         compute_dtype=dtype,
         offload=config.offload_optimizer and adapter is None,  # an adapter's optimizer has next to nothing
         compiled=config.compile,
@@ -98,12 +96,8 @@ def empty_policy(
     return causal_lm, attach(causal_lm, config, base)
 
 
-def kernel_of(shape: object, config: TrainerConfig, mesh: Mesh, dtype: torch.dtype) -> Choice:
-    """The attention that `trainer.attention` names, or the fastest exact one for this rank's heads."""
+def kernel_of(shape: object, config: TrainerConfig, mesh: Mesh, dtype: torch.dtype) -> Kernel:
+    """The attention that `trainer.attention` names, checked for this rank's heads."""
     heads, kv_heads, head_dim = head_shape(shape)
     check_heads(heads, kv_heads, mesh.sp)
-    own_heads, own_kv = heads_per_rank(heads, kv_heads, mesh.sp)
-    only = None if config.attention == "auto" else config.attention
-    return choose(
-        mesh, heads=own_heads, kv_heads=own_kv, head_dim=head_dim, dtype=dtype, rows=(_TIMED_TOKENS,), only=only
-    )
+    return choose(mesh, (*heads_per_rank(heads, kv_heads, mesh.sp), head_dim), dtype, config.attention)

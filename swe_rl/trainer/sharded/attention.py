@@ -1,14 +1,16 @@
-"""Causal attention inside the rows of a packed sequence, by whatever this machine computes fastest.
+"""Causal attention inside the rows of a packed sequence.
 
 Invariants:
 - A kernel never looks from one row into another, and grouped key-value heads are understood as transformers orders
   them: query head h uses key-value head h // (heads / kv_heads).
 - Shapes: query [tokens, heads, head_dim], keys and values [tokens, kv_heads, head_dim]; result as the query.
-- A kernel that is missing here, refuses, or is inexact is never chosen; the first of `candidates` needs nothing.
+- A kernel is checked against float32 mathematics before the first step, in result and gradients. A kernel that is
+  missing here, raises, or is off by more than `TOLERANCE` is not used; all ranks of a run use the same.
+- There is no contest: which kernel is faster depends on the rows' length alone (docs/benchmarks.md, Training on GPUs).
 """
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from typing import Any
@@ -16,15 +18,20 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from swe_rl.trainer.errors import TrainerError
+from swe_rl.trainer.sharded.mesh import Mesh
 from swe_rl.trainer.sharded.packing import Segments
 
 Kernel = Callable[[Tensor, Tensor, Tensor, Segments, float], Tensor]
 
+TOLERANCE = 0.02  # of the largest value: bfloat16 keeps eight bits
+LONG_ROW_TOKENS = 2048  # on average: from here on, torch's own attention of a row beats one call for all rows
+_CHECKED = (160, 33, 327)  # rows of the check: uneven, across block borders
+
 
 def by_row(query: Tensor, keys: Tensor, values: Tensor, segments: Segments, scale: float) -> Tensor:
-    """scaled_dot_product_attention, a row at a time; torch chooses the kernel."""
+    """scaled_dot_product_attention, a row at a time. torch chooses the kernel: on Hopper cuDNN's, the fastest there."""
     groups = query.shape[1] // keys.shape[1]
     if query.device.type == "cpu" and groups > 1:  # there, only equal numbers of heads take the fused kernel
         keys, values = keys.repeat_interleave(groups, 1), values.repeat_interleave(groups, 1)
@@ -40,36 +47,20 @@ def by_row(query: Tensor, keys: Tensor, values: Tensor, segments: Segments, scal
     return joined[0].transpose(0, 1)
 
 
-def by_row_cudnn(query: Tensor, keys: Tensor, values: Tensor, segments: Segments, scale: float) -> Tensor:
-    """The same by cuDNN, the fastest on Hopper for long rows; it prepares itself once for every new length."""
-    with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
-        return by_row(query, keys, values, segments, scale)
-
-
-def by_row_cudnn_expanded(query: Tensor, keys: Tensor, values: Tensor, segments: Segments, scale: float) -> Tensor:
-    """The same with repeated key-value heads, where cuDNN does not take grouped ones."""
-    groups = query.shape[1] // keys.shape[1]
-    return by_row_cudnn(query, keys.repeat_interleave(groups, 1), values.repeat_interleave(groups, 1), segments, scale)
-
-
-def by_row_flash(query: Tensor, keys: Tensor, values: Tensor, segments: Segments, scale: float) -> Tensor:
-    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
-        return by_row(query, keys, values, segments, scale)
-
-
 def varlen(query: Tensor, keys: Tensor, values: Tensor, segments: Segments, scale: float) -> Tensor:
-    """torch.nn.attention.varlen (2.10 and later): all rows in one FlashAttention call."""
-    attend, options = _varlen_attn()
+    """torch.nn.attention.varlen: all rows in one FlashAttention call."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    # The options differ from 2.11 to 2.13; a kernel that needed one which is missing fails the check below.
+    known = inspect.signature(varlen_attn).parameters
+    wanted: dict[str, Any] = {"window_size": (-1, 0), "enable_gqa": True, "scale": scale}
+    options = {name: value for name, value in wanted.items() if name in known}
     starts, longest = segments.starts, segments.longest
-    out: Tensor = attend(
-        query.contiguous(), keys.contiguous(), values.contiguous(), starts, starts, longest, longest, **options(scale)
+    out = varlen_attn(
+        query.contiguous(), keys.contiguous(), values.contiguous(), starts, starts, longest, longest, **options
     )
+    assert isinstance(out, Tensor)  # a pair only where auxiliary results are asked for
     return out
-
-
-def varlen_expanded(query: Tensor, keys: Tensor, values: Tensor, segments: Segments, scale: float) -> Tensor:
-    groups = query.shape[1] // keys.shape[1]
-    return varlen(query, keys.repeat_interleave(groups, 1), values.repeat_interleave(groups, 1), segments, scale)
 
 
 def flash_attn(query: Tensor, keys: Tensor, values: Tensor, segments: Segments, scale: float) -> Tensor:
@@ -81,29 +72,78 @@ def flash_attn(query: Tensor, keys: Tensor, values: Tensor, segments: Segments, 
     return result
 
 
-def flex(query: Tensor, keys: Tensor, values: Tensor, segments: Segments, scale: float) -> Tensor:
-    """flex_attention, compiled by Triton, with a block mask of the rows."""
-    mask = _block_mask(segments)
-    q, k, v = (x.transpose(0, 1).unsqueeze(0) for x in (query, keys, values))
-    grouped = query.shape[1] != keys.shape[1]
-    out: Tensor = _compiled_flex()(q, k, v, block_mask=mask, scale=scale, enable_gqa=grouped)
-    return out[0].transpose(0, 1)
+KERNELS: dict[str, Kernel] = {"by_row": by_row, "varlen": varlen, "flash_attn": flash_attn}
 
 
-def candidates(device: torch.device) -> dict[str, Kernel]:
-    """By name, the plain one first. On a CPU there is no other."""
-    plain: dict[str, Kernel] = {"by_row": by_row}
-    if device.type != "cuda":
-        return plain
-    return plain | {
-        "flash_attn": flash_attn,
-        "varlen": varlen,
-        "varlen_expanded": varlen_expanded,
-        "by_row_cudnn": by_row_cudnn,
-        "by_row_cudnn_expanded": by_row_cudnn_expanded,
-        "by_row_flash": by_row_flash,
-        "flex": flex,
-    }
+def by_length(query: Tensor, keys: Tensor, values: Tensor, segments: Segments, scale: float) -> Tensor:
+    """`by_row` for long rows, `varlen` for short ones: 512 tokens a row take it 0.3 to 0.65 of the other's time."""
+    long = segments.total >= LONG_ROW_TOKENS * len(segments.lengths)
+    return (by_row if long else varlen)(query, keys, values, segments, scale)
+
+
+def choose(mesh: Mesh, shape: tuple[int, int, int], dtype: torch.dtype, name: str = "auto") -> Kernel:
+    """The kernel that `trainer.attention` names, for heads, kv_heads and head_dim of one rank.
+
+    Raises TrainerError where it is missing or wrong here. `auto` is `by_row` on a CPU and where `varlen` is out.
+    """
+    if name == "auto" and mesh.device.type == "cpu":
+        return by_row
+    if name == "auto":
+        kernel: Kernel = by_row if _problem(mesh, "varlen", shape, dtype) else by_length
+        name = "by_row"
+    elif name in KERNELS:
+        kernel = KERNELS[name]
+    else:
+        raise TrainerError(f"trainer.attention={name}: there is no such kernel; there are auto, {', '.join(KERNELS)}.")
+    if problem := _problem(mesh, name, shape, dtype):
+        heads, kv_heads, head_dim = shape
+        raise TrainerError(
+            f"The attention kernel {name} does not compute {heads} heads ({kv_heads} for keys) of {head_dim} in "
+            f"{dtype} on {mesh.device}: {problem}. Choose another with trainer.attention, or update torch."
+        )
+    return kernel
+
+
+def _problem(mesh: Mesh, name: str, shape: tuple[int, int, int], dtype: torch.dtype) -> str | None:
+    """Why this kernel is out on this rank or on another."""
+    try:
+        problem = _difference(KERNELS[name], shape, dtype, mesh.device)
+    except Exception as error:  # torch raises whatever its back ends raise: not installed, not supported, out of memory
+        reason = str(error).strip().splitlines() or [type(error).__name__]
+        problem = reason[0][:200]
+    somewhere = float(mesh.maximum(torch.tensor([float(problem is not None)], device=mesh.device)))
+    return problem or ("it is out on another rank" if somewhere else None)
+
+
+def _difference(kernel: Kernel, shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device) -> str | None:
+    segments, inputs = _inputs(shape, dtype, device)
+    got = _run(kernel, inputs, segments)
+    cpu = Segments(segments.lengths, segments.starts.cpu())
+    expected = _run(by_row, [x.detach().float().cpu().requires_grad_() for x in inputs], cpu)
+    for what, mine, reference in zip(("result", "d query", "d keys", "d values"), got, expected, strict=True):
+        error = float((mine.float().cpu() - reference).abs().max() / reference.abs().max())
+        if not error < TOLERANCE:  # also catches NaN
+            return f"its {what} is off by {error:.3g} of the largest value"
+    return None
+
+
+def _run(kernel: Kernel, inputs: Sequence[Tensor], segments: Segments) -> list[Tensor]:
+    query, keys, values = inputs
+    out = kernel(query, keys, values, segments, query.shape[-1] ** -0.5)
+    weights = torch.linspace(-1.0, 1.0, out.numel(), device=out.device).view_as(out).to(out.dtype)
+    return [out.detach(), *torch.autograd.grad((out * weights).sum(), list(inputs))]
+
+
+def _inputs(shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device) -> tuple[Segments, list[Tensor]]:
+    heads, kv_heads, head_dim = shape
+    generator = torch.Generator(device).manual_seed(0)
+    segments = Segments(_CHECKED, torch.tensor([0, *_CHECKED]).cumsum(0).to(device=device, dtype=torch.int32))
+
+    def random(count: int) -> Tensor:
+        values = torch.randn(segments.total, count, head_dim, generator=generator, device=device)
+        return values.to(dtype).requires_grad_()
+
+    return segments, [random(heads), random(kv_heads), random(kv_heads)]
 
 
 @lru_cache(maxsize=1)
@@ -121,22 +161,8 @@ def attention_operators() -> list[Any]:
     )
     with suppress(ImportError):
         import torch.nn.attention.varlen  # noqa: F401 - registers its operator
-    found = (getattr(getattr(torch.ops, space), name, None) for space, name in names)
-    return [packet.default for packet in found if packet is not None]
-
-
-@lru_cache(maxsize=1)
-def _varlen_attn() -> tuple[Callable[..., Any], Callable[[float], dict[str, Any]]]:
-    """The function and its options, which changed from 2.10 on."""
-    from torch.nn.attention.varlen import varlen_attn
-
-    known = inspect.signature(varlen_attn).parameters
-    causal: dict[str, Any] = {"window_size": (-1, 0)} if "window_size" in known else {"is_causal": True}
-    if "enable_gqa" in known:
-        causal["enable_gqa"] = True
-    if "scale" in known:
-        return varlen_attn, lambda scale: {**causal, "scale": scale}
-    return varlen_attn, lambda _: causal
+    packets = (getattr(getattr(torch.ops, space), name, None) for space, name in names)
+    return [packet.default for packet in packets if packet is not None]
 
 
 @lru_cache(maxsize=1)
@@ -145,29 +171,5 @@ def _flash_attn_package() -> Callable[..., Any]:
         from flash_attn_interface import flash_attn_varlen_func  # type: ignore[import-not-found, unused-ignore]
     except ImportError:
         from flash_attn import flash_attn_varlen_func  # type: ignore[import-not-found, unused-ignore]
-    found: Callable[..., Any] = flash_attn_varlen_func
-    return found
-
-
-@lru_cache(maxsize=1)
-def _compiled_flex() -> Callable[..., Any]:
-    from torch.nn.attention.flex_attention import flex_attention
-
-    compiled: Callable[..., Any] = torch.compile(flex_attention, dynamic=True)
-    return compiled
-
-
-@lru_cache(maxsize=4)
-def _cached_block_mask(lengths: tuple[int, ...], device: torch.device) -> Any:
-    from torch.nn.attention.flex_attention import create_block_mask
-
-    row = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths)).to(device)
-
-    def visible(_: Tensor, __: Tensor, q: Tensor, k: Tensor) -> Tensor:
-        return (row[q] == row[k]) & (q >= k)
-
-    return torch.compile(create_block_mask)(visible, None, None, len(row), len(row), device=str(device))
-
-
-def _block_mask(segments: Segments) -> Any:
-    return _cached_block_mask(segments.lengths, segments.starts.device)
+    function: Callable[..., Any] = flash_attn_varlen_func
+    return function
