@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
-from swe_rl.sandbox.own_time import Waited, ends_within, no_wait
+from swe_rl.sandbox.protocol import Waited, ends_within, no_wait
 
 T = TypeVar("T")
 

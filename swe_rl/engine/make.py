@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING
 from swe_rl.config.choices import EngineKind
 from swe_rl.config.schema import Config, EngineConfig
 from swe_rl.engine.external import external_engines
-from swe_rl.engine.loss import LossTeller, Record
-from swe_rl.engine.protocol import Engine, EngineError
+from swe_rl.engine.protocol import Engine, EngineError, LossTeller, Record
 from swe_rl.engine.scripted import ScriptedEngine
 from swe_rl.engine.vllm.arguments import VllmOptions, complete
 from swe_rl.engine.vllm.engines import EngineFolders, vllm_engines, weight_folders

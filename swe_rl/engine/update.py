@@ -19,10 +19,10 @@ from swe_rl.config.choices import EngineKind
 from swe_rl.config.schema import Config
 from swe_rl.engine.protocol import Engine, EngineError, EngineState, WeightSyncError
 from swe_rl.engine.server.weights import EMBEDDING, HEAD
-from swe_rl.engine.transfer.direct import Transfer
-from swe_rl.engine.transfer.protocol import GLOO, IPC, SendsWeights, transfer_kind
-from swe_rl.engine.transfer.staged import StagedTransfer
+from swe_rl.engine.transfer.direct import StagedTransfer, Transfer
+from swe_rl.engine.transfer.protocol import SendsWeights
 from swe_rl.plan.sizes import shares_gpus
+from swe_rl.plan.weight_sync import GLOO, IPC, transfer_kind
 
 if TYPE_CHECKING:
     import torch

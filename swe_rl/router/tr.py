@@ -9,7 +9,7 @@ Invariants:
 
 from collections.abc import Sequence
 
-from swe_rl.router import admission, fleet, pausing
+from swe_rl.router import admission, pausing
 from swe_rl.router.core import (
     Action,
     EngineAdded,
@@ -28,6 +28,57 @@ from swe_rl.router.engine_book import EngineBook
 from swe_rl.router.programs import Program, Request
 from swe_rl.router.tr_settings import TrSettings
 from swe_rl.router.tr_state import TrState
+
+
+def lost(state: TrState, engine: str) -> None:
+    book = state.books.get(engine)
+    if book is None or not book.up:
+        return
+    for program in list(book.programs.values()):
+        state.note("unbind", program, book, "engine lost")
+        state.unbind(program)
+    for request in state.requests.values():
+        if request.engine == engine and request.charge is not None:
+            book.account.take_back(request.charge, state.now_s)
+            request.charge = None
+            _end(state, request)
+    book.up = book.draining = False
+    _send_away(state, book)
+
+
+def _end(state: TrState, request: Request) -> None:
+    """Nothing more is counted of it; its program may have moved on before."""
+    program = request.program
+    del program.running[request.request_id]
+    program.overlap = bool(program.running)
+    if not program.running:
+        program.idle_since_s = state.now_s
+        state.rest(program)
+
+
+def drained(state: TrState, engine: str) -> None:
+    book = state.books.get(engine)
+    if book is None or not book.open:
+        return
+    book.draining = True
+    for program in list(book.programs.values()):
+        state.note("unbind", program, book, "engine drained")
+        state.unbind(program)
+    _send_away(state, book)
+
+
+def _send_away(state: TrState, book: EngineBook) -> None:
+    state.forget_cache(book)
+    for program_id in list(book.resident):
+        state.enqueue(state.programs[program_id])
+
+
+def added(state: TrState, event: EngineAdded) -> None:
+    book = state.books.get(event.engine) or state.add_book(event.engine)
+    book.up, book.draining = True, False
+    state.all_changed()
+    book.capacity.report(event.kv_capacity_tokens)
+
 
 _SWEEP_S = 60.0
 
@@ -57,11 +108,11 @@ class TrPolicy:
             case Tick():
                 _ticked(state, event)
             case EngineLost(engine):
-                fleet.lost(state, engine)
+                lost(state, engine)
             case EngineDrained(engine):
-                fleet.drained(state, engine)
+                drained(state, engine)
             case EngineAdded():
-                fleet.added(state, event)
+                added(state, event)
             case SyncBegan():
                 state.clock.begin()
                 state.tail = False

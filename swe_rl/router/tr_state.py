@@ -9,8 +9,7 @@ Invariants:
 from collections import Counter, OrderedDict
 from collections.abc import Iterator, Sequence
 
-from swe_rl.router.core import Place
-from swe_rl.router.decisions import Decision, DecisionLog
+from swe_rl.router.core import Decision, DecisionLog, Place
 from swe_rl.router.engine_book import EngineBook
 from swe_rl.router.programs import CommonPrefix, Group, Program, Request, Running
 from swe_rl.router.tr_settings import TrSettings

@@ -17,7 +17,7 @@ from swe_rl.algo.correction import weighs
 from swe_rl.algo.loss import row_weights, zero_advantage_contributes
 from swe_rl.algo.row import Row
 from swe_rl.config.schema import AlgoConfig
-from swe_rl.trainer.errors import TrainerError
+from swe_rl.trainer.protocol import TrainerError
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,23 +22,20 @@ import torch
 from torch import Tensor, nn
 
 from swe_rl.algo.correction import correction_weights, weighs_sequences
-from swe_rl.algo.kl import kl_per_token
 from swe_rl.algo.loss import by_sequence, kl_in_loss, token_loss
 from swe_rl.algo.row import Row, age_steps, without_old
-from swe_rl.algo.sequences import Sequences
+from swe_rl.algo.sequences import Sequences, kl_per_token
 from swe_rl.config.choices import KlEstimator
 from swe_rl.config.schema import AlgoConfig, TrainerConfig
-from swe_rl.trainer.compute import Batch, Compute, LocalCompute
-from swe_rl.trainer.errors import TrainerError
-from swe_rl.trainer.expert_load import ExpertLoad
+from swe_rl.trainer.compute import Batch, Compute, LocalCompute, Work, build_work
 from swe_rl.trainer.lora.adapter import Adapter, is_adapter
 from swe_rl.trainer.lora.merged import MergedWeights
-from swe_rl.trainer.metrics import StepStats, TrainMetrics
+from swe_rl.trainer.metrics import ExpertLoad, StepStats, TrainMetrics
 from swe_rl.trainer.minibatch import MiniBatch, left_out, measured_rows, mini_batches
 from swe_rl.trainer.optimizer import Optimizer, RowsOf, torch_threads, warmup_factor
+from swe_rl.trainer.protocol import TrainerError
 from swe_rl.trainer.sharded.mesh import alone
 from swe_rl.trainer.sharded.packing import PackedBatch
-from swe_rl.trainer.work import Work, build_work
 
 _PASS = "a pass for log-probabilities"
 _MEASURED_PART = 8  # rows that are not trained are measured up to this part of the trained tokens

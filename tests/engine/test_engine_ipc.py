@@ -13,7 +13,7 @@ import torch
 from swe_rl.engine.transfer import ipc_handle
 from swe_rl.engine.transfer.ipc_handle import device_key, forget_shared, make_shared, open_shared
 from swe_rl.engine.transfer.protocol import update_info
-from swe_rl.trainer.send.staging import StagingEnd
+from swe_rl.trainer.send.wire import StagingEnd
 
 CPU = torch.device("cpu")
 WEIGHTS = {

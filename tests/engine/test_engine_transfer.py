@@ -22,9 +22,10 @@ from swe_rl.engine.server.client import HttpClient
 from swe_rl.engine.server.engine import HttpEngine
 from swe_rl.engine.server.features import Needs
 from swe_rl.engine.transfer.direct import Transfer
-from swe_rl.engine.transfer.protocol import GLOO, NCCL, Announced, Sent, transfer_kind
+from swe_rl.engine.transfer.protocol import Announced, Sent
 from swe_rl.engine.update import make_transfer
 from swe_rl.engine.vllm.arguments import VllmOptions
+from swe_rl.plan.weight_sync import GLOO, NCCL, transfer_kind
 
 ANNOUNCED = [Announced("a", "bfloat16", (4, 2)), Announced("b", "bfloat16", (3,))]
 PROMPT = list(range(1, 40))

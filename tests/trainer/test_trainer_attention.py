@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from swe_rl.trainer.errors import MeshError, TrainerError
+from swe_rl.trainer.protocol import MeshError, TrainerError
 from swe_rl.trainer.sharded import attention, attention_choice
 from swe_rl.trainer.sharded.attention import by_row, candidates
 from swe_rl.trainer.sharded.attention_choice import choose

@@ -8,8 +8,7 @@ Invariants:
 from typing import Any
 
 from swe_rl.agent.client import ChatClient
-from swe_rl.agent.mini_swe.dialects import CallsDialect, FencedDialect, OurDialect
-from swe_rl.agent.mini_swe.library import load_library, packaged_templates
+from swe_rl.agent.mini_swe.dialects import CallsDialect, FencedDialect, OurDialect, load_library, packaged_templates
 from swe_rl.agent.mini_swe.parts import Dialect, GatewayModel, SandboxEnvironment, Shared, Stopped, ThreadBridge
 from swe_rl.agent.prompts import system_prompt
 from swe_rl.agent.protocol import AgentError, AgentResult, Assignment, Exit

@@ -19,7 +19,7 @@ from typing import Any, Protocol, TypeVar
 
 from swe_rl.agent.budget import Budget
 from swe_rl.agent.client import ChatClient, ChatReply, ContextOverflow
-from swe_rl.agent.mini_swe.library import SUBMIT_MARKER, load_library
+from swe_rl.agent.mini_swe.dialects import SUBMIT_MARKER, load_library
 from swe_rl.agent.protocol import Assignment, Turn
 from swe_rl.sandbox.protocol import ExecResult
 

@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from swe_rl.config.choices import LogprobsMode
+from swe_rl.config.schema import Config
 from swe_rl.engine.protocol import EngineError, SamplingParams
 from swe_rl.engine.server.client import Answer, HttpClient
-from swe_rl.engine.server.metrics import parse_metrics
+from swe_rl.engine.server.monitor import parse_metrics
 from swe_rl.engine.server.wire import BadNumbersError, Reply, TokenIn, parse_reply, request_body
 from swe_rl.errors import UserError
 
@@ -44,6 +45,18 @@ class Needs:
     max_model_len: int
     processed_logprobs: bool
     vocab_size: int | None = None  # None: whatever it has
+
+
+def needs(config: Config) -> Needs:
+    """What a server must offer for this run."""
+    rollout = config.rollout
+    plain = rollout.temperature == 1.0 and rollout.top_p == 1.0 and rollout.top_k == 0
+    return Needs(
+        model=None,
+        max_model_len=config.engine.max_model_len,
+        processed_logprobs=config.engine.logprobs_mode is LogprobsMode.processed and not plain,
+        vocab_size=config.model.vocab_size,
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,8 +20,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from swe_rl.engine.loss import LossTeller, Record
-from swe_rl.engine.protocol import Completion, Engine, EngineError, EngineState, EngineStats, SamplingParams
+from swe_rl.engine.protocol import (
+    Completion,
+    Engine,
+    EngineError,
+    EngineState,
+    EngineStats,
+    LossTeller,
+    Record,
+    SamplingParams,
+)
 from swe_rl.engine.server.client import ServerFailingError
 from swe_rl.engine.server.engine import HttpEngine
 from swe_rl.engine.server.weights import WeightFolders

@@ -15,13 +15,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from swe_rl.config.schema import Config
-from swe_rl.engine.external import needs
-from swe_rl.engine.loss import Record
+from swe_rl.engine.protocol import Record
 from swe_rl.engine.server.client import HttpClient
 from swe_rl.engine.server.engine import HttpEngine
-from swe_rl.engine.server.features import Patience
+from swe_rl.engine.server.features import Patience, needs
 from swe_rl.engine.server.weights import WeightFolders, untied_copy
-from swe_rl.engine.transfer.protocol import GLOO, IPC, transfer_kind
 from swe_rl.engine.vllm import step as vllm_step
 from swe_rl.engine.vllm.arguments import (
     ServerChoice,
@@ -41,6 +39,7 @@ from swe_rl.hardware.slurm.nodes import address, names_of, step, step_environmen
 from swe_rl.layout.placement import Gpu, home, place
 from swe_rl.logger.disk import disk_error
 from swe_rl.model.load import locate
+from swe_rl.plan.weight_sync import GLOO, IPC, transfer_kind
 from swe_rl.sandbox.process_tree import MARKER
 
 # What is copied beside the servers, and as what, for a way of transferring weights.

@@ -18,8 +18,7 @@ from typing import Protocol
 
 from swe_rl.sandbox.command import until_done
 from swe_rl.sandbox.output import HeadTail
-from swe_rl.sandbox.own_time import Waited, ends_within, no_wait
-from swe_rl.sandbox.protocol import SandboxError
+from swe_rl.sandbox.protocol import SandboxError, Waited, ends_within, no_wait
 
 SCRIPT = (Path(__file__).parents[1] / "inside" / "guard.sh").read_text(encoding="utf-8")
 _PLAIN = re.compile(rb"[A-Za-z0-9_./:=,@+-]")

@@ -24,11 +24,10 @@ from swe_rl.config.engine_address import engine_address
 from swe_rl.config.schema import SandboxConfig
 from swe_rl.errors import UserError
 from swe_rl.sandbox.container import spec
-from swe_rl.sandbox.container.engine import ContainerEngine, ImageMissingError
+from swe_rl.sandbox.container.engine import ContainerEngine, Identity, ImageMissingError, labels_of
 from swe_rl.sandbox.container.files import pack_folder
 from swe_rl.sandbox.container.guard import STOP_SIGNAL, Guard, guard_argv
 from swe_rl.sandbox.container.images import Images
-from swe_rl.sandbox.container.labels import Identity, labels_of
 from swe_rl.sandbox.container.reaper import Reaper
 from swe_rl.sandbox.container.sandbox import Archives, ContainerSandbox
 from swe_rl.sandbox.door import Doorway, prepare_folder

@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 from swe_rl.host.process_identity import ProcessIdentity
-from swe_rl.sandbox.container.labels import PROVIDER, Identity
+from swe_rl.sandbox.container.engine import PROVIDER, Identity
 from swe_rl.sandbox.working_copy import remove_tree
 
 _LOOK_S = 1.0

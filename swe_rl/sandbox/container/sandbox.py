@@ -15,8 +15,7 @@ from swe_rl.sandbox.container import files
 from swe_rl.sandbox.container.guard import Guard, GuardLostError
 from swe_rl.sandbox.door import Doorway
 from swe_rl.sandbox.output import HeadTail
-from swe_rl.sandbox.own_time import Waited, no_wait
-from swe_rl.sandbox.protocol import ExecResult, SandboxError
+from swe_rl.sandbox.protocol import ExecResult, SandboxError, Waited, no_wait
 
 TIMEOUT_EXIT = 124  # as `timeout` of coreutils
 _SCRIPT_S = 60.0

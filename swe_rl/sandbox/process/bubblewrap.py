@@ -27,8 +27,7 @@ from pathlib import Path
 from swe_rl.sandbox.confined_path import ensure_folders
 from swe_rl.sandbox.container.spec import Mount
 from swe_rl.sandbox.environment import clean_environment
-from swe_rl.sandbox.process.launcher import Launch, SandboxFolder
-from swe_rl.sandbox.process.limits import Limits, prelude
+from swe_rl.sandbox.process.launcher import Launch, Limits, SandboxFolder, prelude
 from swe_rl.sandbox.protocol import Workspace
 
 # Where a sandbox could read swe_rl itself, which ships answers and tests of the embedded instances.

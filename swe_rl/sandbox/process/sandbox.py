@@ -27,12 +27,11 @@ from swe_rl.sandbox.command import CommandSpec, run_command
 from swe_rl.sandbox.confined_path import read_confined, write_confined
 from swe_rl.sandbox.door import Doorway
 from swe_rl.sandbox.output import HeadTail
-from swe_rl.sandbox.own_time import Waited, no_wait
 from swe_rl.sandbox.process.control_group import ControlGroup
 from swe_rl.sandbox.process.launcher import Launcher, SandboxFolder
 from swe_rl.sandbox.process.watcher import Folder, Watched, Watcher
 from swe_rl.sandbox.process_tree import kill_marked
-from swe_rl.sandbox.protocol import USED_TOO_MUCH, ExecResult, SandboxError
+from swe_rl.sandbox.protocol import USED_TOO_MUCH, ExecResult, SandboxError, Waited, no_wait
 from swe_rl.sandbox.working_copy import clear_away
 
 _KILLED_EXIT = 137  # as of one that SIGKILL ended

@@ -22,11 +22,10 @@ import aiohttp
 
 from swe_rl.config.schema import SandboxConfig
 from swe_rl.errors import SweRlError, UserError
+from swe_rl.sandbox.archive import digest_of
 from swe_rl.sandbox.container.files import pack_folder
-from swe_rl.sandbox.own_time import Waited, no_wait
-from swe_rl.sandbox.protocol import Door, ExecResult, SandboxError, Workspace
+from swe_rl.sandbox.protocol import Door, ExecResult, SandboxError, Waited, Workspace, no_wait
 from swe_rl.sandbox.remote import wire
-from swe_rl.sandbox.remote.workspaces import digest_of
 
 _CONNECT_S = 20.0
 _SILENCE_S = 6 * wire.SIGN_OF_LIFE_S

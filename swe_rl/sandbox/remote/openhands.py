@@ -27,8 +27,7 @@ from swe_rl.config.schema import SandboxConfig
 from swe_rl.errors import UserError
 from swe_rl.sandbox.command_text import refused_result
 from swe_rl.sandbox.container import files
-from swe_rl.sandbox.own_time import Waited, no_wait
-from swe_rl.sandbox.protocol import Door, ExecResult, SandboxError, Workspace
+from swe_rl.sandbox.protocol import Door, ExecResult, SandboxError, Waited, Workspace, no_wait
 
 _POLL_S = 2.0
 _SPARE_S = 30.0  # of an action beyond its command's timeout

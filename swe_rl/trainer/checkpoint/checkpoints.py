@@ -25,11 +25,12 @@ from typing import Any
 import torch
 
 from swe_rl.trainer.checkpoint import folder as checkpoint
-from swe_rl.trainer.checkpoint.folder import Checkpoint, CheckpointWriteError
-from swe_rl.trainer.checkpoint.manifest import (
+from swe_rl.trainer.checkpoint.folder import (
     INDEX_FILE,
     MANIFEST_FILE,
     STATE_FILE,
+    Checkpoint,
+    CheckpointWriteError,
     files_of,
     manifest_content,
     read_json,

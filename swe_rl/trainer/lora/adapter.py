@@ -29,7 +29,7 @@ from torch import Tensor, nn
 
 from swe_rl.config.schema import ModelConfig, TrainerConfig
 from swe_rl.errors import UserError
-from swe_rl.trainer.errors import TrainerError
+from swe_rl.trainer.protocol import TrainerError
 from swe_rl.trainer.sharded.mesh import local_shard, shard_range
 
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")

@@ -20,11 +20,9 @@ from typing import IO, Any
 from swe_rl.config.folders import PACKAGE
 from swe_rl.hardware.host_address import address_of, free_port
 from swe_rl.hardware.slurm.nodes import step, step_environment
-from swe_rl.trainer.errors import TrainerError
+from swe_rl.trainer.protocol import TrainerError
 from swe_rl.trainer.ranks.door import RankDoor
-from swe_rl.trainer.ranks.end import RankEnd, last_words, status_text
-from swe_rl.trainer.ranks.link import RankLink
-from swe_rl.trainer.ranks.processes import RankProcess
+from swe_rl.trainer.ranks.link import RankEnd, RankLink, RankProcess, last_words, status_text
 from swe_rl.trainer.ranks.rank import RankSetup
 from swe_rl.trainer.ranks.step import KEY, Work
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from swe_rl.trainer.errors import TrainerError
+from swe_rl.trainer.protocol import TrainerError
 from swe_rl.trainer.sharded.attention import Kernel, by_row, candidates
 from swe_rl.trainer.sharded.mesh import Mesh
 from swe_rl.trainer.sharded.packing import Segments

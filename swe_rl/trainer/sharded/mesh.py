@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 
 from swe_rl.hardware.host_address import interface_towards
-from swe_rl.trainer.errors import MeshError
+from swe_rl.trainer.protocol import MeshError
 
 _LOOPBACK = "/sys/class/net/lo"
 
