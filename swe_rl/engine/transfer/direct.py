@@ -1,4 +1,4 @@
-"""New weights for all engines at once, from the trainer's memory into theirs: over a wire, or through memory of their GPUs.
+"""New weights for all engines at once, from the trainer's memory into theirs, over a wire or through shared memory.
 
 Invariants:
 - Tensors travel when every server is paused and waits for them; an update counts when every server has all of them.

@@ -1,4 +1,4 @@
-"""The trainer's end of a weight transfer: rank 0 broadcasts tensor after tensor, or each rank fills memory that it shares.
+"""The trainer's end of a weight transfer: rank 0 broadcasts tensor after tensor, or each rank fills shared memory.
 
 Invariants:
 - Every rank takes part in putting the tensors together, also when sending them fails: none is left in a collective.
