@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from swe_rl.sandbox.output import HeadTail
+from swe_rl.sandbox.base import HeadTail
 from swe_rl.sandbox.process_tree import kill_group
 from swe_rl.sandbox.protocol import Waited, ends_within, no_wait
 

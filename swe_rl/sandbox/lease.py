@@ -39,6 +39,14 @@ def make_leased(root: Path, kind: str) -> Path:
     return folder
 
 
+def make_scratch(root: Path, kind: str) -> Path:
+    """As `make_leased`, below a folder that may be missing; what killed processes left there goes. Raises OSError."""
+    root = root.absolute()
+    root.mkdir(parents=True, exist_ok=True)
+    reap_stale(root)
+    return make_leased(root, kind)
+
+
 @contextlib.contextmanager
 def made_aside(destination: Path) -> Iterator[Path]:
     """Where to build what gets the name `destination` at the end; what a killed process built there before goes away.

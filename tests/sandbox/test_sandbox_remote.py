@@ -23,7 +23,7 @@ from swe_rl.sandbox.provider import greeted
 from swe_rl.sandbox.remote import wire
 from swe_rl.sandbox.remote.client import RemoteProvider
 from swe_rl.sandbox.remote.server import Leases, RuntimeServer, ServerOptions, serving
-from swe_rl.sandbox.scripted import ScriptedCommand, ScriptedProvider
+from tests.support.scripted_sandbox import ScriptedCommand, ScriptedProvider
 
 CONFIG = SandboxConfig(kind=SandboxKind.remote, runtime_key_env="TEST_RUNTIME_KEY")
 IMAGE = Workspace(image="a")

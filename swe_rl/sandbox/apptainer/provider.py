@@ -24,14 +24,14 @@ from pathlib import Path
 
 from swe_rl.config.schema import SandboxConfig
 from swe_rl.errors import UserError
+from swe_rl.sandbox.base import BaseProvider, HeadTail, safe_name
 from swe_rl.sandbox.confined_path import read_confined
 from swe_rl.sandbox.container import files
-from swe_rl.sandbox.container.guard import STOP_SIGNAL, Guard, guard_argv
+from swe_rl.sandbox.container.guard import STOP_SIGNAL, Guard, beat_all, guard_argv
 from swe_rl.sandbox.container.sandbox import Archives, ContainerSandbox
 from swe_rl.sandbox.container.spec import Mount, environment, parse_mount
 from swe_rl.sandbox.door import Doorway, prepare_folder
-from swe_rl.sandbox.lease import make_leased, reap_stale
-from swe_rl.sandbox.output import HeadTail
+from swe_rl.sandbox.lease import make_scratch
 from swe_rl.sandbox.process_tree import first_inside
 from swe_rl.sandbox.protocol import Door, SandboxError, Workspace, close_all
 from swe_rl.sandbox.working_copy import clear_away, remove_or_say, remove_tree
@@ -143,7 +143,7 @@ class _Started:
         return self.folder / "exchange"
 
 
-class ApptainerProvider:
+class ApptainerProvider(BaseProvider[ContainerSandbox]):
     """Raises UserError when apptainer (or singularity) is not on PATH."""
 
     def __init__(
@@ -155,38 +155,16 @@ class ApptainerProvider:
                 "sandbox.kind=apptainer needs `apptainer` (or `singularity`) on PATH: load its module, or use "
                 "sandbox=docker, sandbox=podman or runtime=job"
             )
+        super().__init__(config)
         self._program = found
-        self._config = config
         self._warn = warn
         self._mounts = tuple(parse_mount(text) for text in config.mounts)
-        scratch = scratch.absolute()
-        scratch.mkdir(parents=True, exist_ok=True)
-        reap_stale(scratch)
-        self._folder = make_leased(scratch, "apptainer")
-        self._places = asyncio.Semaphore(config.concurrency)
+        self._folder = make_scratch(scratch, "apptainer")
         self._starts = asyncio.Semaphore(config.start_concurrency)
         self._open: dict[ContainerSandbox, _Started] = {}
         self._counter = itertools.count(1)
         self._limited = True
         self._beating: asyncio.Task[None] | None = None
-        self._closed = False
-
-    async def create(self, workspace: Workspace, *, owner: str, door: Door | None = None) -> ContainerSandbox:
-        """Raises UserError for a workspace without an image, SandboxError when it cannot be made."""
-        self._check_open()
-        image = workspace.image or self._config.image
-        if image is None:
-            raise UserError(f"{owner}: sandbox.kind=apptainer needs an image for a folder: sandbox.image=FILE.sif")
-        if self._beating is None:
-            self._beating = asyncio.ensure_future(self._beat())
-        await self._places.acquire()
-        try:
-            self._check_open()
-            async with self._starts:
-                return await self._opened(workspace, image, owner, door)
-        except BaseException:
-            self._places.release()
-            raise
 
     async def close(self) -> None:
         self._closed = True
@@ -195,8 +173,26 @@ class ApptainerProvider:
             self._beating.cancel()
         await asyncio.to_thread(remove_or_say, self._folder, self._warn)
 
+    async def _prepare(self, workspace: Workspace, owner: str, door: Door | None) -> None:
+        self._image(workspace, owner)
+        if self._beating is None:
+            self._beating = asyncio.ensure_future(beat_all(self._config.lease_s, self._guards))
+
+    def _image(self, workspace: Workspace, owner: str) -> str:
+        image = workspace.image or self._config.image
+        if image is None:
+            raise UserError(f"{owner}: sandbox.kind=apptainer needs an image for a folder: sandbox.image=FILE.sif")
+        return image
+
+    def _guards(self) -> list[Guard]:
+        return [started.guard for started in self._open.values()]
+
+    async def _make(self, workspace: Workspace, owner: str, door: Door | None) -> ContainerSandbox:
+        async with self._starts:
+            return await self._opened(workspace, self._image(workspace, owner), owner, door)
+
     async def _opened(self, workspace: Workspace, image: str, owner: str, door: Door | None) -> ContainerSandbox:
-        folder = self._folder / f"{_safe(owner)}-{next(self._counter)}"
+        folder = self._folder / f"{safe_name(owner)}-{next(self._counter)}"
         async with contextlib.AsyncExitStack() as undo:
             undo.push_async_callback(asyncio.to_thread, remove_tree, folder)
             try:
@@ -281,16 +277,6 @@ class ApptainerProvider:
             del self._open[sandbox]
             self._places.release()
 
-    async def _beat(self) -> None:
-        while True:
-            await asyncio.sleep(self._config.lease_s / 4)
-            for started in list(self._open.values()):
-                await started.guard.beat()
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise SandboxError("the sandbox provider is closed")
-
 
 async def _spawn(argv: list[str], errors: Path) -> Guard:
     with errors.open("wb") as said:
@@ -304,7 +290,3 @@ async def _spawn(argv: list[str], errors: Path) -> Guard:
         )
     stream = ProcessStream(process)
     return Guard(stream, interrupt=stream.interrupt)
-
-
-def _safe(owner: str) -> str:
-    return re.sub(r"[^A-Za-z0-9._-]+", "_", owner).strip(".")[:80] or "sandbox"

@@ -3,7 +3,7 @@
 Invariants:
 - Every failure leaves as a SandboxError that names what was asked; the SDK's exceptions stay in here.
 - Only containers that carry our labels are ever removed, one by one, by id or by the name that we gave.
-- The streams of commands need no thread: they live on the event loop (container_stream).
+- The streams of commands need no thread: they live on the event loop (`ContainerStream`).
 - Nothing is lost between the answer's head and the stream: both are read by the same reader.
 - Frames are unpacked as they come, however they are cut.
 - Everything that removes containers goes by these labels; a container without them is nobody's business here.

@@ -24,9 +24,9 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
+from swe_rl.sandbox.base import clean_environment
 from swe_rl.sandbox.confined_path import ensure_folders
 from swe_rl.sandbox.container.spec import Mount
-from swe_rl.sandbox.environment import clean_environment
 from swe_rl.sandbox.process.launcher import Launch, Limits, SandboxFolder, prelude
 from swe_rl.sandbox.protocol import Workspace
 

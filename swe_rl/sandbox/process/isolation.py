@@ -23,8 +23,8 @@ from pathlib import Path
 from swe_rl.config.choices import Isolation
 from swe_rl.config.schema import SandboxConfig
 from swe_rl.errors import UserError
+from swe_rl.sandbox.base import clean_environment
 from swe_rl.sandbox.container.spec import Mount, parse_mount
-from swe_rl.sandbox.environment import clean_environment
 from swe_rl.sandbox.process.bubblewrap import SHIM_FOLDER, BubblewrapLauncher, Host, UserMode
 from swe_rl.sandbox.process.launcher import Launch, Launcher, Limits, SandboxFolder, limits_of, prelude
 from swe_rl.sandbox.process.seccomp import filter_program
