@@ -34,7 +34,15 @@ from swe_rl.config.schema import EngineConfig
 from swe_rl.engine.embedded.core import EngineCore, Outcome, Request, WeightLoader, refusal
 from swe_rl.engine.embedded.model import PackedDecoder
 from swe_rl.engine.embedded.slot_cache import as_ids
-from swe_rl.engine.protocol import Completion, ContextOverflowError, Engine, EngineError, EngineStats, SamplingParams
+from swe_rl.engine.protocol import (
+    Completion,
+    ContextOverflowError,
+    Engine,
+    EngineError,
+    EngineState,
+    EngineStats,
+    SamplingParams,
+)
 from swe_rl.engine.sampling import to_seed
 
 if TYPE_CHECKING:
@@ -45,10 +53,12 @@ Command = Callable[[], None]
 
 
 class EngineThread:
-    def __init__(self, core: EngineCore, name: str, num_threads: int) -> None:
+    def __init__(self, core: EngineCore, name: str, num_threads: int, failed: Callable[[], None]) -> None:
+        """`failed` is called in the engine's thread when that ends by an error."""
         self._core = core
         self._name = name
         self._num_threads = num_threads
+        self._failed = failed
         self._inbox: deque[Command] = deque()
         self._wake = threading.Condition()
         self._closing = False
@@ -112,6 +122,8 @@ class EngineThread:
             with contextlib.suppress(Exception):
                 command()
         self._core.fail_all(error)
+        if failed:
+            self._failed()
 
     def _serve(self) -> None:
         while True:
@@ -138,19 +150,27 @@ class EmbeddedEngine(Engine):
         *,
         name: str = "engine0",
         pad_token_id: int,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Copies `model`. Raises EngineError when its architecture or `config.max_model_len` cannot be served."""
         super().__init__(name)
         self._config = config
-        self._clock = clock
         own: Any = copy.deepcopy(model).float().eval().requires_grad_(False)
         decoder = PackedDecoder(own, config.max_model_len, pad_token_id)
         self._vocab_size = decoder.shape.vocab_size
-        self._core = EngineCore(decoder, WeightLoader(own), config.max_num_seqs, config.max_model_len, clock)
-        self._thread = EngineThread(self._core, name, config.num_threads)
+        self._core = EngineCore(decoder, WeightLoader(own), config.max_num_seqs, config.max_model_len)
+        self._thread = EngineThread(self._core, name, config.num_threads, self._thread_failed)
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    @property
+    def state(self) -> EngineState:
+        return EngineState.up if self.why_lost is None else EngineState.gone
+
+    @property
+    def why_lost(self) -> EngineError | None:
+        return self._thread.failure
 
     async def start(self) -> None:
+        self._loop = asyncio.get_running_loop()
         self._thread.start()
 
     async def generate(
@@ -200,6 +220,12 @@ class EmbeddedEngine(Engine):
         """Ends the thread after its current step; pending requests fail with EngineError. May be called twice."""
         await asyncio.get_running_loop().run_in_executor(None, self._thread.close)
 
+    def _thread_failed(self) -> None:
+        """Nobody starts it again: whoever routes to it is told, in the event loop that started it."""
+        assert self._loop is not None
+        with contextlib.suppress(RuntimeError):  # the loop was closed
+            self._loop.call_soon_threadsafe(self._tell, False)
+
     def _request(
         self,
         prompt_ids: Sequence[int],
@@ -219,7 +245,7 @@ class EmbeddedEngine(Engine):
             raise EngineError(f"Engine `{self.name}` refuses request `{request_id}`: {reason}.")
         seed = secrets.randbits(64) if params.seed is None else to_seed(params.seed)
         stops = frozenset(params.stop_token_ids)
-        return Request(request_id, session_id, prompt, params, seed, deliver, self._clock(), stops)
+        return Request(request_id, session_id, prompt, params, seed, deliver, time.monotonic(), stops)
 
     async def _call(self, command: Callable[[], None]) -> None:
         """Runs `command` in the engine's thread and waits for it; its EngineError is raised here."""
