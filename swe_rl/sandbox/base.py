@@ -51,9 +51,11 @@ class BaseSandbox(ABC):
         self._closing: asyncio.Task[None] | None = None
 
     async def close(self) -> None:
-        """Raises SandboxError when something of it cannot be removed."""
-        if self._closing is None:
-            self._closing = asyncio.ensure_future(self._close())
+        """Raises SandboxError when something of it cannot be removed, to whoever closes it first; others wait."""
+        if self._closing is not None:
+            await asyncio.wait([self._closing])
+            return
+        self._closing = asyncio.ensure_future(self._close())
         await asyncio.shield(self._closing)
 
     @abstractmethod

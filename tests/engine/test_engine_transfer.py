@@ -236,8 +236,8 @@ async def test_a_killed_server_gets_them_from_a_folder_and_a_new_wire(tmp_path):
         try:
             await start_engines(engines)
             line = psutil.Process(engines[0].server.pid).children()[0].cmdline()
-            assert '{"backend": "gloo"}' in line and "swe_rl_gloo.Extension" in line
-            assert (scratch / "extension" / "swe_rl_gloo.py").is_file()
+            assert '{"backend": "gloo"}' in line and "swe_rl_worker.Extension" in line
+            assert (scratch / "extension" / "swe_rl_worker.py").is_file()
             transfer = make_transfer(config, engines, sender)
             await transfer.update(1)
             os.kill(psutil.Process(engines[0].server.pid).children()[0].pid, signal.SIGKILL)

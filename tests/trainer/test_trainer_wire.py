@@ -26,7 +26,7 @@ TWICE = {"lm_head.weight": "model.embed_tokens.weight"}
 
 
 class Receiver(threading.Thread):
-    """Takes what was announced, as engine/vllm_gloo does; leaves after `leaves_after` tensors."""
+    """Takes what was announced, as engine/transfer/vllm_worker does; leaves after `leaves_after` tensors."""
 
     def __init__(self, where, rank, world, announced, leaves_after=None):
         super().__init__(daemon=True)

@@ -3,7 +3,7 @@
 Invariants:
 - As in 0.26: `/wake_up` with a part's name wakes that part, without a name all of them; a part that is awake stays so.
 - What a real server would do with memory that is not there is refused here, and what was asked is noted.
-- Shared memory is opened when a transfer is initialised and let go when the update is finished, as `vllm_ipc` does.
+- Shared memory is opened when a transfer is initialised and let go when the update is finished, as `vllm_worker` does.
 """
 
 from collections.abc import Awaitable, Callable

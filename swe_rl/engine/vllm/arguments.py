@@ -31,7 +31,8 @@ _CPU_CACHE_TOKENS = 16  # times engine.max_model_len: as many full sequences fit
 _CPU_FLOAT_BYTES = 4
 _SERVE = ("-m", "vllm.entrypoints.cli.main", "serve")
 _API_SERVER = ("-m", "vllm.entrypoints.openai.api_server")
-EXTENSIONS = {GLOO: "swe_rl_gloo", IPC: "swe_rl_ipc"}  # as vllm_gloo.py and vllm_ipc.py are called beside the servers
+# What vLLM's workers import for our ways of transferring weights: files of engine/transfer, as they are called there.
+EXTENSION_FILES = {"vllm_worker.py": "swe_rl_worker.py", "ipc_handle.py": "swe_rl_ipc_handle.py"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +100,8 @@ def server_arguments(config: Config, choice: ServerChoice, options: VllmOptions 
         arguments.append("--enable-sleep-mode")
     if transfer := transfer_kind(config):
         arguments += ["--weight-transfer-config", json.dumps({"backend": transfer})]
-        if transfer in EXTENSIONS:
-            arguments += ["--worker-extension-cls", f"{EXTENSIONS[transfer]}.Extension"]
+        if transfer in (GLOO, IPC):
+            arguments += ["--worker-extension-cls", "swe_rl_worker.Extension"]
     arguments += _memory(config, options, choice.devices)
     return (*arguments, *options.extra_arguments)
 
@@ -114,7 +115,7 @@ def server_environment(
     api_key: str,
     extension: Path | None = None,
 ) -> dict[str, str]:
-    """`cache` holds what vLLM compiles, for all engines of this machine; `extension`: a folder with EXTENSIONS."""
+    """`cache` holds what vLLM compiles, for all engines of this machine; `extension`: a folder with EXTENSION_FILES."""
     devices = choice.devices
     caches = {
         "VLLM_CACHE_ROOT": cache / "vllm",

@@ -22,6 +22,7 @@ from swe_rl.engine.server.features import Patience, needs
 from swe_rl.engine.server.weights import WeightFolders, untied_copy
 from swe_rl.engine.vllm import step as vllm_step
 from swe_rl.engine.vllm.arguments import (
+    EXTENSION_FILES,
     ServerChoice,
     VllmOptions,
     served_name,
@@ -42,11 +43,6 @@ from swe_rl.model.load import locate
 from swe_rl.plan.weight_sync import GLOO, IPC, transfer_kind
 from swe_rl.sandbox.process_tree import MARKER
 
-# What is copied beside the servers, and as what, for a way of transferring weights.
-_EXTENSION_FILES = {
-    GLOO: {"vllm_gloo.py": "swe_rl_gloo.py"},
-    IPC: {"vllm_ipc.py": "swe_rl_ipc.py", "ipc_handle.py": "swe_rl_ipc_handle.py"},
-}
 _BY_HAND = "start `vllm serve` on the others and give all addresses as engine=external engine.urls=[...]"
 _FIRST_REPLY_S = 300.0  # a server that we started ourselves may compile kernels then
 _log = logging.getLogger(__name__)
@@ -200,13 +196,12 @@ def weight_folders(config: Config, root: Path, *, untied: bool = False) -> Weigh
 
 def _extension(config: Config, root: Path) -> Path | None:
     """A copy apart: vLLM may be in another environment, which must not see the packages of this one."""
-    files = _EXTENSION_FILES.get(transfer_kind(config) or "")
-    if files is None:
+    if transfer_kind(config) not in (GLOO, IPC):
         return None
     folder = root / "extension"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for name, there in files.items():
+        for name, there in EXTENSION_FILES.items():
             shutil.copyfile(Path(__file__).parents[1] / "transfer" / name, folder / there)
     except OSError as error:
         raise disk_error(folder, error) from error

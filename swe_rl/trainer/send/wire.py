@@ -116,7 +116,7 @@ def announced(weights: Mapping[str, Tensor], twice: Mapping[str, str], dtype: to
 
 
 class GlooWire:
-    """Between processes without GPUs, with `engine/transfer/vllm_gloo` at the other end."""
+    """Between processes without GPUs, with `engine/transfer/vllm_worker` at the other end."""
 
     def __init__(self, host: str, port: int, world: int, timeout_s: float) -> None:
         from torch.distributed import PrefixStore, ProcessGroupGloo, TCPStore  # type: ignore[attr-defined]
