@@ -72,8 +72,8 @@ def make_engines(
     if config.engine.kind is EngineKind.external:
         weights = weight_folders(config, folders.weights) if read_elsewhere(config, environ) else None
         external = external_engines(config, environ, weights, say)
-        for one in external:
-            one.teller = LossTeller(one.name, say, record or (lambda *_: None))
+        for engine in external:
+            engine.teller = LossTeller(engine.name, say, record or (lambda *_: None))
         return external
     from swe_rl.engine.embedded.engine import EmbeddedEngine
 

@@ -22,7 +22,7 @@ from swe_rl.gateway.errors import CONTEXT_OVERFLOW, ApiError, context_overflow, 
 from swe_rl.gateway.live import LiveSession
 from swe_rl.gateway.metrics import GatewayMetrics
 from swe_rl.gateway.placement import Placed, Placement
-from swe_rl.gateway.reply import Answer
+from swe_rl.gateway.reply import ChatAnswer
 from swe_rl.gateway.request import ChatRequest
 from swe_rl.gateway.session import Recorded, TurnPlan
 from swe_rl.gateway.store.traces import TraceStore
@@ -70,7 +70,7 @@ class Completer:
         self._clock = clock
         self._request_numbers = count()
 
-    async def complete(self, live: LiveSession, request: ChatRequest) -> Answer:
+    async def complete(self, live: LiveSession, request: ChatRequest) -> ChatAnswer:
         """Raises ApiError, TraceStoreError. Cancelling it aborts the engine's request."""
         started_s = self._clock()
         try:
@@ -251,8 +251,8 @@ class Completer:
         request: ChatRequest,
         completion: Completion,
         message: dict[str, object],
-    ) -> Answer:
-        return Answer(
+    ) -> ChatAnswer:
+        return ChatAnswer(
             reply_id=f"chatcmpl-{live.session_id}-{turn.turn}",
             created_s=int(self._wall_clock()),
             model=self._model_name,

@@ -285,9 +285,9 @@ class Session:
             node.chain, self._chain = self._chain, self._chain + 1
         if kind is Break.duplicate and self._newest is not None:
             self._forget(self._newest)
-        told = extend_hash(plan._hashes[-1], reply)
-        self._replies[told] = self._requests[node.request] = self._tips[node.chain] = self._newest = node
-        self._seen.update(plan._hashes[1:], (told,))
+        head = extend_hash(plan._hashes[-1], reply)
+        self._replies[head] = self._requests[node.request] = self._tips[node.chain] = self._newest = node
+        self._seen.update(plan._hashes[1:], (head,))
         node.turn, self._turn = self._turn, self._turn + 1
         return Recorded(node.turn, node.chain, kind, base_turn, base_tokens)
 
@@ -319,7 +319,7 @@ class Session:
             return None
         if hashes[-1] in self._seen:
             return Break.truncated
-        kept = max((i for i, one in enumerate(hashes) if one in self._seen), default=0)
+        kept = max((i for i, prefix in enumerate(hashes) if prefix in self._seen), default=0)
         rewritten = assistant[kept]
         answered = hashes[kept] in self._replies or hashes[kept] in self._requests
         return Break.branch if answered and not rewritten else Break.prefix_changed
@@ -329,7 +329,7 @@ class Session:
 
     def _forget(self, node: _Node) -> None:
         """A superseded reply cannot be gone on from."""
-        for told in [told for told, other in self._replies.items() if other is node]:
-            del self._replies[told]
+        for head in [head for head, other in self._replies.items() if other is node]:
+            del self._replies[head]
         if self._is_tip(node):
             del self._tips[node.chain]

@@ -50,7 +50,7 @@ class DecisionLog:
 
     def snapshot(self) -> dict[str, object]:
         counts = {f"{decision}: {reason}": number for (decision, reason), number in sorted(self.counts.items())}
-        return {"decision_counts": counts, "decisions": [asdict(one) for one in self._latest]}
+        return {"decision_counts": counts, "decisions": [asdict(entry) for entry in self._latest]}
 
 
 @dataclass(frozen=True, slots=True)

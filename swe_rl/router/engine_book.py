@@ -17,9 +17,8 @@ from dataclasses import dataclass, field
 
 from swe_rl.router.core import EngineLoad
 from swe_rl.router.ledger import Account, Fading
-from swe_rl.router.programs import Program
+from swe_rl.router.programs import AgeingQueue, Program
 from swe_rl.router.tr_settings import TrSettings
-from swe_rl.router.waiting import AgeingQueue
 
 _MISS_STEP = -0.02
 _HIT_STEP = 0.002

@@ -81,8 +81,8 @@ class Workspaces:
         """The folder, or None where it was not sent yet. Raises SandboxError for what is no digest."""
         if not _DIGEST.fullmatch(digest):
             raise SandboxError("a workspace is named by the SHA-256 of its archive")
-        found = self._folder / digest
-        return found if found.is_dir() else None
+        folder = self._folder / digest
+        return folder if folder.is_dir() else None
 
     def add(self, digest: str, archive: Path) -> None:
         """Raises SandboxError when the archive is another one or cannot be unpacked."""

@@ -127,8 +127,8 @@ def _locked(root: Path) -> Iterator[bool]:
 def _folders(root: Path) -> list[Path]:
     """This user's own, no links."""
     try:
-        with os.scandir(root) as found:
-            entries = [(Path(entry.path), entry.stat(follow_symlinks=False)) for entry in found]
+        with os.scandir(root) as scanned:
+            entries = [(Path(entry.path), entry.stat(follow_symlinks=False)) for entry in scanned]
     except OSError:
         return []
     return sorted(path for path, status in entries if stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid())

@@ -239,9 +239,9 @@ class StepStats:
         self.loss, self.policy_loss, self.kl_loss = joined[:3]
         if self.expert_tokens is not None:
             self.expert_tokens = mesh.sum(self.expert_tokens)
-        for i, one in enumerate(means):
-            one.total, one.tokens = joined[3 + 2 * i], int(joined[4 + 2 * i])
-            one.low, one.high = lows[i], highs[i]
+        for i, joint in enumerate(means):
+            joint.total, joint.tokens = joined[3 + 2 * i], int(joined[4 + 2 * i])
+            joint.low, joint.high = lows[i], highs[i]
 
     def metrics(self, *, step: int, rows: int, lr: float, train_s: float) -> TrainMetrics:
         attempts, tokens = max(1, self.attempts), self.expert_tokens
@@ -289,8 +289,8 @@ class StepStats:
         return (self.entropy.tokens + self.left_entropy.tokens) / sampled if sampled else None
 
 
-def _largest(one: float | None, other: float | None) -> float | None:
-    return max((value for value in (one, other) if value is not None), default=None)
+def _largest(first: float | None, other: float | None) -> float | None:
+    return max((value for value in (first, other) if value is not None), default=None)
 
 
 def _engine_gap(kl: Mean, difference: Mean, work: Work, start_logprobs: Tensor) -> None:

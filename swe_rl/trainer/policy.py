@@ -139,8 +139,8 @@ class Trainer:
                     dtype=torch.int64,
                     device=self._compute.device,
                 )
-                own = places[batch.trained_index] if isinstance(batch, PackedBatch) else places
-                flat[own] = self._compute.logprobs(self.model, batch, temperature, False)[0].double()
+                here = places[batch.trained_index] if isinstance(batch, PackedBatch) else places
+                flat[here] = self._compute.logprobs(self.model, batch, temperature, False)[0].double()
             joined = self._mesh.sum(flat).tolist()
         return [joined[start : start + count] for start, count in zip(first, counts, strict=True)]
 
@@ -171,7 +171,7 @@ class Trainer:
 
     def engine_weights(self) -> Mapping[str, Tensor]:
         """All weights by their names in memory, each once; with an adapter merged one by one, see `MergedWeights`."""
-        parameters = {name: one.detach() for name, one in self._compute.bare(self.model).named_parameters()}
+        parameters = {name: parameter.detach() for name, parameter in self._compute.bare(self.model).named_parameters()}
         return MergedWeights(parameters, self.adapter.scale) if self.adapter else parameters
 
     def load_shards(self, optimizer: Collection[str], rows: RowsOf, counters: Mapping[str, Any]) -> None:
@@ -185,7 +185,7 @@ class Trainer:
         self._optimizer.nonfinite_in_a_row = int(counters["nonfinite_in_a_row"])
 
     def _trained(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return {name: one.detach() for name, one in tensors.items() if self.adapter is None or is_adapter(name)}
+        return {name: tensor.detach() for name, tensor in tensors.items() if self.adapter is None or is_adapter(name)}
 
     def _fresh(self, rows: Sequence[Row], step: int, stats: StepStats) -> list[Row]:
         kept = without_old(rows, step - 1, self.algo.max_staleness_steps)

@@ -30,7 +30,7 @@ Outcome = Completion | EngineError
 
 
 @dataclass(slots=True, eq=False)
-class Request:
+class SamplingRequest:
     request_id: str
     session_id: str | None
     prompt: npt.NDArray[np.int64]
@@ -157,8 +157,8 @@ class EngineCore:
         self._max_model_len = max_model_len
         self._clock = clock
         self._cache = SlotCache(decoder.cache_shape(max_num_seqs, max_model_len))
-        self._waiting: deque[Request] = deque()
-        self._running: list[Request] = []
+        self._waiting: deque[SamplingRequest] = deque()
+        self._running: list[SamplingRequest] = []
         self.paused = False
         self.weight_version = 0
         self._sampled_tokens = 0
@@ -168,7 +168,7 @@ class EngineCore:
     def has_work(self) -> bool:
         return bool(self._waiting or self._running)
 
-    def submit(self, request: Request) -> None:
+    def submit(self, request: SamplingRequest) -> None:
         self._waiting.append(request)
 
     def abort(self, request_id: str) -> None:
@@ -176,7 +176,7 @@ class EngineCore:
             if request.request_id == request_id:
                 self._abort(request)
 
-    def abort_request(self, request: Request) -> None:
+    def abort_request(self, request: SamplingRequest) -> None:
         if request in self._waiting or request in self._running:
             self._abort(request)
 
@@ -186,9 +186,9 @@ class EngineCore:
         self._waiting.clear()
         self._running.clear()
         for request in pending:
-            own = EngineError(str(error))
-            own.__cause__ = error.__cause__
-            request.deliver(own)
+            failure = EngineError(str(error))
+            failure.__cause__ = error.__cause__
+            request.deliver(failure)
 
     def release_session(self, session_id: str) -> None:
         self._cache.release_session(session_id)
@@ -232,7 +232,7 @@ class EngineCore:
     def _admit(self) -> None:
         """Moves waiting requests to slots. One that a running prefill will save most of its own stays for a step."""
         budget = PREFILL_BUDGET_TOKENS - sum(len(r.prompt) - r.prefilled_tokens for r in self._running)
-        kept: deque[Request] = deque()
+        kept: deque[SamplingRequest] = deque()
         while self._waiting and budget > 0 and len(self._running) < self._cache.shape.slots:
             request = self._waiting.popleft()
             acquired = self._cache.acquire(request.prompt, request.session_id)
@@ -273,7 +273,7 @@ class EngineCore:
         if done:
             self._sample([requests[i] for i in done], logits[done])
 
-    def _decode(self, requests: Sequence[Request]) -> None:
+    def _decode(self, requests: Sequence[SamplingRequest]) -> None:
         slots = [request.slot for request in requests if request.slot is not None]
         positions = [slot.length for slot in slots]
         ids = [request.token_ids[-1] for request in requests]
@@ -282,7 +282,7 @@ class EngineCore:
             slot.length += 1
         self._sample(requests, logits)
 
-    def _sample(self, requests: Sequence[Request], logits: torch.Tensor) -> None:
+    def _sample(self, requests: Sequence[SamplingRequest], logits: torch.Tensor) -> None:
         batch = SamplingBatch(
             temperature=np.array([r.params.temperature for r in requests], dtype=np.float32),
             top_p=np.array([r.params.top_p for r in requests], dtype=np.float64),
@@ -296,7 +296,7 @@ class EngineCore:
         for request, token, logprob in zip(requests, tokens, logprobs, strict=True):
             self._accept(request, token, logprob, now_s)
 
-    def _accept(self, request: Request, token: int, logprob: float, now_s: float) -> None:
+    def _accept(self, request: SamplingRequest, token: int, logprob: float, now_s: float) -> None:
         assert request.slot is not None
         if request.first_token_s is None:
             request.first_token_s = now_s
@@ -310,7 +310,7 @@ class EngineCore:
         self._cache.finish(request.slot)
         request.deliver(request.completion(reason, now_s, self.weight_version))
 
-    def _abort(self, request: Request) -> None:
+    def _abort(self, request: SamplingRequest) -> None:
         if request.slot is not None:
             self._running.remove(request)
             self._cache.finish(request.slot)

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from swe_rl.config.schema import EngineConfig
-from swe_rl.engine.embedded.core import EngineCore, Outcome, Request, WeightLoader, refusal
+from swe_rl.engine.embedded.core import EngineCore, Outcome, SamplingRequest, WeightLoader, refusal
 from swe_rl.engine.embedded.model import PackedDecoder
 from swe_rl.engine.embedded.slot_cache import as_ids
 from swe_rl.engine.protocol import (
@@ -154,10 +154,10 @@ class EmbeddedEngine(Engine):
         """Copies `model`. Raises EngineError when its architecture or `config.max_model_len` cannot be served."""
         super().__init__(name)
         self._config = config
-        own: Any = copy.deepcopy(model).float().eval().requires_grad_(False)
-        decoder = PackedDecoder(own, config.max_model_len, pad_token_id)
+        copied: Any = copy.deepcopy(model).float().eval().requires_grad_(False)
+        decoder = PackedDecoder(copied, config.max_model_len, pad_token_id)
         self._vocab_size = decoder.shape.vocab_size
-        self._core = EngineCore(decoder, WeightLoader(own), config.max_num_seqs, config.max_model_len)
+        self._core = EngineCore(decoder, WeightLoader(copied), config.max_num_seqs, config.max_model_len)
         self._thread = EngineThread(self._core, name, config.num_threads, self._thread_failed)
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -233,7 +233,7 @@ class EmbeddedEngine(Engine):
         request_id: str,
         session_id: str | None,
         deliver: Callable[[Outcome], None],
-    ) -> Request:
+    ) -> SamplingRequest:
         prompt = as_ids(prompt_ids)
         if len(prompt) + 1 > self._config.max_model_len:
             raise ContextOverflowError(
@@ -245,7 +245,7 @@ class EmbeddedEngine(Engine):
             raise EngineError(f"Engine `{self.name}` refuses request `{request_id}`: {reason}.")
         seed = secrets.randbits(64) if params.seed is None else to_seed(params.seed)
         stops = frozenset(params.stop_token_ids)
-        return Request(request_id, session_id, prompt, params, seed, deliver, time.monotonic(), stops)
+        return SamplingRequest(request_id, session_id, prompt, params, seed, deliver, time.monotonic(), stops)
 
     async def _call(self, command: Callable[[], None]) -> None:
         """Runs `command` in the engine's thread and waits for it; its EngineError is raised here."""

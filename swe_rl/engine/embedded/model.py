@@ -80,13 +80,13 @@ class TokenAttention:
         low = high = ordered[0]
         tokens = _rounded(lengths[low])
         for slot in ordered[1:]:
-            own = _rounded(lengths[slot])
-            joined = max(tokens, own) * (slot + 1 - low)
-            if joined <= tokens * (high + 1 - low) + own + _CALL_COST_TOKENS:
-                high, tokens = slot, max(tokens, own)
+            rounded_tokens = _rounded(lengths[slot])
+            joined = max(tokens, rounded_tokens) * (slot + 1 - low)
+            if joined <= tokens * (high + 1 - low) + rounded_tokens + _CALL_COST_TOKENS:
+                high, tokens = slot, max(tokens, rounded_tokens)
             else:
                 yield self._range(low, high + 1, tokens, lengths)
-                low, high, tokens = slot, slot, own
+                low, high, tokens = slot, slot, rounded_tokens
         yield self._range(low, high + 1, tokens, lengths)
 
     def _range(self, low: int, high: int, tokens: int, lengths: dict[int, int]) -> _Range:

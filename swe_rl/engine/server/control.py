@@ -49,7 +49,7 @@ class InFlight:
     @property
     def tokens(self) -> int:
         """Of the prompts of all that wait."""
-        return sum(one.prompt_tokens for one in self._waiting.values())
+        return sum(request.prompt_tokens for request in self._waiting.values())
 
     def check(self) -> None:
         """Raises EngineError while the server is lost."""
@@ -92,7 +92,7 @@ class InFlight:
     def fail(self, error: EngineError) -> None:
         if self.failure is None:
             now_s = self._clock()
-            spent_s = self._broken_s + [now_s - one.since_s for one in self._waiting.values()]
+            spent_s = self._broken_s + [now_s - request.since_s for request in self._waiting.values()]
             self.loss = Loss(len(spent_s), sum(spent_s))
             self._broken_s = []
         self.failure = error

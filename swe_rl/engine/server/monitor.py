@@ -62,26 +62,26 @@ class _Found:
 
 def parse_metrics(text: str) -> ServerMetrics | None:
     """None for a text that is not of a vLLM server. Numbers that cannot be read count as absent."""
-    found = _Found()
+    totals = _Found()
     for line in text.splitlines():
         if line.startswith(("vllm:", _START)):
-            _read(line, found)
-    if "running" not in found.sums and not found.capacity:
+            _read(line, totals)
+    if "running" not in totals.sums and not totals.capacity:
         return None
-    total = sum(found.capacity.values())
+    total = sum(totals.capacity.values())
     if total:
-        usage = sum(share * found.capacity.get(engine, 0) for engine, share in found.usage.items()) / total
+        usage = sum(share * totals.capacity.get(engine, 0) for engine, share in totals.usage.items()) / total
     else:
-        usage = max(found.usage.values(), default=0.0)
+        usage = max(totals.usage.values(), default=0.0)
     return ServerMetrics(
         kv_usage=min(1.0, max(0.0, usage)),
         kv_capacity_tokens=total,
-        started_s=found.started_s,
-        **{name: int(value) for name, value in found.sums.items()},
+        started_s=totals.started_s,
+        **{name: int(value) for name, value in totals.sums.items()},
     )
 
 
-def _read(line: str, found: _Found) -> None:
+def _read(line: str, totals: _Found) -> None:
     name = line.partition("{")[0].partition(" ")[0]
     if name not in _GAUGES and name not in (_USAGE, _CONFIG, _START):
         return
@@ -90,16 +90,16 @@ def _read(line: str, found: _Found) -> None:
     except ValueError:
         return
     if name == _START:
-        found.started_s = value
+        totals.started_s = value
     elif name in _GAUGES:
-        found.sums[_GAUGES[name]] = found.sums.get(_GAUGES[name], 0.0) + value
+        totals.sums[_GAUGES[name]] = totals.sums.get(_GAUGES[name], 0.0) + value
     else:
         labels = dict(_LABEL.findall(line))
         engine = labels.get("engine", "")
         if name == _USAGE:
-            found.usage[engine] = value
+            totals.usage[engine] = value
         else:
-            found.capacity[engine] = _capacity(labels)
+            totals.capacity[engine] = _capacity(labels)
 
 
 def _capacity(labels: dict[str, str]) -> int:
@@ -225,10 +225,10 @@ class Monitor:
             self._missed(error, suspected)
             return
         self._seen_s = self._heard_s()
-        found = parse_metrics(answer.body.decode(errors="replace")) if answer.ok else None
-        if found is not None:
-            before, self.latest = self.latest, found
-            if before is not None and before.started_s and found.started_s != before.started_s:
+        metrics = parse_metrics(answer.body.decode(errors="replace")) if answer.ok else None
+        if metrics is not None:
+            before, self.latest = self.latest, metrics
+            if before is not None and before.started_s and metrics.started_s != before.started_s:
                 self._watcher.restarted()
         if self._lost:
             self._lost = False

@@ -260,7 +260,9 @@ class Belt:
     async def room(self, number: int) -> bool:
         """Waits until bucket `number` may be filled; False where nobody takes it any more."""
         async with self._changed:
-            await self._changed.wait_for(lambda: all(one > number - self._buffers for one in self._next.values()))
+            await self._changed.wait_for(
+                lambda: all(next_bucket > number - self._buffers for next_bucket in self._next.values())
+            )
             return bool(self._next)
 
     async def put(self, number: int) -> None:

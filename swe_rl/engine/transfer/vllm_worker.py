@@ -78,11 +78,11 @@ class GlooEngine(_Receiver):
 
     def init_transfer_engine(self, init_info: GlooInitInfo) -> None:
         self.shutdown()  # of an earlier wire
-        own = self.parallel_config.data_parallel_index * self.parallel_config.world_size + self.parallel_config.rank
+        rank = self.parallel_config.data_parallel_index * self.parallel_config.world_size + self.parallel_config.rank
         limit = timedelta(seconds=_TIMEOUT_S)
         store = TCPStore(init_info.master_address, init_info.master_port, init_info.world_size, False, limit)
         self._group = ProcessGroupGloo(
-            PrefixStore("weights", store), init_info.rank_offset + own, init_info.world_size, limit
+            PrefixStore("weights", store), init_info.rank_offset + rank, init_info.world_size, limit
         )
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
@@ -124,11 +124,11 @@ class IpcEngine(_Receiver):
 
     def init_transfer_engine(self, init_info: IpcInitInfo) -> None:
         self.shutdown()  # of an update that failed
-        own = device_key(self.device)
-        if own not in init_info.handles:
+        key = device_key(self.device)
+        if key not in init_info.handles:
             there = ", ".join(sorted(init_info.handles)) or "none"
-            raise RuntimeError(f"no rank of the trainer shares memory of this worker's GPU {own}, but of {there}")
-        self._buffers = tuple(open_shared(handle, self.device) for handle in init_info.handles[own])
+            raise RuntimeError(f"no rank of the trainer shares memory of this worker's GPU {key}, but of {there}")
+        self._buffers = tuple(open_shared(handle, self.device) for handle in init_info.handles[key])
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
         try:

@@ -177,9 +177,9 @@ def vllm_command(environ: Mapping[str, str]) -> tuple[str, ...]:
         return complete(shlex.split(environ[VLLM_COMMAND]))
     if importlib.util.find_spec("vllm") is not None:
         return (sys.executable, *(_SERVE if _is_installed("vllm") else _API_SERVER))
-    found = shutil.which("vllm", path=environ.get("PATH"))
-    if found is not None:
-        return (found, "serve")
+    program = shutil.which("vllm", path=environ.get("PATH"))
+    if program is not None:
+        return (program, "serve")
     raise NoVllmError(
         f"engine=vllm: vLLM is not installed here. Install the extra `gpu`, name the command in {VLLM_COMMAND} "
         "(/path/to/python of another environment will do), or choose engine=embedded or engine=external"

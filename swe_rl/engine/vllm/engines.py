@@ -164,16 +164,16 @@ def vllm_engines(
     if not options.command:
         options = replace(options, command=vllm_command(environ))
     placement = place(config)
-    placed, own = placement.engines, home(placement)
-    away = [gpus[0].node for gpus in placed if gpus[0].node != own]
-    nodes = names_of(away, own, f"layout={config.layout.name} puts an engine", _BY_HAND, environ)
+    placed, home_node = placement.engines, home(placement)
+    away = [gpus[0].node for gpus in placed if gpus[0].node != home_node]
+    nodes = names_of(away, home_node, f"layout={config.layout.name} puts an engine", _BY_HAND, environ)
     weights = weight_folders(config, folders.weights, untied=not placed)
     model_path = locate(config.model)
     if not placed and Path(model_path).is_dir():
         model_path = str(untied_copy(Path(model_path), folders.scratch / "untied"))
     key = environ.get("VLLM_API_KEY") or secrets.token_hex(16)
     plan = _Plan(config, folders, options, environ, key, say, weights, _extension(config, folders.weights), nodes)
-    makers = [_maker(plan, index, placed[index] if placed else (), own) for index in range(config.layout.engines)]
+    makers = [_maker(plan, index, placed[index] if placed else (), home_node) for index in range(config.layout.engines)]
     return [
         VllmEngine(
             maker,
@@ -214,15 +214,15 @@ def _folder_of(model: str, revision: str | None) -> Path | None:
         return Path(model)
     from huggingface_hub import try_to_load_from_cache
 
-    found = try_to_load_from_cache(model, "config.json", revision=revision)
-    return Path(found).parent if isinstance(found, str) else None
+    file = try_to_load_from_cache(model, "config.json", revision=revision)
+    return Path(file).parent if isinstance(file, str) else None
 
 
-def _maker(plan: _Plan, index: int, gpus: tuple[Gpu, ...], own: int) -> _Maker:
+def _maker(plan: _Plan, index: int, gpus: tuple[Gpu, ...], home_node: int) -> _Maker:
     """Raises DeviceError."""
     if not gpus:
         return _Maker(plan, index, None)
-    if gpus[0].node != own:
+    if gpus[0].node != home_node:
         return _Maker(plan, index, ",".join(str(gpu.index) for gpu in gpus), away=gpus)
     return _Maker(plan, index, visible_devices(gpus, plan.environ, mig=plan.config.hardware.mig))
 

@@ -167,9 +167,11 @@ class VllmServer:
             name = signal.Signals(status - 128).name
             how = f"was ended by {name} from outside: by hand, or by the machine for want of memory"
             return ServerDiedError(f"Engine `{self._name}` {how} (log: {self.log})", Cause.unknown)
-        found = self._diagnosis()
+        diagnosis = self._diagnosis()
         how = f"signal {signal.Signals(status - 128).name}" if status - 128 in _SIGNALS else f"status {status}"
-        return ServerDiedError(f"Engine `{self._name}` ended with {how}: {found} (log: {self.log})", found.cause)
+        return ServerDiedError(
+            f"Engine `{self._name}` ended with {how}: {diagnosis} (log: {self.log})", diagnosis.cause
+        )
 
     def _diagnosis(self) -> Diagnosis:
         return diagnose(self._tail())
@@ -178,7 +180,7 @@ class VllmServer:
         return read_tail(self.log, self._log_start)
 
 
-_SIGNALS = frozenset(int(one) for one in signal.Signals)
+_SIGNALS = frozenset(int(number) for number in signal.Signals)
 
 
 async def _is_healthy(client: HttpClient) -> bool:
@@ -189,7 +191,7 @@ async def _is_healthy(client: HttpClient) -> bool:
 
 
 def _kill_tree(pid: int) -> None:
-    found: Sequence[int] = [*vllm_guard.descendants(pid), pid]
-    for one in found:
+    pids: Sequence[int] = [*vllm_guard.descendants(pid), pid]
+    for pid_below in pids:
         with contextlib.suppress(OSError):
-            os.kill(one, signal.SIGKILL)
+            os.kill(pid_below, signal.SIGKILL)

@@ -179,7 +179,7 @@ class TraceStore:
     def next_numbers(self, session_id: str) -> tuple[int, int]:
         """(turn, chain) that a session goes on with: (0, 0) for an unknown one. Flushes only when some of its traces
         wait. Raises TraceStoreError."""
-        if any(isinstance(one, Append) and one.trace.session_id == session_id for one in self._queue.unfinished()):
+        if any(isinstance(item, Append) and item.trace.session_id == session_id for item in self._queue.unfinished()):
             self.flush_sync()
         row = self._query("SELECT MAX(turn), MAX(chain) FROM traces WHERE session_id = ?", session_id)[0]
         return (0, 0) if row[0] is None else (row[0] + 1, row[1] + 1)

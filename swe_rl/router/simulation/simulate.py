@@ -29,9 +29,8 @@ from swe_rl.router.core import (
     SyncEnded,
     Tick,
 )
-from swe_rl.router.simulation.engine_model import EngineLimits, EngineModel
+from swe_rl.router.simulation.engine_model import BLOCK_TOKENS, EngineLimits, EngineModel, SimulatedRequest, chain_of
 from swe_rl.router.simulation.outcome import Outcome, StepOutcome, Tally, outcome_of
-from swe_rl.router.simulation.request import BLOCK_TOKENS, Request, chain_of
 from swe_rl.router.simulation.workload import Program, Workload
 
 Happening = Callable[[], None]
@@ -97,7 +96,7 @@ class _Running:
     turn: int = 0
     context_tokens: int = 0
     engine: str | None = None
-    request: Request | None = None
+    request: SimulatedRequest | None = None
 
 
 @dataclass(slots=True)
@@ -170,7 +169,7 @@ class Simulation:
     def _ask(self, running: _Running) -> None:
         program, turn = running.program, running.program.turns[running.turn]
         prompt_tokens = running.context_tokens + turn.new_in_tokens
-        running.request = request = Request(
+        running.request = request = SimulatedRequest(
             request_id=f"{program.program_id}#{running.turn}",
             program_id=program.program_id,
             chain=chain_of(program),
@@ -182,7 +181,7 @@ class Simulation:
         self._asking[request.request_id] = running
         self._feed(RequestArrived(program.program_id, request.request_id, prompt_tokens, program.group, running.turn))
 
-    def _answered(self, request: Request) -> None:
+    def _answered(self, request: SimulatedRequest) -> None:
         running = self._asking.pop(request.request_id)
         self._tally.answer(request, (running.context_tokens - 1) // BLOCK_TOKENS * BLOCK_TOKENS)
         running.request = None
@@ -235,7 +234,7 @@ class Simulation:
             if running is not None and running.request is not None and not running.request.placed:
                 self._place(running, running.request, action)
 
-    def _place(self, running: _Running, request: Request, action: Action) -> None:
+    def _place(self, running: _Running, request: SimulatedRequest, action: Action) -> None:
         name = action.engine
         engine = self.engines.get(name)
         if engine is None:

@@ -81,8 +81,8 @@ def without_limits(argv: Sequence[str], config: SandboxConfig) -> list[str]:
 def child_environment(given: Mapping[str, str]) -> dict[str, str]:
     """What apptainer itself gets: its own variables and the search path, none of ours for the container."""
     kept = ("PATH", "HOME", "USER", "TMPDIR", "XDG_RUNTIME_DIR", "DBUS_SESSION_BUS_ADDRESS")
-    own = ("APPTAINER_CACHEDIR", "APPTAINER_TMPDIR", "APPTAINER_CONFIGDIR", "APPTAINER_DOCKER_USERNAME")
-    return {name: given[name] for name in (*kept, *own) if name in given}
+    apptainers = ("APPTAINER_CACHEDIR", "APPTAINER_TMPDIR", "APPTAINER_CONFIGDIR", "APPTAINER_DOCKER_USERNAME")
+    return {name: given[name] for name in (*kept, *apptainers) if name in given}
 
 
 def _escaped(value: str) -> str:
@@ -149,14 +149,14 @@ class ApptainerProvider(BaseProvider[ContainerSandbox]):
     def __init__(
         self, config: SandboxConfig, scratch: Path, *, warn: Callable[[str], None], program: str | None = None
     ) -> None:
-        found = program or shutil.which("apptainer") or shutil.which("singularity")
-        if found is None:
+        path = program or shutil.which("apptainer") or shutil.which("singularity")
+        if path is None:
             raise UserError(
                 "sandbox.kind=apptainer needs `apptainer` (or `singularity`) on PATH: load its module, or use "
                 "sandbox=docker, sandbox=podman or runtime=job"
             )
         super().__init__(config)
-        self._program = found
+        self._program = path
         self._warn = warn
         self._mounts = tuple(parse_mount(text) for text in config.mounts)
         self._folder = make_scratch(scratch, "apptainer")

@@ -219,11 +219,11 @@ class ContainerEngine:
         def work() -> None:
             try:
                 with contextlib.closing(APIClient(self.address, self.api_version, self._timeout_s)) as client:
-                    found, error = action(client), None
+                    value, error = action(client), None
             except Exception as raised:
-                found, error = None, raised
+                value, error = None, raised
             with contextlib.suppress(RuntimeError):  # the loop is gone
-                loop.call_soon_threadsafe(_settle, answer, found, error)
+                loop.call_soon_threadsafe(_settle, answer, value, error)
 
         threading.Thread(target=work, name="containers-aside", daemon=True).start()
         return await answer
@@ -299,7 +299,9 @@ class ContainerEngine:
 
     async def remove_orphans(self, host: str) -> list[str]:
         """Removes what runs that are gone have left behind; returns the names. Raises SandboxError."""
-        orphans = [one for one in await self.ours() if is_orphan(one.labels, running=one.running, host=host)]
+        orphans = [
+            listed for listed in await self.ours() if is_orphan(listed.labels, running=listed.running, host=host)
+        ]
         for orphan in orphans:
             await self.remove(orphan.container_id)
         return [orphan.name for orphan in orphans]
@@ -353,11 +355,11 @@ def list_labelled(client: "APIClient", label: str) -> list[Listed]:
     ]
 
 
-def _settle(answer: "asyncio.Future[Any]", found: Any, error: Exception | None) -> None:
+def _settle(answer: "asyncio.Future[Any]", value: Any, error: Exception | None) -> None:
     if answer.done():
         return
     if error is None:
-        answer.set_result(found)
+        answer.set_result(value)
     else:
         answer.set_exception(error)
 

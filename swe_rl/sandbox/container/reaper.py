@@ -64,11 +64,11 @@ def _remove_all(address: str, provider: str) -> int:
     from swe_rl.sandbox.container.engine import list_labelled
 
     client = APIClient(base_url=address, timeout=30)
-    found = list_labelled(client, f"{PROVIDER}={provider}")
-    for one in found:
+    left = list_labelled(client, f"{PROVIDER}={provider}")
+    for container in left:
         with contextlib.suppress(Exception):
-            client.remove_container(one.container_id, force=True, v=True)
-    return len(found)
+            client.remove_container(container.container_id, force=True, v=True)
+    return len(left)
 
 
 def main() -> None:

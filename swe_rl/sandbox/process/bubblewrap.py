@@ -44,9 +44,9 @@ def own_places(seen: Iterable[tuple[Path, Path]]) -> list[Path]:
     paths: set[Path] = set()
     for folder, path in seen:
         real = folder.resolve()
-        for own in _own_folders(real):
-            if real in own.parents:
-                paths.add(path / own.relative_to(real))
+        for package in _own_folders(real):
+            if real in package.parents:
+                paths.add(path / package.relative_to(real))
     return sorted(place for place in paths if not paths.intersection(place.parents))
 
 
@@ -115,8 +115,8 @@ class BubblewrapLauncher:
         self._fixed = [*_namespaces(mode, network, host.disables_userns), *_system(host), *_shared_memory(host, limits)]
 
     def folder(self, root: Path, workspace: Workspace) -> SandboxFolder:
-        own = self._mode is UserMode.own_uid
-        uid = _FIRST_OWN_UID + random.randrange(_OWN_UIDS) if own else None
+        has_own_uid = self._mode is UserMode.own_uid
+        uid = _FIRST_OWN_UID + random.randrange(_OWN_UIDS) if has_own_uid else None
         return SandboxFolder(root, workspace.workdir, uid, workspace.toolchain)
 
     def launch(
@@ -161,8 +161,8 @@ class BubblewrapLauncher:
     def _hidden(self, folder: SandboxFolder) -> list[Path]:
         """Folders that commands see empty."""
         packages = list(self._host.package_folders) if folder.toolchain else []
-        own = self._own_with_toolchain if folder.toolchain else self._own
-        return [*packages, *(place for place in own if not any(hidden in place.parents for hidden in packages))]
+        places = self._own_with_toolchain if folder.toolchain else self._own
+        return [*packages, *(place for place in places if not any(hidden in place.parents for hidden in packages))]
 
     def _programs(self, folder: SandboxFolder) -> list[Path]:
         """Where commands see programs besides the system's: this process's Python, or a toolchain."""

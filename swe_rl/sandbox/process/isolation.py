@@ -123,9 +123,9 @@ def search_path(shim_folder: Path, seen_as: str) -> str:
     Where the interpreter's own folder lacks one of the two names (a system Python), links are made in `shim_folder`,
     which commands see as `seen_as`. A virtual environment always has both, and must be found under its own path.
     """
-    own = Path(sys.executable).parent
-    first = [str(own)]
-    if not all((own / name).exists() for name in ("python", "python3")):
+    folder = Path(sys.executable).parent
+    first = [str(folder)]
+    if not all((folder / name).exists() for name in ("python", "python3")):
         shim_folder.mkdir(parents=True, exist_ok=True)
         for name in ("python", "python3"):
             (shim_folder / name).symlink_to(sys.executable)

@@ -124,8 +124,8 @@ class ProcessSandbox(LocalSandbox):
             try:
                 status = await run_command(spec, output, sweep, watch)
             finally:
-                for one in watched:
-                    self._bounded.watcher.forget(one)
+                for command_watched in watched:
+                    self._bounded.watcher.forget(command_watched)
             if status == -signal.SIGKILL and watched[0].over.done():
                 return self._ended(output, watched[0].over.result())
             if group and before_it and group.kills().are_more_than(before_it):

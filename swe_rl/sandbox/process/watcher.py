@@ -51,14 +51,14 @@ class Processes:
 
     def of(self, leader: int) -> list[Process]:
         """The process `leader`, its session, and all that descend from them."""
-        found: set[int] = set()
+        pids: set[int] = set()
         waiting = [leader, *self._sessions.get(leader, ())]
         while waiting:
             pid = waiting.pop()
-            if pid in self._all and pid not in found:
-                found.add(pid)
+            if pid in self._all and pid not in pids:
+                pids.add(pid)
                 waiting += self._children.get(pid, ())
-        return [self._all[pid] for pid in found]
+        return [self._all[pid] for pid in pids]
 
 
 def _pids() -> Iterable[int]:
@@ -87,7 +87,7 @@ def memory_bytes(processes: Iterable[Process], enough_bytes: int, *, own_shm: bo
     if rough <= enough_bytes:
         return rough
     pages = [_pages(process) for process in processes]
-    return sum(own for own, _ in pages) + max(unmapped, sum(shared for _, shared in pages))
+    return sum(private for private, _ in pages) + max(unmapped, sum(shared for _, shared in pages))
 
 
 def _pages(process: Process) -> tuple[int, int]:
@@ -121,8 +121,8 @@ def _shared_memory(processes: Iterable[Process]) -> int:
         path = os.path.join("/proc", str(process.pid), "root", "dev", "shm")  # noqa: PTH118
         with contextlib.suppress(OSError):
             if _device(path) != host:
-                found = os.statvfs(path)
-                return (found.f_blocks - found.f_bfree) * found.f_frsize
+                status = os.statvfs(path)
+                return (status.f_blocks - status.f_bfree) * status.f_frsize
     return used
 
 
@@ -166,10 +166,10 @@ def disk_use(folder: Path) -> DiskUse:
 def filled(folder: Path) -> DiskUse:
     """Of the whole file system that holds `folder`: cheap. Zero where it does not tell."""
     try:
-        found = os.statvfs(folder)
+        status = os.statvfs(folder)
     except OSError:
         return DiskUse()
-    return DiskUse((found.f_blocks - found.f_bfree) * found.f_frsize, found.f_files - found.f_ffree)
+    return DiskUse((status.f_blocks - status.f_bfree) * status.f_frsize, status.f_files - status.f_ffree)
 
 
 _log = logging.getLogger(__name__)
@@ -226,7 +226,7 @@ class Folder:
 
     path: Path
     began: DiskUse
-    found: DiskUse
+    size: DiskUse
     filled: DiskUse
     walked_s: float
 
@@ -274,25 +274,25 @@ class Watcher:
         pause_s = self._every_s
         while True:
             await asyncio.sleep(pause_s)
-            waiting = [one for one in self._watched if not one.over.done()]
-            found, took_s = await asyncio.to_thread(self._look, waiting)
-            for one, reason in found:
-                if not one.over.done():
-                    one.over.set_result(reason)
+            waiting = [command for command in self._watched if not command.over.done()]
+            over_limits, took_s = await asyncio.to_thread(self._look, waiting)
+            for command, reason in over_limits:
+                if not command.over.done():
+                    command.over.set_result(reason)
             pause_s = max(self._every_s, _PAUSE_PER_LOOK * took_s)
 
     def _look(self, watched: list[Watched]) -> tuple[list[tuple[Watched, str]], float]:
         """Who is over, and the seconds of a core that it took to find out."""
         began_s = time.thread_time()
-        found: list[tuple[Watched, str]] = []
+        over_limits: list[tuple[Watched, str]] = []
         counts = self._bounds.memory_bytes is not None or self._bounds.processes is not None
         processes = Processes() if counts else None
-        for one in watched:
-            reason = self._too_much(one, processes.of(one.leader)) if processes else ""
-            reason = reason or self._too_full(one.folder)
+        for command in watched:
+            reason = self._too_much(command, processes.of(command.leader)) if processes else ""
+            reason = reason or self._too_full(command.folder)
             if reason:
-                found.append((one, reason))
-        return found, time.thread_time() - began_s
+                over_limits.append((command, reason))
+        return over_limits, time.thread_time() - began_s
 
     def _too_much(self, watched: Watched, processes: list[Process]) -> str:
         limit, most = self._bounds.memory_bytes, self._bounds.processes

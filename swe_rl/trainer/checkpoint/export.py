@@ -245,5 +245,5 @@ def _write_description(described_by: Path, aside: Path, dtype: torch.dtype) -> N
 
 def _type_of(described_by: Path) -> torch.dtype:
     config = json.loads((described_by / "config.json").read_text(encoding="utf-8"))
-    found = getattr(torch, str(config.get("dtype") or config.get("torch_dtype") or "float32"), None)
-    return found if isinstance(found, torch.dtype) else torch.float32
+    dtype = getattr(torch, str(config.get("dtype") or config.get("torch_dtype") or "float32"), None)
+    return dtype if isinstance(dtype, torch.dtype) else torch.float32

@@ -85,8 +85,8 @@ def by_step(folder: Path) -> list[Path]:
     """Checkpoint folders under `folder`, whole or not, the highest step first."""
     if not folder.is_dir():
         return []
-    found = [(step, path) for path in folder.iterdir() if (step := step_of(path)) is not None]
-    return [path for _, path in sorted(found, reverse=True)]
+    steps = [(step, path) for path in folder.iterdir() if (step := step_of(path)) is not None]
+    return [path for _, path in sorted(steps, reverse=True)]
 
 
 def size_problem(folder: Path) -> str | None:
@@ -104,7 +104,7 @@ def size_problem(folder: Path) -> str | None:
     needed = {STATE_FILE, INDEX_FILE} if INDEX_FILE in entries else {MODEL_FILE, OPTIMIZER_FILE, STATE_FILE}
     if not needed <= entries.keys() or not all(_is_entry(name, entry) for name, entry in entries.items()):
         return f"{MANIFEST_FILE} does not list {', '.join(sorted(needed))}"
-    return next((found for name in sorted(entries) if (found := _file_problem(folder / name, entries[name]))), None)
+    return next((problem for name in sorted(entries) if (problem := _file_problem(folder / name, entries[name]))), None)
 
 
 def files_of(folder: Path) -> list[str]:

@@ -166,9 +166,9 @@ def start_values(causal_lm: nn.Module, seed: int) -> None:
 
 def _uniform(name: str, shape: tuple[int, ...], seed: int) -> Tensor:
     """On the CPU, so that every kind of device has the same."""
-    own = int.from_bytes(hashlib.sha256(f"{seed}/{name}".encode()).digest()[:7], "big")
+    own_seed = int.from_bytes(hashlib.sha256(f"{seed}/{name}".encode()).digest()[:7], "big")
     bound = 1.0 / math.sqrt(shape[1])
-    return torch.empty(shape).uniform_(-bound, bound, generator=torch.Generator().manual_seed(own))
+    return torch.empty(shape).uniform_(-bound, bound, generator=torch.Generator().manual_seed(own_seed))
 
 
 def is_adapter(name: str) -> bool:

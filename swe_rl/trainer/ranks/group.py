@@ -141,8 +141,10 @@ class TrainerGroup:
         """The buffers of all ranks' GPUs."""
         with self._asking:
             opened = self._request(("open_staging", (twice,), {}))
-        problems = [f"rank {rank}: {one.problem}" for rank, one in sorted(opened.items()) if one.problem]
-        handles = {device: buffers for one in opened.values() for device, buffers in (one.handles or {}).items()}
+        problems = [f"rank {rank}: {staging.problem}" for rank, staging in sorted(opened.items()) if staging.problem]
+        handles = {
+            device: buffers for staging in opened.values() for device, buffers in (staging.handles or {}).items()
+        }
         return Staging(opened[0].buckets, handles, "; ".join(problems) or None)
 
     def save(self, folder: Path, **state: Any) -> Path:

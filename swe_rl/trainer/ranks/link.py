@@ -41,9 +41,9 @@ class RankEnd:
     wordless: bool = False  # it could not say when; it may be why another one failed
 
     @classmethod
-    def reported(cls, rank: int, told: Sequence[Any]) -> "RankEnd":
-        """`told`: the error's type, its message, when, and whether it is one of ours."""
-        kind, message, at_s, ours = told
+    def reported(cls, rank: int, report: Sequence[Any]) -> "RankEnd":
+        """`report`: the error's type, its message, when, and whether it is one of ours."""
+        kind, message, at_s, ours = report
         return cls(rank, f"{kind}: {message.rstrip('. ')}", at_s, ours)
 
     @classmethod
@@ -130,7 +130,7 @@ class RankLink(Protocol):
 
     def is_alive(self) -> bool: ...
 
-    def reported(self, told: Sequence[Any]) -> RankEnd:
+    def reported(self, report: Sequence[Any]) -> RankEnd:
         """What the rank itself said of its failure; see `RankEnd.reported`."""
         ...
 
@@ -221,8 +221,8 @@ class RankProcess:
     def is_alive(self) -> bool:
         return bool(self._process.is_alive())
 
-    def reported(self, told: Sequence[Any]) -> RankEnd:
-        return RankEnd.reported(self.rank, told)
+    def reported(self, report: Sequence[Any]) -> RankEnd:
+        return RankEnd.reported(self.rank, report)
 
     def ended(self, when: str) -> RankEnd | None:
         return RankEnd.of(self.rank, self._process, self.pipe, when, self._log)

@@ -99,8 +99,8 @@ class RayLink:
         """A rank that serves no more, or whose actor is gone, is not."""
         return self._over is None and not (self._serving is not None and _ready(self._serving))
 
-    def reported(self, told: Sequence[Any]) -> RankEnd:
-        end = RankEnd.reported(self.rank, told)
+    def reported(self, report: Sequence[Any]) -> RankEnd:
+        end = RankEnd.reported(self.rank, report)
         return replace(end, reason=f"{end.reason} (on node {self.node.name})", at_s=end.at_s + self._clock_s)
 
     def ended(self, when: str) -> RankEnd | None:
@@ -218,7 +218,7 @@ class RayRanks:
         ready, _ = ray.wait(list(answers), num_returns=len(answers), timeout=0, fetch_local=False)
         if not ready:
             ready, _ = ray.wait(list(answers), num_returns=1, timeout=timeout_s, fetch_local=False)
-        return [answers[one] for one in ready]
+        return [answers[reference] for reference in ready]
 
     def close(self) -> None:
         if self._cluster is not None:
@@ -299,9 +299,9 @@ class RayRanks:
             )
 
 
-def handed_on(environment: Mapping[str, str], own: Mapping[str, str]) -> dict[str, str]:
-    """The variables of this process that ranks elsewhere get: those of their libraries, and `own` (env_vars)."""
-    return {key: value for key, value in environment.items() if key.startswith(_HANDED_ON)} | dict(own)
+def handed_on(environment: Mapping[str, str], env_vars: Mapping[str, str]) -> dict[str, str]:
+    """The variables of this process that ranks elsewhere get: those of their libraries, and hardware.env_vars."""
+    return {key: value for key, value in environment.items() if key.startswith(_HANDED_ON)} | dict(env_vars)
 
 
 def _absolute(model: ModelConfig) -> ModelConfig:

@@ -67,11 +67,11 @@ class RankSteps:
         setup = replace(setup, address=f"{host}:{free_port(host)}")
         away: list[RankStep] = []
         for rank, site in enumerate(self._sites):
-            own = replace(setup, rank=rank)
+            rank_setup = replace(setup, rank=rank)
             if site.node is None:
-                yield RankProcess.started(own)
+                yield RankProcess.started(rank_setup)
                 continue
-            away.append(RankStep.started(own, site.node, (host, str(door.port)), self._environment(door)))
+            away.append(RankStep.started(rank_setup, site.node, (host, str(door.port)), self._environment(door)))
             yield away[-1]
         until = time.monotonic() + _START_S
         for link in away:
@@ -169,8 +169,8 @@ class RankStep:
     def is_alive(self) -> bool:
         return self._process.poll() is None
 
-    def reported(self, told: Sequence[Any]) -> RankEnd:
-        return self._seen_from_here(RankEnd.reported(self.rank, told))
+    def reported(self, report: Sequence[Any]) -> RankEnd:
+        return self._seen_from_here(RankEnd.reported(self.rank, report))
 
     def ended(self, when: str) -> RankEnd | None:
         end = RankEnd.of(self.rank, self, self.pipe, when, self._log)

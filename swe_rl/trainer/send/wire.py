@@ -108,8 +108,8 @@ def announced(weights: Mapping[str, Tensor], twice: Mapping[str, str], dtype: to
     """`twice`: second names of some tensors, with their first ones: they are sent once more under those."""
     second = {first: name for name, first in twice.items()}
     tensors = []
-    for own, tensor in weights.items():
-        for name, shape in hub_shapes(own, tensor.shape):
+    for weight, tensor in weights.items():
+        for name, shape in hub_shapes(weight, tensor.shape):
             for each in (name, second[name]) if name in second else (name,):
                 tensors.append(Announced(each, str(dtype).removeprefix("torch."), shape))
     return tensors

@@ -124,14 +124,14 @@ def _names_in(path: Path) -> list[str]:
 
 def _fill(files: dict[str, Any], name: str, parameter: Tensor, folder: Path) -> None:
     """This rank's rows; of a mixture's experts these are whole experts, each of which has tensors of its own there."""
-    (start, stop), own = shard_range(parameter), local_shard(parameter)
+    (start, stop), local = shard_range(parameter), local_shard(parameter)
     parts = expert_parts(name, parameter.shape)
     for part in parts:
         if start <= part.expert < stop:
-            rows = own[part.expert - start, part.start : part.stop]
+            rows = local[part.expert - start, part.start : part.stop]
             rows.copy_(_tensor_of(files, part.name, tuple(rows.shape), folder)[:])
     if not parts:
-        own.copy_(_tensor_of(files, name, tuple(parameter.shape), folder)[start:stop])
+        local.copy_(_tensor_of(files, name, tuple(parameter.shape), folder)[start:stop])
 
 
 def _tensor_of(files: dict[str, Any], name: str, shape: tuple[int, ...], folder: Path) -> Any:
@@ -139,9 +139,9 @@ def _tensor_of(files: dict[str, Any], name: str, shape: tuple[int, ...], folder:
     if name not in files:
         raise WeightsError(f"The weights in {folder} lack `{name}`: they are of another model than its config.json.")
     tensor = files[name].get_slice(name)
-    found = tuple(tensor.get_shape())
-    if found != shape:
-        raise WeightsError(f"`{name}` in {folder} has shape {list(found)}, config.json says {list(shape)}.")
+    there = tuple(tensor.get_shape())
+    if there != shape:
+        raise WeightsError(f"`{name}` in {folder} has shape {list(there)}, config.json says {list(shape)}.")
     return tensor
 
 
@@ -156,7 +156,7 @@ def _names_of(model: ShardedModel) -> Iterator[str]:
     """As files have them. Tied weights under each of their names: some folders hold them twice."""
     for name, parameter in model.causal_lm.named_parameters(remove_duplicate=False):
         if not is_adapter(name):
-            yield from (one for one, _ in hub_shapes(plain(name), parameter.shape))
+            yield from (hub_name for hub_name, _ in hub_shapes(plain(name), parameter.shape))
 
 
 def _of_base(model: ShardedModel) -> Iterator[tuple[str, Tensor]]:
