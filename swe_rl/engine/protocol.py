@@ -226,3 +226,8 @@ class Engine(ABC):
     def _tell(self, up: bool) -> None:
         if self.on_change is not None:
             self.on_change(up)
+
+
+def worth_asking(engines: Sequence[Engine]) -> list[Engine]:
+    """Those that serve or will again; where none will, all of them, whose errors then say why."""
+    return [engine for engine in engines if engine.state is not EngineState.gone] or list(engines)

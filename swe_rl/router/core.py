@@ -6,7 +6,7 @@ Invariants:
 - A request is answered by exactly one `Place`, at once or at a later event; until then it is held.
 - All that a policy remembers is in its `state`; `step` updates it in place.
 - A policy ignores events that mean nothing to it, and ids that it does not know.
-- Bounded: the log keeps the latest `limit` decisions and counts all of them by kind and reason.
+- Bounded: the log keeps the latest `LIMIT` decisions and counts all of them by kind and reason.
 """
 
 from collections import Counter, deque
@@ -36,8 +36,8 @@ class Decision:
 
 
 class DecisionLog:
-    def __init__(self, limit: int = LIMIT) -> None:
-        self._latest: deque[Decision] = deque(maxlen=limit)
+    def __init__(self) -> None:
+        self._latest: deque[Decision] = deque(maxlen=LIMIT)
         self.counts: Counter[tuple[str, str]] = Counter()
 
     def add(self, decision: Decision) -> None:

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 
 from swe_rl.router.ledger import Charge
 
+_PROMPTS_KEPT = 15
 _SLACK = 64  # stale entries that are not worth a sweep
 
 
@@ -132,8 +133,8 @@ class CommonPrefix:
     """How many tokens all programs begin with: the median of what the latest first prompts found in a cache, of one
     program a group. Those that came to an empty cache, or found more by chance, do not move it."""
 
-    def __init__(self, limit: int = 15) -> None:
-        self._seen: deque[int] = deque(maxlen=limit)
+    def __init__(self) -> None:
+        self._seen: deque[int] = deque(maxlen=_PROMPTS_KEPT)
         self.tokens = 0
 
     def observe(self, cached_tokens: int) -> bool:

@@ -7,7 +7,6 @@ Invariants:
   running requests. A prompt is split between steps only at absolute multiples of `BLOCK_TOKENS`.
 - All tokens of a completion come from its weight version: new weights send running requests back to the queue.
 - A request is touched by the engine's thread only, once it was handed over; its outcome is delivered exactly once.
-- Times come from the engine's clock, in seconds.
 """
 
 import time
@@ -150,12 +149,10 @@ class EngineCore:
         loader: WeightLoader,
         max_num_seqs: int,
         max_model_len: int,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._decoder = decoder
         self._loader = loader
         self._max_model_len = max_model_len
-        self._clock = clock
         self._cache = SlotCache(decoder.cache_shape(max_num_seqs, max_model_len))
         self._waiting: deque[SamplingRequest] = deque()
         self._running: list[SamplingRequest] = []
@@ -241,7 +238,7 @@ class EngineCore:
                 continue
             request.slot, request.cached_tokens = acquired
             request.prefilled_tokens = request.cached_tokens
-            request.admitted_s, request.weight_version = self._clock(), self.weight_version
+            request.admitted_s, request.weight_version = time.monotonic(), self.weight_version
             self._running.append(request)
             budget -= len(request.prompt) - request.prefilled_tokens
         self._waiting.extendleft(reversed(kept))
@@ -292,7 +289,7 @@ class EngineCore:
         )
         tokens, logprobs = sample(logits, batch)
         self._sampled_tokens += len(tokens)
-        now_s = self._clock()
+        now_s = time.monotonic()
         for request, token, logprob in zip(requests, tokens, logprobs, strict=True):
             self._accept(request, token, logprob, now_s)
 
@@ -316,4 +313,4 @@ class EngineCore:
             self._cache.finish(request.slot)
         else:
             self._waiting.remove(request)
-        request.deliver(request.completion("abort", self._clock(), self.weight_version))
+        request.deliver(request.completion("abort", time.monotonic(), self.weight_version))

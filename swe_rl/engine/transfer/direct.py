@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
-from swe_rl.engine.protocol import Engine, EngineError, EngineState, WeightSyncError
+from swe_rl.engine.protocol import Engine, EngineError, EngineState, WeightSyncError, worth_asking
 from swe_rl.engine.server.client import HttpClient
 from swe_rl.engine.server.engine import HttpEngine, UnchangedError
 from swe_rl.engine.server.features import minor_version
@@ -106,7 +106,7 @@ class Transfer:
 
     async def _receivers(self) -> tuple[dict[str, HttpEngine], dict[str, EngineError]]:
         """Those of engines that are up or come up again, by the engine's name."""
-        wanting = [engine for engine in self._engines if engine.state is not EngineState.gone] or list(self._engines)
+        wanting = worth_asking(self._engines)
         ends = await asyncio.gather(*(engine.receiver() for engine in wanting), return_exceptions=True)
         receivers: dict[str, HttpEngine] = {}
         failures: dict[str, EngineError] = {}

@@ -14,7 +14,6 @@ Invariants:
 
 import asyncio
 import contextlib
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -66,7 +65,6 @@ class VllmEngine(Engine):
         say: Callable[[str], None],
         weights: WeightFolders | None = None,
         record: Record | None = None,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__(name)
         self.restarts = 0
@@ -75,7 +73,7 @@ class VllmEngine(Engine):
         self._max_restarts = max_restarts
         self._say = say
         self._weights = weights
-        self._teller = LossTeller(name, say, record or (lambda *_: None), clock)
+        self._teller = LossTeller(name, say, record or (lambda *_: None))
         self._eager = False
         self._by_number = False
         self._server: VllmServer | None = None

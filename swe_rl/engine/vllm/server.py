@@ -59,7 +59,6 @@ class VllmServer:
         start_timeout_s: float,
         stop_timeout_s: float,
         say: Callable[[str], None],
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.url = launch.url
         self.log = log
@@ -68,7 +67,6 @@ class VllmServer:
         self._start_timeout_s = start_timeout_s
         self._stop_timeout_s = stop_timeout_s
         self._say = say
-        self._clock = clock
         self._process: asyncio.subprocess.Process | None = None
         self._log_start = 0
 
@@ -82,14 +80,14 @@ class VllmServer:
 
         Nothing is left running when it raises.
         """
-        started_s = self._clock()
+        started_s = time.monotonic()
         try:
             await self._spawn()
             await self._wait_until_healthy(started_s)
         except BaseException:
             await self.stop()
             raise
-        return self._clock() - started_s
+        return time.monotonic() - started_s
 
     async def wait(self) -> ServerDiedError:
         """Returns the reason once the process has ended."""
@@ -148,7 +146,7 @@ class VllmServer:
             while not await _is_healthy(client):
                 if process.returncode is not None:
                     raise self._died(process.returncode)
-                now_s = self._clock()
+                now_s = time.monotonic()
                 if now_s - started_s > self._start_timeout_s:
                     raise EngineError(
                         f"Engine `{self._name}` was not ready after {self._start_timeout_s:.0f} s: "

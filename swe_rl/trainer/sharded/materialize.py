@@ -24,6 +24,8 @@ from swe_rl.trainer.pulse import Beat, beating, no_beat
 from swe_rl.trainer.sharded.mesh import local_shard, shard_range
 from swe_rl.trainer.sharded.model import ShardedModel
 
+_STD = 0.02  # of random matrices
+
 
 class WeightsError(UserError):
     """A model folder's weights are not those of the model that its configuration describes."""
@@ -40,7 +42,7 @@ def empty_model(config: Any, dtype: torch.dtype = torch.float32) -> Any:
     return model
 
 
-def fill_random(model: ShardedModel, device: torch.device, *, seed: int = 0, rank: int = 0, std: float = 0.02) -> None:
+def fill_random(model: ShardedModel, device: torch.device, *, seed: int = 0, rank: int = 0) -> None:
     """Normal matrices, norms of 1, biases of 0, made on the device; for measurements and tests."""
     _allocate(model, device)
     generator = torch.Generator(device=device).manual_seed(seed * 100_003 + rank)
@@ -48,7 +50,7 @@ def fill_random(model: ShardedModel, device: torch.device, *, seed: int = 0, ran
         for name, parameter in _of_base(model):
             local = local_shard(parameter)
             if parameter.ndim > 1:
-                local.copy_(torch.randn(local.shape, device=device, generator=generator) * std)
+                local.copy_(torch.randn(local.shape, device=device, generator=generator) * _STD)
             else:
                 local.fill_(0.0 if name.endswith("bias") else 1.0)
     start_values(model.causal_lm, seed)
