@@ -82,6 +82,7 @@ class BaseSandbox(ABC):
         try:
             return await task
         except asyncio.CancelledError:
+            # Both ends look alike here: only the caller's own task knows whether it was the caller that was cancelled.
             caller = asyncio.current_task()
             if not (caller and caller.cancelling()):
                 self._check_not_closed_meanwhile()
@@ -108,6 +109,7 @@ class LocalSandbox(BaseSandbox):
         waited: Waited = no_wait,
     ) -> ExecResult:
         self._check_open()
+        # A model can write half of a surrogate pair, as a JSON escape: no argument and no line can hold that.
         command = command.encode("utf-8", "replace").decode()
         if (refused := refused_result(command)) is not None:
             return refused

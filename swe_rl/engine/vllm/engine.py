@@ -206,7 +206,7 @@ class VllmEngine(Engine):
     async def _serving(self) -> HttpEngine:
         if self._keeper is None and self._failure is None:
             raise EngineError(f"Engine `{self.name}` was not started; await start() first.")
-        while not self._up.is_set():
+        while not self._up.is_set():  # it may have died once more before this task had its turn
             await self._up.wait()
         if self._failure is not None or self._http is None:
             raise EngineError(str(self._failure)) from self._failure
@@ -268,7 +268,7 @@ class VllmEngine(Engine):
         while self._server is not None:
             error = await self._server.wait()
             self._death = error
-            self._up.clear()
+            self._up.clear()  # before anybody is told: who asks then waits for the restart, and misses the dead server
             self._lost(error)
             await self._server.stop()  # also where the guard was killed: nothing of it may stay on the GPUs
             self._down.set()

@@ -185,6 +185,7 @@ class ContainerProvider(BaseProvider[ContainerSandbox]):
         async with self._starts:
             name = self._name(owner)
             folder = self._folder / name if recipe.with_door else None
+            # Not `async with`: its end would run in the caller's task, and a cancelled caller would leave a container.
             undo = contextlib.AsyncExitStack()
             try:
                 if folder is not None:

@@ -93,6 +93,7 @@ class ProcessSandbox(LocalSandbox):
         self, command: str, timeout_s: float, env: Mapping[str, str], output: HeadTail, waited: Waited
     ) -> int | None:
         marker = f"{self._folder.root}{os.sep}{next(self._counter)}"
+        # Isolated commands end with their namespace; of others only what is newer than this may be killed.
         before = frozenset() if self._launcher.isolated else frozenset(psutil.pids())
         with _status_pipe() as (status_in, status_out, report_out):
             launch = self._launcher.launch(
@@ -115,7 +116,7 @@ class ProcessSandbox(LocalSandbox):
                 said.extend(_read_now(status_in))
                 self._launcher.sweep(pid, marker, before, bytes(said))
 
-            watched: list[Watched] = []
+            watched: list[Watched] = []  # empty where the command could not be started: there is no process to watch
 
             def watch(pid: int) -> "asyncio.Future[str]":
                 watched.append(self._bounded.watcher.watch(pid, self._bounded.folder, isolated=isolated))
