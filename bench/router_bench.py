@@ -43,7 +43,7 @@ from bench.peers import VLLM_ROUTER, Peer, PeerError, process, program_schedulin
 from bench.serve_gateway import MODEL, open_gateway
 from bench.words import load_tokenizer
 from swe_rl.engine.server.client import base_url
-from swe_rl.engine.server.metrics import ServerMetrics, parse_metrics
+from swe_rl.engine.server.monitor import ServerMetrics, parse_metrics
 from swe_rl.gateway.server import Gateway
 from swe_rl.gateway.session import SessionSettings
 from swe_rl.hardware.host_address import free_port

@@ -11,7 +11,7 @@ A case is MODEL[:dpN][:spN]:ROWSxTOKENS[:OPTION...]; dp * sp GPUs train ROWS row
 Invariants:
 - Cases of one number of GPUs share their processes; a case that fails or hangs ends them, and the next ones get new
   processes. What was measured is printed at once and kept in `--out`.
-- MFU is model FLOPs (`swe_rl.trainer.flops`, nothing for recomputation) over the rate of a bfloat16 product of
+- MFU is model FLOPs (`train_flops`, nothing for recomputation) over the rate of a bfloat16 product of
   8192 x 8192 matrices, measured in the same processes.
 - Needs torch, transformers, safetensors and numpy; no network, no Hydra.
 """
@@ -239,8 +239,8 @@ def run_sharded(case: Case, mesh: Any, budget_s: float, steps: int) -> Result:
 
     from swe_rl.config.schema import AlgoConfig, TrainerConfig
     from swe_rl.trainer.compute import ShardedCompute
-    from swe_rl.trainer.flops import DenseShape, cost_per_token
     from swe_rl.trainer.policy import Trainer
+    from swe_rl.trainer.sharded.assemble import DenseShape, cost_per_token
     from swe_rl.trainer.sharded.model import checkpoint_activations
 
     config = model_config(case.model, case.tokens)
@@ -316,7 +316,7 @@ def run_plain(case: Case, mesh: Any, budget_s: float, steps: int) -> Result:
 
 def run_check(case: Case, mesh: Any, budget_s: float, steps: int) -> Result:
     """The trainer's own start-up probe on random weights."""
-    from swe_rl.trainer.sharded.probe import compare
+    from swe_rl.trainer.sharded.assemble import compare
 
     config = model_config(case.model, case.tokens)
     result = Result(case.text)
@@ -335,7 +335,7 @@ def fill(result: Result, case: Case, mesh: Any, config: Any, seconds: list[float
     import torch
 
     from swe_rl.trainer.batching import input_length
-    from swe_rl.trainer.flops import DenseShape, train_flops
+    from swe_rl.trainer.sharded.assemble import DenseShape, train_flops
 
     result.steps, result.step_s = len(seconds), statistics.median(seconds)
     lengths = [input_length(row.loss_mask) for row in rows]

@@ -18,7 +18,7 @@ ALLOWED = {
     "logger/status.py": "when a run lived last, for other processes",
     "rollout/attempt.py": "when a trajectory began",
     "sandbox/container/files.py": "the time of a file",
-    "sandbox/container/labels.py": "until when another run may be starting a container",
+    "sandbox/container/engine.py": "until when another run may be starting a container",
     "sandbox/container/provider.py": "until when another run may be starting a container",
 }
 

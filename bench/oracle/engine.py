@@ -8,7 +8,7 @@ from typing import Any
 from swe_rl.config.choices import SandboxKind
 from swe_rl.config.engine_address import engine_address
 from swe_rl.config.schema import SandboxConfig
-from swe_rl.sandbox.container.labels import RUN
+from swe_rl.sandbox.container.engine import RUN
 
 _GONE_WITHIN_S = 20.0
 

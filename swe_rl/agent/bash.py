@@ -6,50 +6,27 @@ Invariants:
 - The agent's budget holds its completions and its commands; waiting for a place to run a command is not in it.
 """
 
-import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 
 from swe_rl.agent.client import ChatClient, ChatReply
 from swe_rl.agent.command import parse_command
-from swe_rl.agent.conversation import Asking, Conversation
+from swe_rl.agent.conversation import Conversation, TalkingAgent
 from swe_rl.agent.observation import format_observation
 from swe_rl.agent.prompts import FORMAT_REMINDER, system_prompt
-from swe_rl.agent.protocol import AgentResult, Assignment, Exit, Turn
+from swe_rl.agent.protocol import Exit, Turn
 from swe_rl.config.schema import AgentConfig
 
 
-class BashAgent:
-    """Stateless between runs: one object serves any number of trajectories at a time.
-
-    `temperature` and `max_tokens` go with every request where given; else the server decides.
-    """
-
+class BashAgent(TalkingAgent):
     name = "bash"
-    needs_door = False
 
-    def __init__(
-        self,
-        config: AgentConfig,
-        *,
-        max_turns: int,
-        command_timeout_s: float,
-        client: ChatClient,
-        temperature: float | None = None,
-        max_tokens: int | None = None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._config = config
-        self._system_prompt = system_prompt(config.system_prompt)
-        self._max_turns = max_turns
-        self._command_timeout_s = command_timeout_s
-        self._asking = Asking(client, temperature=temperature, max_tokens=max_tokens, clock=clock)
+    def __init__(self, config: AgentConfig, *, max_turns: int, command_timeout_s: float, client: ChatClient) -> None:
+        prompt = system_prompt(config.system_prompt)
+        super().__init__(config, prompt, max_turns=max_turns, command_timeout_s=command_timeout_s, client=client)
 
-    async def run(self, work: Assignment) -> AgentResult:
-        talk = Conversation(self._asking, work, self._command_timeout_s)
-        talk.say("system", self._system_prompt)
-        talk.say("user", work.task.prompt)
-        return await talk.go_on(self._max_turns, partial(self._turn, talk))
+    def _acting(self, talk: Conversation) -> Callable[[ChatReply, Turn], Awaitable[Exit | None]]:
+        return partial(self._turn, talk)
 
     async def _turn(self, talk: Conversation, reply: ChatReply, turn: Turn) -> Exit | None:
         parsed = parse_command(reply.content)

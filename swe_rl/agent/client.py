@@ -80,15 +80,12 @@ class ChatClient:
         base_url: str,
         model: str,
         tools: Sequence[Mapping[str, Any]] = (),
-        temperature: float | None = None,
-        max_tokens: int | None = None,
     ) -> ChatReply:
         """One completion from `{base_url}/chat/completions`; `tools` are functions in OpenAI's shape.
 
         Raises ContextOverflow, or EngineError with the server's words (also once the retries are used up).
         """
-        wanted = {"model": model, "messages": list(messages), "temperature": temperature, "max_tokens": max_tokens}
-        body = {key: value for key, value in wanted.items() if value is not None}
+        body: dict[str, Any] = {"model": model, "messages": list(messages)}
         if tools:
             body["tools"] = list(tools)
         url = f"{base_url.rstrip('/')}/chat/completions"

@@ -3,37 +3,71 @@
 Invariants:
 - A message, once in it, never changes; every request extends the one before.
 - Everything that the model said is in it, format errors too.
-- The budget holds completions and commands, without what they waited for (see `budget`).
+- The budget holds completions and commands, without what they waited for (see `Budget`).
+- A completion's time is what passed less what its calls waited meanwhile, for the router or the engines; a command's
+  is what it ran for. Waiting for a place to run it is in neither.
 """
 
+import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
-from swe_rl.agent.budget import Budget
 from swe_rl.agent.client import ChatClient, ChatReply, ContextOverflow
 from swe_rl.agent.protocol import AgentResult, Assignment, Exit, Turn
-from swe_rl.sandbox.protocol import ExecResult
+from swe_rl.config.schema import AgentConfig
+from swe_rl.sandbox.protocol import ExecResult, Waited, ends_within, no_wait
+
+T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class Asking:
-    """How the model is asked. `temperature` and `max_tokens` go with every request where given; else the server
-    decides."""
+class Budget:
+    """Seconds to spend; `spend` never goes back. `waited`: by the agent's calls, so far."""
 
-    client: ChatClient
-    tools: Sequence[Mapping[str, Any]] = ()
-    temperature: float | None = None
-    max_tokens: int | None = None
-    clock: Callable[[], float] = time.monotonic
+    def __init__(self, total_s: float, waited: Waited = no_wait, clock: Callable[[], float] = time.monotonic) -> None:
+        self._left_s = total_s
+        self._waited = waited
+        self._clock = clock
+
+    @property
+    def left_s(self) -> float:
+        return max(0.0, self._left_s)
+
+    @property
+    def is_spent(self) -> bool:
+        return self._left_s <= 0.0
+
+    def spend(self, seconds_s: float) -> None:
+        self._left_s -= max(0.0, seconds_s)
+
+    async def on(self, completion: Coroutine[Any, Any, T]) -> T | None:
+        """What it returns, or None when the budget ran out first, and then it is cancelled. Its own time is spent."""
+        if self.is_spent:
+            completion.close()
+            return None
+        began_s, before_s = self._clock(), self._waited()
+        work = asyncio.ensure_future(completion)
+        try:
+            if not await ends_within(work, self.left_s, self._waited, self._clock):
+                return None
+            return work.result()
+        finally:
+            if not work.done():
+                work.cancel()
+                await asyncio.wait({work})
+            self.spend(self._clock() - began_s - (self._waited() - before_s))
 
 
 @dataclass(slots=True)
 class Conversation:
-    asking: Asking
+    """`tools` are offered with every request. Sampling is the gateway's: the agent asks for nothing."""
+
+    client: ChatClient
     work: Assignment
     command_timeout_s: float
+    tools: Sequence[Mapping[str, Any]] = ()
     budget: Budget = field(init=False)
     turns: list[Turn] = field(default_factory=list)
     messages: list[dict[str, Any]] = field(default_factory=list)
@@ -49,31 +83,38 @@ class Conversation:
         """Turn after turn until an exit: `act` does what a reply asks for, and returns None to go on."""
         end: Exit | None = None
         while end is None and len(self.turns) < max_turns:
-            asked = await self._ask()
-            end = asked if isinstance(asked, Exit) else await act(*asked)
-        return AgentResult(end or Exit.STEP_LIMIT, self.turns, self.messages, tuple(self.asking.tools))
+            try:
+                asked = await self.ask()
+            except ContextOverflow:
+                end = Exit.CONTEXT_OVERFLOW
+                break
+            end = await act(*asked) if asked else Exit.AGENT_TIMEOUT
+        return AgentResult(end or Exit.STEP_LIMIT, self.turns, self.messages, tuple(self.tools))
 
-    async def _ask(self) -> tuple[ChatReply, Turn] | Exit:
-        """The reply, now the last message, and its turn; or the exit when there is no reply to be had."""
-        started_s = self.asking.clock()
-        try:
-            reply = await self._complete()
-        except ContextOverflow:
-            return Exit.CONTEXT_OVERFLOW
-        completion_s = self.asking.clock() - started_s
+    async def ask(self) -> tuple[ChatReply, Turn] | None:
+        """The reply, now the last message, and its turn; None when the budget ran out first: the request is cancelled.
+
+        Raises ContextOverflow, EngineError.
+        """
+        started_s = time.monotonic()
+        work = self.work
+        completion = self.client.complete(self.messages, base_url=work.base_url, model=work.model, tools=self.tools)
+        reply = await self.budget.on(completion)
         if reply is None:
-            return Exit.AGENT_TIMEOUT
+            return None
         self.messages.append(reply.message)
-        turn = Turn(len(self.turns), reply.content, None, None, completion_s=completion_s)
+        turn = Turn(len(self.turns), reply.content, None, None, completion_s=time.monotonic() - started_s)
         self.turns.append(turn)
         return reply, turn
 
-    async def execute(self, command: str, turn: Turn, timeout_s: float | None = None) -> ExecResult | None:
-        """In the sandbox, within what is left of the budget; None when nothing is left."""
+    async def execute(
+        self, command: str, turn: Turn, timeout_s: float | None = None, **options: Any
+    ) -> ExecResult | None:
+        """In the sandbox, within what is left of the budget; None when nothing is left. `options` are `exec`'s."""
         if self.budget.is_spent:
             return None
         limit_s = min(timeout_s or self.command_timeout_s, self.budget.left_s)
-        result = await self.work.sandbox.exec(command, timeout_s=limit_s)
+        result = await self.work.sandbox.exec(command, timeout_s=limit_s, **options)
         self.budget.spend(result.duration_s)
         turn.exit_code = result.exit_code
         turn.command_s += result.duration_s
@@ -89,15 +130,38 @@ class Conversation:
         self.say("user", reminder)
         return None
 
-    async def _complete(self) -> ChatReply | None:
-        """None when the budget ran out first; the request is then cancelled."""
-        return await self.budget.on(
-            self.asking.client.complete(
-                self.messages,
-                base_url=self.work.base_url,
-                model=self.work.model,
-                tools=self.asking.tools,
-                temperature=self.asking.temperature,
-                max_tokens=self.asking.max_tokens,
-            )
-        )
+
+class TalkingAgent(ABC):
+    """Begins with a system message and the task, and acts turn by turn.
+
+    Stateless between runs: one object serves any number of trajectories at a time.
+    """
+
+    needs_door = False
+
+    def __init__(
+        self,
+        config: AgentConfig,
+        prompt: str,
+        *,
+        max_turns: int,
+        command_timeout_s: float,
+        client: ChatClient,
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> None:
+        self._config = config
+        self._prompt = prompt
+        self._max_turns = max_turns
+        self._command_timeout_s = command_timeout_s
+        self._client = client
+        self._tools = tools
+
+    async def run(self, work: Assignment) -> AgentResult:
+        talk = Conversation(self._client, work, self._command_timeout_s, self._tools)
+        talk.say("system", self._prompt)
+        talk.say("user", work.task.prompt)
+        return await talk.go_on(self._max_turns, self._acting(talk))
+
+    @abstractmethod
+    def _acting(self, talk: Conversation) -> Callable[[ChatReply, Turn], Awaitable[Exit | None]]:
+        """What does, in one conversation, what a reply asks for."""

@@ -38,7 +38,7 @@ def make_agent(
 
             return QwenCodeAgent(config, max_turns=turns, api_key=api_key)
         case "openhands":
-            from swe_rl.agent.openhands import OpenHandsAgent
+            from swe_rl.agent.program import OpenHandsAgent
 
             return OpenHandsAgent(config, max_turns=turns, api_key=api_key)
         case "command":

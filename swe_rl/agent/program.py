@@ -7,11 +7,17 @@ Invariants:
 - Its exit status and its time decide how the attempt ended, never what it prints: that is the policy's to choose. A
   signal that ended it alone is an end of its own; any other status that means nothing is a fault of the program,
   unless the gateway refused its last request for its length.
+- What runs is inside/openhands_run.py, in the sandbox's Python that has the SDK; nothing of the SDK is imported here.
+- `agent.program_path` is where this Python is looked for. It is not in the PATH of the model's commands, which find the
+  repository's own Python.
+- How it ended is the runner's exit status alone: what it prints holds what the model has read.
 """
 
 import json
 import shlex
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -179,3 +185,25 @@ def _text(content: Any) -> str:
     if isinstance(content, list):
         return "".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
     return str(content or "")
+
+
+RUNNER = Path(__file__).parent / "inside" / "openhands_run.py"
+# -I: neither the repository nor the user's folder is where modules come from.
+_SETUP = """\
+openhands() {{
+  local python
+  python=$(PATH={path}"$PATH"; command -v python3) || {{ printf 'openhands: no python3 in %s\\n' {shown}; return 127; }}
+  "$python" -I "$SWE_RL_FOLDER/openhands_run.py" "$@"
+}}
+"""
+
+
+class OpenHandsAgent(ProgramAgent):
+    prints_session = True
+
+    def __init__(self, config: AgentConfig, *, max_turns: int, api_key: str | None = None) -> None:
+        path = config.program_path
+        setup = _SETUP.format(path=f"{shlex.quote(path)}:" if path else "", shown=shlex.quote(path or "PATH"))
+        config = replace(config, program_path=None)
+        files = {RUNNER.name: RUNNER.read_bytes()}
+        super().__init__(config, max_turns=max_turns, api_key=api_key, files=files, setup=setup)

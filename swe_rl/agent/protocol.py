@@ -6,8 +6,7 @@ from enum import StrEnum
 from typing import Any, Protocol
 
 from swe_rl.errors import RunError
-from swe_rl.sandbox.own_time import Waited, no_wait
-from swe_rl.sandbox.protocol import Sandbox
+from swe_rl.sandbox.protocol import Sandbox, Waited, no_wait
 
 
 class AgentError(RunError):

@@ -7,7 +7,7 @@ Invariants:
 
 from collections.abc import Callable, Mapping, Sequence
 
-from swe_rl.agent.budget import Budget
+from swe_rl.agent.conversation import Budget
 from swe_rl.agent.observation import format_observation
 from swe_rl.agent.protocol import AgentError, AgentResult, Assignment, Exit, Turn
 

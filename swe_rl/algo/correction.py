@@ -13,8 +13,7 @@ import math
 import torch
 from torch import Tensor
 
-from swe_rl.algo.kl import MAX_LOG_RATIO
-from swe_rl.algo.sequences import Sequences
+from swe_rl.algo.sequences import MAX_LOG_RATIO, Sequences
 from swe_rl.config.choices import Correction, MaskLevel, PolicyLoss
 from swe_rl.config.schema import AlgoConfig
 

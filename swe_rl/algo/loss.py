@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from swe_rl.algo.kl import MAX_LOG_RATIO, kl_per_token
+from swe_rl.algo.sequences import MAX_LOG_RATIO, kl_per_token
 from swe_rl.config.choices import KlPlace, LossAggregation, PolicyLoss
 from swe_rl.config.schema import AlgoConfig
 

@@ -4,6 +4,9 @@ Invariants:
 - A trajectory is all its trained tokens: those of all its rows, in whichever micro-batch and on whichever rank.
 - The order of the tokens does not matter. Sums are in float64, because a trajectory has tens of thousands of tokens.
 - No gradient flows through a sum.
+- Every estimate is of KL(policy || reference) per token, in nats, from tokens that the policy sampled.
+- k2 and k3 are never negative. k1 is unbiased, but its gradient as a loss has expectation 0.
+- Log-ratios are clamped to +-20 before they are exponentiated, so one bad token cannot make the loss infinite.
 """
 
 from collections.abc import Callable
@@ -11,6 +14,8 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from swe_rl.config.choices import KlEstimator
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,3 +43,19 @@ class Sequences:
         zeros = torch.zeros(self.count, dtype=torch.float64, device=values.device)
         totals = zeros.index_add_(0, self.of_token, values.detach().double())
         return self.over_ranks(totals) if self.over_ranks else totals
+
+
+MAX_LOG_RATIO = 20.0
+
+
+def kl_per_token(logprobs: Tensor, reference_logprobs: Tensor, estimator: KlEstimator) -> Tensor:
+    """k1, k2 or k3 (J. Schulman, "Approximating KL Divergence", 2020); same shape as the arguments, nats.
+
+    With d = log reference - log policy: k1 = -d, k2 = d^2 / 2, k3 = exp(d) - 1 - d.
+    """
+    log_ratio = (reference_logprobs - logprobs).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    if estimator is KlEstimator.k1:
+        return -log_ratio
+    if estimator is KlEstimator.k2:
+        return 0.5 * log_ratio.square()
+    return torch.expm1(log_ratio) - log_ratio

@@ -9,12 +9,11 @@ Invariants:
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from swe_rl.config.choices import LogprobsMode
 from swe_rl.config.schema import Config
-from swe_rl.engine.loss import LossTeller
+from swe_rl.engine.protocol import LossTeller
 from swe_rl.engine.server.client import ConnectionLostError, HttpClient, SilentError
 from swe_rl.engine.server.engine import HttpEngine
-from swe_rl.engine.server.features import Needs, Patience
+from swe_rl.engine.server.features import Patience, needs
 from swe_rl.engine.server.weights import WeightFolders
 from swe_rl.errors import UserError
 
@@ -85,18 +84,6 @@ def external_engines(
         )
         for index, client in enumerate(clients)
     ]
-
-
-def needs(config: Config) -> Needs:
-    """What a server must offer for this run."""
-    rollout = config.rollout
-    plain = rollout.temperature == 1.0 and rollout.top_p == 1.0 and rollout.top_k == 0
-    return Needs(
-        model=None,
-        max_model_len=config.engine.max_model_len,
-        processed_logprobs=config.engine.logprobs_mode is LogprobsMode.processed and not plain,
-        vocab_size=config.model.vocab_size,
-    )
 
 
 def api_key(environ: Mapping[str, str]) -> str | None:

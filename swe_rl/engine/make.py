@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING
 from swe_rl.config.choices import EngineKind
 from swe_rl.config.schema import Config, EngineConfig
 from swe_rl.engine.external import external_engines
-from swe_rl.engine.loss import LossTeller, Record
-from swe_rl.engine.protocol import Engine, EngineError
+from swe_rl.engine.protocol import Engine, EngineError, LossTeller, Record
 from swe_rl.engine.scripted import ScriptedEngine
 from swe_rl.engine.vllm.arguments import VllmOptions, complete
 from swe_rl.engine.vllm.engines import EngineFolders, vllm_engines, weight_folders
@@ -73,8 +72,8 @@ def make_engines(
     if config.engine.kind is EngineKind.external:
         weights = weight_folders(config, folders.weights) if read_elsewhere(config, environ) else None
         external = external_engines(config, environ, weights, say)
-        for one in external:
-            one.teller = LossTeller(one.name, say, record or (lambda *_: None))
+        for engine in external:
+            engine.teller = LossTeller(engine.name, say, record or (lambda *_: None))
         return external
     from swe_rl.engine.embedded.engine import EmbeddedEngine
 

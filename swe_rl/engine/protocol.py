@@ -9,9 +9,10 @@ Invariants:
 - With a `seed`, a request's tokens do not depend on which other requests share its batch.
 """
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Literal, Self
 
@@ -21,6 +22,46 @@ if TYPE_CHECKING:
     import torch
 
     from swe_rl.engine.server.engine import HttpEngine
+
+Record = Callable[[str, Mapping[str, object]], None]  # an event's name and fields
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """Requests that a lost server left undone, and the seconds that they had been under way, added up."""
+
+    requests: int = 0
+    work_s: float = 0.0
+
+    def __str__(self) -> str:
+        if not self.requests:
+            return "no request was in flight"
+        noun = "request begins" if self.requests == 1 else "requests begin"
+        return f"{self.requests} {noun} anew ({self.work_s:.1f} s of work lost)"
+
+
+@dataclass(slots=True)
+class LossTeller:
+    """Of one engine. Events: `engine_lost` (engine, reason, requests, work_s) and `engine_back` (engine, away_s)."""
+
+    engine: str
+    say: Callable[[str], None]
+    record: Record
+    clock: Callable[[], float] = time.monotonic
+    _lost_s: float = field(default=0.0, init=False)
+
+    def lost(self, reason: str, loss: Loss, then: str) -> None:
+        """`then`: what is done about it."""
+        self._lost_s = self.clock()
+        self.say(f"{reason}; {loss}; {then}")
+        fields = {"engine": self.engine, "reason": reason, "requests": loss.requests, "work_s": round(loss.work_s, 3)}
+        self.record("engine_lost", fields)
+
+    def back(self) -> None:
+        away_s = self.clock() - self._lost_s
+        self.say(f"{self.engine} serves again; it was away for {away_s:.1f} s")
+        self.record("engine_back", {"engine": self.engine, "away_s": round(away_s, 3)})
+
 
 FinishReason = Literal["stop", "length", "abort"]
 
@@ -185,3 +226,8 @@ class Engine(ABC):
     def _tell(self, up: bool) -> None:
         if self.on_change is not None:
             self.on_change(up)
+
+
+def worth_asking(engines: Sequence[Engine]) -> list[Engine]:
+    """Those that serve or will again; where none will, all of them, whose errors then say why."""
+    return [engine for engine in engines if engine.state is not EngineState.gone] or list(engines)

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING
 
 from swe_rl.config.choices import EngineKind
 from swe_rl.config.schema import Config
-from swe_rl.engine.protocol import Engine, EngineError, EngineState, WeightSyncError
+from swe_rl.engine.protocol import Engine, EngineError, EngineState, WeightSyncError, worth_asking
 from swe_rl.engine.server.weights import EMBEDDING, HEAD
-from swe_rl.engine.transfer.direct import Transfer
-from swe_rl.engine.transfer.protocol import GLOO, IPC, SendsWeights, transfer_kind
-from swe_rl.engine.transfer.staged import StagedTransfer
+from swe_rl.engine.transfer.direct import StagedTransfer, Transfer
+from swe_rl.engine.transfer.protocol import SendsWeights
 from swe_rl.plan.sizes import shares_gpus
+from swe_rl.plan.weight_sync import GLOO, IPC, transfer_kind
 
 if TYPE_CHECKING:
     import torch
@@ -48,7 +48,7 @@ def make_transfer(config: Config, engines: Sequence[Engine], sender: SendsWeight
 
 async def update_engines(engines: Sequence[Engine], weights: "Mapping[str, torch.Tensor]", version: int) -> None:
     """`weights`: names as in the model's `state_dict`. Raises WeightSyncError; DiskError and the like as they are."""
-    wanting = [engine for engine in engines if engine.state is not EngineState.gone] or list(engines)
+    wanting = worth_asking(engines)
     ends = await asyncio.gather(
         *(engine.update_weights(weights, version) for engine in wanting), return_exceptions=True
     )

@@ -14,8 +14,7 @@ import contextlib
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
-from swe_rl.engine.loss import Record
-from swe_rl.engine.protocol import Engine, EngineError, EngineState
+from swe_rl.engine.protocol import Engine, EngineError, EngineState, Record
 from swe_rl.engine.server.monitor import TICK_S
 
 SHORTEST_S = 0.25

@@ -22,7 +22,7 @@ from swe_rl.gateway.errors import CONTEXT_OVERFLOW, ApiError, context_overflow, 
 from swe_rl.gateway.live import LiveSession
 from swe_rl.gateway.metrics import GatewayMetrics
 from swe_rl.gateway.placement import Placed, Placement
-from swe_rl.gateway.reply import Answer
+from swe_rl.gateway.reply import ChatAnswer
 from swe_rl.gateway.request import ChatRequest
 from swe_rl.gateway.session import Recorded, TurnPlan
 from swe_rl.gateway.store.traces import TraceStore
@@ -56,7 +56,6 @@ class Completer:
         model_name: str,
         max_model_len: int,
         parse: ToolParser,
-        wall_clock: Callable[[], float] = time.time,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._placement = placement
@@ -66,11 +65,10 @@ class Completer:
         self._model_name = model_name
         self._max_model_len = max_model_len
         self._parse = parse
-        self._wall_clock = wall_clock
         self._clock = clock
         self._request_numbers = count()
 
-    async def complete(self, live: LiveSession, request: ChatRequest) -> Answer:
+    async def complete(self, live: LiveSession, request: ChatRequest) -> ChatAnswer:
         """Raises ApiError, TraceStoreError. Cancelling it aborts the engine's request."""
         started_s = self._clock()
         try:
@@ -234,7 +232,7 @@ class Completer:
             weight_version=completion.weight_version,
             finish_reason=completion.finish_reason,
             break_kind=turn.break_kind,
-            created_s=self._wall_clock(),
+            created_s=time.time(),
             queue_s=held_s + completion.queue_s,
             prefill_s=completion.prefill_s,
             decode_s=completion.decode_s,
@@ -251,10 +249,10 @@ class Completer:
         request: ChatRequest,
         completion: Completion,
         message: dict[str, object],
-    ) -> Answer:
-        return Answer(
+    ) -> ChatAnswer:
+        return ChatAnswer(
             reply_id=f"chatcmpl-{live.session_id}-{turn.turn}",
-            created_s=int(self._wall_clock()),
+            created_s=int(time.time()),
             model=self._model_name,
             message=message,
             finish_reason=reply.finish_reason(completion, message),

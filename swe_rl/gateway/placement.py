@@ -92,13 +92,13 @@ class Placement:
             engine.release_session(program_id)
 
     @contextlib.contextmanager
-    def syncing(self, *, kv_kept: bool = False) -> Iterator[None]:
-        """While new weights are on their way nothing is placed; `kv_kept`: prefix caches outlive the update."""
+    def syncing(self) -> Iterator[None]:
+        """While new weights are on their way nothing is placed; no prefix cache outlives the update."""
         self._feed(SyncBegan())
         try:
             yield
         finally:
-            self._feed(SyncEnded(kv_kept))
+            self._feed(SyncEnded())
 
     def tail(self, active: bool) -> None:
         """`active`: no new program will come in this step."""

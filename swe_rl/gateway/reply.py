@@ -18,7 +18,7 @@ _CHUNK_CHARS = 48
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ChatAnswer:
     """`finish_reason` is OpenAI's: stop, length or tool_calls."""
 
     reply_id: str
@@ -69,7 +69,7 @@ def finish_reason(completion: Completion, message: dict[str, Any]) -> str:
     return "tool_calls" if completion.finish_reason == "stop" and "tool_calls" in message else completion.finish_reason
 
 
-def whole(answer: Answer) -> dict[str, Any]:
+def whole(answer: ChatAnswer) -> dict[str, Any]:
     choice = {
         "index": 0,
         "message": answer.message,
@@ -79,7 +79,7 @@ def whole(answer: Answer) -> dict[str, Any]:
     return {**_head(answer, "chat.completion"), "choices": [choice], "usage": answer.usage}
 
 
-def chunks(answer: Answer, include_usage: bool) -> Iterator[dict[str, Any]]:
+def chunks(answer: ChatAnswer, include_usage: bool) -> Iterator[dict[str, Any]]:
     """With `include_usage` the usage has a last chunk of its own, as OpenAI sends it; else it rides on the end."""
     head = _head(answer, "chat.completion.chunk")
     deltas = list(_deltas(answer.message))
@@ -113,5 +113,5 @@ def _parts(text: str) -> Sequence[str]:
     return [text[at : at + _CHUNK_CHARS] for at in range(0, len(text), _CHUNK_CHARS)]
 
 
-def _head(answer: Answer, kind: str) -> dict[str, Any]:
+def _head(answer: ChatAnswer, kind: str) -> dict[str, Any]:
     return {"id": answer.reply_id, "object": kind, "created": answer.created_s, "model": answer.model}

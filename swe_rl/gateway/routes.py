@@ -26,7 +26,7 @@ from swe_rl.gateway.errors import ApiError, GatewayError, no_session
 from swe_rl.gateway.live import LiveSession, LiveSessions
 from swe_rl.gateway.metrics import GatewayMetrics
 from swe_rl.gateway.placement import Placement
-from swe_rl.gateway.reply import Answer
+from swe_rl.gateway.reply import ChatAnswer
 from swe_rl.gateway.request import ChatRequest, parse_request
 from swe_rl.gateway.token_request import SERVER, TokenRequest, parse_token_request, token_answer
 from swe_rl.version import __version__
@@ -176,7 +176,7 @@ async def _result(call: "asyncio.Task[T]") -> T:
 
 
 async def _streamed(
-    request: web.Request, call: "asyncio.Task[Answer]", include_usage: bool, heartbeat_s: float
+    request: web.Request, call: "asyncio.Task[ChatAnswer]", include_usage: bool, heartbeat_s: float
 ) -> web.StreamResponse:
     """A completion that is finished in one piece, as server-sent events.
 

@@ -10,15 +10,118 @@ Invariants:
   the same reply, the first to finish extends the chain.
 - Pure: no I/O, no clock. What is held grows with the new tokens, not with the prompts.
 - Only `Draft.render` takes long; it touches nothing of the session and may run in another thread.
+- An assistant message is compared as it was answered: content (without outer whitespace) and tool calls (arguments as
+  JSON values). Reasoning, ids of tool calls and null fields are not compared: clients drop or rewrite them.
+- Any other message is compared by role and exact text.
+- A prefix's hash covers the tools and every message up to it.
 """
 
+import hashlib
+import json
 from array import array
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from swe_rl.gateway.fingerprint import Fingerprint, KnownPrefixes, extend_hash
+import orjson
+
 from swe_rl.gateway.trace import Break
+from swe_rl.model.templates.qwen import message_text, role_of
+
+Fingerprint = bytes
+_KEPT = 4  # conversations of one session that take turns: sub-agents
+
+_Key = tuple[int, bytes]  # number of messages, hash of the tools and messages as JSON
+
+
+def tools_hash(tools: Sequence[Mapping[str, Any]] | None) -> Fingerprint:
+    """Of a conversation without a message."""
+    return _digest(json.dumps(list(tools or ()), sort_keys=True).encode())
+
+
+def prefix_hashes(
+    messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None
+) -> list[Fingerprint]:
+    """Entry i covers the tools and the first i messages; one entry more than there are messages."""
+    hashes = [tools_hash(tools)]
+    for message in messages:
+        hashes.append(extend_hash(hashes[-1], message))
+    return hashes
+
+
+def extend_hash(prefix: Fingerprint, message: Mapping[str, Any]) -> Fingerprint:
+    """Lengths are written in front of what may hold anything, so that no two messages are written alike."""
+    role, text = role_of(message), message_text(message.get("content"))
+    if role != "assistant":
+        return _digest(b"%b%b\0%b" % (prefix, role.encode(), _encode(text)))
+    said = _encode(text.strip())
+    calls = message.get("tool_calls") or ()
+    called = json.dumps([_call(call) for call in calls], sort_keys=True).encode() if calls else b""
+    return _digest(b"%bassistant\0%d\0%b%b" % (prefix, len(said), said, called))
+
+
+def _encode(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")
+
+
+def _call(call: Mapping[str, Any]) -> list[Any]:
+    function = call.get("function") or call
+    arguments = function.get("arguments")
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments)
+        except (ValueError, RecursionError):
+            return [function.get("name"), "text", arguments]
+    return [function.get("name"), "json", arguments]
+
+
+def _digest(data: bytes) -> Fingerprint:
+    return hashlib.blake2b(data, digest_size=16).digest()
+
+
+class KnownPrefixes:
+    """The hashes of conversations asked for lately, found again by what they look like on the wire.
+
+    - `hashes` is `prefix_hashes`, always: what is remembered only saves work, and only messages that were sent again
+      byte for byte are found.
+    - A conversation that goes on takes the place of what it goes on from; at most `_KEPT` are remembered.
+    - No text is kept, only hashes.
+    """
+
+    def __init__(self) -> None:
+        self._hashes: OrderedDict[_Key, tuple[Fingerprint, ...]] = OrderedDict()
+
+    def hashes(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None
+    ) -> tuple[Fingerprint, ...]:
+        """As `prefix_hashes`."""
+        try:
+            known, key = self._find(messages, tools)
+        except (orjson.JSONEncodeError, RecursionError):  # nested deeper than orjson writes
+            return tuple(prefix_hashes(messages, tools))
+        hashes = list(self._hashes.pop(known)) if known is not None else [tools_hash(tools)]
+        for message in messages[len(hashes) - 1 :]:
+            hashes.append(extend_hash(hashes[-1], message))
+        self._hashes[key] = tuple(hashes)
+        if len(self._hashes) > _KEPT:
+            self._hashes.popitem(last=False)
+        return self._hashes[key]
+
+    def _find(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None
+    ) -> tuple[_Key | None, _Key]:
+        """The key of the longest remembered prefix, and of the whole."""
+        hasher = hashlib.sha256(orjson.dumps(list(tools or ())))
+        known, done = None, 0
+        for count in sorted({count for count, _ in self._hashes if count <= len(messages)} | {len(messages)}):
+            hasher.update(orjson.dumps(messages[done:count])[1:-1] + b",")
+            done = count
+            key = (count, hasher.digest())
+            if key in self._hashes:
+                known = key
+        return known, key
+
 
 Message = Mapping[str, Any]
 
@@ -182,9 +285,9 @@ class Session:
             node.chain, self._chain = self._chain, self._chain + 1
         if kind is Break.duplicate and self._newest is not None:
             self._forget(self._newest)
-        told = extend_hash(plan._hashes[-1], reply)
-        self._replies[told] = self._requests[node.request] = self._tips[node.chain] = self._newest = node
-        self._seen.update(plan._hashes[1:], (told,))
+        head = extend_hash(plan._hashes[-1], reply)
+        self._replies[head] = self._requests[node.request] = self._tips[node.chain] = self._newest = node
+        self._seen.update(plan._hashes[1:], (head,))
         node.turn, self._turn = self._turn, self._turn + 1
         return Recorded(node.turn, node.chain, kind, base_turn, base_tokens)
 
@@ -216,7 +319,7 @@ class Session:
             return None
         if hashes[-1] in self._seen:
             return Break.truncated
-        kept = max((i for i, one in enumerate(hashes) if one in self._seen), default=0)
+        kept = max((i for i, prefix in enumerate(hashes) if prefix in self._seen), default=0)
         rewritten = assistant[kept]
         answered = hashes[kept] in self._replies or hashes[kept] in self._requests
         return Break.branch if answered and not rewritten else Break.prefix_changed
@@ -226,7 +329,7 @@ class Session:
 
     def _forget(self, node: _Node) -> None:
         """A superseded reply cannot be gone on from."""
-        for told in [told for told, other in self._replies.items() if other is node]:
-            del self._replies[told]
+        for head in [head for head, other in self._replies.items() if other is node]:
+            del self._replies[head]
         if self._is_tip(node):
             del self._tips[node.chain]

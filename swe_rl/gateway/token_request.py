@@ -78,6 +78,8 @@ def _refuse_unsupported(body: Mapping[str, Any]) -> None:
 
 
 def _ids(value: Any, param: str, vocab_size: int) -> tuple[int, ...]:
-    if not isinstance(value, list) or not all(type(one) is int and 0 <= one < vocab_size for one in value):
+    if not isinstance(value, list) or not all(
+        type(token_id) is int and 0 <= token_id < vocab_size for token_id in value
+    ):
         raise invalid(f"{param!r} must be a list of token ids below {vocab_size}.", param)
     return tuple(value)

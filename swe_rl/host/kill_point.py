@@ -48,7 +48,7 @@ POINTS = (
     Point("trajectories_written", "run/rollouts.py", "a step's trajectories", "their events, and the step"),
     Point("programs_written", "run/rollouts.py", "a step's events", "the step in steps.jsonl"),
     Point("step_recorded", "run/loop.py", "a step in steps.jsonl", "status.json, and its checkpoint"),
-    Point("checkpoint_files", "trainer/checkpoint/manifest.py", "a file of a checkpoint", "the others"),
+    Point("checkpoint_files", "trainer/checkpoint/folder.py", "a file of a checkpoint", "the others"),
     Point("checkpoint_aside", "trainer/checkpoint/folder.py", "a whole checkpoint beside its name", "its name"),
     Point("checkpoint_named", "trainer/checkpoint/folder.py", "a checkpoint", "the older ones are pruned"),
     Point("checkpoint_discarded", "trainer/checkpoint/folder.py", "an older checkpoint has lost its name", "its end"),

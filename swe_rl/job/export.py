@@ -94,7 +94,7 @@ def _write(checkpoint: Path, target: Path, model: ModelConfig, dtype: ExportType
 def _description(checkpoint: Path, given: ModelConfig) -> Path:
     """The folder of the model that the checkpoint's run began with; where that is gone, of `model.path`."""
     from swe_rl.model.load import ModelError, model_folder
-    from swe_rl.trainer.checkpoint.manifest import STATE_FILE, read_json
+    from swe_rl.trainer.checkpoint.folder import STATE_FILE, read_json
 
     try:
         saved = read_json(checkpoint / STATE_FILE)["config"]

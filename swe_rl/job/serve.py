@@ -117,7 +117,8 @@ async def _stay(session: Session, door: Serving, state: ServeState) -> None:
             session.progress.show()
         session.status.heartbeat()
         await asyncio.sleep(_LOOK_S)
-    raise EngineError("No engine is left that serves; engines/*.log in the run's folder say why.")
+    reasons = "; ".join(str(engine.why_lost) for engine in door.engines)
+    raise EngineError(f"No engine is left that serves: {reasons}. What servers wrote is in engines/*.log of the run.")
 
 
 def key_for(host: str, environ: Mapping[str, str]) -> str | None:

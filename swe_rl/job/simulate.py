@@ -25,7 +25,6 @@ from swe_rl.plan.engine_speed import speed_of
 from swe_rl.router.make import make_router
 from swe_rl.router.simulation.engine_model import EngineLimits
 from swe_rl.router.simulation.outcome import Outcome
-from swe_rl.router.simulation.recorded import resized
 from swe_rl.router.simulation.simulate import simulate
 from swe_rl.router.simulation.workload import (
     Program,
@@ -34,6 +33,7 @@ from swe_rl.router.simulation.workload import (
     mean_context_tokens,
     oversubscription,
     parameters_of,
+    resized,
 )
 
 if TYPE_CHECKING:
@@ -341,7 +341,7 @@ def recorded_programs(folder: "RunFolder", step: int) -> tuple[Program, ...]:
     """One step of a run, from its trajectories and traces. Raises TraceStoreError, DiskError."""
     from swe_rl.gateway.store.traces import TraceStore
     from swe_rl.logger.jsonl import read_jsonl
-    from swe_rl.router.simulation.recorded import RecordedTurn, program_of, shared_tokens
+    from swe_rl.router.simulation.workload import RecordedTurn, program_of, shared_tokens
 
     store = TraceStore(folder.traces_db)
     programs, prompts = [], []

@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any
 
 from swe_rl.config.choices import EngineKind
 from swe_rl.config.schema import Config
-from swe_rl.engine.transfer.protocol import require_wire
 from swe_rl.engine.vllm.devices import visible_devices
 from swe_rl.engine.watch import NoEngineError
 from swe_rl.errors import RunError
@@ -29,6 +28,7 @@ from swe_rl.hardware.rendezvous import meets
 from swe_rl.hardware.slurm.nodes import address, names_of
 from swe_rl.layout.placement import home, place
 from swe_rl.plan.sizes import shares_gpus
+from swe_rl.plan.weight_sync import require_wire
 from swe_rl.rollout.collect import RolloutError
 from swe_rl.run import event_loop
 from swe_rl.run.components import components, load_sampled
@@ -37,8 +37,7 @@ from swe_rl.run.loop import Run
 from swe_rl.run.runtime_keeper import RuntimeLost, kept_fleet
 from swe_rl.run.session import Session, session
 from swe_rl.sandbox.remote.fleet import RuntimeFleet
-from swe_rl.trainer.errors import RankLost
-from swe_rl.trainer.protocol import TrainsPolicy
+from swe_rl.trainer.protocol import RankLost, TrainsPolicy
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast

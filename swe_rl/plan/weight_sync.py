@@ -2,14 +2,17 @@
 
 Invariants:
 - By itself memory only where it was measured: engines and trainer of one host, in step with each other.
-- It takes vLLM beside the trainer to send over NCCL; whether it is there is decided in engine/transfer/protocol.
+- It takes vLLM beside the trainer to send over NCCL.
 """
 
+import importlib.util
+import os
 from collections.abc import Mapping
 
 from swe_rl.config.choices import EngineKind, WeightSync
 from swe_rl.config.parts import Part, starts
 from swe_rl.config.schema import Config
+from swe_rl.errors import UserError
 from swe_rl.plan.sizes import (
     engines_leave_home,
     shares_gpus,
@@ -18,6 +21,7 @@ from swe_rl.plan.sizes import (
 )
 
 VLLM_COMMAND = "SWE_RL_VLLM_COMMAND"  # servers of another environment
+GLOO, NCCL, IPC = "gloo", "nccl", "swe_rl_ipc"  # names of back ends in vLLM's workers; its own `ipc` is another one
 _ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 
 
@@ -76,3 +80,33 @@ def _own_gpus_of_one_host(config: Config) -> bool:
     if hardware.ray_address or config.trainer.max_staleness_steps:
         return False
     return hardware.gpus_per_node > 0 and not leaves_host(config)
+
+
+class NoVllmBesideTrainerError(UserError):
+    """trainer.weight_sync=nccl where only the servers have vLLM."""
+
+
+def transfer_kind(config: Config) -> str | None:
+    """None where weights go another way."""
+    way = wanted(config, os.environ)
+    if config.engine.kind is EngineKind.embedded or way is WeightSync.disk:
+        return None  # not empty, so that whoever inherits it may leave it
+    if way is WeightSync.ipc:
+        return IPC
+    if uses_no_gpu(config.layout):
+        return GLOO
+    return NCCL if config.trainer.weight_sync is WeightSync.nccl or _has_vllm() else None
+
+
+def require_wire(config: Config) -> None:
+    """Before anything is started. Raises NoVllmBesideTrainerError."""
+    if transfer_kind(config) == NCCL and not _has_vllm():
+        raise NoVllmBesideTrainerError(
+            "trainer.weight_sync=nccl: the trainer's end is vLLM's own, and vLLM is not installed in this environment, "
+            "whatever the servers are started with. Install the extra `gpu` here, or take trainer.weight_sync=disk"
+        )
+
+
+def _has_vllm() -> bool:
+    """Here, and so where the trainer's ranks are. Nothing is imported to find out."""
+    return importlib.util.find_spec("vllm") is not None

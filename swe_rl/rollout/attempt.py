@@ -4,17 +4,20 @@ Invariants:
 - Whatever fails, the sandbox is closed and the gateway's session is closed.
 - Booting, waiting and grading are outside of the agent's time budget; so is what its calls wait for, up to a limit.
 - Every failure of infrastructure ends in its own status with its words, never in a reward.
+- conf/rollout has one row for every status; nothing else decides a reward.
+- An infrastructure failure has no reward at all.
 """
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from urllib.parse import urlsplit
 
 from swe_rl.agent.protocol import Agent, AgentError, AgentResult, Assignment, Exit, Task, UnknownEndError
-from swe_rl.config.schema import EnvConfig, RolloutConfig
+from swe_rl.config.choices import OutcomeReward, RewardKind
+from swe_rl.config.schema import EnvConfig, OutcomeConfig, RolloutConfig
 from swe_rl.engine.protocol import EngineError
 from swe_rl.env.cheating.attempts import cheating_attempts
 from swe_rl.env.history import hide_history
@@ -23,10 +26,59 @@ from swe_rl.env.patch import collect_patch
 from swe_rl.env.protocol import Env, Grade, GradeError
 from swe_rl.gateway.server import Gateway
 from swe_rl.gateway.trace import TraceStoreError
-from swe_rl.rollout.outcome import needs_grading, reward_of, status_of
 from swe_rl.rollout.trajectory import Order, Status, Trajectory
-from swe_rl.sandbox.own_time import Waited
-from swe_rl.sandbox.protocol import Door, Sandbox, SandboxError, SandboxProvider
+from swe_rl.sandbox.protocol import Door, Sandbox, SandboxError, SandboxProvider, Waited
+
+_UNSUBMITTED = {
+    Exit.STEP_LIMIT: Status.step_limit,
+    Exit.CONTEXT_OVERFLOW: Status.context_overflow,
+    Exit.AGENT_TIMEOUT: Status.agent_timeout,
+    Exit.FORMAT_ERRORS: Status.format_errors,
+    Exit.AGENT_CRASHED: Status.agent_crashed,
+}
+FAILURE_REWARD = {
+    RewardKind.zero_one: 0.0,
+    RewardKind.plus_minus_one: -1.0,
+    RewardKind.fail_to_pass_fraction: 0.0,
+    RewardKind.fail_to_pass_only: -1.0,
+}
+
+
+def needs_grading(exit: Exit, patch: str) -> bool:
+    """Only a submitted change is put to the tests."""
+    return exit is Exit.SUBMITTED and bool(patch.strip())
+
+
+def status_of(exit: Exit, patch: str, grade: Grade | None) -> Status:
+    if exit is not Exit.SUBMITTED:
+        return _UNSUBMITTED[exit]
+    if not patch.strip():
+        return Status.empty_patch
+    return Status.resolved if grade is not None and grade.resolved else Status.unresolved
+
+
+def graded_reward(grade: Grade, kind: RewardKind) -> float:
+    """`fail_to_pass_fraction` is 0 as soon as a PASS_TO_PASS test breaks; `fail_to_pass_only` ignores those."""
+    if kind is RewardKind.fail_to_pass_only:
+        solved = grade.patch_applied and bool(grade.fail_to_pass) and all(grade.fail_to_pass.values())
+        return 1.0 if solved else FAILURE_REWARD[kind]
+    if kind is RewardKind.fail_to_pass_fraction:
+        intact = grade.patch_applied and all(grade.pass_to_pass.values())
+        return sum(grade.fail_to_pass.values()) / max(1, len(grade.fail_to_pass)) if intact else 0.0
+    return 1.0 if grade.resolved else FAILURE_REWARD[kind]
+
+
+def reward_of(
+    status: Status, grade: Grade | None, outcomes: Mapping[str, OutcomeConfig], kind: RewardKind
+) -> float | None:
+    """None where the policy table gives no reward."""
+    rule = outcomes[status.value].reward
+    if rule is OutcomeReward.none:
+        return None
+    if rule is OutcomeReward.graded and grade is not None:
+        return graded_reward(grade, kind)
+    return FAILURE_REWARD[kind]
+
 
 _GIVEN_UP = frozenset({Status.unresolved, Status.empty_patch})
 _SETUP_S = 600.0

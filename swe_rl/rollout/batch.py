@@ -43,31 +43,37 @@ def set_advantages(
     groups = groups_of(trajectories)
     left_out = degenerate_groups(trajectories) if algo.dynamic_sampling is not DynamicSampling.none else set()
     kept = [group for name, group in groups.items() if name not in left_out]
-    charged = [_group(one, algo, kl_sums or {}, max_trajectory_tokens) for one in kept]
-    found = batch_advantages(charged, algo)
-    for group, values in zip(kept, found, strict=True):
-        for one, advantage in zip(group, values, strict=True):
-            one.advantage = advantage
-            one.trained = one.trained and not filtered(one.status.value, algo.overlong_filter)
+    charged = [_group(group, algo, kl_sums or {}, max_trajectory_tokens) for group in kept]
+    advantages = batch_advantages(charged, algo)
+    for group, values in zip(kept, advantages, strict=True):
+        for trajectory, advantage in zip(group, values, strict=True):
+            trajectory.advantage = advantage
+            trajectory.trained = trajectory.trained and not filtered(trajectory.status.value, algo.overlong_filter)
     for name in left_out:
-        for one in groups[name]:
-            one.advantage, one.trained = 0.0, False
-    return len(left_out) + sum(not any(values) for values in found)
+        for trajectory in groups[name]:
+            trajectory.advantage, trajectory.trained = 0.0, False
+    return len(left_out) + sum(not any(values) for values in advantages)
 
 
 def degenerate_groups(trajectories: Sequence[Trajectory]) -> set[str]:
     """The ids of the groups that have nothing to compare: equal rewards, or fewer than two in the baseline."""
     groups = groups_of(trajectories).items()
-    return {name for name, group in groups if is_degenerate([one.reward for one in group], _in_baseline(group))}
+    return {
+        name
+        for name, group in groups
+        if is_degenerate([trajectory.reward for trajectory in group], _in_baseline(group))
+    }
 
 
 def _group(group: Sequence[Trajectory], algo: AlgoConfig, kl_sums: Mapping[str, float], max_tokens: int) -> Group:
-    kl = [kl_sums.get(one.trajectory_id, 0.0) for one in group]
-    return rewards_with_kl([_charged(one, algo, max_tokens) for one in group], kl, algo.kl_coef), _in_baseline(group)
+    kl = [kl_sums.get(trajectory.trajectory_id, 0.0) for trajectory in group]
+    return rewards_with_kl(
+        [_charged(trajectory, algo, max_tokens) for trajectory in group], kl, algo.kl_coef
+    ), _in_baseline(group)
 
 
 def _in_baseline(group: Sequence[Trajectory]) -> list[bool]:
-    return [one.in_baseline and one.reward is not None for one in group]
+    return [trajectory.in_baseline and trajectory.reward is not None for trajectory in group]
 
 
 def _charged(trajectory: Trajectory, algo: AlgoConfig, max_tokens: int) -> float | None:
@@ -100,7 +106,7 @@ def rollout_numbers(collected: Collected, generate_s: float) -> dict[str, Any]:
         "tokens_per_s": count * average_response / generate_s,
         "sampled_tokens_per_s": sum(trajectory.sampled_tokens for trajectory in trajectories) / generate_s,
         "reward_mean": sum(rewards) / len(rewards) if rewards else None,
-        "resolved_rate": sum(one.status is Status.resolved for one in valid) / len(valid) if valid else None,
+        "resolved_rate": sum(attempt.status is Status.resolved for attempt in valid) / len(valid) if valid else None,
         "resolved_samples": len(valid),
         "statuses": dict(sorted(Counter(trajectory.status.value for trajectory in trajectories).items())),
         "infra_retries": len(collected.retried),

@@ -58,11 +58,11 @@ def require_some_in_time(trajectories: Sequence[Trajectory], rollout: RolloutCon
     Raises RolloutError.
     """
     ours = [trajectory for trajectory in trajectories if trajectory.status not in INFRA_STATUSES]
-    late = [one for one in ours if one.status is Status.agent_timeout]
+    late = [ended for ended in ours if ended.status is Status.agent_timeout]
     if len(late) < 2 or len(late) <= _MOST_TIMEOUTS * len(ours):
         return
-    mean = {kind: sum(one.times_s.get(kind, 0.0) for one in late) / len(late) for kind in ("command", "decode")}
-    calls = sum(one.num_calls for one in late) / len(late)
+    mean = {kind: sum(ended.times_s.get(kind, 0.0) for ended in late) / len(late) for kind in ("command", "decode")}
+    calls = sum(ended.num_calls for ended in late) / len(late)
     raise RolloutError(
         f"{len(late)} of {len(ours)} trajectories ({len(late) / len(ours):.0%}) ended in agent_timeout, more than "
         f"{_MOST_TIMEOUTS:.0%} of a step may: nothing can be learned from them. On average {calls:.1f} calls were "
@@ -128,10 +128,10 @@ class Collector:
         waiting_to_begin = len(instances) * n - len(known)
         self._on_tail(False)
 
-        async def one(instance: Instance, sample: int) -> tuple[Trajectory, AgentResult | None]:
+        async def attempted(instance: Instance, sample: int) -> tuple[Trajectory, AgentResult | None]:
             nonlocal waiting_to_begin
-            if (found := known.get((instance.instance_id, sample))) is not None:
-                return found, None
+            if (earlier := known.get((instance.instance_id, sample))) is not None:
+                return earlier, None
             async with places:
                 waiting_to_begin -= 1
                 if waiting_to_begin == 0:
@@ -146,7 +146,9 @@ class Collector:
         first: BaseException | None = None
         try:
             async with asyncio.TaskGroup() as group, self._watching(group):
-                tasks = [group.create_task(one(instance, sample)) for instance in instances for sample in range(n)]
+                tasks = [
+                    group.create_task(attempted(instance, sample)) for instance in instances for sample in range(n)
+                ]
                 if tasks:
                     await asyncio.wait(tasks)
         except BaseExceptionGroup as errors:
@@ -157,7 +159,7 @@ class Collector:
             trajectory, result = task.result()
             collected.trajectories.append(trajectory)
             collected.results.append(result)
-        collected.retried.sort(key=lambda one: one.trajectory_id)
+        collected.retried.sort(key=lambda broken: broken.trajectory_id)
         return collected
 
     @asynccontextmanager

@@ -83,7 +83,7 @@ def _scores(trajectories: Sequence[Trajectory], n: int) -> dict[str, Any]:
     statuses: dict[str, int] = {}
     for trajectory in trajectories:
         statuses[trajectory.status.value] = statuses.get(trajectory.status.value, 0) + 1
-    rates = {str(k): found for k in reported_ks(n) if (found := pass_rate(counts, k)) is not None}
+    rates = {str(k): share for k in reported_ks(n) if (share := pass_rate(counts, k)) is not None}
     return {
         "instances": len(counts),
         "attempts": sum(attempts for _, attempts in counts),

@@ -65,7 +65,7 @@ def phases_of(trajectory: Trajectory, traces: Sequence[Trace]) -> list[Phase]:
         return []
     lane = _Lane(began_s["boot"])
     lane.add(began_s["boot"], times_s.get("boot", 0.0), PhaseKind.boot)
-    starts_s = [one.created_s - one.queue_s - one.prefill_s - one.decode_s for one in traces]
+    starts_s = [call.created_s - call.queue_s - call.prefill_s - call.decode_s for call in traces]
     agent_end_s = began_s.get("agent", began_s["boot"]) + times_s.get("agent", 0.0)
     commands_s = _commands_s(trajectory.turns, traces)
     for place, trace in enumerate(traces):

@@ -53,7 +53,7 @@ def traced_rows(trajectory: Trajectory, traces: Sequence[Trace]) -> list[Row]:
 
 def weighed(rows: Sequence[Row], trajectories: Sequence[Trajectory]) -> list[Row]:
     """With the advantages of now. What was left out of training when the rows were made stays so."""
-    by_id = {one.trajectory_id: one for one in trajectories}
+    by_id = {owner.trajectory_id: owner for owner in trajectories}
     return [
         replace(row, advantage=trajectory.advantage or 0.0, trained=row.trained and trajectory.trained)
         for row in rows
@@ -63,9 +63,9 @@ def weighed(rows: Sequence[Row], trajectories: Sequence[Trajectory]) -> list[Row
 
 def _chains(traces: Sequence[Trace]) -> list[list[Trace]]:
     """The traces by chain, without the superseded and the aborted ones."""
-    superseded = {one.turn - 1 for one in traces if one.break_kind is Break.duplicate}
+    superseded = {later.turn - 1 for later in traces if later.break_kind is Break.duplicate}
     chains: dict[int, list[Trace]] = {}
-    for trace in sorted(traces, key=lambda one: (one.chain, one.turn)):
+    for trace in sorted(traces, key=lambda stored: (stored.chain, stored.turn)):
         if trace.turn not in superseded and trace.finish_reason != "abort" and trace.sampled_ids:
             chains.setdefault(trace.chain, []).append(trace)
     return list(chains.values())

@@ -16,9 +16,8 @@ from collections.abc import Iterable
 from swe_rl.router.core import OVERDUE
 from swe_rl.router.engine_book import EngineBook
 from swe_rl.router.pausing import relieve
-from swe_rl.router.programs import Program
+from swe_rl.router.programs import AgeingQueue, Program
 from swe_rl.router.tr_state import TrState
-from swe_rl.router.waiting import AgeingQueue
 
 _ASK_ALL_S = 0.5
 

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from swe_rl.router.core import (
     OVERDUE,
     Action,
+    Decision,
+    DecisionLog,
     EngineAdded,
     EngineDrained,
     EngineLost,
@@ -23,7 +25,6 @@ from swe_rl.router.core import (
     RequestArrived,
     RequestFinished,
 )
-from swe_rl.router.decisions import Decision, DecisionLog
 
 
 @dataclass(slots=True)

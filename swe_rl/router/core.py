@@ -6,12 +6,51 @@ Invariants:
 - A request is answered by exactly one `Place`, at once or at a later event; until then it is held.
 - All that a policy remembers is in its `state`; `step` updates it in place.
 - A policy ignores events that mean nothing to it, and ids that it does not know.
+- Bounded: the log keeps the latest `LIMIT` decisions and counts all of them by kind and reason.
 """
 
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Protocol, TypeVar
+
+LIMIT = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """`load_tokens` and `capacity_tokens` are the engine's before the decision, `tokens` the program's; `held`: the
+    programs that wait. All 0 where a router does not keep them."""
+
+    now_s: float
+    event: str
+    program_id: str
+    decision: str
+    engine: str | None
+    reason: str
+    tokens: int = 0
+    load_tokens: int = 0
+    capacity_tokens: int = 0
+    held: int = 0
+
+
+class DecisionLog:
+    def __init__(self) -> None:
+        self._latest: deque[Decision] = deque(maxlen=LIMIT)
+        self.counts: Counter[tuple[str, str]] = Counter()
+
+    def add(self, decision: Decision) -> None:
+        self._latest.append(decision)
+        self.counts[decision.decision, decision.reason] += 1
+
+    def latest(self) -> list[Decision]:
+        """Oldest first."""
+        return list(self._latest)
+
+    def snapshot(self) -> dict[str, object]:
+        counts = {f"{decision}: {reason}": number for (decision, reason), number in sorted(self.counts.items())}
+        return {"decision_counts": counts, "decisions": [asdict(entry) for entry in self._latest]}
 
 
 @dataclass(frozen=True, slots=True)

@@ -103,13 +103,13 @@ class Account:
 
     def need_tokens(self, tokens: int, group_id: str | None, prefix_tokens: int) -> int:
         """By how much a running charge of `tokens` would raise the load."""
-        own = self.own_tokens(tokens, group_id, prefix_tokens) + (0 if self.running else self.common_tokens)
+        own_share = self.own_tokens(tokens, group_id, prefix_tokens) + (0 if self.running else self.common_tokens)
         if group_id is None:
-            return own
+            return own_share
         prefix = self._prefixes.get(group_id)
         if prefix is None:
-            return own + max(0, prefix_tokens - self.common_tokens)
-        return own if prefix.running else own + round((1.0 - self.acting_token_weight) * prefix.own_tokens)
+            return own_share + max(0, prefix_tokens - self.common_tokens)
+        return own_share if prefix.running else own_share + round((1.0 - self.acting_token_weight) * prefix.own_tokens)
 
     def hosts(self, group_id: str | None) -> bool:
         return group_id in self._prefixes

@@ -61,8 +61,10 @@ def plan(state: TrState, book: EngineBook, excess_tokens: float, idle_s: float =
 
 def _cheapest(costly: list[tuple[Program, float]], left: float) -> tuple[Program, float]:
     """The smallest that is enough alone, else the largest."""
-    enough = [one for one in costly if one[1] >= left]
-    picked = min(enough, key=lambda one: one[1]) if enough else max(costly, key=lambda one: one[1])
+    enough = [candidate for candidate in costly if candidate[1] >= left]
+    picked = (
+        min(enough, key=lambda candidate: candidate[1]) if enough else max(costly, key=lambda candidate: candidate[1])
+    )
     costly.remove(picked)
     return picked
 

@@ -4,12 +4,61 @@ Invariants:
 - A program is admitted (to an engine, where its tokens are charged) or not; while it is not, its requests are held.
 - An admitted program is charged for each running request, or once as acting when none runs.
 - A released program is remembered until its last request is finished.
+- A program waits in one queue at most.
+- Within a queue who had fewest turns goes first, but a turn counts less the longer its program has waited: the key
+  `turns + rate * arrival` orders two programs the same way at all times, so a heap keeps it, and no program is
+  overtaken by ones that came `turns / rate` later.
 """
 
+import heapq
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from swe_rl.router.ledger import Charge
+
+_PROMPTS_KEPT = 15
+_SLACK = 64  # stale entries that are not worth a sweep
+
+
+class AgeingQueue:
+    """Logarithmic time an operation."""
+
+    def __init__(self, ageing_turns_per_s: float) -> None:
+        self._rate = ageing_turns_per_s
+        self._heap: list[tuple[float, int, str]] = []
+        self._number_of: dict[str, int] = {}
+        self._pushed = 0
+        self.refused: str | None = None  # the head for which there was no room, for the queue's owner
+
+    def push(self, program_id: str, turns: float, arrived_s: float) -> None:
+        """A program that is in already moves to its new place."""
+        self._pushed += 1
+        self._number_of[program_id] = self._pushed
+        heapq.heappush(self._heap, (turns + self._rate * arrived_s, self._pushed, program_id))
+        if len(self._heap) > 2 * len(self._number_of) + _SLACK:
+            self._heap = [entry for entry in self._heap if self._number_of.get(entry[2]) == entry[1]]
+            heapq.heapify(self._heap)
+
+    def remove(self, program_id: str) -> None:
+        self._number_of.pop(program_id, None)
+
+    def head(self) -> str | None:
+        while self._heap:
+            _, number, program_id = self._heap[0]
+            if self._number_of.get(program_id) == number:
+                return program_id
+            heapq.heappop(self._heap)
+        return None
+
+    def __contains__(self, program_id: str) -> bool:
+        return program_id in self._number_of
+
+    def __len__(self) -> int:
+        return len(self._number_of)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._number_of)
 
 
 @dataclass(slots=True, eq=False)
@@ -21,7 +70,7 @@ class Group:
 
 
 @dataclass(slots=True, eq=False)
-class Request:
+class ProgramRequest:
     """`charge` None: held, or its engine was lost. `engine` None: held."""
 
     request_id: str
@@ -48,8 +97,8 @@ class Program:
     size_tokens: int = 0  # of its latest prompt or context
     turns: int = 0  # finished
     pauses: int = 0
-    running: dict[str, Request] = field(default_factory=dict)
-    held: dict[str, Request] = field(default_factory=dict)
+    running: dict[str, ProgramRequest] = field(default_factory=dict)
+    held: dict[str, ProgramRequest] = field(default_factory=dict)
     acting: Charge | None = None
     requests: int = 0  # arrived and not finished
     idle_since_s: float = 0.0
@@ -84,8 +133,8 @@ class CommonPrefix:
     """How many tokens all programs begin with: the median of what the latest first prompts found in a cache, of one
     program a group. Those that came to an empty cache, or found more by chance, do not move it."""
 
-    def __init__(self, limit: int = 15) -> None:
-        self._seen: deque[int] = deque(maxlen=limit)
+    def __init__(self) -> None:
+        self._seen: deque[int] = deque(maxlen=_PROMPTS_KEPT)
         self.tokens = 0
 
     def observe(self, cached_tokens: int) -> bool:

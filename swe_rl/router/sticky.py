@@ -12,6 +12,8 @@ from dataclasses import asdict, dataclass, field
 
 from swe_rl.router.core import (
     Action,
+    Decision,
+    DecisionLog,
     EngineAdded,
     EngineDrained,
     EngineLost,
@@ -21,7 +23,6 @@ from swe_rl.router.core import (
     RequestArrived,
     RequestFinished,
 )
-from swe_rl.router.decisions import Decision, DecisionLog
 
 
 @dataclass(slots=True)

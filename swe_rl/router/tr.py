@@ -9,7 +9,7 @@ Invariants:
 
 from collections.abc import Sequence
 
-from swe_rl.router import admission, fleet, pausing
+from swe_rl.router import admission, pausing
 from swe_rl.router.core import (
     Action,
     EngineAdded,
@@ -25,9 +25,60 @@ from swe_rl.router.core import (
     Tick,
 )
 from swe_rl.router.engine_book import EngineBook
-from swe_rl.router.programs import Program, Request
+from swe_rl.router.programs import Program, ProgramRequest
 from swe_rl.router.tr_settings import TrSettings
 from swe_rl.router.tr_state import TrState
+
+
+def lost(state: TrState, engine: str) -> None:
+    book = state.books.get(engine)
+    if book is None or not book.up:
+        return
+    for program in list(book.programs.values()):
+        state.note("unbind", program, book, "engine lost")
+        state.unbind(program)
+    for request in state.requests.values():
+        if request.engine == engine and request.charge is not None:
+            book.account.take_back(request.charge, state.now_s)
+            request.charge = None
+            _end(state, request)
+    book.up = book.draining = False
+    _send_away(state, book)
+
+
+def _end(state: TrState, request: ProgramRequest) -> None:
+    """Nothing more is counted of it; its program may have moved on before."""
+    program = request.program
+    del program.running[request.request_id]
+    program.overlap = bool(program.running)
+    if not program.running:
+        program.idle_since_s = state.now_s
+        state.rest(program)
+
+
+def drained(state: TrState, engine: str) -> None:
+    book = state.books.get(engine)
+    if book is None or not book.open:
+        return
+    book.draining = True
+    for program in list(book.programs.values()):
+        state.note("unbind", program, book, "engine drained")
+        state.unbind(program)
+    _send_away(state, book)
+
+
+def _send_away(state: TrState, book: EngineBook) -> None:
+    state.forget_cache(book)
+    for program_id in list(book.resident):
+        state.enqueue(state.programs[program_id])
+
+
+def added(state: TrState, event: EngineAdded) -> None:
+    book = state.books.get(event.engine) or state.add_book(event.engine)
+    book.up, book.draining = True, False
+    state.all_changed()
+    book.capacity.report(event.kv_capacity_tokens)
+
 
 _SWEEP_S = 60.0
 
@@ -57,11 +108,11 @@ class TrPolicy:
             case Tick():
                 _ticked(state, event)
             case EngineLost(engine):
-                fleet.lost(state, engine)
+                lost(state, engine)
             case EngineDrained(engine):
-                fleet.drained(state, engine)
+                drained(state, engine)
             case EngineAdded():
-                fleet.added(state, event)
+                added(state, event)
             case SyncBegan():
                 state.clock.begin()
                 state.tail = False
@@ -86,7 +137,7 @@ def _arrived(state: TrState, event: RequestArrived) -> None:
     program.released = False
     program.requests += 1
     state.resize(program, event.prompt_tokens)
-    request = Request(event.request_id, program, event.prompt_tokens, state.now_s)
+    request = ProgramRequest(event.request_id, program, event.prompt_tokens, state.now_s)
     state.requests[event.request_id] = request
     if program.engine is not None and not state.clock.syncing:
         book = state.books[program.engine]
@@ -108,7 +159,7 @@ def _prefix_is_gone(state: TrState, program: Program, book: EngineBook) -> bool:
     return not (program.running or book.cache.resident_tokens(program.program_id) or state.in_tail())
 
 
-def _continues(state: TrState, request: Request, book: EngineBook) -> bool:
+def _continues(state: TrState, request: ProgramRequest, book: EngineBook) -> bool:
     """An admitted program's next turn runs if it fits, when idle programs are paused for it if need be."""
     program = request.program
     if program.running:
@@ -139,7 +190,7 @@ def _finished(state: TrState, event: RequestFinished) -> None:
         state.forget(program)
 
 
-def _settle(state: TrState, request: Request, event: RequestFinished) -> None:
+def _settle(state: TrState, request: ProgramRequest, event: RequestFinished) -> None:
     """Its reservation becomes what it really holds."""
     program, book = request.program, state.books[request.engine or ""]
     if request.charge is not None:
@@ -159,8 +210,8 @@ def _settle(state: TrState, request: Request, event: RequestFinished) -> None:
     if program.running:
         return
     program.idle_since_s = state.now_s
-    own = book.account.idle_tokens(program.context_tokens, program.group_id, state.prefix_tokens(program))
-    book.cache.keep(program.program_id, own)
+    idle_tokens = book.account.idle_tokens(program.context_tokens, program.group_id, state.prefix_tokens(program))
+    book.cache.keep(program.program_id, idle_tokens)
     state.rest(program)
     state.squeeze(book)
     pausing.relieve(state, book, -state.room_tokens(book, state.settings.pause_at), "overflow")

@@ -9,12 +9,10 @@ Invariants:
 from collections import Counter, OrderedDict
 from collections.abc import Iterator, Sequence
 
-from swe_rl.router.core import Place
-from swe_rl.router.decisions import Decision, DecisionLog
+from swe_rl.router.core import Decision, DecisionLog, Place
 from swe_rl.router.engine_book import EngineBook
-from swe_rl.router.programs import CommonPrefix, Group, Program, Request, Running
+from swe_rl.router.programs import AgeingQueue, CommonPrefix, Group, Program, ProgramRequest, Running
 from swe_rl.router.tr_settings import TrSettings
-from swe_rl.router.waiting import AgeingQueue
 
 
 # A clock that stands still during weight syncs, so that no hold, lease or deadline runs while nothing can move.
@@ -63,11 +61,11 @@ class TrState:
         self.settings = settings
         self.books: dict[str, EngineBook] = {}
         self.programs: dict[str, Program] = {}
-        self.requests: dict[str, Request] = {}
+        self.requests: dict[str, ProgramRequest] = {}
         self.groups: dict[str, Group] = {}
         self.cold = AgeingQueue(settings.ageing_turns_per_s)
         self.new = AgeingQueue(settings.ageing_turns_per_s)
-        self.held: OrderedDict[str, Request] = OrderedDict()  # longest held first
+        self.held: OrderedDict[str, ProgramRequest] = OrderedDict()  # longest held first
         self.answers = Running(_FIRST_ANSWER_TOKENS)
         self.growth = Running(_FIRST_GROWTH_TOKENS)
         self.common = CommonPrefix()
@@ -114,7 +112,7 @@ class TrState:
     def room_tokens(self, book: EngineBook, share: float) -> float:
         return share * book.capacity.tokens - book.account.load_tokens(self.now_s)
 
-    def reserve_tokens(self, request: Request) -> int:
+    def reserve_tokens(self, request: ProgramRequest) -> int:
         return request.prompt_tokens + int(self.answers.mean_tokens)
 
     def prefix_tokens(self, program: Program) -> int:
@@ -208,13 +206,13 @@ class TrState:
 
     # --- requests
 
-    def hold(self, request: Request) -> None:
+    def hold(self, request: ProgramRequest) -> None:
         request.program.held[request.request_id] = request
         self.held[request.request_id] = request
         self.enqueue(request.program)
         self.changed.update((book.name, book) for book in self.books.values() if not book.account.running)
 
-    def unhold(self, request: Request) -> None:
+    def unhold(self, request: ProgramRequest) -> None:
         """Its program leaves its queue with its last held request."""
         del request.program.held[request.request_id]
         del self.held[request.request_id]
@@ -226,7 +224,7 @@ class TrState:
         program.held.clear()
         self.enqueue(program)
 
-    def longest_held(self) -> Request | None:
+    def longest_held(self) -> ProgramRequest | None:
         return next(iter(self.held.values()), None)
 
     def held_tokens(self, program: Program) -> int:
@@ -250,7 +248,7 @@ class TrState:
         here = bool(program.running) or origin.cache.resident_tokens(program.program_id) > 0
         return origin.resident if here and origin.open else self.cold
 
-    def run(self, request: Request, book: EngineBook, reason: str) -> None:
+    def run(self, request: ProgramRequest, book: EngineBook, reason: str) -> None:
         """Charges it to an engine where its program is admitted, and places it."""
         program, tokens = request.program, self.reserve_tokens(request)
         self.note("place", program, book, reason)

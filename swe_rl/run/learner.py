@@ -25,7 +25,7 @@ from swe_rl.rollout.sampler import SamplerState
 from swe_rl.run.agreement import explained, require_agreement
 from swe_rl.run.components import Components
 from swe_rl.run.session import Session
-from swe_rl.trainer.checkpoint.manifest import by_step, size_problem, step_of
+from swe_rl.trainer.checkpoint.folder import by_step, size_problem, step_of
 from swe_rl.trainer.protocol import TrainsPolicy
 
 
@@ -197,7 +197,7 @@ def load_newest(trainer: TrainsPolicy, folder: RunFolder, hash_of_config: str) -
         )
     if newest is None:
         return 0, None
-    from swe_rl.trainer.checkpoint.rng import restore_rng
+    from swe_rl.trainer.checkpoint.folder import restore_rng
 
     saved = trainer.load(newest, hash_of_config)
     restore_rng(saved.rng)

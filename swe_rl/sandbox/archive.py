@@ -6,14 +6,21 @@ Invariants:
   them here. No question to the file system decides that: paths that are long enough make its answers wrong.
 - No device, no pipe; what comes out belongs to this user, who may read and write it; others may not write.
 - It is the same on every Python from 3.11.0 on: the filters of tarfile came with 3.11.4.
+- A folder is named by the digest of its archive and is complete or absent: unpacked aside, then renamed.
 """
 
+import contextlib
 import copy
+import hashlib
 import os
 import posixpath
 import re
+import secrets
 import tarfile
 from pathlib import Path
+
+from swe_rl.sandbox.protocol import SandboxError
+from swe_rl.sandbox.working_copy import remove_tree
 
 
 def unpack(archive: tarfile.TarFile, folder: Path) -> None:
@@ -56,3 +63,43 @@ class _Contents:
         if member.isdir():
             return self._types.get(name, tarfile.DIRTYPE) == tarfile.DIRTYPE
         return name != "." and name not in self._types
+
+
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+
+
+def digest_of(archive: bytes) -> str:
+    return hashlib.sha256(archive).hexdigest()
+
+
+class Workspaces:
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def path(self, digest: str) -> Path | None:
+        """The folder, or None where it was not sent yet. Raises SandboxError for what is no digest."""
+        if not _DIGEST.fullmatch(digest):
+            raise SandboxError("a workspace is named by the SHA-256 of its archive")
+        folder = self._folder / digest
+        return folder if folder.is_dir() else None
+
+    def add(self, digest: str, archive: Path) -> None:
+        """Raises SandboxError when the archive is another one or cannot be unpacked."""
+        if self.path(digest) is not None:
+            return
+        aside = self._folder / f".{digest}.{secrets.token_hex(4)}"
+        try:
+            with archive.open("rb") as reader:
+                if hashlib.file_digest(reader, "sha256").hexdigest() != digest:
+                    raise SandboxError("the workspace's archive arrived damaged")
+                reader.seek(0)
+                with tarfile.open(fileobj=reader, mode="r:") as opened:
+                    unpack(opened, aside)
+            os.rename(aside, self._folder / digest)  # noqa: PTH104
+        except (OSError, ValueError, ArithmeticError, RecursionError, tarfile.TarError) as error:
+            if self.path(digest) is None:  # not just put there by somebody else
+                raise SandboxError(f"the workspace cannot be unpacked: {error}") from error
+        finally:
+            with contextlib.suppress(OSError):  # it goes with the server's folder
+                remove_tree(aside)

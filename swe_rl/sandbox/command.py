@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from swe_rl.sandbox.output import HeadTail
-from swe_rl.sandbox.own_time import Waited, ends_within, no_wait
+from swe_rl.sandbox.base import HeadTail
 from swe_rl.sandbox.process_tree import kill_group
+from swe_rl.sandbox.protocol import Waited, ends_within, no_wait
 
 _DRAIN_S = 1.0
 _READ_BYTES = 2**18

@@ -97,13 +97,13 @@ def _open_parent(
     todo = _inside(path, path, workdir)
     for _ in range(_MAX_LINKS):
         try:
-            found = _walk(root, todo, follow_last, make, uid)
+            place = _walk(root, todo, follow_last, make, uid)
         except OSError as error:
             raise _as_sandbox_error(path, error) from error
-        if not isinstance(found, _Link):
-            return found
-        target = found.target if found.target.startswith("/") else "/".join([*found.before, found.target])
-        todo = _inside(target, path, workdir) + found.after
+        if not isinstance(place, _Link):
+            return place
+        target = place.target if place.target.startswith("/") else "/".join([*place.before, place.target])
+        todo = _inside(target, path, workdir) + place.after
     raise SandboxError(f"{path!r} in the sandbox goes through more than {_MAX_LINKS} links")
 
 

@@ -39,6 +39,14 @@ def make_leased(root: Path, kind: str) -> Path:
     return folder
 
 
+def make_scratch(root: Path, kind: str) -> Path:
+    """As `make_leased`, below a folder that may be missing; what killed processes left there goes. Raises OSError."""
+    root = root.absolute()
+    root.mkdir(parents=True, exist_ok=True)
+    reap_stale(root)
+    return make_leased(root, kind)
+
+
 @contextlib.contextmanager
 def made_aside(destination: Path) -> Iterator[Path]:
     """Where to build what gets the name `destination` at the end; what a killed process built there before goes away.
@@ -119,8 +127,8 @@ def _locked(root: Path) -> Iterator[bool]:
 def _folders(root: Path) -> list[Path]:
     """This user's own, no links."""
     try:
-        with os.scandir(root) as found:
-            entries = [(Path(entry.path), entry.stat(follow_symlinks=False)) for entry in found]
+        with os.scandir(root) as scanned:
+            entries = [(Path(entry.path), entry.stat(follow_symlinks=False)) for entry in scanned]
     except OSError:
         return []
     return sorted(path for path, status in entries if stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid())

@@ -50,7 +50,7 @@ def first_inside(pid: int) -> int | None:
         below = psutil.Process(pid).children(recursive=True)
     except psutil.Error:
         return None
-    return next((one.pid for one in below if _own_number(one.pid) == 1), None)
+    return next((process.pid for process in below if _own_number(process.pid) == 1), None)
 
 
 def _own_number(pid: int) -> int | None:
@@ -62,17 +62,17 @@ def _own_number(pid: int) -> int | None:
 
 
 def _alive(pids: Iterable[int]) -> list[psutil.Process]:
-    found = []
+    living = []
     for pid in pids:
         if pid == os.getpid():
             continue
         try:
             process = psutil.Process(pid)
             if process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
+                living.append(process)
         except psutil.Error:
             continue
-    return found
+    return living
 
 
 def _members(leader: int, marker: str, processes: list[psutil.Process]) -> list[psutil.Process]:
@@ -97,8 +97,8 @@ def _kill(processes: list[psutil.Process]) -> bool:
 
 
 def _is_its_own(process: psutil.Process, marker: str, folder: str) -> bool:
-    found = _marker(process)
-    return found == marker if found else _workdir(process).startswith(folder)
+    marked = _marker(process)
+    return marked == marker if marked else _workdir(process).startswith(folder)
 
 
 def _workdir(process: psutil.Process) -> str:

@@ -5,16 +5,42 @@ Invariants:
 - `exec` never raises for what the command did (exit status, timeout, output); it raises SandboxError only
   when the sandbox itself is broken. An infrastructure failure never becomes a reward.
 - Closing is idempotent, kills the whole process tree and removes the working copy.
+- Time that is waited right now does not count either, and never ends the wait for what has it.
+- Beyond its limit nothing runs for longer than `_GRAIN_S`, unless it waits.
 """
 
 import asyncio
+import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from swe_rl.errors import RunError
-from swe_rl.sandbox.own_time import Waited, no_wait
+
+Waited = Callable[[], float]  # seconds so far that were waited for others; only grows
+_GRAIN_S = 0.05
+
+
+def no_wait() -> float:
+    return 0.0
+
+
+async def ends_within(
+    work: "asyncio.Future[Any]",
+    limit_s: float,
+    waited: Waited = no_wait,
+    clock: Callable[[], float] = time.monotonic,
+) -> bool:
+    """Whether `work` is done before its own time is over. It is left alone, also on cancellation."""
+    began_s, before_s = clock(), waited()
+    left_s = limit_s
+    while not work.done() and left_s > 0:
+        await asyncio.wait({work}, timeout=left_s)
+        left_s = limit_s - (clock() - began_s) + (waited() - before_s)
+        left_s = max(left_s, _GRAIN_S) if left_s > 0 else 0.0
+    return work.done()
+
 
 # What the output of a command says that the sandbox's own bounds ended: its agent used too much, nothing here broke.
 USED_TOO_MUCH = "The command was ended: this sandbox used"

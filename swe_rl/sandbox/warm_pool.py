@@ -61,15 +61,15 @@ class WarmPool(Generic[Recipe, Made]):
             return None
         shelf = self._shelves.setdefault(recipe, _Shelf())
         self._shelves.move_to_end(recipe)
-        found: Made | None = None
-        while shelf.ready and found is None:
+        living: Made | None = None
+        while shelf.ready and living is None:
             made = shelf.ready.popleft()
             if self._alive(made):
-                found = made
+                living = made
             else:
                 self._throw_away(made)
         self._refill(recipe, shelf)
-        return found
+        return living
 
     async def close(self) -> None:
         self._closed = True

@@ -144,8 +144,8 @@ def _moved(fd: int, to: int) -> int:
 
 def _strip(fd: int, but: str = "") -> list[str]:
     """Removes what is no folder from an open folder, all `but` one name; the folders in it."""
-    with os.scandir(fd) as found:
-        entries = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in found]
+    with os.scandir(fd) as scanned:
+        entries = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in scanned]
     for name, is_folder in entries:
         if not is_folder and name != but:
             os.unlink(name, dir_fd=fd)

@@ -5,23 +5,83 @@ Invariants:
 - On many ranks each micro-batch's trained tokens are spread over the ranks, each exactly once, and every rank makes
   the same number of passes.
 - FSDP averages gradients over the ranks; `gradient_scale` turns that into the sum that the loss means.
+- Every rank has the same number of micro-batches, so that no collective waits for one that never comes; what is
+  missing is an empty one.
+- Every row is in exactly one micro-batch. One has at most `max_tokens` tokens, unless a single row alone is longer.
+- The micro-batches that run at the same time cost about the same; the dearest come first, so that a step that does
+  not fit into memory fails at once.
+- Deterministic: the same lengths give the same plan on every rank.
+- Per-token tensors have one entry per trained token, in the micro-batch's order.
+- `weights` come from the whole mini-batch; `sequences` number its trajectories across micro-batches and ranks.
 """
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from swe_rl.algo.row import Row
 from swe_rl.trainer.batching import MicroBatch, input_length, micro_batches
-from swe_rl.trainer.errors import TrainerError
 from swe_rl.trainer.logprobs import token_logprobs
+from swe_rl.trainer.minibatch import MiniBatch
+from swe_rl.trainer.protocol import TrainerError
 from swe_rl.trainer.pulse import Beat, beating, no_beat
-from swe_rl.trainer.sharded.balance import balanced
 from swe_rl.trainer.sharded.mesh import Mesh
 from swe_rl.trainer.sharded.model import ShardedModel, checkpoint_activations
 from swe_rl.trainer.sharded.packing import PackedBatch, pack
+
+
+def balanced(
+    lengths: Sequence[int], max_tokens: int, ranks: int, cost: Callable[[int], float]
+) -> list[list[tuple[int, ...]]]:
+    """`plan[i][r]`: the rows of the i-th micro-batch of rank r. `cost` is that of one row of so many tokens.
+
+    Longest-processing-time-first into the fewest bins that hold everything, in multiples of `ranks`
+    (R. L. Graham, "Bounds on multiprocessing timing anomalies", 1969).
+    """
+    if not lengths:
+        return []
+    bins_needed = _first_fit(lengths, max_tokens)
+    count = -(-bins_needed // ranks) * ranks
+    bins = _spread(lengths, max_tokens, count, cost)
+    while bins is None:
+        count += ranks
+        bins = _spread(lengths, max_tokens, count, cost)
+    bins.sort(key=lambda rows: (-sum(cost(lengths[i]) for i in rows), rows))
+    return [[tuple(rows) for rows in bins[i : i + ranks]] for i in range(0, count, ranks)]
+
+
+def _first_fit(lengths: Sequence[int], max_tokens: int) -> int:
+    rooms: list[int] = []
+    for length in sorted(lengths, reverse=True):
+        fitting = next((i for i, room in enumerate(rooms) if room >= length), None)
+        if fitting is None:
+            rooms.append(max(0, max_tokens - length))
+        else:
+            rooms[fitting] -= length
+    return len(rooms)
+
+
+def _spread(
+    lengths: Sequence[int], max_tokens: int, count: int, cost: Callable[[int], float]
+) -> list[list[int]] | None:
+    """Each row, the dearest first, into the cheapest bin that has room; None where one finds none."""
+    bins: list[list[int]] = [[] for _ in range(count)]
+    tokens, costs = [0] * count, [0.0] * count
+    for row in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
+        open_bins = [b for b in range(count) if not bins[b] or tokens[b] + lengths[row] <= max_tokens]
+        if not open_bins:
+            return None
+        chosen = min(open_bins, key=lambda b: (costs[b], b))
+        bins[chosen].append(row)
+        tokens[chosen] += lengths[row]
+        costs[chosen] += cost(lengths[row])
+    return bins
+
 
 Batch = MicroBatch | PackedBatch
 IdsAndMask = tuple[Sequence[int], Sequence[int]]
@@ -127,3 +187,55 @@ def _checkpoint_activations(model: nn.Module, on: bool) -> None:
         if enable is None:
             raise TrainerError("trainer.activation_checkpointing is on, but this model does not support it.")
         enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """All of shape [trained tokens] of this rank; `rollout_logprobs` is NaN where the engine's are unknown.
+
+    `num_sequences` is the number of trajectories in the whole mini-batch. `versions` (int64) are the oldest weights
+    that sampled in the token's row.
+    """
+
+    batch: Batch
+    advantages: Tensor
+    weights: Tensor
+    rollout_logprobs: Tensor
+    sequences: Tensor
+    num_sequences: int
+    versions: Tensor
+
+
+def build_work(mini: MiniBatch, max_tokens: int, pad_token_id: int, compute: Compute) -> list[Work]:
+    """This rank's micro-batches of one mini-batch, on its device."""
+    numbers = {trajectory_id: n for n, trajectory_id in enumerate(dict.fromkeys(r.trajectory_id for r in mini.rows))}
+    sequences = [(row.token_ids, row.loss_mask) for row in mini.rows]
+    return [_work(batch, mini, numbers) for batch in compute.micro_batches(sequences, max_tokens, pad_token_id)]
+
+
+def _work(batch: Batch, mini: MiniBatch, numbers: dict[str, int]) -> Work:
+    rows = [mini.rows[i] for i in batch.members]
+    device = batch.input_ids.device
+
+    def per_token(values: list[float]) -> Tensor:
+        return torch.tensor(values, dtype=torch.float32).to(device)[batch.member_of_token]
+
+    sequence_of_row = torch.tensor([numbers[row.trajectory_id] for row in rows], dtype=torch.int64).to(device)
+    known = torch.tensor([p for row in rows for p in _rollout_logprobs(row)], dtype=torch.float32).to(device)
+    return Work(
+        batch=batch,
+        advantages=per_token([row.advantage for row in rows]),
+        weights=per_token([mini.weights[i] for i in batch.members]),
+        rollout_logprobs=known[batch.trained_index] if isinstance(batch, PackedBatch) else known,
+        sequences=sequence_of_row[batch.member_of_token],
+        num_sequences=len(numbers),
+        versions=torch.tensor([row.weight_versions[0] for row in rows], dtype=torch.int64).to(device)[
+            batch.member_of_token
+        ],
+    )
+
+
+def _rollout_logprobs(row: Row) -> list[float]:
+    if row.rollout_logprobs is None:
+        return [math.nan] * sum(row.loss_mask)
+    return [p for p, masked in zip(row.rollout_logprobs, row.loss_mask, strict=True) if masked]

@@ -5,7 +5,13 @@ Invariants:
 - The output head runs at trained positions only; with large vocabularies in chunks that are recomputed in the backward
   pass, so its memory is bounded.
 - Of the model only `model.model(input_ids) -> hidden states` and `model.lm_head` are used.
+- Logits exist for at most `MAX_CHUNK_LOGITS` values at once, in the forward and in the backward pass; the backward
+  pass computes them again.
+- The head's gradient is summed over the chunks in float32 and rounded once.
 """
+
+from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -60,3 +66,86 @@ def _head_logprobs(
     with torch.set_grad_enabled(entropy_grad and torch.is_grad_enabled()):
         entropy = normaliser - (torch.softmax(logits, dim=-1) * logits).sum(-1)
     return logprobs, entropy if entropy_grad else entropy.detach()
+
+
+def chunked_logprobs(
+    hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float, *, entropy_grad: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Of `targets` [tokens] after `hidden` [tokens, hidden] under the head `weight` [vocab, hidden].
+
+    Both float32 [tokens], in nats; the entropy carries a gradient only where asked for.
+    """
+    rows = max(1, MAX_CHUNK_LOGITS // weight.shape[0])
+    result: tuple[Tensor, Tensor] = _ChunkedHead.apply(hidden, weight, targets, temperature, entropy_grad, rows)  # type: ignore[no-untyped-call]
+    return result
+
+
+class _ChunkedHead(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float, entropy_grad: bool, rows: int
+    ) -> tuple[Tensor, Tensor]:
+        count = hidden.shape[0]
+        logprobs, entropy, normaliser = (hidden.new_empty(count, dtype=torch.float32) for _ in range(3))
+        for part in _slices(count, rows):
+            logits = _logits(hidden[part], weight, temperature)
+            normaliser[part] = torch.logsumexp(logits, dim=-1)
+            logprobs[part] = logits.gather(-1, targets[part].unsqueeze(-1)).squeeze(-1) - normaliser[part]
+            probabilities = (logits - normaliser[part].unsqueeze(-1)).exp_()
+            entropy[part] = normaliser[part] - torch.linalg.vecdot(probabilities, logits)
+        ctx.save_for_backward(hidden, weight, targets, normaliser, entropy)
+        ctx.temperature, ctx.entropy_grad, ctx.rows = temperature, entropy_grad, rows
+        if not entropy_grad:
+            ctx.mark_non_differentiable(entropy)
+        return logprobs, entropy
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        """d log p(t) / d z = onehot(t) - p and d H / d z = -p (log p + H), for logits z already divided."""
+        hidden, weight, targets, normaliser, entropy = ctx.saved_tensors
+        d_hidden = torch.empty_like(hidden)
+        d_weight = torch.zeros_like(weight, dtype=torch.float32) if ctx.needs_input_grad[1] else None
+        for part in _slices(hidden.shape[0], ctx.rows):
+            log_p = _logits(hidden[part], weight, ctx.temperature).sub_(normaliser[part].unsqueeze(-1))
+            d_logprobs = gradients[0][part].unsqueeze(-1)
+            factor = -d_logprobs
+            if ctx.entropy_grad:
+                factor = factor - gradients[1][part].unsqueeze(-1) * (log_p + entropy[part].unsqueeze(-1))
+            d_logits = log_p.exp_().mul_(factor)
+            d_logits.scatter_add_(-1, targets[part].unsqueeze(-1), d_logprobs.to(d_logits.dtype))
+            d_logits = d_logits.div_(ctx.temperature).to(weight.dtype)
+            d_hidden[part] = d_logits @ weight
+            if d_weight is not None:  # else a frozen head below an adapter
+                _add_product(d_weight, d_logits.t(), hidden[part])
+        return d_hidden, None if d_weight is None else d_weight.to(weight.dtype), None, None, None, None
+
+
+def _slices(count: int, rows: int) -> list[slice]:
+    return [slice(start, min(start + rows, count)) for start in range(0, count, rows)]
+
+
+def _logits(hidden: Tensor, weight: Tensor, temperature: float) -> Tensor:
+    logits = (hidden @ weight.t()).float()
+    return logits if temperature == 1.0 else logits.div_(temperature)
+
+
+def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
+    """total (float32) += left @ right, without a rounded copy of the product where the GPU can."""
+    if left.dtype is torch.float32:
+        total.addmm_(left, right)
+    elif left.is_cuda and _sums_in_float32(left.device, left.dtype):
+        torch.addmm(total, left, right, out_dtype=torch.float32, out=total)
+    else:
+        total.add_(left @ right)
+
+
+@lru_cache(maxsize=8)
+def _sums_in_float32(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether this torch multiplies `dtype` into a float32 sum on this GPU; older ones refuse."""
+    ones = torch.ones(16, 16, device=device, dtype=dtype)
+    total = torch.zeros(16, 16, device=device)
+    try:
+        torch.addmm(total, ones, ones, out_dtype=torch.float32, out=total)
+    except (RuntimeError, TypeError):
+        return False
+    return bool((total == 16.0).all())

@@ -4,21 +4,77 @@ Invariants:
 - A quantity without a single token behind it is None, never 0.
 - Entropy and the engine's distance are over all sampled tokens, also of rows that are not trained: of many such rows a
   random part stands for all, with their weight. Everything else is over the tokens that are trained.
+- Each trained token counts once in each layer: by the hidden state that predicts it, in the pass that has a gradient.
+  Padding, passes for old or reference log-probabilities, and recomputation count nothing.
+- Counts are whole numbers of this rank; those of all ranks add up to what one rank would count.
+- A dense model has no counts.
 """
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from swe_rl.algo.kl import kl_per_token
 from swe_rl.algo.loss import TokenLoss
+from swe_rl.algo.sequences import kl_per_token
 from swe_rl.config.choices import KlEstimator
-from swe_rl.trainer.expert_load import load_max, unused_rate
+from swe_rl.trainer.compute import Work
 from swe_rl.trainer.optimizer import Update
 from swe_rl.trainer.sharded.mesh import Mesh
-from swe_rl.trainer.work import Work
+
+
+class ExpertLoad:
+    def __init__(self, model: nn.Module, device: torch.device) -> None:
+        """Hooks the routers of `model`, which is under transformers' own names; `device` is where it computes."""
+        blocks: list[Any] = [
+            module for module in model.modules() if hasattr(module, "experts") and hasattr(module, "gate")
+        ]
+        routers = [block.gate for block in blocks]
+        self._counts = [torch.zeros(gate.num_experts, dtype=torch.int64, device=device) for gate in routers]
+        self._positions: Tensor | None = None
+        for counts, gate in zip(self._counts, routers, strict=True):
+            gate.register_forward_hook(partial(self._count, counts))
+
+    @contextmanager
+    def counting(self, positions: Tensor) -> Iterator[None]:
+        """Inside of the block the hidden states at `positions` [trained tokens] of a micro-batch are counted."""
+        self._positions = positions
+        try:
+            yield
+        finally:
+            self._positions = None
+
+    def taken(self) -> Tensor | None:
+        """Tokens [layers, experts] since the last call; None of a dense model."""
+        if not self._counts:
+            return None
+        tensor = torch.stack(self._counts)
+        for counts in self._counts:
+            counts.zero_()
+        return tensor
+
+    def _count(self, counts: Tensor, gate: nn.Module, _: Any, output: Any) -> None:
+        if self._positions is not None:
+            chosen = output[2][self._positions]  # logits, weights, numbers of the experts: each [tokens, ...]
+            counts += torch.bincount(chosen.flatten(), minlength=len(counts))
+
+
+def load_max(tokens: Tensor) -> float | None:
+    """The most used expert's tokens over an even share, mean over layers; `tokens` [layers, experts]. 1: even."""
+    total = tokens.sum(dim=1)
+    if not int(total.min()):
+        return None
+    return float((tokens.max(dim=1).values * tokens.shape[1] / total).mean())
+
+
+def unused_rate(tokens: Tensor) -> float | None:
+    """The share of all layers' experts that no token was sent to."""
+    return float((tokens == 0).double().mean()) if int(tokens.sum()) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,9 +239,9 @@ class StepStats:
         self.loss, self.policy_loss, self.kl_loss = joined[:3]
         if self.expert_tokens is not None:
             self.expert_tokens = mesh.sum(self.expert_tokens)
-        for i, one in enumerate(means):
-            one.total, one.tokens = joined[3 + 2 * i], int(joined[4 + 2 * i])
-            one.low, one.high = lows[i], highs[i]
+        for i, joint in enumerate(means):
+            joint.total, joint.tokens = joined[3 + 2 * i], int(joined[4 + 2 * i])
+            joint.low, joint.high = lows[i], highs[i]
 
     def metrics(self, *, step: int, rows: int, lr: float, train_s: float) -> TrainMetrics:
         attempts, tokens = max(1, self.attempts), self.expert_tokens
@@ -233,8 +289,8 @@ class StepStats:
         return (self.entropy.tokens + self.left_entropy.tokens) / sampled if sampled else None
 
 
-def _largest(one: float | None, other: float | None) -> float | None:
-    return max((value for value in (one, other) if value is not None), default=None)
+def _largest(first: float | None, other: float | None) -> float | None:
+    return max((value for value in (first, other) if value is not None), default=None)
 
 
 def _engine_gap(kl: Mean, difference: Mean, work: Work, start_logprobs: Tensor) -> None:

@@ -17,7 +17,7 @@ from swe_rl.algo.correction import weighs
 from swe_rl.algo.loss import row_weights, zero_advantage_contributes
 from swe_rl.algo.row import Row
 from swe_rl.config.schema import AlgoConfig
-from swe_rl.trainer.errors import TrainerError
+from swe_rl.trainer.protocol import TrainerError
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +51,8 @@ def mini_batches(
 def left_out(rows: Sequence[Row], batches: Sequence[MiniBatch], algo: AlgoConfig) -> list[Row]:
     """Rows with sampled tokens that no mini-batch has, in an order that does not depend on the rollouts' timing."""
     fed = {id(row) for batch in batches for row in batch.rows}
-    found = [row for row in rows if id(row) not in fed and any(row.loss_mask) and _problem(row, algo) is None]
-    return sorted(found, key=_row_order)
+    rest = [row for row in rows if id(row) not in fed and any(row.loss_mask) and _problem(row, algo) is None]
+    return sorted(rest, key=_row_order)
 
 
 def measured_rows(rows: Sequence[Row], most_tokens: int, seed: int) -> tuple[Row, ...]:

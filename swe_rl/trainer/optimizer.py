@@ -17,7 +17,7 @@ from enum import StrEnum
 import torch
 from torch import Tensor, nn
 
-from swe_rl.trainer.errors import TrainerError
+from swe_rl.trainer.protocol import TrainerError
 from swe_rl.trainer.sharded.mesh import local_shard, shard_range, whole
 
 MAX_NONFINITE = 3

@@ -22,23 +22,20 @@ import torch
 from torch import Tensor, nn
 
 from swe_rl.algo.correction import correction_weights, weighs_sequences
-from swe_rl.algo.kl import kl_per_token
 from swe_rl.algo.loss import by_sequence, kl_in_loss, token_loss
 from swe_rl.algo.row import Row, age_steps, without_old
-from swe_rl.algo.sequences import Sequences
+from swe_rl.algo.sequences import Sequences, kl_per_token
 from swe_rl.config.choices import KlEstimator
 from swe_rl.config.schema import AlgoConfig, TrainerConfig
-from swe_rl.trainer.compute import Batch, Compute, LocalCompute
-from swe_rl.trainer.errors import TrainerError
-from swe_rl.trainer.expert_load import ExpertLoad
+from swe_rl.trainer.compute import Batch, Compute, LocalCompute, Work, build_work
 from swe_rl.trainer.lora.adapter import Adapter, is_adapter
 from swe_rl.trainer.lora.merged import MergedWeights
-from swe_rl.trainer.metrics import StepStats, TrainMetrics
+from swe_rl.trainer.metrics import ExpertLoad, StepStats, TrainMetrics
 from swe_rl.trainer.minibatch import MiniBatch, left_out, measured_rows, mini_batches
 from swe_rl.trainer.optimizer import Optimizer, RowsOf, torch_threads, warmup_factor
+from swe_rl.trainer.protocol import TrainerError
 from swe_rl.trainer.sharded.mesh import alone
 from swe_rl.trainer.sharded.packing import PackedBatch
-from swe_rl.trainer.work import Work, build_work
 
 _PASS = "a pass for log-probabilities"
 _MEASURED_PART = 8  # rows that are not trained are measured up to this part of the trained tokens
@@ -142,8 +139,8 @@ class Trainer:
                     dtype=torch.int64,
                     device=self._compute.device,
                 )
-                own = places[batch.trained_index] if isinstance(batch, PackedBatch) else places
-                flat[own] = self._compute.logprobs(self.model, batch, temperature, False)[0].double()
+                here = places[batch.trained_index] if isinstance(batch, PackedBatch) else places
+                flat[here] = self._compute.logprobs(self.model, batch, temperature, False)[0].double()
             joined = self._mesh.sum(flat).tolist()
         return [joined[start : start + count] for start, count in zip(first, counts, strict=True)]
 
@@ -174,7 +171,7 @@ class Trainer:
 
     def engine_weights(self) -> Mapping[str, Tensor]:
         """All weights by their names in memory, each once; with an adapter merged one by one, see `MergedWeights`."""
-        parameters = {name: one.detach() for name, one in self._compute.bare(self.model).named_parameters()}
+        parameters = {name: parameter.detach() for name, parameter in self._compute.bare(self.model).named_parameters()}
         return MergedWeights(parameters, self.adapter.scale) if self.adapter else parameters
 
     def load_shards(self, optimizer: Collection[str], rows: RowsOf, counters: Mapping[str, Any]) -> None:
@@ -188,7 +185,7 @@ class Trainer:
         self._optimizer.nonfinite_in_a_row = int(counters["nonfinite_in_a_row"])
 
     def _trained(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return {name: one.detach() for name, one in tensors.items() if self.adapter is None or is_adapter(name)}
+        return {name: tensor.detach() for name, tensor in tensors.items() if self.adapter is None or is_adapter(name)}
 
     def _fresh(self, rows: Sequence[Row], step: int, stats: StepStats) -> list[Row]:
         kept = without_old(rows, step - 1, self.algo.max_staleness_steps)

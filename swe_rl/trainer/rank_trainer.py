@@ -21,8 +21,7 @@ from swe_rl.trainer.lora.merged import EngineWeights
 from swe_rl.trainer.policy import Trainer
 from swe_rl.trainer.pulse import BeatingWeights
 from swe_rl.trainer.send import hand_over
-from swe_rl.trainer.send.staging import StagingEnd
-from swe_rl.trainer.send.wire import WireEnd
+from swe_rl.trainer.send.wire import StagingEnd, WireEnd
 
 
 class RankTrainer(Trainer):

@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 from swe_rl.trainer.batching import MicroBatch, micro_batches
-from swe_rl.trainer.errors import TrainerError
 from swe_rl.trainer.logprobs import token_logprobs
 from swe_rl.trainer.optimizer import Decay, Optimizer, decay_factor, torch_threads
+from swe_rl.trainer.protocol import TrainerError
 
 
 class SupervisedTrainer:

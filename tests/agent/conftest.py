@@ -30,7 +30,7 @@ from swe_rl.rollout.trajectory import Status, Trajectory
 from swe_rl.router.make import make_router
 from swe_rl.sandbox.protocol import Door, ExecResult, Workspace
 from swe_rl.sandbox.provider import make_provider
-from swe_rl.sandbox.scripted import ScriptedProvider
+from tests.support.scripted_sandbox import ScriptedProvider
 
 TASK = Task("calc__calc-1", "add() subtracts: é 'quoted' $HOME\n")
 

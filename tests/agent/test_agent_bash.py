@@ -12,8 +12,8 @@ from swe_rl.config.schema import AgentConfig
 from swe_rl.engine.protocol import EngineError
 from swe_rl.errors import UserError
 from swe_rl.sandbox.protocol import ExecResult, SandboxError, Workspace
-from swe_rl.sandbox.scripted import Respond, ScriptedCommand, ScriptedProvider
 from tests.support.fake_chat_server import FakeChatServer, FakeReply, Script, replies
+from tests.support.scripted_sandbox import Respond, ScriptedCommand, ScriptedProvider
 
 TASK = Task("calc__calc-1", "add() subtracts.")
 

@@ -15,12 +15,10 @@ MESSAGES = [{"role": "user", "content": "hello there"}]
 
 async def test_a_completion(client: ChatClient):
     async with FakeChatServer(replies(FakeReply("hi", finish_reason="length"))) as server:
-        reply = await client.complete(
-            MESSAGES, base_url=server.base_url + "/", model="m", temperature=0.5, max_tokens=7
-        )
+        reply = await client.complete(MESSAGES, base_url=server.base_url + "/", model="m")
     assert (reply.content, reply.finish_reason) == ("hi", "length")
     assert reply.usage == {"prompt_tokens": 2, "completion_tokens": 1, "total_tokens": 3}
-    assert server.requests == [{"model": "m", "messages": MESSAGES, "temperature": 0.5, "max_tokens": 7}]
+    assert server.requests == [{"model": "m", "messages": MESSAGES}]
 
 
 async def test_what_was_not_given_is_not_sent(client: ChatClient):

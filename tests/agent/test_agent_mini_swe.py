@@ -12,13 +12,13 @@ pytest.importorskip("minisweagent", reason="the extra `mini_swe` is not installe
 from swe_rl.agent.bash import BashAgent
 from swe_rl.agent.client import ChatClient
 from swe_rl.agent.mini_swe.agent import MiniSweAgent
-from swe_rl.agent.mini_swe.library import SUBMIT_MARKER, packaged_templates
+from swe_rl.agent.mini_swe.dialects import SUBMIT_MARKER, packaged_templates
 from swe_rl.agent.protocol import AgentResult, Assignment, Exit, Task
 from swe_rl.config.schema import AgentConfig
 from swe_rl.engine.protocol import EngineError
 from swe_rl.sandbox.protocol import ExecResult, SandboxError, Workspace
-from swe_rl.sandbox.scripted import Respond, ScriptedCommand, ScriptedProvider
 from tests.support.fake_chat_server import FakeChatServer, FakeReply, Script, replies
+from tests.support.scripted_sandbox import Respond, ScriptedCommand, ScriptedProvider
 
 TASK = Task("calc__calc-1", "add() subtracts: {{it}} and {% raw %}.\n")
 DIFF = "diff --git a/calc.py b/calc.py\n--- a/calc.py\n+++ b/calc.py\n"
@@ -203,7 +203,7 @@ async def test_many_attempts_at_a_time_do_not_wait_for_each_other(client: ChatCl
 
 def test_neither_litellm_nor_the_users_settings_are_touched(tmp_path):
     program = (
-        "import sys, os; from swe_rl.agent.mini_swe.library import load_library, packaged_templates; load_library();"
+        "import sys, os; from swe_rl.agent.mini_swe.dialects import load_library, packaged_templates; load_library();"
         "packaged_templates('bash'); packaged_templates('bash_calls');"
         "assert 'litellm' not in sys.modules; assert 'MSWEA_GLOBAL_CONFIG_DIR' not in os.environ; print('ok')"
     )

@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("minisweagent", reason="the extra `mini_swe` is not installed")
 
 from swe_rl.agent.mini_swe.agent import mini_swe_trajectory
-from swe_rl.agent.mini_swe.library import load_library
+from swe_rl.agent.mini_swe.dialects import load_library
 from swe_rl.agent.protocol import AgentResult, Exit, Turn
 
 MESSAGES = [

@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from swe_rl.agent.openhands import RUNNER as RUNNER_FILE
-from swe_rl.agent.openhands import OpenHandsAgent
-from swe_rl.agent.program import read_session
+from swe_rl.agent.program import RUNNER as RUNNER_FILE
+from swe_rl.agent.program import OpenHandsAgent, read_session
 from swe_rl.agent.protocol import AgentError, Exit
 from swe_rl.config.compose import compose
 from swe_rl.config.schema import AgentConfig, SandboxConfig

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from swe_rl.agent.bash import BashAgent
-from swe_rl.agent.budget import Budget
+from swe_rl.agent.conversation import Budget
 from swe_rl.agent.program import ProgramAgent
 from swe_rl.agent.protocol import Assignment, Exit, Task
 from swe_rl.config.choices import Isolation

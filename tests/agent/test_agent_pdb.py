@@ -16,8 +16,8 @@ from swe_rl.env.instance import Instance
 from swe_rl.errors import UserError
 from swe_rl.sandbox.process.provider import ProcessProvider
 from swe_rl.sandbox.protocol import ExecResult, Workspace
-from swe_rl.sandbox.scripted import Respond, ScriptedProvider
 from tests.support.fake_chat_server import FakeChatServer, FakeReply, Script, replies
+from tests.support.scripted_sandbox import Respond, ScriptedProvider
 
 TASK = Task("calc__calc-1", "add() subtracts.")
 SUBMIT = FakeReply("Done.", calls=(("submit", {}),))

@@ -12,8 +12,8 @@ from swe_rl.config.schema import AgentConfig, SandboxConfig
 from swe_rl.env.instance import Instance
 from swe_rl.errors import UserError
 from swe_rl.sandbox.protocol import ExecResult
-from swe_rl.sandbox.scripted import ScriptedSandbox
 from tests.agent.conftest import TASK, end_of
+from tests.support.scripted_sandbox import ScriptedSandbox
 
 
 def agent_of(command: str, api_key: str | None = None, **changes: object) -> ProgramAgent:

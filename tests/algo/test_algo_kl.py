@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swe_rl.algo.advantage import rewards_with_kl
-from swe_rl.algo.kl import kl_per_token
+from swe_rl.algo.sequences import kl_per_token
 from swe_rl.config.choices import KlEstimator
 
 PAIRS = st.lists(st.tuples(st.floats(-15, 0), st.floats(-15, 0)), min_size=1, max_size=20)

@@ -8,8 +8,8 @@ import torch
 from swe_rl.algo.row import Row
 from swe_rl.config.choices import Correction, MaskLevel, PolicyLoss
 from swe_rl.config.schema import AlgoConfig, TrainerConfig
-from swe_rl.trainer.errors import TrainerError
 from swe_rl.trainer.policy import Trainer
+from swe_rl.trainer.protocol import TrainerError
 
 CONFIG = TrainerConfig(lr=3e-3, num_threads=1, prompts_per_mini_batch=1)
 

@@ -4,9 +4,17 @@ import pytest
 
 from swe_rl.config.choices import WeightSync
 from swe_rl.config.compose import compose
-from swe_rl.engine.transfer import protocol
-from swe_rl.engine.transfer.protocol import GLOO, IPC, NCCL, NoVllmBesideTrainerError, require_wire, transfer_kind
-from swe_rl.plan.weight_sync import read_elsewhere, wanted
+from swe_rl.plan import weight_sync
+from swe_rl.plan.weight_sync import (
+    GLOO,
+    IPC,
+    NCCL,
+    NoVllmBesideTrainerError,
+    read_elsewhere,
+    require_wire,
+    transfer_kind,
+    wanted,
+)
 
 DP4 = ("model=qwen3_14b", "layout=dp4", "hardware=h200x8")
 
@@ -70,21 +78,21 @@ def test_who_reads_weights_on_another_node(overrides, elsewhere):
 def test_nccl_is_chosen_where_vllm_is_beside_the_trainer(monkeypatch):
     monkeypatch.delenv("SWE_RL_VLLM_COMMAND", raising=False)
     for there, kind in ((True, NCCL), (False, None)):
-        monkeypatch.setattr(protocol.importlib.util, "find_spec", lambda _, there=there: object() if there else None)
+        monkeypatch.setattr(weight_sync.importlib.util, "find_spec", lambda _, there=there: object() if there else None)
         assert transfer_kind(config()) == kind
     assert transfer_kind(config("layout=colocated8")) == IPC  # nothing of vLLM is the trainer's end of it
     assert transfer_kind(config("model=tiny", "layout=local2", "engine=vllm", "trainer.weight_sync=nccl")) == GLOO
 
 
 def test_servers_of_another_environment_get_folders(monkeypatch):
-    monkeypatch.setattr(protocol.importlib.util, "find_spec", lambda _: object())
+    monkeypatch.setattr(weight_sync.importlib.util, "find_spec", lambda _: object())
     monkeypatch.setenv("SWE_RL_VLLM_COMMAND", "/other/python")
     assert transfer_kind(config()) is None
     assert transfer_kind(config("trainer.weight_sync=nccl")) == NCCL
 
 
 def test_asked_for_by_name_it_is_refused_before_anything_starts(monkeypatch):
-    monkeypatch.setattr(protocol.importlib.util, "find_spec", lambda _: None)
+    monkeypatch.setattr(weight_sync.importlib.util, "find_spec", lambda _: None)
     with pytest.raises(NoVllmBesideTrainerError, match=r"extra `gpu` here, or take trainer\.weight_sync=disk"):
         require_wire(config("trainer.weight_sync=nccl"))
     require_wire(config())

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch.nn import functional
 
-from swe_rl.engine.embedded.attention import PromptAttention, TokenAttention
 from swe_rl.engine.embedded.layers import DecoderShape
+from swe_rl.engine.embedded.model import PromptAttention, TokenAttention
 
 SHAPES = [DecoderShape(6, 2, 32, 100, 1e-6), DecoderShape(4, 4, 16, 100, 1e-6), DecoderShape(5, 1, 8, 100, 1e-6)]
 

@@ -9,7 +9,7 @@ import torch
 from swe_rl.config.schema import EngineConfig
 from swe_rl.engine.embedded.core import EngineCore
 from swe_rl.engine.embedded.engine import EmbeddedEngine
-from swe_rl.engine.protocol import EngineError, SamplingParams
+from swe_rl.engine.protocol import EngineError, EngineState, SamplingParams
 
 LONG = SamplingParams(200, seed=1)
 
@@ -181,6 +181,22 @@ async def test_a_failure_in_the_thread_reaches_everyone_with_its_cause(engine, b
     with pytest.raises(EngineError, match="logits are not finite"):
         await engine.pause()
     await engine.abort("0")
+
+
+async def test_an_engine_whose_thread_has_ended_is_gone_and_says_so_once(engine, model, monkeypatch, prompt_of):
+    told = []
+    engine.on_change = told.append
+    request = begin(engine, prompt_of(0, 20))
+    await sampling(engine)
+    assert engine.state is EngineState.up and engine.why_lost is None
+    monkeypatch.setattr(EngineCore, "step", lambda core: 1 / 0)
+    with pytest.raises(EngineError, match="ZeroDivisionError"):
+        await request
+    await until(lambda: told)
+    assert engine.state is EngineState.gone
+    assert "ZeroDivisionError" in str(engine.why_lost)
+    await engine.close()
+    assert told == [False]
 
 
 async def test_close_fails_what_is_pending_and_joins_the_thread(engine, prompt_of):

@@ -7,11 +7,10 @@ import pytest
 
 from swe_rl.config.choices import EngineKind, LogprobsMode
 from swe_rl.config.schema import Config, EngineConfig, ModelConfig, RolloutConfig
-from swe_rl.engine.external import ExternalServerError, api_key, external_engines, needs
+from swe_rl.engine.external import ExternalServerError, api_key, external_engines
 from swe_rl.engine.fake_vllm.server import FakeSettings, FakeVllm
-from swe_rl.engine.loss import LossTeller
-from swe_rl.engine.protocol import EngineError, EngineState, SamplingParams
-from swe_rl.engine.server.features import ServerRefusedError
+from swe_rl.engine.protocol import EngineError, EngineState, LossTeller, SamplingParams
+from swe_rl.engine.server.features import ServerRefusedError, needs
 
 
 def config_of(*urls, **engine):

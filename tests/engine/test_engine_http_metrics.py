@@ -2,7 +2,7 @@
 
 import pytest
 
-from swe_rl.engine.server.metrics import ServerMetrics, parse_metrics
+from swe_rl.engine.server.monitor import ServerMetrics, parse_metrics
 
 # Lines of vLLM 0.32.0.
 TEXT = """\

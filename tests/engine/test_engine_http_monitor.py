@@ -10,7 +10,7 @@ import pytest
 
 from swe_rl.engine.protocol import SamplingParams
 from swe_rl.engine.server import monitor as http_monitor
-from swe_rl.engine.server.client import Answer, HttpClient, SilentError, UnreachableError
+from swe_rl.engine.server.client import HttpClient, ServerAnswer, SilentError, UnreachableError
 from swe_rl.engine.server.engine import HttpEngine
 from swe_rl.engine.server.features import Needs
 from swe_rl.engine.server.monitor import REFUSED_S, SILENT_S, TICK_S, LoopLag, Monitor, Watcher
@@ -48,7 +48,7 @@ class Silent:
     async def get(self, path, *, timeout_s=None):
         if self.error is not None:
             raise self.error
-        return Answer(200, b"")
+        return ServerAnswer(200, b"")
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import torch
 from swe_rl.engine.transfer import ipc_handle
 from swe_rl.engine.transfer.ipc_handle import device_key, forget_shared, make_shared, open_shared
 from swe_rl.engine.transfer.protocol import update_info
-from swe_rl.trainer.send.staging import StagingEnd
+from swe_rl.trainer.send.wire import StagingEnd
 
 CPU = torch.device("cpu")
 WEIGHTS = {
@@ -157,9 +157,9 @@ def worker_end(monkeypatch):
     monkeypatch.setitem(sys.modules, f"{root}.factory", factory)
     monkeypatch.setitem(sys.modules, "vllm.model_executor.model_loader.reload", reload)
     monkeypatch.setitem(sys.modules, "swe_rl_ipc_handle", ipc_handle)
-    monkeypatch.delitem(sys.modules, "swe_rl.engine.transfer.vllm_ipc", raising=False)
-    yield importlib.import_module("swe_rl.engine.transfer.vllm_ipc"), registered
-    sys.modules.pop("swe_rl.engine.transfer.vllm_ipc", None)
+    monkeypatch.delitem(sys.modules, "swe_rl.engine.transfer.vllm_worker", raising=False)
+    yield importlib.import_module("swe_rl.engine.transfer.vllm_worker"), registered
+    sys.modules.pop("swe_rl.engine.transfer.vllm_worker", None)
 
 
 class Model:
@@ -177,7 +177,7 @@ class Model:
 
 def test_a_worker_keeps_what_was_in_a_buffer_before_it_is_filled_again(worker_end):
     module, registered = worker_end
-    assert list(registered) == ["swe_rl_ipc"] and module.Extension
+    assert list(registered) == ["gloo", "swe_rl_ipc"] and module.Extension
     end = StagingEnd(torch.bfloat16, CPU, bucket_bytes=300)
     opened = end.open(WEIGHTS, {})
     worker = module.IpcEngine(Model())

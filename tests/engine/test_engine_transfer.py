@@ -22,9 +22,10 @@ from swe_rl.engine.server.client import HttpClient
 from swe_rl.engine.server.engine import HttpEngine
 from swe_rl.engine.server.features import Needs
 from swe_rl.engine.transfer.direct import Transfer
-from swe_rl.engine.transfer.protocol import GLOO, NCCL, Announced, Sent, transfer_kind
+from swe_rl.engine.transfer.protocol import Announced, Sent
 from swe_rl.engine.update import make_transfer
 from swe_rl.engine.vllm.arguments import VllmOptions
+from swe_rl.plan.weight_sync import GLOO, NCCL, transfer_kind
 
 ANNOUNCED = [Announced("a", "bfloat16", (4, 2)), Announced("b", "bfloat16", (3,))]
 PROMPT = list(range(1, 40))
@@ -235,8 +236,8 @@ async def test_a_killed_server_gets_them_from_a_folder_and_a_new_wire(tmp_path):
         try:
             await start_engines(engines)
             line = psutil.Process(engines[0].server.pid).children()[0].cmdline()
-            assert '{"backend": "gloo"}' in line and "swe_rl_gloo.Extension" in line
-            assert (scratch / "extension" / "swe_rl_gloo.py").is_file()
+            assert '{"backend": "gloo"}' in line and "swe_rl_worker.Extension" in line
+            assert (scratch / "extension" / "swe_rl_worker.py").is_file()
             transfer = make_transfer(config, engines, sender)
             await transfer.update(1)
             os.kill(psutil.Process(engines[0].server.pid).children()[0].pid, signal.SIGKILL)

@@ -14,10 +14,10 @@ from swe_rl.engine.protocol import EngineError, SamplingParams, WeightSyncError
 from swe_rl.engine.server.client import HttpClient
 from swe_rl.engine.server.engine import HttpEngine
 from swe_rl.engine.server.features import Needs
+from swe_rl.engine.transfer.direct import Belt, StagedTransfer
 from swe_rl.engine.transfer.protocol import ALIGN, BUFFERS, Announced, SendsWeights, Staging, buckets_of, buffer_bytes
-from swe_rl.engine.transfer.staged import Belt, StagedTransfer
 from swe_rl.engine.update import Turns
-from swe_rl.trainer.send.staging import StagingEnd
+from swe_rl.trainer.send.wire import StagingEnd
 
 CPU = torch.device("cpu")
 PROMPT = list(range(1, 40))

@@ -100,7 +100,7 @@ def test_weights_straight_into_memory():
     by = Config(engine=EngineConfig(kind=EngineKind.vllm), trainer=TrainerConfig(weight_sync=WeightSync.nccl))
     found = lines(server_arguments(by, ServerChoice(0, 1, "m"), SERVE))
     assert '--weight-transfer-config {"backend": "gloo"}' in found
-    assert "--worker-extension-cls swe_rl_gloo.Extension" in found
+    assert "--worker-extension-cls swe_rl_worker.Extension" in found
     there = server_environment(
         by, ServerChoice(0, 1, "m"), {"PYTHONPATH": "/mine"}, cache=Path("/c"), api_key="k", extension=Path("/x")
     )
@@ -123,7 +123,7 @@ def test_servers_that_share_gpus_with_a_trainer_can_sleep():
     by_memory = replace(config, trainer=TrainerConfig(weight_sync=WeightSync.ipc))
     found = lines(server_arguments(by_memory, ServerChoice(0, 1, "m", devices="0"), SERVE))
     assert '--weight-transfer-config {"backend": "swe_rl_ipc"}' in found
-    assert "--worker-extension-cls swe_rl_ipc.Extension" in found
+    assert "--worker-extension-cls swe_rl_worker.Extension" in found
 
 
 def environment(config=None, environ=None, **choice):

@@ -18,7 +18,7 @@ from swe_rl.env.patch import collect_patch, take_patch
 from swe_rl.env.protocol import Grade, GradeError
 from swe_rl.sandbox.protocol import USED_TOO_MUCH, ExecResult, SandboxError
 from swe_rl.sandbox.provider import make_provider
-from swe_rl.sandbox.scripted import ScriptedProvider
+from tests.support.scripted_sandbox import ScriptedProvider
 
 
 @pytest.fixture

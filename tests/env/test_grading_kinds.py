@@ -13,7 +13,7 @@ from swe_rl.env.patch_files import touched_paths
 from swe_rl.env.protocol import GradeError
 from swe_rl.sandbox.protocol import ExecResult, SandboxError
 from swe_rl.sandbox.provider import make_provider
-from swe_rl.sandbox.scripted import ScriptedProvider
+from tests.support.scripted_sandbox import ScriptedProvider
 
 
 @pytest.fixture

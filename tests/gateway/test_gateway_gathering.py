@@ -3,7 +3,7 @@ import time
 
 import pytest
 
-from swe_rl.gateway.store.gathering import Gathering
+from swe_rl.gateway.store.traces import Gathering
 
 
 def in_thread(function, *args):

@@ -4,8 +4,8 @@ import orjson
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swe_rl.gateway import fingerprint
-from swe_rl.gateway.fingerprint import KnownPrefixes, extend_hash, prefix_hashes
+from swe_rl.gateway import session as fingerprint
+from swe_rl.gateway.session import KnownPrefixes, extend_hash, prefix_hashes
 
 TOOLS = [{"type": "function", "function": {"name": "bash"}}]
 

@@ -6,8 +6,7 @@ from types import SimpleNamespace
 from swe_rl.logger.folder import RunFolder
 from swe_rl.logger.steps import StepLog
 from swe_rl.run.learner import load_newest
-from swe_rl.trainer.checkpoint.manifest import manifest_content, write_file
-from swe_rl.trainer.checkpoint.rng import capture_rng
+from swe_rl.trainer.checkpoint.folder import capture_rng, manifest_content, write_file
 
 
 def test_what_a_kill_left_beside_the_checkpoints_goes_away_also_after_the_last_step(tmp_path):

@@ -13,7 +13,7 @@ from swe_rl.run.runtime_keeper import RuntimeKeeper, RuntimeLost, Scheduler
 from swe_rl.sandbox.protocol import Workspace
 from swe_rl.sandbox.remote.fleet import RuntimeFleet
 from swe_rl.sandbox.remote.server import RuntimeServer, ServerOptions
-from swe_rl.sandbox.scripted import ScriptedProvider
+from tests.support.scripted_sandbox import ScriptedProvider
 
 IMAGE = Workspace(image="a")
 WAITS, RUNS = JobState(Queue.WAITS, "PENDING", "Resources"), JobState(Queue.RUNS, "RUNNING")

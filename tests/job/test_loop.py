@@ -33,7 +33,7 @@ from swe_rl.run.learner import Learner, NoLearner
 from swe_rl.run.loop import Run, _uninterrupted
 from swe_rl.run.rollouts import Rollouts
 from swe_rl.run.session import session
-from swe_rl.trainer.errors import TrainerError
+from swe_rl.trainer.protocol import TrainerError
 from swe_rl.trainer.rank_trainer import RankTrainer
 from swe_rl.trainer.ranks.group import TrainerGroup
 from swe_rl.trainer.ranks.rank import RankSetup

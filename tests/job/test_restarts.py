@@ -13,7 +13,7 @@ from swe_rl.job import train
 from swe_rl.job.train import Restarts
 from swe_rl.logger.events import read_events
 from swe_rl.run.session import session
-from swe_rl.trainer.errors import RankLost, TrainerError
+from swe_rl.trainer.protocol import RankLost, TrainerError
 
 
 def lost(reason="it ended by SIGKILL", rank=1):

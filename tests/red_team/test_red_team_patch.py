@@ -8,7 +8,7 @@ from swe_rl.env.grading.pytest import grade_by_pytest
 from swe_rl.env.patch import collect_patch, take_patch
 from swe_rl.sandbox.protocol import ExecResult, SandboxError
 from swe_rl.sandbox.provider import make_provider
-from swe_rl.sandbox.scripted import ScriptedProvider
+from tests.support.scripted_sandbox import ScriptedProvider
 
 # Nothing is changed before its command has ended: what a command does while it runs is the agent's own change.
 LEFT_RUNNING = (

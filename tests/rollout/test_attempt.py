@@ -20,7 +20,7 @@ from swe_rl.rollout.attempt import Attempter
 from swe_rl.rollout.trajectory import Order, Status, TrajectoryId
 from swe_rl.sandbox.protocol import SandboxError, Workspace
 from swe_rl.sandbox.provider import make_provider
-from swe_rl.sandbox.scripted import ScriptedProvider
+from tests.support.scripted_sandbox import ScriptedProvider
 
 DIFF = "ZGlmZiAtLWdpdA=="  # base64 of what git would print
 

@@ -6,7 +6,7 @@ from swe_rl.agent.protocol import Exit
 from swe_rl.config.choices import RewardKind
 from swe_rl.config.compose import compose
 from swe_rl.env.protocol import Grade
-from swe_rl.rollout.outcome import needs_grading, reward_of, status_of
+from swe_rl.rollout.attempt import needs_grading, reward_of, status_of
 from swe_rl.rollout.trajectory import INFRA_STATUSES, Status
 
 GOOD = Grade(True, True, {"a": True}, {"b": True})

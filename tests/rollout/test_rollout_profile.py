@@ -20,7 +20,7 @@ from swe_rl.rollout.attempt import Attempter
 from swe_rl.rollout.profile import Phase, phases_of, program_event
 from swe_rl.rollout.trajectory import Order, Status, Trajectory, TrajectoryId
 from swe_rl.sandbox.protocol import Workspace
-from swe_rl.sandbox.scripted import ScriptedProvider
+from tests.support.scripted_sandbox import ScriptedProvider
 
 NOW_S = 1_795_000_000.0
 SUMMED = {"tool": "command", "hold": "queue"}  # kind of a phase: its name in times_s

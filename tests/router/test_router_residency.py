@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swe_rl.router.residency import PrefixCache
+from swe_rl.router.engine_book import PrefixCache
 
 
 def test_the_longest_idle_leaves_first_and_its_head_stays_for_a_while():

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from swe_rl.plan.engine_speed import EngineSpeed
 from swe_rl.router.simulation.blocks import BlockCache
-from swe_rl.router.simulation.engine_model import EngineLimits, EngineModel
-from swe_rl.router.simulation.request import Request, chain_of
+from swe_rl.router.simulation.engine_model import EngineLimits, EngineModel, SimulatedRequest, chain_of
 from swe_rl.router.simulation.workload import Program, Turn
 
 SECOND = EngineSpeed(1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
@@ -19,7 +18,7 @@ AMPLE = EngineLimits(kv_capacity_tokens=16_000, max_num_seqs=64, max_num_batched
 
 def request(name, prompt, out, *, group=None, system=0, number=0):
     program = Program(name, group or name, (Turn(prompt, out, 0.0),), system_tokens=system)
-    return Request(f"{name}#{number}", name, chain_of(program), prompt, out)
+    return SimulatedRequest(f"{name}#{number}", name, chain_of(program), prompt, out)
 
 
 def next_turn(name, first_prompt, prompt, out):

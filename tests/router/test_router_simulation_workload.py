@@ -7,17 +7,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swe_rl.config.schema import RolloutConfig
-from swe_rl.router.simulation.recorded import RecordedTurn, program_of, shared_tokens
 from swe_rl.router.simulation.workload import (
     MINI_SWE,
     WORKLOADS,
     Lognormal,
     Program,
+    RecordedTurn,
     Turn,
     Workload,
     draw,
     mean_context_tokens,
     oversubscription,
+    program_of,
+    shared_tokens,
 )
 
 SWE = RolloutConfig(

@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swe_rl.router.waiting import AgeingQueue
+from swe_rl.router.programs import AgeingQueue
 
 
 def drained(queue):

@@ -14,8 +14,7 @@ from swe_rl.sandbox.process import provider as process_module
 from swe_rl.sandbox.process.control_group import ControlGroups, usable_parent
 from swe_rl.sandbox.process.provider import ProcessProvider
 from swe_rl.sandbox.process.sandbox import ProcessSandbox
-from swe_rl.sandbox.process.usage import DiskUse, Processes, disk_use, memory_bytes
-from swe_rl.sandbox.process.watcher import Bounds, Watcher, bounds_of
+from swe_rl.sandbox.process.watcher import Bounds, DiskUse, Processes, Watcher, bounds_of, disk_use, memory_bytes
 from swe_rl.sandbox.protocol import Workspace
 from tests.sandbox.conftest import ProviderFactory, needs_bwrap
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from swe_rl.sandbox.base import HeadTail
 from swe_rl.sandbox.command import CommandSpec, run_command
-from swe_rl.sandbox.output import HeadTail
 
 
 def is_zombie(process):

@@ -18,8 +18,15 @@ from swe_rl.config.choices import SandboxKind
 from swe_rl.config.schema import SandboxConfig
 from swe_rl.errors import UserError
 from swe_rl.host.process_identity import ProcessIdentity
-from swe_rl.sandbox.container.engine import ContainerEngine, ImageMissingError
-from swe_rl.sandbox.container.labels import OWNER, PROVIDER, RUN, Identity, labels_of
+from swe_rl.sandbox.container.engine import (
+    OWNER,
+    PROVIDER,
+    RUN,
+    ContainerEngine,
+    Identity,
+    ImageMissingError,
+    labels_of,
+)
 from swe_rl.sandbox.container.provider import ContainerProvider
 from swe_rl.sandbox.protocol import Door, SandboxError, Workspace
 from tests.sandbox.test_sandbox_door import Heard

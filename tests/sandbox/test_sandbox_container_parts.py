@@ -21,13 +21,11 @@ from swe_rl.config.engine_address import engine_address
 from swe_rl.config.schema import Config, SandboxConfig
 from swe_rl.errors import UserError
 from swe_rl.host.process_identity import ProcessIdentity
-from swe_rl.sandbox.apptainer import command as apptainer
+from swe_rl.sandbox.apptainer import provider as apptainer
 from swe_rl.sandbox.container import files, spec
-from swe_rl.sandbox.container.engine import ImageMissingError
+from swe_rl.sandbox.container.engine import FrameDecoder, Identity, ImageMissingError, is_orphan, labels_of
 from swe_rl.sandbox.container.images import Images, pause_s, registry_of, split_tag
-from swe_rl.sandbox.container.labels import Identity, is_orphan, labels_of
 from swe_rl.sandbox.container.provider import ContainerProvider
-from swe_rl.sandbox.container.stream import FrameDecoder
 from swe_rl.sandbox.protocol import SandboxError
 from swe_rl.sandbox.warm_pool import WarmPool
 

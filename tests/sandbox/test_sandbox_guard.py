@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swe_rl.sandbox.apptainer.provider import ProcessStream
+from swe_rl.sandbox.base import HeadTail
 from swe_rl.sandbox.container.guard import Guard, GuardLostError, escape, guard_argv, request_line
-from swe_rl.sandbox.output import HeadTail
 
 needs_bwrap = pytest.mark.skipif(shutil.which("bwrap") is None, reason="needs bubblewrap")
 _SEEN = ["--ro-bind", "/", "/", "--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp"]

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swe_rl.sandbox.output import HeadTail
+from swe_rl.sandbox.base import HeadTail
 
 
 @given(st.lists(st.binary(max_size=50)), st.integers(2, 60))

@@ -16,15 +16,14 @@ from aiohttp import web
 from swe_rl.config.choices import SandboxKind
 from swe_rl.config.schema import SandboxConfig
 from swe_rl.errors import UserError
+from swe_rl.sandbox.archive import Workspaces, digest_of
 from swe_rl.sandbox.confined_path import MissingFileError
 from swe_rl.sandbox.protocol import ExecResult, SandboxError, Workspace
 from swe_rl.sandbox.provider import greeted
 from swe_rl.sandbox.remote import wire
 from swe_rl.sandbox.remote.client import RemoteProvider
-from swe_rl.sandbox.remote.leases import Leases
-from swe_rl.sandbox.remote.server import RuntimeServer, ServerOptions, serving
-from swe_rl.sandbox.remote.workspaces import Workspaces, digest_of
-from swe_rl.sandbox.scripted import ScriptedCommand, ScriptedProvider
+from swe_rl.sandbox.remote.server import Leases, RuntimeServer, ServerOptions, serving
+from tests.support.scripted_sandbox import ScriptedCommand, ScriptedProvider
 
 CONFIG = SandboxConfig(kind=SandboxKind.remote, runtime_key_env="TEST_RUNTIME_KEY")
 IMAGE = Workspace(image="a")

@@ -14,7 +14,7 @@ from swe_rl.sandbox.protocol import SandboxError, Workspace
 from swe_rl.sandbox.remote import wire
 from swe_rl.sandbox.remote.fleet import RuntimeFleet, ServerAddress
 from swe_rl.sandbox.remote.server import RuntimeServer, ServerOptions
-from swe_rl.sandbox.scripted import ScriptedProvider
+from tests.support.scripted_sandbox import ScriptedProvider
 
 IMAGE = Workspace(image="a")
 CONFIG = SandboxConfig(kind=SandboxKind.remote, concurrency=12)

@@ -4,7 +4,7 @@ import pytest
 
 from swe_rl.sandbox.confined_path import MissingFileError
 from swe_rl.sandbox.protocol import ExecResult, SandboxError, Workspace
-from swe_rl.sandbox.scripted import ScriptedCommand, ScriptedProvider
+from tests.support.scripted_sandbox import ScriptedCommand, ScriptedProvider
 
 
 async def test_commands_are_answered_by_the_function():

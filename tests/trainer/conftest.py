@@ -13,7 +13,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from swe_rl.algo.row import Row
 from swe_rl.config.schema import ModelConfig
 from swe_rl.model.tiny import build_model
-from swe_rl.trainer.errors import TrainerError
+from swe_rl.trainer.protocol import TrainerError
 from swe_rl.trainer.sharded.mesh import make_mesh, process_group
 
 VOCAB = 64

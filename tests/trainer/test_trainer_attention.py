@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from swe_rl.trainer.errors import MeshError, TrainerError
+from swe_rl.trainer.protocol import MeshError, TrainerError
 from swe_rl.trainer.sharded import attention
 from swe_rl.trainer.sharded.attention import by_length, by_row, choose
 from swe_rl.trainer.sharded.mesh import Mesh

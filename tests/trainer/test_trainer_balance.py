@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swe_rl.trainer.sharded.balance import balanced
+from swe_rl.trainer.compute import balanced
 
 LENGTHS = st.lists(st.integers(1, 3000), min_size=1, max_size=60)
 

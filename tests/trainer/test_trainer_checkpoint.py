@@ -11,8 +11,13 @@ import torch
 from safetensors.torch import load_file
 
 from swe_rl.config.schema import AlgoConfig, TrainerConfig
-from swe_rl.trainer.checkpoint.folder import CheckpointWriteError, CorruptCheckpointError, config_hash, newest
-from swe_rl.trainer.checkpoint.rng import restore_rng
+from swe_rl.trainer.checkpoint.folder import (
+    CheckpointWriteError,
+    CorruptCheckpointError,
+    config_hash,
+    newest,
+    restore_rng,
+)
 from swe_rl.trainer.checkpoint.tensor_file import CHUNK_BYTES
 from swe_rl.trainer.rank_trainer import RankTrainer
 

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from swe_rl.trainer.checkpoint.manifest import file_sha256, write_file
+from swe_rl.trainer.checkpoint.folder import file_sha256, write_file
 
 
 def test_size_and_hash_are_those_of_the_file(tmp_path):

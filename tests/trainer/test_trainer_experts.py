@@ -20,16 +20,14 @@ from swe_rl.model.experts import HubNamed, hub_shapes
 from swe_rl.model.load import ModelError, load_model
 from swe_rl.trainer.checkpoint import export
 from swe_rl.trainer.checkpoint.checkpoints import Checkpoints
-from swe_rl.trainer.expert_load import ExpertLoad, load_max, unused_rate
-from swe_rl.trainer.flops import DenseShape
 from swe_rl.trainer.lora.adapter import with_adapter
+from swe_rl.trainer.metrics import ExpertLoad, load_max, unused_rate
 from swe_rl.trainer.rank_trainer import RankTrainer
 from swe_rl.trainer.send.hand_over import received, send_weights, write_weights
 from swe_rl.trainer.send.wire import announced
-from swe_rl.trainer.sharded.assemble import sharded_model, sharded_trainer
+from swe_rl.trainer.sharded.assemble import DenseShape, require_agreement, sharded_model, sharded_trainer
 from swe_rl.trainer.sharded.materialize import WeightsError
 from swe_rl.trainer.sharded.model import _compile_layers
-from swe_rl.trainer.sharded.probe import require_agreement
 
 CONFIG = TrainerConfig(lr=1e-3, num_threads=1)
 LORA = replace(CONFIG, lr=1e-2, lora_rank=3)

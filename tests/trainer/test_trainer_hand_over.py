@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import load_file
 
 from swe_rl.engine.server.weights import export
-from swe_rl.trainer.ranks.end import RankEnd, first_of
 from swe_rl.trainer.ranks.group import GroupWeights
+from swe_rl.trainer.ranks.link import RankEnd, first_of
 from swe_rl.trainer.send import hand_over
 from swe_rl.trainer.send.hand_over import received, send_weights, write_weights
 

@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from swe_rl.trainer import head
-from swe_rl.trainer.head import chunked_logprobs
+from swe_rl.trainer import logprobs as head
+from swe_rl.trainer.logprobs import chunked_logprobs
 
 VOCAB, HIDDEN, TOKENS = 50, 12, 23
 

@@ -15,15 +15,15 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from swe_rl.algo.kl import kl_per_token
+from swe_rl.algo.sequences import kl_per_token
 from swe_rl.config.choices import KlEstimator, KlPlace
 from swe_rl.config.schema import AlgoConfig, TrainerConfig
 from swe_rl.engine.server.weights import export
 from swe_rl.errors import UserError
 from swe_rl.trainer.checkpoint.folder import CorruptCheckpointError, config_hash
-from swe_rl.trainer.errors import TrainerError
 from swe_rl.trainer.lora.adapter import TARGETS, alpha_of, attach, fingerprint, is_a, is_adapter, pair, with_adapter
 from swe_rl.trainer.lora.merged import merged
+from swe_rl.trainer.protocol import TrainerError
 from swe_rl.trainer.rank_trainer import RankTrainer
 
 CONFIG = TrainerConfig(lr=1e-2, lora_rank=3, num_threads=1, seed=4)

@@ -6,8 +6,8 @@ import pytest
 
 from swe_rl.config.choices import Correction
 from swe_rl.config.schema import AlgoConfig
-from swe_rl.trainer.errors import TrainerError
 from swe_rl.trainer.minibatch import mini_batches
+from swe_rl.trainer.protocol import TrainerError
 
 ALGO = AlgoConfig()
 PAIR = (("a", 1.0), ("b", -1.0))

@@ -3,8 +3,8 @@ import math
 import pytest
 import torch
 
-from swe_rl.trainer.errors import TrainerError
 from swe_rl.trainer.optimizer import Optimizer
+from swe_rl.trainer.protocol import TrainerError
 
 
 def pair(grad_clip=1.0):

@@ -7,8 +7,8 @@ import torch
 
 from swe_rl.config.schema import AlgoConfig, TrainerConfig
 from swe_rl.trainer import policy
-from swe_rl.trainer.errors import RankLost, TrainerError
 from swe_rl.trainer.policy import Trainer, out_of_memory_named
+from swe_rl.trainer.protocol import RankLost, TrainerError
 
 FULL = "CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total capacity of 79.11 GiB of which 1 GiB is free."
 CONFIG = TrainerConfig(num_threads=1, max_tokens_per_micro_batch=40, prompts_per_mini_batch=1)

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from swe_rl.config.choices import Correction, KlEstimator, KlPlace, LossAggregation
 from swe_rl.config.schema import AlgoConfig, TrainerConfig
 from swe_rl.trainer import policy
-from swe_rl.trainer.errors import TrainerError
 from swe_rl.trainer.policy import Trainer
+from swe_rl.trainer.protocol import TrainerError
 
 CONFIG = TrainerConfig(lr=1e-2, num_threads=1, grad_clip=0.0)
 

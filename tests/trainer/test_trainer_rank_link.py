@@ -7,11 +7,11 @@ import pytest
 
 from swe_rl.config.schema import TrainerConfig
 from swe_rl.engine.transfer.protocol import Staging
-from swe_rl.trainer.errors import RankLost, TrainerError
+from swe_rl.trainer.protocol import RankLost, TrainerError
 from swe_rl.trainer.ranks import group as group_module
 from swe_rl.trainer.ranks import rank
-from swe_rl.trainer.ranks.end import RankEnd
 from swe_rl.trainer.ranks.group import TrainerGroup
+from swe_rl.trainer.ranks.link import RankEnd
 
 
 class Link:

@@ -14,7 +14,7 @@ from swe_rl.config.schema import AlgoConfig, ModelConfig, TrainerConfig
 from swe_rl.engine.vllm.devices import DeviceError
 from swe_rl.hardware.slurm.nodes import NodesError
 from swe_rl.model.tiny import build_model
-from swe_rl.trainer.errors import RankLost, TrainerError
+from swe_rl.trainer.protocol import RankLost, TrainerError
 from swe_rl.trainer.rank_trainer import RankTrainer
 from swe_rl.trainer.ranks import steps as rank_steps
 from swe_rl.trainer.ranks.group import TrainerGroup

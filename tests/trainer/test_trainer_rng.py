@@ -4,7 +4,7 @@ import random
 import numpy as np
 import torch
 
-from swe_rl.trainer.checkpoint.rng import capture_rng, restore_rng
+from swe_rl.trainer.checkpoint.folder import capture_rng, restore_rng
 
 
 def draw():

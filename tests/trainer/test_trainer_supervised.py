@@ -2,8 +2,8 @@ import pytest
 import torch
 from torch.nn import functional
 
-from swe_rl.trainer.errors import TrainerError
 from swe_rl.trainer.optimizer import Decay
+from swe_rl.trainer.protocol import TrainerError
 from swe_rl.trainer.supervised import SupervisedTrainer
 
 ROWS = [(list(range(1, 12)), [0] * 4 + [1] * 7), ([5, 6, 7, 8], [0, 1, 0, 1]), ([1, 2], [0, 0])]

@@ -9,9 +9,9 @@ from torch.distributed import BroadcastOptions, PrefixStore, ProcessGroupGloo, T
 
 from swe_rl.config.schema import AlgoConfig, ModelConfig, TrainerConfig
 from swe_rl.engine.transfer.ipc_handle import open_shared
-from swe_rl.engine.transfer.protocol import GLOO, NCCL
 from swe_rl.model.tiny import build_model
-from swe_rl.trainer.errors import TrainerError
+from swe_rl.plan.weight_sync import GLOO, NCCL
+from swe_rl.trainer.protocol import TrainerError
 from swe_rl.trainer.ranks.group import TrainerGroup
 from swe_rl.trainer.ranks.rank import RankSetup
 from swe_rl.trainer.send.wire import WireEnd, on_device
@@ -26,7 +26,7 @@ TWICE = {"lm_head.weight": "model.embed_tokens.weight"}
 
 
 class Receiver(threading.Thread):
-    """Takes what was announced, as engine/vllm_gloo does; leaves after `leaves_after` tensors."""
+    """Takes what was announced, as engine/transfer/vllm_worker does; leaves after `leaves_after` tensors."""
 
     def __init__(self, where, rank, world, announced, leaves_after=None):
         super().__init__(daemon=True)

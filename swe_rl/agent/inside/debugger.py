@@ -25,7 +25,7 @@ _IDLE_S = 3600.0  # a server that nobody asks ends
 _SOCKET = "debugger.sock"
 
 
-class Session:
+class DebugSession:
     """What is kept in the file `state` between two commands, and the running program where there is one."""
 
     def __init__(self, folder: str, state: Path) -> None:
@@ -153,7 +153,7 @@ class Session:
 
 def serve(folder: str, state: Path, door: socket.socket) -> None:
     """Answers one caller after the other, until nobody asks any more."""
-    session = Session(folder, state)
+    session = DebugSession(folder, state)
     door.settimeout(_IDLE_S)
     try:
         while True:

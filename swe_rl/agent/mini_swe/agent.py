@@ -8,8 +8,8 @@ Invariants:
 from typing import Any
 
 from swe_rl.agent.client import ChatClient
-from swe_rl.agent.mini_swe.dialects import CallsDialect, FencedDialect, OurDialect
-from swe_rl.agent.mini_swe.library import load_library, packaged_templates
+from swe_rl.agent.conversation import Conversation
+from swe_rl.agent.mini_swe.dialects import CallsDialect, FencedDialect, OurDialect, load_library, packaged_templates
 from swe_rl.agent.mini_swe.parts import Dialect, GatewayModel, SandboxEnvironment, Shared, Stopped, ThreadBridge
 from swe_rl.agent.prompts import system_prompt
 from swe_rl.agent.protocol import AgentError, AgentResult, Assignment, Exit
@@ -45,10 +45,9 @@ class MiniSweAgent:
         self._system_prompt = "" if packaged else system_prompt(config.system_prompt)
 
     async def run(self, work: Assignment) -> AgentResult:
-        bridge = ThreadBridge()
-        shared = Shared(self._client, work, bridge, self._command_timeout_s)
-        dialect = self._dialect()
-        loop = self._loop(shared, dialect)
+        bridge, dialect = ThreadBridge(), self._dialect()
+        talk = Conversation(self._client, work, self._command_timeout_s, dialect.tools)
+        loop = self._loop(Shared(talk, bridge), dialect)
         try:
             ended: dict[str, Any] = await bridge.run(
                 lambda: loop.run(work.task.prompt, system_prompt=self._system_prompt),
@@ -56,7 +55,7 @@ class MiniSweAgent:
             )
         except Stopped as error:
             raise AgentError(f"{work.task.instance_id}: mini-swe-agent was stopped") from error
-        result = _result(loop.messages, shared, ended)
+        result = _result(loop.messages, talk, ended)
         result.tools = tuple(dialect.tools)
         return result
 
@@ -78,17 +77,17 @@ class MiniSweAgent:
         return kind(self._templates, self._config.max_observation_chars)
 
 
-def _result(messages: list[dict[str, Any]], shared: Shared, ended: dict[str, Any]) -> AgentResult:
+def _result(messages: list[dict[str, Any]], talk: Conversation, ended: dict[str, Any]) -> AgentResult:
     status = str(ended.get("exit_status"))
     if status not in _EXIT:
         raise AgentError(f"mini-swe-agent ended with a status that is not known: {status!r}")
-    end = Exit.AGENT_TIMEOUT if shared.budget.is_spent and _EXIT[status] is not Exit.SUBMITTED else _EXIT[status]
+    end = Exit.AGENT_TIMEOUT if talk.budget.is_spent and _EXIT[status] is not Exit.SUBMITTED else _EXIT[status]
     kept = [{key: message[key] for key in _KEPT if key in message} for message in messages if message["role"] != "exit"]
     if end is Exit.FORMAT_ERRORS:
         kept.pop()  # a reminder that the model never read
-        shared.turns[-1].observation = None
+        talk.turns[-1].observation = None
     submission = str(ended.get("submission") or "")
-    return AgentResult(end, shared.turns, kept, patch=submission if submission.startswith("diff --git") else None)
+    return AgentResult(end, talk.turns, kept, patch=submission if submission.startswith("diff --git") else None)
 
 
 def mini_swe_trajectory(result: AgentResult, *, instance_id: str, agent: str, model: str, patch: str) -> dict[str, Any]:

@@ -13,14 +13,13 @@ import threading
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, Protocol, TypeVar
 
-from swe_rl.agent.budget import Budget
-from swe_rl.agent.client import ChatClient, ChatReply, ContextOverflow
-from swe_rl.agent.mini_swe.library import SUBMIT_MARKER, load_library
-from swe_rl.agent.protocol import Assignment, Turn
+from swe_rl.agent.client import ChatReply, ContextOverflow
+from swe_rl.agent.conversation import Conversation
+from swe_rl.agent.mini_swe.dialects import SUBMIT_MARKER, load_library
 from swe_rl.sandbox.protocol import ExecResult
 
 T = TypeVar("T")
@@ -75,19 +74,12 @@ class ThreadBridge:
                 self._waiting_for.cancel()
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Shared:
-    """What model and environment of one attempt have in common."""
+    """What model and environment of one attempt have in common. The messages are the library's, which keeps its own."""
 
-    client: ChatClient
-    work: Assignment
+    talk: Conversation
     bridge: ThreadBridge
-    command_timeout_s: float
-    budget: Budget = field(init=False)
-    turns: list[Turn] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.budget = Budget(self.work.timeout_s, self.work.waited)
 
 
 class Dialect(Protocol):
@@ -110,25 +102,22 @@ class Dialect(Protocol):
 class GatewayModel:
     """The library's Model."""
 
-    def __init__(self, shared: Shared, dialect: Dialect, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self.config = SimpleNamespace(model_name=shared.work.model)
+    def __init__(self, shared: Shared, dialect: Dialect) -> None:
+        self.config = SimpleNamespace(model_name=shared.talk.work.model)
         self._shared = shared
         self._dialect = dialect
-        self._clock = clock
         self._exceptions = load_library().exceptions
 
     def query(self, messages: list[dict[str, Any]], **_: Any) -> dict[str, Any]:
-        sent = [{key: message[key] for key in _SENT if key in message} for message in messages]
-        started_s = self._clock()
+        talk = self._shared.talk
+        talk.messages = [{key: message[key] for key in _SENT if key in message} for message in messages]
         try:
-            reply = self._shared.bridge.call(self._complete(sent))
+            asked = self._shared.bridge.call(talk.ask())
         except ContextOverflow as error:
             raise _ended(self._exceptions.LimitsExceeded, "ContextWindowExceededError", str(error)) from error
-        completion_s = self._clock() - started_s
-        if reply is None:
+        if asked is None:
             raise _ended(self._exceptions.TimeExceeded, "TimeExceeded")
-        turn = Turn(len(self._shared.turns), reply.content, None, None, completion_s=completion_s)
-        self._shared.turns.append(turn)
+        reply, turn = asked
         said = {**reply.message, "extra": {"cost": 0.0, "timestamp": time.time()}}
         try:
             actions = self._dialect.actions(reply)
@@ -147,60 +136,44 @@ class GatewayModel:
         self, message: dict[str, Any], outputs: list[dict[str, Any]], template_vars: dict[str, Any] | None = None
     ) -> list[dict[str, Any]]:
         answers = self._dialect.observations(message["extra"]["actions"], outputs)
-        self._shared.turns[-1].observation = "\n".join(str(answer["content"]) for answer in answers)
+        self._shared.talk.turns[-1].observation = "\n".join(str(answer["content"]) for answer in answers)
         return answers
 
     def get_template_vars(self, **_: Any) -> dict[str, Any]:
-        return {"model_name": self._shared.work.model}
+        return {"model_name": self._shared.talk.work.model}
 
     def serialize(self) -> dict[str, Any]:
         return {}
-
-    async def _complete(self, messages: list[dict[str, Any]]) -> ChatReply | None:
-        """None when the budget ran out first."""
-        shared = self._shared
-        return await shared.budget.on(
-            shared.client.complete(
-                messages, base_url=shared.work.base_url, model=shared.work.model, tools=self._dialect.tools
-            )
-        )
 
 
 class SandboxEnvironment:
     """The library's Environment."""
 
     def __init__(self, shared: Shared, dialect: Dialect) -> None:
-        self.config = SimpleNamespace(cwd=shared.work.sandbox.workdir)
+        self.config = SimpleNamespace(cwd=shared.talk.work.sandbox.workdir)
         self._shared = shared
         self._dialect = dialect
         self._exceptions = load_library().exceptions
 
     def execute(self, action: dict[str, Any], cwd: str = "") -> dict[str, Any]:
-        shared = self._shared
+        talk = self._shared.talk
         if self._dialect.is_submitted(action, None):
             raise _ended(self._exceptions.Submitted, "Submitted")
-        if shared.budget.is_spent:
-            raise _ended(self._exceptions.TimeExceeded, "TimeExceeded")
         command = str(action["command"])
-        limit_s = min(shared.command_timeout_s, shared.budget.left_s)
-        result = shared.bridge.call(
-            shared.work.sandbox.exec(
-                command,
-                timeout_s=limit_s,
-                env=self._dialect.env,
-                max_output_bytes=_MAX_SUBMISSION_BYTES if SUBMIT_MARKER in command else None,
-            )
+        limit_s = min(talk.command_timeout_s, talk.budget.left_s)
+        max_bytes = _MAX_SUBMISSION_BYTES if SUBMIT_MARKER in command else None
+        result = self._shared.bridge.call(
+            talk.execute(command, talk.turns[-1], env=self._dialect.env, max_output_bytes=max_bytes)
         )
-        shared.budget.spend(result.duration_s)
-        shared.turns[-1].exit_code = result.exit_code
-        shared.turns[-1].command_s += result.duration_s
+        if result is None:
+            raise _ended(self._exceptions.TimeExceeded, "TimeExceeded")
         if self._dialect.is_submitted(action, result):
             submission = "" if result.truncated_bytes else result.output.lstrip().partition("\n")[2]
             raise _ended(self._exceptions.Submitted, "Submitted", submission)
         return _output(command, result, limit_s)
 
     def get_template_vars(self, **_: Any) -> dict[str, Any]:
-        return {"cwd": self._shared.work.sandbox.workdir}
+        return {"cwd": self._shared.talk.work.sandbox.workdir}
 
     def serialize(self) -> dict[str, Any]:
         return {}

@@ -7,18 +7,17 @@ Invariants:
 - The agent's budget holds its completions and its commands; waiting for a place to run a command is not in it.
 """
 
-import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 
 from swe_rl.agent.client import CalledTool, ChatClient, ChatReply
 from swe_rl.agent.command import parse_command
-from swe_rl.agent.conversation import Asking, Conversation
+from swe_rl.agent.conversation import Conversation, TalkingAgent
 from swe_rl.agent.pdb.actions import Workbench
 from swe_rl.agent.pdb.tools import EDITS_BEFORE_PDB, TOOLS, ToolArgumentError, tools_of
 from swe_rl.agent.prompts import FORMAT_REMINDER, SYSTEM_PROMPTS
-from swe_rl.agent.protocol import AgentResult, Assignment, Exit, Turn
+from swe_rl.agent.protocol import Exit, Turn
 from swe_rl.config.schema import AgentConfig
 from swe_rl.errors import UserError
 
@@ -69,39 +68,30 @@ def debugging_prompt(name: str, tools: str) -> DebuggingPrompt:
     raise UserError(f"agent.system_prompt={name!r} is not known to agent=pdb; choose pdb_standard or pdb_short")
 
 
-class PdbAgent:
-    """Stateless between runs. Raises UserError for a prompt or a set of tools that there is not."""
+class PdbAgent(TalkingAgent):
+    """Raises UserError for a prompt or a set of tools that there is not."""
 
     name = "pdb"
-    needs_door = False
 
-    def __init__(
-        self,
-        config: AgentConfig,
-        *,
-        max_turns: int,
-        command_timeout_s: float,
-        client: ChatClient,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._config = config
-        self._tools = tools_of(config.tools)
-        self._prompt = debugging_prompt(config.system_prompt, config.tools)
-        self._max_turns = max_turns
-        self._command_timeout_s = command_timeout_s
-        schemas = () if self._prompt.by_blocks else tuple(tool.schema() for tool in self._tools.values())
-        self._blocks = tuple(name for name in ("bash", "pdb") if name in self._tools)
-        self._asking = Asking(client, tools=schemas, clock=clock)
+    def __init__(self, config: AgentConfig, *, max_turns: int, command_timeout_s: float, client: ChatClient) -> None:
+        self._by_name = tools_of(config.tools)
+        prompt = debugging_prompt(config.system_prompt, config.tools)
+        self._by_blocks = prompt.by_blocks
+        self._blocks = tuple(name for name in ("bash", "pdb") if name in self._by_name)
+        super().__init__(
+            config,
+            prompt.text,
+            max_turns=max_turns,
+            command_timeout_s=command_timeout_s,
+            client=client,
+            tools=() if prompt.by_blocks else tuple(tool.schema() for tool in self._by_name.values()),
+        )
 
-    async def run(self, work: Assignment) -> AgentResult:
-        talk = Conversation(self._asking, work, self._command_timeout_s)
-        talk.say("system", self._prompt.text)
-        talk.say("user", work.task.prompt)
-        return await talk.go_on(self._max_turns, partial(self._turn, talk, Workbench(talk, self._config)))
+    def _acting(self, talk: Conversation) -> Callable[[ChatReply, Turn], Awaitable[Exit | None]]:
+        return partial(self._turn, talk, Workbench(talk, self._config))
 
     async def _turn(self, talk: Conversation, bench: Workbench, reply: ChatReply, turn: Turn) -> Exit | None:
-        by_blocks = self._prompt.by_blocks
-        reached = await (self._block if by_blocks else self._calls)(talk, bench, reply, turn)
+        reached = await (self._block if self._by_blocks else self._calls)(talk, bench, reply, turn)
         return Exit.AGENT_TIMEOUT if reached is None and talk.budget.is_spent else reached
 
     async def _block(self, talk: Conversation, bench: Workbench, reply: ChatReply, turn: Turn) -> Exit | None:
@@ -142,9 +132,9 @@ class PdbAgent:
         return None
 
     async def _answer(self, bench: Workbench, turn: Turn, call: CalledTool) -> str | None:
-        tool = self._tools.get(call.name)
+        tool = self._by_name.get(call.name)
         if tool is None:
-            return f"there is no tool {call.name!r}; there are {', '.join(self._tools)}"
+            return f"there is no tool {call.name!r}; there are {', '.join(self._by_name)}"
         try:
             arguments = tool.arguments(call.arguments)
         except ToolArgumentError as error:

@@ -1,27 +1,100 @@
 """The scheduler of the embedded engine: continuous batching as a plain object, one `step` at a time.
 
 Invariants:
-- Single-threaded and without I/O: `thread` drives it. Between steps every request is consistent, so aborts,
+- Single-threaded and without I/O: `EngineThread` drives it. Between steps every request is consistent, so aborts,
   pauses and weight updates happen there and nowhere else.
 - A step is one prefill pass (at most `PREFILL_BUDGET_TOKENS`, first come first served) and one decode pass over all
   running requests. A prompt is split between steps only at absolute multiples of `BLOCK_TOKENS`.
 - All tokens of a completion come from its weight version: new weights send running requests back to the queue.
+- A request is touched by the engine's thread only, once it was handed over; its outcome is delivered exactly once.
 """
 
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from swe_rl.engine.embedded.model import PackedDecoder, PrefillSpan
-from swe_rl.engine.embedded.request import Request
-from swe_rl.engine.embedded.slot_cache import BLOCK_TOKENS, SlotCache
-from swe_rl.engine.protocol import EngineError, EngineStats
+from swe_rl.engine.embedded.slot_cache import BLOCK_TOKENS, Slot, SlotCache
+from swe_rl.engine.protocol import Completion, EngineError, EngineStats, FinishReason, SamplingParams
 from swe_rl.engine.sampling import SamplingBatch, sample
 from swe_rl.model.experts import HubNamed
+
+Outcome = Completion | EngineError
+
+
+@dataclass(slots=True, eq=False)
+class SamplingRequest:
+    request_id: str
+    session_id: str | None
+    prompt: npt.NDArray[np.int64]
+    params: SamplingParams
+    seed: int
+    deliver: Callable[[Outcome], None]
+    arrived_s: float
+    stop_ids: frozenset[int]
+    slot: Slot | None = None
+    weight_version: int = 0
+    prefilled_tokens: int = 0
+    cached_tokens: int = 0
+    admitted_s: float | None = None
+    first_token_s: float | None = None
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+
+    @property
+    def prefilling(self) -> bool:
+        return self.prefilled_tokens < len(self.prompt)
+
+    def restart(self) -> None:
+        """As if it had been waiting all the time, which is what its `queue_s` will say."""
+        self.slot = self.admitted_s = self.first_token_s = None
+        self.prefilled_tokens = self.cached_tokens = 0
+        self.token_ids.clear()
+        self.logprobs.clear()
+
+    def finish_reason(self, max_model_len: int) -> FinishReason | None:
+        """None while there is more to sample. A stop token wins over a limit that it also reaches."""
+        if self.token_ids[-1] in self.stop_ids:
+            return "stop"
+        full = len(self.prompt) + len(self.token_ids) >= max_model_len
+        return "length" if full or len(self.token_ids) >= self.params.max_tokens else None
+
+    def completion(self, reason: FinishReason, now_s: float, current_version: int) -> Completion:
+        """`current_version` counts only for a request that never started."""
+        admitted_s = now_s if self.admitted_s is None else self.admitted_s
+        first_s = now_s if self.first_token_s is None else self.first_token_s
+        return Completion(
+            token_ids=tuple(self.token_ids),
+            logprobs=tuple(self.logprobs),
+            finish_reason=reason,
+            weight_version=current_version if self.admitted_s is None else self.weight_version,
+            cached_tokens=self.cached_tokens,
+            queue_s=admitted_s - self.arrived_s,
+            prefill_s=first_s - admitted_s,
+            decode_s=now_s - first_s,
+        )
+
+
+def refusal(prompt: npt.NDArray[np.int64], params: SamplingParams, vocab_size: int) -> str | None:
+    """Why a request cannot be served at all, or None."""
+    if prompt.size == 0:
+        return "its prompt is empty"
+    if int(prompt.min()) < 0 or int(prompt.max()) >= vocab_size:
+        return f"its prompt has token ids outside 0 .. {vocab_size - 1}"
+    if params.max_tokens < 1:
+        return f"max_tokens is {params.max_tokens}, and at least one token is sampled"
+    if not params.temperature >= 0.0:
+        return f"temperature is {params.temperature}, not a number >= 0"
+    if not 0.0 < params.top_p <= 1.0:
+        return f"top_p is {params.top_p}, not within (0, 1]"
+    return f"top_k is {params.top_k}, not >= 0" if params.top_k < 0 else None
+
 
 PREFILL_BUDGET_TOKENS = 1024
 
@@ -76,15 +149,13 @@ class EngineCore:
         loader: WeightLoader,
         max_num_seqs: int,
         max_model_len: int,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._decoder = decoder
         self._loader = loader
         self._max_model_len = max_model_len
-        self._clock = clock
         self._cache = SlotCache(decoder.cache_shape(max_num_seqs, max_model_len))
-        self._waiting: deque[Request] = deque()
-        self._running: list[Request] = []
+        self._waiting: deque[SamplingRequest] = deque()
+        self._running: list[SamplingRequest] = []
         self.paused = False
         self.weight_version = 0
         self._sampled_tokens = 0
@@ -94,7 +165,7 @@ class EngineCore:
     def has_work(self) -> bool:
         return bool(self._waiting or self._running)
 
-    def submit(self, request: Request) -> None:
+    def submit(self, request: SamplingRequest) -> None:
         self._waiting.append(request)
 
     def abort(self, request_id: str) -> None:
@@ -102,7 +173,7 @@ class EngineCore:
             if request.request_id == request_id:
                 self._abort(request)
 
-    def abort_request(self, request: Request) -> None:
+    def abort_request(self, request: SamplingRequest) -> None:
         if request in self._waiting or request in self._running:
             self._abort(request)
 
@@ -112,9 +183,9 @@ class EngineCore:
         self._waiting.clear()
         self._running.clear()
         for request in pending:
-            own = EngineError(str(error))
-            own.__cause__ = error.__cause__
-            request.deliver(own)
+            failure = EngineError(str(error))
+            failure.__cause__ = error.__cause__
+            request.deliver(failure)
 
     def release_session(self, session_id: str) -> None:
         self._cache.release_session(session_id)
@@ -158,7 +229,7 @@ class EngineCore:
     def _admit(self) -> None:
         """Moves waiting requests to slots. One that a running prefill will save most of its own stays for a step."""
         budget = PREFILL_BUDGET_TOKENS - sum(len(r.prompt) - r.prefilled_tokens for r in self._running)
-        kept: deque[Request] = deque()
+        kept: deque[SamplingRequest] = deque()
         while self._waiting and budget > 0 and len(self._running) < self._cache.shape.slots:
             request = self._waiting.popleft()
             acquired = self._cache.acquire(request.prompt, request.session_id)
@@ -167,7 +238,7 @@ class EngineCore:
                 continue
             request.slot, request.cached_tokens = acquired
             request.prefilled_tokens = request.cached_tokens
-            request.admitted_s, request.weight_version = self._clock(), self.weight_version
+            request.admitted_s, request.weight_version = time.monotonic(), self.weight_version
             self._running.append(request)
             budget -= len(request.prompt) - request.prefilled_tokens
         self._waiting.extendleft(reversed(kept))
@@ -199,7 +270,7 @@ class EngineCore:
         if done:
             self._sample([requests[i] for i in done], logits[done])
 
-    def _decode(self, requests: Sequence[Request]) -> None:
+    def _decode(self, requests: Sequence[SamplingRequest]) -> None:
         slots = [request.slot for request in requests if request.slot is not None]
         positions = [slot.length for slot in slots]
         ids = [request.token_ids[-1] for request in requests]
@@ -208,7 +279,7 @@ class EngineCore:
             slot.length += 1
         self._sample(requests, logits)
 
-    def _sample(self, requests: Sequence[Request], logits: torch.Tensor) -> None:
+    def _sample(self, requests: Sequence[SamplingRequest], logits: torch.Tensor) -> None:
         batch = SamplingBatch(
             temperature=np.array([r.params.temperature for r in requests], dtype=np.float32),
             top_p=np.array([r.params.top_p for r in requests], dtype=np.float64),
@@ -218,11 +289,11 @@ class EngineCore:
         )
         tokens, logprobs = sample(logits, batch)
         self._sampled_tokens += len(tokens)
-        now_s = self._clock()
+        now_s = time.monotonic()
         for request, token, logprob in zip(requests, tokens, logprobs, strict=True):
             self._accept(request, token, logprob, now_s)
 
-    def _accept(self, request: Request, token: int, logprob: float, now_s: float) -> None:
+    def _accept(self, request: SamplingRequest, token: int, logprob: float, now_s: float) -> None:
         assert request.slot is not None
         if request.first_token_s is None:
             request.first_token_s = now_s
@@ -236,10 +307,10 @@ class EngineCore:
         self._cache.finish(request.slot)
         request.deliver(request.completion(reason, now_s, self.weight_version))
 
-    def _abort(self, request: Request) -> None:
+    def _abort(self, request: SamplingRequest) -> None:
         if request.slot is not None:
             self._running.remove(request)
             self._cache.finish(request.slot)
         else:
             self._waiting.remove(request)
-        request.deliver(request.completion("abort", self._clock(), self.weight_version))
+        request.deliver(request.completion("abort", time.monotonic(), self.weight_version))

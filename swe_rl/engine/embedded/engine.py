@@ -8,28 +8,138 @@
   its session's slot. What remains: a session whose slot was given up meanwhile is prefilled anew where it had been
   decoded, which moves log-probabilities by float noise (about 1e-6) and a token with about that probability.
 - Every request but a session's own continuation shares prompt prefixes with others, in whole blocks.
+
+Invariants:
+- All access to the core goes through `post`: commands run in the engine's thread, in order, between two steps.
+- An exception in a step is fatal: pending and later requests fail with EngineError whose cause is the real one.
+- `close` ends the thread and joins it; what is pending then fails.
+- `num_threads` is set inside the thread, once, and only where it differs. Measured on torch 2.13: threads that have
+  used torch keep their own intra-op count, but a thread that first uses torch later starts with the last count that any
+  thread has set. A trainer whose count differs from the engine's sets it in its own thread.
 """
 
 import asyncio
 import contextlib
 import copy
 import secrets
+import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from swe_rl.config.schema import EngineConfig
-from swe_rl.engine.embedded.core import EngineCore, WeightLoader
+from swe_rl.engine.embedded.core import EngineCore, Outcome, SamplingRequest, WeightLoader, refusal
 from swe_rl.engine.embedded.model import PackedDecoder
-from swe_rl.engine.embedded.request import Outcome, Request, refusal
 from swe_rl.engine.embedded.slot_cache import as_ids
-from swe_rl.engine.embedded.thread import EngineThread
-from swe_rl.engine.protocol import Completion, ContextOverflowError, Engine, EngineError, EngineStats, SamplingParams
+from swe_rl.engine.protocol import (
+    Completion,
+    ContextOverflowError,
+    Engine,
+    EngineError,
+    EngineState,
+    EngineStats,
+    SamplingParams,
+)
 from swe_rl.engine.sampling import to_seed
 
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
+
+Command = Callable[[], None]
+
+
+class EngineThread:
+    def __init__(self, core: EngineCore, name: str, num_threads: int, failed: Callable[[], None]) -> None:
+        """`failed` is called in the engine's thread when that ends by an error."""
+        self._core = core
+        self._name = name
+        self._num_threads = num_threads
+        self._failed = failed
+        self._inbox: deque[Command] = deque()
+        self._wake = threading.Condition()
+        self._closing = False
+        self._thread: threading.Thread | None = None
+        self.failure: EngineError | None = None
+
+    @property
+    def alive(self) -> bool:
+        return self._thread is not None and self.failure is None and not self._closing
+
+    def start(self) -> None:
+        if self._thread is not None:
+            return
+        self._thread = threading.Thread(target=self._run, name=f"engine-{self._name}", daemon=True)
+        self._thread.start()
+
+    def post(self, command: Command) -> None:
+        """Runs `command` in the engine's thread between two steps; raises EngineError when that will never happen."""
+        with self._wake:
+            if not self.alive:
+                raise self.unavailable()
+            self._inbox.append(command)
+            self._wake.notify()
+
+    def close(self) -> None:
+        """Blocks until the current step is over and the thread has ended."""
+        with self._wake:
+            self._closing = True
+            self._wake.notify()
+        if self._thread is not None:
+            self._thread.join()
+
+    def unavailable(self) -> EngineError:
+        if self.failure is not None:
+            error = EngineError(str(self.failure))
+            error.__cause__ = self.failure.__cause__
+            return error
+        state = "is closed" if self._closing else "was not started; await start() first"
+        return EngineError(f"Engine `{self._name}` {state}.")
+
+    def _run(self) -> None:
+        try:
+            if torch.get_num_threads() != self._num_threads:
+                torch.set_num_threads(self._num_threads)
+            with torch.inference_mode():
+                self._serve()
+            self._end(EngineError(f"Engine `{self._name}` was closed before this request was done."))
+        except BaseException as cause:  # whatever it is, nobody may be left waiting for this thread
+            error = EngineError(f"Engine `{self._name}` failed: {type(cause).__name__}: {cause}")
+            error.__cause__ = cause
+            self._end(error, failed=True)
+
+    def _end(self, error: EngineError, failed: bool = False) -> None:
+        with self._wake:
+            if failed:
+                self.failure = error
+            self._closing = True
+            late = list(self._inbox)
+            self._inbox.clear()
+        for command in late:  # submissions only queue; their requests then fail below with the rest
+            with contextlib.suppress(Exception):
+                command()
+        self._core.fail_all(error)
+        if failed:
+            self._failed()
+
+    def _serve(self) -> None:
+        while True:
+            with self._wake:
+                self._wake.wait_for(lambda: self._closing or self._inbox or self._ready())
+                if self._closing:
+                    return
+                commands = list(self._inbox)
+                self._inbox.clear()
+            for command in commands:
+                command()
+            if self._ready():
+                self._core.step()
+
+    def _ready(self) -> bool:
+        return self._core.has_work and not self._core.paused
 
 
 class EmbeddedEngine(Engine):
@@ -40,19 +150,27 @@ class EmbeddedEngine(Engine):
         *,
         name: str = "engine0",
         pad_token_id: int,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Copies `model`. Raises EngineError when its architecture or `config.max_model_len` cannot be served."""
         super().__init__(name)
         self._config = config
-        self._clock = clock
-        own: Any = copy.deepcopy(model).float().eval().requires_grad_(False)
-        decoder = PackedDecoder(own, config.max_model_len, pad_token_id)
+        copied: Any = copy.deepcopy(model).float().eval().requires_grad_(False)
+        decoder = PackedDecoder(copied, config.max_model_len, pad_token_id)
         self._vocab_size = decoder.shape.vocab_size
-        self._core = EngineCore(decoder, WeightLoader(own), config.max_num_seqs, config.max_model_len, clock)
-        self._thread = EngineThread(self._core, name, config.num_threads)
+        self._core = EngineCore(decoder, WeightLoader(copied), config.max_num_seqs, config.max_model_len)
+        self._thread = EngineThread(self._core, name, config.num_threads, self._thread_failed)
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    @property
+    def state(self) -> EngineState:
+        return EngineState.up if self.why_lost is None else EngineState.gone
+
+    @property
+    def why_lost(self) -> EngineError | None:
+        return self._thread.failure
 
     async def start(self) -> None:
+        self._loop = asyncio.get_running_loop()
         self._thread.start()
 
     async def generate(
@@ -102,6 +220,12 @@ class EmbeddedEngine(Engine):
         """Ends the thread after its current step; pending requests fail with EngineError. May be called twice."""
         await asyncio.get_running_loop().run_in_executor(None, self._thread.close)
 
+    def _thread_failed(self) -> None:
+        """Nobody starts it again: whoever routes to it is told, in the event loop that started it."""
+        assert self._loop is not None
+        with contextlib.suppress(RuntimeError):  # the loop was closed
+            self._loop.call_soon_threadsafe(self._tell, False)
+
     def _request(
         self,
         prompt_ids: Sequence[int],
@@ -109,7 +233,7 @@ class EmbeddedEngine(Engine):
         request_id: str,
         session_id: str | None,
         deliver: Callable[[Outcome], None],
-    ) -> Request:
+    ) -> SamplingRequest:
         prompt = as_ids(prompt_ids)
         if len(prompt) + 1 > self._config.max_model_len:
             raise ContextOverflowError(
@@ -121,7 +245,7 @@ class EmbeddedEngine(Engine):
             raise EngineError(f"Engine `{self.name}` refuses request `{request_id}`: {reason}.")
         seed = secrets.randbits(64) if params.seed is None else to_seed(params.seed)
         stops = frozenset(params.stop_token_ids)
-        return Request(request_id, session_id, prompt, params, seed, deliver, self._clock(), stops)
+        return SamplingRequest(request_id, session_id, prompt, params, seed, deliver, time.monotonic(), stops)
 
     async def _call(self, command: Callable[[], None]) -> None:
         """Runs `command` in the engine's thread and waits for it; its EngineError is raised here."""

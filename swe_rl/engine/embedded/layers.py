@@ -67,8 +67,8 @@ class PackedExperts:
         for expert in torch.unique(chosen).tolist():
             at, place = torch.where(chosen == expert)
             gate, up = functional.linear(padded(rows[at]), self.gate_up[expert]).chunk(2, dim=-1)
-            found = functional.linear(self.act(gate).mul_(up), self.down[expert])[: len(at)]
-            mixed.index_add_(0, at, found * weights[at, place, None])
+            share = functional.linear(self.act(gate).mul_(up), self.down[expert])[: len(at)]
+            mixed.index_add_(0, at, share * weights[at, place, None])
         return mixed
 
 

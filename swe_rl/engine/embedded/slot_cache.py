@@ -68,15 +68,15 @@ class SlotCache:
             return None
         shared = self._shared_prefixes(prompt)
         limit = len(prompt) - 1
-        own = min(int(shared[target.index]), target.length, limit) if self._owns(target, session_id) else 0
+        kept_tokens = min(int(shared[target.index]), target.length, limit) if self._owns(target, session_id) else 0
         source, copied = self._best_source(shared, limit)
-        if source is not None and own == 0:
+        if source is not None and kept_tokens == 0:
             if source.canonical < copied:
                 return None
             self._copy(source, target, copied)
-            own, target.canonical = copied, copied
-        self._occupy(target, prompt, session_id, own)
-        return target, own
+            kept_tokens, target.canonical = copied, copied
+        self._occupy(target, prompt, session_id, kept_tokens)
+        return target, kept_tokens
 
     def flat_rows(self, slots: Sequence[int], positions: Sequence[int]) -> torch.Tensor:
         """Rows of one position per slot in a layer seen as [slots * kv_heads * tokens, head_dim]; [n * kv_heads]."""

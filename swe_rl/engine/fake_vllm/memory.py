@@ -3,7 +3,7 @@
 Invariants:
 - As in 0.26: `/wake_up` with a part's name wakes that part, without a name all of them; a part that is awake stays so.
 - What a real server would do with memory that is not there is refused here, and what was asked is noted.
-- Shared memory is opened when a transfer is initialised and let go when the update is finished, as `vllm_ipc` does.
+- Shared memory is opened when a transfer is initialised and let go when the update is finished, as `vllm_worker` does.
 """
 
 from collections.abc import Awaitable, Callable
@@ -29,11 +29,11 @@ _NEEDS = {
 class FakeSleep:
     """`told(path, query)` is called with every request to sleep or to wake."""
 
-    def __init__(self, able: bool, told: Callable[[str, dict[str, str]], None]) -> None:
+    def __init__(self, able: bool, note: Callable[[str, dict[str, str]], None]) -> None:
         """`able`: the server was started with --enable-sleep-mode."""
         self.asleep: set[str] = set()
         self.misused: list[str] = []  # paths that were asked while what they need was asleep
-        self._able, self._told = able, told
+        self._able, self._told = able, note
 
     def routes(self) -> dict[str, Callable[[web.Request], Awaitable[web.StreamResponse]]]:
         return {"/sleep": self._sleep, "/wake_up": self._wake_up}

@@ -134,7 +134,7 @@ def completion_reply(
         choice |= {"token_ids": ids, "prompt_token_ids": prompt}
     reply: dict[str, Any] = {"object": "text_completion", "choices": [choice], "usage": usage}
     if settings.timings:
-        reply["metrics"] = {name: 1000 * one for name, one in zip(_TIMES, times_s, strict=True)}
+        reply["metrics"] = {name: 1000 * seconds for name, seconds in zip(_TIMES, times_s, strict=True)}
     return reply
 
 
@@ -147,7 +147,7 @@ def generate_reply(
     spans: Sequence[tuple[str, int]],
 ) -> dict[str, Any]:
     """Of /inference/v1/generate. `spans`: (weight version, first of its tokens)."""
-    content = [{"token_id": token, "logprob": one} for token, one in zip(ids, logprobs, strict=True)]
+    content = [{"token_id": token, "logprob": logprob} for token, logprob in zip(ids, logprobs, strict=True)]
     choice: dict[str, Any] = {"index": 0, "finish_reason": reason, "logprobs": {"content": content}}
     choice["token_ids"] = ids if settings.token_ids else None
     if settings.weight_spans:

@@ -51,7 +51,7 @@ class EngineUrlError(UserError):
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ServerAnswer:
     status: int
     body: bytes
 
@@ -70,10 +70,10 @@ class Answer:
         """What the server says about a refusal, shortened."""
         text = self.body.decode(errors="replace")
         try:
-            found = json.loads(text)
+            answer = json.loads(text)
         except ValueError:
             return _shorten(text)
-        error = found.get("error", found.get("detail", text)) if isinstance(found, dict) else text
+        error = answer.get("error", answer.get("detail", text)) if isinstance(answer, dict) else text
         return _shorten(str(error.get("message", error)) if isinstance(error, dict) else str(error))
 
 
@@ -110,14 +110,16 @@ class HttpClient:
         if session is not None:
             await session.close()
 
-    async def get(self, path: str, *, timeout_s: float | None = 10.0) -> Answer:
+    async def get(self, path: str, *, timeout_s: float | None = 10.0) -> ServerAnswer:
         return await self._request("GET", path, None, timeout_s)
 
-    async def post(self, path: str, body: Mapping[str, Any] | None = None, *, timeout_s: float | None = None) -> Answer:
+    async def post(
+        self, path: str, body: Mapping[str, Any] | None = None, *, timeout_s: float | None = None
+    ) -> ServerAnswer:
         """Raises ConnectionLostError, EngineError; a status of 400 and above is an answer."""
         return await self._request("POST", path, orjson.dumps(body or {}), timeout_s)
 
-    async def _request(self, method: str, path: str, body: bytes | None, timeout_s: float | None) -> Answer:
+    async def _request(self, method: str, path: str, body: bytes | None, timeout_s: float | None) -> ServerAnswer:
         for attempt in range(1, self._tries + 1):
             try:
                 return await self._send(method, path, body, timeout_s)
@@ -132,7 +134,7 @@ class HttpClient:
                 raise ConnectionLostError(f"{self.url}{path} broke off: {_cause(error)}") from error
         raise AssertionError("unreachable")
 
-    async def _send(self, method: str, path: str, body: bytes | None, timeout_s: float | None) -> Answer:
+    async def _send(self, method: str, path: str, body: bytes | None, timeout_s: float | None) -> ServerAnswer:
         if self._session is None:
             raise EngineError(f"the client of {self.url} is not open")
         async with self._session.request(
@@ -143,7 +145,7 @@ class HttpClient:
             timeout=aiohttp.ClientTimeout(total=timeout_s, sock_connect=_CONNECT_S),
             max_redirects=_MAX_REDIRECTS,
         ) as response:
-            return Answer(response.status, await response.read())
+            return ServerAnswer(response.status, await response.read())
 
 
 def base_url(url: str) -> str:

@@ -30,9 +30,8 @@ from swe_rl.engine.protocol import (
     SamplingParams,
 )
 from swe_rl.engine.server.client import ConnectionLostError, HttpClient
-from swe_rl.engine.server.control import KV_CACHE, WEIGHTS, Control
+from swe_rl.engine.server.control import KV_CACHE, WEIGHTS, Control, InFlight, Interrupted
 from swe_rl.engine.server.features import Features, Needs, Patience, probe
-from swe_rl.engine.server.inflight import InFlight, Interrupted
 from swe_rl.engine.server.monitor import Monitor, Watcher
 from swe_rl.engine.server.weights import (
     WeightFolders,

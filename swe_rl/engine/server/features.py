@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from swe_rl.config.choices import LogprobsMode
+from swe_rl.config.schema import Config
 from swe_rl.engine.protocol import EngineError, SamplingParams
-from swe_rl.engine.server.client import Answer, HttpClient
-from swe_rl.engine.server.metrics import parse_metrics
+from swe_rl.engine.server.client import HttpClient, ServerAnswer
+from swe_rl.engine.server.monitor import parse_metrics
 from swe_rl.engine.server.wire import BadNumbersError, Reply, TokenIn, parse_reply, request_body
 from swe_rl.errors import UserError
 
@@ -46,6 +47,18 @@ class Needs:
     vocab_size: int | None = None  # None: whatever it has
 
 
+def needs(config: Config) -> Needs:
+    """What a server must offer for this run."""
+    rollout = config.rollout
+    plain = rollout.temperature == 1.0 and rollout.top_p == 1.0 and rollout.top_k == 0
+    return Needs(
+        model=None,
+        max_model_len=config.engine.max_model_len,
+        processed_logprobs=config.engine.logprobs_mode is LogprobsMode.processed and not plain,
+        vocab_size=config.model.vocab_size,
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Patience:
     """With a server that does not answer a request of the probe: `say` hears of it before it is given up."""
@@ -53,7 +66,7 @@ class Patience:
     limit_s: float = 30.0
     say: Callable[[str], None] = lambda _: None
 
-    async def wait(self, asked: Awaitable[Answer], place: str) -> Answer:
+    async def wait(self, asked: Awaitable[ServerAnswer], place: str) -> ServerAnswer:
         """Raises what asking raises."""
         asking = asyncio.ensure_future(asked)
         try:
@@ -155,7 +168,7 @@ async def _version(client: HttpClient, patience: Patience) -> str:
     return text
 
 
-async def _got(client: HttpClient, path: str, patience: Patience) -> Answer:
+async def _got(client: HttpClient, path: str, patience: Patience) -> ServerAnswer:
     return await patience.wait(client.get(path, timeout_s=patience.limit_s), client.url + path)
 
 
@@ -167,7 +180,7 @@ async def _model(client: HttpClient, needs: Needs, patience: Patience) -> tuple[
     if not answer.ok or not isinstance(served, list) or not served:
         raise EngineError(f"{client.url}/v1/models answered {answer.status}: {answer.reason()}")
     names = [str(entry.get("id")) for entry in served]
-    entry = next((one for one in served if needs.model in (None, one.get("id"), one.get("root"))), None)
+    entry = next((model for model in served if needs.model in (None, model.get("id"), model.get("root"))), None)
     if entry is None:
         raise ServerRefusedError(
             f"{client.url} does not serve {needs.model}, only {', '.join(names)}: set engine.served_model to one of "
@@ -251,22 +264,22 @@ async def _has_metrics(client: HttpClient) -> bool:
     return answer.ok and parse_metrics(answer.body.decode(errors="replace")) is not None
 
 
-def _check_key(client: HttpClient, answer: Answer) -> None:
+def _check_key(client: HttpClient, answer: ServerAnswer) -> None:
     if answer.status in (401, 403):
         raise ServerRefusedError(
             f"{client.url} refuses the request ({answer.status}): give its key as VLLM_API_KEY in the environment"
         )
 
 
-def _field(answer: Answer, name: str) -> Any:
+def _field(answer: ServerAnswer, name: str) -> Any:
     """None where the answer is not an object with such a field."""
     if not answer.ok:
         return None
     try:
-        found = answer.json()
+        body = answer.json()
     except EngineError:
         return None
-    return found.get(name) if isinstance(found, dict) else None
+    return body.get(name) if isinstance(body, dict) else None
 
 
 def minor_version(text: str) -> tuple[int, int]:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from swe_rl.engine.protocol import EngineError
-from swe_rl.engine.server.client import Answer, HttpClient, ServerFailingError
+from swe_rl.engine.server.client import HttpClient, ServerAnswer, ServerFailingError
 from swe_rl.engine.server.features import Features
 from swe_rl.engine.server.wire import weight_version
 from swe_rl.engine.transfer.protocol import WritesFiles
@@ -150,7 +150,7 @@ async def forget_prefixes(client: HttpClient) -> None:
     raise EngineError(f"{client.url} does not give up the prefixes that it cached with the old weights")
 
 
-async def ask(client: HttpClient, path: str, body: Mapping[str, object] | None = None) -> Answer:
+async def ask(client: HttpClient, path: str, body: Mapping[str, object] | None = None) -> ServerAnswer:
     """With the patience that weights need. Raises ServerFailingError, EngineError."""
     answer = await client.post(path, body, timeout_s=_LOAD_TIMEOUT_S)
     if not answer.ok:

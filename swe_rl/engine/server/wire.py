@@ -18,7 +18,7 @@ from enum import StrEnum
 from typing import Any
 
 from swe_rl.engine.protocol import ContextOverflowError, EngineError, FinishReason, SamplingParams
-from swe_rl.engine.server.client import Answer, ServerFailingError
+from swe_rl.engine.server.client import ServerAnswer, ServerFailingError
 
 _SEED_MASK = 2**63 - 1  # of a signed 64-bit integer
 _LOWEST_LOGPROB = -9000.0
@@ -125,15 +125,15 @@ def _parse(kind: TokenIn, payload: Any, vocab_size: int) -> Reply:
     token_ids = choice["token_ids"]
     if token_ids is None:
         raise BadReplyError("it does not return token ids")
-    found = choice["logprobs"]
-    if found is None and token_ids:
+    logprobs_field = choice["logprobs"]
+    if logprobs_field is None and token_ids:
         raise BadReplyError("it does not return log-probabilities")
     if not token_ids:  # aborted before its first token
         logprobs: list[float] = []
     elif kind is TokenIn.generate:
-        logprobs = [entry["logprob"] for entry in found["content"]]
+        logprobs = [entry["logprob"] for entry in logprobs_field["content"]]
     else:
-        logprobs = found["token_logprobs"]
+        logprobs = logprobs_field["token_logprobs"]
     _check_tokens(token_ids, vocab_size)
     _check_logprobs(logprobs, len(token_ids))
     details = (payload.get("usage") or {}).get("prompt_tokens_details") or {}
@@ -175,26 +175,26 @@ def _check_logprobs(logprobs: Sequence[object], num_tokens: int) -> None:
             raise BadNumbersError(f"the log-probability of its token {at} is {logprob}, above 0: it is none")
 
 
-def _finish_reason(found: object) -> FinishReason:
-    if found == "stop":
+def _finish_reason(reason: object) -> FinishReason:
+    if reason == "stop":
         return "stop"
-    if found == "length":
+    if reason == "length":
         return "length"
-    if found == "abort":
+    if reason == "abort":
         return "abort"
-    raise BadReplyError(f"it ended the request with finish_reason {found!r}")
+    raise BadReplyError(f"it ended the request with finish_reason {reason!r}")
 
 
-def _count(found: object) -> int | None:
-    return found if type(found) is int and found >= 0 else None
+def _count(count: object) -> int | None:
+    return count if type(count) is int and count >= 0 else None
 
 
 def _seconds(times: Mapping[str, Any], key: str) -> float | None:
-    found = times.get(key)
-    return None if found is None or not math.isfinite(found) else max(0.0, float(found)) / 1000.0
+    value = times.get(key)
+    return None if value is None or not math.isfinite(value) else max(0.0, float(value)) / 1000.0
 
 
-def understood(answer: Answer, token_in: TokenIn, url: str, prompt_tokens: int, vocab_size: int | None) -> Reply:
+def understood(answer: ServerAnswer, token_in: TokenIn, url: str, prompt_tokens: int, vocab_size: int | None) -> Reply:
     """Raises ContextOverflowError, ServerFailingError, EngineError."""
     if answer.ok:
         return parse_reply(token_in, answer.json(), vocab_size=vocab_size)
@@ -213,8 +213,8 @@ def version_of(reply: Reply, sent: int) -> int:
     names = list(dict.fromkeys(name for name, _, _ in reply.version_spans))
     if len(names) > 1:
         raise MixedError(f"its weights change while it replies, every time: {', '.join(names)} in one reply")
-    told = weight_version(names[0]) if names else None
-    return sent if told is None else told
+    version = weight_version(names[0]) if names else None
+    return sent if version is None else version
 
 
 def within(params: SamplingParams, room: int) -> SamplingParams:

@@ -1,6 +1,6 @@
 """Memory that two processes of a host share: one makes it and tells a handle, the other opens it by that handle.
 
-A copy of this file goes beside `vllm_ipc` to the servers: nothing of swe_rl or vLLM is imported here.
+A copy of this file goes beside `vllm_worker` to the servers: nothing of swe_rl or vLLM is imported here.
 
 Invariants:
 - A handle is JSON, and opening one runs no code that came with it.

@@ -1,4 +1,4 @@
-"""What both ends of a transfer of weights agree on: the way, what travels in which order, what a trainer offers.
+"""What both ends of a transfer of weights agree on: what travels in which order, and what a trainer offers.
 
 Invariants:
 - Nothing of torch is needed here: names, types and shapes travel as words and numbers, handles of memory as JSON.
@@ -7,8 +7,6 @@ Invariants:
 - Offsets in a buffer are multiples of ALIGN bytes, so that any type can be read there.
 """
 
-import importlib.util
-import os
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,52 +14,15 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from swe_rl.config.choices import EngineKind, WeightSync
-from swe_rl.config.schema import Config
-from swe_rl.errors import UserError
-from swe_rl.plan.sizes import uses_no_gpu
-from swe_rl.plan.weight_sync import wanted
-
 if TYPE_CHECKING:
     import torch
 
-GLOO, NCCL, IPC = "gloo", "nccl", "swe_rl_ipc"  # names of back ends in vLLM's workers; its own `ipc` is another one
 # How vLLM packs tensors for NCCL; sender and receivers must agree.
 NCCL_BUFFER_BYTES, NCCL_BUFFERS = 2**30, 2
 PACKED = {"packed": True, "packed_buffer_size_bytes": NCCL_BUFFER_BYTES, "packed_num_buffers": NCCL_BUFFERS}
 ALIGN = 256
 BUCKET_BYTES = 512 * 2**20
 BUFFERS = 2  # one is filled while the other is read; bucket k is in buffer k % BUFFERS
-
-
-class NoVllmBesideTrainerError(UserError):
-    """trainer.weight_sync=nccl where only the servers have vLLM."""
-
-
-def transfer_kind(config: Config) -> str | None:
-    """None where weights go another way."""
-    way = wanted(config, os.environ)
-    if config.engine.kind is EngineKind.embedded or way is WeightSync.disk:
-        return None  # not empty, so that whoever inherits it may leave it
-    if way is WeightSync.ipc:
-        return IPC
-    if uses_no_gpu(config.layout):
-        return GLOO
-    return NCCL if config.trainer.weight_sync is WeightSync.nccl or _has_vllm() else None
-
-
-def require_wire(config: Config) -> None:
-    """Before anything is started. Raises NoVllmBesideTrainerError."""
-    if transfer_kind(config) == NCCL and not _has_vllm():
-        raise NoVllmBesideTrainerError(
-            "trainer.weight_sync=nccl: the trainer's end is vLLM's own, and vLLM is not installed in this environment, "
-            "whatever the servers are started with. Install the extra `gpu` here, or take trainer.weight_sync=disk"
-        )
-
-
-def _has_vllm() -> bool:
-    """Here, and so where the trainer's ranks are. Nothing is imported to find out."""
-    return importlib.util.find_spec("vllm") is not None
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,10 +20,9 @@ from pathlib import Path, PurePath
 
 from swe_rl.config.choices import LogprobsMode
 from swe_rl.config.schema import Config
-from swe_rl.engine.transfer.protocol import GLOO, IPC, transfer_kind
 from swe_rl.errors import UserError
 from swe_rl.plan.sizes import shares_gpus
-from swe_rl.plan.weight_sync import VLLM_COMMAND
+from swe_rl.plan.weight_sync import GLOO, IPC, VLLM_COMMAND, transfer_kind
 
 _LOGPROBS_FLAG = {LogprobsMode.processed: "processed_logprobs", LogprobsMode.raw: "raw_logprobs"}
 _GPU_BLOCK_TOKENS = 16
@@ -32,7 +31,8 @@ _CPU_CACHE_TOKENS = 16  # times engine.max_model_len: as many full sequences fit
 _CPU_FLOAT_BYTES = 4
 _SERVE = ("-m", "vllm.entrypoints.cli.main", "serve")
 _API_SERVER = ("-m", "vllm.entrypoints.openai.api_server")
-EXTENSIONS = {GLOO: "swe_rl_gloo", IPC: "swe_rl_ipc"}  # as vllm_gloo.py and vllm_ipc.py are called beside the servers
+# What vLLM's workers import for our ways of transferring weights: files of engine/transfer, as they are called there.
+EXTENSION_FILES = {"vllm_worker.py": "swe_rl_worker.py", "ipc_handle.py": "swe_rl_ipc_handle.py"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +100,8 @@ def server_arguments(config: Config, choice: ServerChoice, options: VllmOptions 
         arguments.append("--enable-sleep-mode")
     if transfer := transfer_kind(config):
         arguments += ["--weight-transfer-config", json.dumps({"backend": transfer})]
-        if transfer in EXTENSIONS:
-            arguments += ["--worker-extension-cls", f"{EXTENSIONS[transfer]}.Extension"]
+        if transfer in (GLOO, IPC):
+            arguments += ["--worker-extension-cls", "swe_rl_worker.Extension"]
     arguments += _memory(config, options, choice.devices)
     return (*arguments, *options.extra_arguments)
 
@@ -115,7 +115,7 @@ def server_environment(
     api_key: str,
     extension: Path | None = None,
 ) -> dict[str, str]:
-    """`cache` holds what vLLM compiles, for all engines of this machine; `extension`: a folder with EXTENSIONS."""
+    """`cache` holds what vLLM compiles, for all engines of this machine; `extension`: a folder with EXTENSION_FILES."""
     devices = choice.devices
     caches = {
         "VLLM_CACHE_ROOT": cache / "vllm",
@@ -177,9 +177,9 @@ def vllm_command(environ: Mapping[str, str]) -> tuple[str, ...]:
         return complete(shlex.split(environ[VLLM_COMMAND]))
     if importlib.util.find_spec("vllm") is not None:
         return (sys.executable, *(_SERVE if _is_installed("vllm") else _API_SERVER))
-    found = shutil.which("vllm", path=environ.get("PATH"))
-    if found is not None:
-        return (found, "serve")
+    program = shutil.which("vllm", path=environ.get("PATH"))
+    if program is not None:
+        return (program, "serve")
     raise NoVllmError(
         f"engine=vllm: vLLM is not installed here. Install the extra `gpu`, name the command in {VLLM_COMMAND} "
         "(/path/to/python of another environment will do), or choose engine=embedded or engine=external"

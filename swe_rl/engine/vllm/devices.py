@@ -56,7 +56,7 @@ def slice_number(name: str, environ: Mapping[str, str], *, list_devices: Callabl
     Raises DeviceError for the others.
     """
     visible = [word.strip() for word in environ.get("CUDA_VISIBLE_DEVICES", "").split(",")]
-    names = [one for one in visible if one.startswith("MIG-")] or mig_names((list_devices or _nvidia_smi)())
+    names = [device for device in visible if device.startswith("MIG-")] or mig_names((list_devices or _nvidia_smi)())
     if names[:1] == [name]:
         return "0"
     raise DeviceError(

@@ -14,14 +14,21 @@ Invariants:
 
 import asyncio
 import contextlib
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from swe_rl.engine.loss import LossTeller, Record
-from swe_rl.engine.protocol import Completion, Engine, EngineError, EngineState, EngineStats, SamplingParams
+from swe_rl.engine.protocol import (
+    Completion,
+    Engine,
+    EngineError,
+    EngineState,
+    EngineStats,
+    LossTeller,
+    Record,
+    SamplingParams,
+)
 from swe_rl.engine.server.client import ServerFailingError
 from swe_rl.engine.server.engine import HttpEngine
 from swe_rl.engine.server.weights import WeightFolders
@@ -58,7 +65,6 @@ class VllmEngine(Engine):
         say: Callable[[str], None],
         weights: WeightFolders | None = None,
         record: Record | None = None,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__(name)
         self.restarts = 0
@@ -67,7 +73,7 @@ class VllmEngine(Engine):
         self._max_restarts = max_restarts
         self._say = say
         self._weights = weights
-        self._teller = LossTeller(name, say, record or (lambda *_: None), clock)
+        self._teller = LossTeller(name, say, record or (lambda *_: None))
         self._eager = False
         self._by_number = False
         self._server: VllmServer | None = None
@@ -200,7 +206,7 @@ class VllmEngine(Engine):
     async def _serving(self) -> HttpEngine:
         if self._keeper is None and self._failure is None:
             raise EngineError(f"Engine `{self.name}` was not started; await start() first.")
-        while not self._up.is_set():
+        while not self._up.is_set():  # it may have died once more before this task had its turn
             await self._up.wait()
         if self._failure is not None or self._http is None:
             raise EngineError(str(self._failure)) from self._failure
@@ -262,7 +268,7 @@ class VllmEngine(Engine):
         while self._server is not None:
             error = await self._server.wait()
             self._death = error
-            self._up.clear()
+            self._up.clear()  # before anybody is told: who asks then waits for the restart, and misses the dead server
             self._lost(error)
             await self._server.stop()  # also where the guard was killed: nothing of it may stay on the GPUs
             self._down.set()

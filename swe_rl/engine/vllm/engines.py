@@ -15,15 +15,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from swe_rl.config.schema import Config
-from swe_rl.engine.external import needs
-from swe_rl.engine.loss import Record
+from swe_rl.engine.protocol import Record
 from swe_rl.engine.server.client import HttpClient
 from swe_rl.engine.server.engine import HttpEngine
-from swe_rl.engine.server.features import Patience
+from swe_rl.engine.server.features import Patience, needs
 from swe_rl.engine.server.weights import WeightFolders, untied_copy
-from swe_rl.engine.transfer.protocol import GLOO, IPC, transfer_kind
 from swe_rl.engine.vllm import step as vllm_step
 from swe_rl.engine.vllm.arguments import (
+    EXTENSION_FILES,
     ServerChoice,
     VllmOptions,
     served_name,
@@ -41,13 +40,9 @@ from swe_rl.hardware.slurm.nodes import address, names_of, step, step_environmen
 from swe_rl.layout.placement import Gpu, home, place
 from swe_rl.logger.disk import disk_error
 from swe_rl.model.load import locate
+from swe_rl.plan.weight_sync import GLOO, IPC, transfer_kind
 from swe_rl.sandbox.process_tree import MARKER
 
-# What is copied beside the servers, and as what, for a way of transferring weights.
-_EXTENSION_FILES = {
-    GLOO: {"vllm_gloo.py": "swe_rl_gloo.py"},
-    IPC: {"vllm_ipc.py": "swe_rl_ipc.py", "ipc_handle.py": "swe_rl_ipc_handle.py"},
-}
 _BY_HAND = "start `vllm serve` on the others and give all addresses as engine=external engine.urls=[...]"
 _FIRST_REPLY_S = 300.0  # a server that we started ourselves may compile kernels then
 _log = logging.getLogger(__name__)
@@ -169,16 +164,16 @@ def vllm_engines(
     if not options.command:
         options = replace(options, command=vllm_command(environ))
     placement = place(config)
-    placed, own = placement.engines, home(placement)
-    away = [gpus[0].node for gpus in placed if gpus[0].node != own]
-    nodes = names_of(away, own, f"layout={config.layout.name} puts an engine", _BY_HAND, environ)
+    placed, home_node = placement.engines, home(placement)
+    away = [gpus[0].node for gpus in placed if gpus[0].node != home_node]
+    nodes = names_of(away, home_node, f"layout={config.layout.name} puts an engine", _BY_HAND, environ)
     weights = weight_folders(config, folders.weights, untied=not placed)
     model_path = locate(config.model)
     if not placed and Path(model_path).is_dir():
         model_path = str(untied_copy(Path(model_path), folders.scratch / "untied"))
     key = environ.get("VLLM_API_KEY") or secrets.token_hex(16)
     plan = _Plan(config, folders, options, environ, key, say, weights, _extension(config, folders.weights), nodes)
-    makers = [_maker(plan, index, placed[index] if placed else (), own) for index in range(config.layout.engines)]
+    makers = [_maker(plan, index, placed[index] if placed else (), home_node) for index in range(config.layout.engines)]
     return [
         VllmEngine(
             maker,
@@ -201,13 +196,12 @@ def weight_folders(config: Config, root: Path, *, untied: bool = False) -> Weigh
 
 def _extension(config: Config, root: Path) -> Path | None:
     """A copy apart: vLLM may be in another environment, which must not see the packages of this one."""
-    files = _EXTENSION_FILES.get(transfer_kind(config) or "")
-    if files is None:
+    if transfer_kind(config) not in (GLOO, IPC):
         return None
     folder = root / "extension"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for name, there in files.items():
+        for name, there in EXTENSION_FILES.items():
             shutil.copyfile(Path(__file__).parents[1] / "transfer" / name, folder / there)
     except OSError as error:
         raise disk_error(folder, error) from error
@@ -220,15 +214,15 @@ def _folder_of(model: str, revision: str | None) -> Path | None:
         return Path(model)
     from huggingface_hub import try_to_load_from_cache
 
-    found = try_to_load_from_cache(model, "config.json", revision=revision)
-    return Path(found).parent if isinstance(found, str) else None
+    file = try_to_load_from_cache(model, "config.json", revision=revision)
+    return Path(file).parent if isinstance(file, str) else None
 
 
-def _maker(plan: _Plan, index: int, gpus: tuple[Gpu, ...], own: int) -> _Maker:
+def _maker(plan: _Plan, index: int, gpus: tuple[Gpu, ...], home_node: int) -> _Maker:
     """Raises DeviceError."""
     if not gpus:
         return _Maker(plan, index, None)
-    if gpus[0].node != own:
+    if gpus[0].node != home_node:
         return _Maker(plan, index, ",".join(str(gpu.index) for gpu in gpus), away=gpus)
     return _Maker(plan, index, visible_devices(gpus, plan.environ, mig=plan.config.hardware.mig))
 

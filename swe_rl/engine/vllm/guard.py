@@ -94,10 +94,10 @@ def _kill_all() -> None:
     """SIGKILL to every descendant until none is left; processes in the kernel are waited for, within reason."""
     for _ in range(_KILL_ROUNDS):
         _collect()
-        found = descendants(os.getpid())
-        if not found:
+        pids = descendants(os.getpid())
+        if not pids:
             return
-        for pid in found:
+        for pid in pids:
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(_ROUND_S)
@@ -121,13 +121,13 @@ def descendants(root: int) -> list[int]:
             continue
         if fields[0] != "Z":
             children.setdefault(int(fields[1]), []).append(int(entry.name))
-    found: list[int] = []
+    below: list[int] = []
     waiting = list(children.get(root, ()))
     while waiting:
         pid = waiting.pop()
-        found.append(pid)
+        below.append(pid)
         waiting += children.get(pid, ())
-    return found
+    return below
 
 
 def _prctl(option: int, value: int) -> None:

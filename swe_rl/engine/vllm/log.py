@@ -60,9 +60,9 @@ class Diagnosis:
     lines: tuple[str, ...]
 
     def __str__(self) -> str:
-        told = " | ".join(self.lines) or "its log says nothing"
+        last_words = " | ".join(self.lines) or "its log says nothing"
         way_out = _WAY_OUT.get(self.cause)
-        return f"{told}; {way_out}" if way_out else told
+        return f"{last_words}; {way_out}" if way_out else last_words
 
 
 def diagnose(text: str) -> Diagnosis:

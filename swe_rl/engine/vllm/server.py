@@ -59,7 +59,6 @@ class VllmServer:
         start_timeout_s: float,
         stop_timeout_s: float,
         say: Callable[[str], None],
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.url = launch.url
         self.log = log
@@ -68,7 +67,6 @@ class VllmServer:
         self._start_timeout_s = start_timeout_s
         self._stop_timeout_s = stop_timeout_s
         self._say = say
-        self._clock = clock
         self._process: asyncio.subprocess.Process | None = None
         self._log_start = 0
 
@@ -82,14 +80,14 @@ class VllmServer:
 
         Nothing is left running when it raises.
         """
-        started_s = self._clock()
+        started_s = time.monotonic()
         try:
             await self._spawn()
             await self._wait_until_healthy(started_s)
         except BaseException:
             await self.stop()
             raise
-        return self._clock() - started_s
+        return time.monotonic() - started_s
 
     async def wait(self) -> ServerDiedError:
         """Returns the reason once the process has ended."""
@@ -148,7 +146,7 @@ class VllmServer:
             while not await _is_healthy(client):
                 if process.returncode is not None:
                     raise self._died(process.returncode)
-                now_s = self._clock()
+                now_s = time.monotonic()
                 if now_s - started_s > self._start_timeout_s:
                     raise EngineError(
                         f"Engine `{self._name}` was not ready after {self._start_timeout_s:.0f} s: "
@@ -167,9 +165,11 @@ class VllmServer:
             name = signal.Signals(status - 128).name
             how = f"was ended by {name} from outside: by hand, or by the machine for want of memory"
             return ServerDiedError(f"Engine `{self._name}` {how} (log: {self.log})", Cause.unknown)
-        found = self._diagnosis()
+        diagnosis = self._diagnosis()
         how = f"signal {signal.Signals(status - 128).name}" if status - 128 in _SIGNALS else f"status {status}"
-        return ServerDiedError(f"Engine `{self._name}` ended with {how}: {found} (log: {self.log})", found.cause)
+        return ServerDiedError(
+            f"Engine `{self._name}` ended with {how}: {diagnosis} (log: {self.log})", diagnosis.cause
+        )
 
     def _diagnosis(self) -> Diagnosis:
         return diagnose(self._tail())
@@ -178,7 +178,7 @@ class VllmServer:
         return read_tail(self.log, self._log_start)
 
 
-_SIGNALS = frozenset(int(one) for one in signal.Signals)
+_SIGNALS = frozenset(int(number) for number in signal.Signals)
 
 
 async def _is_healthy(client: HttpClient) -> bool:
@@ -189,7 +189,7 @@ async def _is_healthy(client: HttpClient) -> bool:
 
 
 def _kill_tree(pid: int) -> None:
-    found: Sequence[int] = [*vllm_guard.descendants(pid), pid]
-    for one in found:
+    pids: Sequence[int] = [*vllm_guard.descendants(pid), pid]
+    for pid_below in pids:
         with contextlib.suppress(OSError):
-            os.kill(one, signal.SIGKILL)
+            os.kill(pid_below, signal.SIGKILL)

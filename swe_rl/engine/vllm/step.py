@@ -66,8 +66,8 @@ def _devices(spec: StepSpec, environ: dict[str, str]) -> str:
     from swe_rl.engine.vllm.devices import slice_number, visible_devices
     from swe_rl.layout.placement import Gpu
 
-    found = visible_devices([Gpu(0, index) for index in spec.gpus or ()], environ, mig=spec.mig)
-    return slice_number(found, environ) if spec.by_number else found
+    devices = visible_devices([Gpu(0, index) for index in spec.gpus or ()], environ, mig=spec.mig)
+    return slice_number(devices, environ) if spec.by_number else devices
 
 
 async def _serve(spec: StepSpec, command: list[str], environ: dict[str, str]) -> int:

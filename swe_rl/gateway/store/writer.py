@@ -79,7 +79,7 @@ class Chains:
         if not self._connection.execute(known, (session_id, chain)).fetchone():
             return None
         stored = schema.from_rows(self._connection.execute(schema.SELECT, (session_id,)).fetchall())
-        return next(_end(one) for one in reversed(stored) if one.chain == chain)
+        return next(_end(row) for row in reversed(stored) if row.chain == chain)
 
 
 def _end(trace: Trace) -> _End:
@@ -101,7 +101,9 @@ def write_group(connection: sqlite3.Connection, chains: Chains, work: Sequence[A
                 _insert(connection, chains, item)
                 traces += 1
             else:
-                connection.executemany("DELETE FROM traces WHERE session_id = ?", [(one,) for one in item])
+                connection.executemany(
+                    "DELETE FROM traces WHERE session_id = ?", [(session_id,) for session_id in item]
+                )
                 chains.forget(item)
         kill_point("traces_inserted")
         connection.execute("COMMIT")

@@ -5,17 +5,68 @@ Invariants:
 - Requests run in the order of their admission; the youngest is preempted first and comes back first.
 - While nothing is prefilled the engine jumps to the end of the first sequence, or to the step that lacks blocks: the
   result is the same as step by step. An arrival ends the jump after the step under way.
+- `computed` tokens have their keys and values in the cache; of the newest sampled token they never are.
+- A preempted request keeps what it sampled and computes it again as if it were prompt.
 """
 
 import heapq
 from bisect import bisect_right
 from collections import deque
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from swe_rl.plan.engine_speed import EngineSpeed
 from swe_rl.router.core import EngineLoad
-from swe_rl.router.simulation.blocks import BlockCache
-from swe_rl.router.simulation.request import BLOCK_TOKENS, Request
+from swe_rl.router.simulation.blocks import BlockCache, Key, Segment
+from swe_rl.router.simulation.workload import Program
+
+BLOCK_TOKENS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """The segments of a program's blocks: what all share, what its group shares, its own. `system_blocks` and
+    `shared_blocks` are where the first and the second end; only whole blocks are shared."""
+
+    keys: tuple[Key, Key, Key]
+    system_blocks: int
+    shared_blocks: int
+
+    def bounds(self, tokens: int) -> tuple[int, int, int]:
+        """Blocks of each segment that `tokens` from the start need."""
+        blocks = -(-tokens // BLOCK_TOKENS)
+        system = min(blocks, self.system_blocks)
+        group = min(blocks, self.shared_blocks) - system
+        return system, group, blocks - system - group
+
+
+def chain_of(program: Program) -> Chain:
+    return Chain(
+        (("system", ""), ("group", program.group), ("program", program.program_id)),
+        program.system_tokens // BLOCK_TOKENS,
+        max(program.system_tokens, program.prompt_tokens) // BLOCK_TOKENS,
+    )
+
+
+@dataclass(eq=False, slots=True)
+class SimulatedRequest:
+    request_id: str
+    program_id: str
+    chain: Chain
+    prompt_tokens: int
+    out_tokens: int
+    arrived_s: float = 0.0
+    known_tokens: int = 0  # computed at some time by this program, here or elsewhere
+    sampled: int = 0
+    computed: int = 0
+    cached_tokens: int = -1  # at its first start; -1: not started
+    placed: bool = False
+    segments: list[Segment] = field(default_factory=list)
+    decoding_from: int = -1  # the engine's count of decoding steps when it began to decode; -1: it does not
+
+    @property
+    def target_tokens(self) -> int:
+        """What prefill must compute before the next token can be sampled."""
+        return self.prompt_tokens + self.sampled
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,19 +97,21 @@ class EngineModel:
         self.end_s: float | None = None  # of the steps under way; None: idle
         self._speed = speed
         self._limits = limits
-        self._waiting: deque[Request] = deque()
-        self._running: dict[str, Request] = {}  # in order of admission
-        self._chunks: list[tuple[Request, int]] = []  # of the step under way
+        self._waiting: deque[SimulatedRequest] = deque()
+        self._running: dict[str, SimulatedRequest] = {}  # in order of admission
+        self._chunks: list[tuple[SimulatedRequest, int]] = []  # of the step under way
         self._start_s = 0.0
         self._steps = 0  # under way, from `_start_s` on
         self._decodes = 0
         self._context_tokens = 0  # of all that decode
         self._decode_steps = 0  # since the beginning
         self._phases = [0] * BLOCK_TOKENS  # decoding requests by the step, modulo a block, that needs a new one
-        self._ends: list[tuple[int, int, Request]] = []  # (decode step, order, request); preempted ones are stale
+        self._ends: list[
+            tuple[int, int, SimulatedRequest]
+        ] = []  # (decode step, order, request); preempted ones are stale
         self._order = 0
 
-    def submit(self, request: Request, now_s: float) -> None:
+    def submit(self, request: SimulatedRequest, now_s: float) -> None:
         """Is considered at the end of the step under way, which `end_s` then tells."""
         if not self._limits.prefix_caching:
             request.chain = replace(request.chain, system_blocks=0, shared_blocks=0)
@@ -79,7 +132,7 @@ class EngineModel:
             preemptions_total=self.counts.preemptions,
         )
 
-    def finish_steps(self) -> list[Request]:
+    def finish_steps(self) -> list[SimulatedRequest]:
         """At `end_s`: what is finished by the steps that were under way."""
         assert self.end_s is not None
         self.counts.busy_s += self.end_s - self._start_s
@@ -158,7 +211,7 @@ class EngineModel:
         first = self._decode_steps
         return whole * self._decodes + sum(self._phases[(first + step) % BLOCK_TOKENS] for step in range(rest))
 
-    def _sample_first(self, request: Request, finished: list[Request]) -> None:
+    def _sample_first(self, request: SimulatedRequest, finished: list[SimulatedRequest]) -> None:
         """At the end of its prefill."""
         self.counts.sampled_tokens += 1
         request.sampled += 1
@@ -174,7 +227,7 @@ class EngineModel:
         end = self._decode_steps + request.out_tokens - request.sampled
         heapq.heappush(self._ends, (end, self._order, request))
 
-    def _finish_decodes(self) -> list[Request]:
+    def _finish_decodes(self) -> list[SimulatedRequest]:
         finished = []
         while self._ends and self._ends[0][0] <= self._decode_steps:
             end, _, request = heapq.heappop(self._ends)
@@ -184,7 +237,7 @@ class EngineModel:
                 finished.append(request)
         return finished
 
-    def _stop_decoding(self, request: Request) -> None:
+    def _stop_decoding(self, request: SimulatedRequest) -> None:
         """Gives it the tokens and blocks that were counted for the whole batch."""
         self._phases[(request.decoding_from - request.computed) % BLOCK_TOKENS] -= 1
         steps = self._decode_steps - request.decoding_from
@@ -194,8 +247,8 @@ class EngineModel:
         request.decoding_from = -1
         self._decodes -= 1
         self._context_tokens -= request.computed
-        own = request.segments[2]
-        own.resident = request.chain.bounds(request.computed)[2]
+        new_tokens = request.segments[2]
+        new_tokens.resident = request.chain.bounds(request.computed)[2]
 
     def _make_room_to_decode(self) -> None:
         while self._decodes and self._blocks_to_decode(1) > self.cache.available:
@@ -205,7 +258,7 @@ class EngineModel:
 
     def _continue_prefills(self, budget: int) -> int:
         """Chunks for those that were admitted before. Returns what is left of the budget."""
-        for request in [one for one in self._running.values() if one.decoding_from < 0]:
+        for request in [waiting for waiting in self._running.values() if waiting.decoding_from < 0]:
             tokens = min(budget, request.target_tokens - request.computed)
             if tokens <= 0 or not self._room_for_chunk(request, tokens):
                 break
@@ -213,7 +266,7 @@ class EngineModel:
             budget -= tokens
         return budget
 
-    def _room_for_chunk(self, request: Request, tokens: int) -> bool:
+    def _room_for_chunk(self, request: SimulatedRequest, tokens: int) -> bool:
         """Preempts younger ones for it; False if it was preempted itself."""
         while self._missing(request, request.computed + tokens) + self._blocks_to_decode(1) > self.cache.available:
             self._preempt()
@@ -221,14 +274,14 @@ class EngineModel:
                 return False
         return True
 
-    def _missing(self, request: Request, tokens: int) -> int:
+    def _missing(self, request: SimulatedRequest, tokens: int) -> int:
         """Blocks that the first `tokens` of its sequence lack."""
         bounds = request.chain.bounds(tokens)
         return sum(
             max(0, need - self.cache.resident(key)) for need, key in zip(bounds, request.chain.keys, strict=True)
         )
 
-    def _take_chunk(self, request: Request, tokens: int) -> None:
+    def _take_chunk(self, request: SimulatedRequest, tokens: int) -> None:
         bounds = request.chain.bounds(request.computed + tokens)
         for need, segment in zip(bounds, request.segments, strict=True):
             if need > segment.resident:
@@ -258,7 +311,7 @@ class EngineModel:
             self._take_chunk(request, tokens)
             budget -= tokens
 
-    def _hit_tokens(self, request: Request) -> int:
+    def _hit_tokens(self, request: SimulatedRequest) -> int:
         """Of the chain's resident beginning; the last token is always computed, for its logits."""
         if not self._limits.prefix_caching:
             return 0
@@ -282,13 +335,13 @@ class EngineModel:
         self.counts.preemptions += 1
         self._waiting.appendleft(request)
 
-    def _leave(self, request: Request) -> None:
+    def _leave(self, request: SimulatedRequest) -> None:
         """Its whole blocks stay as prefixes, the end of the chain to be evicted first."""
         del self._running[request.request_id]
-        own = request.segments[2]
+        new_tokens = request.segments[2]
         whole = request.computed // BLOCK_TOKENS - request.chain.shared_blocks if self._limits.prefix_caching else 0
-        if own.resident > max(0, whole):
-            self.cache.shrink(own, own.resident - max(0, whole))
+        if new_tokens.resident > max(0, whole):
+            self.cache.shrink(new_tokens, new_tokens.resident - max(0, whole))
         for segment in reversed(request.segments):
             self.cache.give_back(segment)
         request.segments = []

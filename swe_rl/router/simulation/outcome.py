@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from swe_rl.router.simulation.engine_model import EngineCounts
-from swe_rl.router.simulation.request import Request
+from swe_rl.router.simulation.engine_model import EngineCounts, SimulatedRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +80,7 @@ class Tally:
         self.pauses += later_turn and hold_s > 0
         self.moves += moved
 
-    def answer(self, request: Request, reusable_tokens: int) -> None:
+    def answer(self, request: SimulatedRequest, reusable_tokens: int) -> None:
         """`reusable_tokens`: whole blocks of what the program had computed before; negative of a first turn."""
         reusable_tokens = max(0, reusable_tokens)
         self.turns += 1

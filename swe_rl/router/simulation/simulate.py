@@ -5,9 +5,13 @@ Invariants:
   two steps; it is the same object.
 - Equal arguments give equal outcomes: nothing is random.
 - A simulation ends with every turn of every program done once, or with SimulationError.
+- Time never goes back; of what happens at one time, what was planned first comes first.
+- Ticks do not count as work: `idle` is True when nothing but them is planned.
 """
 
+import heapq
 from collections import Counter, deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from swe_rl.errors import RunError, UserError
@@ -25,11 +29,53 @@ from swe_rl.router.core import (
     SyncEnded,
     Tick,
 )
-from swe_rl.router.simulation.clock import VirtualClock
-from swe_rl.router.simulation.engine_model import EngineLimits, EngineModel
+from swe_rl.router.simulation.engine_model import BLOCK_TOKENS, EngineLimits, EngineModel, SimulatedRequest, chain_of
 from swe_rl.router.simulation.outcome import Outcome, StepOutcome, Tally, outcome_of
-from swe_rl.router.simulation.request import BLOCK_TOKENS, Request, chain_of
 from swe_rl.router.simulation.workload import Program, Workload
+
+Happening = Callable[[], None]
+
+
+class VirtualClock:
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.worked_s = 0.0  # when something other than a tick happened last
+        self._planned: list[tuple[float, int, bool, Happening]] = []
+        self._order = 0
+        self._work = 0
+
+    @property
+    def idle(self) -> bool:
+        return not self._work
+
+    @property
+    def empty(self) -> bool:
+        return not self._planned
+
+    def at(self, time_s: float, happening: Happening) -> None:
+        """`time_s` is not in the past."""
+        self._plan(time_s, True, happening)
+
+    def after(self, delay_s: float, happening: Happening) -> None:
+        self._plan(self.now_s + delay_s, True, happening)
+
+    def tick_after(self, delay_s: float, happening: Happening) -> None:
+        self._plan(self.now_s + delay_s, False, happening)
+
+    def advance(self) -> None:
+        """To what happens next."""
+        self.now_s, _, work, happening = heapq.heappop(self._planned)
+        if work:
+            self._work -= 1
+            self.worked_s = self.now_s
+        happening()
+
+    def _plan(self, time_s: float, work: bool, happening: Happening) -> None:
+        assert time_s >= self.now_s, f"{time_s} is before {self.now_s}"
+        self._order += 1
+        self._work += work
+        heapq.heappush(self._planned, (time_s, self._order, work, happening))
+
 
 _STUCK_S = 24 * 3600.0  # of ticks alone: nothing will ever be placed
 
@@ -50,7 +96,7 @@ class _Running:
     turn: int = 0
     context_tokens: int = 0
     engine: str | None = None
-    request: Request | None = None
+    request: SimulatedRequest | None = None
 
 
 @dataclass(slots=True)
@@ -123,7 +169,7 @@ class Simulation:
     def _ask(self, running: _Running) -> None:
         program, turn = running.program, running.program.turns[running.turn]
         prompt_tokens = running.context_tokens + turn.new_in_tokens
-        running.request = request = Request(
+        running.request = request = SimulatedRequest(
             request_id=f"{program.program_id}#{running.turn}",
             program_id=program.program_id,
             chain=chain_of(program),
@@ -135,7 +181,7 @@ class Simulation:
         self._asking[request.request_id] = running
         self._feed(RequestArrived(program.program_id, request.request_id, prompt_tokens, program.group, running.turn))
 
-    def _answered(self, request: Request) -> None:
+    def _answered(self, request: SimulatedRequest) -> None:
         running = self._asking.pop(request.request_id)
         self._tally.answer(request, (running.context_tokens - 1) // BLOCK_TOKENS * BLOCK_TOKENS)
         running.request = None
@@ -188,7 +234,7 @@ class Simulation:
             if running is not None and running.request is not None and not running.request.placed:
                 self._place(running, running.request, action)
 
-    def _place(self, running: _Running, request: Request, action: Action) -> None:
+    def _place(self, running: _Running, request: SimulatedRequest, action: Action) -> None:
         name = action.engine
         engine = self.engines.get(name)
         if engine is None:

@@ -5,10 +5,12 @@ Invariants:
   programs of a smaller one.
 - A trajectory stays within the limits of `rollout`, as the gateway and the agent would keep it.
 - Equal parameters, limits and seeds give equal workloads, whatever the machine: only the standard library draws.
+- Lengths and pauses are those that were seen; how long an engine took is not taken over, it is what is simulated.
+- A turn whose prompt does not go on from the one before (a cut chain) counts as going on: a program only grows.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from random import Random
 from typing import Protocol
@@ -207,3 +209,55 @@ def oversubscription(workload: Workload, engines: int, capacity_tokens: int) -> 
     programs = [program for step in workload.steps for program in step]
     at_once = min(workload.concurrency, max((len(step) for step in workload.steps), default=0))
     return at_once / engines * mean_context_tokens(programs) / capacity_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedTurn:
+    """`asked_s` and `answered_s`: on one clock, when the request reached the gateway and when it was answered."""
+
+    prompt_tokens: int
+    sampled_tokens: int
+    asked_s: float
+    answered_s: float
+
+
+def program_of(
+    program_id: str, group: str, turns: Sequence[RecordedTurn], *, boot_s: float = 0.0, grade_s: float = 0.0
+) -> Program | None:
+    """None without a turn. What all programs share at the start is not recorded: a group's first prompt is."""
+    if not turns:
+        return None
+    return Program(program_id, group, tuple(_recorded_turns(turns)), boot_s, grade_s)
+
+
+def _recorded_turns(turns: Sequence[RecordedTurn]) -> Iterator[Turn]:
+    held = 0
+    for number, turn in enumerate(turns):
+        new = max(1, turn.prompt_tokens - held)
+        out = max(1, turn.sampled_tokens)
+        last = number + 1 == len(turns)
+        tool_s = 0.0 if last else max(0.0, turns[number + 1].asked_s - turn.answered_s)
+        yield Turn(new, out, tool_s)
+        held += new + out
+
+
+def resized(programs: Sequence[Program], count: int) -> tuple[Program, ...]:
+    """So many of them, in order; from the beginning again, as groups of their own, where there are fewer."""
+    made = list(programs[:count])
+    while len(made) < count:
+        again = len(made) // len(programs)
+        program = programs[len(made) % len(programs)]
+        made.append(replace(program, program_id=f"{program.program_id}~{again}", group=f"{program.group}~{again}"))
+    return tuple(made)
+
+
+def shared_tokens(prompts: Iterable[Sequence[int]]) -> int:
+    """Length of the beginning that all token sequences have in common: a workload's `system_tokens`."""
+    common: Sequence[int] | None = None
+    for prompt in prompts:
+        if common is None:
+            common = prompt
+        length = min(len(common), len(prompt))
+        same = next((index for index in range(length) if common[index] != prompt[index]), length)
+        common = common[:same]
+    return len(common or ())

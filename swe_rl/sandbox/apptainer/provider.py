@@ -6,6 +6,9 @@ Invariants:
 - Files pass through a folder that both sides see; what comes out is read as anything else that commands may have
   tampered with (confined_path).
 - Limits that this host's cgroups do not give are left out once, with a warning.
+- The guard is the first process of a pid namespace of its own (`--no-init`): when apptainer ends, so does all of it.
+- Nothing of this host is seen but what is named: no home, no environment, no network unless `sandbox.network`.
+- Writes go to memory (`--writable-tmpfs`), or to a folder of the sandbox's own where its size is limited by none.
 """
 
 import asyncio
@@ -15,24 +18,77 @@ import os
 import re
 import shutil
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from swe_rl.config.schema import SandboxConfig
 from swe_rl.errors import UserError
-from swe_rl.sandbox.apptainer import command as line
+from swe_rl.sandbox.base import BaseProvider, HeadTail, safe_name
 from swe_rl.sandbox.confined_path import read_confined
 from swe_rl.sandbox.container import files
-from swe_rl.sandbox.container.guard import STOP_SIGNAL, Guard
+from swe_rl.sandbox.container.guard import STOP_SIGNAL, Guard, beat_all, guard_argv
 from swe_rl.sandbox.container.sandbox import Archives, ContainerSandbox
-from swe_rl.sandbox.container.spec import parse_mount
+from swe_rl.sandbox.container.spec import Mount, environment, parse_mount
 from swe_rl.sandbox.door import Doorway, prepare_folder
-from swe_rl.sandbox.lease import make_leased, reap_stale
-from swe_rl.sandbox.output import HeadTail
+from swe_rl.sandbox.lease import make_scratch
 from swe_rl.sandbox.process_tree import first_inside
 from swe_rl.sandbox.protocol import Door, SandboxError, Workspace, close_all
 from swe_rl.sandbox.working_copy import clear_away, remove_or_say, remove_tree
+
+EXCHANGE = "/run/swe_rl"
+
+
+def image_reference(image: str) -> str:
+    """A file or folder of this machine, or an address; a plain image name is one of a Docker registry."""
+    if "://" in image or image.startswith(("/", "./")) or image.endswith(".sif"):
+        return image
+    return f"docker://{image}"
+
+
+def exec_argv(
+    program: str, image: str, config: SandboxConfig, mounts: Sequence[Mount], exchange: Path, overlay: Path
+) -> list[str]:
+    """`exchange` is the folder through which files pass; `overlay` takes what the sandbox writes."""
+    argv = [program, "exec", "--containall", "--cleanenv", "--no-home", "--no-init", "--pid", "--fakeroot"]
+    argv += ["--no-privs", "--hostname", "sandbox", "--pwd", "/", "--overlay", str(overlay)]
+    if not config.network:
+        argv += ["--net", "--network", "none"]
+    argv += limits_argv(config)
+    for mount in (*mounts, Mount(str(exchange), EXCHANGE, writable=True)):
+        argv += ["--bind", f"{mount.source}:{mount.target}:{'rw' if mount.writable else 'ro'}"]
+    for name, value in environment(config).items():
+        argv += ["--env", f"{name}={_escaped(value)}"]
+    return [*argv, image_reference(image), *guard_argv(config.lease_s)]
+
+
+def limits_argv(config: SandboxConfig) -> list[str]:
+    return [
+        *("--cpus", f"{config.cpus:g}"),
+        *("--memory", str(int(config.memory_gb * 1024**3))),
+        *("--memory-swap", str(int(config.memory_gb * 1024**3))),
+        *("--pids-limit", str(config.max_processes)),
+    ]
+
+
+def without_limits(argv: Sequence[str], config: SandboxConfig) -> list[str]:
+    """For hosts whose cgroups are not this user's."""
+    limits = limits_argv(config)
+    at = next(i for i in range(len(argv)) if list(argv[i : i + len(limits)]) == limits)
+    return [*argv[:at], *argv[at + len(limits) :]]
+
+
+def child_environment(given: Mapping[str, str]) -> dict[str, str]:
+    """What apptainer itself gets: its own variables and the search path, none of ours for the container."""
+    kept = ("PATH", "HOME", "USER", "TMPDIR", "XDG_RUNTIME_DIR", "DBUS_SESSION_BUS_ADDRESS")
+    apptainers = ("APPTAINER_CACHEDIR", "APPTAINER_TMPDIR", "APPTAINER_CONFIGDIR", "APPTAINER_DOCKER_USERNAME")
+    return {name: given[name] for name in (*kept, *apptainers) if name in given}
+
+
+def _escaped(value: str) -> str:
+    """Commas separate variables."""
+    return value.replace("\\", "\\\\").replace(",", "\\,")
+
 
 _CHUNK_BYTES = 1 << 18
 _END_S = 10.0
@@ -87,50 +143,28 @@ class _Started:
         return self.folder / "exchange"
 
 
-class ApptainerProvider:
+class ApptainerProvider(BaseProvider[ContainerSandbox]):
     """Raises UserError when apptainer (or singularity) is not on PATH."""
 
     def __init__(
         self, config: SandboxConfig, scratch: Path, *, warn: Callable[[str], None], program: str | None = None
     ) -> None:
-        found = program or shutil.which("apptainer") or shutil.which("singularity")
-        if found is None:
+        path = program or shutil.which("apptainer") or shutil.which("singularity")
+        if path is None:
             raise UserError(
                 "sandbox.kind=apptainer needs `apptainer` (or `singularity`) on PATH: load its module, or use "
                 "sandbox=docker, sandbox=podman or runtime=job"
             )
-        self._program = found
-        self._config = config
+        super().__init__(config)
+        self._program = path
         self._warn = warn
         self._mounts = tuple(parse_mount(text) for text in config.mounts)
-        scratch = scratch.absolute()
-        scratch.mkdir(parents=True, exist_ok=True)
-        reap_stale(scratch)
-        self._folder = make_leased(scratch, "apptainer")
-        self._places = asyncio.Semaphore(config.concurrency)
+        self._folder = make_scratch(scratch, "apptainer")
         self._starts = asyncio.Semaphore(config.start_concurrency)
         self._open: dict[ContainerSandbox, _Started] = {}
         self._counter = itertools.count(1)
         self._limited = True
         self._beating: asyncio.Task[None] | None = None
-        self._closed = False
-
-    async def create(self, workspace: Workspace, *, owner: str, door: Door | None = None) -> ContainerSandbox:
-        """Raises UserError for a workspace without an image, SandboxError when it cannot be made."""
-        self._check_open()
-        image = workspace.image or self._config.image
-        if image is None:
-            raise UserError(f"{owner}: sandbox.kind=apptainer needs an image for a folder: sandbox.image=FILE.sif")
-        if self._beating is None:
-            self._beating = asyncio.ensure_future(self._beat())
-        await self._places.acquire()
-        try:
-            self._check_open()
-            async with self._starts:
-                return await self._opened(workspace, image, owner, door)
-        except BaseException:
-            self._places.release()
-            raise
 
     async def close(self) -> None:
         self._closed = True
@@ -139,13 +173,31 @@ class ApptainerProvider:
             self._beating.cancel()
         await asyncio.to_thread(remove_or_say, self._folder, self._warn)
 
+    async def _prepare(self, workspace: Workspace, owner: str, door: Door | None) -> None:
+        self._image(workspace, owner)
+        if self._beating is None:
+            self._beating = asyncio.ensure_future(beat_all(self._config.lease_s, self._guards))
+
+    def _image(self, workspace: Workspace, owner: str) -> str:
+        image = workspace.image or self._config.image
+        if image is None:
+            raise UserError(f"{owner}: sandbox.kind=apptainer needs an image for a folder: sandbox.image=FILE.sif")
+        return image
+
+    def _guards(self) -> list[Guard]:
+        return [started.guard for started in self._open.values()]
+
+    async def _make(self, workspace: Workspace, owner: str, door: Door | None) -> ContainerSandbox:
+        async with self._starts:
+            return await self._opened(workspace, self._image(workspace, owner), owner, door)
+
     async def _opened(self, workspace: Workspace, image: str, owner: str, door: Door | None) -> ContainerSandbox:
-        folder = self._folder / f"{_safe(owner)}-{next(self._counter)}"
+        folder = self._folder / f"{safe_name(owner)}-{next(self._counter)}"
         async with contextlib.AsyncExitStack() as undo:
             undo.push_async_callback(asyncio.to_thread, remove_tree, folder)
             try:
                 started = await self._start(folder, image, owner, undo)
-                doorway = Doorway(door, started.exchange, line.EXCHANGE) if door else None
+                doorway = Doorway(door, started.exchange, EXCHANGE) if door else None
                 if doorway is not None:
                     undo.push_async_callback(doorway.close)
                     await doorway.open()
@@ -171,9 +223,9 @@ class ApptainerProvider:
         for part in ("overlay", "exchange"):
             (folder / part).mkdir(parents=True)
         prepare_folder(folder / "exchange")
-        argv = line.exec_argv(self._program, image, self._config, self._mounts, folder / "exchange", folder / "overlay")
+        argv = exec_argv(self._program, image, self._config, self._mounts, folder / "exchange", folder / "overlay")
         if not self._limited:
-            argv = line.without_limits(argv, self._config)
+            argv = without_limits(argv, self._config)
         started = _Started(folder.name, folder, await _spawn(argv, folder / "errors"), folder / "errors")
         undo.push_async_callback(started.guard.close)
         said = HeadTail(4096)
@@ -195,17 +247,17 @@ class ApptainerProvider:
         name = files.stage_name()
         await asyncio.to_thread((started.exchange / name).write_bytes, archive)
         try:
-            await self._inside(started, f"tar -x -f {line.EXCHANGE}/{name} -C {folder}")
+            await self._inside(started, f"tar -x -f {EXCHANGE}/{name} -C {folder}")
         finally:
             (started.exchange / name).unlink(missing_ok=True)
 
     async def _pack(self, started: _Started, path: str) -> bytes:
         name = files.stage_name()
         try:
-            await self._inside(started, f"tar -c -f {line.EXCHANGE}/{name} -C / {path.lstrip('/')}")
+            await self._inside(started, f"tar -c -f {EXCHANGE}/{name} -C / {path.lstrip('/')}")
             most_bytes = self._config.max_file_mb * 1024**2 + (1 << 16)
             return await asyncio.to_thread(
-                read_confined, started.exchange, name, workdir=line.EXCHANGE, max_bytes=most_bytes
+                read_confined, started.exchange, name, workdir=EXCHANGE, max_bytes=most_bytes
             )
         finally:
             (started.exchange / name).unlink(missing_ok=True)
@@ -225,16 +277,6 @@ class ApptainerProvider:
             del self._open[sandbox]
             self._places.release()
 
-    async def _beat(self) -> None:
-        while True:
-            await asyncio.sleep(self._config.lease_s / 4)
-            for started in list(self._open.values()):
-                await started.guard.beat()
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise SandboxError("the sandbox provider is closed")
-
 
 async def _spawn(argv: list[str], errors: Path) -> Guard:
     with errors.open("wb") as said:
@@ -243,12 +285,8 @@ async def _spawn(argv: list[str], errors: Path) -> Guard:
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=said,
-            env=line.child_environment(os.environ),
+            env=child_environment(os.environ),
             start_new_session=True,
         )
     stream = ProcessStream(process)
     return Guard(stream, interrupt=stream.interrupt)
-
-
-def _safe(owner: str) -> str:
-    return re.sub(r"[^A-Za-z0-9._-]+", "_", owner).strip(".")[:80] or "sandbox"

@@ -3,24 +3,164 @@
 Invariants:
 - Every failure leaves as a SandboxError that names what was asked; the SDK's exceptions stay in here.
 - Only containers that carry our labels are ever removed, one by one, by id or by the name that we gave.
-- The streams of commands need no thread: they live on the event loop (container_stream).
+- The streams of commands need no thread: they live on the event loop (`ContainerStream`).
+- Nothing is lost between the answer's head and the stream: both are read by the same reader.
+- Frames are unpacked as they come, however they are cut.
+- Everything that removes containers goes by these labels; a container without them is nobody's business here.
+- The owner is a process, named for good (`ProcessIdentity`): a pid that was given to another process does not count.
 """
 
 import asyncio
 import contextlib
 import threading
+import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote, urlsplit
 
 from swe_rl.errors import UserError, one_line
-from swe_rl.sandbox.container.labels import PROVIDER, is_orphan
-from swe_rl.sandbox.container.stream import AttachError, ContainerStream, attach
+from swe_rl.host.process_identity import ProcessIdentity
 from swe_rl.sandbox.protocol import SandboxError
 
 if TYPE_CHECKING:
     from docker import APIClient
+
+PREFIX = "swe_rl."
+PROVIDER = f"{PREFIX}provider"
+RUN = f"{PREFIX}run"
+OWNER = f"{PREFIX}owner"
+_HOST = f"{PREFIX}host"
+_STARTS_UNTIL = f"{PREFIX}starts_until_s"
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """This process on this host, and one provider in it."""
+
+    provider: str
+    run: str
+    process: ProcessIdentity
+
+    @classmethod
+    def mine(cls, provider: str, run: str) -> "Identity":
+        return cls(provider, run, ProcessIdentity.mine())
+
+
+def labels_of(identity: Identity, owner: str, starts_until_s: float) -> dict[str, str]:
+    """`starts_until_s`: Unix time after which a container that does not run was left behind."""
+    return {
+        PROVIDER: identity.provider,
+        RUN: identity.run,
+        OWNER: owner,
+        _STARTS_UNTIL: f"{starts_until_s:.0f}",
+        **{f"{PREFIX}{name}": str(value) for name, value in identity.process.record().items()},
+    }
+
+
+def is_orphan(labels: Mapping[str, str], *, running: bool, host: str, now_s: float | None = None) -> bool:
+    """True for a container that nobody will ever use again.
+
+    On the owner's host its process decides. Elsewhere a running container ends by itself when its lease does
+    (guard.sh), and one that does not run is left over once it should have started.
+    """
+    if PROVIDER not in labels:
+        return False
+    try:
+        if labels[_HOST] == host:
+            process = {name.removeprefix(PREFIX): value for name, value in labels.items() if name.startswith(PREFIX)}
+            return ProcessIdentity.read(process).is_gone()
+        return not running and float(labels[_STARTS_UNTIL]) < (time.time() if now_s is None else now_s)
+    except (KeyError, ValueError):
+        return False
+
+
+_HEAD_BYTES = 8
+_CHUNK_BYTES = 1 << 18
+
+
+class AttachError(OSError):
+    """The engine refused to attach."""
+
+
+class FrameDecoder:
+    """Docker's multiplexed stream: frames of stream number, three zero bytes, length (4 bytes, big endian), data."""
+
+    def __init__(self) -> None:
+        self._head = bytearray()
+        self._left_bytes = 0
+
+    def feed(self, data: bytes) -> bytes:
+        """The payload bytes in `data`, of every stream."""
+        payload = bytearray()
+        view = memoryview(data)
+        while view:
+            if self._left_bytes:
+                part = view[: self._left_bytes]
+                payload += part
+                self._left_bytes -= len(part)
+                view = view[len(part) :]
+                continue
+            part = view[: _HEAD_BYTES - len(self._head)]
+            self._head += part
+            view = view[len(part) :]
+            if len(self._head) == _HEAD_BYTES:
+                self._left_bytes = int.from_bytes(self._head[4:], "big")
+                self._head.clear()
+        return bytes(payload)
+
+
+class ContainerStream:
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._frames = FrameDecoder()
+
+    async def read(self) -> bytes:
+        while data := await self._reader.read(_CHUNK_BYTES):
+            if payload := self._frames.feed(data):
+                return payload
+        return b""
+
+    async def write(self, data: bytes) -> None:
+        if self._writer.is_closing():
+            raise BrokenPipeError("the stream is closed")
+        self._writer.write(data)
+        await self._writer.drain()
+
+    @property
+    def ended(self) -> bool:
+        return self._reader.at_eof() or self._writer.is_closing()
+
+    async def close(self) -> None:
+        """At once; the container's first process sees the end of its input."""
+        self._writer.transport.abort()
+
+
+async def attach(address: str, api_version: str, container_id: str) -> ContainerStream:
+    """Attached before the container starts, so that nothing is missed. Raises OSError."""
+    url = urlsplit(address)
+    if url.scheme == "unix":
+        reader, writer = await asyncio.open_unix_connection(url.path)
+    else:
+        reader, writer = await asyncio.open_connection(url.hostname, url.port or 2375)
+    query = "stream=1&stdin=1&stdout=1&stderr=1"
+    writer.write(
+        f"POST /v{api_version}/containers/{quote(container_id)}/attach?{query} HTTP/1.1\r\n"
+        "Host: engine\r\nConnection: Upgrade\r\nUpgrade: tcp\r\nContent-Length: 0\r\n\r\n".encode()
+    )
+    try:
+        head = await reader.readuntil(b"\r\n\r\n")
+    except (asyncio.IncompleteReadError, asyncio.LimitOverrunError) as error:
+        writer.transport.abort()
+        raise AttachError(f"no answer to attach: {error}") from error
+    status = head.split(b" ", 2)[1]
+    if status not in (b"101", b"200"):
+        writer.transport.abort()
+        raise AttachError(f"attach was refused: {head.splitlines()[0].decode(errors='replace')}")
+    return ContainerStream(reader, writer)
+
 
 _AGAIN_S = 0.05
 _REMOVE_TRIES = 100
@@ -79,11 +219,11 @@ class ContainerEngine:
         def work() -> None:
             try:
                 with contextlib.closing(APIClient(self.address, self.api_version, self._timeout_s)) as client:
-                    found, error = action(client), None
+                    value, error = action(client), None
             except Exception as raised:
-                found, error = None, raised
+                value, error = None, raised
             with contextlib.suppress(RuntimeError):  # the loop is gone
-                loop.call_soon_threadsafe(_settle, answer, found, error)
+                loop.call_soon_threadsafe(_settle, answer, value, error)
 
         threading.Thread(target=work, name="containers-aside", daemon=True).start()
         return await answer
@@ -159,7 +299,9 @@ class ContainerEngine:
 
     async def remove_orphans(self, host: str) -> list[str]:
         """Removes what runs that are gone have left behind; returns the names. Raises SandboxError."""
-        orphans = [one for one in await self.ours() if is_orphan(one.labels, running=one.running, host=host)]
+        orphans = [
+            listed for listed in await self.ours() if is_orphan(listed.labels, running=listed.running, host=host)
+        ]
         for orphan in orphans:
             await self.remove(orphan.container_id)
         return [orphan.name for orphan in orphans]
@@ -213,11 +355,11 @@ def list_labelled(client: "APIClient", label: str) -> list[Listed]:
     ]
 
 
-def _settle(answer: "asyncio.Future[Any]", found: Any, error: Exception | None) -> None:
+def _settle(answer: "asyncio.Future[Any]", value: Any, error: Exception | None) -> None:
     if answer.done():
         return
     if error is None:
-        answer.set_result(found)
+        answer.set_result(value)
     else:
         answer.set_exception(error)
 

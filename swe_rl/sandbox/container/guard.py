@@ -12,14 +12,13 @@ import contextlib
 import re
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Protocol
 
+from swe_rl.sandbox.base import HeadTail
 from swe_rl.sandbox.command import until_done
-from swe_rl.sandbox.output import HeadTail
-from swe_rl.sandbox.own_time import Waited, ends_within, no_wait
-from swe_rl.sandbox.protocol import SandboxError
+from swe_rl.sandbox.protocol import SandboxError, Waited, ends_within, no_wait
 
 SCRIPT = (Path(__file__).parents[1] / "inside" / "guard.sh").read_text(encoding="utf-8")
 _PLAIN = re.compile(rb"[A-Za-z0-9_./:=,@+-]")
@@ -28,6 +27,7 @@ _EMPTY = "\\c"
 _TOKEN_BYTES = 16
 _TRAILER_BYTES = 2 * _TOKEN_BYTES + len(":255\n")
 _AGAIN_S = 1.0
+_BEATS_IN_A_LEASE = 4
 STOP_SIGNAL = "SIGUSR1"
 
 
@@ -167,6 +167,14 @@ class Guard:
                 del held[:surplus]
         output.feed(bytes(held[: held.rindex(token)]))
         return status
+
+
+async def beat_all(lease_s: float, guards: Callable[[], Iterable[Guard]]) -> None:
+    """For as long as it is not cancelled: tells all of them that their owner lives, well within their lease."""
+    while True:
+        await asyncio.sleep(lease_s / _BEATS_IN_A_LEASE)
+        for guard in list(guards()):
+            await guard.beat()
 
 
 def _trailer(held: bytearray, token: bytes) -> int | None:

@@ -52,8 +52,8 @@ class Images:
         async with self._locks[image]:
             if image in self._there:
                 return
-            found = self._config.pull is not PullPolicy.always and await self._is_there(image)
-            if not found:
+            is_there = self._config.pull is not PullPolicy.always and await self._is_there(image)
+            if not is_there:
                 await self._fetch(image, owner)
             self._there.add(image)
 

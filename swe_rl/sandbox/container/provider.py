@@ -23,22 +23,20 @@ from typing import Any
 from swe_rl.config.engine_address import engine_address
 from swe_rl.config.schema import SandboxConfig
 from swe_rl.errors import UserError
+from swe_rl.sandbox.base import BaseProvider, HeadTail, safe_name
 from swe_rl.sandbox.container import spec
-from swe_rl.sandbox.container.engine import ContainerEngine, ImageMissingError
+from swe_rl.sandbox.container.engine import ContainerEngine, Identity, ImageMissingError, labels_of
 from swe_rl.sandbox.container.files import pack_folder
-from swe_rl.sandbox.container.guard import STOP_SIGNAL, Guard, guard_argv
+from swe_rl.sandbox.container.guard import STOP_SIGNAL, Guard, beat_all, guard_argv
 from swe_rl.sandbox.container.images import Images
-from swe_rl.sandbox.container.labels import Identity, labels_of
 from swe_rl.sandbox.container.reaper import Reaper
 from swe_rl.sandbox.container.sandbox import Archives, ContainerSandbox
 from swe_rl.sandbox.door import Doorway, prepare_folder
-from swe_rl.sandbox.lease import make_leased, reap_stale
-from swe_rl.sandbox.output import HeadTail
+from swe_rl.sandbox.lease import make_scratch
 from swe_rl.sandbox.protocol import Door, SandboxError, Workspace, close_all
 from swe_rl.sandbox.warm_pool import WarmPool
 from swe_rl.sandbox.working_copy import clear_away, remove_or_say, remove_tree
 
-_BEATS_IN_A_LEASE = 4
 _SPARE_THREADS = 8  # for archives and removals, beside the starts
 _NO_DISK_LIMIT = re.compile(r"storage.?opt|quota", re.I)
 
@@ -62,18 +60,18 @@ class Started:
     door_folder: Path | None
 
 
-class ContainerProvider:
+class ContainerProvider(BaseProvider[ContainerSandbox]):
     """Raises UserError when no engine answers. `run` names the run in labels; `warn` hears what is not enforced."""
 
     def __init__(self, config: SandboxConfig, scratch: Path, *, warn: Callable[[str], None], run: str = "") -> None:
-        self._config = config
+        super().__init__(config)
         self._warn = warn
         self._mounts = tuple(spec.parse_mount(text) for text in config.mounts)
         address = engine_address(config, os.environ)
         threads = config.start_concurrency + _SPARE_THREADS
         self._engine = ContainerEngine(address, threads=threads, timeout_s=config.start_timeout_s)
         self._identity = Identity.mine(secrets.token_hex(6), run)
-        self._folder = _make_folder(scratch)
+        self._folder = make_scratch(scratch, "containers")
         self._images = Images(self._engine, config)
         self._pool: WarmPool[Recipe, Started] = WarmPool(
             lambda recipe: self._start(recipe, "warm"),
@@ -82,7 +80,6 @@ class ContainerProvider:
             per_recipe=config.warm_pool,
             total=config.concurrency,
         )
-        self._places = asyncio.Semaphore(config.concurrency)
         self._starts = asyncio.Semaphore(config.start_concurrency)
         self._open: dict[ContainerSandbox, Started] = {}
         self._counter = itertools.count(1)
@@ -90,7 +87,6 @@ class ContainerProvider:
         self._preparing: asyncio.Task[None] | None = None
         self._beating: asyncio.Task[None] | None = None
         self._reaper: Reaper | None = None
-        self._closed = False
 
     @property
     def engine(self) -> ContainerEngine:
@@ -100,20 +96,6 @@ class ContainerProvider:
     def warm(self) -> int:
         """How many are ready and belong to nobody yet."""
         return self._pool.ready
-
-    async def create(self, workspace: Workspace, *, owner: str, door: Door | None = None) -> ContainerSandbox:
-        """Raises UserError for a workspace without an image, SandboxError (ImageMissingError) for one not to be had."""
-        self._check_open()
-        recipe = self._recipe(workspace, owner, door)
-        await self._prepared()
-        await self._places.acquire()
-        try:
-            self._check_open()
-            sandbox = await self._opened(recipe, owner, door)
-        except BaseException:
-            self._places.release()
-            raise
-        return sandbox
 
     async def close(self) -> None:
         self._closed = True
@@ -142,24 +124,27 @@ class ContainerProvider:
             )
         return Recipe(image, workspace.path, workspace.workdir, door is not None)
 
-    async def _prepared(self) -> None:
-        """Once: leftovers of runs that are gone are removed, and the heartbeat starts."""
+    async def _prepare(self, workspace: Workspace, owner: str, door: Door | None) -> None:
+        """Once: leftovers of runs that are gone are removed, and the heartbeat starts.
+
+        Raises UserError for a workspace without an image.
+        """
+        self._recipe(workspace, owner, door)
         if self._preparing is None:
-            self._preparing = asyncio.ensure_future(self._prepare())
+            self._preparing = asyncio.ensure_future(self._prepare_once())
         await asyncio.shield(self._preparing)
 
-    async def _prepare(self) -> None:
+    async def _prepare_once(self) -> None:
         await self._engine.remove_orphans(socket.gethostname())
         self._reaper = await asyncio.to_thread(Reaper, self._engine.address, self._identity, self._folder)
-        self._beating = asyncio.ensure_future(self._beat())
+        self._beating = asyncio.ensure_future(beat_all(self._config.lease_s, self._guards))
 
-    async def _beat(self) -> None:
-        while True:
-            await asyncio.sleep(self._config.lease_s / _BEATS_IN_A_LEASE)
-            for started in (*self._open.values(), *self._pool.everyone()):
-                await started.guard.beat()
+    def _guards(self) -> list[Guard]:
+        return [started.guard for started in (*self._open.values(), *self._pool.everyone())]
 
-    async def _opened(self, recipe: Recipe, owner: str, door: Door | None) -> ContainerSandbox:
+    async def _make(self, workspace: Workspace, owner: str, door: Door | None) -> ContainerSandbox:
+        """Raises SandboxError (ImageMissingError where the image is not to be had)."""
+        recipe = self._recipe(workspace, owner, door)
         started = await self._taken(recipe, owner) or await self._start(recipe, owner)
         doorway = None
         try:
@@ -200,6 +185,7 @@ class ContainerProvider:
         async with self._starts:
             name = self._name(owner)
             folder = self._folder / name if recipe.with_door else None
+            # Not `async with`: its end would run in the caller's task, and a cancelled caller would leave a container.
             undo = contextlib.AsyncExitStack()
             try:
                 if folder is not None:
@@ -277,12 +263,7 @@ class ContainerProvider:
             await asyncio.to_thread(clear_away, started.door_folder, started.name)
 
     def _name(self, owner: str) -> str:
-        safe = re.sub(r"[^A-Za-z0-9_.-]+", "_", owner)[:80]
-        return f"swe_rl-{self._identity.provider}-{next(self._counter)}-{safe}"
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise SandboxError("the sandbox provider is closed")
+        return f"swe_rl-{self._identity.provider}-{next(self._counter)}-{safe_name(owner)}"
 
 
 async def _greet(guard: Guard, recipe: Recipe, timeout_s: float) -> None:
@@ -291,10 +272,3 @@ async def _greet(guard: Guard, recipe: Recipe, timeout_s: float) -> None:
     status, _ = await guard.run(":", said, workdir=recipe.workdir, timeout_s=timeout_s, env={})
     if status != 0:
         raise SandboxError(f"image {recipe.image!r}: a first command ended with status {status}: {said.text()[-300:]}")
-
-
-def _make_folder(scratch: Path) -> Path:
-    scratch = scratch.absolute()
-    scratch.mkdir(parents=True, exist_ok=True)
-    reap_stale(scratch)
-    return make_leased(scratch, "containers")

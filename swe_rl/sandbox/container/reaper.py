@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 from swe_rl.host.process_identity import ProcessIdentity
-from swe_rl.sandbox.container.labels import PROVIDER, Identity
+from swe_rl.sandbox.container.engine import PROVIDER, Identity
 from swe_rl.sandbox.working_copy import remove_tree
 
 _LOOK_S = 1.0
@@ -64,11 +64,11 @@ def _remove_all(address: str, provider: str) -> int:
     from swe_rl.sandbox.container.engine import list_labelled
 
     client = APIClient(base_url=address, timeout=30)
-    found = list_labelled(client, f"{PROVIDER}={provider}")
-    for one in found:
+    left = list_labelled(client, f"{PROVIDER}={provider}")
+    for container in left:
         with contextlib.suppress(Exception):
-            client.remove_container(one.container_id, force=True, v=True)
-    return len(found)
+            client.remove_container(container.container_id, force=True, v=True)
+    return len(left)
 
 
 def main() -> None:

@@ -6,25 +6,21 @@ Invariants:
 - When the container is gone, every use is a SandboxError, at once.
 """
 
-import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 
 from swe_rl.config.schema import SandboxConfig
-from swe_rl.sandbox.command_text import refused_result
+from swe_rl.sandbox.base import TIMEOUT_EXIT, HeadTail, LocalSandbox
 from swe_rl.sandbox.container import files
 from swe_rl.sandbox.container.guard import Guard, GuardLostError
 from swe_rl.sandbox.door import Doorway
-from swe_rl.sandbox.output import HeadTail
-from swe_rl.sandbox.own_time import Waited, no_wait
-from swe_rl.sandbox.protocol import ExecResult, SandboxError
+from swe_rl.sandbox.protocol import SandboxError, Waited, no_wait
 
-TIMEOUT_EXIT = 124  # as `timeout` of coreutils
 _SCRIPT_S = 60.0
 _SCRIPT_BYTES = 16384
 
 
-class ContainerSandbox:
-    """`files` moves archives; `on_close` removes the container and is called once."""
+class ContainerSandbox(LocalSandbox):
+    """`archives` moves files; `on_close` removes the container and is called once."""
 
     def __init__(
         self,
@@ -36,35 +32,11 @@ class ContainerSandbox:
         on_close: Callable[["ContainerSandbox"], Awaitable[None]],
         doorway: Doorway | None = None,
     ) -> None:
-        self.sandbox_id = sandbox_id
-        self.workdir = workdir
-        self.door_url = doorway.url if doorway else None
+        super().__init__(sandbox_id, workdir, config, doorway=doorway)
         self._guard = guard
         self._archives = archives
-        self._config = config
         self._on_close = on_close
-        self._doorway = doorway
         self._broken = ""
-        self._closing: asyncio.Task[None] | None = None
-
-    async def exec(
-        self,
-        command: str,
-        *,
-        timeout_s: float,
-        env: Mapping[str, str] | None = None,
-        max_output_bytes: int | None = None,
-        waited: Waited = no_wait,
-    ) -> ExecResult:
-        self._check_open()
-        if (refused := refused_result(command)) is not None:
-            return refused
-        output = HeadTail(max_output_bytes or self._config.max_output_bytes)
-        if self._doorway is not None:
-            command = self._doorway.prefix() + command
-        status, duration_s = await self._run(command, output, timeout_s, env or {}, waited)
-        exit_code = TIMEOUT_EXIT if status is None else status
-        return ExecResult(exit_code, output.text(), status is None, output.truncated_bytes, duration_s)
 
     async def write_file(self, path: str, content: bytes) -> None:
         self._check_open()
@@ -84,15 +56,6 @@ class ContainerSandbox:
         finally:
             await self._ask(files.drop_script(stage), path)
 
-    async def close(self) -> None:
-        if self._closing is None:
-            self._closing = asyncio.ensure_future(self._close())
-        await asyncio.shield(self._closing)
-
-    @property
-    def _max_bytes(self) -> int:
-        return self._config.max_file_mb * 1024**2
-
     async def _run(
         self, command: str, output: HeadTail, timeout_s: float, env: Mapping[str, str], waited: Waited = no_wait
     ) -> tuple[int | None, float]:
@@ -108,10 +71,6 @@ class ContainerSandbox:
         self._check_not_closed_meanwhile()
         return ended
 
-    def _check_not_closed_meanwhile(self) -> None:
-        if self._closing is not None:
-            raise SandboxError(f"sandbox {self.sandbox_id} was closed while a command ran in it")
-
     async def _ask(self, script: str, path: str) -> None:
         """Runs a script of ours. Raises SandboxError, also for a path that is refused."""
         self._check_open()
@@ -126,8 +85,7 @@ class ContainerSandbox:
         await self._on_close(self)
 
     def _check_open(self) -> None:
-        if self._closing is not None:
-            raise SandboxError(f"sandbox {self.sandbox_id} is closed")
+        super()._check_open()
         if self._broken:
             raise SandboxError(f"sandbox {self.sandbox_id} is gone: {self._broken}")
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from swe_rl.config.schema import SandboxConfig
 from swe_rl.errors import UserError
-from swe_rl.sandbox.environment import clean_environment
+from swe_rl.sandbox.base import clean_environment
 
 DOOR_FOLDER = "/run/swe_rl"
 _CAPABILITIES = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "SETGID", "SETUID")

@@ -24,11 +24,10 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
+from swe_rl.sandbox.base import clean_environment
 from swe_rl.sandbox.confined_path import ensure_folders
 from swe_rl.sandbox.container.spec import Mount
-from swe_rl.sandbox.environment import clean_environment
-from swe_rl.sandbox.process.launcher import Launch, SandboxFolder
-from swe_rl.sandbox.process.limits import Limits, prelude
+from swe_rl.sandbox.process.launcher import Launch, Limits, SandboxFolder, prelude
 from swe_rl.sandbox.protocol import Workspace
 
 # Where a sandbox could read swe_rl itself, which ships answers and tests of the embedded instances.
@@ -45,9 +44,9 @@ def own_places(seen: Iterable[tuple[Path, Path]]) -> list[Path]:
     paths: set[Path] = set()
     for folder, path in seen:
         real = folder.resolve()
-        for own in _own_folders(real):
-            if real in own.parents:
-                paths.add(path / own.relative_to(real))
+        for package in _own_folders(real):
+            if real in package.parents:
+                paths.add(path / package.relative_to(real))
     return sorted(place for place in paths if not paths.intersection(place.parents))
 
 
@@ -116,8 +115,8 @@ class BubblewrapLauncher:
         self._fixed = [*_namespaces(mode, network, host.disables_userns), *_system(host), *_shared_memory(host, limits)]
 
     def folder(self, root: Path, workspace: Workspace) -> SandboxFolder:
-        own = self._mode is UserMode.own_uid
-        uid = _FIRST_OWN_UID + random.randrange(_OWN_UIDS) if own else None
+        has_own_uid = self._mode is UserMode.own_uid
+        uid = _FIRST_OWN_UID + random.randrange(_OWN_UIDS) if has_own_uid else None
         return SandboxFolder(root, workspace.workdir, uid, workspace.toolchain)
 
     def launch(
@@ -162,8 +161,8 @@ class BubblewrapLauncher:
     def _hidden(self, folder: SandboxFolder) -> list[Path]:
         """Folders that commands see empty."""
         packages = list(self._host.package_folders) if folder.toolchain else []
-        own = self._own_with_toolchain if folder.toolchain else self._own
-        return [*packages, *(place for place in own if not any(hidden in place.parents for hidden in packages))]
+        places = self._own_with_toolchain if folder.toolchain else self._own
+        return [*packages, *(place for place in places if not any(hidden in place.parents for hidden in packages))]
 
     def _programs(self, folder: SandboxFolder) -> list[Path]:
         """Where commands see programs besides the system's: this process's Python, or a toolchain."""

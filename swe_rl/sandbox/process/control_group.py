@@ -84,12 +84,12 @@ class ControlGroup:
             self.folder.rmdir()
 
 
-def usable_parent(root: Path = ROOT, own: Path = _OWN) -> Path | str:
+def usable_parent(root: Path = ROOT, membership: Path = _OWN) -> Path | str:
     """A group for ours to be below, or why there is none."""
     if not (root / "cgroup.controllers").is_file():
         return "this host has no control groups of version 2"
     try:
-        [path] = [line[3:] for line in own.read_text().splitlines() if line.startswith("0::")]
+        [path] = [line[3:] for line in membership.read_text().splitlines() if line.startswith("0::")]
     except (OSError, ValueError):
         return "this process is in no control group of version 2"
     here = root / path.strip("/")

@@ -13,15 +13,15 @@ import atexit
 import contextlib
 import itertools
 import os
-import re
 from collections.abc import Callable
 from pathlib import Path
 
 from swe_rl.config.schema import SandboxConfig
 from swe_rl.errors import UserError
 from swe_rl.host.kill_point import kill_point
+from swe_rl.sandbox.base import safe_name
 from swe_rl.sandbox.door import Doorway, direct_url
-from swe_rl.sandbox.lease import make_leased, reap_stale
+from swe_rl.sandbox.lease import make_scratch
 from swe_rl.sandbox.process.bubblewrap import HOME
 from swe_rl.sandbox.process.control_group import ControlGroups, usable_parent
 from swe_rl.sandbox.process.isolation import choose_launcher
@@ -46,10 +46,7 @@ class ProcessProvider:
         self._config = config
         self._warn = warn
         self._pid = os.getpid()
-        scratch = scratch.absolute()
-        scratch.mkdir(parents=True, exist_ok=True)
-        reap_stale(scratch)
-        self._folder = make_leased(scratch, "process")
+        self._folder = make_scratch(scratch, "process")
         kill_point("lease_written")
         atexit.register(self._remove)
         try:
@@ -79,7 +76,7 @@ class ProcessProvider:
                 f"{owner}: sandbox.kind=process needs instances with a folder on this machine, and this one has the "
                 f"image {workspace.image!r}; use sandbox.kind=docker or podman"
             )
-        root = self._folder / f"{_safe(owner)}-{next(self._counter)}"
+        root = self._folder / f"{safe_name(owner)}-{next(self._counter)}"
         folder = self._launcher.folder(root, workspace)
         doorway = self._doorway(door, folder)
         making = asyncio.ensure_future(asyncio.to_thread(_make_folder, folder, workspace.path))
@@ -153,7 +150,3 @@ async def _take_back(making: "asyncio.Future[None]", doorway: Doorway | None, ro
         await doorway.close()
     with contextlib.suppress(OSError):  # left to the provider's end: what went wrong before counts
         await asyncio.to_thread(remove_tree, root)
-
-
-def _safe(owner: str) -> str:
-    return re.sub(r"[^A-Za-z0-9._-]+", "_", owner).strip(".")[:80] or "sandbox"

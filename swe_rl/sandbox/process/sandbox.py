@@ -23,21 +23,18 @@ from pathlib import Path
 import psutil
 
 from swe_rl.config.schema import SandboxConfig
+from swe_rl.sandbox.base import HeadTail, LocalSandbox
 from swe_rl.sandbox.command import CommandSpec, run_command
 from swe_rl.sandbox.confined_path import read_confined, write_confined
 from swe_rl.sandbox.door import Doorway
-from swe_rl.sandbox.output import HeadTail
-from swe_rl.sandbox.own_time import Waited, no_wait
 from swe_rl.sandbox.process.control_group import ControlGroup
 from swe_rl.sandbox.process.launcher import Launcher, SandboxFolder
 from swe_rl.sandbox.process.watcher import Folder, Watched, Watcher
 from swe_rl.sandbox.process_tree import kill_marked
-from swe_rl.sandbox.protocol import USED_TOO_MUCH, ExecResult, SandboxError
+from swe_rl.sandbox.protocol import USED_TOO_MUCH, SandboxError, Waited
 from swe_rl.sandbox.working_copy import clear_away
 
 _KILLED_EXIT = 137  # as of one that SIGKILL ended
-_TIMEOUT_EXIT = 124  # as `timeout` of coreutils
-_MAX_COMMAND_BYTES = 120_000  # Linux: 128 KiB for one argument
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +46,8 @@ class Bounded:
     group: ControlGroup | None
 
 
-class ProcessSandbox:
-    """One working copy; see the protocol. Made by ProcessProvider. `doorway`: open, and closed with the sandbox."""
+class ProcessSandbox(LocalSandbox):
+    """One working copy; see the protocol. Made by ProcessProvider."""
 
     def __init__(
         self,
@@ -64,52 +61,23 @@ class ProcessSandbox:
         door_url: str | None = None,
         doorway: Doorway | None = None,
     ) -> None:
+        super().__init__(folder.root.name, folder.workdir, config, door_url=door_url, doorway=doorway)
         self._bounded = bounded
-        self.sandbox_id = folder.root.name
-        self.workdir = folder.workdir
-        self.door_url = door_url
-        self._doorway = doorway
         self._folder = folder
         self._launcher = launcher
-        self._config = config
         self._places = places
         self._forget = forget
         self._turn = asyncio.Lock()
-        self._running: set[asyncio.Task[ExecResult]] = set()
         self._counter = itertools.count()
-        self._closed = False
-
-    async def exec(
-        self,
-        command: str,
-        *,
-        timeout_s: float,
-        env: Mapping[str, str] | None = None,
-        max_output_bytes: int | None = None,
-        waited: Waited = no_wait,
-    ) -> ExecResult:
-        self._check_open()
-        command = command.encode("utf-8", "replace").decode()
-        refused = _refusal(command)
-        if refused is not None:
-            return refused
-        if self._doorway is not None:
-            command = self._doorway.prefix() + command
-        output = HeadTail(max_output_bytes or self._config.max_output_bytes)
-        task = asyncio.ensure_future(self._run(command, timeout_s, env or {}, output, waited))
-        self._running.add(task)
-        try:
-            return await task
-        except asyncio.CancelledError:
-            if self._closed and not _is_cancelled_itself():
-                raise SandboxError(f"sandbox {self.sandbox_id} was closed while a command ran in it") from None
-            raise
-        finally:
-            self._running.discard(task)
 
     async def _run(
+        self, command: str, output: HeadTail, timeout_s: float, env: Mapping[str, str], waited: Waited
+    ) -> tuple[int | None, float]:
+        return await self._until_closed(self._in_turn(command, timeout_s, env, output, waited))
+
+    async def _in_turn(
         self, command: str, timeout_s: float, env: Mapping[str, str], output: HeadTail, waited: Waited
-    ) -> ExecResult:
+    ) -> tuple[int | None, float]:
         async with self._turn, self._places:
             self._check_open()
             started_s = time.monotonic()
@@ -117,14 +85,15 @@ class ProcessSandbox:
                 status = await self._launch(command, timeout_s, env, output, waited)
             except OSError as error:
                 raise SandboxError(f"sandbox {self.sandbox_id} cannot start a command: {error}") from error
-            duration_s = timeout_s if status is None else time.monotonic() - started_s
-        exit_code = _TIMEOUT_EXIT if status is None else status if status >= 0 else 128 - status
-        return ExecResult(exit_code, output.text(), status is None, output.truncated_bytes, duration_s)
+            if status is None:
+                return None, timeout_s
+            return status if status >= 0 else 128 - status, time.monotonic() - started_s
 
     async def _launch(
         self, command: str, timeout_s: float, env: Mapping[str, str], output: HeadTail, waited: Waited
     ) -> int | None:
         marker = f"{self._folder.root}{os.sep}{next(self._counter)}"
+        # Isolated commands end with their namespace; of others only what is newer than this may be killed.
         before = frozenset() if self._launcher.isolated else frozenset(psutil.pids())
         with _status_pipe() as (status_in, status_out, report_out):
             launch = self._launcher.launch(
@@ -147,7 +116,7 @@ class ProcessSandbox:
                 said.extend(_read_now(status_in))
                 self._launcher.sweep(pid, marker, before, bytes(said))
 
-            watched: list[Watched] = []
+            watched: list[Watched] = []  # empty where the command could not be started: there is no process to watch
 
             def watch(pid: int) -> "asyncio.Future[str]":
                 watched.append(self._bounded.watcher.watch(pid, self._bounded.folder, isolated=isolated))
@@ -156,8 +125,8 @@ class ProcessSandbox:
             try:
                 status = await run_command(spec, output, sweep, watch)
             finally:
-                for one in watched:
-                    self._bounded.watcher.forget(one)
+                for command_watched in watched:
+                    self._bounded.watcher.forget(command_watched)
             if status == -signal.SIGKILL and watched[0].over.done():
                 return self._ended(output, watched[0].over.result())
             if group and before_it and group.kills().are_more_than(before_it):
@@ -183,23 +152,16 @@ class ProcessSandbox:
     async def read_file(self, path: str) -> bytes:
         """Raises MissingFileError (a SandboxError and a FileNotFoundError) when there is no such file."""
         self._check_open()
-        max_bytes = self._config.max_file_mb * 1024**2
         return await asyncio.to_thread(
-            read_confined, self._folder.work, path, workdir=self.workdir, max_bytes=max_bytes
+            read_confined, self._folder.work, path, workdir=self.workdir, max_bytes=self._max_bytes
         )
 
-    async def close(self) -> None:
-        """Raises SandboxError when its folder cannot be removed."""
-        if self._closed:
-            return
-        self._closed = True
-        for task in list(self._running):
-            task.cancel()
-        await asyncio.gather(*self._running, return_exceptions=True)
+    async def _close(self) -> None:
+        await self._end_running()
         if self._doorway is not None:
             await self._doorway.close()
         try:
-            await asyncio.shield(asyncio.ensure_future(asyncio.to_thread(self._remove)))
+            await asyncio.to_thread(self._remove)
         finally:
             self._forget(self)
 
@@ -209,10 +171,6 @@ class ProcessSandbox:
         if not self._launcher.isolated:
             kill_marked(f"{self._folder.root}{os.sep}")
         clear_away(self._folder.root, self.sandbox_id)
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise SandboxError(f"sandbox {self.sandbox_id} is closed")
 
 
 @contextlib.contextmanager
@@ -233,19 +191,3 @@ def _read_now(fd: int) -> bytes:
         return os.read(fd, 65536)
     except BlockingIOError:
         return b""
-
-
-def _is_cancelled_itself() -> bool:
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
-
-
-def _refusal(command: str) -> ExecResult | None:
-    """What bash would say to a command that cannot be handed to it at all."""
-    if "\0" in command:
-        return ExecResult(126, "bash: the command contains a NUL byte\n", False, 0, 0.0)
-    size_bytes = len(command.encode())
-    if size_bytes > _MAX_COMMAND_BYTES:
-        words = f"bash: the command is too long ({size_bytes} bytes, limit {_MAX_COMMAND_BYTES})\n"
-        return ExecResult(126, words, False, 0, 0.0)
-    return None

@@ -38,22 +38,22 @@ _MACHINES = {
 
 def filter_program(machine: str = "") -> bytes | None:
     """The program for this processor, or for that of the name; None where its numbers are not known."""
-    found = _MACHINES.get(machine or platform.machine())
-    if found is None:
+    numbers = _MACHINES.get(machine or platform.machine())
+    if numbers is None:
         return None
     return b"".join(
         [
             _step(_LOAD, _ARCHITECTURE),
-            _step(_EQUAL, found.audit_number, on_true=1),
+            _step(_EQUAL, numbers.audit_number, on_true=1),
             _refuse(errno.ENOSYS),
             _step(_LOAD, _NUMBER),
             _step(_AT_LEAST, _X32, on_false=1),
             _refuse(errno.ENOSYS),
             _step(_EQUAL, _CLONE3, on_false=1),
             _refuse(errno.ENOSYS),
-            *_where(found.socket, _EQUAL, _AF_VSOCK, errno.EAFNOSUPPORT),
-            *_where(found.clone, _ANY_BIT, _CLONE_NEWUSER, errno.EPERM),
-            *_where(found.unshare, _ANY_BIT, _CLONE_NEWUSER, errno.EPERM),
+            *_where(numbers.socket, _EQUAL, _AF_VSOCK, errno.EAFNOSUPPORT),
+            *_where(numbers.clone, _ANY_BIT, _CLONE_NEWUSER, errno.EPERM),
+            *_where(numbers.unshare, _ANY_BIT, _CLONE_NEWUSER, errno.EPERM),
             _step(_RETURN, _ALLOW),
         ]
     )

@@ -22,11 +22,11 @@ import aiohttp
 
 from swe_rl.config.schema import SandboxConfig
 from swe_rl.errors import SweRlError, UserError
+from swe_rl.sandbox.archive import digest_of
+from swe_rl.sandbox.base import BaseProvider, BaseSandbox, safe_name
 from swe_rl.sandbox.container.files import pack_folder
-from swe_rl.sandbox.own_time import Waited, no_wait
-from swe_rl.sandbox.protocol import Door, ExecResult, SandboxError, Workspace
+from swe_rl.sandbox.protocol import Door, ExecResult, SandboxError, Waited, Workspace, no_wait
 from swe_rl.sandbox.remote import wire
-from swe_rl.sandbox.remote.workspaces import digest_of
 
 _CONNECT_S = 20.0
 _SILENCE_S = 6 * wire.SIGN_OF_LIFE_S
@@ -99,23 +99,20 @@ class RuntimeClient:
             yield response
 
 
-class RemoteSandbox:
+class RemoteSandbox(BaseSandbox):
     def __init__(
         self,
         client: RuntimeClient,
         sandbox_id: str,
         workdir: str,
+        config: SandboxConfig,
         door_url: str | None,
         forget: Callable[["RemoteSandbox"], None],
     ) -> None:
-        self.sandbox_id = sandbox_id
-        self.workdir = workdir
-        self.door_url = door_url
+        super().__init__(sandbox_id, workdir, config, door_url=door_url)
         self._client = client
         self._forget = forget
         self._path = f"/sandboxes/{quote(sandbox_id)}"
-        self._running: set[asyncio.Task[dict[str, Any]]] = set()
-        self._closing: asyncio.Task[None] | None = None
 
     async def exec(
         self,
@@ -136,15 +133,11 @@ class RemoteSandbox:
             "max_output_bytes": max_output_bytes,
         }
         # Never asked twice: the first may have run.
-        task = asyncio.ensure_future(self._client.asked("POST", f"{self._path}/exec", again=False, json=order))
-        self._running.add(task)
+        asked = self._client.asked("POST", f"{self._path}/exec", again=False, json=order)
         telling = None if waited is no_wait else asyncio.ensure_future(self._tell_waited(command_id, waited))
         try:
-            return wire.result_from_json(await task)
+            return wire.result_from_json(await self._until_closed(asked))
         except asyncio.CancelledError:
-            current = asyncio.current_task()
-            if self._closing is not None and not (current and current.cancelling()):
-                raise SandboxError(f"sandbox {self.sandbox_id} was closed while a command ran in it") from None
             await asyncio.shield(self._stop_command(command_id))
             raise
         except (KeyError, ValueError, TypeError) as error:
@@ -152,7 +145,6 @@ class RemoteSandbox:
         finally:
             if telling is not None:
                 telling.cancel()
-            self._running.discard(task)
 
     async def write_file(self, path: str, content: bytes) -> None:
         self._check_open()
@@ -165,11 +157,6 @@ class RemoteSandbox:
         if status != 200:
             raise wire.error_of(_json(body, self._client.url))
         return body
-
-    async def close(self) -> None:
-        if self._closing is None:
-            self._closing = asyncio.ensure_future(self._close())
-        await asyncio.shield(self._closing)
 
     async def _stop_command(self, command_id: str) -> None:
         """Returns once it is gone; a server that does not answer ends it as soon as it sees the connection closed."""
@@ -196,12 +183,8 @@ class RemoteSandbox:
         finally:
             self._forget(self)
 
-    def _check_open(self) -> None:
-        if self._closing is not None:
-            raise SandboxError(f"sandbox {self.sandbox_id} is closed")
 
-
-class RemoteProvider:
+class RemoteProvider(BaseProvider[RemoteSandbox]):
     """Raises UserError without an address. `places`: of several providers together, in place of its own."""
 
     def __init__(
@@ -212,13 +195,11 @@ class RemoteProvider:
         key: str | None = None,
         places: asyncio.Semaphore | None = None,
     ) -> None:
-        self._config = config
+        super().__init__(config, places)
         self._client = RuntimeClient(config, pause_s=pause_s, key=key)
-        self._places = places or asyncio.Semaphore(config.concurrency)
         self._sent: dict[Path, asyncio.Task[str]] = {}
         self._open: set[RemoteSandbox] = set()
         self._renewing: asyncio.Task[None] | None = None
-        self._closed = False
 
     async def greet(self) -> None:
         """Before anything depends on it: a server that is well and takes the key. Raises UserError."""
@@ -237,17 +218,8 @@ class RemoteProvider:
                 f"{body[:200]!r}"
             )
 
-    async def create(self, workspace: Workspace, *, owner: str, door: Door | None = None) -> RemoteSandbox:
-        """Raises SandboxError, or UserError where the server's configuration does not fit."""
-        self._check_open()
+    async def _prepare(self, workspace: Workspace, owner: str, door: Door | None) -> None:
         self.begin_renewing()
-        await self._places.acquire()
-        try:
-            self._check_open()
-            return await self._started(workspace, owner, door)
-        except BaseException:
-            self._places.release()
-            raise
 
     @property
     def open(self) -> int:
@@ -270,8 +242,8 @@ class RemoteProvider:
                 await self._client.asked("DELETE", "/run", again=False)
         await self._client.close()
 
-    async def _started(self, workspace: Workspace, owner: str, door: Door | None) -> RemoteSandbox:
-        name = f"{_safe(owner)}-{secrets.token_hex(6)}"
+    async def _make(self, workspace: Workspace, owner: str, door: Door | None) -> RemoteSandbox:
+        name = f"{safe_name(owner)}-{secrets.token_hex(6)}"
         order: dict[str, Any] = {
             "request_id": name,
             "owner": owner,
@@ -285,7 +257,9 @@ class RemoteProvider:
         except BaseException:
             await asyncio.shield(self._take_back(name))
             raise
-        sandbox = RemoteSandbox(self._client, name, str(answer["workdir"]), answer.get("door_url"), self._closed_one)
+        sandbox = RemoteSandbox(
+            self._client, name, str(answer["workdir"]), self._config, answer.get("door_url"), self._closed_one
+        )
         self._open.add(sandbox)
         return sandbox
 
@@ -337,10 +311,6 @@ class RemoteProvider:
         self._open.discard(sandbox)
         self._places.release()
 
-    def _check_open(self) -> None:
-        if self._closed:
-            raise SandboxError("the sandbox provider is closed")
-
 
 def _json(body: bytes, url: str) -> dict[str, Any]:
     try:
@@ -350,7 +320,3 @@ def _json(body: bytes, url: str) -> dict[str, Any]:
     except ValueError:
         pass
     raise SandboxError(f"the sandbox server at {url} answered something else: {body[:200]!r}")
-
-
-def _safe(owner: str) -> str:
-    return "".join(letter if letter.isalnum() or letter in "._-" else "_" for letter in owner)[:80]

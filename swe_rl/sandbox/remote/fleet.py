@@ -99,7 +99,7 @@ class RuntimeFleet:
             self._check_open()
             usable = [server for server in self._servers.values() if not server.suspect]
             if usable:
-                return min(usable, key=lambda one: one.load)
+                return min(usable, key=lambda candidate: candidate.load)
             if self._failure is not None:
                 raise self._failure
             self._changed.clear()

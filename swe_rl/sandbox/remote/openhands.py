@@ -25,14 +25,12 @@ import aiohttp
 
 from swe_rl.config.schema import SandboxConfig
 from swe_rl.errors import UserError
-from swe_rl.sandbox.command_text import refused_result
+from swe_rl.sandbox.base import TIMEOUT_EXIT, BaseProvider, BaseSandbox, refused_result
 from swe_rl.sandbox.container import files
-from swe_rl.sandbox.own_time import Waited, no_wait
-from swe_rl.sandbox.protocol import Door, ExecResult, SandboxError, Workspace
+from swe_rl.sandbox.protocol import Door, ExecResult, SandboxError, Waited, Workspace, no_wait
 
 _POLL_S = 2.0
 _SPARE_S = 30.0  # of an action beyond its command's timeout
-_TIMEOUT_EXIT = 124
 _FULL = 429
 _MARK = "swe_rl"
 _RUN = """f=$(mktemp) && cd {workdir} && {{
@@ -45,7 +43,7 @@ else o=$(head -c $h "$f" | base64 -w0); e=$(tail -c $t "$f" | base64 -w0); fi
 rm -f "$f"; echo "{mark}:$s:$n:$o:$e:"; }}"""
 
 
-class OpenHandsSandbox:
+class OpenHandsSandbox(BaseSandbox):
     def __init__(
         self,
         sandbox_id: str,
@@ -54,13 +52,9 @@ class OpenHandsSandbox:
         config: SandboxConfig,
         on_close: Callable[["OpenHandsSandbox"], Awaitable[None]],
     ) -> None:
-        self.sandbox_id = sandbox_id
-        self.workdir = workdir
-        self.door_url: str | None = None
+        super().__init__(sandbox_id, workdir, config)
         self._act = act
-        self._config = config
         self._on_close = on_close
-        self._closing: asyncio.Task[None] | None = None
 
     async def exec(
         self,
@@ -121,56 +115,36 @@ class OpenHandsSandbox:
         finally:
             await self._script(f"rm -rf -- {folder}", path)
 
-    async def close(self) -> None:
-        if self._closing is None:
-            self._closing = asyncio.ensure_future(self._on_close(self))
-        await asyncio.shield(self._closing)
-
-    @property
-    def _max_bytes(self) -> int:
-        return self._config.max_file_mb * 1024**2
+    async def _close(self) -> None:
+        await self._on_close(self)
 
     async def _script(self, script: str, path: str) -> None:
         done = await self.exec(script, timeout_s=60.0)
         if (error := files.refusal(done.exit_code, path, self.workdir, self._max_bytes)) is not None:
             raise error
 
-    def _check_open(self) -> None:
-        if self._closing is not None:
-            raise SandboxError(f"sandbox {self.sandbox_id} is closed")
 
-
-class OpenHandsProvider:
+class OpenHandsProvider(BaseProvider[OpenHandsSandbox]):
     """Raises UserError without an address. `poll_s`: between two looks at a runtime that is starting."""
 
     def __init__(self, config: SandboxConfig, *, poll_s: float = _POLL_S) -> None:
         if not config.runtime_url:
             raise UserError("sandbox.kind=remote needs sandbox.runtime_url=http://HOST:PORT")
+        super().__init__(config)
         self._url = config.runtime_url.rstrip("/")
-        self._config = config
         self._poll_s = poll_s
         key = os.environ.get(config.runtime_key_env)
         self._headers = {"X-API-Key": key} if key else {}
         self._session: aiohttp.ClientSession | None = None
-        self._places = asyncio.Semaphore(config.concurrency)
         self._runtimes: dict[OpenHandsSandbox, str] = {}
-        self._closed = False
 
-    async def create(self, workspace: Workspace, *, owner: str, door: Door | None = None) -> OpenHandsSandbox:
+    async def _prepare(self, workspace: Workspace, owner: str, door: Door | None) -> None:
         """Raises UserError for what the protocol cannot do: folders of this machine, and doors."""
-        if self._closed:
-            raise SandboxError("the sandbox provider is closed")
         if workspace.image is None or door is not None:
             raise UserError(
                 f"{owner}: sandbox.runtime_protocol=openhands starts images only, without a way to the gateway; use "
                 "sandbox.runtime_protocol=swe_rl (job=runtime) for folders and for programs in the sandbox"
             )
-        await self._places.acquire()
-        try:
-            return await self._started(workspace, owner)
-        except BaseException:
-            self._places.release()
-            raise
 
     async def close(self) -> None:
         self._closed = True
@@ -178,7 +152,7 @@ class OpenHandsProvider:
         if self._session is not None:
             await self._session.close()
 
-    async def _started(self, workspace: Workspace, owner: str) -> OpenHandsSandbox:
+    async def _make(self, workspace: Workspace, owner: str, door: Door | None) -> OpenHandsSandbox:
         session_id = f"{re.sub(r'[^a-z0-9-]+', '-', owner.lower())[:40]}-{secrets.token_hex(6)}"
         order: dict[str, Any] = {
             "image": workspace.image,
@@ -262,9 +236,9 @@ def _result(
     text = _text(match[3])
     if left_out_bytes:
         text += f"\n... [{left_out_bytes} bytes left out] ...\n{_text(match[4])}"
-    timed_out = status in (_TIMEOUT_EXIT, 137) and duration_s >= timeout_s
+    timed_out = status in (TIMEOUT_EXIT, 137) and duration_s >= timeout_s
     return ExecResult(
-        _TIMEOUT_EXIT if timed_out else status,
+        TIMEOUT_EXIT if timed_out else status,
         text,
         timed_out,
         left_out_bytes,

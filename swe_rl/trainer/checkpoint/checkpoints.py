@@ -25,11 +25,12 @@ from typing import Any
 import torch
 
 from swe_rl.trainer.checkpoint import folder as checkpoint
-from swe_rl.trainer.checkpoint.folder import Checkpoint, CheckpointWriteError
-from swe_rl.trainer.checkpoint.manifest import (
+from swe_rl.trainer.checkpoint.folder import (
     INDEX_FILE,
     MANIFEST_FILE,
     STATE_FILE,
+    Checkpoint,
+    CheckpointWriteError,
     files_of,
     manifest_content,
     read_json,
@@ -122,11 +123,11 @@ class Checkpoints:
 
     def _shared_problem(self, folder: Path) -> str | None:
         names = files_of(folder)
-        found = wrong_hash(folder, names[self._mesh.rank :: self._mesh.world], self._beat)
-        anywhere = self._mesh.maximum(torch.tensor([float(found is not None)], device=self._mesh.device))
+        problem = wrong_hash(folder, names[self._mesh.rank :: self._mesh.world], self._beat)
+        anywhere = self._mesh.maximum(torch.tensor([float(problem is not None)], device=self._mesh.device))
         if not float(anywhere):
             return None
-        return found or "a file was changed after it was written (wrong sha256; another rank found it)"
+        return problem or "a file was changed after it was written (wrong sha256; another rank found it)"
 
     def _keeping_errors(self, write: Callable[[], None]) -> None:
         try:
@@ -147,7 +148,9 @@ class Checkpoints:
     def _write_all(self, aside: Path, target: Path, pieces: dict[str, Piece], state: dict[str, Any]) -> None:
         rank, world = self._mesh.rank, self._mesh.world
         name = shard_name(rank, world)
-        size, digest = write_file(aside / name, safetensors_chunks({key: one.values for key, one in pieces.items()}))
+        size, digest = write_file(
+            aside / name, safetensors_chunks({key: piece.values for key, piece in pieces.items()})
+        )
         note: dict[str, Any] = {"size": size, "sha256": digest, "index": index_entries(pieces, name)}
         if rank > 0:
             _write_json_atomic(aside / f"{name}.json", note)
@@ -215,9 +218,9 @@ class Growth:
         return self._state != before
 
     def _sizes(self) -> list[tuple[str, int]]:
-        found = []
+        sizes = []
         with suppress(OSError):  # it gets its name, or another rank gave up
             for entry in os.scandir(self._folder):
                 with suppress(OSError):
-                    found.append((entry.name, entry.stat().st_size))
-        return sorted(found)
+                    sizes.append((entry.name, entry.stat().st_size))
+        return sorted(sizes)

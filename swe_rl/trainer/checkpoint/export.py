@@ -6,13 +6,15 @@ Invariants:
 - Names are the hub's; each expert of a mixture is read alone.
 - `transformers`, vLLM and this trainer load the result; nothing of it has to be unpickled.
 - Of an adapter it is the merged model, and `adapter/` has the adapter alone.
+- The base is read from its own folder, which must be the one that the adapter was trained on.
+- One weight at a time is merged; no model is built, and peft is not needed.
 """
 
 import json
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -26,7 +28,7 @@ from swe_rl.errors import UserError
 from swe_rl.logger.disk import disk_error
 from swe_rl.model.experts import ExpertPart, expert_parts
 from swe_rl.trainer.checkpoint import folder as checkpoint
-from swe_rl.trainer.checkpoint.manifest import (
+from swe_rl.trainer.checkpoint.folder import (
     STATE_FILE,
     files_of,
     read_json,
@@ -43,8 +45,59 @@ from swe_rl.trainer.checkpoint.tensor_file import (
     part_name,
     safetensors_chunks,
 )
-from swe_rl.trainer.lora.adapter import base_problem, fingerprint
-from swe_rl.trainer.lora.export import FOLDER, merged_files, write_adapter
+from swe_rl.trainer.lora.adapter import TARGETS, base_problem, fingerprint, in_files, pair
+from swe_rl.trainer.lora.merged import merged
+from swe_rl.trainer.sharded.materialize import open_files
+
+FOLDER = "adapter"
+_CONFIG, _WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+
+
+class MergedFiles:
+    """Base files and a stored adapter, by transformers' names."""
+
+    def __init__(self, base: Mapping[str, Any], stored: StoredTensors, scale: float) -> None:
+        """`base`: the open safetensors file of each name."""
+        self._base, self._stored, self._scale = base, stored, scale
+        self._adapted = {name.removeprefix(MODEL) for name in stored.names()}
+        self.shapes = {name: tuple(base[name].get_slice(name).get_shape()) for name in base}
+
+    def read(self, name: str) -> Tensor:
+        weight: Tensor = self._base[name].get_tensor(name)
+        first, second = pair(name)
+        if first not in self._adapted:
+            return weight
+        return merged(weight, self._stored.whole(MODEL + first), self._stored.whole(MODEL + second), self._scale)
+
+
+@contextmanager
+def merged_files(base: Path, stored: StoredTensors, adapter: Mapping[str, Any]) -> Iterator[MergedFiles]:
+    """`adapter` is what `Adapter.described` gave. Raises ValueError, OSError and SafetensorError as they come."""
+    with ExitStack() as stack:
+        yield MergedFiles(open_files(base, stack), stored, adapter["alpha"] / adapter["rank"])
+
+
+def write_adapter(stored: StoredTensors, adapter: Mapping[str, Any], folder: Path) -> None:
+    """adapter_config.json and adapter_model.safetensors, float32, as `peft.PeftModel.from_pretrained` reads them."""
+    folder.mkdir()
+    names = [name for name in stored.names() if name.startswith(MODEL)]
+    tensors = {in_files(name.removeprefix(MODEL)): stored.whole(name) for name in names}
+    write_file(folder / _WEIGHTS, safetensors_chunks(tensors))
+    config = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "r": adapter["rank"],
+        "lora_alpha": adapter["alpha"],
+        "target_modules": [target for target in TARGETS if any(f".{target}." in name for name in names)],
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "inference_mode": True,
+        "base_model_name_or_path": (adapter["base"] or {}).get("path"),
+        "revision": (adapter["base"] or {}).get("revision"),
+    }
+    write_file(folder / _CONFIG, [json.dumps(config, indent=2, sort_keys=True).encode()])
+    sync_folder(folder)
+
 
 MAX_FILE_BYTES = 4 * 2**30
 _SPECIAL_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
@@ -192,5 +245,5 @@ def _write_description(described_by: Path, aside: Path, dtype: torch.dtype) -> N
 
 def _type_of(described_by: Path) -> torch.dtype:
     config = json.loads((described_by / "config.json").read_text(encoding="utf-8"))
-    found = getattr(torch, str(config.get("dtype") or config.get("torch_dtype") or "float32"), None)
-    return found if isinstance(found, torch.dtype) else torch.float32
+    dtype = getattr(torch, str(config.get("dtype") or config.get("torch_dtype") or "float32"), None)
+    return dtype if isinstance(dtype, torch.dtype) else torch.float32

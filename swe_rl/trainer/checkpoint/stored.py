@@ -22,7 +22,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from swe_rl.trainer.checkpoint import folder as checkpoint
-from swe_rl.trainer.checkpoint.manifest import INDEX_FILE, MODEL_FILE, OPTIMIZER_FILE, read_json
+from swe_rl.trainer.checkpoint.folder import INDEX_FILE, MODEL_FILE, OPTIMIZER_FILE, read_json
 from swe_rl.trainer.checkpoint.tensor_file import DTYPES, TYPES
 from swe_rl.trainer.lora.adapter import adapter_problem
 from swe_rl.trainer.policy import Trainer

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 
 from swe_rl.config.schema import ModelConfig, TrainerConfig
 from swe_rl.errors import UserError
-from swe_rl.trainer.errors import TrainerError
+from swe_rl.trainer.protocol import TrainerError
 from swe_rl.trainer.sharded.mesh import local_shard, shard_range
 
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
@@ -166,9 +166,9 @@ def start_values(causal_lm: nn.Module, seed: int) -> None:
 
 def _uniform(name: str, shape: tuple[int, ...], seed: int) -> Tensor:
     """On the CPU, so that every kind of device has the same."""
-    own = int.from_bytes(hashlib.sha256(f"{seed}/{name}".encode()).digest()[:7], "big")
+    own_seed = int.from_bytes(hashlib.sha256(f"{seed}/{name}".encode()).digest()[:7], "big")
     bound = 1.0 / math.sqrt(shape[1])
-    return torch.empty(shape).uniform_(-bound, bound, generator=torch.Generator().manual_seed(own))
+    return torch.empty(shape).uniform_(-bound, bound, generator=torch.Generator().manual_seed(own_seed))
 
 
 def is_adapter(name: str) -> bool:

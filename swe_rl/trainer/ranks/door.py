@@ -43,8 +43,8 @@ class RankDoor:
             self._socket.shutdown(socket.SHUT_RDWR)  # `accept` returns
         self._socket.close()
         with self._change:
-            for one in self._came.values():
-                one.close()
+            for connection in self._came.values():
+                connection.close()
             self._came.clear()
 
     def _let_in(self) -> None:

@@ -17,13 +17,10 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from torch import Tensor
 
 from swe_rl.engine.transfer.protocol import Staging, WritesFiles
-from swe_rl.trainer.checkpoint.rng import capture_rng
-from swe_rl.trainer.errors import RankLost, TrainerError
-from swe_rl.trainer.protocol import TrainsPolicy
+from swe_rl.trainer.checkpoint.folder import capture_rng
+from swe_rl.trainer.protocol import RankLost, TrainerError, TrainsPolicy
 from swe_rl.trainer.pulse import ALIVE, Silence
-from swe_rl.trainer.ranks.end import RankEnd, first_of
-from swe_rl.trainer.ranks.link import RankLink, Ranks
-from swe_rl.trainer.ranks.processes import RankProcesses
+from swe_rl.trainer.ranks.link import RankEnd, RankLink, RankProcesses, Ranks, first_of
 from swe_rl.trainer.ranks.rank import RankSetup
 from swe_rl.trainer.send.hand_over import received
 
@@ -144,8 +141,10 @@ class TrainerGroup:
         """The buffers of all ranks' GPUs."""
         with self._asking:
             opened = self._request(("open_staging", (twice,), {}))
-        problems = [f"rank {rank}: {one.problem}" for rank, one in sorted(opened.items()) if one.problem]
-        handles = {device: buffers for one in opened.values() for device, buffers in (one.handles or {}).items()}
+        problems = [f"rank {rank}: {staging.problem}" for rank, staging in sorted(opened.items()) if staging.problem]
+        handles = {
+            device: buffers for staging in opened.values() for device, buffers in (staging.handles or {}).items()
+        }
         return Staging(opened[0].buckets, handles, "; ".join(problems) or None)
 
     def save(self, folder: Path, **state: Any) -> Path:

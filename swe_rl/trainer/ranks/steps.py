@@ -20,11 +20,9 @@ from typing import IO, Any
 from swe_rl.config.folders import PACKAGE
 from swe_rl.hardware.host_address import address_of, free_port
 from swe_rl.hardware.slurm.nodes import step, step_environment
-from swe_rl.trainer.errors import TrainerError
+from swe_rl.trainer.protocol import TrainerError
 from swe_rl.trainer.ranks.door import RankDoor
-from swe_rl.trainer.ranks.end import RankEnd, last_words, status_text
-from swe_rl.trainer.ranks.link import RankLink
-from swe_rl.trainer.ranks.processes import RankProcess
+from swe_rl.trainer.ranks.link import RankEnd, RankLink, RankProcess, last_words, status_text
 from swe_rl.trainer.ranks.rank import RankSetup
 from swe_rl.trainer.ranks.step import KEY, Work
 
@@ -69,11 +67,11 @@ class RankSteps:
         setup = replace(setup, address=f"{host}:{free_port(host)}")
         away: list[RankStep] = []
         for rank, site in enumerate(self._sites):
-            own = replace(setup, rank=rank)
+            rank_setup = replace(setup, rank=rank)
             if site.node is None:
-                yield RankProcess.started(own)
+                yield RankProcess.started(rank_setup)
                 continue
-            away.append(RankStep.started(own, site.node, (host, str(door.port)), self._environment(door)))
+            away.append(RankStep.started(rank_setup, site.node, (host, str(door.port)), self._environment(door)))
             yield away[-1]
         until = time.monotonic() + _START_S
         for link in away:
@@ -171,8 +169,8 @@ class RankStep:
     def is_alive(self) -> bool:
         return self._process.poll() is None
 
-    def reported(self, told: Sequence[Any]) -> RankEnd:
-        return self._seen_from_here(RankEnd.reported(self.rank, told))
+    def reported(self, report: Sequence[Any]) -> RankEnd:
+        return self._seen_from_here(RankEnd.reported(self.rank, report))
 
     def ended(self, when: str) -> RankEnd | None:
         end = RankEnd.of(self.rank, self, self.pipe, when, self._log)

@@ -112,17 +112,17 @@ def write_weights(weights: Mapping[str, Tensor], mesh: Mesh, folder: Path, twice
 
     `twice`: second names of some tensors, with the name that they are written under as well.
     """
-    sizes = {name: prod(shape) for own, tensor in weights.items() for name, shape in hub_shapes(own, tensor.shape)}
+    sizes = {name: prod(shape) for share, tensor in weights.items() for name, shape in hub_shapes(share, tensor.shape)}
     ranks = _spread(sizes, mesh.world)
     doubled = {first: second for second, first in twice.items() if first in sizes}
-    own: dict[str, Tensor] = {}
+    share: dict[str, Tensor] = {}
     for name, tensor in gathered(weights, exchange_type(mesh)):
         if ranks[name] == mesh.rank:
-            own[name] = tensor.to("cpu", copy=True).contiguous()  # a view would keep the experts of other ranks
+            share[name] = tensor.to("cpu", copy=True).contiguous()  # a view would keep the experts of other ranks
             if name in doubled:
-                own[doubled[name]] = own[name]
-    if own:
-        write_tensors(folder / part_name(mesh.rank + 1, mesh.world), own)
+                share[doubled[name]] = share[name]
+    if share:
+        write_tensors(folder / part_name(mesh.rank + 1, mesh.world), share)
     if mesh.rank == 0:
         where = ranks | {second: ranks[first] for first, second in doubled.items()}
         total = sum(size for name, size in sizes.items()) + sum(sizes[first] for first in doubled)

@@ -1,4 +1,4 @@
-"""The trainer's end of a weight transfer: rank 0 broadcasts to the workers of all engines, tensor after tensor.
+"""The trainer's end of a weight transfer: rank 0 broadcasts tensor after tensor, or each rank fills shared memory.
 
 Invariants:
 - Every rank takes part in putting the tensors together, also when sending them fails: none is left in a collective.
@@ -6,6 +6,9 @@ Invariants:
 - Over NCCL it is vLLM's own protocol (`vllm.distributed.weight_transfer`); a send that does not end in time ends the
   rank, because nothing else takes a rank out of a collective that others have left.
 - A wire that failed is closed; the next one is opened anew, with whoever is there then.
+- Every rank takes part in putting a bucket together, and is done with it when `stage` returns: between two buckets
+  none of them is in a collective.
+- A rank holds two buffers, one whole tensor and its shards at most.
 """
 
 import os
@@ -19,9 +22,23 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from swe_rl.engine.transfer.protocol import NCCL, NCCL_BUFFER_BYTES, NCCL_BUFFERS, Announced, Sent
+from swe_rl.engine.transfer.ipc_handle import Handle, device_key, forget_shared, make_shared
+from swe_rl.engine.transfer.protocol import (
+    BUCKET_BYTES,
+    BUFFERS,
+    NCCL_BUFFER_BYTES,
+    NCCL_BUFFERS,
+    Announced,
+    Bucket,
+    Sent,
+    Staging,
+    buckets_of,
+    buffer_bytes,
+)
 from swe_rl.hardware.host_address import LOOPBACK, free_port, own_address
 from swe_rl.model.experts import hub_shapes
+from swe_rl.plan.weight_sync import NCCL
+from swe_rl.trainer.protocol import TrainerError
 from swe_rl.trainer.send.hand_over import Named, Stream, gathered
 
 TIMEOUT_S = 120.0
@@ -91,15 +108,15 @@ def announced(weights: Mapping[str, Tensor], twice: Mapping[str, str], dtype: to
     """`twice`: second names of some tensors, with their first ones: they are sent once more under those."""
     second = {first: name for name, first in twice.items()}
     tensors = []
-    for own, tensor in weights.items():
-        for name, shape in hub_shapes(own, tensor.shape):
+    for weight, tensor in weights.items():
+        for name, shape in hub_shapes(weight, tensor.shape):
             for each in (name, second[name]) if name in second else (name,):
                 tensors.append(Announced(each, str(dtype).removeprefix("torch."), shape))
     return tensors
 
 
 class GlooWire:
-    """Between processes without GPUs, with `engine/transfer/vllm_gloo` at the other end."""
+    """Between processes without GPUs, with `engine/transfer/vllm_worker` at the other end."""
 
     def __init__(self, host: str, port: int, world: int, timeout_s: float) -> None:
         from torch.distributed import PrefixStore, ProcessGroupGloo, TCPStore  # type: ignore[attr-defined]
@@ -167,3 +184,57 @@ def _give_up(timeout_s: float) -> None:
     sys.stderr.write(f"RuntimeError: engines did not take the weights over NCCL within {timeout_s:.0f} s\n")
     sys.stderr.flush()
     os._exit(1)
+
+
+class StagingEnd:
+    def __init__(self, dtype: torch.dtype, device: torch.device, bucket_bytes: int = BUCKET_BYTES) -> None:
+        """`dtype`: in which weights travel."""
+        self._dtype, self._device, self._bucket_bytes = dtype, device, bucket_bytes
+        self._buckets: tuple[Bucket, ...] = ()
+        self._shared: list[tuple[Tensor, Handle]] = []
+        self._stream: Stream | None = None
+
+    def open(self, weights: Mapping[str, Tensor], twice: Mapping[str, str]) -> Staging:
+        """Of this rank's GPU, by its `ipc_handle.device_key`. No collective but what reading `weights` is.
+
+        A rank that has no memory says so, and no other waits for it.
+        """
+        self.close()
+        self._buckets = buckets_of(announced(weights, twice, self._dtype), self._dtype.itemsize, self._bucket_bytes)
+        self._stream = Stream(gathered(weights, self._dtype), {first: name for name, first in twice.items()})
+        key = device_key(self._device)
+        try:
+            for size in buffer_bytes(self._buckets):
+                self._shared.append(make_shared(size, self._device))
+        except (RuntimeError, OSError) as error:
+            self.close()
+            return Staging(handles={key: ()}, problem=f"{type(error).__name__}: {error}")
+        return Staging(self._buckets, {key: tuple(handle for _, handle in self._shared)})
+
+    def stage(self, number: int) -> Sent:
+        """On every rank at the same time, number after number. Raises TrainerError, RuntimeError."""
+        if self._stream is None:
+            raise TrainerError(f"Bucket {number} of the weights was asked for, and there are no buffers for it.")
+        began_s, gathered_s, bytes_before = time.perf_counter(), self._stream.gather_s, self._stream.bytes
+        buffer, _ = self._shared[number % BUFFERS]
+        for place in self._buckets[number]:
+            name, tensor = next(self._stream)
+            if name != place.tensor.name:
+                raise TrainerError(f"`{name}` was put together where `{place.tensor.name}` was announced.")
+            room = buffer[place.offset : place.offset + place.size_bytes]
+            room.view(self._dtype).view(place.tensor.shape).copy_(tensor)
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        gather_s = self._stream.gather_s - gathered_s
+        wall_s = time.perf_counter() - began_s
+        return Sent(gather_s, wall_s - gather_s, self._stream.bytes - bytes_before)
+
+    def close(self) -> None:
+        """May be called at any time; nobody may have a buffer open."""
+        self._stream, self._buckets = None, ()
+        shared, self._shared = self._shared, []
+        for _, handle in shared:
+            forget_shared(handle)
+        shared.clear()
+        if self._device.type == "cuda":
+            torch.cuda.ipc_collect()  # else a file of torch's stays in /dev/shm when the rank ends

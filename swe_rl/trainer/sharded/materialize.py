@@ -24,6 +24,8 @@ from swe_rl.trainer.pulse import Beat, beating, no_beat
 from swe_rl.trainer.sharded.mesh import local_shard, shard_range
 from swe_rl.trainer.sharded.model import ShardedModel
 
+_STD = 0.02  # of random matrices
+
 
 class WeightsError(UserError):
     """A model folder's weights are not those of the model that its configuration describes."""
@@ -40,7 +42,7 @@ def empty_model(config: Any, dtype: torch.dtype = torch.float32) -> Any:
     return model
 
 
-def fill_random(model: ShardedModel, device: torch.device, *, seed: int = 0, rank: int = 0, std: float = 0.02) -> None:
+def fill_random(model: ShardedModel, device: torch.device, *, seed: int = 0, rank: int = 0) -> None:
     """Normal matrices, norms of 1, biases of 0, made on the device; for measurements and tests."""
     _allocate(model, device)
     generator = torch.Generator(device=device).manual_seed(seed * 100_003 + rank)
@@ -48,7 +50,7 @@ def fill_random(model: ShardedModel, device: torch.device, *, seed: int = 0, ran
         for name, parameter in _of_base(model):
             local = local_shard(parameter)
             if parameter.ndim > 1:
-                local.copy_(torch.randn(local.shape, device=device, generator=generator) * std)
+                local.copy_(torch.randn(local.shape, device=device, generator=generator) * _STD)
             else:
                 local.fill_(0.0 if name.endswith("bias") else 1.0)
     start_values(model.causal_lm, seed)
@@ -124,14 +126,14 @@ def _names_in(path: Path) -> list[str]:
 
 def _fill(files: dict[str, Any], name: str, parameter: Tensor, folder: Path) -> None:
     """This rank's rows; of a mixture's experts these are whole experts, each of which has tensors of its own there."""
-    (start, stop), own = shard_range(parameter), local_shard(parameter)
+    (start, stop), local = shard_range(parameter), local_shard(parameter)
     parts = expert_parts(name, parameter.shape)
     for part in parts:
         if start <= part.expert < stop:
-            rows = own[part.expert - start, part.start : part.stop]
+            rows = local[part.expert - start, part.start : part.stop]
             rows.copy_(_tensor_of(files, part.name, tuple(rows.shape), folder)[:])
     if not parts:
-        own.copy_(_tensor_of(files, name, tuple(parameter.shape), folder)[start:stop])
+        local.copy_(_tensor_of(files, name, tuple(parameter.shape), folder)[start:stop])
 
 
 def _tensor_of(files: dict[str, Any], name: str, shape: tuple[int, ...], folder: Path) -> Any:
@@ -139,9 +141,9 @@ def _tensor_of(files: dict[str, Any], name: str, shape: tuple[int, ...], folder:
     if name not in files:
         raise WeightsError(f"The weights in {folder} lack `{name}`: they are of another model than its config.json.")
     tensor = files[name].get_slice(name)
-    found = tuple(tensor.get_shape())
-    if found != shape:
-        raise WeightsError(f"`{name}` in {folder} has shape {list(found)}, config.json says {list(shape)}.")
+    there = tuple(tensor.get_shape())
+    if there != shape:
+        raise WeightsError(f"`{name}` in {folder} has shape {list(there)}, config.json says {list(shape)}.")
     return tensor
 
 
@@ -156,7 +158,7 @@ def _names_of(model: ShardedModel) -> Iterator[str]:
     """As files have them. Tied weights under each of their names: some folders hold them twice."""
     for name, parameter in model.causal_lm.named_parameters(remove_duplicate=False):
         if not is_adapter(name):
-            yield from (one for one, _ in hub_shapes(plain(name), parameter.shape))
+            yield from (hub_name for hub_name, _ in hub_shapes(plain(name), parameter.shape))
 
 
 def _of_base(model: ShardedModel) -> Iterator[tuple[str, Tensor]]:

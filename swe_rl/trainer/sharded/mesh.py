@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 
 from swe_rl.hardware.host_address import interface_towards
-from swe_rl.trainer.errors import MeshError
+from swe_rl.trainer.protocol import MeshError
 
 _LOOPBACK = "/sys/class/net/lo"
 
@@ -86,8 +86,8 @@ def make_mesh(sp: int, device: torch.device) -> Mesh:
         )
     shards = init_device_mesh(device.type, (world,), mesh_dim_names=("shard",))
     groups = [list(range(first, first + sp)) for first in range(0, world, sp)]
-    own = dist.new_subgroups_by_enumeration(groups)[0] if sp > 1 else None
-    return Mesh(dp=world // sp, sp=sp, rank=rank, device=device, shards=shards, sp_group=own)
+    group = dist.new_subgroups_by_enumeration(groups)[0] if sp > 1 else None
+    return Mesh(dp=world // sp, sp=sp, rank=rank, device=device, shards=shards, sp_group=group)
 
 
 @contextmanager

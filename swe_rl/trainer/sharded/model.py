@@ -3,7 +3,7 @@
 Invariants:
 - Weights, gradients and optimizer state are float32 shards; computation is in `compute_dtype`, gradients are reduced
   in float32 (FSDP2). One unit a decoder layer, and one of embedding, last norm and head together.
-- Logits never exist whole (`head`).
+- Logits never exist whole (`chunked_logprobs`).
 - The names of the parameters stay transformers' own, or `adapter_names` tells them.
 - What is frozen below an adapter is of one type, which may be `compute_dtype`; it has no gradient and no float32 copy.
 - Between two calls the parameters are shards: an optimizer made then holds what is trained.
@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
-from swe_rl.trainer.errors import MeshError, TrainerError
-from swe_rl.trainer.head import chunked_logprobs
+from swe_rl.trainer.logprobs import chunked_logprobs
+from swe_rl.trainer.protocol import MeshError, TrainerError
 from swe_rl.trainer.sharded.attention import Kernel, attention_operators
 from swe_rl.trainer.sharded.mesh import Mesh
 from swe_rl.trainer.sharded.packing import PackedBatch

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from swe_rl.trainer.errors import MeshError
+from swe_rl.trainer.protocol import MeshError
 from swe_rl.trainer.sharded.attention import Kernel
 from swe_rl.trainer.sharded.packing import Segments
 

@@ -1,0 +1,169 @@
+"""vLLM's weight transfer in ways that it does not have itself: two back ends for its workers, beside its own ones.
+
+`gloo`: between processes without GPUs, tensor by tensor. `swe_rl_ipc`: through memory of the GPU that a worker shares
+with a rank of the trainer; vLLM's `ipc` would need ray and pickles. A server is started with copies of this file and of
+`ipc_handle` on its path (`--worker-extension-cls swe_rl_worker.Extension`) and `--weight-transfer-config '{"backend":
+"gloo"}'`; it then speaks the same HTTP protocol as one with NCCL.
+
+Invariants:
+- Imported by vLLM's workers, in their environment: nothing of swe_rl is imported here.
+- Over gloo tensors come one by one, in the announced order, types and shapes, from rank 0.
+- Every worker finds the memory of its own GPU by the GPU's UUID, whatever number each process gives it.
+- When `update_weights` returns, nothing reads the buffer any more: tensors are copied out of it, as vLLM keeps what it
+  is given until a layer is complete.
+- The trainer's memory is let go of at the end of an update, also of one that failed.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+from swe_rl_ipc_handle import device_key, open_shared  # type: ignore[import-not-found]
+from torch.distributed import BroadcastOptions, PrefixStore, ProcessGroupGloo, TCPStore  # type: ignore[attr-defined]
+from vllm.distributed.weight_transfer.base import (
+    WeightTransferEngine,
+    WeightTransferInitInfo,
+    WeightTransferUpdateInfo,
+)
+from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+
+_TIMEOUT_S = 300.0
+
+
+class Extension:
+    """Adds nothing to a worker: naming it has this module imported."""
+
+
+class _Receiver(WeightTransferEngine):  # type: ignore[misc]
+    """One worker's end; vLLM takes the tensors layer by layer."""
+
+    def start_weight_update(self) -> None:
+        from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
+
+        initialize_layerwise_reload(self.model)
+
+    def finish_weight_update(self) -> None:
+        from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
+
+        finalize_layerwise_reload(self.model, self.model_config)
+
+    @staticmethod
+    def trainer_send_weights(iterator: Any, trainer_args: Any) -> None:
+        raise RuntimeError("the trainer has an end of its own")
+
+
+@dataclass(kw_only=True)
+class GlooInitInfo(WeightTransferInitInfo):  # type: ignore[misc]
+    """`world_size`: the sender and all workers of all servers; a server's own begin at `rank_offset`."""
+
+    master_address: str
+    master_port: int
+    rank_offset: int
+    world_size: int
+
+
+@dataclass
+class GlooUpdateInfo(WeightTransferUpdateInfo):  # type: ignore[misc]
+    names: list[str]
+    dtype_names: list[str]
+    shapes: list[list[int]]
+
+
+class GlooEngine(_Receiver):
+    init_info_cls = GlooInitInfo
+    update_info_cls = GlooUpdateInfo
+    _group: Any = None
+
+    def init_transfer_engine(self, init_info: GlooInitInfo) -> None:
+        self.shutdown()  # of an earlier wire
+        rank = self.parallel_config.data_parallel_index * self.parallel_config.world_size + self.parallel_config.rank
+        limit = timedelta(seconds=_TIMEOUT_S)
+        store = TCPStore(init_info.master_address, init_info.master_port, init_info.world_size, False, limit)
+        self._group = ProcessGroupGloo(
+            PrefixStore("weights", store), init_info.rank_offset + rank, init_info.world_size, limit
+        )
+
+    def update_weights(self, update_info: dict[str, Any]) -> None:
+        self.receive_weights(self.parse_update_info(update_info))  # the base class waits for an accelerator, too
+
+    def receive_weights(self, update_info: GlooUpdateInfo) -> None:
+        if self._group is None:
+            raise RuntimeError("no weight transfer was initialised")
+        options = BroadcastOptions()
+        options.rootRank = 0
+        for name, dtype, shape in zip(update_info.names, update_info.dtype_names, update_info.shapes, strict=True):
+            weight = torch.empty(shape, dtype=getattr(torch, dtype))
+            self._group.broadcast([weight], options).wait()
+            self.model.load_weights([(name, weight)])
+
+    def shutdown(self) -> None:
+        self._group = None
+
+
+@dataclass(kw_only=True)
+class IpcInitInfo(WeightTransferInitInfo):  # type: ignore[misc]
+    """`handles`: by a GPU's UUID those of its buffers."""
+
+    handles: dict[str, list[dict[str, Any]]]
+
+
+@dataclass
+class IpcUpdateInfo(GlooUpdateInfo):
+    """One bucket of whole tensors; `offsets` are bytes in buffer number `buffer`."""
+
+    buffer: int
+    offsets: list[int]
+
+
+class IpcEngine(_Receiver):
+    init_info_cls = IpcInitInfo
+    update_info_cls = IpcUpdateInfo
+    _buffers: tuple[torch.Tensor, ...] = ()
+
+    def init_transfer_engine(self, init_info: IpcInitInfo) -> None:
+        self.shutdown()  # of an update that failed
+        key = device_key(self.device)
+        if key not in init_info.handles:
+            there = ", ".join(sorted(init_info.handles)) or "none"
+            raise RuntimeError(f"no rank of the trainer shares memory of this worker's GPU {key}, but of {there}")
+        self._buffers = tuple(open_shared(handle, self.device) for handle in init_info.handles[key])
+
+    def update_weights(self, update_info: dict[str, Any]) -> None:
+        try:
+            self.receive_weights(self.parse_update_info(update_info))
+            self._settle()
+        except BaseException:
+            self.shutdown()
+            raise
+
+    def receive_weights(self, update_info: IpcUpdateInfo) -> None:
+        if not self._buffers:
+            raise RuntimeError("no weight transfer was initialised")
+        self.model.load_weights(_tensors(self._buffers[update_info.buffer], update_info))
+
+    def finish_weight_update(self) -> None:
+        self.shutdown()
+        super().finish_weight_update()
+        self._settle()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()  # of the copies: the cache may want its memory next
+
+    def shutdown(self) -> None:
+        self._buffers = ()
+
+    def _settle(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+
+def _tensors(buffer: torch.Tensor, info: IpcUpdateInfo) -> Iterator[tuple[str, torch.Tensor]]:
+    for name, dtype_name, shape, offset in zip(info.names, info.dtype_names, info.shapes, info.offsets, strict=True):
+        dtype = getattr(torch, dtype_name)
+        size = torch.Size(shape).numel() * dtype.itemsize
+        yield name, buffer[offset : offset + size].view(dtype).view(shape).clone()
+
+
+WeightTransferEngineFactory.register_engine("gloo", GlooEngine)
+WeightTransferEngineFactory.register_engine("swe_rl_ipc", IpcEngine)

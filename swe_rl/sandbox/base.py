@@ -1,0 +1,258 @@
+"""What sandboxes of every kind have in common: how they open and close, and what a command may be, sees and prints.
+
+Invariants:
+- Closing is idempotent; whoever is cancelled while a sandbox closes leaves that to go on.
+- A command that its sandbox's end broke off says so; one whose caller was cancelled is cancelled.
+- A place is taken before a sandbox is made, and given back when that fails or the sandbox is closed.
+- The environment of a command is built from nothing, so that no secret of this process can be in it.
+- Of an output at most `3 * limit_bytes` are held, however much is fed. Up to `limit_bytes` nothing is lost; beyond it
+  the middle is left out and a marker line says how many bytes. Invalid UTF-8 becomes U+FFFD, and a character cut by the
+  gap is dropped, not garbled.
+"""
+
+import asyncio
+import codecs
+import math
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Coroutine, Mapping
+from typing import Any, Generic, TypeVar
+
+from swe_rl.config.schema import SandboxConfig
+from swe_rl.sandbox.door import Doorway
+from swe_rl.sandbox.protocol import Door, ExecResult, SandboxError, Waited, Workspace, no_wait
+
+TIMEOUT_EXIT = 124  # as `timeout` of coreutils
+MAX_COMMAND_BYTES = 120_000  # Linux: 128 KiB for one argument
+_UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
+
+Result = TypeVar("Result")
+Opened = TypeVar("Opened")
+
+
+class BaseSandbox(ABC):
+    """`doorway`: open, and closed with the sandbox."""
+
+    def __init__(
+        self,
+        sandbox_id: str,
+        workdir: str,
+        config: SandboxConfig,
+        *,
+        door_url: str | None = None,
+        doorway: Doorway | None = None,
+    ) -> None:
+        self.sandbox_id = sandbox_id
+        self.workdir = workdir
+        self.door_url = doorway.url if doorway else door_url
+        self._config = config
+        self._doorway = doorway
+        self._running: set[asyncio.Task[Any]] = set()
+        self._closing: asyncio.Task[None] | None = None
+
+    async def close(self) -> None:
+        """Raises SandboxError when something of it cannot be removed, to whoever closes it first; others wait."""
+        if self._closing is not None:
+            await asyncio.wait([self._closing])
+            return
+        self._closing = asyncio.ensure_future(self._close())
+        await asyncio.shield(self._closing)
+
+    @abstractmethod
+    async def _close(self) -> None:
+        """Called once. Raises SandboxError."""
+
+    @property
+    def _max_bytes(self) -> int:
+        """Of a file."""
+        return self._config.max_file_mb * 1024**2
+
+    def _check_open(self) -> None:
+        if self._closing is not None:
+            raise SandboxError(f"sandbox {self.sandbox_id} is closed")
+
+    def _check_not_closed_meanwhile(self) -> None:
+        if self._closing is not None:
+            raise SandboxError(f"sandbox {self.sandbox_id} was closed while a command ran in it")
+
+    async def _until_closed(self, work: Coroutine[Any, Any, Result]) -> Result:
+        """What `work` returns. Raises SandboxError where `_end_running` ended it."""
+        task = asyncio.ensure_future(work)
+        self._running.add(task)
+        try:
+            return await task
+        except asyncio.CancelledError:
+            # Both ends look alike here: only the caller's own task knows whether it was the caller that was cancelled.
+            caller = asyncio.current_task()
+            if not (caller and caller.cancelling()):
+                self._check_not_closed_meanwhile()
+            raise
+        finally:
+            self._running.discard(task)
+
+    async def _end_running(self) -> None:
+        for task in list(self._running):
+            task.cancel()
+        await asyncio.gather(*self._running, return_exceptions=True)
+
+
+class LocalSandbox(BaseSandbox):
+    """Whose commands are started from here, and what they print is read here."""
+
+    async def exec(
+        self,
+        command: str,
+        *,
+        timeout_s: float,
+        env: Mapping[str, str] | None = None,
+        max_output_bytes: int | None = None,
+        waited: Waited = no_wait,
+    ) -> ExecResult:
+        self._check_open()
+        # A model can write half of a surrogate pair, as a JSON escape: no argument and no line can hold that.
+        command = command.encode("utf-8", "replace").decode()
+        if (refused := refused_result(command)) is not None:
+            return refused
+        output = HeadTail(max_output_bytes or self._config.max_output_bytes)
+        if self._doorway is not None:
+            command = self._doorway.prefix() + command
+        status, duration_s = await self._run(command, output, timeout_s, env or {}, waited)
+        exit_code = TIMEOUT_EXIT if status is None else status
+        return ExecResult(exit_code, output.text(), status is None, output.truncated_bytes, duration_s)
+
+    @abstractmethod
+    async def _run(
+        self, command: str, output: "HeadTail", timeout_s: float, env: Mapping[str, str], waited: Waited
+    ) -> tuple[int | None, float]:
+        """The exit status, or None after the timeout, and its seconds. Raises SandboxError."""
+
+
+class BaseProvider(ABC, Generic[Opened]):
+    """At most `sandbox.concurrency` sandboxes are open; a caller waits. `places`: of several providers together."""
+
+    def __init__(self, config: SandboxConfig, places: asyncio.Semaphore | None = None) -> None:
+        self._config = config
+        self._places = places or asyncio.Semaphore(config.concurrency)
+        self._closed = False
+
+    async def create(self, workspace: Workspace, *, owner: str, door: Door | None = None) -> Opened:
+        """Raises UserError for what is not to be had here, SandboxError when it cannot be made."""
+        self._check_open()
+        await self._prepare(workspace, owner, door)
+        await self._places.acquire()
+        try:
+            self._check_open()
+            return await self._make(workspace, owner, door)
+        except BaseException:
+            self._places.release()
+            raise
+
+    async def _prepare(self, workspace: Workspace, owner: str, door: Door | None) -> None:
+        """Before a place is waited for. Raises UserError for what is not to be had here."""
+
+    @abstractmethod
+    async def _make(self, workspace: Workspace, owner: str, door: Door | None) -> Opened:
+        """Whoever closes the sandbox gives its place back."""
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise SandboxError("the sandbox provider is closed")
+
+
+def safe_name(owner: str) -> str:
+    """Of an owner, for folders and containers."""
+    return _UNSAFE.sub("_", owner).strip(".")[:80] or "sandbox"
+
+
+def refused_result(command: str) -> ExecResult | None:
+    """What bash would say to a command that cannot be handed to it at all."""
+    if "\0" in command:
+        return ExecResult(126, "bash: the command contains a NUL byte\n", False, 0, 0.0)
+    size_bytes = len(command.encode("utf-8", "replace"))
+    if size_bytes > MAX_COMMAND_BYTES:
+        words = f"bash: the command is too long ({size_bytes} bytes, limit {MAX_COMMAND_BYTES})\n"
+        return ExecResult(126, words, False, 0, 0.0)
+    return None
+
+
+class HeadTail:
+    """Collects a stream; the first half of the limit is kept from its start, the second half from its end."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        if limit_bytes < 2:
+            raise ValueError(f"limit_bytes must be at least 2, not {limit_bytes}")
+        self._head_bytes = limit_bytes // 2
+        self._tail_bytes = limit_bytes - self._head_bytes
+        self._head = bytearray()
+        self._tail = bytearray()
+        self._total_bytes = 0
+
+    def feed(self, data: bytes) -> None:
+        self._total_bytes += len(data)
+        room = self._head_bytes - len(self._head)
+        if room > 0:
+            self._head += data[:room]
+            data = data[room:]
+        if len(data) >= self._tail_bytes:
+            self._tail[:] = data[len(data) - self._tail_bytes :]
+            return
+        self._tail += data
+        if len(self._tail) > 2 * self._tail_bytes:  # trimmed now and then only, so that feeding stays linear
+            del self._tail[: len(self._tail) - self._tail_bytes]
+
+    @property
+    def truncated_bytes(self) -> int:
+        return max(0, self._total_bytes - self._head_bytes - self._tail_bytes)
+
+    def text(self) -> str:
+        if not self.truncated_bytes:
+            return bytes(self._head + self._tail).decode("utf-8", "replace")
+        head = codecs.getincrementaldecoder("utf-8")("replace").decode(bytes(self._head))  # a cut end stays inside it
+        tail = _without_cut_start(bytes(self._tail[-self._tail_bytes :])).decode("utf-8", "replace")
+        return f"{head}\n... [{self.truncated_bytes} bytes left out] ...\n{tail}"
+
+
+def _without_cut_start(data: bytes) -> bytes:
+    """Drops up to three leading continuation bytes: the rest of a character whose start was left out."""
+    start = 0
+    while start < min(3, len(data)) and data[start] & 0xC0 == 0x80:
+        start += 1
+    return data[start:]
+
+
+def clean_environment(search_path: str, home: str, cpus: float) -> dict[str, str]:
+    """What every command sees; `home` is also its temporary folder."""
+    threads = str(max(1, math.ceil(cpus)))
+    return {
+        "PATH": search_path,
+        "HOME": home,
+        "TMPDIR": home,
+        "USER": "agent",
+        "LOGNAME": "agent",
+        "LANG": "C.UTF-8",
+        "TERM": "dumb",
+        "PAGER": "cat",
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "PYTHONHASHSEED": "0",
+        "PYTHONNOUSERSITE": "1",
+        "OMP_NUM_THREADS": threads,
+        "OPENBLAS_NUM_THREADS": threads,
+        **_GIT,
+    }
+
+
+# No system or user configuration, no prompt, no pager; the copy's owner may differ from the command's user.
+_GIT = {
+    "GIT_CONFIG_NOSYSTEM": "1",
+    "GIT_CONFIG_GLOBAL": "/dev/null",
+    "GIT_TERMINAL_PROMPT": "0",
+    "GIT_PAGER": "cat",
+    "GIT_EDITOR": "true",
+    "GIT_CONFIG_COUNT": "1",
+    "GIT_CONFIG_KEY_0": "safe.directory",
+    "GIT_CONFIG_VALUE_0": "*",
+    "GIT_AUTHOR_NAME": "agent",
+    "GIT_AUTHOR_EMAIL": "agent@localhost",
+    "GIT_COMMITTER_NAME": "agent",
+    "GIT_COMMITTER_EMAIL": "agent@localhost",
+}
