@@ -118,6 +118,7 @@ class ModelConfig:
     tool_parser: str = "hermes"  # hermes (JSON), qwen3_coder (tags) or none
     thinking: bool = False
     gated: bool = False  # the hub wants HF_TOKEN for it
+    float32_head: bool = True  # GPUs: engines and trainer sum logits in float32; false: in bfloat16, as the layers
 
 
 @dataclass(frozen=True)

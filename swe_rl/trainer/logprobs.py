@@ -69,32 +69,49 @@ def _head_logprobs(
 
 
 def chunked_logprobs(
-    hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float, *, entropy_grad: bool = False
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    temperature: float,
+    *,
+    entropy_grad: bool = False,
+    float32_head: bool = True,
 ) -> tuple[Tensor, Tensor]:
     """Of `targets` [tokens] after `hidden` [tokens, hidden] under the head `weight` [vocab, hidden].
 
-    Both float32 [tokens], in nats; the entropy carries a gradient only where asked for.
+    Both float32 [tokens], in nats; the entropy carries a gradient only where asked for. `float32_head`: bfloat16
+    products are summed and kept in float32; without it each logit is rounded to the weights' type.
     """
     rows = max(1, MAX_CHUNK_LOGITS // weight.shape[0])
-    result: tuple[Tensor, Tensor] = _ChunkedHead.apply(hidden, weight, targets, temperature, entropy_grad, rows)  # type: ignore[no-untyped-call]
+    result: tuple[Tensor, Tensor] = _ChunkedHead.apply(  # type: ignore[no-untyped-call]
+        hidden, weight, targets, temperature, entropy_grad, rows, float32_head
+    )
     return result
 
 
 class _ChunkedHead(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float, entropy_grad: bool, rows: int
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        targets: Tensor,
+        temperature: float,
+        entropy_grad: bool,
+        rows: int,
+        float32_head: bool,
     ) -> tuple[Tensor, Tensor]:
         count = hidden.shape[0]
         logprobs, entropy, normaliser = (hidden.new_empty(count, dtype=torch.float32) for _ in range(3))
         for part in _slices(count, rows):
-            logits = _logits(hidden[part], weight, temperature)
+            logits = _logits(hidden[part], weight, temperature, float32_head)
             normaliser[part] = torch.logsumexp(logits, dim=-1)
             logprobs[part] = logits.gather(-1, targets[part].unsqueeze(-1)).squeeze(-1) - normaliser[part]
             probabilities = (logits - normaliser[part].unsqueeze(-1)).exp_()
             entropy[part] = normaliser[part] - torch.linalg.vecdot(probabilities, logits)
         ctx.save_for_backward(hidden, weight, targets, normaliser, entropy)
         ctx.temperature, ctx.entropy_grad, ctx.rows = temperature, entropy_grad, rows
+        ctx.float32_head = float32_head
         if not entropy_grad:
             ctx.mark_non_differentiable(entropy)
         return logprobs, entropy
@@ -106,7 +123,8 @@ class _ChunkedHead(torch.autograd.Function):
         d_hidden = torch.empty_like(hidden)
         d_weight = torch.zeros_like(weight, dtype=torch.float32) if ctx.needs_input_grad[1] else None
         for part in _slices(hidden.shape[0], ctx.rows):
-            log_p = _logits(hidden[part], weight, ctx.temperature).sub_(normaliser[part].unsqueeze(-1))
+            logits = _logits(hidden[part], weight, ctx.temperature, ctx.float32_head)
+            log_p = logits.sub_(normaliser[part].unsqueeze(-1))
             d_logprobs = gradients[0][part].unsqueeze(-1)
             factor = -d_logprobs
             if ctx.entropy_grad:
@@ -117,15 +135,21 @@ class _ChunkedHead(torch.autograd.Function):
             d_hidden[part] = d_logits @ weight
             if d_weight is not None:  # else a frozen head below an adapter
                 _add_product(d_weight, d_logits.t(), hidden[part])
-        return d_hidden, None if d_weight is None else d_weight.to(weight.dtype), None, None, None, None
+        return d_hidden, None if d_weight is None else d_weight.to(weight.dtype), None, None, None, None, None
 
 
 def _slices(count: int, rows: int) -> list[slice]:
     return [slice(start, min(start + rows, count)) for start in range(0, count, rows)]
 
 
-def _logits(hidden: Tensor, weight: Tensor, temperature: float) -> Tensor:
-    logits = (hidden @ weight.t()).float()
+def _logits(hidden: Tensor, weight: Tensor, temperature: float, float32_head: bool) -> Tensor:
+    """In float32. A bfloat16 logit near 20 is rounded to a multiple of 1/8, and a log-probability with it."""
+    if weight.dtype is torch.float32 or not float32_head:
+        logits = (hidden @ weight.t()).float()
+    elif weight.is_cuda and _sums_in_float32(weight.device, weight.dtype):
+        logits = torch.mm(hidden, weight.t(), out_dtype=torch.float32)
+    else:  # exact, too, for a converted copy of the head
+        logits = hidden.float() @ weight.float().t()
     return logits if temperature == 1.0 else logits.div_(temperature)
 
 

@@ -38,8 +38,16 @@ def test_four_gpu_engines_of_qwen3_14b():
         "--enable-prompt-tokens-details",
         "--enable-per-request-metrics",
         "--disable-uvicorn-access-log",
+        '--hf-overrides {"head_dtype": "float32"}',
         "--gpu-memory-utilization 0.85",
     ]
+
+
+def test_the_head_is_the_models_where_the_trainers_is():
+    config = compose(
+        ["job=rollout", "model=qwen3_14b", "layout=dp4", "hardware=h100x8", "model.float32_head=false"]
+    ).config
+    assert "--hf-overrides" not in server_arguments(config, ServerChoice(2, 8123, "m", devices="2"), SERVE)
 
 
 def test_the_tiny_model_on_the_cpu():

@@ -58,3 +58,27 @@ def test_no_trained_token_still_has_a_gradient():
     hidden, weight, targets = inputs()
     chunked_logprobs(hidden[:0], weight, targets[:0], 1.0)[0].sum().backward()
     assert weight.grad is not None and not weight.grad.any() and not hidden.grad.any()
+
+
+def test_a_float32_head_does_not_round_logits():
+    """bfloat16 keeps eight bits: logits near 20 are off by up to 1/16, log-probabilities with them."""
+    torch.manual_seed(0)
+    hidden = torch.randn(64, 32).bfloat16()
+    weight = torch.randn(500, 32).bfloat16()  # logits of 5.7 on average, 23 at most
+    targets = torch.randint(0, 500, (64,))
+    exact = (hidden.double() @ weight.double().t()).log_softmax(-1).gather(-1, targets[:, None])[:, 0]
+    errors = {
+        on: (chunked_logprobs(hidden, weight, targets, 1.0, float32_head=on)[0] - exact).abs() for on in (True, False)
+    }
+    assert errors[True].max() < 1e-4 < 1e-2 < errors[False].mean()
+
+
+def test_a_float32_head_has_the_exact_gradient():
+    torch.manual_seed(0)
+    hidden, weight = torch.randn(16, 32).bfloat16().requires_grad_(), torch.randn(50, 32).bfloat16().requires_grad_()
+    targets = torch.randint(0, 50, (16,))
+    chunked_logprobs(hidden, weight, targets, 1.0)[0].sum().backward()
+    exact = [x.detach().double().requires_grad_() for x in (hidden, weight)]
+    (exact[0] @ exact[1].t()).log_softmax(-1).gather(-1, targets[:, None]).sum().backward()
+    for mine, reference in zip((hidden, weight), exact, strict=True):
+        torch.testing.assert_close(mine.grad.double(), reference.grad, rtol=0.02, atol=0.02)

@@ -10,6 +10,7 @@ from swe_rl.check.findings import Finding, Host, about, error
 from swe_rl.config.choices import EngineKind
 from swe_rl.config.parts import Part
 from swe_rl.config.schema import Config
+from swe_rl.plan.sizes import uses_no_gpu
 
 _SECRET_FLAGS_INSTEAD = {"--api-key": "VLLM_API_KEY", "--hf-token": "HF_TOKEN"}
 _SET_BY = {
@@ -75,6 +76,23 @@ def engine_flags(config: Config, _: Host) -> Iterator[Finding]:
             )
 
 
+@about(Part.engines)
+def float32_head(config: Config, _: Host) -> Iterator[Finding]:
+    """Engines whose logits are rounded beside a trainer whose logits are not: each log-probability is off."""
+    engine = config.engine
+    if not config.model.float32_head or engine.kind is not EngineKind.vllm or uses_no_gpu(config.layout):
+        return
+    words = " ".join(engine.extra_arguments)
+    if "--hf-overrides" in words.replace("_", "-") and "head_dtype" not in words:
+        yield error(
+            "float32_head",
+            "engine.extra_arguments",
+            "--hf-overrides",
+            "it replaces the one that makes the engines' head float32, as model.float32_head=true makes the trainer's",
+            """add "head_dtype": "float32" to its JSON, or model.float32_head=false""",
+        )
+
+
 def _plain(word: str) -> str:
     """As vLLM's parser reads it: `--max_model_len=5`, `--no-enforce-eager` and `--seed` all name a flag."""
     flag = word.partition("=")[0].replace("_", "-")
@@ -94,4 +112,4 @@ def engine_cache(config: Config, _: Host) -> Iterator[Finding]:
         )
 
 
-RULES = (engine_secrets, engine_flags, engine_cache)
+RULES = (engine_secrets, engine_flags, float32_head, engine_cache)

@@ -102,6 +102,8 @@ def server_arguments(config: Config, choice: ServerChoice, options: VllmOptions 
         arguments += ["--weight-transfer-config", json.dumps({"backend": transfer})]
         if transfer in (GLOO, IPC):
             arguments += ["--worker-extension-cls", "swe_rl_worker.Extension"]
+    if config.model.float32_head and choice.devices is not None:  # on a CPU everything is float32
+        arguments += ["--hf-overrides", json.dumps({"head_dtype": "float32"})]
     arguments += _memory(config, options, choice.devices)
     return (*arguments, *options.extra_arguments)
 

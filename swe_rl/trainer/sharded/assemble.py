@@ -88,6 +88,7 @@ def sharded_policy(
         compute_dtype=dtype,
         offload=config.offload_optimizer and adapter is None,  # an adapter's optimizer has next to nothing
         compiled=config.compile,
+        float32_head=model.float32_head,
     )
     fill_from_folder(sharded, folder, mesh.device, seed=config.seed, beat=beat)
     require_agreement(sharded)

@@ -37,18 +37,19 @@ class ShardedModel(nn.Module):
         compute_dtype: torch.dtype = torch.bfloat16,
         offload: bool = False,
         compiled: bool = False,
+        float32_head: bool = True,
     ) -> None:
         """Shards `causal_lm` in place, which may be on the meta device. Raises MeshError where it cannot be.
 
         `offload` keeps shards, gradients and optimizer state in the host's memory; `compiled` has torch compile what
-        surrounds attention.
+        surrounds attention; `float32_head` as in `chunked_logprobs`.
         """
         super().__init__()
         config = causal_lm.config
         check_supported(causal_lm)
         check_heads(config.num_attention_heads, config.num_key_value_heads, mesh.sp)
         self.mesh, self.compute_dtype, self.offload, self._kernel = mesh, compute_dtype, offload, kernel
-        self.causal_lm = causal_lm
+        self.causal_lm, self._float32_head = causal_lm, float32_head
         use_packed_attention(causal_lm)
         if compiled:
             _compile_layers(causal_lm.model.layers)
@@ -84,7 +85,9 @@ class ShardedModel(nn.Module):
         )
         hidden = output[0][0][batch.hidden_index]
         weight = self.causal_lm.lm_head.weight
-        return chunked_logprobs(hidden, weight, batch.targets, temperature, entropy_grad=entropy_grad)
+        return chunked_logprobs(
+            hidden, weight, batch.targets, temperature, entropy_grad=entropy_grad, float32_head=self._float32_head
+        )
 
     @contextmanager
     def plain_attention(self) -> Iterator[None]:
