@@ -9,11 +9,9 @@ Invariants:
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from operator import attrgetter
 
-from swe_rl.check.findings import Finding, Host, about, error, warning
+from swe_rl.check.findings import Finding, Host, about, error, value_at, warning
 from swe_rl.check.rules.data import is_hub_id
-from swe_rl.check.rules.ray import asks_ray
 from swe_rl.config.choices import (
     EngineKind,
     GradingKind,
@@ -27,8 +25,7 @@ from swe_rl.config.choices import (
 from swe_rl.config.schema import Config
 from swe_rl.errors import UserError
 from swe_rl.host.packages import install_command, ranges
-from swe_rl.plan.sizes import asks_model, gpus_needed, gpus_there, uses_no_gpu
-from swe_rl.plan.weight_sync import VLLM_COMMAND
+from swe_rl.plan.sizes import VLLM_COMMAND, asks_model, asks_ray, gpus_needed, gpus_there, uses_no_gpu
 
 _ACTS = frozenset({JobName.train, JobName.rollout, JobName.eval})  # agents in sandboxes
 _COMPUTES = _ACTS | {JobName.sft, JobName.export}
@@ -105,12 +102,12 @@ def _missing(config: Config, host: Host, missing: list[Need]) -> Finding:
     for need in missing:
         by_key.setdefault(need.key, []).append(need.package)
     own = by_key.pop(key)
-    others = [f"{_and(packages)} ({other}={_value(config, other)})" for other, packages in by_key.items()]
+    others = [f"{_and(packages)} ({other}={value_at(config, other)})" for other, packages in by_key.items()]
     message = f"needs {_and([*own, *others])}, which {'is' if len(missing) == 1 else 'are'} not installed here"
     if host.submitted:
         message += "; SLURM starts the job with this Python"
     make = warning if host.submitted else error
-    return make("packages", key, _value(config, key), message, _way_out(config, host, missing))
+    return make("packages", key, message, _way_out(config, host, missing))
 
 
 def _and(names: Sequence[str]) -> str:
@@ -132,7 +129,7 @@ def _untried(config: Config, host: Host, need: Need) -> Iterator[Finding]:
     oldest = min(Version(part.version) for one in tried for part in one if part.operator in (">=", "=="))
     message = f"{need.package} {version} is installed; swe_rl was tried with {' or '.join(allowed)}"
     make = error if release < oldest else warning
-    yield make("packages", need.key, _value(config, need.key), message, _way_out(config, host, [need]))
+    yield make("packages", need.key, message, _way_out(config, host, [need]))
 
 
 def _way_out(config: Config, host: Host, needs: list[Need]) -> str:
@@ -152,10 +149,6 @@ def _extra(config: Config, need: Need) -> str:
     if not uses_no_gpu(config.layout):
         return "gpu" if need.extra == "cpu" else need.extra
     return "" if need.package == _VLLM else need.extra
-
-
-def _value(config: Config, key: str) -> object:
-    return attrgetter(key)(config)
 
 
 def _loads(config: Config, _: Host, job: JobName) -> bool:
@@ -251,4 +244,3 @@ NEEDS = (
     Need(("swebench",), "swebench", "env.grading", _graded),
     Need(("wandb",), "wandb", "logger.wandb", _logs),
 )
-RULES = (packages_there,)

@@ -1,17 +1,21 @@
-"""Append-only files of one JSON object a line.
+"""Append-only files of one JSON object a line, and `events.jsonl`: what happened when.
 
 Invariants:
 - One `os.write` a line on an O_APPEND descriptor: a kill leaves at most one torn line, and that the last.
 - A write that fails takes its half line back.
 - Opening an existing file drops a torn last line, so that the next line starts clean.
 - Secrets of the environment never reach a line; of data that is read back, only our own words are looked at.
+- Every event has `time` (unix seconds) and `event` (its name); the rest belongs to the event. `program` events name
+  what a trajectory can be doing by `PhaseKind`.
 """
 
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from enum import StrEnum
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -140,3 +144,43 @@ def _last_line_start(descriptor: int, block_bytes: int = 65536) -> int:
             return start + newline + 1
         end = start
     return 0
+
+
+class EventLog:
+    """`clock` gives unix seconds."""
+
+    def __init__(self, path: Path, clock: Callable[[], float] = time.time) -> None:
+        self._writer = JsonlWriter(path)
+        self._clock = clock
+
+    def write(self, event: str, **fields: Any) -> None:
+        """Raises DiskError."""
+        self._writer.append({"time": self._clock(), "event": event, **fields})
+
+    def close(self) -> None:
+        self._writer.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def read_events(path: Path, event: str | None = None) -> list[dict[str, Any]]:
+    """All events, or those of one name, in the order written; a torn last line is skipped with a warning."""
+    return [record for record in read_jsonl(path) if event is None or record.get("event") == event]
+
+
+class PhaseKind(StrEnum):
+    """In the order in which a turn goes through them; boot is before all turns, grade after them."""
+
+    boot = "boot"
+    hold = "hold"  # by the router, where it is known apart from the engine's queue
+    queue = "queue"
+    prefill = "prefill"
+    decode = "decode"
+    tool = "tool"  # a command was running
+    grade = "grade"

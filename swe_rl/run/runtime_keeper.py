@@ -24,9 +24,8 @@ from swe_rl.config.schema import Config
 from swe_rl.errors import RunError
 from swe_rl.hardware.rendezvous import Beating, Meeting, ServerRecord, TrainerRecord, meets
 from swe_rl.hardware.runtime_watch import Act, Decision, ServerWatch
-from swe_rl.hardware.slurm.allocation import allocation
 from swe_rl.hardware.slurm.companion import job_key
-from swe_rl.hardware.slurm.jobs import JobState, Queue, SlurmError, cancel, has_slurm, job_state, submit
+from swe_rl.hardware.slurm.jobs import JobState, Queue, SlurmError, allocation, cancel, has_slurm, job_state, submit
 from swe_rl.logger.disk import DiskError
 from swe_rl.run.session import Session
 from swe_rl.sandbox.remote import wire

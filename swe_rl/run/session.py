@@ -24,18 +24,15 @@ from swe_rl.config.compose import config_hash, flatten
 from swe_rl.config.schema import Config
 from swe_rl.errors import SweRlError
 from swe_rl.hardware.gpu_watch import watched_gpus
-from swe_rl.hardware.slurm.allocation import allocation
+from swe_rl.hardware.slurm.jobs import allocation
 from swe_rl.hardware.slurm.requeue import EXIT_STATUS, Requeued, Survival, Verdict
 from swe_rl.hardware.sync import synced
 from swe_rl.host.kill_point import kill_point
 from swe_rl.logger.disk import DiskError
-from swe_rl.logger.events import EventLog, read_events
-from swe_rl.logger.folder import RunFolder
-from swe_rl.logger.jsonl import iter_jsonl
-from swe_rl.logger.progress import Progress
-from swe_rl.logger.progress_state import ProgressState
+from swe_rl.logger.folder import RunFolder, RunState, RunStatus, StatusWriter
+from swe_rl.logger.jsonl import EventLog, iter_jsonl, read_events
+from swe_rl.logger.progress import Progress, ProgressState
 from swe_rl.logger.run_log import RunLog
-from swe_rl.logger.status import RunState, RunStatus, StatusWriter
 from swe_rl.logger.steps import StepLog
 from swe_rl.logger.summary import write_summary
 from swe_rl.logger.wandb import WandbLogger

@@ -14,7 +14,7 @@ from pathlib import Path
 from swe_rl.config.compose import config_hash
 from swe_rl.config.schema import Config
 from swe_rl.errors import UserError
-from swe_rl.hardware.slurm.allocation import Allocation
+from swe_rl.hardware.slurm.jobs import Allocation
 from swe_rl.hardware.slurm.requeue import continues, read_record
 from swe_rl.hardware.sync import folder_name, restore
 from swe_rl.host.kill_point import kill_point

@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swe_rl.logger.disk import DiskError
-from swe_rl.logger.events import EventLog, read_events
-from swe_rl.logger.jsonl import JsonlWriter, keep_lines, read_jsonl
+from swe_rl.logger.jsonl import EventLog, JsonlWriter, keep_lines, read_events, read_jsonl
 from swe_rl.logger.redact import Redactor
 
 

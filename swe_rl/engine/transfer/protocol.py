@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from swe_rl.config.choices import EngineKind, WeightSync
 from swe_rl.config.schema import Config
 from swe_rl.errors import UserError
-from swe_rl.plan.sizes import uses_no_gpu
-from swe_rl.plan.weight_sync import wanted
+from swe_rl.plan.sizes import uses_no_gpu, wanted_sync
 
 if TYPE_CHECKING:
     import torch
@@ -40,7 +39,7 @@ class NoVllmBesideTrainerError(UserError):
 
 def transfer_kind(config: Config) -> str | None:
     """None where weights go another way."""
-    way = wanted(config, os.environ)
+    way = wanted_sync(config, os.environ)
     if config.engine.kind is EngineKind.embedded or way is WeightSync.disk:
         return None  # not empty, so that whoever inherits it may leave it
     if way is WeightSync.ipc:

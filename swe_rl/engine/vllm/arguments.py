@@ -22,8 +22,7 @@ from swe_rl.config.choices import LogprobsMode
 from swe_rl.config.schema import Config
 from swe_rl.engine.transfer.protocol import GLOO, IPC, transfer_kind
 from swe_rl.errors import UserError
-from swe_rl.plan.sizes import shares_gpus
-from swe_rl.plan.weight_sync import VLLM_COMMAND
+from swe_rl.plan.sizes import VLLM_COMMAND, shares_gpus
 
 _LOGPROBS_FLAG = {LogprobsMode.processed: "processed_logprobs", LogprobsMode.raw: "raw_logprobs"}
 _GPU_BLOCK_TOKENS = 16

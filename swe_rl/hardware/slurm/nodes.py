@@ -9,8 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from swe_rl.errors import UserError
-from swe_rl.hardware.slurm.allocation import Allocation, allocation
-from swe_rl.hardware.slurm.jobs import Run, SlurmError, scontrol
+from swe_rl.hardware.slurm.jobs import Allocation, Run, SlurmError, allocation, scontrol
 from swe_rl.host.program import run_program
 
 _ADDRESS = re.compile(r"\bNodeAddr=(\S+)")

@@ -14,8 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from swe_rl.errors import RunError
-from swe_rl.hardware.slurm.allocation import Allocation
-from swe_rl.hardware.slurm.jobs import JobView, Run, SlurmError, scontrol, view
+from swe_rl.hardware.slurm.jobs import Allocation, JobView, Run, SlurmError, scontrol, view
 from swe_rl.host.program import run_program
 from swe_rl.logger.disk import decode_json, write_json_atomic
 

@@ -13,9 +13,8 @@ from typing import Any
 from swe_rl.config import yaml_text
 from swe_rl.errors import UserError
 from swe_rl.logger.disk import read_json
-from swe_rl.logger.events import read_events
 from swe_rl.logger.folder import RunFolder
-from swe_rl.logger.jsonl import iter_jsonl
+from swe_rl.logger.jsonl import iter_jsonl, read_events
 from swe_rl.logger.summary import before_and_after
 from swe_rl.report.compare.compare import Measured, StepRate
 from swe_rl.report.compare.held_out import held_out

@@ -10,7 +10,7 @@ Invariants:
 
 from collections.abc import Iterator, Sequence
 
-from swe_rl.logger.status import RunState
+from swe_rl.logger.folder import RunState
 from swe_rl.report.compare.compare import Arm, Comparison, Gain, Key, Measured, Pair, StepRate, pair
 from swe_rl.report.compare.held_out import pair_line, run_lines
 from swe_rl.report.statistics import Interval, Paired, percent

@@ -12,7 +12,7 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
-from swe_rl.hardware.host_address import free_port
+from swe_rl.host.addresses import free_port
 from swe_rl.trainer.ranks.end import RankEnd
 from swe_rl.trainer.ranks.link import RankLink
 from swe_rl.trainer.ranks.rank import RankSetup, run_rank

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from swe_rl.errors import one_line
-from swe_rl.hardware.ray.cluster import RayNode
+from swe_rl.hardware.ray_cluster import RayNode
 from swe_rl.trainer.ranks.end import RankEnd, last_words
 from swe_rl.trainer.ranks.rank import RankSetup
 from swe_rl.trainer.ranks.ray_rank import RankHome

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from swe_rl.engine.transfer.protocol import NCCL, NCCL_BUFFER_BYTES, NCCL_BUFFERS, Announced, Sent
-from swe_rl.hardware.host_address import LOOPBACK, free_port, own_address
+from swe_rl.host.addresses import LOOPBACK, free_port, own_address
 from swe_rl.model.experts import hub_shapes
 from swe_rl.trainer.send.hand_over import Named, Stream, gathered
 
