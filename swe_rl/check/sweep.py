@@ -48,10 +48,10 @@ def one_hardware(jobs: Sequence[Composed]) -> Iterator[Finding]:
     """The launcher is told once; jobs that need something else would get the first job's."""
     if not jobs or not is_slurm(jobs[0].launcher_settings):
         return
-    told = [{key: value for key, value in slurm_settings(job.config).items() if key != "name"} for job in jobs]
-    for index, settings in enumerate(told):
-        if settings != told[0]:
-            keys = ", ".join(key for key in sorted(settings | told[0]) if settings.get(key) != told[0].get(key))
+    wanted = [{key: value for key, value in slurm_settings(job.config).items() if key != "name"} for job in jobs]
+    for index, settings in enumerate(wanted):
+        if settings != wanted[0]:
+            keys = ", ".join(key for key in sorted(settings | wanted[0]) if settings.get(key) != wanted[0].get(key))
             yield error(
                 "sweep_hardware",
                 "hardware.name",
@@ -74,10 +74,10 @@ def launcher_agrees(jobs: Sequence[Composed]) -> Iterator[Finding]:
     if not jobs or not is_slurm(jobs[0].launcher_settings):
         return
     settings, given = slurm_settings(jobs[0].config), jobs[0].launcher_settings
-    own = {override.lstrip("+").partition("=")[0] for override in jobs[0].overrides}
+    overridden = {override.lstrip("+").partition("=")[0] for override in jobs[0].overrides}
     for key, value in settings.items():
         name = f"hydra.launcher.{key}"
-        if key not in ("name", "setup") and name in own and given.get(key) != value:
+        if key not in ("name", "setup") and name in overridden and given.get(key) != value:
             source = _SOURCES.get(key, key)
             yield error(
                 "launcher_differs",

@@ -104,8 +104,8 @@ _FIELD_LINE = re.compile(r"^    (\w+)\s*:")
 def comment_of(key: str, option: Path | None = None) -> str:
     """The comment beside a full key, from the chosen option's file or else from the schema; empty if there is none."""
     group, _, leaf = key.rpartition(".")
-    if option is not None and (found := yaml_comments(option).get(leaf)):
-        return found
+    if option is not None and (comment := yaml_comments(option).get(leaf)):
+        return comment
     return schema_comments().get((_class_of(group), leaf), "")
 
 

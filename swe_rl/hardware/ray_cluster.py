@@ -59,7 +59,7 @@ class RayCluster:
 
         free_of: Any = state.available_resources_per_node
         listed: Any = ray.nodes
-        own = ray.get_runtime_context().get_node_id()
+        this_node = ray.get_runtime_context().get_node_id()
         with _refused("its nodes cannot be listed"):
             free = free_of()
             ray_nodes = [
@@ -69,7 +69,7 @@ class RayCluster:
                     address=node["NodeManagerAddress"],
                     units=_counted(node["Resources"]),
                     free=_counted(free.get(node["NodeID"], {})),
-                    here=node["NodeID"] == own,
+                    here=node["NodeID"] == this_node,
                 )
                 for node in listed()
                 if node["Alive"]

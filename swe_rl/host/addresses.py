@@ -63,8 +63,8 @@ def interface_of(address: str) -> str | None:
     """The network interface of this host that has `address`, which is a number."""
     import psutil
 
-    found = psutil.net_if_addrs().items()
-    return next((name for name, addresses in found if any(one.address == address for one in addresses)), None)
+    interfaces = psutil.net_if_addrs().items()
+    return next((name for name, addresses in interfaces if any(known.address == address for known in addresses)), None)
 
 
 def interface_towards(host: str) -> str | None:

@@ -41,13 +41,13 @@ class Placement:
 
     def roles(self) -> dict[Gpu, tuple[str, ...]]:
         """Every GPU with the roles on it, `engine 0`, `trainer 3`, or none."""
-        found: dict[Gpu, list[str]] = {gpu: [] for gpu in self.idle}
+        roles: dict[Gpu, list[str]] = {gpu: [] for gpu in self.idle}
         for number, gpus in enumerate(self.engines):
             for gpu in gpus:
-                found.setdefault(gpu, []).append(f"engine {number}")
+                roles.setdefault(gpu, []).append(f"engine {number}")
         for rank, gpu in enumerate(self.trainer):
-            found.setdefault(gpu, []).append(f"trainer {rank}")
-        return {gpu: tuple(found[gpu]) for gpu in sorted(found)}
+            roles.setdefault(gpu, []).append(f"trainer {rank}")
+        return {gpu: tuple(roles[gpu]) for gpu in sorted(roles)}
 
 
 def home(placement: Placement) -> int:
@@ -110,9 +110,9 @@ def rank_nodes(rooms: Sequence[Room], free: Sequence[float], world: int, sp: int
     groups = [rank_places([units], sp) // sp for units in free]
     chosen: list[int] = []
     for index in sorted(range(len(rooms)), key=lambda index: _preference(rooms, groups, index, world // sp)):
-        if sum(groups[one] for one in chosen) * sp < world and groups[index]:
+        if sum(groups[number] for number in chosen) * sp < world and groups[index]:
             chosen.append(index)
-    if sum(groups[one] for one in chosen) * sp < world:
+    if sum(groups[number] for number in chosen) * sp < world:
         raise PlacementError(_too_few(rooms, free, world, sp, resource))
     ranks: list[int] = []
     for index in sorted(chosen, key=lambda index: (not rooms[index].here, index)):

@@ -24,8 +24,7 @@ from types import TracebackType
 from typing import Self
 
 from swe_rl.errors import UserError
-from swe_rl.logger.disk import decode_json, disk_error, encode_json, write_json_atomic
-from swe_rl.logger.redact import Redactor
+from swe_rl.logger.disk import Redactor, decode_json, disk_error, encode_json, write_json_atomic
 
 HEARTBEAT_S = 10.0
 _ACQUIRE_TRIES = 10

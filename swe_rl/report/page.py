@@ -19,15 +19,13 @@ from pathlib import Path
 from typing import Any
 
 from swe_rl.config.yaml_text import YamlError, parse
-from swe_rl.logger.disk import encode_json, read_json, write_text_atomic
+from swe_rl.logger.disk import Redactor, encode_json, read_json, write_text_atomic
 from swe_rl.logger.folder import RunFolder, RunState, RunStatus
 from swe_rl.logger.jsonl import read_jsonl
 from swe_rl.logger.progress_text import duration
-from swe_rl.logger.redact import Redactor
-from swe_rl.report.figures import eval_points, figures, instance_rows, tricks_tile
+from swe_rl.report.figures import eval_points, figures, instance_rows, score_rows, tricks_tile
 from swe_rl.report.resolved import gain
 from swe_rl.report.sample import sample_trajectories
-from swe_rl.report.scores import score_rows
 from swe_rl.report.timeline import programs_of
 
 Record = Mapping[str, Any]

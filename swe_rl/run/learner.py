@@ -250,15 +250,17 @@ async def require_agreement(
     started_s = time.monotonic()
     prompt = _prompt(vocab_size)
     replies = await asyncio.gather(*(_sampled(engine, prompt, version) for engine in engines))
-    found = {
+    answers = {
         engine.name: reply
         for engine, reply in zip(engines, replies, strict=True)
         if engine.state is not EngineState.gone
     }
-    told = {name: reply for name, reply in found.items() if isinstance(reply, Completion)}
-    ours = await asyncio.to_thread(trainer.row_logprobs, [_row(name, prompt, reply) for name, reply in told.items()])
-    apart = {name: _apart(own, told[name].logprobs) for name, own in zip(told, ours, strict=True)}
-    wrong = {name: reply for name, reply in found.items() if isinstance(reply, EngineError)} | {
+    completed = {name: reply for name, reply in answers.items() if isinstance(reply, Completion)}
+    ours = await asyncio.to_thread(
+        trainer.row_logprobs, [_row(name, prompt, reply) for name, reply in completed.items()]
+    )
+    apart = {name: _apart(row, completed[name].logprobs) for name, row in zip(completed, ours, strict=True)}
+    wrong = {name: reply for name, reply in answers.items() if isinstance(reply, EngineError)} | {
         name: EngineError(f"{mean:.3g} nats apart on average, {largest:.3g} at most")
         for name, (mean, largest) in apart.items()
         if not mean <= limit  # also where it is not a number
@@ -270,10 +272,10 @@ async def require_agreement(
 
 
 def _error(wrong: dict[str, EngineError], count: int, version: int, limit: float) -> WeightSyncError:
-    told = "; ".join(f"{name}: {why}" for name, why in wrong.items())
+    causes = "; ".join(f"{name}: {why}" for name, why in wrong.items())
     return WeightSyncError(
         f"After the update to the weights of step {version}, {len(wrong)} of {count} engines do not give the tokens "
-        f"that they sample the trainer's log-probabilities ({told}; rounding explains {limit:g}): they hold other "
+        f"that they sample the trainer's log-probabilities ({causes}; rounding explains {limit:g}): they hold other "
         "weights. The run stops, as it would train on samples of another policy. Look at the engines' logs "
         "(quantisation, another model?); trainer.check_weights=false leaves the comparison out.",
         wrong,
@@ -318,7 +320,7 @@ def _row(name: str, prompt: tuple[int, ...], reply: Completion) -> Row:
 
 def _apart(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, float]:
     """Mean and largest absolute difference; nothing sampled proves nothing."""
-    found = [abs(own - other) for own, other in zip(ours, theirs, strict=True)]
-    if not found or not all(math.isfinite(value) for value in found):
+    gaps = [abs(mine - other) for mine, other in zip(ours, theirs, strict=True)]
+    if not gaps or not all(math.isfinite(gap) for gap in gaps):
         return math.nan, math.nan
-    return sum(found) / len(found), max(found)
+    return sum(gaps) / len(gaps), max(gaps)

@@ -21,8 +21,7 @@ from swe_rl.config.compose import Composed
 from swe_rl.config.launcher import told
 from swe_rl.errors import UserError
 from swe_rl.hardware.rendezvous import meeting_of
-from swe_rl.hardware.slurm.batch_script import Array, batch_script
-from swe_rl.hardware.slurm.companion import Companion, companion_jobs
+from swe_rl.hardware.slurm.batch_script import Array, Companion, batch_script, companion_jobs
 from swe_rl.hardware.slurm.jobs import Run, SlurmError, cancel, has_slurm
 from swe_rl.hardware.slurm.jobs import submit as sbatch
 from swe_rl.host.program import run_program

@@ -4,7 +4,7 @@ import socket
 
 import pytest
 
-from swe_rl.hardware import host_address
+from swe_rl.host import addresses as host_address
 from swe_rl.host.addresses import LOOPBACK, address_of, interface_of, interface_towards, own_address
 
 

@@ -86,7 +86,7 @@ def _count(config: Config, count: int, what: str) -> Iterator[Finding]:
 
 def _slices(config: Config, slices: list[Slice]) -> Iterator[Finding]:
     yield from _count(config, len(slices), "MIG slice")
-    smallest = min((one.memory_gb for one in slices), default=None)
+    smallest = min((part.memory_gb for part in slices), default=None)
     yield from _too_small(config, "a MIG slice", smallest)
 
 

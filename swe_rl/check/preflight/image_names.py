@@ -85,8 +85,8 @@ def _of_split(dataset: str, template: str | None, choice: _Choice, read_text: Re
 
 def _of_row(row: _Row, template: str | None) -> str | None:
     """A row's own image comes before the template's."""
-    own = next((str(row[column]) for column in _COLUMNS if row.get(column)), None)
-    return own or (image_of(template, _id(row)) if template else None)
+    image = next((str(row[column]) for column in _COLUMNS if row.get(column)), None)
+    return image or (image_of(template, _id(row)) if template else None)
 
 
 def _id(row: _Row) -> str:

@@ -88,13 +88,13 @@ def _models(listing: Any) -> dict[str, int | None]:
     entries = listing.get("data") if isinstance(listing, dict) else None
     if not isinstance(entries, list):
         raise Unanswered("its list of models is not OpenAI's")
-    found: dict[str, int | None] = {}
+    lengths: dict[str, int | None] = {}
     for entry in entries:
         if isinstance(entry, dict) and isinstance(entry.get("id"), str):
             length = entry.get("max_model_len")
             names = [name for name in (entry["id"], entry.get("root")) if isinstance(name, str)]
-            found |= dict.fromkeys(names, length if isinstance(length, int) else None)
-    return found
+            lengths |= dict.fromkeys(names, length if isinstance(length, int) else None)
+    return lengths
 
 
 def _bad_engine(url: str, message: str, fix: str) -> Finding:
@@ -189,8 +189,8 @@ def ray(config: Config, system: System) -> Iterator[Finding]:
         return  # said by a rule, config/rules_packages.py
     done = system.run([sys.executable, "-m", _RAY_QUESTION, address], timeout_s=_RAY_S)
     try:
-        told = json.loads(done.stdout.splitlines()[-1]) if done is not None else {}
-        nodes, problem = told["nodes"], told["problem"]
+        answer = json.loads(done.stdout.splitlines()[-1]) if done is not None else {}
+        nodes, problem = answer["nodes"], answer["problem"]
     except (ValueError, KeyError, IndexError) as reason:
         raise Unanswered(f"Ray did not list the cluster's nodes: {done.reason if done else 'no Python'}") from reason
     if problem is not None:

@@ -124,7 +124,7 @@ def _no_such(wish: Wish, name: str, known: list[str]) -> Finding:
         "preflight_partition",
         f"{wish.group}.partition",
         f"this cluster has no partition {name}; it has {', '.join(known[:12]) or 'none that you may see'}",
-        " or ".join(f"{wish.group}.partition={one}" for one in near) or "ask the cluster's administrators",
+        " or ".join(f"{wish.group}.partition={partition}" for partition in near) or "ask the cluster's administrators",
     )
 
 

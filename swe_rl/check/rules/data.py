@@ -92,11 +92,11 @@ def _two_parts(env: EnvConfig) -> str:
 
 def overlap(first: str, second: str) -> tuple[int, int | None] | None:
     """The rows (from, to or None for the end) that two slices of one data set share; None where they share none."""
-    one, other = _SLICE.fullmatch(first), _SLICE.fullmatch(second)
-    if not one or not other or one.group(1) != other.group(1):
+    left, right = _SLICE.fullmatch(first), _SLICE.fullmatch(second)
+    if not left or not right or left.group(1) != right.group(1):
         return None
-    start = max(int(one.group(2) or 0), int(other.group(2) or 0))
-    ends = [int(end) for end in (one.group(3), other.group(3)) if end]
+    start = max(int(left.group(2) or 0), int(right.group(2) or 0))
+    ends = [int(end) for end in (left.group(3), right.group(3)) if end]
     end = min(ends) if ends else None
     return (start, end) if end is None or start < end else None
 

@@ -78,7 +78,7 @@ def objective_measured(config: Config, _: Host) -> Iterator[Finding]:
     measured = _MEASURED.get(job, frozenset())
     if wanted is None or wanted in measured:
         return
-    names = ", ".join(one for one in Objective if one in measured)
+    names = ", ".join(figure for figure in Objective if figure in measured)
     message = f"is null in the summary.json of job={job}" if measured else f"job={job} writes no summary.json"
     fix = f"job.objective one of {names}" if measured else "leave job.objective out, or job=train, rollout or eval"
     yield error("objective", "job.objective", message, fix)
@@ -263,11 +263,11 @@ _DEBUGGING: Mapping[str, _Reader] = {
 def variables_read(config: Config, host: Host) -> Iterator[Finding]:
     names = _DJANGO if config.env.name == "django201" else _DEBUGGING if config.env.name == "kodcode" else {}
     for variable, reader in names.items():
-        told = host.environment.get(variable)
+        given = host.environment.get(variable)
         value = reader.value(config)
-        if not told or not reads(config, reader.key) or str(value) == told:
+        if not given or not reads(config, reader.key) or str(value) == given:
             continue
-        shown = mask_text(told)
+        shown = mask_text(given)
         yield warning(
             "variable",
             reader.key,

@@ -69,12 +69,12 @@ def model_of_its_name(config: Config, _: Host) -> Iterator[Finding]:
         return
     wrong = [key for key in CHECKPOINT_FACTS if known[option].get(key, getattr(model, key)) != getattr(model, key)]
     if wrong:
-        own = known.get(model.name, {}).get("path")
+        path = known.get(model.name, {}).get("path")
         yield error(
             "model_sizes",
             "model.path",
             f"is the model of model={option}, and model.{wrong[0]}={getattr(model, wrong[0])} is that of another one",
-            f"model={option}" + (f", or model.path={own}" if own and own != model.path else ""),
+            f"model={option}" + (f", or model.path={path}" if path and path != model.path else ""),
         )
 
 
@@ -82,9 +82,9 @@ def model_of_its_name(config: Config, _: Host) -> Iterator[Finding]:
 def model_in_its_folder(config: Config, host: Host) -> Iterator[Finding]:
     """The sizes that its own `config.json` has."""
     model = config.model
-    found = _facts(model, host) if _is_local(model.path, host) else {}
-    said = {key: (name, found[name]) for key, name in CHECKPOINT_FACTS.items() if name in found}
-    for key, (name, value) in {**said, **(mixture_facts(found) if found else {})}.items():
+    file_facts = _facts(model, host) if _is_local(model.path, host) else {}
+    said = {key: (name, file_facts[name]) for key, name in CHECKPOINT_FACTS.items() if name in file_facts}
+    for key, (name, value) in {**said, **(mixture_facts(file_facts) if file_facts else {})}.items():
         if value != getattr(model, key):
             yield error(
                 "model_sizes",
@@ -146,7 +146,7 @@ def _is_local(path: str, host: Host) -> bool:
 def _facts(model: ModelConfig, host: Host) -> dict[str, Any]:
     text = host.read_text(f"{model.path.rstrip('/')}/config.json")
     try:
-        found = json.loads(text) if text else {}
+        facts = json.loads(text) if text else {}
     except ValueError:
         return {}
-    return found if isinstance(found, dict) else {}
+    return facts if isinstance(facts, dict) else {}

@@ -146,12 +146,12 @@ def kl_used(config: Config, _: Host) -> Iterator[Finding]:
 def checkpoint_disk(config: Config, _: Host) -> Iterator[Finding]:
     there, needed = config.hardware.disk_gb, memory.checkpoints_gb(config)
     if 0 < there < needed:
-        one = memory.checkpoint_gb(config)
-        keep = int(there // one) - 1
+        size_gb = memory.checkpoint_gb(config)
+        keep = int(there // size_gb) - 1
         yield error(
             "checkpoint_disk",
             "trainer.keep_checkpoints",
-            f"checkpoints of {one:.0f} GB, one more while the next is written, need {needed:.0f} GB; "
+            f"checkpoints of {size_gb:.0f} GB, one more while the next is written, need {needed:.0f} GB; "
             f"hardware.disk_gb={there:g}",
             (
                 f"trainer.keep_checkpoints={keep}"
