@@ -37,7 +37,7 @@ from bench.random_qwen3 import write_model
 from bench.raw_client import Connection, ReplyError
 from bench.serve_gateway import LOOPS
 from bench.words import text
-from swe_rl.hardware.host_address import free_port
+from swe_rl.host.addresses import free_port
 from swe_rl.router.simulation.outcome import percentile
 
 _SAMPLED = 16

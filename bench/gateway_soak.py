@@ -31,7 +31,7 @@ from bench.load import Load, make_load
 from bench.peers import process, run_to_end
 from bench.random_qwen3 import write_model
 from bench.serve_gateway import LOOPS
-from swe_rl.hardware.host_address import free_port
+from swe_rl.host.addresses import free_port
 from swe_rl.router.simulation.outcome import percentile
 from swe_rl.router.simulation.workload import Program
 

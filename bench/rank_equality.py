@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.train_bench import synthetic_rows
-from swe_rl.hardware.host_address import free_port
+from swe_rl.host.addresses import free_port
 
 STEPS = 3
 LR = 1e-5

@@ -46,7 +46,7 @@ from swe_rl.engine.server.client import base_url
 from swe_rl.engine.server.monitor import ServerMetrics, parse_metrics
 from swe_rl.gateway.server import Gateway
 from swe_rl.gateway.session import SessionSettings
-from swe_rl.hardware.host_address import free_port
+from swe_rl.host.addresses import free_port
 from swe_rl.router.simulation.workload import Program
 
 ARMS = ("default", "sticky_least_loaded", "cap:16", "cap:20", "cap:24", "tr", "tr_atw01")

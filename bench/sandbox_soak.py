@@ -46,7 +46,7 @@ from swe_rl.env.bugs.env import BugsEnv
 from swe_rl.env.instance import Instance
 from swe_rl.gateway.server import Gateway
 from swe_rl.gateway.store.traces import TraceStore
-from swe_rl.hardware.host_address import free_port
+from swe_rl.host.addresses import free_port
 from swe_rl.model.chat import ChatRenderer
 from swe_rl.model.load import load_tokenizer
 from swe_rl.rollout.attempt import Attempter

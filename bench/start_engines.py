@@ -22,7 +22,7 @@ from pathlib import Path
 from swe_rl.engine.vllm.arguments import vllm_command
 from swe_rl.engine.vllm.server import Launch, VllmServer
 from swe_rl.errors import RunError, UserError
-from swe_rl.hardware.host_address import free_port
+from swe_rl.host.addresses import free_port
 
 URLS = "{urls}"
 FIRST_PORT = 8001

@@ -124,7 +124,7 @@ from swe_rl.sandbox.provider import make_provider
 make_provider(SandboxConfig(kind=SandboxKind.docker), Path("scratch"), print)
 """,
     "mini-swe-agent": "from swe_rl.agent.mini_swe.dialects import load_library; load_library()",
-    "ray": "from swe_rl.hardware.ray.cluster import connect; connect('head:6379')",
+    "ray": "from swe_rl.hardware.ray_cluster import connect; connect('head:6379')",
     "datasets": "from swe_rl.env.swe.dataset import _datasets; _datasets('a/b')",
     "pyarrow": "from pathlib import Path; from swe_rl.env.records import _pyarrow; _pyarrow(Path('x.parquet'))",
     "swebench": """

@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from swe_rl.gateway.store.traces import TraceStore
-from swe_rl.logger.folder import RunFolder
+from swe_rl.logger.folder import RunFolder, RunState
 from swe_rl.logger.jsonl import read_jsonl
-from swe_rl.logger.status import RunState
 from swe_rl.rollout.trajectory import INFRA_STATUSES, Status
 
 KINDS = ("unfinished", "lost", "doubled", "wrong reward", "differs", "leftover")

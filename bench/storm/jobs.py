@@ -14,7 +14,7 @@ from pathlib import Path
 
 from swe_rl.env.bugs.env import DATA
 from swe_rl.env.records import read_instances, write_instances
-from swe_rl.plan.weight_sync import VLLM_COMMAND
+from swe_rl.plan.sizes import VLLM_COMMAND
 
 _VOCABULARY = 1536  # of the tiny model
 _SMALL = (

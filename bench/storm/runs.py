@@ -23,8 +23,7 @@ from bench.storm.starts import Starts
 from bench.storm.targets import POLL_S, candidates, stamp
 from swe_rl.gateway.trace import TraceStoreError
 from swe_rl.host.kill_point import VARIABLE
-from swe_rl.logger.folder import RunFolder
-from swe_rl.logger.status import RunState
+from swe_rl.logger.folder import RunFolder, RunState
 
 _SEARCH_S = 20.0  # for a target that comes and goes
 _SERVES_S = 300.0  # until a sandbox server is announced

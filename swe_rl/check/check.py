@@ -15,60 +15,72 @@ from functools import partial
 from pathlib import Path
 
 from swe_rl.check import imports, packages
-from swe_rl.check.findings import Finding, Host, Rule, Severity, warning
+from swe_rl.check.findings import Finding, Host, Rule, Severity, about, error, rules_of, warning
 from swe_rl.check.rules import (
-    address,
+    agent,
     algo,
     available,
     batch,
     data,
     engine,
-    environment,
     hardware,
     host,
     layout,
     memory,
     model,
-    range,
-    ray,
     router,
     sandbox,
     time,
-    tokens,
     trainer,
 )
 from swe_rl.config.folders import clash
+from swe_rl.config.keys import comment_of
 from swe_rl.config.known_hardware import known_hardware
-from swe_rl.config.parts import ASKING, asked, starts
+from swe_rl.config.parts import ASKING, asked, reads, starts
 from swe_rl.config.provenance import Origins
-from swe_rl.config.ranges import within
+from swe_rl.config.ranges import Range, within, wrong_numbers
 from swe_rl.config.schema import Config
 from swe_rl.config.secrets import mask_value
 
 _FILES = (
-    range,
     batch,
-    tokens,
     hardware,
     layout,
     engine,
-    ray,
     model,
     memory,
     algo,
     trainer,
     data,
+    agent,
     sandbox,
-    address,
     router,
     time,
     host,
-    environment,
     imports,
     available,
     packages,
-)  # in the order in which findings of one severity are said
-RULES: tuple[Rule, ...] = tuple(rule for file in _FILES for rule in file.RULES)
+)  # fmt: skip  (the order in which findings of one severity are said)
+
+
+@about()
+def numbers(config: Config, _: Host) -> Iterator[Finding]:
+    """Each lies in the range that the schema's type gives it; a key that the job does not read may be anything."""
+    for key, value, allowed in wrong_numbers(config):
+        if reads(config, key):
+            comment = comment_of(key)
+            meaning = f" ({comment})" if comment else ""
+            yield error("range", key, f"must be {allowed.said(value)}{meaning}", _way_out(key, value, allowed))
+
+
+def _way_out(key: str, value: float, allowed: Range) -> str:
+    nearest = allowed.nearest(value)
+    if nearest is None:
+        return f"leave {key} out"
+    return f"{key}={int(nearest) if nearest == int(nearest) else nearest}, or leave it out"
+
+
+RULES: tuple[Rule, ...] = (numbers, *(rule for file in _FILES for rule in rules_of(file)))
 _ORDER = tuple(Severity)
 
 
@@ -79,10 +91,10 @@ def check(config: Config, origins: Origins | None = None, host: Host | None = No
     """
     host = replace(host or _host(origins), answers=config.job.name in ASKING)
     config, started = asked(config), starts(config)
-    wrong = list(range.numbers(config, host))
+    wrong = list(numbers(config, host))
     sound = within(config)
     others = (finding for rule in RULES if rule.applies(started) for finding in rule(sound, host))
-    findings = [*wrong, *(finding for finding in others if not _speaks_of(finding, {one.key for one in wrong}))]
+    findings = [*wrong, *(finding for finding in others if not _speaks_of(finding, {number.key for number in wrong}))]
     findings += _clashes(origins) if origins else []
     return sorted(_causes(with_origins(findings, origins)), key=lambda finding: _ORDER.index(finding.severity))
 
@@ -105,7 +117,9 @@ def _clashes(origins: Origins) -> Iterator[Finding]:
         for option in members:
             if option.name in chosen and (said := clash(option)):
                 message = f"{option.path} is {said.strip('()')}"
-                yield warning("own_option", group, option.name, message, f"rename that file: {group}=my_{option.name}")
+                yield warning(
+                    "own_option", group, message, f"rename that file: {group}=my_{option.name}", value=option.name
+                )
 
 
 def _host(origins: Origins | None) -> Host:

@@ -1,7 +1,8 @@
 """What a rule has to say: severity, key, value, where the value comes from, what is wrong, the smallest fix.
 
 Invariants:
-- A Finding is plain data; rules yield it without an origin, `check` fills that in.
+- A Finding is plain data; rules yield it without an origin, `check` fills that in, and mostly without the value, which
+  is what the configuration has at the key.
 - `fix` is something that can be typed.
 """
 
@@ -10,9 +11,10 @@ import shutil
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from swe_rl.config.known_hardware import known_hardware
@@ -20,6 +22,9 @@ from swe_rl.config.parts import Part
 from swe_rl.config.schema import Config, HardwareConfig
 from swe_rl.host.machine import this_machine
 from swe_rl.host.packages import installed_version, own_requirements, pip_command
+
+_AT_KEY: Any = object()  # a value that is looked up
+_NO_PATH = (OSError, ValueError, RuntimeError)  # too long, with a NUL, below the home of a user that there is not
 
 
 class Severity(StrEnum):
@@ -40,8 +45,19 @@ class Finding:
     def to_record(self) -> dict[str, Any]:
         return asdict(self)
 
+    def valued(self, config: Config) -> "Finding":
+        return replace(self, value=value_at(config, self.key)) if self.value is _AT_KEY else self
 
-_NO_PATH = (OSError, ValueError, RuntimeError)  # too long, with a NUL, below the home of a user that there is not
+
+def value_at(node: Any, key: str) -> Any:
+    """The value at a full key, `rollout.n` or `hardware.env_vars.NAME`; lists are lists, as they are written."""
+    if not key:
+        return list(node) if isinstance(node, tuple) else node
+    if isinstance(node, dict):  # whose names may have dots
+        name = next(name for name in node if key == name or key.startswith(f"{name}."))
+        return value_at(node[name], key[len(name) + 1 :])
+    name, _, rest = key.partition(".")
+    return value_at(getattr(node, name), rest)
 
 
 def file_exists(path: str) -> bool:
@@ -133,7 +149,7 @@ class Rule:
 
     def __call__(self, config: Config, host: Host) -> Iterator[Finding]:
         """Whatever the job starts."""
-        return self.find(config, host)
+        return (finding.valued(config) for finding in self.find(config, host))
 
     def applies(self, started: frozenset[Part]) -> bool:
         if self.whole:
@@ -151,16 +167,23 @@ def between(*parts: Part) -> Callable[[Find], Rule]:
     return lambda find: Rule(find, frozenset(parts), whole=True)
 
 
+def rules_of(file: ModuleType) -> list[Rule]:
+    """Those that are declared there, in their order."""
+    return [rule for rule in vars(file).values() if isinstance(rule, Rule) and rule.find.__module__ == file.__name__]
+
+
 def below(path: str, folders: tuple[str, ...]) -> bool:
     """Whether an absolute path is one of the folders, or inside of one."""
     return any(path == folder.rstrip("/") or path.startswith(f"{folder.rstrip('/')}/") for folder in folders)
 
 
-def error(rule_id: str, key: str, value: Any, message: str, fix: str) -> Finding:
+def error(rule_id: str, key: str, message: str, fix: str, *, value: Any = _AT_KEY) -> Finding:
+    """`value`: where it is not the configuration's at `key`."""
     return Finding(Severity.error, rule_id, key, value, message, fix)
 
 
-def warning(rule_id: str, key: str, value: Any, message: str, fix: str) -> Finding:
+def warning(rule_id: str, key: str, message: str, fix: str, *, value: Any = _AT_KEY) -> Finding:
+    """As `error`."""
     return Finding(Severity.warning, rule_id, key, value, message, fix)
 
 

@@ -8,7 +8,7 @@ Invariants:
 from collections.abc import Iterator
 from typing import Any
 
-from swe_rl.check.findings import Finding, Host, about, error, warning
+from swe_rl.check.findings import Finding, Host, about, error, value_at, warning
 from swe_rl.config.foreign_keys import SAME
 from swe_rl.config.schema import Config
 from swe_rl.config.yaml_text import YamlError, parse
@@ -22,14 +22,20 @@ def imported(config: Config, host: Host) -> Iterator[Finding]:
         text = host.read_text(path)
         if text is None:
             yield error(
-                "import", "job.imports", path, "there is no such file", "job.imports=[PATH of a YAML or .conf file]"
+                "import",
+                "job.imports",
+                "there is no such file",
+                "job.imports=[PATH of a YAML or .conf file]",
+                value=path,
             )
             continue
         try:
             values = dict(_flat(_read(text)))
         except YamlError as broken:
             line = str(broken).splitlines()[-1].strip()
-            yield error("import", "job.imports", path, f"cannot be read: {line}", "a YAML file, or lines of NAME=VALUE")
+            yield error(
+                "import", "job.imports", f"cannot be read: {line}", "a YAML file, or lines of NAME=VALUE", value=path
+            )
             continue
         yield from _compare(config, path, values)
 
@@ -39,12 +45,11 @@ def _compare(config: Config, path: str, values: dict[str, Any]) -> Iterator[Find
         key = SAME.get(foreign)
         if key is None or str(given).startswith("$"):
             continue
-        ours = _value(config, key)
+        ours = value_at(config, key)
         if not _same(ours, given):
             yield error(
                 "import_differs",
                 key,
-                ours,
                 f"{path} has {foreign}={given}; both mean the same, and one of them would be ignored",
                 f"{key}={given}, or change {foreign} there",
             )
@@ -54,9 +59,9 @@ def _compare(config: Config, path: str, values: dict[str, Any]) -> Iterator[Find
         yield warning(
             "import_unread",
             "job.imports",
-            path,
             f"nothing here reads {', '.join(unread[:_LISTED])}{more}",
             "our keys instead: `job=describe` lists them",
+            value=path,
         )
 
 
@@ -78,18 +83,8 @@ def _flat(node: Any, key: str = "") -> Iterator[tuple[str, Any]]:
         yield key, node
 
 
-def _value(config: Config, key: str) -> Any:
-    node: Any = config
-    for name in key.split("."):
-        node = getattr(node, name)
-    return node
-
-
 def _same(ours: Any, given: Any) -> bool:
     try:
         return float(ours) == float(given)
     except (TypeError, ValueError):
         return str(ours) == str(given)
-
-
-RULES = (imported,)

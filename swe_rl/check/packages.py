@@ -9,11 +9,9 @@ Invariants:
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from operator import attrgetter
 
-from swe_rl.check.findings import Finding, Host, about, error, warning
+from swe_rl.check.findings import Finding, Host, about, error, value_at, warning
 from swe_rl.check.rules.data import is_hub_id
-from swe_rl.check.rules.ray import asks_ray
 from swe_rl.config.choices import (
     EngineKind,
     GradingKind,
@@ -27,8 +25,7 @@ from swe_rl.config.choices import (
 from swe_rl.config.schema import Config
 from swe_rl.errors import UserError
 from swe_rl.host.packages import install_command, ranges
-from swe_rl.plan.sizes import asks_model, gpus_needed, gpus_there, uses_no_gpu
-from swe_rl.plan.weight_sync import VLLM_COMMAND
+from swe_rl.plan.sizes import VLLM_COMMAND, asks_model, asks_ray, gpus_needed, gpus_there, uses_no_gpu
 
 _ACTS = frozenset({JobName.train, JobName.rollout, JobName.eval})  # agents in sandboxes
 _COMPUTES = _ACTS | {JobName.sft, JobName.export}
@@ -104,13 +101,13 @@ def _missing(config: Config, host: Host, missing: list[Need]) -> Finding:
     by_key: dict[str, list[str]] = {}
     for need in missing:
         by_key.setdefault(need.key, []).append(need.package)
-    own = by_key.pop(key)
-    others = [f"{_and(packages)} ({other}={_value(config, other)})" for other, packages in by_key.items()]
-    message = f"needs {_and([*own, *others])}, which {'is' if len(missing) == 1 else 'are'} not installed here"
+    named = by_key.pop(key)
+    others = [f"{_and(packages)} ({other}={value_at(config, other)})" for other, packages in by_key.items()]
+    message = f"needs {_and([*named, *others])}, which {'is' if len(missing) == 1 else 'are'} not installed here"
     if host.submitted:
         message += "; SLURM starts the job with this Python"
     make = warning if host.submitted else error
-    return make("packages", key, _value(config, key), message, _way_out(config, host, missing))
+    return make("packages", key, message, _way_out(config, host, missing))
 
 
 def _and(names: Sequence[str]) -> str:
@@ -127,12 +124,12 @@ def _untried(config: Config, host: Host, need: Need) -> Iterator[Finding]:
 
     release = Version(Version(version).base_version)  # local builds and candidates count as that version
     tried = [SpecifierSet(text) for text in allowed]
-    if any(one.contains(release) for one in tried):
+    if any(specifiers.contains(release) for specifiers in tried):
         return
-    oldest = min(Version(part.version) for one in tried for part in one if part.operator in (">=", "=="))
+    oldest = min(Version(part.version) for specifiers in tried for part in specifiers if part.operator in (">=", "=="))
     message = f"{need.package} {version} is installed; swe_rl was tried with {' or '.join(allowed)}"
     make = error if release < oldest else warning
-    yield make("packages", need.key, _value(config, need.key), message, _way_out(config, host, [need]))
+    yield make("packages", need.key, message, _way_out(config, host, [need]))
 
 
 def _way_out(config: Config, host: Host, needs: list[Need]) -> str:
@@ -154,10 +151,6 @@ def _extra(config: Config, need: Need) -> str:
     return "" if need.package == _VLLM else need.extra
 
 
-def _value(config: Config, key: str) -> object:
-    return attrgetter(key)(config)
-
-
 def _loads(config: Config, _: Host, job: JobName) -> bool:
     """A model into this process, to be sampled from or trained."""
     return job in _COMPUTES or (job is JobName.serve and config.engine.kind is EngineKind.embedded)
@@ -170,14 +163,14 @@ def _tokenizes(_: Config, __: Host, job: JobName) -> bool:
 def _starts_vllm(config: Config, host: Host, job: JobName) -> bool:
     """Servers with the vLLM of this environment: nobody names another, and none is on PATH."""
     named = config.engine.command or config.hardware.env_vars.get(VLLM_COMMAND) or host.environment.get(VLLM_COMMAND)
-    own = config.engine.kind is EngineKind.vllm and asks_model(config) and not named
-    return job in _SAMPLES and own and host.find_program(_VLLM) is None
+    is_ours = config.engine.kind is EngineKind.vllm and asks_model(config) and not named
+    return job in _SAMPLES and is_ours and host.find_program(_VLLM) is None
 
 
 def _sends_by_vllm(config: Config, _: Host, job: JobName) -> bool:
     """The trainer's end of NCCL is vLLM's, whatever the servers are started with."""
-    own = config.engine.kind is not EngineKind.embedded and not uses_no_gpu(config.layout)
-    return job is JobName.train and own and config.trainer.weight_sync is WeightSync.nccl
+    is_sent = config.engine.kind is not EngineKind.embedded and not uses_no_gpu(config.layout)
+    return job is JobName.train and is_sent and config.trainer.weight_sync is WeightSync.nccl
 
 
 def _containers(config: Config, _: Host, job: JobName) -> bool:
@@ -251,4 +244,3 @@ NEEDS = (
     Need(("swebench",), "swebench", "env.grading", _graded),
     Need(("wandb",), "wandb", "logger.wandb", _logs),
 )
-RULES = (packages_there,)

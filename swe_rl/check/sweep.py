@@ -1,22 +1,27 @@
-"""Rules over all jobs of a `--multirun`: what each job alone cannot know.
+"""Rules over all jobs of a `--multirun`: what each job alone cannot know; and where each of them writes.
 
 Invariants:
 - Pure, and over every job before the first is started; a finding names the jobs, counted from 0 as their folders are.
 - Jobs one after another in this process (the basic launcher) may share what jobs side by side may not.
+- A folder has the name that Hydra would give it; what only a running job knows (its id, the time) is None, and refused
+  for SLURM.
 """
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from swe_rl.check.findings import Finding, error, warning
-from swe_rl.check.sweep_folders import job_folder
 from swe_rl.config.choices import JobName, RuntimeKind
-from swe_rl.config.compose import Composed, config_hash
+from swe_rl.config.compose import Composed, config_hash, flatten
+from swe_rl.config.explain import ConfigError
 from swe_rl.config.launcher import is_slurm, slurm_settings, starts_processes
 from swe_rl.config.parts import asked
 from swe_rl.config.ranges import within
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
 
 
 def check_sweep(jobs: Sequence[Composed]) -> list[Finding]:
@@ -33,9 +38,9 @@ def one_launcher(jobs: Sequence[Composed]) -> Iterator[Finding]:
         yield error(
             "sweep_launcher",
             "hydra/launcher",
-            ",".join(launchers),
             "jobs of one sweep are started by one launcher; Hydra would take the first for all of them",
             f"one sweep for each: hydra/launcher={launchers[0]}",
+            value=",".join(launchers),
         )
 
 
@@ -43,16 +48,16 @@ def one_hardware(jobs: Sequence[Composed]) -> Iterator[Finding]:
     """The launcher is told once; jobs that need something else would get the first job's."""
     if not jobs or not is_slurm(jobs[0].launcher_settings):
         return
-    told = [{key: value for key, value in slurm_settings(job.config).items() if key != "name"} for job in jobs]
-    for index, settings in enumerate(told):
-        if settings != told[0]:
-            keys = ", ".join(key for key in sorted(settings | told[0]) if settings.get(key) != told[0].get(key))
+    wanted = [{key: value for key, value in slurm_settings(job.config).items() if key != "name"} for job in jobs]
+    for index, settings in enumerate(wanted):
+        if settings != wanted[0]:
+            keys = ", ".join(key for key in sorted(settings | wanted[0]) if settings.get(key) != wanted[0].get(key))
             yield error(
                 "sweep_hardware",
                 "hardware.name",
-                jobs[index].config.hardware.name,
                 f"job {index} wants other SLURM settings than job 0 ({keys}); all jobs of a sweep get the same",
                 "one sweep for each hardware",
+                value=jobs[index].config.hardware.name,
             )
             return
 
@@ -69,17 +74,17 @@ def launcher_agrees(jobs: Sequence[Composed]) -> Iterator[Finding]:
     if not jobs or not is_slurm(jobs[0].launcher_settings):
         return
     settings, given = slurm_settings(jobs[0].config), jobs[0].launcher_settings
-    own = {override.lstrip("+").partition("=")[0] for override in jobs[0].overrides}
+    overridden = {override.lstrip("+").partition("=")[0] for override in jobs[0].overrides}
     for key, value in settings.items():
         name = f"hydra.launcher.{key}"
-        if key not in ("name", "setup") and name in own and given.get(key) != value:
+        if key not in ("name", "setup") and name in overridden and given.get(key) != value:
             source = _SOURCES.get(key, key)
             yield error(
                 "launcher_differs",
                 name,
-                given.get(key),
                 f"hardware.{source} says {value}; SLURM and the run would disagree",
                 f"hardware.{source}={given.get(key)} instead of {name}",
+                value=given.get(key),
             )
 
 
@@ -92,9 +97,9 @@ def own_folders(jobs: Sequence[Composed]) -> Iterator[Finding]:
             yield error(
                 "sweep_folder",
                 "hydra.sweep.subdir",
-                jobs[0].sweep_subdir,
-                f"jobs {_list(numbers)} would write into one folder",
+                f"jobs {listed(numbers)} would write into one folder",
                 "hydra.sweep.subdir='${hydra.job.num}', or leave it out",
+                value=jobs[0].sweep_subdir,
             )
 
 
@@ -103,9 +108,9 @@ def own_paths(jobs: Sequence[Composed]) -> Iterator[Finding]:
         yield error(
             "sweep_path",
             key,
-            value,
-            f"jobs {_list(numbers)} would use the same",
+            f"jobs {listed(numbers)} would use the same",
             f"leave {key} out, or give each job its own: {key}=A,B",
+            value=value,
         )
 
 
@@ -137,15 +142,59 @@ def own_results(jobs: Sequence[Composed]) -> Iterator[Finding]:
             yield warning(
                 "sweep_same",
                 "trainer.seed",
-                jobs[numbers[0]].config.trainer.seed,
-                f"jobs {_list(numbers)} have the same configuration: they compute the same",
+                f"jobs {listed(numbers)} have the same configuration: they compute the same",
                 "trainer.seed=0,1,2, or job.repeat=0,1,2 to measure the same again",
+                value=jobs[numbers[0]].config.trainer.seed,
             )
 
 
-def _list(numbers: Sequence[int]) -> str:
-    shown = ", ".join(map(str, numbers[:6]))
-    return shown if len(numbers) <= 6 else f"{shown}, ... ({len(numbers)} in all)"
+def listed(numbers: Sequence[int], most: int = 6) -> str:
+    shown = ", ".join(map(str, numbers[:most]))
+    return shown if len(numbers) <= most else f"{shown}, ... ({len(numbers)} in all)"
 
 
 RULES = (one_launcher, one_hardware, launcher_agrees, own_folders, own_paths, own_results)
+
+
+_NUMBER = "${hydra.job.num}"
+
+
+def job_folders(jobs: Sequence[Composed]) -> list[str]:
+    """Relative to the sweep's folder, one a job. Raises ConfigError."""
+    names = [job_folder(job, number) for number, job in enumerate(jobs)]
+    known = [name for name in names if name is not None]
+    if len(known) < len(jobs):
+        raise ConfigError(
+            f"hydra.sweep.subdir={jobs[0].sweep_subdir} is not known before the job runs. With SLURM it may name "
+            "${hydra.job.num} and keys of the configuration, such as ${trainer.seed}."
+        )
+    if len(set(known)) < len(known):
+        raise ConfigError(
+            f"hydra.sweep.subdir={jobs[0].sweep_subdir} gives two jobs the same folder; add ${{hydra.job.num}} to it."
+        )
+    return known
+
+
+def job_folder(job: Composed, number: int) -> str | None:
+    """Of one job, or None where only the running job knows."""
+    from omegaconf.errors import OmegaConfBaseException
+
+    if job.sweep_subdir == _NUMBER:
+        return str(number)
+    tree = _tree(
+        flatten(job.config), {"hydra.job.num": number, "hydra.job.name": "swe_rl", "hydra.subdir": job.sweep_subdir}
+    )
+    try:
+        return str(tree.hydra.subdir)
+    except OmegaConfBaseException:
+        return None
+
+
+def _tree(*parts: dict[str, Any]) -> "DictConfig":
+    from omegaconf import OmegaConf
+
+    tree = OmegaConf.create()
+    for part in parts:
+        for key, value in part.items():
+            OmegaConf.update(tree, key, value)
+    return tree

@@ -7,6 +7,7 @@ Invariants:
 """
 
 import json
+import math
 import os
 import shutil
 import sys
@@ -20,29 +21,33 @@ from typing import TYPE_CHECKING, Any
 from swe_rl.check.check import check
 from swe_rl.check.findings import Finding, Host, failing
 from swe_rl.check.packages import require_here
-from swe_rl.check.sweep import check_sweep
+from swe_rl.check.sweep import check_sweep, listed
 from swe_rl.config.choices import JobName, OutputFormat
 from swe_rl.config.compose import Composed, from_tree, given_overrides, resolved_yaml
 from swe_rl.config.ranges import within
+from swe_rl.config.schema import Config
 from swe_rl.config.secrets import mask_text, mask_tree
 from swe_rl.config.store import register
 from swe_rl.config.yaml_text import parse, render
-from swe_rl.errors import UserError
+from swe_rl.errors import RunError, UserError
 from swe_rl.hardware.rendezvous import with_meeting
 from swe_rl.host.terminal import shown
 from swe_rl.job.export import with_model_folder
-from swe_rl.logger.disk import write_text_atomic
+from swe_rl.logger.disk import read_json, write_text_atomic
 from swe_rl.logger.failure import print_finding, report
+from swe_rl.run.which_folder import folder_of_ended
 from swe_rl.submission.freeze import other_packages, verify_frozen
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
-import math
 
-from swe_rl.config.schema import Config
-from swe_rl.errors import RunError
-from swe_rl.logger.disk import read_json
-from swe_rl.run.which_folder import folder_of_ended
+
+class JobFailed(RunError):
+    """A job of a sweep ended badly, and was reported where it ran; it ends with that job's exit status."""
+
+    def __init__(self, message: str, exit_status: int = 1) -> None:
+        super().__init__(message)
+        self.exit_status = exit_status
 
 
 # `job.objective`: the figure of a run's `summary.json` that Hydra's sweepers get as what the job returned.
@@ -70,20 +75,8 @@ def _is_figure(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-FOLDERLESS = frozenset(
-    {
-        JobName.check,
-        JobName.plan,
-        JobName.simulate,
-        JobName.compare,
-        JobName.describe,
-        JobName.prepare,
-        JobName.images,
-        JobName.export,
-        JobName.status,
-        JobName.logs,
-    }
-)
+_WITH_FOLDER = {JobName.train, JobName.rollout, JobName.eval, JobName.sft, JobName.serve, JobName.runtime}
+FOLDERLESS = frozenset(JobName) - _WITH_FOLDER
 _OURS = frozenset({".hydra", "config.yaml", "plan.json"})
 
 
@@ -121,7 +114,7 @@ def guard_all(jobs: Sequence[Composed]) -> bool:
             said.setdefault(key, []).append(number)
             findings_by_key.setdefault(key, finding)
     for key, numbers in said.items():
-        where = "" if len(numbers) == len(jobs) else f"job {_numbers(numbers)}: "
+        where = "" if len(numbers) == len(jobs) else f"job {listed(numbers, 8)}: "
         print_finding(findings_by_key[key], sys.stderr, where)
     whole = check_sweep(jobs)
     for finding in whole:
@@ -131,11 +124,6 @@ def guard_all(jobs: Sequence[Composed]) -> bool:
         print(f"Nothing was started: {refused or 'all'} of {len(jobs)} jobs cannot run.", file=sys.stderr, flush=True)
         return False
     return True
-
-
-def _numbers(numbers: Sequence[int]) -> str:
-    shown = ", ".join(map(str, numbers[:8]))
-    return shown if len(numbers) <= 8 else f"{shown}, ... ({len(numbers)} in all)"
 
 
 def run_folderless(composed: Composed) -> int:
@@ -201,17 +189,13 @@ def run_in_folder(tree: "DictConfig", *, again: bool = True) -> Ended:
         os.environ.update(composed.config.hardware.env_vars)
         if not guard(composed, again=again):
             return Ended(2)
-        return _ended(_start(composed, folder, tree, hydra), composed, folder)
+        status = _start(composed, folder, tree, hydra)
+        return Ended(status, None if status else objective(composed.config, folder))
     except Exception as error:
         status = report(error, folder)
         if status == UserError.exit_status:
             _remove_untouched(folder)
         return Ended(status)
-
-
-def _ended(status: int, composed: Composed, folder: Path) -> Ended:
-
-    return Ended(status, None if status else objective(composed.config, folder))
 
 
 def _number(hydra: "DictConfig") -> int | None:
@@ -227,8 +211,8 @@ def _start(composed: Composed, folder: Path, tree: "DictConfig", hydra: "DictCon
     from swe_rl.job.plan import plan
 
     _write_hydra_folder(folder / ".hydra", composed, tree, hydra)
-    _write(folder / "config.yaml", resolved_yaml(composed))
-    _write(folder / "plan.json", json.dumps(plan(within(composed.config)), indent=2) + "\n")
+    write_text_atomic(folder / "config.yaml", resolved_yaml(composed))
+    write_text_atomic(folder / "plan.json", json.dumps(plan(within(composed.config)), indent=2) + "\n")
     require_here(composed.config, Host())
     return int(_module(composed.config.job.name).run(with_meeting(with_model_folder(composed.config), folder), folder))
 
@@ -244,13 +228,9 @@ def _write_hydra_folder(folder: Path, composed: Composed, tree: "DictConfig", hy
     folder.mkdir(parents=True, exist_ok=True)
     for name, node in (("config", tree), ("hydra", hydra)):
         values = mask_tree(parse(OmegaConf.to_yaml(node)))
-        _write(folder / f"{name}.yaml", render(values))
+        write_text_atomic(folder / f"{name}.yaml", render(values))
     overrides = [mask_text(override) for override in composed.overrides]
-    _write(folder / "overrides.yaml", render(overrides))
-
-
-def _write(path: Path, text: str) -> None:
-    write_text_atomic(path, text)
+    write_text_atomic(folder / "overrides.yaml", render(overrides))
 
 
 def _remove_untouched(folder: Path) -> None:

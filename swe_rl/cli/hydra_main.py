@@ -13,24 +13,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from swe_rl.cli.dispatch import run_in_folder
+from swe_rl.cli.dispatch import JobFailed, run_in_folder
 from swe_rl.config.explain import ConfigError, explained
 from swe_rl.config.folders import conf_dir
 from swe_rl.config.foreign_keys import ours
 from swe_rl.config.hydra_internals import arguments_parser
 from swe_rl.config.store import register
-from swe_rl.errors import RunError, UserError
+from swe_rl.errors import UserError
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
-
-
-class JobFailed(RunError):
-    """A job of a sweep ended badly, and was reported where it ran; it ends with that job's exit status."""
-
-    def __init__(self, message: str, exit_status: int = 1) -> None:
-        super().__init__(message)
-        self.exit_status = exit_status
 
 
 def run_jobs(arguments: Sequence[str], overrides: list[str], config_dir: Path | None, conf: Path | None = None) -> int:

@@ -182,7 +182,7 @@ def _only_written(composed: Composed) -> bool:
 
 def _submit(jobs: list[Composed], overrides: list[str], config_dir: Path | None) -> int:
     """To SLURM, in batch scripts of our own: Hydra's launcher would wait for pickles that a killed job never writes."""
-    from swe_rl.submission.sweep import submit_sweep
+    from swe_rl.submission.submit import submit_sweep
 
     folder = _sweep_folder(jobs[0], overrides)
     frozen = freeze(folder, jobs, config_dir, code=True)
@@ -236,7 +236,7 @@ def _frozen(
 
 def _run_in_order(jobs: Sequence[Composed], folder: Path, frozen: Frozen) -> int:
     """One after the other in this process, as Hydra's basic launcher does in an order of its own."""
-    from swe_rl.check.sweep_folders import job_folders
+    from swe_rl.check.sweep import job_folders
 
     worst = 0
     for number, (job, name) in enumerate(zip(jobs, job_folders(jobs), strict=True)):

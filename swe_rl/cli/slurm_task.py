@@ -25,7 +25,7 @@ def main(arguments: list[str]) -> int:
 
 
 def job_id(environ: "os._Environ[str] | dict[str, str]") -> str:
-    from swe_rl.hardware.slurm.allocation import allocation
+    from swe_rl.hardware.slurm.jobs import allocation
 
     here = allocation(environ)
     return here.job_id if here is not None else ""

@@ -14,8 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from swe_rl.cli.dispatch import FOLDERLESS, Ended, run_in_folder
-from swe_rl.cli.hydra_main import JobFailed
+from swe_rl.cli.dispatch import FOLDERLESS, Ended, JobFailed, run_in_folder
 from swe_rl.config.compose import Composed, given_overrides
 from swe_rl.config.explain import ConfigError
 from swe_rl.config.launcher import is_slurm

@@ -18,8 +18,8 @@ def files_of(names: Sequence[str], split: str) -> list[str]:
     if set(names) & set(SAVED):
         return []
     for ending in ENDINGS:
-        if found := sorted(name for name in names if name.endswith(ending) and _holds(name, ending, split)):
-            return found
+        if files := sorted(name for name in names if name.endswith(ending) and _holds(name, ending, split)):
+            return files
     return []
 
 
@@ -28,8 +28,8 @@ def whole_files(names: Sequence[str]) -> list[str]:
     if set(names) & set(SAVED):
         return []
     for ending in (".jsonl", ".parquet"):
-        if found := sorted(name for name in names if name.endswith(ending)):
-            return [] if any(_SPLITS.fullmatch(name.removesuffix(ending)) for name in found) else found
+        if files := sorted(name for name in names if name.endswith(ending)):
+            return [] if any(_SPLITS.fullmatch(name.removesuffix(ending)) for name in files) else files
     return []
 
 

@@ -43,8 +43,8 @@ def usual_sockets(kind: SandboxKind, environment: Mapping[str, str]) -> list[str
     runtime = environment.get("XDG_RUNTIME_DIR") or f"/run/user/{os.getuid()}"
     home = environment.get("HOME", "/root")
     if kind is SandboxKind.podman:
-        own, system = f"{runtime}/podman/podman.sock", "/run/podman/podman.sock"
-        return [system, own] if os.getuid() == 0 else [own, system]
+        rootless, system = f"{runtime}/podman/podman.sock", "/run/podman/podman.sock"
+        return [system, rootless] if os.getuid() == 0 else [rootless, system]
     return [f"{runtime}/docker.sock", "/var/run/docker.sock", f"{home}/.docker/run/docker.sock"]
 
 

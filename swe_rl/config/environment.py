@@ -44,11 +44,11 @@ def read_dotenv(folder: Path, environment: MutableMapping[str, str] | None = Non
         return []
     from dotenv import dotenv_values
 
-    found = {name: value for name, value in dotenv_values(path).items() if value and name not in environment}
-    environment.update({name: str(value) for name, value in found.items()})
-    known = set(environment.get(_FROM_FILE, "").split(",")) | set(found)
+    added = {name: value for name, value in dotenv_values(path).items() if value and name not in environment}
+    environment.update({name: str(value) for name, value in added.items()})
+    known = set(environment.get(_FROM_FILE, "").split(",")) | set(added)
     environment[_FROM_FILE] = ",".join(sorted(known - {""}))
-    return list(found)
+    return list(added)
 
 
 def origin_of(name: str, environment: Mapping[str, str] | None = None) -> str:

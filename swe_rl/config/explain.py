@@ -197,7 +197,7 @@ def _reason(error: BaseException) -> str:
 
 
 def _near_member(hint: Any, given: re.Match[str] | None) -> str:
-    hints = [one for one in (hint, *get_args(hint)) if isinstance(one, EnumMeta)]
+    hints = [kind for kind in (hint, *get_args(hint)) if isinstance(kind, EnumMeta)]
     return _did_you_mean(nearest(given.group(1), hints[0].__members__)) if given and hints else ""
 
 

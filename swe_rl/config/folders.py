@@ -45,7 +45,7 @@ def options(root: Path | None = None) -> dict[str, list[Option]]:
     root = root or conf_dir()
     groups = {folder.name: _options_in(folder, folder.name) for folder in sorted(root.iterdir()) if folder.is_dir()}
     more = {"sweep": _options_in(sweeps_dir(), "sweep"), LAUNCHERS: _options_in(root / LAUNCHERS, LAUNCHERS)}
-    return {name: found for name, found in {**groups, **more}.items() if found}
+    return {name: members for name, members in {**groups, **more}.items() if members}
 
 
 def option_names(root: Path | None = None) -> dict[str, list[str]]:
@@ -63,23 +63,23 @@ def own_options(folder: Path) -> dict[str, list[Option]]:
         raise UserError(f"--config-dir {folder}: there is no such folder.")
     groups = {child.name: _options_in(child, child.name) for child in sorted(folder.iterdir()) if child.is_dir()}
     groups[LAUNCHERS] = _options_in(folder / LAUNCHERS, LAUNCHERS)
-    return {name: found for name, found in groups.items() if found}
+    return {name: members for name, members in groups.items() if members}
 
 
 def is_ours(option: Option) -> bool:
     return any(option.path.is_relative_to(folder) for folder in (conf_dir(), sweeps_dir()))
 
 
-def clash(own: Option) -> str:
+def clash(option: Option) -> str:
     """What becomes of an option of the user's own that is called as one of ours; empty where none is.
 
     Hydra searches conf/ first, then the user's folder, then what is in its store: sweeps/.
     """
-    swept = own.group == "sweep"
-    ours = (sweeps_dir() if swept else conf_dir() / own.group) / f"{own.name}.yaml"
+    swept = option.group == "sweep"
+    ours = (sweeps_dir() if swept else conf_dir() / option.group) / f"{option.name}.yaml"
     if not ours.is_file():
         return ""
-    label = f"sweeps/{ours.name}" if swept else f"conf/{own.group}/{ours.name}"
+    label = f"sweeps/{ours.name}" if swept else f"conf/{option.group}/{ours.name}"
     return f"(read instead of {label})" if swept else f"(never read: {label} has the name)"
 
 

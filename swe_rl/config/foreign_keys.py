@@ -235,6 +235,6 @@ NEAR = {
 def ours(key: str) -> str | None:
     """Our key for one of another system's, as it is typed there: `--rollout-batch-size` or `rollout_batch_size`."""
     for spelled in (key, key.lstrip("+~-").replace("-", "_")):
-        if found := SAME.get(spelled) or NEAR.get(spelled):
-            return found
+        if known := SAME.get(spelled) or NEAR.get(spelled):
+            return known
     return None

@@ -89,15 +89,15 @@ def combinations(overrides: "Sequence[Override]") -> list[list[str]]:
     return [list(job) for job in BasicSweeper.split_arguments(list(overrides), None)[0]]
 
 
-def search(conf: Path, own: Path) -> None:
-    """What `--config-dir` does: the folder `own` comes before the schema, after `conf`."""
+def search(conf: Path, config_dir: Path) -> None:
+    """What `--config-dir` does: the folder `config_dir` comes before the schema, after `conf`."""
     from hydra._internal.hydra import Hydra
     from hydra._internal.utils import create_config_search_path
     from hydra.core.config_search_path import SearchPathQuery
     from hydra.core.global_hydra import GlobalHydra
 
     path = create_config_search_path(str(conf))
-    path.prepend("command-line", f"file://{own.resolve()}", SearchPathQuery(provider="schema"))
+    path.prepend("command-line", f"file://{config_dir.resolve()}", SearchPathQuery(provider="schema"))
     GlobalHydra.instance().clear()
     Hydra.create_main_hydra2(task_name="swe_rl", config_search_path=path)
 

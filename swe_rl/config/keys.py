@@ -1,20 +1,32 @@
-"""Every legal key of an override, and the nearest to a wrong one.
+"""Every legal key of an override, its type and what is written about it, and the nearest to a wrong one.
 
 Invariants:
 - The schema is the only source: nothing here lists a key by hand.
+- The documentation is read where it is written, in comments of conf/ and beside the schema's fields; that of the option
+  file wins. Nothing is documented twice.
 - Standard library only.
 """
 
 import difflib
+import io
+import re
+import tokenize
 from collections.abc import Iterable, Iterator
 from dataclasses import is_dataclass
 from enum import EnumMeta
 from functools import cache
+from pathlib import Path
 from types import UnionType
-from typing import Any, Union, get_args, get_origin
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
+from swe_rl.config import schema
 from swe_rl.config.schema import Config
-from swe_rl.config.store import fields_of
+
+
+@cache
+def fields_of(schema: type) -> dict[str, Any]:
+    """Field name to resolved type, in order of declaration."""
+    return get_type_hints(schema)
 
 
 @cache
@@ -83,3 +95,54 @@ def _walk(schema: type, prefix: str) -> Iterator[tuple[str, Any]]:
         yield key, hint
         if isinstance(hint, type) and is_dataclass(hint):
             yield from _walk(hint, f"{key}.")
+
+
+_YAML_LINE = re.compile(r"^(\w+):.*?\s{2,}#\s*(.+)$")
+_FIELD_LINE = re.compile(r"^    (\w+)\s*:")
+
+
+def comment_of(key: str, option: Path | None = None) -> str:
+    """The comment beside a full key, from the chosen option's file or else from the schema; empty if there is none."""
+    group, _, leaf = key.rpartition(".")
+    if option is not None and (comment := yaml_comments(option).get(leaf)):
+        return comment
+    return schema_comments().get((_class_of(group), leaf), "")
+
+
+def yaml_comments(path: Path) -> dict[str, str]:
+    """Top-level key of an option file to its trailing comment; files it builds on are read first."""
+    comments: dict[str, str] = {}
+    for line in path.read_text(encoding="utf-8").splitlines():
+        if parent := re.match(r"^  - (\w+)$", line):
+            file = path.with_name(f"{parent.group(1)}.yaml")
+            comments |= yaml_comments(file) if file.is_file() and file != path else {}
+        elif match := _YAML_LINE.match(line):
+            comments[match.group(1)] = match.group(2)
+    return comments
+
+
+@cache
+def schema_comments() -> dict[tuple[str, str], str]:
+    """(class, field) to the trailing comment in schema.py."""
+    comments: dict[tuple[str, str], str] = {}
+    current, field = "", ""
+    source = Path(schema.__file__).read_text(encoding="utf-8")
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if header := re.match(r"class (\w+)", token.line):
+            current = header.group(1)
+        elif name := _FIELD_LINE.match(token.line):
+            field = name.group(1)
+            if token.type == tokenize.COMMENT:
+                comments[(current, field)] = token.string.lstrip("# ")
+    return comments
+
+
+def _class_of(group: str) -> str:
+    hint = key_types().get(group) if group else Config
+    return str(getattr(hint, "__name__", ""))
+
+
+def keys_of(group: str) -> list[str]:
+    """Full keys of one group, in order of declaration."""
+    hint = key_types()[group]
+    return [f"{group}.{name}" for name in fields_of(hint)]

@@ -109,8 +109,8 @@ def told(config: Config, preset: Mapping[str, Any], given: Sequence[str]) -> dic
     Commands of `setup` add up, those of `hardware` first.
     """
     keys = [override.lstrip("+").partition("=")[0] for override in given]
-    own = {key.removeprefix(_PREFIX) for key in keys if key.startswith(_PREFIX)}
-    wanted = {key: value for key, value in slurm_settings(config).items() if key not in own}
+    overridden = {key.removeprefix(_PREFIX) for key in keys if key.startswith(_PREFIX)}
+    wanted = {key: value for key, value in slurm_settings(config).items() if key not in overridden}
     if "setup" in wanted:
         wanted["setup"] = [*wanted["setup"], *(preset.get("setup") or ())]
     return {**preset, **wanted}

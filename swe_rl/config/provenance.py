@@ -61,12 +61,12 @@ class Origins:
 
     def own(self) -> dict[str, list[Option]]:
         """Options of the user's own, by group: what is in the folders that Hydra searched after conf/."""
-        found: dict[str, list[Option]] = {}
+        members_of: dict[str, list[Option]] = {}
         for folder in map(Path, self.sources[1:]):
             if folder.is_dir():
                 for group, members in own_options(folder).items():
-                    found.setdefault(group, []).extend(members)
-        return found
+                    members_of.setdefault(group, []).extend(members)
+        return members_of
 
     @cached_property
     def _layers(self) -> list[_Layer]:

@@ -84,7 +84,7 @@ def ranges_of(schema: Any) -> dict[str, Range]:
 
 def _range(hint: Any) -> Range | None:
     if get_origin(hint) in (Union, UnionType):
-        return next((found for part in get_args(hint) if (found := _range(part))), None)
+        return next((allowed for part in get_args(hint) if (allowed := _range(part))), None)
     extras = getattr(hint, "__metadata__", ())
     return next((extra for extra in extras if isinstance(extra, Range)), None)
 

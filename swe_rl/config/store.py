@@ -9,19 +9,14 @@ Invariants:
 import dataclasses
 import types
 from functools import cache
-from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, Union, get_args, get_origin
 
 from swe_rl.config.folders import sweeps_dir
 from swe_rl.config.hydra_internals import quicken
+from swe_rl.config.keys import fields_of
 from swe_rl.config.schema import Config
 
 T = TypeVar("T")
-
-
-@cache
-def fields_of(schema: type) -> dict[str, Any]:
-    """Field name to resolved type, in order of declaration."""
-    return get_type_hints(schema)
 
 
 @cache

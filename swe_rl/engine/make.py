@@ -23,8 +23,7 @@ from swe_rl.engine.vllm.arguments import VllmOptions, complete
 from swe_rl.engine.vllm.engines import EngineFolders, vllm_engines, weight_folders
 from swe_rl.errors import UserError
 from swe_rl.logger.disk import disk_error
-from swe_rl.plan.sizes import asks_model
-from swe_rl.plan.weight_sync import read_elsewhere
+from swe_rl.plan.sizes import asks_model, read_elsewhere
 from swe_rl.sandbox.lease import make_leased
 from swe_rl.sandbox.working_copy import remove_tree
 

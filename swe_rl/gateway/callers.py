@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 from aiohttp import web
 
 from swe_rl.gateway.errors import ApiError, Handler
-from swe_rl.host.loopback import is_loopback
+from swe_rl.host.addresses import is_loopback
 
 _END_OF_HEAD = b"\r\n\r\n"
 _LONGEST_HEAD_BYTES = 65536  # more is aiohttp's to refuse

@@ -29,8 +29,8 @@ from swe_rl.gateway.placement import Placement
 from swe_rl.gateway.routes import Routes
 from swe_rl.gateway.session import SessionSettings
 from swe_rl.gateway.store.traces import TraceStore
+from swe_rl.host.addresses import is_loopback
 from swe_rl.host.http_log import http_logger
-from swe_rl.host.loopback import is_loopback
 from swe_rl.model.chat import ChatRenderer
 from swe_rl.model.tool_parser import make_tool_parser
 from swe_rl.router.core import Router

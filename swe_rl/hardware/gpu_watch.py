@@ -33,9 +33,9 @@ Say = Callable[[str], None]
 
 def look_here() -> Sequence[Gpu]:
     """Raises DriverError or Unanswered."""
-    from swe_rl.check.preflight.this_system import ThisSystem
+    from swe_rl.check.preflight.system import System
 
-    system, entries = ThisSystem(), visible_devices(os.environ.get("CUDA_VISIBLE_DEVICES"))
+    system, entries = System(), visible_devices(os.environ.get("CUDA_VISIBLE_DEVICES"))
     return look_at(system, entries)
 
 

@@ -95,8 +95,8 @@ class Meeting:
 
     def key(self, wanted: str | None = None) -> str:
         """The servers' key; `wanted` or a new one where there is none yet. Whoever comes second takes the first's."""
-        if found := self.known_key():
-            return found
+        if known := self.known_key():
+            return known
         aside = self.folder / f".{_KEY}.{secrets.token_hex(6)}"
         try:
             write_bytes_atomic(aside, (wanted or secrets.token_urlsafe(_KEY_BYTES)).encode(), mode=_OURS)
@@ -122,15 +122,15 @@ class Meeting:
 
     def servers(self) -> list[ServerRecord]:
         """By node. Raises RendezvousError for a record of another protocol."""
-        found = [_record(ServerRecord, values) for values in self._values(_SERVER)]
-        return sorted((one for one in found if one is not None), key=lambda one: one.node)
+        records = [_record(ServerRecord, values) for values in self._values(_SERVER)]
+        return sorted((record for record in records if record is not None), key=lambda record: record.node)
 
     def server(self, node: int) -> ServerRecord | None:
         return next((server for server in self.servers() if server.node == node), None)
 
     def trainers(self) -> list[TrainerRecord]:
-        found = [_record(TrainerRecord, values) for values in self._values(_TRAINER)]
-        return [one for one in found if one is not None]
+        records = [_record(TrainerRecord, values) for values in self._values(_TRAINER)]
+        return [record for record in records if record is not None]
 
     def drop_server(self, record: ServerRecord) -> None:
         """Its file, unless it is another one's by now."""

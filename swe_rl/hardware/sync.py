@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from swe_rl.errors import RunError
-from swe_rl.hardware.slurm.allocation import Allocation
+from swe_rl.hardware.slurm.jobs import Allocation
 from swe_rl.logger.folder import RunFolder
 
 LAST_S = 120.0

@@ -93,10 +93,10 @@ def read_slice_memory(system: Runs) -> list[Gpu]:
         raise Unanswered(f"nvidia-smi -q -x is no XML: {error}") from error
     gpus = []
     for number, card in enumerate(cards):
-        for one in card.findall("mig_devices/mig_device"):
-            index = one.findtext("index", "").strip()
+        for device in card.findall("mig_devices/mig_device"):
+            index = device.findtext("index", "").strip()
             if uuid := names.get((number, index)):
-                total, used = (_mib(one, name) for name in ("total", "used"))
+                total, used = (_mib(device, name) for name in ("total", "used"))
                 gpus.append(Gpu(int(index), uuid, card.findtext("product_name", ""), total, used, mig=False))
     return gpus
 
@@ -143,7 +143,7 @@ def visible_slices(slices: Sequence[Device], entries: Sequence[str] | None) -> l
     """Those that the entries name; all where no entry names a slice."""
     if entries is None or not any(entry.startswith("MIG-") for entry in entries):
         return list(slices)
-    return [one for one in slices if any(_begins(one.uuid, entry, "MIG-") for entry in entries)]
+    return [part for part in slices if any(_begins(part.uuid, entry, "MIG-") for entry in entries)]
 
 
 def _begins(uuid: str, entry: str, kind: str) -> bool:

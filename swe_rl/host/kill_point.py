@@ -30,7 +30,7 @@ POINTS = (
     Point("status_written", "run/session.py", "status.json says running", "events.jsonl"),
     Point("file_aside", "logger/disk.py", "a whole file beside its name", "its name"),
     Point("went_back", "run/loop.py", "the event that a resumed run went back", "steps.jsonl is cut"),
-    Point("trajectories_taken_back", "logger/steps.py", "trajectories after the checkpoint are gone", "their steps"),
+    Point("trajectories_taken_back", "logger/jsonl.py", "trajectories after the checkpoint are gone", "their steps"),
     Point("steps_taken_back", "run/loop.py", "steps.jsonl is cut", "traces of later steps are gone"),
     Point("scratch_made", "sandbox/lease.py", "a scratch folder", "its lease"),
     Point("lease_written", "sandbox/process/provider.py", "a scratch folder and its lease", "a sandbox"),

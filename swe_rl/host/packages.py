@@ -39,7 +39,9 @@ def ranges(requirements: Iterable[str], package: str) -> list[str]:
     """Versions that the extras allow: `==2.13.0` and `>=2.11,<2.14` for torch; none where nothing is said."""
     parts = (_OF_EXTRA.match(text) for text in requirements)
     specifiers = (part[2].split(",") for part in parts if part and part[1] == package)
-    return sorted({",".join(sorted((one.strip() for one in several), reverse=True)) for several in specifiers})
+    return sorted(
+        {",".join(sorted((specifier.strip() for specifier in several), reverse=True)) for several in specifiers}
+    )
 
 
 def install_command(extras: Iterable[str], pip: str, requirements: Sequence[str]) -> str:

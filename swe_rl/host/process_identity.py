@@ -59,10 +59,10 @@ class ProcessIdentity:
             return True
         if self.pid_namespace and self.pid_namespace != _pid_namespace():
             return False
-        found = _stat(self.pid)
-        if found is None:
+        stat = _stat(self.pid)
+        if stat is None:
             return _nobody_has(self.pid)
-        state, start_ticks = found
+        state, start_ticks = stat
         return state in _ENDED or (bool(self.boot_id) and self.start_ticks not in (-1, start_ticks))
 
 

@@ -39,7 +39,7 @@ def _probe(config: Config, findings: list[Finding]) -> list[Finding]:
     """This machine's probes, with their progress on stderr; without what a rule has said already."""
     from rich.console import Console
 
-    from swe_rl.check.preflight import preflight
+    from swe_rl.check.preflight.run import preflight
 
     said = {f"preflight_{finding.rule_id}" for finding in findings}
     with Console(stderr=True, highlight=False).status("asking this machine") as status:

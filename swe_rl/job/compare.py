@@ -17,9 +17,8 @@ from swe_rl.logger.disk import encode_json, write_json_atomic, write_text_atomic
 from swe_rl.report.compare.arms import engines_of, make_arms, make_pair, with_baseline
 from swe_rl.report.compare.compare import Arm, Comparison, compare
 from swe_rl.report.compare.read import CompareError, is_run, measured, runs_below
-from swe_rl.report.compare.record import csv_text, record
 from swe_rl.report.compare.svg import svg
-from swe_rl.report.compare.text import text
+from swe_rl.report.compare.text import csv_text, record, text
 from swe_rl.submission.find import is_slurm_id, runs_of
 
 NAME = "compare"  # of the files, and of their folder

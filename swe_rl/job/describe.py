@@ -12,10 +12,9 @@ from typing import Any
 
 from swe_rl.config.choices import OutputFormat
 from swe_rl.config.compose import flatten
-from swe_rl.config.documentation import comment_of, keys_of
 from swe_rl.config.explain import ConfigError
 from swe_rl.config.folders import Option, clash, is_ours, options
-from swe_rl.config.keys import describe_type, key_types, nearest, nearest_keys
+from swe_rl.config.keys import comment_of, describe_type, key_types, keys_of, nearest, nearest_keys
 from swe_rl.config.provenance import Origins
 from swe_rl.config.ranges import ranges_of
 from swe_rl.config.schema import Config

@@ -18,7 +18,7 @@ from swe_rl.config.schema import Config
 from swe_rl.gateway.store.traces import TraceStore
 from swe_rl.logger.disk import encode_json, write_bytes_atomic, write_json_atomic, write_text_atomic
 from swe_rl.logger.jsonl import JsonlWriter, read_jsonl
-from swe_rl.report.scores import print_scores
+from swe_rl.report.figures import print_scores
 from swe_rl.rollout.batch import count_tokens
 from swe_rl.rollout.collect import Collected
 from swe_rl.rollout.pass_at_k import score_table

@@ -20,17 +20,16 @@ from pathlib import Path
 from swe_rl.config.choices import RuntimeKind, SandboxKind, WandbMode
 from swe_rl.config.schema import Config, SandboxConfig
 from swe_rl.errors import UserError
-from swe_rl.hardware.host_address import LOOPBACK, own_address
 from swe_rl.hardware.rendezvous import Beating, Meeting, RendezvousError, ServerRecord, Signs, meeting_of
-from swe_rl.hardware.runtime_watch import Tenancy
-from swe_rl.hardware.slurm.allocation import allocation
-from swe_rl.hardware.slurm.jobs import JobState, has_slurm, job_state
+from swe_rl.hardware.slurm.jobs import JobState, allocation, has_slurm, job_state
+from swe_rl.host.addresses import LOOPBACK, own_address
 from swe_rl.logger.disk import DiskError
-from swe_rl.logger.progress_state import ProgressState
+from swe_rl.logger.progress import ProgressState
 from swe_rl.logger.progress_text import duration
 from swe_rl.plan.sizes import server_slots
 from swe_rl.run import event_loop
 from swe_rl.run.components import scratch_root
+from swe_rl.run.runtime_keeper import Tenancy
 from swe_rl.run.session import Session, session
 from swe_rl.sandbox.lease import make_leased, reap_stale
 from swe_rl.sandbox.provider import make_provider

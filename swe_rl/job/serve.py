@@ -19,8 +19,8 @@ from typing import Any
 from swe_rl.config.schema import Config
 from swe_rl.engine.protocol import Engine, EngineError, EngineState
 from swe_rl.engine.watch import watched
-from swe_rl.host.loopback import is_loopback
-from swe_rl.logger.progress_state import ProgressState
+from swe_rl.host.addresses import is_loopback
+from swe_rl.logger.progress import ProgressState
 from swe_rl.logger.progress_text import duration
 from swe_rl.run import event_loop
 from swe_rl.run.components import Serving, load_sampled, serving

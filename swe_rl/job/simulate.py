@@ -20,7 +20,7 @@ from swe_rl.config.compose import compose, config_hash
 from swe_rl.config.provenance import Origins
 from swe_rl.config.schema import Config, RouterConfig
 from swe_rl.errors import SweRlError, UserError
-from swe_rl.plan import duration, memory, rollout_bound, sizes
+from swe_rl.plan import duration, memory, sizes
 from swe_rl.plan.engine_speed import speed_of
 from swe_rl.router.make import make_router
 from swe_rl.router.simulation.engine_model import EngineLimits
@@ -179,7 +179,7 @@ def _within(config: Config, turns: int) -> tuple[Config, Loads]:
 
     Raises WorkloadError where one engine's share is too much.
     """
-    wanted = sizes.trajectories_per_step(config) * rollout_bound.mean_turns(config)
+    wanted = sizes.trajectories_per_step(config) * duration.mean_turns(config)
     engines = max(1, min(config.layout.engines, int(config.layout.engines * turns / max(1.0, wanted))))
     share = engines / max(1, config.layout.engines)
     if wanted * share > 2 * turns:
@@ -196,7 +196,7 @@ def loads_of(config: Config, count: int = LOADS, at_once: int | None = None) -> 
     at_once = at_once or sizes.trajectories_at_once(config)
     if config.job.workload_from is not None:
         return _recorded(config, Path(config.job.workload_from), count, at_once)
-    if wrong := [name for name, _ in rollout_bound.wrong_pairs(config.rollout.workload)]:
+    if wrong := list(duration.wrong_pairs(config.rollout.workload)):
         raise WorkloadError(f"rollout.workload.{wrong[0]} is no [median, spread]; job=check says what it may be")
     seeds = [config.trainer.seed + index for index in range(count)]
     parameters = parameters_of(config.rollout.workload)

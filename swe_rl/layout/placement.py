@@ -1,12 +1,16 @@
-"""Who sits on which GPU: engines first, then the trainer, node by node.
+"""Who sits on which GPU: engines first, then the trainer, node by node; and which nodes of a cluster the ranks are on.
 
 Invariants:
 - Pure: the same configuration gives the same map on every machine.
 - An engine never straddles two nodes; a colocated layout maps engines and trainer onto the same GPUs.
 - A GPU is named by (node, index on that node); nothing here asks a machine what it has.
+- As few nodes as hold the ranks; ranks that share a sequence (`sp` neighbours) are on one node: what they exchange does
+  not leave it.
 """
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from swe_rl.config.choices import EngineKind
 from swe_rl.config.schema import Config, HardwareConfig
@@ -37,13 +41,13 @@ class Placement:
 
     def roles(self) -> dict[Gpu, tuple[str, ...]]:
         """Every GPU with the roles on it, `engine 0`, `trainer 3`, or none."""
-        found: dict[Gpu, list[str]] = {gpu: [] for gpu in self.idle}
+        roles: dict[Gpu, list[str]] = {gpu: [] for gpu in self.idle}
         for number, gpus in enumerate(self.engines):
             for gpu in gpus:
-                found.setdefault(gpu, []).append(f"engine {number}")
+                roles.setdefault(gpu, []).append(f"engine {number}")
         for rank, gpu in enumerate(self.trainer):
-            found.setdefault(gpu, []).append(f"trainer {rank}")
-        return {gpu: tuple(found[gpu]) for gpu in sorted(found)}
+            roles.setdefault(gpu, []).append(f"trainer {rank}")
+        return {gpu: tuple(roles[gpu]) for gpu in sorted(roles)}
 
 
 def home(placement: Placement) -> int:
@@ -88,3 +92,49 @@ def _take_on_one_node(free: list[Gpu], width: int, number: int) -> tuple[Gpu, ..
 
 def _every_gpu(hardware: HardwareConfig) -> list[Gpu]:
     return [Gpu(node, index) for node in range(hardware.nodes) for index in range(hardware.gpus_per_node)]
+
+
+class Room(Protocol):
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def here(self) -> bool: ...
+
+
+def rank_nodes(rooms: Sequence[Room], free: Sequence[float], world: int, sp: int, resource: str) -> list[int]:
+    """The index in `rooms` for each of `world` ranks. `free[i]`: units of `resource` (CPU, GPU) that room i has.
+
+    One node alone is `here`, where that suffices. Raises PlacementError with what every node has.
+    """
+    groups = [rank_places([units], sp) // sp for units in free]
+    chosen: list[int] = []
+    for index in sorted(range(len(rooms)), key=lambda index: _preference(rooms, groups, index, world // sp)):
+        if sum(groups[number] for number in chosen) * sp < world and groups[index]:
+            chosen.append(index)
+    if sum(groups[number] for number in chosen) * sp < world:
+        raise PlacementError(_too_few(rooms, free, world, sp, resource))
+    ranks: list[int] = []
+    for index in sorted(chosen, key=lambda index: (not rooms[index].here, index)):
+        ranks += [index] * min(groups[index] * sp, world - len(ranks))
+    return ranks
+
+
+def rank_places(units: Iterable[float], sp: int) -> int:
+    """How many ranks fit nodes with so many units each, `sp` at a time on one of them."""
+    return sum(int(unit + 1e-6) // sp * sp for unit in units)
+
+
+def _preference(rooms: Sequence[Room], groups: Sequence[int], index: int, wanted: int) -> tuple[int, bool, int]:
+    """The fullest hands first, more than enough counting as enough; then this node, then the order given."""
+    return -min(groups[index], wanted), not rooms[index].here, index
+
+
+def _too_few(rooms: Sequence[Room], free: Sequence[float], world: int, sp: int, resource: str) -> str:
+    there = "; ".join(f"{room.name}: {units:g}" for room, units in zip(rooms, free, strict=True))
+    together = f", {sp} at a time on one node (layout.sequence_parallel={sp})" if sp > 1 else ""
+    return (
+        f"The trainer's {world} ranks need {world} {resource}s of the Ray cluster{together}; free are "
+        f"{there or 'none'}. Start more nodes with `ray start --address=...`, end what holds them (`ray status`), or "
+        "take a smaller layout."
+    )

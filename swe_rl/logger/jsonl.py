@@ -1,23 +1,31 @@
-"""Append-only files of one JSON object a line.
+"""Append-only files of one JSON object a line, `events.jsonl` and `steps.jsonl` among them.
 
 Invariants:
 - One `os.write` a line on an O_APPEND descriptor: a kill leaves at most one torn line, and that the last.
 - A write that fails takes its half line back.
 - Opening an existing file drops a torn last line, so that the next line starts clean.
 - Secrets of the environment never reach a line; of data that is read back, only our own words are looked at.
+- Every event has `time` (unix seconds) and `event` (its name); the rest belongs to the event. `program` events name
+  what a trajectory can be doing by `PhaseKind`.
+- `truncate_after` makes the folder what it was after a step. Trajectories of a step are in one file under its number; a
+  file of a step that was taken back is gone.
 """
 
 import logging
 import os
+import re
 import threading
-from collections.abc import Callable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
+from enum import StrEnum
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from swe_rl.logger.disk import DiskError, decode_json, disk_error, encode_json, write_bytes_atomic
-from swe_rl.logger.redact import Redactor
+from swe_rl.host.kill_point import kill_point
+from swe_rl.logger.disk import DiskError, Redactor, decode_json, disk_error, encode_json, write_bytes_atomic
+from swe_rl.logger.folder import RunFolder
 
 _log = logging.getLogger(__name__)
 
@@ -140,3 +148,108 @@ def _last_line_start(descriptor: int, block_bytes: int = 65536) -> int:
             return start + newline + 1
         end = start
     return 0
+
+
+class EventLog:
+    """`clock` gives unix seconds."""
+
+    def __init__(self, path: Path, clock: Callable[[], float] = time.time) -> None:
+        self._writer = JsonlWriter(path)
+        self._clock = clock
+
+    def write(self, event: str, **fields: Any) -> None:
+        """Raises DiskError."""
+        self._writer.append({"time": self._clock(), "event": event, **fields})
+
+    def close(self) -> None:
+        self._writer.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def read_events(path: Path, event: str | None = None) -> list[dict[str, Any]]:
+    """All events, or those of one name, in the order written; a torn last line is skipped with a warning."""
+    return [record for record in read_jsonl(path) if event is None or record.get("event") == event]
+
+
+class PhaseKind(StrEnum):
+    """In the order in which a turn goes through them; boot is before all turns, grade after them."""
+
+    boot = "boot"
+    hold = "hold"  # by the router, where it is known apart from the engine's queue
+    queue = "queue"
+    prefill = "prefill"
+    decode = "decode"
+    tool = "tool"  # a command was running
+    grade = "grade"
+
+
+_TRAJECTORY_FILE = re.compile(r"(?:step|eval)_(\d+)\.jsonl")
+
+
+class StepLog:
+    """Writes what a step left behind. Raises DiskError."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        self.folder = folder
+        self._writer = JsonlWriter(folder.steps_jsonl)
+
+    def append(self, record: Mapping[str, Any]) -> None:
+        """One step; `record` has at least `step`, other keys as DESIGN names them (units in the names)."""
+        if not isinstance(record.get("step"), int):
+            raise ValueError("a step's record needs its number under 'step'")
+        self._writer.append(dict(record))
+
+    def append_trajectories(
+        self,
+        step: int,
+        records: Iterable[Mapping[str, Any]],
+        *,
+        evaluation: bool = False,
+        ours: frozenset[str] | None = None,
+    ) -> None:
+        """Records of `Trajectory.to_record()`; may be called several times a step. `ours`: see JsonlWriter."""
+        path = self.folder.eval_trajectories(step) if evaluation else self.folder.trajectories(step)
+        with JsonlWriter(path, ours=ours) as writer:
+            for record in records:
+                writer.append(dict(record))
+
+    def truncate_after(self, step: int) -> int:
+        """For resume: forget every step after `step`; returns how many lines went."""
+        self._writer.close()
+        gone = truncate_after(self.folder, step)
+        self._writer = JsonlWriter(self.folder.steps_jsonl)
+        return gone
+
+    def close(self) -> None:
+        self._writer.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def truncate_after(folder: RunFolder, step: int) -> int:
+    """Keeps lines of `steps.jsonl` with `step` <= the given one and removes later trajectory files.
+
+    Nobody may have the files open for writing. Raises DiskError.
+    """
+    for path in folder.trajectories_folder.glob("*.jsonl"):
+        match = _TRAJECTORY_FILE.fullmatch(path.name)
+        if match and int(match[1]) > step:
+            try:
+                path.unlink()
+            except OSError as error:
+                raise disk_error(path, error) from error
+    kill_point("trajectories_taken_back")
+    return keep_lines(folder.steps_jsonl, lambda record: isinstance(record.get("step"), int) and record["step"] <= step)

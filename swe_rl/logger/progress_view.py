@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol, TextIO
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from swe_rl.logger.progress_state import ProgressState
+    from swe_rl.logger.progress import ProgressState
 
 PLAIN_EVERY_S = 2.0
 

@@ -12,8 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self, TextIO
 
-from swe_rl.logger.disk import disk_error
-from swe_rl.logger.redact import Redactor
+from swe_rl.logger.disk import Redactor, disk_error
 
 _FILE_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 _CONSOLE_FORMAT = "%(levelname)s: %(message)s"

@@ -16,9 +16,8 @@ from typing import Any
 
 from swe_rl.config.folders import PACKAGE
 from swe_rl.logger.disk import write_json_atomic
-from swe_rl.logger.events import read_events
 from swe_rl.logger.folder import RunFolder
-from swe_rl.logger.jsonl import read_jsonl
+from swe_rl.logger.jsonl import read_events, read_jsonl
 from swe_rl.version import __version__
 
 _DISTRIBUTIONS = ("torch", "transformers", "vllm", "ray", "swebench", "mini-swe-agent", "hydra-core")

@@ -1,15 +1,18 @@
 """Estimates of time: a step's rollouts, training, weight update; what they assume is said with them.
 
 Invariants:
-- Pure arithmetic; good for telling minutes from days. What rollouts take is a bound here, for rules; `job=plan` gives
-  the time that `job=simulate` finds.
+- Pure arithmetic; good for telling minutes from days. What rollouts take is a bound here, for rules, which have no time
+  to simulate: nothing is computed twice, batches are as large as they can be, nobody waits. `job=plan` gives the time
+  that `job=simulate` finds; tests say how far the bound is below it.
 """
 
-from math import inf
+from collections.abc import Iterator
+from dataclasses import fields
+from math import ceil, erf, exp, inf, log, sqrt
 
-from swe_rl.config.schema import Config
+from swe_rl.config.schema import Config, WorkloadConfig
 from swe_rl.plan import memory, sizes
-from swe_rl.plan.rollout_bound import bound_s
+from swe_rl.plan.engine_speed import EngineSpeed, SpeedError, speed_of
 
 TRAIN_UTILIZATION = 0.35  # share of the published bfloat16 rate that a training step reaches
 RECOMPUTE = 4 / 3  # activation checkpointing does the forward pass twice
@@ -84,3 +87,122 @@ def text(seconds: float) -> str:
         if seconds >= 2 * size:
             return f"{seconds / size:.1f} {unit}" if size >= 3600 else f"{seconds / size:.0f} {unit}"
     return f"{seconds:.0f} s"
+
+
+Pair = tuple[float, ...]  # median and spread
+MAY_BE_ZERO = frozenset({"tool_s", "boot_s", "grade_s"})
+LARGEST_MEDIAN = 1e7
+LARGEST_SPREAD = 5.0
+
+
+def bound_s(config: Config) -> float:
+    """The largest of three times: what engines compute, the longest trajectory, places filled over and over.
+
+    0 where the engines' speed is not known, or the workload is wrong.
+    """
+    if list(wrong_pairs(config.rollout.workload)):
+        return 0.0
+    try:
+        speed = speed_of(config.model, config.hardware, config.layout)
+    except SpeedError:
+        return 0.0
+    count = max(1, sizes.trajectories_per_step(config))
+    mean_s = _trajectory_s(config, speed, mean_turns(config))
+    longest_s = _trajectory_s(config, speed, _longest_turns(config, count))
+    waves_s = mean_s * count / sizes.trajectories_at_once(config)
+    return max(_engines_s(config, speed, count), longest_s, waves_s)
+
+
+def wrong_pairs(workload: WorkloadConfig) -> Iterator[str]:
+    """Names of what is no [median, spread]."""
+    for item in fields(workload):
+        value = getattr(workload, item.name)
+        if isinstance(value, tuple):
+            least = 0.0 if item.name in MAY_BE_ZERO else 1.0
+            right = len(value) == 2 and least <= value[0] <= LARGEST_MEDIAN and 0.0 <= value[1] <= LARGEST_SPREAD
+            if not right:
+                yield item.name
+
+
+def mean_turns(config: Config) -> float:
+    return max(1.0, capped_mean(config.rollout.workload.turns, _most_turns(config)))
+
+
+def mean_context_tokens(config: Config) -> float:
+    """Of a trajectory under way: what is held after a turn, over all turns; longer ones have more of them."""
+    turns, most = config.rollout.workload.turns, _most_turns(config)
+    of_turns = (capped_mean(turns, most, power=2) + mean_turns(config)) / 2 / mean_turns(config)
+    return _prompt_tokens(config) + (of_turns - 1) * _turn_tokens(config) + _sampled_tokens(config)
+
+
+def mean(pair: Pair) -> float:
+    """Of a lognormal."""
+    median, spread = pair
+    return median * exp(spread**2 / 2)
+
+
+def capped_mean(pair: Pair, most: float, power: int = 1) -> float:
+    """Mean of min(X, most)^power of a lognormal X."""
+    median, spread = pair
+    if median <= 0 or most <= 0:
+        return 0.0
+    if spread <= 0:
+        return float(min(median, most) ** power)
+    z = (log(most) - log(median)) / spread
+    below = exp(power * log(median) + (power * spread) ** 2 / 2) * _normal(z - power * spread)
+    return float(below + most**power * (1 - _normal(z)))
+
+
+def _normal(z: float) -> float:
+    return (1 + erf(z / sqrt(2))) / 2
+
+
+def _engines_s(config: Config, speed: EngineSpeed, count: int) -> float:
+    """Decoding alone, in batches as large as the cache, the places and the engine's limit allow."""
+    engines = max(1, config.layout.engines)
+    context = mean_context_tokens(config)
+    capacity = memory.kv_tokens_per_engine(config) or inf
+    places = sizes.trajectories_at_once(config) / engines
+    batch = max(1.0, min(places, config.engine.max_num_seqs, capacity / context))
+    sampled = mean_turns(config) * _sampled_tokens(config) * count / engines
+    return sampled / batch * speed.step_s(ceil(batch), int(batch * context))
+
+
+def _trajectory_s(config: Config, speed: EngineSpeed, turns: float) -> float:
+    """From start to end of one that has an engine to itself."""
+    rollout, workload = config.rollout, config.rollout.workload
+    context = _prompt_tokens(config) + turns / 2 * _turn_tokens(config)
+    engine_s = _sampled_tokens(config) * speed.step_s(1, int(context)) + speed.call_s
+    tool_s = capped_mean(workload.tool_s, rollout.command_timeout_s)
+    grade_s = capped_mean(workload.grade_s, rollout.grade_timeout_s)
+    return mean(workload.boot_s) + turns * (engine_s + tool_s) + grade_s
+
+
+def _longest_turns(config: Config, count: int) -> float:
+    """Of so many trajectories: the turns that one of them is expected to exceed, or the limit."""
+    median, spread = config.rollout.workload.turns
+    low, high = 0.0, 8.0
+    for _ in range(40):
+        z = (low + high) / 2
+        low, high = (z, high) if _normal(z) < 1 - 1 / (count + 1) else (low, z)
+    return max(1.0, min(_most_turns(config), median * exp(spread * low)))
+
+
+def _most_turns(config: Config) -> float:
+    """Until the limit of turns, or until the trajectory has no room left."""
+    rollout = config.rollout
+    room = rollout.max_trajectory_tokens - _prompt_tokens(config)
+    return max(1.0, min(rollout.max_turns, room / max(1.0, _turn_tokens(config))))
+
+
+def _prompt_tokens(config: Config) -> float:
+    workload = config.rollout.workload
+    return min(config.rollout.max_prompt_tokens, workload.shared_prompt_tokens + mean(workload.issue_tokens))
+
+
+def _sampled_tokens(config: Config) -> float:
+    return max(1.0, capped_mean(config.rollout.workload.sampled_tokens, config.rollout.max_turn_tokens))
+
+
+def _turn_tokens(config: Config) -> float:
+    return _sampled_tokens(config) + mean(config.rollout.workload.observation_tokens)

@@ -1,16 +1,19 @@
-"""Numbers that follow from a configuration: GPUs, ranks, trajectories, tokens, instances, images.
+"""Numbers that follow from a configuration: GPUs, ranks, nodes and the way of new weights between them; trajectories,
+tokens, instances, images.
 
 Invariants:
 - Pure arithmetic over the schema; rules, plan and placement share it, so that they cannot disagree.
 - A choice of instances counts, not the data set that it is made from; 0 means that nobody knows yet.
 - Counts are of what their names say: prompts are instances, trajectories are prompts times `rollout.n`.
+- `trainer.weight_sync=auto` means memory only where it was measured: engines and trainer of one host, in step with each
+  other. It takes vLLM beside the trainer to send over NCCL; whether it is there, engine/transfer/protocol decides.
 """
 
 from collections.abc import Callable, Mapping
 from math import isqrt
 from typing import Any
 
-from swe_rl.config.choices import EngineKind, RuntimeKind, SandboxKind
+from swe_rl.config.choices import EngineKind, RuntimeKind, SandboxKind, WeightSync
 from swe_rl.config.parts import Part, starts
 from swe_rl.config.schema import Config, EnvConfig, HardwareConfig, LayoutConfig, ModelConfig, SandboxConfig
 
@@ -88,6 +91,12 @@ def gpus_needed(config: Config) -> int:
 
 def gpus_there(hardware: HardwareConfig) -> int:
     return hardware.nodes * hardware.gpus_per_node
+
+
+def asks_ray(config: Config) -> bool:
+    """Whether this job, or one that it checks or plans, has trainer ranks on a Ray cluster."""
+    ranks = config.layout.trainer_gpus or config.layout.trainer_ranks
+    return config.hardware.ray_address is not None and ranks > 0 and Part.trainer in starts(config)
 
 
 def trainer_leaves_node(layout: LayoutConfig, gpus_per_node: int) -> bool:
@@ -213,3 +222,64 @@ def trained_images(config: Config, read_text: ReadText) -> int:
     if listed is None:
         return _BY_REPOSITORY[env.name]
     return len({name.rpartition(".")[0] for name in listed})
+
+
+VLLM_COMMAND = "SWE_RL_VLLM_COMMAND"  # servers of another environment
+_ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+
+
+def wanted_sync(config: Config, environment: Mapping[str, str]) -> WeightSync:
+    """`disk`, `nccl` or `ipc`; with engine=embedded it has no meaning."""
+    chosen = config.trainer.weight_sync
+    if chosen is not WeightSync.auto:
+        return chosen
+    if shares_gpus(config):
+        return WeightSync.disk if unshareable(environment) or leaves_host(config) else WeightSync.ipc
+    slices = config.hardware.mig or "MIG-" in environment.get("CUDA_VISIBLE_DEVICES", "")
+    others = bool(config.engine.command or environment.get(VLLM_COMMAND))
+    return WeightSync.nccl if _own_gpus_of_one_host(config) and not slices and not others else WeightSync.disk
+
+
+def leaves_host(config: Config) -> bool:
+    """Whether engines or ranks of this run are on another node than the run itself."""
+    return engines_leave_home(config.layout, config.hardware.gpus_per_node) or trainer_elsewhere(config)
+
+
+def read_elsewhere(config: Config, environment: Mapping[str, str]) -> bool:
+    """Whether new weights pass through a folder that other nodes, or servers of somebody else's, have to see.
+
+    That is `paths.scratch`, or else the run's own folder: a cluster's nodes share where jobs are submitted from.
+    """
+    layout, per_node = config.layout, config.hardware.gpus_per_node
+    if Part.trainer not in starts(config) or config.engine.kind is EngineKind.embedded:
+        return False
+    if config.engine.kind is EngineKind.external:
+        return True
+    if per_node < 1 or uses_no_gpu(layout):
+        return False
+    away = trainer_elsewhere(config)
+    return engines_leave_home(layout, per_node) or (away and wanted_sync(config, environment) is not WeightSync.nccl)
+
+
+def trainer_elsewhere(config: Config) -> bool:
+    """Whether ranks of the trainer are on another node than the run itself."""
+    layout, per_node = config.layout, config.hardware.gpus_per_node
+    return per_node > 0 < layout.trainer_gpus and trainer_leaves_node(layout, per_node)
+
+
+def unshareable(environment: Mapping[str, str]) -> str:
+    """The variable, with its value, by which no other process can open memory of torch's allocator; or nothing."""
+    for name in _ALLOCATOR:
+        value = environment.get(name, "")
+        if "expandable_segments:true" in value.lower() or "cudamallocasync" in value.lower():
+            return f"{name}={value}"
+    return ""
+
+
+def _own_gpus_of_one_host(config: Config) -> bool:
+    layout, hardware = config.layout, config.hardware
+    if config.engine.kind is not EngineKind.vllm or Part.trainer not in starts(config) or uses_no_gpu(layout):
+        return False
+    if hardware.ray_address or config.trainer.max_staleness_steps:
+        return False
+    return hardware.gpus_per_node > 0 and not leaves_host(config)

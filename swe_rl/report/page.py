@@ -1,26 +1,199 @@
-"""`report.html`: the run as one file that needs nothing else.
+"""`report.html`: the run as one file that needs nothing else. What it shows is one plain object; the page only draws.
 
 Invariants:
+- Nothing is needed but the folder: a missing, torn or half-filled file makes its part of the page empty.
+- Numbers that are not finite become null.
 - No request leaves the page, and its policy (CSP) forbids every script but the page's own, by hash.
-- What agents wrote reaches the page as JSON with `<`, `>` and `&` escaped, and is shown as text only.
-- Secrets of the environment are masked once more.
-- Written aside, then renamed: a reader never sees half a page.
+- What agents wrote reaches the page as JSON with `<`, `>` and `&` escaped, and is shown as text only. Secrets of the
+  environment are masked once more.
 """
 
 import base64
 import hashlib
 import html
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
-from swe_rl.logger.disk import encode_json, write_text_atomic
-from swe_rl.logger.folder import RunFolder
-from swe_rl.logger.redact import Redactor
-from swe_rl.logger.status import RunStatus
-from swe_rl.report.payload import build_payload
+from swe_rl.config.yaml_text import YamlError, parse
+from swe_rl.logger.disk import Redactor, encode_json, read_json, write_text_atomic
+from swe_rl.logger.folder import RunFolder, RunState, RunStatus
+from swe_rl.logger.jsonl import read_jsonl
+from swe_rl.logger.progress_text import duration
+from swe_rl.report.figures import eval_points, figures, instance_rows, score_rows, tricks_tile
+from swe_rl.report.resolved import gain
+from swe_rl.report.sample import sample_trajectories
 from swe_rl.report.timeline import programs_of
+
+Record = Mapping[str, Any]
+
+PHASES = ("generate_s", "grade_s", "train_s", "think_s", "weight_sync_s", "checkpoint_s")
+COLUMNS = (
+    *("step", "num_trajectories", "reward_mean", "resolved_rate", "tokens_per_s", "sampled_tokens_per_s"),
+    *("avg_response_length", "degenerate_groups", "loss", "grad_norm", "entropy", "clip_fraction", "kl_rollout"),
+    *(*PHASES, "step_s", "weight_version", "infra_retries", "prefix_breaks", "lr", "trained_rows", "trained_tokens"),
+)
+_HEADER = (
+    *(("model", "model"), ("layout", "layout"), ("router", "router"), ("env", "env"), ("agent", "agent")),
+    *(("algo", "algo"), ("engine", "engine")),
+)
+
+_MAX_CHARS = 600  # of an engine's name, and of why it was lost
+
+
+def build_payload(folder: RunFolder, ending: RunStatus | None = None) -> dict[str, Any]:
+    """Raises nothing for a run in any state, also an empty folder. `ending`: what its status is about to be."""
+    steps = _last_of_each_step(read_jsonl(folder.steps_jsonl))
+    events = read_jsonl(folder.events_jsonl)
+    evals = [event for event in events if event.get("event") == "eval"]
+    lost = losses(events)
+    summary, status = read_json(folder.summary_json), ending or folder.status()
+    config_text = _text(folder.config_yaml)
+    config = _config(config_text)
+    points, scores = eval_points(evals), read_json(folder.eval_json)
+    title = str(config.get("name") or folder.path.parent.name or folder.name)
+    part = points[-1]["part"] if points else ""
+    return {
+        "title": f"{title}, evaluated on {part}" if part else title,
+        "folder": folder.name,
+        "status": _status(folder, status),
+        "header": _header(config, status, summary),
+        "figures": [
+            *figures(steps, points, summary, _wall_s(status, summary), scores, gain(evals)),
+            *tricks_tile([*steps, *evals]),
+            *losses_tile(lost),
+        ],
+        "losses": lost,
+        "steps": {key: [_number(step.get(key)) for step in steps] for key in _present(steps)},
+        "statuses": _by_step(steps, "statuses"),
+        "cheating": _by_step(steps, "cheating"),
+        "evals": points,
+        "scores": score_rows(scores),
+        "instances": instance_rows(evals),
+        "sets": [
+            {"kind": chosen.kind, "step": chosen.step, "total": chosen.total, "trajectories": chosen.trajectories}
+            for chosen in sample_trajectories(folder)
+        ],
+        "config": config_text[:200_000],
+    }
+
+
+def losses(events: Sequence[Record]) -> list[dict[str, Any]]:
+    """Engines that were lost and what it cost, in order; `at_s` is since the run's first event.
+
+    A loss without a return has no `away_s`: the run ended before it, or the engine was given up. A malformed event is
+    left out.
+    """
+    origin_s = _number(events[0].get("time")) or 0.0 if events else 0.0
+    rows: list[dict[str, Any]] = []
+    for event in events:
+        name, at_s = str(event.get("engine")), _number(event.get("time"))
+        if event.get("event") == "engine_lost" and at_s is not None:
+            rows.append(
+                {
+                    "engine": name[:_MAX_CHARS],
+                    "at_s": round(at_s - origin_s, 3),
+                    "reason": str(event.get("reason", ""))[:_MAX_CHARS],
+                    "requests": int(_number(event.get("requests")) or 0),
+                    "work_s": _number(event.get("work_s")) or 0.0,
+                    "away_s": None,
+                }
+            )
+        elif event.get("event") == "engine_back":
+            for row in reversed(rows):
+                if row["engine"] == name[:_MAX_CHARS] and row["away_s"] is None:
+                    row["away_s"] = _number(event.get("away_s"))
+                    break
+    return rows
+
+
+def losses_tile(rows: Sequence[Record]) -> list[dict[str, str]]:
+    if not rows:
+        return []
+    away_s = sum(row["away_s"] or 0.0 for row in rows)
+    gone = sum(row["away_s"] is None for row in rows)
+    detail = f"away for {duration(away_s)} in all" + (f", {gone} not back" if gone else "")
+    requests = sum(row["requests"] for row in rows)
+    if requests:
+        work_s = duration(sum(row["work_s"] for row in rows))
+        detail += f"\n{requests} request{'s' if requests > 1 else ''} begun anew, {work_s} of work lost"
+    return [{"label": "Engines lost", "value": str(len(rows)), "detail": detail}]
+
+
+def _last_of_each_step(records: Sequence[Record]) -> list[Record]:
+    by_step = {record["step"]: record for record in records if isinstance(record.get("step"), int)}
+    return [by_step[step] for step in sorted(by_step)]
+
+
+def _present(steps: Sequence[Record]) -> list[str]:
+    return [key for key in COLUMNS if any(_number(step.get(key)) is not None for step in steps)]
+
+
+def _by_step(steps: Sequence[Record], key: str) -> dict[str, list[int]]:
+    """Counts of each name that occurred (a status, a trick), one entry a step."""
+    counts = [step.get(key) for step in steps]
+    tables = [count if isinstance(count, Mapping) else {} for count in counts]
+    names = sorted({str(name) for table in tables for name in table})
+    return {name: [int(_number(table.get(name)) or 0) for table in tables] for name in names}
+
+
+def _status(folder: RunFolder, status: RunStatus | None) -> dict[str, Any]:
+    if status is None:
+        return {"label": "unknown", "kind": "unknown", "reason": "status.json is missing or unreadable"}
+    if status.status is RunState.running and not folder.is_locked():
+        return {"label": "killed", "kind": "failed", "reason": f"its process {status.pid} is gone without a last word"}
+    return {"label": status.status.value, "kind": status.status.value, "reason": status.reason}
+
+
+def _header(config: Record, status: RunStatus | None, summary: Record) -> list[tuple[str, str]]:
+    rows = [(label, _name(config.get(key))) for label, key in _HEADER]
+    trainer = config.get("trainer")
+    rows.append(("seed", str(trainer.get("seed", "")) if isinstance(trainer, Mapping) else ""))
+    if status and status.started:
+        rows.append(("started", f"{datetime.fromtimestamp(status.started, UTC):%Y-%m-%d %H:%M} UTC"))
+    if status and status.resumes:
+        rows.append(("resumed", f"{status.resumes} time{'s' if status.resumes > 1 else ''}"))
+    rows += [("swe_rl", str(summary.get("swe_rl_version") or "")), ("commit", str(summary.get("git_sha") or "")[:10])]
+    return [row for row in rows if row[1]]
+
+
+def _name(group: Any) -> str:
+    if isinstance(group, Mapping):
+        return str(group.get("name") or group.get("kind") or "")
+    return str(group or "")
+
+
+def _wall_s(status: RunStatus | None, summary: Record) -> float | None:
+    measured = _number(summary.get("wall_s"))
+    if measured is not None or status is None or not status.started:
+        return measured
+    return max(0.0, status.heartbeat - status.started)
+
+
+def _number(value: Any) -> float | None:
+    """Six digits are enough for a page; NaN, infinities and what is no number become None."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or value != value or abs(value) == float("inf"):
+        return None
+    return value if isinstance(value, int) else float(f"{value:.6g}")
+
+
+def _text(path: Any) -> str:
+    try:
+        return str(path.read_text(encoding="utf-8", errors="replace"))
+    except OSError:
+        return ""
+
+
+def _config(text: str) -> Record:
+    try:
+        content = parse(text)
+    except YamlError:
+        return {}
+    return content if isinstance(content, Mapping) else {}
+
 
 _STYLES = ("page.css", "timeline.css")
 _SCRIPTS = ("charts.js", "viewer.js", "timeline.js", "timeline_load.js", "page.js")

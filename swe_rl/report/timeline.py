@@ -18,8 +18,18 @@ from typing import Any
 
 from swe_rl.logger.disk import decode_json, encode_json
 from swe_rl.logger.folder import RunFolder
-from swe_rl.report.timeline_engines import Away, Sample, away_of, away_within, packed, sample_of
-from swe_rl.report.timeline_program import KINDS, Malformed, Program, program_of
+from swe_rl.report.timeline_events import (
+    KINDS,
+    Away,
+    Malformed,
+    Program,
+    Sample,
+    away_of,
+    away_within,
+    packed,
+    program_of,
+    sample_of,
+)
 
 BUDGET_BYTES = 900_000
 _RAW_BYTES = 16 * BUDGET_BYTES  # kept while reading; a line is three to four times its program on the page

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from swe_rl.agent.protocol import Turn
 from swe_rl.gateway.trace import Break, Trace
-from swe_rl.logger.events import PhaseKind
+from swe_rl.logger.jsonl import PhaseKind
 from swe_rl.rollout.trajectory import Trajectory
 
 _DIGITS = 3  # of a second: 1 ms

@@ -34,12 +34,11 @@ from swe_rl.errors import UserError
 from swe_rl.gateway.server import Gateway
 from swe_rl.gateway.store.traces import TraceStore
 from swe_rl.hardware.rendezvous import meets
-from swe_rl.host.loopback import is_loopback
+from swe_rl.host.addresses import is_loopback
 from swe_rl.host.scratch import ScratchRefusedError, make_scratch, scratch_path
 from swe_rl.logger.folder import RunFolder
 from swe_rl.model.chat import ChatRenderer
-from swe_rl.plan.sizes import asks_model
-from swe_rl.plan.weight_sync import read_elsewhere
+from swe_rl.plan.sizes import asks_model, read_elsewhere
 from swe_rl.rollout.attempt import Attempter
 from swe_rl.rollout.collect import Collector
 from swe_rl.router.make import make_router

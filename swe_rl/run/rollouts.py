@@ -11,7 +11,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from swe_rl.agent.protocol import AgentResult
 from swe_rl.algo.row import Row
@@ -30,8 +30,10 @@ from swe_rl.rollout.profile import program_event
 from swe_rl.rollout.rows import Mismatch, retokenized_rows, traced_rows
 from swe_rl.rollout.sampler import PromptSampler, SamplerState, sampled
 from swe_rl.rollout.trajectory import EVALUATION, OUR_WORDS, Trajectory, TrajectoryId
-from swe_rl.run.components import Components
 from swe_rl.run.session import Session
+
+if TYPE_CHECKING:
+    from swe_rl.run.components import Components  # built elsewhere: a step only uses them
 
 _LOOK_S = 1.0  # between two looks at the trainer
 
@@ -53,7 +55,7 @@ class Rollouts:
         self,
         config: Config,
         session: Session,
-        parts: Components,
+        parts: "Components",
         failure: Callable[[], Exception | None] = lambda: None,
     ) -> None:
         self._config, self._session, self._parts, self._failure = config, session, parts, failure

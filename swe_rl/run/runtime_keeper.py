@@ -5,6 +5,8 @@ Invariants:
 - While none serves, starts of sandboxes wait, and why they wait is a line of progress.
 - When none will serve again, whoever waits gets RuntimeLost; the run saves its state and ends with exit status 1.
 - Signs of life come from a thread of their own: a busy run is not a dead one.
+- Who decides (ServerWatch, Tenancy) has no clock, file or network of its own. Waiting in the queue counts for nothing;
+  every other state ends after a time that the configuration names: neither side waits for ever.
 """
 
 import asyncio
@@ -13,24 +15,123 @@ import os
 import secrets
 import socket
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection
 from dataclasses import dataclass, field
+from enum import StrEnum
 from pathlib import Path
 
 import aiohttp
 
 from swe_rl.config.choices import RuntimeKind
-from swe_rl.config.schema import Config
+from swe_rl.config.schema import Config, RuntimeConfig
 from swe_rl.errors import RunError
 from swe_rl.hardware.rendezvous import Beating, Meeting, ServerRecord, TrainerRecord, meets
-from swe_rl.hardware.runtime_watch import Act, Decision, ServerWatch
-from swe_rl.hardware.slurm.allocation import allocation
-from swe_rl.hardware.slurm.companion import job_key
-from swe_rl.hardware.slurm.jobs import JobState, Queue, SlurmError, cancel, has_slurm, job_state, submit
+from swe_rl.hardware.slurm.batch_script import job_key
+from swe_rl.hardware.slurm.jobs import JobState, Queue, SlurmError, allocation, cancel, has_slurm, job_state, submit
 from swe_rl.logger.disk import DiskError
 from swe_rl.run.session import Session
 from swe_rl.sandbox.remote import wire
 from swe_rl.sandbox.remote.fleet import RuntimeFleet, ServerAddress
+
+
+class Act(StrEnum):
+    USE = "use"  # it serves
+    WAIT = "wait"
+    RESTART = "restart"  # submit its job again; one that still runs is cancelled first
+    LOST = "lost"
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    act: Act
+    words: str = ""
+
+
+class ServerWatch:
+    """The run's view of one server. `restarts`: those in a row, without a time of steady service between them."""
+
+    def __init__(self, node: int, runtime: RuntimeConfig) -> None:
+        self._name = f"sandbox server {node}"
+        self._runtime = runtime
+        self._away_since_s: float | None = None
+        self._up_since_s: float | None = None
+        self._served = False  # in its present start
+        self.restarts = 0
+
+    def look(self, now_s: float, *, alive: bool, job: JobState | None, can_submit: bool, note: str = "") -> Decision:
+        """`job`: None where no job of SLURM's is known; `note`: what else there is to say while it is away."""
+        if alive:
+            return self._alive(now_s)
+        self._up_since_s = None
+        if job is not None and job.where is Queue.WAITS:
+            self._away_since_s, self._served = None, False
+            return Decision(Act.WAIT, f"{self._name} is in the queue, job {job.words}")
+        if self._away_since_s is None:
+            self._away_since_s = now_s
+        away_s = now_s - self._away_since_s
+        if job is not None and job.where is Queue.GONE:
+            return self._again(f"the job of {self._name} has ended", can_submit)
+        if away_s <= self._patience_s(job):
+            where = "its job runs" if job is not None and job.where is Queue.RUNS else "no job of it is known"
+            return Decision(
+                Act.WAIT, f"{self._name} does not answer {'any more' if self._served else 'yet'} ({note or where})"
+            )
+        return self._again(f"{self._name} did not answer for {away_s:.0f} s{f' ({note})' if note else ''}", can_submit)
+
+    def restarted(self) -> None:
+        """Its job was submitted, or could not be."""
+        self.restarts += 1
+        self._away_since_s, self._served = None, False
+
+    def _alive(self, now_s: float) -> Decision:
+        self._away_since_s, self._served = None, True
+        self._up_since_s = now_s if self._up_since_s is None else self._up_since_s
+        if now_s - self._up_since_s >= self._runtime.ready_timeout_s:
+            self.restarts = 0
+        return Decision(Act.USE)
+
+    def _patience_s(self, job: JobState | None) -> float:
+        """A server that served and whose job runs hangs, or is cut off; else it may be starting."""
+        hangs = self._served and job is not None and job.where is Queue.RUNS
+        return self._runtime.lease_s if hangs else self._runtime.ready_timeout_s
+
+    def _again(self, why: str, can_submit: bool) -> Decision:
+        if not can_submit:
+            return Decision(Act.LOST, why)
+        if self.restarts >= self._runtime.max_restarts:
+            return Decision(Act.LOST, f"{why}, and it was started {self.restarts} times anew (runtime.max_restarts)")
+        return Decision(Act.RESTART, why)
+
+
+class Tenancy:
+    """The server's view of the runs that it is there for."""
+
+    def __init__(self, runtime: RuntimeConfig) -> None:
+        self._runtime = runtime
+        self._alone_since_s: float | None = None
+        self._had = False
+
+    def look(self, now_s: float, silences_s: Collection[float], job: JobState | None) -> str | None:
+        """Why the server should end, or None. `silences_s`: of every run that has not said that it is over; `job`:
+        the run's, None where none is known."""
+        if any(silence_s <= self._runtime.lease_s for silence_s in silences_s):
+            self._had, self._alone_since_s = True, None
+            return None
+        if job is not None and job.where is Queue.WAITS:
+            self._alone_since_s = None
+            return None
+        if self._alone_since_s is None:
+            self._alone_since_s = now_s
+        alone_s = now_s - self._alone_since_s
+        if job is not None and job.where is not Queue.GONE:  # it is starting, or SLURM does not answer
+            limit_s = self._runtime.ready_timeout_s
+            return f"the run gave no sign of life for {alone_s:.0f} s" if alone_s > limit_s else None
+        if self._had:
+            return f"the run gave no sign of life for {min(silences_s):.0f} s" if silences_s else "the run is over"
+        if job is not None:
+            return "the run's job has ended" if alone_s > self._runtime.lease_s else None
+        return f"no run came within {alone_s:.0f} s" if alone_s > self._runtime.ready_timeout_s else None
+
 
 _HEALTH_S = 5.0
 _ASK_QUEUE_S = 10.0
@@ -138,14 +239,14 @@ class RuntimeKeeper:
 
     async def _look(self) -> None:
         """Raises RendezvousError for servers of another version."""
-        records = {one.node: one for one in await asyncio.to_thread(self._meeting.servers)}
+        records = {server.node: server for server in await asyncio.to_thread(self._meeting.servers)}
         for number in sorted(records.keys() - set(range(len(self._nodes)))):  # more than this run asked for: welcome
             if number == len(self._nodes):
                 self._nodes.append(_Node(ServerWatch(number, self._config.runtime)))
         await asyncio.gather(*(self._look_at(number, records.get(number)) for number in range(len(self._nodes))))
         alive = [node.record for node in self._nodes if node.decision.act is Act.USE and node.record is not None]
         key = self._meeting.known_key()
-        self._fleet.use(ServerAddress(one.server, one.url, one.slots, key) for one in alive)
+        self._fleet.use(ServerAddress(server.server, server.url, server.slots, key) for server in alive)
         if not alive:
             self._session.status.heartbeat()
         if all(node.decision.act is Act.LOST for node in self._nodes):

@@ -24,19 +24,15 @@ from swe_rl.config.compose import config_hash, flatten
 from swe_rl.config.schema import Config
 from swe_rl.errors import SweRlError
 from swe_rl.hardware.gpu_watch import watched_gpus
-from swe_rl.hardware.slurm.allocation import allocation
+from swe_rl.hardware.slurm.jobs import allocation
 from swe_rl.hardware.slurm.requeue import EXIT_STATUS, Requeued, Survival, Verdict
 from swe_rl.hardware.sync import synced
 from swe_rl.host.kill_point import kill_point
 from swe_rl.logger.disk import DiskError
-from swe_rl.logger.events import EventLog, read_events
-from swe_rl.logger.folder import RunFolder
-from swe_rl.logger.jsonl import iter_jsonl
-from swe_rl.logger.progress import Progress
-from swe_rl.logger.progress_state import ProgressState
+from swe_rl.logger.folder import RunFolder, RunState, RunStatus, StatusWriter
+from swe_rl.logger.jsonl import EventLog, StepLog, iter_jsonl, read_events
+from swe_rl.logger.progress import Progress, ProgressState
 from swe_rl.logger.run_log import RunLog
-from swe_rl.logger.status import RunState, RunStatus, StatusWriter
-from swe_rl.logger.steps import StepLog
 from swe_rl.logger.summary import write_summary
 from swe_rl.logger.wandb import WandbLogger
 from swe_rl.plan.sizes import uses_no_gpu
@@ -51,7 +47,7 @@ _WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)
 
 
 @dataclass(slots=True)
-class Told:
+class EndSignal:
     """`by`: the name of the first signal, once there was one. `deaf`: the run has ended, and writes down how."""
 
     by: str | None = None
@@ -59,29 +55,29 @@ class Told:
 
 
 @contextmanager
-def listening(*, in_slurm: bool) -> Iterator[Told]:
+def listening(*, in_slurm: bool) -> Iterator[EndSignal]:
     """Does nothing in another thread than the main one, nor where somebody else handles SIGTERM outside a job."""
-    told = Told()
+    end_signal = EndSignal()
     if threading.current_thread() is not threading.main_thread():
-        yield told
+        yield end_signal
         return
     numbers: tuple[signal.Signals, ...] = ()
     if in_slurm:
         numbers = (signal.SIGTERM, signal.SIGCONT, *_WARNINGS)  # SIGCONT comes before SIGTERM, and means nothing
     elif signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
         numbers = (signal.SIGTERM,)
-    before = {number: signal.signal(number, _handler(told)) for number in numbers}
+    before = {number: signal.signal(number, _handler(end_signal)) for number in numbers}
     try:
-        yield told
+        yield end_signal
     finally:
         for number, handler in before.items():
             signal.signal(number, handler if handler is not None else signal.SIG_DFL)
 
 
-def _handler(told: Told) -> Callable[[int, FrameType | None], Any]:
+def _handler(end_signal: EndSignal) -> Callable[[int, FrameType | None], Any]:
     def hear(number: int, _: FrameType | None) -> None:
-        if told.by is None and not told.deaf and number != signal.SIGCONT:
-            told.by = signal.Signals(number).name
+        if end_signal.by is None and not end_signal.deaf and number != signal.SIGCONT:
+            end_signal.by = signal.Signals(number).name
             _interrupt()
 
     return hear
@@ -112,7 +108,7 @@ class Session:
     started_s: float
     reports: bool = True  # whether it ends in a summary and a report
     summary: dict[str, Any] = field(default_factory=dict)
-    told: Told = field(default_factory=Told)
+    end_signal: EndSignal = field(default_factory=EndSignal)
     survival: Survival | None = None  # inside a SLURM job
     caveats: list[str] = field(default_factory=list)  # what has to be known beside the result, a line each
 
@@ -131,13 +127,13 @@ class Session:
         return read_events(self.folder.events_jsonl, "eval")
 
     def state_is_saved(self) -> Verdict | None:
-        """What comes next for a job that was told to end: asked early, before what may take longer than is left.
+        """What comes next for a job that was end_signal to end: asked early, before what may take longer than is left.
 
         None outside a job, and where nobody told it. Raises DiskError.
         """
-        if self.survival is None or self.told.by is None:
+        if self.survival is None or self.end_signal.by is None:
             return None
-        return self.survival.told_to_end(self.told.by)
+        return self.survival.told_to_end(self.end_signal.by)
 
     def finish(self, ending: RunStatus | None = None) -> None:
         """Summary and report of what the folder holds; the last lines that a person sees. `ending`: see the report."""
@@ -186,7 +182,7 @@ def session(
     folder, resumed = acquire(config, fresh, here)
     with ExitStack() as stack:
         stack.callback(folder.release)
-        told = stack.enter_context(listening(in_slurm=here is not None))
+        end_signal = stack.enter_context(listening(in_slurm=here is not None))
         wandb = WandbLogger(config.logger, folder.name, folder, flatten(config))
         before = folder.status()
         step = before.step if before and resumed else 0
@@ -196,10 +192,12 @@ def session(
         events = stack.enter_context(EventLog(folder.events_jsonl))
         steps = stack.enter_context(StepLog(folder))
         progress = stack.enter_context(Progress(total_steps, state=state))
-        one = Session(config, folder, status, events, steps, progress, wandb, resumed, time.monotonic(), reports)
-        one.told = told
+        run_session = Session(
+            config, folder, status, events, steps, progress, wandb, resumed, time.monotonic(), reports
+        )
+        run_session.end_signal = end_signal
         if here is not None and reports:  # a server has no step to go on after: whoever needs it starts another
-            one.survival = Survival(folder.requeue_json, here, max_requeues=config.hardware.max_requeues)
+            run_session.survival = Survival(folder.requeue_json, here, max_requeues=config.hardware.max_requeues)
         copy = copy_folder(config, here, folder.path)
         if copy is not None:
             stack.enter_context(
@@ -216,19 +214,19 @@ def session(
         restarts = {"job": here.job_id, "restarts": here.restarts} if here is not None else {}
         events.write("resumed" if resumed else "started", name=config.name, seed=config.trainer.seed, **restarts)
         try:
-            if one.survival is not None:
-                one.survival.begin(max(step, _num_predictions(folder)))
+            if run_session.survival is not None:
+                run_session.survival.begin(max(step, _num_predictions(folder)))
             wandb.start()
-            yield one
+            yield run_session
         except (KeyboardInterrupt, asyncio.CancelledError):
-            _end_early(one, RunState.interrupted, "interrupted", 130)
+            _end_early(run_session, RunState.interrupted, "interrupted", 130)
             raise
         except BaseException as error:
             exit_status = error.exit_status if isinstance(error, SweRlError) else 1
-            _end_early(one, RunState.failed, f"{type(error).__name__}: {error}", exit_status)
+            _end_early(run_session, RunState.failed, f"{type(error).__name__}: {error}", exit_status)
             raise
         else:
-            _close(one, RunState.done, None, 0)
+            _close(run_session, RunState.done, None, 0)
 
 
 def _num_predictions(folder: RunFolder) -> int:
@@ -236,46 +234,46 @@ def _num_predictions(folder: RunFolder) -> int:
     return sum(1 for _ in iter_jsonl(folder.predictions_jsonl)) if folder.predictions_jsonl.exists() else 0
 
 
-def _end_early(one: Session, state: RunState, reason: str, exit_status: int) -> None:
+def _end_early(session: Session, state: RunState, reason: str, exit_status: int) -> None:
     """Raises Requeued where the job goes on in another start: then nothing is lost but time.
 
     What fails after the signal does so because everything in the job got it; the newest checkpoint is whole.
     """
     verdict = None
     try:
-        verdict = one.state_is_saved()
+        verdict = session.state_is_saved()
     except DiskError as error:
-        one.progress.message(f"not queued again: {error}")
+        session.progress.message(f"not queued again: {error}")
     if verdict is None:
-        return _close(one, state, reason, exit_status)
+        return _close(session, state, reason, exit_status)
     reason = f"{verdict.reason}; and then {reason}" if state is RunState.failed else verdict.reason
-    one.progress.message(reason)
+    session.progress.message(reason)
     if not verdict.requeued:
-        return _close(one, state, reason, exit_status)
-    _close(one, RunState.requeued, reason, EXIT_STATUS)
+        return _close(session, state, reason, exit_status)
+    _close(session, RunState.requeued, reason, EXIT_STATUS)
     raise Requeued
 
 
-def _close(one: Session, state: RunState, reason: str | None, exit_status: int) -> None:
+def _close(session: Session, state: RunState, reason: str | None, exit_status: int) -> None:
     """Best effort where the run failed already: its own error must not be hidden by a full disk.
 
     A run is not done before its report is there: killed in between, it is resumed and writes one.
     """
-    one.told.deaf = True
+    session.end_signal.deaf = True
     try:
-        if state is RunState.done and one.reports:
-            one.finish(one.status.ending(state))
+        if state is RunState.done and session.reports:
+            session.finish(session.status.ending(state))
             kill_point("report_written")
-            one.status.finish(state)
+            session.status.finish(state)
             return
-        one.status.finish(state, reason=reason, exit_status=exit_status)
-        if one.reports:
-            one.finish()
+        session.status.finish(state, reason=reason, exit_status=exit_status)
+        if session.reports:
+            session.finish()
     except Exception as error:
         if state is RunState.done:
             with suppress(DiskError):
-                one.status.finish(RunState.failed, reason=f"{type(error).__name__}: {error}", exit_status=1)
+                session.status.finish(RunState.failed, reason=f"{type(error).__name__}: {error}", exit_status=1)
             raise
-        one.progress.message(f"the summary and the report could not be written: {error}")
+        session.progress.message(f"the summary and the report could not be written: {error}")
     finally:
-        one.wandb.finish(exit_status)
+        session.wandb.finish(exit_status)

@@ -14,7 +14,7 @@ from pathlib import Path
 from swe_rl.config.compose import config_hash
 from swe_rl.config.schema import Config
 from swe_rl.errors import UserError
-from swe_rl.hardware.slurm.allocation import Allocation
+from swe_rl.hardware.slurm.jobs import Allocation
 from swe_rl.hardware.slurm.requeue import continues, read_record
 from swe_rl.hardware.sync import folder_name, restore
 from swe_rl.host.kill_point import kill_point
@@ -28,9 +28,9 @@ _LOOK_S = 1.0
 def choose_folder(config: Config, fresh: Path, here: Allocation | None = None) -> tuple[RunFolder, bool]:
     """The folder to work in, and whether it is continued. Raises UserError where `trainer.resume` leads nowhere."""
     choice = config.trainer.resume
-    own = _of_this_job(config, fresh, here)
-    if own is not None:
-        return own, True
+    of_this_job = _of_this_job(config, fresh, here)
+    if of_this_job is not None:
+        return of_this_job, True
     run_folder: RunFolder | None = None
     if choice == "auto":
         run_folder = find_unfinished(Path(config.paths.outputs), config.name, config_hash(config))
@@ -58,7 +58,11 @@ def folder_of_ended(config: Config, fresh: Path) -> RunFolder:
     base = Path(config.paths.outputs) / config.name
     run_folders = [RunFolder(path.parent) for pattern in ("*", "*/*") for path in base.glob(f"{pattern}/status.json")]
     wanted = config_hash(config)
-    done = [(one.heartbeat, folder) for folder in run_folders if (one := folder.status()) and one.config_hash == wanted]
+    done = [
+        (status.heartbeat, folder)
+        for folder in run_folders
+        if (status := folder.status()) and status.config_hash == wanted
+    ]
     return max(done, key=lambda pair: pair[0])[1] if done else RunFolder(fresh)
 
 
@@ -68,17 +72,21 @@ def _of_this_job(config: Config, fresh: Path, here: Allocation | None) -> RunFol
         return None
     base = Path(config.paths.outputs) / config.name
     run_folders = [RunFolder(path.parent) for pattern in ("*", "*/*") for path in base.glob(f"{pattern}/requeue.json")]
-    own = [one for one in (RunFolder(fresh), *run_folders) if continues(read_record(one.requeue_json), here)]
-    if not own:
-        own = [one for one in (_brought_back(config, fresh, here),) if one is not None]
-    same = [one for one in own if (status := one.status()) and status.config_hash == config_hash(config)]
-    if own and not same:
+    candidates = [
+        folder for folder in (RunFolder(fresh), *run_folders) if continues(read_record(folder.requeue_json), here)
+    ]
+    if not candidates:
+        candidates = [folder for folder in (_brought_back(config, fresh, here),) if folder is not None]
+    same = [
+        folder for folder in candidates if (status := folder.status()) and status.config_hash == config_hash(config)
+    ]
+    if candidates and not same:
         raise UserError(
             f"SLURM job {here.job_id} was queued again, and its configuration is not the one that it began with (see "
-            f"{own[0].config_yaml}): conf/ or the environment has changed meanwhile. Put it back and start with "
-            f"trainer.resume={own[0].path}, or submit a run of its own."
+            f"{candidates[0].config_yaml}): conf/ or the environment has changed meanwhile. Put it back and start with "
+            f"trainer.resume={candidates[0].path}, or submit a run of its own."
         )
-    return max(same, key=lambda one: str(one.path), default=None)
+    return max(same, key=lambda folder: str(folder.path), default=None)
 
 
 def _brought_back(config: Config, fresh: Path, here: Allocation) -> RunFolder | None:

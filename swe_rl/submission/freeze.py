@@ -105,10 +105,10 @@ def other_packages(job_folder: Path, number: int | None) -> list[Finding]:
         warning(
             "other_packages",
             "job.name",
-            f"job {number}",
             f"meets other packages than there were when it was submitted: {shown}. What it computes may differ from "
             "what the sweep's other jobs compute",
             "install what was there, or submit the sweep again",
+            value=f"job {number}",
         )
     ]
 

@@ -12,7 +12,7 @@ from bench.gateway_bench import KIB, Cell, Door, measure, table
 from bench.peers import PEERS, PeerError, process
 from bench.raw_client import Connection, ReplyError
 from bench.serve_gateway import open_gateway
-from swe_rl.hardware.host_address import free_port
+from swe_rl.host.addresses import free_port
 
 
 @pytest.fixture

@@ -14,10 +14,8 @@ from swe_rl.config.schema import Config
 from swe_rl.gateway.store.traces import TraceStore
 from swe_rl.gateway.trace import Trace
 from swe_rl.host.kill_point import POINTS
-from swe_rl.logger.events import EventLog
-from swe_rl.logger.folder import RunFolder
-from swe_rl.logger.status import RunState, StatusWriter
-from swe_rl.logger.steps import StepLog
+from swe_rl.logger.folder import RunFolder, RunState, StatusWriter
+from swe_rl.logger.jsonl import EventLog, StepLog
 
 
 def attempt(instance="a", sample=0, number=0, **changes):

@@ -5,16 +5,8 @@ import pytest
 from swe_rl.config.choices import WeightSync
 from swe_rl.config.compose import compose
 from swe_rl.plan import weight_sync
-from swe_rl.plan.weight_sync import (
-    GLOO,
-    IPC,
-    NCCL,
-    NoVllmBesideTrainerError,
-    read_elsewhere,
-    require_wire,
-    transfer_kind,
-    wanted,
-)
+from swe_rl.plan.sizes import read_elsewhere, wanted_sync
+from swe_rl.plan.weight_sync import GLOO, IPC, NCCL, NoVllmBesideTrainerError, require_wire, transfer_kind
 
 DP4 = ("model=qwen3_14b", "layout=dp4", "hardware=h200x8")
 
@@ -43,7 +35,7 @@ def config(*overrides):
     ],
 )
 def test_what_auto_means(overrides, way):
-    assert wanted(config(*overrides), {}) is way
+    assert wanted_sync(config(*overrides), {}) is way
 
 
 @pytest.mark.parametrize(
@@ -57,7 +49,7 @@ def test_what_auto_means(overrides, way):
     ],
 )
 def test_what_auto_means_on_a_machine(environment, own, shared):
-    assert (wanted(config(), environment), wanted(config("layout=colocated8"), environment)) == (own, shared)
+    assert (wanted_sync(config(), environment), wanted_sync(config("layout=colocated8"), environment)) == (own, shared)
 
 
 @pytest.mark.parametrize(

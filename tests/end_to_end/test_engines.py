@@ -17,10 +17,10 @@ import pytest
 from swe_rl.config.compose import compose
 from swe_rl.engine.fake_vllm.server import FakeSettings, FakeVllm
 from swe_rl.gateway.store.traces import TraceStore
-from swe_rl.hardware.host_address import free_port
-from swe_rl.logger.events import read_events
+from swe_rl.host.addresses import free_port
 from swe_rl.logger.folder import RunFolder
-from swe_rl.plan.weight_sync import VLLM_COMMAND
+from swe_rl.logger.jsonl import read_events
+from swe_rl.plan.sizes import VLLM_COMMAND
 from swe_rl.report.timeline import programs_of
 from swe_rl.run.components import load_sampled
 

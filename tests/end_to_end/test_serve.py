@@ -15,7 +15,7 @@ from openai import OpenAI
 
 from swe_rl.config.schema import Config
 from swe_rl.gateway.store.traces import TraceStore
-from swe_rl.logger.events import read_events
+from swe_rl.logger.jsonl import read_events
 
 pytestmark = pytest.mark.slow
 

@@ -9,9 +9,8 @@ import pytest
 
 from swe_rl.config.compose import compose
 from swe_rl.job import train
-from swe_rl.logger.events import read_events
-from swe_rl.logger.jsonl import read_jsonl
-from swe_rl.plan.weight_sync import VLLM_COMMAND
+from swe_rl.logger.jsonl import read_events, read_jsonl
+from swe_rl.plan.sizes import VLLM_COMMAND
 
 pytestmark = pytest.mark.slow
 

@@ -5,8 +5,8 @@ import time
 
 import pytest
 
-from swe_rl.logger.events import read_events
-from swe_rl.plan.weight_sync import VLLM_COMMAND
+from swe_rl.logger.jsonl import read_events
+from swe_rl.plan.sizes import VLLM_COMMAND
 
 pytestmark = [
     pytest.mark.vllm,

@@ -14,7 +14,7 @@ from swe_rl.engine.server.client import HttpClient, ServerAnswer, SilentError, U
 from swe_rl.engine.server.engine import HttpEngine
 from swe_rl.engine.server.features import Needs
 from swe_rl.engine.server.monitor import REFUSED_S, SILENT_S, TICK_S, LoopLag, Monitor, Watcher
-from swe_rl.hardware.host_address import free_port
+from swe_rl.host.addresses import free_port
 from tests.engine.test_engine_http import until
 
 

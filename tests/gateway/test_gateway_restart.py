@@ -6,7 +6,7 @@ import random
 from swe_rl.agent.client import ChatClient
 from swe_rl.config.schema import GatewayConfig
 from swe_rl.engine.scripted import ScriptedEngine
-from swe_rl.hardware.host_address import free_port
+from swe_rl.host.addresses import free_port
 
 PROGRAMS = [f"p{number}" for number in range(4)]
 

@@ -9,7 +9,7 @@ import pytest
 from swe_rl.config.choices import JobName
 from swe_rl.config.compose import compose
 from swe_rl.config.launcher import slurm_settings
-from swe_rl.hardware.slurm.companion import companion_jobs, server_overrides
+from swe_rl.hardware.slurm.batch_script import companion_jobs, server_overrides
 
 PAIR = ["runtime=job", "runtime.partition=cpu", "hardware.partition=gpu", "hardware.account=lab"]
 

@@ -4,8 +4,8 @@ import socket
 
 import pytest
 
-from swe_rl.hardware import host_address
-from swe_rl.hardware.host_address import LOOPBACK, address_of, interface_of, interface_towards, own_address
+from swe_rl.host import addresses as host_address
+from swe_rl.host.addresses import LOOPBACK, address_of, interface_of, interface_towards, own_address
 
 
 def test_the_interface_towards_this_host_itself():

@@ -2,7 +2,7 @@
 
 import pytest
 
-from swe_rl.hardware.slurm.allocation import allocation
+from swe_rl.hardware.slurm.jobs import allocation
 from swe_rl.hardware.slurm.nodes import NodesError, address, names_of, node_names, step, step_environment
 from swe_rl.host.program import Completed
 

@@ -286,7 +286,7 @@ ROWS = "\n".join(
 def test_needed_images(env, needed):
     machine = ScriptedSystem(files={"rows.jsonl": ROWS, "ids": "a__b-2  # the second\n\n"})
     fields = {"dataset": "rows.jsonl", "image_template": "t.{instance_id_s}", **env}
-    assert needed_images(configured(env=fields), machine) == needed
+    assert needed_images(configured(env=fields), machine.read_text) == needed
 
 
 def test_an_image_s_name_is_lower_case():

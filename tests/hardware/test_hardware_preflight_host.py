@@ -6,9 +6,8 @@ from dataclasses import replace
 import pytest
 
 from swe_rl.check.findings import Severity
-from swe_rl.check.preflight import disk, host, servers, wandb
-from swe_rl.check.preflight.system import Answer
-from swe_rl.check.preflight.this_system import ThisSystem
+from swe_rl.check.preflight import machine, servers
+from swe_rl.check.preflight.system import Answer, System
 from swe_rl.config.choices import EngineKind, RuntimeKind, SandboxKind, WandbMode
 from swe_rl.config.schema import Config
 from swe_rl.host.scratch import scratch_path
@@ -27,7 +26,7 @@ def rules(findings):
 @pytest.mark.parametrize(("free_gb", "fits"), [(36.1, True), (35.9, False)])
 def test_one_checkpoint_more_than_is_kept_must_fit(free_gb, fits):
     config = configured(model={"params_b": 1.0}, trainer={"keep_checkpoints": 2})  # 12 bytes a parameter
-    found = list(disk.outputs(config, ScriptedSystem(free_gb=free_gb)))
+    found = list(machine.outputs(config, ScriptedSystem(free_gb=free_gb)))
     assert rules(found) == ([] if fits else [("preflight_disk", Severity.error)])
     if not fits:
         assert "trainer.keep_checkpoints=1" in found[0].fix
@@ -48,7 +47,7 @@ def test_home_is_no_place_for_outputs_on_a_cluster(partition, environment, outpu
     config = configured(paths={"outputs": outputs}, hardware={"partition": partition})
     system = ScriptedSystem(environment={"HOME": "/users/ann", **environment}, links={"/link": "/users/ann/big"})
     expected = [("preflight_home", Severity.warning)] if warned else []
-    assert rules(disk.outputs(config, system)) == expected
+    assert rules(machine.outputs(config, system)) == expected
 
 
 @pytest.mark.parametrize(
@@ -64,29 +63,31 @@ def test_home_is_no_place_for_outputs_on_a_cluster(partition, environment, outpu
 )
 def test_processes_that_share_gpus_need_shared_memory(layout, engine, free_gb, warned):
     config = configured(layout=layout, engine=engine)
-    found = list(disk.shared_memory(config, ScriptedSystem(free_gb=free_gb, files={"/dev/shm/x": ""})))
+    found = list(machine.shared_memory(config, ScriptedSystem(free_gb=free_gb, files={"/dev/shm/x": ""})))
     assert rules(found) == ([("preflight_shm", Severity.warning)] if warned else [])
     assert all("0.06 GB are free" in one.message and "--shm-size" in one.fix for one in found)
-    assert list(disk.shared_memory(config, ScriptedSystem(free_gb=free_gb))) == []  # a system without it
+    assert list(machine.shared_memory(config, ScriptedSystem(free_gb=free_gb))) == []  # a system without it
 
 
 def test_scratch_must_be_writable():
     config = configured(paths={"scratch": "/fast"})
-    assert rules(disk.scratch(config, ScriptedSystem(read_only=("/fast",)))) == [("preflight_scratch", Severity.error)]
-    assert rules(disk.scratch(config, ScriptedSystem())) == []
+    assert rules(machine.scratch(config, ScriptedSystem(read_only=("/fast",)))) == [
+        ("preflight_scratch", Severity.error)
+    ]
+    assert rules(machine.scratch(config, ScriptedSystem())) == []
 
 
 def test_scratch_must_not_be_somebody_elses():
     refused = ScriptedSystem(scratch_refusal="/fast/swe_rl-1000 is a link")
-    [finding] = disk.scratch(configured(paths={"scratch": "/fast"}), refused)
+    [finding] = machine.scratch(configured(paths={"scratch": "/fast"}), refused)
     assert (finding.rule_id, finding.severity) == ("preflight_scratch", Severity.error)
     assert finding.message.startswith("/fast/swe_rl-1000 is a link; ")
 
 
 def test_this_machines_scratch_is_looked_at(tmp_path):
-    assert ThisSystem().scratch_refused(str(tmp_path)) is None
+    assert System().scratch_refused(str(tmp_path)) is None
     scratch_path(str(tmp_path)).symlink_to(tmp_path)
-    assert "is a link" in ThisSystem().scratch_refused(str(tmp_path))
+    assert "is a link" in System().scratch_refused(str(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -99,7 +100,7 @@ def test_this_machines_scratch_is_looked_at(tmp_path):
     ],
 )
 def test_cpus_and_memory(cpus, memory_gb, expected):
-    found = list(host.ask(Config(), ScriptedSystem(cpu_count=cpus, memory_gb=memory_gb)))
+    found = list(machine.cpus_and_memory(Config(), ScriptedSystem(cpu_count=cpus, memory_gb=memory_gb)))
     assert [one.rule_id for one in found] == expected
     assert all(one.severity is Severity.warning for one in found)
 
@@ -108,10 +109,10 @@ def test_cpus_and_memory(cpus, memory_gb, expected):
 def test_a_port_that_is_taken(number, key):
     config = configured(gateway={"port": number})
     system = ScriptedSystem(refused={("127.0.0.1", number): "address already in use"})
-    (found,) = host.port(config, system)
+    (found,) = machine.port(config, system)
     assert (found.rule_id, found.severity, found.key) == ("preflight_port", Severity.error, key)
     assert "address already in use" in found.message
-    assert list(host.port(config, ScriptedSystem())) == []
+    assert list(machine.port(config, ScriptedSystem())) == []
 
 
 # Weights & Biases
@@ -138,7 +139,7 @@ def test_wandb_needs_a_key_for_its_host(environment, netrc, known):
         files=files,
         servers={**HERE, "https://wandb.mine": Answer(200)},
     )
-    found = list(wandb.ask(configured(logger={"wandb": WandbMode.online}), system))
+    found = list(servers.weights_and_biases(configured(logger={"wandb": WandbMode.online}), system))
     assert rules(found) == ([] if known else [("preflight_wandb", Severity.error)])
     assert [(question.method, dict(question.headers)) for question in system.questions] == [("HEAD", {})]
     assert "kkkk" not in repr((found, system.questions))
@@ -146,14 +147,14 @@ def test_wandb_needs_a_key_for_its_host(environment, netrc, known):
 
 def test_wandb_s_server_must_be_in_reach():
     system = ScriptedSystem(environment={"WANDB_API_KEY": "k" * 40})
-    (found,) = wandb.ask(configured(logger={"wandb": WandbMode.online}), system)
+    (found,) = servers.weights_and_biases(configured(logger={"wandb": WandbMode.online}), system)
     assert "api.wandb.ai cannot be reached" in found.message and "logger.wandb=offline" in found.fix
 
 
 @pytest.mark.parametrize("mode", [WandbMode.offline, WandbMode.disabled])
 def test_wandb_offline_asks_nobody(mode):
     system = ScriptedSystem()
-    assert list(wandb.ask(configured(logger={"wandb": mode}), system)) == []
+    assert list(servers.weights_and_biases(configured(logger={"wandb": mode}), system)) == []
     assert system.questions == []
 
 

@@ -8,9 +8,7 @@ import pytest
 
 from swe_rl.check.check import check
 from swe_rl.check.findings import Severity, error
-from swe_rl.check.preflight import preflight
-from swe_rl.check.preflight.probe import Probe
-from swe_rl.check.preflight.run import PROBES
+from swe_rl.check.preflight.run import PROBES, Probe, preflight
 from swe_rl.config.choices import EngineKind, SandboxKind
 from swe_rl.config.schema import Config
 from swe_rl.host.program import Completed, Unanswered

@@ -14,11 +14,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from swe_rl.check.preflight.system import Question
-from swe_rl.check.preflight.this_system import ThisSystem
+from swe_rl.check.preflight.system import Question, System
 from swe_rl.host.program import Completed, Unanswered, run_program
 
-HERE = ThisSystem()
+HERE = System()
 
 
 class Handler(BaseHTTPRequestHandler):

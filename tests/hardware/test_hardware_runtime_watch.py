@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from swe_rl.config.choices import RuntimeKind
 from swe_rl.config.schema import RuntimeConfig
-from swe_rl.hardware.runtime_watch import Act, ServerWatch, Tenancy
 from swe_rl.hardware.slurm.jobs import JobState, Queue
+from swe_rl.run.runtime_keeper import Act, ServerWatch, Tenancy
 
 RUNTIME = RuntimeConfig(kind=RuntimeKind.job, ready_timeout_s=100.0, lease_s=40.0, max_restarts=2)
 WAITS = JobState(Queue.WAITS, "PENDING", "Resources")

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from swe_rl.hardware.slurm.allocation import allocation
+from swe_rl.hardware.slurm.jobs import allocation
 from swe_rl.hardware.sync import Copier, SyncError, folder_name, restore, synced
 
 RSYNC = shutil.which("rsync")

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swe_rl.run.ahead import Pipeline
+from swe_rl.run.loop import Pipeline
 
 
 class Work:

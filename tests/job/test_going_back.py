@@ -4,7 +4,7 @@ import json
 from types import SimpleNamespace
 
 from swe_rl.logger.folder import RunFolder
-from swe_rl.logger.steps import StepLog
+from swe_rl.logger.jsonl import StepLog
 from swe_rl.run.learner import load_newest
 from swe_rl.trainer.checkpoint.folder import capture_rng, manifest_content, write_file
 

@@ -6,9 +6,9 @@ from swe_rl.__main__ import main
 from swe_rl.check.check import check
 from swe_rl.cli.help import help_text
 from swe_rl.config.compose import compose, expand
-from swe_rl.config.documentation import comment_of, yaml_comments
 from swe_rl.config.explain import ConfigError
 from swe_rl.config.folders import conf_dir
+from swe_rl.config.keys import comment_of, yaml_comments
 from swe_rl.job import describe as job
 
 

@@ -22,9 +22,7 @@ from swe_rl.env.instance import Instance
 from swe_rl.errors import RunError, UserError
 from swe_rl.gateway.store.traces import TraceStore
 from swe_rl.gateway.trace import Trace
-from swe_rl.logger.events import read_events
-from swe_rl.logger.jsonl import read_jsonl
-from swe_rl.logger.steps import StepLog
+from swe_rl.logger.jsonl import StepLog, read_events, read_jsonl
 from swe_rl.plan.sizes import CHECKPOINT_FACTS
 from swe_rl.rollout.collect import Collected, RolloutError
 from swe_rl.rollout.trajectory import Status, Trajectory

@@ -12,8 +12,7 @@ from swe_rl.config.choices import Objective
 from swe_rl.config.compose import compose, config_hash
 from swe_rl.config.explain import ConfigError
 from swe_rl.config.hydra_callback import MaskSecrets
-from swe_rl.logger.folder import RunFolder
-from swe_rl.logger.status import RunState, StatusWriter
+from swe_rl.logger.folder import RunFolder, RunState, StatusWriter
 from swe_rl.logger.summary import write_summary
 from swe_rl.run.which_folder import folder_of_ended
 

@@ -17,7 +17,7 @@ from swe_rl.job import plan as job
 from swe_rl.job import simulate
 from swe_rl.job.plan import plan
 from swe_rl.plan import duration, memory, sizes
-from swe_rl.plan.rollout_bound import bound_s
+from swe_rl.plan.duration import bound_s
 
 
 @pytest.fixture(scope="module")

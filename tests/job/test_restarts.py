@@ -11,7 +11,7 @@ from swe_rl.config.compose import compose
 from swe_rl.errors import RunError
 from swe_rl.job import train
 from swe_rl.job.train import Restarts
-from swe_rl.logger.events import read_events
+from swe_rl.logger.jsonl import read_events
 from swe_rl.run.session import session
 from swe_rl.trainer.protocol import RankLost, TrainerError
 

@@ -13,9 +13,8 @@ import pytest
 from swe_rl.config.compose import compose, config_hash
 from swe_rl.errors import RunError, UserError
 from swe_rl.hardware.slurm.requeue import NoProgressError, Requeued
-from swe_rl.logger.events import read_events
-from swe_rl.logger.folder import RunFolder
-from swe_rl.logger.status import RunState
+from swe_rl.logger.folder import RunFolder, RunState
+from swe_rl.logger.jsonl import read_events
 from swe_rl.run.session import session
 from swe_rl.run.which_folder import choose_folder
 

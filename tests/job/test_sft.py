@@ -12,8 +12,7 @@ from swe_rl.config.compose import compose
 from swe_rl.env.bugs.demonstration import Demonstration
 from swe_rl.errors import UserError
 from swe_rl.job import sft as job
-from swe_rl.logger.folder import RunFolder
-from swe_rl.logger.status import RunState
+from swe_rl.logger.folder import RunFolder, RunState
 from swe_rl.model.load import load_model, load_tokenizer
 
 SMALL = (

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from swe_rl.check.findings import Severity
-from swe_rl.check.sweep_folders import job_folders
+from swe_rl.check.sweep import job_folders
 from swe_rl.cli.slurm_task import job_id, main
 from swe_rl.config.compose import compose
 from swe_rl.config.explain import ConfigError
@@ -14,8 +14,7 @@ from swe_rl.logger import summary
 from swe_rl.submission import freeze as freezing
 from swe_rl.submission.freeze import freeze, other_packages, verify_frozen
 from swe_rl.submission.record import read_submission
-from swe_rl.submission.submit import SubmissionError, prepare, submit
-from swe_rl.submission.sweep import ways_on
+from swe_rl.submission.submit import SubmissionError, prepare, submit, ways_on
 
 SERVERS = (
     "runtime=job",

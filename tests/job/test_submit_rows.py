@@ -10,7 +10,7 @@ import pytest
 
 from swe_rl.hardware.slurm.jobs import JobState, Queue, queue_states
 from swe_rl.host.program import Completed, NoAnswerInTime
-from swe_rl.logger.status import RunState, RunStatus
+from swe_rl.logger.folder import RunState, RunStatus
 from swe_rl.submission.record import NoSubmission, Submission, SubmittedJob, read_submission, write_submission
 from swe_rl.submission.rows import Outcome, last_step, outcome_of, plain_rows, sweep_rows
 from swe_rl.submission.table import failures, table, watch

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swe_rl.layout.placement import PlacementError
-from swe_rl.layout.rank_nodes import rank_nodes, rank_places
+from swe_rl.layout.placement import PlacementError, rank_nodes, rank_places
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from swe_rl.logger.folder import FolderInUse, RunFolder, find_unfinished
-from swe_rl.logger.status import RunState, StatusWriter, read_status
+from swe_rl.logger.folder import FolderInUse, RunFolder, RunState, StatusWriter, find_unfinished, read_status
 
 _HOLD = """
 import sys, time

@@ -7,10 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swe_rl.logger.disk import DiskError
-from swe_rl.logger.events import EventLog, read_events
-from swe_rl.logger.jsonl import JsonlWriter, keep_lines, read_jsonl
-from swe_rl.logger.redact import Redactor
+from swe_rl.logger.disk import DiskError, Redactor
+from swe_rl.logger.jsonl import EventLog, JsonlWriter, keep_lines, read_events, read_jsonl
 
 
 def test_events_have_time_and_name_and_continue_in_the_same_file(tmp_path):

@@ -4,8 +4,7 @@ import warnings
 
 import pytest
 
-from swe_rl.logger.disk import DiskError
-from swe_rl.logger.redact import Redactor
+from swe_rl.logger.disk import DiskError, Redactor
 from swe_rl.logger.run_log import RunLog
 
 ENVIRON = {

@@ -1,8 +1,7 @@
 import pytest
 
 from swe_rl.logger.folder import RunFolder
-from swe_rl.logger.jsonl import read_jsonl
-from swe_rl.logger.steps import StepLog
+from swe_rl.logger.jsonl import StepLog, read_jsonl
 from swe_rl.rollout.trajectory import Status, Trajectory
 
 

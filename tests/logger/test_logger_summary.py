@@ -1,9 +1,8 @@
 import json
 import subprocess
 
-from swe_rl.logger.events import EventLog
 from swe_rl.logger.folder import RunFolder
-from swe_rl.logger.steps import StepLog
+from swe_rl.logger.jsonl import EventLog, StepLog
 from swe_rl.logger.summary import before_and_after, build_summary, git_state, write_summary
 
 

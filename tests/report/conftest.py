@@ -8,10 +8,8 @@ import pytest
 
 from swe_rl.agent.protocol import Turn
 from swe_rl.logger.disk import write_text_atomic
-from swe_rl.logger.events import EventLog
-from swe_rl.logger.folder import RunFolder
-from swe_rl.logger.status import RunState, StatusWriter
-from swe_rl.logger.steps import StepLog
+from swe_rl.logger.folder import RunFolder, RunState, StatusWriter
+from swe_rl.logger.jsonl import EventLog, StepLog
 from swe_rl.logger.summary import write_summary
 from swe_rl.rollout.trajectory import INFRA_STATUSES, Status, Trajectory
 

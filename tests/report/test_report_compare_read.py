@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from swe_rl.logger.status import RunState
+from swe_rl.logger.folder import RunState
 from swe_rl.logger.summary import write_summary
 from swe_rl.report.compare.read import CompareError, is_run, measured, runs_below
 

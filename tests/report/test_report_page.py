@@ -7,9 +7,8 @@ import subprocess
 import pytest
 
 from swe_rl.logger.disk import write_json_atomic, write_text_atomic
-from swe_rl.logger.folder import RunFolder
+from swe_rl.logger.folder import RunFolder, RunState
 from swe_rl.logger.jsonl import JsonlWriter
-from swe_rl.logger.status import RunState
 from swe_rl.report.page import escape_json, fill, write_report
 
 ATTACK = (

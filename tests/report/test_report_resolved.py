@@ -7,17 +7,16 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from swe_rl.logger.events import EventLog
 from swe_rl.logger.folder import RunFolder
+from swe_rl.logger.jsonl import EventLog
 from swe_rl.logger.progress_text import eval_line, span
 from swe_rl.logger.summary import write_summary
 from swe_rl.report.compare.compare import Arm, compare
 from swe_rl.report.compare.read import measured
-from swe_rl.report.compare.record import record
-from swe_rl.report.compare.text import text
-from swe_rl.report.payload import build_payload
+from swe_rl.report.compare.text import record, text
+from swe_rl.report.figures import print_scores
+from swe_rl.report.page import build_payload
 from swe_rl.report.resolved import change, counts_of, gain, headline, intervals_line, line_of, resolved, summary_of
-from swe_rl.report.scores import print_scores
 from swe_rl.rollout.batch import eval_numbers
 from swe_rl.rollout.collect import Collected
 from swe_rl.rollout.pass_at_k import score_table

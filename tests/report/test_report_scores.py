@@ -7,9 +7,8 @@ from rich.console import Console
 
 from swe_rl.logger.disk import write_json_atomic
 from swe_rl.logger.folder import RunFolder
-from swe_rl.report.figures import figures
-from swe_rl.report.payload import build_payload
-from swe_rl.report.scores import print_scores, score_rows, score_tiles
+from swe_rl.report.figures import figures, print_scores, score_rows, score_tiles
+from swe_rl.report.page import build_payload
 from swe_rl.rollout.pass_at_k import score_table
 from swe_rl.rollout.trajectory import Status, Trajectory
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swe_rl.report.compare.skyrl_log import LogStep, job_id, parse, read_log
+from swe_rl.report.compare.read import LogStep, job_id, parse, read_log
 
 LOGS = Path(__file__).parent / "skyrl_logs"
 STEP = "Started: 'step'"

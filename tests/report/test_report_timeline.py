@@ -12,12 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swe_rl.logger.disk import encode_json
-from swe_rl.logger.events import EventLog
 from swe_rl.logger.folder import RunFolder
-from swe_rl.logger.jsonl import JsonlWriter
+from swe_rl.logger.jsonl import EventLog, JsonlWriter
 from swe_rl.report.page import write_report
 from swe_rl.report.timeline import programs_of, shares, step_of
-from swe_rl.report.timeline_program import KINDS, Malformed, program_of
+from swe_rl.report.timeline_events import KINDS, Malformed, program_of
 
 needs_chromium = pytest.mark.skipif(shutil.which("chromium") is None, reason="needs chromium")
 QUIET = ("gpu", "quic", "background-networking", "component-update", "sync")

@@ -15,7 +15,7 @@ from swe_rl.gateway.live import SessionSummary
 from swe_rl.gateway.session import SessionSettings
 from swe_rl.gateway.trace import Break, Trace
 from swe_rl.logger.disk import decode_json, encode_json
-from swe_rl.logger.events import PhaseKind
+from swe_rl.logger.jsonl import PhaseKind
 from swe_rl.rollout.attempt import Attempter
 from swe_rl.rollout.profile import Phase, phases_of, program_event
 from swe_rl.rollout.trajectory import Order, Status, Trajectory, TrajectoryId

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swe_rl.check.preflight import container_engine
-from swe_rl.check.preflight.this_system import ThisSystem
+from swe_rl.check.preflight.system import System
 from swe_rl.config.choices import PullPolicy, SandboxKind
 from swe_rl.config.engine_address import engine_address
 from swe_rl.config.schema import Config, SandboxConfig
@@ -88,7 +88,7 @@ def test_the_preflight_asks_the_engine_that_the_run_uses(
     config = replace(Config(), sandbox=SandboxConfig(kind=SandboxKind(kind), host=host))
     with pytest.raises(UserError) as refused:
         ContainerProvider(config.sandbox, tmp_path / "scratch", warn=pytest.fail)
-    (finding,) = container_engine.ask(config, ThisSystem())
+    (finding,) = container_engine.ask(config, System())
     if "does not answer" in str(refused.value):
         address = re.search(r"the container engine at (\S+) does not answer", str(refused.value))[1]
         assert f"({address}: " in finding.message

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from swe_rl.gateway.store.traces import TraceStore
-from swe_rl.logger.events import read_events
+from swe_rl.logger.jsonl import read_events
 from tests.end_to_end.conftest import children_of_runs
 from tests.slurm.on_cpu import ASLEEP
 from tests.slurm.test_slurm_two_nodes import Fake, steps_of

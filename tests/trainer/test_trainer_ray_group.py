@@ -14,7 +14,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from swe_rl.config.schema import AlgoConfig, ModelConfig, TrainerConfig
-from swe_rl.hardware.ray.cluster import RayClusterError, connect
+from swe_rl.hardware.ray_cluster import RayClusterError, connect
 from swe_rl.layout.placement import PlacementError
 from swe_rl.model.tiny import build_model
 from swe_rl.trainer.protocol import RankLost, TrainerError

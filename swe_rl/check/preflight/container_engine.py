@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from swe_rl.check.findings import Finding, error, warning
-from swe_rl.check.preflight.system import Engine, System, job_environment
+from swe_rl.check.preflight.system import AskedEngine, System, job_environment
 from swe_rl.config.choices import RuntimeKind, SandboxKind
 from swe_rl.config.engine_address import engine_address, given_address
 from swe_rl.config.schema import Config
@@ -33,7 +33,7 @@ class Answering:
 
     address: str
     facts: Mapping[str, Any]
-    engine: Engine
+    engine: AskedEngine
 
     @property
     def local(self) -> bool:
@@ -103,7 +103,6 @@ def _apptainer(config: Config, system: System) -> Iterator[Finding]:
         yield error(
             "preflight_engine",
             "sandbox.kind",
-            config.sandbox.kind,
             "there is neither `apptainer` nor `singularity` on PATH",
             "module load apptainer, or sandbox=podman",
         )
@@ -118,13 +117,7 @@ def _unreachable(config: Config, system: System, reason: str) -> Finding:
         fix = "podman system service --time=0 unix:///tmp/podman.sock & export DOCKER_HOST=unix:///tmp/podman.sock"
     else:
         fix = "sudo systemctl start docker, or export DOCKER_HOST=unix:///PATH of the engine's socket"
-    return error(
-        "preflight_engine",
-        "sandbox.kind",
-        config.sandbox.kind,
-        f"no container engine answers ({reason})",
-        fix,
-    )
+    return error("preflight_engine", "sandbox.kind", f"no container engine answers ({reason})", fix)
 
 
 def _subordinate_ids(config: Config, system: System, engine: Answering) -> Iterator[Finding]:
@@ -137,7 +130,6 @@ def _subordinate_ids(config: Config, system: System, engine: Answering) -> Itera
             yield error(
                 "preflight_subuid",
                 "sandbox.kind",
-                config.sandbox.kind,
                 f"rootless containers need {MIN_SUBORDINATE_IDS} subordinate {option}; {file} gives {name} {count}",
                 f"sudo usermod --add-sub{option} 100000-165535 {name} && podman system migrate",
             )
@@ -166,7 +158,6 @@ def _room(config: Config, system: System, engine: Answering) -> Iterator[Finding
         yield warning(
             "preflight_engine_disk",
             "sandbox.kind",
-            config.sandbox.kind,
             f"{free_gb:.1f} GB are free in {engine.root}, where images and containers are kept",
             f"{config.sandbox.kind} system prune, or move the engine's data to another disk",
         )
@@ -177,7 +168,6 @@ def _limits(config: Config, engine: Answering) -> Iterator[Finding]:
         yield warning(
             "preflight_engine_limits",
             "sandbox.kind",
-            config.sandbox.kind,
             f"the engine cannot limit a container's {', '.join(missing)}: one sandbox can take the whole machine",
             "boot with systemd.unified_cgroup_hierarchy=1 and delegate its controllers to users, or use a root engine",
         )

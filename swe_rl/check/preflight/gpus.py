@@ -43,7 +43,6 @@ def ask(config: Config, system: System) -> Iterator[Finding]:
         yield error(
             "preflight_gpus",
             "hardware.gpus_per_node",
-            config.hardware.gpus_per_node,
             str(reason),
             "start on a machine with GPUs, or with layout=local engine=embedded model=tiny",
         )
@@ -63,12 +62,11 @@ def ask(config: Config, system: System) -> Iterator[Finding]:
 def _mode(config: Config, gpus: list[Gpu]) -> Iterator[Finding]:
     enabled = [str(gpu.index) for gpu in gpus if gpu.mig]
     if config.hardware.mig and not enabled:
-        yield error("preflight_mig", "hardware.mig", True, "no GPU here is in MIG mode", "hardware.mig=false")
+        yield error("preflight_mig", "hardware.mig", "no GPU here is in MIG mode", "hardware.mig=false")
     if not config.hardware.mig and enabled:
         yield error(
             "preflight_mig",
             "hardware.mig",
-            False,
             f"GPU {', '.join(enabled)} is split into MIG slices; a process sees one of them, and there is no NCCL "
             "between them",
             "hardware.mig=true, or choose nodes with whole GPUs",
@@ -81,7 +79,6 @@ def _count(config: Config, count: int, what: str) -> Iterator[Finding]:
         yield error(
             "preflight_gpus",
             "hardware.gpus_per_node",
-            wanted,
             f"this machine has {count} {what}{'' if count == 1 else 's'}",
             f"hardware.gpus_per_node={count} with a layout of that size, or choose another machine",
         )
@@ -89,7 +86,7 @@ def _count(config: Config, count: int, what: str) -> Iterator[Finding]:
 
 def _slices(config: Config, slices: list[Slice]) -> Iterator[Finding]:
     yield from _count(config, len(slices), "MIG slice")
-    smallest = min((one.memory_gb for one in slices), default=None)
+    smallest = min((part.memory_gb for part in slices), default=None)
     yield from _too_small(config, "a MIG slice", smallest)
 
 
@@ -106,7 +103,6 @@ def _too_small(config: Config, what: str, memory_gb: float | None) -> Iterator[F
         yield error(
             "preflight_gpu_memory",
             "hardware.gpu_memory_gb",
-            wanted_gb,
             f"{what} has {memory_gb:.1f} GB; what fits was reckoned with more",
             f"hardware.gpu_memory_gb={memory_gb:.0f}",
         )
@@ -123,7 +119,6 @@ def _visible(config: Config, entries: list[str] | None, whole: int) -> Iterator[
         yield error(
             "preflight_visible_gpus",
             "hardware.gpus_per_node",
-            wanted,
             f"CUDA_VISIBLE_DEVICES='{','.join(entries)}' shows {shown} of them",
             "unset CUDA_VISIBLE_DEVICES (in a SLURM job: ask for more GPUs)",
         )
@@ -131,7 +126,6 @@ def _visible(config: Config, entries: list[str] | None, whole: int) -> Iterator[
         yield warning(
             "preflight_mig_uuid",
             "hardware.mig",
-            config.hardware.mig,
             "CUDA_VISIBLE_DEVICES names MIG slices by UUID; several versions of vLLM read only numbers there and "
             "fail when they start",
             f"export CUDA_VISIBLE_DEVICES={','.join(str(index) for index in range(len(entries)))}",
@@ -144,7 +138,6 @@ def _busy(config: Config, gpus: list[Gpu]) -> Iterator[Finding]:
             yield warning(
                 "preflight_gpu_busy",
                 "hardware.gpu_memory_gb",
-                config.hardware.gpu_memory_gb,
                 f"GPU {gpu.index} ({gpu.name}): {gpu.used_mib * MIB / 1e9:.1f} GB are in use already, by somebody else "
                 "or by what an earlier run left behind",
                 f"nvidia-smi -i {gpu.index}, then end that process or hide the GPU with CUDA_VISIBLE_DEVICES",

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from swe_rl.check.findings import Finding, error, warning
-from swe_rl.check.preflight.probe import value_of
 from swe_rl.check.preflight.system import Question, System, job_environment
 from swe_rl.check.rules.data import is_hub_id
 from swe_rl.config.choices import EngineKind
@@ -59,7 +58,6 @@ def _local_folder(config: Config, system: System) -> Iterator[Finding]:
         yield error(
             "preflight_hub",
             "model.path",
-            path,
             "there is no such folder on this machine",
             "model.path=FOLDER with config.json and model.safetensors, or an id of the Hugging Face hub",
         )
@@ -108,13 +106,13 @@ def _unavailable(config: Config, item: HubItem, message: str) -> Finding:
     fix = f"hf download {item.name}{kind}{revision} where there is a network (with the same HF_HOME)"
     if item.kind == "models" and config.engine.kind is EngineKind.embedded:
         fix += ", or model=tiny"
-    return error("preflight_hub", item.key, value_of(config, item.key), message, fix)
+    return error("preflight_hub", item.key, message, fix)
 
 
 def _needs_token(config: Config, item: HubItem, message: str) -> Finding:
     page = f"{ENDPOINT}/{'datasets/' if item.kind == 'datasets' else ''}{item.name}"
     fix = f"check the name at {page}, accept its terms there, and export HF_TOKEN (or: hf auth login)"
-    return error("preflight_hub_token", item.key, value_of(config, item.key), f"{message}; there is no HF_TOKEN", fix)
+    return error("preflight_hub_token", item.key, f"{message}; there is no HF_TOKEN", fix)
 
 
 def _download(config: Config, system: System, environment: Mapping[str, str]) -> Finding:
@@ -122,11 +120,9 @@ def _download(config: Config, system: System, environment: Mapping[str, str]) ->
     free_gb = system.disk_free_bytes(folder) / 1e9
     if needed_gb > free_gb:
         message = f"its weights take {needed_gb:.0f} GB; {free_gb:.0f} GB are free in the hub's cache {folder}"
-        return error(
-            "preflight_disk", "model.path", config.model.path, message, "export HF_HOME=FOLDER on a larger disk"
-        )
+        return error("preflight_disk", "model.path", message, "export HF_HOME=FOLDER on a larger disk")
     message = f"is not in the hub's cache {folder}: {needed_gb:.0f} GB are downloaded while the run's GPUs wait"
-    return warning("preflight_hub", "model.path", config.model.path, message, f"hf download {config.model.path}")
+    return warning("preflight_hub", "model.path", message, f"hf download {config.model.path}")
 
 
 # The hub's cache on disk: where it is, and whether something is in it as a whole. Its layout (huggingface_hub,

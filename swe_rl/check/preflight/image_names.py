@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
-from swe_rl.check.preflight.system import System
 from swe_rl.config.schema import Config, EnvConfig
-from swe_rl.plan.sizes import listed_ids
+from swe_rl.plan.sizes import ReadText, listed_ids
 
 HUB = "docker.io"
 _COLUMNS = ("image_name", "image", "docker_image")
@@ -32,15 +31,15 @@ class _Choice:
         return instance_id in self.ids if self.ids is not None else fnmatchcase(instance_id, self.pattern)
 
 
-def needed_images(config: Config, system: System) -> list[str] | None:
+def needed_images(config: Config, read_text: ReadText) -> list[str] | None:
     """Names in the order of the instances, each once; None where they are known only when the data set is read."""
     env = config.env
-    trained = _of_split(env.dataset, env.image_template, _choice(env, system), system)
+    trained = _of_split(env.dataset, env.image_template, _choice(env, read_text), read_text)
     if trained is None:
         return None
     evaluated = None
     if env.eval_dataset is not None:
-        evaluated = _of_split(env.eval_dataset, env.eval_image_template or env.image_template, _Choice(), system)
+        evaluated = _of_split(env.eval_dataset, env.eval_image_template or env.image_template, _Choice(), read_text)
     return list(dict.fromkeys([*trained, *(evaluated or ())]))
 
 
@@ -73,8 +72,8 @@ def absent_images(names: Iterable[str], local: Iterable[str]) -> list[str]:
     return [name for name in names if not known & {full_name(name), full_name(f"localhost/{name}")}]
 
 
-def _of_split(dataset: str, template: str | None, choice: _Choice, system: System) -> list[str] | None:
-    rows = _rows(dataset, system)
+def _of_split(dataset: str, template: str | None, choice: _Choice, read_text: ReadText) -> list[str] | None:
+    rows = _rows(dataset, read_text)
     if rows is not None:
         return [name for row in rows if choice.has(_id(row)) and (name := _of_row(row, template))]
     if template is not None and "{" not in template:
@@ -86,22 +85,22 @@ def _of_split(dataset: str, template: str | None, choice: _Choice, system: Syste
 
 def _of_row(row: _Row, template: str | None) -> str | None:
     """A row's own image comes before the template's."""
-    own = next((str(row[column]) for column in _COLUMNS if row.get(column)), None)
-    return own or (image_of(template, _id(row)) if template else None)
+    image = next((str(row[column]) for column in _COLUMNS if row.get(column)), None)
+    return image or (image_of(template, _id(row)) if template else None)
 
 
 def _id(row: _Row) -> str:
     return str(row.get("instance_id", ""))
 
 
-def _choice(env: EnvConfig, system: System) -> _Choice:
+def _choice(env: EnvConfig, read_text: ReadText) -> _Choice:
     """What `env.instance_ids` and `env.instances` leave: ids, a file of them, `#` for comments, or a pattern."""
-    return _Choice(listed_ids(env, system.read_text), env.instances or "*")
+    return _Choice(listed_ids(env, read_text), env.instances or "*")
 
 
-def _rows(dataset: str, system: System) -> list[_Row] | None:
+def _rows(dataset: str, read_text: ReadText) -> list[_Row] | None:
     """Records of a local file; a malformed line is the job's to complain about."""
-    if not dataset.endswith(".jsonl") or (text := system.read_text(dataset)) is None:
+    if not dataset.endswith(".jsonl") or (text := read_text(dataset)) is None:
         return None
     return [row for line in text.splitlines() if isinstance(row := _parsed(line), dict)]
 

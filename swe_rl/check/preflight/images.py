@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from swe_rl.check.findings import Finding, error, warning
 from swe_rl.check.preflight.container_engine import Answering, EngineSilentError, connect, uses_engine
 from swe_rl.check.preflight.image_names import absent_images, from_hub, needed_images
-from swe_rl.check.preflight.probe import unknown
-from swe_rl.check.preflight.system import Engine, System, job_environment
+from swe_rl.check.preflight.system import AskedEngine, System, job_environment
 from swe_rl.config.choices import PullPolicy
 from swe_rl.config.schema import Config
 from swe_rl.host.program import Unanswered
@@ -48,10 +47,10 @@ def ask(config: Config, system: System) -> Iterator[Finding]:
         engine = connect(config, system)
     except EngineSilentError:
         return  # the engine's own probe says so
-    needed = needed_images(config, system)
+    needed = needed_images(config, system.read_text)
     if needed is None:
-        yield unknown(
-            config,
+        yield warning(
+            "preflight_unknown",
             "env.image_template",
             f"which images are needed is known only when {config.env.dataset} is read",
             "env.instances=FILE with one instance id a line",
@@ -65,7 +64,7 @@ def ask(config: Config, system: System) -> Iterator[Finding]:
         yield from _room(config, system, engine, look.absent)
 
 
-def _look(engine: Engine, needed: list[str]) -> Look:
+def _look(engine: AskedEngine, needed: list[str]) -> Look:
     try:
         return Look(needed, needed, absent_images(needed, engine.images()))
     except Unanswered:
@@ -82,10 +81,10 @@ def _absent(config: Config, look: Look) -> Iterator[Finding]:
         fix = _pull(config, look) + (
             ", or sandbox.pull=missing" if config.hardware.internet else ", from a mirror inside"
         )
-        yield error("preflight_images", "sandbox.pull", pull, f"{look.text}; {why}", fix)
+        yield error("preflight_images", "sandbox.pull", f"{look.text}; {why}", fix)
     else:
         message = f"{look.text}; they are pulled while trajectories wait"
-        yield warning("preflight_images", "sandbox.pull", pull, message, _pull(config, look))
+        yield warning("preflight_images", "sandbox.pull", message, _pull(config, look))
 
 
 def _pull(config: Config, look: Look) -> str:
@@ -102,7 +101,6 @@ def _quota(config: Config, system: System, engine: Answering, pulled: list[str])
         yield warning(
             "preflight_image_quota",
             "sandbox.pull",
-            config.sandbox.pull,
             f"{from_docker_hub} images come from Docker Hub, which gives {who} {quota} in six hours",
             mirror if login else f"{config.sandbox.kind} login docker.io ({PERSONAL_PULLS} in six hours), or {mirror}",
         )
@@ -140,7 +138,6 @@ def _room(config: Config, system: System, engine: Answering, absent: list[str]) 
         yield warning(
             "preflight_image_disk",
             "env.image_gb",
-            config.env.image_gb,
             f"{len(absent)} images to pull take up to {needed_gb:.0f} GB (less where they share layers); "
             f"{free_gb:.0f} GB are free in {engine.root}",
             f"{config.sandbox.kind} system prune, or env.instances=FILE with fewer instances",

@@ -1,22 +1,33 @@
-"""Servers that somebody else started: engines that serve the model, and a sandbox server that is well.
+"""What somebody else started: engines that serve the model, a sandbox server that is well, Weights & Biases, Ray.
 
 Invariants:
-- A key goes only to the address that the configuration names, and into no finding.
+- A key goes only to the address that the configuration names, and into no finding; that of W&B is looked for, not read.
+- Ray is asked by a process of its own, which is gone afterwards; an address that nothing listens at is told at once, as
+  Ray alone would try for minutes.
 """
 
 import json
+import re
+import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
+from urllib.parse import urlsplit
 
 from swe_rl.check.findings import Finding, error, warning
 from swe_rl.check.preflight.system import Question, System, job_environment
-from swe_rl.config.choices import EngineKind, RuntimeKind, RuntimeProtocol, SandboxKind
+from swe_rl.config.choices import EngineKind, RuntimeKind, RuntimeProtocol, SandboxKind, WandbMode
 from swe_rl.config.schema import Config
 from swe_rl.host.addresses import base_address
 from swe_rl.host.program import Unanswered
+from swe_rl.layout.placement import rank_places
+from swe_rl.plan.sizes import asks_ray
 
 SERVER_S = 5.0
+WANDB = "https://api.wandb.ai"
 _BUILTIN = "builtin:"
+_RAY_S = 9.0
+_RAY = "hardware.ray_address"
+_RAY_QUESTION = "swe_rl.hardware.ray_cluster"
 _KEYS = ("VLLM_API_KEY", "OPENAI_API_KEY")
 
 
@@ -62,11 +73,11 @@ def _serves(config: Config, url: str, models: Mapping[str, int | None]) -> Itera
     elif wanted not in models:
         message = f"the engine at {url} serves {', '.join(models)}; requests for {wanted} would fail"
         fix = f"engine.served_model={next(iter(models))}"
-        yield error("preflight_served_model", "engine.served_model", config.engine.served_model, message, fix)
+        yield error("preflight_served_model", "engine.served_model", message, fix)
     elif (length := models[wanted]) is not None and length < config.engine.max_model_len:
         message = f"the engine at {url} takes {length} tokens at most"
         fix = f"engine.max_model_len={length}, or start the server with --max-model-len {config.engine.max_model_len}"
-        yield error("preflight_engine_length", "engine.max_model_len", config.engine.max_model_len, message, fix)
+        yield error("preflight_engine_length", "engine.max_model_len", message, fix)
 
 
 def _models(listing: Any) -> dict[str, int | None]:
@@ -77,17 +88,17 @@ def _models(listing: Any) -> dict[str, int | None]:
     entries = listing.get("data") if isinstance(listing, dict) else None
     if not isinstance(entries, list):
         raise Unanswered("its list of models is not OpenAI's")
-    found: dict[str, int | None] = {}
+    lengths: dict[str, int | None] = {}
     for entry in entries:
         if isinstance(entry, dict) and isinstance(entry.get("id"), str):
             length = entry.get("max_model_len")
             names = [name for name in (entry["id"], entry.get("root")) if isinstance(name, str)]
-            found |= dict.fromkeys(names, length if isinstance(length, int) else None)
-    return found
+            lengths |= dict.fromkeys(names, length if isinstance(length, int) else None)
+    return lengths
 
 
 def _bad_engine(url: str, message: str, fix: str) -> Finding:
-    return error("preflight_engine_url", "engine.urls", url, message, fix)
+    return error("preflight_engine_url", "engine.urls", message, fix, value=url)
 
 
 def runtime(config: Config, system: System) -> Iterator[Finding]:
@@ -108,7 +119,9 @@ def _runtime_met(config: Config, system: System, folder: str) -> Iterator[Findin
         url = str(json.loads(system.read_text(f"{folder}/runtime.json") or "null")["url"])
     except (ValueError, TypeError, KeyError):
         message = f"no sandbox server has come there; the run waits for {config.runtime.ready_timeout_s:g} s"
-        yield warning("preflight_runtime", "runtime.shared_dir", folder, message, "start job=runtime in that folder")
+        yield warning(
+            "preflight_runtime", "runtime.shared_dir", message, "start job=runtime in that folder", value=folder
+        )
         return
     key = (system.read_text(f"{folder}/runtime.key") or "").strip() or None
     yield from _runtime_at(config, system, url, key, f"start job=runtime anew: {folder}/runtime.key is another's")
@@ -123,15 +136,74 @@ def _runtime_at(config: Config, system: System, url: str, key: str | None, fix: 
             refused = _status(system, f"{base}/sandboxes", {"X-API-Key": key} if key else {})
             if refused is not None:
                 why = "it takes no request with this key" if key else "it wants a key"
-                yield error("preflight_runtime_key", where, url, f"{why}: {refused}", fix)
+                yield error("preflight_runtime_key", where, f"{why}: {refused}", fix, value=url)
     except Unanswered as reason:
         message = f"does not answer: {reason}"
     if message is not None:
         words = f"start the sandbox server there, or correct {where}"
-        yield error("preflight_runtime", where, url, message, words)
+        yield error("preflight_runtime", where, message, words, value=url)
 
 
 def _status(system: System, url: str, headers: Mapping[str, str]) -> str | None:
     """What is wrong with the answer. Raises Unanswered."""
     status = system.http(Question(url, headers=headers, timeout_s=SERVER_S)).status
     return None if status == 200 else f"/{url.rpartition('/')[2]} answers with status {status}"
+
+
+def weights_and_biases(config: Config, system: System) -> Iterator[Finding]:
+    if config.logger.wandb is not WandbMode.online:
+        return
+    environment = job_environment(config, system)
+    url = environment.get("WANDB_BASE_URL", WANDB)
+    host = urlsplit(url).hostname or url
+    if not environment.get("WANDB_API_KEY") and not _in_netrc(host, environment, system):
+        yield error(
+            "preflight_wandb",
+            "logger.wandb",
+            f"there is no key: WANDB_API_KEY is not set, and ~/.netrc has no entry for {host}",
+            "wandb login, or logger.wandb=offline",
+        )
+    try:
+        system.http(Question(url, method="HEAD"))
+    except Unanswered as reason:
+        yield error(
+            "preflight_wandb",
+            "logger.wandb",
+            f"{host} cannot be reached from here: {reason}",
+            "logger.wandb=offline, and `wandb sync` afterwards",
+        )
+
+
+def _in_netrc(host: str, environment: Mapping[str, str], system: System) -> bool:
+    path = environment.get("NETRC") or f"{environment.get('HOME', '~')}/.netrc"
+    return bool(re.search(rf"(?m)^[^#\n]*\bmachine\s+{re.escape(host)}\s", f"{system.read_text(path) or ''}\n"))
+
+
+def ray(config: Config, system: System) -> Iterator[Finding]:
+    """Raises Unanswered where the question itself breaks off."""
+    address, layout = config.hardware.ray_address, config.layout
+    ranks = layout.trainer_gpus or layout.trainer_ranks
+    if address is None or not asks_ray(config):
+        return
+    if system.version("ray") is None:
+        return  # said by a rule, config/rules_packages.py
+    done = system.run([sys.executable, "-m", _RAY_QUESTION, address], timeout_s=_RAY_S)
+    try:
+        answer = json.loads(done.stdout.splitlines()[-1]) if done is not None else {}
+        nodes, problem = answer["nodes"], answer["problem"]
+    except (ValueError, KeyError, IndexError) as reason:
+        raise Unanswered(f"Ray did not list the cluster's nodes: {done.reason if done else 'no Python'}") from reason
+    if problem is not None:
+        yield error("preflight_ray", _RAY, problem, f"start the cluster (docs/ray.md), or {_RAY}=null")
+        return
+    resource = "GPU" if layout.trainer_gpus else "CPU"
+    free = {name: units[resource] for name, units in nodes.items()}
+    if rank_places(free.values(), layout.sequence_parallel) < ranks:
+        there = ", ".join(f"{name}: {units:g}" for name, units in free.items())
+        yield error(
+            "preflight_ray",
+            _RAY,
+            f"the trainer's {ranks} ranks need a {resource} each, {layout.sequence_parallel} of them on one node at a "
+            f"time; free are {there}",
+            "more nodes with `ray start --address=...`, or a smaller layout",
+        )

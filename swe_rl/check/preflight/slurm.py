@@ -12,7 +12,6 @@ from difflib import get_close_matches
 
 from swe_rl.check.findings import Finding, error, warning
 from swe_rl.check.preflight.gpus import uses_gpus
-from swe_rl.check.preflight.probe import unknown
 from swe_rl.check.preflight.system import System
 from swe_rl.config.choices import RuntimeKind
 from swe_rl.config.schema import Config
@@ -67,8 +66,8 @@ def partitions(config: Config, system: System) -> Iterator[Finding]:
     done = system.run(_COMMAND)
     if done is None:
         if "SLURM_JOB_ID" not in system.environment:
-            yield unknown(
-                config,
+            yield warning(
+                "preflight_unknown",
                 "hardware.partition",
                 "there is no `sinfo` here, so SLURM cannot be asked about the partition",
                 "run this check on a login node of the cluster",
@@ -124,9 +123,8 @@ def _no_such(wish: Wish, name: str, known: list[str]) -> Finding:
     return error(
         "preflight_partition",
         f"{wish.group}.partition",
-        wish.partition,
         f"this cluster has no partition {name}; it has {', '.join(known[:12]) or 'none that you may see'}",
-        " or ".join(f"{wish.group}.partition={one}" for one in near) or "ask the cluster's administrators",
+        " or ".join(f"{wish.group}.partition={partition}" for partition in near) or "ask the cluster's administrators",
     )
 
 
@@ -139,9 +137,9 @@ def _time(wish: Wish, groups: list[NodeGroup]) -> Iterator[Finding]:
         yield error(
             "preflight_slurm_time",
             f"{wish.group}.time_limit_min",
-            wish.limit_min,
             f"partition {wish.partition} ends jobs after {longest} minutes; SLURM would never start this one",
             f"{wish.group}.time_limit_min={longest}, or another {wish.group}.partition",
+            value=wish.limit_min,
         )
 
 
@@ -155,7 +153,6 @@ def _nodes(wish: Wish, groups: list[NodeGroup]) -> Iterator[Finding]:
         yield error(
             "preflight_slurm_nodes",
             f"{wish.group}.{_short_of(wish, groups)}",
-            _value(wish, _short_of(wish, groups)),
             f"{wanted}; partition {wish.partition} has {total} such nodes ({has})",
             f"another {wish.group}.partition, or a smaller {wish.group}.{_short_of(wish, groups)}",
         )
@@ -163,7 +160,6 @@ def _nodes(wish: Wish, groups: list[NodeGroup]) -> Iterator[Finding]:
         yield warning(
             "preflight_slurm_nodes",
             f"{wish.group}.nodes",
-            wish.nodes,
             f"{wanted}; of {total} such nodes in partition {wish.partition}, {up} are in service now",
             f"another {wish.group}.partition, or wait until they are back",
         )
@@ -222,7 +218,6 @@ def _not_yours(field: str, value: str, yours: list[str]) -> Finding:
     return error(
         "preflight_account",
         f"hardware.{field}",
-        value,
         f"SLURM lets you use {', '.join(yours)}",
         f"hardware.{field}={near[0]}",
     )

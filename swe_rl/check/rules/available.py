@@ -11,68 +11,50 @@ from swe_rl.check.findings import Finding, Host, about, error
 from swe_rl.config.choices import EngineKind, JobName
 from swe_rl.config.parts import Part
 from swe_rl.config.schema import Config
-from swe_rl.plan.sizes import engine_gpus, gpus_needed, gpus_there, trainer_leaves_node, uses_no_gpu
+from swe_rl.plan.sizes import engine_gpus, gpus_needed, gpus_there, trainer_elsewhere, uses_no_gpu
 
-_NOT_YET = "not available yet in this version"
+
+def _absent(key: str, instead: str) -> Finding:
+    return error("available", key, "not available yet in this version", instead)
 
 
 @about(Part.data)
 def data_available(config: Config, _: Host) -> Iterator[Finding]:
-    for key, value, instead in _absent_parts(config):
-        yield error("available", key, value, _NOT_YET, instead)
+    if config.env.name == "bugs" and config.env.eval_dataset is not None:
+        yield _absent("env.eval_dataset", "env.eval_dataset=null: env=bugs brings its own held-out split")
 
 
 @about(Part.trainer, Part.warm_start)
 def training_available(config: Config, _: Host) -> Iterator[Finding]:
-    for key, value, instead in _absent_training(config):
-        yield error("available", key, value, _NOT_YET, instead)
-
-
-def _absent_parts(config: Config) -> Iterator[tuple[str, object, str]]:
-    """Key, value, what to use instead."""
-    if config.env.name == "bugs" and config.env.eval_dataset is not None:
-        yield (
-            "env.eval_dataset",
-            config.env.eval_dataset,
-            "env.eval_dataset=null: env=bugs brings its own held-out split",
-        )
-
-
-def _absent_training(config: Config) -> Iterator[tuple[str, object, str]]:
     trainer, layout = config.trainer, config.layout
     there = gpus_there(config.hardware)
     if not uses_no_gpu(layout) and not 0 < there < gpus_needed(config):  # those that are missing are said already
         yield from _absent_layouts(config)
     if trainer.offload_optimizer and not layout.trainer_gpus:
-        yield "trainer.offload_optimizer", True, "trainer.offload_optimizer=false, or a layout with trainer GPUs"
+        yield _absent("trainer.offload_optimizer", "trainer.offload_optimizer=false, or a layout with trainer GPUs")
 
 
-def _absent_layouts(config: Config) -> Iterator[tuple[str, object, str]]:
+def _absent_layouts(config: Config) -> Iterator[Finding]:
     layout, hardware = config.layout, config.hardware
     if config.job.name is JobName.sft:
-        yield "layout.name", layout.name, "layout=local"
+        yield _absent("layout.name", "layout=local")
     elif layout.colocated:
         yield from _absent_turns(config)
-    elif hardware.gpus_per_node > 0 and trainer_leaves_node(layout, hardware.gpus_per_node):
-        if hardware.ray_address is not None:
-            return
-        other = (
+    elif trainer_elsewhere(config) and hardware.ray_address is None:
+        yield _absent(
+            "layout.trainer_gpus",
             "hardware.ray_address=auto, with a Ray cluster of these nodes (docs/ray.md); or a layout whose trainer "
-            f"fits the {hardware.gpus_per_node} GPUs of one node, after the engines"
+            f"fits the {hardware.gpus_per_node} GPUs of one node, after the engines",
         )
-        yield "layout.trainer_gpus", layout.trainer_gpus, other
 
 
-def _absent_turns(config: Config) -> Iterator[tuple[str, object, str]]:
+def _absent_turns(config: Config) -> Iterator[Finding]:
     """Engines and trainer on the same GPUs: with servers and ranks that this run starts there."""
-    layout, hardware = config.layout, config.hardware
-    if hardware.ray_address is not None:
-        yield "hardware.ray_address", hardware.ray_address, "hardware.ray_address=null, or layout=dp4"
+    layout, gpus = config.layout, engine_gpus(config.layout)
+    if config.hardware.ray_address is not None:
+        yield _absent("hardware.ray_address", "hardware.ray_address=null, or layout=dp4")
     if config.engine.kind is EngineKind.external:
-        yield "engine.kind", config.engine.kind, "engine=vllm_colocated, or layout=dp4: nobody else's servers sleep"
-    if 0 < layout.trainer_gpus < engine_gpus(layout):
-        other = f"layout.trainer_gpus={engine_gpus(layout)}: a rank of the trainer on every GPU of an engine"
-        yield "layout.trainer_gpus", layout.trainer_gpus, other
-
-
-RULES = (data_available, training_available)
+        yield _absent("engine.kind", "engine=vllm_colocated, or layout=dp4: nobody else's servers sleep")
+    if 0 < layout.trainer_gpus < gpus:
+        instead = f"layout.trainer_gpus={gpus}: a rank of the trainer on every GPU of an engine"
+        yield _absent("layout.trainer_gpus", instead)

@@ -1,12 +1,14 @@
-"""Rules of the batch arithmetic: prompts, trajectories, mini-batches, ranks.
+"""Rules of the arithmetic of batches and lengths: prompts, trajectories, mini-batches, ranks; tokens of each.
 
 Invariants:
 - Each rule yields at most one finding for one cause.
+- The chain is max_prompt + max_turn <= max_trajectory <= engine.max_model_len <= model.max_position_embeddings.
+- `rollout.max_trajectory_tokens` counts the first prompt and everything after it.
 """
 
 from collections.abc import Iterator
 
-from swe_rl.check.findings import Finding, Host, about, error
+from swe_rl.check.findings import Finding, Host, about, between, error
 from swe_rl.config.choices import Advantage
 from swe_rl.config.parts import Part
 from swe_rl.config.schema import Config
@@ -19,7 +21,6 @@ def group_size(config: Config, _: Host) -> Iterator[Finding]:
         yield error(
             "group_size",
             "rollout.n",
-            1,
             "advantages compare the trajectories of one instance; with one of them every advantage is zero",
             "rollout.n=4",
         )
@@ -32,7 +33,6 @@ def one_group_size(config: Config, _: Host) -> Iterator[Finding]:
         yield error(
             "num_trajectories",
             "env.num_trajectories",
-            given,
             f"rollout.n={n} says otherwise; both mean trajectories of one instance",
             "set rollout.n only; env.num_trajectories follows it",
         )
@@ -46,7 +46,6 @@ def mini_batch(config: Config, _: Host) -> Iterator[Finding]:
         yield error(
             "mini_batch",
             "trainer.prompts_per_mini_batch",
-            mini,
             f"does not divide rollout.prompts_per_step={prompts}: the last update of a step would be smaller",
             f"trainer.prompts_per_mini_batch={near}, or rollout.prompts_per_step={nearest_multiples(prompts, mini)}",
         )
@@ -59,10 +58,57 @@ def mini_batch_over_ranks(config: Config, _: Host) -> Iterator[Finding]:
         yield error(
             "mini_batch_ranks",
             "trainer.prompts_per_mini_batch",
-            config.trainer.prompts_per_mini_batch,
             f"{trajectories} trajectories of a mini-batch cannot be shared evenly by {ranks} data-parallel ranks",
             f"make trainer.prompts_per_mini_batch * rollout.n a multiple of {ranks}",
         )
 
 
-RULES = (group_size, one_group_size, mini_batch, mini_batch_over_ranks)
+@about(Part.rollouts)
+def first_turn_fits(config: Config, _: Host) -> Iterator[Finding]:
+    rollout = config.rollout
+    needed = rollout.max_prompt_tokens + rollout.max_turn_tokens
+    if needed > rollout.max_trajectory_tokens:
+        yield error(
+            "first_turn",
+            "rollout.max_trajectory_tokens",
+            f"a prompt of {rollout.max_prompt_tokens} and a turn of {rollout.max_turn_tokens} tokens need {needed}",
+            f"rollout.max_trajectory_tokens={needed}, or a smaller rollout.max_turn_tokens",
+        )
+
+
+@between(Part.engines, Part.rollouts)
+def engine_length(config: Config, _: Host) -> Iterator[Finding]:
+    if config.rollout.max_trajectory_tokens > config.engine.max_model_len:
+        yield error(
+            "engine_length",
+            "engine.max_model_len",
+            f"shorter than rollout.max_trajectory_tokens={config.rollout.max_trajectory_tokens}: "
+            "long trajectories would die in the engine",
+            f"rollout.max_trajectory_tokens={config.engine.max_model_len}, or leave engine.max_model_len out",
+        )
+
+
+@about(Part.engines)
+def model_length(config: Config, _: Host) -> Iterator[Finding]:
+    positions = config.model.max_position_embeddings
+    if config.engine.max_model_len > positions:
+        yield error(
+            "model_length",
+            "engine.max_model_len",
+            f"{config.model.name} has {positions} positions",
+            f"rollout.max_trajectory_tokens={positions} (engine.max_model_len follows it)",
+        )
+
+
+@about(Part.trainer)
+def micro_batch_holds_one(config: Config, _: Host) -> Iterator[Finding]:
+    cap, longest = config.trainer.max_tokens_per_micro_batch, config.rollout.max_trajectory_tokens
+    share = -(-longest // max(1, config.layout.sequence_parallel))
+    if 0 < cap < share:
+        yield error(
+            "micro_batch",
+            "trainer.max_tokens_per_micro_batch",
+            f"one trajectory of {longest} tokens puts {share} on each GPU "
+            f"(layout.sequence_parallel={config.layout.sequence_parallel})",
+            f"trainer.max_tokens_per_micro_batch={share}",
+        )

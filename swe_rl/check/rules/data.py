@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from string import Formatter
 
 from swe_rl.check.findings import Finding, Host, about, between, error, warning
-from swe_rl.check.rules import agent as rules_agent
 from swe_rl.check.rules.agent import AGENT_TOOLS
 from swe_rl.config.choices import GradingKind, Keep
 from swe_rl.config.keys import nearest
@@ -39,7 +38,7 @@ def names_known(config: Config, _: Host) -> Iterator[Finding]:
         if value not in known and reads(config, key):
             near = nearest(value, known) or list(known)
             group = key.partition(".")[0]
-            yield error("unknown_name", key, value, f"there is no such {group}", f"{group}={' or '.join(near)}")
+            yield error("unknown_name", key, f"there is no such {group}", f"{group}={' or '.join(near)}")
 
 
 @about(Part.steps)
@@ -51,7 +50,6 @@ def enough_instances(config: Config, host: Host) -> Iterator[Finding]:
         yield error(
             "instances",
             "rollout.prompts_per_step",
-            wanted,
             f"{key if listed else f'env={config.env.name}'} has {there} instances to train on",
             f"rollout.prompts_per_step={there}",
         )
@@ -65,7 +63,6 @@ def splits_apart(config: Config, _: Host) -> Iterator[Finding]:
             yield error(
                 "splits",
                 "env.eval_split",
-                env.eval_split,
                 f"names a split of env.dataset={env.dataset} and of env.eval_dataset={env.eval_dataset}",
                 f"'env.eval_split=\"{env.split}[0:]\"'",
             )
@@ -75,7 +72,6 @@ def splits_apart(config: Config, _: Host) -> Iterator[Finding]:
         yield warning(
             "splits",
             "env.eval_split",
-            env.eval_split,
             "the split that is trained on: its score says nothing about unseen instances",
             f"{_two_parts(env)}, or env.eval_dataset=ANOTHER",
         )
@@ -83,7 +79,6 @@ def splits_apart(config: Config, _: Host) -> Iterator[Finding]:
         yield error(
             "splits",
             "env.eval_split",
-            env.eval_split,
             f"shares rows {shared[0]} to {'the end' if shared[1] is None else shared[1]} with env.split={env.split}",
             "slices that do not meet, as train[1000:] and train[:1000]",
         )
@@ -97,11 +92,11 @@ def _two_parts(env: EnvConfig) -> str:
 
 def overlap(first: str, second: str) -> tuple[int, int | None] | None:
     """The rows (from, to or None for the end) that two slices of one data set share; None where they share none."""
-    one, other = _SLICE.fullmatch(first), _SLICE.fullmatch(second)
-    if not one or not other or one.group(1) != other.group(1):
+    left, right = _SLICE.fullmatch(first), _SLICE.fullmatch(second)
+    if not left or not right or left.group(1) != right.group(1):
         return None
-    start = max(int(one.group(2) or 0), int(other.group(2) or 0))
-    ends = [int(end) for end in (one.group(3), other.group(3)) if end]
+    start = max(int(left.group(2) or 0), int(right.group(2) or 0))
+    ends = [int(end) for end in (left.group(3), right.group(3)) if end]
     end = min(ends) if ends else None
     return (start, end) if end is None or start < end else None
 
@@ -122,7 +117,6 @@ def image_names(config: Config, _: Host) -> Iterator[Finding]:
             yield error(
                 "image_template",
                 key,
-                template,
                 "names an image for each instance by one of " + ", ".join(f"{{{name}}}" for name in PLACEHOLDERS),
                 f"{key}='REGISTRY/NAME.{{instance_id}}:latest'",
             )
@@ -137,7 +131,6 @@ def grading_has_its_place(config: Config, _: Host) -> Iterator[Finding]:
         yield error(
             "grading",
             "env.grading",
-            grading,
             f"runs in an instance's own container; sandbox.kind={config.sandbox.kind} has none",
             "sandbox=docker",
         )
@@ -148,18 +141,20 @@ def probe_usable(config: Config, _: Host) -> Iterator[Finding]:
     env = config.env
     if not env.keep or len(set(env.keep)) != len(env.keep):
         kinds = ",".join(env.keep)
-        yield error("probe", "env.keep", kinds, "names each kind once, and at least one", "env.keep=[mixed]")
+        yield error("probe", "env.keep", "names each kind once, and at least one", "env.keep=[mixed]", value=kinds)
     if env.probe is None and tuple(env.keep) != (Keep.mixed,):
         yield error(
             "probe",
             "env.keep",
-            ",".join(env.keep),
             "chooses by what a probe found, and there is no env.probe",
             "env.probe=FOLDER of a run of job=eval or job=rollout",
+            value=",".join(env.keep),
         )
     if env.name == "bugs" and (env.probe or env.instance_ids or env.max_tests):
         key = "env.probe" if env.probe else "env.instance_ids" if env.instance_ids else "env.max_tests"
-        yield error("probe", key, "set", "env=bugs takes all of its instances, or env.instances", "env.instances=FILE")
+        yield error(
+            "probe", key, "env=bugs takes all of its instances, or env.instances", "env.instances=FILE", value="set"
+        )
 
 
 @about(Part.data)
@@ -170,7 +165,6 @@ def revision_has_a_hub(config: Config, _: Host) -> Iterator[Finding]:
         yield error(
             "revision",
             "env.revision",
-            env.revision,
             f"env.dataset={env.dataset} is not on the hub: it has no revision",
             "env.revision=null",
         )
@@ -184,21 +178,7 @@ def images_fit(config: Config, host: Host) -> Iterator[Finding]:
         yield warning(
             "image_disk",
             "env.image_gb",
-            config.env.image_gb,
             f"{images} images of about {config.env.image_gb:g} GB are {needed:.0f} GB, before shared "
             f"layers; hardware.disk_gb={disk:g}",
             "env.instances=FILE with fewer, or a larger disk for the container engine",
         )
-
-
-RULES = (
-    names_known,
-    *rules_agent.RULES,
-    enough_instances,
-    splits_apart,
-    image_names,
-    grading_has_its_place,
-    probe_usable,
-    revision_has_a_hub,
-    images_fit,
-)

@@ -1,15 +1,18 @@
-"""Rules of the engines' command line: nothing secret on it, and nothing that other keys decide.
+"""Rules of the engines' addresses and command line: each address once, nothing secret, nothing that other keys decide.
 
 Invariants:
 - `engine.extra_arguments` come last and win in vLLM; what swe_rl sets itself is refused there, with the key to use.
 """
 
+from collections import Counter
 from collections.abc import Iterator
 
 from swe_rl.check.findings import Finding, Host, about, error
 from swe_rl.config.choices import EngineKind
 from swe_rl.config.parts import Part
 from swe_rl.config.schema import Config
+from swe_rl.config.secrets import mask_text
+from swe_rl.host.addresses import base_address
 from swe_rl.plan.sizes import uses_no_gpu
 
 _SECRET_FLAGS_INSTEAD = {"--api-key": "VLLM_API_KEY", "--hf-token": "HF_TOKEN"}
@@ -53,9 +56,9 @@ def engine_secrets(config: Config, _: Host) -> Iterator[Finding]:
         yield error(
             "engine_secret",
             "engine.command" if flag in (engine.command or "") else "engine.extra_arguments",
-            flag,
             "everybody on the machine could read what follows it, and it would be written to config.yaml",
             f"leave it out, and set {_SECRET_FLAGS_INSTEAD[flag]} in the environment",
+            value=flag,
         )
 
 
@@ -70,9 +73,9 @@ def engine_flags(config: Config, _: Host) -> Iterator[Finding]:
             yield error(
                 "engine_flags",
                 "engine.extra_arguments",
-                flag,
                 "swe_rl sets it from the configuration, which the rest of the run goes by; this one would win",
                 f"{key}=VALUE, and leave it out here" if key else "leave it out: swe_rl has to know and to choose it",
+                value=flag,
             )
 
 
@@ -87,9 +90,9 @@ def float32_head(config: Config, _: Host) -> Iterator[Finding]:
         yield error(
             "float32_head",
             "engine.extra_arguments",
-            "--hf-overrides",
             "it replaces the one that makes the engines' head float32, as model.float32_head=true makes the trainer's",
             """add "head_dtype": "float32" to its JSON, or model.float32_head=false""",
+            value="--hf-overrides",
         )
 
 
@@ -106,10 +109,29 @@ def engine_cache(config: Config, _: Host) -> Iterator[Finding]:
         yield error(
             "engine_cache",
             "engine.kv_cache_tokens",
-            engine.kv_cache_tokens,
             f"holds not even one sequence of engine.max_model_len={engine.max_model_len}; 0 takes what fits",
             f"engine.kv_cache_tokens={engine.max_model_len}",
         )
 
 
-RULES = (engine_secrets, engine_flags, float32_head, engine_cache)
+@about(Part.engines)
+def engine_addresses(config: Config, _: Host) -> Iterator[Finding]:
+    if config.engine.kind != EngineKind.external:
+        return
+    good: list[str] = []
+    for url in config.engine.urls:
+        try:
+            good.append(base_address(url))
+        except ValueError as problem:
+            fix = "engine.urls=[http://HOST:8000/v1], and a key as VLLM_API_KEY in the environment"
+            yield error("address", "engine.urls", str(problem), fix, value=mask_text(url))
+    for url, times in Counter(good).items():
+        if times > 1:
+            others = ",".join(dict.fromkeys(good))
+            yield error(
+                "address",
+                "engine.urls",
+                f"is there {times} times; each is one engine",
+                f"engine.urls=[{others}]",
+                value=url,
+            )

@@ -1,19 +1,20 @@
-"""Rules of the GPUs that a layout takes and a machine has, with the ways out where they are too few.
+"""Rules of the GPUs that a layout takes and a machine has, with the ways out where they are too few; of a Ray cluster.
 
 Invariants:
 - What is offered was tried: the machine holds this layout and this model, the smaller layout fits the machine.
+- A Ray cluster itself is not asked here; job.preflight=true and the run's start do that.
 """
 
 import re
 from collections.abc import Iterator
 
 from swe_rl.check.assumed import AUTO, holding, spelled
-from swe_rl.check.findings import Finding, Host, about, error, warning
+from swe_rl.check.findings import Finding, Host, about, below, error, warning
 from swe_rl.config.choices import EngineKind
 from swe_rl.config.environment import visible_gpus
 from swe_rl.config.parts import Part
 from swe_rl.config.schema import Config
-from swe_rl.plan.sizes import engine_gpus, gpus_needed, gpus_there, total_gpus
+from swe_rl.plan.sizes import asks_ray, engine_gpus, gpus_needed, gpus_there, total_gpus, trainer_elsewhere
 
 _GPUS_OF_GRES = re.compile(r"(?:^|,)\s*(?:gres[:/])?gpu(?::[^:,()]*[^\d:,()][^:,()]*)?(?::(\d+))?(?:\([^)]*\))?(?=,|$)")
 _NO_DRIVER = "there is no `nvidia-smi`"  # a machine without GPUs; any other reason is worth a word
@@ -21,13 +22,11 @@ _NO_DRIVER = "there is no `nvidia-smi`"  # a machine without GPUs; any other rea
 
 @about(Part.engines, Part.trainer)
 def gpus_suffice(config: Config, host: Host) -> Iterator[Finding]:
-    layout, hardware = config.layout, config.hardware
-    needed, there = gpus_needed(config), gpus_there(hardware)
+    needed, there = gpus_needed(config), gpus_there(config.hardware)
     if needed > there:
         yield error(
             "gpus",
             "layout.name",
-            layout.name,
             f"needs {_count(needed)} ({_shares(config)}); {_has(config, host)}",
             _ways_out(config, host),
         )
@@ -35,7 +34,6 @@ def gpus_suffice(config: Config, host: Host) -> Iterator[Finding]:
         yield warning(
             "idle_gpus",
             "layout.name",
-            layout.name,
             f"uses {needed} of {there} GPUs; the others idle for the whole run",
             "more layout.engines, or fewer hardware.gpus_per_node",
         )
@@ -105,7 +103,6 @@ def visible(config: Config, host: Host) -> Iterator[Finding]:
         yield error(
             "visible_gpus",
             "hardware.gpus_per_node",
-            config.hardware.gpus_per_node,
             f"CUDA_VISIBLE_DEVICES lets this process see {seen} GPUs; layout={config.layout.name} uses {wanted}",
             f"unset CUDA_VISIBLE_DEVICES, or hardware.gpus_per_node={seen} with a smaller layout",
         )
@@ -122,10 +119,48 @@ def gres(config: Config, _: Host) -> Iterator[Finding]:
         yield error(
             "gres",
             "hardware.gres",
-            hardware.gres,
             f"asks SLURM for {_count(there)} on each node, and hardware.gpus_per_node={hardware.gpus_per_node}",
             f"hardware.gpus_per_node={there}, or gpu:{hardware.gpus_per_node} in hardware.gres",
         )
 
 
-RULES = (gpus_suffice, visible, gres)
+_RAY_ADDRESS = re.compile(r"auto|(?P<host>\[[0-9a-fA-F:.]+\]|[^\s:/]+):(?P<port>\d{1,5})")
+_RAY = "hardware.ray_address"
+
+
+@about(Part.trainer)
+def ray_address(config: Config, _: Host) -> Iterator[Finding]:
+    address, layout = config.hardware.ray_address, config.layout
+    if address is None:
+        return
+    match = _RAY_ADDRESS.fullmatch(address)
+    if match is None or not 0 < int(match["port"] or 1) < 65536:
+        yield error(
+            "ray_address",
+            _RAY,
+            "is auto or host:port of a cluster's head that this machine is part of; Ray Client (ray://) is not used",
+            f"{_RAY}=auto, after `ray start --head` or `ray start --address=HEAD:6379` on this machine",
+        )
+    elif not asks_ray(config):
+        yield warning(
+            "ray_unused",
+            _RAY,
+            f"has no effect with layout={layout.name}: the run's own process trains",
+            f"{_RAY}=null, or a layout whose trainer has ranks (layout=dp4, layout=local2)",
+        )
+
+
+@about(Part.trainer)
+def ray_folders(config: Config, host: Host) -> Iterator[Finding]:
+    """Ranks on other nodes write checkpoints into the run's folder."""
+    paths, shared = config.paths, config.hardware.shared_paths
+    if not asks_ray(config) or not trainer_elsewhere(config):
+        return
+    if shared and not below(host.absolute(paths.outputs), shared):
+        yield error(
+            "ray_folders",
+            "paths.outputs",
+            "every rank of the trainer writes its part of a checkpoint here, also those on other nodes; not below "
+            f"hardware.shared_paths={list(shared)}",
+            f"paths.outputs={shared[0]}/...",
+        )

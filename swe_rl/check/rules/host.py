@@ -1,20 +1,23 @@
-"""Rules of files, names, addresses and accounts around a run.
+"""Rules of files, names, accounts and environment variables around a run.
 
 Invariants:
 - What is asked of this machine goes through the injected Host.
+- A variable of another system's script says something only beside what that system ran; the command line wins over it,
+  and what loses is named.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 
 from swe_rl.check.findings import Finding, Host, about, error, warning
-from swe_rl.config.choices import JobName, Objective, WandbMode
+from swe_rl.config.choices import EngineKind, JobName, Objective, WandbMode
 from swe_rl.config.dataset_files import ENDINGS, SAVED, files_of, whole_files
-from swe_rl.config.parts import Part, starts
+from swe_rl.config.parts import Part, reads, starts
 from swe_rl.config.schema import Config
-from swe_rl.config.secrets import is_secret_key, spelled_secrets
+from swe_rl.config.secrets import is_secret_key, mask_text, spelled_secrets
 from swe_rl.config.yaml_text import YamlError, parse
-from swe_rl.host.loopback import is_loopback
+from swe_rl.host.addresses import is_loopback
 
 _OF_STEPS = frozenset(
     {Objective.steps, Objective.tokens_per_s, Objective.sampled_tokens_per_s, Objective.num_trajectories}
@@ -39,11 +42,7 @@ def files_exist(config: Config, host: Host) -> Iterator[Finding]:
     for key, path in files.items():
         if path is not None and not host.file_exists(path):
             yield error(
-                "file",
-                key,
-                path,
-                "there is no such file (relative paths start where you start)",
-                f"{key}=PATH of the file",
+                "file", key, "there is no such file (relative paths start where you start)", f"{key}=PATH of the file"
             )
 
 
@@ -62,17 +61,15 @@ def _folders(config: Config, host: Host) -> Iterator[Finding]:
         name, below = split.partition("[")[0], (host.listing(path), host.listing(f"{path.rstrip('/')}/data"))
         fix = f"{key}=FILE.parquet, or a folder with {name}.parquet or {name}.jsonl"
         if not host.exists(path):
-            yield error("file", key, path, "there is no such folder (relative paths start where you start)", fix)
+            yield error("file", key, "there is no such folder (relative paths start where you start)", fix)
         elif not any(files_of(names, name) or whole_files(names) or set(names) & set(SAVED) for names in below):
-            yield error("file", key, path, f"the folder has no file of the split {name}", fix)
+            yield error("file", key, f"the folder has no file of the split {name}", fix)
 
 
 @about()
 def run_name(config: Config, _: Host) -> Iterator[Finding]:
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", config.name):
-        yield error(
-            "name", "name", config.name, "names a folder: letters, digits, '.', '_' and '-', no '/'", "name=my_run"
-        )
+        yield error("name", "name", "names a folder: letters, digits, '.', '_' and '-', no '/'", "name=my_run")
 
 
 @about(Part.outputs)
@@ -81,10 +78,10 @@ def objective_measured(config: Config, _: Host) -> Iterator[Finding]:
     measured = _MEASURED.get(job, frozenset())
     if wanted is None or wanted in measured:
         return
-    names = ", ".join(one for one in Objective if one in measured)
+    names = ", ".join(figure for figure in Objective if figure in measured)
     message = f"is null in the summary.json of job={job}" if measured else f"job={job} writes no summary.json"
     fix = f"job.objective one of {names}" if measured else "leave job.objective out, or job=train, rollout or eval"
-    yield error("objective", "job.objective", wanted, message, fix)
+    yield error("objective", "job.objective", message, fix)
 
 
 @about(Part.outputs)
@@ -92,11 +89,7 @@ def outputs_writable(config: Config, host: Host) -> Iterator[Finding]:
     for key, folder in (("paths.outputs", config.paths.outputs), ("paths.sync_to", config.paths.sync_to)):
         if folder is not None and not host.folder_writable(folder):
             yield error(
-                "outputs",
-                key,
-                folder,
-                "cannot be made or written to by this user",
-                f"{key}=FOLDER that you may write to",
+                "outputs", key, "cannot be made or written to by this user", f"{key}=FOLDER that you may write to"
             )
 
 
@@ -107,7 +100,6 @@ def resume(config: Config, host: Host) -> Iterator[Finding]:
         yield error(
             "resume",
             "trainer.resume",
-            value,
             "is neither auto nor none, nor the folder of a run (no status.json there)",
             "trainer.resume=auto, or the path of a run's folder",
         )
@@ -118,17 +110,12 @@ def wandb(config: Config, host: Host) -> Iterator[Finding]:
     known = "WANDB_API_KEY" in host.environment or "WANDB_API_KEY" in config.hardware.env_vars
     if config.logger.wandb == WandbMode.online and not known and not host.file_exists("~/.netrc"):
         yield error(
-            "wandb",
-            "logger.wandb",
-            "online",
-            "WANDB_API_KEY is not set",
-            "logger.wandb=offline, or export WANDB_API_KEY",
+            "wandb", "logger.wandb", "WANDB_API_KEY is not set", "logger.wandb=offline, or export WANDB_API_KEY"
         )
     if config.logger.wandb == WandbMode.online and not config.hardware.internet:
         yield error(
             "wandb_offline",
             "logger.wandb",
-            "online",
             f"the nodes of hardware={config.hardware.name} do not reach the internet",
             "logger.wandb=offline, and `wandb sync` afterwards",
         )
@@ -142,7 +129,6 @@ def gated_model(config: Config, host: Host) -> Iterator[Finding]:
         yield error(
             "gated_model",
             "model.path",
-            config.model.path,
             "its owner gives it to known accounts only, and HF_TOKEN is not set",
             "export HF_TOKEN, or model.path=FOLDER with the files",
         )
@@ -167,7 +153,6 @@ def resumed_run_is_this_one(config: Config, host: Host) -> Iterator[Finding]:
             yield error(
                 "resume_differs",
                 key,
-                value,
                 f"{folder} was run with {key}={before}",
                 f"{key}={before}, or trainer.resume=none for a run of its own",
             )
@@ -195,7 +180,6 @@ def loopback(config: Config, _: Host) -> Iterator[Finding]:
         yield warning(
             "loopback",
             "gateway.host",
-            config.gateway.host,
             "other machines reach this address, without encryption: only the run's own key keeps them from the engines",
             "gateway.host=127.0.0.1, unless sandboxes are on other machines and the network is yours",
         )
@@ -207,7 +191,6 @@ def own_variables(config: Config, _: Host) -> Iterator[Finding]:
         yield error(
             "env_vars",
             f"hardware.env_vars.{name}",
-            config.hardware.env_vars[name],
             "is set for each process by the layout; one value for all of them would undo it",
             f"leave {name} out",
         )
@@ -227,9 +210,9 @@ def secrets_in_files(config: Config, host: Host) -> Iterator[Finding]:
             yield warning(
                 "secret_in_file",
                 key,
-                "***",
                 "a secret is written in a file of conf/",
                 f"{key}: ${{oc.env:{name}}} in that file, and export {name}",
+                value="***",
             )
 
 
@@ -241,23 +224,72 @@ def secrets_in_setup(config: Config, _: Host) -> Iterator[Finding]:
             yield error(
                 "secret_in_setup",
                 key,
-                name,
                 "a secret is spelled out in a line of the batch script and of config.yaml, which others may read",
                 f"export {name} where you submit, or {name}=$(cat ~/FILE) in that line",
+                value=name,
             )
 
 
-RULES = (
-    files_exist,
-    run_name,
-    objective_measured,
-    outputs_writable,
-    resume,
-    resumed_run_is_this_one,
-    wandb,
-    gated_model,
-    loopback,
-    own_variables,
-    secrets_in_files,
-    secrets_in_setup,
-)
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    """The key that a variable stands for, and its value here. `decides`: where the key is not set otherwise."""
+
+    key: str
+    value: Callable[[Config], object]
+    decides: bool = True
+
+
+# The names are those of slime's GRPO on SWE-bench and of SWE-PDB.
+_DJANGO: Mapping[str, _Reader] = {
+    "MODEL": _Reader("model.path", lambda config: config.model.path),
+    "NUM_ROLLOUTS": _Reader("trainer.steps", lambda config: config.trainer.steps),
+    "ROLLOUT_BATCH_SIZE": _Reader("rollout.prompts_per_step", lambda config: config.rollout.prompts_per_step),
+    "N_SAMPLES": _Reader("rollout.n", lambda config: config.rollout.n),
+    "OUTPUT_DIR": _Reader("paths.outputs", lambda config: config.paths.outputs),
+}
+_DEBUGGING: Mapping[str, _Reader] = {
+    "SWE_PDB_MODEL_PATH": _Reader("model.path", lambda config: config.model.path),
+    "SWE_PDB_CHECKPOINT_BASE": _Reader(
+        "paths.outputs", lambda config: config.paths.outputs.removesuffix(f"/{config.logger.project}")
+    ),
+    "KODCODE_DATA_PATH": _Reader("env.dataset", lambda config: config.env.dataset),
+    "N_PARALLEL": _Reader("rollout.n", lambda config: config.rollout.n),
+    "MAX_STEPS": _Reader("rollout.max_turns", lambda config: config.rollout.max_turns),
+    "ROLLOUT_DATA_DIR": _Reader("paths.outputs", lambda config: config.paths.outputs, decides=False),
+}
+
+
+@about(Part.rollouts)
+def variables_read(config: Config, host: Host) -> Iterator[Finding]:
+    names = _DJANGO if config.env.name == "django201" else _DEBUGGING if config.env.name == "kodcode" else {}
+    for variable, reader in names.items():
+        given = host.environment.get(variable)
+        value = reader.value(config)
+        if not given or not reads(config, reader.key) or str(value) == given:
+            continue
+        shown = mask_text(given)
+        yield warning(
+            "variable",
+            reader.key,
+            (
+                f"{variable}={shown} is set in the environment, and "
+                + (
+                    "something else was chosen"
+                    if reader.decides
+                    else "nothing reads it: rollouts are in the run's folder"
+                )
+            ),
+            f"{reader.key}={shown}, or unset {variable}",
+            value=value,
+        )
+
+
+@about(Part.engines)
+def servers_elsewhere(config: Config, host: Host) -> Iterator[Finding]:
+    if config.engine.kind == EngineKind.vllm and not config.engine.urls and host.environment.get("VLLM_URL"):
+        yield warning(
+            "variable",
+            "engine.kind",
+            "VLLM_URL is set in the environment, and nothing reads it: the run starts servers of its own",
+            "engine=external, or unset VLLM_URL",
+        )

@@ -11,15 +11,17 @@ from swe_rl.check.findings import Finding, Host, about, below, between, error, w
 from swe_rl.config.choices import EngineKind, WeightSync
 from swe_rl.config.parts import Part, starts
 from swe_rl.config.schema import Config
-from swe_rl.host.loopback import is_loopback
+from swe_rl.host.addresses import is_loopback
 from swe_rl.plan.sizes import (
+    VLLM_COMMAND,
     divisors,
     gpus_needed,
     gpus_there,
     parameters_b,
+    read_elsewhere,
+    trainer_elsewhere,
     uses_no_gpu,
 )
-from swe_rl.plan.weight_sync import VLLM_COMMAND, read_elsewhere, trainer_elsewhere
 
 EMBEDDED_LIMIT_B = 0.5  # billions of parameters that one CPU process can sample from and train in bearable time
 LOCAL_FOLDERS = ("/tmp", "/var/tmp", "/dev/shm", "/run")  # never shared between machines
@@ -32,7 +34,6 @@ def engine_within_node(config: Config, _: Host) -> Iterator[Finding]:
         yield error(
             "engine_node",
             "layout.engine_tp",
-            tp,
             f"engines of {tp} GPUs do not fit evenly into nodes of {per_node}",
             f"layout.engine_tp={max(size for size in divisors(per_node) if size <= tp)}",
         )
@@ -50,7 +51,6 @@ def heads_divide(config: Config, _: Host) -> Iterator[Finding]:
         yield error(
             "heads",
             key,
-            ways_split,
             f"does not divide the {heads} heads and {kv_heads} key-value heads of {config.model.name}",
             f"{key} one of {', '.join(map(str, allowed))}",
         )
@@ -70,7 +70,6 @@ def sequence_parallel_world(config: Config, _: Host) -> Iterator[Finding]:
         yield error(
             "sequence_parallel",
             "layout.sequence_parallel",
-            ways,
             f"{key}={ranks} cannot be split into groups of {ways}",
             f"layout.sequence_parallel={max(size for size in divisors(max(ranks, 1)) if size <= ways)}",
         )
@@ -83,7 +82,6 @@ def trainer_ranks(config: Config, _: Host) -> Iterator[Finding]:
         yield error(
             "trainer_ranks",
             "layout.trainer_ranks",
-            ranks,
             f"are processes on the CPU, and layout.trainer_gpus={gpus} has one process a GPU",
             "layout.trainer_ranks=0, or layout=local2",
         )
@@ -91,7 +89,6 @@ def trainer_ranks(config: Config, _: Host) -> Iterator[Finding]:
         yield warning(
             "trainer_ranks",
             "layout.trainer_ranks",
-            ranks,
             f"share hardware.cpus_per_node={config.hardware.cpus_per_node} CPUs: more of them are not faster",
             f"layout.trainer_ranks={config.hardware.cpus_per_node}",
         )
@@ -104,7 +101,6 @@ def engine_matches_layout(config: Config, host: Host) -> Iterator[Finding]:
         yield error(
             "engine_kind",
             "engine.kind",
-            "embedded",
             f"runs in this process; layout={layout.name} places engines on GPUs",
             "engine=vllm, or layout=local",
         )
@@ -112,7 +108,6 @@ def engine_matches_layout(config: Config, host: Host) -> Iterator[Finding]:
         yield error(
             "engine_model",
             "model.params_b",
-            model.params_b,
             f"{model.name} has {model.params_b:g} billion "
             f"parameters; the embedded engine is for at most {EMBEDDED_LIMIT_B:g}",
             "model=tiny, or engine=vllm with layout=dp4",
@@ -125,28 +120,24 @@ def engine_matches_layout(config: Config, host: Host) -> Iterator[Finding]:
         yield error(
             "engine_kind",
             "engine.kind",
-            "vllm",
             f"needs GPUs, and layout={layout.name} has none; or vLLM's CPU build, which has to be named",
-            "layout.colocated=false, which gives engines GPUs of their own"
-            if config.hardware.gpus_per_node and layout.engines * layout.engine_tp <= gpus_there(config.hardware)
-            else "layout=dp4 hardware=h100x8, engine=embedded, or engine.command "
-            f"({VLLM_COMMAND}) with the CPU build's python",
+            (
+                "layout.colocated=false, which gives engines GPUs of their own"
+                if config.hardware.gpus_per_node and layout.engines * layout.engine_tp <= gpus_there(config.hardware)
+                else "layout=dp4 hardware=h100x8, engine=embedded, or engine.command "
+                f"({VLLM_COMMAND}) with the CPU build's python"
+            ),
         )
     if engine.kind == EngineKind.external and not engine.urls:
         yield error(
             "engine_urls",
             "engine.urls",
-            [],
             "engine=external needs to know where the engines are",
             "engine.urls=[http://HOST:8000/v1]",
         )
     if engine.kind != EngineKind.external and engine.urls:
         yield warning(
-            "engine_urls",
-            "engine.urls",
-            list(engine.urls),
-            f"nothing reads it with engine.kind={engine.kind}",
-            "engine=external",
+            "engine_urls", "engine.urls", f"nothing reads it with engine.kind={engine.kind}", "engine=external"
         )
 
 
@@ -167,7 +158,6 @@ def weights_elsewhere(config: Config, host: Host) -> Iterator[Finding]:
         yield error(
             "weights_elsewhere",
             key,
-            config.paths.scratch or config.paths.outputs,
             f"{by_whom} read new weights below this folder, and must see it under the same path",
             f"paths.scratch={_shared(config)}",
         )
@@ -183,7 +173,6 @@ def ranks_elsewhere(config: Config, host: Host) -> Iterator[Finding]:
     yield error(
         "ranks_elsewhere",
         "paths.outputs",
-        config.paths.outputs,
         "ranks on other nodes write their part of a checkpoint below this folder, and must see it under the same path",
         f"paths.outputs={_shared(config)}",
     )
@@ -198,7 +187,6 @@ def sequence_within_node(config: Config, _: Host) -> Iterator[Finding]:
         yield warning(
             "sequence_node",
             "layout.sequence_parallel",
-            ways,
             f"ranks that share a sequence are on two nodes, as {ways} does not divide the {per_node} GPUs of one: what "
             "they exchange in every layer goes over the network",
             f"layout.sequence_parallel={max(size for size in divisors(per_node) if size <= ways)}",
@@ -234,7 +222,6 @@ def mig(config: Config, host: Host) -> Iterator[Finding]:
         yield error(
             "mig",
             "hardware.gpus_per_node",
-            0,
             "with hardware.mig=true it is the number of slices, and there is none",
             "hardware.gpus_per_node=2 layout=mig2, or hardware.mig=false",
         )
@@ -242,18 +229,15 @@ def mig(config: Config, host: Host) -> Iterator[Finding]:
         yield error(
             "mig",
             "hardware.mig",
-            hardware.mig,
-            "MIG slices cannot talk to each other over NCCL, and a process sees one"
-            + ("" if hardware.mig else "; CUDA_VISIBLE_DEVICES names slices"),
+            (
+                "MIG slices cannot talk to each other over NCCL, and a process sees one"
+                + ("" if hardware.mig else "; CUDA_VISIBLE_DEVICES names slices")
+            ),
             "layout.engine_tp=1 layout.trainer_gpus=1 layout.sequence_parallel=1",
         )
     if sync is WeightSync.nccl:
         yield error(
-            "mig",
-            "trainer.weight_sync",
-            sync,
-            "MIG slices cannot talk to each other over NCCL",
-            "trainer.weight_sync=disk",
+            "mig", "trainer.weight_sync", "MIG slices cannot talk to each other over NCCL", "trainer.weight_sync=disk"
         )
 
 
@@ -263,7 +247,6 @@ def compiler(config: Config, _: Host) -> Iterator[Finding]:
         yield error(
             "compiler",
             "engine.enforce_eager",
-            False,
             f"vLLM compiles kernels at its start, and the nodes of hardware={config.hardware.name} have no compiler",
             "engine.enforce_eager=true",
         )
@@ -280,23 +263,7 @@ def facts(config: Config, _: Host) -> Iterator[Finding]:
         yield warning(
             "model_facts",
             "model.params_b",
-            model.params_b,
             f"layers, widths and vocabulary of model={model.name} make {counted:.3g} billion; estimates of memory and "
             "time are off",
             f"model.params_b={counted:.3g}",
         )
-
-
-RULES = (
-    engine_within_node,
-    heads_divide,
-    sequence_parallel_world,
-    trainer_ranks,
-    engine_matches_layout,
-    weights_elsewhere,
-    ranks_elsewhere,
-    sequence_within_node,
-    mig,
-    compiler,
-    facts,
-)

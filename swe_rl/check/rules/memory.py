@@ -26,7 +26,6 @@ def gpu_memory_share(config: Config, _: Host) -> Iterator[Finding]:
         yield warning(
             "gpu_share",
             "engine.gpu_memory_utilization",
-            share,
             "leaves little for the trainer on the same GPUs",
             "engine.gpu_memory_utilization=0.6",
         )
@@ -43,7 +42,6 @@ def trainer_memory(config: Config, _: Host) -> Iterator[Finding]:
     yield error(
         "trainer_memory",
         "layout.trainer_gpus",
-        gpus,
         f"{config.model.name} needs {needed:.0f} GB on each trainer GPU ({parts} {states:.0f}, activations of "
         f"{memory.tokens_per_gpu(config)} tokens and the rest {rest:.0f}); {config.hardware.gpu_kind} has {there:g}",
         _less_trainer_memory(config, states, rest),
@@ -70,7 +68,6 @@ def engine_memory(config: Config, _: Host) -> Iterator[Finding]:
         yield error(
             "engine_memory",
             "layout.engine_tp",
-            config.layout.engine_tp,
             f"weights and the keys and values of one full sequence need {needed:.0f} GB on each engine GPU; "
             f"{budget:.0f} GB are the engine's",
             f"layout.engine_tp={config.layout.engine_tp * 2}, or a shorter rollout.max_trajectory_tokens",
@@ -89,7 +86,6 @@ def colocated_memory(config: Config, _: Host) -> Iterator[Finding]:
         yield error(
             "colocated_memory",
             "engine.gpu_memory_utilization",
-            config.engine.gpu_memory_utilization,
             f"while engines are awake ({engine:.0f} GB), the resting trainer ({resting:.0f} GB) stays on the "
             f"same {there:g} GB",
             f"engine.gpu_memory_utilization={fits:g}" if fits >= 0.3 else "trainer.offload_optimizer=true",
@@ -103,7 +99,6 @@ def host_memory(config: Config, _: Host) -> Iterator[Finding]:
         yield (error if needed > there else warning)(
             "host_memory",
             "trainer.offload_optimizer",
-            True,
             f"puts {needed:.0f} GB of master weights, gradients and moments into the nodes' memory; "
             f"hardware.memory_gb has {there:g} in all",
             "trainer.offload_optimizer=false with more trainer GPUs, or hardware with more memory",
@@ -121,7 +116,6 @@ def cache_crowded(config: Config, _: Host) -> Iterator[Finding]:
         yield warning(
             "kv_crowded",
             "rollout.concurrency",
-            config.rollout.concurrency,
             f"{programs:.0f} trajectories of about {config.rollout.typical_trajectory_tokens} tokens on each engine "
             f"are {ratio:.1f} times its cache of {tokens} tokens: prompts will be computed again and again",
             f"router=tr or router=cap, or rollout.concurrency={max(1, fit)}",
@@ -130,13 +124,3 @@ def cache_crowded(config: Config, _: Host) -> Iterator[Finding]:
 
 def _known(config: Config) -> bool:
     return not uses_no_gpu(config.layout) and config.hardware.gpu_memory_gb > 0
-
-
-RULES = (
-    gpu_memory_share,
-    trainer_memory,
-    engine_memory,
-    colocated_memory,
-    host_memory,
-    cache_crowded,
-)

@@ -37,17 +37,17 @@ def model_path(config: Config, host: Host) -> Iterator[Finding]:
         known = sorted(folder.parent.name for folder in (PACKAGE / "model/checkpoints").glob("*/model.safetensors"))
         if path.removeprefix(BUILTIN) not in known:
             words = "no such model ships with the package"
-            yield error("model_path", "model.path", path, words, f"model.path={BUILTIN}{known[0]}, or {_FOLDER}")
+            yield error("model_path", "model.path", words, f"model.path={BUILTIN}{known[0]}, or {_FOLDER}")
     elif not _is_local(path, host):
         if not _HUB_ID.fullmatch(path):
             words = "is neither a folder of this machine nor a name of the hub"
-            yield error("model_path", "model.path", path, words, _FOLDER)
+            yield error("model_path", "model.path", words, _FOLDER)
     elif not host.exists(path):
         make = warning if host.elsewhere else error  # the machine that it is meant for may have it
-        yield make("model_path", "model.path", path, "there is no such folder on this machine", _FOLDER)
+        yield make("model_path", "model.path", "there is no such folder on this machine", _FOLDER)
     elif not any(host.exists(f"{path.rstrip('/')}/{name}") for name in _OF_A_MODEL):
         words = "is neither a folder with a config.json nor a checkpoint or a run of this program"
-        yield error("model_path", "model.path", path, words, _FOLDER)
+        yield error("model_path", "model.path", words, _FOLDER)
 
 
 @cache
@@ -66,13 +66,12 @@ def model_of_its_name(config: Config, _: Host) -> Iterator[Finding]:
         return
     wrong = [key for key in CHECKPOINT_FACTS if known[option].get(key, getattr(model, key)) != getattr(model, key)]
     if wrong:
-        own = known.get(model.name, {}).get("path")
+        path = known.get(model.name, {}).get("path")
         yield error(
             "model_sizes",
             "model.path",
-            model.path,
             f"is the model of model={option}, and model.{wrong[0]}={getattr(model, wrong[0])} is that of another one",
-            f"model={option}" + (f", or model.path={own}" if own and own != model.path else ""),
+            f"model={option}" + (f", or model.path={path}" if path and path != model.path else ""),
         )
 
 
@@ -80,14 +79,13 @@ def model_of_its_name(config: Config, _: Host) -> Iterator[Finding]:
 def model_in_its_folder(config: Config, host: Host) -> Iterator[Finding]:
     """The sizes that its own `config.json` has."""
     model = config.model
-    found = _facts(model, host) if _is_local(model.path, host) else {}
-    said = {key: (name, found[name]) for key, name in CHECKPOINT_FACTS.items() if name in found}
-    for key, (name, value) in {**said, **(mixture_facts(found) if found else {})}.items():
+    file_facts = _facts(model, host) if _is_local(model.path, host) else {}
+    said = {key: (name, file_facts[name]) for key, name in CHECKPOINT_FACTS.items() if name in file_facts}
+    for key, (name, value) in {**said, **(mixture_facts(file_facts) if file_facts else {})}.items():
         if value != getattr(model, key):
             yield error(
                 "model_sizes",
                 f"model.{key}",
-                getattr(model, key),
                 f"the config.json of {model.path} {f'says {name}={value}' if value else f'has no {name}'}",
                 f"model.{key}={value}, or the model option that fits",
             )
@@ -99,16 +97,10 @@ def mixture(config: Config, _: Host) -> Iterator[Finding]:
     model = config.model
     if model.num_experts and not 0 < model.active_experts <= model.num_experts:
         why = f"a token passes at least one and at most model.num_experts={model.num_experts} experts"
-        yield error(
-            "mixture",
-            "model.active_experts",
-            model.active_experts,
-            why,
-            f"model.active_experts={min(8, model.num_experts)}",
-        )
+        yield error("mixture", "model.active_experts", why, f"model.active_experts={min(8, model.num_experts)}")
     if model.num_experts and not model.expert_intermediate_size:
         why = f"an expert of model.num_experts={model.num_experts} needs a width"
-        yield error("mixture", "model.expert_intermediate_size", 0, why, "model.expert_intermediate_size=768")
+        yield error("mixture", "model.expert_intermediate_size", why, "model.expert_intermediate_size=768")
 
 
 @about(Part.engines, Part.warm_start)
@@ -120,13 +112,12 @@ def model_words(config: Config, _: Host) -> Iterator[Finding]:
     ):
         if value not in known:
             near = (nearest(value, known) or known)[0]
-            yield error("model_words", key, value, f"is not known; there are {', '.join(known)}", f"{key}={near}")
+            yield error("model_words", key, f"is not known; there are {', '.join(known)}", f"{key}={near}")
     tags = {"qwen_coder": "qwen3_coder", "qwen": "hermes", "qwen_plain": "hermes"}.get(model.chat_template)
     if tags and model.tool_parser in TOOL_PARSERS and model.tool_parser not in (tags, "none"):
         yield warning(
             "model_words",
             "model.tool_parser",
-            model.tool_parser,
             f"model.chat_template={model.chat_template} asks for tool calls in another form, which it does not read",
             f"model.tool_parser={tags}",
         )
@@ -142,7 +133,7 @@ def attention_kernel(config: Config, _: Host) -> Iterator[Finding]:
             if value in KERNELS
             else (f"there is no such kernel; there are {', '.join(KERNELS)}")
         )
-        yield error("attention", "trainer.attention", value, words, "trainer.attention=auto")
+        yield error("attention", "trainer.attention", words, "trainer.attention=auto")
 
 
 def _is_local(path: str, host: Host) -> bool:
@@ -152,10 +143,7 @@ def _is_local(path: str, host: Host) -> bool:
 def _facts(model: ModelConfig, host: Host) -> dict[str, Any]:
     text = host.read_text(f"{model.path.rstrip('/')}/config.json")
     try:
-        found = json.loads(text) if text else {}
+        facts = json.loads(text) if text else {}
     except ValueError:
         return {}
-    return found if isinstance(found, dict) else {}
-
-
-RULES = (model_path, model_of_its_name, model_in_its_folder, mixture, model_words, attention_kernel)
+    return facts if isinstance(facts, dict) else {}

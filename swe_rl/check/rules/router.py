@@ -27,7 +27,7 @@ def known_router(config: Config, _: Host) -> Iterator[Finding]:
     name = config.router.name
     if name not in ROUTERS:
         near = nearest(name, ROUTERS) or list(ROUTERS)
-        yield error("unknown_name", "router.name", name, "there is no such router", f"router={' or '.join(near)}")
+        yield error("unknown_name", "router.name", "there is no such router", f"router={' or '.join(near)}")
 
 
 @between(Part.router, Part.engines)
@@ -38,7 +38,6 @@ def several_engines(config: Config, _: Host) -> Iterator[Finding]:
         yield warning(
             "router_engines",
             "router.name",
-            "tr",
             "with one engine there is nowhere to move a trajectory to; it would only pause",
             "layout=dp4, or router=cap",
         )
@@ -51,7 +50,6 @@ def knobs(config: Config, _: Host) -> Iterator[Finding]:
         yield error(
             "router_knobs",
             "router.resume_at",
-            router.resume_at,
             f"programs would be admitted where others are paused already (router.pause_at={router.pause_at:g})",
             f"router.resume_at={max(0.05, round(router.pause_at - 0.1, 2)):g}",
         )
@@ -66,7 +64,6 @@ def unread_knobs(config: Config, _: Host) -> Iterator[Finding]:
             yield warning(
                 "router_unread",
                 f"router.{item.name}",
-                value,
                 f"nothing reads it with router.name={router.name}",
                 f"{' or '.join(f'router={name}' for name in readers)}, or leave it out",
             )
@@ -79,7 +76,6 @@ def held_within_patience(config: Config, _: Host) -> Iterator[Finding]:
         yield warning(
             "router_hold",
             "router.max_hold_s",
-            hold,
             "requests are let through at once, whatever the engines hold",
             "router.max_hold_s=600",
         )
@@ -87,7 +83,6 @@ def held_within_patience(config: Config, _: Host) -> Iterator[Finding]:
         yield warning(
             "router_hold",
             "router.max_hold_s",
-            hold,
             f"one request may be held for as long as all calls of a trajectory may wait "
             f"(rollout.max_wait_s={config.rollout.max_wait_s:g}), which ends it as engine_error",
             f"rollout.max_wait_s={2 * hold:g}",
@@ -101,7 +96,6 @@ def calls_fit(config: Config, _: Host) -> Iterator[Finding]:
         yield warning(
             "gateway_calls",
             "gateway.max_calls",
-            calls,
             f"{programs} trajectories are under way at once (rollout.concurrency), and each may have a call in flight: "
             "those beyond are answered 503",
             f"gateway.max_calls={programs}",
@@ -114,10 +108,6 @@ def prefix_cache(config: Config, _: Host) -> Iterator[Finding]:
         yield warning(
             "prefix_caching",
             "engine.prefix_caching",
-            False,
             "each turn computes the whole trajectory again; keeping it with its engine gains nothing",
             "engine.prefix_caching=true",
         )
-
-
-RULES = (known_router, several_engines, knobs, unread_knobs, calls_fit, held_within_patience, prefix_cache)

@@ -1,6 +1,7 @@
 """Rules of sandboxes: how many fit, where they run, and the two-job set-up.
 
 Invariants:
+- Nothing is asked of a server here; the preflight does that.
 - Slots are counted on the machines that run the sandboxes: the runtime job's where there is one.
 """
 
@@ -12,7 +13,7 @@ from swe_rl.check.rules.agent import PROGRAMS
 from swe_rl.config.choices import Isolation, RuntimeKind, RuntimeProtocol, SandboxKind
 from swe_rl.config.parts import Part
 from swe_rl.config.schema import Config
-from swe_rl.host.loopback import is_loopback
+from swe_rl.host.addresses import base_address, is_loopback
 from swe_rl.plan.sizes import holds_container, sandbox_slots, trajectories_per_step
 
 CONTAINERS = ("docker", "podman", "apptainer", "process")
@@ -35,12 +36,13 @@ def slots(config: Config, _: Host) -> Iterator[Finding]:
         yield make(
             "sandbox_slots",
             "sandbox.concurrency",
-            wanted,
             f"{where}.* has room for {there} sandboxes of {config.sandbox.cpus:g} CPUs and "
             f"{config.sandbox.memory_gb:g} GB",
-            f"sandbox.concurrency={there} (a step then takes {waves} waves)"
-            if there
-            else f"smaller sandbox.cpus and sandbox.memory_gb, or more of {where}.*",
+            (
+                f"sandbox.concurrency={there} (a step then takes {waves} waves)"
+                if there
+                else f"smaller sandbox.cpus and sandbox.memory_gb, or more of {where}.*"
+            ),
         )
 
 
@@ -51,7 +53,6 @@ def places(config: Config, _: Host) -> Iterator[Finding]:
         yield warning(
             "sandbox_places",
             "rollout.concurrency",
-            under_way,
             f"each trajectory holds a sandbox, and there are {sandboxes} (sandbox.concurrency): the others wait",
             f"rollout.concurrency={sandboxes}",
         )
@@ -59,7 +60,6 @@ def places(config: Config, _: Host) -> Iterator[Finding]:
         yield warning(
             "sandbox_places",
             "sandbox.concurrency",
-            sandboxes,
             f"more sandboxes than trajectories under way (rollout.concurrency={under_way}): some are never used",
             f"sandbox.concurrency={under_way}",
         )
@@ -73,7 +73,6 @@ def runtime_url(config: Config, _: Host) -> Iterator[Finding]:
         yield error(
             "runtime_url",
             "sandbox.runtime_url",
-            None,
             "sandbox.kind=remote needs the address of a sandbox server",
             "sandbox.runtime_url=http://HOST:PORT, or runtime=job",
         )
@@ -81,7 +80,6 @@ def runtime_url(config: Config, _: Host) -> Iterator[Finding]:
         yield error(
             "runtime_url",
             "sandbox.runtime_url",
-            url,
             f"contradicts runtime.kind={kind} sandbox.kind={config.sandbox.kind}: nothing would ask that server",
             "runtime=external, or leave sandbox.runtime_url out",
         )
@@ -89,7 +87,6 @@ def runtime_url(config: Config, _: Host) -> Iterator[Finding]:
         yield error(
             "runtime_kind",
             "runtime.kind",
-            kind,
             f"sandboxes would not be there: sandbox.kind={config.sandbox.kind}",
             "sandbox=remote, or runtime=none",
         )
@@ -104,7 +101,6 @@ def runtime_job(config: Config, host: Host) -> Iterator[Finding]:
         yield error(
             "runtime_time",
             "runtime.time_limit_min",
-            runtime.time_limit_min,
             f"the sandboxes would end before the training (hardware.time_limit_min={hardware.time_limit_min})",
             "runtime.time_limit_min=0, which follows hardware.time_limit_min",
         )
@@ -112,7 +108,6 @@ def runtime_job(config: Config, host: Host) -> Iterator[Finding]:
         yield error(
             "runtime_containers",
             "runtime.containers",
-            runtime.containers,
             f"the sandbox server starts containers by {' or '.join(CONTAINERS)}",
             "runtime.containers=docker",
         )
@@ -121,18 +116,18 @@ def runtime_job(config: Config, host: Host) -> Iterator[Finding]:
         yield error(
             "runtime_shared",
             "runtime.shared_dir",
-            shared,
             f"the two jobs meet there, and not every node sees it "
             f"(hardware.shared_paths={list(hardware.shared_paths)})",
             f"runtime.shared_dir={hardware.shared_paths[0]}/...",
+            value=shared,
         )
     elif not hardware.shared_paths and shared.startswith("/tmp") and (hardware.partition or runtime.partition):
         yield error(
             "runtime_shared",
             "runtime.shared_dir",
-            shared,
             "the two jobs meet there, and /tmp is each node's own",
             "runtime.shared_dir=FOLDER on a shared disk",
+            value=shared,
         )
 
 
@@ -144,7 +139,6 @@ def runtime_times(config: Config, _: Host) -> Iterator[Finding]:
         yield error(
             "runtime_lease",
             "runtime.lease_s",
-            runtime.lease_s,
             f"must be three signs of life or more (runtime.heartbeat_s={runtime.heartbeat_s:g}): one may be late",
             f"runtime.lease_s={max(40.0, 8 * runtime.heartbeat_s):g}",
         )
@@ -152,7 +146,6 @@ def runtime_times(config: Config, _: Host) -> Iterator[Finding]:
         yield error(
             "runtime_node",
             "runtime.node",
-            runtime.node,
             f"servers are counted from 0, and runtime.nodes={runtime.nodes}",
             f"runtime.node={runtime.nodes - 1}",
         )
@@ -166,7 +159,6 @@ def runtime_door(config: Config, _: Host) -> Iterator[Finding]:
         yield error(
             "runtime_door",
             "agent.name",
-            config.agent.name,
             "runs inside the sandbox and asks the gateway, which listens on the training's node only "
             f"(gateway.host={config.gateway.host}): it cannot be reached from the sandbox server's",
             "gateway.host=0.0.0.0, or agent=mini_swe or agent=bash, which ask from the training's node",
@@ -183,7 +175,6 @@ def base_image(config: Config, _: Host) -> Iterator[Finding]:
             yield error(
                 "sandbox_image",
                 "sandbox.runtime_protocol",
-                sandbox.runtime_protocol,
                 f"such a server starts images only, and the instances of env={config.env.name} are folders",
                 "sandbox.runtime_protocol=swe_rl, or an env of images",
             )
@@ -193,7 +184,6 @@ def base_image(config: Config, _: Host) -> Iterator[Finding]:
             yield error(
                 "sandbox_image",
                 "sandbox.image",
-                None,
                 f"the instances of env={config.env.name} are folders, and the sandbox server "
                 f"(runtime.containers={config.runtime.containers}) needs an image to copy them into",
                 "sandbox.image=IMAGE with bash, git and the Python of the tests, or runtime.containers=process",
@@ -202,7 +192,6 @@ def base_image(config: Config, _: Host) -> Iterator[Finding]:
         yield error(
             "sandbox_image",
             "sandbox.image",
-            None,
             f"the instances of env={config.env.name} are folders, and sandbox.kind={sandbox.kind} needs an image to "
             "copy them into",
             "sandbox.image=IMAGE with bash, git and the Python of the tests, or sandbox=process",
@@ -218,43 +207,34 @@ def container_keys(config: Config, _: Host) -> Iterator[Finding]:
             yield error(
                 "sandbox_mounts",
                 "sandbox.mounts",
-                mount,
                 "is not FOLDER:PATH or FOLDER:PATH:rw with absolute paths",
                 "sandbox.mounts=[/data:/data]",
+                value=mount,
             )
         elif sandbox.isolation is Isolation.none and sandbox.kind is SandboxKind.process and not _as_itself(mount):
             yield error(
                 "sandbox_mounts",
                 "sandbox.mounts",
-                mount,
                 "sandbox.isolation=none lets commands see this machine's files where they are, and nowhere else",
                 "sandbox.isolation=bubblewrap, or a folder mounted as itself: sandbox.mounts=[/data:/data]",
+                value=mount,
             )
     if sandbox.host and not sandbox.host.startswith(("unix:///", "tcp://")):
         yield error(
             "sandbox_host",
             "sandbox.host",
-            sandbox.host,
             "an engine is spoken to by unix:///PATH or tcp://HOST:PORT",
             "ssh -L /tmp/engine.sock:/var/run/docker.sock HOST, and sandbox.host=unix:///tmp/engine.sock",
         )
     if sandbox.kind not in ENGINES:
-        names = [*_ENGINE_KEYS, "image" if sandbox.kind is SandboxKind.process else "disk_gb"]
-        for name in names:
-            if not (value := getattr(sandbox, name)):
-                continue
-            yield warning(
-                "sandbox_unused",
-                f"sandbox.{name}",
-                value,
-                f"nothing reads it with sandbox.kind={sandbox.kind}",
-                "sandbox=docker or sandbox=podman",
-            )
+        for name in (*_ENGINE_KEYS, "image" if sandbox.kind is SandboxKind.process else "disk_gb"):
+            if getattr(sandbox, name):
+                why = f"nothing reads it with sandbox.kind={sandbox.kind}"
+                yield warning("sandbox_unused", f"sandbox.{name}", why, "sandbox=docker or sandbox=podman")
     elif sandbox.warm_pool > sandbox.concurrency:
         yield warning(
             "sandbox_warm_pool",
             "sandbox.warm_pool",
-            sandbox.warm_pool,
             f"keeps more containers of each image ready than may be used at once "
             f"(sandbox.concurrency={sandbox.concurrency})",
             f"sandbox.warm_pool={min(8, sandbox.concurrency)}",
@@ -272,10 +252,24 @@ def lease(config: Config, _: Host) -> Iterator[Finding]:
         yield error(
             "sandbox_lease",
             "sandbox.lease_s",
-            config.sandbox.lease_s,
             f"a run that is busy for {SHORTEST_LEASE_S:g} s (an update, a checkpoint) would lose its sandboxes",
             "sandbox.lease_s=600; a run that dies loses them at once, whatever the lease",
         )
 
 
-RULES = (slots, places, base_image, container_keys, lease, runtime_url, runtime_job, runtime_times, runtime_door)
+@about(Part.sandboxes)
+def runtime_address(config: Config, host: Host) -> Iterator[Finding]:
+    sandbox, runtime = config.sandbox, config.runtime
+    if sandbox.kind == SandboxKind.remote and sandbox.runtime_url:
+        try:
+            base_address(sandbox.runtime_url)
+        except ValueError as problem:
+            fix = f"sandbox.runtime_url=http://HOST:PORT, and a key in {sandbox.runtime_key_env}"
+            yield error("address", "sandbox.runtime_url", str(problem), fix)
+    elif runtime.kind == RuntimeKind.external and runtime.shared_dir and not host.exists(runtime.shared_dir):
+        yield error(
+            "runtime_folder",
+            "runtime.shared_dir",
+            "is not there, so no job=runtime serves in it",
+            "runtime.shared_dir=FOLDER of a job=runtime, or sandbox.runtime_url=http://HOST:PORT",
+        )

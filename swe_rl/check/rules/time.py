@@ -12,7 +12,7 @@ from swe_rl.config.choices import JobName
 from swe_rl.config.parts import Part
 from swe_rl.config.schema import Config, WorkloadConfig
 from swe_rl.plan import duration
-from swe_rl.plan.rollout_bound import LARGEST_SPREAD, MAY_BE_ZERO, wrong_pairs
+from swe_rl.plan.duration import LARGEST_SPREAD, MAY_BE_ZERO, wrong_pairs
 from swe_rl.plan.sizes import uses_no_gpu, waves_per_step
 
 FEWEST_S = 60.0
@@ -25,7 +25,6 @@ def nested_timeouts(config: Config, _: Host) -> Iterator[Finding]:
         yield warning(
             "nested_timeouts",
             "rollout.command_timeout_s",
-            rollout.command_timeout_s,
             f"one hanging command uses up the agent's whole time (rollout.agent_timeout_s={rollout.agent_timeout_s:g})",
             f"rollout.command_timeout_s={rollout.agent_timeout_s / 10:g}",
         )
@@ -33,7 +32,6 @@ def nested_timeouts(config: Config, _: Host) -> Iterator[Finding]:
         yield warning(
             "time_limit",
             "rollout.agent_timeout_s",
-            rollout.agent_timeout_s,
             f"longer than the job may run (hardware.time_limit_min={config.hardware.time_limit_min})",
             f"hardware.time_limit_min={int(rollout.agent_timeout_s // 60) + 60}",
         )
@@ -46,7 +44,6 @@ def typical_within_limit(config: Config, _: Host) -> Iterator[Finding]:
         yield warning(
             "typical_time",
             "rollout.agent_timeout_s",
-            rollout.agent_timeout_s,
             f"a typical trajectory is said to take {rollout.typical_trajectory_s:g} s "
             "(rollout.typical_trajectory_s): most would be cut short",
             f"rollout.agent_timeout_s={rollout.typical_trajectory_s * 3:g}",
@@ -55,12 +52,11 @@ def typical_within_limit(config: Config, _: Host) -> Iterator[Finding]:
 
 @about(Part.engines)
 def workload(config: Config, _: Host) -> Iterator[Finding]:
-    for name, value in wrong_pairs(config.rollout.workload):
+    for name in wrong_pairs(config.rollout.workload):
         least = 0 if name in MAY_BE_ZERO else 1
         yield error(
             "workload",
             f"rollout.workload.{name}",
-            list(value),
             f"must be [median, spread]: two numbers, the median at least {least}, the spread of its logarithm from 0 "
             f"to {LARGEST_SPREAD:g}",
             f"rollout.workload.{name}={list(getattr(WorkloadConfig(), name))}".replace(" ", ""),
@@ -76,7 +72,6 @@ def first_checkpoint(config: Config, _: Host) -> Iterator[Finding]:
     yield error(
         "time_first_checkpoint",
         "hardware.time_limit_min",
-        config.hardware.time_limit_min,
         f"the job would end before its first checkpoint: at least {duration.text(needed_s)} to it (a step takes at "
         f"least {step}, its trajectories {waves_per_step(config)} waves; job=plan says more)",
         f"hardware.time_limit_min={int(needed_s / 60 * 1.5)}, trainer.checkpoint_every_steps=1, or fewer trajectories",
@@ -93,7 +88,6 @@ def whole_run(config: Config, _: Host) -> Iterator[Finding]:
         yield warning(
             "time_whole_run",
             "hardware.time_limit_min",
-            config.hardware.time_limit_min,
             f"{config.trainer.steps} steps take at least {duration.text(needed_s)}, and the job will not be continued",
             "trainer.resume=auto with trainer.checkpoint_every_steps=1 or more, or fewer trainer.steps",
         )
@@ -110,7 +104,6 @@ def collective(config: Config, _: Host) -> Iterator[Finding]:
         yield warning(
             "collective_timeout",
             "trainer.collective_timeout_s",
-            timeout_s,
             f"ranks that load a large model on GPUs are apart by more than that; at least {FEWEST_S:g}",
             "trainer.collective_timeout_s=1800",
         )
@@ -118,7 +111,6 @@ def collective(config: Config, _: Host) -> Iterator[Finding]:
         yield warning(
             "collective_timeout",
             "trainer.collective_timeout_s",
-            timeout_s,
             "ranks that give no sign of life for so long count as lost, and a micro-batch takes about "
             f"{duration.text(work_s)}",
             f"trainer.collective_timeout_s={int(2 * work_s)}, or a lower trainer.max_tokens_per_micro_batch",
@@ -135,7 +127,6 @@ def turns_fit(config: Config, _: Host) -> Iterator[Finding]:
         yield warning(
             "turns",
             "rollout.max_turns",
-            rollout.max_turns,
             f"so many turns need about {needed} tokens even if each uses an eighth of its limits; "
             f"rollout.max_trajectory_tokens={rollout.max_trajectory_tokens} will end most trajectories first",
             f"rollout.max_turns={max(1, int(rollout.max_trajectory_tokens / max(turn, 1)))}",
@@ -146,18 +137,4 @@ def turns_fit(config: Config, _: Host) -> Iterator[Finding]:
 def think_time(config: Config, _: Host) -> Iterator[Finding]:
     think_s = config.job.think_s
     if think_s > 0 and config.job.name is not JobName.rollout:
-        yield error(
-            "think_s", "job.think_s", think_s, "stands for training and is read by job=rollout only", "job=rollout"
-        )
-
-
-RULES = (
-    nested_timeouts,
-    typical_within_limit,
-    workload,
-    first_checkpoint,
-    whole_run,
-    collective,
-    turns_fit,
-    think_time,
-)
+        yield error("think_s", "job.think_s", "stands for training and is read by job=rollout only", "job=rollout")

@@ -11,8 +11,7 @@ from swe_rl.config.choices import Capture, Correction, DynamicSampling, EngineKi
 from swe_rl.config.parts import Part, reads
 from swe_rl.config.schema import Config
 from swe_rl.plan import memory
-from swe_rl.plan.sizes import optimizer_steps_per_step, takes_turns, total_gpus, uses_no_gpu
-from swe_rl.plan.weight_sync import unshareable
+from swe_rl.plan.sizes import optimizer_steps_per_step, takes_turns, total_gpus, unshareable, uses_no_gpu
 
 
 @about(Part.trainer)
@@ -25,7 +24,6 @@ def lora(config: Config, _: Host) -> Iterator[Finding]:
         yield error(
             "lora",
             key,
-            rank,
             f"an adapter of more than model.hidden_size={model.hidden_size} is larger than what it stands for",
             "trainer.lora_rank=0, which trains all weights",
         )
@@ -33,7 +31,6 @@ def lora(config: Config, _: Host) -> Iterator[Finding]:
         yield warning(
             "lora_offload",
             "trainer.offload_optimizer",
-            True,
             "has no effect with trainer.lora_rank > 0: an adapter's optimizer state is small and stays on the GPU",
             "trainer.offload_optimizer=false",
         )
@@ -48,7 +45,6 @@ def asynchrony(config: Config, _: Host) -> Iterator[Finding]:
         yield error(
             "staleness",
             "trainer.max_staleness_steps",
-            stale,
             f"layout={config.layout.name} lets engines and trainer take turns: nothing can overlap",
             "trainer.max_staleness_steps=0, or a layout that gives each its own (layout=dp4, layout=local2)",
         )
@@ -56,7 +52,6 @@ def asynchrony(config: Config, _: Host) -> Iterator[Finding]:
         yield error(
             "staleness_sampling",
             "algo.dynamic_sampling",
-            "resample",
             "needs to know a whole step's rewards, which an asynchronous step does not have in time",
             "algo.dynamic_sampling=filter, or trainer.max_staleness_steps=0",
         )
@@ -64,7 +59,6 @@ def asynchrony(config: Config, _: Host) -> Iterator[Finding]:
         yield warning(
             "staleness_correction",
             "algo.correction",
-            "none",
             f"tokens up to {stale} steps old are trained as if the present policy had sampled them",
             "algo.correction=token_tis",
         )
@@ -76,23 +70,19 @@ def weight_sync(config: Config, _: Host) -> Iterator[Finding]:
     key = "trainer.weight_sync"
     if sync in (WeightSync.nccl, WeightSync.ipc) and config.engine.kind is EngineKind.embedded:
         why = "engine=embedded has the trainer's weights in its own process"
-        yield error("weight_sync", key, sync, why, "trainer.weight_sync=auto")
+        yield error("weight_sync", key, why, "trainer.weight_sync=auto")
     elif sync == WeightSync.ipc and uses_no_gpu(layout):
-        yield error("weight_sync", key, sync, f"layout={layout.name} has no GPU", "trainer.weight_sync=auto")
+        yield error("weight_sync", key, f"layout={layout.name} has no GPU", "trainer.weight_sync=auto")
     elif sync == WeightSync.ipc and not layout.colocated:
         yield error(
-            "weight_sync", key, sync, "shares memory of one GPU; engines have others here", "trainer.weight_sync=nccl"
+            "weight_sync", key, "shares memory of one GPU; engines have others here", "trainer.weight_sync=nccl"
         )
     elif sync == WeightSync.nccl and layout.colocated and not uses_no_gpu(layout):
         yield error(
-            "weight_sync",
-            key,
-            sync,
-            "NCCL refuses two ranks on one GPU, as colocated ones are",
-            "trainer.weight_sync=ipc",
+            "weight_sync", key, "NCCL refuses two ranks on one GPU, as colocated ones are", "trainer.weight_sync=ipc"
         )
     elif hardware.mig and not layout.colocated and sync == WeightSync.nccl:
-        yield error("weight_sync", key, sync, "there is no NCCL between MIG slices", "trainer.weight_sync=disk")
+        yield error("weight_sync", key, "there is no NCCL between MIG slices", "trainer.weight_sync=disk")
 
 
 @between(Part.trainer, Part.engines)
@@ -103,7 +93,6 @@ def shared_memory(config: Config, host: Host) -> Iterator[Finding]:
         yield error(
             "shared_memory",
             "trainer.weight_sync",
-            WeightSync.ipc,
             f"{setting} in the environment: no other process can open memory that is allocated so",
             f"without it, or trainer.weight_sync={WeightSync.disk}",
         )
@@ -119,7 +108,6 @@ def log_probabilities(config: Config, _: Host) -> Iterator[Finding]:
         yield error(
             "logprobs_mode",
             "engine.logprobs_mode",
-            "raw",
             "log-probabilities before temperature and truncation are not those of the tokens as they were sampled",
             "engine.logprobs_mode=processed",
         )
@@ -131,18 +119,13 @@ def masks(config: Config, _: Host) -> Iterator[Finding]:
     if (low is None) != (high is None):
         key = "algo.mask_high" if high is None else "algo.mask_low"
         other = "algo.mask_low" if high is None else "algo.mask_high"
-        yield error(
-            "masks", key, None, f"{other} is set and has no effect alone", f"{key}={2 if high is None else 0.5}"
-        )
+        yield error("masks", key, f"{other} is set and has no effect alone", f"{key}={2 if high is None else 0.5}")
     elif low is not None and high is not None and not 0 <= low < 1 < high:
-        yield error(
-            "masks", "algo.mask_low", low, f"ratios lie around 1; [{low:g}, {high:g}] does not", "algo.mask_low=0.5"
-        )
+        yield error("masks", "algo.mask_low", f"ratios lie around 1; [{low:g}, {high:g}] does not", "algo.mask_low=0.5")
     if (low is not None or high is not None) and config.rollout.capture == Capture.retokenize:
         yield error(
             "masks",
             "rollout.capture",
-            "retokenize",
             "has no sampled log-probabilities, which algo.mask_low and algo.mask_high compare",
             "rollout.capture=traced",
         )
@@ -154,7 +137,6 @@ def kl_used(config: Config, _: Host) -> Iterator[Finding]:
         yield warning(
             "kl_unused",
             "algo.kl_in",
-            "reward",
             "has no effect with algo.kl_coef=0; no reference model is loaded",
             "algo.kl_coef=0.001, or leave algo.kl_in out",
         )
@@ -164,17 +146,18 @@ def kl_used(config: Config, _: Host) -> Iterator[Finding]:
 def checkpoint_disk(config: Config, _: Host) -> Iterator[Finding]:
     there, needed = config.hardware.disk_gb, memory.checkpoints_gb(config)
     if 0 < there < needed:
-        one = memory.checkpoint_gb(config)
-        keep = int(there // one) - 1
+        size_gb = memory.checkpoint_gb(config)
+        keep = int(there // size_gb) - 1
         yield error(
             "checkpoint_disk",
             "trainer.keep_checkpoints",
-            config.trainer.keep_checkpoints,
-            f"checkpoints of {one:.0f} GB, one more while the next is written, need {needed:.0f} GB; "
+            f"checkpoints of {size_gb:.0f} GB, one more while the next is written, need {needed:.0f} GB; "
             f"hardware.disk_gb={there:g}",
-            f"trainer.keep_checkpoints={keep}"
-            if keep >= 1
-            else "a larger disk (hardware.disk_gb), or trainer.lora_rank=32",
+            (
+                f"trainer.keep_checkpoints={keep}"
+                if keep >= 1
+                else "a larger disk (hardware.disk_gb), or trainer.lora_rank=32"
+            ),
         )
 
 
@@ -185,7 +168,6 @@ def restarts(config: Config, _: Host) -> Iterator[Finding]:
         yield warning(
             "restarts",
             "trainer.max_restarts",
-            allowed,
             "every restart begins at the first step: trainer.checkpoint_every_steps=0 saves after the last one only",
             "trainer.checkpoint_every_steps=1",
         )
@@ -198,7 +180,6 @@ def external_weights(config: Config, _: Host) -> Iterator[Finding]:
         yield warning(
             "served_model",
             "engine.served_model",
-            served,
             f"nothing reads it with engine.kind={config.engine.kind}",
             "engine=external",
         )
@@ -207,7 +188,6 @@ def external_weights(config: Config, _: Host) -> Iterator[Finding]:
         yield error(
             "external_sync",
             "trainer.weight_sync",
-            "ipc",
             "engines that somebody else started share no memory with this trainer",
             "trainer.weight_sync=nccl, or disk",
         )
@@ -220,7 +200,6 @@ def warmup(config: Config, _: Host) -> Iterator[Finding]:
         yield warning(
             "warmup",
             "trainer.warmup_steps",
-            config.trainer.warmup_steps,
             f"the whole run has {updates} updates: the learning rate never reaches trainer.lr",
             f"trainer.warmup_steps={updates // 10}",
         )
@@ -241,7 +220,6 @@ def parallel_only(config: Config, _: Host) -> Iterator[Finding]:
             yield warning(
                 "parallel_only",
                 key,
-                value,
                 f"only a trainer with ranks of its own reads it; layout={layout.name} trains in this process",
                 f"{key}={str(default).lower()}, or layout=local2",
             )
@@ -253,26 +231,5 @@ def idle_trainer(config: Config, _: Host) -> Iterator[Finding]:
     trains_somewhere = layout.trainer_gpus or layout.trainer_ranks
     if not trains_somewhere and total_gpus(layout) > 0:
         yield error(
-            "no_trainer",
-            "layout.trainer_gpus",
-            0,
-            "nothing is left to train on",
-            "layout.trainer_gpus=4, or job=rollout",
+            "no_trainer", "layout.trainer_gpus", "nothing is left to train on", "layout.trainer_gpus=4, or job=rollout"
         )
-
-
-RULES = (
-    lora,
-    asynchrony,
-    weight_sync,
-    shared_memory,
-    log_probabilities,
-    masks,
-    kl_used,
-    checkpoint_disk,
-    restarts,
-    external_weights,
-    parallel_only,
-    idle_trainer,
-    warmup,
-)

@@ -18,8 +18,7 @@ import orjson
 
 from swe_rl.engine.protocol import EngineError
 from swe_rl.errors import UserError
-from swe_rl.host.addresses import base_address
-from swe_rl.host.loopback import is_loopback
+from swe_rl.host.addresses import base_address, is_loopback
 
 # vLLM closes idle connections after 5 s; a request that meets the closing one would be lost.
 _KEEPALIVE_S = 3.0

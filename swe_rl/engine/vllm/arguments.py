@@ -21,8 +21,8 @@ from pathlib import Path, PurePath
 from swe_rl.config.choices import LogprobsMode
 from swe_rl.config.schema import Config
 from swe_rl.errors import UserError
-from swe_rl.plan.sizes import shares_gpus
-from swe_rl.plan.weight_sync import GLOO, IPC, VLLM_COMMAND, transfer_kind
+from swe_rl.plan.sizes import VLLM_COMMAND, shares_gpus
+from swe_rl.plan.weight_sync import GLOO, IPC, transfer_kind
 
 _LOGPROBS_FLAG = {LogprobsMode.processed: "processed_logprobs", LogprobsMode.raw: "raw_logprobs"}
 _GPU_BLOCK_TOKENS = 16

@@ -35,8 +35,8 @@ from swe_rl.engine.vllm.devices import slice_number, visible_devices
 from swe_rl.engine.vllm.engine import VllmEngine
 from swe_rl.engine.vllm.server import Launch, VllmServer
 from swe_rl.engine.vllm.step import StepSpec
-from swe_rl.hardware.host_address import free_port
 from swe_rl.hardware.slurm.nodes import address, names_of, step, step_environment
+from swe_rl.host.addresses import free_port
 from swe_rl.layout.placement import Gpu, home, place
 from swe_rl.logger.disk import disk_error
 from swe_rl.model.load import locate

@@ -1,9 +1,11 @@
-"""SLURM's commands, all through `ask`: what it says of a job, a script submitted to it, a job queued again or ended.
+"""SLURM: the job that this process is in, and its commands, all through `ask`: what it says of a job, a script
+submitted to it, a job queued again or ended.
 
 Invariants:
 - Nobody waits for a controller that does not answer longer than a few seconds: `Queue.UNKNOWN` then.
 - A job that the controller does not know any more is GONE, however it ended.
 - What a job that is submitted from inside another one inherits names nothing of that one.
+- `Allocation.job_id` names this job alone. The bare number of an array's element may be the whole array's.
 """
 
 import os
@@ -210,3 +212,40 @@ def _ended(ids: Sequence[str], run: Run) -> dict[str, JobState]:
         if name in states and state:
             states[name] = JobState(Queue.GONE, state.split()[0])  # `CANCELLED by 1000`
     return states
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """`job_id` as `scontrol` takes it; `restarts`: how often the job was queued again before this start."""
+
+    job_id: str
+    cluster: str
+    restarts: int
+    num_nodes: int
+    node: str
+    node_list: str
+
+    @property
+    def key(self) -> str:
+        """The same for every start of this job, different for jobs of another cluster."""
+        return f"{self.cluster}:{self.job_id}"
+
+
+def allocation(environ: Mapping[str, str]) -> Allocation | None:
+    """None outside a SLURM job."""
+    number = environ.get("SLURM_JOB_ID", "").strip()
+    if not number:
+        return None
+    array, element = environ.get("SLURM_ARRAY_JOB_ID", ""), environ.get("SLURM_ARRAY_TASK_ID", "")
+    return Allocation(
+        job_id=f"{array}_{element}" if array and element else number,
+        cluster=environ.get("SLURM_CLUSTER_NAME", ""),
+        restarts=_number(environ.get("SLURM_RESTART_COUNT"), 0),
+        num_nodes=_number(environ.get("SLURM_JOB_NUM_NODES") or environ.get("SLURM_NNODES"), 1),
+        node=environ.get("SLURMD_NODENAME", ""),
+        node_list=environ.get("SLURM_JOB_NODELIST") or environ.get("SLURM_NODELIST", ""),
+    )
+
+
+def _number(text: str | None, otherwise: int) -> int:
+    return int(text) if text and text.isdigit() else otherwise

@@ -9,8 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from swe_rl.errors import UserError
-from swe_rl.hardware.slurm.allocation import Allocation, allocation
-from swe_rl.hardware.slurm.jobs import Run, SlurmError, scontrol
+from swe_rl.hardware.slurm.jobs import Allocation, Run, SlurmError, allocation, scontrol
 from swe_rl.host.program import run_program
 
 _ADDRESS = re.compile(r"\bNodeAddr=(\S+)")
@@ -44,14 +43,14 @@ def node_names(here: Allocation, home: int, run: Run = run_program) -> tuple[str
         names, problem = [], str(error)
     if not names:
         raise NodesError(f"SLURM does not tell the nodes of job {here.job_id} ({here.node_list}): {problem}")
-    own = here.node if here.node in names else names[0]
-    others = [name for name in names if name != own]
+    home_name = here.node if here.node in names else names[0]
+    others = [name for name in names if name != home_name]
     if home > len(others):
         raise NodesError(
             f"The layout speaks of node {home}, and job {here.job_id} has {len(names)} ({here.node_list}): ask for "
             "more with hardware.nodes, or take a smaller layout"
         )
-    return (*others[:home], own, *others[home:])
+    return (*others[:home], home_name, *others[home:])
 
 
 def names_of(
@@ -94,8 +93,8 @@ def address(node: str, run: Run = run_program) -> str:
 
 def step(node: str, name: str) -> tuple[str, ...]:
     """The command line before a program that is to run on `node`, beside whatever the job runs there."""
-    one = ("--nodes=1", "--ntasks=1", f"--nodelist={node}")
-    return ("srun", "--overlap", *one, f"--job-name={name}", "--export=ALL", "--kill-on-bad-exit=1", "--quiet")
+    place = ("--nodes=1", "--ntasks=1", f"--nodelist={node}")
+    return ("srun", "--overlap", *place, f"--job-name={name}", "--export=ALL", "--kill-on-bad-exit=1", "--quiet")
 
 
 def step_environment(environ: Mapping[str, str]) -> dict[str, str]:

@@ -14,8 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from swe_rl.errors import RunError
-from swe_rl.hardware.slurm.allocation import Allocation
-from swe_rl.hardware.slurm.jobs import JobView, Run, SlurmError, scontrol, view
+from swe_rl.hardware.slurm.jobs import Allocation, JobView, Run, SlurmError, scontrol, view
 from swe_rl.host.program import run_program
 from swe_rl.logger.disk import decode_json, write_json_atomic
 
@@ -58,8 +57,8 @@ class Record:
 def read_record(path: Path) -> Record | None:
     """None where there is none, or none that can be read."""
     try:
-        found = decode_json(path.read_bytes())
-        return Record(found["job"], int(found["requeues"]), tuple(Start(**one) for one in found["starts"]))
+        values = decode_json(path.read_bytes())
+        return Record(values["job"], int(values["requeues"]), tuple(Start(**start) for start in values["starts"]))
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
@@ -103,7 +102,7 @@ class Survival:
         start = Start(self._here.restarts, self._here.node, self._clock(), step)
         self._keep(replace(self.record, starts=(*self.record.starts, start)))
         recent = self.record.starts[-FRUITLESS_STARTS - 1 :]
-        if len(recent) > FRUITLESS_STARTS and all(one.step == step for one in recent):
+        if len(recent) > FRUITLESS_STARTS and all(start.step == step for start in recent):
             raise NoProgressError(
                 f"SLURM job {self._here.job_id} was started {FRUITLESS_STARTS} times after step {step} and never "
                 "finished the next one, so it is not tried again. Give it more time (hardware.time_limit_min), warn it "
@@ -122,15 +121,15 @@ class Survival:
                 self._keep(replace(self.record, starts=(*before, replace(last, told=self._verdict.reason))))
         return self._verdict
 
-    def _decide(self, told: str) -> Verdict:
+    def _decide(self, signal_name: str) -> Verdict:
         seen = view(self._here.job_id, self._run) or JobView("RUNNING")
         if seen.state in _QUEUED or seen.restarts > self._here.restarts:
-            return Verdict(True, f"told by {told} to end; SLURM has queued job {self._here.job_id} again")
+            return Verdict(True, f"told by {signal_name} to end; SLURM has queued job {self._here.job_id} again")
         if seen.state == "PREEMPTED" or seen.preempted:
-            return self._ask(f"told by {told} to end: another job needs its place")
-        if seen.out_of_time or (told in WARNINGS and seen.state == "RUNNING"):
-            return self._ask_within_budget(f"told by {told} to end")
-        return Verdict(False, f"told by {told} to end")
+            return self._ask(f"told by {signal_name} to end: another job needs its place")
+        if seen.out_of_time or (signal_name in WARNINGS and seen.state == "RUNNING"):
+            return self._ask_within_budget(f"told by {signal_name} to end")
+        return Verdict(False, f"told by {signal_name} to end")
 
     def _ask_within_budget(self, why: str) -> Verdict:
         asked = self.record.requeues

@@ -3,23 +3,24 @@
 Invariants:
 - Reads only; a run that is still going, or died, gives the steps that it completed.
 - A step without a finite `tokens_per_s` is incomplete; of two lines of one step the last counts.
+- In a log steps count from 1, as `Started: 'step'` opens them; what comes before the first belongs to none. The last
+  match of a step wins; a number that is not finite, or no number, leaves what was there. Only numbers leave a log.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from swe_rl.config import yaml_text
 from swe_rl.errors import UserError
 from swe_rl.logger.disk import read_json
-from swe_rl.logger.events import read_events
 from swe_rl.logger.folder import RunFolder
-from swe_rl.logger.jsonl import iter_jsonl
+from swe_rl.logger.jsonl import iter_jsonl, read_events
 from swe_rl.logger.summary import before_and_after
-from swe_rl.report.compare.compare import Measured, StepRate
-from swe_rl.report.compare.held_out import held_out
-from swe_rl.report.compare.skyrl_log import job_id, read_log
+from swe_rl.report.compare.compare import Measured, StepRate, held_out
 from swe_rl.report.resolved import counts_of
 
 _MARKS = ("steps_jsonl", "status_json", "config_yaml")
@@ -146,3 +147,68 @@ def _same(values: Iterable[Any]) -> int | None:
     distinct = set(values)
     only = distinct.pop() if len(distinct) == 1 else None
     return only if type(only) is int else None
+
+
+_ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
+_NUMBER = r"(-?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)"
+_STARTED = "Started: 'step'"
+_FINISHED = re.compile(rf"Finished: '(generate|step)', time cost: {_NUMBER}s")
+_AVERAGES = re.compile(rf"avg_final_rewards: {_NUMBER}, avg_response_length: {_NUMBER}(?![\d.])")
+_JOB = re.compile(r"slurm-(\d+(?:_\d+)?)\.(?:err|out)")
+
+
+@dataclass(slots=True)
+class LogStep:
+    """What a log says of a step; None for what it does not (yet) say."""
+
+    generate_s: float | None = None
+    step_s: float | None = None
+    reward_mean: float | None = None
+    avg_response_length: float | None = None
+
+    def tokens_per_s(self, trajectories_per_step: int) -> float | None:
+        """Trajectories times mean response tokens over the seconds of generation; None for an incomplete step.
+
+        The published measure of the program-aware router (ThunderAgent's DP=4 comparison). Responses hold the tools'
+        output as well, and generation the start of containers and the grading.
+        """
+        if self.avg_response_length is None or self.generate_s is None or self.generate_s <= 0:
+            return None
+        return trajectories_per_step * self.avg_response_length / self.generate_s
+
+
+def read_log(path: Path) -> list[LogStep]:
+    """Of a file that may still grow; bytes that are no text are passed over. Raises OSError."""
+    with path.open(encoding="utf-8", errors="replace") as lines:
+        return list(parse(lines))
+
+
+def parse(lines: Iterable[str]) -> Iterator[LogStep]:
+    """The steps in their order, each once it is over."""
+    step: LogStep | None = None
+    for line in lines:
+        text = _ANSI.sub("", line) if "\x1b" in line else line
+        if _STARTED in text:
+            if step is not None:
+                yield step
+            step = LogStep()
+        if step is not None:
+            _add(step, text)
+    if step is not None:
+        yield step
+
+
+def _add(step: LogStep, text: str) -> None:
+    for name, cost_s in _FINISHED.findall(text):
+        if name == "generate":
+            step.generate_s = float(cost_s)
+        else:
+            step.step_s = float(cost_s)
+    if averages := _AVERAGES.search(text):
+        step.reward_mean, step.avg_response_length = float(averages[1]), float(averages[2])
+
+
+def job_id(path: Path) -> str | None:
+    """The job that SLURM named the file after: `slurm-25609.err` is of 25609."""
+    match = _JOB.fullmatch(path.name)
+    return match[1] if match else None

@@ -1,4 +1,5 @@
-"""A comparison as it is printed: what is compared, by which formula, the tables, and what the steps say together.
+"""A comparison as it is printed: what is compared, by which formula, the tables, and what the steps say together; and
+for programs: one JSON object, and a CSV line for each arm, repeat and step.
 
 Invariants:
 - Two arms print in the layout of the published comparison, so that tools and eyes made for it read ours.
@@ -6,14 +7,32 @@ Invariants:
 - A run that is not over, or left steps incomplete, is named.
 - In a table a column is as wide as its widest cell; the first to the left, the others to the right; one decimal.
 - What is not known reads N/A; a difference is never taken from rounded numbers.
+- For programs keys name their units; what is unknown is null in JSON and empty in CSV, and nothing is rounded.
+- `delta_percent_interval` is over pairs of runs, null for one; `within_run_delta_percent_interval` is over the steps of
+  the only pair, and says nothing about another one.
 """
 
+import csv
+import io
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from typing import Any
 
-from swe_rl.logger.status import RunState
-from swe_rl.report.compare.compare import Arm, Comparison, Gain, Key, Measured, Pair, StepRate, pair
-from swe_rl.report.compare.held_out import pair_line, run_lines
-from swe_rl.report.statistics import Interval, Paired, percent
+from swe_rl.logger.folder import RunState
+from swe_rl.report.compare.compare import (
+    Arm,
+    Comparison,
+    Gain,
+    Key,
+    Measured,
+    Pair,
+    StepRate,
+    held_out_record,
+    pair,
+    pair_line,
+    run_lines,
+)
+from swe_rl.report.statistics import LEVEL, RESAMPLES, SEED, Interval, Paired, percent
 
 NOTHING = "N/A"
 ONE_RUN = "one run"
@@ -221,3 +240,96 @@ def _step_row(key: Key, values: Sequence[float | None]) -> list[str]:
     for value in others:
         row += [number(value), number(percent(base, value) if base is not None and value is not None else None)]
     return row
+
+
+_NUMBERS = ("tokens_per_s", "reward_mean", "avg_response_length", "generate_s", "step_s")
+
+
+def record(made: Comparison) -> dict[str, Any]:
+    """The baseline is the first of `arms`; `pairs` has an entry for each other."""
+    return {
+        "baseline": made.arms[0].label,
+        "engines": made.engines,
+        "source": made.source,
+        "arms": [_arm(arm) for arm in made.arms],
+        "pairs": [_pair(pair) for pair in made.pairs],
+        "bootstrap": {"level": LEVEL, "resamples": RESAMPLES, "seed": SEED},
+    }
+
+
+def _arm(arm: Arm) -> dict[str, Any]:
+    return {
+        "label": arm.label,
+        "short": arm.short,
+        "average_tokens_per_s": arm.average(),
+        "spread_of_runs_tokens_per_s": arm.spread(),
+        "wall_s": arm.wall_s(),
+        "runs": [_run(name, run) for name, run in arm.runs.items()],
+    }
+
+
+def _run(name: str, run: Measured) -> dict[str, Any]:
+    return {
+        "repeat": name or None,
+        "source": run.source,
+        "kind": "skyrl_log" if run.is_log else "run",
+        "job": run.job,
+        "status": run.status,
+        "num_trajectories": run.num_trajectories,
+        "wall_s": run.wall_s,
+        "incomplete_steps": run.incomplete,
+        "held_out": held_out_record(run.held_out) if run.held_out else None,
+        "steps": [{"step": step, **asdict(run.steps[step])} for step in sorted(run.steps)],
+    }
+
+
+def _pair(pair: Pair) -> dict[str, Any]:
+    tokens = pair.tokens
+    rewards = pair.means(lambda rate: rate.reward_mean) or (None, None)
+    return {
+        "candidate": pair.candidate.label,
+        "paired_steps": len(pair.keys),
+        "baseline_average_tokens_per_s": tokens and tokens.baseline_average,
+        "candidate_average_tokens_per_s": tokens and tokens.candidate_average,
+        "delta_tokens_per_s": tokens and tokens.delta,
+        "delta_percent": tokens and tokens.delta_percent,
+        "paired_runs": tokens.runs if tokens else 0,
+        "delta_percent_interval": tokens and tokens.interval_percent,
+        "within_run_delta_percent_interval": tokens and tokens.within_run_percent,
+        "baseline_median_tokens_per_s": tokens and tokens.baseline_median,
+        "candidate_median_tokens_per_s": tokens and tokens.candidate_median,
+        "baseline_reward_mean": rewards[0],
+        "candidate_reward_mean": rewards[1],
+        "held_out_gain_points": asdict(pair.gain) if pair.gain else None,
+        "held_out_percent": asdict(pair.held_out) if pair.held_out else None,
+        "steps": list(_paired_steps(pair)),
+    }
+
+
+def _paired_steps(pair: Pair) -> Iterator[dict[str, Any]]:
+    rates = pair.baseline.rates(), pair.candidate.rates()
+    for repeat, step in pair.keys:
+        before, after = (arm_rates[repeat, step].tokens_per_s for arm_rates in rates)
+        yield {
+            "repeat": repeat or None,
+            "step": step,
+            "baseline_tokens_per_s": before,
+            "candidate_tokens_per_s": after,
+            "delta_tokens_per_s": after - before,
+            "delta_percent": percent(before, after),
+        }
+
+
+def csv_text(made: Comparison) -> str:
+    """`delta_percent` is against the baseline's step of the same repeat."""
+    written = io.StringIO()
+    lines = csv.writer(written, lineterminator="\n")
+    lines.writerow(["arm", "repeat", "step", *_NUMBERS, "baseline_tokens_per_s", "delta_percent"])
+    base = made.arms[0].rates()
+    for arm in made.arms:
+        for key, rate in arm.rates().items():
+            before = base[key].tokens_per_s if key in base else None
+            delta = None if before is None else percent(before, rate.tokens_per_s)
+            numbers = [getattr(rate, name) for name in _NUMBERS]
+            lines.writerow([arm.label, *key, *("" if value is None else value for value in [*numbers, before, delta])])
+    return written.getvalue()

@@ -307,11 +307,11 @@ class Watcher:
         if limit is None:
             return ""
         now, now_s = filled(folder.path), self._clock()
-        possible = folder.found - folder.began + (now - folder.filled)
+        possible = folder.size - folder.began + (now - folder.filled)
         if not possible.is_over(limit) and now_s - folder.walked_s < _WALK_S:
             return ""
-        folder.found, folder.filled, folder.walked_s = disk_use(folder.path), now, now_s
-        grown = folder.found - folder.began
+        folder.size, folder.filled, folder.walked_s = disk_use(folder.path), now, now_s
+        grown = folder.size - folder.began
         if not grown.is_over(limit):
             return ""
         return (

@@ -25,7 +25,7 @@ from typing import Any, Generic, TypeVar
 from aiohttp import web
 
 from swe_rl.errors import SweRlError, UserError
-from swe_rl.host.loopback import is_loopback
+from swe_rl.host.addresses import is_loopback
 from swe_rl.sandbox.archive import Workspaces
 from swe_rl.sandbox.protocol import Door, ExecResult, Sandbox, SandboxError, SandboxProvider, Workspace
 from swe_rl.sandbox.remote import wire

@@ -18,7 +18,7 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, Protocol
 
-from swe_rl.hardware.host_address import free_port
+from swe_rl.host.addresses import free_port
 from swe_rl.trainer.ranks.rank import RankSetup, run_rank
 
 _LOG_LINES = 3

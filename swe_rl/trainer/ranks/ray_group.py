@@ -20,9 +20,8 @@ from typing import Any
 from swe_rl.config.folders import PACKAGE
 from swe_rl.config.schema import ModelConfig
 from swe_rl.errors import one_line
-from swe_rl.hardware.ray.cluster import CPU, GPU, RayCluster, RayClusterError, RayNode, connect
-from swe_rl.layout.placement import PlacementError
-from swe_rl.layout.rank_nodes import rank_nodes, rank_places
+from swe_rl.hardware.ray_cluster import CPU, GPU, RayCluster, RayClusterError, RayNode, connect
+from swe_rl.layout.placement import PlacementError, rank_nodes, rank_places
 from swe_rl.trainer.protocol import TrainerError
 from swe_rl.trainer.ranks.link import RankEnd, RankLink, last_words
 from swe_rl.trainer.ranks.rank import RankSetup

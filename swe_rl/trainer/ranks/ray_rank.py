@@ -15,7 +15,7 @@ from pathlib import Path
 from queue import Queue
 from typing import Any
 
-from swe_rl.hardware.host_address import free_port, interface_of
+from swe_rl.host.addresses import free_port, interface_of
 from swe_rl.trainer.ranks.rank import RankSetup, carry_out, write_log
 from swe_rl.version import __version__
 

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from swe_rl.config.folders import PACKAGE
-from swe_rl.hardware.host_address import address_of, free_port
 from swe_rl.hardware.slurm.nodes import step, step_environment
+from swe_rl.host.addresses import address_of, free_port
 from swe_rl.trainer.protocol import TrainerError
 from swe_rl.trainer.ranks.door import RankDoor
 from swe_rl.trainer.ranks.link import RankEnd, RankLink, RankProcess, last_words, status_text

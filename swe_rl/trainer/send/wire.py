@@ -35,7 +35,7 @@ from swe_rl.engine.transfer.protocol import (
     buckets_of,
     buffer_bytes,
 )
-from swe_rl.hardware.host_address import LOOPBACK, free_port, own_address
+from swe_rl.host.addresses import LOOPBACK, free_port, own_address
 from swe_rl.model.experts import hub_shapes
 from swe_rl.plan.weight_sync import NCCL
 from swe_rl.trainer.protocol import TrainerError

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 
-from swe_rl.hardware.host_address import interface_towards
+from swe_rl.host.addresses import interface_towards
 from swe_rl.trainer.protocol import MeshError
 
 _LOOPBACK = "/sys/class/net/lo"

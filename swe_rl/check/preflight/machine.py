@@ -33,7 +33,6 @@ def _checkpoints_fit(config: Config, system: System) -> Iterator[Finding]:
         yield error(
             "preflight_disk",
             "paths.outputs",
-            config.paths.outputs,
             f"{keep + 1} checkpoints of {one_gb:.1f} GB take {needed_gb:.1f} GB there (one more than are kept, while "
             f"the next is written); {free_gb:.1f} GB are free",
             f"paths.outputs=FOLDER on a larger disk{_fewer(one_gb, free_gb)}",
@@ -55,7 +54,6 @@ def _not_in_home(config: Config, system: System) -> Iterator[Finding]:
         yield warning(
             "preflight_home",
             "paths.outputs",
-            config.paths.outputs,
             f"lies in your home folder {home}; on clusters that is small, slow and backed up",
             "paths.outputs=FOLDER on the cluster's scratch or project file system",
         )
@@ -71,7 +69,6 @@ def shared_memory(config: Config, system: System) -> Iterator[Finding]:
         yield warning(
             "preflight_shm",
             "layout.name",
-            config.layout.name,
             f"several processes share GPUs' data through {_SHARED}, where {free_gb:.2f} GB are free; NCCL fails where "
             f"less than {_SHARED_GB:g} GB are",
             "start this container with --ipc=host or --shm-size=16g, or mount a larger tmpfs there",
@@ -84,7 +81,6 @@ def scratch(config: Config, system: System) -> Iterator[Finding]:
         yield error(
             "preflight_scratch",
             "paths.scratch",
-            config.paths.scratch,
             f"{folder} cannot be made or written to by this user",
             "paths.scratch=FOLDER on a disk of this node that you may write to",
         )
@@ -92,7 +88,48 @@ def scratch(config: Config, system: System) -> Iterator[Finding]:
         yield error(
             "preflight_scratch",
             "paths.scratch",
-            config.paths.scratch,
             f"{reason}; sandboxes and weights lie there while a run lasts, and nobody else may reach them",
             "paths.scratch=FOLDER that you may write to, or have what is there removed",
+        )
+
+
+_ALMOST = 0.95  # the kernel keeps some of what a machine is sold with
+
+
+def cpus_and_memory(config: Config, system: System) -> Iterator[Finding]:
+    hardware, cpus, memory_gb = config.hardware, system.cpus(), system.memory_bytes() / 1e9
+    if cpus < hardware.cpus_per_node:
+        yield warning(
+            "preflight_cpus",
+            "hardware.cpus_per_node",
+            f"this process may use {cpus} CPUs; the slots for sandboxes are reckoned from {hardware.cpus_per_node}",
+            f"hardware.cpus_per_node={cpus}",
+        )
+    if memory_gb < hardware.memory_gb * _ALMOST:
+        yield warning(
+            "preflight_memory",
+            "hardware.memory_gb",
+            f"this process may use {memory_gb:.1f} GB of memory",
+            f"hardware.memory_gb={memory_gb:.1f}",
+        )
+
+
+def port(config: Config, system: System) -> Iterator[Finding]:
+    host, number = config.gateway.host, config.gateway.port
+    reason = system.bind_refused(host, number)
+    if reason is None:
+        return
+    if number == 0:
+        yield error(
+            "preflight_port",
+            "gateway.host",
+            f"cannot be listened on: {reason}",
+            "gateway.host=127.0.0.1, or another address of this machine",
+        )
+    else:
+        yield error(
+            "preflight_port",
+            "gateway.port",
+            f"cannot be listened on at {host}: {reason}",
+            "gateway.port=0 (any free port)",
         )

@@ -5,10 +5,12 @@ Invariants:
 - A cluster that cannot be used is a RayClusterError, soon, with the way out; Ray alone would ask for minutes.
 """
 
+import json
 import logging
 import os
 import signal
 import socket
+import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -57,7 +59,7 @@ class RayCluster:
 
         free_of: Any = state.available_resources_per_node
         listed: Any = ray.nodes
-        own = ray.get_runtime_context().get_node_id()
+        this_node = ray.get_runtime_context().get_node_id()
         with _refused("its nodes cannot be listed"):
             free = free_of()
             ray_nodes = [
@@ -67,7 +69,7 @@ class RayCluster:
                     address=node["NodeManagerAddress"],
                     units=_counted(node["Resources"]),
                     free=_counted(free.get(node["NodeID"], {})),
-                    here=node["NodeID"] == own,
+                    here=node["NodeID"] == this_node,
                 )
                 for node in listed()
                 if node["Alive"]
@@ -178,3 +180,27 @@ def _own_sigterm() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def main(arguments: list[str]) -> int:
+    """`python -m swe_rl.hardware.ray_cluster ADDRESS`: what a cluster has free, as one line of JSON.
+
+    Ends with status 0 and an answer, whatever the cluster is like: {"nodes": {name: {"CPU": 1.0, "GPU": 0.0}},
+    "problem": null or a text}.
+    """
+    nodes: dict[str, dict[str, float]] = {}  # what is free
+    problem: str | None = None
+    try:
+        cluster = connect(arguments[0])
+        try:
+            nodes = {node.name: dict(node.free) for node in cluster.nodes()}
+        finally:
+            cluster.close()
+    except RayClusterError as error:
+        problem = str(error)
+    print(json.dumps({"nodes": nodes, "problem": problem}), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

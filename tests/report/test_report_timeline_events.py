@@ -4,11 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swe_rl.logger.events import EventLog
 from swe_rl.logger.folder import RunFolder
-from swe_rl.report.payload import losses, losses_tile
+from swe_rl.logger.jsonl import EventLog
+from swe_rl.report.page import losses, losses_tile
 from swe_rl.report.timeline import programs_of
-from swe_rl.report.timeline_engines import (
+from swe_rl.report.timeline_events import (
     MAX_SAMPLES,
     Load,
     Malformed,

@@ -1,1 +1,0 @@
-"""An existing Ray cluster."""
