@@ -125,7 +125,7 @@ async def _train(config: Config, session: Session) -> None:
 
 def _require_peft(config: Config) -> None:
     """Before ranks are started, which could only fail with it. Raises UserError."""
-    from swe_rl.trainer.lora.adapter import require_peft
+    from swe_rl.trainer.lora import require_peft
 
     require_peft(config.trainer)
 
@@ -197,7 +197,7 @@ def _save(steps: Run, trainer: TrainsPolicy) -> None:
 
 def _in_this_process(config: Config) -> "tuple[PreTrainedModel, PreTrainedTokenizerFast, RankTrainer]":
     from swe_rl.model.load import load_model, load_tokenizer, model_folder
-    from swe_rl.trainer.lora.adapter import base_of, with_adapter
+    from swe_rl.trainer.lora import base_of, with_adapter
     from swe_rl.trainer.rank_trainer import RankTrainer
 
     model, tokenizer = load_model(config.model), load_tokenizer(config.model)

@@ -28,8 +28,7 @@ from swe_rl.algo.sequences import Sequences, kl_per_token
 from swe_rl.config.choices import KlEstimator
 from swe_rl.config.schema import AlgoConfig, TrainerConfig
 from swe_rl.trainer.compute import Batch, Compute, LocalCompute, Work, build_work
-from swe_rl.trainer.lora.adapter import Adapter, is_adapter
-from swe_rl.trainer.lora.merged import MergedWeights
+from swe_rl.trainer.lora import Adapter, MergedWeights, is_adapter
 from swe_rl.trainer.metrics import ExpertLoad, StepStats, TrainMetrics
 from swe_rl.trainer.minibatch import MiniBatch, left_out, measured_rows, mini_batches
 from swe_rl.trainer.optimizer import Optimizer, RowsOf, torch_threads, warmup_factor

@@ -17,7 +17,7 @@ from swe_rl.algo.row import Row
 from swe_rl.engine.transfer.protocol import Announced, Sent, Staging
 from swe_rl.trainer.checkpoint.checkpoints import Checkpoints
 from swe_rl.trainer.checkpoint.folder import Checkpoint
-from swe_rl.trainer.lora.merged import EngineWeights
+from swe_rl.trainer.lora import EngineWeights
 from swe_rl.trainer.policy import Trainer
 from swe_rl.trainer.pulse import BeatingWeights
 from swe_rl.trainer.send import hand_over

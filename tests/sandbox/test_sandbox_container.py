@@ -334,7 +334,7 @@ async def _until(condition: Callable[[], bool]) -> None:
 
 
 async def test_a_silent_run_loses_its_containers(make: ProviderOf, workspace: Workspace, monkeypatch):
-    monkeypatch.setattr("swe_rl.sandbox.container.provider._BEATS_IN_A_LEASE", 0.001)
+    monkeypatch.setattr("swe_rl.sandbox.container.guard._BEATS_IN_A_LEASE", 0.001)
     provider = make(lease_s=1.0)
     sandbox = await provider.create(workspace, owner="x")
     with pytest.raises(SandboxError):

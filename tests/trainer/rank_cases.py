@@ -111,7 +111,7 @@ def run_steps(trainer, all_rows):
 
 def plain(case):
     """The reference: this process alone, padded micro-batches."""
-    from swe_rl.trainer.lora.adapter import with_adapter
+    from swe_rl.trainer.lora import with_adapter
     from swe_rl.trainer.policy import Trainer
 
     config, algo, shape = settings(case)
@@ -137,7 +137,7 @@ def sharded_trainer(case, mesh, seed=0):
     import torch
 
     from swe_rl.trainer.compute import ShardedCompute
-    from swe_rl.trainer.lora.adapter import attach
+    from swe_rl.trainer.lora import attach
     from swe_rl.trainer.policy import Trainer
     from swe_rl.trainer.sharded.attention import by_row
     from swe_rl.trainer.sharded.model import ShardedModel

@@ -20,7 +20,7 @@ from swe_rl.model.experts import HubNamed, hub_shapes
 from swe_rl.model.load import ModelError, load_model
 from swe_rl.trainer.checkpoint import export
 from swe_rl.trainer.checkpoint.checkpoints import Checkpoints
-from swe_rl.trainer.lora.adapter import with_adapter
+from swe_rl.trainer.lora import with_adapter
 from swe_rl.trainer.metrics import ExpertLoad, load_max, unused_rate
 from swe_rl.trainer.rank_trainer import RankTrainer
 from swe_rl.trainer.send.hand_over import received, send_weights, write_weights

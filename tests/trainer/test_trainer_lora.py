@@ -21,8 +21,17 @@ from swe_rl.config.schema import AlgoConfig, TrainerConfig
 from swe_rl.engine.server.weights import export
 from swe_rl.errors import UserError
 from swe_rl.trainer.checkpoint.folder import CorruptCheckpointError, config_hash
-from swe_rl.trainer.lora.adapter import TARGETS, alpha_of, attach, fingerprint, is_a, is_adapter, pair, with_adapter
-from swe_rl.trainer.lora.merged import merged
+from swe_rl.trainer.lora import (
+    TARGETS,
+    alpha_of,
+    attach,
+    fingerprint,
+    is_a,
+    is_adapter,
+    merged,
+    pair,
+    with_adapter,
+)
 from swe_rl.trainer.protocol import TrainerError
 from swe_rl.trainer.rank_trainer import RankTrainer
 

@@ -18,7 +18,7 @@ from swe_rl.trainer.checkpoint.checkpoints import Checkpoints
 from swe_rl.trainer.checkpoint.export import ExportError
 from swe_rl.trainer.checkpoint.folder import CorruptCheckpointError
 from swe_rl.trainer.compute import ShardedCompute
-from swe_rl.trainer.lora.adapter import base_of, is_adapter, plain, start_values, with_adapter
+from swe_rl.trainer.lora import base_of, is_adapter, plain, start_values, with_adapter
 from swe_rl.trainer.policy import Trainer
 from swe_rl.trainer.rank_trainer import RankTrainer
 from swe_rl.trainer.send.hand_over import gathered, write_weights

@@ -45,8 +45,7 @@ from swe_rl.trainer.checkpoint.tensor_file import (
     part_name,
     safetensors_chunks,
 )
-from swe_rl.trainer.lora.adapter import TARGETS, base_problem, fingerprint, in_files, pair
-from swe_rl.trainer.lora.merged import merged
+from swe_rl.trainer.lora import TARGETS, base_problem, fingerprint, in_files, merged, pair
 from swe_rl.trainer.sharded.materialize import open_files
 
 FOLDER = "adapter"

@@ -24,7 +24,7 @@ from torch import Tensor
 from swe_rl.trainer.checkpoint import folder as checkpoint
 from swe_rl.trainer.checkpoint.folder import INDEX_FILE, MODEL_FILE, OPTIMIZER_FILE, read_json
 from swe_rl.trainer.checkpoint.tensor_file import DTYPES, TYPES
-from swe_rl.trainer.lora.adapter import adapter_problem
+from swe_rl.trainer.lora import adapter_problem
 from swe_rl.trainer.policy import Trainer
 from swe_rl.trainer.pulse import Beat, no_beat
 from swe_rl.trainer.sharded.mesh import is_sharded, local_shard, shard_range

@@ -24,7 +24,7 @@ from torch import Tensor
 from swe_rl.config.schema import AlgoConfig, ModelConfig, TrainerConfig
 from swe_rl.model.load import load_shape, model_folder
 from swe_rl.trainer.compute import ShardedCompute
-from swe_rl.trainer.lora.adapter import Adapter, attach, base_of
+from swe_rl.trainer.lora import Adapter, attach, base_of
 from swe_rl.trainer.protocol import CorruptionError
 from swe_rl.trainer.pulse import Beat, no_beat
 from swe_rl.trainer.rank_trainer import RankTrainer

@@ -13,15 +13,17 @@ import inspect
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from swe_rl.trainer.protocol import TrainerError
-from swe_rl.trainer.sharded.mesh import Mesh
 from swe_rl.trainer.sharded.packing import Segments
+
+if TYPE_CHECKING:
+    from swe_rl.trainer.sharded.mesh import Mesh
 
 Kernel = Callable[[Tensor, Tensor, Tensor, Segments, float], Tensor]
 
@@ -81,7 +83,7 @@ def by_length(query: Tensor, keys: Tensor, values: Tensor, segments: Segments, s
     return (by_row if long else varlen)(query, keys, values, segments, scale)
 
 
-def choose(mesh: Mesh, shape: tuple[int, int, int], dtype: torch.dtype, name: str = "auto") -> Kernel:
+def choose(mesh: "Mesh", shape: tuple[int, int, int], dtype: torch.dtype, name: str = "auto") -> Kernel:
     """The kernel that `trainer.attention` names, for heads, kv_heads and head_dim of one rank.
 
     Raises TrainerError where it is missing or wrong here. `auto` is `by_row` on a CPU and where `varlen` is out.
@@ -104,7 +106,7 @@ def choose(mesh: Mesh, shape: tuple[int, int, int], dtype: torch.dtype, name: st
     return kernel
 
 
-def _problem(mesh: Mesh, name: str, shape: tuple[int, int, int], dtype: torch.dtype) -> str | None:
+def _problem(mesh: "Mesh", name: str, shape: tuple[int, int, int], dtype: torch.dtype) -> str | None:
     """Why this kernel is out on this rank or on another."""
     try:
         problem = _difference(KERNELS[name], shape, dtype, mesh.device)

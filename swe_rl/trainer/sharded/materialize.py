@@ -19,7 +19,7 @@ from torch import Tensor
 from swe_rl.errors import UserError
 from swe_rl.model.experts import expert_parts, hub_shapes
 from swe_rl.trainer.checkpoint.tensor_file import INDEX_FILE, SINGLE_FILE
-from swe_rl.trainer.lora.adapter import is_adapter, plain, start_values
+from swe_rl.trainer.lora import is_adapter, plain, start_values
 from swe_rl.trainer.pulse import Beat, beating, no_beat
 from swe_rl.trainer.sharded.mesh import local_shard, shard_range
 from swe_rl.trainer.sharded.model import ShardedModel

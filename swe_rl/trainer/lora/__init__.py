@@ -1,1 +1,0 @@
-"""LoRA: the adapter, its files, and both merged into what engines take."""
