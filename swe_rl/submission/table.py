@@ -15,8 +15,8 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TextIO
 
+from swe_rl.host.terminal import is_live
 from swe_rl.logger.progress_text import duration, number
-from swe_rl.logger.progress_view import is_live
 from swe_rl.submission.rows import JobRow, Outcome
 
 _HEAD = ("job", "SLURM", "state", "step", "response tokens/s", "reward", "heard", "")
