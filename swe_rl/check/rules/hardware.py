@@ -4,9 +4,9 @@ Invariants:
 - What is offered was tried: the machine holds this layout and this model, the smaller layout fits the machine.
 - A Ray cluster itself is not asked here; job.preflight=true and the run's start do that.
 - `check`, `plan` and `simulate` answer for the smallest machine of conf/hardware/ that holds layout and model where
-  this one has too few GPUs, or SLURM takes the job elsewhere; where none does, for the one with the most memory a GPU, so
-  that its errors are the last ones to solve. Only hardware=auto is replaced: what somebody chose or set is kept, key by
-  key. A cluster's own options (those that name a partition) are never assumed.
+  this one has too few GPUs, or SLURM takes the job elsewhere; where none does, for the one with the most memory a GPU,
+  so that its errors are the last ones to solve. Only hardware=auto is replaced: what somebody chose or set is kept, key
+  by key. A cluster's own options (those that name a partition) are never assumed.
 """
 
 import os
