@@ -138,8 +138,6 @@ def run_folderless(composed: Composed) -> int:
 
 def _answer(composed: Composed) -> int:
     module = _module(composed.config.job.name)
-    if composed.config.job.name == JobName.prepare:
-        return int(module.run(composed.config, None))
     return int(module.run(composed.config, None, composed.origins))
 
 

@@ -18,7 +18,7 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
-from swe_rl.check.assumed import AUTO, WITHOUT_GPUS, answered
+from swe_rl.check.rules.hardware import AUTO, WITHOUT_GPUS, answered
 from swe_rl.cli.dispatch import (
     FOLDERLESS,
     checks_pass,

@@ -14,7 +14,6 @@ from swe_rl.config.keys import nearest
 from swe_rl.config.schema import Config
 
 SLURM = ".SlurmLauncher"
-LOCAL = ".LocalLauncher"
 _PREFIX = "hydra.launcher."
 
 

@@ -34,7 +34,7 @@ class _Layer:
 class Origins:
     """`choices` maps each group to its option, `sources` are the folders that Hydra searched, first match wins.
 
-    `assumed`: a line about the machine that stands for this one, where another one was taken (check/assumed.py).
+    `assumed`: a line about the machine that stands for this one, where another one was taken (check/rules/hardware.py).
     `submitted`: SLURM starts the job (`hydra/launcher`).
     """
 

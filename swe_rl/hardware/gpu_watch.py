@@ -21,6 +21,7 @@ from swe_rl.host.gpus import (
     visible_devices,
     visible_slices,
 )
+from swe_rl.host.machine import Driver
 from swe_rl.host.program import Unanswered
 
 EVERY_S = 30.0
@@ -33,10 +34,7 @@ Say = Callable[[str], None]
 
 def look_here() -> Sequence[Gpu]:
     """Raises DriverError or Unanswered."""
-    from swe_rl.check.preflight.system import System
-
-    system, entries = System(), visible_devices(os.environ.get("CUDA_VISIBLE_DEVICES"))
-    return look_at(system, entries)
+    return look_at(Driver(), visible_devices(os.environ.get("CUDA_VISIBLE_DEVICES")))
 
 
 def look_at(system: Runs, entries: Sequence[str] | None) -> Sequence[Gpu]:

@@ -47,7 +47,7 @@ class Machine:
     driver: str = ""
 
 
-class _Driver:
+class Driver:
     """nvidia-smi of this machine."""
 
     def run(self, command: Sequence[str], timeout_s: float = COMMAND_S) -> Completed | None:
@@ -57,7 +57,7 @@ class _Driver:
 @cache
 def this_machine() -> Machine:
     """Asked once a process."""
-    return look(_Driver(), os.environ, cpus=cpus(), memory_bytes=memory_bytes())
+    return look(Driver(), os.environ, cpus=cpus(), memory_bytes=memory_bytes())
 
 
 def look(system: Runs, environ: Mapping[str, str], *, cpus: int, memory_bytes: int) -> Machine:

@@ -1,4 +1,4 @@
-"""Where this process prints to: how wide it is, and whether anybody still reads.
+"""Where this process prints to: how wide it is, whether it may be redrawn, and whether anybody still reads.
 
 Invariants:
 - A reader that goes away (`| head`) ends the showing, never the job: what is printed after that is dropped without a
@@ -13,6 +13,7 @@ import os
 import select
 import sys
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, TextIO
 
@@ -97,3 +98,9 @@ def width(stream: TextIO, default: int = WIDTH) -> int:
     with suppress(OSError, ValueError):
         return os.get_terminal_size(stream.fileno()).columns or default
     return default
+
+
+def is_live(stream: TextIO, environ: Mapping[str, str]) -> bool:
+    """Live only on a terminal that nobody asked to be quiet: NO_COLOR, TERM=dumb and CI mean plain lines."""
+    quiet = environ.get("NO_COLOR") or environ.get("CI") or environ.get("TERM", "") in ("", "dumb")
+    return not quiet and stream.isatty()

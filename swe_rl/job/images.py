@@ -11,16 +11,16 @@ import asyncio
 import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.table import Column, Table
 
 from swe_rl.config.choices import ImagesAction, OutputFormat, PullPolicy, SandboxKind
 from swe_rl.config.engine_address import engine_address
+from swe_rl.config.provenance import Origins
 from swe_rl.config.schema import Config
 from swe_rl.env.image_engine import DockerEngine
 from swe_rl.env.instance import Instance, InstanceError
@@ -45,7 +45,7 @@ class ImageState:
     problem: str = ""
 
 
-def run(config: Config, folder: Path | None, origins: Mapping[str, Any]) -> int:
+def run(config: Config, folder: Path | None, origins: Origins | None = None) -> int:
     del folder, origins
     instances = instances_of(config)
     states = states_of(instances)

@@ -14,7 +14,7 @@ from swe_rl.errors import UserError
 from swe_rl.host.terminal import sleep_while_read
 from swe_rl.logger.folder import RunFolder
 from swe_rl.submission.find import Sweep, find_sweep
-from swe_rl.submission.rows import Row, outputs, tail, whole_lines
+from swe_rl.submission.rows import JobRow, outputs, tail, whole_lines
 
 _LOOK_S = 1.0
 
@@ -34,7 +34,7 @@ def run(config: Config, folder: Path | None, origins: Origins | None = None) -> 
     return 0
 
 
-def _chosen(rows: list[Row], number: int | None) -> list[Row]:
+def _chosen(rows: list[JobRow], number: int | None) -> list[JobRow]:
     if number is None:
         return rows
     chosen = [row for row in rows if row.number == number]
@@ -43,7 +43,7 @@ def _chosen(rows: list[Row], number: int | None) -> list[Row]:
     return chosen
 
 
-def _print_tail(sweep: Sweep, row: Row, lines: int, read: Mapping[Path, int], *, alone: bool) -> None:
+def _print_tail(sweep: Sweep, row: JobRow, lines: int, read: Mapping[Path, int], *, alone: bool) -> None:
     """`read`: how far each file is shown, in bytes."""
     for path in _files(sweep, row):
         if not alone:
@@ -52,7 +52,7 @@ def _print_tail(sweep: Sweep, row: Row, lines: int, read: Mapping[Path, int], *,
             print("\n".join(last), flush=True)
 
 
-def _files(sweep: Sweep, row: Row) -> list[Path]:
+def _files(sweep: Sweep, row: JobRow) -> list[Path]:
     """Of the job and of its servers."""
     printed = outputs(sweep.folder, row.slurm_id) if row.slurm_id else []
     log = RunFolder(row.folder).run_log

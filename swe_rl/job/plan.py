@@ -10,13 +10,7 @@ import json
 from collections.abc import Callable
 from itertools import groupby
 from pathlib import Path
-from typing import Any
-
-from rich.columns import Columns
-from rich.console import Console, RenderableType
-from rich.panel import Panel
-from rich.table import Table
-from rich.text import Text
+from typing import TYPE_CHECKING, Any
 
 from swe_rl.check.check import check
 from swe_rl.check.findings import failing, read_text
@@ -30,6 +24,11 @@ from swe_rl.job.simulate import step_rollouts
 from swe_rl.layout.placement import PlacementError, place
 from swe_rl.plan import duration, memory, sizes
 from swe_rl.plan.sizes import trained_images
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.panel import Panel
+    from rich.text import Text
 
 _COLORS = {"engine": "cyan", "trainer": "magenta", "idle": "dim"}
 _WIDE = 110
@@ -208,6 +207,9 @@ def _round(value: float) -> float:
 
 
 def _print_plan(made: dict[str, Any], config: Config, origins: Origins | None) -> None:
+    from rich.columns import Columns
+    from rich.console import Console
+
     console = Console(highlight=False)
     console.print(_headline(config, made))
     console.print(_gpu_picture(made["gpus"], config))
@@ -223,7 +225,9 @@ def _print_plan(made: dict[str, Any], config: Config, origins: Origins | None) -
         console.print(_section("set by the environment", given, wide=True))
 
 
-def _headline(config: Config, made: dict[str, Any]) -> Text:
+def _headline(config: Config, made: dict[str, Any]) -> "Text":
+    from rich.text import Text
+
     parts = (
         config.model.name,
         f"layout={config.layout.name}",
@@ -233,7 +237,11 @@ def _headline(config: Config, made: dict[str, Any]) -> Text:
     return Text.assemble((config.name, "bold"), "  ", "  ".join(parts), ("  " + made["config_hash"], "dim"))
 
 
-def _gpu_picture(gpus: dict[str, str], config: Config) -> RenderableType:
+def _gpu_picture(gpus: dict[str, str], config: Config) -> "RenderableType":
+    from rich.panel import Panel
+    from rich.table import Table
+    from rich.text import Text
+
     if not gpus:
         return Text("no GPU: engine, trainer and sandboxes on this machine's CPU", style="dim")
     if "not known" in gpus:
@@ -246,7 +254,9 @@ def _gpu_picture(gpus: dict[str, str], config: Config) -> RenderableType:
     return Panel(table, title=f"hardware={config.hardware.name}: {memory}", title_align="left", expand=False)
 
 
-def _cell(name: str, roles: str) -> Text:
+def _cell(name: str, roles: str) -> "Text":
+    from rich.text import Text
+
     number = name.rpartition(" ")[2]
     text = Text(f"{number}:", style="dim")
     for index, role in enumerate(roles.split(", ")):
@@ -256,7 +266,11 @@ def _cell(name: str, roles: str) -> Text:
     return text
 
 
-def _section(name: str, rows: dict[str, Any], wide: bool = False) -> Panel:
+def _section(name: str, rows: dict[str, Any], wide: bool = False) -> "Panel":
+    from rich.panel import Panel
+    from rich.table import Table
+    from rich.text import Text
+
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold", max_width=None if wide else 44)

@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from swe_rl.config.choices import SandboxKind
+from swe_rl.config.provenance import Origins
 from swe_rl.config.schema import Config
 from swe_rl.env.bugs.env import DATA, SPLITS
 from swe_rl.env.bugs.generate import generate
@@ -32,8 +33,8 @@ SEED = 0
 _COLUMNS = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
 
 
-def run(config: Config, folder: Path | None) -> int:
-    del folder
+def run(config: Config, folder: Path | None, origins: Origins | None = None) -> int:
+    del folder, origins
     console = Console()
     if config.env.name == "bugs":
         return _prove_bugs(console)

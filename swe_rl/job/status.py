@@ -15,7 +15,7 @@ from swe_rl.config.schema import Config
 from swe_rl.host.terminal import sleep_while_read
 from swe_rl.logger.disk import encode_json
 from swe_rl.submission.find import Sweep, find_sweep
-from swe_rl.submission.rows import Outcome, Row
+from swe_rl.submission.rows import JobRow, Outcome
 from swe_rl.submission.table import failures, table, watch
 
 
@@ -33,7 +33,7 @@ def run(config: Config, folder: Path | None, origins: Origins | None = None) -> 
     return 0
 
 
-def _print(sweep: Sweep, rows: list[Row]) -> None:
+def _print(sweep: Sweep, rows: list[JobRow]) -> None:
     print(sweep.folder)
     print("\n".join(table(rows)))
     bad = [row for row in rows if row.outcome.is_end and row.outcome is not Outcome.done]
@@ -42,5 +42,5 @@ def _print(sweep: Sweep, rows: list[Row]) -> None:
     sys.stdout.flush()
 
 
-def _values(row: Row) -> dict[str, object]:
+def _values(row: JobRow) -> dict[str, object]:
     return {**asdict(row), "outcome": row.outcome.value, "folder": str(row.folder)}

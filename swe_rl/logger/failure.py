@@ -18,8 +18,7 @@ from swe_rl.check.findings import Finding, Host, Severity, report_lines
 from swe_rl.check.packages import refusal
 from swe_rl.config.secrets import mask_text
 from swe_rl.errors import RunError, SweRlError, UserError
-from swe_rl.host.terminal import width
-from swe_rl.logger.progress_view import is_live
+from swe_rl.host.terminal import is_live, width
 
 _WIDTH = 110  # without a terminal, or on a wider one
 INTERRUPTED = 130

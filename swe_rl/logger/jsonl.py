@@ -20,7 +20,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from swe_rl.host.kill_point import kill_point
@@ -70,9 +69,7 @@ class JsonlWriter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -150,27 +147,16 @@ def _last_line_start(descriptor: int, block_bytes: int = 65536) -> int:
     return 0
 
 
-class EventLog:
+class EventLog(JsonlWriter):
     """`clock` gives unix seconds."""
 
     def __init__(self, path: Path, clock: Callable[[], float] = time.time) -> None:
-        self._writer = JsonlWriter(path)
+        super().__init__(path)
         self._clock = clock
 
     def write(self, event: str, **fields: Any) -> None:
         """Raises DiskError."""
-        self._writer.append({"time": self._clock(), "event": event, **fields})
-
-    def close(self) -> None:
-        self._writer.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
+        self.append({"time": self._clock(), "event": event, **fields})
 
 
 def read_events(path: Path, event: str | None = None) -> list[dict[str, Any]]:
@@ -233,9 +219,7 @@ class StepLog:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

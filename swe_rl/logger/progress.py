@@ -3,7 +3,8 @@
 Invariants:
 - Every phase, finished step and evaluation is one line in `run.log` (logger `swe_rl.progress`) whatever the console.
 - On a terminal: two live lines; elsewhere plain lines, at most one every two seconds besides a line a step.
-- Nothing here can fail a run: a console that goes away is ignored.
+- Nothing here can fail a run: a console that goes away (`| head`, a closed terminal) is ignored.
+- rich is imported only where a live terminal is shown; whatever else the process prints appears above the live lines.
 - The state has no clock of its own; counts belong to the phase that collects. What is read for showing may be read by
   another thread: each reader takes its own copy first.
 """
@@ -14,15 +15,17 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from types import TracebackType
-from typing import Any, Self, TextIO
+from typing import TYPE_CHECKING, Any, Self, TextIO
 
+from swe_rl.host.terminal import is_live
 from swe_rl.logger import progress_text as text
-from swe_rl.logger.progress_view import LiveView, PlainView, View, is_live
 
-_log = logging.getLogger("swe_rl.progress")
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+PLAIN_EVERY_S = 2.0
 
 
 @dataclass(slots=True)
@@ -92,6 +95,86 @@ class ProgressState:
         return text.collection_line(sum(counts.values()), self.expected, counts, self.sampled_tokens_per_s(now_s))
 
 
+class PlainView:
+    """One lasting line each, and a line on the present state at most every PLAIN_EVERY_S."""
+
+    def __init__(self, stream: TextIO, state: ProgressState, clock: Callable[[], float]) -> None:
+        self._stream = stream
+        self._state = state
+        self._clock = clock
+        self._shown_s = clock()
+        self._broken = False
+
+    def start(self) -> None:
+        self._shown_s = self._clock()
+
+    def line(self, message: str) -> None:
+        if self._broken:
+            return
+        try:
+            print(message, file=self._stream, flush=True)
+        except (OSError, ValueError):
+            self._broken = True
+
+    def refresh(self) -> None:
+        now_s = self._clock()
+        if now_s - self._shown_s < PLAIN_EVERY_S:
+            return
+        self._shown_s = now_s
+        collection = self._state.collection(now_s)
+        self.line("  ".join(filter(None, (self._state.headline(now_s), collection))))
+
+    def stop(self) -> None:
+        pass
+
+
+class LiveView:
+    """Redraws four times a second by a thread of rich's; nothing but lasting lines is left behind."""
+
+    def __init__(self, stream: TextIO, state: ProgressState, clock: Callable[[], float]) -> None:
+        from rich.console import Console
+        from rich.live import Live
+
+        self._state = state
+        self._clock = clock
+        self._console = Console(file=stream, highlight=False)
+        self._live = Live(
+            console=self._console, get_renderable=self._render, refresh_per_second=4, transient=True, screen=False
+        )
+
+    def start(self) -> None:
+        self._live.start()
+
+    def line(self, message: str) -> None:
+        with suppress(OSError, ValueError):
+            self._console.print(message, markup=False, soft_wrap=True)
+
+    def refresh(self) -> None:
+        pass  # the redrawing thread reads the state
+
+    def stop(self) -> None:
+        with suppress(OSError, ValueError):
+            self._live.stop()
+
+    def _render(self) -> "RenderableType":
+        from rich.console import Group
+        from rich.progress_bar import ProgressBar
+        from rich.table import Table
+        from rich.text import Text
+
+        now_s = self._clock()
+        top = Table.grid(padding=(0, 2))
+        top.add_row(
+            Text(self._state.headline(now_s), style="bold", no_wrap=True),
+            ProgressBar(total=max(self._state.total_steps, 1), completed=self._state.done_steps, width=24),
+        )
+        collection = self._state.collection(now_s)
+        return Group(top, Text(f"  {collection}", no_wrap=True, overflow="ellipsis")) if collection else top
+
+
+_log = logging.getLogger("swe_rl.progress")
+
+
 class Progress:
     """Progress of one run; a context manager that always gives the terminal back.
 
@@ -113,7 +196,7 @@ class Progress:
         self._clock = clock
         self.state = state or ProgressState(total_steps, done_steps=done_steps, step_started_s=clock())
         live = is_live(stream, os.environ if environ is None else environ)
-        self._view: View = (LiveView if live else PlainView)(stream, self.state, clock)
+        self._view: LiveView | PlainView = (LiveView if live else PlainView)(stream, self.state, clock)
 
     @contextmanager
     def phase(self, name: str, trajectories: int = 0) -> Iterator[None]:
@@ -165,7 +248,5 @@ class Progress:
         self._view.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._view.stop()

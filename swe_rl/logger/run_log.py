@@ -9,7 +9,6 @@ Invariants:
 import logging
 import sys
 from pathlib import Path
-from types import TracebackType
 from typing import Self, TextIO
 
 from swe_rl.logger.disk import Redactor, disk_error
@@ -50,9 +49,7 @@ class RunLog:
         logging.captureWarnings(True)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         logging.captureWarnings(False)
         root = logging.getLogger()
         for handler in (self._file, self._console):

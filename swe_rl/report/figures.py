@@ -9,14 +9,15 @@ Invariants:
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
-
-from rich.console import Console
-from rich.table import Table
+from typing import TYPE_CHECKING, Any
 
 from swe_rl.logger.progress_text import duration, number, span
 from swe_rl.logger.summary import before_and_after, finite_mean
 from swe_rl.report.resolved import Change, is_int, pairs_of, part_of, resolved
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
 
 Record = Mapping[str, Any]
 _SHOWN_REPOSITORIES = 30
@@ -86,7 +87,9 @@ def _mapping(value: Any) -> Record:
     return value if isinstance(value, Mapping) else {}
 
 
-def print_scores(scores: dict[str, Any], console: Console | None = None) -> None:
+def print_scores(scores: dict[str, Any], console: "Console | None" = None) -> None:
+    from rich.console import Console
+
     console = console or Console(highlight=False)
     if part := part_of(scores["all"]["instances"], scores.get("split_instances")):
         console.print(f"{scores.get('split')}: {part}")
@@ -108,8 +111,10 @@ def print_scores(scores: dict[str, Any], console: Console | None = None) -> None
         console.print(f"not counted, for infrastructure failed them: {shown}")
 
 
-def score_table(scores: dict[str, Any]) -> Table:
+def score_table(scores: dict[str, Any]) -> "Table":
     """Repositories where there are several, and the whole."""
+    from rich.table import Table
+
     shown = score_rows(scores, unrated=True)
     *repositories, whole = shown["rows"]
     table = Table(box=None, pad_edge=False, header_style="bold")

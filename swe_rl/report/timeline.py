@@ -22,8 +22,8 @@ from swe_rl.report.timeline_events import (
     KINDS,
     Away,
     Malformed,
-    Program,
     Sample,
+    TimelineProgram,
     away_of,
     away_within,
     packed,
@@ -62,7 +62,7 @@ def programs_of(folder: RunFolder, budget_bytes: int = BUDGET_BYTES) -> dict[str
 @dataclass(frozen=True, slots=True)
 class _Step:
     number: int
-    programs: Sequence[Program]
+    programs: Sequence[TimelineProgram]
     samples: Sequence[Sample]
     away: Sequence[Away]
 
@@ -84,7 +84,7 @@ def _drawn(step: _Step, shown: int | None = None) -> tuple[dict[str, Any], int]:
 
 def step_of(
     step: int,
-    programs: Sequence[Program],
+    programs: Sequence[TimelineProgram],
     shown: int | None = None,
     *,
     samples: Sequence[Sample] = (),
@@ -111,7 +111,7 @@ def step_of(
     }
 
 
-def shares(programs: Sequence[Program]) -> list[dict[str, Any]]:
+def shares(programs: Sequence[TimelineProgram]) -> list[dict[str, Any]]:
     """By status, in order of their names: programs, their ms in all and by kind, prompt and cached tokens."""
     table: dict[str, dict[str, Any]] = {}
     for program in programs:
@@ -202,8 +202,8 @@ def _records(lines: Iterable[bytes]) -> Iterator[Mapping[str, Any]]:
             yield record
 
 
-def _programs_in(lines: Sequence[bytes]) -> list[Program]:
-    programs: dict[str, Program] = {}
+def _programs_in(lines: Sequence[bytes]) -> list[TimelineProgram]:
+    programs: dict[str, TimelineProgram] = {}
     for record in _records(line for line in lines if _PROGRAM in line):
         with suppress(Malformed):
             program = program_of(record)

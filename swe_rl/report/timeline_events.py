@@ -121,7 +121,7 @@ class DrawnPhase(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
+class TimelineProgram:
     trajectory_id: str
     group: str  # the instance
     label: str  # which of its samples
@@ -162,7 +162,7 @@ class Program:
         ]
 
 
-def program_of(event: Mapping[str, Any]) -> Program:
+def program_of(event: Mapping[str, Any]) -> TimelineProgram:
     """Raises Malformed."""
     try:
         name, group, step = str(event["trajectory_id"]), str(event["group_id"]), int(event["step"])
@@ -176,7 +176,7 @@ def program_of(event: Mapping[str, Any]) -> Program:
     ends = [start_ms, *(ms for phase in phases for ms in phase[:2])]
     if ends != sorted(ends):
         raise Malformed("not a program: its phases are not in order")
-    return Program(
+    return TimelineProgram(
         trajectory_id=name,
         group=(group.partition(f".{step}.")[2] or group)[:MAX_NAME_CHARS],
         label=_label(name.removeprefix(group).strip(".")),

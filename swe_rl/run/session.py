@@ -127,7 +127,7 @@ class Session:
         return read_events(self.folder.events_jsonl, "eval")
 
     def state_is_saved(self) -> Verdict | None:
-        """What comes next for a job that was end_signal to end: asked early, before what may take longer than is left.
+        """What comes next for a job that was told to end: asked early, before what may take longer than is left.
 
         None outside a job, and where nobody told it. Raises DiskError.
         """

@@ -17,7 +17,7 @@ from swe_rl.logger.folder import RunFolder
 from swe_rl.report.compare.read import is_run, runs_below
 from swe_rl.submission.freeze import FOLDER as FROZEN
 from swe_rl.submission.record import NAME, NoSubmission, Submission, read_submission
-from swe_rl.submission.rows import Row, plain_rows, sweep_rows
+from swe_rl.submission.rows import JobRow, plain_rows, sweep_rows
 
 _NUMBER = re.compile(r"\d+(_\d+)?")
 _DEEPEST = 5  # outputs/project/multirun/name/time/number
@@ -30,7 +30,7 @@ class Sweep:
     folder: Path
     submission: Submission | None
 
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[JobRow]:
         if self.submission is not None:
             return sweep_rows(self.folder, self.submission, time.time())
         return plain_rows([self.folder] if is_run(self.folder) else runs_below(self.folder), time.time())

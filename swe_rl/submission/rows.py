@@ -43,7 +43,7 @@ class Outcome(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class JobRow:
     """`silent_s`: since its last sign of life; `note`: why it waits, or how it ended."""
 
     number: int
@@ -59,7 +59,7 @@ class Row:
     note: str = ""
 
 
-def sweep_rows(folder: Path, submission: Submission, now_s: float, run: Run = run_program) -> list[Row]:
+def sweep_rows(folder: Path, submission: Submission, now_s: float, run: Run = run_program) -> list[JobRow]:
     """`now_s`: unix seconds."""
     queue = queue_states([job.slurm_id for job in submission.jobs if job.slurm_id], run)
     servers = [job.servers() for job in submission.jobs]
@@ -71,7 +71,7 @@ def sweep_rows(folder: Path, submission: Submission, now_s: float, run: Run = ru
     ]
 
 
-def plain_rows(folders: Sequence[Path], now_s: float) -> list[Row]:
+def plain_rows(folders: Sequence[Path], now_s: float) -> list[JobRow]:
     """Of runs that nobody submitted: their folders alone."""
     return [_row_of(RunFolder(path), number, None, path.name, None, "", now_s) for number, path in enumerate(folders)]
 
@@ -83,7 +83,7 @@ def _row(
     queue: JobState | None,
     beside: str,
     now_s: float,
-) -> Row:
+) -> JobRow:
     row = _row_of(RunFolder(folder / job.folder), job.number, job.slurm_id, label, queue, beside, now_s)
     if row.outcome is Outcome.unknown and job.slurm_id is None:
         row = replace(row, note="not submitted")
@@ -102,11 +102,11 @@ def _waiting(servers: Mapping[str, str], states: Mapping[str, JobState]) -> str:
 
 def _row_of(
     run: RunFolder, number: int, slurm_id: str | None, label: str, queue: JobState | None, beside: str, now_s: float
-) -> Row:
+) -> JobRow:
     status, last = run.status(), last_step(run.steps_jsonl)
     elsewhere = status is not None and status.host != socket.gethostname()  # its lock may not be seen from here
     outcome = outcome_of(status, queue, alive=elsewhere or run.is_locked())
-    return Row(
+    return JobRow(
         number=number,
         slurm_id=slurm_id,
         outcome=outcome,
@@ -163,7 +163,7 @@ def last_step(path: Path) -> dict[str, Any]:
     return {}
 
 
-def _with_steps(row: Row, frozen: Path) -> Row:
+def _with_steps(row: JobRow, frozen: Path) -> JobRow:
     steps = read_json(frozen).get("trainer.steps")
     return replace(row, steps=steps) if isinstance(steps, int) else row
 

@@ -29,7 +29,7 @@ from swe_rl.logger.disk import write_text_atomic
 from swe_rl.logger.failure import INTERRUPTED
 from swe_rl.submission.freeze import Frozen, frozen_exports
 from swe_rl.submission.record import LOGS, Submission, SubmittedJob, write_submission
-from swe_rl.submission.rows import Outcome, Row, sweep_rows
+from swe_rl.submission.rows import JobRow, Outcome, sweep_rows
 from swe_rl.submission.table import failures, watch
 
 _SCRIPT = "jobs.sh"
@@ -169,9 +169,9 @@ def submit_sweep(folder: Path, jobs: Sequence[Composed], frozen: Frozen, given: 
 
 
 def _wait(folder: Path, submission: Submission) -> int:
-    rows: list[Row] = []
+    rows: list[JobRow] = []
 
-    def look() -> list[Row]:
+    def look() -> list[JobRow]:
         rows[:] = sweep_rows(folder, submission, time.time())
         return rows
 

@@ -15,25 +15,25 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TextIO
 
+from swe_rl.host.terminal import is_live
 from swe_rl.logger.progress_text import duration, number
-from swe_rl.logger.progress_view import is_live
-from swe_rl.submission.rows import Outcome, Row
+from swe_rl.submission.rows import JobRow, Outcome
 
 _HEAD = ("job", "SLURM", "state", "step", "response tokens/s", "reward", "heard", "")
 _NOTE = 60  # characters in the table; `failures` has all of it
 _FOLDED_FROM = 24  # rows; beyond, jobs of which there is nothing to see share a line
 _FOLDED = (Outcome.pending, Outcome.done)
 _FIRST_S, _LAST_S, _GROWTH = 0.5, 10.0, 1.15
-Look = Callable[[], list[Row]]
+Look = Callable[[], list[JobRow]]
 
 
-def counts(rows: Sequence[Row]) -> str:
+def counts(rows: Sequence[JobRow]) -> str:
     """`2 running, 1 pending (Resources), 5 done`."""
     totals = Counter(row.outcome for row in rows)
     return ", ".join(f"{totals[outcome]} {outcome}{_reasons(rows, outcome)}" for outcome in Outcome if totals[outcome])
 
 
-def table(rows: Sequence[Row], *, fold: bool = False) -> list[str]:
+def table(rows: Sequence[JobRow], *, fold: bool = False) -> list[str]:
     """`fold`: for a console on which all of a big sweep would not fit."""
     folded = [row for row in rows if fold and len(rows) > _FOLDED_FROM and row.outcome in _FOLDED]
     shown = [row for row in rows if row not in folded]
@@ -43,7 +43,7 @@ def table(rows: Sequence[Row], *, fold: bool = False) -> list[str]:
     return [*lines, counts(rows)]
 
 
-def _cells(row: Row) -> tuple[str, ...]:
+def _cells(row: JobRow) -> tuple[str, ...]:
     step = "-" if row.step is None else f"{row.step}/{row.steps}" if row.steps else str(row.step)
     heard = "-" if row.silent_s is None else f"{duration(row.silent_s)} ago"
     note = row.note or row.label
@@ -59,7 +59,7 @@ def _cells(row: Row) -> tuple[str, ...]:
     )
 
 
-def failures(rows: Sequence[Row]) -> list[str]:
+def failures(rows: Sequence[JobRow]) -> list[str]:
     """Which jobs are not done, and why; where to read on."""
     lines = []
     for row in rows:
@@ -71,7 +71,7 @@ def failures(rows: Sequence[Row]) -> list[str]:
     return [*lines, f"{ended} of {len(rows)} job{'' if len(rows) == 1 else 's'} done"]
 
 
-def _reasons(rows: Sequence[Row], outcome: Outcome) -> str:
+def _reasons(rows: Sequence[JobRow], outcome: Outcome) -> str:
     if outcome not in (Outcome.pending, Outcome.requeued):
         return ""
     reasons = dict.fromkeys(row.note for row in rows if row.outcome is outcome and row.note)
@@ -81,12 +81,12 @@ def _reasons(rows: Sequence[Row], outcome: Outcome) -> str:
 _STEPS_S, _STILL_S = 15.0, 60.0  # after so long finished steps are shown, or a line says that it goes on
 
 
-def watch(look: Look, stream: TextIO, *, sleep: Callable[[float], None] = time.sleep) -> list[Row]:
+def watch(look: Look, stream: TextIO, *, sleep: Callable[[float], None] = time.sleep) -> list[JobRow]:
     """The rows, once every one is at its end."""
     return (_live if is_live(stream, os.environ) else _plain)(look, stream, sleep)
 
 
-def _plain(look: Look, stream: TextIO, sleep: Callable[[float], None]) -> list[Row]:
+def _plain(look: Look, stream: TextIO, sleep: Callable[[float], None]) -> list[JobRow]:
     shown: list[tuple[str, str]] = []
     shown_steps: list[int | None] = []
     pause_s, still_s = _FIRST_S, 0.0
@@ -108,7 +108,7 @@ def _plain(look: Look, stream: TextIO, sleep: Callable[[float], None]) -> list[R
         pause_s = min(_LAST_S, pause_s * _GROWTH)
 
 
-def _live(look: Look, stream: TextIO, sleep: Callable[[float], None]) -> list[Row]:
+def _live(look: Look, stream: TextIO, sleep: Callable[[float], None]) -> list[JobRow]:
     from rich.console import Console
     from rich.live import Live
     from rich.text import Text

@@ -5,9 +5,9 @@ from functools import partial
 
 import pytest
 
-from swe_rl.check.assumed import answered, smallest
 from swe_rl.check.check import check
 from swe_rl.check.findings import Host, Severity
+from swe_rl.check.rules.hardware import answered, smallest
 from swe_rl.config import known_hardware
 from swe_rl.config.choices import JobName
 from swe_rl.config.compose import compose, config_hash

@@ -7,7 +7,7 @@ import pytest
 
 from swe_rl.check.findings import Severity
 from swe_rl.check.preflight import machine, servers
-from swe_rl.check.preflight.system import Answer, System
+from swe_rl.check.preflight.system import HttpAnswer, System
 from swe_rl.config.choices import EngineKind, RuntimeKind, SandboxKind, WandbMode
 from swe_rl.config.schema import Config
 from swe_rl.host.scratch import scratch_path
@@ -117,7 +117,7 @@ def test_a_port_that_is_taken(number, key):
 
 # Weights & Biases
 
-HERE = {"https://api.wandb.ai": Answer(404)}
+HERE = {"https://api.wandb.ai": HttpAnswer(404)}
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ def test_wandb_needs_a_key_for_its_host(environment, netrc, known):
     system = ScriptedSystem(
         environment={"HOME": "/users/ann", **environment},
         files=files,
-        servers={**HERE, "https://wandb.mine": Answer(200)},
+        servers={**HERE, "https://wandb.mine": HttpAnswer(200)},
     )
     found = list(servers.weights_and_biases(configured(logger={"wandb": WandbMode.online}), system))
     assert rules(found) == ([] if known else [("preflight_wandb", Severity.error)])
@@ -165,7 +165,7 @@ URL = "http://node7:8000/v1"
 
 def serving(*models, status=200):
     data = [model if isinstance(model, dict) else {"id": model} for model in models]
-    return {f"{URL}/models": Answer(status, json.dumps({"data": data}).encode())}
+    return {f"{URL}/models": HttpAnswer(status, json.dumps({"data": data}).encode())}
 
 
 def external(**engine):
@@ -184,8 +184,8 @@ def external(**engine):
         ({}, {}, "preflight_engine_url", "connection refused"),
         ({}, serving(status=500), "preflight_engine_url", "status 500"),
         ({}, serving(status=401), "preflight_engine_url", "wants a key"),
-        ({}, {f"{URL}/models": Answer(200, b"<html>")}, "preflight_engine_url", "not JSON"),
-        ({}, {f"{URL}/models": Answer(200, b"[]")}, "preflight_engine_url", "not OpenAI's"),
+        ({}, {f"{URL}/models": HttpAnswer(200, b"<html>")}, "preflight_engine_url", "not JSON"),
+        ({}, {f"{URL}/models": HttpAnswer(200, b"[]")}, "preflight_engine_url", "not OpenAI's"),
     ],
 )
 def test_engine_servers(engine, answers, expected, words):
@@ -196,7 +196,7 @@ def test_engine_servers(engine, answers, expected, words):
 
 def test_every_engine_is_asked():
     config = configured(engine={"kind": EngineKind.external, "urls": ("http://a:1", "http://b:2/")})
-    system = ScriptedSystem(servers={"http://a:1/v1/models": Answer(404)})
+    system = ScriptedSystem(servers={"http://a:1/v1/models": HttpAnswer(404)})
     found = list(servers.engines(config, system))
     assert [one.value for one in found] == ["http://a:1", "http://b:2/"]
     assert [one.url for one in system.questions] == ["http://a:1/v1/models", "http://b:2/v1/models"]
@@ -225,8 +225,8 @@ def test_engines_of_the_run_itself_are_not_asked():
 @pytest.mark.parametrize(
     ("answers", "words"),
     [
-        ({"http://node9:3000/health": Answer(200), "http://node9:3000/sandboxes": Answer(200)}, None),
-        ({"http://node9:3000/health": Answer(503)}, "status 503"),
+        ({"http://node9:3000/health": HttpAnswer(200), "http://node9:3000/sandboxes": HttpAnswer(200)}, None),
+        ({"http://node9:3000/health": HttpAnswer(503)}, "status 503"),
         ({}, "connection refused"),
     ],
 )
@@ -240,12 +240,12 @@ def test_the_sandbox_server(runtime, answers, words):
     assert all(words in one.message for one in found)
 
 
-HEALTHY = {"http://node9:3000/health": Answer(200)}
+HEALTHY = {"http://node9:3000/health": HttpAnswer(200)}
 
 
 def test_the_sandbox_server_must_take_the_key():
     config = configured(sandbox={"kind": SandboxKind.remote, "runtime_url": "http://node9:3000"})
-    servers_there = HEALTHY | {"http://node9:3000/sandboxes": Answer(401)}
+    servers_there = HEALTHY | {"http://node9:3000/sandboxes": HttpAnswer(401)}
     system = ScriptedSystem(environment={"SWE_RL_RUNTIME_KEY": "key-of-mine"}, servers=servers_there)
     (found,) = servers.runtime(config, system)
     assert (found.rule_id, found.fix) == ("preflight_runtime_key", "export SWE_RL_RUNTIME_KEY")
@@ -259,7 +259,7 @@ def test_a_server_that_is_met_in_a_folder_is_asked_too():
     (waits,) = servers.runtime(config, ScriptedSystem())
     assert (waits.rule_id, waits.severity, waits.key) == ("preflight_runtime", Severity.warning, "runtime.shared_dir")
     files = {"/met/runtime.json": '{"url": "http://node9:3000"}', "/met/runtime.key": "k1\n"}
-    system = ScriptedSystem(files=files, servers=HEALTHY | {"http://node9:3000/sandboxes": Answer(200)})
+    system = ScriptedSystem(files=files, servers=HEALTHY | {"http://node9:3000/sandboxes": HttpAnswer(200)})
     assert list(servers.runtime(config, system)) == []
     assert system.questions[1].headers == {"X-API-Key": "k1"}
     (gone,) = servers.runtime(config, ScriptedSystem(files=files))

@@ -7,7 +7,7 @@ import pytest
 from swe_rl.check.findings import Severity
 from swe_rl.check.preflight import hub
 from swe_rl.check.preflight.hub import cache_folder
-from swe_rl.check.preflight.system import Answer
+from swe_rl.check.preflight.system import HttpAnswer
 from swe_rl.check.rules.data import is_hub_id
 from swe_rl.config.schema import Config
 from tests.support.scripted_machine import ScriptedSystem
@@ -83,7 +83,7 @@ def test_no_network_and_no_copy_is_an_error(config):
 
 
 def test_a_model_to_download_is_a_warning():
-    system = machine(servers={API: Answer(200)})
+    system = machine(servers={API: HttpAnswer(200)})
     (found,) = hub.ask(wanting(), system)
     assert (found.rule_id, found.severity) == ("preflight_hub", Severity.warning)
     assert "30 GB" in found.message and found.fix == f"hf download {MODEL}"
@@ -92,19 +92,21 @@ def test_a_model_to_download_is_a_warning():
 
 
 def test_a_download_must_fit():
-    assert rules(wanting(), machine(servers={API: Answer(200)}, free_gb=29.0)) == [("preflight_disk", Severity.error)]
+    assert rules(wanting(), machine(servers={API: HttpAnswer(200)}, free_gb=29.0)) == [
+        ("preflight_disk", Severity.error)
+    ]
 
 
 @pytest.mark.parametrize("status", [401, 404])
 def test_what_the_hub_does_not_show_needs_a_token(status):
-    servers = {API: Answer(status)}
+    servers = {API: HttpAnswer(status)}
     token = ("preflight_hub_token", Severity.error)
     assert token in rules(wanting(), machine(servers=servers))
     assert token not in rules(wanting(), machine(servers=servers, environment={"HF_TOKEN": "hf_secret"}))
 
 
 def test_a_gated_model_needs_a_token_and_the_token_stays_here():
-    servers = {API: Answer(200)}
+    servers = {API: HttpAnswer(200)}
     assert rules(wanting(gated=True), machine(servers=servers)) == [("preflight_hub_token", Severity.error)]
     system = machine(servers=servers, files={"/users/ann/.cache/huggingface/token": "hf_secret"})
     findings = list(hub.ask(wanting(gated=True), system))
@@ -115,7 +117,7 @@ def test_a_gated_model_needs_a_token_and_the_token_stays_here():
 def test_data_sets_have_a_folder_and_an_address_of_their_own():
     config = configured(env={"dataset": "a/b", "eval_dataset": "c/d"})
     cached = {f"{CACHE}/datasets--a--b/snapshots/1/data.parquet": "", f"{CACHE}/datasets--a--b/refs/main": "1"}
-    system = machine(files=cached, servers={"https://hub.mine/api/datasets/c/d": Answer(200)})
+    system = machine(files=cached, servers={"https://hub.mine/api/datasets/c/d": HttpAnswer(200)})
     assert [one.key for one in hub.ask(config, system)] == ["env.eval_dataset"]
     system = machine(files=cached, servers=system.servers, environment={"HF_ENDPOINT": "https://hub.mine"})
     assert rules(config, system) == []

@@ -21,7 +21,7 @@ def configured(**groups):
 
 
 def finding(rule_id, message="m", key="name", value="v"):
-    return error(rule_id, key, value, message, "f")
+    return error(rule_id, key, message, "f", value=value)
 
 
 def says(*findings):

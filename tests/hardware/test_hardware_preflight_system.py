@@ -14,7 +14,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from swe_rl.check.preflight.system import Question, System
+from swe_rl.check.preflight.system import HttpQuestion, System
 from swe_rl.host.program import Completed, Unanswered, run_program
 
 HERE = System()
@@ -162,30 +162,30 @@ def test_a_container_engine_that_does_not_answer(tmp_path, monkeypatch):
 
 
 def test_http(server):
-    answer = HERE.http(Question(f"http://{server}/x", headers={"Authorization": "Bearer k"}))
+    answer = HERE.http(HttpQuestion(f"http://{server}/x", headers={"Authorization": "Bearer k"}))
     assert (answer.status, answer.json()) == (200, {"path": "/x"})
-    assert HERE.http(Question(f"http://{server}/gone", method="HEAD")).status == 404
+    assert HERE.http(HttpQuestion(f"http://{server}/gone", method="HEAD")).status == 404
     assert Handler.seen == [("GET", "/x", "Bearer k"), ("HEAD", "/gone", None)]
 
 
 def test_a_redirect_is_not_followed(server):
-    answer = HERE.http(Question(f"http://{server}/moved", headers={"Authorization": "Bearer k"}))
+    answer = HERE.http(HttpQuestion(f"http://{server}/moved", headers={"Authorization": "Bearer k"}))
     assert answer.status == 302
     assert [path for _, path, _ in Handler.seen] == ["/moved"]
 
 
 def test_a_login_in_the_address_is_sent_as_such(server):
-    assert HERE.http(Question(f"http://bob:p%40ss@{server}/x")).status == 200
+    assert HERE.http(HttpQuestion(f"http://bob:p%40ss@{server}/x")).status == 200
     assert base64.b64decode(Handler.seen[0][2].removeprefix("Basic ")) == b"bob:p@ss"
 
 
 @pytest.mark.parametrize(
     ("question", "reason"),
     [
-        (Question("http://127.0.0.1:1/"), "connection refused"),
-        (Question("file:///etc/passwd"), "not an http"),
-        (Question("http://[bad"), "."),
-        (Question("http://127.0.0.1:notaport/"), "."),
+        (HttpQuestion("http://127.0.0.1:1/"), "connection refused"),
+        (HttpQuestion("file:///etc/passwd"), "not an http"),
+        (HttpQuestion("http://[bad"), "."),
+        (HttpQuestion("http://127.0.0.1:notaport/"), "."),
     ],
 )
 def test_servers_that_do_not_answer(question, reason, monkeypatch):
@@ -199,12 +199,12 @@ def test_a_server_that_accepts_and_says_nothing(monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"http://127.0.0.1:{silent.getsockname()[1]}/"
         with pytest.raises(Unanswered, match="in time|timed out"):
-            HERE.http(Question(address, timeout_s=0.2))
+            HERE.http(HttpQuestion(address, timeout_s=0.2))
 
 
 def test_an_answer_that_is_not_json(server):
     with pytest.raises(Unanswered, match="not JSON"):
-        HERE.http(Question(f"http://{server}/x", method="HEAD")).json()
+        HERE.http(HttpQuestion(f"http://{server}/x", method="HEAD")).json()
 
 
 def test_ports():

@@ -49,7 +49,7 @@ def test_a_refused_job_says_the_same_as_its_check(capsys):
 
 
 def test_a_finding_is_as_wide_as_the_terminal():
-    long = error("rule", "a.key", "value", "word " * 30, "one way out, and " * 8)
+    long = error("rule", "a.key", "word " * 30, "one way out, and " * 8, value="value")
     lines = report_lines(replace(long, origin="conf/" + "x" * 70), 60)
     assert lines[0] == "error [rule] a.key=value"
     assert lines[1].startswith("    word") and lines[3].startswith("    word")

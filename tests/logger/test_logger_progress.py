@@ -6,9 +6,9 @@ import sys
 
 import pytest
 
+from swe_rl.host.terminal import is_live
 from swe_rl.logger.progress import Progress, ProgressState
 from swe_rl.logger.progress_text import averages, duration, number, percent, step_line
-from swe_rl.logger.progress_view import is_live
 from swe_rl.rollout.trajectory import Status
 
 RECORD = {

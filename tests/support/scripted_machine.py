@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from swe_rl.check.preflight.system import Answer, Question
+from swe_rl.check.preflight.system import HttpAnswer, HttpQuestion
 from swe_rl.host.program import COMMAND_S, Completed, Unanswered
 
 
@@ -43,7 +43,7 @@ class ScriptedSystem:
     environment: dict[str, str] = field(default_factory=dict)
     user: tuple[str, int] = ("ann", 1000)
     programs: dict[str, Completed | str] = field(default_factory=dict)
-    servers: dict[str, Answer | str] = field(default_factory=dict)
+    servers: dict[str, HttpAnswer | str] = field(default_factory=dict)
     engines: dict[str, "ScriptedEngine"] = field(default_factory=dict)
     refused: dict[tuple[str, int], str] = field(default_factory=dict)
     free_gb: float = 1000.0
@@ -55,7 +55,7 @@ class ScriptedSystem:
     cpu_count: int = 64
     memory_gb: float = 256.0
     commands: list[str] = field(default_factory=list)
-    questions: list[Question] = field(default_factory=list)
+    questions: list[HttpQuestion] = field(default_factory=list)
     asked: list[str] = field(default_factory=list)  # addresses of engines
 
     def run(self, command: Sequence[str], timeout_s: float = COMMAND_S) -> Completed | None:
@@ -67,7 +67,7 @@ class ScriptedSystem:
             raise Unanswered(given[0])
         return given[0] if given else None  # type: ignore[return-value]  # a text has raised
 
-    def http(self, question: Question) -> Answer:
+    def http(self, question: HttpQuestion) -> HttpAnswer:
         self.questions.append(question)
         answer = self.servers.get(question.url, "connection refused")
         if isinstance(answer, str):

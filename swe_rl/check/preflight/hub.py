@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from swe_rl.check.findings import Finding, error, warning
-from swe_rl.check.preflight.system import Question, System, job_environment
+from swe_rl.check.preflight.system import HttpQuestion, System, job_environment
 from swe_rl.check.rules.data import is_hub_id
 from swe_rl.config.choices import EngineKind
 from swe_rl.config.schema import Config
@@ -74,7 +74,7 @@ def _to_fetch(
         yield _needs_token(config, item, "the hub gives it only to users who accepted its terms")
         return
     try:
-        status = system.http(Question(_url(environment, item), method="HEAD")).status
+        status = system.http(HttpQuestion(_url(environment, item), method="HEAD")).status
     except Unanswered as unreachable:
         yield _unavailable(config, item, f"the hub cannot be reached ({unreachable}), and in the cache {missing}")
         return

@@ -14,7 +14,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from swe_rl.check.findings import Finding, error, warning
-from swe_rl.check.preflight.system import Question, System, job_environment
+from swe_rl.check.preflight.system import HttpQuestion, System, job_environment
 from swe_rl.config.choices import EngineKind, RuntimeKind, RuntimeProtocol, SandboxKind, WandbMode
 from swe_rl.config.schema import Config
 from swe_rl.host.addresses import base_address
@@ -49,7 +49,7 @@ def _engine(
     key = next((environment[name] for name in _KEYS if environment.get(name)), None)
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     try:
-        answer = system.http(Question(f"{address}/models", headers=headers, timeout_s=SERVER_S))
+        answer = system.http(HttpQuestion(f"{address}/models", headers=headers, timeout_s=SERVER_S))
         models = _models(answer.json()) if answer.status == 200 else {}
     except Unanswered as reason:
         yield _bad_engine(url, f"does not answer: {reason}", "start the server, or correct engine.urls")
@@ -146,7 +146,7 @@ def _runtime_at(config: Config, system: System, url: str, key: str | None, fix: 
 
 def _status(system: System, url: str, headers: Mapping[str, str]) -> str | None:
     """What is wrong with the answer. Raises Unanswered."""
-    status = system.http(Question(url, headers=headers, timeout_s=SERVER_S)).status
+    status = system.http(HttpQuestion(url, headers=headers, timeout_s=SERVER_S)).status
     return None if status == 200 else f"/{url.rpartition('/')[2]} answers with status {status}"
 
 
@@ -164,7 +164,7 @@ def weights_and_biases(config: Config, system: System) -> Iterator[Finding]:
             "wandb login, or logger.wandb=offline",
         )
     try:
-        system.http(Question(url, method="HEAD"))
+        system.http(HttpQuestion(url, method="HEAD"))
     except Unanswered as reason:
         yield error(
             "preflight_wandb",
@@ -186,7 +186,7 @@ def ray(config: Config, system: System) -> Iterator[Finding]:
     if address is None or not asks_ray(config):
         return
     if system.version("ray") is None:
-        return  # said by a rule, config/rules_packages.py
+        return  # said by a rule, check/packages.py
     done = system.run([sys.executable, "-m", _RAY_QUESTION, address], timeout_s=_RAY_S)
     try:
         answer = json.loads(done.stdout.splitlines()[-1]) if done is not None else {}

@@ -175,11 +175,6 @@ def _short_of(wish: Wish, groups: list[NodeGroup]) -> str:
     return next((key for key, met in needs.items() if not met), "nodes")
 
 
-def _value(wish: Wish, key: str) -> float:
-    names = {"gpus_per_node": wish.gpus, "cpus_per_node": wish.cpus, "memory_gb": wish.memory_gb}
-    return names.get(key, wish.nodes)
-
-
 def _size(gpus: int, cpus: int, memory_gb: float) -> str:
     return f"{gpus} GPUs, {cpus} CPUs and {memory_gb:.0f} GB"
 

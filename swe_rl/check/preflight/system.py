@@ -40,7 +40,7 @@ _MAX_BYTES = 4_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class HttpAnswer:
     """An HTTP answer; `body` is cut at a megabyte or so."""
 
     status: int
@@ -55,7 +55,7 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class HttpQuestion:
     """An HTTP request."""
 
     url: str
@@ -84,7 +84,7 @@ class System:
         """None where there is no such program. Raises Unanswered."""
         return run_program(command, timeout_s)
 
-    def http(self, question: Question) -> Answer:
+    def http(self, question: HttpQuestion) -> HttpAnswer:
         """Redirects are answers, they are not followed. Raises Unanswered where nothing answers."""
         try:
             return _fetch(question)
@@ -225,7 +225,7 @@ def _engines_reason(error: BaseException) -> str:
     return _engines_reason(inner) if inner is not None else _reason(error)
 
 
-def _fetch(question: Question) -> Answer:
+def _fetch(question: HttpQuestion) -> HttpAnswer:
     """Raises OSError, HTTPException or ValueError where nothing answers."""
     url, headers = _without_login(question)
     if urlsplit(url).scheme not in ("http", "https"):
@@ -234,10 +234,10 @@ def _fetch(question: Question) -> Answer:
     opener = urllib.request.build_opener(_StayHere)
     try:
         with opener.open(request, timeout=question.timeout_s) as response:
-            return Answer(response.status, response.read(_MAX_BYTES))
+            return HttpAnswer(response.status, response.read(_MAX_BYTES))
     except urllib.error.HTTPError as error:
         with error:
-            return Answer(error.code, error.read(_MAX_BYTES))
+            return HttpAnswer(error.code, error.read(_MAX_BYTES))
 
 
 class _StayHere(urllib.request.HTTPRedirectHandler):
@@ -247,7 +247,7 @@ class _StayHere(urllib.request.HTTPRedirectHandler):
         return None
 
 
-def _without_login(question: Question) -> tuple[str, dict[str, str]]:
+def _without_login(question: HttpQuestion) -> tuple[str, dict[str, str]]:
     parts, headers = urlsplit(question.url), dict(question.headers)
     login, at, host = parts.netloc.rpartition("@")
     if at:

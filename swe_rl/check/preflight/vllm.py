@@ -3,7 +3,7 @@
 Invariants:
 - `engine.command` and SWE_RL_VLLM_COMMAND name the vLLM of another environment: that one is asked, not this one's.
 - vLLM is not imported to find out, and a command that is no plain vLLM is left to whoever wrote it.
-- Where this environment has none, config/rules_packages.py says so.
+- Where this environment has none, check/packages.py says so.
 """
 
 import json

@@ -46,7 +46,7 @@ class Start:
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class RequeueRecord:
     """`requeues`: what was used of the budget."""
 
     job: str
@@ -54,16 +54,18 @@ class Record:
     starts: tuple[Start, ...] = ()
 
 
-def read_record(path: Path) -> Record | None:
+def read_record(path: Path) -> RequeueRecord | None:
     """None where there is none, or none that can be read."""
     try:
         values = decode_json(path.read_bytes())
-        return Record(values["job"], int(values["requeues"]), tuple(Start(**start) for start in values["starts"]))
+        return RequeueRecord(
+            values["job"], int(values["requeues"]), tuple(Start(**start) for start in values["starts"])
+        )
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
-def continues(record: Record | None, here: Allocation) -> bool:
+def continues(record: RequeueRecord | None, here: Allocation) -> bool:
     """Whether the recorded run is this job's from before it was queued again."""
     return record is not None and record.job == here.key and record.starts[-1].restarts < here.restarts
 
@@ -95,7 +97,7 @@ class Survival:
         self._clock = clock
         self._verdict: Verdict | None = None
         record = read_record(path)
-        self.record = record if record is not None and record.job == here.key else Record(here.key)
+        self.record = record if record is not None and record.job == here.key else RequeueRecord(here.key)
 
     def begin(self, step: int) -> None:
         """Writes down that a start begins after `step`. Raises NoProgressError, DiskError."""
@@ -150,7 +152,7 @@ class Survival:
             return Verdict(False, f"{why}; SLURM does not queue it again: {error}")
         return Verdict(True, f"{why}; job {self._here.job_id} is queued again")
 
-    def _keep(self, record: Record) -> None:
+    def _keep(self, record: RequeueRecord) -> None:
         self.record = record
         write_json_atomic(self._path, asdict(record))
 
