@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
-import psutil
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
@@ -23,6 +22,7 @@ from swe_rl.trainer.ranks.group import TrainerGroup
 from swe_rl.trainer.ranks.rank import RankSetup
 from swe_rl.trainer.ranks.ray_group import RayRanks, handed_on
 from swe_rl.trainer.ranks.ray_rank import RankHome, versions
+from tests.support.waiting import alive
 
 
 def load_ray_nodes():
@@ -216,10 +216,3 @@ def gone(pids, timeout_s=10):
             return False
         time.sleep(0.05)
     return True
-
-
-def alive(pid):
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
