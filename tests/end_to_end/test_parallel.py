@@ -9,7 +9,7 @@ import time
 import psutil
 import pytest
 
-from tests.support.waiting import alive
+from tests.support.waiting import gone
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -43,16 +43,6 @@ def assert_same_run(ours, theirs):
         for key in ("reward_mean", "statuses", "avg_response_length", "trained_tokens"):
             assert mine[key] == other[key], (mine["step"], key)
     assert trajectories(ours) == trajectories(theirs)
-
-
-def gone(processes, timeout_s=20):
-    """A zombie is gone: nobody may be there who reaps what a killed driver leaves."""
-    until = time.monotonic() + timeout_s
-    while any(alive(one) for one in processes):
-        if time.monotonic() > until:
-            return False
-        time.sleep(0.05)
-    return True
 
 
 @pytest.fixture

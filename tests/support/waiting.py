@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import psutil
 
@@ -27,3 +27,14 @@ def alive(process: psutil.Process | int) -> bool:
         return (psutil.Process(process) if isinstance(process, int) else process).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
+
+
+def gone(processes: Iterable[psutil.Process | int], timeout_s: float = 20.0) -> bool:
+    """Whether all of them end in that time."""
+    processes = list(processes)
+    deadline_s = time.monotonic() + timeout_s
+    while any(map(alive, processes)):
+        if time.monotonic() > deadline_s:
+            return False
+        time.sleep(0.02)
+    return True
