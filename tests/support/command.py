@@ -111,17 +111,26 @@ class Warm:
         )
         theirs.close()
 
-    def start(self, arguments: list[str], cwd: Path, environ: dict[str, str], code: str = "") -> Started | None:
+    def start(
+        self,
+        arguments: list[str],
+        cwd: Path,
+        environ: dict[str, str],
+        code: str = "",
+        streams: tuple[int | None, int | None] = (None, None),
+    ) -> Started | None:
+        """`streams`: descriptors of the caller's for standard output and error, in place of a pipe that we read."""
         elsewhere = Path(environ.get("PYTHONPATH", "").partition(":")[0] or ROOT).resolve() != ROOT
         if elsewhere or _at_import(environ) != self._environ:
             return None
         request = {"arguments": arguments, "cwd": str(cwd), "environ": environ, "code": code}
-        (out, theirs_out), (err, theirs_err), (report, theirs_report) = os.pipe(), os.pipe(), os.pipe()
+        pipes = [os.pipe() for _ in range(3)]
+        given = [stream if stream is not None else pipe[1] for stream, pipe in zip(streams, pipes, strict=False)]
         with self._lock:
-            socket.send_fds(self._requests, [json.dumps(request).encode()], [theirs_out, theirs_err, theirs_report])
-        for descriptor in (theirs_out, theirs_err, theirs_report):
-            os.close(descriptor)
-        return Started(report, out, err)
+            socket.send_fds(self._requests, [json.dumps(request).encode()], [*given, pipes[2][1]])
+        for _, writing in pipes:
+            os.close(writing)
+        return Started(pipes[2][0], pipes[0][0], pipes[1][0])
 
     def stop(self) -> None:
         self._requests.close()
