@@ -91,7 +91,8 @@ def become(request: dict) -> None:
     os.environ.update(request["environ"])
     sys.argv = ["-c" if request["code"] else "-m", *request["arguments"]]
     sys.path[0] = "" if request["code"] else request["cwd"]
-    _write_line([sys.executable, *(["-c"] if request["code"] else ["-m", "swe_rl"]), *request["arguments"]])
+    program = ["-c", request["code"]] if request["code"] else ["-m", "swe_rl"]
+    _write_line([sys.executable, *program, *request["arguments"]])
 
 
 def _write_line(words: list[str]) -> None:
