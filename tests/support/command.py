@@ -39,7 +39,11 @@ class Started:
 
     def __init__(self, report: int, stdout: int, stderr: int) -> None:
         self._report = os.fdopen(report, "rb", buffering=0)
-        self.pid = int(self._report.readline())
+        number = self._report.readline()
+        assert number, "the process that forks commands has ended: its standard error says why"
+        self._reported = select.poll()  # of any descriptor; `select` takes the first 1024
+        self._reported.register(self._report, select.POLLIN)
+        self.pid = int(number)
         self.stdout = os.fdopen(stdout, encoding="utf-8")
         self.stderr = os.fdopen(stderr, encoding="utf-8")
         self.returncode: int | None = None
@@ -53,7 +57,7 @@ class Started:
         return self.returncode
 
     def _ended(self, timeout_s: float | None) -> int | None:
-        if self.returncode is None and select.select([self._report], [], [], timeout_s)[0]:
+        if self.returncode is None and self._reported.poll(None if timeout_s is None else 1000 * timeout_s):
             self.returncode = int(self._report.readline() or -signal.SIGKILL)
             self._report.close()
         return self.returncode
@@ -106,7 +110,6 @@ class Warm:
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
             start_new_session=True,
         )
         theirs.close()
