@@ -25,7 +25,7 @@ SMALL = (
     "trainer.checkpoint_every_steps=1",
     "trainer.num_threads=1",
 )
-FEW = ("rollout.prompts_per_step=1", "rollout.n=2")  # where it does not matter how many
+FEW = ("rollout.prompts_per_step=1", "rollout.n=2")  # too few to learn from: where nothing asks what was learnt
 
 
 @dataclass

@@ -7,8 +7,6 @@ import subprocess
 
 import pytest
 
-from tests.end_to_end.conftest import FEW
-
 pytestmark = pytest.mark.slow
 
 
@@ -75,7 +73,7 @@ def test_a_full_disk(command):
         pytest.skip("no right to mount a small disk")
     try:
         command.outputs = disk / "outputs"
-        done = command.run("trainer.keep_checkpoints=5", *FEW)
+        done = command.run("trainer.keep_checkpoints=5")
         assert done.exit_status == 1, done.text
         assert "Traceback" not in done.text
         assert "No space left" in done.stderr or "disk" in done.stderr, done.stderr

@@ -9,7 +9,6 @@ import time
 import psutil
 import pytest
 
-from tests.end_to_end.conftest import FEW
 from tests.support.waiting import gone
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -91,7 +90,7 @@ def test_two_ranks_are_one_process(command, alone):
 
 
 def test_a_killed_rank_ends_the_run_with_its_name(command):
-    process = command.start(*TWO, *FEW, "trainer.steps=50")
+    process = command.start(*TWO, "trainer.steps=50")
     command.wait_for_step(process, 1, timeout_s=400)
     ranks = ranks_of(process.pid)
     os.kill(ranks[1].pid, signal.SIGKILL)
@@ -130,9 +129,7 @@ def test_a_killed_rank_is_started_again_and_the_run_is_the_same(command, alone):
 
 def test_the_last_restart_is_the_last(command):
     """The first rank dies before there is a checkpoint: the run begins anew."""
-    process = command.start(
-        *TWO, *FEW, "trainer.max_restarts=1", "trainer.steps=50", "trainer.checkpoint_every_steps=40"
-    )
+    process = command.start(*TWO, "trainer.max_restarts=1", "trainer.steps=50", "trainer.checkpoint_every_steps=40")
     first = kill_rank(command, process, 1)
     assert gone(first)
     events = command.folder() / "events.jsonl"
@@ -154,7 +151,7 @@ def test_the_last_restart_is_the_last(command):
 
 @pytest.mark.parametrize("sent", [signal.SIGINT])
 def test_ctrl_c_saves_a_checkpoint_of_the_ranks(command, sent):
-    process = command.start(*TWO, *FEW, "trainer.steps=50", "trainer.checkpoint_every_steps=0")
+    process = command.start(*TWO, "trainer.steps=50", "trainer.checkpoint_every_steps=0")
     command.wait_for_step(process, 1, timeout_s=400)
     ranks = ranks_of(process.pid)
     time.sleep(0.3)

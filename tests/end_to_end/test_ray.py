@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.end_to_end.conftest import FEW
-
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 NODES = Path(__file__).parents[1] / "trainer" / "ray_nodes.py"
@@ -69,7 +67,7 @@ def test_a_killed_driver_takes_its_actors_with_it_and_the_run_goes_on(command, n
 
 
 def test_a_killed_actor_ends_the_run_with_its_name(command, nodes, overrides):
-    process = command.start(*overrides, *FEW, "trainer.steps=50", "trainer.max_restarts=0")
+    process = command.start(*overrides, "trainer.steps=50", "trainer.max_restarts=0")
     command.wait_for_step(process, 1, timeout_s=300)
     killed = nodes.ranks()[1].pid
     os.kill(killed, signal.SIGKILL)

@@ -65,7 +65,7 @@ def test_killed_and_resumed_equals_uninterrupted(command, finished):
 @pytest.mark.slow
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
 def test_ctrl_c_saves_and_stops_everything(command, sent):
-    process = command.start("trainer.steps=50", "trainer.checkpoint_every_steps=0", *FEW, cold=sent is signal.SIGINT)
+    process = command.start("trainer.steps=50", "trainer.checkpoint_every_steps=0", cold=sent is signal.SIGINT)
     command.wait_for_step(process, 1)
     time.sleep(0.3)
     process.send_signal(sent)
