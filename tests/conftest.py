@@ -6,9 +6,10 @@ import pytest
 from hypothesis import settings
 
 from swe_rl.check import findings
-from swe_rl.config import known_hardware
+from swe_rl.config import compose, known_hardware
 from swe_rl.host.machine import Machine
 from swe_rl.run.event_loop import open_more_files
+from tests.support.composition import COMPOSE_TREE, SharedTrees
 
 # A busy machine is no failure of a property.
 settings.register_profile("busy_machine", deadline=None)
@@ -41,6 +42,21 @@ def same_machine_everywhere():
         for module in (known_hardware, findings):
             patch.setattr(module, "this_machine", lambda: machine)
         yield machine
+
+
+@pytest.fixture(scope="session", autouse=True)
+def shared_trees():
+    """Options that were composed once are not composed again; `composed_from_nothing` leaves this out."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compose, "_compose_tree", SharedTrees())
+        yield
+
+
+@pytest.fixture(scope="module")
+def composed_from_nothing(shared_trees):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compose, "_compose_tree", COMPOSE_TREE)
+        yield
 
 
 _EVERY_TEST = pytest.StashKey[list[pytest.Item]]()

@@ -63,10 +63,20 @@ def run_tests(project, body, what="tests"):
     return subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=120, env=environment)
 
 
-def test_failed_beside_others_passes_alone(project):
+def test_known_to_fail_beside_others_passes_alone(project):
+    (project / ".ci" / "flaky.txt").write_text("# why\ntest_it.py::test_once\n", encoding="utf-8")
     done = run_tests(project, ONCE)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "once more alone: test_it.py::test_once" in done.stdout
+
+
+@pytest.mark.parametrize("known", [None, "", "test_it.py::test\n"])
+def test_who_is_not_known_to_fail_fails_by_name(project, known):
+    if known is not None:
+        (project / ".ci" / "flaky.txt").write_text(f"# why\n{known}", encoding="utf-8")
+    done = run_tests(project, ONCE, '{ tests || echo "${ROWS[*]}"; }')
+    assert "1 of 1 passed alone only" in done.stdout, done.stdout + done.stderr
+    assert "to be mended, not in .ci/flaky.txt: test_it.py::test_once" in done.stdout
 
 
 def test_failed_twice_fails(project):
@@ -108,7 +118,11 @@ def test_a_failing_lane_fails_the_run_and_the_lanes_after_it_run(project):
         "slow": ("1", "0", "0", ""),
         "slurm": ("0", "1", "0", "0 of 1 passed alone only: test_it.py::test_always"),
         "docker": ("-", "-", "-", "skipped: no engine"),
-        "vllm": ("1", "0", "0", "1 of 1 passed alone only: test_it.py::test_once"),
+        "vllm": (
+            *("1", "0", "0"),
+            "1 of 1 passed alone only: test_it.py::test_once; "
+            "to be mended, not in .ci/flaky.txt: test_it.py::test_once",
+        ),
         "gpu": ("0", "0", "1", ""),
     }
 

@@ -1,4 +1,8 @@
-"""The command line as a user meets it: exit status, streams, folders, imports. Each case is one process."""
+"""The command line as a user meets it: exit status, streams, folders, imports. Each case is one process.
+
+Most are forked from a process that has the imports done. `cold` ones start from nothing, as a user's do: what is said
+of imports and time, one mistake, one run with its folder.
+"""
 
 import json
 import os
@@ -9,6 +13,8 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from tests.support.command import LIGHT, warm
 
 HEAVY = ("torch", "transformers", "ray", "aiohttp", "vllm", "datasets", "wandb", "numpy")
 SECRET = "qz7-never-on-disk"
@@ -33,11 +39,13 @@ sys.exit(main())
 """
 
 
-def cli(*arguments, cwd, fake=False):
+def cli(*arguments, cwd, fake=False, cold=False):
     program = ["-c", FAKE_JOB] if fake else ["-m", "swe_rl"]
     root = str(Path(__file__).parent.parent)
     environment = {**os.environ, "PYTHONPATH": root, "COLUMNS": "120"}
     environment.pop("WANDB_API_KEY", None)
+    if not cold and (forked := warm(LIGHT).start(list(arguments), cwd, environment, FAKE_JOB if fake else "")):
+        return forked.completed(60)
     return subprocess.run(
         [sys.executable, *program, *arguments], cwd=cwd, env=environment, capture_output=True, text=True, timeout=60
     )
@@ -48,7 +56,7 @@ def cpu_s(*arguments, cwd, times=3):
     found = []
     for _ in range(times):
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        assert cli(*arguments, cwd=cwd).returncode == 0
+        assert cli(*arguments, cwd=cwd, cold=True).returncode == 0
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         found.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
     return min(found)
@@ -92,7 +100,7 @@ def test_light_jobs_import_nothing_heavy_and_leave_nothing(arguments, tmp_path):
     ],
 )
 def test_a_users_mistake_is_status_2_without_traceback_or_folder(arguments, part, tmp_path):
-    done = cli(*arguments, cwd=tmp_path)
+    done = cli(*arguments, cwd=tmp_path, cold="trainer.lr=-1" in arguments)
     assert done.returncode == 2
     assert part in done.stderr.replace("\n", " ")
     assert "Traceback" not in done.stderr and done.stdout == ""
@@ -128,7 +136,9 @@ def test_how_a_job_ends(kind, status, part, tmp_path):
 
 
 def test_a_runs_folder_and_its_secrets(tmp_path):
-    done = cli("trainer.seed=7", f"+hardware.env_vars.HF_TOKEN={SECRET}", "name=mine", cwd=tmp_path, fake=True)
+    done = cli(
+        "trainer.seed=7", f"+hardware.env_vars.HF_TOKEN={SECRET}", "name=mine", cwd=tmp_path, fake=True, cold=True
+    )
     assert done.returncode == 0, done.stderr
     (folder,) = tmp_path.glob("outputs/mine/*")
     assert done.stdout.split() == ["ran", "7", folder.name, str(len(SECRET))]

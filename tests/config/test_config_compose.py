@@ -19,6 +19,8 @@ from swe_rl.config.explain import ConfigError
 from swe_rl.config.folders import conf_dir, options
 from swe_rl.config.schema import Config, OutcomeConfig
 
+pytestmark = pytest.mark.usefixtures("composed_from_nothing")
+
 README = Path(__file__).parents[2] / "README.md"
 GROUPS = README.read_text().partition("## Groups")[2].splitlines()
 GOLDEN = Path(__file__).parent / "golden" / "default.json"

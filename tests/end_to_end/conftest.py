@@ -1,8 +1,10 @@
 """Running the real command as a user does, in a folder of its own."""
 
 import contextlib
+import fcntl
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.command import HEAVY, Started, warm
+
 SMALL = (
     "trainer.steps=3",
     "rollout.prompts_per_step=3",
@@ -21,6 +25,7 @@ SMALL = (
     "trainer.checkpoint_every_steps=1",
     "trainer.num_threads=1",
 )
+FEW = ("rollout.prompts_per_step=1", "rollout.n=2")  # too few to learn from: where nothing asks what was learnt
 
 
 @dataclass
@@ -35,20 +40,29 @@ class Done:
 
 
 class Command:
-    """`python -m swe_rl` with small numbers, its outputs below `root`."""
+    """`python -m swe_rl` with small numbers, its outputs below `root`.
+
+    Its processes are forked from one that has torch imported. `cold` ones are started from nothing: in each kind of job
+    and of ending there is one.
+    """
 
     def __init__(self, root: Path) -> None:
         self.root = root
         self.outputs = root / "outputs"
 
-    def start(self, *overrides: str, small: bool = True, redirected: str = "") -> subprocess.Popen:
+    def start(
+        self, *overrides: str, small: bool = True, redirected: str = "", cold: bool = False
+    ) -> subprocess.Popen | Started:
         """`redirected`: of a shell, such as `>&-`."""
-        few = root_list(self.root) if small else ()
+        words = [*((*SMALL, *root_list(self.root)) if small else ()), *self._paths(), *overrides]
+        environ = {**os.environ, "OMP_NUM_THREADS": "1", "XDG_CACHE_HOME": str(self.root / "cache"), "COLUMNS": "120"}
+        if not (cold or redirected) and (forked := warm(HEAVY).start(words, self.root, environ)):
+            return forked
         shell = ["bash", "-c", f'exec "$@" {redirected}', "bash"] if redirected else []
         return subprocess.Popen(
-            [*shell, sys.executable, "-m", "swe_rl", *(SMALL if small else ()), *few, *self._paths(), *overrides],
+            [*shell, sys.executable, "-m", "swe_rl", *words],
             cwd=self.root,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "XDG_CACHE_HOME": str(self.root / "cache"), "COLUMNS": "120"},
+            env=environ,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -59,8 +73,8 @@ class Command:
     def _paths(self) -> tuple[str, ...]:
         return (f"paths.outputs={self.outputs}", f"paths.scratch={self.root / 'scratch'}")
 
-    def run(self, *overrides: str, small: bool = True) -> Done:
-        process = self.start(*overrides, small=small)
+    def run(self, *overrides: str, small: bool = True, cold: bool = False) -> Done:
+        process = self.start(*overrides, small=small, cold=cold)
         try:
             stdout, stderr = process.communicate(timeout=240)
         except subprocess.TimeoutExpired:
@@ -142,6 +156,23 @@ def root_list(root: Path) -> tuple[str, ...]:
 @pytest.fixture
 def command(tmp_path):
     return Command(tmp_path)
+
+
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory):
+    """A whole small run, made once for all processes of pytest, whose folder tests read or copy."""
+    base = tmp_path_factory.getbasetemp()
+    base = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    whole = Command(base / "finished")
+    with (base / "finished.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (base / "finished.done").exists():
+            shutil.rmtree(whole.root, ignore_errors=True)
+            whole.root.mkdir()
+            done = whole.run("trainer.resume=auto")
+            assert done.exit_status == 0, done.text
+            (base / "finished.done").touch()
+    return whole
 
 
 def children_of_runs(root: Path) -> list[str]:

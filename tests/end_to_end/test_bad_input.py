@@ -1,6 +1,6 @@
 """What a user can get wrong: one clear paragraph, the right exit status, nothing half-written."""
 
-import os
+import shutil
 import socket
 import sqlite3
 import subprocess
@@ -46,26 +46,22 @@ def test_a_port_in_use(command):
         refused(command.run(f"gateway.port={port}"), "gateway.port", "in use")
 
 
-def test_a_corrupt_checkpoint(command):
-    assert command.run("trainer.steps=2", "trainer.resume=auto").exit_status == 0
-    folder = command.folder()
-    _reopen(folder)
-    shard = folder / "checkpoints" / "step_000002" / "shard_00000_of_00001.safetensors"
+def test_a_corrupt_checkpoint(command, finished):
+    folder = _reopened(command, finished)
+    shard = folder / "checkpoints" / "step_000003" / "shard_00000_of_00001.safetensors"
     content = bytearray(shard.read_bytes())
     content[-1] ^= 1
     shard.write_bytes(content)
     steps = (folder / "steps.jsonl").read_bytes()
-    refused(command.run("trainer.steps=2", f"trainer.resume={folder}"), shard.name, "step_000001")
+    refused(command.run(f"trainer.resume={folder}", _dataset_of(finished)), shard.name, "step_000002")
     assert (folder / "steps.jsonl").read_bytes() == steps
 
 
-def test_a_trace_database_of_another_version(command):
-    assert command.run("trainer.steps=1", "trainer.resume=auto").exit_status == 0
-    folder = command.folder()
-    _reopen(folder)
+def test_a_trace_database_of_another_version(command, finished):
+    folder = _reopened(command, finished)
     with sqlite3.connect(folder / "traces.db") as database:
         database.execute("PRAGMA user_version = 999")
-    refused(command.run("trainer.steps=1", f"trainer.resume={folder}"), "traces.db", "version")
+    refused(command.run(f"trainer.resume={folder}", _dataset_of(finished)), "traces.db", "version")
 
 
 def test_a_full_disk(command):
@@ -87,8 +83,15 @@ def test_a_full_disk(command):
         subprocess.run(["umount", str(disk)], check=False)
 
 
-def _reopen(folder) -> None:
-    """As if the run had been killed: its status says `running` and nobody holds it."""
+def _reopened(command, finished):
+    """A copy of a finished run, as if it had been killed: its status says `running` and nobody holds it."""
+    folder = command.outputs / "train" / finished.folder().name
+    shutil.copytree(finished.folder(), folder)
     status = folder / "status.json"
     status.write_text(status.read_text().replace('"done"', '"running"'))
-    assert os.access(folder, os.W_OK)
+    return folder
+
+
+def _dataset_of(finished) -> str:
+    """Another data set would be another run."""
+    return f"env.dataset={finished.root / 'few'}"

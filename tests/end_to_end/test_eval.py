@@ -31,7 +31,7 @@ def test_killed_and_resumed_runs_only_what_is_missing(command):
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
     before = {record["trajectory_id"]: record for record in lines(found[0])[:-1]}  # the last line may be torn
-    done = command.run(*many, "trainer.resume=auto")
+    done = command.run(*many, "trainer.resume=auto", cold=True)
     assert done.exit_status == 0, done.text
     folder = command.folder("eval")
     assert folder == found[0].parent.parent

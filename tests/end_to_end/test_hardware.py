@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from swe_rl.config.folders import options
+from tests.support.command import LIGHT, warm
 
 CARD = ("model=qwen3_14b", "layout=dp4", "router=tr")
 DRIVER = """#!/bin/sh
@@ -34,7 +35,10 @@ class Machine:
         self.environment = {name: value for name, value in os.environ.items() if name not in HIDDEN}
         self.environment |= {"PATH": ":".join([str(programs), *rest]), "COLUMNS": "80"}
 
-    def run(self, *overrides: str) -> subprocess.CompletedProcess:
+    def run(self, *overrides: str, cold: bool = False) -> subprocess.CompletedProcess:
+        """Forked from a process that has the imports done, unless `cold`."""
+        if not cold and (forked := warm(LIGHT).start(list(overrides), self.folder, self.environment)):
+            return forked.completed(120)
         command = [sys.executable, "-m", "swe_rl", *overrides]
         return subprocess.run(command, cwd=self.folder, env=self.environment, capture_output=True, text=True)
 
@@ -69,7 +73,7 @@ def test_json_stays_json(laptop):
 
 
 def test_without_gpus_train_names_what_is_missing_and_both_ways_out(laptop):
-    done = laptop.run(*CARD)
+    done = laptop.run(*CARD, cold=True)
     said = " ".join(done.stderr.split())
     assert done.returncode == 2 and not assumptions(done) and "Traceback" not in done.stderr
     assert "needs 8 GPUs (4 for engines, 4 for the trainer); this machine has no GPU" in said
@@ -79,7 +83,7 @@ def test_without_gpus_train_names_what_is_missing_and_both_ways_out(laptop):
 
 
 def test_with_the_gpus_nothing_is_assumed(eight_h200):
-    done = eight_h200.run(*CARD, "job=plan")
+    done = eight_h200.run(*CARD, "job=plan", cold=True)
     assert done.returncode == 0 and not assumptions(done)
     assert "hardware=auto: h200, 150.8 GB each" in done.stdout
 

@@ -9,6 +9,8 @@ import time
 import psutil
 import pytest
 
+from tests.support.waiting import gone
+
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 TWO = ("layout=local2", "trainer.collective_timeout_s=120")
@@ -43,35 +45,10 @@ def assert_same_run(ours, theirs):
     assert trajectories(ours) == trajectories(theirs)
 
 
-def gone(processes, timeout_s=20):
-    """A zombie is gone: nobody may be there who reaps what a killed driver leaves."""
-    until = time.monotonic() + timeout_s
-    while any(alive(one) for one in processes):
-        if time.monotonic() > until:
-            return False
-        time.sleep(0.05)
-    return True
-
-
-def alive(process):
-    try:
-        return process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
-
-
-_made = []
-
-
 @pytest.fixture
-def alone(command, tmp_path_factory):
-    """The same run in one process, made once."""
-    if not _made:
-        other = type(command)(tmp_path_factory.mktemp("alone"))
-        done = other.run()
-        assert done.exit_status == 0, done.text
-        _made.append(other)
-    return _made[0]
+def alone(finished):
+    """The same run in one process."""
+    return finished
 
 
 def test_two_ranks_are_killed_and_go_on_as_one_process(command, alone):

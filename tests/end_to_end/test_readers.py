@@ -4,11 +4,13 @@ import json
 
 import pytest
 
+from tests.end_to_end.conftest import FEW
+
 pytestmark = pytest.mark.slow
 
 
 def test_a_run_outlives_who_reads_its_progress(command):
-    process = command.start("trainer.steps=2")
+    process = command.start("trainer.steps=2", *FEW, cold=True)
     assert process.stdout.readline()
     process.stdout.close()
     stderr = process.stderr.read()
@@ -21,7 +23,7 @@ def test_a_run_outlives_who_reads_its_progress(command):
 
 @pytest.mark.parametrize("redirections", ["<&- >&- 2>&-", "> /dev/full"])
 def test_a_run_needs_no_standard_streams(command, redirections):
-    process = command.start("trainer.steps=1", redirected=redirections)
+    process = command.start("trainer.steps=1", *FEW, redirected=redirections)
     process.communicate(timeout=240)
     status = json.loads((command.folder() / "status.json").read_text())
     assert (process.returncode, status["status"], status["exit_status"]) == (0, "done", 0)

@@ -6,6 +6,8 @@ import time
 
 import pytest
 
+from tests.end_to_end.conftest import FEW
+
 TIMES = ("_s", "per_s")
 
 
@@ -14,7 +16,7 @@ def without_times(steps: list[dict]) -> list[dict]:
 
 
 def test_a_run_leaves_everything_behind(command):
-    done = command.run()
+    done = command.run(cold=True)
     assert done.exit_status == 0, done.text
     folder = command.folder()
     last = done.stdout.strip().splitlines()[-1]
@@ -40,20 +42,17 @@ def test_a_run_leaves_everything_behind(command):
 
 
 @pytest.mark.slow
-def test_killed_and_resumed_equals_uninterrupted(command, tmp_path_factory):
-    other = type(command)(tmp_path_factory.mktemp("whole"))
-    whole = other.run("trainer.steps=4")
-    assert whole.exit_status == 0, whole.text
-    process = command.start("trainer.steps=4", "trainer.resume=auto")
-    command.wait_for_step(process, 2)
-    time.sleep(0.4)  # in the middle of step 3
+def test_killed_and_resumed_equals_uninterrupted(command, finished):
+    process = command.start("trainer.resume=auto")
+    command.wait_for_checkpoint(process, 1)
+    time.sleep(0.4)  # in the middle of step 2
     process.kill()
     process.communicate()
-    resumed = command.run("trainer.steps=4", "trainer.resume=auto")
+    resumed = command.run("trainer.resume=auto")
     assert resumed.exit_status == 0, resumed.text
     assert "continues after step" in resumed.text
-    ours, theirs = without_times(command.steps()), without_times(other.steps())
-    assert len(ours) == 4
+    ours, theirs = without_times(command.steps()), without_times(finished.steps())
+    assert len(ours) == 3
     for one, two in zip(ours, theirs, strict=True):
         for key in ("loss", "grad_norm", "entropy", "reward_mean"):
             assert one[key] == pytest.approx(two[key], abs=1e-6), (one["step"], key)
@@ -66,7 +65,7 @@ def test_killed_and_resumed_equals_uninterrupted(command, tmp_path_factory):
 @pytest.mark.slow
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
 def test_ctrl_c_saves_and_stops_everything(command, sent):
-    process = command.start("trainer.steps=50", "trainer.checkpoint_every_steps=0")
+    process = command.start("trainer.steps=50", "trainer.checkpoint_every_steps=0", cold=sent is signal.SIGINT)
     command.wait_for_step(process, 1)
     time.sleep(0.3)
     process.send_signal(sent)
@@ -83,7 +82,7 @@ def test_ctrl_c_saves_and_stops_everything(command, sent):
 
 @pytest.mark.slow
 def test_retokenize_reports_its_mismatch(command):
-    done = command.run("rollout.capture=retokenize", "trainer.steps=1")
+    done = command.run("rollout.capture=retokenize", "trainer.steps=1", *FEW)
     assert done.exit_status == 0, done.text
     [step] = command.steps()
     for key in ("mismatch_trajectory_rate", "mismatch_turn_rate", "mismatch_token_rate"):
@@ -93,7 +92,7 @@ def test_retokenize_reports_its_mismatch(command):
 
 @pytest.mark.slow
 def test_rollout_and_eval_jobs(command):
-    rollout = command.run("job=rollout", "trainer.steps=1")
+    rollout = command.run("job=rollout", "trainer.steps=1", cold=True)
     assert rollout.exit_status == 0, rollout.text
     [step] = command.steps("rollout")
     assert step["num_trajectories"] == 12 and "loss" not in step

@@ -4,30 +4,20 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 import torch
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers import Qwen3ForCausalLM
 
 from swe_rl.config.schema import EngineConfig
 from swe_rl.engine.embedded.engine import EmbeddedEngine
+from tests.support.tiny_qwen3 import tiny_qwen3
 
 VOCAB = 128
 EngineFactory = Callable[..., Awaitable[EmbeddedEngine]]
 
 
 def _build_model(seed: int, *, tied: bool = True) -> Qwen3ForCausalLM:
-    config = Qwen3Config(
-        hidden_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=16,
-        intermediate_size=96,
-        vocab_size=VOCAB,
-        tie_word_embeddings=tied,
-        max_position_embeddings=512,
-        initializer_range=0.3,
-    )
-    torch.manual_seed(seed)
-    model = Qwen3ForCausalLM(config).eval()
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2}
+    longer = {"head_dim": 16, "max_position_embeddings": 512}
+    model = tiny_qwen3(seed, vocab_size=VOCAB, tie_word_embeddings=tied, **sizes, **longer).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "norm" in name:

@@ -10,6 +10,7 @@ from swe_rl.config.schema import EngineConfig
 from swe_rl.engine.embedded.core import EngineCore
 from swe_rl.engine.embedded.engine import EmbeddedEngine
 from swe_rl.engine.protocol import EngineError, EngineState, SamplingParams
+from tests.support.waiting import until
 
 LONG = SamplingParams(200, seed=1)
 
@@ -18,15 +19,9 @@ def begin(engine, prompt, request_id="r", params=LONG, session_id=None):
     return asyncio.ensure_future(engine.generate(prompt, params, request_id=request_id, session_id=session_id))
 
 
-async def until(condition):
-    async with asyncio.timeout(5):
-        while not condition():  # noqa: ASYNC110 - the engine publishes counters, not events
-            await asyncio.sleep(0.001)
-
-
 async def sampling(engine, tokens=5):
     start = engine.stats().sampled_tokens_total
-    await until(lambda: engine.stats().sampled_tokens_total >= start + tokens)
+    await until(lambda: engine.stats().sampled_tokens_total >= start + tokens, pause_s=0.001)
 
 
 async def test_abort_returns_what_was_sampled(engine, prompt_of):

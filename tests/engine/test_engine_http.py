@@ -11,16 +11,9 @@ from swe_rl.engine.server.client import HttpClient
 from swe_rl.engine.server.engine import HttpEngine
 from swe_rl.engine.server.features import Needs
 from swe_rl.engine.server.wire import BadReplyError
+from tests.support.waiting import until
 
 PROMPT = list(range(1, 50))
-
-
-async def until(condition, seconds=5.0):
-    for _ in range(int(seconds / 0.01)):
-        if condition():
-            return
-        await asyncio.sleep(0.01)
-    pytest.fail("did not happen")
 
 
 @pytest.fixture

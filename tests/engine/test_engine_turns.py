@@ -24,6 +24,7 @@ from swe_rl.engine.server.weights import WeightFolders
 from swe_rl.engine.update import Turns, make_turns, update_engines
 from swe_rl.engine.vllm.arguments import VllmOptions
 from swe_rl.plan.sizes import shares_gpus
+from tests.support.waiting import until
 
 PROMPT = list(range(1, 40))
 WEIGHTS = {"model.embed_tokens.weight": torch.zeros(4, 2)}
@@ -268,14 +269,6 @@ async def processes(tmp_path):
 
 def kill(engine):
     os.kill(psutil.Process(engine.server.pid).children()[0].pid, signal.SIGKILL)
-
-
-async def until(condition, seconds=5.0):
-    for _ in range(int(seconds / 0.02)):
-        if condition():
-            return
-        await asyncio.sleep(0.02)
-    pytest.fail("did not happen")
 
 
 @pytest.mark.slow

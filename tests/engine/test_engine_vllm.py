@@ -15,6 +15,7 @@ from swe_rl.engine.make import EngineFolders, engine_scratch, make_engines, star
 from swe_rl.engine.protocol import EngineError, EngineState, SamplingParams
 from swe_rl.engine.vllm.arguments import VllmOptions
 from swe_rl.errors import UserError
+from tests.support.waiting import alive, until
 
 COMMAND = (sys.executable, "-m", "swe_rl.engine.fake_vllm.server")
 PROMPT = list(range(1, 50))
@@ -51,14 +52,6 @@ async def make(tmp_path):
             await engine.close()
 
 
-async def until(condition, seconds=5.0):
-    for _ in range(int(seconds / 0.01)):
-        if condition():
-            return
-        await asyncio.sleep(0.01)
-    pytest.fail("did not happen")
-
-
 def tree(engine):
     """The server's processes: the guard and all below it."""
     guard = psutil.Process(engine.server.pid)
@@ -67,13 +60,6 @@ def tree(engine):
 
 def dead(processes):
     return not any(alive(one) for one in processes)
-
-
-def alive(process):
-    try:
-        return process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 async def test_start_serve_close(make, tmp_path):

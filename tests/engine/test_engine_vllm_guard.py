@@ -8,10 +8,10 @@ import sys
 import time
 from pathlib import Path
 
-import psutil
 import pytest
 
 from swe_rl.engine.vllm import guard as vllm_guard
+from tests.support.waiting import alive, gone
 
 GUARD = [sys.executable, "-I", vllm_guard.__file__]
 # A server like vLLM's: children of its own, one in another session, one that ignores SIGTERM.
@@ -24,22 +24,6 @@ time.sleep(0.3)
 print(os.getpid(), *pids, flush=True)
 time.sleep(300)
 """
-
-
-def gone(pids, seconds=10.0):
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if not any(alive(pid) for pid in pids):
-            return True
-        time.sleep(0.02)
-    return False
-
-
-def alive(pid):
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 @pytest.fixture

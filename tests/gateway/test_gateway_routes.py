@@ -11,6 +11,7 @@ import pytest
 from swe_rl.config.schema import GatewayConfig
 from swe_rl.engine.scripted import ScriptedEngine
 from swe_rl.gateway.session import Session, SessionSettings
+from tests.support.waiting import until
 
 USER = {"role": "user", "content": "Fix the bug."}
 PINNED = SessionSettings(max_turn_tokens=32, max_trajectory_tokens=1500)
@@ -30,14 +31,6 @@ async def ask(http, url, messages=(USER,), **more):
 async def delete(http, url, **options):
     async with http.delete(url.removesuffix("/v1"), **options) as response:
         return response.status, await response.json()
-
-
-async def until(holds):
-    for _ in range(6000):
-        if holds():
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError("it never came to be")
 
 
 class Remembering(ScriptedEngine):
@@ -71,7 +64,7 @@ async def test_closing_ends_the_calls_in_flight(serve, says, http):
     engine = ScriptedEngine(says("never"), token_delay_s=30)
     async with serve(engine) as (gateway, store, _):
         call = asyncio.create_task(ask(http, gateway.session_url("s")))
-        await until(lambda: engine.stats().running)
+        await until(lambda: engine.stats().running, 60.0)
         assert (await delete(http, gateway.session_url("s")))[1]["num_calls"] == 0
         assert (await call)[0] == 410 and len(engine.cancelled) == 1 and store.sessions() == []
 
@@ -101,7 +94,7 @@ async def test_idle_sessions_are_let_go_and_may_come_back(serve, says, http):
         gateway.open_session("opened", PINNED)
         for turn in range(2):
             assert (await ask(http, gateway.session_url("s")))[0] == 200
-            await until(lambda: gateway.num_sessions == 1)  # the opened one stays
+            await until(lambda: gateway.num_sessions == 1, 60.0)  # the opened one stays
             assert engine.released == ["s"] * (turn + 1)
         await store.flush()
         assert [(one.turn, one.chain) for one in store.traces("s")] == [(0, 0), (1, 1)]
@@ -160,7 +153,7 @@ async def test_a_thousand_sessions_at_once_in_one_process(serve, says, http):
         for name in names:
             gateway.open_session(name, PINNED)
         calls = [asyncio.create_task(ask(http, gateway.session_url(name))) for name in names]
-        await until(lambda: engine.waiting == 1000)
+        await until(lambda: engine.waiting == 1000, 60.0)
         engine.gate.set()
         first = await asyncio.gather(*calls)
         messages[1] = first[0][1]["choices"][0]["message"]

@@ -16,6 +16,7 @@ import pytest
 
 from swe_rl.check.preflight.system import HttpQuestion, System
 from swe_rl.host.program import Completed, Unanswered, run_program
+from tests.support.waiting import alive
 
 HERE = System()
 
@@ -109,14 +110,6 @@ def test_a_program_that_hangs_is_ended_with_its_children(tmp_path):
             break
         time.sleep(0.02)
     assert not alive(pid)
-
-
-def alive(pid):
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return ") Z " not in (HERE.read_text(f"/proc/{pid}/stat") or "")  # a zombie waits for its parent only
 
 
 ENGINE = {

@@ -9,6 +9,7 @@ import pytest
 
 from swe_rl.hardware.slurm.jobs import allocation
 from swe_rl.hardware.sync import Copier, SyncError, folder_name, restore, synced
+from tests.support.waiting import wait_until
 
 RSYNC = shutil.which("rsync")
 
@@ -32,13 +33,6 @@ def source(tmp_path):
 
 def names(folder):
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
-
-
-def wait_for(holds):
-    until = time.monotonic() + 10
-    while not holds():
-        assert time.monotonic() < until
-        time.sleep(0.02)
 
 
 def test_everything_but_locks_and_halves(source, tmp_path, rsync):
@@ -79,9 +73,9 @@ def test_back_again(source, tmp_path):
 def test_rounds_while_the_run_goes_on_and_one_at_its_end(source, tmp_path, rsync):
     said, target = [], tmp_path / "copy"
     with synced(source, target, every_s=0.05, say=said.append, rsync=rsync):
-        wait_for(lambda: (target / "steps.jsonl").exists())
+        wait_until(lambda: (target / "steps.jsonl").exists())
         (source / "late").write_text("x")
-        wait_for(lambda: (target / "late").exists())
+        wait_until(lambda: (target / "late").exists())
     with synced(source, target, every_s=3600, say=said.append, rsync=rsync):
         (source / "last").write_text("x")
     assert (target / "last").exists() and said == []
@@ -97,7 +91,7 @@ def test_an_error_is_said_once_and_at_the_end_and_the_run_goes_on(source, tmp_pa
     said = []
     (tmp_path / "file").touch()
     with synced(source, tmp_path / "file" / "copy", every_s=0.02, say=said.append, rsync=rsync):
-        wait_for(lambda: said)
+        wait_until(lambda: said)
         time.sleep(0.2)
         assert len(said) == 1
     assert len(said) == 2 and all("paths.sync_to" in one and "file" in one for one in said)

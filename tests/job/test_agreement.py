@@ -4,7 +4,6 @@ import asyncio
 
 import pytest
 import torch
-from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from swe_rl.config.compose import compose
 from swe_rl.config.schema import AlgoConfig, EngineConfig, TrainerConfig
@@ -13,32 +12,16 @@ from swe_rl.engine.protocol import EngineError, EngineState, WeightSyncError
 from swe_rl.engine.scripted import ScriptedEngine
 from swe_rl.run.learner import EXACT, ROUNDED, explained, require_agreement
 from swe_rl.trainer.rank_trainer import RankTrainer
+from tests.support.tiny_qwen3 import tiny_qwen3
 
 VOCAB = 64
-
-
-def model(seed):
-    torch.manual_seed(seed)
-    config = Qwen3Config(
-        vocab_size=VOCAB,
-        hidden_size=16,
-        intermediate_size=24,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=8,
-        max_position_embeddings=256,
-        tie_word_embeddings=True,
-        initializer_range=0.3,
-    )
-    return Qwen3ForCausalLM(config)
 
 
 @pytest.fixture
 def trainer():
     torch.set_num_threads(1)
     config = TrainerConfig(num_threads=1, max_tokens_per_micro_batch=64)
-    return RankTrainer(model(0), config, AlgoConfig(), pad_token_id=0, temperature=0.7)
+    return RankTrainer(tiny_qwen3(0, vocab_size=VOCAB), config, AlgoConfig(), pad_token_id=0, temperature=0.7)
 
 
 async def check(engines, trainer, limit=EXACT):
@@ -51,7 +34,9 @@ async def check(engines, trainer, limit=EXACT):
 
 
 def engine(seed, name):
-    return EmbeddedEngine(model(seed), EngineConfig(max_model_len=128), name=name, pad_token_id=0)
+    return EmbeddedEngine(
+        tiny_qwen3(seed, vocab_size=VOCAB), EngineConfig(max_model_len=128), name=name, pad_token_id=0
+    )
 
 
 async def test_equal_weights_agree_to_rounding(trainer):
@@ -66,7 +51,7 @@ async def test_the_engine_with_other_weights_is_named(trainer):
 
 
 async def test_one_scaled_matrix_is_seen(trainer):
-    other = model(0)
+    other = tiny_qwen3(0, vocab_size=VOCAB)
     with torch.no_grad():
         other.model.layers[1].mlp.down_proj.weight.mul_(1.2)
     with pytest.raises(WeightSyncError, match="engine0"):

@@ -11,7 +11,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from swe_rl.config.compose import compose
 from swe_rl.config.schema import ModelConfig
@@ -35,6 +34,7 @@ from swe_rl.trainer.protocol import TrainerError
 from swe_rl.trainer.rank_trainer import RankTrainer
 from swe_rl.trainer.ranks.group import TrainerGroup
 from swe_rl.trainer.ranks.rank import RankSetup
+from tests.support.tiny_qwen3 import tiny_qwen3
 
 VOCAB, N = 32, 4
 SMALL = (
@@ -102,18 +102,7 @@ def instances(split):
 
 
 def small_model():
-    torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=VOCAB,
-        hidden_size=16,
-        intermediate_size=24,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=8,
-        tie_word_embeddings=True,
-    )
-    return Qwen3ForCausalLM(config)
+    return tiny_qwen3(0, vocab_size=VOCAB, max_position_embeddings=32768, initializer_range=0.02)
 
 
 @pytest.fixture(autouse=True)

@@ -10,7 +10,6 @@ pytest.importorskip("openai")
 
 import torch
 from openai import AsyncOpenAI
-from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from swe_rl.config.schema import EngineConfig, GatewayConfig, RouterConfig
 from swe_rl.engine.embedded.engine import EmbeddedEngine
@@ -26,33 +25,17 @@ from swe_rl.gateway.store.traces import TraceStore
 from swe_rl.model.chat import ChatRenderer
 from swe_rl.model.tiny import build_tokenizer
 from swe_rl.router.make import make_router
+from tests.support.tiny_qwen3 import tiny_qwen3
 
 VOCAB, MAX_LEN = 384, 900
+SIZES = {"hidden_size": 32, "intermediate_size": 48, "head_dim": 16, "max_position_embeddings": 1024}
 VERSIONS, PROGRAMS, TURNS, TURN_TOKENS = 5, 6, 4, 40
-
-
-def build_model(seed: int) -> Qwen3ForCausalLM:
-    """Far enough from each other that a token of the wrong one is seen."""
-    torch.manual_seed(seed)
-    config = Qwen3Config(
-        vocab_size=VOCAB,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=16,
-        tie_word_embeddings=True,
-        max_position_embeddings=1024,
-        initializer_range=0.3,
-    )
-    return Qwen3ForCausalLM(config).eval()
 
 
 @pytest.fixture(scope="module")
 def models():
     torch.set_num_threads(1)
-    return [build_model(seed) for seed in range(VERSIONS + 1)]
+    return [tiny_qwen3(seed, vocab_size=VOCAB, **SIZES).eval() for seed in range(VERSIONS + 1)]
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ import contextlib
 import os
 import shutil
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -21,6 +21,7 @@ from swe_rl.sandbox.protocol import Door, Sandbox, SandboxError, SandboxProvider
 from swe_rl.sandbox.provider import make_provider
 from swe_rl.sandbox.remote.server import ServerOptions, serving
 from tests.sandbox.test_sandbox_door import REFUSED, Heard, refused_inside
+from tests.support.waiting import until
 
 _MIB = 1024**2
 KINDS = [
@@ -156,7 +157,7 @@ async def test_what_was_left_running_changes_nothing_any_more(sandbox: Sandbox):
 async def test_a_cancelled_command_is_gone(sandbox: Sandbox):
     nap = f"99.{os.getpid()}"
     running = asyncio.ensure_future(sandbox.exec(f"sleep {nap}", timeout_s=50))
-    await _until(lambda: bool(_naps(nap)))
+    await until(lambda: bool(_naps(nap)))
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
@@ -264,11 +265,11 @@ async def test_closing_twice_is_fine_and_use_after_it_is_an_error(sandbox: Sandb
 async def test_closing_ends_a_running_command_with_an_error(sandbox: Sandbox):
     nap = f"96.{os.getpid()}"
     running = asyncio.ensure_future(sandbox.exec(f"sleep {nap}", timeout_s=50))
-    await _until(lambda: bool(_naps(nap)))
+    await until(lambda: bool(_naps(nap)))
     await sandbox.close()
     with pytest.raises(SandboxError, match="closed"):
         await running
-    await _until(lambda: not _naps(nap))
+    await until(lambda: not _naps(nap))
 
 
 async def test_a_closed_provider_has_closed_all(provider: SandboxProvider, workspace: Workspace, tmp_path: Path):
@@ -329,14 +330,6 @@ def _naps(nap: str) -> list[int]:
         if nap.encode() in words and words[0].endswith(b"sleep"):
             found.append(int(folder.name))
     return found
-
-
-async def _until(condition: Callable[[], bool]) -> None:
-    for _ in range(400):
-        if condition():
-            return
-        await asyncio.sleep(0.02)
-    raise AssertionError("it did not come to that")
 
 
 async def test_a_commands_time_is_longer_by_what_it_waited(sandbox: Sandbox):

@@ -30,6 +30,7 @@ from swe_rl.sandbox.container.engine import (
 from swe_rl.sandbox.container.provider import ContainerProvider
 from swe_rl.sandbox.protocol import Door, SandboxError, Workspace
 from tests.sandbox.test_sandbox_door import Heard
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.docker
 ProviderOf = Callable[..., ContainerProvider]
@@ -288,7 +289,7 @@ async def test_a_run_leaves_nothing_however_it_ends(
     scratch = tmp_path / "run"
     argv = [sys.executable, "-c", _RUN, json.dumps(given), str(scratch), str(workspace.path), end]
     run = _start(argv)
-    await _until(lambda: (scratch / "up").exists() or run.poll() is not None)
+    await until(lambda: (scratch / "up").exists() or run.poll() is not None, 30.0)
     if end == "interrupt":
         run.send_signal(signal.SIGINT)
     elif end in ("kill", "leave"):
@@ -296,8 +297,8 @@ async def test_a_run_leaves_nothing_however_it_ends(
     await asyncio.to_thread(run.wait)
     await _until_none(config.host)
     (scratch / "up").unlink()
-    await _until(lambda: not list(scratch.iterdir()))
-    await _until(lambda: not _processes_with(str(scratch)))
+    await until(lambda: not list(scratch.iterdir()), 30.0)
+    await until(lambda: not _processes_with(str(scratch)), 30.0)
     assert not _mounts_below(str(scratch))
 
 
@@ -323,14 +324,6 @@ def _gone_process() -> int:
 
 def _start(argv: list[str]) -> "subprocess.Popen[bytes]":
     return subprocess.Popen(argv, cwd=Path.cwd(), stderr=subprocess.DEVNULL)
-
-
-async def _until(condition: Callable[[], bool]) -> None:
-    for _ in range(600):
-        if condition():
-            return
-        await asyncio.sleep(0.05)
-    raise AssertionError("it did not come to that")
 
 
 async def test_a_silent_run_loses_its_containers(make: ProviderOf, workspace: Workspace, monkeypatch):

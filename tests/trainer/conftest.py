@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from swe_rl.algo.row import Row
 from swe_rl.config.schema import ModelConfig
 from swe_rl.model.tiny import build_model
 from swe_rl.trainer.protocol import TrainerError
 from swe_rl.trainer.sharded.mesh import make_mesh, process_group
+from tests.support.tiny_qwen3 import tiny_qwen3
 
 VOCAB = 64
 
@@ -114,21 +114,9 @@ def build():
     """A model of a seed: two layers, hidden 32, tied embeddings unless asked otherwise."""
 
     def make(seed=0, tie=True):
-        torch.manual_seed(seed)
-        config = Qwen3Config(
-            vocab_size=VOCAB,
-            hidden_size=32,
-            intermediate_size=48,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            head_dim=8,
-            max_position_embeddings=256,
-            tie_word_embeddings=tie,
-            initializer_range=0.2,
-            attn_implementation="sdpa",
-        )
-        return Qwen3ForCausalLM(config)
+        sizes = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2}
+        spread = {"initializer_range": 0.2, "tie_word_embeddings": tie, "attn_implementation": "sdpa"}
+        return tiny_qwen3(seed, vocab_size=VOCAB, **sizes, **spread)
 
     return make
 

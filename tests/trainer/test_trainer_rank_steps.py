@@ -21,6 +21,7 @@ from swe_rl.trainer.ranks.group import TrainerGroup
 from swe_rl.trainer.ranks.rank import RankSetup
 from swe_rl.trainer.ranks.step import Work, on_this_node
 from swe_rl.trainer.ranks.steps import RankSite, RankSteps
+from tests.support.waiting import alive
 
 SITES = (RankSite(None, 0), RankSite("far", 1))
 
@@ -56,13 +57,6 @@ def far(monkeypatch, said):
     yield made
     for group in groups:
         group.close()
-
-
-def alive(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 @pytest.mark.slow

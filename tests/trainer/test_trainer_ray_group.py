@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
-import psutil
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
@@ -23,6 +22,7 @@ from swe_rl.trainer.ranks.group import TrainerGroup
 from swe_rl.trainer.ranks.rank import RankSetup
 from swe_rl.trainer.ranks.ray_group import RayRanks, handed_on
 from swe_rl.trainer.ranks.ray_rank import RankHome, versions
+from tests.support.waiting import gone
 
 
 def load_ray_nodes():
@@ -207,19 +207,3 @@ def test_a_home_that_will_not_do_is_refused(setup, home, told):
 def test_ranks_get_what_their_libraries_read_and_nothing_else():
     own = {"HF_HOME": "/a", "NCCL_DEBUG": "INFO", "WANDB_API_KEY": "secret", "CUDA_VISIBLE_DEVICES": "0"}
     assert handed_on(own, {"X": "1", "HF_HOME": "/b"}) == {"HF_HOME": "/b", "NCCL_DEBUG": "INFO", "X": "1"}
-
-
-def gone(pids, timeout_s=10):
-    until = time.monotonic() + timeout_s
-    while any(alive(pid) for pid in pids):
-        if time.monotonic() > until:
-            return False
-        time.sleep(0.05)
-    return True
-
-
-def alive(pid):
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False

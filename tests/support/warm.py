@@ -1,0 +1,122 @@
+"""A process that has its imports done, and starts commands by forking: `python -m tests.support.warm MODULE...`.
+
+A command that imports torch and transformers spends three seconds of a core on that, one that composes half of one.
+Each request on the inherited socket brings a command line, a folder, an environment and three descriptors: standard
+output, standard error, and the one on which the process's number and its exit status are reported.
+
+Invariants:
+- One thread: a fork copies no other.
+- The forked process is what `python -m swe_rl` would be: its own session, signals, environment, folder, arguments, and
+  its own line in /proc. It ends as Python ends.
+"""
+
+import contextlib
+import ctypes
+import gc
+import importlib
+import json
+import os
+import runpy
+import signal
+import socket
+import sys
+import threading
+from pathlib import Path
+
+REQUEST_BYTES = 1 << 20
+LINE_BYTES = 16_384  # of the padding argument that the forked process writes its own line over
+
+
+def serve(requests: socket.socket) -> dict:
+    """Returns in forked processes only."""
+    heard, noted = socket.socketpair()
+    for end in (heard, noted):
+        end.setblocking(False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(noted.fileno(), warn_on_full_buffer=False)
+    reports: dict[int, int] = {}
+    while True:
+        _wait(requests, heard)
+        _reap(reports)
+        try:
+            text, descriptors, _, _ = socket.recv_fds(requests, REQUEST_BYTES, 3, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            continue
+        if not text:
+            sys.exit(0)  # whoever asks is gone
+        number = os.fork()
+        if not number:
+            for end in (requests, heard, noted):
+                end.close()
+            for report in [*reports.values(), descriptors[2]]:
+                os.close(report)
+            return json.loads(text) | {"streams": descriptors[:2]}
+        os.write(descriptors[2], f"{number}\n".encode())
+        reports[number] = descriptors[2]
+        for stream in descriptors[:2]:
+            os.close(stream)
+
+
+def _wait(requests: socket.socket, heard: socket.socket) -> None:
+    import select
+
+    ready, _, _ = select.select([requests, heard], [], [])
+    if heard in ready:
+        heard.recv(4096)
+
+
+def _reap(reports: dict[int, int]) -> None:
+    while reports:
+        number, status = os.waitpid(-1, os.WNOHANG)
+        if not number:
+            return
+        report = reports.pop(number)
+        with contextlib.suppress(BrokenPipeError):  # nobody waited for it
+            os.write(report, f"{os.waitstatus_to_exitcode(status)}\n".encode())
+        os.close(report)
+
+
+def become(request: dict) -> None:
+    """What a fresh process has: session, signals, streams, folder, environment, arguments."""
+    os.setsid()
+    signal.set_wakeup_fd(-1)
+    for number in (signal.SIGCHLD, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number, stream in zip((1, 2), request["streams"], strict=True):
+        os.dup2(stream, number)
+        os.close(stream)
+    os.chdir(request["cwd"])
+    os.environ.clear()
+    os.environ.update(request["environ"])
+    sys.argv = ["-c" if request["code"] else "-m", *request["arguments"]]
+    sys.path[0] = "" if request["code"] else request["cwd"]
+    program = ["-c", request["code"]] if request["code"] else ["-m", "swe_rl"]
+    _write_line([sys.executable, *program, *request["arguments"]])
+
+
+def _write_line(words: list[str]) -> None:
+    """Into /proc/self/cmdline, where tests look for what is left of a run."""
+    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    start, end = int(fields[45]), int(fields[46])
+    text = b"\0".join(os.fsencode(word) for word in words)[: end - start - 1]
+    ctypes.memmove(start, text.ljust(end - start, b"\0"), end - start)
+
+
+def main() -> None:
+    requests = socket.socket(fileno=int(sys.argv[1]))
+    for name in sys.argv[3:]:
+        importlib.import_module(name)
+    assert threading.active_count() == 1 == len(list(Path("/proc/self/task").iterdir())), "a fork copies no thread"
+    gc.collect()
+    gc.freeze()
+    request = serve(requests)
+    become(request)
+    if request["code"]:
+        exec(compile(request["code"], "<string>", "exec"), {"__name__": "__main__"})
+    else:
+        runpy.run_module("swe_rl", run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    main()
