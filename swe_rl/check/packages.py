@@ -33,7 +33,7 @@ from swe_rl.plan.weight_sync import VLLM_COMMAND
 _ACTS = frozenset({JobName.train, JobName.rollout, JobName.eval})  # agents in sandboxes
 _COMPUTES = _ACTS | {JobName.sft, JobName.export}
 _SAMPLES = _ACTS | {JobName.serve}
-_READS = _ACTS | {JobName.prepare, JobName.images}
+_READS = _ACTS | {JobName.prepare, JobName.validate, JobName.images}
 _ENGINES = (SandboxKind.docker, SandboxKind.podman)
 _VLLM = "vllm"
 

@@ -78,6 +78,7 @@ FOLDERLESS = frozenset(
         JobName.compare,
         JobName.describe,
         JobName.prepare,
+        JobName.validate,
         JobName.images,
         JobName.export,
         JobName.status,
@@ -150,7 +151,7 @@ def run_folderless(composed: Composed) -> int:
 
 def _answer(composed: Composed) -> int:
     module = _module(composed.config.job.name)
-    if composed.config.job.name == JobName.prepare:
+    if composed.config.job.name in (JobName.prepare, JobName.validate):
         return int(module.run(composed.config, None))
     return int(module.run(composed.config, None, composed.origins))
 
