@@ -26,7 +26,9 @@ def run(config: Config, folder: Path | None) -> int:
     del folder
     env = make_env(config.env, cache_folder(config) / "workspaces", config.sandbox.kind)
     if not isinstance(env, SweEnv):
-        raise InstanceError(f"job=validate proves issues of real repositories; those of env={config.env.name} are made")
+        raise InstanceError(
+            f"env={config.env.name}: its instances are proven when they are made; there is nothing to validate"
+        )
     console = Console()
     say = partial(console.print, markup=False, highlight=False, soft_wrap=True)
     splits = dict.fromkeys((config.env.split, config.env.eval_split))
