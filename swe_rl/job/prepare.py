@@ -62,14 +62,14 @@ def run(config: Config, folder: Path | None) -> int:
         return 0
     instances = {instance.instance_id: instance for split in splits for instance in env.chosen(split)}
     _name_without_a_way(config, instances.values(), console)
-    return _prove_sources(config, env, [one for one in instances.values() if one.source], console)
+    return _prove_sources(config, env, [row for row in instances.values() if row.source], console)
 
 
 def _name_without_a_way(config: Config, instances: Iterable[Instance], console: Console) -> None:
     """Rows of which nothing can be made for these sandboxes."""
     if config.sandbox.kind is not SandboxKind.process:
         return
-    names = [one.instance_id for one in instances if one.source is None and not one.repo.startswith(EMBEDDED)]
+    names = [row.instance_id for row in instances if row.source is None and not row.repo.startswith(EMBEDDED)]
     if names:
         more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
         console.print(

@@ -32,7 +32,7 @@ def run(config: Config, folder: Path | None) -> int:
     console = Console()
     say = partial(console.print, markup=False, highlight=False, soft_wrap=True)
     splits = dict.fromkeys((config.env.split, config.env.eval_split))
-    instances = list({one.instance_id: one for split in splits for one in env.chosen(split)}.values())
+    instances = list({row.instance_id: row for split in splits for row in env.chosen(split)}.values())
     todo = [instance for instance in instances if env.standing(instance)[0] is not Standing.proven]
     todo = [instance for instance in todo if env.has_a_way(instance)]
     if len(todo) < len(instances):

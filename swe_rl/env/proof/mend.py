@@ -71,8 +71,8 @@ def missing_packages(log: str, source: Source) -> list[str]:
             if len(package) > 1 and package not in _NOT_PACKAGES:
                 names[package] = None
     asked = {re.split(r"[<>=!~\[ ]", entry, maxsplit=1)[0].lower() for entry in source.packages}
-    own = source.origin.rpartition("-")[0].lower()
-    return [name for name in names if name not in asked and name != own][:_MAX_PACKAGES]
+    itself = source.origin.rpartition("-")[0].lower()
+    return [name for name in names if name not in asked and name != itself][:_MAX_PACKAGES]
 
 
 def _other_pythons(python: str, released: datetime | None) -> Sequence[str]:

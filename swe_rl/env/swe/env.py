@@ -97,6 +97,9 @@ class SweEnv(DatasetEnv):
             return Standing.refuted, proof.reason
         if proof.environment and self._environment_is_other(proof.applied(instance), proof.environment):
             return Standing.untried, "its proof is of an environment with other packages than are here"
+        if len(proof.gold) < self._config.proof_runs:
+            runs = f"its gold patch was run {len(proof.gold)} times"
+            return Standing.untried, f"{runs}, and env.proof_runs={self._config.proof_runs}"
         return Standing.proven, ""
 
     def has_a_way(self, instance: Instance) -> bool:
@@ -107,7 +110,7 @@ class SweEnv(DatasetEnv):
     def untried(self, split: str) -> list[Instance]:
         """The chosen instances of a split that a proof can be made of here: their rows name a source."""
         chosen, _ = self._chosen(split)
-        return [one for one in chosen if one.source is not None and self.standing(one)[0] is Standing.untried]
+        return [it for it in chosen if it.source is not None and self.standing(it)[0] is Standing.untried]
 
     def chosen(self, split: str) -> list[Instance]:
         """Proven or not, as their rows have them. Raises InstanceError."""

@@ -239,6 +239,11 @@ def test_a_proof_of_another_row_of_other_tests_or_other_packages_says_nothing(en
     )
 
 
+def test_more_runs_may_be_asked_for_than_a_proof_has(env, tmp_path, rows):
+    thorough = env_of(tmp_path, rows, proof_runs=3)
+    assert thorough.standing(thorough.chosen("train")[0])[1] == "its gold patch was run 1 times, and env.proof_runs=3"
+
+
 def test_where_nothing_is_left_the_way_out_is_said(tmp_path, rows):
     book_of.cache_clear()
     with pytest.raises(InstanceError, match=r"3 of 3 .* not proven.*job=prepare proves.*env.unproven=keep"):
