@@ -3,6 +3,7 @@
 Invariants:
 - Sampled and measured as training does it (`run/rollouts`); its steps are none, and no training split is read.
 - Each trajectory is on disk as soon as it is done. Resumed, only what is missing, or what infrastructure broke, is run.
+- Where too many failed for reasons of infrastructure the job fails; the verdicts of the others are written before.
 - The predictions hold an instance's first sample; infrastructure failures are listed with an empty patch.
 - Every attempt is also written as mini-swe-agent writes its own, for its inspector.
 """
@@ -22,7 +23,7 @@ from swe_rl.logger.disk import encode_json, write_bytes_atomic, write_json_atomi
 from swe_rl.logger.jsonl import JsonlWriter, read_jsonl
 from swe_rl.report.scores import print_scores
 from swe_rl.rollout.batch import count_tokens
-from swe_rl.rollout.collect import Collected
+from swe_rl.rollout.collect import Collected, require_few_failures
 from swe_rl.rollout.pass_at_k import score_table
 from swe_rl.rollout.trajectory import INFRA_STATUSES, OUR_WORDS, Status, Trajectory
 from swe_rl.run import event_loop
@@ -36,14 +37,15 @@ _STEP = 0  # no training came before
 def run(config: Config, folder: Path | None) -> int:
     assert folder is not None
     with session(config, folder, total_steps=0) as run_session:
-        scores = event_loop.run(_evaluate(config, run_session))
-    print_scores(scores)
-    print(f"predictions: {run_session.folder.preds_json}")
+        scores, trajectories = event_loop.run(_evaluate(config, run_session))
+        print_scores(scores)
+        print(f"predictions: {run_session.folder.preds_json}", flush=True)
+        require_few_failures(trajectories, config.rollout)
     run_session.print_end()
     return 0
 
 
-async def _evaluate(config: Config, session: Session) -> dict[str, Any]:
+async def _evaluate(config: Config, session: Session) -> tuple[dict[str, Any], list[Trajectory]]:
     with session.progress.phase("load"):
         model, tokenizer = load_sampled(config)
     async with components(config, session, model, tokenizer) as parts:
@@ -62,7 +64,7 @@ async def _evaluate(config: Config, session: Session) -> dict[str, Any]:
     }
     write_json_atomic(session.folder.eval_json, scores)
     _write_predictions(session, collected.trajectories)
-    return scores
+    return scores, collected.trajectories
 
 
 async def _measure(
