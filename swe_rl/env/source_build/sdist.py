@@ -29,7 +29,7 @@ _EARLIEST = datetime(2005, 1, 1, tzinfo=UTC)  # older dates in an archive were m
 def fetch(sdist: str, cache: Path) -> Path:
     """`Django-3.0` -> the archive in `cache`. Raises InstanceError for no such name, BuildError without a network."""
     name, version = split_name(sdist)
-    archive = _archive(cache, name, version)
+    archive = fetched(sdist, cache)
     if archive:
         return archive
     cache.mkdir(parents=True, exist_ok=True)
@@ -42,7 +42,7 @@ def fetch(sdist: str, cache: Path) -> Path:
         for path in Path(aside).iterdir():
             if path.name.endswith(ENDINGS):
                 path.replace(cache / path.name)
-    archive = _archive(cache, name, version)
+    archive = fetched(sdist, cache)
     if not archive:
         raise BuildError(f"the package index has {sdist}, but not as {' or '.join(ENDINGS)}")
     return archive
@@ -93,8 +93,10 @@ def days_after(time: datetime | None, days: int) -> str | None:
     return None if time is None else (time + timedelta(days=days)).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def _archive(cache: Path, name: str, version: str) -> Path | None:
-    """Package names are written in several ways: `Sphinx`, `sphinx`, `a_b`, `a-b`."""
+def fetched(sdist: str, cache: Path) -> Path | None:
+    """The archive where it is there already. Raises InstanceError."""
+    name, version = split_name(sdist)
+    # Package names are written in several ways: `Sphinx`, `sphinx`, `a_b`, `a-b`.
     wanted = f"{_normal(name)}-{version}"
     for path in sorted(cache.glob(f"*{version}*")) if cache.is_dir() else ():
         ending = next((ending for ending in ENDINGS if path.name.endswith(ending)), None)

@@ -23,6 +23,7 @@ from swe_rl.env.source_build.build import SourceWorkspaces
 from swe_rl.env.source_build.environment import environment_key, facts_of
 from swe_rl.env.source_build.origin import origin_of
 from swe_rl.env.source_build.program import BuildError
+from swe_rl.env.source_build.sdist import fetched
 from swe_rl.env.swe.read import read_split
 from swe_rl.env.swe.splits import DatasetEnv
 from swe_rl.sandbox.protocol import SandboxProvider, Workspace
@@ -67,8 +68,13 @@ class SweEnv(DatasetEnv):
 
     def _proven_folder(self, instance: Instance) -> Workspace:
         """A proof of another machine is of its packages: they were resolved anew here."""
-        workspace = self._sources.workspace(instance)
         promised = self._promised.get(instance.instance_id)
+        try:
+            workspace = self._sources.workspace(instance)
+        except InstanceError as error:
+            if promised or self._config.unproven is Unproven.keep:  # a failure of its attempts, and not of the run
+                raise BuildError(str(error)) from error
+            raise
         if promised and self._environment_is_other(instance, promised):
             raise BuildError(
                 f"{instance.instance_id}: its environment has other packages than the one that it was proven with; "
@@ -131,10 +137,11 @@ class SweEnv(DatasetEnv):
 
     def environment_digest(self, instance: Instance) -> str:
         """Of its packages, where the environment is made here and is there; else empty."""
-        if instance.source is None:
-            return ""
+        source, archives = instance.source, self._sources_cache / "sdists"
+        if source is None or (source.sdist and fetched(source.sdist, archives) is None):
+            return ""  # nothing is fetched to look
         try:
-            origin = origin_of(instance, self._sources_cache / "sdists")
+            origin = origin_of(instance, archives)
         except (InstanceError, BuildError):
             return ""
         folder = self._sources_cache / "environments" / environment_key(instance, origin)

@@ -217,6 +217,14 @@ def test_what_is_not_proven_is_left_out_by_name(env, tmp_path, rows):
         ids(env_of(tmp_path, rows, unproven=Unproven.refuse))
 
 
+def test_kept_all_the_same_one_that_cannot_be_made_fails_its_own_attempts_alone(env, tmp_path, rows):
+    lost = replace(INSTANCE, source=Source(archive=str(tmp_path / "no.tar.gz"), python="3.9"))
+    with pytest.raises(InstanceError, match="is no file of this machine"):
+        env.workspace(lost)
+    with pytest.raises(BuildError, match="is no file of this machine"):
+        env_of(tmp_path, rows, unproven=Unproven.keep).workspace(lost)
+
+
 def test_images_of_others_are_used_untried_and_a_proof_of_folders_says_nothing_of_them(env, tmp_path, rows):
     docker = env_of(tmp_path, rows, SandboxKind.docker)
     assert ids(docker) == ["p", "f", "n"]
