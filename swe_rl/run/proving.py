@@ -35,7 +35,7 @@ async def prove(
     `provable`: the environment with something before it. Raises DiskError.
     """
     runs, timeout_s = config.env.proof_runs, config.rollout.grade_timeout_s
-    prover = Prover(provable or env, sandboxes, runs, timeout_s)
+    prover = Prover(provable or env, sandboxes, runs, timeout_s, say=say)
     proofs: list[Proof] = []
     number = 0
 

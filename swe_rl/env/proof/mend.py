@@ -40,18 +40,18 @@ class Way:
     source: Source
 
 
-def ways(source: Source, released: datetime | None, log: str) -> Iterator[Way]:
+def ways(source: Source, released: datetime | None, log: str, *, runs_pytest: bool = True) -> Iterator[Way]:
     """From `source`, whose gold patch failed with `log`; ways that change nothing are left out."""
-    for way in _all_ways(source, released, log):
+    for way in _all_ways(source, released, log, runs_pytest):
         if way.source != source:
             yield way
 
 
-def _all_ways(source: Source, released: datetime | None, log: str) -> Iterator[Way]:
+def _all_ways(source: Source, released: datetime | None, log: str, runs_pytest: bool) -> Iterator[Way]:
     packages = missing_packages(log, source)
     if packages:
         yield Way(f"with {', '.join(packages)}", replace(source, packages=(*source.packages, *packages)))
-    if released and "pytest" not in "".join(source.until_of):
+    if released and runs_pytest and "pytest" not in "".join(source.until_of):
         until = f"{released.year}-12-31"
         yield Way(f"with pytest of {until}", replace(source, until_of=(*source.until_of, f"pytest={until}")))
     for python in _other_pythons(source.python, released):
