@@ -31,7 +31,7 @@ MAX_TRIALS = 7  # environments that are made for one instance
 _SHOWN_TESTS = 3
 _LOG_CHARS = 600
 _NEVER_RAN = -1
-_PYTEST = re.compile(r"(^|\s)(pytest|tox|py\.test)\s")  # a row without a script is graded by pytest
+_PYTEST = re.compile(r"(^|\s)(pytest|tox|py\.test)\s")
 
 
 class Provable(Protocol):
