@@ -15,6 +15,7 @@ from swe_rl.env.instance import Instance
 from swe_rl.env.proof.prove import Provable, Prover, UntriedError, prove_all
 from swe_rl.env.proof.record import Proof
 from swe_rl.env.protocol import Env
+from swe_rl.env.source_build.program import ended_with_the_job
 from swe_rl.env.swe.env import SweEnv
 from swe_rl.run.session import Session
 from swe_rl.sandbox.protocol import SandboxProvider
@@ -47,7 +48,8 @@ async def prove(
             env.book.put(result)
         say(f"[{number}/{len(instances)}] {instance.instance_id}: {line_of(result)}")
 
-    await prove_all(prover, instances, done, min(len(instances), os.cpu_count() or 1) or 1)
+    with ended_with_the_job():
+        await prove_all(prover, instances, done, min(len(instances), os.cpu_count() or 1) or 1)
     env.forget()
     return proofs
 
