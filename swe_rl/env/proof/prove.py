@@ -28,6 +28,7 @@ NOOP_PATCH = (
     "@@ -0,0 +1 @@\n+This file fixes nothing.\n"
 )
 MAX_TRIALS = 7  # environments that are made for one instance
+MAX_MEND_S = 900.0  # after which no further one is begun
 _SHOWN_TESTS = 3
 _LOG_CHARS = 600
 _NEVER_RAN = -1
@@ -161,12 +162,14 @@ class Prover:
         return Proof(instance.instance_id, False, reason, tests, made_of, "", **details)  # type: ignore[arg-type]
 
     def _may_mend(self, instance: Instance, run: _Run) -> bool:
-        return self.mends and instance.source is not None and not wants_network(run.log)
+        if not self.mends or instance.source is None or wants_network(run.log):
+            return False
+        return _runs_pytest(instance) or not _all_passed(run.log)  # else the row names tests that there are not
 
     async def _mended(self, instance: Instance, best: _Run, trials: list[Trial]) -> _Run:
         """Whatever brings it nearer is kept, and the next way starts from there."""
-        tried = {best.instance.source}
-        while len(trials) < MAX_TRIALS and not best.resolved:
+        tried, until_s = {best.instance.source}, time.monotonic() + MAX_MEND_S
+        while len(trials) < MAX_TRIALS and not best.resolved and time.monotonic() < until_s:
             way = await asyncio.to_thread(self._next_way, best, tried)
             if way is None:
                 break
@@ -187,9 +190,7 @@ class Prover:
         except (InstanceError, BuildError):
             return None  # there is nothing to make an environment of
         helped: Iterator[Way] = iter(self._helped.get(source.origin, []))
-        script = best.instance.eval_script.partition("Start Test Output")[2]
-        runs_pytest = not script or bool(_PYTEST.search(script))
-        candidates = [*helped, *ways(source, released, best.log, runs_pytest=runs_pytest)]
+        candidates = [*helped, *ways(source, released, best.log, runs_pytest=_runs_pytest(best.instance))]
         return next((way for way in candidates if way.source not in tried), None)
 
     async def _gold(self, instance: Instance) -> _Run:
@@ -214,6 +215,16 @@ def _all_changes(trials: Sequence[Trial]) -> str:
     return trials[-1].change
 
 
+def _runs_pytest(instance: Instance) -> bool:
+    script = instance.eval_script.partition("Start Test Output")[2]
+    return not script or bool(_PYTEST.search(script))
+
+
+def _all_passed(log: str) -> bool:
+    """The official scripts end with the tests' own exit status."""
+    return "Test Exit Code: 0" in log
+
+
 def _why(run: _Run, trials: Sequence[Trial]) -> str:
     tried = f" (tried as well: {'; '.join(trial.change for trial in trials[1:])})" if len(trials) > 1 else ""
     if run.grade is None:
@@ -221,6 +232,8 @@ def _why(run: _Run, trials: Sequence[Trial]) -> str:
     if not run.grade.patch_applied:
         return f"its gold patch does not apply: {last_words(run.log)}"
     why = "did not end in time" if run.grade.timed_out else f"{len(run.failing)} tests fail: {_shown(run.failing)}"
+    if _all_passed(run.log):
+        why = f"all tests pass, but {len(run.failing)} that its row names are not among them: {_shown(run.failing)}"
     network = "; its tests look for another machine, and sandboxes have no network" if wants_network(run.log) else ""
     return f"with its gold patch {why}{network}{tried}"
 

@@ -141,6 +141,14 @@ def test_tests_that_look_for_another_machine_are_not_mended():
     assert not proof.proven and len(proof.trials) == 1 and "look for another machine" in proof.reason
 
 
+def test_a_row_that_names_tests_that_there_are_not_is_not_mended():
+    script = ": '>>>>> Start Test Output'\n./tests/runtests.py a\n"
+    row = replace(INSTANCE, eval_script=script)
+    proof = prove(Suite(lambda instance, patch: ["y"], "OK\n>>>>> Test Exit Code: 0\n"), row)
+    assert not proof.proven and len(proof.trials) == 1
+    assert "all tests pass, but 1 that its row names are not among them: y" in proof.reason
+
+
 def test_what_cannot_be_made_is_said_and_a_sandbox_that_fails_says_nothing():
     proof = prove(Suite(lambda instance, patch: InstanceError("test_patch does not fit b-1.0")))
     assert not proof.proven and proof.reason == "test_patch does not fit b-1.0" and not proof.is_verdict
