@@ -39,9 +39,9 @@ def fetch(sdist: str, cache: Path) -> Path:
             what=f"the source distribution {sdist} cannot be had from the package index",
             timeout_s=_DOWNLOAD_S,
         )
-        for path in Path(aside).iterdir():
-            if path.name.endswith(ENDINGS):
-                path.replace(cache / path.name)
+        for path in Path(aside).iterdir():  # under the name that was asked for: to the index, 2.5 is 2.5.0
+            if ending := next((ending for ending in ENDINGS if path.name.endswith(ending)), None):
+                path.replace(cache / f"{name}-{version}{ending}")
     archive = fetched(sdist, cache)
     if not archive:
         raise BuildError(f"the package index has {sdist}, but not as {' or '.join(ENDINGS)}")

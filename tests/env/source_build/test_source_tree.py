@@ -149,10 +149,11 @@ def test_nothing_of_a_distribution_is_run_to_fetch_it(tmp_path, monkeypatch):
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "index"))
     monkeypatch.setenv("PIP_INDEX_URL", (tmp_path / "nothing").as_uri())
     path = fetch("My-Package-1.2", tmp_path / "cache")
-    assert path == tmp_path / "cache" / "my_package-1.2.tar.gz" and tarfile.is_tarfile(path) and not ran.exists()
+    assert path == tmp_path / "cache" / "My-Package-1.2.tar.gz" and tarfile.is_tarfile(path) and not ran.exists()
     with pytest.raises(BuildError, match=r"My-Package-9\.9 cannot be had from the package index.*there is no source"):
         fetch("My-Package-9.9", tmp_path / "cache")
-    assert [path.name for path in (tmp_path / "cache").iterdir()] == ["my_package-1.2.tar.gz"]
+    assert fetch("My-Package-1.2.0", tmp_path / "cache").name == "My-Package-1.2.0.tar.gz"  # the same to an index
+    assert len(list((tmp_path / "cache").iterdir())) == 2
 
 
 def test_a_tree_may_come_from_an_archive_or_a_folder_of_this_machine(tmp_path):
