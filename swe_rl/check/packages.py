@@ -30,7 +30,7 @@ from swe_rl.plan.sizes import VLLM_COMMAND, asks_model, asks_ray, gpus_needed, g
 _ACTS = frozenset({JobName.train, JobName.rollout, JobName.eval})  # agents in sandboxes
 _COMPUTES = _ACTS | {JobName.sft, JobName.export}
 _SAMPLES = _ACTS | {JobName.serve}
-_READS = _ACTS | {JobName.prepare, JobName.images}
+_READS = _ACTS | {JobName.prepare, JobName.validate, JobName.images}
 _ENGINES = (SandboxKind.docker, SandboxKind.podman)
 _VLLM = "vllm"
 

@@ -20,6 +20,7 @@ class JobName(StrEnum):
     simulate = "simulate"
     compare = "compare"
     prepare = "prepare"
+    validate = "validate"
     describe = "describe"
     images = "images"
     serve = "serve"
@@ -82,6 +83,14 @@ class Keep(StrEnum):
     solved = "solved"
     mixed = "mixed"
     unsolved = "unsolved"
+
+
+class Unproven(StrEnum):
+    """What becomes of instances whose gold patch does not pass here, or was never tried."""
+
+    skip = "skip"  # they are left out by name
+    refuse = "refuse"  # the job is refused
+    keep = "keep"  # they are used all the same
 
 
 class RuntimeKind(StrEnum):

@@ -42,6 +42,7 @@ _OF_JOB: dict[JobName, frozenset[Part]] = {
     JobName.serve: _SAMPLED | {Part.outputs, Part.logger},
     JobName.runtime: frozenset({Part.runtime, Part.sandboxes, Part.outputs}),
     JobName.prepare: frozenset({Part.data}),
+    JobName.validate: frozenset({Part.data, Part.sandboxes, Part.grading}),
     JobName.images: frozenset({Part.data}),
     JobName.simulate: _SAMPLED,  # in virtual time
 }

@@ -33,6 +33,7 @@ from swe_rl.config.choices import (
     RuntimeKind,
     RuntimeProtocol,
     SandboxKind,
+    Unproven,
     WandbMode,
     WeightSync,
 )
@@ -172,6 +173,9 @@ class EnvConfig:
     eval_image_template: str | None = None  # None: image_template
     image_gb: NotNegative = 0.0  # typical size of an image on disk
     grading: GradingKind = GradingKind.pytest
+    unproven: Unproven = Unproven.skip  # instances whose gold patch fails here: left out, refused, or kept
+    proofs: str | None = None  # the file of proofs that jobs read and job=prepare adds to; None: in the cache
+    proof_runs: Count = 1  # how often a proof runs the gold patch; with several, flaky tests are named
     cache_verdicts: bool = False  # same instance and same patch: same verdict; for deterministic suites only
 
 

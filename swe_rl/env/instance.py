@@ -1,8 +1,9 @@
 """One issue to solve, in SWE-bench's own record format."""
 
 import json
+import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from swe_rl.errors import UserError
@@ -29,16 +30,31 @@ class InstanceError(UserError):
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where an instance's tree comes from when there is neither a registry nor a clone: a source distribution."""
+    """Where an instance's tree and environment come from when there is neither a registry nor a clone.
 
-    sdist: str  # NAME-VERSION, as the package index calls it
-    fix: str  # how its tree becomes the base commit's, in words: it is taken back, or it applies forward
-    python: str  # the version that the tests run with, as 3.9
+    The tree: a source distribution, an archive, or a folder that holds it (of a git repository: its base commit).
+    """
+
+    sdist: str = ""  # NAME-VERSION, as the package index calls it
+    fix: str = "applies forward"  # how its tree becomes the base commit's: the fix is taken back, or applies forward
+    python: str = ""  # the version that the tests run with, as 3.9
+    archive: str = ""  # a .tar.gz or .zip of this machine instead of sdist
+    tree: str = ""  # a folder of this machine instead of sdist
+    until: str = ""  # no package that was published after this date; empty: 30 days after the release
+    packages: tuple[str, ...] = ()  # further packages, as pip writes them: dask, pytest<8
+    until_of: tuple[str, ...] = ()  # dates of single packages: pytest=2020-12-31
+    setup: str = ""  # bash that changes the environment once its packages are there; it runs in a copy of the tree
+    test_command: str = ""  # how the tests are run where the row has no eval_script; their files follow it
 
     @property
     def reverse(self) -> bool:
-        """True if the distribution has the fix already, which is then taken back."""
+        """True if the tree has the fix already, which is then taken back."""
         return self.fix.lower().startswith("reverse")
+
+    @property
+    def origin(self) -> str:
+        """What the tree is made of, for a message."""
+        return self.sdist or self.archive or self.tree
 
     @classmethod
     def from_record(cls, value: Any, where: str) -> "Source":
@@ -48,16 +64,59 @@ class Source:
                 value = json.loads(value)
             except ValueError as error:
                 raise InstanceError(f"{where}: column 'source' is a string but not JSON: {error}") from error
-        keys = ("sdist", "fix", "python")
-        if not isinstance(value, Mapping) or not all(isinstance(value.get(key), str) for key in keys):
-            raise InstanceError(f"{where}: column 'source' must hold the strings {', '.join(keys)}")
-        source = cls(value["sdist"], value["fix"], value["python"])
+        if not isinstance(value, Mapping):
+            raise InstanceError(f"{where}: column 'source' must be a table of {', '.join(_SOURCE_KEYS)}")
+        given = {str(key): content for key, content in value.items() if content is not None}
+        _refuse_keys(given, where)
+        lists = {key: tuple(given[key]) for key in _SOURCE_LISTS if key in given}
+        values: dict[str, Any] = {**given, **lists}
+        source = cls(**values)
         if not source.reverse and "forward" not in source.fix:
             raise InstanceError(
                 f"{where}: column 'source' has fix={source.fix!r}; it says either that patch and test_patch are to be "
                 "reverse-applied, or that they apply forward"
             )
         return source
+
+    def to_record(self) -> dict[str, Any]:
+        """The keys that say something."""
+        values = {key: getattr(self, key) for key in _SOURCE_KEYS}
+        return {key: list(value) if isinstance(value, tuple) else value for key, value in values.items() if value}
+
+
+_SOURCE_LISTS = ("packages", "until_of")
+_SOURCE_KEYS = tuple(item.name for item in fields(Source))
+_TREES = ("sdist", "archive", "tree")
+
+
+def _refuse_keys(given: Mapping[str, Any], where: str) -> None:
+    """Raises InstanceError."""
+    unknown = sorted(set(given) - set(_SOURCE_KEYS))
+    if unknown:
+        raise InstanceError(
+            f"{where}: column 'source' has {', '.join(unknown)}, which nothing reads; its keys are "
+            f"{', '.join(_SOURCE_KEYS)}"
+        )
+    wrong = [key for key, content in given.items() if key not in _SOURCE_LISTS and not isinstance(content, str)]
+    wrong += [key for key in _SOURCE_LISTS if not _are_words(given.get(key, []))]
+    if wrong:
+        raise InstanceError(f"{where}: column 'source': {', '.join(wrong)} must be text, or for a list a list of texts")
+    if sum(bool(given.get(key)) for key in _TREES) != 1 or not given.get("python"):
+        raise InstanceError(f"{where}: column 'source' must hold python, as 3.9, and one of {', '.join(_TREES)}")
+    if given.get("sdist") and not given.get("fix"):
+        raise InstanceError(f"{where}: column 'source' must hold the strings sdist, fix, python")
+    for key, pattern in (("python", _VERSION), ("until", _DATE)):
+        if given.get(key) and not pattern.fullmatch(given[key]):
+            raise InstanceError(f"{where}: column 'source' has {key}={given[key]!r}; write it as {_AS[key]}")
+
+
+_VERSION = re.compile(r"\d+\.\d+")
+_DATE = re.compile(r"\d{4}-\d\d-\d\d(T\d\d:\d\d:\d\dZ)?")
+_AS = {"python": "3.9", "until": "2020-05-04"}
+
+
+def _are_words(value: Any) -> bool:
+    return isinstance(value, list | tuple) and all(isinstance(word, str) and word.strip() for word in value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +168,7 @@ class Instance:
             "PASS_TO_PASS": list(self.pass_to_pass),
             **{key: value for key in _OPTIONAL if (value := getattr(self, key)) or key == "version"},
         }
-        return record | ({"source": asdict(self.source)} if self.source else {})
+        return record | ({"source": self.source.to_record()} if self.source else {})
 
 
 def _test_ids(record: Mapping[str, Any], key: str, where: str) -> tuple[str, ...]:

@@ -42,6 +42,7 @@ class Grade:
     fail_to_pass: dict[str, bool] = field(default_factory=dict)
     pass_to_pass: dict[str, bool] = field(default_factory=dict)
     log_tail: str = ""
+    log: str = field(default="", repr=False)  # whole, where the grader keeps it
     duration_s: float = 0.0
     cached: bool = False
     timed_out: bool = False  # the tests did not end within the grading's time
@@ -62,6 +63,10 @@ class Env(Protocol):
 
     def split_instances(self, split: str) -> int | None:
         """How many the split has before a slice, a list or a filter chose `instances`; None where nobody knows."""
+        ...
+
+    def left_out(self, split: str) -> Mapping[str, str]:
+        """Instances of `instances` that cannot be used, with the reason: env.unproven=skip leaves them out."""
         ...
 
     def workspace(self, instance: Instance) -> Workspace:

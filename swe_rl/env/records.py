@@ -6,7 +6,7 @@ Invariants:
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -47,15 +47,27 @@ def write_instances(path: Path, instances: Iterable[Instance]) -> None:
     write_text_atomic(path, "".join(json.dumps(instance.to_record(), sort_keys=True) + "\n" for instance in instances))
 
 
-def select_instances(instances: Sequence[Instance], listing: str | Sequence[str]) -> list[Instance]:
+Elsewhere = Callable[[], frozenset[str]]  # the ids of other splits
+
+
+def nowhere() -> frozenset[str]:
+    return frozenset()
+
+
+def select_instances(
+    instances: Sequence[Instance], listing: str | Sequence[str], elsewhere: Elsewhere = nowhere
+) -> list[Instance]:
     """Those whose ids the file `listing` has, one a line, `#` for comments; or that match it where it is a pattern
     (`django__django-*`); or those that it names itself where it is a list.
 
-    Raises InstanceError for an id that nothing has, or a pattern that matches none.
+    Raises InstanceError for an id that neither they nor `elsewhere` have, or where none is left.
     """
     known = {instance.instance_id: instance for instance in instances}
     wanted = wanted_ids(listing, list(known))
     missing = [name for name in wanted if name not in known]
+    if missing and len(missing) < len(wanted):
+        missing = [name for name in missing if name not in elsewhere()]
+        wanted = [name for name in wanted if name in known or name in missing]
     if missing or not wanted:
         shown = ", ".join(missing[:5]) or "no id at all"
         raise InstanceError(
@@ -63,6 +75,17 @@ def select_instances(instances: Sequence[Instance], listing: str | Sequence[str]
             f"(the first is {next(iter(known), 'none')}); correct the file or choose another env.split"
         )
     return [known[name] for name in wanted]
+
+
+def narrowed(
+    instances: Sequence[Instance], listing: str | Sequence[str], elsewhere: Elsewhere = nowhere
+) -> list[Instance]:
+    """Of a split that is evaluated, those that `listing` has; all where it has none of them, as a list of instances to
+    train on has none. Raises InstanceError as `select_instances` does, where it has some."""
+    known = {instance.instance_id for instance in instances}
+    if known.isdisjoint(wanted_ids(listing, list(known))):
+        return list(instances)
+    return select_instances(instances, listing, elsewhere)
 
 
 def wanted_ids(listing: str | Sequence[str], known: Sequence[str]) -> list[str]:

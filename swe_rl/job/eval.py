@@ -3,6 +3,7 @@
 Invariants:
 - Sampled and measured as training does it (`run/rollouts`); its steps are none, and no training split is read.
 - Each trajectory is on disk as soon as it is done. Resumed, only what is missing, or what infrastructure broke, is run.
+- Where too many failed for reasons of infrastructure the job fails; the verdicts of the others are written before.
 - The predictions hold an instance's first sample; infrastructure failures are listed with an empty patch.
 - Every attempt is also written as mini-swe-agent writes its own, for its inspector.
 """
@@ -14,15 +15,17 @@ from typing import Any
 
 from swe_rl.agent.mini_swe.agent import mini_swe_trajectory
 from swe_rl.agent.protocol import AgentResult
+from swe_rl.config.parts import AGENTS_WITHOUT_MODEL
 from swe_rl.config.schema import Config
+from swe_rl.env.proof.prove import last_words
 from swe_rl.gateway.store.traces import TraceStore
 from swe_rl.logger.disk import encode_json, write_bytes_atomic, write_json_atomic, write_text_atomic
 from swe_rl.logger.jsonl import JsonlWriter, read_jsonl
 from swe_rl.report.figures import print_scores
 from swe_rl.rollout.batch import count_tokens
-from swe_rl.rollout.collect import Collected
+from swe_rl.rollout.collect import Collected, require_few_failures
 from swe_rl.rollout.pass_at_k import score_table
-from swe_rl.rollout.trajectory import INFRA_STATUSES, OUR_WORDS, Trajectory
+from swe_rl.rollout.trajectory import INFRA_STATUSES, OUR_WORDS, Status, Trajectory
 from swe_rl.run import event_loop
 from swe_rl.run.components import components, load_sampled
 from swe_rl.run.rollouts import Rollouts
@@ -34,29 +37,34 @@ _STEP = 0  # no training came before
 def run(config: Config, folder: Path | None) -> int:
     assert folder is not None
     with session(config, folder, total_steps=0) as run_session:
-        scores = event_loop.run(_evaluate(config, run_session))
-    print_scores(scores)
-    print(f"predictions: {run_session.folder.preds_json}")
+        scores, trajectories = event_loop.run(_evaluate(config, run_session))
+        print_scores(scores)
+        print(f"predictions: {run_session.folder.preds_json}", flush=True)
+        require_few_failures(trajectories, config.rollout)
     run_session.print_end()
     return 0
 
 
-async def _evaluate(config: Config, session: Session) -> dict[str, Any]:
+async def _evaluate(config: Config, session: Session) -> tuple[dict[str, Any], list[Trajectory]]:
     with session.progress.phase("load"):
         model, tokenizer = load_sampled(config)
     async with components(config, session, model, tokenizer) as parts:
         rollouts = Rollouts(config, session, parts)
         collected, numbers = await _measure(config, session, parts.store, rollouts)
+        left_out = dict(parts.env.left_out(config.env.eval_split))
         repos = {instance.instance_id: instance.repo for instance in rollouts.held_out}
     session.events.write("eval", **numbers)
     scores = {
         "split": config.env.eval_split,
         "split_instances": numbers["split_instances"],
+        "evaluated": _who(config),
         **score_table(collected.trajectories, repos, config.rollout.eval_n),
+        "failing": _failing(collected.trajectories),
+        "left_out": left_out,
     }
     write_json_atomic(session.folder.eval_json, scores)
     _write_predictions(session, collected.trajectories)
-    return scores
+    return scores, collected.trajectories
 
 
 async def _measure(
@@ -103,14 +111,32 @@ def _write_for_others(session: Session, trajectory: Trajectory, result: AgentRes
     name, sample = trajectory.instance_id, trajectory.sample
     names = {"agent": session.config.agent.name, "model": session.config.model.name}
     written = mini_swe_trajectory(result, instance_id=name, patch=trajectory.patch, **names)
-    path = session.folder.agent_trajectories / name / f"{name}{f'.{sample}' if sample else ''}.traj.json"
+    path = session.folder.attempt_file(name, sample, "traj.json")
     path.parent.mkdir(parents=True, exist_ok=True)
     write_json_atomic(path, written)
 
 
+def _who(config: Config) -> str:
+    """Whose patches they are: the model by its path, or an agent that asks none."""
+    if config.agent.name in AGENTS_WITHOUT_MODEL:
+        return config.agent.name
+    return config.model.name if config.model.path.startswith("builtin:") else config.model.path
+
+
+def _failing(trajectories: Sequence[Trajectory]) -> dict[str, dict[str, str]]:
+    """Instances that no attempt resolved, with the status and the last words of the first."""
+    solved = {it.instance_id for it in trajectories if it.status is Status.resolved}
+    failing: dict[str, dict[str, str]] = {}
+    for trajectory in trajectories:
+        if trajectory.instance_id not in solved:
+            words = last_words(trajectory.error or trajectory.grade_log)
+            failing.setdefault(trajectory.instance_id, {"status": trajectory.status.value, "last_words": words})
+    return dict(sorted(failing.items()))
+
+
 def _write_predictions(session: Session, trajectories: Sequence[Trajectory]) -> None:
     """What SWE-bench's harness reads: by instance, and the same as lines."""
-    name = session.config.model.name
+    name = _who(session.config)
     firsts = {it.instance_id: it.patch for it in trajectories if it.sample == 0}
     rows = [
         {"instance_id": instance_id, "model_name_or_path": name, "model_patch": patch}

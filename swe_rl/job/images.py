@@ -85,7 +85,7 @@ def states_of(instances: Sequence[Instance]) -> list[ImageState]:
     for instance in instances:
         state = states.setdefault(instance.image, ImageState(instance.image, []))
         state.instances.append(instance.instance_id)
-        state.built_from = instance.source.sdist if instance.source else state.built_from
+        state.built_from = instance.source.origin if instance.source else state.built_from
     return list(states.values())
 
 

@@ -1,35 +1,51 @@
 """`job=prepare`: data sets made ready before a run.
 
 env=bugs: the embedded instances made anew, each proven. Others: the rows of each split as one parquet file with a
-manifest; then, for rows that name their source, trees, environments and images.
+manifest; then, for rows that name their source, trees, environments and images, and the proof that the gold patch
+passes there and a change that fixes nothing does not.
 
 Invariants:
 - The embedded instances' files are replaced only when all instances of all splits were proven.
-- A split that is prepared already is left as it is; so is every tree, environment and image. An interrupted
+- A split that is prepared already is left as it is; so is every tree, environment, image and proof. An interrupted
   preparation goes on where it was.
+- An instance that cannot be made or proven ends nothing: it is named with the reason.
 - Two revisions of one data set are never mixed.
 """
 
 import os
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from swe_rl.config.choices import SandboxKind
+from swe_rl.config.choices import SandboxKind, Unproven
 from swe_rl.config.provenance import Origins
 from swe_rl.config.schema import Config
 from swe_rl.env.bugs.env import DATA, SPLITS
 from swe_rl.env.bugs.generate import generate
 from swe_rl.env.instance import Instance, InstanceError
+from swe_rl.env.make import make_env
+from swe_rl.env.proof.prove import Provable
+from swe_rl.env.proof.record import Proof, Standing
 from swe_rl.env.records import read_instances, write_instances
 from swe_rl.env.source_build.program import BuildError
-from swe_rl.run.components import cache_folder
+from swe_rl.env.swe.env import EMBEDDED, SweEnv, sources_folder
+from swe_rl.errors import UserError
+from swe_rl.run import event_loop
+from swe_rl.run.components import cache_folder, scratch_root
+from swe_rl.run.proving import prove
+from swe_rl.sandbox.lease import reap_stale
+from swe_rl.sandbox.protocol import Workspace
+from swe_rl.sandbox.provider import make_provider
 
 COUNTS = {"train": 64, "heldout": 32}
 SEED = 0
+PROVEN_IN = (SandboxKind.process, SandboxKind.docker, SandboxKind.podman)
+_SHOWN = 10
 _COLUMNS = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
 
 
@@ -39,10 +55,30 @@ def run(config: Config, folder: Path | None, origins: Origins | None = None) -> 
     if config.env.name == "bugs":
         return _prove_bugs(console)
     cache = cache_folder(config) / "workspaces"
-    instances: dict[str, Instance] = {}
-    for split in dict.fromkeys((config.env.split, config.env.eval_split)):
-        instances |= {instance.instance_id: instance for instance in _prepare_split(config, split, cache, console)}
-    return _build_sources(config, [instance for instance in instances.values() if instance.source], cache, console)
+    splits = list(dict.fromkeys((config.env.split, config.env.eval_split)))
+    for split in splits:
+        _prepare_split(config, split, cache, console)
+    env = make_env(config.env, cache, config.sandbox.kind)
+    if not isinstance(env, SweEnv):
+        return 0
+    instances = {instance.instance_id: instance for split in splits for instance in env.chosen(split)}
+    _name_without_a_way(config, instances.values(), console)
+    return _prove_sources(config, env, [row for row in instances.values() if row.source], console)
+
+
+def _name_without_a_way(config: Config, instances: Iterable[Instance], console: Console) -> None:
+    """Rows of which nothing can be made for these sandboxes."""
+    if config.sandbox.kind is not SandboxKind.process:
+        return
+    names = [row.instance_id for row in instances if row.source is None and not row.repo.startswith(EMBEDDED)]
+    if names:
+        more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+        console.print(
+            f"{len(names)} instances have no column 'source', which sandbox=process needs: "
+            f"{', '.join(names[:_SHOWN])}{more}; with sandbox=docker their images are used",
+            markup=False,
+            soft_wrap=True,
+        )
 
 
 def _prove_bugs(console: Console) -> int:
@@ -61,12 +97,11 @@ def _prove_bugs(console: Console) -> int:
     return 0
 
 
-def _prepare_split(config: Config, split: str, cache: Path, console: Console) -> list[Instance]:
-    """The chosen instances of a split, prepared. Raises InstanceError."""
+def _prepare_split(config: Config, split: str, cache: Path, console: Console) -> None:
+    """Raises InstanceError."""
     from swe_rl.env.kodcode.read import read_split as read_functions
     from swe_rl.env.swe.prepared import Identity, manifest_of, prepared_instances, write_prepared
     from swe_rl.env.swe.read import read_split
-    from swe_rl.env.swe.splits import chosen
 
     identity = Identity.of(config.env, split)
     instances = prepared_instances(config.env, split, cache)
@@ -86,7 +121,6 @@ def _prepare_split(config: Config, split: str, cache: Path, console: Console) ->
         for reason, names in read.dropped.items():
             console.print(f"{split}: {len(names)} of {read.source_rows} rows left out: {reason}")
     console.print(f"{split}: {len(instances)} instances in {manifest_of(identity.path(cache))}", soft_wrap=True)
-    return chosen(config.env, instances) if split == config.env.split else list(instances)
 
 
 def _refuse_mixture(path: Path, made_for: dict[str, object], revision: str) -> None:
@@ -104,38 +138,103 @@ def _refuse_mixture(path: Path, made_for: dict[str, object], revision: str) -> N
             )
 
 
-def _build_sources(config: Config, instances: list[Instance], cache: Path, console: Console) -> int:
-    """Folders for process sandboxes, images for containers; 1 if one cannot be made, after all others were."""
-    failed: dict[str, str] = {}
+def _prove_sources(config: Config, env: SweEnv, instances: list[Instance], console: Console) -> int:
+    """Trees, environments and, for containers, images of the rows that name a source, each proven."""
     if not instances:
         return 0
-    make = _maker(config, cache, console)
-    with Progress(*_COLUMNS, console=console) as progress:
-        bar = progress.add_task("building", total=len(instances))
-        for instance in instances:
-            progress.update(bar, description=instance.instance_id)
-            try:
-                make(instance)
-            except (BuildError, InstanceError) as error:
-                failed[instance.instance_id] = str(error)
-                progress.console.print(f"{instance.instance_id}: {error}", markup=False)
-            progress.advance(bar)
-    kind = "folders" if config.sandbox.kind is SandboxKind.process else "images"
-    console.print(f"{len(instances) - len(failed)} of {len(instances)} {kind} are ready")
+    say = partial(console.print, markup=False, highlight=False, soft_wrap=True)
+    if config.sandbox.kind not in PROVEN_IN:
+        return _build_only(config, instances, say)
+    todo = [instance for instance in instances if not _is_settled(env, instance)]
+    if len(todo) < len(instances):
+        say(f"{len(instances) - len(todo)} of {len(instances)} instances were tried before, and nothing changed since")
+    provable = None if config.sandbox.kind is SandboxKind.process else _Imaged(env, _image_maker(config, say))
+    proofs = event_loop.run(prove_here(config, env, todo, say, provable))
+    untried = {instance.instance_id for instance in todo} - {proof.instance_id for proof in proofs}
+    return print_standings(config, env, instances, untried, say)
+
+
+def _is_settled(env: SweEnv, instance: Instance) -> bool:
+    """Proven, or tried with a verdict; what could not be built is tried again."""
+    standing, _ = env.standing(instance)
+    proof = env.book.of(instance.instance_id)
+    return standing is Standing.proven or (standing is Standing.refuted and proof is not None and proof.is_verdict)
+
+
+async def prove_here(
+    config: Config, env: SweEnv, instances: list[Instance], say: Callable[[str], None], provable: Provable | None = None
+) -> list[Proof]:
+    """In sandboxes of this job's own. Raises UserError."""
+    if not instances:
+        return []
+    scratch = scratch_root(config)
+    reap_stale(scratch)
+    sandboxes = make_provider(config.sandbox, scratch, say, run=f"prove-{os.getpid()}")
+    try:
+        return await prove(config, env, instances, sandboxes, say, provable)
+    finally:
+        await sandboxes.close()
+
+
+def print_standings(
+    config: Config, env: SweEnv, instances: list[Instance], untried: set[str], say: Callable[[str], None]
+) -> int:
+    """What is proven, and by name what is not. The exit status: 1 where nothing can be used."""
+    standings = {instance.instance_id: env.standing(instance) for instance in instances}
+    not_proven = {name: reason for name, (standing, reason) in standings.items() if standing is not Standing.proven}
+    say(f"{len(instances) - len(not_proven)} of {len(instances)} instances are proven: {env.book.path}")
+    if not_proven:
+        say(f"{len(not_proven)} are not, and are left out where env.unproven=skip:")
+    for name, reason in sorted(not_proven.items()):
+        say(f"  {name}: {reason}{' (infrastructure failed; run it again)' if name in untried else ''}")
+    if not_proven and config.env.unproven is Unproven.refuse:
+        return UserError.exit_status
+    return int(len(not_proven) == len(instances))
+
+
+class _Imaged:
+    """An environment whose images are made before they are used."""
+
+    def __init__(self, env: SweEnv, make: Callable[[Instance], object]) -> None:
+        self._make, self._env = make, env
+        self.grade, self.released = env.grade, env.released
+        self.environment_digest, self.digests = env.environment_digest, env.digests
+
+    def workspace(self, instance: Instance) -> Workspace:
+        """Raises InstanceError, BuildError."""
+        self._make(instance)
+        return self._env.workspace(instance)
+
+
+def _build_only(config: Config, instances: list[Instance], say: Callable[[str], None]) -> int:
+    """Images for sandboxes of another kind than those of this machine; 1 if one cannot be made, after all others."""
+    failed: dict[str, str] = {}
+    make = _image_maker(config, say)
+    for number, instance in enumerate(instances, start=1):
+        try:
+            make(instance)
+        except (BuildError, InstanceError) as error:
+            failed[instance.instance_id] = str(error)
+            say(f"[{number}/{len(instances)}] {instance.instance_id}: {error}")
+    say(f"{len(instances) - len(failed)} of {len(instances)} images are ready; job=validate proves them")
     return int(bool(failed))
 
 
-def _maker(config: Config, cache: Path, console: Console) -> Callable[[Instance], object]:
+def _image_maker(config: Config, say: Callable[[str], None]) -> Callable[[Instance], object]:
     from swe_rl.config.engine_address import engine_address
     from swe_rl.env.image_engine import DockerEngine
     from swe_rl.env.source_build.build import build
     from swe_rl.env.source_build.image import ensure_image
 
-    sources = cache / "sources"
-    if config.sandbox.kind is SandboxKind.process:
-        return lambda instance: build(instance, sources)
+    sources = sources_folder(cache_folder(config) / "workspaces")
     kind = config.sandbox.kind if config.sandbox.kind is SandboxKind.podman else SandboxKind.docker
     engine = DockerEngine.connect(engine_address(replace(config.sandbox, kind=kind), os.environ))
-    return lambda instance: ensure_image(
-        instance, sources, engine, lambda text: console.print(text, markup=False, soft_wrap=True)
-    )
+    lock = threading.Lock()
+
+    def make(instance: Instance) -> None:
+        if instance.source is not None:
+            build(instance, sources)  # beside others; what follows shares images
+        with lock:
+            ensure_image(instance, sources, engine, say)
+
+    return make

@@ -158,6 +158,11 @@ class RunFolder:
     def eval_trajectories(self, step: int) -> Path:
         return self.trajectories_folder / f"eval_{step:06d}.jsonl"
 
+    def attempt_file(self, instance_id: str, sample: int, kind: str) -> Path:
+        """`trajs/INSTANCE/INSTANCE.traj.json` and what else belongs to that attempt; further samples are numbered."""
+        number = f".{sample}" if sample else ""
+        return self.agent_trajectories / instance_id / f"{instance_id}{number}.{kind}"
+
     def checkpoint(self, step: int) -> Path:
         return self.checkpoints / f"step_{step:06d}"
 

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 Record = Mapping[str, Any]
 _SHOWN_REPOSITORIES = 30
+_SHOWN_FAILING = 30
+GOLD = "gold"  # the agent that hands in the data set's own patches
 _SHOWN_TRICKS = 6
 
 
@@ -109,6 +111,25 @@ def print_scores(scores: dict[str, Any], console: "Console | None" = None) -> No
     if failed:
         shown = ", ".join(f"{count} {name}" for name, count in failed.items())
         console.print(f"not counted, for infrastructure failed them: {shown}")
+    _print_failing(scores, console)
+
+
+def _print_failing(scores: Record, console: "Console") -> None:
+    """By name; where the patches were the data set's own, each with the last words of its tests."""
+    failing, left_out = _mapping(scores.get("failing")), _mapping(scores.get("left_out"))
+    names = list(failing)
+    more = f", and {len(names) - _SHOWN_FAILING} more in eval.json" if len(names) > _SHOWN_FAILING else ""
+    if names and scores.get("evaluated") == GOLD:
+        console.print(f"not resolved by their own gold patches{more}:")
+        for name in names[:_SHOWN_FAILING]:
+            words = _mapping(failing[name])
+            console.print(f"  {name}: {words.get('status')}: {words.get('last_words')}", markup=False, soft_wrap=True)
+    elif names:
+        console.print(f"not resolved: {', '.join(names[:_SHOWN_FAILING])}{more}", markup=False)
+    if left_out:
+        console.print(f"left out, as they are not proven: {len(left_out)}", markup=False)
+    for name, reason in list(left_out.items())[:_SHOWN_FAILING]:
+        console.print(f"  {name}: {reason}", markup=False, soft_wrap=True)
 
 
 def score_table(scores: dict[str, Any]) -> "Table":

@@ -54,6 +54,8 @@ def sample_trajectories(folder: RunFolder, budget_bytes: int = BUDGET_BYTES) -> 
     sets: list[TrajectorySet] = []
     for step in dict.fromkeys(evals[:1] + evals[-1:]):
         taken, size = _take(files["eval"][step], "eval", step, int(budget_bytes * _EVAL_SHARE), _instance_of)
+        for trajectory in taken.trajectories:
+            trajectory["grade_file"] = _grade_file(folder, trajectory)
         sets.append(taken)
         left -= size
     allowance = max(_MIN_STEP_BYTES, left // max(1, len(steps)))
@@ -64,6 +66,15 @@ def sample_trajectories(folder: RunFolder, budget_bytes: int = BUDGET_BYTES) -> 
         sets.append(taken)
         left -= size
     return sorted((kept for kept in sets if kept.trajectories), key=lambda kept: (kept.kind != "eval", kept.step))
+
+
+def _grade_file(folder: RunFolder, trajectory: Record) -> str | None:
+    """The whole log of its grading, from the report's place; None where the run kept none."""
+    instance_id, sample = trajectory.get("instance_id"), trajectory.get("sample")
+    if not isinstance(instance_id, str) or not isinstance(sample, int) or "/" in instance_id:
+        return None
+    path = folder.attempt_file(instance_id, sample, "grade.log")
+    return path.relative_to(folder.path).as_posix() if path.is_file() else None
 
 
 def spread(steps: list[int]) -> list[int]:

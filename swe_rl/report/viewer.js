@@ -143,8 +143,9 @@ function turnView(turn, index) {
 }
 
 function gradeLogView(one) {
-  if (!one.grade_log) return [];
-  return [el("details", {}, el("summary", {}, "End of the tests' output"), el("pre", {}, one.grade_log))];
+  const whole = one.grade_file ? [el("a", { href: encodeURI(one.grade_file) }, "The log of the tests")] : [];
+  if (!one.grade_log) return whole;
+  return [el("details", {}, el("summary", {}, "End of the tests' output"), el("pre", {}, one.grade_log)), ...whole];
 }
 
 function patchView(one) {

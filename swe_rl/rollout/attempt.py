@@ -112,7 +112,9 @@ class Attempter:
         model_name: str,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
+        keep_log: Callable[[Order, str], None] | None = None,
     ) -> None:
+        """`keep_log` gets the whole log of each grading."""
         self._env = env
         self._agent = agent
         self._gateway = gateway
@@ -122,6 +124,7 @@ class Attempter:
         self._model_name = model_name
         self._clock = clock
         self._wall_clock = wall_clock
+        self._keep_log = keep_log
         self._tests_s: dict[str, float] = {}  # by instance: the shortest grading that ended
 
     async def run(self, order: Order) -> tuple[Trajectory, AgentResult | None]:
@@ -134,6 +137,8 @@ class Attempter:
             if progress.result and needs_grading(progress.result.exit, progress.patch):
                 progress.began_s["grade"] = self._wall_clock()
                 progress.grade = await self._grade(order, progress.patch, times_s)
+                if self._keep_log is not None:
+                    await asyncio.to_thread(self._keep_log, order, progress.grade.log or progress.grade.log_tail)
             assert progress.result is not None
             status = status_of(progress.result.exit, progress.patch, progress.grade)
         except TraceStoreError:

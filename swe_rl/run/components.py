@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from swe_rl.agent.client import ChatClient
 from swe_rl.agent.make import make_agent
 from swe_rl.agent.protocol import Agent
-from swe_rl.config.choices import EngineKind, JobName
+from swe_rl.config.choices import EngineKind, JobName, Unproven
 from swe_rl.config.schema import Config
 from swe_rl.engine.make import engine_scratch, make_engines, start_engines
 from swe_rl.engine.protocol import Engine
@@ -36,12 +36,15 @@ from swe_rl.gateway.store.traces import TraceStore
 from swe_rl.hardware.rendezvous import meets
 from swe_rl.host.addresses import is_loopback
 from swe_rl.host.scratch import ScratchRefusedError, make_scratch, scratch_path
+from swe_rl.logger.disk import write_text_atomic
 from swe_rl.logger.folder import RunFolder
 from swe_rl.model.chat import ChatRenderer
 from swe_rl.plan.sizes import asks_model, read_elsewhere
 from swe_rl.rollout.attempt import Attempter
 from swe_rl.rollout.collect import Collector
+from swe_rl.rollout.trajectory import Order
 from swe_rl.router.make import make_router
+from swe_rl.run.proving import prove_untried, say_left_out
 from swe_rl.run.runtime_keeper import kept_fleet
 from swe_rl.run.session import Session
 from swe_rl.sandbox.lease import reap_stale
@@ -52,6 +55,9 @@ from swe_rl.sandbox.working_copy import remove_tree
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+
+_LOG_CHARS = 1_000_000
 
 
 @dataclass(slots=True)
@@ -147,6 +153,8 @@ async def components(
     """
     async with AsyncExitStack() as stack:
         env = _env(config)
+        if config.env.unproven is Unproven.refuse:
+            say_left_out(config, env, session.progress.message)  # refuses before anything was started
         servers = fleet
         if fleet is None and meets(config):
             servers = await stack.enter_async_context(kept_fleet(config, session))
@@ -160,6 +168,8 @@ async def components(
         if servers is not None:
             with session.progress.phase("wait_for_sandboxes"):
                 await servers.ready()
+        await prove_untried(config, session, env, sandboxes)
+        say_left_out(config, env, session.progress.message)
         client = ChatClient(rng=random.Random(config.trainer.seed), api_key=key)
         stack.push_async_callback(client.close)
         agent = make_agent(config.agent, config.rollout, client, patches=_gold_patches(config, env), api_key=key)
@@ -192,11 +202,28 @@ def _gold_patches(config: Config, env: Env) -> Callable[[str], str | None]:
     return lambda instance_id: patches().get(instance_id)
 
 
+def _keep_log(folder: RunFolder, order: Order, log: str) -> None:
+    """Of an attempt's grading, beside the attempt; of a very long one beginning and end. Raises DiskError."""
+    if len(log) > _LOG_CHARS:
+        left_out = len(log) - _LOG_CHARS
+        log = f"{log[: _LOG_CHARS // 4]}\n... {left_out} characters left out ...\n{log[-_LOG_CHARS * 3 // 4 :]}"
+    write_text_atomic(folder.attempt_file(order.id.instance_id, order.id.sample, "grade.log"), log)
+
+
 def _collector(
     config: Config, session: Session, env: Env, agent: Agent, door: Serving, sandboxes: SandboxProvider
 ) -> Collector:
     rollout, gateway = config.rollout, door.gateway
-    attempter = Attempter(env, agent, gateway, sandboxes, rollout, config.env, model_name=config.model.name)
+    attempter = Attempter(
+        env,
+        agent,
+        gateway,
+        sandboxes,
+        rollout,
+        config.env,
+        model_name=config.model.name,
+        keep_log=partial(_keep_log, session.folder) if config.job.name is JobName.eval else None,
+    )
     watch = partial(require_an_engine, door.engines, config.engine.max_away_s, session.progress.message)
     return Collector(attempter, rollout, config.trainer.seed, gateway.tail, watch)
 

@@ -112,7 +112,7 @@ class Rollouts:
     ) -> tuple[Collected, dict[str, Any]]:
         """The held-out split under the weights of `step`, and its numbers. `known`, `on_done`: see Collector.
 
-        Raises RolloutError.
+        Whether too much of it failed is asked afterwards: its verdicts are there all the same.
         """
         session, rollout, split = self._session, self._config.rollout, self._config.env.eval_split
         started_s = time.monotonic()
@@ -121,13 +121,13 @@ class Rollouts:
                 session.progress.trajectory(trajectory.status, trajectory.sampled_tokens)
             name, n = f"{EVALUATION}{split}", rollout.eval_n
             collected = await self._collect(self.held_out, name, step, n, rollout.eval_temperature, known, on_done)
-        require_few_failures(collected.trajectories, rollout)
         whole, took_s = self._parts.env.split_instances(split), time.monotonic() - started_s
         return collected, eval_numbers(collected, step=step, split=split, eval_s=took_s, split_instances=whole)
 
     async def evaluate(self, step: int) -> None:
         """The held-out measure, and its records. Raises RolloutError."""
         collected, numbers = await self.measure(step)
+        require_few_failures(collected.trajectories, self._config.rollout)
         self.traces(collected)
         self._session.steps.append_trajectories(step, _records(collected), evaluation=True, ours=OUR_WORDS)
         kill_point("eval_trajectories_written")

@@ -7,6 +7,8 @@ import time
 
 import pytest
 
+from swe_rl.config.schema import EnvConfig
+from swe_rl.env.bugs.env import BugsEnv
 from swe_rl.rollout.trajectory import Trajectory
 
 
@@ -52,3 +54,33 @@ def test_agents_bring_the_key_of_a_gateway_that_other_machines_reach(command):
     assert done.exit_status == 0, done.text
     attempts = lines(command.folder("eval") / "trajectories/eval_000000.jsonl")
     assert attempts and all(attempt["num_calls"] > 0 for attempt in attempts)
+
+
+@pytest.mark.slow
+def test_instances_that_cannot_be_built_end_nothing_and_are_named(command, tmp_path):
+    """17 that can be judged and three that nothing can be made of."""
+    instances = BugsEnv(EnvConfig(), tmp_path).instances("heldout")[:17]
+    rows = [instance.to_record() for instance in instances]
+    foreign = rows[0] | {"repo": "a/b", "eval_script": "true", "log_parser": "parse_log_pytest", "image": "i"}
+    sources = {
+        "no_release": {"sdist": "nothing", "fix": "applies forward", "python": "3.11"},
+        "no_archive": {"archive": str(tmp_path / "nothing.tar.gz"), "python": "3.11"},
+        "no_folder": {"tree": str(tmp_path / "nothing"), "python": "3.11"},
+    }
+    rows[5:5] = [foreign | {"instance_id": name, "source": source} for name, source in sources.items()]
+    dataset = tmp_path / "twenty.jsonl"
+    dataset.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    words = ("job=eval", "env=jsonl", f"env.dataset={dataset}", "agent=gold", "sandbox=process")
+    done = command.run(*words, small=False)
+    assert done.exit_status == 0, done.text
+    folder = command.folder("eval")
+    scores = json.loads((folder / "eval.json").read_text())
+    assert scores["all"]["instances"] == scores["all"]["attempts"] == scores["all"]["solved_attempts"] == 17
+    assert set(scores["left_out"]) == set(sources) and scores["failing"] == {} and scores["split_instances"] == 20
+    assert "heldout: 17 of 20 instances are used" in done.text and "left out, as they are not proven: 3" in done.stdout
+    for name, reason in scores["left_out"].items():
+        assert f"{name}: {reason}" in " ".join(done.stdout.split())
+    predictions = json.loads((folder / "preds.json").read_text())
+    assert {entry["model_name_or_path"] for entry in predictions.values()} == {"gold"}
+    refused = command.run(*words, "env.unproven=refuse", small=False)
+    assert refused.exit_status == 2 and "3 of 20 instances of heldout are not proven" in refused.text

@@ -6,12 +6,15 @@ import pytest
 
 from swe_rl.config.compose import compose
 from swe_rl.env.instance import InstanceError
+from swe_rl.env.proof.record import book_of
+from swe_rl.env.protocol import Grade
 from swe_rl.env.records import Row
-from swe_rl.env.source_build import build as builds
 from swe_rl.env.source_build.program import BuildError
 from swe_rl.env.swe import read as reading
 from swe_rl.env.swe.dataset import Loaded
+from swe_rl.env.swe.env import SweEnv
 from swe_rl.job import prepare as job
+from swe_rl.job import validate
 
 pytest.importorskip("pyarrow")
 
@@ -33,6 +36,8 @@ def record(name, **columns):
 
 @pytest.fixture
 def config(tmp_path):
+    book_of.cache_clear()
+
     def composed(*overrides):
         words = ["job=prepare", "env=jsonl", f"env.dataset={tmp_path}/mine.jsonl", f"paths.cache={tmp_path}/cache"]
         slices = ['env.split="train[:2]"', 'env.eval_split="train[2:]"']
@@ -56,20 +61,49 @@ def test_each_split_is_written_once_with_what_was_left_out(tmp_path, config, cap
     assert times == {path: path.stat().st_mtime_ns for path in (tmp_path / "cache").rglob("*.parquet")}
 
 
-def test_sources_are_built_and_one_that_fails_does_not_stop_the_others(tmp_path, config, monkeypatch, capsys):
+class Graded:
+    """What `grade` says of each instance."""
+
+    def __init__(self, monkeypatch, outcomes):
+        self.asked, outcomes = [], dict(outcomes)
+
+        def workspace(env, instance):
+            self.asked.append(instance.instance_id)
+            if isinstance(outcomes[instance.instance_id], Exception):
+                raise outcomes[instance.instance_id]
+
+        async def grade(env, instance, patch, sandboxes, timeout_s):
+            assert timeout_s == 900.0
+            return Grade(outcomes[instance.instance_id] and patch == instance.patch, True, {"t.py::x": True})
+
+        monkeypatch.setattr(SweEnv, "workspace", workspace)
+        monkeypatch.setattr(SweEnv, "grade", grade)
+        monkeypatch.setattr(SweEnv, "released", lambda env, instance: None)
+
+
+def test_sources_are_proven_and_one_that_cannot_be_made_does_not_stop_the_others(tmp_path, config, monkeypatch, capsys):
     rows = [record("a", source=SOURCE), record("b", source=SOURCE), record("c")]
     (tmp_path / "mine.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    asked = []
-
-    def build(instance, cache):
-        asked.append(instance.instance_id)
-        if instance.instance_id == "a":
-            raise BuildError("a: no network")
-
-    monkeypatch.setattr(builds, "build", build)
-    assert job.run(config(), None) == 1
+    graded = Graded(monkeypatch, {"a": BuildError("no network"), "b": True})
+    assert job.run(config("sandbox=process"), None) == 0
     said = capsys.readouterr().out
-    assert asked == ["a", "b"] and "a: no network" in said and "1 of 2 folders are ready" in said
+    assert "1 instances have no column 'source', which sandbox=process needs: c" in said
+    assert "a: left out after" in said and "b: proven in" in said and "1 of 2 instances are proven" in said
+    graded.asked.clear()
+    assert job.run(config("sandbox=process"), None) == 0
+    assert set(graded.asked) == {"a"}  # what could not be built is tried again, what is proven is not
+    assert job.run(config("sandbox=process", "env.unproven=refuse"), None) == 2
+    Graded(monkeypatch, {"a": True, "b": True})
+    assert validate.run(config("sandbox=process", "env.unproven=refuse"), None) == 2  # c has no way
+    lines = [json.loads(line) for line in (tmp_path / "cache/workspaces/proofs.jsonl").read_text().splitlines()]
+    assert {line["instance_id"]: line["proven"] for line in lines} == {"a": True, "b": True}
+
+
+def test_nothing_that_can_be_used_is_an_error(tmp_path, config, monkeypatch, capsys):
+    (tmp_path / "mine.jsonl").write_text("\n".join(json.dumps(record(name, source=SOURCE)) for name in "abc"))
+    Graded(monkeypatch, dict.fromkeys("abc", BuildError("no network")))
+    assert job.run(config("sandbox=process"), None) == 1
+    assert "0 of 3 instances are proven" in capsys.readouterr().out
 
 
 def test_two_revisions_of_the_hub_are_not_mixed(tmp_path, config, monkeypatch):

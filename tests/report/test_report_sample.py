@@ -104,3 +104,16 @@ def test_failed_tests_come_first():
     clipped, _ = clipped_trajectory({"tests": tests}, 60_000)
     assert clipped["tests"][0] == ("t150", False) and len(clipped["tests"]) == 9
     assert (clipped["num_tests"], clipped["num_passed"]) == (200, 199)
+
+
+def test_the_log_of_a_grading_is_one_link_away_where_the_run_kept_it(tmp_path):
+    folder = RunFolder(tmp_path).create()
+    write_file(folder.eval_trajectories(0), 11)
+    for sample in (0, 1):
+        path = folder.attempt_file("i0", sample, "grade.log")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("the log")
+    [taken] = sample_trajectories(folder)
+    links = {(one["instance_id"], one["sample"]): one["grade_file"] for one in taken.trajectories}
+    assert links[("i0", 0)] == "trajs/i0/i0.grade.log" and links[("i0", 1)] == "trajs/i0/i0.1.grade.log"
+    assert sum(link is not None for link in links.values()) == 2

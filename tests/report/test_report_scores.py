@@ -71,3 +71,20 @@ def test_the_payload_has_what_the_folder_has(tmp_path, scores):
     assert build_payload(folder)["scores"] == {"ks": [], "rows": []}
     write_json_atomic(folder.eval_json, scores)
     assert build_payload(folder)["scores"]["rows"][0][0] == "org/a"
+
+
+def printed(scores):
+    out = StringIO()
+    print_scores(scores, Console(file=out, width=200))
+    return out.getvalue()
+
+
+def test_who_failed_and_who_was_left_out_is_named(scores):
+    failing = {"b1": {"status": "unresolved", "last_words": "1 failed [x]"}}
+    more = {"failing": failing, "left_out": {"c1": "no [sources]"}, "evaluated": "gold"}
+    text = printed(scores | more)
+    assert "  b1: unresolved: 1 failed [x]\n" in text
+    assert "left out, as they are not proven: 1\n  c1: no [sources]\n" in text
+    text = printed(scores | more | {"evaluated": "Qwen/Qwen3-8B"})
+    assert "not resolved: b1\n" in text and "1 failed" not in text
+    assert "left out" not in printed(scores) and "not resolved" not in printed(scores)

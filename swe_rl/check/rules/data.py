@@ -4,13 +4,15 @@ Invariants:
 - Decided from names, splits and slices alone; what only the rows can tell is refused when they are read.
 """
 
+import json
 import re
 from collections.abc import Callable, Iterator
 from string import Formatter
+from typing import Any
 
 from swe_rl.check.findings import Finding, Host, about, between, error, warning
 from swe_rl.check.rules.agent import AGENT_TOOLS
-from swe_rl.config.choices import GradingKind, Keep
+from swe_rl.config.choices import GradingKind, Keep, SandboxKind, Unproven
 from swe_rl.config.keys import nearest
 from swe_rl.config.parts import Part, reads
 from swe_rl.config.schema import Config, EnvConfig
@@ -22,6 +24,7 @@ ENVS = (
     "swe_smith", "kodcode",
 )  # fmt: skip
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+_SHOWN = 5
 _SLICE = re.compile(r"(\w+)(?:\[(\d*):(\d*)\])?")
 
 
@@ -134,6 +137,41 @@ def grading_has_its_place(config: Config, _: Host) -> Iterator[Finding]:
             f"runs in an instance's own container; sandbox.kind={config.sandbox.kind} has none",
             "sandbox=docker",
         )
+
+
+@about(Part.rollouts)
+def rows_have_a_way(config: Config, host: Host) -> Iterator[Finding]:
+    """Sandboxes without images need rows that name a source; what other rows would need is not here."""
+    env = config.env
+    if env.name != "jsonl" or config.sandbox.kind is not SandboxKind.process or not env.dataset.endswith(".jsonl"):
+        return
+    rows = list(_rows(host.read_text(env.dataset) or ""))
+    without = [str(row.get("instance_id")) for row in rows if not _has_a_way(row)]
+    if not without or env.unproven is Unproven.keep:
+        return
+    shown = f"{', '.join(without[:_SHOWN])}{', ...' if len(without) > _SHOWN else ''}"
+    says = error if len(without) == len(rows) or env.unproven is Unproven.refuse else warning
+    yield says(
+        "row_without_a_way",
+        "env.dataset",
+        f"{len(without)} of {len(rows)} rows name no source, which sandbox=process makes folders of: {shown}",
+        "sandbox=docker, which uses images; or a column source for each row (docs/datasets.md)",
+    )
+
+
+def _rows(text: str) -> Iterator[dict[str, Any]]:
+    """What is no record is refused, with its line, when it is read."""
+    for line in text.split("\n"):
+        try:
+            row = json.loads(line) if line.strip() else None
+        except ValueError:
+            continue
+        if isinstance(row, dict) and "instance_id" in row:
+            yield row
+
+
+def _has_a_way(row: dict[str, Any]) -> bool:
+    return bool(row.get("source")) or str(row.get("repo")).startswith("bugs/")
 
 
 @about(Part.data)

@@ -1,7 +1,7 @@
 """The embedded environment: instances that ship with the package, or a file of the same kind."""
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from swe_rl.config.schema import EnvConfig
@@ -10,7 +10,7 @@ from swe_rl.env.grading.make import VerdictCache
 from swe_rl.env.grading.pytest import grade_by_pytest
 from swe_rl.env.instance import Instance, InstanceError
 from swe_rl.env.protocol import Grade
-from swe_rl.env.records import read_instances, select_instances
+from swe_rl.env.records import narrowed, read_instances, select_instances
 from swe_rl.logger.disk import disk_error
 from swe_rl.sandbox.protocol import SandboxProvider, Workspace
 
@@ -29,16 +29,22 @@ class BugsEnv:
         self._grade = VerdictCache().grade if config.cache_verdicts else grade_by_pytest
 
     def instances(self, split: str) -> Sequence[Instance]:
-        """`env.instances` narrows the training split only: the held-out split always counts whole."""
+        """`env.instances` narrows the training split; the held-out split only where it names some of it."""
         instances = read_instances(self._file(split))
         for instance in instances:
             package_folder(instance.repo)  # refuses what cannot be run before anything was started
         if self._config.instances and split == self._config.split:
-            instances = select_instances(instances, self._config.instances)
+            return select_instances(instances, self._config.instances)
+        if self._config.instances:
+            return narrowed(instances, self._config.instances)
         return instances
 
     def split_instances(self, split: str) -> int | None:
         return len(read_instances(self._file(split)))
+
+    def left_out(self, split: str) -> Mapping[str, str]:
+        del split
+        return {}  # proven when they were made
 
     def _file(self, split: str) -> Path:
         """A dataset is a folder with one file a split, or one file that is every split."""

@@ -59,6 +59,7 @@ def _verdict(instance: Instance, applied: Applied, result: ExecResult | None, no
         fail_to_pass={test: test in passed for test in instance.fail_to_pass},
         pass_to_pass={test: test in passed for test in instance.pass_to_pass},
         log_tail=log[-LOG_TAIL_CHARS:],
+        log=log,
         duration_s=duration_s,
         timed_out=bool(result and result.timed_out),
         findings=findings,

@@ -113,6 +113,7 @@ async def _report(instance: Instance, request: Mapping[str, Any], harness: Offic
         fail_to_pass=_passed(instance.fail_to_pass, tests.get("FAIL_TO_PASS"), honest),
         pass_to_pass=_passed(instance.pass_to_pass, tests.get("PASS_TO_PASS"), honest),
         log_tail=request["log"][-LOG_TAIL_CHARS:],
+        log=request["log"],
         resolution=answer["resolution"],
         findings=findings,
         infra_hint=str(report.get("infra_failure_reason") or ""),
@@ -131,6 +132,7 @@ def _all_failed(instance: Instance, log: str) -> Grade:
         fail_to_pass=dict.fromkeys(instance.fail_to_pass, False),
         pass_to_pass=dict.fromkeys(instance.pass_to_pass, False),
         log_tail=log[-LOG_TAIL_CHARS:],
+        log=log,
         resolution="RESOLVED_NO",
     )
 

@@ -14,26 +14,32 @@ import json
 import os
 import re
 import shutil
+import tempfile
+import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from swe_rl.env.instance import Instance, Source
 from swe_rl.env.source_build.interpreter import copy_prefix, find_prefix
 from swe_rl.env.source_build.layout import CONDA, ENVIRONMENT, TESTBED, activate_script
+from swe_rl.env.source_build.origin import Origin
 from swe_rl.env.source_build.program import BuildError, run
-from swe_rl.env.source_build.requirements import EXTRAS, Requirements
-from swe_rl.env.source_build.sdist import installable_until, split_name
+from swe_rl.env.source_build.requirements import EXTRAS, requirements_of, tools_of
+from swe_rl.env.source_build.sdist import days_after
 from swe_rl.errors import UserError
 from swe_rl.logger.disk import write_json_atomic
 
-RECIPE = 4  # of how environments are made: a change makes them anew
+RECIPE = 5  # of how environments are made: a change makes them anew
+FACTS = "environment.json"
 _INSTALL_S = 1800.0
 _CHECK_S = 120.0
 # What a release needs may appear, or be mended, some days after it, and may break it later: tried in this order.
 _DAYS_AFTER = (30, 7, 90)
 # Packages of a release older than the interpreter may not run on it: tried last. PEP 664, 693, 719, 745 and before.
-_INTERPRETERS_SETTLED = {
+INTERPRETERS_SETTLED = {
     "3.8": "2020-04-14T00:00:00Z",
     "3.9": "2021-04-05T00:00:00Z",
     "3.10": "2022-04-04T00:00:00Z",
@@ -60,91 +66,162 @@ class Environment:
         return self.folder / "envs" / "testbed"
 
 
-def make_environment(
-    cache: Path, *, sdist: str, python: str, archive: Path, tree: Path, requirements: Requirements
-) -> Environment:
-    """Minutes the first time, then free. `tree`: an unpacked copy that may be written to. Raises BuildError."""
-    known = [RECIPE, sdist, python, requirements.build, requirements.tools, [path.name for path in requirements.files]]
-    digest = hashlib.sha256(json.dumps(known).encode()).hexdigest()[:8]
-    key = f"{sdist.lower()}-py{python}-{digest}"
+def make_environment(cache: Path, instance: Instance, origin: Origin) -> Environment:
+    """Minutes the first time, then free: nothing is unpacked to find it. Raises BuildError."""
+    key = environment_key(instance, origin)
     folder = cache / key
-    if not folder.is_dir():
-        aside = cache / f".{key}.{os.getpid()}"
-        try:
-            _fill_until_it_runs(Environment(aside, key), sdist, python, archive, tree, requirements)
-            _rename(aside, folder)
-        finally:
-            shutil.rmtree(aside, ignore_errors=True)
+    with _lock_of(folder):
+        if not folder.is_dir():
+            aside = cache / f".{key}.{os.getpid()}"
+            try:
+                _Filling(Environment(aside, key), instance, origin).fill()
+                _rename(aside, folder)
+            finally:
+                shutil.rmtree(aside, ignore_errors=True)
     return Environment(folder, key)
 
 
-def _fill_until_it_runs(
-    made: Environment, sdist: str, python: str, archive: Path, tree: Path, requirements: Requirements
-) -> None:
-    """Raises the first way's BuildError when no way works."""
-    errors: list[BuildError] = []
-    for until in _cut_offs(archive, python):
-        shutil.rmtree(made.folder, ignore_errors=True)
-        made.folder.mkdir(parents=True)
-        try:
-            _fill(made, sdist, python, archive, tree, requirements, until)
-        except BuildError as error:
-            errors.append(error)
-        else:
-            return
-    raise errors[0]
+def environment_key(instance: Instance, origin: Origin) -> str:
+    """Of all that it is made of; requirement files are the origin's."""
+    source = instance.source
+    assert source is not None
+    known = [RECIPE, tools_of(instance.eval_script, origin.name)]
+    known += [source.until, source.packages, source.until_of, source.setup]
+    digest = hashlib.sha256(json.dumps(known).encode()).hexdigest()[:8]
+    return f"{origin.key}-py{source.python}-{digest}"
 
 
-def _cut_offs(archive: Path, python: str) -> list[str | None]:
-    """Times after which no package may have been published, without repeats; None: any time."""
-    times = dict.fromkeys(installable_until(archive, days) for days in _DAYS_AFTER)
-    settled = _INTERPRETERS_SETTLED.get(python)
-    if settled and all(until and until < settled for until in times):
-        times[settled] = None
-    return list(times)
+_LOCKS: dict[Path, threading.Lock] = {}
+_LOCKS_LOCK = threading.Lock()
 
 
-def _fill(
-    made: Environment,
-    sdist: str,
-    python: str,
-    archive: Path,
-    tree: Path,
-    requirements: Requirements,
-    until: str | None,
-) -> None:
-    name, version = split_name(sdist)
-    prefix = find_prefix(python)
-    interpreter = copy_prefix(prefix, made.prefix, python)
-    installer = _Installer(interpreter, sdist)
-    installer.install(requirements.build, until=None)
-    itself = f"{name}[{','.join(EXTRAS)}] @ {archive.resolve().as_uri()}"
-    installer.install([itself, *requirements.tools], until=until)
-    dropped = [line for file in requirements.files for line in installer.install_file(file, until)]
-    installer.install(requirements.build, until=None)  # a requirement may have moved them
-    _install_tree(interpreter, tree, sdist, version)
-    _check_pytest(interpreter, sdist)
-    _relocate(made.prefix, {str(made.prefix): ENVIRONMENT, str(prefix): ENVIRONMENT, str(tree): TESTBED})
-    _compile(interpreter)
-    activate = made.folder / "bin" / "activate"
-    activate.parent.mkdir()
-    activate.write_text(activate_script(version), encoding="utf-8")
-    facts = {
-        "recipe": RECIPE,
-        "sdist": sdist,
-        "python": python,
-        "packages_until": until,
-        "packages": installer.frozen(),
-        "left_out": dropped,
-        "seen_as": CONDA,
-    }
-    write_json_atomic(made.folder / "environment.json", facts)
+def _lock_of(folder: Path) -> threading.Lock:
+    """Two threads that need the same environment make it once."""
+    with _LOCKS_LOCK:
+        return _LOCKS.setdefault(folder, threading.Lock())
+
+
+class _Filling:
+    """Everything that is in an environment, tried with one cut-off date after the other."""
+
+    def __init__(self, made: Environment, instance: Instance, origin: Origin) -> None:
+        assert instance.source is not None
+        self._made, self._instance, self._origin, self._source = made, instance, origin, instance.source
+
+    def fill(self) -> None:
+        """Raises the first date's BuildError when none works."""
+        errors: list[BuildError] = []
+        with tempfile.TemporaryDirectory(dir=_made_folder(self._made.folder.parent), prefix=".tree-") as aside:
+            tree = Path(aside).resolve() / "tree"
+            self._origin.unpack(tree)
+            for until in self._cut_offs():
+                shutil.rmtree(self._made.folder, ignore_errors=True)
+                self._made.folder.mkdir(parents=True)
+                try:
+                    self._fill(tree, until)
+                except BuildError as error:
+                    errors.append(error)
+                else:
+                    return
+        raise errors[0]
+
+    def _cut_offs(self) -> list[str | None]:
+        """Times after which no package may have been published, without repeats; None: any time."""
+        if self._source.until:
+            return [_as_time(self._source.until)]
+        time = self._origin.released()
+        times = dict.fromkeys(days_after(time, days) for days in _DAYS_AFTER)
+        settled = INTERPRETERS_SETTLED.get(self._source.python)
+        if settled and all(until and until < settled for until in times):
+            times[settled] = None
+        return list(times)
+
+    def _fill(self, tree: Path, until: str | None) -> None:
+        made, source, origin = self._made, self._source, self._origin
+        requirements = requirements_of(tree, self._instance.eval_script, origin.name)
+        prefix = find_prefix(source.python)
+        interpreter = copy_prefix(prefix, made.prefix, source.python)
+        installer = _Installer(interpreter, source.origin, source.until_of)
+        installer.install(requirements.build, until=None)
+        installer.install([self._itself(tree), *requirements.tools], until=until)
+        dropped = [line for file in requirements.files for line in installer.install_file(file, until)]
+        if source.packages:
+            installer.install(source.packages, until=until)
+        installer.install(requirements.build, until=None)  # a requirement may have moved them
+        _install_tree(interpreter, tree, source.origin, origin.version)
+        if source.setup:
+            _run_setup(source, made.prefix, tree)
+        _check_pytest(interpreter, source.origin)
+        _relocate(made.prefix, {str(made.prefix): ENVIRONMENT, str(prefix): ENVIRONMENT, str(tree): TESTBED})
+        _compile(interpreter)
+        activate = made.folder / "bin" / "activate"
+        activate.parent.mkdir()
+        activate.write_text(activate_script(origin.version), encoding="utf-8")
+        packages = installer.frozen()
+        facts = {
+            "recipe": RECIPE,
+            "sdist": source.origin,
+            "python": source.python,
+            "packages_until": until,
+            "packages": packages,
+            "sha256": digest_of(source.python, packages),
+            "left_out": dropped,
+            "seen_as": CONDA,
+        }
+        write_json_atomic(made.folder / FACTS, facts)
+
+    def _itself(self, tree: Path) -> str:
+        """The distribution with its extras for tests, as the installer writes it."""
+        extras = ",".join(EXTRAS)
+        if self._source.sdist:
+            return f"{self._origin.name}[{extras}] @ {self._origin.path.resolve().as_uri()}"
+        return f"{tree}[{extras}]"
+
+
+def digest_of(python: str, packages: Sequence[str]) -> str:
+    """What an environment is, however it came about: the Python and the exact version of each package.
+
+    The tree itself, which is a link, does not count.
+    """
+    versions = sorted(line for line in packages if "==" in line)
+    return hashlib.sha256(json.dumps([RECIPE, python, versions]).encode()).hexdigest()
+
+
+def facts_of(folder: Path) -> dict[str, Any]:
+    """Of a complete environment; nothing where there is none."""
+    try:
+        facts = json.loads((folder / FACTS).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return facts if isinstance(facts, dict) else {}
+
+
+def _as_time(date: str) -> str:
+    return date if "T" in date else f"{date}T23:59:59Z"
+
+
+def _made_folder(folder: Path) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def _run_setup(source: Source, prefix: Path, tree: Path) -> None:
+    """Raises BuildError."""
+    path = f"{prefix / 'bin'}:{os.environ.get('PATH', '')}"
+    run(
+        ["bash", "-ec", source.setup],
+        what=f"environment of {source.origin}: source.setup failed",
+        timeout_s=_INSTALL_S,
+        cwd=tree,
+        environment={"PATH": path, "PYTHONNOUSERSITE": "1"},
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class _Installer:
     python: Path
     sdist: str
+    until_of: Sequence[str] = ()  # NAME=DATE
 
     def install(self, packages: Sequence[str], *, until: str | None) -> None:
         """A package whose older files were removed from the index may be newer than `until`. Raises BuildError."""
@@ -180,7 +257,10 @@ class _Installer:
     def _dated(self, until: str | None, newer: Sequence[str] = ()) -> list[str]:
         if not until:
             return []
-        exceptions = [part for name in newer for part in ("--exclude-newer-package", f"{name}={_FAR}")]
+        dates = dict(entry.split("=", 1) for entry in self.until_of) | dict.fromkeys(newer, _FAR)
+        exceptions = [
+            part for name, date in dates.items() for part in ("--exclude-newer-package", f"{name}={_as_time(date)}")
+        ]
         return ["--exclude-newer", until, *exceptions]
 
     def _uv(self, arguments: Sequence[str], what: str) -> str:

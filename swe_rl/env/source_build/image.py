@@ -21,6 +21,7 @@ from swe_rl.env.source_build import environment, tree
 from swe_rl.env.source_build.build import Built, build
 from swe_rl.env.source_build.host_files import libraries, system_files
 from swe_rl.env.source_build.layout import CONDA, ENVIRONMENT, TESTBED, variables
+from swe_rl.env.source_build.origin import hash_of_file
 from swe_rl.env.source_build.tar import write_tar
 
 LABEL = "swe_rl.built_from"  # distribution, Python and the recipes' versions
@@ -86,13 +87,15 @@ def _is_outdated(instance: Instance, engine: ImageEngine) -> bool:
 
 
 def _made_of(source: Source) -> str:
-    return f"{source.sdist}-py{source.python}-{_RECIPE}.{tree.RECIPE}.{environment.RECIPE}"
+    more = [source.until, source.packages, source.until_of, source.setup, source.archive, source.tree]
+    digest = f"-{hashlib.sha256(repr(more).encode()).hexdigest()[:8]}" if any(more) else ""
+    return f"{source.sdist}-py{source.python}{digest}-{_RECIPE}.{tree.RECIPE}.{environment.RECIPE}"
 
 
 def _ensure_base(engine: ImageEngine, say: Callable[[str], None]) -> tuple[str, list[Path]]:
     """Its name, and the files of this machine that are in it."""
     files = system_files()
-    stamp = [(str(path), status.st_size, int(status.st_mtime)) for path in files for status in [path.stat()]]
+    stamp = [(str(path), hash_of_file(path)) for path in files]  # not their times: they say nothing of the content
     digest = hashlib.sha256(repr((_RECIPE, stamp, sorted(_TEXTS.items()))).encode()).hexdigest()[:12]
     name = f"{_BASE}:{digest}"
     if not engine.has_image(name):

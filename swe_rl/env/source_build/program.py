@@ -2,12 +2,16 @@
 
 import os
 import subprocess
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from swe_rl.sandbox.protocol import SandboxError
 
 _SHOWN_CHARS = 800
+_running: set[subprocess.Popen[str]] = set()
+_ended = threading.Event()
 
 
 class BuildError(SandboxError):
@@ -24,23 +28,55 @@ def run(
 ) -> str:
     """Standard output. Raises BuildError that begins with `what`."""
     command = [str(part) for part in argv]
+    if _ended.is_set():
+        raise BuildError(f"{what}: the job is at its end")
     try:
-        done = subprocess.run(
+        process = subprocess.Popen(
             command,
             cwd=cwd,
             env=os.environ | dict(environment or {}),
             stdin=subprocess.DEVNULL,
-            capture_output=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
             errors="replace",
-            timeout=timeout_s,
-            check=False,
         )
-    except subprocess.TimeoutExpired as error:
-        raise BuildError(f"{what}: `{Path(command[0]).name}` did not end within {timeout_s:.0f} s") from error
     except OSError as error:
         raise BuildError(f"{what}: `{command[0]}` cannot be run: {error.strerror or error}") from error
-    if done.returncode:
-        words = " ".join((done.stderr.strip() or done.stdout.strip())[-_SHOWN_CHARS:].split())
-        raise BuildError(f"{what}: `{' '.join(command)[:200]}` ended with status {done.returncode}: {words}")
-    return done.stdout
+    with process, _running_now(process):
+        try:
+            out, err = process.communicate(timeout=timeout_s)
+        except subprocess.TimeoutExpired as error:
+            raise BuildError(f"{what}: `{Path(command[0]).name}` did not end within {timeout_s:.0f} s") from error
+    if process.returncode:
+        words = " ".join((err.strip() or out.strip())[-_SHOWN_CHARS:].split())
+        raise BuildError(f"{what}: `{' '.join(command)[:200]}` ended with status {process.returncode}: {words}")
+    return out
+
+
+@contextmanager
+def _running_now(process: subprocess.Popen[str]) -> Iterator[None]:
+    """Whatever leaves the block, the program has ended then."""
+    _running.add(process)
+    try:
+        if _ended.is_set():
+            process.kill()
+        yield
+    finally:
+        if process.poll() is None:
+            process.kill()
+        _running.discard(process)
+
+
+@contextmanager
+def ended_with_the_job() -> Iterator[None]:
+    """Builds run in threads, which nothing can cancel: where the block is left by an error or Ctrl-C, their programs
+    are killed, and none is started any more until the next such block."""
+    _ended.clear()
+    try:
+        yield
+    except BaseException:
+        _ended.set()
+        for process in list(_running):
+            process.kill()
+        raise

@@ -6,7 +6,6 @@ Invariants:
 
 import re
 import tomllib
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,7 +38,7 @@ def requirements_of(tree: Path, eval_script: str, name: str) -> Requirements:
         *(entry for entry in _build_system(tree) if not entry.lower().startswith(("setuptools", "wheel", "pip"))),
     )
     files = tuple(tree / path for path in _FILES if (tree / path).is_file())
-    return Requirements(build, tuple(_tools(eval_script, name)), files)
+    return Requirements(build, tools_of(eval_script, name), files)
 
 
 def runs_tox(eval_script: str) -> bool:
@@ -56,9 +55,10 @@ def _build_system(tree: Path) -> list[str]:
     return [*entries, *(["editables"] if any(entry.startswith(_LINK_WITH_EDITABLES) for entry in entries) else [])]
 
 
-def _tools(eval_script: str, name: str) -> Iterator[str]:
+def tools_of(eval_script: str, name: str) -> tuple[str, ...]:
+    """The programs that the evaluation script runs."""
     commands = eval_script.partition("Start Test Output")[2]
-    if runs_tox(eval_script):
-        yield from ("tox", "tox-current-env")
+    tools = ("tox", "tox-current-env") if runs_tox(eval_script) else ()
     if name.lower() != "pytest" and (not commands or re.search(r"(^|\s)(pytest|tox|py\.test)\s", commands)):
-        yield "pytest"
+        return (*tools, "pytest")
+    return tools

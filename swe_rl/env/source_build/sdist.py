@@ -3,6 +3,7 @@
 Invariants:
 - An archive is in the cache under its own name only when it is complete.
 - Unpacking writes below the given folder only.
+- Nothing of a distribution is run to get it.
 """
 
 import os
@@ -12,36 +13,38 @@ import tarfile
 import tempfile
 import zipfile
 from datetime import UTC, datetime, timedelta
+from functools import cache
 from pathlib import Path
 
 from swe_rl.env.instance import InstanceError
+from swe_rl.env.source_build import fetch_program
 from swe_rl.env.source_build.program import BuildError, run
 from swe_rl.sandbox.archive import unpack as unpack_tar
 
 _DOWNLOAD_S = 600.0
-_ENDINGS = (".tar.gz", ".zip", ".tar.bz2", ".tgz")
+ENDINGS = (".tar.gz", ".zip", ".tar.bz2", ".tgz")
 _EARLIEST = datetime(2005, 1, 1, tzinfo=UTC)  # older dates in an archive were made up for reproducible builds
 
 
 def fetch(sdist: str, cache: Path) -> Path:
     """`Django-3.0` -> the archive in `cache`. Raises InstanceError for no such name, BuildError without a network."""
     name, version = split_name(sdist)
-    archive = _archive(cache, name, version)
+    archive = fetched(sdist, cache)
     if archive:
         return archive
     cache.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=cache, prefix=".download-") as folder:
+    with tempfile.TemporaryDirectory(dir=cache, prefix=".download-") as aside:
         run(
-            [*_pip(), "download", "--quiet", "--no-deps", "--no-binary", name, f"{name}=={version}", "--dest", folder],
+            [_python_with_pip(), "-I", fetch_program.__file__, name, version, aside],
             what=f"the source distribution {sdist} cannot be had from the package index",
             timeout_s=_DOWNLOAD_S,
         )
-        for path in Path(folder).iterdir():
-            if path.name.endswith(_ENDINGS):
-                path.replace(cache / path.name)
-    archive = _archive(cache, name, version)
+        for path in Path(aside).iterdir():  # under the name that was asked for: to the index, 2.5 is 2.5.0
+            if ending := next((ending for ending in ENDINGS if path.name.endswith(ending)), None):
+                path.replace(cache / f"{name}-{version}{ending}")
+    archive = fetched(sdist, cache)
     if not archive:
-        raise BuildError(f"pip downloaded {name}=={version}, but no archive of that name came of it")
+        raise BuildError(f"the package index has {sdist}, but not as {' or '.join(ENDINGS)}")
     return archive
 
 
@@ -71,23 +74,32 @@ def unpack(archive: Path, destination: Path) -> None:
         shutil.move(inside[0], destination)
 
 
-def installable_until(archive: Path, days_after: int) -> str | None:
-    """The time (RFC 3339) so long after the release's files were made; None where the archive does not say it."""
-    if archive.suffix == ".zip":
-        with zipfile.ZipFile(archive) as packed:
-            newest = max(datetime(*item.date_time, tzinfo=UTC) for item in packed.infolist())
-    else:
-        with tarfile.open(archive) as tar:
-            newest = datetime.fromtimestamp(max(member.mtime for member in tar.getmembers()), tz=UTC)
-    until = newest + timedelta(days=days_after)
-    return until.strftime("%Y-%m-%dT%H:%M:%SZ") if newest > _EARLIEST else None
+def released(archive: Path) -> datetime | None:
+    """When the release's files were made; None where the archive does not say it. Raises BuildError."""
+    try:
+        if archive.suffix == ".zip":
+            with zipfile.ZipFile(archive) as packed:
+                newest = max(datetime(*item.date_time, tzinfo=UTC) for item in packed.infolist())
+        else:
+            with tarfile.open(archive) as tar:
+                newest = datetime.fromtimestamp(max(member.mtime for member in tar.getmembers()), tz=UTC)
+    except (OSError, ValueError, tarfile.TarError, zipfile.BadZipFile) as error:
+        raise BuildError(f"{archive} cannot be read ({error}); remove it, then it is fetched again") from error
+    return newest if newest > _EARLIEST else None
 
 
-def _archive(cache: Path, name: str, version: str) -> Path | None:
-    """Package names are written in several ways: `Sphinx`, `sphinx`, `a_b`, `a-b`."""
+def days_after(time: datetime | None, days: int) -> str | None:
+    """RFC 3339; None where no time is known."""
+    return None if time is None else (time + timedelta(days=days)).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def fetched(sdist: str, cache: Path) -> Path | None:
+    """The archive where it is there already. Raises InstanceError."""
+    name, version = split_name(sdist)
+    # Package names are written in several ways: `Sphinx`, `sphinx`, `a_b`, `a-b`.
     wanted = f"{_normal(name)}-{version}"
     for path in sorted(cache.glob(f"*{version}*")) if cache.is_dir() else ():
-        ending = next((ending for ending in _ENDINGS if path.name.endswith(ending)), None)
+        ending = next((ending for ending in ENDINGS if path.name.endswith(ending)), None)
         stem, _, version_part = path.name[: -len(ending)].rpartition("-") if ending else ("", "", "")
         if ending and f"{_normal(stem)}-{version_part}" == wanted:
             return path
@@ -98,12 +110,13 @@ def _normal(name: str) -> str:
     return name.lower().replace("_", "-").replace(".", "-")
 
 
-def _pip() -> list[str]:
-    """The pip of this interpreter, or of the one that its environment was made from. Raises BuildError."""
+@cache
+def _python_with_pip() -> str:
+    """This interpreter, or the one that its environment was made from. Raises BuildError."""
     base = Path(sys.base_prefix) / "bin" / f"python{sys.version_info.major}.{sys.version_info.minor}"
     for python in (sys.executable, str(base)):
         if os.access(python, os.X_OK) and _has_pip(python):
-            return [python, "-m", "pip"]
+            return python
     raise BuildError("source distributions are fetched with pip, which this Python lacks: python -m ensurepip")
 
 

@@ -7,6 +7,8 @@ Invariants:
 - The commit is reproducible: same distribution, same patches, same hash.
 """
 
+import hashlib
+import json
 import os
 import re
 import shutil
@@ -14,9 +16,9 @@ import tempfile
 from pathlib import Path
 
 from swe_rl.env.instance import Instance, InstanceError
+from swe_rl.env.source_build.origin import Origin
 from swe_rl.env.source_build.program import BuildError, run
 from swe_rl.env.source_build.requirements import runs_tox
-from swe_rl.env.source_build.sdist import split_name, unpack
 from swe_rl.sandbox.lease import made_aside
 
 _GIT_S = 300.0
@@ -48,10 +50,18 @@ _TOX_PYTEST = re.compile(r"^(\s+(?:.*\s)?pytest)(?=\s+[-{])", re.MULTILINE)
 _MISSING = {"sympy": ("bin/test", _SYMPY_TEST)}  # what evaluation scripts run and distributions leave out
 
 
-def make_tree(instance: Instance, archive: Path, destination: Path) -> None:
+def tree_digest(instance: Instance) -> str:
+    """Of everything but the origin that a tree is made of."""
+    assert instance.source is not None
+    parts = [RECIPE, instance.source.fix, instance.base_commit, instance.patch, instance.test_patch]
+    parts.append(runs_tox(instance.eval_script))
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:10]
+
+
+def make_tree(instance: Instance, origin: Origin, destination: Path) -> None:
     """Builds aside, then renames to `destination`. Raises InstanceError, BuildError."""
     with made_aside(destination) as tree:
-        unpack(archive, tree)
+        origin.unpack(tree)
         to_base(instance, tree)
         commit(instance, tree)
 
@@ -67,7 +77,7 @@ def to_base(instance: Instance, tree: Path) -> None:
         _apply(instance, tree, "patch", instance.patch, "--check")
     # The packaging's own: a file that git is told to overlook would be in every patch that is taken from the tree.
     (tree / "PKG-INFO").unlink(missing_ok=True)
-    missing = _MISSING.get(split_name(instance.source.sdist)[0].lower())
+    missing = _MISSING.get(instance.source.sdist.rpartition("-")[0].lower())
     if missing and not (tree / missing[0]).exists():
         script = tree / missing[0]
         script.parent.mkdir(exist_ok=True)
@@ -109,7 +119,7 @@ def _apply(instance: Instance, tree: Path, name: str, patch: str, option: str) -
     try:
         run(
             ["git", "apply", "--whitespace=nowarn", option, file.name],
-            what=f"{instance.instance_id}: {name} does not fit {instance.source and instance.source.sdist}",
+            what=f"{instance.instance_id}: {name} does not fit {instance.source and instance.source.origin}",
             timeout_s=_GIT_S,
             cwd=tree,
             environment={**_IDENTITY, "GIT_CEILING_DIRECTORIES": str(tree.parent)},

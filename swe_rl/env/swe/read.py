@@ -11,7 +11,7 @@ from typing import Any
 from swe_rl.check.preflight.image_names import image_of
 from swe_rl.config.choices import GradingKind
 from swe_rl.config.schema import EnvConfig
-from swe_rl.env.grading.swebench_spec import complete
+from swe_rl.env.grading.swebench_spec import Recipe, complete, eval_script
 from swe_rl.env.instance import Instance, InstanceError
 from swe_rl.env.records import Row, refuse_duplicates
 from swe_rl.env.swe import r2e_gym, swe_smith
@@ -42,7 +42,15 @@ def to_instance(record: Mapping[str, Any], where: str, image_template: str | Non
     image = next((str(record[column]) for column in _IMAGE_COLUMNS if record.get(column)), "")
     if not image and image_template:
         image = image_of(image_template, instance.instance_id)
-    return replace(instance, image=image)
+    return _with_script(replace(instance, image=image))
+
+
+def _with_script(instance: Instance) -> Instance:
+    """Where a row says how its tests are run and has no script: the official script around that command."""
+    if instance.source is None or not instance.source.test_command or instance.eval_script:
+        return instance
+    script = eval_script(instance, Recipe(test=instance.source.test_command, install=""))
+    return replace(instance, eval_script=script, log_parser=instance.log_parser or "parse_log_pytest")
 
 
 def _unnested(record: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -7,12 +7,12 @@ Invariants:
 - Who evaluates on what is trained on says so, by the same env.split and env.eval_split of one data set.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from swe_rl.config.schema import EnvConfig
 from swe_rl.env.instance import Instance, InstanceError
-from swe_rl.env.records import select_instances
+from swe_rl.env.records import Elsewhere, narrowed, nowhere, select_instances
 from swe_rl.env.swe.prepared import prepared_instances, prepared_split_rows
 from swe_rl.env.swe.probe import kept_instances
 from swe_rl.env.swe.read import Read
@@ -29,14 +29,13 @@ class DatasetEnv:
         self._cache = cache
         self._read = read
         self._loaded: dict[str, Sequence[Instance]] = {}
+        self._left_out: dict[str, Mapping[str, str]] = {}
         self._split_rows: dict[str, int | None] = {}
 
     def instances(self, split: str) -> Sequence[Instance]:
-        """Raises InstanceError. `env.instances` and `env.keep` narrow the training split only."""
+        """Raises InstanceError. `env.keep` narrows the training split only."""
         if split not in self._loaded:
-            instances, rows = self._load(split)
-            if split == self._config.split:
-                instances = chosen(self._config, instances)
+            instances, self._left_out[split], rows = self._usable(split)
             for loaded in self._loaded.items():
                 _refuse_shared(loaded, (split, instances), self._config)
             self._loaded[split], self._split_rows[split] = instances, rows
@@ -45,6 +44,29 @@ class DatasetEnv:
     def split_instances(self, split: str) -> int | None:
         self.instances(split)
         return self._split_rows[split]
+
+    def left_out(self, split: str) -> Mapping[str, str]:
+        self.instances(split)
+        return self._left_out[split]
+
+    def _usable(self, split: str) -> tuple[Sequence[Instance], Mapping[str, str], int | None]:
+        """What is chosen of a split and can be used, what cannot with the reasons, and the rows of the split."""
+        instances, rows = self._chosen(split)
+        return instances, {}, rows
+
+    def _chosen(self, split: str) -> tuple[list[Instance], int | None]:
+        """Raises InstanceError."""
+        instances, rows = self._load(split)
+        if split == self._config.split:
+            return chosen(self._config, instances, lambda: self._ids_of(self._config.eval_split)), rows
+        return evaluated(self._config, instances, lambda: self._ids_of(self._config.split)), rows
+
+    def _ids_of(self, split: str) -> frozenset[str]:
+        """Of all instances of another split; none where it cannot be read."""
+        try:
+            return frozenset(instance.instance_id for instance in self._load(split)[0])
+        except InstanceError:
+            return frozenset()
 
     def prompt(self, instance: Instance) -> str:
         return instance.problem_statement.strip()
@@ -58,11 +80,21 @@ class DatasetEnv:
         return read.instances, read.split_rows
 
 
-def chosen(config: EnvConfig, instances: Sequence[Instance]) -> list[Instance]:
-    """What `env.instances`, and a probe with `env.keep`, leave. Raises InstanceError."""
-    left = select_instances(instances, config.instances) if config.instances else list(instances)
-    left = select_instances(left, config.instance_ids) if config.instance_ids else left
+def chosen(config: EnvConfig, instances: Sequence[Instance], elsewhere: Elsewhere = nowhere) -> list[Instance]:
+    """What `env.instances`, and a probe with `env.keep`, leave. `elsewhere`: ids of other splits, which a list may
+    name as well. Raises InstanceError."""
+    left = list(instances)
+    for listing in filter(None, (config.instances, config.instance_ids)):
+        left = select_instances(left, listing, elsewhere)
     return kept_instances(left, config.probe, config.keep) if config.probe else left
+
+
+def evaluated(config: EnvConfig, instances: Sequence[Instance], elsewhere: Elsewhere = nowhere) -> list[Instance]:
+    """What `env.instances` leaves of a split that is only evaluated. Raises InstanceError."""
+    left = list(instances)
+    for listing in filter(None, (config.instances, config.instance_ids)):
+        left = narrowed(left, listing, elsewhere)
+    return left
 
 
 def _refuse_shared(

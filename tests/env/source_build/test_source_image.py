@@ -1,8 +1,11 @@
 """Images made of this machine's programs, an environment and a tree; and what they are made of."""
 
 import io
+import os
+import shutil
 import subprocess
 import tarfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +19,7 @@ from swe_rl.env.source_build.host_files import libraries, links_on_the_way, syst
 from swe_rl.env.source_build.image import LABEL, ensure_image
 from swe_rl.env.source_build.interpreter import copy_prefix, find_prefix
 from swe_rl.env.source_build.layout import ENVIRONMENT, activate_script
+from swe_rl.env.source_build.origin import Origin, hash_of_file
 from swe_rl.env.source_build.program import BuildError
 from swe_rl.env.source_build.requirements import requirements_of
 from swe_rl.env.source_build.tar import write_tar
@@ -193,22 +197,43 @@ def test_a_copied_interpreter_has_no_package_and_runs_elsewhere(tmp_path):
 def test_an_environment_that_does_not_start_is_made_of_other_days(tmp_path, monkeypatch):
     tried = []
 
-    def fill(made, sdist, python, archive, tree, requirements, until):
-        tried.append(until)
-        assert list(made.folder.iterdir()) == []
-        (made.folder / "half").write_text("")
+    def fill(filling, tree, until):
+        tried.append(until and until[:10])
+        assert tree.is_dir() and list(filling._made.folder.iterdir()) == []
+        (filling._made.folder / "half").write_text("")
         if len(tried) < 2:
             raise BuildError("first")
 
-    monkeypatch.setattr(environments, "_fill", fill)
-    monkeypatch.setattr(environments, "installable_until", lambda archive, days: f"day {days}")
-    known = {"sdist": "b-1.0", "python": "3.9", "archive": tmp_path, "tree": tmp_path}
-    needed = requirements_of(tmp_path, "", "b")
-    made = environments.make_environment(tmp_path / "cache", **known, requirements=needed)
-    assert tried == ["day 30", "day 7"] and [path.name for path in (tmp_path / "cache").iterdir()] == [made.key]
-    assert environments.make_environment(tmp_path / "cache", **known, requirements=needed) == made and len(tried) == 2
-    monkeypatch.setattr(environments, "installable_until", lambda archive, days: None)
+    monkeypatch.setattr(environments._Filling, "_fill", fill)
+    folder = tmp_path / "published"
+    folder.mkdir()
+    (folder / "lib.py").write_text("")
+    os.utime(folder / "lib.py", (1_600_000_000, 1_600_000_000))
+    origin = Origin("b", "1.0", "b-1.0", folder)
+    made = environments.make_environment(tmp_path / "cache", INSTANCE, origin)
+    assert tried == ["2020-10-13", "2020-09-20"] and [path.name for path in (tmp_path / "cache").iterdir()] == [
+        made.key
+    ]
+    shutil.rmtree(folder)  # to find it again nothing is unpacked
+    assert environments.make_environment(tmp_path / "cache", INSTANCE, origin) == made and len(tried) == 2
     tried.clear()
+    folder.mkdir()
+    late = replace(INSTANCE, source=replace(SOURCE, until="2021-01-01", packages=("dask",)))
     with pytest.raises(BuildError, match="first"):
-        environments.make_environment(tmp_path / "other", **known, requirements=needed)
-    assert tried == [None] and list((tmp_path / "other").iterdir()) == []
+        environments.make_environment(tmp_path / "other", late, origin)
+    assert tried == ["2021-01-01"] and list((tmp_path / "other").iterdir()) == []
+    assert environments.environment_key(late, origin) != made.key
+
+
+def test_the_base_image_does_not_change_with_the_times_of_this_machines_files(built, tmp_path, monkeypatch):
+    program = tmp_path / "program"
+    monkeypatch.setattr(module, "system_files", lambda: [program])
+    names = []
+    for text, time in (("one", 1e9), ("one", 1.5e9), ("two", 1.5e9)):
+        program.write_text(text)
+        os.utime(program, (time, time))
+        hash_of_file.cache_clear()
+        engine = FakeEngine()
+        ensure_image(INSTANCE, tmp_path, engine, lambda _: None)
+        names.append(next(name for name in engine.images if name.startswith("swe_rl/base")))
+    assert names[0] == names[1] != names[2]

@@ -5,7 +5,9 @@ import tarfile
 
 import pytest
 
-from swe_rl.env.source_build.environment import _cut_offs
+from swe_rl.env.instance import Instance, Source
+from swe_rl.env.source_build.environment import Environment, _Filling
+from swe_rl.env.source_build.origin import Origin
 from swe_rl.env.source_build.requirements import requirements_of
 
 
@@ -31,11 +33,22 @@ def archive(path, mtime):
     return path
 
 
+def cut_offs(path, python, until=""):
+    source = Source("a-1.0", "applies forward", python, until=until)
+    instance = Instance("a__a-1", "a/a", "c" * 40, "s", "p", "t", ("x",), (), source=source)
+    return _Filling(Environment(path, "key"), instance, Origin("a", "1.0", "a-1.0", path))._cut_offs()
+
+
+def test_a_row_may_say_until_when(tmp_path):
+    found = cut_offs(archive(tmp_path / "old.tar.gz", 1598000000), "3.11", until="2021-03-04")
+    assert found == ["2021-03-04T23:59:59Z"]
+
+
 def test_an_old_release_may_take_packages_of_its_interpreters_time(tmp_path):
-    found = _cut_offs(archive(tmp_path / "old.tar.gz", 1598000000), "3.11")  # August 2020
+    found = cut_offs(archive(tmp_path / "old.tar.gz", 1598000000), "3.11")  # August 2020
     assert [one[:10] for one in found] == ["2020-09-20", "2020-08-28", "2020-11-19", "2023-04-24"]
 
 
 def test_a_release_after_its_interpreter_needs_no_other_time(tmp_path):
-    found = _cut_offs(archive(tmp_path / "new.tar.gz", 1717000000), "3.11")  # May 2024
+    found = cut_offs(archive(tmp_path / "new.tar.gz", 1717000000), "3.11")  # May 2024
     assert len(found) == 3 and all(one > "2024" for one in found)

@@ -8,8 +8,10 @@ from dataclasses import replace
 import pytest
 
 from swe_rl.env.instance import Instance, InstanceError, Source
+from swe_rl.env.source_build import origin as origin_module
+from swe_rl.env.source_build.origin import Origin, origin_of
 from swe_rl.env.source_build.program import BuildError
-from swe_rl.env.source_build.sdist import fetch, installable_until, split_name, unpack
+from swe_rl.env.source_build.sdist import days_after, fetch, released, split_name, unpack
 from swe_rl.env.source_build.tree import let_tox_report, make_tree
 
 FIX = (
@@ -51,13 +53,17 @@ def archive(folder, files=FILES, name="b-1.0rc1", time=1_600_000_000):
     return path
 
 
+def origin(path):
+    return Origin("b", "1.0rc1", "b-1.0rc1", path)
+
+
 def git(folder, *arguments):
     done = subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, text=True, check=True)
     return done.stdout.strip()
 
 
 def test_the_fix_and_its_tests_are_taken_back(tmp_path):
-    make_tree(INSTANCE, archive(tmp_path), tmp_path / "tree")
+    make_tree(INSTANCE, origin(archive(tmp_path)), tmp_path / "tree")
     tree = tmp_path / "tree"
     assert "return 1" in (tree / "lib.py").read_text() and not (tree / "t.py").exists()
     assert git(tree, "status", "--porcelain") == ""
@@ -66,7 +72,7 @@ def test_the_fix_and_its_tests_are_taken_back(tmp_path):
 
 
 def test_there_is_one_commit_and_the_base_commits_name_means_it(tmp_path):
-    make_tree(INSTANCE, archive(tmp_path), tmp_path / "tree")
+    make_tree(INSTANCE, origin(archive(tmp_path)), tmp_path / "tree")
     tree = tmp_path / "tree"
     assert git(tree, "rev-list", "--all", "--count") == "1" and git(tree, "reflog") == ""
     assert git(tree, "count-objects", "-v").startswith("count:") and git(tree, "fsck", "--unreachable") == ""
@@ -79,14 +85,14 @@ def test_there_is_one_commit_and_the_base_commits_name_means_it(tmp_path):
 
 def test_it_is_the_same_commit_every_time(tmp_path):
     for name in ("one", "two"):
-        make_tree(INSTANCE, archive(tmp_path), tmp_path / name)
+        make_tree(INSTANCE, origin(archive(tmp_path)), tmp_path / name)
     assert git(tmp_path / "one", "rev-parse", "HEAD") == git(tmp_path / "two", "rev-parse", "HEAD")
 
 
 def test_a_release_before_the_fix_is_the_base_itself(tmp_path):
     files = {"lib.py": "def f():\n    return 1\n"}
     forward = replace(INSTANCE, source=Source("b-1.0rc1", "applies forward", "3.9"))
-    make_tree(forward, archive(tmp_path, files), tmp_path / "tree")
+    make_tree(forward, origin(archive(tmp_path, files)), tmp_path / "tree")
     assert "return 1" in (tmp_path / "tree" / "lib.py").read_text()
 
 
@@ -94,13 +100,13 @@ def test_a_patch_that_does_not_fit_is_an_error_that_leaves_nothing(tmp_path):
     path = archive(tmp_path, {"lib.py": "other\n"})
     for source in (INSTANCE.source, Source("b-1.0rc1", "applies forward", "3.9")):
         with pytest.raises(InstanceError, match="a__b-1: .*patch does not fit"):
-            make_tree(replace(INSTANCE, source=source), path, tmp_path / "trees" / "tree")
+            make_tree(replace(INSTANCE, source=source), origin(path), tmp_path / "trees" / "tree")
     assert list((tmp_path / "trees").iterdir()) == []
 
 
 def test_tox_reports_each_test_where_the_script_runs_it(tmp_path):
     script = ": '>>>>> Start Test Output'\ntox --current-env -epy39 -v -- t.py\n"
-    make_tree(replace(INSTANCE, eval_script=script), archive(tmp_path), tmp_path / "tree")
+    make_tree(replace(INSTANCE, eval_script=script), origin(archive(tmp_path)), tmp_path / "tree")
     assert "    pytest\ncommands =\n    pytest -rA --durations" in (tmp_path / "tree" / "tox.ini").read_text()
     (tmp_path / "tox.ini").write_text("commands =\n    {envpython} -X dev -m pytest {posargs}\n")
     let_tox_report(tmp_path)
@@ -109,7 +115,7 @@ def test_tox_reports_each_test_where_the_script_runs_it(tmp_path):
 
 def test_sympys_missing_program_is_there(tmp_path):
     sympy = replace(INSTANCE, source=Source("sympy-1.9", "applies forward", "3.9"))
-    make_tree(sympy, archive(tmp_path, {"lib.py": "def f():\n    return 1\n"}), tmp_path / "tree")
+    make_tree(sympy, origin(archive(tmp_path, {"lib.py": "def f():\n    return 1\n"})), tmp_path / "tree")
     script = tmp_path / "tree" / "bin" / "test"
     assert script.stat().st_mode & 0o111 and "sympy.test" in script.read_text()
     compile(script.read_text(), "test", "exec")
@@ -134,9 +140,63 @@ def test_an_archive_in_the_cache_is_not_fetched_again_however_it_is_spelled(tmp_
     assert fetch("my-package-1.0", tmp_path) == path
 
 
+def test_nothing_of_a_distribution_is_run_to_fetch_it(tmp_path, monkeypatch):
+    """`pip download` would run this setup.py for the distribution's name."""
+    ran = tmp_path / "ran"
+    setup = f"open({str(ran)!r}, 'w').close()\nraise SystemExit('not on this Python')\n"
+    archive(tmp_path / "index", {"setup.py": setup, "PKG-INFO": "Metadata-Version: 1.0\n"}, "my_package-1.2")
+    archive(tmp_path / "index", {"setup.py": setup}, "my_package-1.3")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "index"))
+    monkeypatch.setenv("PIP_INDEX_URL", (tmp_path / "nothing").as_uri())
+    path = fetch("My-Package-1.2", tmp_path / "cache")
+    assert path == tmp_path / "cache" / "My-Package-1.2.tar.gz" and tarfile.is_tarfile(path) and not ran.exists()
+    with pytest.raises(BuildError, match=r"My-Package-9\.9 cannot be had from the package index.*there is no source"):
+        fetch("My-Package-9.9", tmp_path / "cache")
+    assert fetch("My-Package-1.2.0", tmp_path / "cache").name == "My-Package-1.2.0.tar.gz"  # the same to an index
+    assert len(list((tmp_path / "cache").iterdir())) == 2
+
+
+def test_a_tree_may_come_from_an_archive_or_a_folder_of_this_machine(tmp_path):
+    packed = archive(tmp_path)
+    folder = tmp_path / "folder"
+    unpack(packed, folder)
+    for given in ({"archive": str(packed)}, {"tree": str(folder)}):
+        source = Source(fix="reverse-apply both", python="3.9", **given)
+        instance = replace(INSTANCE, version="2.1", source=source)
+        made = origin_of(instance, tmp_path / "cache")
+        make_tree(instance, made, tmp_path / made.key)
+        assert made.version == "2.1" and "return 1" in (tmp_path / made.key / "lib.py").read_text()
+    before = origin_of(instance, tmp_path / "cache").key
+    (folder / "lib.py").write_text("changed\n")
+    origin_module.hash_of_file.cache_clear()
+    assert origin_of(instance, tmp_path / "cache").key != before
+    with pytest.raises(InstanceError, match="a__b-1: source.tree=.* is no folder of this machine"):
+        origin_of(replace(instance, source=Source(tree=str(tmp_path / "no"), python="3.9")), tmp_path)
+
+
+def test_of_a_git_repository_the_base_commit_is_taken_and_nothing_later(tmp_path):
+    repository = tmp_path / "clone"
+    repository.mkdir()
+    git(repository, "init", "--quiet")
+    commits = []
+    for text in ("def f():\n    return 1\n", "def f():\n    return 2\n"):
+        (repository / "lib.py").write_text(text)
+        git(repository, "add", ".")
+        git(repository, "-c", "user.name=a", "-c", "user.email=a@b", "commit", "--quiet", "-m", "x")
+        commits.append(git(repository, "rev-parse", "HEAD"))
+    (repository / "lib.py").write_text("not committed\n")
+    instance = replace(INSTANCE, base_commit=commits[0], source=Source(tree=str(repository), python="3.9"))
+    made = origin_of(instance, tmp_path / "cache")
+    make_tree(instance, made, tmp_path / "tree")
+    assert "return 1" in (tmp_path / "tree" / "lib.py").read_text() and made.released() is not None
+    assert git(tmp_path / "tree", "rev-list", "--all", "--count") == "1"
+    with pytest.raises(InstanceError, match=f"a git repository without base_commit={BASE}"):
+        origin_of(replace(instance, base_commit=BASE), tmp_path)
+
+
 def test_packages_are_taken_from_the_time_of_the_release(tmp_path):
-    assert installable_until(archive(tmp_path, time=1_600_000_000), 60) == "2020-11-12T12:26:40Z"
-    assert installable_until(archive(tmp_path, time=0), 60) is None
+    assert days_after(released(archive(tmp_path, time=1_600_000_000)), 60) == "2020-11-12T12:26:40Z"
+    assert days_after(released(archive(tmp_path, time=0)), 60) is None
 
 
 def test_a_broken_archive_is_named(tmp_path):

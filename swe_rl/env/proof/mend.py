@@ -1,0 +1,100 @@
+"""Ways to make an environment in which a gold patch passes, where the one that the row describes is not.
+
+A dated environment may be broken (a package of 2019 on a Python of 2021), its test runner may name tests otherwise than
+the row, or a package may be missing without which tests are skipped.
+
+Invariants:
+- A way is a change of the row's column `source` and nothing else: with it the environment is made again anywhere.
+- Ways come in the order of what speaks for them; each says in words what it changes.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+
+from swe_rl.env.instance import Source
+from swe_rl.env.source_build.environment import INTERPRETERS_SETTLED
+from swe_rl.env.source_build.interpreter import find_prefix
+from swe_rl.env.source_build.program import BuildError
+from swe_rl.env.source_build.sdist import days_after
+
+_DAYS_AFTER = (365, 7, 730)
+_OF_PYTHON = 2  # how many minor versions off another Python may be
+_NAMED = re.compile(
+    r"(?:could not import|No module named|requires|needs|install|Missing|importorskip\()\s*[:`'\"]*([A-Za-z][\w.-]*)"
+)
+_SKIPPED = re.compile(r"^(?:SKIPPED\b|.*\bskipped\b|.*ModuleNotFoundError|.*ImportError).*$", re.MULTILINE)
+_NOT_PACKAGES = frozenset({"the", "a", "an", "python", "python3", "at", "version", "pip", "network", "to", "module"})
+_PACKAGE_OF = {"yaml": "pyyaml", "PIL": "pillow", "sklearn": "scikit-learn", "bs4": "beautifulsoup4"}
+_MAX_PACKAGES = 6
+_NETWORK = re.compile(
+    r"Temporary failure in name resolution|Name or service not known|Network is unreachable|getaddrinfo|"
+    r"NameResolutionError|Failed to establish a new connection"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    change: str
+    source: Source
+
+
+def ways(source: Source, released: datetime | None, log: str, *, runs_pytest: bool = True) -> Iterator[Way]:
+    """From `source`, whose gold patch failed with `log`; ways that change nothing are left out."""
+    for way in _all_ways(source, released, log, runs_pytest):
+        if way.source != source:
+            yield way
+
+
+def _all_ways(source: Source, released: datetime | None, log: str, runs_pytest: bool) -> Iterator[Way]:
+    packages = missing_packages(log, source)
+    if packages:
+        yield Way(f"with {', '.join(packages)}", replace(source, packages=(*source.packages, *packages)))
+    if released and runs_pytest and "pytest" not in "".join(source.until_of):
+        until = f"{released.year}-12-31"
+        yield Way(f"with pytest of {until}", replace(source, until_of=(*source.until_of, f"pytest={until}")))
+    for python in _other_pythons(source.python, released):
+        yield Way(f"with Python {python}", replace(source, python=python))
+    for days in _DAYS_AFTER:
+        if time := days_after(released, days):
+            yield Way(f"with packages until {time[:10]}", replace(source, until=time[:10]))
+
+
+def missing_packages(log: str, source: Source) -> list[str]:
+    """What skipped tests and failed imports name, less what is asked for already."""
+    names: dict[str, None] = {}
+    for line in _SKIPPED.findall(log):
+        for name in _NAMED.findall(line):
+            name = name.strip(".'\"").partition(".")[0]
+            package = _PACKAGE_OF.get(name, name).lower().replace("_", "-")
+            if len(package) > 1 and package not in _NOT_PACKAGES:
+                names[package] = None
+    asked = {re.split(r"[<>=!~\[ ]", entry, maxsplit=1)[0].lower() for entry in source.packages}
+    itself = source.origin.rpartition("-")[0].lower()
+    return [name for name in names if name not in asked and name != itself][:_MAX_PACKAGES]
+
+
+def _other_pythons(python: str, released: datetime | None) -> Sequence[str]:
+    """Those of this machine that were there in the days of the release, the nearest first."""
+    minor = int(python.partition(".")[2])
+    era = [(abs(other - minor), f"3.{other}") for other in range(minor - _OF_PYTHON, minor + _OF_PYTHON + 1)]
+    latest = days_after(released, 365) or "9999"
+    return [name for off, name in sorted(era) if off and _settled(name) <= latest and _is_here(name)]
+
+
+def _settled(python: str) -> str:
+    return INTERPRETERS_SETTLED.get(python, "" if int(python.partition(".")[2]) < 8 else "9999")
+
+
+def _is_here(python: str) -> bool:
+    try:
+        find_prefix(python)
+    except BuildError:
+        return False
+    return True
+
+
+def wants_network(log: str) -> bool:
+    """True where tests looked for another machine."""
+    return bool(_NETWORK.search(log))

@@ -1,0 +1,267 @@
+"""The gold patch and a change that fixes nothing, run before anybody is trained or measured on an instance.
+
+Invariants:
+- Both are graded as an agent's patch would be: same sandboxes, same grader.
+- What infrastructure broke is tried once more, and then it is no verdict on the instance: it stays untried.
+- Nothing of an instance ends the proofs of the others.
+"""
+
+import asyncio
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import Protocol
+
+from swe_rl.env.instance import Instance, InstanceError, Source
+from swe_rl.env.proof.mend import Way, wants_network, ways
+from swe_rl.env.proof.record import Proof, Trial
+from swe_rl.env.protocol import Grade, GradeError
+from swe_rl.env.source_build.program import BuildError
+from swe_rl.errors import one_line
+from swe_rl.sandbox.protocol import SandboxError, SandboxProvider, Workspace
+
+# A new file that no test looks at: unlike an empty patch it is applied, and the tests run.
+NOOP_PATCH = (
+    "diff --git a/.changed_nothing b/.changed_nothing\nnew file mode 100644\n--- /dev/null\n+++ b/.changed_nothing\n"
+    "@@ -0,0 +1 @@\n+This file fixes nothing.\n"
+)
+MAX_TRIALS = 7  # environments that are made for one instance
+MAX_MEND_S = 900.0  # after which no further one is begun
+_SHOWN_TESTS = 3
+_LOG_CHARS = 600
+_NEVER_RAN = -1
+_PYTEST = re.compile(r"(^|\s)(pytest|tox|py\.test)\s")
+
+
+class Provable(Protocol):
+    """What is asked of an environment."""
+
+    def workspace(self, instance: Instance) -> Workspace: ...
+
+    async def grade(self, instance: Instance, patch: str, sandboxes: SandboxProvider, timeout_s: float) -> Grade: ...
+
+    def released(self, instance: Instance) -> datetime | None:
+        """When what its source names was made. Raises InstanceError, BuildError."""
+        ...
+
+    def environment_digest(self, instance: Instance) -> str:
+        """Of its packages, once they are there; empty for an image that is not made here."""
+        ...
+
+    def digests(self, instance: Instance) -> tuple[str, str]:
+        """Of its tests, and of what its tree and environment are made of."""
+        ...
+
+
+class UntriedError(BuildError):
+    """Infrastructure kept a proof from being made; nothing is known of the instance."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """The gold patch once, in one environment."""
+
+    instance: Instance
+    grade: Grade | None
+    error: str = ""
+
+    @property
+    def resolved(self) -> bool:
+        return self.grade is not None and self.grade.resolved
+
+    @property
+    def failing(self) -> list[str]:
+        if self.grade is None:
+            return []
+        tests = self.grade.fail_to_pass | self.grade.pass_to_pass
+        return [name for name, passed in tests.items() if not passed]
+
+    @property
+    def rank(self) -> float:
+        """How far from resolved."""
+        return float(len(self.failing)) if self.grade is not None else float("inf")
+
+    @property
+    def log(self) -> str:
+        return self.grade.log or self.grade.log_tail if self.grade is not None else self.error
+
+    def trial(self, change: str) -> Trial:
+        if self.grade is None:
+            return Trial(change, one_line(self.error), _NEVER_RAN)
+        words = "resolved" if self.resolved else f"{len(self.failing)} tests fail"
+        return Trial(change, words, len(self.failing))
+
+
+@dataclass(slots=True)
+class Prover:
+    """`runs`: how often the gold patch is graded where it passes once."""
+
+    env: Provable
+    sandboxes: SandboxProvider
+    runs: int
+    timeout_s: float
+    mends: bool = True
+    say: Callable[[str], None] = lambda _: None  # what is tried where gold fails
+    _helped: dict[str, list[Way]] = field(default_factory=dict)  # by origin: what mended another instance
+
+    async def prove(self, instance: Instance) -> Proof:
+        """Raises UntriedError."""
+        started_s = time.monotonic()
+        try:
+            proof = await self._prove(instance)
+        except InstanceError as error:
+            proof = self._refuted(instance, str(error), [])
+        made_at = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        return replace(proof, took_s=round(time.monotonic() - started_s, 1), made_at=made_at)
+
+    async def _prove(self, instance: Instance) -> Proof:
+        best = await self._gold(instance)
+        trials = [best.trial("")]
+        if not best.resolved and self._may_mend(instance, best):
+            best = await self._mended(instance, best, trials)
+        if not best.resolved:
+            return self._refuted(instance, _why(best, trials), trials, best)
+        gold = [best, *[await self._gold(best.instance) for _ in range(self.runs - 1)]]
+        noop = await self._graded(best.instance, NOOP_PATCH)
+        if noop.grade is None:
+            raise UntriedError(noop.error)
+        return await self._judged(instance, gold, noop.grade, trials)
+
+    async def _judged(self, instance: Instance, gold: Sequence[_Run], noop: Grade, trials: list[Trial]) -> Proof:
+        flaky = sorted({test for run in gold for test in run.failing})
+        reason = ""
+        if any(not run.resolved for run in gold):
+            outcomes = f"{sum(run.resolved for run in gold)} of {len(gold)} runs of its gold patch resolve it"
+            reason = f"{outcomes}; flaky: {_shown(flaky)}"
+        elif noop.resolved:
+            reason = "a change that fixes nothing resolves it"
+        tests, made_of = self.env.digests(instance)
+        used = gold[0].instance
+        return Proof(
+            instance.instance_id,
+            not reason,
+            reason,
+            tests,
+            made_of,
+            await asyncio.to_thread(self.env.environment_digest, used),
+            gold=tuple("resolved" if run.resolved else "unresolved" for run in gold),
+            noop="resolved" if noop.resolved else "unresolved",
+            flaky=tuple(flaky),
+            source=used.source.to_record() if used.source and used.source != instance.source else None,
+            trials=tuple(trials),
+        )
+
+    def _refuted(self, instance: Instance, reason: str, trials: list[Trial], run: _Run | None = None) -> Proof:
+        tests, made_of = self.env.digests(instance)
+        log = run.log[-_LOG_CHARS:] if run is not None else ""
+        failing = tuple(run.failing) if run is not None else ()
+        gold = ("unresolved",) if run is not None and run.grade is not None else ()
+        details = {"gold": gold, "failing": failing, "log_tail": log, "trials": tuple(trials)}
+        return Proof(instance.instance_id, False, reason, tests, made_of, "", **details)  # type: ignore[arg-type]
+
+    def _may_mend(self, instance: Instance, run: _Run) -> bool:
+        if not self.mends or instance.source is None or wants_network(run.log):
+            return False
+        return _runs_pytest(instance) or not _all_passed(run.log)  # else the row names tests that there are not
+
+    async def _mended(self, instance: Instance, best: _Run, trials: list[Trial]) -> _Run:
+        """Whatever brings it nearer is kept, and the next way starts from there."""
+        tried, until_s = {best.instance.source}, time.monotonic() + MAX_MEND_S
+        while len(trials) < MAX_TRIALS and not best.resolved and time.monotonic() < until_s:
+            way = await asyncio.to_thread(self._next_way, best, tried)
+            if way is None:
+                break
+            tried.add(way.source)
+            self.say(f"{instance.instance_id}: gold fails ({trials[-1].outcome}); tried again {way.change}")
+            run = await self._gold(replace(instance, source=way.source))
+            trials.append(run.trial(way.change))
+            best = run if run.rank < best.rank else best
+            if run.resolved and instance.source is not None:
+                self._helped.setdefault(instance.source.origin, []).insert(0, Way(_all_changes(trials), way.source))
+        return best
+
+    def _next_way(self, best: _Run, tried: set[Source | None]) -> Way | None:
+        source = best.instance.source
+        assert source is not None
+        try:
+            released = self.env.released(best.instance)
+        except (InstanceError, BuildError):
+            return None  # there is nothing to make an environment of
+        helped: Iterator[Way] = iter(self._helped.get(source.origin, []))
+        candidates = [*helped, *ways(source, released, best.log, runs_pytest=_runs_pytest(best.instance))]
+        return next((way for way in candidates if way.source not in tried), None)
+
+    async def _gold(self, instance: Instance) -> _Run:
+        return await self._graded(instance, instance.patch)
+
+    async def _graded(self, instance: Instance, patch: str) -> _Run:
+        """Raises InstanceError for a row from which nothing can be made, UntriedError."""
+        error = ""
+        for _ in range(2):
+            try:
+                await asyncio.to_thread(self.env.workspace, instance)
+            except BuildError as failure:
+                return _Run(instance, None, str(failure))
+            try:
+                return _Run(instance, await self.env.grade(instance, patch, self.sandboxes, self.timeout_s))
+            except (GradeError, SandboxError) as failure:
+                error = str(failure)
+        return _Run(instance, None, error)
+
+
+def _all_changes(trials: Sequence[Trial]) -> str:
+    return trials[-1].change
+
+
+def _runs_pytest(instance: Instance) -> bool:
+    script = instance.eval_script.partition("Start Test Output")[2]
+    return not script or bool(_PYTEST.search(script))
+
+
+def _all_passed(log: str) -> bool:
+    """The official scripts end with the tests' own exit status."""
+    return "Test Exit Code: 0" in log
+
+
+def _why(run: _Run, trials: Sequence[Trial]) -> str:
+    tried = f" (tried as well: {'; '.join(trial.change for trial in trials[1:])})" if len(trials) > 1 else ""
+    if run.grade is None:
+        return f"{one_line(run.error)}{tried}"
+    if not run.grade.patch_applied:
+        return f"its gold patch does not apply: {last_words(run.log)}"
+    why = "did not end in time" if run.grade.timed_out else f"{len(run.failing)} tests fail: {_shown(run.failing)}"
+    if _all_passed(run.log):
+        why = f"all tests pass, but {len(run.failing)} that its row names are not among them: {_shown(run.failing)}"
+    network = "; its tests look for another machine, and sandboxes have no network" if wants_network(run.log) else ""
+    return f"with its gold patch {why}{network}{tried}"
+
+
+def _shown(tests: Sequence[str]) -> str:
+    return ", ".join(tests[:_SHOWN_TESTS]) + (", ..." if len(tests) > _SHOWN_TESTS else "")
+
+
+def last_words(log: str, chars: int = 200) -> str:
+    """The end of a log on one line."""
+    return one_line(log.strip()[-chars:])
+
+
+Done = Callable[[Instance, "Proof | UntriedError"], None]
+
+
+async def prove_all(prover: Prover, instances: Sequence[Instance], done: Done, places: int) -> None:
+    """`places` at a time. What else is raised ends all of them."""
+    room = asyncio.Semaphore(places)
+
+    async def prove(instance: Instance) -> None:
+        async with room:
+            try:
+                result: Proof | UntriedError = await prover.prove(instance)
+            except UntriedError as error:
+                result = error
+        done(instance, result)
+
+    async with asyncio.TaskGroup() as group:
+        for instance in instances:
+            group.create_task(prove(instance))

@@ -1,0 +1,156 @@
+"""What was tried with an instance before it is used, and the file that keeps it.
+
+Invariants:
+- A proof holds for the row, the tests and the environment that it was made with; where one of them is another it
+  says nothing. It names them by hashes, and no folder of a machine: the file can be copied to another machine.
+- The file has a line for each instance that was tried; of several the last counts. A torn line is no proof.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from enum import StrEnum
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from swe_rl.env.instance import Instance, InstanceError, Source
+from swe_rl.env.source_build import environment, tree
+from swe_rl.logger.disk import write_text_atomic
+from swe_rl.logger.jsonl import JsonlWriter, read_jsonl
+
+FILE = "proofs.jsonl"  # below the cache, where env.proofs names no other
+VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One way to make the environment, and what the gold patch did in it."""
+
+    change: str  # against the row, in words; empty: as the row says it
+    outcome: str  # resolved, or what failed
+    failing: int  # tests that should have passed; -1: they never ran
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    instance_id: str
+    proven: bool
+    reason: str  # why it is not
+    tests: str  # hash of what judges
+    made_of: str  # hash of what the row says of tree and environment, and of where the tests run
+    environment: str  # hash of the packages that were there; empty for an image that is not made here
+    gold: tuple[str, ...] = ()  # resolved or unresolved, a run each
+    noop: str = ""
+    flaky: tuple[str, ...] = ()  # tests that passed in some of the runs
+    failing: tuple[str, ...] = ()  # tests that should pass with the gold patch and do not
+    log_tail: str = ""  # of the last failing run of the gold patch
+    source: Mapping[str, Any] | None = None  # the row's column, mended; None: as it is
+    trials: tuple[Trial, ...] = ()
+    took_s: float = 0.0
+    made_at: str = ""
+
+    @property
+    def is_verdict(self) -> bool:
+        """Tests ran; else nothing could be built, which may be the machine or the network of that day."""
+        return bool(self.gold)
+
+    def to_record(self) -> dict[str, Any]:
+        return {"version": VERSION, **asdict(self)}
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> "Proof":
+        """Raises KeyError, TypeError or ValueError for what is none of this version."""
+        if record["version"] != VERSION:
+            raise ValueError(f"a proof of version {record['version']}")
+        values = {key: value for key, value in record.items() if key != "version"}
+        for key in ("gold", "flaky", "failing"):
+            values[key] = tuple(values.get(key) or ())
+        values["trials"] = tuple(Trial(**trial) for trial in values.get("trials") or ())
+        return cls(**values)
+
+    def applied(self, instance: Instance) -> Instance:
+        """`instance` as it was proven."""
+        if self.source is None:
+            return instance
+        return replace(instance, source=Source.from_record(self.source, f"the proof of {self.instance_id}"))
+
+
+class Standing(StrEnum):
+    """What is known of an instance before it is used."""
+
+    proven = "proven"
+    refuted = "refuted"  # its gold patch fails here, or a change that fixes nothing passes
+    untried = "untried"  # no proof, or one of another row, tests or environment
+
+
+def tests_digest(instance: Instance, grading: str) -> str:
+    judges: list[object] = [
+        instance.patch,
+        instance.test_patch,
+        instance.eval_script,
+        instance.log_parser,
+        instance.eval_type,
+    ]
+    judges += [sorted(instance.fail_to_pass), sorted(instance.pass_to_pass), instance.setup_script, grading]
+    return _hash([instance.instance_id, instance.base_commit, *judges])
+
+
+def made_of_digest(instance: Instance, *, as_image: bool) -> str:
+    made = [environment.RECIPE, tree.tree_digest(instance), instance.source.to_record()] if instance.source else None
+    return _hash([made, instance.image if as_image and not made else "", "image" if as_image else "folder"])
+
+
+def _hash(content: Sequence[Any]) -> str:
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()
+
+
+class ProofBook:
+    """The proofs of a file, read once; `put` adds to both."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._proofs = read_proofs(path)
+
+    def of(self, instance_id: str) -> Proof | None:
+        return self._proofs.get(instance_id)
+
+    def put(self, proof: Proof) -> None:
+        """Raises DiskError."""
+        self._proofs[proof.instance_id] = proof
+        with JsonlWriter(self.path, ours=frozenset()) as writer:
+            writer.append(proof.to_record())
+
+    def tidy(self) -> None:
+        """One line an instance, by name. Raises DiskError."""
+        proofs = sorted(read_proofs(self.path).values(), key=lambda proof: proof.instance_id)
+        write_text_atomic(self.path, "".join(json.dumps(proof.to_record(), sort_keys=True) + "\n" for proof in proofs))
+
+
+def read_proofs(path: Path) -> dict[str, Proof]:
+    """By instance id; nothing where there is no file. Lines of another version say nothing."""
+    if not path.is_file():
+        return {}
+    proofs: dict[str, Proof] = {}
+    for record in read_jsonl(path):
+        try:
+            proof = Proof.from_record(record)
+        except (KeyError, TypeError, ValueError):
+            continue
+        proofs[proof.instance_id] = proof
+    return proofs
+
+
+@cache
+def book_of(path: Path) -> ProofBook:
+    """One in a process for each file."""
+    return ProofBook(path)
+
+
+def book_path(proofs: str | None, cache_folder: Path) -> Path:
+    """Raises InstanceError for a folder."""
+    path = Path(proofs).expanduser() if proofs else cache_folder / FILE
+    if path.is_dir():
+        raise InstanceError(f"env.proofs={proofs} is a folder; name a file, {FILE} in it for example")
+    return path

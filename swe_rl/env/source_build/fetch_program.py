@@ -1,0 +1,61 @@
+"""A program for an interpreter that has pip: downloads a source distribution and runs nothing of it.
+
+`pip download` asks a distribution for its metadata, which runs its setup code: that of old ones dies on a new Python,
+and it is anybody's code. Here pip only finds the file and gets it, with its own settings (index, mirrors, credentials,
+certificates), its own cache and its own check of the file's hash.
+
+Usage: python -I fetch_program.py NAME VERSION FOLDER; the last line of its output is the file's name. Exit status 1:
+the index has no such source distribution.
+"""
+
+import hashlib
+import importlib
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+BLOCK_BYTES = 1 << 20
+_SETTLED = ("PIP_NO_BINARY", "PIP_ONLY_BINARY", "PIP_NO_INDEX")  # of sandboxes or of a user's other work
+
+
+def main(name: str, version: str, folder: str) -> int:
+    for variable in _SETTLED:
+        os.environ.pop(variable, None)
+    command = _module("pip._internal.commands").create_command("index")
+    options, _ = command.parse_args(["versions", "--pre", "--no-binary", name, "--ignore-requires-python", name])
+    with command.main_context(), command._build_session(options) as session:
+        finder = command._build_package_finder(options=options, session=session, ignore_requires_python=True)
+        candidates = finder.find_all_candidates(name)
+        wanted = _module("pip._vendor.packaging.version").Version(version)
+        links = [candidate.link for candidate in candidates if candidate.version == wanted]
+        links = sorted((link for link in links if not link.is_wheel), key=lambda link: link.filename)
+        if not links:
+            print(f"there is no source distribution {name}-{version} among {len(candidates)} files", file=sys.stderr)
+            return 1
+        _download(session, links[0], Path(folder) / Path(links[0].filename).name)
+        print(Path(links[0].filename).name)
+    return 0
+
+
+def _download(session: Any, link: Any, path: Path) -> None:
+    """Raises ValueError for a file of another hash than the index says."""
+    algorithm = link.hash_name
+    digest = hashlib.new(algorithm) if algorithm else None
+    answer = session.get(link.url_without_fragment, headers={"Accept-Encoding": "identity"}, stream=True)
+    answer.raise_for_status()
+    with path.open("wb") as file:
+        for block in answer.iter_content(BLOCK_BYTES):
+            file.write(block)
+            if digest is not None:
+                digest.update(block)
+    if digest is not None and digest.hexdigest() != link.hash:
+        raise ValueError(f"{link.url_without_fragment} is not the file that the index describes ({algorithm})")
+
+
+def _module(name: str) -> Any:
+    return importlib.import_module(name)
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:4]))

@@ -1,0 +1,43 @@
+"""`job=validate`: the instances of a run as they are now, proven by their gold patches before anybody trains on them.
+
+As `job=prepare` does it for what it builds; this also takes images that others made, and tries again what failed.
+
+Invariants:
+- Nothing but the file of proofs is written.
+"""
+
+from functools import partial
+from pathlib import Path
+
+from rich.console import Console
+
+from swe_rl.config.provenance import Origins
+from swe_rl.config.schema import Config
+from swe_rl.env.instance import InstanceError
+from swe_rl.env.make import make_env
+from swe_rl.env.proof.record import Standing
+from swe_rl.env.swe.env import SweEnv
+from swe_rl.job.prepare import print_standings, prove_here
+from swe_rl.run import event_loop
+from swe_rl.run.components import cache_folder
+
+
+def run(config: Config, folder: Path | None, origins: Origins | None = None) -> int:
+    """Raises InstanceError for instances that are made with their proof."""
+    del folder, origins
+    env = make_env(config.env, cache_folder(config) / "workspaces", config.sandbox.kind)
+    if not isinstance(env, SweEnv):
+        raise InstanceError(
+            f"env={config.env.name}: its instances are proven when they are made; there is nothing to validate"
+        )
+    console = Console()
+    say = partial(console.print, markup=False, highlight=False, soft_wrap=True)
+    splits = dict.fromkeys((config.env.split, config.env.eval_split))
+    instances = list({row.instance_id: row for split in splits for row in env.chosen(split)}.values())
+    todo = [instance for instance in instances if env.standing(instance)[0] is not Standing.proven]
+    todo = [instance for instance in todo if env.has_a_way(instance)]
+    if len(todo) < len(instances):
+        say(f"{len(instances) - len(todo)} of {len(instances)} instances need no new try")
+    proofs = event_loop.run(prove_here(config, env, todo, say))
+    untried = {instance.instance_id for instance in todo} - {proof.instance_id for proof in proofs}
+    return print_standings(config, env, instances, untried, say)

@@ -1,0 +1,101 @@
+"""Proofs of instances, made before a run uses them: by `job=prepare`, `job=validate`, or the run itself.
+
+Invariants:
+- An instance with a proof that holds is not tried again.
+- Each proof is in the file as soon as it is made: what is interrupted goes on where it was.
+"""
+
+import os
+from collections.abc import Callable, Sequence
+
+from swe_rl.config.choices import SandboxKind, Unproven
+from swe_rl.config.parts import Part, starts
+from swe_rl.config.schema import Config
+from swe_rl.env.instance import Instance
+from swe_rl.env.proof.prove import Provable, Prover, UntriedError, prove_all
+from swe_rl.env.proof.record import Proof
+from swe_rl.env.protocol import Env
+from swe_rl.env.source_build.program import ended_with_the_job
+from swe_rl.env.swe.env import SweEnv
+from swe_rl.run.session import Session
+from swe_rl.sandbox.protocol import SandboxProvider
+
+_SHOWN = 10
+
+
+async def prove(
+    config: Config,
+    env: SweEnv,
+    instances: Sequence[Instance],
+    sandboxes: SandboxProvider,
+    say: Callable[[str], None],
+    provable: Provable | None = None,
+) -> list[Proof]:
+    """A line for each, as soon as it is there; those that infrastructure broke have no proof.
+
+    `provable`: the environment with something before it. Raises DiskError.
+    """
+    runs, timeout_s = config.env.proof_runs, config.rollout.grade_timeout_s
+    prover = Prover(provable or env, sandboxes, runs, timeout_s, say=say)
+    proofs: list[Proof] = []
+    number = 0
+
+    def done(instance: Instance, result: Proof | UntriedError) -> None:
+        nonlocal number
+        number += 1
+        if isinstance(result, Proof):
+            proofs.append(result)
+            env.book.put(result)
+        say(f"[{number}/{len(instances)}] {instance.instance_id}: {line_of(result)}")
+
+    with ended_with_the_job():
+        await prove_all(prover, instances, done, min(len(instances), os.cpu_count() or 1) or 1)
+    env.forget()
+    return proofs
+
+
+def line_of(result: Proof | UntriedError) -> str:
+    if not isinstance(result, Proof):
+        return f"not tried, for infrastructure failed: {result}"
+    if not result.proven:
+        return f"left out after {result.took_s:.0f} s: {result.reason}"
+    changes = [trial.change for trial in result.trials if trial.change]
+    mended = f", mended {changes[-1]}" if result.source is not None and changes else ""
+    times = f" {len(result.gold)} times" if len(result.gold) > 1 else ""
+    return f"proven in {result.took_s:.0f} s{mended} (gold resolved{times}, a change of nothing not)"
+
+
+async def prove_untried(config: Config, session: Session, env: Env, sandboxes: SandboxProvider) -> None:
+    """What this run is about to use and nobody tried, where it can be tried here. Raises UserError."""
+    if not isinstance(env, SweEnv):
+        return
+    if config.env.unproven is Unproven.skip and config.sandbox.kind is SandboxKind.process:
+        untried = {instance.instance_id: instance for split in used_splits(config) for instance in env.untried(split)}
+        if untried:
+            session.progress.message(
+                f"{len(untried)} instances were never tried here: their gold patches are run first (job=prepare does "
+                "it before a run)"
+            )
+            with session.progress.phase("prove", trajectories=len(untried)):
+                await prove(config, env, list(untried.values()), sandboxes, session.progress.message)
+
+
+def say_left_out(config: Config, env: Env, say: Callable[[str], None]) -> None:
+    """By name, with the reason. Raises InstanceError where env.unproven=refuse, or nothing is left."""
+    if not isinstance(env, SweEnv):
+        return
+    for split in used_splits(config):
+        used, left_out = len(env.instances(split)), env.left_out(split)
+        if left_out:
+            say(f"{split}: {used} of {used + len(left_out)} instances are used; left out (env.unproven=skip):")
+        for name, reason in list(left_out.items())[:_SHOWN]:
+            say(f"  {name}: {reason}")
+        if len(left_out) > _SHOWN:
+            say(f"  and {len(left_out) - _SHOWN} more, which job=validate names")
+
+
+def used_splits(config: Config) -> list[str]:
+    """Those whose instances this job uses, each once."""
+    parts = starts(config)
+    splits = {Part.steps: config.env.split, Part.evaluation: config.env.eval_split}
+    return list(dict.fromkeys(split for part, split in splits.items() if part in parts))

@@ -1,0 +1,267 @@
+"""Proofs of instances: what counts as one, what mends an environment, and who is left out without one."""
+
+import asyncio
+import json
+from dataclasses import replace
+from datetime import UTC, datetime
+
+import pytest
+
+from swe_rl.config.choices import SandboxKind, Unproven
+from swe_rl.config.schema import EnvConfig
+from swe_rl.env.instance import Instance, InstanceError, Source
+from swe_rl.env.proof import mend
+from swe_rl.env.proof.mend import missing_packages, ways
+from swe_rl.env.proof.prove import MAX_TRIALS, NOOP_PATCH, Prover, UntriedError, prove_all
+from swe_rl.env.proof.record import Proof, ProofBook, Standing, book_of, read_proofs
+from swe_rl.env.protocol import Grade, GradeError
+from swe_rl.env.source_build.program import BuildError
+from swe_rl.env.swe.env import SweEnv
+
+SOURCE = Source("b-1.0", "applies forward", "3.9")
+INSTANCE = Instance("a__b-1", "a/b", "c" * 40, "s", "GOLD", "t", ("x",), ("y",), source=SOURCE)
+DATE = datetime(2019, 5, 1, tzinfo=UTC)
+
+
+class Suite:
+    """An environment whose tests pass by `passes(instance, patch)`: the failing tests, or an error that is raised."""
+
+    def __init__(self, failing, log="", digest="packages"):
+        self.failing, self.log, self.digest = failing, log, digest
+        self.graded, self.built = [], []
+
+    def workspace(self, instance):
+        self.built.append(instance.source)
+        if isinstance(wrong := self.failing(instance, ""), BuildError | InstanceError):
+            raise wrong
+
+    async def grade(self, instance, patch, sandboxes, timeout_s):
+        self.graded.append(patch)
+        failing = self.failing(instance, patch)
+        if isinstance(failing, Exception):
+            raise failing
+        tests = {test: test not in failing for test in ("x", "y")}
+        return Grade(not failing, True, {"x": tests["x"]}, {"y": tests["y"]}, log=self.log, log_tail=self.log)
+
+    def released(self, instance):
+        return DATE
+
+    def environment_digest(self, instance):
+        return self.digest
+
+    def digests(self, instance):
+        return "tests", f"{instance.source and instance.source.sdist}"
+
+
+def prove(tests, instance=INSTANCE, runs=1):
+    return asyncio.run(Prover(tests, None, runs, 60.0).prove(instance))
+
+
+def honest(instance, patch):
+    return [] if patch == "GOLD" else ["x"]
+
+
+@pytest.fixture(autouse=True)
+def pythons(monkeypatch):
+    monkeypatch.setattr(mend, "_is_here", lambda python: python in ("3.7", "3.8"))
+
+
+def test_gold_resolves_it_and_a_real_change_of_nothing_does_not():
+    tests = Suite(honest)
+    proof = prove(tests, runs=3)
+    assert proof.proven and proof.gold == ("resolved",) * 3 and proof.noop == "unresolved" and not proof.reason
+    assert tests.graded == ["GOLD"] * 3 + [NOOP_PATCH]
+    assert (proof.tests, proof.made_of, proof.environment) == ("tests", "b-1.0", "packages")
+    assert "new file mode" in NOOP_PATCH and proof.source is None
+
+
+def test_tests_that_pass_without_a_fix_prove_nothing():
+    proof = prove(Suite(lambda instance, patch: []))
+    assert not proof.proven and proof.reason == "a change that fixes nothing resolves it"
+
+
+def test_a_test_that_passes_in_some_of_the_runs_is_named():
+    outcomes = iter([[], ["y"], []])
+    proof = prove(Suite(lambda instance, patch: next(outcomes) if patch == "GOLD" else ["x"]), runs=3)
+    assert not proof.proven and proof.flaky == ("y",) and "2 of 3 runs of its gold patch resolve it" in proof.reason
+
+
+def test_a_python_that_mends_it_is_in_the_proof_and_helps_the_next_of_that_release():
+    def failing(instance, patch):
+        return honest(instance, patch) if instance.source.python == "3.7" else BuildError("importlib-metadata 0.23")
+
+    tests = Suite(failing)
+    prover = Prover(tests, None, 1, 60.0)
+    proof = asyncio.run(prover.prove(INSTANCE))
+    assert proof.proven and proof.source == {**SOURCE.to_record(), "python": "3.7"}
+    assert [trial.failing for trial in proof.trials] == [-1] * (len(proof.trials) - 1) + [0]
+    assert proof.applied(INSTANCE).source.python == "3.7" and proof.made_of == "b-1.0"
+    tests.built.clear()
+    other = asyncio.run(prover.prove(replace(INSTANCE, instance_id="a__b-2")))
+    assert other.proven and [source.python for source in tests.built][:2] == ["3.9", "3.7"]
+
+
+def test_packages_that_skipped_tests_name_are_added():
+    log = "SKIPPED [1] b/tests/__init__.py:73: requires dask\nSKIPPED [2] x.py:3: could not import 'yaml': No module\n"
+
+    def failing(instance, patch):
+        return honest(instance, patch) if set(instance.source.packages) >= {"dask", "pyyaml"} else ["y"]
+
+    proof = prove(Suite(failing, log))
+    assert proof.proven and proof.source["packages"] == ["dask", "pyyaml"]
+    assert proof.trials[-1].change == "with dask, pyyaml"
+    assert missing_packages("x.py: skipped because it requires the network\nPASSED requires numpy", SOURCE) == []
+    assert missing_packages(log, replace(SOURCE, packages=("dask>=2",))) == ["pyyaml"]
+
+
+def test_every_way_changes_the_source_and_there_is_an_end():
+    tried = list(ways(SOURCE, DATE, "ModuleNotFoundError: No module named 'bs4'"))
+    assert [way.change for way in tried] == [
+        "with beautifulsoup4",
+        "with pytest of 2019-12-31",
+        "with Python 3.8",
+        "with Python 3.7",
+        "with packages until 2020-04-30",
+        "with packages until 2019-05-08",
+        "with packages until 2021-04-30",
+    ]
+    assert len({way.source for way in tried} | {SOURCE}) == len(tried) + 1
+    assert not [way for way in ways(SOURCE, DATE, "", runs_pytest=False) if "pytest" in way.change]
+    tests = Suite(lambda instance, patch: ["y"])
+    proof = prove(tests)
+    assert (
+        not proof.proven and len(proof.trials) <= MAX_TRIALS and "with its gold patch 1 tests fail: y" in proof.reason
+    )
+
+
+def test_tests_that_look_for_another_machine_are_not_mended():
+    proof = prove(
+        Suite(lambda instance, patch: ["y"], "socket.gaierror: [Errno -3] Temporary failure in name resolution")
+    )
+    assert not proof.proven and len(proof.trials) == 1 and "look for another machine" in proof.reason
+
+
+def test_a_row_that_names_tests_that_there_are_not_is_not_mended():
+    script = ": '>>>>> Start Test Output'\n./tests/runtests.py a\n"
+    row = replace(INSTANCE, eval_script=script)
+    proof = prove(Suite(lambda instance, patch: ["y"], "OK\n>>>>> Test Exit Code: 0\n"), row)
+    assert not proof.proven and len(proof.trials) == 1
+    assert "all tests pass, but 1 that its row names are not among them: y" in proof.reason
+
+
+def test_what_cannot_be_made_is_said_and_a_sandbox_that_fails_says_nothing():
+    proof = prove(Suite(lambda instance, patch: InstanceError("test_patch does not fit b-1.0")))
+    assert not proof.proven and proof.reason == "test_patch does not fit b-1.0" and not proof.is_verdict
+    tests = Suite(lambda instance, patch: GradeError("no space") if patch == NOOP_PATCH else honest(instance, patch))
+    with pytest.raises(UntriedError, match="no space"):
+        prove(tests)
+    assert tests.graded == ["GOLD", NOOP_PATCH, NOOP_PATCH]  # once more
+
+
+def test_one_that_fails_does_not_end_the_others():
+    def failing(instance, patch):
+        return BuildError("no") if instance.instance_id == "bad" else honest(instance, patch)
+
+    rows = [replace(INSTANCE, instance_id=name) for name in ("good", "bad", "fine")]
+    results = {}
+    prover = Prover(Suite(failing), None, 1, 60.0)
+    asyncio.run(prove_all(prover, rows, lambda one, result: results.setdefault(one.instance_id, result.proven), 2))
+    assert results == {"good": True, "bad": False, "fine": True}
+
+
+PROOF = Proof("a", True, "", "t", "m", "e", gold=("resolved",), noop="unresolved", took_s=1.5)
+
+
+def test_a_book_can_be_read_elsewhere_and_the_last_line_counts(tmp_path):
+    book = ProofBook(tmp_path / "proofs.jsonl")
+    book.put(replace(PROOF, proven=False, reason="x"))
+    book.put(PROOF)
+    book.put(replace(PROOF, instance_id="b"))
+    with (tmp_path / "proofs.jsonl").open("a") as file:
+        file.write('{"instance_id": "c", "prov')
+    (tmp_path / "copy.jsonl").write_bytes((tmp_path / "proofs.jsonl").read_bytes())
+    assert read_proofs(tmp_path / "copy.jsonl") == {"a": PROOF, "b": replace(PROOF, instance_id="b")}
+    assert str(tmp_path) not in (tmp_path / "copy.jsonl").read_text()
+    assert read_proofs(tmp_path / "none.jsonl") == {}
+
+
+@pytest.fixture
+def rows(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    record = INSTANCE.to_record() | {"eval_script": "true", "log_parser": "parse_log_pytest", "image": "i"}
+    path.write_text("".join(json.dumps(record | {"instance_id": name}) + "\n" for name in ("p", "f", "n")))
+    return path
+
+
+def env_of(tmp_path, rows, sandbox=SandboxKind.process, **keys):
+    return SweEnv(EnvConfig(name="jsonl", dataset=str(rows), eval_split="train", **keys), tmp_path / "cache", sandbox)
+
+
+@pytest.fixture
+def env(tmp_path, rows):
+    """`p` is proven with another Python, `f` failed, `n` was never tried."""
+    env = env_of(tmp_path, rows)
+    book_of.cache_clear()
+    for instance in env.chosen("train"):
+        tests, made_of = env.digests(instance)
+        known = replace(PROOF, instance_id=instance.instance_id, tests=tests, made_of=made_of)
+        if instance.instance_id == "p":
+            env.book.put(replace(known, source={**SOURCE.to_record(), "python": "3.7"}))
+        if instance.instance_id == "f":
+            env.book.put(replace(known, proven=False, reason="2 tests fail"))
+    return env
+
+
+def ids(env):
+    return [one.instance_id for one in env.instances("train")]
+
+
+def test_what_is_not_proven_is_left_out_by_name(env, tmp_path, rows):
+    assert ids(env) == ["p"] and env.instances("train")[0].source.python == "3.7"
+    assert env.left_out("train") == {"f": "2 tests fail", "n": "nobody tried its gold patch here"}
+    assert env.split_instances("train") == 3 and [one.instance_id for one in env.untried("train")] == ["n"]
+    kept = env_of(tmp_path, rows, unproven=Unproven.keep)
+    assert ids(kept) == ["p", "f", "n"] and not kept.left_out("train")
+    with pytest.raises(InstanceError, match=r"2 of 3 instances of train are not proven: f: 2 tests fail; n: nobody"):
+        ids(env_of(tmp_path, rows, unproven=Unproven.refuse))
+
+
+def test_kept_all_the_same_one_that_cannot_be_made_fails_its_own_attempts_alone(env, tmp_path, rows):
+    lost = replace(INSTANCE, source=Source(archive=str(tmp_path / "no.tar.gz"), python="3.9"))
+    with pytest.raises(InstanceError, match="is no file of this machine"):
+        env.workspace(lost)
+    with pytest.raises(BuildError, match="is no file of this machine"):
+        env_of(tmp_path, rows, unproven=Unproven.keep).workspace(lost)
+
+
+def test_images_of_others_are_used_untried_and_a_proof_of_folders_says_nothing_of_them(env, tmp_path, rows):
+    docker = env_of(tmp_path, rows, SandboxKind.docker)
+    assert ids(docker) == ["p", "f", "n"]
+    assert all(docker.standing(one)[0] is Standing.untried for one in docker.chosen("train"))
+    with pytest.raises(InstanceError, match="3 of 3 instances of train are not proven"):
+        ids(env_of(tmp_path, rows, SandboxKind.docker, unproven=Unproven.refuse))
+
+
+def test_a_proof_of_another_row_of_other_tests_or_other_packages_says_nothing(env, tmp_path, rows, monkeypatch):
+    text = rows.read_text()
+    for old, new in (('"true"', '"false"'), ('["y"]', '["y", "z"]'), ('"3.9"', '"3.8"'), ("GOLD", "ANOTHER")):
+        rows.write_text(text.replace(old, new))
+        changed = env_of(tmp_path, rows)
+        assert all(changed.standing(one)[0] is Standing.untried for one in changed.chosen("train")), old
+    rows.write_text(text)
+    monkeypatch.setattr(env, "environment_digest", lambda instance: "other")
+    assert env.standing(env.chosen("train")[0]) == (
+        Standing.untried,
+        "its proof is of an environment with other packages than are here",
+    )
+
+
+def test_more_runs_may_be_asked_for_than_a_proof_has(env, tmp_path, rows):
+    thorough = env_of(tmp_path, rows, proof_runs=3)
+    assert thorough.standing(thorough.chosen("train")[0])[1] == "its gold patch was run 1 times, and env.proof_runs=3"
+
+
+def test_where_nothing_is_left_the_way_out_is_said(tmp_path, rows):
+    book_of.cache_clear()
+    with pytest.raises(InstanceError, match=r"3 of 3 .* not proven.*job=prepare proves.*env.unproven=keep"):
+        ids(env_of(tmp_path, rows))
