@@ -48,7 +48,9 @@ class Grade:
     findings: tuple[str, ...] = ()  # facts about this run beyond passed or not: forged output, a changed test runner
     resolution: str = ""  # the official harness's: RESOLVED_FULL, RESOLVED_PARTIAL or RESOLVED_NO
     restored: tuple[str, ...] = ()  # files of the patch that were put back before the tests ran
-    infra_hint: str = ""  # the official harness's guess at a fault of the image; advice only, a log can be forged
+    infra_hint: str = ""  # the official harness's guess at a fault of the image, where no test gave a result
+    started: bool = True  # a test gave a result, or none was to be run
+    unsigned: frozenset[str] = frozenset()  # tests that the log alone calls passed, not the witness in the runner
     tests_s: float = 0.0  # of duration_s: the test run itself
     session: Session = field(default_factory=Session)  # of pytest gradings
 
