@@ -14,6 +14,7 @@ from functools import partial
 from urllib.parse import urlsplit
 
 from swe_rl.agent.protocol import Agent, AgentError, AgentResult, Assignment, Exit, Task, UnknownEndError
+from swe_rl.config.choices import TrickPolicy
 from swe_rl.config.schema import EnvConfig, RolloutConfig
 from swe_rl.engine.protocol import EngineError
 from swe_rl.env.cheating.attempts import cheating_attempts
@@ -23,7 +24,7 @@ from swe_rl.env.patch import collect_patch
 from swe_rl.env.protocol import Env, Grade, GradeError
 from swe_rl.gateway.server import Gateway
 from swe_rl.gateway.trace import TraceStoreError
-from swe_rl.rollout.outcome import needs_grading, reward_of, status_of
+from swe_rl.rollout.outcome import needs_grading, reward_of, status_of, tricks_of
 from swe_rl.rollout.trajectory import Order, Status, Trajectory
 from swe_rl.sandbox.own_time import Waited
 from swe_rl.sandbox.protocol import Door, Sandbox, SandboxError, SandboxProvider
@@ -44,6 +45,7 @@ class _Progress:
     patch: str = ""
     patch_note: str = ""  # why there is none although something may have been changed
     grade: Grade | None = None
+    tricks: list[str] = field(default_factory=list)  # that could have changed the verdict
     began_s: dict[str, float] = field(default_factory=dict)
 
 
@@ -82,6 +84,9 @@ class Attempter:
             if progress.result and needs_grading(progress.result.exit, progress.patch):
                 progress.began_s["grade"] = self._wall_clock()
                 progress.grade = await self._grade(order, progress.patch, times_s)
+                progress.tricks = tricks_of(progress.grade, progress.patch, order.instance)
+                if progress.tricks and self._rollout.tricks is not TrickPolicy.count:
+                    progress.grade = progress.grade.worthless()
             assert progress.result is not None
             status = status_of(progress.result.exit, progress.patch, progress.grade)
         except TraceStoreError:
@@ -207,14 +212,16 @@ class Attempter:
     ) -> Trajectory:
         outcome = self._rollout.outcomes[status.value]
         grade = progress.grade
+        masked = bool(progress.tricks) and self._rollout.tricks is TrickPolicy.mask
+        reward = reward_of(status, grade, self._rollout.outcomes, self._env_config.reward)
         return Trajectory(
             trajectory_id=order.trajectory_id,
             group_id=order.id.group_id,
             **asdict(order.id),
             status=status,
-            reward=reward_of(status, grade, self._rollout.outcomes, self._env_config.reward),
-            trained=outcome.trained,
-            in_baseline=outcome.in_baseline,
+            reward=None if masked else reward,
+            trained=outcome.trained and not masked,
+            in_baseline=outcome.in_baseline and not masked,
             turns=progress.result.turns if progress.result else [],
             patch=progress.patch.encode("utf-8", "replace").decode(),
             tests=grade.fail_to_pass | grade.pass_to_pass if grade else {},
@@ -227,7 +234,8 @@ class Attempter:
 
     def _cheating(self, order: Order, progress: _Progress) -> dict[str, int]:
         turns = progress.result.turns if progress.result else []
-        return cheating_attempts([turn.command for turn in turns if turn.command], progress.patch, order.instance)
+        tried = cheating_attempts([turn.command for turn in turns if turn.command], progress.patch, order.instance)
+        return dict(sorted((dict.fromkeys(progress.tricks, 1) | tried).items()))
 
 
 def _findings(grade: Grade | None) -> list[str]:

@@ -10,7 +10,9 @@ from collections.abc import Mapping
 from swe_rl.agent.protocol import Exit
 from swe_rl.config.choices import OutcomeReward, RewardKind
 from swe_rl.config.schema import OutcomeConfig
-from swe_rl.env.protocol import Grade
+from swe_rl.env.cheating.attempts import tricks_in_code
+from swe_rl.env.instance import Instance
+from swe_rl.env.protocol import TRICKS, Grade
 from swe_rl.rollout.trajectory import Status
 
 _UNSUBMITTED = {
@@ -50,6 +52,15 @@ def graded_reward(grade: Grade, kind: RewardKind) -> float:
         intact = grade.patch_applied and all(grade.pass_to_pass.values())
         return sum(grade.fail_to_pass.values()) / max(1, len(grade.fail_to_pass)) if intact else 0.0
     return 1.0 if grade.resolved else FAILURE_REWARD[kind]
+
+
+def tricks_of(grade: Grade | None, patch: str, instance: Instance) -> list[str]:
+    """What could have changed the verdict: findings of the run, and of the patch's code where a test of it passed."""
+    if grade is None:
+        return []
+    paid = grade.resolved or any(grade.fail_to_pass.values())
+    in_code = tricks_in_code(patch, instance) if paid else []
+    return [*(name for name in grade.findings if name in TRICKS), *in_code]
 
 
 def reward_of(

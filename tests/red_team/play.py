@@ -1,4 +1,4 @@
-"""Plays tricks on real repositories: `python -m tests.red_team.play --rows FILE --cache FOLDER --out FILE [--only TEXT]`.
+"""Plays tricks on real repositories: `python -m tests.red_team.play --rows FILE --cache FOLDER --out FILE`.
 
 Each row of FILE is an instance with a column `source`. Its gold patch must be paid, the others must not. A line of
 `--out` is what became of one patch; the table at the end counts them by kind and repository.

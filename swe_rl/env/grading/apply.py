@@ -105,7 +105,7 @@ export GIT_CONFIG_COUNT=1 GIT_CONFIG_KEY_0=safe.directory GIT_CONFIG_VALUE_0='*'
 d={folder}; patch={patch}; applied=no; first=yes
 snapshot() {{ GIT_INDEX_FILE="$d/index" git "$@"; }}
 git rev-parse HEAD >/dev/null || exit 98
-roots() {{ for r in {roots}; do [ -d "$r" ] && ls -A "$r" | sed "s@^@$r@"; done; }}
+roots() {{ for r in {roots}; do [ -d "$r" ] && ls -A "$r" | sed "s@^@$r@"; done | sed 's@^[.]/@@'; }}
 roots > "$d/roots"
 snapshot ls-files -o -z -- {specs} | snapshot update-index --add -z --stdin || exit 98
 grep -q '[^[:space:]]' "$patch" || applied=yes
@@ -117,7 +117,7 @@ fi
 [ -e "$d/index" ] && snapshot update-index -q --refresh >/dev/null 2>&1
 snapshot diff-files --name-only -z > "$d/changed" || exit 98
 snapshot ls-files -o -z -- {specs} > "$d/made" || exit 98
-roots | grep -Fxv -f "$d/roots" | grep -E '(^|/)({hiding})([.][^/]*)?$' | tr '\\n' '\\0' >> "$d/made"
+roots | grep -Fxv -f "$d/roots" | grep -E '(^|/)({hiding})([.](py|pyc|so|[^/]*[.]so))?$' | tr '\\n' '\\0' >> "$d/made"
 xargs -0 -r rm -rf -- < "$d/made" || exit 98
 snapshot checkout-index -f -z --stdin < "$d/changed" || exit 98
 cat "$d/changed" "$d/made" | tr '\\n\\0' '?\\n' | sed 's/^/swe_rl restored /'

@@ -91,10 +91,10 @@ class Evidences:
                     f"the tests of {instance.instance_id} did not start, and without the patch they do not either: "
                     f"{evidence.words}"
                 )
-            return replace(worthless(grade), findings=(*grade.findings, "not_started"))
+            return grade.worthless("not_started")
         left = tuple(name for name in grade.findings if not excused(name, run, grade, evidence))
         grade = replace(grade, findings=left)
-        return worthless(grade) if DECISIVE.intersection(left) else grade
+        return grade.worthless() if DECISIVE.intersection(left) else grade
 
     async def _asked(self, key: tuple[str, str], without: Callable[[], Awaitable[Evidence]]) -> Evidence:
         lock = self._locks.setdefault((id(asyncio.get_running_loop()), *key), asyncio.Lock())
@@ -116,13 +116,3 @@ def excused(finding: str, run: ScriptRun, grade: Grade, evidence: Evidence) -> b
     if finding in ("witness_missing", "ended_early"):
         return not evidence.witnessed
     return finding in evidence.findings
-
-
-def worthless(grade: Grade) -> Grade:
-    """Nothing of it counts as passed."""
-    return replace(
-        grade,
-        resolved=False,
-        fail_to_pass=dict.fromkeys(grade.fail_to_pass, False),
-        pass_to_pass=dict.fromkeys(grade.pass_to_pass, False),
-    )

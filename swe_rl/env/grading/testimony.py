@@ -1,10 +1,10 @@
 """What the witness in a test runner's process says: how it gets there, and how its words are read.
 
 Invariants:
-- The witness is put into the environment before the patch is; its key comes right before the tests, when everything that
-  an installation left running has been ended, and is gone when the first tested line runs.
-- Only records that are signed, in order and not one missing, are results. Whoever ends the runner before the witness has
-  said the last word has proven nothing.
+- The witness is put into the environment before the patch is. Its key comes right before the tests, when everything
+  that an installation left running has been ended, and is gone when the first tested line runs.
+- Only records that are signed, in order and not one missing, are results. Whoever ends the runner before the witness
+  has said the last word has proven nothing.
 - A log of our own is made of the records, in the words of the repository's runner: the official reader reads both.
 """
 
@@ -241,10 +241,11 @@ for swe_rl_p in /proc/[0-9]*; do
   case $swe_rl_p in 1|$$|$PPID|$BASHPID) continue ;; esac
   if PATH=/usr/bin:/bin grep -qzx "SWE_RL_RUN=$SWE_RL_RUN" "/proc/$swe_rl_p/environ"; then kill -9 "$swe_rl_p"; fi
 done 2>/dev/null
-PATH=/usr/bin:/bin find %(prefix)s -type f -cnewer %(folder)s/stamp ! -name 'swe_rl_*.pth' ! -name '*.pyc' \
-  ! -path '*.dist-info/RECORD' ! \( -name '*.pth' ! -exec grep -q '^import' {} \; \) -size -4000k -exec cksum {} + 2>/dev/null | head -n 400 | sed 's/^/swe_rl %(nonce)s wrote /'
-PATH=/usr/bin:/bin find %(prefix)s -type f -cnewer %(folder)s/stamp -path '*/_pytest/*.pyc' -exec cksum {} + 2>/dev/null \
-  | head -n 100 | sed 's/^/swe_rl %(nonce)s wrote /'
+swe_rl_new() { PATH=/usr/bin:/bin find %(prefix)s -type f -cnewer %(folder)s/stamp "$@" -exec cksum {} + ; } 2>/dev/null
+{ swe_rl_new ! -name 'swe_rl_*.pth' ! -name '*.pyc' ! -path '*.dist-info/RECORD' -size -4000k \
+    ! \( -name '*.pth' ! -exec grep -q '^import' {} \; \)
+  swe_rl_new -path '*/_pytest/*.pyc'
+} | PATH=/usr/bin:/bin sed -n '1,400s/^/swe_rl %(nonce)s wrote /p'
 cat > %(folder)s/start <<'%(end)s'
 %(text)s
 %(end)s

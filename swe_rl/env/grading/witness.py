@@ -5,8 +5,8 @@ Invariants:
   from a file that it removes, and takes part in one process only: the first that is a test runner.
 - What the tests print takes no part. A result is noted where the runner itself learns of it (pytest's report,
   unittest's TestResult, SymPy's reporter), signed and numbered.
-- Functions of the runner that are not what they were when they were imported, built-ins and finders of modules that were
-  exchanged, plugins that came in, and a test that must fail and does not, are noted as well.
+- Functions of the runner that are not what they were when they were imported, built-ins and finders of modules that
+  were exchanged, plugins that came in, and a test that must fail and does not, are noted as well.
 """
 
 import atexit
@@ -16,6 +16,7 @@ import json
 import os
 import sys
 import time
+from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any, Callable  # noqa: UP035 - 3.6 has no other
 
@@ -32,7 +33,7 @@ REPORTER_FAIL = ("test_fail", "test_xpass", "test_exception")
 
 def program() -> str:
     """What this process runs: the last part of a script's path, or a module's name after `-m`."""
-    with open("/proc/self/cmdline", "rb") as file:
+    with Path("/proc/self/cmdline").open("rb") as file:
         words = [os.fsdecode(word) for word in file.read().split(b"\0")][1:]
     while words:
         word = words.pop(0)
@@ -338,7 +339,7 @@ def start(settings: "dict[str, Any]") -> None:
     """`settings`: `start` (the file of this text), `key`, `records`, `programs`, `watched`."""
     if program() not in settings["programs"]:
         return
-    os.unlink(settings["start"])
+    Path(settings["start"]).unlink()
     channel = os.open(settings["records"], os.O_WRONLY | os.O_APPEND)
     watch = Watch(WATCHED + tuple(settings["watched"]))
     tell = make_tell(bytes.fromhex(settings["key"]), channel)
@@ -359,6 +360,6 @@ def start(settings: "dict[str, Any]") -> None:
     for name, module in list(sys.modules.items()):
         if watch.covers(name):
             seen(module)
-    sys.meta_path.insert(0, Finder(watch, seen))  # type: ignore[arg-type]
+    sys.meta_path.insert(0, Finder(watch, seen))
     atexit.register(finish)  # the first that is registered runs last
     tell({"ready": sys.version.split()[0]})
