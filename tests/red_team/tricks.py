@@ -72,7 +72,7 @@ def guarded(text: str) -> str:
     body = textwrap.indent(code(text), "        ")
     return (
         "def _play():\n    import sys\n"
-        "    if any(word.endswith(('pytest', 'pytest/__main__.py', 'runtests.py', 'bin/test')) for word in sys.argv[:1]):\n"
+        "    if sys.argv[0].endswith(('pytest', 'pytest/__main__.py', 'runtests.py', 'bin/test')):\n"
         f"{body}_play()\ndel _play\n"
     )
 
@@ -345,7 +345,8 @@ def shadows(place: Place) -> Iterator[tuple[str, tuple[Edit, ...]]]:
 
 def start_up(place: Place) -> Iterator[tuple[str, tuple[Edit, ...]]]:
     patch = guarded(PYTEST_PATCHES["tests that are not called"] if place.runner == "pytest" else UNITTEST["results"])
-    lazy = f"import threading\ndef _late():\n    import time; time.sleep(0.2)\n{textwrap.indent(patch, '    ')}\nthreading.Thread(target=_late).start()\n"
+    late = f"def _late():\n    import time; time.sleep(0.2)\n{textwrap.indent(patch, '    ')}"
+    lazy = f"import threading\n{late}\nthreading.Thread(target=_late).start()\n"
     yield "sitecustomize.py", (Edit(f"{place.import_root}sitecustomize.py", lazy, "new"),)
     yield "usercustomize.py", (Edit(f"{place.import_root}usercustomize.py", lazy, "new"),)
     yield "a .pth file", (Edit("kind.pth", "import os; os._exit(0)\n", "new"),)
