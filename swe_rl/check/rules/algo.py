@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from swe_rl.check.findings import Finding, Host, about, error, warning
 from swe_rl.check.rules import loss as rules_loss
-from swe_rl.config.choices import Advantage, DynamicSampling, OutcomeReward
+from swe_rl.config.choices import Advantage, DynamicSampling, OutcomeReward, TrickPolicy
 from swe_rl.config.parts import Part
 from swe_rl.config.schema import Config
 
@@ -86,6 +86,18 @@ def greedy_evaluation(config: Config, _: Host) -> Iterator[Finding]:
         )
 
 
+@about(Part.trainer)
+def tricks_are_paid(config: Config, _: Host) -> Iterator[Finding]:
+    if config.rollout.tricks is TrickPolicy.count:
+        yield warning(
+            "tricks",
+            "rollout.tricks",
+            config.rollout.tricks,
+            "a patch whose code could have changed its verdict is paid what its tests say, and so is trained towards",
+            "rollout.tricks=zero, or mask",
+        )
+
+
 @about(Part.rollouts)
 def outcomes_complete(config: Config, _: Host) -> Iterator[Finding]:
     table = config.rollout.outcomes
@@ -137,6 +149,7 @@ RULES = (
     learning_rate,
     something_to_compare,
     greedy_evaluation,
+    tricks_are_paid,
     outcomes_complete,
     infra_has_no_reward,
 )
