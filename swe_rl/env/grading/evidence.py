@@ -92,7 +92,8 @@ class Evidences:
                     f"{evidence.words}"
                 )
             return grade.worthless("not_started")
-        left = tuple(name for name in grade.findings if not excused(name, run, grade, evidence))
+        comparable = evidence.started  # else there is nothing that could excuse anything
+        left = tuple(name for name in grade.findings if not (comparable and excused(name, run, grade, evidence)))
         grade = replace(grade, findings=left)
         return grade.worthless() if DECISIVE.intersection(left) else grade
 

@@ -245,7 +245,7 @@ swe_rl_new() { PATH=/usr/bin:/bin find %(prefix)s -type f -cnewer %(folder)s/sta
 { swe_rl_new ! -name 'swe_rl_*.pth' ! -name '*.pyc' ! -path '*.dist-info/RECORD' -size -4000k \
     ! \( -name '*.pth' ! -exec grep -q '^import' {} \; \)
   swe_rl_new -path '*/_pytest/*.pyc'
-} | PATH=/usr/bin:/bin sed -n '1,400s/^/swe_rl %(nonce)s wrote /p'
+} | PATH=/usr/bin:/bin sed -n '1,400s/^/swe_rl %(nonce)s wrote /p' || true
 cat > %(folder)s/start <<'%(end)s'
 %(text)s
 %(end)s
