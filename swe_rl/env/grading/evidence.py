@@ -91,7 +91,9 @@ class Evidences:
                     f"the tests of {instance.instance_id} did not start, and without the patch they do not either: "
                     f"{evidence.words}"
                 )
-            return grade.worthless("not_started")
+            # A runner that crashed while it collected is not as it was, and has called nothing passed.
+            left = tuple(name for name in grade.findings if name != "runner_changed")
+            return replace(grade, findings=left).worthless("not_started")
         comparable = evidence.started  # else there is nothing that could excuse anything
         left = tuple(name for name in grade.findings if not (comparable and excused(name, run, grade, evidence)))
         grade = replace(grade, findings=left)
