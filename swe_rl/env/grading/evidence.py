@@ -9,12 +9,15 @@ Invariants:
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from swe_rl.env.grading.log_check import DECISIVE
-from swe_rl.env.grading.script_run import ScriptRun
 from swe_rl.env.instance import Instance
 from swe_rl.env.protocol import Grade, GradeError
 from swe_rl.sandbox.protocol import Workspace
+
+if TYPE_CHECKING:
+    from swe_rl.env.grading.script_run import ScriptRun
 
 _WORDS = 300
 
@@ -32,7 +35,7 @@ class Evidence:
     words: str
 
     @classmethod
-    def of(cls, run: ScriptRun, grade: Grade) -> "Evidence":
+    def of(cls, run: "ScriptRun", grade: Grade) -> "Evidence":
         heard = run.testimony
         return cls(
             started=grade.started and not grade.timed_out,
@@ -46,7 +49,7 @@ class Evidence:
 
 
 def findings_of(
-    in_log: Iterable[str], run: ScriptRun, said: Iterable[str], signed: frozenset[str] | None
+    in_log: Iterable[str], run: "ScriptRun", said: Iterable[str], signed: frozenset[str] | None
 ) -> tuple[str, ...]:
     """`said`: tests that the log calls passed; `signed`: those that the witness calls so."""
     heard, claims = run.testimony, frozenset(said)
@@ -73,7 +76,7 @@ class Evidences:
         self,
         instance: Instance,
         workspace: Workspace,
-        run: ScriptRun,
+        run: "ScriptRun",
         grade: Grade,
         without: Callable[[], Awaitable[Evidence]],
     ) -> Grade:
@@ -108,7 +111,7 @@ class Evidences:
             return evidence
 
 
-def excused(finding: str, run: ScriptRun, grade: Grade, evidence: Evidence) -> bool:
+def excused(finding: str, run: "ScriptRun", grade: Grade, evidence: Evidence) -> bool:
     """True where the tests show the same without the patch."""
     if finding == "runner_changed":
         return run.testimony.changed <= evidence.changed

@@ -89,8 +89,8 @@ async def _run(
 
 async def _heard(sandbox: Sandbox, instance: Instance, witness: Witness, result: ExecResult) -> Testimony:
     testimony = await hear(sandbox, witness, result.output)
-    own = own_packages(instance)
-    written = frozenset(path for path in testimony.written if not _is_own(path, own))
+    packages = own_packages(instance)
+    written = frozenset(path for path in testimony.written if not _is_own(path, packages))
     return replace(testimony, written=written)
 
 

@@ -188,7 +188,7 @@ def copied(item: Any) -> Any:
             inner = "_storage" if hasattr(store, "_storage") else "_store"
             fresh = type(store)()
             values = getattr(store, inner).items()
-            setattr(fresh, inner, {key: dict(one) if type(one) is dict else one for key, one in values})
+            setattr(fresh, inner, {key: dict(value) if type(value) is dict else value for key, value in values})
             setattr(clone, name, fresh)
     clone._report_sections = []
     return clone
