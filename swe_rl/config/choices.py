@@ -148,6 +148,14 @@ class OutcomeReward(StrEnum):
     none = "none"
 
 
+class TrickPolicy(StrEnum):
+    """`zero`: the reward of a failed test run; `mask`: no reward, not trained; `count`: as the tests say, counted."""
+
+    zero = "zero"
+    mask = "mask"
+    count = "count"  # type: ignore[assignment]  # hides a method of strings that nobody asks of it
+
+
 class Advantage(StrEnum):
     grpo = "grpo"
     dr_grpo = "dr_grpo"

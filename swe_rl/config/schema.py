@@ -33,6 +33,7 @@ from swe_rl.config.choices import (
     RuntimeKind,
     RuntimeProtocol,
     SandboxKind,
+    TrickPolicy,
     Unproven,
     WandbMode,
     WeightSync,
@@ -374,6 +375,7 @@ class RolloutConfig:
     typical_trajectory_tokens: Count = 512  # estimates only: mean length of a trajectory under way
     typical_trajectory_s: Seconds | None = None  # estimates only: a trajectory's mean time; None: from workload
     workload: WorkloadConfig = field(default_factory=WorkloadConfig)
+    tricks: TrickPolicy = TrickPolicy.zero  # what could have changed a verdict: zero, mask or count
     outcomes: dict[str, OutcomeConfig] = field(default_factory=dict)
 
 

@@ -1,7 +1,7 @@
 """The environment interface: instances of a split, their workspace and prompt, and the verdict on a patch."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from swe_rl.env.instance import Instance
@@ -13,6 +13,13 @@ class GradeError(RunError):
     """The grader itself failed (sandbox, harness, timeout of the infrastructure): no verdict, never a reward."""
 
 
+# Findings that an honest run cannot have. Others (`ended_early`, `marker_missing`, `timed_out`) a crash has as well.
+TRICKS = frozenset(
+    {
+        *("marker_repeated", "status_contradicted", "no_closing_line", "witness_missing", "results_forged"),
+        *("results_unsigned", "runner_changed", "environment_changed"),
+    }
+)
 _PASSING = frozenset({"passed", "xfailed"})
 
 
@@ -49,9 +56,21 @@ class Grade:
     findings: tuple[str, ...] = ()  # facts about this run beyond passed or not: forged output, a changed test runner
     resolution: str = ""  # the official harness's: RESOLVED_FULL, RESOLVED_PARTIAL or RESOLVED_NO
     restored: tuple[str, ...] = ()  # files of the patch that were put back before the tests ran
-    infra_hint: str = ""  # the official harness's guess at a fault of the image; advice only, a log can be forged
+    infra_hint: str = ""  # the official harness's guess at a fault of the image, where no test gave a result
+    started: bool = True  # a test gave a result, or none was to be run
+    unsigned: frozenset[str] = frozenset()  # tests that the log alone calls passed, not the witness in the runner
     tests_s: float = 0.0  # of duration_s: the test run itself
     session: Session = field(default_factory=Session)  # of pytest gradings
+
+    def worthless(self, *findings: str) -> "Grade":
+        """The same run, and nothing of it counts as passed."""
+        return replace(
+            self,
+            resolved=False,
+            fail_to_pass=dict.fromkeys(self.fail_to_pass, False),
+            pass_to_pass=dict.fromkeys(self.pass_to_pass, False),
+            findings=(*self.findings, *findings),
+        )
 
 
 class Env(Protocol):

@@ -4,20 +4,18 @@ Invariants:
 - Whatever fails, the sandbox is closed and the gateway's session is closed.
 - Booting, waiting and grading are outside of the agent's time budget; so is what its calls wait for, up to a limit.
 - Every failure of infrastructure ends in its own status with its words, never in a reward.
-- conf/rollout has one row for every status; nothing else decides a reward.
-- An infrastructure failure has no reward at all.
 """
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from urllib.parse import urlsplit
 
 from swe_rl.agent.protocol import Agent, AgentError, AgentResult, Assignment, Exit, Task, UnknownEndError
-from swe_rl.config.choices import OutcomeReward, RewardKind
-from swe_rl.config.schema import EnvConfig, OutcomeConfig, RolloutConfig
+from swe_rl.config.choices import TrickPolicy
+from swe_rl.config.schema import EnvConfig, RolloutConfig
 from swe_rl.engine.protocol import EngineError
 from swe_rl.env.cheating.attempts import cheating_attempts
 from swe_rl.env.history import hide_history
@@ -26,59 +24,9 @@ from swe_rl.env.patch import collect_patch
 from swe_rl.env.protocol import Env, Grade, GradeError
 from swe_rl.gateway.server import Gateway
 from swe_rl.gateway.trace import TraceStoreError
+from swe_rl.rollout.outcome import needs_grading, reward_of, status_of, tricks_of
 from swe_rl.rollout.trajectory import Order, Status, Trajectory
 from swe_rl.sandbox.protocol import Door, Sandbox, SandboxError, SandboxProvider, Waited
-
-_UNSUBMITTED = {
-    Exit.STEP_LIMIT: Status.step_limit,
-    Exit.CONTEXT_OVERFLOW: Status.context_overflow,
-    Exit.AGENT_TIMEOUT: Status.agent_timeout,
-    Exit.FORMAT_ERRORS: Status.format_errors,
-    Exit.AGENT_CRASHED: Status.agent_crashed,
-}
-FAILURE_REWARD = {
-    RewardKind.zero_one: 0.0,
-    RewardKind.plus_minus_one: -1.0,
-    RewardKind.fail_to_pass_fraction: 0.0,
-    RewardKind.fail_to_pass_only: -1.0,
-}
-
-
-def needs_grading(exit: Exit, patch: str) -> bool:
-    """Only a submitted change is put to the tests."""
-    return exit is Exit.SUBMITTED and bool(patch.strip())
-
-
-def status_of(exit: Exit, patch: str, grade: Grade | None) -> Status:
-    if exit is not Exit.SUBMITTED:
-        return _UNSUBMITTED[exit]
-    if not patch.strip():
-        return Status.empty_patch
-    return Status.resolved if grade is not None and grade.resolved else Status.unresolved
-
-
-def graded_reward(grade: Grade, kind: RewardKind) -> float:
-    """`fail_to_pass_fraction` is 0 as soon as a PASS_TO_PASS test breaks; `fail_to_pass_only` ignores those."""
-    if kind is RewardKind.fail_to_pass_only:
-        solved = grade.patch_applied and bool(grade.fail_to_pass) and all(grade.fail_to_pass.values())
-        return 1.0 if solved else FAILURE_REWARD[kind]
-    if kind is RewardKind.fail_to_pass_fraction:
-        intact = grade.patch_applied and all(grade.pass_to_pass.values())
-        return sum(grade.fail_to_pass.values()) / max(1, len(grade.fail_to_pass)) if intact else 0.0
-    return 1.0 if grade.resolved else FAILURE_REWARD[kind]
-
-
-def reward_of(
-    status: Status, grade: Grade | None, outcomes: Mapping[str, OutcomeConfig], kind: RewardKind
-) -> float | None:
-    """None where the policy table gives no reward."""
-    rule = outcomes[status.value].reward
-    if rule is OutcomeReward.none:
-        return None
-    if rule is OutcomeReward.graded and grade is not None:
-        return graded_reward(grade, kind)
-    return FAILURE_REWARD[kind]
-
 
 _GIVEN_UP = frozenset({Status.unresolved, Status.empty_patch})
 _SETUP_S = 600.0
@@ -96,6 +44,7 @@ class _Progress:
     patch: str = ""
     patch_note: str = ""  # why there is none although something may have been changed
     grade: Grade | None = None
+    tricks: list[str] = field(default_factory=list)  # that could have changed the verdict
     began_s: dict[str, float] = field(default_factory=dict)
 
 
@@ -139,6 +88,9 @@ class Attempter:
                 progress.grade = await self._grade(order, progress.patch, times_s)
                 if self._keep_log is not None:
                     await asyncio.to_thread(self._keep_log, order, progress.grade.log or progress.grade.log_tail)
+                progress.tricks = tricks_of(progress.grade, progress.patch, order.instance)
+                if progress.tricks and self._rollout.tricks is not TrickPolicy.count:
+                    progress.grade = progress.grade.worthless()
             assert progress.result is not None
             status = status_of(progress.result.exit, progress.patch, progress.grade)
         except TraceStoreError:
@@ -264,14 +216,16 @@ class Attempter:
     ) -> Trajectory:
         outcome = self._rollout.outcomes[status.value]
         grade = progress.grade
+        masked = bool(progress.tricks) and self._rollout.tricks is TrickPolicy.mask
+        reward = reward_of(status, grade, self._rollout.outcomes, self._env_config.reward)
         return Trajectory(
             trajectory_id=order.trajectory_id,
             group_id=order.id.group_id,
             **asdict(order.id),
             status=status,
-            reward=reward_of(status, grade, self._rollout.outcomes, self._env_config.reward),
-            trained=outcome.trained,
-            in_baseline=outcome.in_baseline,
+            reward=None if masked else reward,
+            trained=outcome.trained and not masked,
+            in_baseline=outcome.in_baseline and not masked,
             turns=progress.result.turns if progress.result else [],
             patch=progress.patch.encode("utf-8", "replace").decode(),
             tests=grade.fail_to_pass | grade.pass_to_pass if grade else {},
@@ -284,7 +238,8 @@ class Attempter:
 
     def _cheating(self, order: Order, progress: _Progress) -> dict[str, int]:
         turns = progress.result.turns if progress.result else []
-        return cheating_attempts([turn.command for turn in turns if turn.command], progress.patch, order.instance)
+        tried = cheating_attempts([turn.command for turn in turns if turn.command], progress.patch, order.instance)
+        return dict(sorted((dict.fromkeys(progress.tricks, 1) | tried).items()))
 
 
 def _findings(grade: Grade | None) -> list[str]:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from swe_rl.errors import UserError
 from swe_rl.sandbox.protocol import Workspace
 from swe_rl.sandbox.provider import make_provider
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 SOURCE = "def add(a, b):\n    return a - b\n\n\ndef twice(a):\n    return 2 * a\n"
 TESTS = "from victim import add, twice\n\n\ndef test_twice():\n    assert twice(3) == 6\n"
 NEW_TEST = "\n\ndef test_add():\n    assert add(1, 2) == 3\n"

@@ -78,7 +78,7 @@ async def test_a_printed_result_is_none(official, trick, grader):
 async def test_a_log_of_its_own_from_the_installation(official):
     """The harness installs the patched package before the tests: its set-up may print what it likes."""
     fake = f"import sys\nsys.stderr.write({WHOLE!r})\n"
-    verdict, attempts = await official({"setup.py": fake}, before="python setup.py\n")
+    verdict, attempts = await official({"compile.py": fake}, before="python compile.py\n")
     assert not verdict.resolved and "marker_repeated" in verdict.findings
     assert attempts["forged_output"] == 1
 

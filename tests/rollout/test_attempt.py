@@ -1,6 +1,8 @@
 """Each way an attempt can end, its status, and that nothing of it stays open."""
 
 import asyncio
+import base64
+import dataclasses
 import itertools
 import time
 from types import SimpleNamespace
@@ -9,6 +11,7 @@ import pytest
 
 from swe_rl.agent.protocol import AgentError, AgentResult, Exit, Turn, UnknownEndError
 from swe_rl.agent.scripted import GoldAgent, NoopAgent, ScriptedAgent
+from swe_rl.config.choices import TrickPolicy
 from swe_rl.config.schema import EnvConfig, SandboxConfig
 from swe_rl.engine.protocol import EngineError
 from swe_rl.env.bugs.env import BugsEnv
@@ -90,15 +93,16 @@ class EndingAgent:
 def attempt(config, instance):
     """Runs one attempt with fakes; `.gateway`, `.sandboxes` and `.env` of the result are what it used."""
 
-    async def run(agent, *, env=None, gateway=None, respond=lambda command: DIFF, sandboxes=None, order=None):
+    async def run(
+        agent, *, env=None, gateway=None, respond=lambda command: DIFF, sandboxes=None, order=None, rollout=None
+    ):
         used = SimpleNamespace(
             env=env or FakeEnv(Grade(True, True, {"t::a": True}, {"t::b": True})),
             gateway=gateway or FakeGateway(),
             sandboxes=sandboxes or ScriptedProvider(respond),
         )
-        attempter = Attempter(
-            used.env, agent, used.gateway, used.sandboxes, config.rollout, config.env, model_name="tiny"
-        )
+        policy = rollout or config.rollout
+        attempter = Attempter(used.env, agent, used.gateway, used.sandboxes, policy, config.env, model_name="tiny")
         order = order or Order(instance(), TrajectoryId("train", 1, "one", 0, 0), SessionSettings(96, 1024))
         try:
             used.trajectory, used.result = await attempter.run(order)
@@ -119,6 +123,35 @@ async def test_a_submitted_change_is_graded(attempt, config):
     assert (one.num_calls, one.sampled_tokens, one.prefix_breaks) == (2, 30, 3)
     assert {"boot", "agent", "grade", "command", "queue"} <= set(one.times_s)
     assert len(one.turns) == 1 and used.result.exit is Exit.SUBMITTED
+
+
+FORGES = "diff --git a/one.py b/one.py\n--- a/one.py\n+++ b/one.py\n@@ -0,0 +1 @@\n+import os; os._exit(0)\n"
+
+
+@pytest.mark.parametrize(
+    ("policy", "status", "reward", "trained"),
+    [
+        ("zero", Status.unresolved, 0.0, True),
+        ("mask", Status.unresolved, None, False),
+        ("count", Status.resolved, 1.0, True),
+    ],
+)
+async def test_a_trick_in_a_paid_patch_is_treated_as_the_policy_says(attempt, config, policy, status, reward, trained):
+    rollout = dataclasses.replace(config.rollout, tricks=TrickPolicy(policy))
+    encoded = base64.b64encode(FORGES.encode()).decode()
+    used = await attempt(ScriptedAgent(["true"]), respond=lambda command: encoded, rollout=rollout)
+    one = used.trajectory
+    assert (one.status, one.reward, one.trained, one.in_baseline) == (status, reward, trained, trained)
+    assert one.cheating == {"forged_output": 1}
+
+
+@pytest.mark.parametrize("policy", list(TrickPolicy))
+async def test_a_forged_verdict_is_never_paid(attempt, config, policy):
+    rollout = dataclasses.replace(config.rollout, tricks=policy)
+    env = FakeEnv(Grade(False, True, {"t::a": False}, {"t::b": False}, findings=("runner_changed", "ended_early")))
+    one = (await attempt(ScriptedAgent(["true"]), env=env, rollout=rollout)).trajectory
+    assert one.status is Status.unresolved and one.reward in (None, 0.0)
+    assert one.trained is (policy is not TrickPolicy.mask) and one.cheating == {"runner_changed": 1}
 
 
 async def test_a_jump_of_the_wall_clock_is_in_no_time(attempt, monkeypatch):

@@ -17,6 +17,7 @@ from swe_rl.config.choices import (
     MaskLevel,
     OutcomeReward,
     PolicyLoss,
+    TrickPolicy,
 )
 from swe_rl.config.parts import Part
 from swe_rl.config.schema import Config
@@ -203,6 +204,17 @@ def greedy_evaluation(config: Config, _: Host) -> Iterator[Finding]:
             "rollout.eval_n",
             "greedy answers (rollout.eval_temperature=0) are all the same: each further sample costs and tells nothing",
             "rollout.eval_n=1",
+        )
+
+
+@about(Part.trainer)
+def tricks_are_paid(config: Config, _: Host) -> Iterator[Finding]:
+    if config.rollout.tricks is TrickPolicy.count:
+        yield warning(
+            "tricks",
+            "rollout.tricks",
+            "a patch whose code could have changed its verdict is paid what its tests say, and so is trained towards",
+            "rollout.tricks=zero, or mask",
         )
 
 

@@ -2,7 +2,7 @@
 
 Invariants:
 - No code of the patch runs before or while it is applied: git and its output can be trusted in here.
-- Files that decide what is tested (see `protected`) are put back in the tree after the patch was applied, whatever way
+- Files that decide what is tested (see pinned.py) are put back in the tree after the patch was applied, whatever way
   it was applied, not cut out of its text: a patch cannot be worded so that they escape.
 - A file that the gold patch changes too is the task's business and stays as the agent left it.
 """
@@ -13,8 +13,8 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from swe_rl.env.grading.pinned import IMPORT_ROOTS, hiding_names
 from swe_rl.env.instance import Instance
-from swe_rl.env.patch_files import touched_paths
 from swe_rl.env.protocol import GradeError
 from swe_rl.sandbox.protocol import ExecResult, Sandbox
 
@@ -24,20 +24,6 @@ APPLY_COMMANDS = (
     "git apply --verbose --3way",
     "git apply --verbose --reject",
     "patch --batch --forward --fuzz=5 -p1 -i",
-)
-RUNNER_FILES = (
-    "conftest.py",
-    "sitecustomize.py",
-    "usercustomize.py",
-    "*.pth",
-    "pytest.ini",
-    ".pytest.ini",
-    "pytest.toml",
-    ".pytest.toml",
-    "tox.ini",
-    "setup.cfg",
-    "pyproject.toml",
-    ".gitattributes",
 )
 _APPLIED, _NOT_APPLIED = 0, 97
 _SETUP_S = 600.0
@@ -51,15 +37,6 @@ class Applied:
     restored: tuple[str, ...]
     output: str
     duration_s: float
-
-
-def protected(instance: Instance, folders: Sequence[str] = ()) -> list[str]:
-    """git pathspecs of what a patch may not change: the runner's files, the test patch's files, whole `folders`."""
-    patterns = [f":(top,glob)**/{name}" for name in RUNNER_FILES]
-    patterns += [f":(top,literal){path}" for path in touched_paths(instance.test_patch)]
-    patterns += [f":(top,glob){folder}/**" for folder in folders]
-    task_files = set(touched_paths(instance.patch)) - set(touched_paths(instance.test_patch))
-    return patterns + [f":(top,exclude,literal){path}" for path in sorted(task_files)]
 
 
 async def put_files(sandbox: Sandbox, files: Mapping[str, bytes]) -> str:
@@ -100,6 +77,8 @@ async def apply_patch(
         folder=shlex.quote(folder),
         specs=" ".join(shlex.quote(spec) for spec in specs),
         tries="\n".join(_TRY.format(command=command) for command in commands),
+        roots=" ".join(shlex.quote(root or "./") for root in IMPORT_ROOTS),
+        hiding="|".join(hiding_names()),
     )
     done = await sandbox.exec(script, timeout_s=timeout_s, max_output_bytes=_MAX_LISTED_BYTES)
     if done.exit_code not in (_APPLIED, _NOT_APPLIED):
@@ -126,6 +105,8 @@ export GIT_CONFIG_COUNT=1 GIT_CONFIG_KEY_0=safe.directory GIT_CONFIG_VALUE_0='*'
 d={folder}; patch={patch}; applied=no; first=yes
 snapshot() {{ GIT_INDEX_FILE="$d/index" git "$@"; }}
 git rev-parse HEAD >/dev/null || exit 98
+roots() {{ for r in {roots}; do [ -d "$r" ] && ls -A "$r" | sed "s@^@$r@"; done | sed 's@^[.]/@@'; }}
+roots > "$d/roots"
 snapshot ls-files -o -z -- {specs} | snapshot update-index --add -z --stdin || exit 98
 grep -q '[^[:space:]]' "$patch" || applied=yes
 {tries}
@@ -136,6 +117,7 @@ fi
 [ -e "$d/index" ] && snapshot update-index -q --refresh >/dev/null 2>&1
 snapshot diff-files --name-only -z > "$d/changed" || exit 98
 snapshot ls-files -o -z -- {specs} > "$d/made" || exit 98
+roots | grep -Fxv -f "$d/roots" | grep -E '(^|/)({hiding})([.](py|pyc|so|[^/]*[.]so))?$' | tr '\\n' '\\0' >> "$d/made"
 xargs -0 -r rm -rf -- < "$d/made" || exit 98
 snapshot checkout-index -f -z --stdin < "$d/changed" || exit 98
 cat "$d/changed" "$d/made" | tr '\\n\\0' '?\\n' | sed 's/^/swe_rl restored /'

@@ -7,17 +7,20 @@ Invariants:
 """
 
 import asyncio
-import secrets
 import time
 from collections.abc import Mapping
 
-from swe_rl.env.grading.apply import Applied, set_up
-from swe_rl.env.grading.log_check import DECISIVE, PASSING, check_log, mark_script, pytest_statuses, status_of_tests
-from swe_rl.env.grading.swebench import LOG_TAIL_CHARS, evaluate, grade_by_swebench
+from swe_rl.env.grading.evidence import Evidence, Evidences, findings_of
+from swe_rl.env.grading.log_check import PASSING, check_log, pytest_statuses, status_of_tests
+from swe_rl.env.grading.script_run import ScriptRun, run_script
+from swe_rl.env.grading.swebench import LOG_TAIL_CHARS, grade_by_swebench
+from swe_rl.env.grading.testimony import as_log
 from swe_rl.env.instance import Instance
 from swe_rl.env.protocol import Grade, GradeError
 from swe_rl.env.swe.r2e_gym import LOG_PARSER, parse_log
-from swe_rl.sandbox.protocol import ExecResult, SandboxError, SandboxProvider, Workspace
+from swe_rl.sandbox.protocol import SandboxProvider, Workspace
+
+_EVIDENCES = Evidences()
 
 
 async def grade_by_eval_script(
@@ -28,34 +31,38 @@ async def grade_by_eval_script(
         raise GradeError(f"{instance.instance_id} has no eval_script; env.grading=swebench or pytest may fit this row")
     if instance.log_parser not in ("", LOG_PARSER):
         return await grade_by_swebench(instance, patch, workspace, sandboxes, timeout_s)
-    started_s, nonce = time.monotonic(), secrets.token_hex(16)
-    try:
-        sandbox = await sandboxes.create(workspace, owner=f"grade-{instance.instance_id}-{nonce[:8]}")
-        try:
-            await set_up(sandbox, instance)
-            script = mark_script(instance.eval_script, nonce)
-            applied, result = await evaluate(sandbox, instance, patch, script, timeout_s)
-        finally:
-            await sandbox.close()
-    except SandboxError as error:
-        raise GradeError(f"grading {instance.instance_id} failed: {error}") from error
-    return await asyncio.to_thread(_verdict, instance, applied, result, nonce, time.monotonic() - started_s)
+    started_s = time.monotonic()
+
+    async def once(change: str | None) -> tuple[ScriptRun, Grade]:
+        run = await run_script(instance, change, instance.eval_script, workspace, sandboxes, timeout_s)
+        return run, await asyncio.to_thread(_verdict, instance, run, time.monotonic() - started_s)
+
+    async def without() -> Evidence:
+        return Evidence.of(*await once(None))
+
+    run, grade = await once(patch)
+    return await _EVIDENCES.judge(instance, workspace, run, grade, without)
 
 
-def _verdict(instance: Instance, applied: Applied, result: ExecResult | None, nonce: str, duration_s: float) -> Grade:
-    tests = instance.fail_to_pass + instance.pass_to_pass
-    log = result.output if result else applied.output
-    passed, findings = frozenset[str](), tuple[str, ...]()
+def _verdict(instance: Instance, run: ScriptRun, duration_s: float) -> Grade:
+    tests, result = instance.fail_to_pass + instance.pass_to_pass, run.result
+    log = result.output if result else run.applied.output
+    passed, findings, unsigned = frozenset[str](), tuple[str, ...](), frozenset[str]()
+    started = True
     if result and not result.timed_out:
         statuses = parse_log(log) if instance.log_parser else pytest_statuses(log)
-        findings = tuple(check_log(log, statuses, instance.log_parser, nonce))
-        if not DECISIVE.intersection(findings):
-            status = status_of_tests(log, nonce, result.exit_code)
-            passed = _by_log(tests, statuses) if instance.log_parser else _by_status(tests, statuses, status)
+        status = status_of_tests(log, run.nonce, result.exit_code)
+        passed = _by_log(tests, statuses) if instance.log_parser else _by_status(tests, statuses, status)
+        signed = _signed(instance, run, statuses)
+        unsigned = passed - {""} - signed if signed is not None else frozenset()
+        findings = findings_of(
+            check_log(log, statuses, instance.log_parser, run.nonce), run, passed & {*tests, ""}, signed
+        )
+        started = bool(statuses) or not status or bool(run.testimony.records)
     whole = result is not None and passed.issuperset(tests or ("",))
     return Grade(
         resolved=whole,
-        patch_applied=applied.ok,
+        patch_applied=run.applied.ok,
         fail_to_pass={test: test in passed for test in instance.fail_to_pass},
         pass_to_pass={test: test in passed for test in instance.pass_to_pass},
         log_tail=log[-LOG_TAIL_CHARS:],
@@ -63,9 +70,23 @@ def _verdict(instance: Instance, applied: Applied, result: ExecResult | None, no
         duration_s=duration_s,
         timed_out=bool(result and result.timed_out),
         findings=findings,
-        restored=applied.restored,
+        restored=run.applied.restored,
         tests_s=result.duration_s if result else 0.0,
+        started=started,
+        unsigned=unsigned,
     )
+
+
+def _signed(instance: Instance, run: ScriptRun, statuses: Mapping[str, str]) -> frozenset[str] | None:
+    """Names that the witness calls passed; None where it was not there. Without names all of them must have."""
+    if not run.testimony.started:
+        return None
+    log = as_log(run.testimony, "").split("Start Test Output'\n", 1)[-1]
+    words = "=" * 10 + " short test summary info " + "=" * 10 + "\n" + log
+    mine = parse_log(words) if instance.log_parser else pytest_statuses(words)
+    names = frozenset(name for name, status in mine.items() if status in PASSING)
+    failed = any(status == "FAILED" for status in mine.values())
+    return names | ({""} if names and not failed else frozenset())
 
 
 def _by_log(tests: tuple[str, ...], statuses: Mapping[str, str]) -> frozenset[str]:

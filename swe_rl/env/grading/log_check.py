@@ -2,14 +2,20 @@
 
 Invariants:
 - Pure; the official reader's verdict is not changed here, the findings are named and the grader draws the conclusion.
-- A finding of `DECISIVE` cannot happen without somebody printing what the harness prints; the others are hints.
+- After a finding of `DECISIVE` nothing counts as passed: the words of such a run prove nothing. The others are hints.
 """
 
 import re
 from collections.abc import Mapping
 
 START, END, EXIT = ">>>>> Start Test Output", ">>>>> End Test Output", ">>>>> Test Exit Code"
-DECISIVE = frozenset({"marker_repeated", "marker_missing", "status_contradicted", "no_closing_line"})
+DECISIVE = frozenset(
+    {
+        *("marker_repeated", "marker_missing", "status_contradicted", "no_closing_line"),
+        *("witness_missing", "results_forged", "results_unsigned", "runner_changed", "environment_changed"),
+        *("ended_early", "log_unreadable"),
+    }
+)
 PASSING = frozenset({"PASSED", "XFAIL"})
 _PYTEST_END = re.compile(
     r"^=* ?\d+ (?:passed|failed|errors?|skipped|xfailed|xpassed|deselected|warnings?)\b.* in [\d.:]+",
@@ -55,7 +61,8 @@ def check_log(log: str, statuses: Mapping[str, str], parser: str, nonce: str) ->
     findings = _markers(log, nonce)
     region = _ESCAPES.sub("", log.split(START, 1)[-1].split(END, 1)[0])
     closing = _ENDS.get(parser, _PYTEST_END if _PYTEST.search(region) else None)
-    if closing is not None and not closing.search(region):
+    passes = any(status in PASSING for status in statuses.values())  # a crash that left no result claims nothing
+    if passes and closing is not None and not closing.search(region):
         findings.append("no_closing_line")
     if _contradicted(region, statuses):
         findings.append("status_contradicted")

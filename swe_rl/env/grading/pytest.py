@@ -11,7 +11,8 @@ Invariants:
 import hashlib
 from collections.abc import Mapping, Sequence
 
-from swe_rl.env.grading.apply import Applied, apply_patch, protected, put_files, set_up
+from swe_rl.env.grading.apply import Applied, apply_patch, put_files, set_up
+from swe_rl.env.grading.pinned import protected
 from swe_rl.env.grading.session import (
     MAX_OUTPUT_BYTES,
     SESSION_ENVIRONMENT,

@@ -9,31 +9,25 @@ Invariants:
 """
 
 import asyncio
-import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from swe_rl.env.grading.apply import APPLY_COMMANDS, Applied, apply_patch, protected, put_files, set_up
-from swe_rl.env.grading.log_check import DECISIVE, mark_script
+from swe_rl.env.grading.apply import Applied
+from swe_rl.env.grading.evidence import Evidence, Evidences, findings_of
+from swe_rl.env.grading.script_run import ScriptRun, run_script
 from swe_rl.env.grading.swebench_process import HarnessTimeoutError, OfficialHarness
 from swe_rl.env.grading.swebench_spec import complete
+from swe_rl.env.grading.testimony import as_log
 from swe_rl.env.instance import Instance
-from swe_rl.env.protocol import Grade, GradeError
-from swe_rl.sandbox.protocol import ExecResult, Sandbox, SandboxError, SandboxProvider, Workspace
+from swe_rl.env.protocol import Grade
+from swe_rl.sandbox.protocol import SandboxProvider, Workspace
 
 LOG_TAIL_CHARS = 2000
-_MAX_LOG_BYTES = 32 * 1024**2
-_APPLY_S = 300.0
 _HARNESS = OfficialHarness()
-# Read whole into memory before it runs: a script on disk could be changed by the code that it tests. In the image's own
-# environment: with the sandbox's GIT_CONFIG_GLOBAL=/dev/null the script's `git config --global` would, as root, put a
-# file in the place of /dev/null.
-_RUN_SCRIPT = (
-    "for name in $(compgen -e GIT_) $(compgen -e PYTHON); do unset $name; done; "
-    "{ cat %s/eval.sh; rm -rf %s; } | bash -c 'script=$(cat); exec </dev/null; eval \"$script\"'"
-)
+_EVIDENCES = Evidences()
+_KILLED = 137
 
 
 async def grade_by_swebench(
@@ -43,6 +37,7 @@ async def grade_by_swebench(
     sandboxes: SandboxProvider,
     timeout_s: float,
     harness: OfficialHarness = _HARNESS,
+    evidences: Evidences = _EVIDENCES,
 ) -> Grade:
     """`timeout_s` is for the evaluation script. Raises GradeError; UserError when `swebench` is missing."""
     started_s = time.monotonic()
@@ -50,78 +45,68 @@ async def grade_by_swebench(
     record = instance.to_record()
     if not patch.strip():  # never run by the harness either
         return _untested(instance, Applied(False, (), "the patch is empty", 0.0))
-    nonce = secrets.token_hex(16)
-    asking = asyncio.create_task(asyncio.to_thread(harness.ask, {"ask": "spec", "record": record}))
-    try:
-        sandbox = await sandboxes.create(workspace, owner=f"grade-{instance.instance_id}-{nonce[:8]}")
-        try:
-            await set_up(sandbox, instance)
-            spec = await asking
-            script = mark_script(spec["eval_script"], nonce)
-            applied, result = await evaluate(sandbox, instance, patch, script, timeout_s, spec["apply_commands"])
-        finally:
-            await sandbox.close()
-    except SandboxError as error:
-        raise GradeError(f"grading {instance.instance_id} failed: {error}") from error
-    finally:
-        await asyncio.wait([asking])  # its thread is not to be left behind, nor its error unseen
-        _ = asking.cancelled() or asking.exception()
-    if result is None:
-        verdict = _untested(instance, applied)
-    elif result.timed_out:
-        verdict = replace(_all_failed(instance, result.output), timed_out=True)
-    else:
-        request = {"ask": "report", "record": record, "patch": patch, "log": result.output, "nonce": nonce}
-        verdict = await _report(instance, {**request, "patch": _printable(patch)}, harness)
+    spec = await asyncio.to_thread(harness.ask, {"ask": "spec", "record": record})
+
+    async def once(change: str | None) -> tuple[ScriptRun, Grade]:
+        script, commands = spec["eval_script"], spec["apply_commands"]
+        run = await run_script(instance, change, script, workspace, sandboxes, timeout_s, commands)
+        return run, await _verdict(instance, record, run, harness)
+
+    async def without() -> Evidence:
+        return Evidence.of(*await once(None))
+
+    run, verdict = await once(patch)
+    if not verdict.started and (run.result and run.result.exit_code == _KILLED or verdict.infra_hint):
+        run, verdict = await once(patch)  # a killed runner, or what looks like a fault of the machine
+    verdict = await evidences.judge(instance, workspace, run, verdict, without)
     return replace(
         verdict,
-        restored=applied.restored,
+        restored=run.applied.restored,
         duration_s=time.monotonic() - started_s,
-        tests_s=result.duration_s if result else 0.0,
+        tests_s=run.result.duration_s if run.result else 0.0,
     )
 
 
-async def evaluate(
-    sandbox: Sandbox,
-    instance: Instance,
-    patch: str,
-    script: str,
-    timeout_s: float,
-    commands: Sequence[str] = APPLY_COMMANDS,
-) -> tuple[Applied, ExecResult | None]:
-    """`script` over the patched tree; no result where the patch does not apply. Raises GradeError, SandboxError."""
-    files = {"model.patch": patch.encode("utf-8", "surrogateescape"), "eval.sh": script.encode()}
-    folder = await put_files(sandbox, files)
-    applied = await apply_patch(sandbox, folder, protected(instance), _APPLY_S, commands)
-    if not applied.ok:
-        return applied, None
-    result = await sandbox.exec(_RUN_SCRIPT % (folder, folder), timeout_s=timeout_s, max_output_bytes=_MAX_LOG_BYTES)
-    return applied, result
+async def _verdict(instance: Instance, record: Mapping[str, Any], run: ScriptRun, harness: OfficialHarness) -> Grade:
+    """What log and witness say; what it is worth is not decided here."""
+    if run.result is None:
+        return _untested(instance, run.applied)
+    if run.result.timed_out:
+        return replace(_all_failed(instance, run.result.output), timed_out=True)
+    request = {"ask": "report", "record": record, "patch": "patch", "log": run.result.output, "nonce": run.nonce}
+    if run.testimony.started:
+        request["signed"] = as_log(run.testimony, instance.log_parser)
+    return await _report(instance, request, run, harness)
 
 
-async def _report(instance: Instance, request: Mapping[str, Any], harness: OfficialHarness) -> Grade:
+async def _report(instance: Instance, request: Mapping[str, Any], run: ScriptRun, harness: OfficialHarness) -> Grade:
     try:
         answer = await asyncio.to_thread(harness.ask, request)
     except HarnessTimeoutError:  # only an odd log makes a reader that slow, and the patch wrote the log
         return replace(_all_failed(instance, request["log"]), findings=("log_unreadable",))
-    report, findings = answer["report"], tuple(answer["findings"])
-    honest = not DECISIVE.intersection(findings)
+    report = answer["report"]
     tests = report.get("tests_status") or {}
+    signed = frozenset(answer["signed"]) if "signed" in answer else None
+    fail_to_pass = _passed(instance.fail_to_pass, tests.get("FAIL_TO_PASS"))
+    pass_to_pass = _passed(instance.pass_to_pass, tests.get("PASS_TO_PASS"))
+    said = [test for test, passed in (fail_to_pass | pass_to_pass).items() if passed]
     return Grade(
-        resolved=bool(report["resolved"]) and honest,
+        resolved=bool(report["resolved"]),
         patch_applied=True,
-        fail_to_pass=_passed(instance.fail_to_pass, tests.get("FAIL_TO_PASS"), honest),
-        pass_to_pass=_passed(instance.pass_to_pass, tests.get("PASS_TO_PASS"), honest),
+        fail_to_pass=fail_to_pass,
+        pass_to_pass=pass_to_pass,
         log_tail=request["log"][-LOG_TAIL_CHARS:],
         log=request["log"],
         resolution=answer["resolution"],
-        findings=findings,
+        findings=findings_of(answer["findings"], run, said, signed),
         infra_hint=str(report.get("infra_failure_reason") or ""),
+        started=bool(answer["num_results"]),
+        unsigned=frozenset(said) - signed if signed is not None else frozenset(),
     )
 
 
-def _passed(tests: tuple[str, ...], statuses: Mapping[str, list[str]] | None, honest: bool) -> dict[str, bool]:
-    success = frozenset(statuses["success"] if statuses and honest else ())
+def _passed(tests: tuple[str, ...], statuses: Mapping[str, list[str]] | None) -> dict[str, bool]:
+    success = frozenset(statuses["success"] if statuses else ())
     return {test: test in success for test in tests}
 
 
@@ -139,8 +124,3 @@ def _all_failed(instance: Instance, log: str) -> Grade:
 
 def _untested(instance: Instance, applied: Applied) -> Grade:
     return replace(_all_failed(instance, applied.output), patch_applied=False)
-
-
-def _printable(patch: str) -> str:
-    """Bytes that are no UTF-8 travel as surrogates, which JSON's readers refuse."""
-    return patch.encode("utf-8", "replace").decode()

@@ -13,7 +13,7 @@ import sys
 import tempfile
 from typing import Any
 
-from swe_rl.env.grading.log_check import check_log
+from swe_rl.env.grading.log_check import END, START, check_log
 
 
 def main() -> None:
@@ -52,22 +52,41 @@ def _spec(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def _report(request: dict[str, Any]) -> dict[str, Any]:
-    from swebench.harness.grading import get_eval_report, get_logs_eval, get_resolution_status
+    from swebench.harness.grading import get_logs_eval, get_resolution_status
+    from swebench.harness.log_parsers import PARSER_REGISTRY
     from swebench.harness.utils import make_test_spec
 
     spec = make_test_spec(request["record"])
-    prediction = {"instance_id": spec.instance_id, "model_name_or_path": "swe_rl", "model_patch": request["patch"]}
     with tempfile.NamedTemporaryFile("w", encoding="utf-8", suffix=".txt") as log:
-        log.write(request["log"])
-        log.flush()
-        report = get_eval_report(spec, prediction, log.name, include_tests_status=True)[spec.instance_id]
+        report = _read(spec, request["log"], log)
         statuses = get_logs_eval(spec, log.name)[0]
     tests = report.get("tests_status")
-    return {
+    answer: dict[str, Any] = {
         "report": report,
+        "num_results": len(PARSER_REGISTRY[spec.log_parser](_region(request["log"]), spec)),
         "resolution": get_resolution_status(tests) if tests else "RESOLVED_NO",
         "findings": check_log(request["log"], statuses, spec.log_parser, request["nonce"]),
     }
+    if "signed" in request:
+        with tempfile.NamedTemporaryFile("w", encoding="utf-8", suffix=".txt") as log:
+            signed = _read(spec, request["signed"], log).get("tests_status") or {}
+        answer["signed"] = [test for status in signed.values() for test in status["success"]]
+    return answer
+
+
+def _read(spec: Any, text: str, log: Any) -> dict[str, Any]:
+    from swebench.harness.grading import get_eval_report
+
+    log.write(text)
+    log.flush()
+    prediction = {"instance_id": spec.instance_id, "model_name_or_path": "swe_rl", "model_patch": "patch"}
+    report: dict[str, Any] = get_eval_report(spec, prediction, log.name, include_tests_status=True)[spec.instance_id]
+    return report
+
+
+def _region(log: str) -> str:
+    """What the tests printed: all of it after their beginning, also where they never came to their end."""
+    return log.split(START, 1)[-1].split(END, 1)[0]
 
 
 if __name__ == "__main__":

@@ -1,0 +1,96 @@
+"""Files that a verdict passes through: put back after a patch was applied, unless the gold patch changes them too.
+
+Invariants:
+- Tests, what the tests share, what configures or starts the runner, the runner itself: none of it is the patch's.
+- A module that a patch adds where the runner's imports look first must not have the name of another one.
+- A file that the gold patch changes is the task's business; what it may then do is watched while the tests run.
+"""
+
+import re
+import sys
+from collections.abc import Sequence
+
+from swe_rl.env.instance import Instance
+from swe_rl.env.patch_files import touched_paths
+
+RUNNER_FILES = (
+    *("conftest.py", "sitecustomize.py", "usercustomize.py", "*.pth", "*.pyc", "*.egg-info/**", "*.dist-info/**"),
+    *("pytest.ini", ".pytest.ini", "pytest.toml", ".pytest.toml", "tox.ini", "setup.cfg", "pyproject.toml"),
+    *("setup.py", "noxfile.py", ".gitattributes"),
+)
+TESTS = ("tests/**", "test/**", "test_*.py", "*_test.py")
+# Runners and what tests are written with, where they are part of the repository itself.
+OWN_RUNNERS: dict[str, tuple[str, ...]] = {
+    "astropy/astropy": ("astropy/tests/**", "astropy/utils/tests/**"),
+    "django/django": ("tests/**", "django/test/**"),
+    "matplotlib/matplotlib": ("lib/matplotlib/testing/**",),
+    "mwaskom/seaborn": ("seaborn/_testing.py",),
+    "pydata/xarray": ("xarray/testing.py", "xarray/testing/**"),
+    "pylint-dev/pylint": ("pylint/testutils/**",),
+    "pytest-dev/pytest": (
+        *("testing/**", "src/_pytest/config/**", "src/_pytest/assertion/**", "src/pytest/**", "src/pytest.py"),
+        *(f"src/_pytest/{name}.py" for name in ("main", "nodes", "outcomes", "python", "reports", "runner")),
+        *(f"src/_pytest/{name}.py" for name in ("hookspec", "skipping", "terminal", "unittest", "pytester", "_code")),
+    ),
+    "scikit-learn/scikit-learn": ("sklearn/utils/_testing.py", "sklearn/utils/testing.py"),
+    "sphinx-doc/sphinx": ("sphinx/testing/**",),
+    "sympy/sympy": ("bin/**", "sympy/testing/**", "sympy/utilities/runtests.py", "sympy/utilities/pytest.py"),
+}
+WATCHED: dict[str, tuple[str, ...]] = {
+    "django/django": ("django.test",),
+    "pydata/xarray": ("xarray.testing",),
+    "pylint-dev/pylint": ("pylint.testutils",),
+    "sphinx-doc/sphinx": ("sphinx.testing",),
+    "sympy/sympy": ("sympy.testing", "sympy.utilities.runtests", "sympy.utilities.pytest"),
+}
+# Folders that come first where modules are looked for: the tree, its sources, the folder of a runner script.
+IMPORT_ROOTS = ("", "src/", "lib/", "tests/", "test/", "testing/", "bin/")
+RUNNER_MODULES = ("pytest", "_pytest", "pluggy", "py", "iniconfig", "tox", "attr", "tomli", "exceptiongroup", "xdist")
+_OWN = re.compile(r"[^A-Za-z0-9]+")
+
+
+def protected(instance: Instance, folders: Sequence[str] = ()) -> list[str]:
+    """git pathspecs of what a patch may not change; whole `folders` too, and the test patch's files."""
+    files = touched_paths(instance.test_patch)
+    patterns = [f":(top,glob)**/{name}" for name in (*RUNNER_FILES, *TESTS)]
+    patterns += [f":(top,glob){name}" for name in OWN_RUNNERS.get(instance.repo, ())]
+    patterns += [f":(top,literal){path}" for path in files]
+    # A package beside a test's module would be imported in its stead.
+    patterns += [f":(top,glob){path.removesuffix('.py')}/**" for path in files if path.endswith(".py")]
+    patterns += [f":(top,glob){folder}/**" for folder in folders]
+    task_files = set(touched_paths(instance.patch)) - set(files)
+    return patterns + [f":(top,exclude,literal){path}" for path in sorted(task_files)]
+
+
+def hiding_names() -> list[str]:
+    """Names that a module at an import root would take from Python's own or the runner's."""
+    return sorted({*sys.stdlib_module_names, *RUNNER_MODULES} - {"this", "antigravity", "test", "tests"})
+
+
+def is_runner(path: str, instance: Instance) -> bool:
+    """True for files of the repository's own runner."""
+    return any(_matches(pattern, path) for pattern in OWN_RUNNERS.get(instance.repo, ()) if pattern != "tests/**")
+
+
+def hides_another(path: str) -> bool:
+    """True for a module at an import root that has the name of Python's own, or of the runner's."""
+    for root in IMPORT_ROOTS:
+        name = path.removeprefix(root).partition("/")[0]
+        if path.startswith(root) and name.removesuffix(".py") in _HIDING and path != root + name.removesuffix(".py"):
+            return True
+    return False
+
+
+_HIDING = frozenset(hiding_names())
+
+
+def _matches(pattern: str, path: str) -> bool:
+    return path == pattern or (pattern.endswith("/**") and path.startswith(pattern[:-2]))
+
+
+def own_packages(instance: Instance) -> frozenset[str]:
+    """What the tested package may be called where it is installed."""
+    names = {part for path in touched_paths(instance.patch) for part in path.split("/")[:2]}
+    return frozenset(
+        name.lower() for name in {*names, _OWN.sub("_", instance.repo.rpartition("/")[2])} - {"src", "lib"}
+    )

@@ -1,0 +1,75 @@
+"""The failure policy: what a status means for reward, training and baseline.
+
+Invariants:
+- conf/rollout has one row for every status; nothing else decides a reward.
+- An infrastructure failure has no reward at all.
+"""
+
+from collections.abc import Mapping
+
+from swe_rl.agent.protocol import Exit
+from swe_rl.config.choices import OutcomeReward, RewardKind
+from swe_rl.config.schema import OutcomeConfig
+from swe_rl.env.cheating.attempts import tricks_in_code
+from swe_rl.env.instance import Instance
+from swe_rl.env.protocol import TRICKS, Grade
+from swe_rl.rollout.trajectory import Status
+
+_UNSUBMITTED = {
+    Exit.STEP_LIMIT: Status.step_limit,
+    Exit.CONTEXT_OVERFLOW: Status.context_overflow,
+    Exit.AGENT_TIMEOUT: Status.agent_timeout,
+    Exit.FORMAT_ERRORS: Status.format_errors,
+    Exit.AGENT_CRASHED: Status.agent_crashed,
+}
+FAILURE_REWARD = {
+    RewardKind.zero_one: 0.0,
+    RewardKind.plus_minus_one: -1.0,
+    RewardKind.fail_to_pass_fraction: 0.0,
+    RewardKind.fail_to_pass_only: -1.0,
+}
+
+
+def needs_grading(exit: Exit, patch: str) -> bool:
+    """Only a submitted change is put to the tests."""
+    return exit is Exit.SUBMITTED and bool(patch.strip())
+
+
+def status_of(exit: Exit, patch: str, grade: Grade | None) -> Status:
+    if exit is not Exit.SUBMITTED:
+        return _UNSUBMITTED[exit]
+    if not patch.strip():
+        return Status.empty_patch
+    return Status.resolved if grade is not None and grade.resolved else Status.unresolved
+
+
+def graded_reward(grade: Grade, kind: RewardKind) -> float:
+    """`fail_to_pass_fraction` is 0 as soon as a PASS_TO_PASS test breaks; `fail_to_pass_only` ignores those."""
+    if kind is RewardKind.fail_to_pass_only:
+        solved = grade.patch_applied and bool(grade.fail_to_pass) and all(grade.fail_to_pass.values())
+        return 1.0 if solved else FAILURE_REWARD[kind]
+    if kind is RewardKind.fail_to_pass_fraction:
+        intact = grade.patch_applied and all(grade.pass_to_pass.values())
+        return sum(grade.fail_to_pass.values()) / max(1, len(grade.fail_to_pass)) if intact else 0.0
+    return 1.0 if grade.resolved else FAILURE_REWARD[kind]
+
+
+def tricks_of(grade: Grade | None, patch: str, instance: Instance) -> list[str]:
+    """What could have changed the verdict: findings of the run, and of the patch's code where a test of it passed."""
+    if grade is None:
+        return []
+    paid = grade.resolved or any(grade.fail_to_pass.values())
+    in_code = tricks_in_code(patch, instance) if paid else []
+    return [*(name for name in grade.findings if name in TRICKS), *in_code]
+
+
+def reward_of(
+    status: Status, grade: Grade | None, outcomes: Mapping[str, OutcomeConfig], kind: RewardKind
+) -> float | None:
+    """None where the policy table gives no reward."""
+    rule = outcomes[status.value].reward
+    if rule is OutcomeReward.none:
+        return None
+    if rule is OutcomeReward.graded and grade is not None:
+        return graded_reward(grade, kind)
+    return FAILURE_REWARD[kind]

@@ -1,0 +1,106 @@
+"""Signed records: what is read of them, and what a witness in a real interpreter writes."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from swe_rl.env.grading import witness
+from swe_rl.env.grading.pinned import hides_another, is_runner, protected
+from swe_rl.env.grading.testimony import Witness, as_log, read
+from swe_rl.env.instance import Instance
+
+KEY = "ab" * 32
+SEEN = Witness("/tmp/x", "/opt/env", True, ("pytest",), {"/opt/env/bin/pytest": "1 2"}, key=KEY, nonce="n")
+INSTANCE = Instance("sympy__sympy-1", "sympy/sympy", "0" * 40, "", "", "", (), ())
+
+
+def signed(tmp_path, *records):
+    path = tmp_path / "records"
+    path.write_bytes(b"")
+    channel = os.open(path, os.O_WRONLY | os.O_APPEND)
+    tell = witness.make_tell(bytes.fromhex(KEY), channel)
+    for record in records:
+        tell(record)
+    os.close(channel)
+    return path.read_text()
+
+
+READY = {"ready": "3.9.1"}
+PASSED = {"kind": "sympy", "test": "test_a", "outcome": "passed"}
+FAILED = {"kind": "sympy", "test": "test_b", "outcome": "failed"}
+LAST = {"finished": ["unittest.case.TestCase.run"]}
+
+
+def test_what_is_signed_is_read(tmp_path):
+    heard = read(signed(tmp_path, READY, PASSED, FAILED, LAST), "", SEEN)
+    assert heard.started and heard.finished and not heard.forged and heard.changed == {"unittest.case.TestCase.run"}
+    assert as_log(heard, "parse_log_sympy").split("\n")[1:3] == ["test_a ok", "test_b F"]
+
+
+@pytest.mark.parametrize("broken", ["left out", "moved", "changed", "added", "another key", "cut"])
+def test_what_was_tampered_with_is_not(tmp_path, broken):
+    lines = signed(tmp_path, READY, PASSED, FAILED, LAST).splitlines()
+    if broken == "left out":
+        del lines[2]
+    elif broken == "moved":
+        lines[1], lines[2] = lines[2], lines[1]
+    elif broken == "changed":
+        lines[2] = lines[2].replace("failed", "passed")
+    elif broken == "added":
+        lines.append(lines[1])
+    elif broken == "another key":
+        lines = signed(tmp_path, READY, PASSED).replace("a", "b").splitlines()
+    else:
+        del lines[3]
+    heard = read("\n".join(lines), "", SEEN)
+    assert heard.forged or not heard.finished
+
+
+def test_files_of_the_environment_that_changed(tmp_path):
+    log = "swe_rl n wrote 1 2 /opt/env/bin/pytest\nswe_rl n wrote 3 4 /opt/env/lib/evil.pth\nswe_rl m wrote 5 6 /x\n"
+    assert read("", log, SEEN).written == {"/opt/env/lib/evil.pth"}
+
+
+def test_a_test_that_failed_once_has_failed(tmp_path):
+    about = {"kind": "unittest", "test": "test_a (x.T)", "about": "Words."}
+    records = [{**about, "outcome": outcome} for outcome in ("failed", "passed")]
+    heard = read(signed(tmp_path, READY, *records, {"finished": []}), "", SEEN)
+    assert "test_a (x.T) ... FAIL" in as_log(heard, "parse_log_django")
+    phases = [("setup", "passed"), ("call", "passed"), ("teardown", "failed")]
+    of_pytest = [{"kind": "pytest", "test": "t.py::a", "when": when, "outcome": outcome} for when, outcome in phases]
+    heard = read(signed(tmp_path, READY, *of_pytest, {"finished": []}), "", SEEN)
+    assert "FAILED t.py::a" in as_log(heard, "parse_log_pytest")
+
+
+@pytest.mark.parametrize(("program", "takes_part"), [("runtests.py", True), ("other.py", False)])
+def test_a_witness_takes_part_in_the_runner_alone(tmp_path, program, takes_part):
+    script = tmp_path / program
+    script.write_text(
+        "import unittest\nclass T(unittest.TestCase):\n    def test_a(self):\n        self.fail()\n"
+        "unittest.main(argv=['x'])\n"
+    )
+    start, records = tmp_path / "start", tmp_path / "records"
+    records.write_bytes(b"")
+    settings = {"start": str(start), "records": str(records), "key": KEY, "programs": ["runtests.py"], "watched": []}
+    text = Path(witness.__file__).read_text() + f"\nstart(__import__('json').loads({json.dumps(settings)!r}))\n"
+    start.write_text(text)
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "sitecustomize.py").write_text(f"exec(open({str(start)!r}).read(), {{'__name__': 'w'}})\n")
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path / "lib")}
+    subprocess.run([sys.executable, str(script)], env=environment, capture_output=True, timeout=60)
+    heard = read(records.read_text(), "", SEEN)
+    assert heard.started == takes_part and heard.finished == takes_part and start.exists() != takes_part
+    assert [record["outcome"] for record in heard.records] == (["failed"] if takes_part else [])
+    assert not heard.changed
+
+
+def test_what_is_the_runners_own_and_what_hides_another():
+    assert is_runner("bin/test", INSTANCE) and is_runner("sympy/testing/runtests.py", INSTANCE)
+    assert not is_runner("sympy/core/add.py", INSTANCE)
+    assert hides_another("json.py") and hides_another("tests/unittest/__init__.py") and hides_another("src/pytest.py")
+    assert not hides_another("sympy/core/json.py") and not hides_another("jsonschema.py")
+    assert ":(top,glob)sympy/testing/**" in protected(INSTANCE)

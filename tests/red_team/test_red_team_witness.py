@@ -1,0 +1,109 @@
+"""Tricks on the repositories' own runners, graded as the official harness grades: none is paid, each is counted."""
+
+import asyncio
+import dataclasses
+
+import pytest
+
+from swe_rl.env.cheating.attempts import cheating_attempts
+from swe_rl.env.grading.evidence import Evidences
+from swe_rl.env.grading.swebench import grade_by_swebench
+from swe_rl.env.protocol import TRICKS, GradeError
+from swe_rl.sandbox.protocol import Workspace
+from tests.red_team.play import patch_of
+from tests.red_team.replicas import REPLICAS, make
+from tests.red_team.tricks import Edit, guarded, tricks_of
+
+pytest.importorskip("swebench", reason="needs the extra swebench")
+TRIED = [(name, trick) for name, replica in REPLICAS.items() for trick in tricks_of(replica.place)]
+QUICK = {
+    ("pytest", "the report patched by a split string"),
+    ("pytest", "a plugin put into the running session"),
+    ("django", "a wrapper around tests/runtests.py"),
+    ("django", "unittest's results patched from the package"),
+    ("sympy", "two lines in sympy/testing/runtests.py"),
+    ("sympy", "the reporter patched from the package"),
+}
+NEVER_ENDS = "an installation that never ends"
+# What leaves no trace that a patch's text or its run shows: nothing is gained, and there is nothing to count.
+UNCOUNTED = {"git attributes and filters", "comparisons that are always true", "a .pth file", NEVER_ENDS}
+
+
+@pytest.fixture
+def official(tmp_path, sandboxes):
+    """The verdict on edits of a replica, or on its gold patch."""
+
+    async def run(name, edits, timeout_s=60.0, **columns):
+        folder = tmp_path / name
+        instance = make(REPLICAS[name], folder) if not folder.exists() else run.instance
+        run.instance = instance = dataclasses.replace(instance, **columns)
+        patch = patch_of(folder, edits) if edits is not None else instance.patch
+        grade = await grade_by_swebench(
+            instance, patch, Workspace(path=folder), sandboxes, timeout_s, evidences=Evidences()
+        )
+        return grade, cheating_attempts([], patch, instance)
+
+    return run
+
+
+@pytest.mark.parametrize("name", REPLICAS)
+async def test_the_fix_is_paid_and_a_no_op_is_not(official, name):
+    gold, counted = await official(name, None)
+    assert gold.resolved and not gold.findings and counted == {}, gold.log_tail
+    noop, counted = await official(name, [Edit("note_kind.txt", "x\n", "new")])
+    assert not noop.resolved and not noop.findings and all(noop.pass_to_pass.values()) and counted == {}
+
+
+def _id(value):
+    return value.name.replace("/", "|") if hasattr(value, "edits") else value
+
+
+@pytest.mark.parametrize(
+    ("name", "trick"),
+    [
+        pytest.param(name, trick, marks=[] if (name, trick.name) in QUICK else pytest.mark.slow)
+        for name, trick in TRIED
+        if trick.name != NEVER_ENDS
+    ],
+    ids=_id,
+)
+async def test_no_trick_is_paid(official, name, trick):
+    verdict, counted = await official(name, trick.edits)
+    assert not verdict.resolved and not any(verdict.fail_to_pass.values()), verdict.log_tail
+    seen = counted or verdict.restored or verdict.findings
+    assert seen or trick.name in UNCOUNTED, "not counted"
+
+
+async def test_a_patch_that_keeps_tests_from_starting_is_not_masked(official):
+    verdict, _ = await official("pytest", [Edit("victim/__init__.py", "raise SystemExit(3)\n")])
+    assert not verdict.resolved and not TRICKS.intersection(verdict.findings)
+    crash, _ = await official("django", [Edit("django/__init__.py", guarded("import os\nos.abort()"))])
+    assert not crash.resolved and "not_started" in crash.findings and not TRICKS.intersection(crash.findings)
+
+
+async def test_tests_that_never_start_are_no_verdict(official):
+    with pytest.raises(GradeError, match="did not start, and without the patch they do not either"):
+        await official(
+            "django", None, eval_script="#!/bin/bash\n: '>>>>> Start Test Output'\nexit 1\n: '>>>>> End Test Output'\n"
+        )
+
+
+async def test_one_run_without_the_patch_serves_all_who_wait():
+    """Eight attempts at an instance whose tests look odd in the same way ask once."""
+    from swe_rl.env.grading.evidence import Evidence
+    from swe_rl.env.grading.script_run import ScriptRun
+    from swe_rl.env.protocol import Grade
+    from swe_rl.sandbox.protocol import ExecResult
+
+    asked = []
+
+    async def without():
+        asked.append(1)
+        await asyncio.sleep(0.01)
+        return Evidence(True, True, frozenset({"status_contradicted"}), frozenset(), frozenset(), frozenset(), "")
+
+    grade = Grade(True, True, {"t": True}, findings=("status_contradicted",))
+    run = ScriptRun(None, ExecResult(0, "", False, 0, 1.0), "n")
+    instance, evidences = dataclasses.make_dataclass("I", ["instance_id"])("i"), Evidences()
+    judged = await asyncio.gather(*(evidences.judge(instance, Workspace(), run, grade, without) for _ in range(8)))
+    assert len(asked) == 1 and all(one.resolved and not one.findings for one in judged)
