@@ -17,4 +17,4 @@ def make_env(config: EnvConfig, cache: Path, sandbox: SandboxKind = SandboxKind.
         from swe_rl.env.kodcode.env import KodcodeEnv
 
         return KodcodeEnv(config, cache)
-    return SweEnv(config, cache, sandbox)
+    return SweEnv(config, cache, sandbox, BugsEnv(config, cache))

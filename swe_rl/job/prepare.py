@@ -22,25 +22,21 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from swe_rl.config.choices import SandboxKind, Unproven
+from swe_rl.config.choices import SandboxKind
 from swe_rl.config.provenance import Origins
 from swe_rl.config.schema import Config
 from swe_rl.env.bugs.env import DATA, SPLITS
 from swe_rl.env.bugs.generate import generate
 from swe_rl.env.instance import Instance, InstanceError
 from swe_rl.env.make import make_env
-from swe_rl.env.proof.prove import Provable
-from swe_rl.env.proof.record import Proof, Standing
+from swe_rl.env.proof.record import Standing
 from swe_rl.env.records import read_instances, write_instances
 from swe_rl.env.source_build.program import BuildError
 from swe_rl.env.swe.env import EMBEDDED, SweEnv, sources_folder
-from swe_rl.errors import UserError
 from swe_rl.run import event_loop
 from swe_rl.run.components import cache_folder, scratch_root
-from swe_rl.run.proving import prove
-from swe_rl.sandbox.lease import reap_stale
+from swe_rl.run.proving import print_standings, prove_here
 from swe_rl.sandbox.protocol import Workspace
-from swe_rl.sandbox.provider import make_provider
 
 COUNTS = {"train": 64, "heldout": 32}
 SEED = 0
@@ -149,7 +145,7 @@ def _prove_sources(config: Config, env: SweEnv, instances: list[Instance], conso
     if len(todo) < len(instances):
         say(f"{len(instances) - len(todo)} of {len(instances)} instances were tried before, and nothing changed since")
     provable = None if config.sandbox.kind is SandboxKind.process else _Imaged(env, _image_maker(config, say))
-    proofs = event_loop.run(prove_here(config, env, todo, say, provable))
+    proofs = event_loop.run(prove_here(config, env, todo, scratch_root(config), say, provable))
     untried = {instance.instance_id for instance in todo} - {proof.instance_id for proof in proofs}
     return print_standings(config, env, instances, untried, say)
 
@@ -159,37 +155,6 @@ def _is_settled(env: SweEnv, instance: Instance) -> bool:
     standing, _ = env.standing(instance)
     proof = env.book.of(instance.instance_id)
     return standing is Standing.proven or (standing is Standing.refuted and proof is not None and proof.is_verdict)
-
-
-async def prove_here(
-    config: Config, env: SweEnv, instances: list[Instance], say: Callable[[str], None], provable: Provable | None = None
-) -> list[Proof]:
-    """In sandboxes of this job's own. Raises UserError."""
-    if not instances:
-        return []
-    scratch = scratch_root(config)
-    reap_stale(scratch)
-    sandboxes = make_provider(config.sandbox, scratch, say, run=f"prove-{os.getpid()}")
-    try:
-        return await prove(config, env, instances, sandboxes, say, provable)
-    finally:
-        await sandboxes.close()
-
-
-def print_standings(
-    config: Config, env: SweEnv, instances: list[Instance], untried: set[str], say: Callable[[str], None]
-) -> int:
-    """What is proven, and by name what is not. The exit status: 1 where nothing can be used."""
-    standings = {instance.instance_id: env.standing(instance) for instance in instances}
-    not_proven = {name: reason for name, (standing, reason) in standings.items() if standing is not Standing.proven}
-    say(f"{len(instances) - len(not_proven)} of {len(instances)} instances are proven: {env.book.path}")
-    if not_proven:
-        say(f"{len(not_proven)} are not, and are left out where env.unproven=skip:")
-    for name, reason in sorted(not_proven.items()):
-        say(f"  {name}: {reason}{' (infrastructure failed; run it again)' if name in untried else ''}")
-    if not_proven and config.env.unproven is Unproven.refuse:
-        return UserError.exit_status
-    return int(len(not_proven) == len(instances))
 
 
 class _Imaged:

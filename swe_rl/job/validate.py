@@ -17,9 +17,9 @@ from swe_rl.env.instance import InstanceError
 from swe_rl.env.make import make_env
 from swe_rl.env.proof.record import Standing
 from swe_rl.env.swe.env import SweEnv
-from swe_rl.job.prepare import print_standings, prove_here
 from swe_rl.run import event_loop
-from swe_rl.run.components import cache_folder
+from swe_rl.run.components import cache_folder, scratch_root
+from swe_rl.run.proving import print_standings, prove_here
 
 
 def run(config: Config, folder: Path | None, origins: Origins | None = None) -> int:
@@ -38,6 +38,6 @@ def run(config: Config, folder: Path | None, origins: Origins | None = None) -> 
     todo = [instance for instance in todo if env.has_a_way(instance)]
     if len(todo) < len(instances):
         say(f"{len(instances) - len(todo)} of {len(instances)} instances need no new try")
-    proofs = event_loop.run(prove_here(config, env, todo, say))
+    proofs = event_loop.run(prove_here(config, env, todo, scratch_root(config), say))
     untried = {instance.instance_id for instance in todo} - {proof.instance_id for proof in proofs}
     return print_standings(config, env, instances, untried, say)

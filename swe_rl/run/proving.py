@@ -7,18 +7,22 @@ Invariants:
 
 import os
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from swe_rl.config.choices import SandboxKind, Unproven
 from swe_rl.config.parts import Part, starts
 from swe_rl.config.schema import Config
 from swe_rl.env.instance import Instance
 from swe_rl.env.proof.prove import Provable, Prover, UntriedError, prove_all
-from swe_rl.env.proof.record import Proof
+from swe_rl.env.proof.record import Proof, Standing
 from swe_rl.env.protocol import Env
 from swe_rl.env.source_build.program import ended_with_the_job
 from swe_rl.env.swe.env import SweEnv
+from swe_rl.errors import UserError
 from swe_rl.run.session import Session
+from swe_rl.sandbox.lease import reap_stale
 from swe_rl.sandbox.protocol import SandboxProvider
+from swe_rl.sandbox.provider import make_provider
 
 _SHOWN = 10
 
@@ -99,3 +103,38 @@ def used_splits(config: Config) -> list[str]:
     parts = starts(config)
     splits = {Part.steps: config.env.split, Part.evaluation: config.env.eval_split}
     return list(dict.fromkeys(split for part, split in splits.items() if part in parts))
+
+
+async def prove_here(
+    config: Config,
+    env: SweEnv,
+    instances: list[Instance],
+    scratch: Path,
+    say: Callable[[str], None],
+    provable: Provable | None = None,
+) -> list[Proof]:
+    """In sandboxes of this job's own. Raises UserError."""
+    if not instances:
+        return []
+    reap_stale(scratch)
+    sandboxes = make_provider(config.sandbox, scratch, say, run=f"prove-{os.getpid()}")
+    try:
+        return await prove(config, env, instances, sandboxes, say, provable)
+    finally:
+        await sandboxes.close()
+
+
+def print_standings(
+    config: Config, env: SweEnv, instances: list[Instance], untried: set[str], say: Callable[[str], None]
+) -> int:
+    """What is proven, and by name what is not. The exit status: 1 where nothing can be used."""
+    standings = {instance.instance_id: env.standing(instance) for instance in instances}
+    not_proven = {name: reason for name, (standing, reason) in standings.items() if standing is not Standing.proven}
+    say(f"{len(instances) - len(not_proven)} of {len(instances)} instances are proven: {env.book.path}")
+    if not_proven:
+        say(f"{len(not_proven)} are not, and are left out where env.unproven=skip:")
+    for name, reason in sorted(not_proven.items()):
+        say(f"  {name}: {reason}{' (infrastructure failed; run it again)' if name in untried else ''}")
+    if not_proven and config.env.unproven is Unproven.refuse:
+        return UserError.exit_status
+    return int(len(not_proven) == len(instances))

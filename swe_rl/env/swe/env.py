@@ -14,11 +14,10 @@ from pathlib import Path
 
 from swe_rl.config.choices import GradingKind, SandboxKind, Unproven
 from swe_rl.config.schema import EnvConfig
-from swe_rl.env.bugs.env import BugsEnv
 from swe_rl.env.grading.make import GRADERS
 from swe_rl.env.instance import Instance, InstanceError
 from swe_rl.env.proof.record import ProofBook, Standing, book_of, book_path, made_of_digest, tests_digest
-from swe_rl.env.protocol import Grade
+from swe_rl.env.protocol import Env, Grade
 from swe_rl.env.source_build.build import SourceWorkspaces
 from swe_rl.env.source_build.environment import environment_key, facts_of
 from swe_rl.env.source_build.origin import origin_of
@@ -40,13 +39,14 @@ def sources_folder(cache: Path) -> Path:
 class SweEnv(DatasetEnv):
     """Instances of every `conf/env` but bugs and kodcode; see the protocol."""
 
-    def __init__(self, config: EnvConfig, cache: Path, sandbox: SandboxKind) -> None:
+    def __init__(self, config: EnvConfig, cache: Path, sandbox: SandboxKind, embedded: Env) -> None:
+        """`embedded` knows the instances of the embedded packages, which a file may hold, too."""
         super().__init__(config, cache, read_split)
         self._sandbox = sandbox
         self._sources_cache = sources_folder(cache)
         self._sources = SourceWorkspaces(self._sources_cache)
         self._promised: dict[str, str] = {}  # by instance: the environment that its proof is of
-        self._embedded = BugsEnv(config, cache)  # a file may hold instances of the embedded packages
+        self._embedded = embedded
 
     @property
     def book(self) -> ProofBook:

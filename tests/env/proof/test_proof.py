@@ -10,13 +10,13 @@ import pytest
 from swe_rl.config.choices import SandboxKind, Unproven
 from swe_rl.config.schema import EnvConfig
 from swe_rl.env.instance import Instance, InstanceError, Source
+from swe_rl.env.make import make_env
 from swe_rl.env.proof import mend
 from swe_rl.env.proof.mend import missing_packages, ways
 from swe_rl.env.proof.prove import MAX_TRIALS, NOOP_PATCH, Prover, UntriedError, prove_all
 from swe_rl.env.proof.record import Proof, ProofBook, Standing, book_of, read_proofs
 from swe_rl.env.protocol import Grade, GradeError
 from swe_rl.env.source_build.program import BuildError
-from swe_rl.env.swe.env import SweEnv
 
 SOURCE = Source("b-1.0", "applies forward", "3.9")
 INSTANCE = Instance("a__b-1", "a/b", "c" * 40, "s", "GOLD", "t", ("x",), ("y",), source=SOURCE)
@@ -194,7 +194,7 @@ def rows(tmp_path):
 
 
 def env_of(tmp_path, rows, sandbox=SandboxKind.process, **keys):
-    return SweEnv(EnvConfig(name="jsonl", dataset=str(rows), eval_split="train", **keys), tmp_path / "cache", sandbox)
+    return make_env(EnvConfig(name="jsonl", dataset=str(rows), eval_split="train", **keys), tmp_path / "cache", sandbox)
 
 
 @pytest.fixture

@@ -8,11 +8,11 @@ import pytest
 from swe_rl.config.choices import SandboxKind
 from swe_rl.config.schema import EnvConfig
 from swe_rl.env.instance import Instance, InstanceError, Source
+from swe_rl.env.make import make_env
 from swe_rl.env.source_build import build as module
 from swe_rl.env.source_build.build import Built, SourceWorkspaces
 from swe_rl.env.source_build.environment import Environment
 from swe_rl.env.source_build.program import BuildError
-from swe_rl.env.swe.env import SweEnv
 
 SOURCE = Source("b-1.0", "applies forward", "3.9")
 INSTANCE = Instance("a__b-1", "a/b", "c" * 40, "s", "p", "t", ("x",), (), image="swebench/b:latest", source=SOURCE)
@@ -32,7 +32,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
 
 
 def test_a_process_sandbox_gets_tree_and_environment_where_official_scripts_expect_them(asked, tmp_path):
-    env = SweEnv(EnvConfig(name="jsonl", dataset="x.jsonl"), tmp_path, SandboxKind.process)
+    env = make_env(EnvConfig(name="jsonl", dataset="x.jsonl"), tmp_path, SandboxKind.process)
     made = env.workspace(INSTANCE)
     assert (made.path, made.workdir, made.image) == (tmp_path / "sources" / "tree", "/testbed", None)
     assert made.toolchain is not None
@@ -40,7 +40,7 @@ def test_a_process_sandbox_gets_tree_and_environment_where_official_scripts_expe
     settings = dict(made.toolchain.variables)
     assert settings["PATH"].startswith("/opt/miniconda3/envs/testbed/bin:")
     assert settings["SETUPTOOLS_SCM_PRETEND_VERSION"] == "1.0"
-    container = SweEnv(EnvConfig(name="jsonl", dataset="x.jsonl"), tmp_path, SandboxKind.docker)
+    container = make_env(EnvConfig(name="jsonl", dataset="x.jsonl"), tmp_path, SandboxKind.docker)
     assert container.workspace(INSTANCE).image == "swebench/b:latest" and len(asked) == 1
 
 

@@ -8,7 +8,6 @@ from swe_rl.config.choices import GradingKind, Keep, SandboxKind
 from swe_rl.config.schema import EnvConfig
 from swe_rl.env.instance import InstanceError
 from swe_rl.env.make import make_env
-from swe_rl.env.swe.env import SweEnv
 from swe_rl.env.swe.prepared import Identity, manifest_of, prepared_instances, read_manifest, write_prepared
 from swe_rl.env.swe.read import read_split, to_instance
 from swe_rl.env.swe.splits import shared_instances
@@ -44,7 +43,7 @@ def config(dataset, **keys):
 
 
 def env(tmp_path, made, sandbox=SandboxKind.docker):
-    return SweEnv(made, tmp_path / "cache", sandbox)
+    return make_env(made, tmp_path / "cache", sandbox)
 
 
 def ids(instances):
