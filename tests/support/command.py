@@ -31,6 +31,7 @@ HEAVY = (
     "swe_rl.config.hydra_callback",
 )
 # Read when something is imported: where one differs, what was imported is not what the command would have.
+_READ_WHEN_USED = {"PYTHONPATH", "TRANSFORMERS_NO_ADVISORY_WARNINGS"}  # the second is set by whoever loads a model
 _READ_AT_IMPORT = ("PYTHON", "OMP_", "MKL_", "OPENBLAS_", "TORCH", "HF_", "TRANSFORMERS_", "LD_", "LC_", "LANG")
 
 
@@ -141,8 +142,8 @@ class Warm:
 
 
 def _at_import(environ) -> dict[str, str]:
-    read = {name: value for name, value in environ.items() if name.startswith(_READ_AT_IMPORT) and name != "PYTHONPATH"}
-    return read | {"OMP_NUM_THREADS": "1"}
+    read = {name: value for name, value in environ.items() if name.startswith(_READ_AT_IMPORT)}
+    return {name: value for name, value in read.items() if name not in _READ_WHEN_USED} | {"OMP_NUM_THREADS": "1"}
 
 
 @cache
