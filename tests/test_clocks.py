@@ -7,6 +7,7 @@ PACKAGE = Path(__file__).parents[1] / "swe_rl"
 WALL_CLOCK = re.compile(r"\btime\.time\b|\bdatetime\.(?:now|utcnow|today)\b|\bfrom time import\b.*\btime\b")
 ALLOWED = {
     "agent/mini_swe/parts.py": "when a message was made",
+    "env/proof/prove.py": "when a proof was made, for people",
     "engine/fake_vllm/server.py": "when the server began, as the real one says it",
     "gateway/completion.py": "when a trace was made",
     "hardware/rendezvous.py": "when a record was written, for people",
