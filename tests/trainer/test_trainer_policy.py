@@ -245,6 +245,14 @@ def test_several_updates_use_the_policy_of_the_start_of_the_step(build, make_row
     assert again.loss == metrics.loss
 
 
+def test_the_warm_up_counts_steps_however_many_updates_they_have(build, make_rows):
+    config = replace(CONFIG, prompts_per_mini_batch=1, warmup_steps=4)
+    one = trainer(build(), config=config)
+    done = [one.train_step(make_rows(groups=4), step) for step in range(5)]
+    assert [metrics.updates for metrics in done] == [3] * 5
+    assert [metrics.lr / config.lr for metrics in done] == pytest.approx([0.25, 0.5, 0.75, 1.0, 1.0])
+
+
 def test_a_mini_batch_that_is_masked_as_a_whole_moves_nothing(build, make_rows, monkeypatch):
     """Its correction is 0 for every token; after an update AdamW's momentum alone would move the weights."""
     model, rows = build(), make_rows()
