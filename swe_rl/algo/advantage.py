@@ -108,12 +108,12 @@ def batch_advantages(
     before = graded if graded is not None else [rewards for rewards, _ in groups]
     if not _over_batch(config):
         return [
-            advantages(rewards, in_baseline, config, own)
-            for (rewards, in_baseline), own in zip(groups, before, strict=True)
+            advantages(rewards, in_baseline, config, uncharged)
+            for (rewards, in_baseline), uncharged in zip(groups, before, strict=True)
         ]
     members = _compared(groups, config)
     pairs = zip(before, groups, strict=True)
-    compared = _compared([(own, in_baseline) for own, (_, in_baseline) in pairs], config)
+    compared = _compared([(uncharged, in_baseline) for uncharged, (_, in_baseline) in pairs], config)
     normalizes = _varies([value for group in compared for value in group.values()])
     shift, scale = _moments([value for group in members for value in group.values()], config, normalizes=normalizes)
     return [
