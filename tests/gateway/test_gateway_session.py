@@ -320,5 +320,5 @@ def test_whatever_a_client_does_chains_only_grow(renderer, acts):
         reply, _ = client.ask(request, sampled, said(f"reply {text}"))
         known += [request, [*request, reply]]
     client.check()
-    numbers = [plan.number for plan in waiting]
+    numbers = [plan.number for _, plan, _ in waiting]
     assert len(set(numbers)) == len(numbers)
