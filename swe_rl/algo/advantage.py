@@ -6,6 +6,8 @@ Invariants:
 - The advantages of a group's baseline members sum to 0; over a batch without group baseline, those of the batch.
 - A group that cannot teach anything (fewer than two baseline members, or equal rewards) is degenerate: all zeros.
   With a group baseline the normalization of a batch leaks nothing into it.
+- Nothing is divided by the standard deviation of penalties alone: where the graded rewards are equal, penalties are
+  centred and keep their size.
 - A batch is counted in trajectories, not in tokens, so a long trajectory moves the mean no more than a short one.
 - The penalty of an overlong trajectory is never positive, 0 up to the buffer, and falls linearly to -penalty at the
   very end of the budget. The filter takes trajectories out of the loss only; their rewards stay in the baseline.
@@ -58,7 +60,12 @@ def filtered(status: str, overlong_filter: bool) -> bool:
     return overlong_filter and status in CUT_SHORT
 
 
-def advantages(rewards: Sequence[float | None], in_baseline: Sequence[bool], config: AlgoConfig) -> list[float]:
+def advantages(
+    rewards: Sequence[float | None],
+    in_baseline: Sequence[bool],
+    config: AlgoConfig,
+    graded: Sequence[float | None] | None = None,
+) -> list[float]:
     """One advantage per member of one group, in the order given; dimensionless.
 
     - grpo: (r - mean) / (std + 1e-6), and without the division if `normalize_std` is off
@@ -67,7 +74,8 @@ def advantages(rewards: Sequence[float | None], in_baseline: Sequence[bool], con
     - rloo: n / (n - 1) * (r - mean), which is r minus the mean of the others
       (Back to Basics, arXiv:2402.14740, section 3.3).
 
-    A member without a reward counts as outside the baseline. Raises ValueError where the lengths differ, where a
+    `graded` are the rewards before penalties were taken off; None: there are none. A member without a reward counts as
+    outside the baseline. Raises ValueError where the lengths differ, where a
     reward is not finite, and for the estimators of `batch_advantages`, which need more than one group.
     """
     if _over_batch(config):
@@ -75,12 +83,15 @@ def advantages(rewards: Sequence[float | None], in_baseline: Sequence[bool], con
     members = _members_of(rewards, in_baseline)
     if not _varies(list(members.values())):
         return [0.0] * len(rewards)
-    scale = _scale(list(members.values()), config)
+    compared = members if graded is None else _members_of(graded, in_baseline)
+    scale = _scale(list(members.values()), config, normalizes=_varies(list(compared.values())))
     mean = fmean(members.values())
     return [scale * (members[i] - mean) if i in members else 0.0 for i in range(len(rewards))]
 
 
-def batch_advantages(groups: Sequence[Group], config: AlgoConfig) -> list[list[float]]:
+def batch_advantages(
+    groups: Sequence[Group], config: AlgoConfig, graded: Sequence[Sequence[float | None]] | None = None
+) -> list[list[float]]:
     """One advantage per member of each group of (rewards, in_baseline), in the order given; dimensionless.
 
     - reinforce_pp: (r - mean of the batch) / (std of the batch + 1e-6) (REINFORCE++, arXiv:2501.03262v9, section 3,
@@ -91,14 +102,20 @@ def batch_advantages(groups: Sequence[Group], config: AlgoConfig) -> list[list[f
 
     The paper takes the KL penalty off the reward token by token, from each token on; `algo.kl_in=reward` takes the
     trajectory's sum off its reward, which has the same expected gradient (earlier penalties do not depend on later
-    tokens) and more variance. Raises ValueError as `advantages` does.
+    tokens) and more variance. `graded`: each group's rewards before penalties were taken off. Raises ValueError as
+    `advantages` does.
     """
+    before = graded if graded is not None else [rewards for rewards, _ in groups]
     if not _over_batch(config):
-        return [advantages(rewards, in_baseline, config) for rewards, in_baseline in groups]
-    members = [_members_of(rewards, in_baseline) for rewards, in_baseline in groups]
-    if config.advantage is Advantage.reinforce_pp_baseline:
-        members = [_less_mean(group) for group in members]
-    shift, scale = _moments([value for group in members for value in group.values()], config)
+        return [
+            advantages(rewards, in_baseline, config, uncharged)
+            for (rewards, in_baseline), uncharged in zip(groups, before, strict=True)
+        ]
+    members = _compared(groups, config)
+    pairs = zip(before, groups, strict=True)
+    compared = _compared([(uncharged, in_baseline) for uncharged, (_, in_baseline) in pairs], config)
+    normalizes = _varies([value for group in compared for value in group.values()])
+    shift, scale = _moments([value for group in members for value in group.values()], config, normalizes=normalizes)
     return [
         [scale * (group[i] - shift) if i in group else 0.0 for i in range(len(rewards))]
         for (rewards, _), group in zip(groups, members, strict=True)
@@ -128,10 +145,16 @@ def _varies(rewards: list[float]) -> bool:
     return len(rewards) >= 2 and max(rewards) - min(rewards) > _MIN_REWARD_SPREAD
 
 
-def _scale(rewards: list[float], config: AlgoConfig) -> float:
+def _compared(groups: Sequence[Group], config: AlgoConfig) -> list[dict[int, float]]:
+    """What the batch is normalized over, by the place in its group."""
+    members = [_members_of(rewards, in_baseline) for rewards, in_baseline in groups]
+    return [_less_mean(group) for group in members] if config.advantage is Advantage.reinforce_pp_baseline else members
+
+
+def _scale(rewards: list[float], config: AlgoConfig, *, normalizes: bool) -> float:
     if config.advantage is Advantage.rloo:
         return len(rewards) / (len(rewards) - 1)
-    if config.advantage is Advantage.grpo and config.normalize_std:
+    if config.advantage is Advantage.grpo and config.normalize_std and normalizes:
         return 1.0 / (_sample_std(rewards) + _STD_EPS)
     return 1.0
 
@@ -151,9 +174,9 @@ def _less_mean(group: dict[int, float]) -> dict[int, float]:
     return {i: value - mean for i, value in group.items()}
 
 
-def _moments(values: list[float], config: AlgoConfig) -> tuple[float, float]:
+def _moments(values: list[float], config: AlgoConfig, *, normalizes: bool) -> tuple[float, float]:
     """What to take off and what to multiply with."""
     if not _varies(values):
         return 0.0, 0.0
     shift = 0.0 if config.advantage is Advantage.reinforce_pp_baseline else fmean(values)
-    return shift, 1.0 / (_sample_std(values) + _STD_EPS) if config.normalize_std else 1.0
+    return shift, 1.0 / (_sample_std(values) + _STD_EPS) if config.normalize_std and normalizes else 1.0

@@ -127,9 +127,12 @@ class Completer:
         pinned, limit, key = live.settings, self._max_model_len, "engine.max_model_len"
         if pinned is not None and pinned.max_trajectory_tokens < limit:
             limit, key = pinned.max_trajectory_tokens, "rollout.max_trajectory_tokens"
-        room = limit - len(plan.prompt_ids)
+        tokens, opening = len(plan.prompt_ids), pinned.max_prompt_tokens if pinned is not None and plan.first else None
+        if opening is not None and tokens > opening:
+            raise context_overflow(tokens, opening, "rollout.max_prompt_tokens")
+        room = limit - tokens
         if room <= 0:
-            raise context_overflow(len(plan.prompt_ids), limit, key)
+            raise context_overflow(tokens, limit, key)
         wanted = min(room, request.max_tokens or room)
         stops = self._renderer.stop_token_ids
         if pinned is None:

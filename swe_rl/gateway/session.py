@@ -17,6 +17,7 @@ Invariants:
 """
 
 import hashlib
+import heapq
 import json
 from array import array
 from collections import OrderedDict
@@ -132,6 +133,7 @@ class SessionSettings:
 
     max_turn_tokens: int
     max_trajectory_tokens: int
+    max_prompt_tokens: int | None = None  # of the first prompt; None: as many as there is room for
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
@@ -198,12 +200,13 @@ class Draft:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class TurnPlan:
-    """`break_kind` is what is known so far; `Session.record` has the last word. `number` counts the turns recorded
-    and in flight: seeds are derived from it."""
+    """`break_kind` is what is known so far; `Session.record` has the last word. `number` is the smallest that no turn
+    recorded or in flight has: seeds are derived from it. `first`: the session has no turn before it."""
 
     prompt_ids: tuple[int, ...]
     break_kind: Break | None
     number: int
+    first: bool
     _parent: _Node | None = field(repr=False)
     _delta_ids: "array[int]" = field(repr=False)
     _hashes: tuple[Fingerprint, ...] = field(repr=False)
@@ -228,7 +231,7 @@ class Session:
     def __init__(self, renderer: Renderer, *, first_turn: int = 0, first_chain: int = 0) -> None:
         self._renderer = renderer
         self._turn, self._chain = first_turn, first_chain
-        self._in_flight = 0
+        self._next_number, self._freed_numbers = first_turn, list[int]()
         self._replies: dict[Fingerprint, _Node] = {}  # by hash of a request and its reply
         self._requests: dict[Fingerprint, _Node] = {}  # by hash of a request: its newest completion
         self._tips: dict[int, _Node] = {}  # by chain: the only reply that extends it
@@ -238,13 +241,10 @@ class Session:
 
     def plan_apart(self, prompt_ids: tuple[int, ...]) -> TurnPlan:
         """Of ids that a client brings: nothing is rendered, and no turn of messages continues it."""
-        number = self._turn + self._in_flight
-        self._in_flight += 1
-        return TurnPlan(prompt_ids, None, number, None, array("i"), (), ())
+        return TurnPlan(prompt_ids, None, self._take_number(), self._turn == 0, None, array("i"), (), ())
 
     def record_apart(self) -> Recorded:
         """A chain of its own, of a turn planned so."""
-        self._in_flight -= 1
         turn, self._turn = self._turn, self._turn + 1
         chain, self._chain = self._chain, self._chain + 1
         return Recorded(turn, chain, None)
@@ -267,14 +267,12 @@ class Session:
         """Of what `draft.render` gave. Every plan must end in `record` or `release`."""
         prompt = draft._parent.ids() if draft._parent is not None else array("i")
         prompt.extend(delta_ids)
-        number = self._turn + self._in_flight
-        self._in_flight += 1
+        number, first = self._take_number(), self._turn == 0
         kind = self._break(draft._parent, draft._hashes, draft._assistant)
-        return TurnPlan(tuple(prompt), kind, number, draft._parent, delta_ids, draft._hashes, draft._assistant)
+        return TurnPlan(tuple(prompt), kind, number, first, draft._parent, delta_ids, draft._hashes, draft._assistant)
 
     def record(self, plan: TurnPlan, sampled_ids: Sequence[int], reply: Message) -> Recorded:
         """`reply` is the assistant message that the client is answered."""
-        self._in_flight -= 1
         kind = self._break(plan._parent, plan._hashes, plan._assistant)
         node = _Node(plan._parent, plan._delta_ids, array("i", sampled_ids), plan._hashes[-1])
         base_turn, base_tokens = None, 0
@@ -292,8 +290,14 @@ class Session:
         return Recorded(node.turn, node.chain, kind, base_turn, base_tokens)
 
     def release(self, plan: TurnPlan) -> None:
-        """The plan came to nothing: failed, or the client went away."""
-        self._in_flight -= 1
+        """The plan came to nothing: failed, or the client went away. Who asks again has its number, and its seed."""
+        heapq.heappush(self._freed_numbers, plan.number)
+
+    def _take_number(self) -> int:
+        if self._freed_numbers:
+            return heapq.heappop(self._freed_numbers)
+        self._next_number += 1
+        return self._next_number - 1
 
     def _deepest(self, hashes: Sequence[Fingerprint]) -> tuple[_Node | None, int]:
         """The recorded reply that the longest prefix of the request ends with, and that prefix's length."""

@@ -74,7 +74,10 @@ def lora_params_b(config: Config) -> float:
 
 
 def trainer_gb(config: Config) -> float:
-    """States of all ranks together: weights, gradients, Adam moments; a reference model on top if KL needs it."""
+    """States of all ranks together: weights, gradients, Adam moments; a reference model on top if KL needs it.
+
+    With an offloaded optimizer the reference rests in the host's memory, too.
+    """
     model = config.model
     full = CPU_BYTES + CPU_BYTES + OPTIMIZER_BYTES
     if config.trainer.lora_rank > 0:
@@ -83,19 +86,23 @@ def trainer_gb(config: Config) -> float:
         states = model.params_b * (ENGINE_BYTES + ENGINE_BYTES)
     else:
         states = model.params_b * full
-    reference = weights_gb(model) if config.algo.kl_coef > 0 and config.trainer.lora_rank == 0 else 0.0
-    return states + reference
+    return states if config.trainer.offload_optimizer else states + _reference_gb(config)
+
+
+def _reference_gb(config: Config) -> float:
+    """In the type that is computed in; an adapter's base is its own reference."""
+    return weights_gb(config.model) if config.algo.kl_coef > 0 and config.trainer.lora_rank == 0 else 0.0
 
 
 def offloaded_gb(config: Config) -> float:
-    """Master weights, their gradients and moments in the nodes' memory.
+    """Master weights, their gradients and moments in the nodes' memory, and the reference's weights.
 
     16 bytes a parameter: 14 billion on one GPU need 236 GB, and the kernel ended that rank on a host of 264 GB, where
     the engine and the files of the model took the rest.
     """
     if not config.trainer.offload_optimizer or config.trainer.lora_rank > 0:
         return 0.0
-    return config.model.params_b * (CPU_BYTES + GRADIENT_BYTES + OPTIMIZER_BYTES)
+    return config.model.params_b * (CPU_BYTES + GRADIENT_BYTES + OPTIMIZER_BYTES) + _reference_gb(config)
 
 
 def states_gb_per_gpu(config: Config) -> float:

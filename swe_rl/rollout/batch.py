@@ -44,7 +44,7 @@ def set_advantages(
     left_out = degenerate_groups(trajectories) if algo.dynamic_sampling is not DynamicSampling.none else set()
     kept = [group for name, group in groups.items() if name not in left_out]
     charged = [_group(group, algo, kl_sums or {}, max_trajectory_tokens) for group in kept]
-    advantages = batch_advantages(charged, algo)
+    advantages = batch_advantages(charged, algo, [[trajectory.reward for trajectory in group] for group in kept])
     for group, values in zip(kept, advantages, strict=True):
         for trajectory, advantage in zip(group, values, strict=True):
             trajectory.advantage = advantage

@@ -192,6 +192,7 @@ class Collector:
             top_k=self._rollout.top_k,
             max_turn_tokens=self._rollout.max_turn_tokens,
             max_trajectory_tokens=self._rollout.max_trajectory_tokens,
+            max_prompt_tokens=self._rollout.max_prompt_tokens,
             seed=sampling_seed(self._seed, str(name)),
             group_id=name.group_id,
         )

@@ -94,8 +94,8 @@ class TrainMetrics:
     - expert_load_max: of a mixture, the tokens of a layer's most used expert over an even share, mean over layers: 1 is
       even. expert_unused_rate: the share of experts without a token. Both over trained tokens; None of a dense model.
     - trained_rows + skipped_rows = all rows; skipped are those masked as a whole or with advantage 0 and no other term.
-    - updates: optimizer updates applied; nonfinite_updates: those dropped. A mini-batch without any gradient (masked
-      as a whole) is neither.
+    - updates: optimizer updates applied; nonfinite_updates: those dropped; idle_updates: mini-batches without any
+      gradient (masked as a whole), which move neither weights nor moments.
     """
 
     step: int
@@ -127,6 +127,7 @@ class TrainMetrics:
     lr: float
     updates: int
     nonfinite_updates: int
+    idle_updates: int
     train_s: float
 
 
@@ -275,6 +276,7 @@ class StepStats:
             lr=lr,
             updates=self.updates,
             nonfinite_updates=self.nonfinite_updates,
+            idle_updates=self.attempts - self.updates - self.nonfinite_updates,
             train_s=train_s,
         )
 

@@ -40,6 +40,21 @@ def test_the_mean_over_samples_is_the_kl(estimator):
     assert float(estimate) == pytest.approx(float(exact), abs=2e-3)
 
 
+def test_in_the_loss_k1_pulls_nowhere_and_k2_as_the_kl():
+    """By enumeration: the mean gradient of an estimate over the policy's own samples."""
+    logits = torch.tensor([0.5, -0.2, 0.1], dtype=torch.float64, requires_grad=True)
+    reference = torch.tensor([0.4, 0.4, 0.2], dtype=torch.float64).log()
+    policy = logits.log_softmax(0)
+    share = policy.exp().detach()
+    (kl,) = torch.autograd.grad((policy.exp() * (policy - reference)).sum(), logits, retain_graph=True)
+    (k1,) = torch.autograd.grad(
+        (share * kl_per_token(policy, reference, KlEstimator.k1)).sum(), logits, retain_graph=True
+    )
+    (k2,) = torch.autograd.grad((share * kl_per_token(policy, reference, KlEstimator.k2)).sum(), logits)
+    torch.testing.assert_close(k1, torch.zeros_like(logits), atol=1e-12, rtol=0)
+    torch.testing.assert_close(k2, kl)
+
+
 def test_one_impossible_token_does_not_make_it_infinite():
     values = kl_per_token(torch.tensor([-2000.0]), torch.tensor([0.0]), KlEstimator.k3)
     assert bool(torch.isfinite(values).all())

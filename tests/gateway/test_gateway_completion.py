@@ -152,7 +152,7 @@ async def test_a_call_given_up_while_it_is_encoded_leaves_no_mark(make_door, ren
     watched.go.set()
     await door.ask()
     assert [(one.turn, one.chain, one.break_kind) for one in door.traces()] == [(0, 0, None)]
-    assert door.live.state._in_flight == 0
+    assert door.live.state.plan_turn([USER]).number == 1
 
 
 async def test_the_loop_goes_on_while_a_long_text_is_encoded(make_door, renderer, says):

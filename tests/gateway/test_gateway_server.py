@@ -297,6 +297,33 @@ async def test_a_full_trajectory_is_a_context_overflow(serve, says):
         assert (await gateway.close_session("s")).num_calls == 0 and store.sessions() == []
 
 
+async def test_a_first_prompt_beyond_its_limit_is_a_context_overflow(serve, says, renderer):
+    """Later turns have `max_trajectory_tokens`; another conversation of the same agent is no first prompt."""
+    long = {**USER, "content": "a b " * 50}
+    limit = len(renderer.start([USER]))
+    async with serve(ScriptedEngine(says("ok"))) as (gateway, store, _):
+        gateway.open_session("s", replace(PINNED, max_prompt_tokens=limit))
+        status, _, answer = await post(gateway.session_url("s"), body(messages=[long]))
+        assert (status, answer["error"]["code"]) == (400, "context_length_exceeded")
+        assert f"the limit is {limit} tokens (rollout.max_prompt_tokens)" in answer["error"]["message"]
+        status, _, answer = await post(gateway.session_url("s"), body(messages=[USER]))
+        assert status == 200
+        later = [USER, answer["choices"][0]["message"], long]
+        assert (await post(gateway.session_url("s"), body(messages=later)))[0] == 200
+        assert (await post(gateway.session_url("s"), body(messages=[long])))[0] == 200
+        assert (await gateway.close_session("s")).num_calls == 3
+
+
+async def test_after_a_restart_no_prompt_is_the_first(serve, says, renderer):
+    long = {**USER, "content": "a b " * 50}
+    async with serve(ScriptedEngine(says("ok"))) as (gateway, store, _):
+        gateway.open_session("s", PINNED)
+        assert (await post(gateway.session_url("s"), body(messages=[USER])))[0] == 200
+        await gateway.close_session("s")
+        gateway.open_session("s", replace(PINNED, max_prompt_tokens=len(renderer.start([USER]))))
+        assert (await post(gateway.session_url("s"), body(messages=[long])))[0] == 200
+
+
 async def test_a_trajectory_never_passes_its_limit(serve):
     engine = ScriptedEngine(lambda prompt: [300] * 1000)
     async with serve(engine) as (gateway, store, _):

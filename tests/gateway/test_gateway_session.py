@@ -211,6 +211,39 @@ def test_a_call_that_came_to_nothing_leaves_no_mark(client):
     assert plan.number == 1
 
 
+def test_a_call_that_failed_beside_another_gives_its_number_back(client):
+    """Seeds follow from numbers: the next call must not sample with the seed of the one that goes on."""
+    failed, answered = (client.session.plan_turn([user(text)]) for text in "xy")
+    client.session.release(failed)
+    third = client.session.plan_turn([user("z")])
+    assert third.number != answered.number
+    client.answer(answered)
+    assert client.session.plan_turn([user("w")]).number not in (answered.number, third.number)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from(["plan", "answer", "fail", "apart"]), st.integers(0, 5)), max_size=30))
+def test_no_two_calls_have_one_number(renderer, moves):
+    """Neither two in flight, nor one that goes on and one that is answered; without failures they count from 0."""
+    session, flying, answered, failures = Session(renderer), [], [], 0
+    for move, which in moves:
+        if move == "plan":
+            flying.append((session.plan_turn([user(f"{len(flying)}/{len(answered)}")]), False))
+        elif move == "apart":
+            flying.append((session.plan_apart((1, 2)), True))
+        elif flying:
+            plan, apart = flying.pop(which % len(flying))
+            if move == "fail":
+                session.release(plan)
+                failures += 1
+                continue
+            session.record_apart() if apart else session.record(plan, (300, 2), said("ok"))
+            answered.append(plan)
+        numbers = [plan.number for plan in answered] + [plan.number for plan, _ in flying]
+        assert len(set(numbers)) == len(numbers)
+        assert failures or sorted(numbers) == list(range(len(numbers)))
+
+
 def test_a_repeat_in_an_older_chain_is_not_taken_for_the_newest(client):
     """Rows find a superseded reply at the end of the chain before; one elsewhere must keep its own chain."""
     first, _ = client.ask([SYSTEM, USER])
@@ -287,4 +320,5 @@ def test_whatever_a_client_does_chains_only_grow(renderer, acts):
         reply, _ = client.ask(request, sampled, said(f"reply {text}"))
         known += [request, [*request, reply]]
     client.check()
-    assert client.session._in_flight == len(waiting)
+    numbers = [plan.number for _, plan, _ in waiting]
+    assert len(set(numbers)) == len(numbers)

@@ -53,6 +53,13 @@ def test_reference_model_counts_only_with_kl(published):
     assert memory.trainer_gb(published) - memory.trainer_gb(without) == pytest.approx(29.54)
 
 
+def test_an_offloaded_trainer_s_reference_rests_in_the_host_s_memory():
+    words = ["+experiment=dp4_default", "trainer.offload_optimizer=true"]
+    having, without = (compose([*words, f"algo.kl_coef={coefficient}"]).config for coefficient in (0.001, 0))
+    assert memory.trainer_gb(having) == memory.trainer_gb(without)
+    assert memory.offloaded_gb(having) - memory.offloaded_gb(without) == pytest.approx(29.54)
+
+
 def test_activations_by_hand(published):
     """8704 tokens: 40 hidden states of 5120 values, one layer whole, 1024 rows of logits with gradients."""
     hidden = 40 * 8704 * 5120 * 2

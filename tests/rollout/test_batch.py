@@ -1,6 +1,7 @@
 """A step's numbers as they are defined, and advantages that know who is masked."""
 
 import dataclasses
+import statistics
 from types import SimpleNamespace
 
 import pytest
@@ -88,9 +89,32 @@ def test_without_a_group_baseline_the_batch_is_compared(trajectory):
 
 def test_kl_in_the_reward_goes_into_the_batch_s_normalization(trajectory):
     algo = AlgoConfig(advantage=Advantage.reinforce_pp, kl_coef=0.1)
-    group = [trajectory("a", 0, Status.resolved), trajectory("a", 1, Status.resolved)]
+    group = [trajectory("a", 0, Status.resolved), trajectory("a", 1)]
     set_advantages(group, algo, {"a.0.0": 5.0})
-    assert group[0].advantage == pytest.approx(-(0.5**0.5), rel=1e-4) and group[1].advantage == -group[0].advantage
+    assert group[0].advantage == pytest.approx(0.5**0.5, rel=1e-4) and group[1].advantage == -group[0].advantage
+    set_advantages(group, algo, {"a.0.0": 10.0})
+    assert not any(one.advantage for one in group)
+
+
+EACH_BATCH = [Advantage.grpo, Advantage.reinforce_pp, Advantage.reinforce_pp_baseline]
+
+
+@pytest.mark.parametrize("advantage", EACH_BATCH)
+def test_a_penalty_in_a_solved_group_is_not_blown_up_to_the_size_of_a_reward(trajectory, advantage):
+    """The deviation of equal rewards less tiny penalties is that of penalties: dividing makes them as large as 1."""
+    solved = [trajectory("a", sample, Status.resolved) for sample in range(4)]
+    kl_sums = {"a.0.0": 0.0, "a.1.0": 0.1, "a.2.0": 0.3, "a.3.0": 0.4}
+    set_advantages(solved, AlgoConfig(advantage=advantage, kl_coef=1e-4), kl_sums)
+    assert [one.advantage for one in solved] == pytest.approx([2e-5, 1e-5, -1e-5, -2e-5])
+
+
+@pytest.mark.parametrize("advantage", EACH_BATCH)
+def test_where_rewards_differ_the_deviation_is_that_of_charged_rewards(trajectory, advantage):
+    mixed = [trajectory("a", 0, Status.resolved), trajectory("a", 1), trajectory("a", 2)]
+    set_advantages(mixed, AlgoConfig(advantage=advantage, kl_coef=0.1), {"a.1.0": 5.0})
+    charged = [1.0, -0.5, 0.0]
+    expected = [(r - statistics.fmean(charged)) / (statistics.stdev(charged) + 1e-6) for r in charged]
+    assert [one.advantage for one in mixed] == pytest.approx(expected)
 
 
 def test_lengths_come_from_the_longest_chain(trajectory, trace):

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from swe_rl.gateway.completion import turn_seed
 from swe_rl.gateway.trace import TraceStoreError
 from swe_rl.rollout.collect import (
     Collector,
@@ -17,7 +18,7 @@ from swe_rl.rollout.collect import (
     require_some_in_time,
     sampling_seed,
 )
-from swe_rl.rollout.trajectory import Status
+from swe_rl.rollout.trajectory import EVALUATION, Status, TrajectoryId
 
 
 class Attempts:
@@ -170,6 +171,23 @@ def test_a_seed_depends_on_run_seed_and_name_only(seed, name):
     assert 0 <= sampling_seed(seed, name) < 2**63
     assert sampling_seed(seed, name) != sampling_seed(seed + 1, name)
     assert sampling_seed(seed, name) != sampling_seed(seed, name + "x")
+
+
+NAMES = st.builds(
+    TrajectoryId,
+    split=st.sampled_from(["train", "test", f"{EVALUATION}train", f"{EVALUATION}test"]),
+    step=st.integers(0, 20),
+    instance_id=st.sampled_from(["a", "a.1", "1", "a.1.0", "b/2"]),
+    sample=st.integers(0, 12),
+    attempt=st.integers(0, 12),
+)
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), NAMES, st.integers(0, 30)), unique=True, max_size=40))
+def test_no_two_calls_share_a_seed(calls):
+    """Siblings, turns, attempts, steps, evaluation and training, and other runs of the same study."""
+    seeds = {turn_seed(sampling_seed(seed, str(name)), number) for seed, name, number in calls}
+    assert len(seeds) == len(calls)
 
 
 async def test_what_is_known_is_not_run_again_and_keeps_its_place(rollout, instance, trajectory_of):

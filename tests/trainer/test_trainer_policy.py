@@ -245,6 +245,14 @@ def test_several_updates_use_the_policy_of_the_start_of_the_step(build, make_row
     assert again.loss == metrics.loss
 
 
+def test_the_warm_up_counts_steps_however_many_updates_they_have(build, make_rows):
+    config = replace(CONFIG, prompts_per_mini_batch=1, warmup_steps=4)
+    one = trainer(build(), config=config)
+    done = [one.train_step(make_rows(groups=4), step) for step in range(5)]
+    assert [metrics.updates for metrics in done] == [3] * 5
+    assert [metrics.lr / config.lr for metrics in done] == pytest.approx([0.25, 0.5, 0.75, 1.0, 1.0])
+
+
 def test_a_mini_batch_that_is_masked_as_a_whole_moves_nothing(build, make_rows, monkeypatch):
     """Its correction is 0 for every token; after an update AdamW's momentum alone would move the weights."""
     model, rows = build(), make_rows()
@@ -254,10 +262,12 @@ def test_a_mini_batch_that_is_masked_as_a_whole_moves_nothing(build, make_rows, 
     original = policy.correction_weights
     monkeypatch.setattr(policy, "correction_weights", lambda *args: torch.zeros_like(original(*args)))
     metrics = one.train_step(rows, 1)
-    assert (metrics.updates, metrics.nonfinite_updates, metrics.masked_fraction) == (0, 0, 1.0)
+    assert (metrics.updates, metrics.nonfinite_updates, metrics.idle_updates) == (0, 0, 1)
+    assert metrics.masked_fraction == 1.0
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
     monkeypatch.undo()
-    assert one.train_step(rows, 2).updates == 1 and one.updates_done == 2
+    metrics = one.train_step(rows, 2)
+    assert (metrics.updates, metrics.idle_updates, one.updates_done) == (1, 0, 2)
 
 
 def test_the_policy_learns_what_is_rewarded(build, make_row):

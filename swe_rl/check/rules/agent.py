@@ -126,7 +126,8 @@ def agent_prompt_fits(config: Config, _: Host) -> Iterator[Finding]:
     yield (error if hopeless else warning)(
         "agent_prompt",
         f"rollout.{key}",
-        f"the words and tools of agent={agent.name} alone are about {tokens} tokens, before any task",
+        f"the words and tools of agent={agent.name} alone are about {tokens} tokens, before any task: "
+        "such a trajectory ends as context_overflow",
         (
             f"rollout.{key}={tokens + rollout.max_turn_tokens * 2}"
             + (f", or agent.system_prompt={prompt}" if prompt else "")

@@ -7,11 +7,11 @@ Invariants:
 from collections.abc import Iterator
 
 from swe_rl.check.findings import Finding, Host, about, between, error, warning
-from swe_rl.config.choices import Capture, Correction, DynamicSampling, EngineKind, WeightSync
+from swe_rl.config.choices import Capture, Correction, DynamicSampling, EngineKind, KlEstimator, KlPlace, WeightSync
 from swe_rl.config.parts import Part, reads
 from swe_rl.config.schema import Config
 from swe_rl.plan import memory
-from swe_rl.plan.sizes import optimizer_steps_per_step, takes_turns, total_gpus, unshareable, uses_no_gpu
+from swe_rl.plan.sizes import takes_turns, total_gpus, unshareable, uses_no_gpu
 
 
 @about(Part.trainer)
@@ -143,6 +143,19 @@ def kl_used(config: Config, _: Host) -> Iterator[Finding]:
 
 
 @about(Part.trainer)
+def kl_gradient(config: Config, _: Host) -> Iterator[Finding]:
+    """The gradient of log policy - log reference is that of log policy, whose mean over the policy's samples is 0."""
+    algo = config.algo
+    if algo.kl_coef > 0 and algo.kl_in == KlPlace.loss and algo.kl_estimator == KlEstimator.k1:
+        yield error(
+            "kl_gradient",
+            "algo.kl_estimator",
+            "in the loss, the gradient of k1 is 0 on average: noise that holds the policy near nothing",
+            "algo.kl_estimator=k2, or k3, or algo.kl_in=reward",
+        )
+
+
+@about(Part.trainer)
 def checkpoint_disk(config: Config, _: Host) -> Iterator[Finding]:
     there, needed = config.hardware.disk_gb, memory.checkpoints_gb(config)
     if 0 < there < needed:
@@ -195,13 +208,13 @@ def external_weights(config: Config, _: Host) -> Iterator[Finding]:
 
 @about(Part.trainer)
 def warmup(config: Config, _: Host) -> Iterator[Finding]:
-    updates = config.trainer.steps * optimizer_steps_per_step(config)
-    if config.trainer.warmup_steps >= updates > 0:
+    steps = config.trainer.steps  # what the trainer's warm-up counts, however many updates a step has
+    if config.trainer.warmup_steps >= steps > 0:
         yield warning(
             "warmup",
             "trainer.warmup_steps",
-            f"the whole run has {updates} updates: the learning rate never reaches trainer.lr",
-            f"trainer.warmup_steps={updates // 10}",
+            f"the whole run has {steps} steps: the learning rate never reaches trainer.lr",
+            f"trainer.warmup_steps={steps // 10}",
         )
 
 

@@ -3,7 +3,7 @@
 Invariants:
 - The same call on every rank, at the same time.
 - bfloat16 on GPUs, float32 on CPUs; weights that are trained and optimizer state are float32 everywhere. The base
-  below an adapter is of the type that is computed in, and is the reference as well.
+  below an adapter is of the type that is computed in, and is the reference as well; so is a reference of its own.
 - Nothing is trained before packed and plain log-probabilities were seen to agree.
 - A multiplication and an addition count as two. Recomputation, the optimizer, and padding do not count; the output
   head counts at trained tokens only, attention under the causal mask only.
@@ -54,7 +54,7 @@ def sharded_trainer(
     policy, adapter = sharded_policy(model, config, mesh, beat)
     reference = None
     if algo.kl_coef and adapter is None:
-        reference = sharded_model(model, config, mesh, beat).requires_grad_(False)
+        reference = sharded_model(model, config, mesh, beat, frozen=True)
     shape = DenseShape.of(policy.causal_lm.config)
     return RankTrainer(
         policy,
@@ -68,19 +68,27 @@ def sharded_trainer(
     )
 
 
-def sharded_model(model: ModelConfig, config: TrainerConfig, mesh: Mesh, beat: Beat = no_beat) -> ShardedModel:
-    """As `sharded_policy`, the model alone."""
-    return sharded_policy(model, config, mesh, beat)[0]
+def sharded_model(
+    model: ModelConfig, config: TrainerConfig, mesh: Mesh, beat: Beat = no_beat, *, frozen: bool = False
+) -> ShardedModel:
+    """As `sharded_policy`, the model alone. What is `frozen` is of the type that is computed in, without an adapter."""
+    return _loaded(model, config, mesh, beat, frozen=frozen)[0]
 
 
 def sharded_policy(
     model: ModelConfig, config: TrainerConfig, mesh: Mesh, beat: Beat = no_beat
 ) -> tuple[ShardedModel, Adapter | None]:
     """One model, loaded and probed, with an adapter where `trainer.lora_rank` asks for one."""
+    return _loaded(model, config, mesh, beat, frozen=False)
+
+
+def _loaded(
+    model: ModelConfig, config: TrainerConfig, mesh: Mesh, beat: Beat, *, frozen: bool
+) -> tuple[ShardedModel, Adapter | None]:
     shape, folder = load_shape(model), model_folder(model)
-    dtype = torch.bfloat16 if mesh.device.type == "cuda" else torch.float32
-    base = base_of(model, folder) if config.lora_rank > 0 else None
-    causal_lm, adapter = empty_policy(shape, config, dtype, base)
+    dtype = computed_in(mesh.device)
+    base = base_of(model, folder) if config.lora_rank > 0 and not frozen else None
+    causal_lm, adapter = (empty_model(shape, dtype), None) if frozen else empty_policy(shape, config, dtype, base)
     sharded = ShardedModel(
         causal_lm,
         mesh,
@@ -93,7 +101,11 @@ def sharded_policy(
     fill_from_folder(sharded, folder, mesh.device, seed=config.seed, beat=beat)
     require_agreement(sharded)
     beat()
-    return sharded, adapter
+    return sharded.requires_grad_(False) if frozen else sharded, adapter
+
+
+def computed_in(device: torch.device) -> torch.dtype:
+    return torch.bfloat16 if device.type == "cuda" else torch.float32
 
 
 def empty_policy(
