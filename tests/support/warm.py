@@ -30,7 +30,7 @@ LINE_BYTES = 16_384  # of the padding argument that the forked process writes it
 def serve(requests: socket.socket) -> dict:
     """Returns in forked processes only."""
     heard, noted = socket.socketpair()
-    for end in (heard, noted):
+    for end in (heard, noted, requests):  # `recv_fds` of Python 3.11 drops its flags, MSG_DONTWAIT too
         end.setblocking(False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(noted.fileno(), warn_on_full_buffer=False)
@@ -39,7 +39,7 @@ def serve(requests: socket.socket) -> dict:
         _wait(requests, heard)
         _reap(reports)
         try:
-            text, descriptors, _, _ = socket.recv_fds(requests, REQUEST_BYTES, 3, socket.MSG_DONTWAIT)
+            text, descriptors, _, _ = socket.recv_fds(requests, REQUEST_BYTES, 3)
         except BlockingIOError:
             continue
         if not text:
