@@ -140,7 +140,8 @@ class Checkpoints:
         with _write_errors(target, tensor_bytes(tensors)):
             try:
                 self._write_all(self._aside, target, pieces, state)
-                checkpoint.prune(target.parent, keep, target)
+                if self._mesh.rank == 0:  # two ranks would take the same folder away from each other
+                    checkpoint.prune(target.parent, keep, target)
             except BaseException:
                 shutil.rmtree(self._aside, ignore_errors=True)  # which tells the other ranks
                 raise
