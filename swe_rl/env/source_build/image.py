@@ -95,7 +95,8 @@ def _made_of(source: Source) -> str:
 def _ensure_base(engine: ImageEngine, say: Callable[[str], None]) -> tuple[str, list[Path]]:
     """Its name, and the files of this machine that are in it."""
     files = system_files()
-    stamp = [(str(path), hash_of_file(path)) for path in files]  # not their times: they say nothing of the content
+    # Not their times: they say nothing of the content. A link, which may be to a folder, is where it leads.
+    stamp = [(str(path), str(path.readlink()) if path.is_symlink() else hash_of_file(path)) for path in files]
     digest = hashlib.sha256(repr((_RECIPE, stamp, sorted(_TEXTS.items()))).encode()).hexdigest()[:12]
     name = f"{_BASE}:{digest}"
     if not engine.has_image(name):
