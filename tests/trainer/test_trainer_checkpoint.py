@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from swe_rl.config.schema import AlgoConfig, TrainerConfig
+from swe_rl.trainer.checkpoint import checkpoints
 from swe_rl.trainer.checkpoint.folder import (
     CheckpointWriteError,
     CorruptCheckpointError,
@@ -20,6 +21,7 @@ from swe_rl.trainer.checkpoint.folder import (
 )
 from swe_rl.trainer.checkpoint.tensor_file import CHUNK_BYTES
 from swe_rl.trainer.rank_trainer import RankTrainer
+from swe_rl.trainer.sharded.mesh import Mesh
 
 CONFIG = {"trainer": {"lr": 0.01}, "name": "test"}
 WRITE_CALLS = ("open", "write", "fsync", "mkdir", "rename", "rmdir", "unlink")
@@ -354,3 +356,14 @@ def test_a_checkpoint_takes_a_bounded_part_of_the_memory(tmp_path):
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["size"] > 200 * 2**20
     assert found["one_process"] < 4 * CHUNK_BYTES and found["ranks"] < 4 * CHUNK_BYTES
+
+
+@pytest.mark.parametrize(("rank", "prunes"), [(0, True), (1, False)])
+def test_rank_0_alone_prunes(tmp_path, monkeypatch, rank, prunes):
+    """Two would take the same folder away from each other, and the slower one would end the run."""
+    pruned = []
+    monkeypatch.setattr(checkpoints.checkpoint, "prune", lambda *_: pruned.append(rank))
+    monkeypatch.setattr(checkpoints.Checkpoints, "_write_all", lambda *_: None)
+    mesh = Mesh(dp=2, sp=1, rank=rank, device=torch.device("cpu"), shards=None, sp_group=None)
+    checkpoints.Checkpoints(mesh)._write(tmp_path / "step_000001", {}, {}, 2)
+    assert bool(pruned) is prunes

@@ -237,3 +237,16 @@ def test_the_base_image_does_not_change_with_the_times_of_this_machines_files(bu
         ensure_image(INSTANCE, tmp_path, engine, lambda _: None)
         names.append(next(name for name in engine.images if name.startswith("swe_rl/base")))
     assert names[0] == names[1] != names[2]
+
+
+def test_a_link_to_a_folder_is_a_part_of_the_base(monkeypatch, tmp_path):
+    """/bin is one where /usr holds everything; what it leads to is what counts, and no content of it is read."""
+    link = tmp_path / "bin"
+    names = []
+    monkeypatch.setattr(module, "system_files", lambda: [link])
+    for target in ("here", "there"):
+        (tmp_path / target).mkdir()
+        link.unlink(missing_ok=True)
+        link.symlink_to(target)
+        names.append(module._ensure_base(FakeEngine(), lambda _: None)[0])
+    assert names[0] != names[1]

@@ -1,12 +1,14 @@
 """What an environment of real repositories hands out: chosen instances, kept apart, prepared or not."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
+from swe_rl.check.rules import data as rules_data
 from swe_rl.config.choices import GradingKind, Keep, SandboxKind
 from swe_rl.config.schema import EnvConfig
-from swe_rl.env.instance import InstanceError
+from swe_rl.env.instance import InstanceError, Source
 from swe_rl.env.make import make_env
 from swe_rl.env.swe.prepared import Identity, manifest_of, prepared_instances, read_manifest, write_prepared
 from swe_rl.env.swe.read import read_split, to_instance
@@ -202,3 +204,11 @@ class TestPrepared:
         path = self.prepare(tmp_path, config(dataset))
         manifest_of(path).unlink()
         assert prepared_instances(config(dataset), "train[:4]", tmp_path) is None
+
+
+@pytest.mark.parametrize("row", [{"source": {"sdist": "a-1"}}, {"repo": "bugs/words"}, {}])
+def test_the_check_and_the_environment_agree_on_what_has_a_way(row, tmp_path):
+    env = make_env(EnvConfig(name="jsonl", dataset="x.jsonl"), tmp_path, SandboxKind.process)
+    source = Source(sdist="a-1", python="3.11") if "source" in row else None
+    instance = SimpleNamespace(repo=row.get("repo", "a/b"), source=source)
+    assert env.has_a_way(instance) is rules_data._has_a_way({"repo": "a/b"} | row)
