@@ -16,7 +16,7 @@ from typing import Any
 
 from swe_rl.gateway.store.traces import TraceStore
 from swe_rl.logger.folder import RunFolder, RunState
-from swe_rl.logger.jsonl import read_jsonl
+from swe_rl.logger.jsonl import read_evals, read_jsonl
 from swe_rl.rollout.trajectory import INFRA_STATUSES, Status
 
 KINDS = ("unfinished", "lost", "doubled", "wrong reward", "differs", "leftover")
@@ -72,9 +72,7 @@ def read_facts(folder: RunFolder) -> Facts:
     facts = Facts(status.status.value if status else "none", read_jsonl(folder.steps_jsonl))
     for path in sorted(folder.trajectories_folder.glob("*.jsonl")):
         facts.sets[path.stem] = [_attempt(record) for record in read_jsonl(path)]
-    for event in read_jsonl(folder.events_jsonl):
-        if event.get("event") == "eval":
-            facts.evals[event["step"]] = event["resolved_rate"]
+    facts.evals = {numbers["step"]: numbers["resolved_rate"] for numbers in read_evals(folder)}
     facts.missing = [path.name for path in (folder.summary_json, folder.report_html) if not path.is_file()]
     store = TraceStore(folder.traces_db)
     try:

@@ -53,7 +53,7 @@ async def _evaluate(config: Config, session: Session) -> tuple[dict[str, Any], l
         collected, numbers = await _measure(config, session, parts.store, rollouts)
         left_out = dict(parts.env.left_out(config.env.eval_split))
         repos = {instance.instance_id: instance.repo for instance in rollouts.held_out}
-    session.events.write("eval", **numbers)
+    session.steps.append_eval(numbers)
     scores = {
         "split": config.env.eval_split,
         "split_instances": numbers["split_instances"],

@@ -130,7 +130,9 @@ class RunFolder:
         self.plan_json = self.path / "plan.json"
         self.events_jsonl = self.path / "events.jsonl"
         self.steps_jsonl = self.path / "steps.jsonl"
+        self.evals_jsonl = self.path / "evals.jsonl"
         self.trajectories_folder = self.path / "trajectories"
+        self.programs_folder = self.path / "programs"
         self.traces_db = self.path / "traces.db"
         self.checkpoints = self.path / "checkpoints"
         self.report_html = self.path / "report.html"
@@ -158,6 +160,9 @@ class RunFolder:
     def eval_trajectories(self, step: int) -> Path:
         return self.trajectories_folder / f"eval_{step:06d}.jsonl"
 
+    def programs(self, step: int) -> Path:
+        return self.programs_folder / f"step_{step:06d}.jsonl"
+
     def attempt_file(self, instance_id: str, sample: int, kind: str) -> Path:
         """`trajs/INSTANCE/INSTANCE.traj.json` and what else belongs to that attempt; further samples are numbered."""
         number = f".{sample}" if sample else ""
@@ -173,8 +178,11 @@ class RunFolder:
 
     def trajectory_steps(self) -> list[int]:
         """Steps with trajectories, ascending."""
-        stems = (path.stem for path in self.trajectories_folder.glob("step_*.jsonl"))
-        return sorted(int(match[1]) for stem in stems if (match := _STEP_NAME.fullmatch(stem)))
+        return _steps_in(self.trajectories_folder)
+
+    def program_steps(self) -> list[int]:
+        """Steps whose timeline is in a file of its own, ascending."""
+        return _steps_in(self.programs_folder)
 
     def status(self) -> RunStatus | None:
         return read_status(self.status_json)
@@ -243,6 +251,11 @@ class RunFolder:
 
     def __repr__(self) -> str:
         return f"RunFolder({str(self.path)!r})"
+
+
+def _steps_in(folder: Path) -> list[int]:
+    stems = (path.stem for path in folder.glob("step_*.jsonl"))
+    return sorted(int(match[1]) for stem in stems if (match := _STEP_NAME.fullmatch(stem)))
 
 
 def find_unfinished(root: Path, name: str, config_hash: str) -> RunFolder | None:

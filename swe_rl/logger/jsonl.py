@@ -1,4 +1,4 @@
-"""Append-only files of one JSON object a line, `events.jsonl` and `steps.jsonl` among them.
+"""Append-only files of one JSON object a line: `events.jsonl`, `steps.jsonl`, `evals.jsonl` and those of each step.
 
 Invariants:
 - One `os.write` a line on an O_APPEND descriptor: a kill leaves at most one torn line, and that the last.
@@ -7,8 +7,10 @@ Invariants:
 - Secrets of the environment never reach a line; of data that is read back, only our own words are looked at.
 - Every event has `time` (unix seconds) and `event` (its name); the rest belongs to the event. `program` events name
   what a trajectory can be doing by `PhaseKind`.
-- `truncate_after` makes the folder what it was after a step. Trajectories of a step are in one file under its number; a
-  file of a step that was taken back is gone.
+- What grows with trajectories or with time is in files of one step each: nobody reads all steps to learn about one.
+  `events.jsonl`, `steps.jsonl` and `evals.jsonl` grow by a few lines a step.
+- `truncate_after` makes the folder what it was after a step. Trajectories and programs of a step are in files under its
+  number; a file of a step that was taken back is gone.
 """
 
 import logging
@@ -176,14 +178,33 @@ class PhaseKind(StrEnum):
     grade = "grade"
 
 
-_TRAJECTORY_FILE = re.compile(r"(?:step|eval)_(\d+)\.jsonl")
+def read_evals(folder: RunFolder) -> list[dict[str, Any]]:
+    """The evaluations that count, in the order made; none of a step that the run went back behind.
+
+    Until version 0.4 they stood among the events, and stayed there when the run went back.
+    """
+    evals: list[dict[str, Any]] = []
+    for event in iter_jsonl(folder.events_jsonl):
+        if event.get("event") == "eval":
+            evals.append(event)
+        elif event.get("event") == "went_back" and isinstance(step := event.get("step"), int):
+            evals = [earlier for earlier in evals if _is_at_most(earlier, step)]
+    return evals + read_jsonl(folder.evals_jsonl)
+
+
+def _is_at_most(record: Mapping[str, Any], step: int) -> bool:
+    return isinstance(record.get("step"), int) and record["step"] <= step
+
+
+_STEP_FILE = re.compile(r"(?:step|eval)_(\d+)\.jsonl")
 
 
 class StepLog:
-    """Writes what a step left behind. Raises DiskError."""
+    """Writes what a step left behind. `clock` gives unix seconds. Raises DiskError."""
 
-    def __init__(self, folder: RunFolder) -> None:
+    def __init__(self, folder: RunFolder, clock: Callable[[], float] = time.time) -> None:
         self.folder = folder
+        self._clock = clock
         self._writer = JsonlWriter(folder.steps_jsonl)
 
     def append(self, record: Mapping[str, Any]) -> None:
@@ -206,6 +227,17 @@ class StepLog:
             for record in records:
                 writer.append(dict(record))
 
+    def append_programs(self, step: int, event: str, records: Iterable[Mapping[str, Any]]) -> None:
+        """What the timeline of a step is drawn from: events `program`, and `engines` while they work."""
+        with EventLog(self.folder.programs(step), self._clock) as log:
+            for record in records:
+                log.write(event, **record)
+
+    def append_eval(self, numbers: Mapping[str, Any]) -> None:
+        """One evaluation; `numbers` has at least `step` and `split`."""
+        with JsonlWriter(self.folder.evals_jsonl) as writer:
+            writer.append({"time": self._clock(), **numbers})
+
     def truncate_after(self, step: int) -> int:
         """For resume: forget every step after `step`; returns how many lines went."""
         self._writer.close()
@@ -224,16 +256,17 @@ class StepLog:
 
 
 def truncate_after(folder: RunFolder, step: int) -> int:
-    """Keeps lines of `steps.jsonl` with `step` <= the given one and removes later trajectory files.
+    """Keeps lines of `steps.jsonl` and `evals.jsonl` with `step` <= the given one and removes later files of steps.
 
-    Nobody may have the files open for writing. Raises DiskError.
+    Returns how many lines of `steps.jsonl` went. Nobody may have the files open for writing. Raises DiskError.
     """
-    for path in folder.trajectories_folder.glob("*.jsonl"):
-        match = _TRAJECTORY_FILE.fullmatch(path.name)
+    for path in (*folder.trajectories_folder.glob("*.jsonl"), *folder.programs_folder.glob("*.jsonl")):
+        match = _STEP_FILE.fullmatch(path.name)
         if match and int(match[1]) > step:
             try:
                 path.unlink()
             except OSError as error:
                 raise disk_error(path, error) from error
     kill_point("trajectories_taken_back")
-    return keep_lines(folder.steps_jsonl, lambda record: isinstance(record.get("step"), int) and record["step"] <= step)
+    keep_lines(folder.evals_jsonl, lambda record: _is_at_most(record, step))
+    return keep_lines(folder.steps_jsonl, lambda record: _is_at_most(record, step))

@@ -17,7 +17,7 @@ from typing import Any
 from swe_rl.config.folders import PACKAGE
 from swe_rl.logger.disk import write_json_atomic
 from swe_rl.logger.folder import RunFolder
-from swe_rl.logger.jsonl import read_events, read_jsonl
+from swe_rl.logger.jsonl import read_evals, read_events, read_jsonl
 from swe_rl.version import __version__
 
 _DISTRIBUTIONS = ("torch", "transformers", "vllm", "ray", "swebench", "mini-swe-agent", "hydra-core")
@@ -29,8 +29,7 @@ Record = Mapping[str, Any]
 
 def write_summary(folder: RunFolder, *, wall_s: float, extra: Record | None = None) -> dict[str, Any]:
     """Of what the folder holds; `extra` adds flat keys (peak_gpu_memory_gb, ...). Raises DiskError."""
-    evals = read_events(folder.events_jsonl, "eval")
-    summary = build_summary(read_jsonl(folder.steps_jsonl), evals, wall_s=wall_s)
+    summary = build_summary(read_jsonl(folder.steps_jsonl), read_evals(folder), wall_s=wall_s)
     summary |= {"trainer_restarts": len(read_events(folder.events_jsonl, "trainer_restart")), **(extra or {})}
     write_json_atomic(folder.summary_json, summary)
     return summary

@@ -21,7 +21,7 @@ from typing import Any
 from swe_rl.config.yaml_text import YamlError, parse
 from swe_rl.logger.disk import Redactor, encode_json, read_json, write_text_atomic
 from swe_rl.logger.folder import RunFolder, RunState, RunStatus
-from swe_rl.logger.jsonl import read_jsonl
+from swe_rl.logger.jsonl import read_evals, read_jsonl
 from swe_rl.logger.progress_text import duration
 from swe_rl.report.figures import eval_points, figures, instance_rows, score_rows, tricks_tile
 from swe_rl.report.resolved import gain
@@ -48,7 +48,7 @@ def build_payload(folder: RunFolder, ending: RunStatus | None = None) -> dict[st
     """Raises nothing for a run in any state, also an empty folder. `ending`: what its status is about to be."""
     steps = _last_of_each_step(read_jsonl(folder.steps_jsonl))
     events = read_jsonl(folder.events_jsonl)
-    evals = [event for event in events if event.get("event") == "eval"]
+    evals = read_evals(folder)
     lost = losses(events)
     summary, status = read_json(folder.summary_json), ending or folder.status()
     config_text = _text(folder.config_yaml)

@@ -156,7 +156,7 @@ function noteOf(step, all) {
   const some = drawn < step.total ? ` ${drawn} of ${step.total} programs are drawn, evenly taken;`
     + " the table is about all, the requests below the lanes about those drawn." : "";
   const left = all.left_out ? ` ${all.left_out} earlier step${all.left_out === 1 ? " is" : "s are"} left out to keep this`
-    + " page small; events.jsonl has all." : "";
+    + " page small; programs/ has all." : "";
   return `Each lane is one trajectory of the step, from its boot to its end.${some}${left}`
     + " Blank is what belongs to no phase: parsing, waiting for a place to run a command, taking the patch.";
 }

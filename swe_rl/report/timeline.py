@@ -2,7 +2,8 @@
 
 Invariants:
 - Newest steps first, as many as fit; the newest is there even if only a part of its programs fits.
-- `events.jsonl` is read in one pass and bounded memory: the newest steps' lines are kept, and the newest losses.
+- Of the files of steps the newest are read, until they come to enough; `events.jsonl` in one pass and bounded memory:
+  the newest losses are kept, and of folders before 0.5, whose programs stand there, the newest steps' lines.
 - Steps that the run went back behind do not count; of a trajectory written twice the later one does.
 - Shares of time are over all programs of a step, also over those that are not drawn.
 - Below the lanes: every engine that was sampled in the step, also one that had nothing to do.
@@ -14,6 +15,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from swe_rl.logger.disk import decode_json, encode_json
@@ -160,7 +162,19 @@ class _Lines:
 
 def _read_lines(folder: RunFolder, max_bytes: int) -> _Lines:
     read = _Lines(max_bytes)
-    for number, line in enumerate(_lines(folder)):
+    _read_events(folder, read)
+    sizes = {step: size for step in folder.program_steps() if (size := folder.programs(step).stat().st_size)}
+    read.steps.update(sizes)
+    for step, size in reversed(sizes.items()):
+        if read.lines and read.size + size > max_bytes:
+            break
+        for line in _lines(folder.programs(step)):
+            read.add(step, line)
+    return read
+
+
+def _read_events(folder: RunFolder, read: _Lines) -> None:
+    for number, line in enumerate(_lines(folder.events_jsonl)):
         if number == 0:
             read.origin_s = _time_of(line)
         if any(kind in line for kind in _LOSS):
@@ -173,12 +187,11 @@ def _read_lines(folder: RunFolder, max_bytes: int) -> _Lines:
                 read.go_back(int(match[1]))
             else:
                 read.add(int(match[1]), line)
-    return read
 
 
-def _lines(folder: RunFolder) -> Iterator[bytes]:
+def _lines(path: Path) -> Iterator[bytes]:
     try:
-        with folder.events_jsonl.open("rb") as file:
+        with path.open("rb") as file:
             yield from file
     except OSError:
         return

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from swe_rl.config.schema import Config
 from swe_rl.host.kill_point import kill_point
-from swe_rl.logger.jsonl import read_events
 from swe_rl.rollout.batch import groups_of, rollout_numbers, set_advantages
 from swe_rl.rollout.rows import weighed
 from swe_rl.run.rollouts import Rollouts, Sampled
@@ -59,13 +58,7 @@ class Run:
 
     def is_evaluated(self) -> bool:
         """Whether the weights of now were; an evaluation that the run went back behind does not count."""
-        done: set[int] = set()
-        for event in read_events(self._session.folder.events_jsonl):
-            if event["event"] == "eval":
-                done.add(event["step"])
-            elif event["event"] == "went_back":
-                done = {step for step in done if step <= event["step"]}
-        return self.step in done
+        return self.step in {numbers["step"] for numbers in self._session.evals()}
 
     async def run(self) -> None:
         """To the last step, from the one after `step`."""

@@ -8,7 +8,7 @@ Invariants:
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -102,7 +102,11 @@ class Rollouts:
     async def _generate(self, instances: Sequence[Instance], step: int) -> Collected:
         config, session = self._config, self._session
         with session.progress.phase("generate", trajectories=len(instances) * config.rollout.n):
-            async with watched(self._parts.engines, session.record, step=step):
+
+            def record(event: str, fields: Mapping[str, object]) -> None:
+                session.steps.append_programs(step, event, [fields])
+
+            async with watched(self._parts.engines, record, step=step):
                 return await self._collect(
                     instances, config.env.split, step, config.rollout.n, config.rollout.temperature
                 )
@@ -131,7 +135,7 @@ class Rollouts:
         self.traces(collected)
         self._session.steps.append_trajectories(step, _records(collected), evaluation=True, ours=OUR_WORDS)
         kill_point("eval_trajectories_written")
-        self._session.events.write("eval", **numbers)
+        self._session.steps.append_eval(numbers)
         kill_point("eval_recorded")
         self._session.progress.eval_done(f"{headline(numbers)}, after step {step}", *line_of(numbers))
 
@@ -203,8 +207,11 @@ class Rollouts:
         first = next(iter_jsonl(self._session.folder.events_jsonl), {})  # seconds are since the run's first event
         retried = [self._parts.store.traces(trajectory.trajectory_id) for trajectory in collected.retried]
         programs = [*collected.trajectories, *collected.retried]
-        for trajectory, conversation in zip(programs, [*traces, *retried], strict=True):
-            self._session.events.write("program", **program_event(trajectory, conversation, first.get("time", 0.0)))
+        events = (
+            program_event(trajectory, conversation, first.get("time", 0.0))
+            for trajectory, conversation in zip(programs, [*traces, *retried], strict=True)
+        )
+        self._session.steps.append_programs(step, "program", events)
         kill_point("programs_written")
 
     def forget_after(self, step: int, *, evaluation: bool) -> None:

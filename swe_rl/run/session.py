@@ -30,7 +30,7 @@ from swe_rl.hardware.sync import synced
 from swe_rl.host.kill_point import kill_point
 from swe_rl.logger.disk import DiskError
 from swe_rl.logger.folder import RunFolder, RunState, RunStatus, StatusWriter
-from swe_rl.logger.jsonl import EventLog, StepLog, iter_jsonl, read_events
+from swe_rl.logger.jsonl import EventLog, StepLog, iter_jsonl, read_evals, read_events
 from swe_rl.logger.progress import Progress, ProgressState
 from swe_rl.logger.run_log import RunLog
 from swe_rl.logger.summary import write_summary
@@ -124,7 +124,7 @@ class Session:
             self.caveats.append(first)
 
     def evals(self) -> list[dict[str, Any]]:
-        return read_events(self.folder.events_jsonl, "eval")
+        return read_evals(self.folder)
 
     def state_is_saved(self) -> Verdict | None:
         """What comes next for a job that was told to end: asked early, before what may take longer than is left.

@@ -85,7 +85,7 @@ def test_two_ranks_are_one_process(command, alone):
     [made] = (folder / "exports").iterdir()
     assert made.name.startswith("step_000003-")
     assert f"model.path={folder}" in evaluated.stdout
-    [event] = [event for event in command.read(command.folder("eval") / "events.jsonl") if event["event"] == "eval"]
+    [event] = command.read(command.folder("eval") / "evals.jsonl")
     assert event["num_samples"] == 4
 
 

@@ -23,7 +23,7 @@ def test_an_evaluation_by_vllm_is_the_embedded_engines(command):
         done = command.run(*given, f"engine={engine}", f"name={engine}", small=False)
         assert done.exit_status == 0, done.text
         folder = command.folder(engine)
-        [numbers] = read_events(folder / "events.jsonl", "eval")
+        [numbers] = command.read(folder / "evals.jsonl")
         lines = command.read(folder / "trajectories" / "eval_000000.jsonl")
         found[engine] = {one["instance_id"]: (one["status"], one["patch"]) for one in lines}
         print(f"{engine}: resolved rate {numbers['resolved_rate']:.1%}, {numbers['num_samples']} samples")

@@ -21,7 +21,7 @@ from swe_rl.env.instance import Instance
 from swe_rl.errors import RunError, UserError
 from swe_rl.gateway.store.traces import TraceStore
 from swe_rl.gateway.trace import Trace
-from swe_rl.logger.jsonl import StepLog, read_events, read_jsonl
+from swe_rl.logger.jsonl import StepLog, read_evals, read_events, read_jsonl
 from swe_rl.plan.sizes import CHECKPOINT_FACTS
 from swe_rl.rollout.collect import Collected, RolloutError
 from swe_rl.rollout.trajectory import Status, Trajectory
@@ -170,7 +170,7 @@ def steps(run):
 
 
 def evals(run):
-    return [event["step"] for event in read_events(run.folder.events_jsonl, "eval")]
+    return [event["step"] for event in read_evals(run.folder)]
 
 
 def weights(run):
@@ -237,7 +237,7 @@ async def test_an_evaluation_alone_measures_what_training_does(started):
     """As `job=eval` does it: the same rollouts, the same numbers, and the training split is not read."""
     with started("trainer.steps=1", "rollout.eval_n=2") as run:
         await run.loop.evaluate_when_due()
-        [event] = read_events(run.folder.events_jsonl, "eval")
+        [event] = read_evals(run.folder)
         run.store.delete(run.store.sessions())  # the made-up rollouts have the same names again
         alone, seen = run.rollouts_alone(), []
         _, numbers = await alone.measure(0, on_done=lambda trajectory, result: seen.append(trajectory.trajectory_id))
@@ -358,7 +358,8 @@ async def refuse(weights, version):
 async def test_the_load_of_the_engines_is_in_the_events(started):
     with started("trainer.steps=1") as run:
         await run.loop.run()
-        samples = read_events(run.folder.events_jsonl, "engines")
+        steps = run.folder.program_steps()
+        samples = [event for step in steps for event in read_events(run.folder.programs(step), "engines")]
     assert samples and {one["step"] for one in samples} == {1}  # of steps, as programs are
     assert set(samples[0]["engines"]["scripted"]) == {"running", "waiting", "kv", "preemptions"}
 
@@ -423,7 +424,7 @@ async def test_resume_computes_what_an_uninterrupted_run_would(started):
     assert [one for one in second.rollouts.asked if one[0] == "train"] == [
         one for one in whole.rollouts.asked if one[0] == "train" and one[1] > 2
     ]
-    assert evals(second) == [0, 3, 3, 5]  # the one after step 3 was taken back, the one before step 1 was not
+    assert evals(second) == [0, 3, 5]  # of the one after step 3 the second: the first was taken back
     assert second.store is not whole.store and len(read_jsonl(second.folder.eval_trajectories(3))) == 5
 
 

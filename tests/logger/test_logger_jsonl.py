@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swe_rl.logger.disk import DiskError, Redactor
-from swe_rl.logger.jsonl import EventLog, JsonlWriter, keep_lines, read_events, read_jsonl
+from swe_rl.logger.folder import RunFolder
+from swe_rl.logger.jsonl import EventLog, JsonlWriter, StepLog, keep_lines, read_evals, read_events, read_jsonl
 
 
 def test_events_have_time_and_name_and_continue_in_the_same_file(tmp_path):
@@ -129,3 +130,43 @@ def test_keep_lines_rewrites_in_one_piece(tmp_path):
     assert keep_lines(path, lambda record: record["step"] <= 2) == 2
     assert [record["step"] for record in read_jsonl(path)] == [0, 1, 2]
     assert keep_lines(path, lambda record: True) == 0
+
+
+def test_a_folder_after_going_back_is_one_that_never_went_on(tmp_path):
+    def written(name, steps):
+        folder = RunFolder(tmp_path / name).create()
+        with StepLog(folder, clock=lambda: 1.0) as log:
+            log.append_eval({"step": 0, "split": "heldout"})
+            for step in steps:
+                log.append_trajectories(step, [{"status": "resolved"}])
+                log.append_programs(step, "engines", [{"step": step}])
+                log.append_programs(step, "program", [{"step": step}, {"step": step}])
+                log.append({"step": step})
+                log.append_trajectories(step, [{"status": "resolved"}], evaluation=True)
+                log.append_eval({"step": step, "split": "heldout"})
+        return folder
+
+    longer, shorter = written("longer", [1, 2, 3]), written("shorter", [1])
+    assert len(read_events(longer.programs(2))) == 3
+    with StepLog(longer) as log:
+        assert log.truncate_after(1) == 2
+    files = [
+        {str(path.relative_to(folder.path)): path.read_bytes() for path in folder.path.rglob("*") if path.is_file()}
+        for folder in (longer, shorter)
+    ]
+    assert files[0] == files[1]
+    assert [numbers["step"] for numbers in read_evals(longer)] == [0, 1]
+
+
+def test_evaluations_of_an_earlier_version_count_unless_the_run_went_back(tmp_path):
+    """They stood among the events; what this version adds comes after them."""
+    folder = RunFolder(tmp_path).create()
+    with EventLog(folder.events_jsonl) as events, StepLog(folder) as steps:
+        for step in (0, 2, 4):
+            events.write("eval", step=step)
+        events.write("went_back", step=2)
+        events.write("went_back")  # torn: it says nothing
+        events.write("eval", step=3)
+        events.write("went_back", step=3)
+        steps.append_eval({"step": 5})
+    assert [numbers.get("step") for numbers in read_evals(folder)] == [0, 2, 3, 5]

@@ -9,7 +9,7 @@ import pytest
 from swe_rl.agent.protocol import Turn
 from swe_rl.logger.disk import write_text_atomic
 from swe_rl.logger.folder import RunFolder, RunState, StatusWriter
-from swe_rl.logger.jsonl import EventLog, StepLog
+from swe_rl.logger.jsonl import StepLog
 from swe_rl.logger.summary import write_summary
 from swe_rl.rollout.trajectory import INFRA_STATUSES, Status, Trajectory
 
@@ -106,9 +106,8 @@ def write_eval(folder: RunFolder, steps: StepLog, rng: random.Random, step: int,
             solved, samples = table.get(one.instance_id, [0, 0])
             table[one.instance_id] = [solved + (one.status is Status.resolved), samples + 1]
     solved, samples = (sum(pair[i] for pair in table.values()) for i in (0, 1))
-    with EventLog(folder.events_jsonl) as events:
-        numbers = {"resolved_rate": solved / samples, "num_samples": samples, "by_instance": table}
-        events.write("eval", step=step, split="heldout", **numbers)
+    numbers = {"resolved_rate": solved / samples, "num_samples": samples, "by_instance": table}
+    steps.append_eval({"step": step, "split": "heldout", **numbers})
 
 
 def write_step(steps: StepLog, rng: random.Random, step: int, skill: float) -> None:

@@ -39,10 +39,9 @@ def hostile(make_run) -> RunFolder:
     folder.eval_trajectories(0).unlink()
     with JsonlWriter(folder.eval_trajectories(0)) as writer:
         writer.append(record)
-    with JsonlWriter(folder.events_jsonl) as writer:
+    with JsonlWriter(folder.evals_jsonl) as writer:
         writer.append(
             {
-                "event": "eval",
                 "step": 2,
                 "split": "heldout",
                 "resolved_rate": 0.5,

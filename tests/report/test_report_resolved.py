@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from swe_rl.logger.folder import RunFolder
-from swe_rl.logger.jsonl import EventLog
+from swe_rl.logger.jsonl import StepLog, read_evals
 from swe_rl.logger.progress_text import eval_line, span
 from swe_rl.logger.summary import write_summary
 from swe_rl.report.compare.compare import Arm, compare
@@ -42,16 +42,15 @@ def attempts(step, skill, instances=range(INSTANCES)):
 
 
 def evaluate(folder, *points, instances=range(INSTANCES)):
-    """An `eval` event a point, as `job=train` writes it, and the summary."""
+    """An evaluation a point, as `job=train` writes it, and the summary."""
     folder = RunFolder(folder).create()
-    with EventLog(folder.events_jsonl) as events:
+    with StepLog(folder) as steps:
         for step, skill in points:
             made = attempts(step, skill, instances)
             collected = Collected(made, [None] * len(made))
             numbers = eval_numbers(collected, step=step, split="test[:20]", eval_s=1.0, split_instances=WHOLE)
-            events.write("eval", **numbers)
-    evals = [json.loads(line) for line in folder.events_jsonl.read_text().splitlines()]
-    folder.steps_jsonl.touch()
+            steps.append_eval(numbers)
+    evals = read_evals(folder)
     return folder, evals, write_summary(folder, wall_s=1.0, extra=summary_of(evals))
 
 

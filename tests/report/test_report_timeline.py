@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from swe_rl.logger.disk import encode_json
 from swe_rl.logger.folder import RunFolder
-from swe_rl.logger.jsonl import EventLog, JsonlWriter
+from swe_rl.logger.jsonl import EventLog
 from swe_rl.report.page import write_report
 from swe_rl.report.timeline import programs_of, shares, step_of
 from swe_rl.report.timeline_events import KINDS, Malformed, program_of
@@ -51,9 +51,20 @@ def event(step=1, instance=0, sample=0, *, attempt=0, turns=3, engines=2, status
 
 
 def write(folder: RunFolder, events, name="program") -> RunFolder:
-    with EventLog(folder.events_jsonl) as log:
-        for one in events:
-            log.write(name, **one)
+    """As a run does; nothing else is among the events but what no step has."""
+    for fields in events:
+        path = folder.events_jsonl if name == "went_back" else folder.programs(fields["step"])
+        with EventLog(path) as log:
+            log.write(name, **fields)
+    return folder
+
+
+def as_before(folder: RunFolder) -> RunFolder:
+    """A folder of version 0.4, which had all of it among the events."""
+    lines = [folder.programs(step).read_bytes() for step in folder.program_steps()]
+    with folder.events_jsonl.open("ab") as file:
+        file.writelines(lines)
+    shutil.rmtree(folder.programs_folder)
     return folder
 
 
@@ -117,8 +128,14 @@ def test_a_second_attempt_says_so(folder):
     assert [step["statuses"][one[2]] for one in step["programs"]] == ["infra_error", "resolved"]
 
 
-def test_steps_behind_which_a_run_went_back_are_gone(folder):
-    write(folder, [event(step, status="unresolved") for step in (1, 2, 3)])
+def test_a_folder_of_an_earlier_version_gives_the_same(folder):
+    events = [event(step, instance, sample) for step in (1, 2, 3) for instance in range(2) for sample in range(4)]
+    made = programs_of(write(folder, events))
+    assert programs_of(as_before(folder)) == made
+
+
+def test_steps_behind_which_an_earlier_version_s_run_went_back_are_gone(folder):
+    as_before(write(folder, [event(step, status="unresolved") for step in (1, 2, 3)]))
     write(folder, [{"step": 1}], "went_back")
     write(folder, [event(2)])
     made = programs_of(folder)
@@ -217,17 +234,18 @@ def test_a_step_of_nothing_but_malformed_events_is_none(folder):
     ],
 )
 def test_torn_and_odd_lines_stop_nothing(folder, line):
-    folder.events_jsonl.write_bytes(line + b"\n" + line)
+    write(folder, [event()])
+    for path in (folder.programs(1), folder.events_jsonl):
+        path.write_bytes(line + b"\n" + line)
     assert programs_of(folder) == {"kinds": list(KINDS), "steps": [], "left_out": 0}
+    folder.programs(1).unlink()
     folder.events_jsonl.unlink()
     assert programs_of(folder)["steps"] == []
 
 
 def test_the_page_of_24_steps_of_64_programs_is_below_2_mb(folder):
     steps = [event(step, instance, turns=5) for step in range(1, 25) for instance in range(64)]
-    with JsonlWriter(folder.events_jsonl) as writer:
-        for one in steps:
-            writer.append({"time": 1.0, "event": "program", **one})
+    write(folder, steps)
     page = write_report(folder)
     assert page.stat().st_size < 2_000_000
     (text,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', page.read_text(), re.DOTALL)

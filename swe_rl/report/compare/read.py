@@ -18,7 +18,7 @@ from swe_rl.config import yaml_text
 from swe_rl.errors import UserError
 from swe_rl.logger.disk import read_json
 from swe_rl.logger.folder import RunFolder
-from swe_rl.logger.jsonl import iter_jsonl, read_events
+from swe_rl.logger.jsonl import iter_jsonl, read_evals
 from swe_rl.logger.summary import before_and_after
 from swe_rl.report.compare.compare import Measured, StepRate, held_out
 from swe_rl.report.resolved import counts_of
@@ -66,7 +66,7 @@ def _run(folder: RunFolder) -> Measured:
         if type(record.get("step")) is int:
             records[record["step"]] = record
     rates = {step: rate for step, record in records.items() if (rate := _rate(record)) is not None}
-    status, evals = folder.status(), read_events(folder.events_jsonl, "eval")
+    status, evals = folder.status(), read_evals(folder)
     return Measured(
         source=str(folder.path),
         steps=rates,
