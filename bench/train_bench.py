@@ -6,7 +6,8 @@
 A case is MODEL[:dpN][:spN]:ROWSxTOKENS[:OPTION...]; dp * sp GPUs train ROWS rows of TOKENS tokens in one step. Options:
 `plain` (transformers with autocast, padded rows, whole logits; one GPU), `compile`, `norecompute`, `recomputeattn`
 (attention too is computed twice, as usual), `mbN` (tokens of a micro-batch on each GPU), `attn=NAME`, `profile`,
-`check` (packed against plain log-probabilities).
+`offload` (weights, gradients and moments in the host's
+memory), `check` (packed against plain log-probabilities).
 
 Invariants:
 - Cases of one number of GPUs share their processes; a case that fails or hangs ends them, and the next ones get new
@@ -210,8 +211,9 @@ def build(case: Case, mesh: Any, config: Any) -> Any:
     own_heads, own_kv = heads_per_rank(heads, kv_heads, mesh.sp)
     name = case.attention or "auto"
     kernel = choose(mesh, (own_heads, own_kv, head_dim), dtype, name)
-    model = ShardedModel(empty_model(config), mesh, kernel, compute_dtype=dtype, compiled="compile" in case.options)
-    fill_random(model, mesh.device, rank=mesh.rank)
+    offload, compiled = "offload" in case.options, "compile" in case.options
+    model = ShardedModel(empty_model(config), mesh, kernel, compute_dtype=dtype, compiled=compiled, offload=offload)
+    fill_random(model, torch.device("cpu") if offload else mesh.device, rank=mesh.rank)
     return model, name
 
 
@@ -255,6 +257,7 @@ def run_sharded(case: Case, mesh: Any, budget_s: float, steps: int) -> Result:
             max_tokens_per_micro_batch=case.micro_tokens,
             activation_checkpointing="norecompute" not in case.options,
             num_threads=4,
+            offload_optimizer="offload" in case.options,
         ),
         AlgoConfig(),
         pad_token_id=0,

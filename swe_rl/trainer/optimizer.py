@@ -37,12 +37,24 @@ class Optimizer:
     """The optimizer of one model; gradients are accumulated on the parameters, `apply` consumes them."""
 
     def __init__(
-        self, model: nn.Module, *, lr: float, weight_decay: float, betas: tuple[float, float], grad_clip: float
+        self,
+        model: nn.Module,
+        *,
+        lr: float,
+        weight_decay: float,
+        betas: tuple[float, float],
+        grad_clip: float,
+        offload_threads: int = 0,
     ) -> None:
-        """`grad_clip` bounds the global gradient norm; 0 leaves the clipping off."""
+        """`grad_clip` bounds the global gradient norm; 0 leaves the clipping off.
+
+        `offload_threads`: the weights rest in the host's memory although they are computed with on a GPU; the host's
+        cores that update them.
+        """
         self._params = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        self._offload_threads = offload_threads
         # Fused: one kernel, no temporary copies. Elsewhere torch's own choice, whose bits older runs have.
-        fused = True if all(p.is_cuda for p in self._params.values()) else None
+        fused = True if offload_threads or all(p.is_cuda for p in self._params.values()) else None
         self._adamw = torch.optim.AdamW(
             self._params.values(), lr=lr, weight_decay=weight_decay, betas=betas, fused=fused
         )
@@ -55,12 +67,13 @@ class Optimizer:
 
         Raises TrainerError at the third non-finite gradient norm in a row.
         """
-        norm = float(whole(nn.utils.clip_grad_norm_(self._params.values(), self._max_norm)))
-        finite = math.isfinite(norm)
-        applied = finite and norm > 0.0
-        if applied:
-            self._set_lr(lr)
-            self._adamw.step()
+        with torch_threads(self._offload_threads or torch.get_num_threads()):
+            norm = float(whole(nn.utils.clip_grad_norm_(self._params.values(), self._max_norm)))
+            finite = math.isfinite(norm)
+            applied = finite and norm > 0.0
+            if applied:
+                self._set_lr(lr)
+                self._adamw.step()
         self._adamw.zero_grad(set_to_none=True)
         if applied or not finite:  # a gradient of 0 says nothing about whether the policy still learns
             self.nonfinite_in_a_row = 0 if applied else self.nonfinite_in_a_row + 1

@@ -13,6 +13,7 @@ Invariants:
 - A step without anything to learn from leaves weights and optimizer untouched and says so: `updates == 0`.
 """
 
+import os
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -82,11 +83,18 @@ class Trainer:
             weight_decay=config.weight_decay,
             betas=betas,
             grad_clip=config.grad_clip,
+            offload_threads=self._offload_threads(),
         )
         self.steps_done = 0
         self.updates_done = 0
         self._until_unread: Callable[[], None] = _nobody_reads
         self._compute.checkpoint_activations(model, config.activation_checkpointing)
+
+    def _offload_threads(self) -> int:
+        """This rank's share of the cores, as if all ranks were on this host; 0 where the weights are on the GPU."""
+        if not self.config.offload_optimizer or self.adapter is not None or self._compute.device.type != "cuda":
+            return 0
+        return max(self.config.num_threads, len(os.sched_getaffinity(0)) // self._mesh.world)
 
     def train_step(self, rows: Sequence[Row], step: int) -> TrainMetrics:
         """Updates the policy once per mini-batch that has anything to learn from.

@@ -108,3 +108,28 @@ def test_the_state_of_another_model_is_refused():
     state = optimizer.state_tensors()
     with pytest.raises(TrainerError, match="another model"):
         load(optimizer, {**state, "exp_avg.extra": torch.zeros(1)})
+
+
+def test_weights_that_rest_in_the_host_s_memory_are_updated_as_others_are():
+    """The fused kernel and more threads are for speed; the checkpoint of either is read by the other."""
+    results = []
+    for offload_threads in (0, 2):
+        torch.manual_seed(0)
+        model = torch.nn.Linear(64, 48)
+        optimizer = Optimizer(
+            model, lr=0.1, weight_decay=0.01, betas=(0.9, 0.95), grad_clip=1.0, offload_threads=offload_threads
+        )
+        before = torch.get_num_threads()
+        for step in range(3):
+            torch.manual_seed(step)
+            for param in model.parameters():
+                param.grad = torch.randn_like(param)
+            update = optimizer.apply(0.01)
+        assert torch.get_num_threads() == before
+        results.append((update.grad_norm, [param.detach() for param in model.parameters()], optimizer.state_tensors()))
+    (norm, weights, states), (other_norm, other_weights, other_states) = results
+    assert other_norm == pytest.approx(norm, rel=1e-6)
+    torch.testing.assert_close(other_weights, weights, rtol=1e-6, atol=1e-6)
+    assert states.keys() == other_states.keys()
+    for name, tensor in states.items():
+        torch.testing.assert_close(other_states[name], tensor, rtol=1e-5, atol=1e-7)
