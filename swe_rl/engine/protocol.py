@@ -108,6 +108,9 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
+    """`weight_version` is that of the last token. `token_versions` has one entry a token, where they differ; empty: all
+    are of `weight_version`."""
+
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
     finish_reason: FinishReason
@@ -116,6 +119,12 @@ class Completion:
     queue_s: float = 0.0
     prefill_s: float = 0.0
     decode_s: float = 0.0
+    token_versions: tuple[int, ...] = ()
+
+    @property
+    def weight_versions(self) -> tuple[int, ...]:
+        """One a token."""
+        return self.token_versions or (self.weight_version,) * len(self.token_ids)
 
 
 @dataclass(frozen=True, slots=True)
