@@ -2,7 +2,8 @@
 
 Invariants:
 - The n-th draw of a request is a pure function of (seed, n): no generator state, so batch mates cannot move it.
-- Log-probabilities are float32 log-softmax of logits / temperature before top-p/top-k (greedy rows: temperature 1).
+- Log-probabilities are those of the distribution that was sampled from, as vLLM's `processed_logprobs`: float32
+  log-softmax of logits / temperature, and of what top-p and top-k leave of it (greedy rows: temperature 1).
 - The draw is an inverse CDF over a float64 softmax in vocabulary order: float noise of size e in the logits
   moves a token with a probability of about e.
 """
@@ -82,21 +83,26 @@ def sample(logits: torch.Tensor, batch: SamplingBatch) -> tuple[list[int], list[
     temperature = torch.from_numpy(np.where(greedy, np.float32(1.0), batch.temperature))
     scaled = logits / temperature[:, None]
     tokens = logits.argmax(-1) if greedy.any() else None
+    left = torch.zeros(len(logits))  # log of the share of the distribution that was sampled from
     if tokens is None or not greedy.all():
-        drawn = _draw(scaled, batch)
+        drawn, shares = _draw(scaled, batch)
+        left = torch.where(torch.from_numpy(greedy), left, shares.log().float())
         tokens = drawn if tokens is None else torch.where(torch.from_numpy(greedy), tokens, drawn)
-    chosen = scaled.log_softmax(-1).gather(-1, tokens[:, None]).squeeze(-1)
+    chosen = scaled.log_softmax(-1).gather(-1, tokens[:, None]).squeeze(-1) - left
     if not bool(torch.isfinite(chosen).all()):
         raise FloatingPointError("the model's logits are not finite")
     return tokens.tolist(), chosen.tolist()
 
 
-def _draw(scaled: torch.Tensor, batch: SamplingBatch) -> torch.Tensor:
+def _draw(scaled: torch.Tensor, batch: SamplingBatch) -> tuple[torch.Tensor, torch.Tensor]:
+    """Tokens [rows], and the share of all probability that truncation leaves [rows], exactly 1 without one."""
     probs = scaled.double().softmax(-1)
+    shares = torch.ones(len(probs), dtype=torch.float64)
     limited = (batch.top_p < 1.0) | (batch.top_k > 0)
     if limited.any():
         rows = torch.from_numpy(np.flatnonzero(limited))
         top_p, top_k = torch.from_numpy(batch.top_p)[rows], torch.from_numpy(batch.top_k)[rows]
         probs[rows] = _truncate(probs[rows], top_p, top_k)
+        shares[rows] = probs[rows].sum(-1)
     drawn = _inverse_cdf(probs, torch.from_numpy(uniforms(batch.seed, batch.draw)))
-    return drawn.clamp_(max=scaled.shape[-1] - 1)  # only NaN rows reach it; `sample` refuses those
+    return drawn.clamp_(max=scaled.shape[-1] - 1), shares  # only NaN rows reach the last; `sample` refuses those

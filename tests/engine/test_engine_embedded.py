@@ -21,7 +21,7 @@ async def test_logprobs_equal_a_plain_forward(engine, model, prompt_of):
     temperatures = (0.6, 1.0, 1.3, 1.0, 0.8, 1.0)
     completions = await asyncio.gather(
         *(
-            engine.generate(prompt, SamplingParams(40, temperature=t, top_p=0.9, seed=i), request_id=str(i))
+            engine.generate(prompt, SamplingParams(40, temperature=t, seed=i), request_id=str(i))
             for i, (prompt, t) in enumerate(zip(prompts, temperatures, strict=True))
         )
     )

@@ -42,11 +42,21 @@ def test_frequencies_follow_the_softmax_of_logits_over_temperature():
     assert np.abs(np.bincount(tokens, minlength=4) / 20_000 - expected).max() < 0.012
 
 
-def test_logprobs_are_those_before_truncation():
-    logits = torch.randn(50, 30, generator=torch.Generator().manual_seed(0))
-    tokens, logprobs = sample(logits, batch(50, temperature=0.5, top_p=0.3, top_k=4))
-    expected = (logits / 0.5).log_softmax(-1)
-    assert logprobs == [expected[i, token].item() for i, token in enumerate(tokens)]
+@pytest.mark.parametrize(("top_p", "top_k"), [(1.0, 0), (0.3, 4), (0.9, 0), (1.0, 3), (1.0, 1)])
+def test_logprobs_are_those_of_the_distribution_that_was_sampled_from(top_p, top_k):
+    """As vLLM's processed log-probabilities: they sum to 1 over what can be sampled."""
+    logits = torch.randn(1, 30, generator=torch.Generator().manual_seed(0))
+    tokens, logprobs = sample(logits.expand(2000, 30), batch(2000, temperature=0.5, top_p=top_p, top_k=top_k))
+    by_token = dict(zip(tokens, logprobs, strict=True))
+    masked = torch.full((30,), -torch.inf, dtype=torch.float64)
+    kept = sorted(by_token, key=lambda token: -logits[0, token].item()) if (top_p, top_k) != (1.0, 0) else range(30)
+    masked[list(kept)] = logits[0, list(kept)].double() / 0.5
+    expected = masked.log_softmax(-1)
+    for token, logprob in by_token.items():
+        assert logprob == pytest.approx(expected[token].item(), abs=1e-5)
+    if (top_p, top_k) == (1.0, 0):
+        plain = (logits[0] / 0.5).log_softmax(-1)
+        assert all(logprob == plain[token].item() for token, logprob in by_token.items())  # to the bit, as ever
 
 
 def test_greedy_takes_the_largest_and_reports_temperature_one():
