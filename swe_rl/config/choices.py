@@ -10,6 +10,12 @@ from enum import StrEnum
 ROUTERS = ("default", "sticky_least_loaded", "cap", "tr")  # router.name is open to others
 
 
+class KeepTraces(StrEnum):
+    all = "all"
+    rows = "rows"
+    none = "none"
+
+
 class JobName(StrEnum):
     train = "train"
     rollout = "rollout"

@@ -19,6 +19,7 @@ from swe_rl.config.choices import (
     Isolation,
     JobName,
     Keep,
+    KeepTraces,
     KlEstimator,
     KlPlace,
     LogprobsMode,
@@ -315,6 +316,9 @@ class GatewayConfig:
     max_calls: Count = 4096  # in flight; one more is answered 503 with Retry-After
     max_idle_sessions: Count = 1024  # of those that clients began by using them; the one used least lately goes first
     session_idle_s: Seconds = 3600.0  # after so long without a call a session that a client began is forgotten
+    # Of what is trained and evaluated: all completions; of each step the rows that were trained; none. What is not kept
+    # goes when two checkpoints cover its step.
+    keep_traces: KeepTraces = KeepTraces.all
 
 
 @dataclass(frozen=True)

@@ -133,6 +133,7 @@ class RunFolder:
         self.evals_jsonl = self.path / "evals.jsonl"
         self.trajectories_folder = self.path / "trajectories"
         self.programs_folder = self.path / "programs"
+        self.rows_folder = self.path / "rows"  # with gateway.keep_traces=rows
         self.traces_db = self.path / "traces.db"
         self.checkpoints = self.path / "checkpoints"
         self.report_html = self.path / "report.html"
@@ -162,6 +163,9 @@ class RunFolder:
 
     def programs(self, step: int) -> Path:
         return self.programs_folder / f"step_{step:06d}.jsonl"
+
+    def rows(self, step: int) -> Path:
+        return self.rows_folder / f"step_{step:06d}.bin"
 
     def attempt_file(self, instance_id: str, sample: int, kind: str) -> Path:
         """`trajs/INSTANCE/INSTANCE.traj.json` and what else belongs to that attempt; further samples are numbered."""

@@ -196,7 +196,7 @@ def _is_at_most(record: Mapping[str, Any], step: int) -> bool:
     return isinstance(record.get("step"), int) and record["step"] <= step
 
 
-_STEP_FILE = re.compile(r"(?:step|eval)_(\d+)\.jsonl")
+_STEP_FILE = re.compile(r"(?:step|eval)_(\d+)\.(?:jsonl|bin)")
 
 
 class StepLog:
@@ -260,7 +260,8 @@ def truncate_after(folder: RunFolder, step: int) -> int:
 
     Returns how many lines of `steps.jsonl` went. Nobody may have the files open for writing. Raises DiskError.
     """
-    for path in (*folder.trajectories_folder.glob("*.jsonl"), *folder.programs_folder.glob("*.jsonl")):
+    folders = (folder.trajectories_folder, folder.programs_folder, folder.rows_folder)
+    for path in (path for files in folders for path in files.glob("*")):
         match = _STEP_FILE.fullmatch(path.name)
         if match and int(match[1]) > step:
             try:

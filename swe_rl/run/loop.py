@@ -37,6 +37,7 @@ class Run:
         self._rollouts = Rollouts(config, session, parts, learner.failure)
         self._order = self._rollouts.sampler.state()  # after the last step that is done
         self.step = self._recorded_step = 0  # the last one that is done, and written down
+        self._covered_step = 0  # the newest checkpoint's; without a trainer the last step's
         self._sync_s = self._checkpoint_s = 0.0  # of the last one of each
         self._step_began_s = 0.0
         self.done_at_s: dict[int, float] = {}  # monotonic; of the steps that were done here
@@ -44,7 +45,7 @@ class Run:
     def resume(self) -> None:
         """Goes back to the last step that counts, or to the start. Raises CorruptCheckpointError."""
         self.step, order = self._learner.go_back()
-        self._recorded_step = self.step
+        self._recorded_step = self._covered_step = self.step
         if order is not None:
             self._rollouts.sampler.restore(order)
         self._order = self._rollouts.sampler.state()
@@ -72,6 +73,7 @@ class Run:
             await self.one_step()
             await self.evaluate_when_due()
         await asyncio.to_thread(self._learner.wait)
+        await asyncio.to_thread(self._rollouts.forget_through, steps)
 
     @property
     def evaluation_is_due(self) -> bool:
@@ -124,16 +126,21 @@ class Run:
             collected.trajectories, algo, kl_sums, rollout.max_trajectory_tokens
         )
         record["resampled_groups"] = len(groups_of(collected.trajectories)) - rollout.prompts_per_step
-        record |= mismatch | await learner.train(weighed(rows, collected.trajectories), step)
+        rows = weighed(rows, collected.trajectories)
+        record |= mismatch | await learner.train(rows, step)
         self.step, self._order = step, item.order
         sync_s = item.sync_s if ahead else await learner.refresh(step)
         record |= learner.facts(step, self._order, sync_s, self._checkpoint_s)
         record["step_s"] = time.monotonic() - self._step_began_s
         kill_point("weights_synced")
+        await asyncio.to_thread(self._rollouts.keep_rows, step, rows)
         await asyncio.to_thread(self._rollouts.record, step, collected)
         self._record(step, record)
         # After the record: a checkpoint whose step nobody knows is not taken, and has pruned the one before it.
         self._checkpoint_s = await asyncio.to_thread(self._save_when_due)
+        if self._checkpoint_s or not learner.evaluates:
+            await asyncio.to_thread(self._rollouts.forget_through, self._covered_step)
+            self._covered_step = step
 
     def _record(self, step: int, record: dict[str, Any]) -> None:
         session = self._session

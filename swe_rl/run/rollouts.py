@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from swe_rl.agent.protocol import AgentResult
 from swe_rl.algo.row import Row
-from swe_rl.config.choices import Capture
+from swe_rl.config.choices import Capture, KeepTraces
 from swe_rl.config.schema import Config
 from swe_rl.engine.watch import watched
 from swe_rl.env.instance import Instance
@@ -31,6 +31,7 @@ from swe_rl.rollout.rows import Mismatch, retokenized_rows, traced_rows
 from swe_rl.rollout.sampler import PromptSampler, SamplerState, sampled
 from swe_rl.rollout.trajectory import EVALUATION, OUR_WORDS, Trajectory, TrajectoryId
 from swe_rl.run.session import Session
+from swe_rl.trainer.ranks.rows_file import keep
 
 if TYPE_CHECKING:
     from swe_rl.run.components import Components  # built elsewhere: a step only uses them
@@ -59,6 +60,7 @@ class Rollouts:
         failure: Callable[[], Exception | None] = lambda: None,
     ) -> None:
         self._config, self._session, self._parts, self._failure = config, session, parts, failure
+        self._sessions: dict[int, list[str]] = {}  # whose traces are there for a step that is recorded
 
     @cached_property
     def _instances(self) -> Sequence[Instance]:
@@ -138,6 +140,7 @@ class Rollouts:
         self._session.steps.append_eval(numbers)
         kill_point("eval_recorded")
         self._session.progress.eval_done(f"{headline(numbers)}, after step {step}", *line_of(numbers))
+        self._remember(step, collected)
 
     async def _collect(
         self,
@@ -213,6 +216,12 @@ class Rollouts:
         )
         self._session.steps.append_programs(step, "program", events)
         kill_point("programs_written")
+        self._remember(step, collected)
+
+    def keep_rows(self, step: int, rows: Sequence[Row]) -> None:
+        """Where traces are not kept. Raises DiskError."""
+        if self._config.gateway.keep_traces is KeepTraces.rows:
+            keep(rows, self._session.folder.rows(step))
 
     def forget_after(self, step: int, *, evaluation: bool) -> None:
         """Traces of later steps. `evaluation`: and all there is of the one after `step`, as half of one is none."""
@@ -220,7 +229,20 @@ class Rollouts:
             self._session.folder.eval_trajectories(step).unlink(missing_ok=True)
         ids = [parsed for name in self._parts.store.sessions() if (parsed := TrajectoryId.parse(name))]
         half = step if evaluation else step + 1  # from here on evaluations go, too
-        self._parts.store.delete([str(id) for id in ids if id.step > step or (id.is_evaluation and id.step >= half)])
+        late = {id for id in ids if id.step > step or (id.is_evaluation and id.step >= half)}
+        self._parts.store.delete([str(id) for id in late])
+        self._sessions = {step: [str(id) for id in ids if id not in late]}
+
+    def forget_through(self, step: int) -> None:
+        """Traces of what was trained or evaluated up to `step`, unless they are kept. No resume asks for them again."""
+        if self._config.gateway.keep_traces is KeepTraces.all:
+            return
+        covered = [past for past in self._sessions if past <= step]
+        self._parts.store.delete([name for past in covered for name in self._sessions.pop(past)])
+
+    def _remember(self, step: int, collected: Collected) -> None:
+        names = [trajectory.trajectory_id for trajectory in (*collected.trajectories, *collected.retried)]
+        self._sessions.setdefault(step, []).extend(names)
 
 
 def _records(collected: Collected) -> list[dict[str, Any]]:

@@ -34,6 +34,7 @@ from swe_rl.trainer.protocol import TrainerError
 from swe_rl.trainer.rank_trainer import RankTrainer
 from swe_rl.trainer.ranks.group import TrainerGroup
 from swe_rl.trainer.ranks.rank import RankSetup
+from swe_rl.trainer.ranks.rows_file import RowsFile
 from tests.support.tiny_qwen3 import tiny_qwen3
 
 VOCAB, N = 32, 4
@@ -428,6 +429,28 @@ async def test_resume_computes_what_an_uninterrupted_run_would(started):
     ]
     assert evals(second) == [0, 3, 5]  # of the one after step 3 the second: the first was taken back
     assert second.store is not whole.store and len(read_jsonl(second.folder.eval_trajectories(3))) == 5
+
+
+@pytest.mark.parametrize("kept", ["all", "rows", "none"])
+async def test_traces_go_once_no_resume_can_ask_for_them(started, kept):
+    given = ("trainer.steps=6", "trainer.eval_every_steps=2", f"gateway.keep_traces={kept}")
+    with started(*given, outputs="whole") as whole:
+        await whole.loop.run()
+        expected, sessions = weights(whole), whole.store.sessions()
+        files = [whole.folder.rows(step) for step in range(1, 7)]
+        assert bool(sessions) == (kept == "all") and all(file.exists() == (kept == "rows") for file in files)
+    with pytest.raises(RunError), started(*given, fail_at=("train", 6, RunError("killed"))) as first:
+        await first.loop.run()
+    assert first.folder.checkpoint_steps()[-1] == 4
+    with started(*given) as second:  # the newest checkpoint may turn out to be damaged: those before it need theirs
+        left = {int(name.split(".")[1]) for name in second.store.sessions()}
+        assert left == ({0, 1, 2, 3, 4} if kept == "all" else {3, 4}) and not second.folder.rows(5).exists()
+        await second.loop.run()
+        assert same(weights(second), expected) and second.store.sessions() == sessions
+        if kept == "rows":
+            ours, theirs = ([row for step in range(1, 7) for row in RowsFile(run.folder.rows(step)).rows()]
+                            for run in (second, whole))  # fmt: skip
+            assert ours == theirs and any(row.advantage for row in ours)
 
 
 @pytest.mark.parametrize("moment", ["second mini-batch", "in the optimizer"])

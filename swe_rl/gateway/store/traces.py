@@ -96,6 +96,15 @@ class Gathering(Generic[T]):
             self._hurry.set()
 
 
+# From one session to the next by the primary key: DISTINCT would look at every turn.
+_SESSIONS = """
+WITH RECURSIVE sessions (id) AS (
+    SELECT MIN(session_id) FROM traces
+    UNION ALL
+    SELECT (SELECT MIN(session_id) FROM traces WHERE session_id > id) FROM sessions WHERE id IS NOT NULL
+)
+SELECT id FROM sessions WHERE id IS NOT NULL
+"""
 _QUEUED_TRACES = 256
 _GATHER_S = 0.02
 
@@ -169,7 +178,7 @@ class TraceStore:
 
     def sessions(self) -> list[str]:
         """Of all sessions with a trace, sorted. Raises TraceStoreError."""
-        return [row[0] for row in self._read("SELECT DISTINCT session_id FROM traces ORDER BY session_id")]
+        return [row[0] for row in self._read(_SESSIONS)]
 
     def next_numbers(self, session_id: str) -> tuple[int, int]:
         """(turn, chain) that a session goes on with: (0, 0) for an unknown one. Flushes only when some of its traces

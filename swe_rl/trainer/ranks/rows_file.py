@@ -74,6 +74,15 @@ def lent(rows: Sequence[Row], folder: Path | None) -> Iterator[RowsFile]:
                 path.unlink()
 
 
+def keep(rows: Sequence[Row], path: Path) -> None:
+    """A file of `rows` that stays: whole, or not there. Raises DiskError."""
+    with lent(rows, path.parent) as file:
+        try:
+            file.path.replace(path)
+        except OSError as error:
+            raise disk_error(path, error) from error
+
+
 def remove_left(folder: Path) -> None:
     """What drivers left that were killed while their ranks read."""
     for path in folder.rglob(f"{_PREFIX}*{_SUFFIX}"):
