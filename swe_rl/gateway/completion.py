@@ -116,7 +116,7 @@ class Completer:
         return completion
 
     async def _plan(self, live: LiveSession, request: ChatRequest) -> TurnPlan:
-        draft = live.state.draft(request.messages, request.tools)
+        draft = live.state.draft(request.conversation)
         if draft.new_chars < _LONG_CHARS:
             delta_ids = draft.render(self._renderer)
         else:
@@ -229,7 +229,7 @@ class Completer:
             session_id=live.session_id,
             turn=turn.turn,
             chain=turn.chain,
-            prompt_ids=plan.prompt_ids,
+            prompt_ids=tuple(plan.prompt_ids),
             sampled_ids=tuple(completion.token_ids),
             logprobs=tuple(completion.logprobs),
             weight_version=completion.weight_version,

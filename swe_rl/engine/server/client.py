@@ -17,6 +17,7 @@ import aiohttp
 import orjson
 
 from swe_rl.engine.protocol import EngineError
+from swe_rl.engine.token_ids import plain
 from swe_rl.errors import UserError
 from swe_rl.host.addresses import base_address, is_loopback
 
@@ -116,7 +117,7 @@ class HttpClient:
         self, path: str, body: Mapping[str, Any] | None = None, *, timeout_s: float | None = None
     ) -> ServerAnswer:
         """Raises ConnectionLostError, EngineError; a status of 400 and above is an answer."""
-        return await self._request("POST", path, orjson.dumps(body or {}), timeout_s)
+        return await self._request("POST", path, orjson.dumps(body or {}, default=plain), timeout_s)
 
     async def _request(self, method: str, path: str, body: bytes | None, timeout_s: float | None) -> ServerAnswer:
         for attempt in range(1, self._tries + 1):
