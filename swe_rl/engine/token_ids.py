@@ -117,13 +117,13 @@ class TokenIds(Sequence[int]):
 
 def plain(value: object) -> orjson.Fragment:
     """For `orjson.dumps(default=...)`. Raises TypeError for what is not TokenIds."""
-    if isinstance(value, TokenIds):
+    if type(value) is TokenIds:
         return orjson.Fragment(value.json())
     raise TypeError(f"{type(value).__name__} is no JSON")
 
 
 def _array(ids: "Sequence[int] | npt.NDArray[np.int32]") -> "npt.NDArray[np.int32]":
-    return ids.array() if isinstance(ids, TokenIds) else np.asarray(ids, np.int32)
+    return ids.array() if type(ids) is TokenIds else np.asarray(ids, np.int32)
 
 
 def _encoded(ids: "npt.NDArray[np.int32]") -> bytes:

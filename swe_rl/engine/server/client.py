@@ -10,6 +10,7 @@ import asyncio
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -142,10 +143,15 @@ class HttpClient:
             self.url + path,
             data=body,
             headers={"Content-Type": "application/json"} if body is not None else {},
-            timeout=aiohttp.ClientTimeout(total=timeout_s, sock_connect=_CONNECT_S),
+            timeout=_patience(timeout_s),
             max_redirects=_MAX_REDIRECTS,
         ) as response:
             return ServerAnswer(response.status, await response.read())
+
+
+@lru_cache(64)
+def _patience(timeout_s: float | None) -> aiohttp.ClientTimeout:
+    return aiohttp.ClientTimeout(total=timeout_s, sock_connect=_CONNECT_S)
 
 
 def base_url(url: str) -> str:
