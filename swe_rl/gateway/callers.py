@@ -13,6 +13,7 @@ Invariants:
 import asyncio
 import hmac
 from collections.abc import Callable
+from functools import lru_cache
 from typing import cast
 from urllib.parse import urlsplit
 
@@ -64,6 +65,7 @@ def _foreign(request: web.Request) -> str | None:
     return "Sec-Fetch-Site 'cross-site'" if request.headers.get("Sec-Fetch-Site") == "cross-site" else None
 
 
+@lru_cache(256)
 def _is_here(url: str) -> bool:
     try:
         return is_loopback(urlsplit(url).hostname or "")
@@ -73,6 +75,8 @@ def _is_here(url: str) -> bool:
 
 async def body_of(request: web.Request, arrival_s: float) -> bytes:
     """Raises ApiError (408) for one that does not arrive within `arrival_s`."""
+    if request.content.is_eof():  # it came with its head
+        return await request.read()
     try:
         async with asyncio.timeout(arrival_s):
             return await request.read()

@@ -118,7 +118,7 @@ class Completer:
         return completion
 
     async def _plan(self, live: LiveSession, request: ChatRequest) -> TurnPlan:
-        draft = live.state.draft(request.messages, request.tools)
+        draft = live.state.draft(request.conversation)
         if draft.new_chars < _LONG_CHARS:
             delta_ids = draft.render(self._renderer)
         else:

@@ -15,6 +15,7 @@ import asyncio
 import hmac
 import secrets
 import time
+from bisect import bisect_left, bisect_right
 from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ from typing import Any
 
 from swe_rl.config.schema import GatewayConfig
 from swe_rl.engine.protocol import Completion
+from swe_rl.gateway.conversation import KnownBodies
 from swe_rl.gateway.errors import ApiError, GatewayError, no_session, unavailable
 from swe_rl.gateway.placement import Placement
 from swe_rl.gateway.session import Recorded, Session, SessionSettings
@@ -38,6 +40,7 @@ class Waits:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._spans: list[tuple[float, float]] = []  # apart from each other, in order
+        self._spans_s = 0.0  # their sum
         self._open: dict[int, float] = {}
         self._number = 0
         self._refused_s: float | None = None
@@ -68,29 +71,49 @@ class Waits:
 
     def add(self, began_s: float, ended_s: float) -> None:
         if ended_s > began_s:
-            self._spans = _united(self._spans, began_s, ended_s)
+            self._spans_s += _unite(self._spans, began_s, ended_s)
 
     def total_s(self) -> float:
         """Seconds so far."""
-        spans, now_s = self._spans, self._clock()
+        now_s, under_way = self._clock(), []
         if self._open:
-            spans = _united(spans, min(self._open.values()), now_s)
+            under_way.append((min(self._open.values()), now_s))
         if self._refused_s is not None:
-            spans = _united(spans, self._refused_s, min(now_s, self._refused_s + BACK_OFF_S))
-        return sum(ended_s - began_s for began_s, ended_s in spans)
+            under_way.append((self._refused_s, min(now_s, self._refused_s + BACK_OFF_S)))
+        if not under_way:
+            return self._spans_s
+        latest = self._spans[bisect_left(self._spans, min(under_way)[0], key=_end) :]
+        return self._spans_s + sum(_unite(latest, *span) for span in under_way)
 
 
-def _united(spans: list[tuple[float, float]], began_s: float, ended_s: float) -> list[tuple[float, float]]:
-    apart = [span for span in spans if span[1] < began_s or span[0] > ended_s]
-    touched = [span for span in spans if not (span[1] < began_s or span[0] > ended_s)]
-    whole = (min([began_s, *(span[0] for span in touched)]), max([ended_s, *(span[1] for span in touched)]))
-    return sorted([*apart, whole])
+def _unite(spans: list[tuple[float, float]], began_s: float, ended_s: float) -> float:
+    """Puts a span in; by how many seconds that makes them more. Only spans that it touches are looked at."""
+    first = bisect_left(spans, began_s, key=_end)
+    last = bisect_right(spans, ended_s, lo=first, key=_begin)
+    touched = spans[first:last]
+    if touched:
+        began_s, ended_s = min(began_s, touched[0][0]), max(ended_s, touched[-1][1])
+    spans[first:last] = [(began_s, ended_s)]
+    return ended_s - began_s - sum(end_s - begin_s for begin_s, end_s in touched)
+
+
+def _begin(span: tuple[float, float]) -> float:
+    return span[0]
+
+
+def _end(span: tuple[float, float]) -> float:
+    return span[1]
 
 
 _REMEMBERED_CLOSED = 65536
 _MAX_ID_CHARS = 512
 _MAX_CALLS = 32  # in flight, of an opened session: what a program sends from a sandbox leaves places for the others
 _SECRET_BYTES = 32
+
+
+def body_name(session_id: str, secret: str) -> str:
+    """Of a session for `KnownBodies`. Who does not know its secret learns nothing of what was sent, by no time."""
+    return f"{session_id}/{secret}" if secret else session_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +187,7 @@ class LiveSessions:
     ) -> None:
         self.num_calls = 0  # in flight, of all sessions
         self.paused = False  # no call is taken
+        self.bodies = KnownBodies()
         self._placement = placement
         self._renderer = renderer
         self._store = store
@@ -251,6 +275,7 @@ class LiveSessions:
         if live is None:
             raise GatewayError(f"session {session_id} is not open")
         self._closed[session_id] = live.secret
+        self.bodies.forget(body_name(session_id, live.secret))
         if len(self._closed) > _REMEMBERED_CLOSED:
             self._closed.popitem(last=False)
         try:
@@ -263,6 +288,7 @@ class LiveSessions:
     def forget(self, session_id: str) -> None:
         """An implicit session that will not come back."""
         if self._implicit.pop(session_id, None) is not None:
+            self.bodies.forget(session_id)
             self._placement.release(session_id)
 
     def all(self) -> list[LiveSession]:

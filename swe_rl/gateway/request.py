@@ -6,20 +6,24 @@ Invariants:
 - A request that passes renders without an error.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import orjson
 
+from swe_rl.gateway.conversation import Body, Conversation, KnownBodies, Sent
 from swe_rl.gateway.errors import ApiError, invalid
 
+_PROGRAM = re.compile(rb'"program_id"[ \t\n\r]*:[ \t\n\r]*"([^"\\]+)"')
+_PROGRAM_BYTES = 1024
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
-    messages: list[dict[str, Any]]
+    conversation: Conversation
     tools: list[dict[str, Any]]
     stream: bool
     include_usage: bool
@@ -30,19 +34,23 @@ class ChatRequest:
     top_k: int
     seed: int | None
     program_id: str | None
+    sent: Sent | None = None  # to be kept with the name of its session
 
 
-def parse_request(raw: bytes, model_name: str) -> ChatRequest:
-    """Raises ApiError."""
-    body = read_body(raw, (model_name,))
+def parse_request(raw: bytes, model_name: str, known: KnownBodies | None = None, name: str = "") -> ChatRequest:
+    """`known` remembers bodies of this session, or of one of the same `name`. Raises ApiError."""
+    read = known.read(raw, name) if known is not None and name else None
+    body = read.envelope if read is not None else _loaded(raw)
+    _check_model(body, (model_name,))
     _refuse_unsupported(body)
     tools = [] if body.get("tool_choice") == "none" else _tools(body.get("tools"))
     limit = integer(body, "max_completion_tokens", 1) or integer(body, "max_tokens", 1)
     program_id = body.get("program_id")
     if program_id is not None and (not isinstance(program_id, str) or not program_id):
         raise invalid("'program_id' must be a non-empty string.", "program_id")
+    conversation, sent = _conversation(body, read, tools)
     return ChatRequest(
-        messages=_messages(body.get("messages")),
+        conversation=conversation,
         tools=tools,
         stream=_flag(body, "stream"),
         include_usage=isinstance(body.get("stream_options"), dict) and _flag(body["stream_options"], "include_usage"),
@@ -53,21 +61,49 @@ def parse_request(raw: bytes, model_name: str) -> ChatRequest:
         top_k=max(0, integer(body, "top_k", -1) or 0),
         seed=integer(body, "seed", -(2**63)),
         program_id=program_id,
+        sent=sent,
     )
 
 
 def read_body(raw: bytes, names: Sequence[str]) -> dict[str, Any]:
     """A request for the model that these names stand for, the first of them its own. Raises ApiError."""
+    body = _loaded(raw)
+    _check_model(body, names)
+    return body
+
+
+def program_named(raw: bytes) -> str:
+    """The program_id that a body seems to have, near its begin or its end; empty: none. Only its parser knows."""
+    name = _PROGRAM.search(raw, 0, _PROGRAM_BYTES) or _PROGRAM.search(raw, max(0, len(raw) - _PROGRAM_BYTES))
+    return name[1].decode(errors="replace") if name else ""
+
+
+def _loaded(raw: bytes) -> dict[str, Any]:
     try:
         body = orjson.loads(raw)
     except orjson.JSONDecodeError as error:
         raise invalid(f"The body is not valid JSON: {error}.") from error
     if not isinstance(body, dict):
         raise invalid("The body must be a JSON object.")
+    return body
+
+
+def _check_model(body: Mapping[str, Any], names: Sequence[str]) -> None:
     if body.get("model", names[0]) not in names:
         message = f"The model {body['model']!r} does not exist; this gateway serves {names[0]!r}."
         raise ApiError(404, message, param="model", code="model_not_found")
-    return body
+
+
+def _conversation(
+    body: Mapping[str, Any], read: Body | None, tools: list[dict[str, Any]]
+) -> tuple[Conversation, Sent | None]:
+    try:
+        if read is None:
+            return Conversation.of(_messages(body.get("messages")), tools), None
+        _check_messages(read.new, read.known)
+        return read.understood(tools)
+    except (RecursionError, orjson.JSONEncodeError) as error:
+        raise invalid("The messages or tools are nested too deeply.", "messages") from error
 
 
 def _refuse_unsupported(body: Mapping[str, Any]) -> None:
@@ -88,10 +124,15 @@ def _refuse_unsupported(body: Mapping[str, Any]) -> None:
 def _messages(messages: Any) -> list[dict[str, Any]]:
     if not isinstance(messages, list) or not messages:
         raise invalid("'messages' must be a non-empty list.", "messages")
-    for index, message in enumerate(messages):
+    _check_messages(messages, 0)
+    return messages
+
+
+def _check_messages(messages: list[Any], first: int) -> None:
+    """Of which the first has that number."""
+    for index, message in enumerate(messages, first):
         if not _is_plain(message):
             _check_message(message, f"messages[{index}]")
-    return messages
 
 
 def _is_plain(message: Any) -> bool:

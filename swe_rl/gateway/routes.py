@@ -23,11 +23,11 @@ from swe_rl.gateway import reply
 from swe_rl.gateway.callers import body_of
 from swe_rl.gateway.completion import Completer
 from swe_rl.gateway.errors import ApiError, GatewayError, no_session
-from swe_rl.gateway.live import LiveSession, LiveSessions
+from swe_rl.gateway.live import LiveSession, LiveSessions, body_name
 from swe_rl.gateway.metrics import GatewayMetrics
 from swe_rl.gateway.placement import Placement
 from swe_rl.gateway.reply import ChatAnswer
-from swe_rl.gateway.request import ChatRequest, parse_request
+from swe_rl.gateway.request import ChatRequest, parse_request, program_named
 from swe_rl.gateway.token_request import SERVER, TokenRequest, parse_token_request, token_answer
 from swe_rl.version import __version__
 
@@ -132,7 +132,9 @@ class Routes:
         return _json(self._placement.snapshot())
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
-        chat = parse_request(await body_of(request, self._arrival_s), self._model_name)
+        raw = await body_of(request, self._arrival_s)
+        name = _known_as(request, raw)
+        chat = parse_request(raw, self._model_name, self._sessions.bodies, name)
         async with self._called(request, chat, self._completer.complete) as call:
             if chat.stream:
                 return await _streamed(request, call, chat.include_usage, self._heartbeat_s)
@@ -151,6 +153,8 @@ class Routes:
         self._sessions.check_room(request.match_info.get("session_id"))
         named = request.match_info.get("session_id") or wanted.program_id or request.headers.get("X-Program-Id")
         live = self._sessions.find(named or f"anonymous-{uuid.uuid4().hex}", request.match_info.get("secret", ""))
+        if isinstance(wanted, ChatRequest) and wanted.sent is not None and named:
+            self._sessions.bodies.keep(body_name(live.session_id, live.secret), wanted.sent)
         call = asyncio.get_running_loop().create_task(complete(live, wanted))
         self._sessions.began(live, call)
         try:
@@ -162,6 +166,13 @@ class Routes:
                 await asyncio.wait({call})
             if not named:  # nobody can come back to it
                 self._sessions.forget(live.session_id)
+
+
+def _known_as(request: web.Request, raw: bytes) -> str:
+    """Under which name its session's bodies are remembered; wrong is only slow."""
+    if "session_id" in request.match_info:
+        return body_name(request.match_info["session_id"], request.match_info.get("secret", ""))
+    return program_named(raw) or request.headers.get("X-Program-Id", "")
 
 
 async def _result(call: "asyncio.Task[T]") -> T:

@@ -10,121 +10,23 @@ Invariants:
   the same reply, the first to finish extends the chain.
 - Pure: no I/O, no clock. What is held grows with the new tokens, not with the prompts.
 - Only `Draft.render` takes long; it touches nothing of the session and may run in another thread.
-- An assistant message is compared as it was answered: content (without outer whitespace) and tool calls (arguments as
-  JSON values). Reasoning, ids of tool calls and null fields are not compared: clients drop or rewrite them.
-- Any other message is compared by role and exact text.
-- A prefix's hash covers the tools and every message up to it.
+- Requests are compared by the hashes of their conversations (`gateway/conversation.py`).
+- A turn costs what is new: ids are appended where the chain's ids stand. Of chains that were not used lately only the
+  parts are held, and put together when one of them goes on.
 """
 
-import hashlib
 import heapq
-import json
 from array import array
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-import orjson
-
+from swe_rl.engine.token_ids import TokenIds
+from swe_rl.gateway.conversation import Conversation, Fingerprint, Message, Tools, extend_hash
 from swe_rl.gateway.trace import Break
-from swe_rl.model.templates.qwen import message_text, role_of
 
-Fingerprint = bytes
-_KEPT = 4  # conversations of one session that take turns: sub-agents
-
-_Key = tuple[int, bytes]  # number of messages, hash of the tools and messages as JSON
-
-
-def tools_hash(tools: Sequence[Mapping[str, Any]] | None) -> Fingerprint:
-    """Of a conversation without a message."""
-    return _digest(json.dumps(list(tools or ()), sort_keys=True).encode())
-
-
-def prefix_hashes(
-    messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None
-) -> list[Fingerprint]:
-    """Entry i covers the tools and the first i messages; one entry more than there are messages."""
-    hashes = [tools_hash(tools)]
-    for message in messages:
-        hashes.append(extend_hash(hashes[-1], message))
-    return hashes
-
-
-def extend_hash(prefix: Fingerprint, message: Mapping[str, Any]) -> Fingerprint:
-    """Lengths are written in front of what may hold anything, so that no two messages are written alike."""
-    role, text = role_of(message), message_text(message.get("content"))
-    if role != "assistant":
-        return _digest(b"%b%b\0%b" % (prefix, role.encode(), _encode(text)))
-    said = _encode(text.strip())
-    calls = message.get("tool_calls") or ()
-    called = json.dumps([_call(call) for call in calls], sort_keys=True).encode() if calls else b""
-    return _digest(b"%bassistant\0%d\0%b%b" % (prefix, len(said), said, called))
-
-
-def _encode(text: str) -> bytes:
-    return text.encode("utf-8", "surrogatepass")
-
-
-def _call(call: Mapping[str, Any]) -> list[Any]:
-    function = call.get("function") or call
-    arguments = function.get("arguments")
-    if isinstance(arguments, str):
-        try:
-            arguments = json.loads(arguments)
-        except (ValueError, RecursionError):
-            return [function.get("name"), "text", arguments]
-    return [function.get("name"), "json", arguments]
-
-
-def _digest(data: bytes) -> Fingerprint:
-    return hashlib.blake2b(data, digest_size=16).digest()
-
-
-class KnownPrefixes:
-    """The hashes of conversations asked for lately, found again by what they look like on the wire.
-
-    - `hashes` is `prefix_hashes`, always: what is remembered only saves work, and only messages that were sent again
-      byte for byte are found.
-    - A conversation that goes on takes the place of what it goes on from; at most `_KEPT` are remembered.
-    - No text is kept, only hashes.
-    """
-
-    def __init__(self) -> None:
-        self._hashes: OrderedDict[_Key, tuple[Fingerprint, ...]] = OrderedDict()
-
-    def hashes(
-        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None
-    ) -> tuple[Fingerprint, ...]:
-        """As `prefix_hashes`."""
-        try:
-            known, key = self._find(messages, tools)
-        except (orjson.JSONEncodeError, RecursionError):  # nested deeper than orjson writes
-            return tuple(prefix_hashes(messages, tools))
-        hashes = list(self._hashes.pop(known)) if known is not None else [tools_hash(tools)]
-        for message in messages[len(hashes) - 1 :]:
-            hashes.append(extend_hash(hashes[-1], message))
-        self._hashes[key] = tuple(hashes)
-        if len(self._hashes) > _KEPT:
-            self._hashes.popitem(last=False)
-        return self._hashes[key]
-
-    def _find(
-        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None
-    ) -> tuple[_Key | None, _Key]:
-        """The key of the longest remembered prefix, and of the whole."""
-        hasher = hashlib.sha256(orjson.dumps(list(tools or ())))
-        known, done = None, 0
-        for count in sorted({count for count, _ in self._hashes if count <= len(messages)} | {len(messages)}):
-            hasher.update(orjson.dumps(messages[done:count])[1:-1] + b",")
-            done = count
-            key = (count, hasher.digest())
-            if key in self._hashes:
-                known = key
-        return known, key
-
-
-Message = Mapping[str, Any]
+_KEPT = 4  # chains whose ids are held in one piece: sub-agents take turns
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,8 +60,8 @@ class _Node:
     chain: int = 0
     turn: int = 0
 
-    def ids(self) -> "array[int]":
-        """Its prompt and what was sampled."""
+    def ids(self) -> TokenIds:
+        """Its prompt and what was sampled, put together."""
         parts: list[array[int]] = []
         node: _Node | None = self
         while node is not None:
@@ -168,7 +70,7 @@ class _Node:
         ids = array("i")
         for part in reversed(parts):
             ids.extend(part)
-        return ids
+        return TokenIds(ids)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -176,11 +78,10 @@ class Draft:
     """A request that was looked up: what of it is new, and where it goes on from."""
 
     messages: Sequence[Message] = field(repr=False)  # all, or those after the reply that it goes on from
-    tools: Sequence[Mapping[str, Any]] | None
+    _length: int  # how many are before them
     _parent: _Node | None = field(repr=False)
     _again: _Node | None = field(repr=False)  # the same request, answered before
-    _hashes: tuple[Fingerprint, ...] = field(repr=False)
-    _assistant: tuple[bool, ...] = field(repr=False)
+    _conversation: Conversation = field(repr=False)
 
     @property
     def new_chars(self) -> int:
@@ -194,7 +95,7 @@ class Draft:
         if self._again is not None:
             return self._again.delta_ids
         if self._parent is None:
-            return array("i", renderer.start(self.messages, self.tools))
+            return array("i", renderer.start(self.messages, self._conversation.tools))
         return array("i", renderer.extend(self._parent.sampled_ids, self.messages))
 
 
@@ -203,14 +104,14 @@ class TurnPlan:
     """`break_kind` is what is known so far; `Session.record` has the last word. `number` is the smallest that no turn
     recorded or in flight has: seeds are derived from it. `first`: the session has no turn before it."""
 
-    prompt_ids: tuple[int, ...]
+    prompt_ids: TokenIds
     break_kind: Break | None
     number: int
     first: bool
     _parent: _Node | None = field(repr=False)
     _delta_ids: "array[int]" = field(repr=False)
-    _hashes: tuple[Fingerprint, ...] = field(repr=False)
-    _assistant: tuple[bool, ...] = field(repr=False)
+    _conversation: Conversation | None = field(repr=False)
+    _length: int = 0  # messages that the parent's conversation has
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,12 +137,12 @@ class Session:
         self._requests: dict[Fingerprint, _Node] = {}  # by hash of a request: its newest completion
         self._tips: dict[int, _Node] = {}  # by chain: the only reply that extends it
         self._newest: _Node | None = None
-        self._known = KnownPrefixes()
+        self._ids: OrderedDict[_Node, TokenIds] = OrderedDict()  # of tips: prompt and sampled, used least lately first
         self._seen: set[Fingerprint] = set()  # of every prefix of every recorded conversation
 
     def plan_apart(self, prompt_ids: tuple[int, ...]) -> TurnPlan:
         """Of ids that a client brings: nothing is rendered, and no turn of messages continues it."""
-        return TurnPlan(prompt_ids, None, self._take_number(), self._turn == 0, None, array("i"), (), ())
+        return TurnPlan(TokenIds(prompt_ids), None, self._take_number(), self._turn == 0, None, array("i"), None)
 
     def record_apart(self) -> Recorded:
         """A chain of its own, of a turn planned so."""
@@ -249,32 +150,30 @@ class Session:
         chain, self._chain = self._chain, self._chain + 1
         return Recorded(turn, chain, None)
 
-    def plan_turn(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None) -> TurnPlan:
+    def plan_turn(self, messages: Sequence[Message], tools: Tools | None = None) -> TurnPlan:
         """Every plan must end in `record` or `release`."""
-        draft = self.draft(messages, tools)
+        draft = self.draft(Conversation.of(messages, tools))
         return self.plan(draft, draft.render(self._renderer))
 
-    def draft(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None) -> Draft:
-        hashes = self._known.hashes(messages, tools)
-        assistant = tuple([message["role"] == "assistant" for message in messages])
-        again = self._requests.get(hashes[-1])
+    def draft(self, conversation: Conversation) -> Draft:
+        again = self._requests.get(conversation.hashes[-1])
         if again is not None:
-            return Draft((), tools, again.parent, again, hashes, assistant)
-        parent, length = self._deepest(hashes)
-        return Draft(messages[length:], tools, parent, None, hashes, assistant)
+            return Draft((), len(conversation.hashes) - 1, again.parent, again, conversation)
+        parent, length = self._deepest(conversation.hashes)
+        return Draft(conversation.since(length), length, parent, None, conversation)
 
     def plan(self, draft: Draft, delta_ids: "array[int]") -> TurnPlan:
         """Of what `draft.render` gave. Every plan must end in `record` or `release`."""
-        prompt = draft._parent.ids() if draft._parent is not None else array("i")
-        prompt.extend(delta_ids)
+        prompt_ids = self._ids_of(draft._parent).extended(delta_ids)
         number, first = self._take_number(), self._turn == 0
-        kind = self._break(draft._parent, draft._hashes, draft._assistant)
-        return TurnPlan(tuple(prompt), kind, number, first, draft._parent, delta_ids, draft._hashes, draft._assistant)
+        kind = self._break(draft._parent, draft._conversation)
+        return TurnPlan(prompt_ids, kind, number, first, draft._parent, delta_ids, draft._conversation, draft._length)
 
     def record(self, plan: TurnPlan, sampled_ids: Sequence[int], reply: Message) -> Recorded:
         """`reply` is the assistant message that the client is answered."""
-        kind = self._break(plan._parent, plan._hashes, plan._assistant)
-        node = _Node(plan._parent, plan._delta_ids, array("i", sampled_ids), plan._hashes[-1])
+        assert plan._conversation is not None, "a plan of messages"
+        kind, hashes = self._break(plan._parent, plan._conversation), plan._conversation.hashes
+        node = _Node(plan._parent, plan._delta_ids, array("i", sampled_ids), hashes[-1])
         base_turn, base_tokens = None, 0
         if kind is None and plan._parent is not None:
             node.chain, base_turn = plan._parent.chain, plan._parent.turn
@@ -283,15 +182,30 @@ class Session:
             node.chain, self._chain = self._chain, self._chain + 1
         if kind is Break.duplicate and self._newest is not None:
             self._forget(self._newest)
-        head = extend_hash(plan._hashes[-1], reply)
+        head = extend_hash(hashes[-1], reply)
         self._replies[head] = self._requests[node.request] = self._tips[node.chain] = self._newest = node
-        self._seen.update(plan._hashes[1:], (head,))
+        self._seen.update(hashes[max(1, plan._length) :], (head,))  # its parent's are in there
+        self._hold(node, plan)
         node.turn, self._turn = self._turn, self._turn + 1
         return Recorded(node.turn, node.chain, kind, base_turn, base_tokens)
 
     def release(self, plan: TurnPlan) -> None:
         """The plan came to nothing: failed, or the client went away. Who asks again has its number, and its seed."""
         heapq.heappush(self._freed_numbers, plan.number)
+
+    def _ids_of(self, node: _Node | None) -> TokenIds:
+        if node is None:
+            return TokenIds()
+        ids = self._ids.get(node)
+        return node.ids() if ids is None else ids
+
+    def _hold(self, node: _Node, plan: TurnPlan) -> None:
+        """In place of what it goes on from."""
+        if plan._parent is not None:
+            self._ids.pop(plan._parent, None)
+        self._ids[node] = plan.prompt_ids.extended(node.sampled_ids)
+        if len(self._ids) > _KEPT:
+            self._ids.popitem(last=False)
 
     def _take_number(self) -> int:
         if self._freed_numbers:
@@ -307,8 +221,9 @@ class Session:
                 return node, length
         return None, 0
 
-    def _break(self, parent: _Node | None, hashes: Sequence[Fingerprint], assistant: Sequence[bool]) -> Break | None:
+    def _break(self, parent: _Node | None, conversation: Conversation) -> Break | None:
         """Asked twice, when a turn is planned and when it is recorded: another call may have finished in between."""
+        hashes = conversation.hashes
         if self._newest is None:
             return None
         known = self._requests.get(hashes[-1])
@@ -324,7 +239,7 @@ class Session:
         if hashes[-1] in self._seen:
             return Break.truncated
         kept = max((i for i, prefix in enumerate(hashes) if prefix in self._seen), default=0)
-        rewritten = assistant[kept]
+        rewritten = conversation.assistant[kept]
         answered = hashes[kept] in self._replies or hashes[kept] in self._requests
         return Break.branch if answered and not rewritten else Break.prefix_changed
 

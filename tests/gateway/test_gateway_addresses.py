@@ -77,6 +77,25 @@ async def test_an_address_is_of_one_opening(serve, says):
     assert len(secrets) == 3 and min(map(len, secrets)) >= 32
 
 
+async def test_what_a_session_sent_is_remembered_under_its_secret_until_it_is_closed(serve, says):
+    """A client that guesses an id cannot tell by the time of an answer what its agent said."""
+    async with serve(ScriptedEngine(says("ok")), clients_begin=True) as (gateway, _, url):
+        root, bodies = url.removesuffix("/v1"), gateway._sessions.bodies
+        for method, where, options in guesses(root):
+            await call(method, where, **options)
+        gateway.open_session(ID, PINNED)
+        own = gateway.session_url(ID)
+        held_bytes = bodies.held_bytes
+        assert (await call("POST", f"{own}/chat/completions", json=CHAT))[0] == 200
+        assert bodies.held_bytes > held_bytes
+        assert [name for name in bodies._sent if name.startswith(f"{ID}/")] == [f"{ID}/{own.split('/')[-2]}"]
+        for method, where, options in guesses(root):
+            assert (await call(method, where, **options))[0] == 404
+        assert bodies.held_bytes > held_bytes
+        await gateway.close_session(ID)
+        assert bodies.held_bytes == held_bytes
+
+
 async def test_in_a_run_nobody_begins_a_session(serve, says):
     engine = ScriptedEngine(says("ok"))
     async with serve(engine, vocab_size=1536, clients_begin=False) as (gateway, store, url):

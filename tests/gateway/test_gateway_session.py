@@ -40,7 +40,7 @@ class Client:
         self.asked += 1
         reply = reply or said(f"reply {self.asked}")
         recorded = self.session.record(plan, sampled, reply)
-        self.turns.append((recorded, plan.prompt_ids, tuple(sampled)))
+        self.turns.append((recorded, tuple(plan.prompt_ids), tuple(sampled)))
         return reply, recorded
 
     def check(self):

@@ -63,6 +63,30 @@ def test_backing_off_ends_with_the_next_call_and_is_bounded():
     assert waits.total_s() == 4 + BACK_OFF_S
 
 
+@given(
+    st.lists(st.tuples(st.integers(0, 50), st.integers(0, 50)), max_size=8),
+    st.lists(st.integers(0, 60), max_size=3),
+    st.none() | st.integers(0, 60),
+)
+def test_what_is_under_way_counts_as_if_it_had_just_ended(spans, begun, refused):
+    clock = Clock()
+    waits = Waits(clock)
+    for began, length in spans:
+        waits.add(began, began + length)
+    ends = []
+    for clock.now_s in sorted(begun):
+        ends.append(waits.begin())
+    if refused is not None:
+        clock.now_s = refused
+        waits.refused()
+    clock.now_s = 80.0
+    under_way = waits.total_s()
+    for end in ends:
+        end()
+    waits.asked()
+    assert waits.total_s() == under_way
+
+
 @given(st.lists(st.tuples(st.floats(0, 50), st.floats(0, 50)), max_size=12))
 def test_never_more_than_what_passed(spans):
     waits = Waits(lambda: 0.0)

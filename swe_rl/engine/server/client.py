@@ -10,6 +10,7 @@ import asyncio
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -17,6 +18,7 @@ import aiohttp
 import orjson
 
 from swe_rl.engine.protocol import EngineError
+from swe_rl.engine.token_ids import plain
 from swe_rl.errors import UserError
 from swe_rl.host.addresses import base_address, is_loopback
 
@@ -116,7 +118,7 @@ class HttpClient:
         self, path: str, body: Mapping[str, Any] | None = None, *, timeout_s: float | None = None
     ) -> ServerAnswer:
         """Raises ConnectionLostError, EngineError; a status of 400 and above is an answer."""
-        return await self._request("POST", path, orjson.dumps(body or {}), timeout_s)
+        return await self._request("POST", path, orjson.dumps(body or {}, default=plain), timeout_s)
 
     async def _request(self, method: str, path: str, body: bytes | None, timeout_s: float | None) -> ServerAnswer:
         for attempt in range(1, self._tries + 1):
@@ -141,10 +143,15 @@ class HttpClient:
             self.url + path,
             data=body,
             headers={"Content-Type": "application/json"} if body is not None else {},
-            timeout=aiohttp.ClientTimeout(total=timeout_s, sock_connect=_CONNECT_S),
+            timeout=_patience(timeout_s),
             max_redirects=_MAX_REDIRECTS,
         ) as response:
             return ServerAnswer(response.status, await response.read())
+
+
+@lru_cache(64)
+def _patience(timeout_s: float | None) -> aiohttp.ClientTimeout:
+    return aiohttp.ClientTimeout(total=timeout_s, sock_connect=_CONNECT_S)
 
 
 def base_url(url: str) -> str:

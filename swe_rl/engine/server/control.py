@@ -39,7 +39,7 @@ class InFlight:
         self.failure: EngineError | None = None
         self._clock = clock
         self._waiting: dict[asyncio.Task[Any], _Waiting] = {}
-        self._interrupted: set[asyncio.Task[Any]] = set()
+        self._ended: set[asyncio.Task[Any]] = set()  # of those that wait: cancelled here
         self._broken_s: list[float] = []
         self.loss = Loss()  # the latest
 
@@ -57,37 +57,32 @@ class InFlight:
             raise EngineError(str(self.failure)) from self.failure
 
     async def run(self, request: Coroutine[Any, Any, T], prompt_tokens: int) -> T:
-        """Raises EngineError when `fail` was called meanwhile, Interrupted, or what `request` raises."""
-        task = asyncio.ensure_future(request)
-        self._waiting[task] = _Waiting(prompt_tokens, self._clock())
+        """In the caller's task. Raises EngineError when `fail` was called meanwhile, Interrupted, or what `request`
+        raises."""
+        task = asyncio.current_task()
+        assert task is not None, "requests are sent by tasks"
+        before, self._waiting[task] = task.cancelling(), _Waiting(prompt_tokens, self._clock())
         try:
-            done = await task
+            done = await request
         except UnreachableError:  # nothing was sent
             raise
         except ServerFailingError:
             self._broken_s.append(self._clock() - self._waiting[task].since_s)
             raise
         except asyncio.CancelledError:
-            caller = asyncio.current_task()
-            if caller is not None and caller.cancelling():
-                task.cancel()
+            if not self._took_back(task) or task.cancelling() > before:  # it is the caller's wish, perhaps ours as well
                 raise
             self.check()
-            if task in self._interrupted:
-                raise Interrupted from None
-            raise
+            raise Interrupted from None
         else:
             self._broken_s.clear()
             return done
         finally:
+            self._took_back(task)
             del self._waiting[task]
-            self._interrupted.discard(task)
 
     def interrupt(self) -> None:
-        for task in self._waiting:
-            if not task.done():
-                self._interrupted.add(task)
-                task.cancel()
+        self._end_all()
 
     def fail(self, error: EngineError) -> None:
         if self.failure is None:
@@ -96,11 +91,25 @@ class InFlight:
             self.loss = Loss(len(spent_s), sum(spent_s))
             self._broken_s = []
         self.failure = error
-        for task in list(self._waiting):
-            task.cancel()
+        self._end_all()
 
     def readmit(self) -> None:
         self.failure = None
+
+    def _took_back(self, task: asyncio.Task[Any]) -> bool:
+        """The cancellation from here, if there was one: the caller's task lives on."""
+        if task not in self._ended:
+            return False
+        self._ended.discard(task)
+        task.uncancel()
+        return True
+
+    def _end_all(self) -> None:
+        """Once each, whatever comes together: one cancellation is taken back."""
+        for task in self._waiting:
+            if task not in self._ended:
+                self._ended.add(task)
+                task.cancel()
 
 
 WEIGHTS, KV_CACHE = "weights", "kv_cache"  # what sleeps, as vLLM calls it

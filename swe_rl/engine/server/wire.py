@@ -19,6 +19,7 @@ from typing import Any
 
 from swe_rl.engine.protocol import ContextOverflowError, EngineError, FinishReason, SamplingParams
 from swe_rl.engine.server.client import ServerAnswer, ServerFailingError
+from swe_rl.engine.token_ids import TokenIds
 
 _SEED_MASK = 2**63 - 1  # of a signed 64-bit integer
 _LOWEST_LOGPROB = -9000.0
@@ -71,7 +72,7 @@ def request_body(
 ) -> dict[str, Any]:
     """`cache_salt` keeps cached prefixes of one weight version from being used by another."""
     sampling = _sampling(params)
-    prompt = prompt_ids if isinstance(prompt_ids, list | tuple) else list(prompt_ids)
+    prompt = prompt_ids if isinstance(prompt_ids, list | tuple | TokenIds) else list(prompt_ids)
     body: dict[str, Any] = {"model": model, "request_id": request_id}
     if cache_salt is not None:
         body["cache_salt"] = cache_salt
