@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Protocol
 
 from swe_rl.config.schema import SandboxConfig
+from swe_rl.sandbox.confined_path import Root
 from swe_rl.sandbox.process.overlay import Namespace
 from swe_rl.sandbox.protocol import Toolchain, Workspace
 
@@ -59,13 +60,13 @@ class SandboxFolder:
         return self.root / "work"
 
     @contextlib.contextmanager
-    def reached(self) -> Iterator[Path]:
+    def reached(self) -> Iterator[Root]:
         """The working copy as this process reaches it. Raises SandboxError once its namespace is closed."""
         if self.namespace is None:
             yield self.work
             return
-        with self.namespace.work() as path:
-            yield path
+        with self.namespace.work() as descriptor:
+            yield descriptor
 
     @property
     def programs(self) -> Path:

@@ -39,14 +39,14 @@ class Namespace:
         return [nsenter, *as_user, f"--mount={mounts}", "--"]
 
     @contextlib.contextmanager
-    def work(self) -> Iterator[Path]:
-        """The working copy as this process reaches it. Raises SandboxError once it is closed."""
+    def work(self) -> Iterator[int]:
+        """A descriptor of the working copy. Raises SandboxError once it is closed."""
         with self._lock:
             if not self._descriptors:
                 raise SandboxError("the sandbox is closed")
             number = os.dup(self._descriptors[-1])
         try:
-            yield Path(f"/proc/self/fd/{number}/.")
+            yield number
         finally:
             os.close(number)
 
