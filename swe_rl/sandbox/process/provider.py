@@ -154,8 +154,8 @@ def _make_folder(folder: SandboxFolder, source: Path, *, shares: bool) -> Sandbo
     layers = [(source, folder.work), (folder.toolchain.folder, folder.programs)]
     if shares and all(can_be_shared(shared) for shared, _ in layers):
         return replace(folder, namespace=mounted(folder.root, layers, folder.uid))
-    for shared, own in layers:
-        copy_tree(shared, own, uid=folder.uid)
+    for shared, new in layers:
+        copy_tree(shared, new, uid=folder.uid)
     return folder
 
 
