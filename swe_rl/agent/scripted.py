@@ -2,7 +2,7 @@
 
 Invariants:
 - They never use their base URL; their conversation is the task and the commands.
-- With the gold patch every instance must be resolved and with no patch none: else the environment is broken.
+- With the gold patch every instance must be resolved and with a change of nothing none: else the environment is broken.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from swe_rl.agent.conversation import Budget
 from swe_rl.agent.observation import format_observation
 from swe_rl.agent.protocol import AgentError, AgentResult, Assignment, Exit, Turn
+from swe_rl.env.patch import NOOP_PATCH
 
 _MAX_OBSERVATION_CHARS = 8000
 _PATCH_FILE = ".gold.patch"
@@ -46,12 +47,17 @@ class ScriptedAgent:
 
 
 class NoopAgent(ScriptedAgent):
-    """Submits at once: what an instance is worth without any work."""
+    """Hands in a new file that fixes nothing, as a proof does: of an empty patch the tests are never run."""
 
     name = "noop"
 
     def __init__(self) -> None:
         super().__init__(())
+
+    async def run(self, work: Assignment) -> AgentResult:
+        result = await super().run(work)
+        result.patch = NOOP_PATCH
+        return result
 
 
 class GoldAgent(ScriptedAgent):

@@ -16,6 +16,11 @@ from dataclasses import dataclass
 from swe_rl.sandbox.protocol import USED_TOO_MUCH, Sandbox, SandboxError
 
 MAX_PATCH_BYTES = 1_000_000
+# A new file that no test looks at: unlike an empty patch it is applied, and the tests run.
+NOOP_PATCH = (
+    "diff --git a/.changed_nothing b/.changed_nothing\nnew file mode 100644\n--- /dev/null\n+++ b/.changed_nothing\n"
+    "@@ -0,0 +1 @@\n+This file fixes nothing.\n"
+)
 _DROPPINGS = (
     *("*.pyc", "*.orig", "*.rej", "*.swp"),
     *("__pycache__/**", ".pytest_cache/**", ".mypy_cache/**", ".ruff_cache/**", ".hypothesis/**", "*.egg-info/**"),

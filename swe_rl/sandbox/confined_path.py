@@ -17,6 +17,7 @@ from pathlib import Path
 from swe_rl.sandbox.protocol import SandboxError
 
 _MAX_LINKS = 40
+Root = Path | int  # the working copy: its path, or an open descriptor of it
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -24,7 +25,7 @@ class MissingFileError(SandboxError, FileNotFoundError):
     """The file to read is not there: a fact about what the commands did, not a broken sandbox."""
 
 
-def read_confined(root: Path, path: str, *, workdir: str, max_bytes: int) -> bytes:
+def read_confined(root: Root, path: str, *, workdir: str, max_bytes: int) -> bytes:
     """The file's bytes. Raises MissingFileError, or SandboxError when it leaves `root`, is no file or is too large."""
     folder, name = _open_parent(root, path, workdir, follow_last=True)
     try:
@@ -44,7 +45,7 @@ def read_confined(root: Path, path: str, *, workdir: str, max_bytes: int) -> byt
     return data
 
 
-def write_confined(root: Path, path: str, content: bytes, *, workdir: str, uid: int | None) -> None:
+def write_confined(root: Root, path: str, content: bytes, *, workdir: str, uid: int | None) -> None:
     """Creates or replaces a file, missing folders included. Raises SandboxError."""
     folder, name = _open_parent(root, path, workdir, make=True, uid=uid)
     aside = f".{name[:100]}.{os.getpid()}.new"
@@ -89,7 +90,7 @@ class _Link:
 
 
 def _open_parent(
-    root: Path, path: str, workdir: str, *, follow_last: bool = False, make: bool = False, uid: int | None = None
+    root: Root, path: str, workdir: str, *, follow_last: bool = False, make: bool = False, uid: int | None = None
 ) -> tuple[int, str]:
     """An open descriptor of the file's folder, and the file's name in it, every link resolved within `root`."""
     if path.startswith("/"):
@@ -107,10 +108,10 @@ def _open_parent(
     raise SandboxError(f"{path!r} in the sandbox goes through more than {_MAX_LINKS} links")
 
 
-def _walk(root: Path, parts: list[str], follow_last: bool, make: bool, uid: int | None) -> tuple[int, str] | _Link:
+def _walk(root: Root, parts: list[str], follow_last: bool, make: bool, uid: int | None) -> tuple[int, str] | _Link:
     if not parts:
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-    here = os.open(root, _FOLDER)
+    here = os.open(".", _FOLDER, dir_fd=root) if isinstance(root, int) else os.open(root, _FOLDER)
     try:
         for index, part in enumerate(parts[:-1]):
             if (target := _link_target(here, part)) is not None:

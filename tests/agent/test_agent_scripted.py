@@ -9,6 +9,7 @@ from swe_rl.agent.protocol import AgentError, Assignment, Exit, Task
 from swe_rl.agent.scripted import GoldAgent, NoopAgent, ScriptedAgent
 from swe_rl.config.choices import Isolation
 from swe_rl.config.schema import SandboxConfig
+from swe_rl.env.proof import prove
 from swe_rl.sandbox.process.provider import ProcessProvider
 from swe_rl.sandbox.protocol import ExecResult, Workspace
 from tests.support.scripted_sandbox import ScriptedProvider
@@ -60,10 +61,11 @@ async def test_a_gold_patch_that_does_not_fit_is_an_error(provider: ProcessProvi
         await GoldAgent({}).run(Assignment(TASK, base_url="", model="", sandbox=sandbox, timeout_s=30))
 
 
-async def test_noop_submits_at_once():
+async def test_noop_hands_in_what_a_proof_calls_a_change_of_nothing():
     sandbox = await ScriptedProvider().create(Workspace(), owner="x")
     result = await NoopAgent().run(Assignment(TASK, base_url="", model="", sandbox=sandbox, timeout_s=30))
     assert (result.exit, result.turns, sandbox.commands) == (Exit.SUBMITTED, [], [])
+    assert result.patch == prove.NOOP_PATCH
 
 
 async def test_commands_run_in_order_within_the_budget():

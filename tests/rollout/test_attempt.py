@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from swe_rl.agent.protocol import AgentError, AgentResult, Exit, Turn, UnknownEndError
-from swe_rl.agent.scripted import GoldAgent, NoopAgent, ScriptedAgent
+from swe_rl.agent.scripted import GoldAgent, ScriptedAgent
 from swe_rl.config.choices import TrickPolicy
 from swe_rl.config.schema import EnvConfig, SandboxConfig
 from swe_rl.engine.protocol import EngineError
@@ -166,12 +166,12 @@ async def test_a_jump_of_the_wall_clock_is_in_no_time(attempt, monkeypatch):
 
 
 async def test_a_wrong_change(attempt):
-    used = await attempt(NoopAgent(), env=FakeEnv(Grade(False, True, {"t::a": False}, {"t::b": True})))
+    used = await attempt(ScriptedAgent(()), env=FakeEnv(Grade(False, True, {"t::a": False}, {"t::b": True})))
     assert (used.trajectory.status, used.trajectory.reward) == (Status.unresolved, 0.0)
 
 
 async def test_nothing_changed_is_not_graded(attempt):
-    used = await attempt(NoopAgent(), respond=lambda command: "")
+    used = await attempt(ScriptedAgent(()), respond=lambda command: "")
     assert (used.trajectory.status, used.trajectory.reward) == (Status.empty_patch, 0.0)
     assert used.env.graded == []
 
@@ -217,8 +217,12 @@ def dies(command):
     [
         ({"agent": EndingAgent(EngineError("no engine"))}, Status.engine_error, "no engine"),
         ({"agent": EndingAgent(AgentError("no agent"))}, Status.infra_error, "no agent"),
-        ({"agent": NoopAgent(), "respond": dies}, Status.infra_error, "sandbox died"),
-        ({"agent": NoopAgent(), "env": FakeEnv(error=GradeError("no verdict"))}, Status.grade_error, "no verdict"),
+        ({"agent": ScriptedAgent(()), "respond": dies}, Status.infra_error, "sandbox died"),
+        (
+            {"agent": ScriptedAgent(()), "env": FakeEnv(error=GradeError("no verdict"))},
+            Status.grade_error,
+            "no verdict",
+        ),
     ],
 )
 async def test_failures_of_infrastructure_have_a_status_and_words_but_no_reward(attempt, parts, status, words):
@@ -230,7 +234,7 @@ async def test_failures_of_infrastructure_have_a_status_and_words_but_no_reward(
 async def test_no_sandbox_at_all(attempt):
     sandboxes = ScriptedProvider()
     await sandboxes.close()
-    used = await attempt(NoopAgent(), sandboxes=sandboxes)
+    used = await attempt(ScriptedAgent(()), sandboxes=sandboxes)
     assert used.trajectory.status is Status.infra_error and used.result is None
 
 
@@ -248,12 +252,12 @@ async def test_what_is_no_matter_of_one_attempt_is_raised(attempt, error):
     with pytest.raises(type(error), match=str(error)):
         await attempt(EndingAgent(error))
     with pytest.raises(type(error), match=str(error)):
-        await attempt(NoopAgent(), env=FakeEnv(workspace=error))
+        await attempt(ScriptedAgent(()), env=FakeEnv(workspace=error))
 
 
 async def test_traces_that_cannot_be_committed_are_raised(attempt):
     with pytest.raises(TraceStoreError, match="disk full"):
-        await attempt(NoopAgent(), gateway=FakeGateway(TraceStoreError("disk full")))
+        await attempt(ScriptedAgent(()), gateway=FakeGateway(TraceStoreError("disk full")))
 
 
 async def test_cancelling_closes_everything(attempt):
@@ -272,7 +276,7 @@ async def test_a_real_instance_with_and_without_the_gold_patch(attempt, config, 
     try:
         for agent, status in (
             (GoldAgent({instance.instance_id: instance.patch}), Status.resolved),
-            (NoopAgent(), Status.empty_patch),
+            (ScriptedAgent(()), Status.empty_patch),
             (GoldAgent({}), Status.infra_error),
         ):
             used = await attempt(agent, env=env, sandboxes=sandboxes, order=order)

@@ -4,17 +4,20 @@ Invariants:
 - Both are graded as an agent's patch would be: same sandboxes, same grader.
 - What infrastructure broke is tried once more, and then it is no verdict on the instance: it stays untried.
 - Nothing of an instance ends the proofs of the others.
+- All instances are tried as they are before an environment is mended: a long mend keeps nobody waiting who needs none.
 """
 
 import asyncio
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import Protocol
 
 from swe_rl.env.instance import Instance, InstanceError, Source
+from swe_rl.env.patch import NOOP_PATCH
 from swe_rl.env.proof.mend import Way, wants_network, ways
 from swe_rl.env.proof.record import Proof, Trial
 from swe_rl.env.protocol import Grade, GradeError
@@ -22,11 +25,6 @@ from swe_rl.env.source_build.program import BuildError
 from swe_rl.errors import one_line
 from swe_rl.sandbox.protocol import SandboxError, SandboxProvider, Workspace
 
-# A new file that no test looks at: unlike an empty patch it is applied, and the tests run.
-NOOP_PATCH = (
-    "diff --git a/.changed_nothing b/.changed_nothing\nnew file mode 100644\n--- /dev/null\n+++ b/.changed_nothing\n"
-    "@@ -0,0 +1 @@\n+This file fixes nothing.\n"
-)
 MAX_TRIALS = 7  # environments that are made for one instance
 MAX_MEND_S = 900.0  # after which no further one is begun
 _SHOWN_TESTS = 3
@@ -94,6 +92,15 @@ class _Run:
         return Trial(change, words, len(self.failing))
 
 
+@dataclass(frozen=True, slots=True)
+class Unmended:
+    """An instance whose gold patch fails in the environment of its row, and may pass in another one."""
+
+    instance: Instance
+    run: _Run
+    took_s: float
+
+
 @dataclass(slots=True)
 class Prover:
     """`runs`: how often the gold patch is graded where it passes once."""
@@ -107,20 +114,32 @@ class Prover:
     _helped: dict[str, list[Way]] = field(default_factory=dict)  # by origin: what mended another instance
 
     async def prove(self, instance: Instance) -> Proof:
-        """Raises UntriedError."""
-        started_s = time.monotonic()
+        """At once, mended where that helps. Raises UntriedError."""
+        result = await self.first(instance)
+        return await self.mend(result) if isinstance(result, Unmended) else result
+
+    async def first(self, instance: Instance) -> Proof | Unmended:
+        """In the environment that the row describes. Raises UntriedError."""
+        began_s = time.monotonic()
         try:
-            proof = await self._prove(instance)
+            run = await self._gold(instance)
+            if not run.resolved and self._may_mend(instance, run):
+                return Unmended(instance, run, time.monotonic() - began_s)
+            proof = await self._proof(instance, run, [run.trial("")])
         except InstanceError as error:
             proof = self._refuted(instance, str(error), [])
-        made_at = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        return replace(proof, took_s=round(time.monotonic() - started_s, 1), made_at=made_at)
+        return _dated(proof, time.monotonic() - began_s)
 
-    async def _prove(self, instance: Instance) -> Proof:
-        best = await self._gold(instance)
-        trials = [best.trial("")]
-        if not best.resolved and self._may_mend(instance, best):
-            best = await self._mended(instance, best, trials)
+    async def mend(self, unmended: Unmended) -> Proof:
+        """In other environments, one after the other. Raises UntriedError."""
+        began_s, instance, trials = time.monotonic() - unmended.took_s, unmended.instance, [unmended.run.trial("")]
+        try:
+            proof = await self._proof(instance, await self._mended(instance, unmended.run, trials), trials)
+        except InstanceError as error:
+            proof = self._refuted(instance, str(error), trials)
+        return _dated(proof, time.monotonic() - began_s)
+
+    async def _proof(self, instance: Instance, best: _Run, trials: list[Trial]) -> Proof:
         if not best.resolved:
             return self._refuted(instance, _why(best, trials), trials, best)
         gold = [best, *[await self._gold(best.instance) for _ in range(self.runs - 1)]]
@@ -211,6 +230,10 @@ class Prover:
         return _Run(instance, None, error)
 
 
+def _dated(proof: Proof, took_s: float) -> Proof:
+    return replace(proof, took_s=round(took_s, 1), made_at=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"))
+
+
 def _all_changes(trials: Sequence[Trial]) -> str:
     return trials[-1].change
 
@@ -251,17 +274,24 @@ Done = Callable[[Instance, "Proof | UntriedError"], None]
 
 
 async def prove_all(prover: Prover, instances: Sequence[Instance], done: Done, places: int) -> None:
-    """`places` at a time. What else is raised ends all of them."""
+    """`places` at a time, those that need mending last. What else is raised ends all of them."""
     room = asyncio.Semaphore(places)
+    unmended: list[Unmended] = []
 
-    async def prove(instance: Instance) -> None:
+    async def tried(instance: Instance, work: Callable[[], Awaitable[Proof | Unmended]]) -> None:
         async with room:
             try:
-                result: Proof | UntriedError = await prover.prove(instance)
+                result: Proof | Unmended | UntriedError = await work()
             except UntriedError as error:
                 result = error
-        done(instance, result)
+        if isinstance(result, Unmended):
+            unmended.append(result)
+        else:
+            done(instance, result)
 
     async with asyncio.TaskGroup() as group:
         for instance in instances:
-            group.create_task(prove(instance))
+            group.create_task(tried(instance, partial(prover.first, instance)))
+    async with asyncio.TaskGroup() as group:
+        for left in unmended:
+            group.create_task(tried(left.instance, partial(prover.mend, left)))

@@ -11,11 +11,12 @@ from typing import Any
 from swe_rl.check.preflight.image_names import image_of
 from swe_rl.config.choices import GradingKind
 from swe_rl.config.schema import EnvConfig
-from swe_rl.env.grading.swebench_spec import Recipe, complete, eval_script
+from swe_rl.env.grading.swebench_spec import LOG_PARSERS, Recipe, complete, eval_script
 from swe_rl.env.instance import Instance, InstanceError
 from swe_rl.env.records import Row, refuse_duplicates
 from swe_rl.env.swe import r2e_gym, swe_smith
 from swe_rl.env.swe.dataset import load_rows
+from swe_rl.env.swe.own_command import with_script
 from swe_rl.env.swe.prepared import Identity, is_evaluated
 
 # From a data set's own columns to an Instance: which format a row is in, and what its image is called.
@@ -42,7 +43,7 @@ def to_instance(record: Mapping[str, Any], where: str, image_template: str | Non
     image = next((str(record[column]) for column in _IMAGE_COLUMNS if record.get(column)), "")
     if not image and image_template:
         image = image_of(image_template, instance.instance_id)
-    return _with_script(replace(instance, image=image))
+    return _with_script(with_script(replace(instance, image=image), record, where))
 
 
 def _with_script(instance: Instance) -> Instance:
@@ -78,7 +79,7 @@ def read_split(config: EnvConfig, split: str) -> Read:
     instances = to_instances(loaded.rows, identity.image_template)
     instances = [complete(instance) if _has_official_tests(instance, config) else instance for instance in instances]
     refuse_duplicates(instances, f"{key}={identity.dataset}")
-    kept, dropped = usable(instances, identity.max_tests)
+    kept, dropped = usable(instances, identity.max_tests, by_harness=config.grading is GradingKind.swebench)
     if not kept:
         reasons = ", ".join(f"{len(names)} with {reason}" for reason, names in dropped.items())
         raise InstanceError(f"{key}={identity.dataset}: {split} has no usable instance ({reasons})")
@@ -90,12 +91,14 @@ def _has_official_tests(instance: Instance, config: EnvConfig) -> bool:
     return config.grading is GradingKind.swebench and not instance.repo.startswith("bugs/")
 
 
-def usable(instances: Sequence[Instance], max_tests: int) -> tuple[list[Instance], dict[str, list[str]]]:
+def usable(
+    instances: Sequence[Instance], max_tests: int, *, by_harness: bool = False
+) -> tuple[list[Instance], dict[str, list[str]]]:
     """Those that can be solved and judged, and the ids of the others by reason."""
     kept: list[Instance] = []
     dropped: dict[str, list[str]] = {}
     for instance in instances:
-        reason = _unusable(instance, max_tests)
+        reason = _unusable(instance, max_tests) or (_not_judged(instance) if by_harness else "")
         if reason:
             dropped.setdefault(reason, []).append(instance.instance_id)
         else:
@@ -110,4 +113,15 @@ def _unusable(instance: Instance, max_tests: int) -> str:
         return "no FAIL_TO_PASS test"
     if 0 < max_tests < len(instance.fail_to_pass) + len(instance.pass_to_pass):
         return f"more than {max_tests} tests (env.max_tests)"
+    return ""
+
+
+def _not_judged(instance: Instance) -> str:
+    """By SWE-bench's harness."""
+    if instance.repo.startswith("bugs/"):
+        return ""
+    if not instance.eval_script:
+        return "no column eval_script and no test command, and tests that are not Python"
+    if instance.log_parser not in LOG_PARSERS:
+        return f"log_parser={instance.log_parser}, which SWE-bench's harness does not have"
     return ""

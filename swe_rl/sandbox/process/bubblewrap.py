@@ -5,7 +5,7 @@ Invariants:
   and /tmp, both of this sandbox alone. Nothing else of this host, no network unless asked for, no capability.
 - `sandbox.mounts` are seen besides, where they say; what is mounted writable belongs to this host's user.
 - swe_rl's own files, with the answers and tests that it ships, are an empty folder wherever they would be seen.
-- A workspace with a toolchain sees its copy of that one, writable, and no Python package of this host: what is
+- A workspace with a toolchain sees one of its own, writable, and no Python package of this host: what is
   installed here may be a later release of what is to be mended.
 - System calls that lead around the namespaces are refused (`seccomp`), new user namespaces by bwrap itself, too.
 - Own pid namespace bound to its starter: when `bwrap` dies, every process in it dies. The kernel does that in its own
@@ -93,6 +93,7 @@ class Host:
     sized_tmpfs: bool  # bubblewrap >= 0.7
     disables_userns: bool  # bubblewrap >= 0.8, as long as the trial run holds it
     seccomp: Path | None  # the filter of system calls; None: none is known for this processor
+    nsenter: str | None  # None: prepared folders are copied
 
 
 class BubblewrapLauncher:
@@ -103,6 +104,7 @@ class BubblewrapLauncher:
     ) -> None:
         self._host = host
         self.bash = host.bash
+        self.shares = host.nsenter is not None
         self.unbounded = _unbounded(host, mode)
         self._mounts = tuple(mounts)
         self._mode = mode
@@ -123,7 +125,8 @@ class BubblewrapLauncher:
         self, folder: SandboxFolder, command: str, *, timeout_s: float, status_fd: int, report_fd: int, marker: str
     ) -> Launch:
         self._prepare_mount_points(folder)
-        argv = [*_filtered(self._host), "--json-status-fd", str(status_fd), *self._fixed]
+        entered = folder.namespace.entered(str(self._host.nsenter)) if folder.namespace else []
+        argv = [*entered, *_filtered(self._host), "--json-status-fd", str(status_fd), *self._fixed]
         argv += [*self._writable(folder), "--"]
         argv += _reporter(self._host.bash, report_fd)
         argv += prelude(self._limits, self._host.bash, timeout_s)

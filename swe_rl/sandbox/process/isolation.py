@@ -27,6 +27,7 @@ from swe_rl.sandbox.base import clean_environment
 from swe_rl.sandbox.container.spec import Mount, parse_mount
 from swe_rl.sandbox.process.bubblewrap import SHIM_FOLDER, BubblewrapLauncher, Host, UserMode
 from swe_rl.sandbox.process.launcher import Launch, Launcher, Limits, SandboxFolder, limits_of, prelude
+from swe_rl.sandbox.process.overlay import mounted
 from swe_rl.sandbox.process.seccomp import filter_program
 from swe_rl.sandbox.process_tree import MARKER, kill_command
 from swe_rl.sandbox.protocol import Workspace
@@ -34,6 +35,7 @@ from swe_rl.sandbox.protocol import Workspace
 
 class PlainLauncher:
     isolated = False
+    shares = False
     unbounded: tuple[str, ...] = ("user namespaces", "AF_VSOCK", "processes that leave their session and their parent")
 
     def __init__(self, bash: str, limits: Limits, search_path: str, cpus: float) -> None:
@@ -221,6 +223,7 @@ def _bubblewrap(config: SandboxConfig, folder: Path, bash: str) -> tuple[Bubblew
         sized_tmpfs="--size" in options,
         disables_userns="--disable-userns" in options,
         seccomp=_filter_file(folder),
+        nsenter=shutil.which("nsenter"),
     )
     reason = ""
     for mode, way in _ways(host):
@@ -231,6 +234,8 @@ def _bubblewrap(config: SandboxConfig, folder: Path, bash: str) -> tuple[Bubblew
         reason = _trial(launcher, folder)
         if not reason:
             return launcher, ""
+        if launcher.shares:
+            _log.info("prepared folders would be copied for each sandbox, not shared: %s", reason)
     return None, reason
 
 
@@ -258,11 +263,12 @@ def _modes(host: Host) -> list[UserMode]:
 
 
 def _ways(host: Host) -> list[tuple[UserMode, Host]]:
-    """The best first: some hosts let nobody switch user namespaces off, or load a filter."""
+    """The best first: some hosts let nobody mount overlays, switch user namespaces off, or load a filter."""
     modes = _modes(host)
     ways = [(mode, host) for mode in modes]
     ways += [(mode, replace(host, disables_userns=False)) for mode in modes if host.disables_userns]
-    return ways + [(mode, replace(host, disables_userns=False, seccomp=None)) for mode in modes if host.seccomp]
+    ways += [(mode, replace(host, disables_userns=False, seccomp=None)) for mode in modes if host.seccomp]
+    return [(mode, shown) for mode, way in ways for shown in dict.fromkeys((way, replace(way, nsenter=None)))]
 
 
 def _filter_file(folder: Path) -> Path | None:
@@ -278,16 +284,21 @@ def _trial(launcher: BubblewrapLauncher, parent: Path) -> str:
     with tempfile.TemporaryDirectory(dir=parent, prefix="trial-") as root:
         folder = launcher.folder(Path(root), Workspace())
         try:
-            for made in (folder.work, folder.tmp):
+            for made in (folder.tmp,) if launcher.shares else (folder.tmp, folder.work):
                 made.mkdir(mode=0o700)
                 if folder.uid is not None:
                     os.chown(made, folder.uid, folder.uid)
+            if launcher.shares:
+                shared = folder.root / "shared"
+                shared.mkdir()
+                (shared / "given").touch()
+                folder = replace(folder, namespace=mounted(folder.root, [(shared, folder.work)], folder.uid))
             nowhere = Path(os.devnull)
             with nowhere.open("wb") as status, nowhere.open("wb") as report:
                 pipe = (status.fileno(), report.fileno())
                 launch = launcher.launch(
                     folder,
-                    "python -c pass && : > made",
+                    f"python -c pass && : > made{' && : >> given && rm given' if launcher.shares else ''}",
                     timeout_s=_PROBE_S,
                     status_fd=pipe[0],
                     report_fd=pipe[1],
@@ -304,6 +315,9 @@ def _trial(launcher: BubblewrapLauncher, parent: Path) -> str:
                 )
         except (OSError, subprocess.SubprocessError) as error:
             return f"the trial run failed ({error})"
+        finally:
+            if folder.namespace is not None:
+                folder.namespace.close()
         if done.returncode:
             said = " ".join(done.stderr.decode(errors="replace").splitlines())
             return f"{said[-300:] or 'bwrap fails'} (status {done.returncode})"

@@ -5,13 +5,17 @@ Invariants:
 - The CPU limit is a backstop for what escapes a timeout; it cannot end a command before its timeout would.
 """
 
+import contextlib
 import math
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from swe_rl.config.schema import SandboxConfig
+from swe_rl.sandbox.confined_path import Root
+from swe_rl.sandbox.process.overlay import Namespace
 from swe_rl.sandbox.protocol import Toolchain, Workspace
 
 
@@ -48,14 +52,25 @@ class SandboxFolder:
     workdir: str  # the working copy as commands see it
     uid: int | None
     toolchain: Toolchain | None = None
+    namespace: Namespace | None = None  # in which working copy and programs are overlays; None: they are copies
 
     @property
     def work(self) -> Path:
+        """As the launcher's namespace sees it; see `reached`."""
         return self.root / "work"
+
+    @contextlib.contextmanager
+    def reached(self) -> Iterator[Root]:
+        """The working copy as this process reaches it. Raises SandboxError once its namespace is closed."""
+        if self.namespace is None:
+            yield self.work
+            return
+        with self.namespace.work() as descriptor:
+            yield descriptor
 
     @property
     def programs(self) -> Path:
-        """The copy of the toolchain."""
+        """The toolchain, this sandbox's own."""
         return self.root / "toolchain"
 
     @property
@@ -72,6 +87,7 @@ class Launch:
 class Launcher(Protocol):
     isolated: bool
     bash: str
+    shares: bool  # whether prepared folders can be shared instead of copied
     unbounded: tuple[str, ...]  # what a command is not kept from here, in words
 
     def folder(self, root: Path, workspace: Workspace) -> SandboxFolder:

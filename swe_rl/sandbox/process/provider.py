@@ -1,6 +1,7 @@
-"""Sandboxes as local processes: a copied folder, and commands isolated by bubblewrap where that works.
+"""Sandboxes as local processes: a folder of their own, and commands isolated by bubblewrap where that works.
 
 Invariants:
+- What was prepared is shared below an overlay (see `overlay`), or copied: the sandbox's writes reach no other.
 - Each sandbox has a folder of its own below the provider's, which is removed on close, on `close` of the provider and
   at the end of this process; a lease lets a later run remove what a killed one left.
 - At most `sandbox.concurrency` commands run at a time over all sandboxes.
@@ -14,6 +15,7 @@ import contextlib
 import itertools
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from swe_rl.config.schema import SandboxConfig
@@ -26,6 +28,7 @@ from swe_rl.sandbox.process.bubblewrap import HOME
 from swe_rl.sandbox.process.control_group import ControlGroups, usable_parent
 from swe_rl.sandbox.process.isolation import choose_launcher
 from swe_rl.sandbox.process.launcher import SandboxFolder
+from swe_rl.sandbox.process.overlay import can_be_shared, mounted
 from swe_rl.sandbox.process.sandbox import Bounded, ProcessSandbox
 from swe_rl.sandbox.process.watcher import Watcher, bounds_of, say_bounds
 from swe_rl.sandbox.process_tree import kill_marked
@@ -59,6 +62,7 @@ class ProcessProvider:
         self._watcher = Watcher(bounds_of(config, by_kernel=self._groups is not None))
         say_bounds(config, self._launcher, parent if isinstance(parent, str) else "", warn)
         self._places = asyncio.Semaphore(config.concurrency)
+        self._boots = asyncio.Semaphore(config.start_concurrency)
         self._open: set[ProcessSandbox] = set()
         self._counter = itertools.count(1)
         self._closed = False
@@ -79,10 +83,10 @@ class ProcessProvider:
         root = self._folder / f"{safe_name(owner)}-{next(self._counter)}"
         folder = self._launcher.folder(root, workspace)
         doorway = self._doorway(door, folder)
-        making = asyncio.ensure_future(asyncio.to_thread(_make_folder, folder, workspace.path))
+        making = asyncio.ensure_future(self._boot(folder, workspace.path))
         bounded: Bounded | None = None
         try:
-            await asyncio.shield(making)
+            folder = await asyncio.shield(making)
             kill_point("sandbox_made")
             bounded = await self._bounded(root)
             if doorway is not None:
@@ -107,6 +111,11 @@ class ProcessProvider:
         )
         self._open.add(sandbox)
         return sandbox
+
+    async def _boot(self, folder: SandboxFolder, source: Path) -> SandboxFolder:
+        """A few at a time: copies beside each other would make all of them late. Raises OSError."""
+        async with self._boots:
+            return await asyncio.to_thread(_make_folder, folder, source, shares=self._launcher.shares)
 
     async def _bounded(self, root: Path) -> Bounded:
         """Raises OSError where the kernel's group for a new sandbox cannot be made."""
@@ -134,18 +143,27 @@ class ProcessProvider:
             remove_or_say(self._folder, self._warn)
 
 
-def _make_folder(folder: SandboxFolder, source: Path) -> None:
+def _make_folder(folder: SandboxFolder, source: Path, *, shares: bool) -> SandboxFolder:
+    """With its namespace where what is big is shared: what has programs of its own. Others are copied at once."""
     folder.root.mkdir(mode=0o700)
     folder.tmp.mkdir(mode=0o700)
     folder.tmp.chmod(0o1777)  # owned by this process: a command cannot replace mount points below it
-    copy_tree(source, folder.work, uid=folder.uid)
-    if folder.toolchain is not None:
-        copy_tree(folder.toolchain.folder, folder.programs, uid=folder.uid)
+    if folder.toolchain is None:
+        copy_tree(source, folder.work, uid=folder.uid)
+        return folder
+    layers = [(source, folder.work), (folder.toolchain.folder, folder.programs)]
+    if shares and all(can_be_shared(shared) for shared, _ in layers):
+        return replace(folder, namespace=mounted(folder.root, layers, folder.uid))
+    for shared, new in layers:
+        copy_tree(shared, new, uid=folder.uid)
+    return folder
 
 
-async def _take_back(making: "asyncio.Future[None]", doorway: Doorway | None, root: Path) -> None:
+async def _take_back(making: "asyncio.Future[SandboxFolder]", doorway: Doorway | None, root: Path) -> None:
     """What there is of a sandbox that will not be."""
     await asyncio.wait([making])
+    if not making.cancelled() and making.exception() is None and (namespace := making.result().namespace):
+        namespace.close()
     if doorway is not None:
         await doorway.close()
     with contextlib.suppress(OSError):  # left to the provider's end: what went wrong before counts

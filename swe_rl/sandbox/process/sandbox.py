@@ -146,15 +146,20 @@ class ProcessSandbox(LocalSandbox):
 
     async def write_file(self, path: str, content: bytes) -> None:
         self._check_open()
-        folder = self._folder
-        await asyncio.to_thread(write_confined, folder.work, path, content, workdir=self.workdir, uid=folder.uid)
+        await asyncio.to_thread(self._write, path, content)
+
+    def _write(self, path: str, content: bytes) -> None:
+        with self._folder.reached() as work:
+            write_confined(work, path, content, workdir=self.workdir, uid=self._folder.uid)
 
     async def read_file(self, path: str) -> bytes:
         """Raises MissingFileError (a SandboxError and a FileNotFoundError) when there is no such file."""
         self._check_open()
-        return await asyncio.to_thread(
-            read_confined, self._folder.work, path, workdir=self.workdir, max_bytes=self._max_bytes
-        )
+        return await asyncio.to_thread(self._read, path)
+
+    def _read(self, path: str) -> bytes:
+        with self._folder.reached() as work:
+            return read_confined(work, path, workdir=self.workdir, max_bytes=self._max_bytes)
 
     async def _close(self) -> None:
         await self._end_running()
@@ -170,6 +175,8 @@ class ProcessSandbox(LocalSandbox):
             self._bounded.group.remove()
         if not self._launcher.isolated:
             kill_marked(f"{self._folder.root}{os.sep}")
+        if self._folder.namespace is not None:
+            self._folder.namespace.close()
         clear_away(self._folder.root, self.sandbox_id)
 
 

@@ -11,9 +11,10 @@ from swe_rl.config.choices import SandboxKind, Unproven
 from swe_rl.config.schema import EnvConfig
 from swe_rl.env.instance import Instance, InstanceError, Source
 from swe_rl.env.make import make_env
+from swe_rl.env.patch import NOOP_PATCH
 from swe_rl.env.proof import mend
 from swe_rl.env.proof.mend import missing_packages, ways
-from swe_rl.env.proof.prove import MAX_TRIALS, NOOP_PATCH, Prover, UntriedError, prove_all
+from swe_rl.env.proof.prove import MAX_TRIALS, Prover, UntriedError, prove_all
 from swe_rl.env.proof.record import Proof, ProofBook, Standing, book_of, read_proofs
 from swe_rl.env.protocol import Grade, GradeError
 from swe_rl.env.source_build.program import BuildError
@@ -167,6 +168,20 @@ def test_one_that_fails_does_not_end_the_others():
     prover = Prover(Suite(failing), None, 1, 60.0)
     asyncio.run(prove_all(prover, rows, lambda one, result: results.setdefault(one.instance_id, result.proven), 2))
     assert results == {"good": True, "bad": False, "fine": True}
+
+
+def test_all_are_tried_before_one_is_mended():
+    def failing(instance, patch):
+        broken = instance.instance_id == "long" and instance.source.python != "3.7"
+        return ["y"] if broken else honest(instance, patch)
+
+    rows = [replace(INSTANCE, instance_id=name) for name in ("long", "b", "c")]
+    tests, ended, lines = Suite(failing), [], []
+    prover = Prover(tests, None, 1, 60.0, say=lines.append)
+    asyncio.run(prove_all(prover, rows, lambda one, proof: ended.append((one.instance_id, proof.proven)), 1))
+    assert ended == [("b", True), ("c", True), ("long", True)]
+    assert [source.python for source in tests.built[:5]] == ["3.9"] * 5  # long once; b and c with both patches
+    assert "long: gold fails (1 tests fail); tried again with" in lines[0]
 
 
 PROOF = Proof("a", True, "", "t", "m", "e", gold=("resolved",), noop="unresolved", took_s=1.5)
