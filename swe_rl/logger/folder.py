@@ -132,6 +132,7 @@ class RunFolder:
         self.steps_jsonl = self.path / "steps.jsonl"
         self.trajectories_folder = self.path / "trajectories"
         self.traces_db = self.path / "traces.db"
+        self.queue = self.path / "queue"  # rollout.mode=stream: complete groups that no checkpoint has learned
         self.checkpoints = self.path / "checkpoints"
         self.report_html = self.path / "report.html"
         self.status_json = self.path / "status.json"
@@ -157,6 +158,9 @@ class RunFolder:
 
     def eval_trajectories(self, step: int) -> Path:
         return self.trajectories_folder / f"eval_{step:06d}.jsonl"
+
+    def queued_group(self, number: int) -> Path:
+        return self.queue / f"group_{number:08d}.jsonl"
 
     def attempt_file(self, instance_id: str, sample: int, kind: str) -> Path:
         """`trajs/INSTANCE/INSTANCE.traj.json` and what else belongs to that attempt; further samples are numbered."""

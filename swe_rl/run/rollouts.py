@@ -8,8 +8,8 @@ Invariants:
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -46,6 +46,7 @@ class Sampled:
     order: SamplerState  # of the instances, after this step took its conversation
     times_s: dict[str, float]
     sync_s: float  # what the update of the engines' weights before them took
+    facts: dict[str, Any] = field(default_factory=dict)  # more of the step's record
 
 
 class Rollouts:
@@ -58,13 +59,13 @@ class Rollouts:
         parts: "Components",
         failure: Callable[[], Exception | None] = lambda: None,
     ) -> None:
-        self._config, self._session, self._parts, self._failure = config, session, parts, failure
+        self._config, self.session, self.parts, self._failure = config, session, parts, failure
 
     @cached_property
-    def _instances(self) -> Sequence[Instance]:
+    def instances(self) -> Sequence[Instance]:
         """Of training: read when a step first asks for them, as an evaluation may do without. Raises UserError."""
         split, wanted = self._config.env.split, self._config.rollout.prompts_per_step
-        instances = self._parts.env.instances(split)
+        instances = self.parts.env.instances(split)
         if len(instances) < wanted:
             raise UserError(
                 f"rollout.prompts_per_step={wanted}, but env.split={split} has only {len(instances)} instances; lower "
@@ -74,12 +75,12 @@ class Rollouts:
 
     @cached_property
     def held_out(self) -> Sequence[Instance]:
-        return self._parts.env.instances(self._config.env.eval_split)
+        return self.parts.env.instances(self._config.env.eval_split)
 
     @cached_property
     def sampler(self) -> PromptSampler:
         """The order of the training instances. Raises UserError where there are too few for a step."""
-        return PromptSampler(len(self._instances), self._config.trainer.seed)
+        return PromptSampler(len(self.instances), self._config.trainer.seed)
 
     async def sample(self, step: int, sync_s: float) -> Sampled:
         """A step's, with the weights that the engines hold. Where it fails, the order of the instances is as before."""
@@ -87,10 +88,10 @@ class Rollouts:
         try:
             collected = await sampled(
                 self.sampler,
-                lambda indices: self._generate([self._instances[index] for index in indices], step),
+                lambda indices: self._generate([self.instances[index] for index in indices], step),
                 self._config.algo,
                 prompts=self._config.rollout.prompts_per_step,
-                available=len(self._instances),
+                available=len(self.instances),
             )
             require_few_failures(collected.trajectories, self._config.rollout)
             require_some_in_time(collected.trajectories, self._config.rollout)
@@ -100,9 +101,9 @@ class Rollouts:
         return Sampled(collected, self.sampler.state(), {"generate_s": time.monotonic() - started_s}, sync_s)
 
     async def _generate(self, instances: Sequence[Instance], step: int) -> Collected:
-        config, session = self._config, self._session
+        config, session = self._config, self.session
         with session.progress.phase("generate", trajectories=len(instances) * config.rollout.n):
-            async with watched(self._parts.engines, session.record, step=step):
+            async with watched(self.parts.engines, session.record, step=step):
                 return await self._collect(
                     instances, config.env.split, step, config.rollout.n, config.rollout.temperature
                 )
@@ -114,14 +115,14 @@ class Rollouts:
 
         Whether too much of it failed is asked afterwards: its verdicts are there all the same.
         """
-        session, rollout, split = self._session, self._config.rollout, self._config.env.eval_split
+        session, rollout, split = self.session, self._config.rollout, self._config.env.eval_split
         started_s = time.monotonic()
         with session.progress.phase("eval", trajectories=len(self.held_out) * rollout.eval_n):
             for trajectory in known.values():
                 session.progress.trajectory(trajectory.status, trajectory.sampled_tokens)
             name, n = f"{EVALUATION}{split}", rollout.eval_n
             collected = await self._collect(self.held_out, name, step, n, rollout.eval_temperature, known, on_done)
-        whole, took_s = self._parts.env.split_instances(split), time.monotonic() - started_s
+        whole, took_s = self.parts.env.split_instances(split), time.monotonic() - started_s
         return collected, eval_numbers(collected, step=step, split=split, eval_s=took_s, split_instances=whole)
 
     async def evaluate(self, step: int) -> None:
@@ -129,11 +130,11 @@ class Rollouts:
         collected, numbers = await self.measure(step)
         require_few_failures(collected.trajectories, self._config.rollout)
         self.traces(collected)
-        self._session.steps.append_trajectories(step, _records(collected), evaluation=True, ours=OUR_WORDS)
+        self.session.steps.append_trajectories(step, _records(collected), evaluation=True, ours=OUR_WORDS)
         kill_point("eval_trajectories_written")
-        self._session.events.write("eval", **numbers)
+        self.session.events.write("eval", **numbers)
         kill_point("eval_recorded")
-        self._session.progress.eval_done(f"{headline(numbers)}, after step {step}", *line_of(numbers))
+        self.session.progress.eval_done(f"{headline(numbers)}, after step {step}", *line_of(numbers))
 
     async def _collect(
         self,
@@ -148,36 +149,47 @@ class Rollouts:
         """`name`: the split, in the names of its trajectories."""
 
         def done(trajectory: Trajectory, result: AgentResult | None) -> Awaitable[None] | None:
-            self._session.progress.trajectory(trajectory.status, trajectory.sampled_tokens)
-            self._session.status.heartbeat()
+            self.ended(trajectory)
             return None if on_done is None else on_done(trajectory, result)
 
         collected = await self._while_trainer_lives(
-            self._parts.collector.collect(
+            self.parts.collector.collect(
                 instances, split=name, step=step, n=n, temperature=temperature, on_done=done, known=known
             )
         )
-        await self._parts.store.flush()
+        await self.parts.store.flush()
         kill_point("traces_flushed")
         return collected
 
+    def ended(self, trajectory: Trajectory) -> None:
+        """Shown, and counted as a sign of life. Raises DiskError."""
+        self.session.progress.trajectory(trajectory.status, trajectory.sampled_tokens)
+        self.session.status.heartbeat()
+
     async def _while_trainer_lives(self, work: Coroutine[Any, Any, Collected]) -> Collected:
-        """Raises what ended it. It is looked at: ranks that end elsewhere wake nobody here."""
-        task = asyncio.ensure_future(work)
+        """Raises what ended it."""
+        task, looking = asyncio.ensure_future(work), asyncio.ensure_future(self.trainer_lives())
         try:
-            while not (await asyncio.wait({task}, timeout=_LOOK_S))[0]:
-                failure = self._failure()
-                if failure is not None:
-                    raise failure
+            await asyncio.wait({task, looking}, return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():
+                looking.result()
             return task.result()
         finally:
-            if not task.done():
-                task.cancel()
-                await asyncio.wait({task})
+            for unfinished in (task, looking):
+                unfinished.cancel()
+            await asyncio.wait({task, looking})
+
+    async def trainer_lives(self) -> None:
+        """Returns never. Raises what ended it. It is looked at: ranks that end elsewhere wake nobody here."""
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            failure = self._failure()
+            if failure is not None:
+                raise failure
 
     def traces(self, collected: Collected) -> list[list[Trace]]:
         """Of each trajectory, whose prompt and response lengths are filled in."""
-        traces = [self._parts.store.traces(trajectory.trajectory_id) for trajectory in collected.trajectories]
+        traces = [self.parts.store.traces(trajectory.trajectory_id) for trajectory in collected.trajectories]
         for trajectory, conversation in zip(collected.trajectories, traces, strict=True):
             count_tokens(trajectory, conversation)
         return traces
@@ -190,7 +202,7 @@ class Rollouts:
         if self._config.rollout.capture is Capture.traced:
             pairs = zip(collected.trajectories, traces, strict=True)
             return [row for trajectory, conversation in pairs for row in traced_rows(trajectory, conversation)], {}
-        mismatch, renderer = Mismatch(), self._parts.renderer
+        mismatch, renderer = Mismatch(), self.parts.renderer
         masks, rows = self._config.rollout.filter_token_mismatch, list[Row]()
         for trajectory, result, conversation in zip(collected.trajectories, collected.results, traces, strict=True):
             rows += retokenized_rows(trajectory, result, conversation, renderer, mismatch, masks=masks)
@@ -198,22 +210,28 @@ class Rollouts:
 
     def record(self, step: int, collected: Collected, traces: list[list[Trace]]) -> None:
         """A step's trajectories, and an event for each with its phases, replaced attempts too. Raises DiskError."""
-        self._session.steps.append_trajectories(step, _records(collected), ours=OUR_WORDS)
+        self.session.steps.append_trajectories(step, _records(collected), ours=OUR_WORDS)
         kill_point("trajectories_written")
-        first = next(iter_jsonl(self._session.folder.events_jsonl), {})  # seconds are since the run's first event
-        retried = [self._parts.store.traces(trajectory.trajectory_id) for trajectory in collected.retried]
+        first = next(iter_jsonl(self.session.folder.events_jsonl), {})  # seconds are since the run's first event
+        retried = [self.parts.store.traces(trajectory.trajectory_id) for trajectory in collected.retried]
         programs = [*collected.trajectories, *collected.retried]
         for trajectory, conversation in zip(programs, [*traces, *retried], strict=True):
-            self._session.events.write("program", **program_event(trajectory, conversation, first.get("time", 0.0)))
+            self.session.events.write("program", **program_event(trajectory, conversation, first.get("time", 0.0)))
         kill_point("programs_written")
 
-    def forget_after(self, step: int, *, evaluation: bool) -> None:
-        """Traces of later steps. `evaluation`: and all there is of the one after `step`, as half of one is none."""
+    def forget_after(self, step: int, *, evaluation: bool, kept: Collection[str] | None = None) -> None:
+        """Traces of later steps. `evaluation`: and all there is of the one after `step`, as half of one is none.
+
+        `kept`: of training, the groups whose traces stay, whatever step their names say; None: that decides.
+        """
         if evaluation:
-            self._session.folder.eval_trajectories(step).unlink(missing_ok=True)
-        ids = [parsed for name in self._parts.store.sessions() if (parsed := TrajectoryId.parse(name))]
+            self.session.folder.eval_trajectories(step).unlink(missing_ok=True)
+        ids = [parsed for name in self.parts.store.sessions() if (parsed := TrajectoryId.parse(name))]
         half = step if evaluation else step + 1  # from here on evaluations go, too
-        self._parts.store.delete([str(id) for id in ids if id.step > step or (id.is_evaluation and id.step >= half)])
+        late = [id for id in ids if (id.step >= half if id.is_evaluation else id.step > step)]
+        if kept is not None:
+            late = [id for id in ids if (id.step >= half if id.is_evaluation else id.group_id not in kept)]
+        self.parts.store.delete([str(id) for id in late])
 
 
 def _records(collected: Collected) -> list[dict[str, Any]]:

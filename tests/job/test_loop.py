@@ -243,7 +243,7 @@ async def test_an_evaluation_alone_measures_what_training_does(started):
         _, numbers = await alone.measure(0, on_done=lambda trajectory, result: seen.append(trajectory.trajectory_id))
     assert run.rollouts.asked[0] == run.rollouts.asked[1]
     assert {**numbers, "eval_s": 0.0} == {key: event[key] for key in numbers} | {"eval_s": 0.0}
-    assert len(seen) == 10 and "_instances" not in vars(alone)
+    assert len(seen) == 10 and "instances" not in vars(alone)
 
 
 AHEAD = "trainer.max_staleness_steps=1"
