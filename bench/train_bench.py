@@ -156,21 +156,21 @@ def synthetic_rows(case: Case, vocab: int, seed: int = 0) -> list[Any]:
     rng = np.random.default_rng(seed)
     made = []
     for i in range(case.rows):
-        mask = np.zeros(case.tokens, dtype=np.int64)
+        mask = np.zeros(case.tokens, dtype=np.bool_)
         turn = max(4, case.tokens // 32)
         sampled = max(1, int(turn * TRAINED_SHARE))
         for start in range(turn, case.tokens + 1, turn):
-            mask[start - sampled : start] = 1
-        logprobs = np.where(mask == 1, -float(np.log(vocab)), 0.0)
+            mask[start - sampled : start] = True
+        logprobs = np.where(mask, -float(np.log(vocab)), 0.0)
         made.append(
             Row(
                 trajectory_id=f"t{i}",
                 group_id=f"g{i // 2}",
-                token_ids=tuple(rng.integers(0, vocab, case.tokens).tolist()),
-                loss_mask=tuple(mask.tolist()),
-                rollout_logprobs=tuple(logprobs.tolist()),
+                token_ids=rng.integers(0, vocab, case.tokens).astype(np.int32),
+                loss_mask=mask,
+                rollout_logprobs=logprobs.astype(np.float32),
                 advantage=1.0 if i % 2 else -1.0,
-                weight_versions=(0, 0),
+                weight_versions=np.zeros(np.count_nonzero(mask), np.int32),
             )
         )
     return made
@@ -296,8 +296,8 @@ def run_plain(case: Case, mesh: Any, budget_s: float, steps: int) -> Result:
     def step(_: int) -> None:
         for first in range(0, len(rows), in_batch):
             part = rows[first : first + in_batch]
-            ids = torch.tensor([row.token_ids for row in part], device=device)
-            mask = torch.tensor([row.loss_mask for row in part], device=device)[:, 1:]
+            ids = torch.tensor([row.token_ids.tolist() for row in part], device=device)
+            mask = torch.tensor([row.loss_mask.tolist() for row in part], device=device)[:, 1:]
             sign = torch.tensor([row.advantage for row in part], device=device)
             with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
                 logits = model(input_ids=ids).logits

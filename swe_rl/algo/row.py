@@ -1,42 +1,91 @@
 """One training sequence, as the trainer takes it, and rows by the age of the weights that sampled them.
 
 Invariants:
+- What grows with tokens is in arrays: a token of a row takes 9 bytes, and 4 more where it was sampled.
 - A row's age counts updates of the engines' weights since its oldest token, so a row of mixed weights counts as old.
 - A row past the limit is not trained and enters no denominator; its trajectory's other rows stay.
 - Without a limit nothing is masked.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+
+import numpy as np
+import numpy.typing as npt
+
+Ids = npt.NDArray[np.int32]  # of tokens
+Versions = npt.NDArray[np.int32]  # of weights, one a sampled token
+Logprobs = npt.NDArray[np.float32]  # nats
+Mask = npt.NDArray[np.bool_]
 
 
-@dataclass(frozen=True, slots=True)
+def same_fields(record: object, other: object) -> bool:
+    """Whether two records of one dataclass hold the same, arrays entry by entry."""
+    if type(record) is not type(other):
+        return False
+    names = [field.name for field in fields(record)]  # type: ignore[arg-type]
+    return all(_same(getattr(record, name), getattr(other, name)) for name in names)
+
+
+def _same(value: object, other: object) -> bool:
+    if isinstance(value, np.ndarray) and isinstance(other, np.ndarray):
+        return np.array_equal(value, other)
+    return type(value) is type(other) and value == other
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Row:
     """Ids of one sequence with a mask over what the policy sampled.
 
-    `token_ids`, `loss_mask` and `rollout_logprobs` have one entry a token; where the mask is 0 the log-probability
-    is 0.0. `rollout_logprobs` is None under `rollout.capture=retokenize`. `weight_versions` is the oldest and newest
-    policy that sampled in it. A trajectory that was split into several rows shares one `trajectory_id`: together
-    its rows weigh as one sequence.
+    `token_ids`, `loss_mask` and `rollout_logprobs` have one entry a token; where the mask is false the log-probability
+    is 0.0. `rollout_logprobs` is None under `rollout.capture=retokenize`. `weight_versions` has one entry a sampled
+    token, in their order. A trajectory that was split into several rows shares one `trajectory_id`: together its rows
+    weigh as one sequence. Sequences of other types become arrays; two rows are equal where all their entries are.
     """
 
     trajectory_id: str
     group_id: str
-    token_ids: tuple[int, ...]
-    loss_mask: tuple[int, ...]
-    rollout_logprobs: tuple[float, ...] | None
+    token_ids: Ids
+    loss_mask: Mask
+    rollout_logprobs: Logprobs | None
     advantage: float
-    weight_versions: tuple[int, int]
+    weight_versions: Versions
     trained: bool = True
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "token_ids", np.asarray(self.token_ids, np.int32))
+        object.__setattr__(self, "loss_mask", np.asarray(self.loss_mask, np.bool_))
+        object.__setattr__(self, "weight_versions", np.asarray(self.weight_versions, np.int32))
+        if self.rollout_logprobs is not None:
+            object.__setattr__(self, "rollout_logprobs", np.asarray(self.rollout_logprobs, np.float32))
+
+    def __eq__(self, other: object) -> bool:
+        return same_fields(self, other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    @property
+    def sampled_tokens(self) -> int:
+        return int(np.count_nonzero(self.loss_mask))
 
     @property
     def trained_tokens(self) -> int:
-        return sum(self.loss_mask) if self.trained else 0
+        return self.sampled_tokens if self.trained else 0
+
+    @property
+    def oldest_version(self) -> int:
+        """Raises ValueError where nothing was sampled."""
+        return int(self.weight_versions.min())
+
+    @property
+    def newest_version(self) -> int:
+        """Raises ValueError where nothing was sampled."""
+        return int(self.weight_versions.max())
 
 
 def age_steps(row: Row, version: int) -> int:
     """How many versions the trainer's weights are ahead of those that sampled the row's oldest token; at least 0."""
-    return max(0, version - row.weight_versions[0])
+    return max(0, version - row.oldest_version) if len(row.weight_versions) else 0
 
 
 def without_old(rows: Sequence[Row], version: int, limit_steps: int | None) -> list[Row]:

@@ -16,6 +16,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from itertools import count
 
+import numpy as np
+
 from swe_rl.engine.protocol import Completion, ContextOverflowError, EngineError, SamplingParams
 from swe_rl.gateway import reply
 from swe_rl.gateway.errors import CONTEXT_OVERFLOW, ApiError, context_overflow, engine_failure, invalid, unavailable
@@ -91,7 +93,7 @@ class Completer:
                 live.state.release(plan)
         live.count(turn, completion, held_s)
         trace = self._trace(live, plan, turn, completion, engine, held_s)
-        await self._store.append_async(trace, turn.base_turn, turn.base_tokens)
+        await self._store.append_async(trace)
         self._count(plan, turn, completion, started_s)
         return self._answer(live, plan, turn, request, completion, message)
 
@@ -229,10 +231,10 @@ class Completer:
             session_id=live.session_id,
             turn=turn.turn,
             chain=turn.chain,
-            prompt_ids=plan.prompt_ids,
-            sampled_ids=tuple(completion.token_ids),
-            logprobs=tuple(completion.logprobs),
-            weight_version=completion.weight_version,
+            delta_ids=np.array(plan.prompt_ids[turn.base_tokens :], np.int32),
+            sampled_ids=np.array(completion.token_ids, np.int32),
+            logprobs=np.array(completion.logprobs, np.float32),
+            weight_versions=np.array(completion.weight_versions, np.int32),
             finish_reason=completion.finish_reason,
             break_kind=turn.break_kind,
             created_s=time.time(),
@@ -242,6 +244,8 @@ class Completer:
             cached_tokens=completion.cached_tokens,
             engine=engine,
             held_s=held_s,
+            base_turn=turn.base_turn,
+            base_tokens=turn.base_tokens,
         )
 
     def _answer(

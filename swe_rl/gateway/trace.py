@@ -1,8 +1,17 @@
-"""One completion as the engine saw it."""
+"""One completion as the engine saw it.
 
+Invariants:
+- What grows with tokens is in arrays, and a token is there once: a trace has what its prompt adds, not the whole.
+- A whole prompt is put together where somebody asks for it, by one concatenation.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+import numpy as np
+
+from swe_rl.algo.row import Ids, Logprobs, Versions, same_fields
 from swe_rl.errors import RunError
 
 
@@ -19,22 +28,25 @@ class Break(StrEnum):
     truncated = "truncated"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Trace:
-    """`prompt_ids` is whole here; the store keeps only what is new since the trace it extends.
+    """Its prompt is what the turn `base_turn` of its session ended with (`base_tokens` ids: that one's prompt and
+    sampled ids), and then `delta_ids`; without a base it is `delta_ids`.
 
-    `chain` counts the rows a session will give: it goes up by one at every break. Within a chain,
-    `prompt_ids[n + 1]` starts with `prompt_ids[n] + sampled_ids[n]`, id for id. `held_s` is the part of `queue_s` in
-    which the router held the request before it placed it; the rest of `queue_s` it waited in the engine.
+    `logprobs` and `weight_versions` have one entry a sampled token: a reply that goes on across an update of the
+    weights has several versions. `chain` counts the rows a session will give: it goes up by one at every break. Within
+    a chain a prompt starts with the one before it and what was sampled then, id for id. `held_s` is the part of
+    `queue_s` in which the router held the request before it placed it; the rest of `queue_s` it waited in the engine.
+    Sequences of other types become arrays.
     """
 
     session_id: str
     turn: int
     chain: int
-    prompt_ids: tuple[int, ...]
-    sampled_ids: tuple[int, ...]
-    logprobs: tuple[float, ...]
-    weight_version: int
+    delta_ids: Ids
+    sampled_ids: Ids
+    logprobs: Logprobs
+    weight_versions: Versions
     finish_reason: str
     break_kind: Break | None = None
     created_s: float = 0.0
@@ -44,3 +56,44 @@ class Trace:
     cached_tokens: int = 0
     engine: str = ""
     held_s: float = 0.0
+    base_turn: int | None = None
+    base_tokens: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("delta_ids", "sampled_ids", "weight_versions"):
+            object.__setattr__(self, name, np.asarray(getattr(self, name), np.int32))
+        object.__setattr__(self, "logprobs", np.asarray(self.logprobs, np.float32))
+
+    def __eq__(self, other: object) -> bool:
+        return same_fields(self, other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    @property
+    def prompt_tokens(self) -> int:
+        return self.base_tokens + len(self.delta_ids)
+
+    @property
+    def tokens(self) -> int:
+        """Of its prompt and what was sampled."""
+        return self.prompt_tokens + len(self.sampled_ids)
+
+
+def ancestry(trace: Trace, by_turn: Mapping[int, Trace]) -> list[Trace]:
+    """The traces that its prompt is made of, the first one first, and itself."""
+    line = [trace]
+    while line[-1].base_turn is not None:
+        line.append(by_turn[line[-1].base_turn])
+    return line[::-1]
+
+
+def joined_ids(line: Sequence[Trace]) -> Ids:
+    """Of an ancestry: the last one's whole prompt and what was sampled after it."""
+    return np.concatenate([part for trace in line for part in (trace.delta_ids, trace.sampled_ids)])
+
+
+def whole_prompts(traces: Sequence[Trace]) -> Iterator[Ids]:
+    """Of each of a session's traces: one after another, as together they are the sum of all prompts."""
+    by_turn = {trace.turn: trace for trace in traces}
+    for trace in traces:
+        yield joined_ids(ancestry(trace, by_turn))[: trace.prompt_tokens]

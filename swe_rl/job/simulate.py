@@ -340,6 +340,7 @@ def _cells(key: str, written: str, routers: dict[str, dict[str, dict[str, float]
 def recorded_programs(folder: "RunFolder", step: int) -> tuple[Program, ...]:
     """One step of a run, from its trajectories and traces. Raises TraceStoreError, DiskError."""
     from swe_rl.gateway.store.traces import TraceStore
+    from swe_rl.gateway.trace import whole_prompts
     from swe_rl.logger.jsonl import read_jsonl
     from swe_rl.router.simulation.workload import RecordedTurn, program_of, shared_tokens
 
@@ -350,7 +351,7 @@ def recorded_programs(folder: "RunFolder", step: int) -> tuple[Program, ...]:
             traces = store.traces(record["trajectory_id"])
             turns = [
                 RecordedTurn(
-                    len(trace.prompt_ids),
+                    trace.prompt_tokens,
                     len(trace.sampled_ids),
                     trace.created_s - trace.queue_s - trace.prefill_s - trace.decode_s,
                     trace.created_s,
@@ -362,7 +363,7 @@ def recorded_programs(folder: "RunFolder", step: int) -> tuple[Program, ...]:
             program = program_of(record["trajectory_id"], record["group_id"], turns, boot_s=boot_s, grade_s=grade_s)
             if program is not None:
                 programs.append(program)
-                prompts.append(traces[0].prompt_ids)
+                prompts.append(next(whole_prompts(traces)).tolist())
     finally:
         store.close()
     shared = shared_tokens(prompts)

@@ -87,9 +87,8 @@ def count_tokens(trajectory: Trajectory, traces: Sequence[Trace]) -> None:
     """Fills in prompt and response lengths from the longest chain of traces."""
     if not traces:
         return
-    last = max(traces, key=lambda trace: len(trace.prompt_ids) + len(trace.sampled_ids))
-    trajectory.prompt_tokens = len(traces[0].prompt_ids)
-    trajectory.response_tokens = len(last.prompt_ids) + len(last.sampled_ids) - trajectory.prompt_tokens
+    trajectory.prompt_tokens = traces[0].prompt_tokens
+    trajectory.response_tokens = max(trace.tokens for trace in traces) - trajectory.prompt_tokens
 
 
 def rollout_numbers(collected: Collected, generate_s: float) -> dict[str, Any]:

@@ -126,5 +126,5 @@ def program_event(trajectory: Trajectory, traces: Sequence[Trace], origin_s: flo
         "engines": list(engines),
         "span_s": span_s if len(span_s) == 2 else None,
         "phases": phases,
-        "turns": [(len(trace.prompt_ids), trace.cached_tokens, len(trace.sampled_ids)) for trace in traces],
+        "turns": [(trace.prompt_tokens, trace.cached_tokens, len(trace.sampled_ids)) for trace in traces],
     }

@@ -4,22 +4,26 @@ Invariants:
 - Sampled tokens have mask 1 and their own log-probability, everything else mask 0 and 0.0.
 - One row a chain; each sampled token is in at most one row; a reply that a client's retry superseded, or that was
   aborted, is in none.
-- A row's ids are the last prompt of its chain and what was sampled after it. What every trace adds stands there at its
-  place, id for id; anything else is a RowError. That a prompt begins with all before it is how the store keeps it.
+- A row's ids are the last prompt of its chain and what was sampled after it, put together by one concatenation. What
+  every trace adds stands there at its place, id for id; anything else is a RowError.
+- The work grows with the row, not with the sum of its prompts, and is done on arrays.
 - A rendered row has no log-probabilities. The traces are captured underneath all the same, so that the mismatch is
   measured and not guessed.
 """
 
-import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from swe_rl.agent.protocol import AgentResult
-from swe_rl.algo.row import Row
+from swe_rl.algo.row import Ids, Mask, Row
 from swe_rl.errors import RunError
-from swe_rl.gateway.trace import Break, Trace
+from swe_rl.gateway.trace import Break, Trace, ancestry, joined_ids, whole_prompts
 from swe_rl.model.chat import ChatRenderer
 from swe_rl.rollout.trajectory import Trajectory
+
+_ROUNDING_NATS = 1e-6  # above 0, of a log-probability
 
 
 class RowError(RunError):
@@ -28,23 +32,25 @@ class RowError(RunError):
 
 def traced_rows(trajectory: Trajectory, traces: Sequence[Trace]) -> list[Row]:
     """Rows of one trajectory, in order of its chains; none without a usable completion. Raises RowError."""
+    by_turn = {trace.turn: trace for trace in traces}
     rows = []
     for chain in _chains(traces):
-        mask: list[int] = []
-        logprobs: list[float] = []
-        ids = chain[-1].prompt_ids + chain[-1].sampled_ids
+        line = ancestry(chain[-1], by_turn)
+        ids = joined_ids(line)
+        mask, logprobs = np.zeros(len(ids), np.bool_), np.zeros(len(ids), np.float32)
+        _check(chain, ids, {trace.turn for trace in line}, by_turn)
         for trace in chain:
-            _extend(trace, ids, mask, logprobs)
-        versions = [trace.weight_version for trace in chain]
+            place = slice(trace.prompt_tokens, trace.tokens)
+            mask[place], logprobs[place] = True, np.minimum(trace.logprobs, 0.0)
         rows.append(
             Row(
                 trajectory_id=trajectory.trajectory_id,
                 group_id=trajectory.group_id,
                 token_ids=ids,
-                loss_mask=tuple(mask),
-                rollout_logprobs=tuple(logprobs),
+                loss_mask=mask,
+                rollout_logprobs=logprobs,
                 advantage=trajectory.advantage or 0.0,
-                weight_versions=(min(versions), max(versions)),
+                weight_versions=np.concatenate([trace.weight_versions for trace in chain]),
                 trained=trajectory.trained,
             )
         )
@@ -66,44 +72,51 @@ def _chains(traces: Sequence[Trace]) -> list[list[Trace]]:
     superseded = {later.turn - 1 for later in traces if later.break_kind is Break.duplicate}
     chains: dict[int, list[Trace]] = {}
     for trace in sorted(traces, key=lambda stored: (stored.chain, stored.turn)):
-        if trace.turn not in superseded and trace.finish_reason != "abort" and trace.sampled_ids:
+        if trace.turn not in superseded and trace.finish_reason != "abort" and len(trace.sampled_ids):
             chains.setdefault(trace.chain, []).append(trace)
     return list(chains.values())
 
 
-def _extend(trace: Trace, ids: tuple[int, ...], mask: list[int], logprobs: list[float]) -> None:
-    """Compares what is new only: the work grows with the row, not with the sum of its prompts."""
-    sampled, known, end = trace.sampled_ids, len(mask), len(trace.prompt_ids)
-    if len(sampled) != len(trace.logprobs) or not all(
-        math.isfinite(logprob) and logprob <= 1e-6 for logprob in trace.logprobs
-    ):
-        raise RowError(f"session {trace.session_id}, turn {trace.turn}: sampled ids and log-probabilities do not match")
-    new = trace.prompt_ids[known:] + sampled
-    if end < known or ids[known : known + len(new)] != new:
-        pairs = enumerate(zip(ids[known:], new, strict=False), known)
-        at = next((place for place, (old, other) in pairs if old != other), min(known, end))
+def _check(chain: Sequence[Trace], ids: Ids, in_line: set[int], by_turn: Mapping[int, Trace]) -> None:
+    """That each trace adds what `ids` has at its place. Those `in_line` do: `ids` was made of them."""
+    known = 0
+    for trace in chain:
+        said = len(trace.sampled_ids) == len(trace.logprobs) == len(trace.weight_versions)
+        if not said or not (np.isfinite(trace.logprobs) & (trace.logprobs <= _ROUNDING_NATS)).all():
+            where = f"session {trace.session_id}, turn {trace.turn}"
+            raise RowError(f"{where}: sampled ids and log-probabilities do not match")
+        if trace.turn not in in_line or trace.prompt_tokens < known:
+            _compare(trace, known, ids, by_turn)
+        known = trace.tokens
+
+
+def _compare(trace: Trace, known: int, ids: Ids, by_turn: Mapping[int, Trace]) -> None:
+    whole = joined_ids(ancestry(trace, by_turn))
+    new, there = whole[known:], ids[known : len(whole)]
+    if trace.prompt_tokens < known or not np.array_equal(new, there):
+        shorter = min(len(new), len(there))
+        apart = np.flatnonzero(new[:shorter] != there[:shorter])
+        at = known + int(apart[0]) if len(apart) else min(known, trace.prompt_tokens)
         raise RowError(f"session {trace.session_id}, turn {trace.turn}: the prompt leaves its chain at token {at}")
-    mask += [0] * (end - known) + [1] * len(sampled)
-    logprobs += [0.0] * (end - known) + [min(logprob, 0.0) for logprob in trace.logprobs]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Rendered:
     """A whole conversation as ids, with the spans of the assistant's messages (end token included)."""
 
-    token_ids: tuple[int, ...]
+    token_ids: Ids
     spans: tuple[tuple[int, int], ...]
 
     @classmethod
     def of(cls, result: AgentResult, renderer: ChatRenderer) -> "Rendered":
         ids, spans = renderer.whole(result.messages, result.tools)
-        return cls(tuple(ids), tuple(spans))
+        return cls(np.array(ids, np.int32), tuple(spans))
 
-    def mask(self) -> tuple[int, ...]:
-        mask = [0] * len(self.token_ids)
+    def mask(self) -> Mask:
+        mask = np.zeros(len(self.token_ids), np.bool_)
         for start, end in self.spans:
-            mask[start:end] = [1] * (end - start)
-        return tuple(mask)
+            mask[start:end] = True
+        return mask
 
 
 @dataclass(slots=True)
@@ -123,13 +136,13 @@ class Mismatch:
         Returns whether any turn does.
         """
         differing = 0
-        for number, trace in enumerate(traces):
+        for number, (trace, prompt) in enumerate(zip(traces, whole_prompts(traces), strict=True)):
             start, end = rendered.spans[number] if number < len(rendered.spans) else (0, 0)
-            same_context = rendered.token_ids[:start] == trace.prompt_ids
+            same_context = np.array_equal(rendered.token_ids[:start], prompt)
             span = rendered.token_ids[start:end]
             self.tokens_differing += _differing(span, trace.sampled_ids)
             self.tokens += len(trace.sampled_ids)
-            differing += not (same_context and span == trace.sampled_ids)
+            differing += not (same_context and np.array_equal(span, trace.sampled_ids))
         self.turns += len(traces)
         self.turns_differing += differing
         self.trajectories += 1
@@ -144,10 +157,10 @@ class Mismatch:
         }
 
 
-def _differing(rendered: Sequence[int], sampled: Sequence[int]) -> int:
+def _differing(rendered: Ids, sampled: Ids) -> int:
     """Sampled tokens that are not at their place in the rendered span."""
-    same = sum(old == new for old, new in zip(rendered, sampled, strict=False))
-    return len(sampled) - same
+    shorter = min(len(rendered), len(sampled))
+    return len(sampled) - int(np.count_nonzero(rendered[:shorter] == sampled[:shorter]))
 
 
 def retokenized_rows(
@@ -166,15 +179,15 @@ def retokenized_rows(
     if result is None or not traces:
         return []
     rendered = Rendered.of(result, renderer)
-    differs = mismatch.add(rendered, traces)
+    differs, mask = mismatch.add(rendered, traces), rendered.mask()
     row = Row(
         trajectory_id=trajectory.trajectory_id,
         group_id=trajectory.group_id,
         token_ids=rendered.token_ids,
-        loss_mask=rendered.mask(),
+        loss_mask=mask,
         rollout_logprobs=None,
         advantage=trajectory.advantage or 0.0,
-        weight_versions=(traces[0].weight_version,) * 2,
+        weight_versions=np.full(np.count_nonzero(mask), traces[0].weight_versions[0], np.int32),
         trained=trajectory.trained and not (masks and differs),
     )
     return [row]

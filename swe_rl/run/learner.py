@@ -19,6 +19,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from swe_rl.algo.row import Row
 from swe_rl.config.choices import EngineKind, KlPlace
 from swe_rl.config.compose import config_hash, flatten
@@ -312,11 +314,11 @@ def _row(name: str, prompt: tuple[int, ...], reply: Completion) -> Row:
     return Row(
         trajectory_id=name,
         group_id=name,
-        token_ids=prompt + ids,
-        loss_mask=(0,) * len(prompt) + (1,) * len(ids),
+        token_ids=np.array(prompt + ids, np.int32),
+        loss_mask=np.arange(len(prompt) + len(ids)) >= len(prompt),
         rollout_logprobs=None,
         advantage=0.0,
-        weight_versions=(reply.weight_version, reply.weight_version),
+        weight_versions=np.array(reply.weight_versions, np.int32),
     )
 
 

@@ -16,6 +16,8 @@ from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Sequen
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
+import numpy as np
+
 from swe_rl.algo.row import Row
 from swe_rl.config.choices import DynamicSampling
 from swe_rl.config.schema import Config
@@ -207,7 +209,9 @@ def token_staleness(rows: Sequence[Row], version: int) -> dict[str, Any]:
     step that trains weights of `version`; `token_staleness` counts tokens by it."""
     ages: Counter[int] = Counter()
     for row in rows:
-        ages[max(0, version - row.weight_versions[0])] += sum(row.loss_mask)
+        sampled_by, counts = np.unique(row.weight_versions, return_counts=True)
+        for sampler, count in zip(sampled_by.tolist(), counts.tolist(), strict=True):
+            ages[max(0, version - sampler)] += count
     tokens = sum(ages.values())
     return {
         "token_staleness_mean": sum(age * count for age, count in ages.items()) / tokens if tokens else None,

@@ -11,6 +11,8 @@ Invariants:
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -34,9 +36,12 @@ class MicroBatch:
     member_of_token: Tensor
 
 
-def input_length(loss_mask: Sequence[int]) -> int:
+IdsAndMask = tuple[npt.ArrayLike, npt.ArrayLike]  # of one sequence, one entry a token
+
+
+def input_length(loss_mask: npt.ArrayLike) -> int:
     """How many tokens must be fed to predict every trained token: the index of the last one; 0 if there is none."""
-    return max((i for i, masked in enumerate(loss_mask) if masked), default=0)
+    return int(np.flatnonzero(np.asarray(loss_mask)).max(initial=0))
 
 
 def split_by_tokens(lengths: Sequence[int], max_tokens: int) -> list[tuple[int, ...]]:
@@ -54,7 +59,7 @@ def split_by_tokens(lengths: Sequence[int], max_tokens: int) -> list[tuple[int, 
 
 
 def micro_batches(
-    sequences: Sequence[tuple[Sequence[int], Sequence[int]]],
+    sequences: Sequence[IdsAndMask],
     max_tokens: int,
     pad_token_id: int,
     device: torch.device,
@@ -68,29 +73,29 @@ def micro_batches(
 
 
 def pad(
-    sequences: Sequence[tuple[Sequence[int], Sequence[int]]],
+    sequences: Sequence[IdsAndMask],
     lengths: Sequence[int],
     members: tuple[int, ...],
     pad_token_id: int,
     device: torch.device,
 ) -> MicroBatch:
     width = max(lengths)
-    input_ids = [
-        [*ids[:length], *[pad_token_id] * (width - length)] for (ids, _), length in zip(sequences, lengths, strict=True)
-    ]
-    trained = [
-        (row, position) for row, (_, mask) in enumerate(sequences) for position, masked in enumerate(mask) if masked
-    ]
+    input_ids = np.full((len(sequences), width), pad_token_id, np.int64)
+    trained = [np.flatnonzero(np.asarray(mask)) for _, mask in sequences]
+    for row, ((ids, _), length) in enumerate(zip(sequences, lengths, strict=True)):
+        input_ids[row, :length] = np.asarray(ids)[:length]
+    owners = np.repeat(np.arange(len(sequences)), [len(places) for places in trained])
+    targets = [np.asarray(ids)[places] for (ids, _), places in zip(sequences, trained, strict=True)]
 
-    def tensor(values: list[int] | list[list[int]]) -> Tensor:
-        return torch.tensor(values, dtype=torch.int64).to(device)
+    def tensor(values: npt.NDArray[np.int64]) -> Tensor:
+        return torch.from_numpy(values.astype(np.int64)).to(device)
 
     return MicroBatch(
         members=members,
         input_ids=tensor(input_ids),
-        hidden_index=tensor([row * width + position - 1 for row, position in trained]),
-        targets=tensor([sequences[row][0][position] for row, position in trained]),
-        member_of_token=tensor([row for row, _ in trained]),
+        hidden_index=tensor(owners * width + np.concatenate(trained) - 1),
+        targets=tensor(np.concatenate(targets)),
+        member_of_token=tensor(owners),
     )
 
 

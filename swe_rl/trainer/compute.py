@@ -15,17 +15,17 @@ Invariants:
 - `weights` come from the whole mini-batch; `sequences` number its trajectories across micro-batches and ranks.
 """
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from swe_rl.algo.row import Row
-from swe_rl.trainer.batching import MicroBatch, input_length, micro_batches
+from swe_rl.algo.row import Logprobs, Row
+from swe_rl.trainer.batching import IdsAndMask, MicroBatch, input_length, micro_batches
 from swe_rl.trainer.logprobs import token_logprobs
 from swe_rl.trainer.minibatch import MiniBatch
 from swe_rl.trainer.protocol import TrainerError
@@ -84,7 +84,6 @@ def _spread(
 
 
 Batch = MicroBatch | PackedBatch
-IdsAndMask = tuple[Sequence[int], Sequence[int]]
 
 
 class Compute(ABC):
@@ -221,7 +220,8 @@ def _work(batch: Batch, mini: MiniBatch, numbers: dict[str, int]) -> Work:
         return torch.tensor(values, dtype=torch.float32).to(device)[batch.member_of_token]
 
     sequence_of_row = torch.tensor([numbers[row.trajectory_id] for row in rows], dtype=torch.int64).to(device)
-    known = torch.tensor([p for row in rows for p in _rollout_logprobs(row)], dtype=torch.float32).to(device)
+    logprobs = np.concatenate([_rollout_logprobs(row) for row in rows] or [np.zeros(0, np.float32)])
+    known = torch.from_numpy(logprobs).to(device)
     return Work(
         batch=batch,
         advantages=per_token([row.advantage for row in rows]),
@@ -229,13 +229,13 @@ def _work(batch: Batch, mini: MiniBatch, numbers: dict[str, int]) -> Work:
         rollout_logprobs=known[batch.trained_index] if isinstance(batch, PackedBatch) else known,
         sequences=sequence_of_row[batch.member_of_token],
         num_sequences=len(numbers),
-        versions=torch.tensor([row.weight_versions[0] for row in rows], dtype=torch.int64).to(device)[
+        versions=torch.tensor([row.oldest_version for row in rows], dtype=torch.int64).to(device)[
             batch.member_of_token
         ],
     )
 
 
-def _rollout_logprobs(row: Row) -> list[float]:
+def _rollout_logprobs(row: Row) -> Logprobs:
     if row.rollout_logprobs is None:
-        return [math.nan] * sum(row.loss_mask)
-    return [p for p, masked in zip(row.rollout_logprobs, row.loss_mask, strict=True) if masked]
+        return np.full(row.sampled_tokens, np.nan, np.float32)
+    return row.rollout_logprobs[row.loss_mask]

@@ -10,8 +10,10 @@ Invariants:
 
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 from swe_rl.algo.correction import weighs
 from swe_rl.algo.loss import row_weights, zero_advantage_contributes
@@ -37,7 +39,7 @@ def mini_batches(
     """
     for row in rows:
         check_row(row, algo)
-    trained = sorted((row for row in rows if row.trained_tokens > 0), key=_row_order)
+    trained = _ordered(row for row in rows if row.trained_tokens > 0)
     groups = sorted({row.group_id for row in trained})
     random.Random(seed).shuffle(groups)
     keep_all = keep_all or zero_advantage_contributes(algo)
@@ -51,8 +53,8 @@ def mini_batches(
 def left_out(rows: Sequence[Row], batches: Sequence[MiniBatch], algo: AlgoConfig) -> list[Row]:
     """Rows with sampled tokens that no mini-batch has, in an order that does not depend on the rollouts' timing."""
     fed = {id(row) for batch in batches for row in batch.rows}
-    rest = [row for row in rows if id(row) not in fed and any(row.loss_mask) and _problem(row, algo) is None]
-    return sorted(rest, key=_row_order)
+    rest = [row for row in rows if id(row) not in fed and row.sampled_tokens and _problem(row, algo) is None]
+    return _ordered(rest)
 
 
 def measured_rows(rows: Sequence[Row], most_tokens: int, seed: int) -> tuple[Row, ...]:
@@ -86,8 +88,17 @@ def _mini_batch(rows: list[Row], algo: AlgoConfig, keep_all: bool) -> MiniBatch:
     return MiniBatch(rows=tuple(row for row, _ in kept), weights=tuple(weight for _, weight in kept))
 
 
-def _row_order(row: Row) -> tuple[str, str, tuple[int, ...], tuple[int, ...]]:
-    return row.group_id, row.trajectory_id, row.token_ids, row.loss_mask
+def _ordered(rows: Iterable[Row]) -> list[Row]:
+    """By group, trajectory, ids and mask. Only rows of one trajectory are compared by their tokens."""
+    by_trajectory: dict[tuple[str, str], list[Row]] = {}
+    for row in rows:
+        by_trajectory.setdefault((row.group_id, row.trajectory_id), []).append(row)
+    return [row for name in sorted(by_trajectory) for row in sorted(by_trajectory[name], key=_token_order)]
+
+
+def _token_order(row: Row) -> tuple[bytes, bytes]:
+    """Big-endian bytes of ids, which are not negative, are ordered as the ids are."""
+    return row.token_ids.astype(">i4").tobytes(), row.loss_mask.tobytes()
 
 
 def _problem(row: Row, algo: AlgoConfig) -> str | None:
@@ -96,6 +107,8 @@ def _problem(row: Row, algo: AlgoConfig) -> str | None:
         return f"it has {tokens} tokens, but {len(row.loss_mask)} mask entries"
     if tokens and row.loss_mask[0]:
         return "its first token is trained, but nothing predicts it"
+    if len(row.weight_versions) != row.sampled_tokens:
+        return f"it has {row.sampled_tokens} sampled tokens, but {len(row.weight_versions)} weight versions"
     if not math.isfinite(row.advantage):
         return f"its advantage is {row.advantage}"
     if row.rollout_logprobs is None:
@@ -104,6 +117,6 @@ def _problem(row: Row, algo: AlgoConfig) -> str | None:
         return None
     if len(row.rollout_logprobs) != tokens:
         return f"it has {tokens} tokens, but {len(row.rollout_logprobs)} log-probabilities"
-    if not all(math.isfinite(p) for p, masked in zip(row.rollout_logprobs, row.loss_mask, strict=True) if masked):
+    if not np.isfinite(row.rollout_logprobs[row.loss_mask]).all():
         return "the log-probability of a sampled token is not finite"
     return None

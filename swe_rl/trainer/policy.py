@@ -211,7 +211,7 @@ class Trainer:
 
         A forward pass alone, of at most an eighth of the trained rows' tokens, or of one micro-batch.
         """
-        stats.left_out_tokens = sum(sum(row.loss_mask) for row in rows)
+        stats.left_out_tokens = sum(row.sampled_tokens for row in rows)
         fed_tokens = sum(len(row.token_ids) for mini in minis for row in mini.rows)
         most_tokens = max(fed_tokens // _MEASURED_PART, self.config.max_tokens_per_micro_batch)
         chosen = measured_rows(rows, most_tokens, self._seed(step))

@@ -68,8 +68,11 @@ def test_one_update_a_step_has_ratio_one(rank_cases):
 
 
 def test_rows_past_the_limit_are_not_trained_and_counted(train, rank_cases):
-    rows = [replace(row, weight_versions=(4, 4)) for row in rank_cases.rows()]
-    old = [replace(row, weight_versions=(2, 4), trajectory_id=f"old.{i}") for i, row in enumerate(rows[:3])]
+    rows = [replace(row, weight_versions=(4,) * row.sampled_tokens) for row in rank_cases.rows()]
+    old = [
+        replace(row, weight_versions=(4,) * (row.sampled_tokens - 1) + (2,), trajectory_id=f"old.{i}")
+        for i, row in enumerate(rows[:3])
+    ]
     limited = AlgoConfig(max_staleness_steps=1)
     (having, _), weights = train(limited, rows=[*rows, *old], step=5)
     (without, _), expected = train(limited, rows=rows, step=5)
@@ -87,7 +90,7 @@ def test_a_step_of_old_rows_only_changes_nothing(train):
 
 
 def test_fresh_rows_do_not_take_the_correction_for_stale_ones(train, rank_cases):
-    fresh = [replace(row, weight_versions=(9, 9)) for row in rank_cases.rows()]
+    fresh = [replace(row, weight_versions=(9,) * row.sampled_tokens) for row in rank_cases.rows()]
     (metrics, _), weights = train(WHOLE["stale"], rows=fresh)
     _, plain = train(AlgoConfig(), rows=fresh)
     assert metrics.correction_mean == 1.0 and torch.equal(weights, plain)
@@ -109,7 +112,7 @@ def test_masked_trajectories_are_counted_and_have_no_influence(train, rank_cases
 
 
 def test_masks_and_corrections_of_stale_rows_need_the_engine(train):
-    row = Row("t", "g", (1, 2, 3), (0, 0, 1), None, 1.0, (0, 0))
+    row = Row("t", "g", (1, 2, 3), (0, 0, 1), None, 1.0, (0,))
     for algo in (WHOLE["geometric"], WHOLE["stale"]):
         with pytest.raises(TrainerError, match="log-probabilities"):
             train(algo, rows=[row])

@@ -40,7 +40,7 @@ async def test_the_same_conversations_directly_and_through_the_gateway(echo, mod
         assert len(measured.first_s) == (2 if size_kib > 2 else 0)
     assert sum(map(len, traces)) == 24 + len(ours.first_s)
     assert all(trace.break_kind is None and trace.chain == 0 for one in traces for trace in one)
-    sizes = [7 * len(trace.prompt_ids) for one in traces for trace in one]  # about seven characters a word
+    sizes = [7 * trace.prompt_tokens for one in traces for trace in one]  # about seven characters a word
     assert size_kib * KIB / 3 < sum(sizes) / len(sizes) < 1.5 * size_kib * KIB
 
 

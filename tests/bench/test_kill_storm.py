@@ -125,7 +125,9 @@ def test_facts_are_read_from_a_run_folder(tmp_path):
         steps.append({"step": 1})
         events.write("eval", step=0, resolved_rate=0.5)
     store = TraceStore(folder.traces_db)
-    store.append(Trace("train.1.a.0.0", 0, 0, (1, 2), (3, 4, 5), (0.0,) * 3, 0, "stop", None, 0, 0, 0, 0, 0, "e"))
+    store.append(
+        Trace("train.1.a.0.0", 0, 0, (1, 2), (3, 4, 5), (0.0,) * 3, (0,) * 3, "stop", None, 0, 0, 0, 0, 0, "e")
+    )
     store.close()
     StatusWriter(folder.status_json, config_hash="").finish(RunState.done)
     read = read_facts(folder)

@@ -200,7 +200,7 @@ def test_training_over_servers_and_the_weights_of_a_restarted_one(command, fake)
         assert step["num_trajectories"] == 12 and not FAILED & set(step["statuses"])
     versions = {}
     for trace in traces_of(command.folder()):
-        versions.setdefault(".".join(trace.session_id.split(".")[:2]), set()).add(trace.weight_version)
+        versions.setdefault(".".join(trace.session_id.split(".")[:2]), set()).update(trace.weight_versions.tolist())
     assert versions == {"eval-heldout.0": {0}, "train.1": {0}, "train.2": {1}, "eval-heldout.2": {2}}
     assert " with weights_00000001" in command.log("train")
     assert not command.children()

@@ -15,6 +15,7 @@ from swe_rl.gateway.placement import Placement
 from swe_rl.gateway.request import parse_request
 from swe_rl.gateway.session import SessionSettings
 from swe_rl.gateway.store.traces import TraceStore
+from swe_rl.gateway.trace import whole_prompts
 from swe_rl.model.tool_parser import make_tool_parser
 from swe_rl.router.make import make_router
 
@@ -136,8 +137,8 @@ async def test_long_text_is_encoded_and_decoded_off_the_event_loop(make_door, re
     watched.threads.clear()
     await door.ask(messages)  # the same again: nothing to encode
     assert watched.threads == [("decode", True)]
-    traces = door.traces()
-    assert traces[1].prompt_ids[: len(traces[0].prompt_ids) + 3000] == traces[0].prompt_ids + traces[0].sampled_ids
+    first, second, *_ = door.traces()
+    assert (second.base_turn, second.base_tokens) == (0, first.tokens) == (0, first.prompt_tokens + 3000)
 
 
 async def test_a_call_given_up_while_it_is_encoded_leaves_no_mark(make_door, renderer, says):
@@ -167,20 +168,27 @@ async def test_the_loop_goes_on_while_a_long_text_is_encoded(make_door, renderer
     assert (await call).message["content"] == "ok"
 
 
-async def test_a_turn_that_extends_is_stored_without_comparing(make_door, says, monkeypatch):
-    """What the session knows the store need not work out: no hash over a long prompt, at any later turn."""
-    door = make_door(ScriptedEngine(says("ok")))
+async def test_what_is_stored_is_what_the_engine_was_asked(make_door, says):
+    """Of each turn only what is new is kept; put together again it is the prompt that the engine saw."""
+    engine = ScriptedEngine(says("ok"))
+    door = make_door(engine)
     messages = [USER]
-    messages += [(await door.ask(messages)).message, USER]
-    door.store.flush_sync()
-    monkeypatch.setattr("swe_rl.gateway.store.writer._digest", None)
-    for _ in range(3):
+    for _ in range(4):
         messages += [(await door.ask(messages)).message, USER]
     traces = door.traces()
-    for before, after in zip(traces, traces[1:], strict=False):
-        ids = before.prompt_ids + before.sampled_ids
-        assert after.prompt_ids[: len(ids)] == ids
-    assert [one.chain for one in traces] == [0] * 4
+    assert [tuple(ids.tolist()) for ids in whole_prompts(traces)] == [ids for _, ids, _ in engine.requests]
+    assert [trace.chain for trace in traces] == [0] * 4
+    assert sum(len(trace.delta_ids) + len(trace.sampled_ids) for trace in traces) == traces[-1].tokens
+
+
+async def test_a_reply_of_several_weights_keeps_the_version_of_each_token(make_door):
+    class Swapped(ScriptedEngine):
+        async def generate(self, *args, **options):
+            return Completion((5,) * 4, (-1.0,) * 4, "length", 8, token_versions=(7, 7, 8, 8))
+
+    door = make_door(Swapped(lambda prompt: []))
+    await door.ask()
+    assert door.traces()[0].weight_versions.tolist() == [7, 7, 8, 8]
 
 
 @pytest.mark.parametrize("logprob", [float("nan"), float("inf"), float("-inf")])

@@ -185,5 +185,5 @@ async def test_a_body_of_200_kb_with_the_settings_that_are_the_default(serve, sa
         assert status == 200
         await store.flush()
         (trace,) = store.traces("s")
-        assert list(trace.prompt_ids) == renderer.start(words)
-        assert answer["usage"]["prompt_tokens"] == len(trace.prompt_ids) == len(engine.requests[0][1])
+        assert trace.delta_ids.tolist() == renderer.start(words)
+        assert answer["usage"]["prompt_tokens"] == trace.prompt_tokens == len(engine.requests[0][1])

@@ -19,12 +19,21 @@ from swe_rl.errors import UserError
 from swe_rl.gateway.store import schema
 from swe_rl.gateway.store.schema import VERSION, TraceStoreVersionError
 from swe_rl.gateway.store.traces import TraceStore
-from swe_rl.gateway.trace import Break, Trace, TraceStoreError
+from swe_rl.gateway.trace import Break, Trace, TraceStoreError, whole_prompts
 
 
 def trace(session="s", turn=0, chain=0, prompt=(1, 2), sampled=(3,), **more):
+    """`prompt`: all of it, or what follows the trace `after`."""
     logprobs = tuple(-0.5 * (i + 1) for i in range(len(sampled)))
-    return Trace(session, turn, chain, tuple(prompt), tuple(sampled), logprobs, 7, "stop", **more)
+    after = more.pop("after", None)
+    if after is not None:
+        more |= {"base_turn": after.turn, "base_tokens": after.tokens}
+    versions = more.pop("versions", (7,) * len(sampled))
+    return Trace(session, turn, chain, tuple(prompt), tuple(sampled), logprobs, versions, "stop", **more)
+
+
+def prompts(store, session="s"):
+    return [ids.tolist() for ids in whole_prompts(store.traces(session))]
 
 
 @pytest.fixture
@@ -51,11 +60,12 @@ def test_all_fields_come_back(store):
 
 
 def test_a_chain_stores_only_what_is_new(store):
-    prompt, turns = (0,) * 1000, 50
+    turns, last = 50, None
     for turn in range(turns):
-        store.append(trace(turn=turn, prompt=prompt, sampled=(1, 2, 3)))
-        prompt = (*prompt, 1, 2, 3, 9, 9)
-    assert [len(one.prompt_ids) for one in store.traces("s")] == [1000 + 5 * turn for turn in range(turns)]
+        last = trace(turn=turn, prompt=(9, 9) if last else (0,) * 1000, sampled=(1, 2, 3), after=last)
+        store.append(last)
+    assert prompts(store) == [[0] * 1000 + [1, 2, 3, 9, 9] * turn for turn in range(turns)]
+    assert [one.prompt_tokens for one in store.traces("s")] == [1000 + 5 * turn for turn in range(turns)]
     with sqlite3.connect(store.path) as raw:
         stored = raw.execute("SELECT SUM(LENGTH(delta_ids) + LENGTH(sampled_ids)) FROM traces").fetchone()[0]
     assert stored == 4 * (1000 + 5 * turns - 2)
@@ -78,30 +88,42 @@ def test_numbers_go_on_after_what_waits(tmp_path, monkeypatch):
     store.close()
 
 
-def stored_tokens(path):
-    with sqlite3.connect(path) as raw:
-        return [size // 4 for (size,) in raw.execute("SELECT LENGTH(delta_ids) FROM traces ORDER BY turn")]
+@pytest.mark.parametrize("versions", [(7, 7, 7), (7, 8, 8), ()])
+def test_each_sampled_token_keeps_its_weight_version(store, versions):
+    written = trace(sampled=range(len(versions)), versions=versions)
+    store.append(written)
+    assert store.traces("s") == [written]
+    with sqlite3.connect(store.path) as raw:
+        newest, each = raw.execute("SELECT weight_version, weight_versions FROM traces").fetchone()
+    assert newest == (versions[-1] if versions else 0) and (each is None) == (len(set(versions)) < 2)
 
 
-async def test_a_base_that_is_vouched_for_is_not_compared(store, monkeypatch):
-    turns = [trace(turn=0), trace(turn=1, prompt=(1, 2, 3, 4)), trace(turn=2, prompt=(1, 2, 3, 4, 3, 5))]
-    await store.append_async(turns[0])
-    await store.flush()
-    monkeypatch.setattr("swe_rl.gateway.store.writer._digest", None)
-    await store.append_async(turns[1], 0, 3)
-    await store.append_async(turns[2], 1, 5)
-    assert store.traces("s") == turns and stored_tokens(store.path) == [2, 1, 1]
+def test_a_prompt_that_does_not_go_on_from_the_end_of_its_chain_is_not_written(tmp_path):
+    """By number of turn or of ids: whoever reads it would put together another prompt."""
+    first = trace(turn=0)
+    for wrong in ({"turn": 0, "chain": 1}, {"tokens": 4}, {"turn": 5}, {"session": "t"}):
+        store = TraceStore(tmp_path / f"{len(wrong)}.{next(iter(wrong))}.db")
+        store.append(first)
+        store.append(trace(turn=1, prompt=(4,), sampled=(5,), after=first))
+        base = {"base_turn": wrong.get("turn", 1), "base_tokens": wrong.get("tokens", 5)}
+        with pytest.raises(TraceStoreError, match="goes on from turn"):
+            store.append(trace(wrong.get("session", "s"), 2, wrong.get("chain", 0), (6,), **base))
+            store.flush_sync()
+        with pytest.raises(TraceStoreError, match="goes on from turn"):
+            store.close()
+        with sqlite3.connect(store.path) as raw:
+            assert raw.execute("SELECT MAX(turn) FROM traces").fetchone() in ((1,), (None,))
 
 
-async def test_a_base_that_is_not_there_leaves_the_prompt_whole(store):
-    store.append(trace(turn=0))
-    store.delete(["s"])
-    await store.append_async(trace(turn=1, prompt=(1, 2, 3, 4)), 0, 3)
-    assert store.traces("s") == [trace(turn=1, prompt=(1, 2, 3, 4))]
-    await store.append_async(trace(turn=2, prompt=(1, 2, 3, 4, 3)), 1, 4)  # turn 1 has five ids, not four
-    store.append(trace(turn=3, prompt=(1, 2, 3, 4, 3, 3)))
-    assert [one.prompt_ids[4:] for one in store.traces("s")] == [(), (3,), (3, 3)]
-    assert stored_tokens(store.path) == [4, 5, 0]
+def test_a_turn_whose_base_is_gone_is_not_guessed(store):
+    first = trace(turn=0)
+    store.append(first)
+    store.append(trace(turn=1, prompt=(4,), after=first))
+    store.flush_sync()
+    with contextlib.closing(sqlite3.connect(store.path, isolation_level=None)) as raw:
+        raw.execute("DELETE FROM traces WHERE turn = 0")
+    with pytest.raises(TraceStoreError, match="turn 0 that it goes on from is gone"):
+        store.traces("s")
 
 
 def test_sessions_can_be_deleted(store):
@@ -120,8 +142,8 @@ def test_a_chain_goes_on_after_reopening(tmp_path):
     first.close()
     first.close()
     again = TraceStore(path)
-    again.append(trace(turn=1, prompt=(1, 2, 3, 4)))
-    assert [one.prompt_ids for one in again.traces("s")] == [(1, 2), (1, 2, 3, 4)]
+    again.append(trace(turn=1, prompt=(4,), after=trace()))
+    assert prompts(again) == [[1, 2], [1, 2, 3, 4]]
     again.close()
     with sqlite3.connect(path) as raw:
         assert raw.execute("SELECT base_turn FROM traces ORDER BY turn").fetchall() == [(None,), (0,)]
@@ -134,33 +156,33 @@ _float32 = st.floats(max_value=0, width=32, allow_nan=False)
 @settings(max_examples=30, deadline=None)
 @given(data=st.data())
 def test_any_traces_come_back_and_cost_what_is_new(data):
-    written, ends, new_ids = {}, {}, 0
+    written, whole, ends, new_ids = {}, {}, {}, 0
     with tempfile.TemporaryDirectory() as folder:
         store = TraceStore(Path(folder) / "t.db", max_queued_traces=2)
         for _ in range(data.draw(st.integers(1, 12))):
             session, chain = data.draw(st.sampled_from("ab")), data.draw(st.integers(0, 2))
             turn = len(written.setdefault(session, []))
-            end = ends.get((session, chain), ())
-            delta = data.draw(_ids)
-            extends = data.draw(st.booleans())
-            prompt = end + delta if extends else delta
-            sampled = data.draw(_ids)
+            end = ends.get((session, chain)) if data.draw(st.booleans()) else None
+            delta, sampled = data.draw(_ids), data.draw(_ids)
             logprobs = tuple(data.draw(_float32) for _ in sampled)
+            versions = tuple(data.draw(st.integers(0, 3)) for _ in sampled)
             kind = data.draw(st.sampled_from([None, *Break]))
-            one = Trace(session, turn, chain, prompt, sampled, logprobs, turn, "length", kind, float(turn))
+            base = {"base_turn": end[0], "base_tokens": len(end[1])} if end else {}
+            one = Trace(session, turn, chain, delta, sampled, logprobs, versions, "length", kind, float(turn), **base)
             store.append(one)
             written[session].append(one)
-            new_ids += (len(delta) if prompt[: len(end)] == end and extends else len(prompt)) + len(sampled)
-            ends[session, chain] = prompt + sampled
+            whole.setdefault(session, []).append([*(end[1] if end else ()), *delta])
+            new_ids += len(delta) + len(sampled)
+            ends[session, chain] = turn, (*whole[session][-1], *sampled)
             if data.draw(st.integers(0, 9)) == 0:
                 store.close()
                 store = TraceStore(Path(folder) / "t.db")
         for session, traces in written.items():
-            assert store.traces(session) == traces
+            assert store.traces(session) == traces and prompts(store, session) == whole[session]
         store.close()
         with sqlite3.connect(Path(folder) / "t.db") as raw:
             query = "SELECT SUM(LENGTH(delta_ids) + LENGTH(sampled_ids)) FROM traces"
-            assert raw.execute(query).fetchone()[0] <= 4 * new_ids
+            assert raw.execute(query).fetchone()[0] == 4 * new_ids
 
 
 @pytest.mark.parametrize("version", [VERSION + 1, 0])
@@ -176,18 +198,23 @@ def test_another_version_is_refused_and_left_alone(tmp_path, version):
         assert raw.execute("PRAGMA user_version").fetchone() == (version,)
 
 
-def test_a_store_of_version_1_is_read_and_gone_on_with(tmp_path):
-    """As it was written before traces told how long they were held."""
+@pytest.mark.parametrize(("version", "columns"), [(1, ["held_s", "weight_versions"]), (2, ["weight_versions"])])
+def test_a_store_of_an_older_version_is_read_and_gone_on_with(tmp_path, version, columns):
+    """As it was written before traces told how long they were held, or a version a token."""
     path = tmp_path / "traces.db"
-    store = TraceStore(path)
-    store.append(trace(queue_s=3.0, held_s=2.0, engine="e"))
+    store, first = TraceStore(path), trace(sampled=(3, 4), queue_s=3.0, held_s=2.0, engine="e")
+    store.append(first)
     store.close()
     with sqlite3.connect(path) as raw:
-        raw.execute("ALTER TABLE traces DROP COLUMN held_s")
-        raw.execute("PRAGMA user_version = 1")
+        for column in columns:
+            raw.execute(f"ALTER TABLE traces DROP COLUMN {column}")
+        raw.execute(f"PRAGMA user_version = {version}")
     again = TraceStore(path)
-    again.append(trace(turn=1, prompt=(1, 2, 3, 4), held_s=1.0))
-    assert [(one.queue_s, one.held_s, one.engine) for one in again.traces("s")] == [(3.0, 0.0, "e"), (0.0, 1.0, "")]
+    again.append(trace(turn=1, prompt=(4,), sampled=(5, 6), after=first, held_s=1.0, versions=(8, 9)))
+    held_s = 0.0 if version == 1 else 2.0
+    assert [(one.queue_s, one.held_s, one.engine) for one in again.traces("s")] == [(3.0, held_s, "e"), (0.0, 1.0, "")]
+    assert [one.weight_versions.tolist() for one in again.traces("s")] == [[7, 7], [8, 9]]
+    assert prompts(again) == [[1, 2], [1, 2, 3, 4, 4]]
     again.close()
     with sqlite3.connect(path) as raw:
         assert raw.execute("PRAGMA user_version").fetchone() == (VERSION,)
@@ -208,14 +235,14 @@ def test_a_flushed_trace_survives_a_kill(tmp_path):
         "import sys, time; from pathlib import Path\n"
         "from swe_rl.gateway.store.traces import TraceStore; from swe_rl.gateway.trace import Trace\n"
         f"store = TraceStore(Path({str(path)!r}))\n"
-        "for turn in range(40): store.append(Trace('s', turn, 0, (1,) * (turn + 1), (1,), (-1.0,), 0, 'stop'))\n"
+        "for turn in range(40): store.append(Trace('s', turn, 0, (1,) * (turn + 1), (1,), (-1.0,), (0,), 'stop'))\n"
         "store.flush_sync(); print('flushed', flush=True); time.sleep(60)"
     )
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout.readline() == "flushed\n"
         process.send_signal(signal.SIGKILL)
     store = TraceStore(path)
-    assert [one.prompt_ids for one in store.traces("s")] == [(1,) * (turn + 1) for turn in range(40)]
+    assert prompts(store) == [[1] * (turn + 1) for turn in range(40)]
     store.close()
 
 

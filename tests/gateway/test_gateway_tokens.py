@@ -38,8 +38,9 @@ async def test_what_goes_in_is_sampled_from_and_stored(serve, says, renderer):
         assert gateway.num_sessions == 1
     found = parse_reply(TokenIn.completions, answer, vocab_size=1536)
     assert (status, again) == (200, 200) and asked == [IDS, (5, 6)]
-    assert found.token_ids == first.sampled_ids and found.logprobs == first.logprobs
-    assert (first.prompt_ids, second.prompt_ids, first.turn, second.turn) == (IDS, (5, 6), 0, 1)
+    assert list(found.token_ids) == first.sampled_ids.tolist() and list(found.logprobs) == first.logprobs.tolist()
+    assert [tuple(trace.delta_ids.tolist()) for trace in (first, second)] == [IDS, (5, 6)]
+    assert (first.turn, second.turn, second.base_turn) == (0, 1, None)
     assert second.chain == first.chain + 1
 
 

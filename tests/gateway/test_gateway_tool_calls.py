@@ -105,11 +105,10 @@ async def test_the_conversation_goes_on_from_the_sampled_ids(serve, speaks, rend
         await store.flush()
         first, second = store.traces("p")
     assert (end.finish_reason, end.message.content) == ("stop", "Done.")
-    assert list(first.prompt_ids) == renderer.start([USER], TOOLS)
-    sampled = first.prompt_ids + first.sampled_ids
-    assert second.prompt_ids[: len(sampled)] == sampled and (second.chain, second.break_kind) == (0, None)
+    assert first.delta_ids.tolist() == renderer.start([USER], TOOLS)
+    assert (second.base_turn, second.base_tokens, second.chain, second.break_kind) == (0, first.tokens, 0, None)
     answers = "\n<|im_start|>user\n<tool_response>\nok\n\n</tool_response>\n<tool_response>\nok\n\n</tool_response>\n"
-    assert renderer.decode(second.prompt_ids[len(sampled) :]) == f"{answers}<|im_end|>\n<|im_start|>assistant\n"
+    assert renderer.decode(second.delta_ids) == f"{answers}<|im_end|>\n<|im_start|>assistant\n"
 
 
 @pytest.mark.parametrize(

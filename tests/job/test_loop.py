@@ -80,7 +80,9 @@ class MadeUpRollouts:
         status = Status.resolved if sample % 2 else Status.unresolved
         prompt = tuple(rng.randrange(VOCAB) for _ in range(4))
         sampled = tuple(rng.randrange(VOCAB) for _ in range(rng.randint(2, 6)))
-        trace = Trace(f"{group}.{sample}.0", 0, 0, prompt, sampled, (-3.5,) * len(sampled), step - 1, "stop")
+        trace = Trace(
+            f"{group}.{sample}.0", 0, 0, prompt, sampled, (-3.5,) * len(sampled), (step - 1,) * len(sampled), "stop"
+        )
         one = Trajectory(trace.session_id, name, group, split, step, sample, 0, status, float(sample % 2), True, True)
         one.sampled_tokens = len(sampled)
         return one, trace

@@ -22,6 +22,7 @@ from swe_rl.engine.server.weights import WeightFolders
 from swe_rl.engine.update import update_engines
 from swe_rl.gateway.server import Gateway
 from swe_rl.gateway.store.traces import TraceStore
+from swe_rl.gateway.trace import whole_prompts
 from swe_rl.model.chat import ChatRenderer
 from swe_rl.model.tiny import build_tokenizer
 from swe_rl.router.make import make_router
@@ -85,16 +86,18 @@ async def rollout(engines, renderer, path, update, seed):
             running = [asyncio.create_task(program(f"p{number}", client)) for number in range(PROGRAMS)]
             await asyncio.gather(updates(), *running)
         await store.flush()
-        return [trace for session in store.sessions() for trace in store.traces(session)]
+        sessions = [store.traces(session) for session in store.sessions()]
+        pairs = [pair for traces in sessions for pair in zip(traces, whole_prompts(traces), strict=True)]
+        return [(trace, ids.tolist()) for trace, ids in pairs]
     finally:
         await gateway.close()
         store.close()
 
 
-def logprobs_of(model, trace):
+def logprobs_of(model, trace, prompt):
     """Teacher-forced log-probabilities [sampled tokens] under `model`."""
-    ids = torch.tensor([trace.prompt_ids + trace.sampled_ids])
-    start = len(trace.prompt_ids)
+    ids = torch.tensor([[*prompt, *trace.sampled_ids.tolist()]])
+    start = len(prompt)
     with torch.no_grad():
         logits = model(ids).logits[0, start - 1 : -1]
     return logits.log_softmax(-1).gather(1, ids[0, start:, None])[:, 0]
@@ -113,13 +116,14 @@ async def test_embedded_engines(models, renderer, tmp_path, seed):
             await update_engines(engines, models[version].state_dict(), version)
 
         traces = await rollout(engines, renderer, tmp_path, update, seed)
-    assert len(traces) == PROGRAMS * TURNS and len({one.weight_version for one in traces}) > 2
+    assert len(traces) == PROGRAMS * TURNS and len({one.weight_versions[0] for one, _ in traces}) > 2
     seen = 0
-    for trace in traces:
-        told = torch.tensor(trace.logprobs)
-        right = logprobs_of(models[trace.weight_version], trace)
+    for trace, prompt in traces:
+        told = torch.from_numpy(trace.logprobs.copy())
+        [version] = set(trace.weight_versions.tolist())
+        right = logprobs_of(models[version], trace, prompt)
         assert (told - right).abs().max() < 1e-3
-        others = [logprobs_of(model, trace) for n, model in enumerate(models) if n != trace.weight_version]
+        others = [logprobs_of(model, trace, prompt) for n, model in enumerate(models) if n != version]
         seen += all((told - other).abs().max() > 1e-2 for other in others)  # a wrong one would have been seen
     assert seen > 0.9 * len(traces)  # a reply of one or two tokens may be as likely under another
 
@@ -155,9 +159,10 @@ async def test_servers(models, renderer, tmp_path, kind, seed):
 
         traces = await rollout(engines, renderer, tmp_path, update, seed)
         assert sum(server.disconnected for server in servers) > 0  # some were in flight
-    assert len(traces) == PROGRAMS * TURNS and len({one.weight_version for one in traces}) > 2
-    for trace in traces:
-        name = str(trace.weight_version) if trace.weight_version else "default"
+    assert len(traces) == PROGRAMS * TURNS and len({one.weight_versions[0] for one, _ in traces}) > 2
+    for trace, prompt in traces:
+        [version] = set(trace.weight_versions.tolist())
+        name = str(version) if version else "default"
         model = FakeModel(VOCAB, weights=name)
         asked = {"max_tokens": TURN_TOKENS, "stop_token_ids": renderer.stop_token_ids}
-        assert trace.sampled_ids == tuple(model.sample(trace.prompt_ids, asked, MAX_LEN)[0])
+        assert trace.sampled_ids.tolist() == list(model.sample(prompt, asked, MAX_LEN)[0])

@@ -74,7 +74,12 @@ def trajectory():
 @pytest.fixture
 def trace():
     def make(turn: int, prompt, sampled, **changes) -> Trace:
-        fields = {"chain": 0, "logprobs": (-0.5,) * len(sampled), "weight_version": 3, "finish_reason": "stop"}
-        return Trace("s", turn, prompt_ids=tuple(prompt), sampled_ids=tuple(sampled), **(fields | changes))
+        fields = {
+            "chain": 0,
+            "logprobs": (-0.5,) * len(sampled),
+            "weight_versions": (3,) * len(sampled),
+            "finish_reason": "stop",
+        }
+        return Trace("s", turn, delta_ids=tuple(prompt), sampled_ids=tuple(sampled), **(fields | changes))
 
     return make

@@ -157,7 +157,7 @@ def test_traced_rows_carry_names_advantage_and_mask(trajectory, trace):
     one = dataclasses.replace(trajectory("a", 0, Status.infra_error), advantage=0.25)
     [row] = traced_rows(one, [trace(0, [1, 2], [3])])
     assert (row.trajectory_id, row.group_id, row.advantage) == ("a.0.0", "a", 0.25)
-    assert row.trained_tokens == 0 and row.loss_mask == (0, 0, 1)
+    assert row.trained_tokens == 0 and row.loss_mask.tolist() == [False, False, True]
 
 
 def test_retokenized_rows_have_no_logprobs_and_are_measured(trajectory, trace):
@@ -165,7 +165,11 @@ def test_retokenized_rows_have_no_logprobs_and_are_measured(trajectory, trace):
     traces = [trace(0, [1, 2], [3, 4])]
     renderer = rendering([1, 2, 3, 9], [(2, 4)])
     [row] = retokenized_rows(one, AgentResult(Exit.SUBMITTED), traces, renderer, mismatch)
-    assert row.rollout_logprobs is None and row.loss_mask == (0, 0, 1, 1) and row.weight_versions == (3, 3)
+    assert (
+        row.rollout_logprobs is None
+        and row.loss_mask.tolist() == [False, False, True, True]
+        and row.weight_versions.tolist() == [3, 3]
+    )
     assert mismatch.rates() == {
         "mismatch_trajectory_rate": 1.0,
         "mismatch_turn_rate": 1.0,

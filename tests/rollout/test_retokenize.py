@@ -1,5 +1,6 @@
 """The mismatch of rendering again is measured turn by turn and token by token."""
 
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,10 +17,10 @@ def session(parts) -> tuple[Rendered, list[Trace]]:
     traces, spans = [], []
     for turn, (new, sampled) in enumerate(parts):
         prompt = held + new
-        traces.append(Trace("s", turn, 0, prompt, sampled, (-0.5,) * len(sampled), 0, "stop"))
+        traces.append(Trace("s", turn, 0, prompt, sampled, (-0.5,) * len(sampled), (0,) * len(sampled), "stop"))
         spans.append((len(prompt), len(prompt) + len(sampled)))
         held = prompt + sampled
-    return Rendered(held, tuple(spans)), traces
+    return Rendered(np.array(held), tuple(spans)), traces
 
 
 @given(turns)
@@ -36,7 +37,8 @@ def test_one_changed_id_is_that_turn_and_that_token(parts, data):
     turn = data.draw(st.integers(0, len(parts) - 1))
     start, end = rendered.spans[turn]
     at = data.draw(st.integers(start, end - 1))
-    changed = (*rendered.token_ids[:at], rendered.token_ids[at] + 100, *rendered.token_ids[at + 1 :])
+    changed = rendered.token_ids.copy()
+    changed[at] += 100
     mismatch = Mismatch()
     mismatch.add(Rendered(changed, rendered.spans), traces)
     # The turn itself, and all after it, whose context is no longer what was sampled; their own tokens are the same.
@@ -48,7 +50,8 @@ def test_one_changed_id_is_that_turn_and_that_token(parts, data):
 def test_a_changed_id_of_the_last_turn_is_exactly_one_turn_and_one_token(parts):
     rendered, traces = session(parts)
     mismatch = Mismatch()
-    mismatch.add(Rendered((*rendered.token_ids[:-1], rendered.token_ids[-1] + 100), rendered.spans), traces)
+    rendered.token_ids[-1] += 100
+    mismatch.add(rendered, traces)
     assert (mismatch.turns_differing, mismatch.tokens_differing) == (1, 1)
 
 

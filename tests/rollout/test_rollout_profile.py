@@ -52,7 +52,21 @@ def program(calls, *, boot_s=1.0, grade_s=2.0, skew_s=(), until_patch_s=0.5):
         spent_s = [call["hold"] + call["queue"], call["prefill"], call["decode"]]
         tokens = (1,) * (place + 1)
         told = (*spent_s, place, call["engine"], call["hold"])
-        traces.append(Trace("t", place, 0, tokens, tokens, (-1.0,), 0, "stop", None, at_s + skew, *told))
+        traces.append(
+            Trace(
+                "t",
+                place,
+                0,
+                tokens,
+                tokens,
+                (-1.0,) * len(tokens),
+                (0,) * len(tokens),
+                "stop",
+                None,
+                at_s + skew,
+                *told,
+            )
+        )
         at_s += call["wait"]
         truth.append(Phase(at_s, at_s + call["command"], PhaseKind.tool, None, place))
         at_s += call["command"]
@@ -122,7 +136,7 @@ def test_the_event_keeps_order_and_sums_within_its_rounding(calls, skew_s):
 def test_an_answer_that_was_lost_has_no_command():
     call = NO_TIME | {"decode": 1.0, "command": 0.5, "engine": "e"}
     trajectory, traces, _ = program([call, call, call])
-    repeated = Trace("t", 1, 1, (1,), (1,), (-1.0,), 0, "stop", Break.duplicate, traces[1].created_s, decode_s=1.0)
+    repeated = Trace("t", 1, 1, (1,), (1,), (-1.0,), (0,), "stop", Break.duplicate, traces[1].created_s, decode_s=1.0)
     traces = [traces[0], repeated, traces[2]]  # the first one's answer never came
     trajectory.turns = trajectory.turns[1:]
     tools = [phase.turn for phase in phases_of(trajectory, traces) if phase.kind is PhaseKind.tool]

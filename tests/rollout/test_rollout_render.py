@@ -21,7 +21,7 @@ MESSAGES = [
 def test_the_tools_that_were_offered_are_part_of_the_prompt(template, tools):
     renderer = ChatRenderer(build_tokenizer(["ls lib.py\n"] * 3, 300), template=template)
     rendered = Rendered.of(AgentResult(Exit.SUBMITTED, messages=MESSAGES, tools=tools), renderer)
-    spans = [rendered.token_ids[start:end] for start, end in rendered.spans]
-    assert spans == [tuple(renderer.reply(MESSAGES[2])), tuple(renderer.reply(MESSAGES[4]))]
-    assert rendered.token_ids[: rendered.spans[0][0]] == tuple(renderer.start(MESSAGES[:2], tools))
+    spans = [rendered.token_ids[start:end].tolist() for start, end in rendered.spans]
+    assert spans == [list(renderer.reply(MESSAGES[2])), list(renderer.reply(MESSAGES[4]))]
+    assert rendered.token_ids[: rendered.spans[0][0]].tolist() == list(renderer.start(MESSAGES[:2], tools))
     assert ("Runs a command." in renderer.decode(rendered.token_ids)) == bool(tools)

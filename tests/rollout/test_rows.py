@@ -3,9 +3,10 @@
 import dataclasses
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from swe_rl.algo.row import Row, age_steps
 from swe_rl.gateway.trace import Break, Trace
 from swe_rl.rollout.rows import RowError, traced_rows
 from swe_rl.rollout.trajectory import Status, Trajectory
@@ -14,8 +15,9 @@ ids = st.lists(st.integers(0, 999), min_size=1, max_size=8)
 
 
 def trace(turn: int, chain: int, prompt: list[int], sampled: list[int], **more) -> Trace:
-    more = {"logprobs": tuple(-0.5 for _ in sampled), "weight_version": 3, "finish_reason": "stop"} | more
-    return Trace("s", turn, chain, tuple(prompt), tuple(sampled), **more)
+    """With its whole prompt."""
+    more = {"logprobs": (-0.5,) * len(sampled), "weight_versions": (3,) * len(sampled), "finish_reason": "stop"} | more
+    return Trace("s", turn, chain, prompt, sampled, **more)
 
 
 @st.composite
@@ -54,7 +56,7 @@ def test_masked_tokens_are_what_the_engine_sampled_in_order(traces):
     for row, chain in zip(rows_of(traces), by_chain, strict=True):
         sampled = [token for token, mask in zip(row.token_ids, row.loss_mask, strict=True) if mask]
         assert sampled == [token for one in chain for token in one.sampled_ids]
-        assert row.token_ids == chain[-1].prompt_ids + chain[-1].sampled_ids
+        assert row.token_ids.tolist() == [*chain[-1].delta_ids, *chain[-1].sampled_ids]
 
 
 @given(sessions(), st.randoms())
@@ -80,16 +82,18 @@ def test_a_superseded_reply_is_not_trained():
     first = trace(0, 0, [1], [2])
     again = trace(1, 1, [1], [7, 8], break_kind=Break.duplicate)
     [row] = rows_of([first, again])
-    assert row.token_ids == (1, 7, 8) and row.trained_tokens == 2
+    assert row.token_ids.tolist() == [1, 7, 8] and row.trained_tokens == 2
 
 
 def test_an_aborted_reply_is_not_trained():
     assert rows_of([trace(0, 0, [1], [2], finish_reason="abort")]) == []
 
 
-def test_weight_versions_span_the_row():
-    [row] = rows_of([trace(0, 0, [1], [2], weight_version=4), trace(1, 0, [1, 2, 3], [4], weight_version=6)])
-    assert row.weight_versions == (4, 6)
+def test_each_sampled_token_keeps_its_weight_version():
+    first = trace(0, 0, [1], [2], weight_versions=(6,))
+    [row] = rows_of([first, trace(1, 0, [1, 2, 3], [4, 5], weight_versions=(4, 9))])
+    assert row.weight_versions.tolist() == [6, 4, 9] and (row.oldest_version, row.newest_version) == (4, 9)
+    assert age_steps(row, 9) == 5
 
 
 @given(sessions(), st.data())
@@ -97,12 +101,74 @@ def test_an_id_that_is_not_what_the_row_has_at_its_place_is_refused(traces, data
     """Of what a turn adds, sampled or not: another id there is another conversation."""
     chain = [one for one in traces if one.chain == traces[-1].chain]
     place = data.draw(st.integers(0, len(chain) - 1))
-    turn, known = chain[place], len(chain[place - 1].prompt_ids + chain[place - 1].sampled_ids) if place else 0
-    at = data.draw(st.integers(known, len(turn.prompt_ids) - 1))
-    other = (*turn.prompt_ids[:at], turn.prompt_ids[at] + 1, *turn.prompt_ids[at + 1 :])
-    changed = [dataclasses.replace(one, prompt_ids=other) if one is turn else one for one in traces]
+    turn, known = chain[place], chain[place - 1].tokens if place else 0
+    at = data.draw(st.integers(known, turn.prompt_tokens - 1))
+    other = turn.delta_ids.copy()
+    other[at] += 1
+    changed = [dataclasses.replace(one, delta_ids=other) if one is turn else one for one in traces]
     if place == len(chain) - 1:  # the row is made of it
-        assert rows_of(changed)[-1].token_ids == other + turn.sampled_ids
+        assert rows_of(changed)[-1].token_ids.tolist() == [*other, *turn.sampled_ids]
     else:
         with pytest.raises(RowError, match=f"token {at}$"):
             rows_of(changed)
+
+
+@st.composite
+def conversations(draw) -> list[tuple[Trace, list[int]]]:
+    """As a gateway records them, with the whole prompt of each: chains that go on, also in turns with others, breaks of
+    each kind, replies that were superseded, cut off or aborted, and prompts that are stored whole within their chain.
+    """
+    traces: list[tuple[Trace, list[int]]] = []
+    ends: dict[int, tuple[Trace, list[int]]] = {}  # by chain, of those that can go on
+    chains = 0
+    for turn in range(draw(st.integers(1, 9))):
+        sampled = draw(ids)
+        more = {
+            "logprobs": [draw(st.sampled_from([-0.25, -3.0, 0.0, 5e-7])) for _ in sampled],
+            "weight_versions": [draw(st.integers(0, 2)) for _ in sampled],
+            "finish_reason": draw(st.sampled_from(["stop", "stop", "length", "abort"])),
+        }
+        way = draw(st.sampled_from(["extend", "extend", "whole", *Break])) if ends else Break.branch
+        chain = draw(st.sampled_from(sorted(ends))) if way in ("extend", "whole") else chains
+        if way in ("extend", "whole"):
+            base, held = ends[chain]
+            delta = draw(st.one_of(ids, st.just([])))
+            prompt = held + delta
+            stored = {"base_turn": base.turn, "base_tokens": base.tokens} if way == "extend" else {}
+            new = trace(turn, chain, delta if stored else prompt, sampled, **more, **stored)
+        else:
+            last, prompt = traces[-1] if traces else (None, [])
+            prompt = list(prompt) if way is Break.duplicate and last else draw(ids)
+            new = trace(turn, chain, prompt, sampled, **more, break_kind=way if traces else None)
+            if way is Break.duplicate and last:
+                ends.pop(last.chain, None)
+            chains += 1
+        traces.append((new, prompt))
+        ends[chain] = new, prompt + sampled
+    return traces
+
+
+def simple_rows(traces: list[tuple[Trace, list[int]]]) -> list[Row]:
+    """What a row is, of whole prompts: the last one of its chain and its reply; each reply stands at its place."""
+    superseded = {later.turn - 1 for later, _ in traces if later.break_kind is Break.duplicate}
+    kept = [
+        (one, prompt) for one, prompt in traces if one.turn not in superseded and one.finish_reason != "abort"
+    ]  # fmt: skip
+    rows = []
+    for chain in sorted({one.chain for one, _ in kept}):
+        turns = [(one, prompt) for one, prompt in kept if one.chain == chain]
+        token_ids = turns[-1][1] + turns[-1][0].sampled_ids.tolist()
+        mask, logprobs, versions = [0] * len(token_ids), [0.0] * len(token_ids), []
+        for one, prompt in turns:
+            assert token_ids[: len(prompt)] == prompt
+            for at, logprob in enumerate(one.logprobs.tolist(), len(prompt)):
+                mask[at], logprobs[at] = 1, min(logprob, 0.0)
+            versions += one.weight_versions.tolist()
+        rows.append(Row("t", "g", token_ids, mask, logprobs, 0.5, versions))
+    return rows
+
+
+@settings(max_examples=300, deadline=None)
+@given(conversations())
+def test_rows_of_deltas_are_those_of_whole_prompts(conversation):
+    assert rows_of([one for one, _ in conversation]) == simple_rows(conversation)

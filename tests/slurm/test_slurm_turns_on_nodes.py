@@ -47,7 +47,7 @@ class OnCpu(Fake):
         found = {}
         with contextlib.closing(TraceStore(self.folder / "traces.db")) as store:
             for one in (trace for name in store.sessions() for trace in store.traces(name)):
-                found.setdefault(one.engine, set()).add(one.weight_version)
+                found.setdefault(one.engine, set()).update(one.weight_versions.tolist())
         return found
 
 

@@ -43,7 +43,7 @@ def model():
 
 def rows():
     return [
-        Row(str(i), "g", tuple(range(i, i + 8)), (0,) + (1,) * 7, (0.0,) + (-11.0,) * 7, 1.0 - 2 * i, (0, 0))
+        Row(str(i), "g", tuple(range(i, i + 8)), (0,) + (1,) * 7, (0.0,) + (-11.0,) * 7, 1.0 - 2 * i, (0,) * 7)
         for i in range(2)
     ]
 

@@ -137,9 +137,9 @@ def make_row():
             "loss_mask": tuple(mask),
             "rollout_logprobs": tuple(-rng.uniform(0.1, 6) * m for m in mask) if logprobs else None,
             "advantage": advantage,
-            "weight_versions": (0, 0),
         }
-        return Row(**{**fields, **changes})
+        fields |= changes
+        return Row(**({"weight_versions": (0,) * sum(fields["loss_mask"])} | fields))
 
     return make
 

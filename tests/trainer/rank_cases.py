@@ -60,7 +60,7 @@ def rows(groups=3, per_group=4, longest=40):
                     loss_mask=tuple(mask),
                     rollout_logprobs=tuple(-rng.uniform(2, 6) * m for m in mask),
                     advantage=advantage,
-                    weight_versions=(0, 0),
+                    weight_versions=(0,) * sum(mask),
                 )
             )
     made[1] = replace(made[1], trajectory_id=made[0].trajectory_id, advantage=made[0].advantage)

@@ -225,7 +225,7 @@ def test_the_load_counts_trained_tokens_once(saved_mixture, rank_cases, monkeypa
     kept = [row for row in rows if row.advantage]
     chosen = torch.zeros(4, dtype=torch.int64)
     for row in kept:
-        logits = model(torch.tensor([row.token_ids]), output_router_logits=True).router_logits[0]
+        logits = model(torch.tensor([row.token_ids.tolist()]), output_router_logits=True).router_logits[0]
         at = [i - 1 for i, masked in enumerate(row.loss_mask) if masked]
         chosen += torch.bincount(logits[at].topk(2).indices.flatten(), minlength=4)
     assert taken[0][0].tolist() == chosen.tolist()

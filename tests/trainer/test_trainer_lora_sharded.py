@@ -149,7 +149,7 @@ def test_an_export_is_the_merged_model_with_the_adapter_beside_it(mesh, saved, s
     loaded = together.state_dict()
     assert all(torch.equal(loaded[name], tensor) for name, tensor in whole(trainer).items())
     base = AutoModelForCausalLM.from_pretrained(saved.path, dtype="float32").eval()
-    ids = torch.tensor([rank_cases.rows()[0].token_ids])
+    ids = torch.tensor([rank_cases.rows()[0].token_ids.tolist()])
     with torch.no_grad():
         before = base(ids).logits.clone()
         apart = PeftModel.from_pretrained(base, tmp_path / "out" / "adapter")

@@ -39,7 +39,7 @@ def gradient_of(model, rows, algo, monkeypatch, **changes):
 
 def logprobs_by_hand(model, row, temperature=1.0):
     """Each trained token's log-probability from the whole model on the unpadded row."""
-    logits = model(torch.tensor([row.token_ids])).logits[0].double() / temperature
+    logits = model(torch.tensor([row.token_ids.tolist()])).logits[0].double() / temperature
     table = torch.log_softmax(logits, -1)
     return torch.stack([table[t - 1, row.token_ids[t]] for t, masked in enumerate(row.loss_mask) if masked])
 
@@ -206,9 +206,9 @@ def test_tokens_after_the_last_trained_one_have_no_influence(build, make_row, mo
     tail = (9, 9, 9)
     longer = replace(
         short,
-        token_ids=short.token_ids + tail,
-        loss_mask=short.loss_mask + (0, 0, 0),
-        rollout_logprobs=short.rollout_logprobs + (0.0, 0.0, 0.0),
+        token_ids=(*short.token_ids, *tail),
+        loss_mask=(*short.loss_mask, 0, 0, 0),
+        rollout_logprobs=(*short.rollout_logprobs, 0.0, 0.0, 0.0),
     )
     one, _ = gradient_of(build(), [short], AlgoConfig(), monkeypatch)
     other, _ = gradient_of(build(), [longer], AlgoConfig(), monkeypatch)

@@ -3,27 +3,30 @@
 Invariants:
 - `PRAGMA user_version` is the version of the schema. A file of an older one that is known is brought up to it in one
   transaction, when it is opened; any other is never touched.
-- Ids are little-endian int32, log-probabilities little-endian float32.
+- Ids and weight versions are little-endian int32, log-probabilities little-endian float32: what engines compute in.
 - `base_turn` is the trace whose prompt and sampled ids the prompt starts with; `delta_ids` is what follows them. NULL:
-  the prompt is whole.
+  the prompt is whole. It is an earlier turn of the same session.
+- `weight_version` is that of the last sampled token; `weight_versions` has one entry a token. NULL: all are the same.
 """
 
 import sqlite3
-import struct
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from swe_rl.algo.row import Versions
 from swe_rl.errors import UserError
 from swe_rl.gateway.trace import Break, Trace, TraceStoreError
 
-VERSION = 2
+VERSION = 3
 _NETWORK_FILE_SYSTEMS = ("nfs", "lustre", "gpfs", "beegfs", "fuse", "cifs", "smb", "9p")
 _COLUMNS = (
     "session_id, turn, chain, base_turn, delta_ids, sampled_ids, logprobs, weight_version, finish_reason, break_kind, "
-    "created_s, queue_s, prefill_s, decode_s, cached_tokens, engine, held_s"
+    "created_s, queue_s, prefill_s, decode_s, cached_tokens, engine, held_s, weight_versions"
 )
-INSERT = f"INSERT INTO traces ({_COLUMNS}) VALUES ({', '.join('?' * 17)})"
+INSERT = f"INSERT INTO traces ({_COLUMNS}) VALUES ({', '.join('?' * 18)})"
 SELECT = f"SELECT {_COLUMNS} FROM traces WHERE session_id = ? ORDER BY turn"
 _CREATE = """
 CREATE TABLE traces (
@@ -32,11 +35,17 @@ CREATE TABLE traces (
     weight_version INTEGER NOT NULL, finish_reason TEXT NOT NULL, break_kind TEXT,
     created_s REAL NOT NULL, queue_s REAL NOT NULL, prefill_s REAL NOT NULL, decode_s REAL NOT NULL,
     cached_tokens INTEGER NOT NULL, engine TEXT NOT NULL, held_s REAL NOT NULL DEFAULT 0,
+    weight_versions BLOB,
     PRIMARY KEY (session_id, turn)
 )
 """
-# By version: what makes the next one of it. Traces of version 1 do not tell how long they were held: 0.
-_UPGRADES = {1: "ALTER TABLE traces ADD COLUMN held_s REAL NOT NULL DEFAULT 0"}
+# By version: what makes the next one of it. Traces of version 1 do not tell how long they were held: 0. Those of
+# version 2 have one weight version each.
+_UPGRADES = {
+    1: "ALTER TABLE traces ADD COLUMN held_s REAL NOT NULL DEFAULT 0",
+    2: "ALTER TABLE traces ADD COLUMN weight_versions BLOB",
+}
+_IDS, _LOGPROBS = np.dtype("<i4"), np.dtype("<f4")
 
 
 class TraceStoreVersionError(UserError):
@@ -121,33 +130,39 @@ def _on_network(path: Path) -> bool:
     return kind.startswith(_NETWORK_FILE_SYSTEMS)
 
 
-def to_row(trace: Trace, base_turn: int | None, delta_ids: Sequence[int]) -> tuple[Any, ...]:
+def to_row(trace: Trace) -> tuple[Any, ...]:
+    newest, each = _packed(trace.weight_versions)
     return (
-        trace.session_id, trace.turn, trace.chain, base_turn,
-        _pack_ids(delta_ids), _pack_ids(trace.sampled_ids), struct.pack(f"<{len(trace.logprobs)}f", *trace.logprobs),
-        trace.weight_version, trace.finish_reason, trace.break_kind and trace.break_kind.value,
+        trace.session_id, trace.turn, trace.chain, trace.base_turn,
+        _pack(trace.delta_ids, _IDS), _pack(trace.sampled_ids, _IDS), _pack(trace.logprobs, _LOGPROBS),
+        newest, trace.finish_reason, trace.break_kind and trace.break_kind.value,
         trace.created_s, trace.queue_s, trace.prefill_s, trace.decode_s, trace.cached_tokens, trace.engine,
-        trace.held_s,
+        trace.held_s, each,
     )  # fmt: skip
 
 
 def from_rows(rows: Sequence[tuple[Any, ...]]) -> list[Trace]:
-    """Rows of one session in order of turns; prompts become whole again."""
+    """Rows of one session in order of turns; their arrays are read-only. Raises TraceStoreError."""
     known: dict[int, Trace] = {}
-    for session_id, turn, chain, base_turn, delta_ids, sampled_ids, logprobs, version, reason, kind, *rest in rows:
-        prompt = _unpack_ids(delta_ids)
-        if base_turn is not None:
-            prompt = known[base_turn].prompt_ids + known[base_turn].sampled_ids + prompt
+    for session_id, turn, chain, base_turn, delta_ids, sampled_ids, logprobs, version, reason, kind, *more in rows:
+        if base_turn is not None and base_turn not in known:
+            raise TraceStoreError(f"session {session_id}, turn {turn}: turn {base_turn} that it goes on from is gone")
+        sampled, each = np.frombuffer(sampled_ids, _IDS), more.pop()
+        base: list[Any] = [] if base_turn is None else [base_turn, known[base_turn].tokens]
         known[turn] = Trace(
-            session_id, turn, chain, prompt, _unpack_ids(sampled_ids),
-            struct.unpack(f"<{len(logprobs) // 4}f", logprobs), version, reason, Break(kind) if kind else None, *rest,
+            session_id, turn, chain, np.frombuffer(delta_ids, _IDS), sampled, np.frombuffer(logprobs, _LOGPROBS),
+            np.full(len(sampled), version, np.int32) if each is None else np.frombuffer(each, _IDS),
+            reason, Break(kind) if kind else None, *more, *base,
         )  # fmt: skip
     return list(known.values())
 
 
-def _pack_ids(ids: Sequence[int]) -> bytes:
-    return struct.pack(f"<{len(ids)}i", *ids)
+def _pack(values: Any, kind: "np.dtype[Any]") -> bytes:
+    packed: bytes = values.astype(kind, copy=False).tobytes()
+    return packed
 
 
-def _unpack_ids(blob: bytes) -> tuple[int, ...]:
-    return struct.unpack(f"<{len(blob) // 4}i", blob)
+def _packed(versions: Versions) -> tuple[int, bytes | None]:
+    """The two columns of the weight versions."""
+    newest = int(versions[-1]) if len(versions) else 0
+    return newest, None if (versions == newest).all() else _pack(versions, _IDS)

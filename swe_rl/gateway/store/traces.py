@@ -5,7 +5,7 @@ Invariants:
   full one makes the caller wait: nothing is ever dropped.
 - A flush returns when everything appended before it is committed; a process that is killed after it loses none of it.
 - Readers see what is committed, and flush first.
-- Within a chain only what is new is stored: bytes grow with new tokens, not with the sum of the prompts.
+- Of a trace only what is new is stored: bytes grow with new tokens, not with the sum of the prompts.
 - The first failure of the writer is kept: every later append, flush or read raises it as TraceStoreError.
 - Nothing is dropped and the order is kept; a full queue makes its callers wait, or tells them that it is full.
 - The thread is woken once a group, not once an item: an event loop that puts items in does not compete with it for
@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from swe_rl.gateway.store import schema
-from swe_rl.gateway.store.writer import Append, Chains, write_group
+from swe_rl.gateway.store.writer import Chains, write_group
 from swe_rl.gateway.trace import Trace, TraceStoreError
 
 T = TypeVar("T")
@@ -122,7 +122,7 @@ class _Stop:
     pass
 
 
-_Item = Append | _Delete | _Flush | _Stop
+_Item = Trace | _Delete | _Flush | _Stop
 
 
 class TraceStore:
@@ -147,18 +147,13 @@ class TraceStore:
     def append(self, trace: Trace) -> None:
         """Hands a trace to the writer; blocks while the queue is full. Raises TraceStoreError."""
         self._check()
-        self._queue.put(Append(trace))
+        self._queue.put(trace)
 
-    async def append_async(self, trace: Trace, base_turn: int | None = None, base_tokens: int = 0) -> None:
-        """`append` that never blocks the event loop. Raises TraceStoreError.
-
-        With `base_turn` the caller vouches that the first `base_tokens` ids of the prompt are the prompt and sampled
-        ids of that turn, so that nobody has to compare them.
-        """
+    async def append_async(self, trace: Trace) -> None:
+        """`append` that never blocks the event loop. Raises TraceStoreError."""
         self._check()
-        item = Append(trace, base_turn, base_tokens)
-        if not self._queue.try_put(item):
-            await asyncio.to_thread(self._queue.put, item)
+        if not self._queue.try_put(trace):
+            await asyncio.to_thread(self._queue.put, trace)
 
     def flush_sync(self) -> None:
         """Returns when all that was appended or deleted is committed. Raises TraceStoreError."""
@@ -169,7 +164,7 @@ class TraceStore:
         await asyncio.wrap_future(await asyncio.to_thread(self._flush))
 
     def traces(self, session_id: str) -> list[Trace]:
-        """In order of turns, with whole prompts. Raises TraceStoreError."""
+        """In order of turns. Raises TraceStoreError."""
         return schema.from_rows(self._read(schema.SELECT, session_id))
 
     def sessions(self) -> list[str]:
@@ -179,7 +174,7 @@ class TraceStore:
     def next_numbers(self, session_id: str) -> tuple[int, int]:
         """(turn, chain) that a session goes on with: (0, 0) for an unknown one. Flushes only when some of its traces
         wait. Raises TraceStoreError."""
-        if any(isinstance(item, Append) and item.trace.session_id == session_id for item in self._queue.unfinished()):
+        if any(isinstance(item, Trace) and item.session_id == session_id for item in self._queue.unfinished()):
             self.flush_sync()
         row = self._query("SELECT MAX(turn), MAX(chain) FROM traces WHERE session_id = ?", session_id)[0]
         return (0, 0) if row[0] is None else (row[0] + 1, row[1] + 1)
@@ -260,14 +255,12 @@ class TraceStore:
             for item in group:
                 if isinstance(item, _Flush):
                     self._answer(item)
-            del group  # whole prompts: not to be held until there is another one
+            del group  # their tokens: not to be held until there is another one
             self._queue.done()
 
     def _commit(self, group: list[_Item], chains: Chains) -> None:
         work = [
-            item if isinstance(item, Append) else item.session_ids
-            for item in group
-            if isinstance(item, (Append, _Delete))
+            item if isinstance(item, Trace) else item.session_ids for item in group if isinstance(item, Trace | _Delete)
         ]
         if work:
             started_s = self._clock()

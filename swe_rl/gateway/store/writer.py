@@ -2,40 +2,28 @@
 
 Invariants:
 - A group is written whole or not at all.
-- A trace is stored against the trace before it in its chain when it starts with that one's ids, else whole.
+- The prefix rule is checked here, once: what a trace goes on from is the end of its chain, of as many ids as it says.
+  A trace that goes on from anything else is an error, which ends the run: nobody could read its prompt.
 """
 
-import hashlib
 import sqlite3
-from array import array
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from swe_rl.gateway.store import schema
-from swe_rl.gateway.trace import Trace
+from swe_rl.gateway.trace import Trace, TraceStoreError
 from swe_rl.host.kill_point import kill_point
 
 _REMEMBERED_CHAINS = 8192  # what is alive; others are read back
 
 
 @dataclass(frozen=True, slots=True)
-class Append:
-    """A trace to store. `base_turn`: the caller vouches that its first `base_tokens` ids are that turn's prompt and
-    sampled ids; None: it is compared."""
-
-    trace: Trace
-    base_turn: int | None = None
-    base_tokens: int = 0
-
-
-@dataclass(frozen=True, slots=True)
 class _End:
-    """Of a chain: its newest trace, and the hash of that one's prompt and sampled ids (None: not worked out)."""
+    """Of a chain: its newest trace, and the number of ids of that one's prompt and sampled ids."""
 
     turn: int
-    num_ids: int
-    digest: bytes | None
+    tokens: int
 
 
 class Chains:
@@ -45,26 +33,21 @@ class Chains:
         self._connection = connection
         self._ends: OrderedDict[tuple[str, int], _End] = OrderedDict()
 
-    def base(self, item: Append) -> _End | None:
-        """The end that a trace extends, if it does."""
-        trace = item.trace
+    def check(self, trace: Trace) -> None:
+        """Raises TraceStoreError where what it goes on from is not the end of its chain."""
+        if trace.base_turn is None:
+            return
         key = (trace.session_id, trace.chain)
-        end = self._ends.get(key)
-        if item.base_turn is not None and end is not None and end.turn == item.base_turn:
-            return end if end.num_ids == item.base_tokens else None
-        if end is None or end.digest is None:
-            end = self._read(*key)
-        if end is None or end.turn >= trace.turn or end.num_ids > len(trace.prompt_ids):
-            return None
-        return end if _digest(trace.prompt_ids[: end.num_ids]) == end.digest else None
+        end = self._ends.get(key) or self._read(*key)
+        if end != _End(trace.base_turn, trace.base_tokens):
+            raise TraceStoreError(
+                f"session {trace.session_id}, turn {trace.turn} goes on from turn {trace.base_turn} with "
+                f"{trace.base_tokens} ids, but chain {trace.chain} ends with {end}"
+            )
 
-    def remember(self, item: Append) -> None:
-        trace = item.trace
+    def remember(self, trace: Trace) -> None:
         key = (trace.session_id, trace.chain)
-        if item.base_turn is None:
-            self._ends[key] = _end(trace)
-        else:
-            self._ends[key] = _End(trace.turn, len(trace.prompt_ids) + len(trace.sampled_ids), None)
+        self._ends[key] = _End(trace.turn, trace.tokens)
         self._ends.move_to_end(key)
         if len(self._ends) > _REMEMBERED_CHAINS:
             self._ends.popitem(last=False)
@@ -75,30 +58,23 @@ class Chains:
             del self._ends[key]
 
     def _read(self, session_id: str, chain: int) -> _End | None:
-        known = "SELECT 1 FROM traces WHERE session_id = ? AND chain = ? LIMIT 1"
-        if not self._connection.execute(known, (session_id, chain)).fetchone():
-            return None
         stored = schema.from_rows(self._connection.execute(schema.SELECT, (session_id,)).fetchall())
-        return next(_end(row) for row in reversed(stored) if row.chain == chain)
+        return next((_End(trace.turn, trace.tokens) for trace in reversed(stored) if trace.chain == chain), None)
 
 
-def _end(trace: Trace) -> _End:
-    ids = trace.prompt_ids + trace.sampled_ids
-    return _End(trace.turn, len(ids), _digest(ids))
+def write_group(connection: sqlite3.Connection, chains: Chains, work: Sequence[Trace | tuple[str, ...]]) -> int:
+    """Traces to append and sessions to delete, in order; returns the number of traces.
 
-
-def _digest(ids: Sequence[int]) -> bytes:
-    return hashlib.blake2b(array("i", ids).tobytes(), digest_size=16).digest()
-
-
-def write_group(connection: sqlite3.Connection, chains: Chains, work: Sequence[Append | tuple[str, ...]]) -> int:
-    """Traces to append and sessions to delete, in order; returns the number of traces. Raises sqlite3.Error."""
+    Raises sqlite3.Error, TraceStoreError.
+    """
     traces = 0
     connection.execute("BEGIN IMMEDIATE")
     try:
         for item in work:
-            if isinstance(item, Append):
-                _insert(connection, chains, item)
+            if isinstance(item, Trace):
+                chains.check(item)
+                connection.execute(schema.INSERT, schema.to_row(item))
+                chains.remember(item)
                 traces += 1
             else:
                 connection.executemany(
@@ -113,12 +89,3 @@ def write_group(connection: sqlite3.Connection, chains: Chains, work: Sequence[A
             connection.execute("ROLLBACK")
         raise
     return traces
-
-
-def _insert(connection: sqlite3.Connection, chains: Chains, item: Append) -> None:
-    trace = item.trace
-    base = chains.base(item)
-    base_turn, known = (base.turn, base.num_ids) if base else (None, 0)
-    row = schema.to_row(trace, base_turn, trace.prompt_ids[known:])
-    connection.execute(schema.INSERT, row)
-    chains.remember(item)

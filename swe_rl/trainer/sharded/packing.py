@@ -12,10 +12,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from swe_rl.trainer.batching import input_length
+from swe_rl.trainer.batching import IdsAndMask, input_length
 
 ALIGN_TOKENS = 8  # of each rank's slice: matrix units like it
 _NONE = np.empty(0, np.int64)
@@ -56,7 +57,7 @@ class PackedBatch:
 
 
 def pack(
-    sequences: Sequence[tuple[Sequence[int], Sequence[int]]],
+    sequences: Sequence[IdsAndMask],
     members: tuple[int, ...],
     pad_token_id: int,
     device: torch.device,
@@ -107,8 +108,8 @@ class _Part:
         return len(self.ids)
 
     @classmethod
-    def of(cls, ids: Sequence[int], mask: Sequence[int]) -> "_Part":
+    def of(cls, ids: npt.ArrayLike, mask: npt.ArrayLike) -> "_Part":
+        trained = np.flatnonzero(np.asarray(mask))
         length = input_length(mask)
-        tokens = np.asarray(ids[: length + 1], np.int64)
-        trained = np.flatnonzero(np.asarray(mask[: length + 1]))
+        tokens = np.asarray(ids)[: length + 1].astype(np.int64)
         return cls(tokens[:length], trained - 1, tokens[trained])
