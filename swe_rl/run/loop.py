@@ -157,7 +157,7 @@ class Run:
     async def _finish(self, step: int, item: Sampled, *, ahead: bool) -> None:
         """What is learned from a step's rollouts, and all that is written of it."""
         algo, rollout, learner = self._config.algo, self._config.rollout, self._learner
-        collected, times_s = item.collected, item.times_s
+        collected, times_s, version = item.collected, item.times_s, learner.served
         traces = self._rollouts.traces(collected)
         # Once, and before there are advantages: those may take the KL of these very rows.
         rows, mismatch = self._rollouts.rows(collected, traces)
@@ -172,7 +172,7 @@ class Run:
         sync_s = item.sync_s if ahead else await learner.refresh(step)
         if self._stream is not None:
             self._stream.trained()
-            record |= item.facts | token_staleness(rows, step - 1)
+            record |= item.facts | token_staleness(rows, version)
         record |= learner.facts(step, self._order, sync_s, self._checkpoint_s)
         record["step_s"] = time.monotonic() - self._step_began_s
         kill_point("weights_synced")
