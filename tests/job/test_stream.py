@@ -78,7 +78,7 @@ async def test_a_run_that_broke_takes_what_was_complete_and_samples_the_rest_ane
         await again.loop.run()
         whole(again, 6)
     assert not held & set(again.rollouts.attempted)
-    assert queued or at == 1
+    assert queued or at <= 2  # those of the first two steps begin together
 
 
 async def test_a_run_that_goes_back_behind_the_newest_checkpoint_finds_its_groups(started):  # noqa: F811
