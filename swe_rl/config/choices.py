@@ -69,6 +69,11 @@ class ExportType(StrEnum):
     float32 = "float32"
 
 
+class RolloutMode(StrEnum):
+    step = "step"  # a step's trajectories begin together, and the step waits for the last of them
+    stream = "stream"  # trajectories begin as others end; the oldest complete groups are trained
+
+
 class RewardKind(StrEnum):
     zero_one = "zero_one"
     plus_minus_one = "plus_minus_one"

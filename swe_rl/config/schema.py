@@ -31,6 +31,7 @@ from swe_rl.config.choices import (
     PolicyLoss,
     PullPolicy,
     RewardKind,
+    RolloutMode,
     RuntimeKind,
     RuntimeProtocol,
     SandboxKind,
@@ -356,6 +357,7 @@ class WorkloadConfig:
 class RolloutConfig:
     """How trajectories are sampled, limited, repeated and graded."""
 
+    mode: RolloutMode = RolloutMode.step  # step: a step waits for its slowest trajectory; stream: groups flow
     prompts_per_step: Count = 8  # instances of one step
     n: Count = 8  # trajectories of one instance: a group
     max_turns: Count = 6

@@ -7,12 +7,15 @@ Invariants:
   top-p/top-k truncation, in float32 from float32 logits.
 - A sampled stop token is part of `token_ids` (and has a log-probability).
 - With a `seed`, a request's tokens do not depend on which other requests share its batch.
+- A request that is in flight when new weights come goes on under them at a token's boundary, as one completion: what
+  was sampled stays, with its log-probabilities and its version, and nothing that old weights cached is used again.
 """
 
+import hashlib
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Literal, Self
 
@@ -127,6 +130,38 @@ class Completion:
         return self.token_versions or (self.weight_version,) * len(self.token_ids)
 
 
+def joined(parts: Sequence[Completion]) -> Completion:
+    """One completion that went on after its weights changed: each token with the version that sampled it.
+
+    What the change cost counts as `queue_s`: waiting for it, and computing anew what was there.
+    """
+    if len(parts) == 1:
+        return parts[0]
+    first, last = parts[0], parts[-1]
+    versions = tuple(version for part in parts for version in part.weight_versions)
+    return replace(
+        last,
+        token_ids=tuple(token for part in parts for token in part.token_ids),
+        logprobs=tuple(logprob for part in parts for logprob in part.logprobs),
+        weight_version=versions[-1] if versions else last.weight_version,
+        cached_tokens=first.cached_tokens,
+        queue_s=sum(part.queue_s for part in parts) + sum(part.prefill_s for part in parts[1:]),
+        prefill_s=first.prefill_s,
+        decode_s=sum(part.decode_s for part in parts),
+        token_versions=versions if len(set(versions)) > 1 else (),
+    )
+
+
+def continued(params: SamplingParams, sampled_tokens: int) -> SamplingParams:
+    """For what is left of a request after its first tokens: a seed of its own, as the same one would draw the same
+    numbers once more."""
+    seed = params.seed
+    if seed is not None and sampled_tokens:
+        digest = hashlib.blake2b(f"{seed}+{sampled_tokens}".encode(), digest_size=8).digest()
+        seed = int.from_bytes(digest, "little") >> 1
+    return replace(params, max_tokens=params.max_tokens - sampled_tokens, seed=seed)
+
+
 @dataclass(frozen=True, slots=True)
 class EngineStats:
     """A snapshot for routing and metrics."""
@@ -212,9 +247,8 @@ class Engine(ABC):
 
     @abstractmethod
     async def update_weights(self, weights: "Mapping[str, torch.Tensor]", version: int) -> None:
-        """Copies `weights` in place (names as in the model's `state_dict`); later samples carry `version`.
-
-        A request in flight is sampled anew: no completion mixes two versions. Raises EngineError.
+        """Copies `weights` in place (names as in the model's `state_dict`); later samples carry `version`, those of
+        requests in flight, too. Raises EngineError.
         """
 
     async def receiver(self) -> "HttpEngine":

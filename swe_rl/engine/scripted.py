@@ -67,15 +67,15 @@ class ScriptedEngine(Engine):
         ids = _until_stop(self._reply(prompt_ids), params.stop_token_ids)[:room]
         abort = self._aborts[request_id] = asyncio.Event()
         try:
-            version, sampled = await self._sample_with_one_version(len(ids), abort)
+            versions = await self._sample(len(ids), abort)
         except asyncio.CancelledError:
             self.cancelled.append(request_id)
             raise
         finally:
             del self._aborts[request_id]
-        self._sampled += sampled
+        self._sampled += len(versions)
         self._prefilled += len(prompt_ids)
-        return self._completion(ids, sampled, params, len(prompt_ids), version)
+        return self._completion(ids, versions, params, len(prompt_ids))
 
     async def abort(self, request_id: str) -> None:
         if request_id in self._aborts:
@@ -97,35 +97,31 @@ class ScriptedEngine(Engine):
         for abort in self._aborts.values():
             abort.set()
 
-    async def _sample_with_one_version(self, num_tokens: int, abort: asyncio.Event) -> tuple[int, int]:
-        """The version and the tokens sampled; what was begun before an update is done again."""
-        while True:
-            version = self._version
-            sampled = await self._sample(num_tokens, abort)
-            if version == self._version or abort.is_set():
-                return version, sampled
-
-    async def _sample(self, num_tokens: int, abort: asyncio.Event) -> int:
-        """Tokens sampled before the end or an abort."""
-        for done in range(num_tokens):
+    async def _sample(self, num_tokens: int, abort: asyncio.Event) -> list[int]:
+        """The version of each token that was sampled before the end or an abort."""
+        versions: list[int] = []
+        for _ in range(num_tokens):
             if not self._running.is_set():
                 await _either(self._running.wait(), abort.wait())
             if self.token_delay_s:
                 await _either(asyncio.sleep(self.token_delay_s), abort.wait())
             if abort.is_set():
-                return done
-        return num_tokens
+                break
+            versions.append(self._version)
+        return versions
 
     def _completion(
-        self, ids: Sequence[int], sampled: int, params: SamplingParams, prompt_tokens: int, version: int
+        self, ids: Sequence[int], versions: Sequence[int], params: SamplingParams, prompt_tokens: int
     ) -> Completion:
+        sampled = len(versions)
         kept = tuple(ids[:sampled])
         stopped = bool(kept) and kept[-1] in params.stop_token_ids
         return Completion(
             token_ids=kept,
             logprobs=tuple(_logprob(prompt_tokens + at, token) for at, token in enumerate(kept)),
             finish_reason="abort" if sampled < len(ids) else "stop" if stopped else "length",
-            weight_version=version,
+            weight_version=versions[-1] if versions else self._version,
+            token_versions=tuple(versions) if len(set(versions)) > 1 else (),
             decode_s=sampled * self.token_delay_s,
         )
 

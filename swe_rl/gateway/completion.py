@@ -231,7 +231,7 @@ class Completer:
             session_id=live.session_id,
             turn=turn.turn,
             chain=turn.chain,
-            delta_ids=np.array(plan.prompt_ids[turn.base_tokens :], np.int32),
+            delta_ids=np.asarray(plan.prompt_ids, np.int32)[turn.base_tokens :].copy(),
             sampled_ids=np.array(completion.token_ids, np.int32),
             logprobs=np.array(completion.logprobs, np.float32),
             weight_versions=np.array(completion.weight_versions, np.int32),

@@ -135,6 +135,7 @@ class RunFolder:
         self.programs_folder = self.path / "programs"
         self.rows_folder = self.path / "rows"  # with gateway.keep_traces=rows
         self.traces_db = self.path / "traces.db"
+        self.queue = self.path / "queue"  # rollout.mode=stream: complete groups that no checkpoint has learned
         self.checkpoints = self.path / "checkpoints"
         self.report_html = self.path / "report.html"
         self.status_json = self.path / "status.json"
@@ -166,6 +167,9 @@ class RunFolder:
 
     def rows(self, step: int) -> Path:
         return self.rows_folder / f"step_{step:06d}.bin"
+
+    def queued_group(self, number: int) -> Path:
+        return self.queue / f"group_{number:08d}.jsonl"
 
     def attempt_file(self, instance_id: str, sample: int, kind: str) -> Path:
         """`trajs/INSTANCE/INSTANCE.traj.json` and what else belongs to that attempt; further samples are numbered."""

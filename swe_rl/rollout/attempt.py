@@ -4,17 +4,20 @@ Invariants:
 - Whatever fails, the sandbox is closed and the gateway's session is closed.
 - Booting, waiting and grading are outside of the agent's time budget; so is what its calls wait for, up to a limit.
 - Every failure of infrastructure ends in its own status with its words, never in a reward.
+- The order is told when its agent has acted. With `rollout.mode=stream` gradings have places of their own, as many as
+  trajectories have: engines do not wait for tests.
 """
 
 import asyncio
 import time
 from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from urllib.parse import urlsplit
 
 from swe_rl.agent.protocol import Agent, AgentError, AgentResult, Assignment, Exit, Task, UnknownEndError
-from swe_rl.config.choices import TrickPolicy
+from swe_rl.config.choices import RolloutMode, TrickPolicy
 from swe_rl.config.schema import EnvConfig, RolloutConfig
 from swe_rl.engine.protocol import EngineError
 from swe_rl.env.cheating.attempts import cheating_attempts
@@ -75,6 +78,9 @@ class Attempter:
         self._wall_clock = wall_clock
         self._keep_log = keep_log
         self._tests_s: dict[str, float] = {}  # by instance: the shortest grading that ended
+        self._gradings: AbstractAsyncContextManager[object] = nullcontext()
+        if rollout.mode is RolloutMode.stream:
+            self._gradings = asyncio.Semaphore(rollout.concurrency)
 
     async def run(self, order: Order) -> tuple[Trajectory, AgentResult | None]:
         """Raises TraceStoreError only: without its traces no trajectory counts."""
@@ -83,14 +89,10 @@ class Attempter:
         status, error, unknown = Status.infra_error, None, None
         try:
             await self._act(order, progress, times_s)
+            order.acted()
             if progress.result and needs_grading(progress.result.exit, progress.patch):
-                progress.began_s["grade"] = self._wall_clock()
-                progress.grade = await self._grade(order, progress.patch, times_s)
-                if self._keep_log is not None:
-                    await asyncio.to_thread(self._keep_log, order, progress.grade.log or progress.grade.log_tail)
-                progress.tricks = tricks_of(progress.grade, progress.patch, order.instance)
-                if progress.tricks and self._rollout.tricks is not TrickPolicy.count:
-                    progress.grade = progress.grade.worthless()
+                async with self._gradings:
+                    await self._judge(order, progress, times_s)
             assert progress.result is not None
             status = status_of(progress.result.exit, progress.patch, progress.grade)
         except TraceStoreError:
@@ -116,6 +118,16 @@ class Attempter:
         trajectory.times_s |= summary.times_s
         trajectory.began_s = progress.began_s | {"end": self._wall_clock()}
         return trajectory, progress.result
+
+    async def _judge(self, order: Order, progress: _Progress, times_s: dict[str, float]) -> None:
+        """Puts the patch to the tests. Raises GradeError, SandboxError."""
+        progress.began_s["grade"] = self._wall_clock()
+        progress.grade = await self._grade(order, progress.patch, times_s)
+        if self._keep_log is not None:
+            await asyncio.to_thread(self._keep_log, order, progress.grade.log or progress.grade.log_tail)
+        progress.tricks = tricks_of(progress.grade, progress.patch, order.instance)
+        if progress.tricks and self._rollout.tricks is not TrickPolicy.count:
+            progress.grade = progress.grade.worthless()
 
     async def _act(self, order: Order, progress: _Progress, times_s: dict[str, float]) -> None:
         """Boots a sandbox, lets the agent act in it and takes the patch out."""

@@ -11,7 +11,7 @@ import asyncio
 import hashlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Protocol
 
@@ -90,6 +90,25 @@ def sampling_seed(seed: int, name: str) -> int:
     return int.from_bytes(hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=8).digest(), "big") >> 1
 
 
+class Place:
+    """One of those that may act at once; taken and given back as often as there are attempts."""
+
+    def __init__(self, places: asyncio.Semaphore) -> None:
+        self._places, self._is_held = places, False
+
+    async def take(self) -> None:
+        """Waits for it, unless it is held."""
+        if not self._is_held:
+            await self._places.acquire()
+            self._is_held = True
+
+    def give_back(self) -> None:
+        """May be called twice."""
+        if self._is_held:
+            self._is_held = False
+            self._places.release()
+
+
 class Collector:
     """`on_tail` is told when a step begins (False) and when its last trajectory has begun (True). `watch` goes on
     beside a step's trajectories, and ends them with what it raises."""
@@ -105,8 +124,8 @@ class Collector:
         self._attempter = attempter
         self._rollout = rollout
         self._seed = seed
-        self._on_tail = on_tail or (lambda _: None)
-        self._watch = watch
+        self.on_tail = on_tail or (lambda _: None)
+        self.watch = watch
 
     async def collect(
         self,
@@ -126,7 +145,7 @@ class Collector:
         places = asyncio.Semaphore(self._rollout.concurrency)
         collected = Collected([], [])
         waiting_to_begin = len(instances) * n - len(known)
-        self._on_tail(False)
+        self.on_tail(False)
 
         async def attempted(instance: Instance, sample: int) -> tuple[Trajectory, AgentResult | None]:
             nonlocal waiting_to_begin
@@ -135,8 +154,9 @@ class Collector:
             async with places:
                 waiting_to_begin -= 1
                 if waiting_to_begin == 0:
-                    self._on_tail(True)
-                done = await self._with_retries(instance, split, step, sample, temperature, collected.retried)
+                    self.on_tail(True)
+                name = TrajectoryId(split, step, instance.instance_id, sample, 0)
+                done = await self.attempts(instance, name, temperature, collected.retried)
             if on_done:
                 waiting = on_done(*done)
                 if waiting:
@@ -164,28 +184,41 @@ class Collector:
 
     @asynccontextmanager
     async def _watching(self, group: asyncio.TaskGroup) -> AsyncIterator[None]:
-        watching = group.create_task(self._watch()) if self._watch is not None else None
+        watching = group.create_task(self.watch()) if self.watch is not None else None
         try:
             yield
         finally:
             if watching is not None:
                 watching.cancel()
 
-    async def _with_retries(
-        self, instance: Instance, split: str, step: int, sample: int, temperature: float, retried: list[Trajectory]
+    async def attempts(
+        self,
+        instance: Instance,
+        name: TrajectoryId,
+        temperature: float,
+        retried: list[Trajectory],
+        place: Place | None = None,
     ) -> tuple[Trajectory, AgentResult | None]:
-        attempt = 0
+        """One trajectory, repeated as the table of outcomes allows; what was repeated goes to `retried`.
+
+        `place` is held while an agent acts and not while it is graded; None: the caller has one for all of it.
+        """
         while True:
-            order = self._order(instance, split, step, sample, attempt, temperature)
-            trajectory, result = await self._attempter.run(order)
+            try:
+                if place is not None:
+                    await place.take()
+                order = self._order(instance, name, temperature, place)
+                trajectory, result = await self._attempter.run(order)
+            finally:
+                if place is not None:
+                    place.give_back()
             allowed = self._rollout.outcomes[trajectory.status.value].retries
-            if attempt >= min(allowed, self._rollout.infra_retries):
+            if name.attempt >= min(allowed, self._rollout.infra_retries):
                 return trajectory, result
             retried.append(trajectory)
-            attempt += 1
+            name = replace(name, attempt=name.attempt + 1)
 
-    def _order(self, instance: Instance, split: str, step: int, sample: int, attempt: int, temperature: float) -> Order:
-        name = TrajectoryId(split, step, instance.instance_id, sample, attempt)
+    def _order(self, instance: Instance, name: TrajectoryId, temperature: float, place: Place | None) -> Order:
         settings = SessionSettings(
             temperature=temperature,
             top_p=self._rollout.top_p,
@@ -196,4 +229,4 @@ class Collector:
             seed=sampling_seed(self._seed, str(name)),
             group_id=name.group_id,
         )
-        return Order(instance, name, settings)
+        return Order(instance, name, settings) if place is None else Order(instance, name, settings, place.give_back)

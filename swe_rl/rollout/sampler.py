@@ -7,11 +7,14 @@ Invariants:
 - At most `max_resample_rounds` further rounds, each of as many instances as useful groups are missing; where all were
   asked, the step goes on with what there is. What was sampled stays in the step's record, useful or not.
 - The state is plain data: a resumed run goes on with exactly the instances that an uninterrupted one would take.
+- Where groups flow they begin in the order of those instances, one after another; which of them are begun and not
+  trained is part of the state, so that none is lost or begun twice.
 """
 
 import random
-from collections.abc import Awaitable, Callable, Sequence
-from typing import TypedDict
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import NotRequired, TypedDict
 
 from swe_rl.config.choices import DynamicSampling
 from swe_rl.config.schema import AlgoConfig
@@ -21,10 +24,19 @@ from swe_rl.rollout.collect import Collected
 Generate = Callable[[Sequence[int]], Awaitable[Collected]]
 
 
+class FlowState(TypedDict):
+    """Of `rollout.mode=stream`."""
+
+    next: int  # the number of the group that begins next
+    ready: list[int]  # instances that were taken from the epoch, for the groups from `next` on
+    begun: list[tuple[int, int]]  # (number, instance) of groups that are begun and not trained
+
+
 class SamplerState(TypedDict):
     epoch: int
     taken: int  # of the current epoch
     deferred: list[int]  # to the end of the current epoch
+    flow: NotRequired[FlowState]  # of a run whose groups flow
 
 
 class PromptSampler:
@@ -66,6 +78,50 @@ class PromptSampler:
     def restore(self, state: SamplerState) -> None:
         deferred = list(state.get("deferred", []))  # checkpoints of old have none
         self._state = SamplerState(epoch=state["epoch"], taken=state["taken"], deferred=deferred)
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """A group by its place in the order of all groups, from 0 on; `index` is its instance."""
+
+    number: int
+    index: int
+
+
+class GroupOrder:
+    """Groups one after another, `prompts` of them a nominal step. No instance is twice in one nominal step."""
+
+    def __init__(self, sampler: PromptSampler, prompts: int) -> None:
+        self._sampler, self._prompts = sampler, prompts
+        self._next, self._ready = 0, list[int]()
+        self._again: list[Begun] = []
+
+    def take(self) -> Begun:
+        """Those that a resumed run had begun first, then new ones."""
+        if self._again:
+            return self._again.pop(0)
+        if not self._ready:
+            self._ready = self._sampler.take(self._prompts)
+        begun = Begun(self._next, self._ready.pop(0))
+        self._next += 1
+        return begun
+
+    def step_of(self, number: int) -> int:
+        """The step that a group has in the names of its trajectories; it may be trained in another one."""
+        return number // self._prompts + 1
+
+    def state(self, begun: Iterable[Begun]) -> SamplerState:
+        """`begun`: those that are not trained."""
+        waiting = {group.number: group.index for group in (*begun, *self._again)}
+        flow = FlowState(next=self._next, ready=[*self._ready], begun=sorted(waiting.items()))
+        return SamplerState(**self._sampler.state(), flow=flow)
+
+    def restore(self, state: SamplerState, step: int) -> None:
+        """`step` counts where the state is of a run whose groups did not flow."""
+        self._sampler.restore(state)
+        flow = state.get("flow") or FlowState(next=step * self._prompts, ready=[], begun=[])
+        self._next, self._ready = flow["next"], [*flow["ready"]]
+        self._again = [Begun(number, index) for number, index in flow["begun"]]
 
 
 async def sampled(

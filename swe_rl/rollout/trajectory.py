@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -64,13 +64,19 @@ class TrajectoryId:
         return self.split.startswith(EVALUATION)
 
 
+def _nobody_waits() -> None:
+    """For a place that is kept to the end."""
+
+
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What to attempt, under which name and with which sampling."""
+    """What to attempt, under which name and with which sampling. `acted` is called when the engines are done with it:
+    what is left is its grading."""
 
     instance: Instance
     id: TrajectoryId
     settings: SessionSettings
+    acted: Callable[[], None] = field(default=_nobody_waits, compare=False)
 
     @property
     def trajectory_id(self) -> str:

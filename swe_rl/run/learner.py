@@ -221,6 +221,8 @@ def _last_step(folder: RunFolder) -> tuple[int, SamplerState | None]:
     for record in read_jsonl(folder.steps_jsonl):
         if isinstance(written := record.get("data_order"), dict):  # older versions wrote none
             order = SamplerState(epoch=written["epoch"], taken=written["taken"], deferred=written["deferred"])
+            if "flow" in written:
+                order["flow"] = written["flow"]
             step = int(record["step"])
     return step, order
 

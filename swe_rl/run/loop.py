@@ -8,6 +8,8 @@ Invariants:
   steps after a resume are sampled with newer weights than in an uninterrupted run; above 1, timing decides how new.
 - Ahead of the trainer, rollouts of step s are begun with the weights of step s - 1 - `ahead` or newer, and no weights
   change while they run: every token of a step is of one version. With `ahead` = 1 it is s - 2 exactly.
+- With `rollout.mode=stream` nobody waits for a step's trajectories: a step trains the oldest groups that are complete
+  (run/stream), and new weights enter the engines while others are under way. What a step trains then depends on timing.
 - At most `ahead` steps are sampled and not trained. The trainer learns one step at a time, in order; its weights are
   read between two steps only. Whatever fails ends both sides, and its own error is raised.
 """
@@ -17,12 +19,15 @@ import time
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from swe_rl.config.choices import RolloutMode
 from swe_rl.config.schema import Config
 from swe_rl.host.kill_point import kill_point
+from swe_rl.logger.jsonl import iter_jsonl
 from swe_rl.rollout.batch import groups_of, rollout_numbers, set_advantages
 from swe_rl.rollout.rows import weighed
 from swe_rl.run.rollouts import Rollouts, Sampled
 from swe_rl.run.session import Session
+from swe_rl.run.stream import Stream, token_staleness
 
 if TYPE_CHECKING:
     from swe_rl.run.components import Components  # built elsewhere: a step only uses them
@@ -35,6 +40,8 @@ class Run:
     def __init__(self, config: Config, session: Session, parts: "Components", learner: "Learner | NoLearner") -> None:
         self._config, self._session, self._learner = config, session, learner
         self._rollouts = Rollouts(config, session, parts, learner.failure)
+        streams = config.rollout.mode is RolloutMode.stream
+        self._stream = Stream(config, self._rollouts, ahead=config.trainer.max_staleness_steps) if streams else None
         self._order = self._rollouts.sampler.state()  # after the last step that is done
         self.step = self._recorded_step = 0  # the last one that is done, and written down
         self._covered_step = 0  # the newest checkpoint's; without a trainer the last step's
@@ -46,16 +53,30 @@ class Run:
         """Goes back to the last step that counts, or to the start. Raises CorruptCheckpointError."""
         self.step, order = self._learner.go_back()
         self._recorded_step = self._covered_step = self.step
-        if order is not None:
-            self._rollouts.sampler.restore(order)
-        self._order = self._rollouts.sampler.state()
+        if self._stream is not None:
+            self._order = self._stream.restored(order, self.step)
+        else:
+            if order is not None:
+                self._rollouts.sampler.restore(order)
+            self._order = self._rollouts.sampler.state()
         self._session.events.write("went_back", step=self.step)
         kill_point("went_back")
         self._session.steps.truncate_after(self.step)
         kill_point("steps_taken_back")
-        self._rollouts.forget_after(self.step, evaluation=not self.is_evaluated())
+        self._forget()
         self._session.progress.state.done_steps = self.step
         self._session.progress.message(f"continues after step {self.step}: {self._session.folder.path}")
+
+    def _forget(self) -> None:
+        """Traces that are of no step that counts, and of no group that will be trained."""
+        trained: set[str] | None = None
+        queued: set[str] = set()
+        if self._stream is not None:
+            records = iter_jsonl(self._session.folder.steps_jsonl)
+            trained = {name for record in records for name in record.get("groups", ())}
+            queued = self._stream.whole_groups()
+        evaluation = not self.is_evaluated()
+        self._rollouts.forget_after(self.step, evaluation=evaluation, trained=trained, queued=queued)
 
     def is_evaluated(self) -> bool:
         """Whether the weights of now were; an evaluation that the run went back behind does not count."""
@@ -66,7 +87,9 @@ class Run:
         steps, ahead = self._config.trainer.steps, self._learner.ahead
         await self._learner.refresh(self.step)
         await self.evaluate_when_due()
-        if ahead and self.step < steps:
+        if self._stream is not None and self.step < steps:
+            await self._flow(self._stream, steps)
+        elif ahead and self.step < steps:
             self._step_began_s = time.monotonic()
             await Pipeline(self, ahead=ahead).run(self.step + 1, steps)
         while self.step < steps:
@@ -74,6 +97,23 @@ class Run:
             await self.evaluate_when_due()
         await asyncio.to_thread(self._learner.wait)
         await asyncio.to_thread(self._rollouts.forget_through, steps)
+        if self._stream is not None:
+            await asyncio.to_thread(self._stream.ended)
+
+    async def _flow(self, stream: Stream, steps: int) -> None:
+        """Trains the oldest complete groups, step by step, while others are sampled."""
+        async with stream.flowing(self.step):
+            while self.step < steps:
+                self._step_began_s = time.monotonic()
+                with self._session.progress.phase("step"):
+                    item = await stream.take(self.step + 1)
+                    try:
+                        await self._learner.pause(self.step + 1, item.times_s)
+                    finally:
+                        await _uninterrupted(self._finish(self.step + 1, item, ahead=False))
+                if self.evaluation_is_due:
+                    with stream.held():
+                        await self.evaluate_when_due()
 
     @property
     def evaluation_is_due(self) -> bool:
@@ -117,7 +157,7 @@ class Run:
     async def _finish(self, step: int, item: Sampled, *, ahead: bool) -> None:
         """What is learned from a step's rollouts, and all that is written of it."""
         algo, rollout, learner = self._config.algo, self._config.rollout, self._learner
-        collected, times_s = item.collected, item.times_s
+        collected, times_s, version = item.collected, item.times_s, learner.served
         # Once, and before there are advantages: those may take the KL of these very rows.
         rows, mismatch = await asyncio.to_thread(self._rollouts.rows, collected)
         record: dict[str, Any] = {"step": step, **rollout_numbers(collected, times_s["generate_s"]), **times_s}
@@ -130,6 +170,9 @@ class Run:
         record |= mismatch | await learner.train(rows, step)
         self.step, self._order = step, item.order
         sync_s = item.sync_s if ahead else await learner.refresh(step)
+        if self._stream is not None:
+            self._stream.trained()
+            record |= item.facts | token_staleness(rows, version)
         record |= learner.facts(step, self._order, sync_s, self._checkpoint_s)
         record["step_s"] = time.monotonic() - self._step_began_s
         kill_point("weights_synced")
@@ -139,8 +182,14 @@ class Run:
         # After the record: a checkpoint whose step nobody knows is not taken, and has pruned the one before it.
         self._checkpoint_s = await asyncio.to_thread(self._save_when_due)
         if self._checkpoint_s or not learner.evaluates:
-            await asyncio.to_thread(self._rollouts.forget_through, self._covered_step)
-            self._covered_step = step
+            await asyncio.to_thread(self._covered, step)
+
+    def _covered(self, step: int) -> None:
+        """A checkpoint has the last step: what only those before the newest two would need goes."""
+        self._rollouts.forget_through(self._covered_step)
+        self._covered_step = step
+        if self._stream is not None:
+            self._stream.saved(self._order)
 
     def _record(self, step: int, record: dict[str, Any]) -> None:
         session = self._session

@@ -9,8 +9,8 @@ Invariants:
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -47,6 +47,7 @@ class Sampled:
     order: SamplerState  # of the instances, after this step took its conversation
     times_s: dict[str, float]
     sync_s: float  # what the update of the engines' weights before them took
+    facts: dict[str, Any] = field(default_factory=dict)  # more of the step's record
 
 
 class Rollouts:
@@ -59,14 +60,14 @@ class Rollouts:
         parts: "Components",
         failure: Callable[[], Exception | None] = lambda: None,
     ) -> None:
-        self._config, self._session, self._parts, self._failure = config, session, parts, failure
+        self._config, self.session, self.parts, self._failure = config, session, parts, failure
         self._sessions: dict[int, list[str]] = {}  # whose traces are there for a step that is recorded
 
     @cached_property
-    def _instances(self) -> Sequence[Instance]:
+    def instances(self) -> Sequence[Instance]:
         """Of training: read when a step first asks for them, as an evaluation may do without. Raises UserError."""
         split, wanted = self._config.env.split, self._config.rollout.prompts_per_step
-        instances = self._parts.env.instances(split)
+        instances = self.parts.env.instances(split)
         if len(instances) < wanted:
             raise UserError(
                 f"rollout.prompts_per_step={wanted}, but env.split={split} has only {len(instances)} instances; lower "
@@ -76,12 +77,12 @@ class Rollouts:
 
     @cached_property
     def held_out(self) -> Sequence[Instance]:
-        return self._parts.env.instances(self._config.env.eval_split)
+        return self.parts.env.instances(self._config.env.eval_split)
 
     @cached_property
     def sampler(self) -> PromptSampler:
         """The order of the training instances. Raises UserError where there are too few for a step."""
-        return PromptSampler(len(self._instances), self._config.trainer.seed)
+        return PromptSampler(len(self.instances), self._config.trainer.seed)
 
     async def sample(self, step: int, sync_s: float) -> Sampled:
         """A step's, with the weights that the engines hold. Where it fails, the order of the instances is as before."""
@@ -89,10 +90,10 @@ class Rollouts:
         try:
             collected = await sampled(
                 self.sampler,
-                lambda indices: self._generate([self._instances[index] for index in indices], step),
+                lambda indices: self._generate([self.instances[index] for index in indices], step),
                 self._config.algo,
                 prompts=self._config.rollout.prompts_per_step,
-                available=len(self._instances),
+                available=len(self.instances),
             )
             require_few_failures(collected.trajectories, self._config.rollout)
             require_some_in_time(collected.trajectories, self._config.rollout)
@@ -102,13 +103,13 @@ class Rollouts:
         return Sampled(collected, self.sampler.state(), {"generate_s": time.monotonic() - started_s}, sync_s)
 
     async def _generate(self, instances: Sequence[Instance], step: int) -> Collected:
-        config, session = self._config, self._session
+        config, session = self._config, self.session
         with session.progress.phase("generate", trajectories=len(instances) * config.rollout.n):
 
             def record(event: str, fields: Mapping[str, object]) -> None:
                 session.steps.append_programs(step, event, [fields])
 
-            async with watched(self._parts.engines, record, step=step):
+            async with watched(self.parts.engines, record, step=step):
                 return await self._collect(
                     instances, config.env.split, step, config.rollout.n, config.rollout.temperature
                 )
@@ -120,14 +121,14 @@ class Rollouts:
 
         Whether too much of it failed is asked afterwards: its verdicts are there all the same.
         """
-        session, rollout, split = self._session, self._config.rollout, self._config.env.eval_split
+        session, rollout, split = self.session, self._config.rollout, self._config.env.eval_split
         started_s = time.monotonic()
         with session.progress.phase("eval", trajectories=len(self.held_out) * rollout.eval_n):
             for trajectory in known.values():
                 session.progress.trajectory(trajectory.status, trajectory.sampled_tokens)
             name, n = f"{EVALUATION}{split}", rollout.eval_n
             collected = await self._collect(self.held_out, name, step, n, rollout.eval_temperature, known, on_done)
-        whole, took_s = self._parts.env.split_instances(split), time.monotonic() - started_s
+        whole, took_s = self.parts.env.split_instances(split), time.monotonic() - started_s
         return collected, eval_numbers(collected, step=step, split=split, eval_s=took_s, split_instances=whole)
 
     async def evaluate(self, step: int) -> None:
@@ -135,11 +136,11 @@ class Rollouts:
         collected, numbers = await self.measure(step)
         require_few_failures(collected.trajectories, self._config.rollout)
         await asyncio.to_thread(self._count, collected)
-        self._session.steps.append_trajectories(step, _records(collected), evaluation=True, ours=OUR_WORDS)
+        self.session.steps.append_trajectories(step, _records(collected), evaluation=True, ours=OUR_WORDS)
         kill_point("eval_trajectories_written")
-        self._session.steps.append_eval(numbers)
+        self.session.steps.append_eval(numbers)
         kill_point("eval_recorded")
-        self._session.progress.eval_done(f"{headline(numbers)}, after step {step}", *line_of(numbers))
+        self.session.progress.eval_done(f"{headline(numbers)}, after step {step}", *line_of(numbers))
         self._remember(step, collected)
 
     async def _collect(
@@ -155,36 +156,47 @@ class Rollouts:
         """`name`: the split, in the names of its trajectories."""
 
         def done(trajectory: Trajectory, result: AgentResult | None) -> Awaitable[None] | None:
-            self._session.progress.trajectory(trajectory.status, trajectory.sampled_tokens)
-            self._session.status.heartbeat()
+            self.ended(trajectory)
             return None if on_done is None else on_done(trajectory, result)
 
         collected = await self._while_trainer_lives(
-            self._parts.collector.collect(
+            self.parts.collector.collect(
                 instances, split=name, step=step, n=n, temperature=temperature, on_done=done, known=known
             )
         )
-        await self._parts.store.flush()
+        await self.parts.store.flush()
         kill_point("traces_flushed")
         return collected
 
+    def ended(self, trajectory: Trajectory) -> None:
+        """Shown, and counted as a sign of life. Raises DiskError."""
+        self.session.progress.trajectory(trajectory.status, trajectory.sampled_tokens)
+        self.session.status.heartbeat()
+
     async def _while_trainer_lives(self, work: Coroutine[Any, Any, Collected]) -> Collected:
-        """Raises what ended it. It is looked at: ranks that end elsewhere wake nobody here."""
-        task = asyncio.ensure_future(work)
+        """Raises what ended it."""
+        task, looking = asyncio.ensure_future(work), asyncio.ensure_future(self.trainer_lives())
         try:
-            while not (await asyncio.wait({task}, timeout=_LOOK_S))[0]:
-                failure = self._failure()
-                if failure is not None:
-                    raise failure
+            await asyncio.wait({task, looking}, return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():
+                looking.result()
             return task.result()
         finally:
-            if not task.done():
-                task.cancel()
-                await asyncio.wait({task})
+            for unfinished in (task, looking):
+                unfinished.cancel()
+            await asyncio.wait({task, looking})
+
+    async def trainer_lives(self) -> None:
+        """Returns never. Raises what ended it. It is looked at: ranks that end elsewhere wake nobody here."""
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            failure = self._failure()
+            if failure is not None:
+                raise failure
 
     def _count(self, collected: Collected) -> None:
         for trajectory in collected.trajectories:
-            count_tokens(trajectory, self._parts.store.traces(trajectory.trajectory_id))
+            count_tokens(trajectory, self.parts.store.traces(trajectory.trajectory_id))
 
     def rows(self, collected: Collected) -> tuple[list[Row], dict[str, float]]:
         """Without advantages yet; and how far rendering again is off, where that is what is trained on. Each
@@ -194,9 +206,9 @@ class Rollouts:
         TraceStoreError.
         """
         traced, masks = self._config.rollout.capture is Capture.traced, self._config.rollout.filter_token_mismatch
-        mismatch, renderer, rows = Mismatch(), self._parts.renderer, list[Row]()
+        mismatch, renderer, rows = Mismatch(), self.parts.renderer, list[Row]()
         for trajectory, result in zip(collected.trajectories, collected.results, strict=True):
-            traces = self._parts.store.traces(trajectory.trajectory_id)
+            traces = self.parts.store.traces(trajectory.trajectory_id)
             count_tokens(trajectory, traces)
             if traced:
                 rows += traced_rows(trajectory, traces)
@@ -207,38 +219,47 @@ class Rollouts:
     def record(self, step: int, collected: Collected) -> None:
         """A step's trajectories, and an event for each with its phases, replaced attempts too. As `rows`, for a thread
         of its own. Raises DiskError, TraceStoreError."""
-        self._session.steps.append_trajectories(step, _records(collected), ours=OUR_WORDS)
+        self.session.steps.append_trajectories(step, _records(collected), ours=OUR_WORDS)
         kill_point("trajectories_written")
-        first = next(iter_jsonl(self._session.folder.events_jsonl), {})  # seconds are since the run's first event
+        first = next(iter_jsonl(self.session.folder.events_jsonl), {})  # seconds are since the run's first event
         events = (
-            program_event(trajectory, self._parts.store.traces(trajectory.trajectory_id), first.get("time", 0.0))
+            program_event(trajectory, self.parts.store.traces(trajectory.trajectory_id), first.get("time", 0.0))
             for trajectory in (*collected.trajectories, *collected.retried)
         )
-        self._session.steps.append_programs(step, "program", events)
+        self.session.steps.append_programs(step, "program", events)
         kill_point("programs_written")
         self._remember(step, collected)
 
     def keep_rows(self, step: int, rows: Sequence[Row]) -> None:
         """Where traces are not kept. Raises DiskError."""
         if self._config.gateway.keep_traces is KeepTraces.rows:
-            keep(rows, self._session.folder.rows(step))
+            keep(rows, self.session.folder.rows(step))
 
-    def forget_after(self, step: int, *, evaluation: bool) -> None:
-        """Traces of later steps. `evaluation`: and all there is of the one after `step`, as half of one is none."""
+    def forget_after(
+        self, step: int, *, evaluation: bool, trained: Collection[str] | None = None, queued: Collection[str] = ()
+    ) -> None:
+        """Traces of later steps. `evaluation`: and all there is of the one after `step`, as half of one is none.
+
+        Where groups flow, those of training stay whose groups were `trained` or are `queued`, whatever step their names
+        say.
+        """
         if evaluation:
-            self._session.folder.eval_trajectories(step).unlink(missing_ok=True)
-        ids = [parsed for name in self._parts.store.sessions() if (parsed := TrajectoryId.parse(name))]
+            self.session.folder.eval_trajectories(step).unlink(missing_ok=True)
+        ids = [parsed for name in self.parts.store.sessions() if (parsed := TrajectoryId.parse(name))]
         half = step if evaluation else step + 1  # from here on evaluations go, too
-        late = {id for id in ids if id.step > step or (id.is_evaluation and id.step >= half)}
-        self._parts.store.delete([str(id) for id in late])
-        self._sessions = {step: [str(id) for id in ids if id not in late]}
+        late = {id for id in ids if (id.step >= half if id.is_evaluation else id.step > step)}
+        if trained is not None:
+            stays = {*trained, *queued}
+            late = {id for id in ids if (id.step >= half if id.is_evaluation else id.group_id not in stays)}
+        self.parts.store.delete([str(id) for id in late])
+        self._sessions = {step: [str(id) for id in ids if id not in late and id.group_id not in queued]}
 
     def forget_through(self, step: int) -> None:
         """Traces of what was trained or evaluated up to `step`, unless they are kept. No resume asks for them again."""
         if self._config.gateway.keep_traces is KeepTraces.all:
             return
         covered = [past for past in self._sessions if past <= step]
-        self._parts.store.delete([name for past in covered for name in self._sessions.pop(past)])
+        self.parts.store.delete([name for past in covered for name in self._sessions.pop(past)])
 
     def _remember(self, step: int, collected: Collected) -> None:
         names = [trajectory.trajectory_id for trajectory in (*collected.trajectories, *collected.retried)]

@@ -95,10 +95,9 @@ async def test_new_weights_change_outputs_version_and_forget_the_cache(engine, b
     assert after.cached_tokens == 0
 
 
-async def test_a_running_request_begins_anew_with_new_weights(engine, start_engine, build_model, prompt_of):
-    """Not a token of the old weights is left, in what was sampled or in what is cached."""
-    other = await start_engine(build_model(1))
-    expected = await other.generate(prompt_of(0, 20), LONG, request_id="other", session_id="s")
+async def test_a_running_request_goes_on_with_new_weights(engine, start_engine, build_model, prompt_of):
+    """What it has sampled stays; nothing that the old weights cached is used for what comes after it."""
+    before = await engine.generate(prompt_of(0, 20), LONG, request_id="before")
     request = begin(engine, prompt_of(0, 20), session_id="s")
     await sampling(engine)
     await engine.pause()
@@ -106,19 +105,54 @@ async def test_a_running_request_begins_anew_with_new_weights(engine, start_engi
     assert (engine.stats().running, engine.stats().waiting) == (0, 1)
     await engine.resume()
     done = await request
-    assert done.weight_version == 9 and done.token_ids == expected.token_ids and done.logprobs == expected.logprobs
-    history = [*prompt_of(0, 20), *done.token_ids]
-    again = SamplingParams(1, seed=1)
+    kept = done.weight_versions.index(9)
+    assert done.weight_versions == (0,) * kept + (9,) * (200 - kept) and 5 <= kept < 200
+    assert done.token_ids[:kept] == before.token_ids[:kept] and done.logprobs[:kept] == before.logprobs[:kept]
+    assert done.weight_version == 9 and len(done.token_ids) == len(done.logprobs) == 200
+    other = build_model(1).eval()
+    with torch.no_grad():
+        logits = other(torch.tensor([[*prompt_of(0, 20), *done.token_ids]])).logits[0, 19 + kept : -1]
+    told = logits.log_softmax(-1).gather(1, torch.tensor(done.token_ids[kept:])[:, None])[:, 0]
+    assert (told - torch.tensor(done.logprobs[kept:])).abs().max() < 1e-4
+    fresh = await start_engine(build_model(1))
+    history, again = [*prompt_of(0, 20), *done.token_ids], SamplingParams(1, seed=1)
     later = await engine.generate(history, again, request_id="later", session_id="s")
-    theirs = await other.generate(history, again, request_id="later", session_id="s")
-    assert (later.token_ids, later.logprobs, later.cached_tokens) == (
-        theirs.token_ids,
-        theirs.logprobs,
-        theirs.cached_tokens,
-    )
+    theirs = await fresh.generate(history, again, request_id="later", session_id="s")
+    assert later.token_ids == theirs.token_ids and later.logprobs == pytest.approx(theirs.logprobs, abs=1e-5)
 
 
-async def test_requests_that_begin_anew_keep_their_places(start_engine, build_model, prompt_of):
+async def test_a_request_that_goes_on_draws_the_next_numbers(engine, model, prompt_of):
+    """Under weights that are equal its tokens are those of a request that nobody interrupted."""
+    whole = await engine.generate(prompt_of(0, 20), LONG, request_id="whole")
+    request = begin(engine, prompt_of(0, 20))
+    for version in (1, 2, 3):
+        await sampling(engine, 20)
+        await engine.update_weights(model.state_dict(), version)
+    done = await request
+    assert done.token_ids == whole.token_ids and set(done.weight_versions) == {0, 1, 2, 3}
+    assert done.logprobs == pytest.approx(whole.logprobs, abs=1e-4)
+
+
+async def test_what_an_update_costs_is_no_time_of_the_request(engine, build_model, prompt_of):
+    request = begin(engine, prompt_of(0, 20))
+    await sampling(engine)
+    await engine.pause()
+    await engine.update_weights(build_model(1).state_dict(), 1)
+    await asyncio.sleep(0.3)
+    await engine.resume()
+    done = await request
+    assert done.queue_s > 0.3 and done.decode_s > 0.0
+    begun = begin(engine, prompt_of(0, 20), "cut")
+    await sampling(engine)
+    await engine.pause()
+    await engine.update_weights(build_model(2).state_dict(), 2)
+    await asyncio.sleep(0.3)
+    await engine.abort("cut")
+    await engine.resume()
+    assert (await begun).queue_s > 0.3 and set((await begun).weight_versions) == {1}
+
+
+async def test_requests_that_go_on_keep_their_places(start_engine, build_model, prompt_of):
     engine = await start_engine(max_num_seqs=2)
     requests = [begin(engine, prompt_of(i, 20), str(i), SamplingParams(60, seed=i)) for i in range(5)]
     await sampling(engine)

@@ -172,6 +172,60 @@ async def test_what_is_in_flight_at_an_update_is_sent_again(start):
     assert fake.requests[-1][1]["cache_salt"] == "weights-5"
 
 
+@pytest.mark.parametrize("timings", [True, False])
+async def test_what_is_in_flight_at_an_update_goes_on(start, timings):
+    fake, engine = await start(token_delay_s=0.01, timings=timings, max_num_seqs=1)
+    params = SamplingParams(40, seed=4, stop_token_ids=(1,))
+    first = asyncio.create_task(engine.generate(PROMPT, params, request_id="a"))
+    await until(lambda: fake.running == 1)
+    second = asyncio.create_task(engine.generate(PROMPT, SamplingParams(90), request_id="b"))  # waits there
+    await asyncio.sleep(0.1)
+    async with engine.renewing(5):
+        assert fake.running == 0  # the server has answered for all of it
+        fake.model.weights = "5"
+        await asyncio.sleep(0.2)
+    done, later = await first, await second
+    kept = done.weight_versions.index(5)
+    asked = [body for path, body in fake.requests if "prompt" in body or "token_ids" in body]
+    prompts = [body.get("prompt", body.get("token_ids")) for body in asked]
+    assert 0 < kept < 40 and done.weight_versions == (0,) * kept + (5,) * (40 - kept)
+    assert [*PROMPT, *done.token_ids[:kept]] in prompts  # what there was is asked for no more
+    longer = [body for body, prompt in zip(asked, prompts, strict=True) if len(prompt) == len(PROMPT) + kept]
+    bodies = [body.get("sampling_params", body) for body in longer]
+    assert bodies[0]["max_tokens"] == 40 - kept and bodies[0]["seed"] != 4
+    assert done.finish_reason == "length" and len(done.token_ids) == len(done.logprobs) == 40
+    assert 0.2 < done.queue_s < 5 and (done.decode_s < 1.0 or not timings)
+    assert later.weight_version == 5 and later.queue_s > 0.2 and len(later.token_ids) == 90
+    assert fake.disconnected == 0
+
+
+async def test_what_a_server_cannot_cut_short_is_sampled_anew(start):
+    fake, engine = await start(token_delay_s=0.01)
+    fake.broken_paths |= {"/abort_requests", "/inference/v1/abort_requests"}
+    asking = asyncio.create_task(engine.generate(PROMPT, SamplingParams(30), request_id="a"))
+    await until(lambda: fake.running == 1)
+    await asyncio.sleep(0.1)
+    async with engine.renewing(5):
+        fake.model.weights = "5"
+    done = await asking
+    assert done.weight_versions == (5,) * 30 and fake.disconnected == 1
+    assert list(done.token_ids) == fake.model.sample(PROMPT, {"max_tokens": 30}, 100)[0]
+
+
+async def test_an_abort_of_its_own_ends_a_request_that_was_cut_short(start):
+    fake, engine = await start(token_delay_s=0.01)
+    asking = asyncio.create_task(engine.generate(PROMPT, SamplingParams(300), request_id="a"))
+    await until(lambda: fake.running == 1)
+    await asyncio.sleep(0.05)
+    async with engine.renewing(5):
+        pass
+    await until(lambda: fake.running == 1)
+    await asyncio.sleep(0.05)
+    await engine.abort("a")
+    done = await asyncio.wait_for(asking, 5)
+    assert done.finish_reason == "abort" and {0, 5} == set(done.weight_versions)
+
+
 async def test_a_request_on_its_way_to_the_server_has_the_new_version(start):
     fake, engine = await start(token_delay_s=0.005)
     fake.arrival_delay_s = 0.05

@@ -56,8 +56,27 @@ STRICT = "rollout.max_infra_failure_rate=0.1"
 class MadeUpRollouts:
     """Rewards and tokens that follow from a trajectory's name; `fail_at` is a (split, step) that breaks once."""
 
+    watch = None
+
     def __init__(self, store, fail_at=None):
-        self.store, self.fail_at, self.asked = store, fail_at, []
+        self.store, self.fail_at, self.asked, self.attempted = store, fail_at, [], []
+
+    def on_tail(self, active):
+        """No router listens."""
+
+    async def attempts(self, instance, name, temperature, retried, place=None):
+        """Where groups flow. Some take longer than others."""
+        self.attempted.append(str(name))
+        try:
+            await asyncio.sleep(0.002 * random.Random(str(name)).randrange(20))
+            if self.fail_at and self.fail_at[:2] == (name.split, name.step) and name.sample == N - 1:
+                raise self.fail_at[2]
+        finally:
+            place.give_back()
+        one, trace = self._trajectory(name.instance_id, name.split, name.step, name.sample)
+        one.num_calls = 1
+        self.store.append(trace)
+        return one, None
 
     async def collect(self, instances, *, split, step, n, temperature, on_done=None, known=None):
         self.asked.append((split, step, [one.instance_id for one in instances]))
@@ -246,7 +265,7 @@ async def test_an_evaluation_alone_measures_what_training_does(started):
         _, numbers = await alone.measure(0, on_done=lambda trajectory, result: seen.append(trajectory.trajectory_id))
     assert run.rollouts.asked[0] == run.rollouts.asked[1]
     assert {**numbers, "eval_s": 0.0} == {key: event[key] for key in numbers} | {"eval_s": 0.0}
-    assert len(seen) == 10 and "_instances" not in vars(alone)
+    assert len(seen) == 10 and "instances" not in vars(alone)
 
 
 AHEAD = "trainer.max_staleness_steps=1"

@@ -1,4 +1,4 @@
-"""New weights in mid-rollout: no trace carries a version that did not sample it, all of it."""
+"""New weights in mid-rollout: no token carries a version that did not sample it."""
 
 import asyncio
 import random
@@ -117,14 +117,17 @@ async def test_embedded_engines(models, renderer, tmp_path, seed):
 
         traces = await rollout(engines, renderer, tmp_path, update, seed)
     assert len(traces) == PROGRAMS * TURNS and len({one.weight_versions[0] for one, _ in traces}) > 2
+    assert any(len(set(trace.weight_versions.tolist())) > 1 for trace, _ in traces)  # some were in flight
     seen = 0
     for trace, prompt in traces:
-        told = torch.from_numpy(trace.logprobs.copy())
-        [version] = set(trace.weight_versions.tolist())
-        right = logprobs_of(models[version], trace, prompt)
+        told, versions = torch.from_numpy(trace.logprobs.copy()), trace.weight_versions.tolist()
+        assert versions == sorted(versions)
+        by_model = torch.stack([logprobs_of(model, trace, prompt) for model in models])
+        right = torch.stack([by_model[version, at] for at, version in enumerate(versions)])
         assert (told - right).abs().max() < 1e-3
-        others = [logprobs_of(model, trace, prompt) for n, model in enumerate(models) if n != version]
-        seen += all((told - other).abs().max() > 1e-2 for other in others)  # a wrong one would have been seen
+        others = [[(version + shift) % len(models) for version in versions] for shift in range(1, len(models))]
+        wrong = [torch.stack([by_model[version, at] for at, version in enumerate(other)]) for other in others]
+        seen += all((told - other).abs().max() > 1e-2 for other in wrong)  # a wrong one would have been seen
     assert seen > 0.9 * len(traces)  # a reply of one or two tokens may be as likely under another
 
 
@@ -158,11 +161,13 @@ async def test_servers(models, renderer, tmp_path, kind, seed):
             await update_engines(engines, models[version].state_dict(), version)
 
         traces = await rollout(engines, renderer, tmp_path, update, seed)
-        assert sum(server.disconnected for server in servers) > 0  # some were in flight
     assert len(traces) == PROGRAMS * TURNS and len({one.weight_versions[0] for one, _ in traces}) > 2
+    assert any(len(set(trace.weight_versions.tolist())) > 1 for trace, _ in traces)  # some were in flight
     for trace, prompt in traces:
-        [version] = set(trace.weight_versions.tolist())
-        name = str(version) if version else "default"
-        model = FakeModel(VOCAB, weights=name)
-        asked = {"max_tokens": TURN_TOKENS, "stop_token_ids": renderer.stop_token_ids}
-        assert trace.sampled_ids.tolist() == list(model.sample(prompt, asked, MAX_LEN)[0])
+        sampled, versions = trace.sampled_ids.tolist(), trace.weight_versions.tolist()
+        for start in [at for at, version in enumerate(versions) if at == 0 or version != versions[at - 1]]:
+            count = versions.count(versions[start])
+            model = FakeModel(VOCAB, weights=str(versions[start]) if versions[start] else "default")
+            asked = {"max_tokens": count, "stop_token_ids": renderer.stop_token_ids}
+            expected = model.sample([*prompt, *sampled[:start]], asked, MAX_LEN)[0]
+            assert sampled[start : start + count] == expected

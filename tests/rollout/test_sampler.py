@@ -1,10 +1,12 @@
 """Every instance once an epoch, and a state that continues exactly."""
 
+import json
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swe_rl.rollout.sampler import PromptSampler
+from swe_rl.rollout.sampler import GroupOrder, PromptSampler
 
 
 @given(st.integers(1, 12), st.integers(0, 5), st.lists(st.integers(1, 9), max_size=6), st.integers(1, 9))
@@ -53,3 +55,34 @@ def test_a_state_of_an_older_checkpoint():
     other = PromptSampler(5, 0)
     other.take(2)
     assert sampler.take(3) == other.take(3)
+
+
+@given(st.integers(2, 12), st.integers(0, 9), st.data())
+def test_groups_that_flow_have_the_instances_of_whole_steps(size, seed, data):
+    prompts = data.draw(st.integers(1, size))
+    whole, order = PromptSampler(size, seed), GroupOrder(PromptSampler(size, seed), prompts)
+    for step in range(1, 5):
+        groups = [order.take() for _ in range(prompts)]
+        assert [group.index for group in groups] == whole.take(prompts)
+        assert {order.step_of(group.number) for group in groups} == {step}
+
+
+@given(st.integers(2, 12), st.integers(0, 9), st.integers(0, 20), st.sets(st.integers(0, 19)))
+def test_groups_that_were_begun_and_not_trained_come_first(size, seed, begun, trained):
+    order = GroupOrder(PromptSampler(size, seed), 2)
+    groups = [order.take() for _ in range(begun)]
+    open_groups = [group for group in groups if group.number not in trained]
+    state, following = order.state(open_groups), [order.take() for _ in range(5)]
+    other = GroupOrder(PromptSampler(size, seed), 2)
+    other.restore(json.loads(json.dumps(state)), 9)
+    assert other.state([]) == json.loads(json.dumps(state)) | {
+        "flow": state["flow"] | {"begun": [(group.number, group.index) for group in open_groups]}
+    }
+    assert [other.take() for _ in range(len(open_groups) + 5)] == open_groups + following
+
+
+def test_a_state_of_whole_steps_goes_on_with_the_next_step():
+    sampler, order = PromptSampler(9, 0), GroupOrder(PromptSampler(9, 0), 3)
+    sampler.take(6)
+    order.restore(sampler.state(), 2)
+    assert [order.take().number for _ in range(3)] == [6, 7, 8] and order.step_of(6) == 3

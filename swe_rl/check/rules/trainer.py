@@ -7,7 +7,16 @@ Invariants:
 from collections.abc import Iterator
 
 from swe_rl.check.findings import Finding, Host, about, between, error, warning
-from swe_rl.config.choices import Capture, Correction, DynamicSampling, EngineKind, KlEstimator, KlPlace, WeightSync
+from swe_rl.config.choices import (
+    Capture,
+    Correction,
+    DynamicSampling,
+    EngineKind,
+    KlEstimator,
+    KlPlace,
+    RolloutMode,
+    WeightSync,
+)
 from swe_rl.config.parts import Part, reads
 from swe_rl.config.schema import Config
 from swe_rl.plan import memory
@@ -37,18 +46,54 @@ def lora(config: Config, _: Host) -> Iterator[Finding]:
 
 
 @about(Part.trainer)
+def streaming(config: Config, _: Host) -> Iterator[Finding]:
+    """Groups that flow go on under new weights, so engines cannot leave their GPUs to the trainer."""
+    key = "rollout.mode"
+    if config.rollout.mode is not RolloutMode.stream:
+        return
+    if config.trainer.max_staleness_steps == 0:
+        yield error(
+            "streaming",
+            "trainer.max_staleness_steps",
+            f"{key}=stream samples while the trainer works, so what it trains is of older weights",
+            f"trainer.max_staleness_steps=1, or {key}=step",
+        )
+    if takes_turns(config) and not uses_no_gpu(config.layout):
+        yield error(
+            "streaming",
+            key,
+            f"layout={config.layout.name} lets engines and trainer take turns: engines would sleep in mid-trajectory",
+            f"{key}=step, or a layout that gives each its own (layout=dp4)",
+        )
+    if config.rollout.capture is Capture.retokenize:
+        yield error(
+            "streaming",
+            "rollout.capture",
+            f"with {key}=stream weights change within a trajectory, and only a trace knows which ones sampled a token",
+            f"rollout.capture=traced, or {key}=step",
+        )
+    if config.algo.max_staleness_steps is not None:
+        yield warning(
+            "streaming",
+            "algo.max_staleness_steps",
+            "leaves out trajectories that took long, so what is learned leans towards short ones",
+            "algo.max_staleness_steps=null: pacing bounds staleness, and all that is sampled is trained",
+        )
+
+
+@about(Part.trainer)
 def asynchrony(config: Config, _: Host) -> Iterator[Finding]:
-    stale = config.trainer.max_staleness_steps
+    stale, streams = config.trainer.max_staleness_steps, config.rollout.mode is RolloutMode.stream
     if stale == 0:
         return
-    if takes_turns(config):
+    if takes_turns(config) and not streams:
         yield error(
             "staleness",
             "trainer.max_staleness_steps",
             f"layout={config.layout.name} lets engines and trainer take turns: nothing can overlap",
             "trainer.max_staleness_steps=0, or a layout that gives each its own (layout=dp4, layout=local2)",
         )
-    if config.algo.dynamic_sampling == DynamicSampling.resample:
+    if config.algo.dynamic_sampling == DynamicSampling.resample and not streams:
         yield error(
             "staleness_sampling",
             "algo.dynamic_sampling",

@@ -5,7 +5,8 @@ Invariants:
   pauses and weight updates happen there and nowhere else.
 - A step is one prefill pass (at most `PREFILL_BUDGET_TOKENS`, first come first served) and one decode pass over all
   running requests. A prompt is split between steps only at absolute multiples of `BLOCK_TOKENS`.
-- All tokens of a completion come from its weight version: new weights send running requests back to the queue.
+- New weights send running requests back to the queue with what they have sampled: its keys are computed anew, and the
+  next tokens are drawn with the next numbers of the same seed.
 - A request is touched by the engine's thread only, once it was handed over; its outcome is delivered exactly once.
 """
 
@@ -46,17 +47,36 @@ class SamplingRequest:
     first_token_s: float | None = None
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)  # one a token
+    context: npt.NDArray[np.int64] = field(init=False)  # what is prefilled: the prompt, and what older weights sampled
+    interrupted_s: float | None = None  # since new weights came, until its next token
+    lost_s: float = 0.0  # by new weights, so far
+
+    def __post_init__(self) -> None:
+        self.context = self.prompt
 
     @property
     def prefilling(self) -> bool:
-        return self.prefilled_tokens < len(self.prompt)
+        return self.prefilled_tokens < len(self.context)
 
-    def restart(self) -> None:
-        """As if it had been waiting all the time, which is what its `queue_s` will say."""
-        self.slot = self.admitted_s = self.first_token_s = None
-        self.prefilled_tokens = self.cached_tokens = 0
-        self.token_ids.clear()
-        self.logprobs.clear()
+    def interrupt(self, now_s: float) -> None:
+        """Back to the queue, with what it has sampled."""
+        self.slot, self.prefilled_tokens = None, 0
+        if not self.token_ids:  # as if it had been waiting all the time, which is what its `queue_s` will say
+            self.admitted_s, self.cached_tokens = None, 0
+            return
+        self.context = np.concatenate([self.prompt, np.array(self.token_ids, dtype=np.int64)])
+        self.interrupted_s = now_s if self.interrupted_s is None else self.interrupted_s
+
+    def accept(self, token: int, logprob: float, now_s: float) -> None:
+        if self.first_token_s is None:
+            self.first_token_s = now_s
+        if self.interrupted_s is not None:
+            self.lost_s += now_s - self.interrupted_s
+            self.interrupted_s = None
+        self.token_ids.append(token)
+        self.logprobs.append(logprob)
+        self.versions.append(self.weight_version)
 
     def finish_reason(self, max_model_len: int) -> FinishReason | None:
         """None while there is more to sample. A stop token wins over a limit that it also reaches."""
@@ -66,18 +86,20 @@ class SamplingRequest:
         return "length" if full or len(self.token_ids) >= self.params.max_tokens else None
 
     def completion(self, reason: FinishReason, now_s: float, current_version: int) -> Completion:
-        """`current_version` counts only for a request that never started."""
+        """`current_version` counts only for a request that has no token."""
         admitted_s = now_s if self.admitted_s is None else self.admitted_s
         first_s = now_s if self.first_token_s is None else self.first_token_s
+        lost_s = self.lost_s + (now_s - self.interrupted_s if self.interrupted_s is not None else 0.0)
         return Completion(
             token_ids=tuple(self.token_ids),
             logprobs=tuple(self.logprobs),
             finish_reason=reason,
-            weight_version=current_version if self.admitted_s is None else self.weight_version,
+            weight_version=self.versions[-1] if self.versions else current_version,
             cached_tokens=self.cached_tokens,
-            queue_s=admitted_s - self.arrived_s,
+            queue_s=admitted_s - self.arrived_s + lost_s,
             prefill_s=first_s - admitted_s,
-            decode_s=now_s - first_s,
+            decode_s=now_s - first_s - lost_s,
+            token_versions=tuple(self.versions) if len(set(self.versions)) > 1 else (),
         )
 
 
@@ -194,16 +216,17 @@ class EngineCore:
         """Raises EngineError, with nothing changed, when names or shapes differ."""
         self._loader.load(weights)
         self._decoder.pack()
-        self._restart_running()
+        self._interrupt_running()
         self._cache.invalidate()
         self.weight_version = version
 
-    def _restart_running(self) -> None:
-        """Neither their tokens nor their keys are of the new weights."""
+    def _interrupt_running(self) -> None:
+        """Their keys are not of the new weights."""
+        now_s = time.monotonic()
         for request in reversed(self._running):
             assert request.slot is not None
             self._cache.finish(request.slot)
-            request.restart()
+            request.interrupt(now_s)
             self._waiting.appendleft(request)
         self._running.clear()
 
@@ -228,19 +251,20 @@ class EngineCore:
 
     def _admit(self) -> None:
         """Moves waiting requests to slots. One that a running prefill will save most of its own stays for a step."""
-        budget = PREFILL_BUDGET_TOKENS - sum(len(r.prompt) - r.prefilled_tokens for r in self._running)
+        budget = PREFILL_BUDGET_TOKENS - sum(len(r.context) - r.prefilled_tokens for r in self._running)
         kept: deque[SamplingRequest] = deque()
         while self._waiting and budget > 0 and len(self._running) < self._cache.shape.slots:
             request = self._waiting.popleft()
-            acquired = self._cache.acquire(request.prompt, request.session_id)
+            acquired = self._cache.acquire(request.context, request.session_id)
             if acquired is None:
                 kept.append(request)
                 continue
-            request.slot, request.cached_tokens = acquired
-            request.prefilled_tokens = request.cached_tokens
-            request.admitted_s, request.weight_version = time.monotonic(), self.weight_version
+            request.slot, request.prefilled_tokens = acquired
+            request.weight_version = self.weight_version
+            if request.admitted_s is None:
+                request.admitted_s, request.cached_tokens = time.monotonic(), request.prefilled_tokens
             self._running.append(request)
-            budget -= len(request.prompt) - request.prefilled_tokens
+            budget -= len(request.context) - request.prefilled_tokens
         self._waiting.extendleft(reversed(kept))
 
     def _prefill(self) -> None:
@@ -248,13 +272,13 @@ class EngineCore:
         for request in self._running:
             if not request.prefilling:
                 continue
-            end = len(request.prompt)
+            end = len(request.context)
             if end - request.prefilled_tokens > budget:
                 end = (request.prefilled_tokens + budget) // BLOCK_TOKENS * BLOCK_TOKENS
             if end <= request.prefilled_tokens:
                 break
             assert request.slot is not None
-            ids = request.prompt[request.prefilled_tokens : end].tolist()
+            ids = request.context[request.prefilled_tokens : end].tolist()
             spans.append(PrefillSpan(request.slot.index, request.prefilled_tokens, ids))
             requests.append(request)
             budget -= len(ids)
@@ -295,10 +319,7 @@ class EngineCore:
 
     def _accept(self, request: SamplingRequest, token: int, logprob: float, now_s: float) -> None:
         assert request.slot is not None
-        if request.first_token_s is None:
-            request.first_token_s = now_s
-        request.token_ids.append(token)
-        request.logprobs.append(logprob)
+        request.accept(token, logprob, now_s)
         reason = request.finish_reason(self._max_model_len)
         if reason is None:
             self._cache.append(request.slot, token)

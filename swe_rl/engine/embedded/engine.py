@@ -201,7 +201,7 @@ class EmbeddedEngine(Engine):
         await self._call(lambda: setattr(self._core, "paused", False))
 
     async def update_weights(self, weights: "Mapping[str, torch.Tensor]", version: int) -> None:
-        """Copies `weights` in place between two steps and forgets all cached prefixes; running requests begin anew.
+        """Copies `weights` in place between two steps and forgets all cached prefixes; running requests go on.
 
         Raises EngineError, naming the first mismatch and with nothing changed, when names or shapes differ from the
         model's `state_dict` (tied parameters may be given under one of their names).

@@ -151,7 +151,7 @@ def generate_reply(
     choice: dict[str, Any] = {"index": 0, "finish_reason": reason, "logprobs": {"content": content}}
     choice["token_ids"] = ids if settings.token_ids else None
     if settings.weight_spans:
-        ends = [start for _, start in spans[1:]] + [len(ids)]
+        ends = [*(start for _, start in spans[1:]), len(ids)][: len(spans)]
         choice["weight_versions"] = [
             {"version": version, "start": start, "end": end} for (version, start), end in zip(spans, ends, strict=True)
         ]

@@ -6,14 +6,17 @@ Invariants:
 - A server that is held, asleep or not, gets no request before `release`, whatever else is asked of it.
 - `fail` ends every waiting request with its reason at once, and refuses new ones until `readmit`.
 - `interrupt` ends every waiting request, too, but to be sent again.
+- `Cuts.cut_short` ends every request with what the server has sampled for it, and lets none through after it.
 - What the loss of the server has cost is counted once: requests that broke off since its last reply, and those that
   were still waiting when it was given up.
 - A caller that is cancelled takes its request with it; that is never mistaken for a failure.
 """
 
 import asyncio
+import logging
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -22,6 +25,7 @@ from swe_rl.engine.server.client import HttpClient, ServerFailingError, Unreacha
 from swe_rl.engine.server.features import Features
 
 T = TypeVar("T")
+_log = logging.getLogger(__name__)
 
 
 class Interrupted(Exception):
@@ -83,6 +87,11 @@ class InFlight:
 
     def interrupt(self) -> None:
         self._end_all()
+
+    async def ended(self, timeout_s: float) -> bool:
+        """Whether all that wait now have their replies, after so long at most."""
+        tasks = list(self._waiting)
+        return not tasks or not (await asyncio.wait(tasks, timeout=timeout_s))[1]
 
     def fail(self, error: EngineError) -> None:
         if self.failure is None:
@@ -193,10 +202,14 @@ class Control:
         finally:
             self._gate.set()
 
-    async def abort(self, server_id: str) -> None:
+    def close_gate(self) -> None:
+        """No request is sent until the server is resumed."""
+        self._gate.clear()
+
+    async def abort(self, server_ids: Sequence[str]) -> None:
         """Raises EngineError when the server does not offer it."""
         for path in _ABORT_PATHS:
-            answer = await self._client.post(path, {"request_ids": [server_id]}, timeout_s=_TIMEOUT_S)
+            answer = await self._client.post(path, {"request_ids": list(server_ids)}, timeout_s=_TIMEOUT_S)
             if answer.ok:
                 return
         raise EngineError(f"{self._client.url} cannot abort a request: {answer.status} {answer.reason()}")
@@ -212,3 +225,51 @@ class Control:
         answer = await self._client.post(path, timeout_s=timeout_s)
         if not answer.ok:
             raise EngineError(f"{self._client.url}{path} answered {answer.status}: {answer.reason()}")
+
+
+_CUT_TRIES, _CUT_S = 20, 0.25
+
+
+class Cuts:
+    """Requests that new weights cut short, of one server."""
+
+    def __init__(self, control: Control, in_flight: InFlight) -> None:
+        self._control, self._in_flight = control, in_flight
+        self._server_ids: dict[str, str] = {}
+        self._cut: set[str] = set()
+
+    @contextmanager
+    def sent(self, request_id: str, server_id: str) -> Iterator[None]:
+        """The request is in flight inside the block, which the server knows by `server_id`."""
+        self._server_ids[request_id] = server_id
+        self._cut.discard(request_id)
+        try:
+            yield
+        finally:
+            self._server_ids.pop(request_id, None)
+
+    def server_id(self, request_id: str) -> str | None:
+        return self._server_ids.get(request_id)
+
+    def take(self, request_id: str) -> bool:
+        """Whether its last reply was cut short here; asked once."""
+        was_cut = request_id in self._cut
+        self._cut.discard(request_id)
+        return was_cut
+
+    async def cut_short(self) -> None:
+        """What is in flight is answered with what it has sampled, and what comes waits until the server is resumed. A
+        request that is not answered soon stays in flight."""
+        self._control.close_gate()
+        try:
+            for _ in range(_CUT_TRIES):
+                self._cut |= self._server_ids.keys()
+                if self._server_ids:
+                    await self._control.abort(list(self._server_ids.values()))
+                if await self._in_flight.ended(_CUT_S):  # else it had not come to the server yet
+                    return
+        except EngineError as error:
+            _log.warning("what is in flight begins anew with the next weights: %s", error)
+        except BaseException:
+            self._control.open_gate()
+            raise

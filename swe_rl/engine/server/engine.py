@@ -1,8 +1,9 @@
 """One running vLLM server as an engine: whoever started it.
 
 Invariants:
-- All tokens of a completion were sampled with its weight version: a request that is in flight when the weights change
-  is ended in the server and sent again, and so is one of whose tokens the server tells two versions (spans).
+- A request that is in flight when the weights change is aborted in the server, which answers with what it has sampled;
+  the rest is asked for after the update, with those tokens at the end of its prompt. What does not answer so is sampled
+  anew, and so is a reply of whose tokens the server tells two versions (spans): no reply of a server mixes versions.
 - A lost server fails every request that waits for it, at once; requests after that fail too until it is back. One
   that is back with other weights than it should have stays lost.
 - While paused here, no request is sent; those already there freeze in the server.
@@ -17,6 +18,7 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from itertools import count
 from typing import TYPE_CHECKING
 
@@ -28,9 +30,11 @@ from swe_rl.engine.protocol import (
     EngineState,
     EngineStats,
     SamplingParams,
+    continued,
+    joined,
 )
 from swe_rl.engine.server.client import ConnectionLostError, HttpClient
-from swe_rl.engine.server.control import KV_CACHE, WEIGHTS, Control, InFlight, Interrupted
+from swe_rl.engine.server.control import KV_CACHE, WEIGHTS, Control, Cuts, InFlight, Interrupted
 from swe_rl.engine.server.features import Features, Needs, Patience, probe
 from swe_rl.engine.server.monitor import Monitor, Watcher
 from swe_rl.engine.server.weights import (
@@ -81,7 +85,7 @@ class HttpEngine(Engine):
         self.in_flight = InFlight(clock)
         self._readmission: asyncio.Task[None] | None = None
         self._control = Control(client)
-        self._server_ids: dict[str, str] = {}
+        self._cuts = Cuts(self._control, self.in_flight)
         self._numbers = count()
         self._nonce = secrets.token_hex(4)
         self.weight_version = 0  # of the weights that the server was started with
@@ -125,12 +129,29 @@ class HttpEngine(Engine):
         What an interruption by new weights has cost counts as `queue_s`.
         """
         self._check_room(prompt_ids, self.features, request_id)
+        room = self._limit(self.features) - len(prompt_ids)
+        limited, parts = within(params, room), list[Completion]()
+        while True:
+            part = await self._part(prompt_ids, limited, request_id, parts)
+            parts.append(part)
+            whole = joined(parts)
+            if not self._cuts.take(request_id) or part.finish_reason != "abort":
+                return whole
+            if len(whole.token_ids) == limited.max_tokens:  # cut at its end
+                return replace(whole, finish_reason="length")
+
+    async def _part(
+        self, prompt_ids: Sequence[int], params: SamplingParams, request_id: str, before: Sequence[Completion]
+    ) -> Completion:
+        """What follows what was sampled `before`, as far as one request goes."""
         arrived_s, mixed = self._clock(), 0
+        sampled = [token for part in before for token in part.token_ids]
+        ids, rest = [*prompt_ids, *sampled] if sampled else prompt_ids, continued(params, len(sampled))
         while True:
             await self._control.passed()
             self.in_flight.check()
             try:
-                return await self._generate(prompt_ids, params, request_id, arrived_s)
+                return await self._generate(ids, rest, request_id, arrived_s)
             except Interrupted:
                 continue
             except MixedError as error:
@@ -144,32 +165,31 @@ class HttpEngine(Engine):
         """Once. Raises Interrupted, MixedError, ContextOverflowError, EngineError."""
         features, sent_s, version = self.features, self._clock(), self.weight_version
         own_id = f"{self._nonce}-{next(self._numbers)}"
-        self._server_ids[request_id] = server_request_id(features.token_in, own_id)
+        server_id = server_request_id(features.token_in, own_id)
         body = request_body(
             features.token_in,
             prompt_ids,
-            within(params, self._limit(features) - len(prompt_ids)),
+            params,
             model=features.model,
             request_id=own_id,
             cache_salt=f"weights-{version}" if version else None,
         )
         try:
-            reply = await self.in_flight.run(self._asked(body, prompt_ids), len(prompt_ids))
+            with self._cuts.sent(request_id, server_id):
+                reply = await self.in_flight.run(self._asked(body, prompt_ids), len(prompt_ids))
         except ContextOverflowError:
             raise
         except EngineError as error:
             if isinstance(error, ConnectionLostError):
                 await self._broke_off()
             raise type(error)(f"Engine `{self.name}`: {error}") from error
-        finally:
-            self._server_ids.pop(request_id, None)
         version = version_of(reply, version)
         return self._completion(reply, len(prompt_ids), version, sent_s, waited_s=sent_s - arrived_s)
 
     async def abort(self, request_id: str) -> None:
-        server_id = self._server_ids.get(request_id)
+        server_id = self._cuts.server_id(request_id)
         if server_id is not None:
-            await self._control.abort(server_id)
+            await self._control.abort([server_id])
 
     async def pause(self) -> None:
         """Returns once the server has frozen what runs there. Raises EngineError."""
@@ -231,6 +251,7 @@ class HttpEngine(Engine):
         held = self._control.held
         was_paused = self._control.paused and not held
         if not was_paused and not self._control.asleep:
+            await self._cuts.cut_short()
             await self.pause()
         self.in_flight.interrupt()
         try:
@@ -336,21 +357,9 @@ class HttpEngine(Engine):
     def _completion(
         self, reply: Reply, prompt_tokens: int, version: int, sent_s: float, *, waited_s: float
     ) -> Completion:
-        elapsed_s = self._clock() - sent_s
-        cached = reply.cached_tokens or 0
         self._sampled_total += len(reply.token_ids)
-        self._prefilled_total += prompt_tokens - cached
-        queue_s, prefill_s = reply.queue_s or 0.0, reply.prefill_s or 0.0
-        return Completion(
-            token_ids=reply.token_ids,
-            logprobs=reply.logprobs,
-            finish_reason=reply.finish_reason,
-            weight_version=version,
-            cached_tokens=cached,
-            queue_s=waited_s + queue_s,
-            prefill_s=prefill_s,
-            decode_s=max(0.0, elapsed_s - queue_s - prefill_s) if reply.decode_s is None else reply.decode_s,
-        )
+        self._prefilled_total += prompt_tokens - (reply.cached_tokens or 0)
+        return reply.completion(version, self._clock() - sent_s, waited_s=waited_s)
 
     async def _broke_off(self) -> None:
         """A connection was lost; whoever started the server knows best what that means."""

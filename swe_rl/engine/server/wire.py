@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from swe_rl.engine.protocol import ContextOverflowError, EngineError, FinishReason, SamplingParams
+from swe_rl.engine.protocol import Completion, ContextOverflowError, EngineError, FinishReason, SamplingParams
 from swe_rl.engine.server.client import ServerAnswer, ServerFailingError
 from swe_rl.engine.token_ids import TokenIds
 
@@ -59,6 +59,20 @@ class Reply:
     prefill_s: float | None
     decode_s: float | None
     version_spans: tuple[tuple[str, int, int], ...] = ()
+
+    def completion(self, version: int, elapsed_s: float, *, waited_s: float) -> Completion:
+        """`elapsed_s` since it was sent, for which it had waited for `waited_s` before."""
+        queue_s, prefill_s = self.queue_s or 0.0, self.prefill_s or 0.0
+        return Completion(
+            token_ids=self.token_ids,
+            logprobs=self.logprobs,
+            finish_reason=self.finish_reason,
+            weight_version=version,
+            cached_tokens=self.cached_tokens or 0,
+            queue_s=waited_s + queue_s,
+            prefill_s=prefill_s,
+            decode_s=max(0.0, elapsed_s - queue_s - prefill_s) if self.decode_s is None else self.decode_s,
+        )
 
 
 def request_body(

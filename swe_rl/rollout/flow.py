@@ -1,0 +1,217 @@
+"""Groups that flow: begun in one order, sampled side by side, trained oldest first.
+
+Invariants:
+- Groups begin in the order of `GroupOrder`, and so do their trajectories: whoever begins waits for a place first.
+- At most `(1 + ahead) * prompts` groups are begun and not trained, and never more than the steps that are left train.
+  That alone bounds staleness: what is begun is trained. Nothing that completes is thrown away, for a slow trajectory
+  would be thrown away more often than a fast one.
+- `take` gives the oldest complete groups, in the order in which they began, as soon as there are enough of them. A slow
+  group is overtaken, and trained when it is complete.
+- With `resample` a group of equal rewards counts as trained as soon as it is complete: another one begins in its place.
+  Those of a step are handed over with it, at most `max_rounds * prompts` of them for one step to wait.
+- While it is held nothing begins; what is under way goes on.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from swe_rl.agent.protocol import AgentResult
+from swe_rl.rollout.batch import degenerate_groups
+from swe_rl.rollout.collect import Collected, Place
+from swe_rl.rollout.sampler import Begun, GroupOrder, SamplerState
+from swe_rl.rollout.trajectory import Trajectory
+
+Attempted = tuple[Trajectory, AgentResult | None]
+
+
+class RunsGroups(Protocol):
+    """What the trajectories of a flow are made by."""
+
+    def known(self, begun: Begun) -> Collected | None:
+        """The whole group, where an earlier start of the run has completed it."""
+        ...
+
+    async def attempt(self, begun: Begun, sample: int, retried: list[Trajectory], place: Place) -> Attempted:
+        """One trajectory. `place` is held when it is called, and given back by it."""
+        ...
+
+    async def keep(self, begun: Begun, collected: Collected) -> None:
+        """The group is complete: it outlives the process when this returns."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """`n` trajectories a group, `concurrency` of them at once, `prompts` groups a step, `ahead` steps. `max_rounds`: of
+    resampling; None where groups of equal rewards are not replaced."""
+
+    n: int
+    concurrency: int
+    prompts: int
+    ahead: int
+    max_rounds: int | None = None
+
+
+@dataclass(eq=False, slots=True)
+class _Group:
+    begun: Begun
+    ended: dict[int, Attempted] = field(default_factory=dict)  # by sample
+    retried: list[Trajectory] = field(default_factory=list)
+    collected: Collected | None = None  # when it is complete, and kept
+
+    def whole(self) -> Collected:
+        in_order = [self.ended[sample] for sample in sorted(self.ended)]
+        self.retried.sort(key=lambda broken: broken.trajectory_id)
+        return Collected([ended[0] for ended in in_order], [ended[1] for ended in in_order], self.retried)
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What a step trains. `order`: how to go on after it. `queued`, `under_way`: groups that are complete, and that are
+    begun and not complete, besides."""
+
+    numbers: list[int]
+    collected: Collected
+    order: SamplerState
+    queued: int
+    under_way: int
+
+
+class Flow:
+    """`on_tail(True)` is called when the last group of all has begun."""
+
+    def __init__(
+        self, order: GroupOrder, work: RunsGroups, pace: Pace, steps: int, on_tail: Callable[[bool], None] | None = None
+    ) -> None:
+        self._order, self._work, self._pace = order, work, pace
+        self._on_tail = on_tail or (lambda _: None)
+        self._places = asyncio.Semaphore(pace.concurrency)
+        self._steps_left = steps
+        self._open: dict[int, _Group] = {}  # begun and neither taken nor set aside
+        self._aside: list[_Group] = []  # of equal rewards, until the next step takes them along
+        self._training = 0
+        self._holds = 0
+        self._waiting: list[asyncio.Future[None]] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @asynccontextmanager
+    async def flowing(self, *beside: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+        """Groups begin inside the block, and `beside` goes on; all of it ends with the block. What fails in one of them
+        ends the block, and is raised as it is."""
+        first: BaseException | None = None
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for work in (self._begin(tasks), *beside):
+                    self._start(tasks, work)
+                yield
+                for task in tuple(self._tasks):
+                    task.cancel()
+        except BaseExceptionGroup as errors:
+            first = errors.exceptions[0]
+        if first is not None:
+            raise first
+
+    async def take(self) -> Taken:
+        """Waits for a step's groups. They count as begun until `trained`."""
+        await self._until(lambda: self._is_enough)
+        complete = [group for _, group in sorted(self._open.items()) if group.collected is not None]
+        chosen = complete[: self._pace.prompts]
+        for group in chosen:
+            del self._open[group.begun.number]
+        self._training = len(chosen)
+        every = sorted([*chosen, *self._aside], key=lambda group: group.begun.number)
+        self._aside = []
+        queued = len(complete) - len(chosen)
+        order = self._order.state(group.begun for group in self._open.values())
+        numbers = [group.begun.number for group in every]
+        return Taken(numbers, _together(every), order, queued, len(self._open) - queued)
+
+    def trained(self) -> None:
+        """The step that was taken last is; the engines have what it made."""
+        self._training = 0
+        self._steps_left -= 1
+        self._tell()
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Nothing begins inside the block."""
+        self._holds += 1
+        try:
+            yield
+        finally:
+            self._holds -= 1
+            self._tell()
+
+    @property
+    def _is_enough(self) -> bool:
+        complete = sum(group.collected is not None for group in self._open.values())
+        pace = self._pace
+        looked_at = complete + len(self._aside)
+        gives_up = pace.max_rounds is not None and looked_at >= (1 + pace.max_rounds) * pace.prompts
+        return complete >= pace.prompts or gives_up
+
+    @property
+    def _has_room(self) -> bool:
+        pace = self._pace
+        steps = min(1 + pace.ahead, self._steps_left)
+        return not self._holds and len(self._open) + self._training < steps * pace.prompts
+
+    async def _begin(self, tasks: asyncio.TaskGroup) -> None:
+        while True:
+            await self._until(lambda: self._has_room)
+            group = _Group(self._order.take())
+            self._open[group.begun.number] = group
+            group.collected = self._work.known(group.begun)
+            if group.collected is not None:
+                self._completed(group)
+                continue
+            for sample in range(self._pace.n):
+                place = Place(self._places)
+                await place.take()
+                await self._until(lambda: not self._holds)
+                self._start(tasks, self._attempt(group, sample, place))
+            self._on_tail(len(self._open) + self._training >= self._steps_left * self._pace.prompts)
+
+    def _start(self, tasks: asyncio.TaskGroup, work: Coroutine[Any, Any, None]) -> None:
+        task = tasks.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _attempt(self, group: _Group, sample: int, place: Place) -> None:
+        group.ended[sample] = await self._work.attempt(group.begun, sample, group.retried, place)
+        if len(group.ended) == self._pace.n:
+            collected = group.whole()
+            await self._work.keep(group.begun, collected)
+            group.collected = collected
+            self._completed(group)
+
+    def _completed(self, group: _Group) -> None:
+        assert group.collected is not None
+        if self._pace.max_rounds is not None and degenerate_groups(group.collected.trajectories):
+            del self._open[group.begun.number]
+            self._aside.append(group)
+        self._tell()
+
+    async def _until(self, holds: Callable[[], bool]) -> None:
+        while not holds():
+            waiting = asyncio.get_running_loop().create_future()
+            self._waiting.append(waiting)
+            await waiting
+
+    def _tell(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for future in waiting:
+            if not future.done():
+                future.set_result(None)
+
+
+def _together(groups: list[_Group]) -> Collected:
+    whole = [group.collected for group in groups if group.collected is not None]
+    return Collected(
+        [trajectory for part in whole for trajectory in part.trajectories],
+        [result for part in whole for result in part.results],
+        [trajectory for part in whole for trajectory in part.retried],
+    )

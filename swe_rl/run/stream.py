@@ -1,0 +1,228 @@
+"""The rollouts of `rollout.mode=stream`: groups that flow, under the names of nominal steps, and their queue on disk.
+
+Invariants:
+- A complete group is a file of the run's queue before anybody learns from it, and after all its traces are committed. A
+  resumed run takes it from there; a group that is not complete is sampled again, under the same names.
+- A file stays until two checkpoints know its group as trained: a run may have to go back behind the newest one.
+- Group k has the names of step k // prompts + 1, whichever step trains it.
+- An evaluation has the engines' weights for itself as long as it lasts: nothing is trained meanwhile, and nothing
+  begins. What is under way goes on beside it, under the same weights and names of its own.
+"""
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any
+
+import numpy as np
+
+from swe_rl.algo.row import Row
+from swe_rl.config.choices import DynamicSampling
+from swe_rl.config.schema import Config
+from swe_rl.engine.protocol import Engine
+from swe_rl.engine.watch import watched
+from swe_rl.host.kill_point import kill_point
+from swe_rl.logger.disk import Redactor, disk_error, encode_json, write_bytes_atomic
+from swe_rl.logger.folder import RunFolder
+from swe_rl.logger.jsonl import read_jsonl
+from swe_rl.rollout.batch import groups_of
+from swe_rl.rollout.collect import Collected, Place, require_few_failures, require_some_in_time
+from swe_rl.rollout.flow import Attempted, Flow, Pace
+from swe_rl.rollout.sampler import Begun, GroupOrder, SamplerState
+from swe_rl.rollout.trajectory import OUR_WORDS, Trajectory, TrajectoryId
+from swe_rl.run.rollouts import Rollouts, Sampled
+
+_LOOK_S = 0.1  # between two looks at the engines' load
+
+
+class GroupQueue:
+    """Complete groups, a file each."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        self._folder, self._redactor = folder, Redactor.from_environ()
+
+    def put(self, number: int, collected: Collected) -> None:
+        """Raises DiskError."""
+        head: dict[str, Any] = {"trajectories": len(collected.trajectories)}
+        records = [trajectory.to_record() for trajectory in (*collected.trajectories, *collected.retried)]
+        lines = [self._redactor.json(encode_json(record), OUR_WORDS) for record in (head, *records)]
+        write_bytes_atomic(self._folder.queued_group(number), b"".join(line + b"\n" for line in lines))
+
+    def find(self, number: int) -> Collected | None:
+        """None where there is none, or nothing that can be read."""
+        try:
+            head, *records = read_jsonl(self._folder.queued_group(number))
+            ended = [Trajectory.from_record(record) for record in records]
+            count = int(head["trajectories"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+        return Collected(ended[:count], [None] * count, ended[count:])
+
+    def numbers(self) -> list[int]:
+        return sorted(int(path.stem.partition("_")[2]) for path in self._folder.queue.glob("group_*.jsonl"))
+
+    def remove(self, numbers: Iterable[int]) -> None:
+        """Raises DiskError."""
+        for number in numbers:
+            path = self._folder.queued_group(number)
+            try:
+                path.unlink(missing_ok=True)
+            except OSError as error:
+                raise disk_error(path, error) from error
+            kill_point("queue_pruned")
+
+
+class Stream:
+    """Of one start of a run; `rollouts` are its parts. `first` is the step that is trained next."""
+
+    def __init__(self, config: Config, rollouts: Rollouts, *, ahead: int) -> None:
+        self._config, self._rollouts = config, rollouts
+        self._order = GroupOrder(rollouts.sampler, config.rollout.prompts_per_step)
+        self._queue = GroupQueue(rollouts.session.folder)
+        self._ahead = ahead
+        self._flow: Flow | None = None
+        self._before: SamplerState | None = None  # the order of the checkpoint before the newest
+        self._taken_s = 0.0
+        self._sampling = 0  # the step whose timeline the engines' loads belong to
+        self._engines_idle_s = 0.0
+
+    def restored(self, order: SamplerState | None, step: int) -> SamplerState:
+        """Goes back to where `step` left the order, or to the start; that order."""
+        if order is not None:
+            self._order.restore(order, step)
+        return self._order.state([])
+
+    def whole_groups(self) -> set[str]:
+        """The ids of the groups whose traces a resumed run goes on with."""
+        found = (self._queue.find(number) for number in self._queue.numbers())
+        return {trajectory.group_id for group in found if group is not None for trajectory in group.trajectories}
+
+    @asynccontextmanager
+    async def flowing(self, step: int) -> AsyncIterator[None]:
+        """Groups are sampled inside the block, for the steps after `step`."""
+        rollout, algo = self._config.rollout, self._config.algo
+        replaces = algo.dynamic_sampling is DynamicSampling.resample
+        pace = Pace(
+            n=rollout.n,
+            concurrency=rollout.concurrency,
+            prompts=rollout.prompts_per_step,
+            ahead=self._ahead,
+            max_rounds=algo.max_resample_rounds if replaces else None,
+        )
+        parts, session = self._rollouts.parts, self._rollouts.session
+        steps = self._config.trainer.steps - step
+        self._flow = Flow(self._order, self, pace, steps, parts.collector.on_tail)
+        beside: list[Coroutine[Any, Any, None]] = [self._rollouts.trainer_lives(), self._idles(parts.engines)]
+        if parts.collector.watch is not None:
+            beside.append(parts.collector.watch())
+        self._taken_s = time.monotonic()
+        self._sampling = step + 1
+
+        def record(event: str, fields: Mapping[str, object]) -> None:
+            if self._sampling <= self._config.trainer.steps:
+                session.steps.append_programs(self._sampling, event, [{**fields, "step": self._sampling}])
+
+        async with watched(parts.engines, record), self._flow.flowing(*beside):
+            yield
+
+    async def take(self, step: int) -> Sampled:
+        """What `step` trains. Raises RolloutError."""
+        assert self._flow is not None
+        rollout, waited_s = self._config.rollout, time.monotonic()
+        with self._rollouts.session.progress.phase("generate", trajectories=rollout.prompts_per_step * rollout.n):
+            taken = await self._flow.take()
+        now_s = time.monotonic()
+        times_s = {"generate_s": now_s - self._taken_s, "trainer_idle_s": now_s - waited_s}
+        times_s["engines_idle_s"], self._engines_idle_s, self._taken_s = self._engines_idle_s, 0.0, now_s
+        self._sampling = step + 1  # nobody else writes into that step's files yet
+        kill_point("groups_taken")
+        require_few_failures(taken.collected.trajectories, rollout)
+        require_some_in_time(taken.collected.trajectories, rollout)
+        facts = {
+            "groups": list(groups_of(taken.collected.trajectories)),
+            "queued_groups": taken.queued,
+            "open_groups": taken.under_way,
+        }
+        return Sampled(taken.collected, taken.order, times_s, 0.0, facts)
+
+    def trained(self) -> None:
+        """The engines have what the last step that was taken made."""
+        assert self._flow is not None
+        self._flow.trained()
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Nothing begins inside the block, whose time is no step's."""
+        assert self._flow is not None
+        began_s, idle_s = time.monotonic(), self._engines_idle_s
+        with self._flow.held():
+            yield
+        self._rollouts.parts.collector.on_tail(False)
+        self._taken_s += time.monotonic() - began_s
+        self._engines_idle_s = idle_s
+
+    def saved(self, order: SamplerState) -> None:
+        """A checkpoint has `order`. Raises DiskError."""
+        before, self._before = self._before, order
+        if before is not None and (flow := before.get("flow")) is not None:
+            needed = {number for number, _ in flow["begun"]}
+            gone = [number for number in self._queue.numbers() if number < flow["next"] and number not in needed]
+            self._queue.remove(gone)
+
+    def ended(self) -> None:
+        """Nothing comes after the newest checkpoint. Raises DiskError."""
+        self._queue.remove(self._queue.numbers())
+
+    def known(self, begun: Begun) -> Collected | None:
+        found = self._queue.find(begun.number)
+        name = self._name(begun, 0).group_id
+        whole = found is not None and len(found.trajectories) == self._config.rollout.n
+        if found is None or not whole or any(trajectory.group_id != name for trajectory in found.trajectories):
+            return None
+        for trajectory in found.trajectories:
+            self._rollouts.ended(trajectory)
+        return found
+
+    async def attempt(self, begun: Begun, sample: int, retried: list[Trajectory], place: Place) -> Attempted:
+        collector, instance = self._rollouts.parts.collector, self._rollouts.instances[begun.index]
+        temperature = self._config.rollout.temperature
+        trajectory, result = await collector.attempts(instance, self._name(begun, sample), temperature, retried, place)
+        self._rollouts.ended(trajectory)
+        return trajectory, result
+
+    async def keep(self, begun: Begun, collected: Collected) -> None:
+        await self._rollouts.parts.store.flush()
+        kill_point("group_complete")
+        await asyncio.to_thread(self._queue.put, begun.number, collected)
+        kill_point("group_queued")
+
+    def _name(self, begun: Begun, sample: int) -> TrajectoryId:
+        instance = self._rollouts.instances[begun.index]
+        return TrajectoryId(self._config.env.split, self._order.step_of(begun.number), instance.instance_id, sample, 0)
+
+    async def _idles(self, engines: list[Engine]) -> None:
+        """Counts the time in which no engine has a request, by looking now and then."""
+        looked_s = time.monotonic()
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            before_s, looked_s = looked_s, time.monotonic()
+            if all(stats.running + stats.waiting == 0 for stats in (engine.stats() for engine in engines)):
+                self._engines_idle_s += looked_s - before_s
+
+
+def token_staleness(rows: Sequence[Row], version: int) -> dict[str, Any]:
+    """How many versions the trainer's weights were ahead of those that sampled a token, over all sampled tokens of a
+    step that trains weights of `version`; `token_staleness` counts tokens by it."""
+    ages: Counter[int] = Counter()
+    for row in rows:
+        sampled_by, counts = np.unique(row.weight_versions, return_counts=True)
+        for sampler, count in zip(sampled_by.tolist(), counts.tolist(), strict=True):
+            ages[max(0, version - sampler)] += count
+    tokens = sum(ages.values())
+    return {
+        "token_staleness_mean": sum(age * count for age, count in ages.items()) / tokens if tokens else None,
+        "token_staleness_max": max(ages, default=None),
+        "token_staleness": {str(age): ages[age] for age in sorted(ages)},
+    }
