@@ -1,7 +1,11 @@
 """The HTTP client: addresses, keys, and what is sent twice (nothing but refused connections)."""
 
 import asyncio
+import contextlib
 import socket
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
@@ -90,6 +94,45 @@ async def test_a_late_answer(client_of):
         fake.fail_next(Fault(status=500, after_s=5.0))
         with pytest.raises(EngineError, match=r"within 0\.1 s"):
             await client.post("/v1/completions", {"prompt": [1]}, timeout_s=0.1)
+
+
+class Slow(BaseHTTPRequestHandler):
+    """Answers after as many seconds as its path says, whatever our loop does."""
+
+    def do_GET(self):
+        time.sleep(float(self.path[1:]))
+        with contextlib.suppress(OSError):
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b"here")
+
+    def log_message(self, *args):
+        pass
+
+
+async def stalled(asked, stall_s):
+    """Our loop stands still from the moment the request is on its way."""
+    asking = asyncio.ensure_future(asked)
+    await asyncio.sleep(0.1)
+    time.sleep(stall_s)  # noqa: ASYNC251 - that is the fault
+    return await asking
+
+
+async def test_what_came_while_our_loop_stood_still_is_an_answer(client_of):
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Slow)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        client = await client_of(f"http://127.0.0.1:{server.server_port}")
+        answer = await stalled(client.get("/0.3", timeout_s=0.5), 1.2)
+        assert answer.body == b"here"
+        with pytest.raises(EngineError, match=r"within 0\.5 s"):
+            await client.get("/2", timeout_s=0.5)
+        began_s = time.monotonic()
+        with pytest.raises(EngineError, match=r"within 0\.5 s"):
+            await stalled(client.get("/9", timeout_s=0.5), 1.2)
+        assert 1.2 < time.monotonic() - began_s < 3.0
+    finally:
+        await asyncio.to_thread(server.shutdown)
 
 
 async def test_the_reason_of_a_refusal(client_of):

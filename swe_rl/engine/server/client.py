@@ -4,14 +4,14 @@ Invariants:
 - A request is sent again only when its connection was refused, so no request is ever served twice.
 - The key goes into the Authorization header and nowhere else: no message, log line or name holds it.
 - Cancelling a request closes its connection, by which vLLM knows that nobody waits any more.
+- A server is late by its own time: what it answered while our event loop stood still is an answer.
 """
 
 import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -25,10 +25,12 @@ from swe_rl.host.addresses import base_address, is_loopback
 # vLLM closes idle connections after 5 s; a request that meets the closing one would be lost.
 _KEEPALIVE_S = 3.0
 _CONNECT_S = 10.0
+_SLICE_S = 0.25  # of a wait for an answer: what is later than that is our own delay
 _REFUSED_PAUSE_S = 0.1
 # A host that answers slow requests by redirects to the result (Modal: one every 150 s) may need many of them.
 _MAX_REDIRECTS = 64
 _SHOWN_CHARS = 400
+T = TypeVar("T")
 
 
 class ServerFailingError(EngineError):
@@ -123,7 +125,8 @@ class HttpClient:
     async def _request(self, method: str, path: str, body: bytes | None, timeout_s: float | None) -> ServerAnswer:
         for attempt in range(1, self._tries + 1):
             try:
-                return await self._send(method, path, body, timeout_s)
+                sending = self._send(method, path, body)
+                return await (sending if timeout_s is None else _within(sending, timeout_s))
             except aiohttp.ClientConnectorError as error:
                 if attempt == self._tries:
                     raise UnreachableError(f"{self.url} cannot be reached: {_cause(error)}") from error
@@ -135,7 +138,7 @@ class HttpClient:
                 raise ConnectionLostError(f"{self.url}{path} broke off: {_cause(error)}") from error
         raise AssertionError("unreachable")
 
-    async def _send(self, method: str, path: str, body: bytes | None, timeout_s: float | None) -> ServerAnswer:
+    async def _send(self, method: str, path: str, body: bytes | None) -> ServerAnswer:
         if self._session is None:
             raise EngineError(f"the client of {self.url} is not open")
         async with self._session.request(
@@ -143,15 +146,25 @@ class HttpClient:
             self.url + path,
             data=body,
             headers={"Content-Type": "application/json"} if body is not None else {},
-            timeout=_patience(timeout_s),
             max_redirects=_MAX_REDIRECTS,
         ) as response:
             return ServerAnswer(response.status, await response.read())
 
 
-@lru_cache(64)
-def _patience(timeout_s: float | None) -> aiohttp.ClientTimeout:
-    return aiohttp.ClientTimeout(total=timeout_s, sock_connect=_CONNECT_S)
+async def _within(sending: Coroutine[Any, Any, T], limit_s: float) -> T:
+    """Time in which our event loop stood still is not the server's: what came meanwhile is an answer. Raises
+    TimeoutError, or what `sending` raises."""
+    task, left_s, slice_s = asyncio.ensure_future(sending), limit_s, min(_SLICE_S, limit_s / 2)
+    try:
+        while left_s > 0:
+            if (await asyncio.wait({task}, timeout=slice_s))[0]:
+                return task.result()
+            left_s -= slice_s  # however late it is by now
+        raise TimeoutError
+    finally:
+        if not task.done():
+            task.cancel()
+            await asyncio.wait({task})
 
 
 def base_url(url: str) -> str:
