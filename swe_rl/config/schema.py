@@ -276,7 +276,7 @@ class SandboxConfig:
     mounts: tuple[str, ...] = ()  # FOLDER:PATH of the machine that runs commands, read-only; FOLDER:PATH:rw writable
     disk_gb: NotNegative = 0.0  # what one may write; 0: no limit
     warm_pool: ZeroOrMore = 0  # containers kept ready of each image in use
-    start_concurrency: Count = 8  # containers being started at once
+    start_concurrency: Count = 8  # sandboxes being started at once
     start_timeout_s: Seconds = 120.0  # of one container, without its image's pull
     lease_s: Seconds = 600.0  # a container that hears nothing from its run for so long ends by itself
     pull: PullPolicy = PullPolicy.missing  # images: missing, always or never

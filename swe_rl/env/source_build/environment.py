@@ -7,6 +7,7 @@ Invariants:
 - An environment is complete under its own name, or not there; two processes may make the same one.
 - It works wherever it is mounted or copied to `layout.ENVIRONMENT`; the tree is expected at `layout.TESTBED`.
 - What could not be installed is recorded in its `environment.json`, and only requirement files may lose entries.
+- Its files are no other name's: sandboxes share them, and see when one was changed last, which a new name counts as.
 """
 
 import hashlib
@@ -14,11 +15,13 @@ import json
 import os
 import re
 import shutil
+import stat
 import tempfile
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -66,19 +69,34 @@ class Environment:
         return self.folder / "envs" / "testbed"
 
 
-def make_environment(cache: Path, instance: Instance, origin: Origin) -> Environment:
+def make_environment(environments: Path, instance: Instance, origin: Origin) -> Environment:
     """Minutes the first time, then free: nothing is unpacked to find it. Raises BuildError."""
     key = environment_key(instance, origin)
-    folder = cache / key
+    folder = environments / key
     with _lock_of(folder):
         if not folder.is_dir():
-            aside = cache / f".{key}.{os.getpid()}"
+            aside = environments / f".{key}.{os.getpid()}"
             try:
                 _Filling(Environment(aside, key), instance, origin).fill()
                 _rename(aside, folder)
             finally:
                 shutil.rmtree(aside, ignore_errors=True)
+        _own_files(folder)
     return Environment(folder, key)
+
+
+@cache
+def _own_files(folder: Path) -> None:
+    """Copies what was linked to the installer's cache, as environments of earlier versions are. Raises BuildError."""
+    aside = folder.with_name(f".own-{os.getpid()}-{folder.name}")
+    try:
+        for path in folder.rglob("*"):
+            status = path.lstat()
+            if stat.S_ISREG(status.st_mode) and status.st_nlink > 1:
+                shutil.copy2(path, aside)
+                aside.replace(path)
+    except OSError as error:
+        raise BuildError(f"the environment {folder} cannot be made its own: {error}") from error
 
 
 def environment_key(instance: Instance, origin: Origin) -> str:
@@ -271,7 +289,7 @@ class _Installer:
                 f"{self.sdist} is built with uv, which is not installed: pip install 'swe_rl[data]'"
             ) from error
         command = [str(find_uv_bin()), "pip", arguments[0], "--python", str(self.python), *arguments[1:]]
-        environment = {"UV_NO_PROGRESS": "1", "UV_NO_CONFIG": "1"}
+        environment = {"UV_NO_PROGRESS": "1", "UV_NO_CONFIG": "1", "UV_LINK_MODE": "copy"}
         return run(command, what=f"environment of {self.sdist}: {what}", timeout_s=_INSTALL_S, environment=environment)
 
 

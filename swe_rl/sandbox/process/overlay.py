@@ -4,7 +4,8 @@ Invariants:
 - The shared folder is never written, whatever a command does: the kernel's overlay puts it below what is written.
 - The overlay is mounted in a mount namespace that only the descriptors here hold, and commands while they run: this
   host never sees it, and when this process ends in any way, by SIGKILL too, it is gone.
-- A folder with anything in it that an overlay would show otherwise than a copy (another owner, a pipe) is copied.
+- A folder with anything in it that an overlay would show otherwise than a copy is copied: another owner's, a pipe, or
+  a file that has another name elsewhere. Who makes a link to that one changes its ctime, and may write to it.
 """
 
 import contextlib
@@ -99,7 +100,7 @@ def can_be_shared(folder: Path) -> bool:
                     status = entry.stat(follow_symlinks=False)
                     mode = status.st_mode
                     is_folder = stat.S_ISDIR(mode)
-                    plain = is_folder or stat.S_ISREG(mode) or stat.S_ISLNK(mode)
+                    plain = is_folder or stat.S_ISLNK(mode) or (stat.S_ISREG(mode) and status.st_nlink == 1)
                     if not plain or (status.st_uid, status.st_gid) != owner:
                         return False
                     if is_folder:

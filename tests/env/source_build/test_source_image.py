@@ -23,6 +23,7 @@ from swe_rl.env.source_build.origin import Origin, hash_of_file
 from swe_rl.env.source_build.program import BuildError
 from swe_rl.env.source_build.requirements import requirements_of
 from swe_rl.env.source_build.tar import write_tar
+from swe_rl.sandbox.process.overlay import can_be_shared
 
 SOURCE = Source("b-1.0", "applies forward", "3.9")
 INSTANCE = Instance("a__b-1", "a/b", "c" * 40, "s", "p", "t", ("x",), (), image="swebench/b:latest", source=SOURCE)
@@ -223,6 +224,33 @@ def test_an_environment_that_does_not_start_is_made_of_other_days(tmp_path, monk
         environments.make_environment(tmp_path / "other", late, origin)
     assert tried == ["2021-01-01"] and list((tmp_path / "other").iterdir()) == []
     assert environments.environment_key(late, origin) != made.key
+
+
+def test_what_an_installer_linked_becomes_the_environment_s_own(tmp_path, monkeypatch):
+    """Sandboxes share it: a link that another environment gets changes the ctime by which a grader sees what is new."""
+    origin = Origin("o", "1.0", "o-1.0", tmp_path / "o-1.0.tar.gz")
+    folder = tmp_path / "cache" / environments.environment_key(INSTANCE, origin)
+    installed = folder / "envs" / "testbed" / "module.py"
+    installed.parent.mkdir(parents=True)
+    cached = tmp_path / "of the installer.py"
+    cached.write_text("pass\n")
+    cached.chmod(0o640)
+    os.utime(cached, (1e9, 1e9))
+    os.link(cached, installed)
+    environments.make_environment(tmp_path / "cache", INSTANCE, origin)
+    status = installed.stat()
+    assert (status.st_nlink, status.st_mode & 0o777, status.st_mtime) == (1, 0o640, 1e9)
+    assert installed.read_text() == "pass\n" and cached.stat().st_nlink == 1
+    assert can_be_shared(folder) and [path.name for path in (tmp_path / "cache").iterdir()] == [folder.name]
+
+    def ran(command, **options):
+        asked.append(options["environment"]["UV_LINK_MODE"])
+        return ""
+
+    asked = []
+    monkeypatch.setattr(environments, "run", ran)
+    environments._Installer(tmp_path / "python", "o-1.0").install(["x"], until=None)
+    assert asked == ["copy"]
 
 
 def test_the_base_image_does_not_change_with_the_times_of_this_machines_files(built, tmp_path, monkeypatch):
