@@ -1,15 +1,16 @@
-"""What long trajectories cost their driver: the event loop, memory, and the time until all ranks of a trainer have rows.
+"""What long trajectories cost their driver: event loop, memory, and the time until all ranks of a trainer have rows.
 
-    python -m bench.driver_scale                                        # 1,000 trajectories of 100 turns, 64k tokens each
-    python -m bench.driver_scale --trajectories 100 --turns-per-s 200
+    python -m bench.driver_scale                          # 1,000 trajectories of 100 turns, 64k tokens each
+    python -m bench.driver_scale --trajectories 100
 
 Each trajectory is a session of a gateway, from the request's JSON to the trace store, without HTTP. Engines answer with
-numbers after a while, and a renderer makes numbers of messages: no model, no tokenizer, no sandbox. All trajectories are
-under way at once; turns come at `--turns-per-s`, so a turn takes `trajectories / turns-per-s` seconds on average.
+numbers after a while, and a renderer makes numbers of messages: no model, no tokenizer, no sandbox. All trajectories
+are under way at once; turns come at `--turns-per-s`, so one takes `trajectories / turns-per-s` seconds on average.
 Rows are then made as a run makes them, and read by `--ranks` processes, each of which looks at every token.
 
 Prints a line of JSON: how late the event loop was (see loop_lag) while turns came and afterwards, the largest resident
-memory and the processor seconds of this process alone, and the seconds from the last trajectory's end until the last rank had all rows.
+memory and the processor seconds of this process alone, and the seconds from the last trajectory's end until the last
+rank had all rows.
 """
 
 import argparse
