@@ -86,7 +86,7 @@ def ours_breaks(tokenizer: "PreTrainedTokenizerFast", template: str, kind: Kind,
         reply = answered(template, kind, sampled)
         recorded = session.record(plan, ids, reply)
         breaks += recorded.break_kind is not None or plan.prompt_ids[: len(before)] != before
-        before = plan.prompt_ids + ids
+        before = (*plan.prompt_ids, *ids)
         messages += [reply, *heard(kind, reply, turn)]
     return breaks
 
