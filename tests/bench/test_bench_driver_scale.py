@@ -26,9 +26,9 @@ def pipes():
 async def test_ranks_see_every_token(pipes, tmp_path):
     options = Namespace(trajectories=3, turns=4, tokens=400, turns_per_s=200.0)
     figures = await driver_scale.measured(options, pipes, tmp_path)
-    assert figures["ready_s"] >= figures["rows_s"] > 0 and figures["peak_gb"] > 0
+    assert figures["ready_s"] >= figures["rows_s"] >= 0 and figures["peak_gb"] > 0
     assert figures["sampling"]["loop_lag_max_ms"] >= 0 and figures["after"]["loop_lag_max_ms"] >= 0
-    assert [path.name for path in tmp_path.glob("rows*")] == []
+    assert [path.name for path in tmp_path.rglob(".rows*")] == []
 
 
 async def test_a_rank_that_sees_something_else_is_told(pipes, tmp_path, monkeypatch):

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from swe_rl.algo.row import Row
 from swe_rl.errors import RunError
+from swe_rl.hardware.sync import Copier
 from swe_rl.trainer.protocol import TrainerError
 from swe_rl.trainer.ranks.rows_file import RowsFile, lent, remove_left
 
@@ -84,6 +85,12 @@ def test_a_full_disk_is_one_error_and_leaves_no_file(tmp_path):
     assert os.strerror(errno.EFBIG) in str(failed.value) and list(tmp_path.iterdir()) == []
 
 
+def test_a_copy_of_the_run_is_made_without_it(tmp_path):
+    with lent([], tmp_path / "trainer") as file:
+        Copier(file.path.parent, tmp_path / "copy", rsync=None).copy()
+        assert file.path.exists() and list((tmp_path / "copy").iterdir()) == []
+
+
 def test_what_a_killed_driver_left_is_removed(tmp_path):
     program = (
         "import sys, time; from pathlib import Path\n"
@@ -94,6 +101,6 @@ def test_what_a_killed_driver_left_is_removed(tmp_path):
         assert process.stdout.readline() == "lent\n"
         process.kill()
     (tmp_path / "rank0.log").touch()
-    assert len(list(tmp_path.rglob("rows.*"))) == 1
+    assert len(list(tmp_path.rglob(".rows.*"))) == 1
     remove_left(tmp_path)
     assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["rank0.log"]

@@ -4,7 +4,7 @@ Invariants:
 - One thread writes. What waits is committed in groups, at most `_GATHER_S` after it came; the queue is bounded and a
   full one makes the caller wait: nothing is ever dropped.
 - A flush returns when everything appended before it is committed; a process that is killed after it loses none of it.
-- Readers see what is committed, and flush first.
+- Readers see what is committed, and flush first where something that they read still waits.
 - Of a trace only what is new is stored: bytes grow with new tokens, not with the sum of the prompts.
 - The first failure of the writer is kept: every later append, flush or read raises it as TraceStoreError.
 - Nothing is dropped and the order is kept; a full queue makes its callers wait, or tells them that it is full.
@@ -174,17 +174,18 @@ class TraceStore:
 
     def traces(self, session_id: str) -> list[Trace]:
         """In order of turns. Raises TraceStoreError."""
-        return schema.from_rows(self._read(schema.SELECT, session_id))
+        self._settle(session_id)
+        return schema.from_rows(self._query(schema.SELECT, session_id))
 
     def sessions(self) -> list[str]:
         """Of all sessions with a trace, sorted. Raises TraceStoreError."""
-        return [row[0] for row in self._read(_SESSIONS)]
+        self.flush_sync()
+        return [row[0] for row in self._query(_SESSIONS)]
 
     def next_numbers(self, session_id: str) -> tuple[int, int]:
         """(turn, chain) that a session goes on with: (0, 0) for an unknown one. Flushes only when some of its traces
         wait. Raises TraceStoreError."""
-        if any(isinstance(item, Trace) and item.session_id == session_id for item in self._queue.unfinished()):
-            self.flush_sync()
+        self._settle(session_id)
         row = self._query("SELECT MAX(turn), MAX(chain) FROM traces WHERE session_id = ?", session_id)[0]
         return (0, 0) if row[0] is None else (row[0] + 1, row[1] + 1)
 
@@ -238,9 +239,15 @@ class TraceStore:
         failure.__cause__ = self._error
         return failure
 
-    def _read(self, query: str, *values: object) -> list[tuple[Any, ...]]:
-        self.flush_sync()
-        return self._query(query, *values)
+    def _settle(self, session_id: str) -> None:
+        """Flushes where something of the session waits. Who reads sessions that are over need not wake the writer."""
+        waiting = self._queue.unfinished()
+        if any(
+            session_id in ((item.session_id,) if isinstance(item, Trace) else item.session_ids)
+            for item in waiting
+            if isinstance(item, Trace | _Delete)
+        ):
+            self.flush_sync()
 
     def _query(self, query: str, *values: object) -> list[tuple[Any, ...]]:
         self._check()

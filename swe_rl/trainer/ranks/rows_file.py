@@ -29,7 +29,7 @@ from swe_rl.logger.disk import disk_error
 from swe_rl.trainer.protocol import TrainerError
 
 _MARK = b"swe_rows"
-_PREFIX, _SUFFIX = "rows.", ".bin"
+_PREFIX, _SUFFIX = ".rows.", ".tmp"  # no copy of the run is made with it (hardware/sync)
 _LENGTHS = struct.Struct("<8sq")
 _ALIGN_BYTES = 4
 _IDS, _LOGPROBS, _MASK = np.dtype("<i4"), np.dtype("<f4"), np.dtype("?")
