@@ -28,7 +28,7 @@ from swe_rl.logger.disk import Redactor, disk_error, encode_json, write_bytes_at
 from swe_rl.logger.folder import RunFolder
 from swe_rl.logger.jsonl import read_jsonl
 from swe_rl.rollout.batch import groups_of
-from swe_rl.rollout.collect import Collected, Place, require_few_failures, require_some_in_time
+from swe_rl.rollout.collect import Collected, Place, RolloutError, require_few_failures, require_some_in_time
 from swe_rl.rollout.flow import Attempted, Flow, Pace
 from swe_rl.rollout.sampler import Begun, GroupOrder, SamplerState
 from swe_rl.rollout.trajectory import OUR_WORDS, Trajectory, TrajectoryId
@@ -130,8 +130,12 @@ class Stream:
         times_s = {"generate_s": now_s - self._taken_s, "trainer_idle_s": now_s - waited_s}
         times_s["engines_idle_s"], self._engines_idle_s, self._taken_s = self._engines_idle_s, 0.0, now_s
         kill_point("groups_taken")
-        require_few_failures(taken.collected.trajectories, rollout)
-        require_some_in_time(taken.collected.trajectories, rollout)
+        try:
+            require_few_failures(taken.collected.trajectories, rollout)
+            require_some_in_time(taken.collected.trajectories, rollout)
+        except RolloutError:  # whoever goes on samples them again
+            await asyncio.to_thread(self._queue.remove, taken.numbers)
+            raise
         facts = {
             "groups": list(groups_of(taken.collected.trajectories)),
             "queued_groups": taken.queued,
