@@ -8,6 +8,7 @@ Invariants:
 - Every attempt is also written as mini-swe-agent writes its own, for its inspector.
 """
 
+import asyncio
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -84,7 +85,7 @@ async def _measure(
 
         async def done(trajectory: Trajectory, result: AgentResult | None) -> None:
             await store.flush()
-            count_tokens(trajectory, store.traces(trajectory.trajectory_id))
+            count_tokens(trajectory, await asyncio.to_thread(store.traces, trajectory.trajectory_id))
             _write_for_others(session, trajectory, result)
             writer.append(trajectory.to_record())
 

@@ -158,9 +158,8 @@ class Run:
         """What is learned from a step's rollouts, and all that is written of it."""
         algo, rollout, learner = self._config.algo, self._config.rollout, self._learner
         collected, times_s, version = item.collected, item.times_s, learner.served
-        traces = self._rollouts.traces(collected)
         # Once, and before there are advantages: those may take the KL of these very rows.
-        rows, mismatch = self._rollouts.rows(collected, traces)
+        rows, mismatch = await asyncio.to_thread(self._rollouts.rows, collected)
         record: dict[str, Any] = {"step": step, **rollout_numbers(collected, times_s["generate_s"]), **times_s}
         kl_sums = await learner.begin(rows)
         record["degenerate_groups"] = set_advantages(
@@ -176,7 +175,7 @@ class Run:
         record |= learner.facts(step, self._order, sync_s, self._checkpoint_s)
         record["step_s"] = time.monotonic() - self._step_began_s
         kill_point("weights_synced")
-        self._rollouts.record(step, collected, traces)
+        await asyncio.to_thread(self._rollouts.record, step, collected)
         self._record(step, record)
         # After the record: a checkpoint whose step nobody knows is not taken, and has pruned the one before it.
         self._checkpoint_s = await asyncio.to_thread(self._save_when_due)

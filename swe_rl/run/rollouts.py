@@ -2,6 +2,7 @@
 
 Invariants:
 - All traces of what was collected are committed before anybody makes something of them.
+- What grows with tokens happens in other threads than the event loop's, one trajectory after another.
 - `job=eval` measures the held-out split as training does: `measure` is the only way.
 - Rollouts for a trainer that is gone would be for nothing: they end with what ended it.
 """
@@ -20,7 +21,6 @@ from swe_rl.config.schema import Config
 from swe_rl.engine.watch import watched
 from swe_rl.env.instance import Instance
 from swe_rl.errors import UserError
-from swe_rl.gateway.trace import Trace
 from swe_rl.host.kill_point import kill_point
 from swe_rl.logger.jsonl import iter_jsonl
 from swe_rl.report.resolved import headline, line_of
@@ -129,7 +129,7 @@ class Rollouts:
         """The held-out measure, and its records. Raises RolloutError."""
         collected, numbers = await self.measure(step)
         require_few_failures(collected.trajectories, self._config.rollout)
-        self.traces(collected)
+        await asyncio.to_thread(self._count, collected)
         self.session.steps.append_trajectories(step, _records(collected), evaluation=True, ours=OUR_WORDS)
         kill_point("eval_trajectories_written")
         self.session.events.write("eval", **numbers)
@@ -187,36 +187,37 @@ class Rollouts:
             if failure is not None:
                 raise failure
 
-    def traces(self, collected: Collected) -> list[list[Trace]]:
-        """Of each trajectory, whose prompt and response lengths are filled in."""
-        traces = [self.parts.store.traces(trajectory.trajectory_id) for trajectory in collected.trajectories]
-        for trajectory, conversation in zip(collected.trajectories, traces, strict=True):
-            count_tokens(trajectory, conversation)
-        return traces
+    def _count(self, collected: Collected) -> None:
+        for trajectory in collected.trajectories:
+            count_tokens(trajectory, self.parts.store.traces(trajectory.trajectory_id))
 
-    def rows(self, collected: Collected, traces: Sequence[Sequence[Trace]]) -> tuple[list[Row], dict[str, float]]:
-        """Without advantages yet; and how far rendering again is off, where that is what is trained on.
+    def rows(self, collected: Collected) -> tuple[list[Row], dict[str, float]]:
+        """Without advantages yet; and how far rendering again is off, where that is what is trained on. Each
+        trajectory's prompt and response lengths are filled in.
 
-        Raises RowError.
+        For a thread of its own. The traces of one trajectory are in memory at a time. Raises RowError,
+        TraceStoreError.
         """
-        if self._config.rollout.capture is Capture.traced:
-            pairs = zip(collected.trajectories, traces, strict=True)
-            return [row for trajectory, conversation in pairs for row in traced_rows(trajectory, conversation)], {}
-        mismatch, renderer = Mismatch(), self.parts.renderer
-        masks, rows = self._config.rollout.filter_token_mismatch, list[Row]()
-        for trajectory, result, conversation in zip(collected.trajectories, collected.results, traces, strict=True):
-            rows += retokenized_rows(trajectory, result, conversation, renderer, mismatch, masks=masks)
-        return rows, mismatch.rates()
+        traced, masks = self._config.rollout.capture is Capture.traced, self._config.rollout.filter_token_mismatch
+        mismatch, renderer, rows = Mismatch(), self.parts.renderer, list[Row]()
+        for trajectory, result in zip(collected.trajectories, collected.results, strict=True):
+            traces = self.parts.store.traces(trajectory.trajectory_id)
+            count_tokens(trajectory, traces)
+            if traced:
+                rows += traced_rows(trajectory, traces)
+            else:
+                rows += retokenized_rows(trajectory, result, traces, renderer, mismatch, masks=masks)
+        return rows, {} if traced else mismatch.rates()
 
-    def record(self, step: int, collected: Collected, traces: list[list[Trace]]) -> None:
-        """A step's trajectories, and an event for each with its phases, replaced attempts too. Raises DiskError."""
+    def record(self, step: int, collected: Collected) -> None:
+        """A step's trajectories, and an event for each with its phases, replaced attempts too. As `rows`, for a thread
+        of its own. Raises DiskError, TraceStoreError."""
         self.session.steps.append_trajectories(step, _records(collected), ours=OUR_WORDS)
         kill_point("trajectories_written")
         first = next(iter_jsonl(self.session.folder.events_jsonl), {})  # seconds are since the run's first event
-        retried = [self.parts.store.traces(trajectory.trajectory_id) for trajectory in collected.retried]
-        programs = [*collected.trajectories, *collected.retried]
-        for trajectory, conversation in zip(programs, [*traces, *retried], strict=True):
-            self.session.events.write("program", **program_event(trajectory, conversation, first.get("time", 0.0)))
+        for trajectory in (*collected.trajectories, *collected.retried):
+            traces = self.parts.store.traces(trajectory.trajectory_id)
+            self.session.events.write("program", **program_event(trajectory, traces, first.get("time", 0.0)))
         kill_point("programs_written")
 
     def forget_after(self, step: int, *, evaluation: bool, kept: Collection[str] | None = None) -> None:

@@ -95,8 +95,8 @@ class Stream:
 
     def whole_groups(self) -> set[str]:
         """The ids of the groups whose traces a resumed run goes on with."""
-        found = (self._queue.find(number) for number in self._queue.numbers())
-        return {trajectory.group_id for group in found if group is not None for trajectory in group.trajectories}
+        groups = (self._queue.find(number) for number in self._queue.numbers())
+        return {trajectory.group_id for group in groups if group is not None for trajectory in group.trajectories}
 
     @asynccontextmanager
     async def flowing(self, step: int) -> AsyncIterator[None]:
@@ -172,14 +172,14 @@ class Stream:
         self._queue.remove(self._queue.numbers())
 
     def known(self, begun: Begun) -> Collected | None:
-        found = self._queue.find(begun.number)
-        name = self._name(begun, 0).group_id
-        whole = found is not None and len(found.trajectories) == self._config.rollout.n
-        if found is None or not whole or any(trajectory.group_id != name for trajectory in found.trajectories):
+        collected, name = self._queue.find(begun.number), self._name(begun, 0).group_id
+        if collected is None or len(collected.trajectories) != self._config.rollout.n:
             return None
-        for trajectory in found.trajectories:
+        if any(trajectory.group_id != name for trajectory in collected.trajectories):
+            return None
+        for trajectory in collected.trajectories:
             self._rollouts.ended(trajectory)
-        return found
+        return collected
 
     async def attempt(self, begun: Begun, sample: int, retried: list[Trajectory], place: Place) -> Attempted:
         collector, instance = self._rollouts.parts.collector, self._rollouts.instances[begun.index]

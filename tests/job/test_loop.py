@@ -6,6 +6,7 @@ import json
 import os
 import random
 import signal
+import threading
 from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 
@@ -25,6 +26,7 @@ from swe_rl.logger.jsonl import StepLog, read_events, read_jsonl
 from swe_rl.plan.sizes import CHECKPOINT_FACTS
 from swe_rl.rollout.collect import Collected, RolloutError
 from swe_rl.rollout.trajectory import Status, Trajectory
+from swe_rl.run import rollouts as rollouts_module
 from swe_rl.run.components import Components
 from swe_rl.run.learner import Learner, NoLearner
 from swe_rl.run.loop import Run, _uninterrupted
@@ -217,6 +219,25 @@ async def test_a_whole_run(started):
     assert len({total for _, total in run.engine.updates}) == 4
     assert len(read_jsonl(run.folder.trajectories(2))) == 2 * N
     assert len(read_jsonl(run.folder.eval_trajectories(2))) == 5
+
+
+async def test_what_grows_with_tokens_is_not_done_on_the_event_loop(started, monkeypatch):
+    read, made, traces, rows = [], [], TraceStore.traces, rollouts_module.traced_rows
+
+    def read_traces(store, session_id):
+        read.append(threading.current_thread())
+        return traces(store, session_id)
+
+    def made_rows(*arguments):
+        made.append(threading.current_thread())
+        return rows(*arguments)
+
+    monkeypatch.setattr(TraceStore, "traces", read_traces)
+    monkeypatch.setattr(rollouts_module, "traced_rows", made_rows)
+    with started("trainer.steps=1") as run:
+        await run.loop.run()
+    assert len(made) == 2 * N and len(read) > len(made)
+    assert threading.current_thread() not in {*read, *made}
 
 
 @pytest.mark.parametrize("kl", [False, True])

@@ -1,3 +1,4 @@
+import numpy as np
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -32,6 +33,26 @@ def test_the_order_is_longest_first_and_ties_stay_in_order():
 def test_what_cannot_matter_is_not_fed():
     assert input_length([0, 0, 1, 1, 0, 0, 0]) == 3
     assert input_length([0, 0, 0]) == 0
+
+
+@given(st.lists(st.lists(st.tuples(st.integers(0, 99), st.booleans()), min_size=1, max_size=9), min_size=1, max_size=5))
+def test_tensors_are_those_of_the_simple_definition(rows):
+    """Over lists, token by token; arrays give the same as lists do."""
+    sequences = [([0, *(token for token, _ in row)], [0, *(int(masked) for _, masked in row)]) for row in rows]
+    (batch,) = micro_batches(sequences, 10**6, 63, CPU)
+    chosen = [sequences[member] for member in batch.members]
+    width = max(input_length(mask) for _, mask in chosen)
+    trained = [(row, at) for row, (_, mask) in enumerate(chosen) for at, masked in enumerate(mask) if masked]
+    lengths = [input_length(mask) for _, mask in chosen]
+    padded = [[*ids[:length], *[63] * (width - length)] for (ids, _), length in zip(chosen, lengths, strict=True)]
+    assert batch.input_ids.tolist() == padded
+    assert batch.hidden_index.tolist() == [row * width + at - 1 for row, at in trained]
+    assert batch.targets.tolist() == [chosen[row][0][at] for row, at in trained]
+    assert batch.member_of_token.tolist() == [row for row, _ in trained]
+    arrays = [(np.array(ids, np.int32), np.array(mask, np.bool_)) for ids, mask in sequences]
+    (same,) = micro_batches(arrays, 10**6, 63, CPU)
+    for name in ("input_ids", "hidden_index", "targets", "member_of_token"):
+        assert torch.equal(getattr(same, name), getattr(batch, name)) and getattr(same, name).dtype is torch.int64
 
 
 def test_tensors_point_one_position_before_each_trained_token():

@@ -3,10 +3,13 @@ import random
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from swe_rl.algo.row import Row
 from swe_rl.config.choices import Correction
 from swe_rl.config.schema import AlgoConfig
-from swe_rl.trainer.minibatch import mini_batches
+from swe_rl.trainer.minibatch import MiniBatch, mini_batches
 from swe_rl.trainer.protocol import TrainerError
 
 ALGO = AlgoConfig()
@@ -73,6 +76,7 @@ def test_all_degenerate_is_no_mini_batch(make_row):
     [
         ({"loss_mask": (0, 1)}, ALGO, "2 mask entries"),
         ({"loss_mask": (1, 1, 1, 1, 1, 1)}, ALGO, "first token"),
+        ({"weight_versions": (0,)}, ALGO, "but 1 weight versions"),
         ({"advantage": math.nan}, ALGO, "advantage is nan"),
         ({"rollout_logprobs": (0.0,)}, ALGO, "1 log-probabilities"),
         ({"rollout_logprobs": (0.0, 0.0, 0.0, -math.inf, 0.0, 0.0)}, ALGO, "not finite"),
@@ -83,3 +87,18 @@ def test_malformed_rows_are_refused_by_name(make_row, changes, algo, problem):
     row = replace(make_row("g", "a", 1.0, length=6), **changes)
     with pytest.raises(TrainerError, match=r"trajectory g\.a .*" + problem):
         mini_batches([row], algo, 8, 0)
+
+
+PARTS = st.lists(st.integers(0, 3), min_size=1, max_size=4)
+
+
+@given(st.lists(st.tuples(st.sampled_from("ab"), st.sampled_from("st"), PARTS), max_size=8), st.randoms())
+def test_rows_of_one_trajectory_are_ordered_by_their_ids_and_masks(parts, rng):
+    """As tuples of them would be, however many trajectories are split alike."""
+    rows = [
+        Row(name, group, [0, *ids], [0, *(1 for _ in ids)], None, 1.0, [0] * len(ids)) for group, name, ids in parts
+    ]  # fmt: skip
+    rng.shuffle(rows)
+    (mini,) = mini_batches(rows, ALGO, 8, 0) or [MiniBatch((), ())]
+    expected = sorted(rows, key=lambda row: (row.group_id, row.trajectory_id, row.token_ids.tolist()))
+    assert list(mini.rows) == expected

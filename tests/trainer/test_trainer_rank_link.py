@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from swe_rl.algo.row import Row
 from swe_rl.config.schema import TrainerConfig
 from swe_rl.engine.transfer.protocol import Staging
 from swe_rl.trainer.protocol import RankLost, TrainerError
@@ -12,6 +13,7 @@ from swe_rl.trainer.ranks import group as group_module
 from swe_rl.trainer.ranks import rank
 from swe_rl.trainer.ranks.group import TrainerGroup
 from swe_rl.trainer.ranks.link import RankEnd
+from swe_rl.trainer.ranks.rows_file import RowsFile
 
 
 class Link:
@@ -19,10 +21,12 @@ class Link:
 
     def __init__(self, rank, is_here=True):
         self.rank, self.is_here, self.pid = rank, is_here, 100 + rank
+        self.read = []
         self.asked, self.answers, self.killed, self.patience_s, self.gone = [], [("ready", None)], 0, None, False
 
     def send(self, request):
         self.asked.append(request)
+        self.read += [value.rows() for value in request[1] if isinstance(value, RowsFile)]
         self.answers.append(("done", request))
 
     def recv(self):
@@ -64,7 +68,7 @@ class Place:
 
 def group_of(*links, problem=None):
     place = Place(list(links), problem)
-    setup = SimpleNamespace(world=len(links), trainer=TrainerConfig(collective_timeout_s=5.0), address="")
+    setup = SimpleNamespace(world=len(links), trainer=TrainerConfig(collective_timeout_s=5.0), address="", logs=None)
     return TrainerGroup(setup, ranks=place), place
 
 
@@ -72,11 +76,25 @@ def test_all_ranks_are_asked_and_the_first_ones_answer_counts():
     group, place = group_of(Link(0), Link(1))
     group.start()
     assert group.pids == [100, 101]
-    assert group.sequence_kl(["row"], "k1") == ("sequence_kl", (["row"], "k1"), {})
+    assert group.stage(3) == ("stage", (3,), {})
     assert place.links[0].asked == place.links[1].asked
     group.close()
     assert [link.asked[-1][0] for link in place.links] == ["close", "close"] and place.closed == 1
     assert all(link.patience_s > 0 and not link.killed for link in place.links)
+
+
+def test_rows_are_written_once_for_all_ranks_and_nothing_of_them_is_left():
+    group, place = group_of(Link(0), Link(1))
+    group.start()
+    rows = [Row("t", "g", (1, 2), (0, 1), (0.0, -0.5), 1.0, (3,))]
+    verb, (file, estimator), _ = group.sequence_kl(rows, "k1")
+    assert (verb, estimator) == ("sequence_kl", "k1") and not file.path.exists()
+    assert [link.read for link in place.links] == [[rows], [rows]]
+    assert place.links[0].asked == place.links[1].asked
+    place.links[1].gone = True
+    with pytest.raises(RankLost):
+        group.train_step(rows, 1)
+    assert not place.links[0].asked[-1][1][0].path.exists()
 
 
 @pytest.mark.parametrize(("is_here", "loopback"), [(True, True), (False, False)])
@@ -167,6 +185,7 @@ class Stages(Link):
 
     def send(self, request):
         self.asked.append(request)
+        self.read += [value.rows() for value in request[1] if isinstance(value, RowsFile)]
         handles = () if self.problem else ({"number": self.rank},)
         self.answers.append(("done", Staging((), {f"gpu{self.rank}": handles}, self.problem)))
 

@@ -4,25 +4,32 @@ Invariants:
 - Meets `TrainsPolicy`; every request goes to all ranks and returns when all have answered.
 - A rank that fails, dies, or gives no sign of life in time ends all of them, and the error says which one was first and
   why: what the others then say of broken connections is not the reason. How long a request takes is no matter.
+- Rows are written once, to a file that all ranks read (`rows_file`); nothing of them passes through a link.
 - `close` leaves no rank behind, whatever happened before.
 """
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from torch import Tensor
 
+from swe_rl.algo.row import Row
+from swe_rl.config.choices import KlEstimator
 from swe_rl.engine.transfer.protocol import Staging, WritesFiles
 from swe_rl.trainer.checkpoint.folder import capture_rng
 from swe_rl.trainer.protocol import RankLost, TrainerError, TrainsPolicy
 from swe_rl.trainer.pulse import ALIVE, Silence
 from swe_rl.trainer.ranks.link import RankEnd, RankLink, RankProcesses, Ranks, first_of
 from swe_rl.trainer.ranks.rank import RankSetup
+from swe_rl.trainer.ranks.rows_file import lent, remove_left
 from swe_rl.trainer.send.hand_over import received
+
+if TYPE_CHECKING:
+    from swe_rl.trainer.metrics import TrainMetrics
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -94,6 +101,8 @@ class TrainerGroup:
 
     def start(self) -> None:
         """Returns once every rank has its weights and the probe agreed. Raises TrainerError, or what `Ranks` says."""
+        if self._setup.logs is not None:
+            remove_left(self._setup.logs)
         with self._asking:
             try:
                 self._launch()
@@ -106,9 +115,6 @@ class TrainerGroup:
     def pids(self) -> list[int]:
         return [rank.pid for rank in self._ranks]
 
-    train_step = _by_all_ranks(TrainsPolicy.train_step)
-    sequence_kl = _by_all_ranks(TrainsPolicy.sequence_kl)
-    row_logprobs = _by_all_ranks(TrainsPolicy.row_logprobs)
     open_wire = _by_all_ranks(TrainsPolicy.open_wire)
     announce_weights = _by_all_ranks(TrainsPolicy.announce_weights)
     transfer_weights = _by_all_ranks(TrainsPolicy.transfer_weights)
@@ -116,6 +122,18 @@ class TrainerGroup:
     close_staging = _by_all_ranks(TrainsPolicy.close_staging)
     wait = _by_all_ranks(TrainsPolicy.wait)
     load = _by_all_ranks(TrainsPolicy.load)
+
+    def train_step(self, rows: Sequence[Row], step: int) -> "TrainMetrics":
+        metrics: TrainMetrics = self._ask_of("train_step", rows, step)
+        return metrics
+
+    def sequence_kl(self, rows: Sequence[Row], estimator: KlEstimator) -> dict[str, float]:
+        sums: dict[str, float] = self._ask_of("sequence_kl", rows, estimator)
+        return sums
+
+    def row_logprobs(self, rows: Sequence[Row]) -> list[list[float]]:
+        logprobs: list[list[float]] = self._ask_of("row_logprobs", rows)
+        return logprobs
 
     def weights(self) -> "GroupWeights":
         """For engines: those of now, not a copy, until the next step of training."""
@@ -182,6 +200,11 @@ class TrainerGroup:
             self._ranks.append(rank)
             if self._closed.is_set():  # it came too late for `close` to see it
                 rank.kill()
+
+    def _ask_of(self, verb: str, rows: Sequence[Row], *arguments: Any) -> Any:
+        """As `ask`, of `rows`. Raises DiskError."""
+        with lent(rows, self._setup.logs) as file:
+            return self.ask(verb, file, *arguments)
 
     def ask(self, verb: str, /, *arguments: Any, **named: Any) -> Any:
         """What rank 0 says to `verb`, a method of `RankTrainer`, once all ranks have carried it out.

@@ -18,6 +18,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from typing import Any
 from swe_rl.config.schema import AlgoConfig, ModelConfig, TrainerConfig
 from swe_rl.errors import SweRlError
 from swe_rl.trainer.pulse import ALIVE, Pulse
+from swe_rl.trainer.ranks.rows_file import RowsFile
 
 _LOOK_S = 0.5
 # A verb is a method of `RankTrainer`; only these ask for more than to call it and to send what rank 0 says.
@@ -155,11 +157,16 @@ def _serve(setup: RankSetup, mesh: Any, pipe: Any, beat: Pulse) -> None:
         verb, arguments, named = pipe.recv()
         beat.at_once()
         by_pipe = (pipe,) if verb in _BY_PIPE else ()
-        result = getattr(trainer, verb)(*by_pipe, *arguments, **named)
+        result = _carried_out(getattr(trainer, verb), (*by_pipe, *arguments), named)
         if verb not in _GOES_ON:
             _give_back(setup)
         if verb != "close":  # which is answered once the collectives are down
             pipe.send(("done", result if mesh.rank == 0 or verb in _OF_ALL else None))
+
+
+def _carried_out(verb: Callable[..., Any], arguments: Sequence[Any], named: Mapping[str, Any]) -> Any:
+    """Rows are mapped for as long as it takes."""
+    return verb(*(value.rows() if isinstance(value, RowsFile) else value for value in arguments), **named)
 
 
 def _give_back(setup: RankSetup) -> None:

@@ -1,0 +1,132 @@
+"""The rows of a request as one file, which all ranks of a trainer read.
+
+Invariants:
+- Written once, whatever the number of ranks, and read as mapped memory: ranks of one host share it.
+- JSON and numbers: nothing in it is executed. A file that is not whole is an error, never fewer rows.
+- It is there until the request is answered; whoever maps it keeps what is mapped. What a killed driver left, the next
+  group of the same run removes.
+- The folder is one that every rank sees: ranks on other nodes have shown so when they started.
+
+The file: 8 bytes of its mark, 8 bytes with the length of the header, the header (JSON, a list for each row), then for
+each row its token ids, log-probabilities, weight versions and mask, each from a multiple of 4 bytes on.
+"""
+
+import json
+import mmap
+import struct
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from swe_rl.algo.row import Row
+from swe_rl.logger.disk import disk_error
+from swe_rl.trainer.protocol import TrainerError
+
+_MARK = b"swe_rows"
+_PREFIX, _SUFFIX = ".rows.", ".tmp"  # no copy of the run is made with it (hardware/sync)
+_LENGTHS = struct.Struct("<8sq")
+_ALIGN_BYTES = 4
+_IDS, _LOGPROBS, _MASK = np.dtype("<i4"), np.dtype("<f4"), np.dtype("?")
+
+
+@dataclass(frozen=True, slots=True)
+class RowsFile:
+    """Stands for rows in what a driver sends to its ranks."""
+
+    path: Path
+
+    def rows(self) -> list[Row]:
+        """Their arrays are read-only views of the file. Raises TrainerError."""
+        try:
+            with self.path.open("rb") as file:
+                mapped = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+            return list(_read(mapped))
+        except (OSError, ValueError, struct.error) as error:  # JSON's errors are ValueErrors
+            raise TrainerError(
+                f"A step's rows cannot be read from {self.path} ({error}). Its folder has to be one that every node of "
+                "the trainer sees under the same path: paths.outputs."
+            ) from error
+
+
+@contextmanager
+def lent(rows: Sequence[Row], folder: Path | None) -> Iterator[RowsFile]:
+    """A file of `rows`, gone afterwards. `folder` None: that for temporary files. Raises DiskError."""
+    path: Path | None = None
+    try:
+        try:
+            if folder is not None:
+                folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.NamedTemporaryFile(dir=folder, prefix=_PREFIX, suffix=_SUFFIX, delete=False) as file:
+                path = Path(file.name).absolute()
+                _write(file, rows)  # not mapped: a disk that is full would end this process
+        except OSError as error:
+            raise disk_error(path or folder or Path(tempfile.gettempdir()), error) from error
+        yield RowsFile(path)
+    finally:
+        if path is not None:
+            with suppress(OSError):
+                path.unlink()
+
+
+def remove_left(folder: Path) -> None:
+    """What drivers left that were killed while their ranks read."""
+    for path in folder.rglob(f"{_PREFIX}*{_SUFFIX}"):
+        with suppress(OSError):
+            path.unlink()
+
+
+def _write(file: IO[bytes], rows: Sequence[Row]) -> None:
+    header = json.dumps([_described(row) for row in rows]).encode()
+    file.write(_LENGTHS.pack(_MARK, len(header)))
+    _write_part(file, np.frombuffer(header, np.uint8))
+    for row in rows:
+        _write_part(file, row.token_ids.astype(_IDS, copy=False))
+        if row.rollout_logprobs is not None:
+            _write_part(file, row.rollout_logprobs.astype(_LOGPROBS, copy=False))
+        _write_part(file, row.weight_versions.astype(_IDS, copy=False))
+        _write_part(file, row.loss_mask)
+
+
+def _write_part(file: IO[bytes], values: npt.NDArray[Any]) -> None:
+    file.write(np.ascontiguousarray(values).data)
+    file.write(bytes(-values.nbytes % _ALIGN_BYTES))
+
+
+def _described(row: Row) -> list[Any]:
+    """Each array's length for itself: a malformed row is for the trainer to name."""
+    logprobs = None if row.rollout_logprobs is None else len(row.rollout_logprobs)
+    names = [row.trajectory_id, row.group_id, float(row.advantage), row.trained]
+    return [*names, len(row.token_ids), logprobs, len(row.weight_versions), len(row.loss_mask)]
+
+
+def _read(mapped: mmap.mmap) -> Iterator[Row]:
+    mark, header_bytes = _LENGTHS.unpack_from(mapped)
+    if mark != _MARK:
+        raise ValueError("it is no file of rows")
+    described = json.loads(mapped[_LENGTHS.size : _LENGTHS.size + header_bytes])
+    at = _LENGTHS.size + _aligned(header_bytes)
+
+    def part(kind: "np.dtype[Any]", count: int) -> npt.NDArray[Any]:
+        nonlocal at
+        values: npt.NDArray[Any] = np.frombuffer(mapped, kind, count, at)  # ValueError where the file ends before
+        at += _aligned(values.nbytes)
+        return values
+
+    for trajectory_id, group_id, advantage, trained, ids, logprobs, versions, mask in described:
+        token_ids = part(_IDS, ids)
+        rollout_logprobs = None if logprobs is None else part(_LOGPROBS, logprobs)
+        weight_versions = part(_IDS, versions)
+        loss_mask = part(_MASK, mask)
+        yield Row(
+            trajectory_id, group_id, token_ids, loss_mask, rollout_logprobs, advantage, weight_versions, trained
+        )  # fmt: skip
+
+
+def _aligned(size_bytes: int) -> int:
+    return size_bytes + -size_bytes % _ALIGN_BYTES
