@@ -31,7 +31,7 @@ from swe_rl.rollout.batch import groups_of
 from swe_rl.rollout.collect import Collected, Place, RolloutError, require_few_failures, require_some_in_time
 from swe_rl.rollout.flow import Attempted, Flow, Pace
 from swe_rl.rollout.sampler import Begun, GroupOrder, SamplerState
-from swe_rl.rollout.trajectory import OUR_WORDS, Trajectory, TrajectoryId
+from swe_rl.rollout.trajectory import INFRA_STATUSES, OUR_WORDS, Status, Trajectory, TrajectoryId
 from swe_rl.run.rollouts import Rollouts, Sampled
 
 _LOOK_S = 0.1  # between two looks at the engines' load
@@ -62,6 +62,16 @@ class GroupQueue:
 
     def numbers(self) -> list[int]:
         return sorted(int(path.stem.partition("_")[2]) for path in self._folder.queue.glob("group_*.jsonl"))
+
+    def remove_failed(self) -> None:
+        """Those in which infrastructure or time failed a trajectory. Raises DiskError."""
+        failures = {*INFRA_STATUSES, Status.agent_timeout}
+        groups = {number: self.find(number) for number in self.numbers()}
+        self.remove(
+            number
+            for number, group in groups.items()
+            if group is None or any(trajectory.status in failures for trajectory in group.trajectories)
+        )
 
     def remove(self, numbers: Iterable[int]) -> None:
         """Raises DiskError."""
@@ -134,7 +144,7 @@ class Stream:
             require_few_failures(taken.collected.trajectories, rollout)
             require_some_in_time(taken.collected.trajectories, rollout)
         except RolloutError:  # whoever goes on samples them again
-            await asyncio.to_thread(self._queue.remove, taken.numbers)
+            await asyncio.to_thread(self._queue.remove_failed)
             raise
         facts = {
             "groups": list(groups_of(taken.collected.trajectories)),

@@ -209,7 +209,7 @@ async def test_groups_that_failed_too_often_are_sampled_again_by_whoever_goes_on
         first.rollouts.attempts = broken
         await first.loop.run()
     with started(*options) as again:
-        assert again.loop.step == 1
+        assert again.loop.step == len(steps(first)) < 2  # a failed group may overtake those of the first step
         await again.loop.run()
         whole(again, 3)
         assert all(set(record["statuses"]) == {"resolved", "unresolved"} for record in steps(again))
