@@ -51,12 +51,15 @@ class GroupQueue:
         write_bytes_atomic(self._folder.queued_group(number), b"".join(line + b"\n" for line in lines))
 
     def find(self, number: int) -> Collected | None:
-        """None where there is none, or nothing that can be read."""
+        """None where there is none, nothing that can be read, or one in which infrastructure failed: that is sampled
+        again by whoever goes on, as it may have ended the run."""
         try:
             head, *records = read_jsonl(self._folder.queued_group(number))
             ended = [Trajectory.from_record(record) for record in records]
             count = int(head["trajectories"])
         except (OSError, ValueError, KeyError, TypeError):
+            return None
+        if any(trajectory.status in INFRA_STATUSES for trajectory in ended[:count]):
             return None
         return Collected(ended[:count], [None] * count, ended[count:])
 
@@ -65,12 +68,11 @@ class GroupQueue:
 
     def remove_failed(self) -> None:
         """Those in which infrastructure or time failed a trajectory. Raises DiskError."""
-        failures = {*INFRA_STATUSES, Status.agent_timeout}
         groups = {number: self.find(number) for number in self.numbers()}
         self.remove(
             number
             for number, group in groups.items()
-            if group is None or any(trajectory.status in failures for trajectory in group.trajectories)
+            if group is None or any(trajectory.status is Status.agent_timeout for trajectory in group.trajectories)
         )
 
     def remove(self, numbers: Iterable[int]) -> None:
