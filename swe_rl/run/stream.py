@@ -28,10 +28,10 @@ from swe_rl.logger.disk import Redactor, disk_error, encode_json, write_bytes_at
 from swe_rl.logger.folder import RunFolder
 from swe_rl.logger.jsonl import read_jsonl
 from swe_rl.rollout.batch import groups_of
-from swe_rl.rollout.collect import Collected, Place, require_few_failures, require_some_in_time
+from swe_rl.rollout.collect import Collected, Place, RolloutError, require_few_failures, require_some_in_time
 from swe_rl.rollout.flow import Attempted, Flow, Pace
 from swe_rl.rollout.sampler import Begun, GroupOrder, SamplerState
-from swe_rl.rollout.trajectory import OUR_WORDS, Trajectory, TrajectoryId
+from swe_rl.rollout.trajectory import INFRA_STATUSES, OUR_WORDS, Status, Trajectory, TrajectoryId
 from swe_rl.run.rollouts import Rollouts, Sampled
 
 _LOOK_S = 0.1  # between two looks at the engines' load
@@ -51,17 +51,29 @@ class GroupQueue:
         write_bytes_atomic(self._folder.queued_group(number), b"".join(line + b"\n" for line in lines))
 
     def find(self, number: int) -> Collected | None:
-        """None where there is none, or nothing that can be read."""
+        """None where there is none, nothing that can be read, or one in which infrastructure failed: that is sampled
+        again by whoever goes on, as it may have ended the run."""
         try:
             head, *records = read_jsonl(self._folder.queued_group(number))
             ended = [Trajectory.from_record(record) for record in records]
             count = int(head["trajectories"])
         except (OSError, ValueError, KeyError, TypeError):
             return None
+        if any(trajectory.status in INFRA_STATUSES for trajectory in ended[:count]):
+            return None
         return Collected(ended[:count], [None] * count, ended[count:])
 
     def numbers(self) -> list[int]:
         return sorted(int(path.stem.partition("_")[2]) for path in self._folder.queue.glob("group_*.jsonl"))
+
+    def remove_failed(self) -> None:
+        """Those in which infrastructure or time failed a trajectory. Raises DiskError."""
+        groups = {number: self.find(number) for number in self.numbers()}
+        self.remove(
+            number
+            for number, group in groups.items()
+            if group is None or any(trajectory.status is Status.agent_timeout for trajectory in group.trajectories)
+        )
 
     def remove(self, numbers: Iterable[int]) -> None:
         """Raises DiskError."""
@@ -96,8 +108,8 @@ class Stream:
 
     def whole_groups(self) -> set[str]:
         """The ids of the groups whose traces a resumed run goes on with."""
-        complete = (self._queue.find(number) for number in self._queue.numbers())
-        return {trajectory.group_id for group in complete if group is not None for trajectory in group.trajectories}
+        groups = (self._queue.find(number) for number in self._queue.numbers())
+        return {trajectory.group_id for group in groups if group is not None for trajectory in group.trajectories}
 
     @asynccontextmanager
     async def flowing(self, step: int) -> AsyncIterator[None]:
@@ -138,8 +150,12 @@ class Stream:
         times_s["engines_idle_s"], self._engines_idle_s, self._taken_s = self._engines_idle_s, 0.0, now_s
         self._sampling = step + 1  # nobody else writes into that step's files yet
         kill_point("groups_taken")
-        require_few_failures(taken.collected.trajectories, rollout)
-        require_some_in_time(taken.collected.trajectories, rollout)
+        try:
+            require_few_failures(taken.collected.trajectories, rollout)
+            require_some_in_time(taken.collected.trajectories, rollout)
+        except RolloutError:  # whoever goes on samples them again
+            await asyncio.to_thread(self._queue.remove_failed)
+            raise
         facts = {
             "groups": list(groups_of(taken.collected.trajectories)),
             "queued_groups": taken.queued,
@@ -176,10 +192,10 @@ class Stream:
         self._queue.remove(self._queue.numbers())
 
     def known(self, begun: Begun) -> Collected | None:
-        collected = self._queue.find(begun.number)
-        name = self._name(begun, 0).group_id
-        whole = collected is not None and len(collected.trajectories) == self._config.rollout.n
-        if collected is None or not whole or any(trajectory.group_id != name for trajectory in collected.trajectories):
+        collected, name = self._queue.find(begun.number), self._name(begun, 0).group_id
+        if collected is None or len(collected.trajectories) != self._config.rollout.n:
+            return None
+        if any(trajectory.group_id != name for trajectory in collected.trajectories):
             return None
         for trajectory in collected.trajectories:
             self._rollouts.ended(trajectory)

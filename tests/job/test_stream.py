@@ -7,7 +7,8 @@ import pytest
 from swe_rl.engine.protocol import EngineError
 from swe_rl.errors import RunError
 from swe_rl.logger.jsonl import read_jsonl
-from swe_rl.rollout.trajectory import TrajectoryId
+from swe_rl.rollout.collect import RolloutError
+from swe_rl.rollout.trajectory import Status, TrajectoryId
 from tests.job.test_loop import N, _one_thread, evals, started, steps  # noqa: F401 - fixtures
 
 STREAM = "rollout.mode=stream"
@@ -192,3 +193,23 @@ async def test_a_trainer_that_ends_while_groups_flow_ends_them(started, monkeypa
         run.trainer.failure = lambda: EngineError("Rank 1 is gone")
         with pytest.raises(EngineError, match="Rank 1"):
             await asyncio.wait_for(run.loop._flow(run.loop._stream, 1), 10)
+
+
+async def test_groups_that_failed_too_often_are_sampled_again_by_whoever_goes_on(started):  # noqa: F811
+    options = ("trainer.steps=3", "trainer.checkpoint_every_steps=1", "rollout.max_infra_failure_rate=0.1", STREAM)
+    with pytest.raises(RolloutError, match="failed for reasons of infrastructure"), started(*options) as first:
+        attempts = first.rollouts.attempts
+
+        async def broken(instance, name, *arguments):
+            one, result = await attempts(instance, name, *arguments)
+            if name.step == 2:
+                one.status, one.reward, one.trained, one.in_baseline = Status.infra_error, None, False, False
+            return one, result
+
+        first.rollouts.attempts = broken
+        await first.loop.run()
+    with started(*options) as again:
+        assert again.loop.step == len(steps(first)) < 2  # a failed group may overtake those of the first step
+        await again.loop.run()
+        whole(again, 3)
+        assert all(set(record["statuses"]) == {"resolved", "unresolved"} for record in steps(again))

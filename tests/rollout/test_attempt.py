@@ -11,7 +11,7 @@ import pytest
 
 from swe_rl.agent.protocol import AgentError, AgentResult, Exit, Turn, UnknownEndError
 from swe_rl.agent.scripted import GoldAgent, ScriptedAgent
-from swe_rl.config.choices import TrickPolicy
+from swe_rl.config.choices import RolloutMode, TrickPolicy
 from swe_rl.config.schema import EnvConfig, SandboxConfig
 from swe_rl.engine.protocol import EngineError
 from swe_rl.env.bugs.env import BugsEnv
@@ -123,6 +123,42 @@ async def test_a_submitted_change_is_graded(attempt, config):
     assert (one.num_calls, one.sampled_tokens, one.prefix_breaks) == (2, 30, 3)
     assert {"boot", "agent", "grade", "command", "queue"} <= set(one.times_s)
     assert len(one.turns) == 1 and used.result.exit is Exit.SUBMITTED
+
+
+async def test_a_place_is_given_back_before_the_grading(attempt, instance):
+    seen = []
+
+    class Looks(FakeEnv):
+        async def grade(self, *arguments):
+            seen.append("graded")
+            return await super().grade(*arguments)
+
+    name = TrajectoryId("train", 1, "one", 0, 0)
+    order = Order(instance(), name, SessionSettings(96, 1024), lambda: seen.append("acted"))
+    await attempt(ScriptedAgent(["true"]), order=order, env=Looks(Grade(True, True, {"t::a": True}, {})))
+    assert seen == ["acted", "graded"]
+
+
+@pytest.mark.parametrize(("mode", "most"), [(RolloutMode.stream, 2), (RolloutMode.step, 5)])
+async def test_gradings_of_groups_that_flow_have_places_of_their_own(config, instance, mode, most):
+    """In steps a grading has its trajectory's place, which the caller counts."""
+    at_once = [0, 0]
+
+    class Slow(FakeEnv):
+        async def grade(self, *arguments):
+            at_once[0] += 1
+            at_once[1] = max(at_once)
+            await asyncio.sleep(0.02)
+            at_once[0] -= 1
+            return await super().grade(*arguments)
+
+    rollout = dataclasses.replace(config.rollout, mode=mode, concurrency=2)
+    env, sandboxes = Slow(Grade(True, True, {"t::a": True}, {})), ScriptedProvider(lambda command: DIFF)
+    agent = ScriptedAgent(["true"])
+    attempter = Attempter(env, agent, FakeGateway(), sandboxes, rollout, config.env, model_name="tiny")
+    orders = [Order(instance(), TrajectoryId("train", 1, "one", n, 0), SessionSettings(96, 1024)) for n in range(5)]
+    ended = await asyncio.gather(*(attempter.run(order) for order in orders))
+    assert [trajectory.status for trajectory, _ in ended] == [Status.resolved] * 5 and at_once[1] == most
 
 
 FORGES = "diff --git a/one.py b/one.py\n--- a/one.py\n+++ b/one.py\n@@ -0,0 +1 @@\n+import os; os._exit(0)\n"

@@ -13,6 +13,7 @@ from swe_rl.gateway.completion import turn_seed
 from swe_rl.gateway.trace import TraceStoreError
 from swe_rl.rollout.collect import (
     Collector,
+    Place,
     RolloutError,
     require_few_failures,
     require_some_in_time,
@@ -98,6 +99,28 @@ async def test_a_retry_that_works_counts(rollout, instance, trajectory_of):
     assert len(collected.trajectories) == 4
     names = [one.trajectory_id for one in collected.retried]
     assert len(names) == 4 and names == sorted(names)
+
+
+async def test_a_place_is_taken_for_each_attempt_and_given_back_when_the_agent_has_acted(
+    rollout, instance, trajectory_of
+):
+    places, free = asyncio.Semaphore(1), []
+
+    class Grades(Attempts):
+        async def run(self, order):
+            free.append(places.locked())
+            order.acted()
+            free.append(places.locked())
+            order.acted()  # says nothing new
+            return await super().run(order)
+
+    tries = Grades(lambda order: trajectory_of(order, Status.resolved if order.id.attempt else Status.infra_error))
+    retried, place = [], Place(places)
+    await place.take()
+    collector = Collector(tries, rollout, 0)
+    trajectory, _ = await collector.attempts(instance(), TrajectoryId("train", 3, "one", 2, 0), 1.0, retried, place)
+    assert trajectory.trajectory_id == "train.3.one.2.1" and [one.attempt for one in retried] == [0]
+    assert free == [True, False, True, False] and not places.locked()
 
 
 async def test_too_many_failures_stop_the_run_and_are_named(rollout, instance, trajectory_of):

@@ -228,7 +228,7 @@ class HttpEngine(Engine):
             raise
 
     async def update_weights(self, weights: "Mapping[str, torch.Tensor]", version: int) -> None:
-        """Through a folder that the server reads; what is in flight begins anew with them.
+        """Through a folder that the server reads; what is in flight goes on with them.
 
         Raises EngineError; a server that fails half-way is lost.
         """
@@ -245,8 +245,8 @@ class HttpEngine(Engine):
     async def renewing(self, version: int) -> AsyncIterator[HttpClient]:
         """The server is paused inside of the block, which gives it the weights of `version`.
 
-        One that sleeps is woken: the weights' memory before the block, the cache's after it. What is in flight begins
-        anew with them; a server whose block fails is lost, unless it fails with `UnchangedError`. Raises EngineError.
+        One that sleeps is woken: the weights' memory before the block, the cache's after it. What is in flight goes on
+        with them; a server whose block fails is lost, unless it fails with `UnchangedError`. Raises EngineError.
         """
         held = self._control.held
         was_paused = self._control.paused and not held
