@@ -31,7 +31,7 @@ from swe_rl.rollout.rows import Mismatch, retokenized_rows, traced_rows
 from swe_rl.rollout.sampler import PromptSampler, SamplerState, sampled
 from swe_rl.rollout.trajectory import EVALUATION, OUR_WORDS, Trajectory, TrajectoryId
 from swe_rl.run.session import Session
-from swe_rl.trainer.ranks.rows_file import keep
+from swe_rl.trainer.ranks.rows_file import keep, remove_left
 
 if TYPE_CHECKING:
     from swe_rl.run.components import Components  # built elsewhere: a step only uses them
@@ -245,6 +245,7 @@ class Rollouts:
         """
         if evaluation:
             self.session.folder.eval_trajectories(step).unlink(missing_ok=True)
+        remove_left(self.session.folder.rows_folder)
         ids = [parsed for name in self.parts.store.sessions() if (parsed := TrajectoryId.parse(name))]
         half = step if evaluation else step + 1  # from here on evaluations go, too
         late = {id for id in ids if (id.step >= half if id.is_evaluation else id.step > step)}
