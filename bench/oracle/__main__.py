@@ -3,8 +3,8 @@
     python -m bench.oracle --out FOLDER [--each 5] [--seed 0] [--packages toolz,click] [--sandbox docker|podman|process]
     python -m bench.oracle --out FOLDER --dataset FILE          # instances of your own, with a column `source`
 
-Every gold patch has to be resolved and no empty one, through `job=eval`, graded by `swebench`'s own code, and no
-container may be left. Exit status: 0 if so, 1 if not, 2 without an engine. All that was said is in FOLDER/log.txt.
+Every gold patch has to be resolved and no change that fixes nothing, through `job=eval`, graded by `swebench`'s own
+code, and no container may be left. Exit status: 0 if so, 1 if not, 2 without an engine. All that was said is in FOLDER/log.txt.
 """
 
 import argparse
@@ -57,14 +57,14 @@ def _judge(options: argparse.Namespace, out: Path) -> int:
     dataset = (options.dataset or out / "instances.jsonl").resolve()
     application = Application(out, dataset, options.sandbox, address_of(engine), options.at_once)
     prepared_s = application.prepare()
-    gold, empty = application.evaluate("gold"), application.evaluate("noop")
-    left = {arm.agent: containers_left(client, arm.folder.name) for arm in (gold, empty)}
-    print(table(instances, gold, empty))
-    print(f"made {made_s:.0f} s, prepared {prepared_s:.0f} s; {_times(gold)}; {_times(empty)}")
+    gold, no_op = application.evaluate("gold"), application.evaluate("noop")
+    left = {arm.agent: containers_left(client, arm.folder.name) for arm in (gold, no_op)}
+    print(table(instances, gold, no_op))
+    print(f"made {made_s:.0f} s, prepared {prepared_s:.0f} s; {_times(gold)}; {_times(no_op)}")
     single, shared = size_gb(client, {one.image for one in instances})
     print(f"images: {len({one.image for one in instances})}, {single:.2f} GB one by one, {shared:.2f} GB on the disk")
     print(f"containers left: {sum(map(len, left.values()))}")
-    wrong = shortfalls(instances, gold, empty, whole=not (options.packages or options.dataset))
+    wrong = shortfalls(instances, gold, no_op, whole=not (options.packages or options.dataset))
     wrong += [f"agent={agent} left {len(ids)} containers" for agent, ids in left.items() if ids]
     print("\n".join(wrong) or "the oracle holds", file=sys.stderr if wrong else sys.stdout)
     return int(bool(wrong))

@@ -104,15 +104,15 @@ def arm(agent, instances, status):
 
 def test_the_verdict_names_every_shortfall():
     ours = [instance(number, f"a/{number % WANTED_PACKAGES}") for number in range(WANTED_INSTANCES)]
-    gold, empty = arm("gold", ours, "resolved"), arm("noop", ours, "empty_patch")
-    assert shortfalls(ours, gold, empty, whole=True) == []
-    assert "100.0 %" in table(ours, gold, empty).splitlines()[-1]
-    assert any("too few" in line for line in shortfalls(ours[1:], gold, empty, whole=True))
+    gold, no_op = arm("gold", ours, "resolved"), arm("noop", ours, "unresolved")
+    assert shortfalls(ours, gold, no_op, whole=True) == []
+    assert "100.0 %" in table(ours, gold, no_op).splitlines()[-1]
+    assert any("too few" in line for line in shortfalls(ours[1:], gold, no_op, whole=True))
     gold.trajectories[0]["status"] = "infra_error"
-    empty.trajectories[1]["status"] = "resolved"
-    left_out = Arm("noop", Path("run"), 1.0, empty.trajectories[:-1])
+    no_op.trajectories[1]["status"] = "resolved"
+    left_out = Arm("noop", Path("run"), 1.0, no_op.trajectories[:-1])
     found = "\n".join(shortfalls(ours, gold, left_out, whole=True))
-    assert all(words in found for words in ("gold patch is infra_error", "empty patch is resolved", "left out"))
+    assert all(words in found for words in ("gold patch is infra_error", "fixes nothing is resolved", "left out"))
 
 
 def test_there_are_enough_packages_each_pinned_once():

@@ -142,16 +142,16 @@ def evaluation(oracle, *more, dataset=None):
     )
 
 
-def test_every_gold_patch_is_resolved_and_no_empty_one(oracle, command, watch):
+def test_every_gold_patch_is_resolved_and_no_change_that_fixes_nothing(oracle, command, watch):
     from bench.oracle.engine import containers_left
     from bench.oracle.run import Application
     from bench.oracle.table import shortfalls, table
 
     application = Application(command.root, oracle.dataset, "docker", oracle.address)
-    gold, empty = application.evaluate("gold"), application.evaluate("noop")
-    assert shortfalls(oracle.instances, gold, empty, whole=False) == []
-    assert "100.0 %" in table(oracle.instances, gold, empty).splitlines()[-1]
-    for arm in (gold, empty):
+    gold, no_op = application.evaluate("gold"), application.evaluate("noop")
+    assert shortfalls(oracle.instances, gold, no_op, whole=False) == []
+    assert "100.0 %" in table(oracle.instances, gold, no_op).splitlines()[-1]
+    for arm in (gold, no_op):
         assert containers_left(oracle.client, arm.folder.name) == []
     for one in gold.trajectories:  # the change that was taken out of the container is the gold patch's and no other
         [instance] = [it for it in oracle.instances if it.instance_id == one["instance_id"]]
