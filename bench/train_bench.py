@@ -100,6 +100,7 @@ class Result:
     case: str
     attention: str = ""
     step_s: float = 0.0
+    first_s: float = 0.0  # of the step before those: compilation, and what torch prepares once
     steps: int = 0
     tokens_per_s_gpu: float = 0.0
     mfu: float = 0.0
@@ -218,7 +219,7 @@ def build(case: Case, mesh: Any, config: Any) -> Any:
 
 
 def timed_steps(step: Any, mesh: Any, budget_s: float, most: int) -> list[float]:
-    """Seconds of each step after a first one that warms up; ends with the budget, on all ranks together."""
+    """Seconds of a first step, which warms up, and of each that follows; ends with the budget, on all ranks alike."""
     import torch
 
     from_s = time.monotonic()
@@ -228,10 +229,9 @@ def timed_steps(step: Any, mesh: Any, budget_s: float, most: int) -> list[float]
         start = time.perf_counter()
         step(number)
         mesh.barrier()
-        if number > 0:
-            seconds.append(time.perf_counter() - start)
+        seconds.append(time.perf_counter() - start)
         spent = torch.tensor([time.monotonic() - from_s], device=mesh.device)
-        if float(mesh.maximum(spent)) * (number + 2) / (number + 1) > budget_s and seconds:
+        if float(mesh.maximum(spent)) * (number + 2) / (number + 1) > budget_s and number > 0:
             break
     return seconds
 
@@ -340,7 +340,8 @@ def fill(result: Result, case: Case, mesh: Any, config: Any, seconds: list[float
     from swe_rl.trainer.batching import input_length
     from swe_rl.trainer.sharded.assemble import DenseShape, train_flops
 
-    result.steps, result.step_s = len(seconds), statistics.median(seconds)
+    result.first_s, *timed = seconds
+    result.steps, result.step_s = len(timed), statistics.median(timed)
     lengths = [input_length(row.loss_mask) for row in rows]
     result.tokens_per_s_gpu = sum(lengths) / result.step_s / mesh.world
     if mesh.device.type == "cuda":
@@ -470,12 +471,14 @@ def _follow(ranks: list[Any], cases: list[str], arguments: Any, results: Any, ke
 
 
 def table(results: Sequence[Result]) -> str:
-    head = ("case", "attention", "step s", "tokens/s/GPU", "MFU %", "peak GB", "reserved GB", "matmul TFLOP/s", "note")
+    figures_of = ("first s", "step s", "tokens/s/GPU", "MFU %", "peak GB", "reserved GB", "matmul TFLOP/s")
+    head = ("case", "attention", *figures_of, "note")
     lines = [head, tuple("---" for _ in head)]
     for one in results:
-        figures = ("",) * 6
+        figures = ("",) * 7
         if one.steps:
             figures = (
+                f"{one.first_s:.1f}",
                 f"{one.step_s:.3f}",
                 f"{one.tokens_per_s_gpu:,.0f}",
                 f"{100 * one.mfu:.1f}",

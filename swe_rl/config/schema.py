@@ -431,7 +431,7 @@ class TrainerConfig:
     grad_clip: Positive = 1.0
     activation_checkpointing: bool = False
     attention: str = "auto"  # auto: by the rows' length; by_row, varlen or flash_attn (that package)
-    compile: bool = False  # torch compiles what surrounds attention; a minute at the start
+    compile: bool | None = None  # torch compiles what surrounds attention; null: on GPUs, where the run saves by it
     offload_optimizer: bool = False  # Adam's moments and master weights in the nodes' memory
     lora_rank: ZeroOrMore = 0  # of an adapter on the linear layers of attention and MLP, which alone learns; 0: none
     lora_alpha: Count | None = None  # the adapter's product counts lora_alpha / lora_rank times; null: twice lora_rank

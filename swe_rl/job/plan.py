@@ -182,6 +182,7 @@ def _time(config: Config) -> dict[str, Any]:
         "rollouts_s_per_step": _round(rollouts.seconds),
         "rollouts_from": rollouts.source,
         "training_s_per_step": _round(duration.train_s(config)),
+        "layers_compiled": "yes" if duration.compiles(config) else "no",
         "weight_sync_s_per_step": _round(duration.sync_s(config)),
         "step": duration.text(duration.step_s(config, rollouts.seconds)),
         "run": duration.text(duration.run_s(config, rollouts.seconds)),

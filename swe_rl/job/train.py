@@ -14,7 +14,7 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -27,6 +27,7 @@ from swe_rl.errors import RunError
 from swe_rl.hardware.rendezvous import meets
 from swe_rl.hardware.slurm.nodes import address, names_of
 from swe_rl.layout.placement import home, place
+from swe_rl.plan import duration
 from swe_rl.plan.sizes import shares_gpus
 from swe_rl.plan.weight_sync import require_wire
 from swe_rl.rollout.collect import RolloutError
@@ -225,7 +226,7 @@ def _group(config: Config, session: Session, pad_token_id: int, restart: int) ->
     by_ray = config.hardware.ray_address is not None
     setup = RankSetup(
         model=config.model,
-        trainer=config.trainer,
+        trainer=replace(config.trainer, compile=duration.compiles(config)),
         algo=config.algo,
         pad_token_id=pad_token_id,
         temperature=config.rollout.temperature,

@@ -251,3 +251,23 @@ def test_no_number_that_the_rules_refuse_stops_the_plan():
                 )
                 made = plan(config, partly=failing(check(config), strict=False))
                 assert made["disk"] and made["memory"], f"{group.name}.{field.name}={wrong}"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "compiled"),
+    [
+        ([], True),
+        (["trainer.steps=1", "rollout.prompts_per_step=1", "rollout.n=2", "trainer.prompts_per_mini_batch=1"], False),
+        (["trainer.compile=false"], False),
+        (["hardware.compiler=false"], False),
+        (["model=qwen3_coder_30b_a3b"], False),
+        (["layout=local", "model=tiny", "hardware=cpu"], False),
+    ],
+    ids=["long", "short", "asked not to", "no compiler", "experts", "no GPU"],
+)
+def test_layers_are_compiled_where_the_run_saves_by_it(overrides, compiled):
+    config = compose(["+experiment=dp4_default", *overrides]).config
+    assert duration.compiles(config) == compiled
+    assert job.plan(config, partly=True)["time"]["layers_compiled"] == ("yes" if compiled else "no")
+    asked = dataclasses.replace(config, trainer=dataclasses.replace(config.trainer, compile=False))
+    assert (duration.run_s(config) < duration.run_s(asked)) == compiled

@@ -271,7 +271,7 @@ def parallel_only(config: Config, _: Host) -> Iterator[Finding]:
         return
     for key, value, default in (
         ("trainer.attention", trainer.attention, "auto"),
-        ("trainer.compile", trainer.compile, False),
+        ("trainer.compile", bool(trainer.compile), False),
         ("trainer.max_restarts", trainer.max_restarts, 0),
     ):
         if value != default:
@@ -281,6 +281,18 @@ def parallel_only(config: Config, _: Host) -> Iterator[Finding]:
                 f"only a trainer with ranks of its own reads it; layout={layout.name} trains in this process",
                 f"{key}={str(default).lower()}, or layout=local2",
             )
+
+
+@about(Part.trainer)
+def compiled(config: Config, _: Host) -> Iterator[Finding]:
+    if config.trainer.compile and config.layout.trainer_gpus and not config.hardware.compiler:
+        yield error(
+            "compiled",
+            "trainer.compile",
+            f"torch compiles a trainer's layers with a C compiler, and the nodes of hardware={config.hardware.name} "
+            "have none",
+            "trainer.compile=null",
+        )
 
 
 @about(Part.trainer)

@@ -95,7 +95,7 @@ def _loaded(
         kernel_of(shape, config, mesh, dtype),
         compute_dtype=dtype,
         offload=config.offload_optimizer and adapter is None,  # an adapter's optimizer has next to nothing
-        compiled=config.compile,
+        compiled=bool(config.compile),  # decided by plan/duration.py, for all ranks alike
         float32_head=model.float32_head,
     )
     fill_from_folder(sharded, folder, mesh.device, seed=config.seed, beat=beat)
