@@ -27,11 +27,13 @@ def register() -> None:
 
     from swe_rl.config.environment import variable
     from swe_rl.config.known_hardware import here
+    from swe_rl.config.known_models import fact
     from swe_rl.config.yaml_text import read
 
     quicken()
     OmegaConf.register_new_resolver("swe_rl.words", words, replace=True)
     OmegaConf.register_new_resolver("swe_rl.here", here, replace=True)
+    OmegaConf.register_new_resolver("swe_rl.model", fact, replace=True)
     OmegaConf.register_new_resolver("swe_rl.env", variable, replace=True)
     OmegaConf.register_new_resolver("swe_rl.if_equal", if_equal, replace=True)
     store = ConfigStore.instance()

@@ -8,8 +8,10 @@ Invariants:
 """
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from swe_rl.config.choices import ExportType
 from swe_rl.config.provenance import Origins
@@ -85,22 +87,33 @@ def _export_folder(checkpoint: Path) -> Path:
 def _write(checkpoint: Path, target: Path, model: ModelConfig, dtype: ExportType) -> list[Path]:
     import torch
 
+    from swe_rl.model.templates.formats import template_text
     from swe_rl.trainer.checkpoint.export import export
 
     wanted = None if dtype is ExportType.model else getattr(torch, dtype.value)
-    return export(checkpoint, _description(checkpoint, model), target, dtype=wanted)
+    saved = _saved_config(checkpoint)
+    template = template_text(str(saved.get("model.chat_template", model.chat_template)))
+    return export(checkpoint, _description(checkpoint, saved, model), target, dtype=wanted, chat_template=template)
 
 
-def _description(checkpoint: Path, given: ModelConfig) -> Path:
-    """The folder of the model that the checkpoint's run began with; where that is gone, of `model.path`."""
-    from swe_rl.model.load import ModelError, model_folder
+def _saved_config(checkpoint: Path) -> Mapping[str, Any]:
+    """Of the run that wrote it: keys with dots to values."""
     from swe_rl.trainer.checkpoint.folder import STATE_FILE, read_json
 
     try:
         saved = read_json(checkpoint / STATE_FILE)["config"]
-        path, revision = str(saved["model.path"]), saved.get("model.revision")
+        if not isinstance(saved, dict) or "model.path" not in saved:
+            raise KeyError("model.path")
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"{checkpoint / STATE_FILE} does not say which model it is of: {error!r}") from error
+    return saved
+
+
+def _description(checkpoint: Path, saved: Mapping[str, Any], given: ModelConfig) -> Path:
+    """The folder of the model that the checkpoint's run began with; where that is gone, of `model.path`."""
+    from swe_rl.model.load import ModelError, model_folder
+
+    path, revision = str(saved["model.path"]), saved.get("model.revision")
     try:
         return model_folder(replace(given, path=path, revision=revision))
     except ModelError as error:

@@ -9,9 +9,9 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from swe_rl.config.known_models import CHECKPOINT_FACTS, mixture_facts
 from swe_rl.config.schema import ModelConfig
 from swe_rl.errors import UserError
-from swe_rl.plan.sizes import CHECKPOINT_FACTS, mixture_facts
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast

@@ -11,38 +11,14 @@ Invariants:
 
 from collections.abc import Callable, Mapping
 from math import isqrt
-from typing import Any
 
 from swe_rl.config.choices import EngineKind, RuntimeKind, SandboxKind, WeightSync
 from swe_rl.config.parts import Part, starts
-from swe_rl.config.schema import Config, EnvConfig, HardwareConfig, LayoutConfig, ModelConfig, SandboxConfig
+from swe_rl.config.schema import Config, EnvConfig, HardwareConfig, LayoutConfig, SandboxConfig
 
-# Keys of `model` and what a checkpoint's config.json calls them.
-CHECKPOINT_FACTS = {
-    "num_layers": "num_hidden_layers",
-    "hidden_size": "hidden_size",
-    "intermediate_size": "intermediate_size",
-    "num_heads": "num_attention_heads",
-    "num_kv_heads": "num_key_value_heads",
-    "vocab_size": "vocab_size",
-}
-# The same of a mixture of experts; a dense model's file has none of them. transformers 5 writes the first one's alias.
-MIXTURE_FACTS = {
-    "num_experts": ("num_experts", "num_local_experts"),
-    "active_experts": ("num_experts_per_tok",),
-    "expert_intermediate_size": ("moe_intermediate_size",),
-}
 ReadText = Callable[[str], str | None]
 # Instances of a repository share its image, which their ids begin with: a__b.0123 of a__b.0123.combine_file__x.
 _BY_REPOSITORY = {"swe_smith": 128}  # and the published number of repositories
-
-
-def mixture_facts(facts: Mapping[str, Any]) -> dict[str, tuple[str, Any]]:
-    """By key of `model`: the name and the number in a config.json; of a dense model the first name and 0."""
-    return {
-        key: next(((name, facts[name]) for name in names if facts.get(name)), (names[0], 0))
-        for key, names in MIXTURE_FACTS.items()
-    }
 
 
 def engine_gpus(layout: LayoutConfig) -> int:
@@ -145,18 +121,6 @@ def nearest_multiples(value: int, step: int) -> str:
     """`96 or 112` for 99 and 16."""
     low = value // step * step
     return f"{low} or {low + step}" if low else str(low + step)
-
-
-def parameters_b(model: ModelConfig) -> float:
-    """Billions of parameters of a Qwen3 with these facts: embeddings, attention with norms, gated MLP or experts."""
-    queries, keys = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
-    attention = model.hidden_size * (2 * queries + 2 * keys) + 2 * model.head_dim
-    mlp = 3 * model.hidden_size * model.intermediate_size
-    if model.num_experts:
-        mlp = model.num_experts * (3 * model.hidden_size * model.expert_intermediate_size + model.hidden_size)
-    layers = model.num_layers * (attention + mlp + 2 * model.hidden_size)
-    embeddings = model.vocab_size * model.hidden_size * (1 if model.tie_word_embeddings else 2)
-    return (layers + embeddings + model.hidden_size) / 1e9
 
 
 def holds_container(config: Config) -> bool:

@@ -13,7 +13,8 @@ from swe_rl.config.choices import ExportType
 from swe_rl.config.compose import compose, config_hash, flatten
 from swe_rl.errors import UserError
 from swe_rl.job import export
-from swe_rl.model.load import load_model
+from swe_rl.model.chat import ChatRenderer
+from swe_rl.model.load import load_model, load_tokenizer
 from swe_rl.trainer.checkpoint.folder import CorruptCheckpointError
 from swe_rl.trainer.rank_trainer import RankTrainer
 
@@ -66,6 +67,10 @@ def test_an_exported_run_is_what_transformers_loads(config, run_folder, made, tm
     assert same_weights(target, made[1])  # the newest, in the model's own type
     assert AutoTokenizer.from_pretrained(target).pad_token_id == 0
     assert GenerationConfig.from_pretrained(target).pad_token_id == 0
+    messages = [{"role": "system", "content": "Fix bugs."}, {"role": "user", "content": "  It fails\n\n"}]
+    first_prompt = ChatRenderer(load_tokenizer(config.model), template=config.model.chat_template).start(messages)
+    exported = AutoTokenizer.from_pretrained(target)
+    assert exported.apply_chat_template(messages, add_generation_prompt=True).input_ids == first_prompt
     assert not {"manifest.json", "state.json", "shards.json"} & {path.name for path in target.iterdir()}
 
 
@@ -139,6 +144,6 @@ def test_the_model_of_a_run_that_is_gone_may_be_named(config, run_folder, tmp_pa
     state = json.loads((checkpoint / "state.json").read_text())
     moved = json.dumps(state | {"config": state["config"] | {"model.path": str(tmp_path / "gone")}})
     (checkpoint / "state.json").write_text(moved)
-    assert export._description(checkpoint, config.model).name == "tiny"
+    assert export._description(checkpoint, export._saved_config(checkpoint), config.model).name == "tiny"
     with pytest.raises(UserError, match="Give model.path=FOLDER of the same model"):
-        export._description(checkpoint, replace(config.model, hidden_size=7))
+        export._description(checkpoint, export._saved_config(checkpoint), replace(config.model, hidden_size=7))

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from swe_rl.config.compose import compose
+from swe_rl.config.known_models import CHECKPOINT_FACTS
 from swe_rl.config.schema import ModelConfig
 from swe_rl.engine.protocol import EngineError, WeightSyncError
 from swe_rl.engine.scripted import ScriptedEngine
@@ -23,7 +24,6 @@ from swe_rl.errors import RunError, UserError
 from swe_rl.gateway.store.traces import TraceStore
 from swe_rl.gateway.trace import Trace
 from swe_rl.logger.jsonl import StepLog, read_evals, read_events, read_jsonl
-from swe_rl.plan.sizes import CHECKPOINT_FACTS
 from swe_rl.rollout.collect import Collected, RolloutError
 from swe_rl.rollout.trajectory import Status, Trajectory
 from swe_rl.run import rollouts as rollouts_module

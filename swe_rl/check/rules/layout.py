@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 
 from swe_rl.check.findings import Finding, Host, about, below, between, error, warning
 from swe_rl.config.choices import EngineKind, WeightSync
+from swe_rl.config.known_models import parameters_b
 from swe_rl.config.parts import Part, starts
 from swe_rl.config.schema import Config
 from swe_rl.host.addresses import is_loopback
@@ -17,7 +18,6 @@ from swe_rl.plan.sizes import (
     divisors,
     gpus_needed,
     gpus_there,
-    parameters_b,
     read_elsewhere,
     trainer_elsewhere,
     uses_no_gpu,

@@ -13,12 +13,14 @@ from functools import cache
 from typing import Any
 
 from swe_rl.check.findings import Finding, Host, about, error, warning
+from swe_rl.config.choices import EngineKind
 from swe_rl.config.folders import PACKAGE, conf_dir
 from swe_rl.config.keys import nearest
-from swe_rl.config.parts import Part
+from swe_rl.config.known_models import ARCHITECTURES, CHECKPOINT_FACTS, facts_of, mixture_facts
+from swe_rl.config.parts import Part, starts
 from swe_rl.config.schema import Config, ModelConfig
 from swe_rl.config.yaml_text import read
-from swe_rl.plan.sizes import CHECKPOINT_FACTS, mixture_facts, uses_no_gpu
+from swe_rl.plan.sizes import uses_no_gpu
 
 BUILTIN = "builtin:"
 CHAT_TEMPLATES = ("qwen", "qwen_plain", "qwen_coder")
@@ -75,6 +77,35 @@ def model_of_its_name(config: Config, _: Host) -> Iterator[Finding]:
         )
 
 
+@about(Part.engines, Part.trainer, Part.warm_start)
+def model_unread(config: Config, host: Host) -> Iterator[Finding]:
+    """model=folder takes all sizes from files, and there are none."""
+    model = config.model
+    there = host.exists(model.path) or not _is_local(model.path, host)  # else model_path says so
+    if model.name == "folder" and there and not facts_of(model.path, model.revision):
+        make = warning if host.elsewhere else error
+        yield make(
+            "model_unread",
+            "model.path",
+            "model=folder takes the sizes from the files of that model, and there are none here that can be read",
+            f"{_FOLDER} that its cache holds; or the model option that fits",
+        )
+
+
+@about(Part.engines, Part.trainer)
+def architecture(config: Config, host: Host) -> Iterator[Finding]:
+    model = config.model
+    kind = _facts(model, host).get("model_type") if _is_local(model.path, host) else None
+    computed_here = config.engine.kind is EngineKind.embedded or Part.trainer in starts(config)
+    if computed_here and kind is not None and kind not in ARCHITECTURES:
+        yield error(
+            "architecture",
+            "model.path",
+            f"its config.json says model_type={kind}; trainer and embedded engine compute {', '.join(ARCHITECTURES)}",
+            "a model of one of these kinds" + (", or engine=vllm" if Part.trainer not in starts(config) else ""),
+        )
+
+
 @about(Part.engines, Part.trainer)
 def model_in_its_folder(config: Config, host: Host) -> Iterator[Finding]:
     """The sizes that its own `config.json` has."""
@@ -87,7 +118,7 @@ def model_in_its_folder(config: Config, host: Host) -> Iterator[Finding]:
                 "model_sizes",
                 f"model.{key}",
                 f"the config.json of {model.path} {f'says {name}={value}' if value else f'has no {name}'}",
-                f"model.{key}={value}, or the model option that fits",
+                f"model.{key}={value}, or model=folder, which reads it",
             )
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from swe_rl.config.known_models import ARCHITECTURES
 from swe_rl.engine.protocol import EngineError
 
 ROW_MULTIPLE = 8  # below four rows the matrix library sums in another order
@@ -149,7 +150,7 @@ def require_supported(model: Any, max_model_len: int) -> None:
     problem = None
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     rope_type = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
-    if config.model_type not in ("llama", "qwen2", "qwen3", "qwen3_moe") or not hasattr(model, "lm_head"):
+    if config.model_type not in ARCHITECTURES or not hasattr(model, "lm_head"):
         problem = f"a `{config.model_type}` model ({type(model).__name__})"
     elif kinds != {"full_attention"}:
         problem = f"layers of type {sorted(kinds)}"

@@ -1,4 +1,4 @@
-"""A checkpoint as a Hugging Face folder: config.json, safetensors, tokenizer, generation_config.json.
+"""A checkpoint as a Hugging Face folder: config.json, safetensors, tokenizer, chat template, generation_config.json.
 
 Invariants:
 - Written aside, then renamed: the folder is whole or not there; an existing one is never overwritten.
@@ -49,6 +49,7 @@ from swe_rl.trainer.lora import TARGETS, base_problem, fingerprint, in_files, me
 from swe_rl.trainer.sharded.materialize import open_files
 
 FOLDER = "adapter"
+_CHAT_TEMPLATE = "chat_template.jinja"
 _CONFIG, _WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
 
@@ -116,12 +117,19 @@ class _Source:
     read: Callable[[str], Tensor]
 
 
-def export(folder: Path, described_by: Path, target: Path, *, dtype: torch.dtype | None = torch.bfloat16) -> list[Path]:
+def export(
+    folder: Path,
+    described_by: Path,
+    target: Path,
+    *,
+    dtype: torch.dtype | None = torch.bfloat16,
+    chat_template: str | None = None,
+) -> list[Path]:
     """Writes the weights of the checkpoint `folder` to `target` and returns the files.
 
     `described_by` is the model's own folder, which has config.json, the tokenizer, and the weights below an adapter;
-    `dtype` None: the type that it has there. Raises ExportError, DiskError, and CorruptCheckpointError where the
-    checkpoint is not whole.
+    `dtype` None: the type that it has there. `chat_template`: Jinja, for a model without one. Raises ExportError,
+    DiskError, and CorruptCheckpointError where the checkpoint is not whole.
     """
     if target.exists():
         raise ExportError(f"{target} is there already and is not overwritten: name another folder, or remove it.")
@@ -139,7 +147,7 @@ def export(folder: Path, described_by: Path, target: Path, *, dtype: torch.dtype
         if adapter:
             with open_stored(folder) as stored:
                 write_adapter(stored, adapter, aside / FOLDER)
-        _write_description(described_by, aside, dtype)
+        _write_description(described_by, aside, dtype, chat_template)
         sync_folder(aside)
         aside.rename(target)
     except (ValueError, SafetensorError) as error:
@@ -228,7 +236,7 @@ def _numel(shape: tuple[int, ...]) -> int:
     return int(torch.Size(shape).numel())
 
 
-def _write_description(described_by: Path, aside: Path, dtype: torch.dtype) -> None:
+def _write_description(described_by: Path, aside: Path, dtype: torch.dtype, chat_template: str | None) -> None:
     for pattern in _COPIED:
         for path in described_by.glob(pattern):
             if path.name not in (INDEX_FILE, "config.json"):
@@ -240,6 +248,14 @@ def _write_description(described_by: Path, aside: Path, dtype: torch.dtype) -> N
     if not (aside / "generation_config.json").exists():
         tokens = {key: config[key] for key in _SPECIAL_TOKENS if config.get(key) is not None}
         write_file(aside / "generation_config.json", [json.dumps({"_from_model_config": True} | tokens).encode()])
+    if chat_template is not None and not _has_chat_template(aside):
+        write_file(aside / _CHAT_TEMPLATE, [chat_template.encode()])
+
+
+def _has_chat_template(folder: Path) -> bool:
+    path = folder / "tokenizer_config.json"
+    settings = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    return (folder / _CHAT_TEMPLATE).is_file() or bool(settings.get("chat_template"))
 
 
 def _type_of(described_by: Path) -> torch.dtype:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
+from swe_rl.config.known_models import ARCHITECTURES
 from swe_rl.trainer.logprobs import chunked_logprobs
 from swe_rl.trainer.protocol import MeshError, TrainerError
 from swe_rl.trainer.sharded.attention import Kernel, attention_operators
@@ -104,7 +105,7 @@ def check_supported(causal_lm: Any) -> None:
     config, head = causal_lm.config, causal_lm.get_submodule("lm_head")
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     problem = None
-    if config.model_type not in ("llama", "qwen2", "qwen3", "qwen3_moe"):
+    if config.model_type not in ARCHITECTURES:
         problem = f"a `{config.model_type}` model"
     elif kinds != {"full_attention"}:
         problem = f"layers of type {sorted(kinds)}"
