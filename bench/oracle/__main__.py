@@ -4,7 +4,8 @@
     python -m bench.oracle --out FOLDER --dataset FILE          # instances of your own, with a column `source`
 
 Every gold patch has to be resolved and no change that fixes nothing, through `job=eval`, graded by `swebench`'s own
-code, and no container may be left. Exit status: 0 if so, 1 if not, 2 without an engine. All that was said is in FOLDER/log.txt.
+code, and no container may be left. Exit status: 0 if so, 1 if not, 2 without an engine. All that was said is in
+FOLDER/log.txt.
 """
 
 import argparse
