@@ -242,7 +242,7 @@ def run_sharded(case: Case, mesh: Any, budget_s: float, steps: int) -> Result:
     from swe_rl.config.schema import AlgoConfig, TrainerConfig
     from swe_rl.trainer.compute import ShardedCompute
     from swe_rl.trainer.policy import Trainer
-    from swe_rl.trainer.sharded.assemble import DenseShape, cost_per_token
+    from swe_rl.trainer.sharded.flops import DenseShape, cost_per_token
     from swe_rl.trainer.sharded.model import checkpoint_activations
 
     config = model_config(case.model, case.tokens)
@@ -319,7 +319,7 @@ def run_plain(case: Case, mesh: Any, budget_s: float, steps: int) -> Result:
 
 def run_check(case: Case, mesh: Any, budget_s: float, steps: int) -> Result:
     """The trainer's own start-up probe on random weights."""
-    from swe_rl.trainer.sharded.assemble import compare
+    from swe_rl.trainer.sharded.model import compare
 
     config = model_config(case.model, case.tokens)
     result = Result(case.text)
@@ -338,7 +338,7 @@ def fill(result: Result, case: Case, mesh: Any, config: Any, seconds: list[float
     import torch
 
     from swe_rl.trainer.batching import input_length
-    from swe_rl.trainer.sharded.assemble import DenseShape, train_flops
+    from swe_rl.trainer.sharded.flops import DenseShape, train_flops
 
     result.first_s, *timed = seconds
     result.steps, result.step_s = len(timed), statistics.median(timed)

@@ -1,6 +1,10 @@
 """Settings of the whole suite."""
 
+import importlib.metadata
+import os
 import signal
+import sys
+from functools import cache
 
 import pytest
 from hypothesis import settings
@@ -30,7 +34,14 @@ def hear_signals():
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
+def keep_bytecode():
+    """Some machines' environments forbid it. Then each command compiles the package anew, and each run all tests."""
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    sys.dont_write_bytecode = False
+
+
 hear_signals()
+keep_bytecode()
 open_more_files()  # as a job does: the soft limit of many shells is 1024
 
 
@@ -56,6 +67,15 @@ def shared_trees():
 def composed_from_nothing(shared_trees):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(compose, "_compose_tree", COMPOSE_TREE)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def packages_are_looked_for_once():
+    """Each check reads the metadata of a few packages, which takes most of its time; nothing installs any meanwhile."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("version", "requires"):
+            patch.setattr(importlib.metadata, name, cache(getattr(importlib.metadata, name)))
         yield
 
 

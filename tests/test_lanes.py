@@ -54,6 +54,14 @@ def test_every_test_is_in_one_lane(every_test, selections):
     assert not wrong
 
 
+def test_a_lane_imports_the_files_of_its_tests(every_test):
+    """And no others, as far as a mark can be seen in a file's text."""
+    for name in MARKS:
+        [line] = of_ci(f"lane_files {name}; echo")
+        marked = {str(item.path.relative_to(ROOT)) for item in every_test if name in marks_of(item)}
+        assert marked <= set(line.split()) and len(line.split()) < 60, name
+
+
 def test_no_lane_is_left_out(selections):
     assert selections.keys() - {"tests"} == set(MARKS) - BY_NAME_ONLY
     assert of_ci("lane_marks long; lane_marks gpu") == ["long", "gpu and not long"]

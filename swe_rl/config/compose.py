@@ -119,7 +119,6 @@ def _is_value(override: str, groups: frozenset[str]) -> bool:
 
 def _compose_chunk(jobs: Sequence[list[str]], config_dir: Path | None) -> list[Composed]:
     """Jobs of equal choices follow one another; `jobs` hold no secret."""
-    from hydra import compose as hydra_compose
     from hydra.core.global_hydra import GlobalHydra
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
@@ -129,15 +128,15 @@ def _compose_chunk(jobs: Sequence[list[str]], config_dir: Path | None) -> list[C
     groups = frozenset(groups_of(config_dir))
     with _hydra(config_dir):
         parser = OverridesParser.create(config_loader=GlobalHydra.instance().config_loader())
-        for job in jobs:
-            with explained(job, config_dir):
-                choices = _choices(job, groups)
-                if base is None or choices != shared:
-                    base, shared = hydra_compose("config", overrides=list(choices), return_hydra_config=True), choices
-                tree = copy.deepcopy(base)
-                values = parser.parse_overrides([override for override in job if override not in choices])
-                apply_values(values, tree)
-                done.append(from_tree(tree, tree.hydra, job))
+    for job in jobs:
+        with explained(job, config_dir):
+            choices = _choices(job, groups)
+            if base is None or choices != shared:
+                base, shared = _compose_tree(list(choices), config_dir), choices
+            tree = copy.deepcopy(base)
+            values = parser.parse_overrides([override for override in job if override not in choices])
+            apply_values(values, tree)
+            done.append(from_tree(tree, tree.hydra, job))
     return done
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from swe_rl.config.secrets import MASK, is_secret_key, mask_text
+from swe_rl.host.gpus import visible_devices
 
 # Variable: what it decides.
 HONOURED: dict[str, str] = {
@@ -77,7 +78,5 @@ def shown(environment: Mapping[str, str] | None = None) -> dict[str, str]:
 
 def visible_gpus(environment: Mapping[str, str]) -> int | None:
     """How many GPUs CUDA_VISIBLE_DEVICES lets this process see; None where it says nothing."""
-    value = environment.get("CUDA_VISIBLE_DEVICES")
-    if value is None or not value.strip():
-        return None
-    return len([part for part in value.split(",") if part.strip() and part.strip() != "-1"])
+    entries = visible_devices(environment.get("CUDA_VISIBLE_DEVICES"))
+    return None if entries is None else len(entries)

@@ -5,10 +5,14 @@ Invariants:
 - No container is started.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import IO, Any
 
 from swe_rl.check.preflight.image_names import full_name
+from swe_rl.config.choices import SandboxKind
+from swe_rl.config.engine_address import engine_address
+from swe_rl.config.schema import SandboxConfig
 from swe_rl.env.source_build.program import BuildError
 from swe_rl.errors import one_line
 
@@ -21,6 +25,12 @@ class DockerEngine:
 
     address: str
     client: Any
+
+    @classmethod
+    def of(cls, sandbox: SandboxConfig, environment: Mapping[str, str]) -> "DockerEngine":
+        """The engine of sandbox.kind; Docker's where sandboxes are no containers. Raises BuildError and UserError."""
+        kind = sandbox.kind if sandbox.kind is SandboxKind.podman else SandboxKind.docker
+        return cls.connect(engine_address(replace(sandbox, kind=kind), environment))
 
     @classmethod
     def connect(cls, address: str) -> "DockerEngine":

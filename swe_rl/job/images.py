@@ -19,7 +19,6 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from swe_rl.config.choices import ImagesAction, OutputFormat, PullPolicy, SandboxKind
-from swe_rl.config.engine_address import engine_address
 from swe_rl.config.provenance import Origins
 from swe_rl.config.schema import Config
 from swe_rl.env.image_engine import DockerEngine
@@ -156,10 +155,9 @@ async def _pull(config: Config, states: Sequence[ImageState], address: str) -> N
 
 
 def _engine(config: Config, *, required: bool) -> DockerEngine | None:
-    """The engine of sandbox.kind; Docker's where sandboxes are no containers. A listing does without."""
-    kind = config.sandbox.kind if config.sandbox.kind is SandboxKind.podman else SandboxKind.docker
+    """A listing does without."""
     try:
-        return DockerEngine.connect(engine_address(replace(config.sandbox, kind=kind), os.environ))
+        return DockerEngine.of(config.sandbox, os.environ)
     except (BuildError, UserError):
         if required:
             raise

@@ -15,7 +15,7 @@ Invariants:
 import os
 import threading
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
@@ -186,14 +186,12 @@ def _build_only(config: Config, instances: list[Instance], say: Callable[[str], 
 
 
 def _image_maker(config: Config, say: Callable[[str], None]) -> Callable[[Instance], object]:
-    from swe_rl.config.engine_address import engine_address
     from swe_rl.env.image_engine import DockerEngine
     from swe_rl.env.source_build.build import build
     from swe_rl.env.source_build.image import ensure_image
 
     sources = sources_folder(cache_folder(config) / "workspaces")
-    kind = config.sandbox.kind if config.sandbox.kind is SandboxKind.podman else SandboxKind.docker
-    engine = DockerEngine.connect(engine_address(replace(config.sandbox, kind=kind), os.environ))
+    engine = DockerEngine.of(config.sandbox, os.environ)
     lock = threading.Lock()
 
     def make(instance: Instance) -> None:

@@ -164,7 +164,7 @@ async def _run_to_the_end(steps: Run, trainer: TrainsPolicy, session: Session) -
         await steps.run()
     except (RuntimeLost, NoEngineError, RolloutError) as error:  # the trainer is well: what it holds is worth keeping
         await asyncio.to_thread(_save, steps, trainer)
-        session.progress.message(f"{_ENDS[type(error)]}: state of step {steps.step} is saved")
+        session.progress.message(f"{_ENDS[type(error)]}: {_saved(steps)[0]}")
         raise
     except RunError as error:
         lost = trainer.failure()
@@ -174,10 +174,16 @@ async def _run_to_the_end(steps: Run, trainer: TrainsPolicy, session: Session) -
     except asyncio.CancelledError:
         await asyncio.to_thread(_save, steps, trainer)
         await asyncio.to_thread(session.state_is_saved)
-        session.progress.message(
-            f"interrupted: state of step {steps.step} is saved; the same command with trainer.resume=auto goes on"
-        )
+        state, next_run = _saved(steps)
+        session.progress.message(f"interrupted: {state}; the same command with trainer.resume=auto {next_run}")
         raise
+
+
+def _saved(steps: Run) -> tuple[str, str]:
+    """What there is, and what a run that resumes makes of it: the last step may be without a record or a checkpoint."""
+    if steps.saved_step == 0:
+        return "no state is saved, as no step was finished", "begins anew"
+    return f"state of step {steps.saved_step} is saved", "goes on"
 
 
 def _is_cancelled() -> bool:

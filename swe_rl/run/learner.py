@@ -51,7 +51,7 @@ class Learner:
         self._turns = make_turns(config, parts.engines)
         self.ahead = config.trainer.max_staleness_steps
         self.served = -1  # the step whose weights the engines hold
-        self._saved_step = 0
+        self.saved_step = 0  # of the newest checkpoint; 0: there is none
 
     def failure(self) -> Exception | None:
         """What ended the trainer; None while it is well."""
@@ -59,8 +59,8 @@ class Learner:
 
     def go_back(self) -> tuple[int, SamplerState | None]:
         """To the newest checkpoint: its step, and the order of the instances. Raises CorruptCheckpointError."""
-        self._saved_step, order = load_newest(self._trainer, self._session.folder, config_hash(self._config))
-        return self._saved_step, order
+        self.saved_step, order = load_newest(self._trainer, self._session.folder, config_hash(self._config))
+        return self.saved_step, order
 
     async def pause(self, step: int, times_s: dict[str, float]) -> None:
         """Learning takes the time that it takes."""
@@ -123,7 +123,7 @@ class Learner:
 
         Many ranks write it behind the next steps; it is there when `wait` returns.
         """
-        if step == self._saved_step:
+        if step == self.saved_step:
             return 0.0
         started_s = time.monotonic()
         self._trainer.save(
@@ -135,7 +135,7 @@ class Learner:
             hash_of_config=config_hash(self._config),
             keep=self._config.trainer.keep_checkpoints,
         )
-        self._saved_step = step
+        self.saved_step = step
         return time.monotonic() - started_s
 
     def wait(self) -> None:
@@ -147,7 +147,7 @@ class NoLearner:
     """Stands where a `Learner` would in `job=rollout`: the weights stay, and between two steps the engines idle for
     `job.think_s`, as long as training would take. Throughput is asked for, not the policy: it is never evaluated."""
 
-    evaluates, ahead, served = False, 0, 0
+    evaluates, ahead, served, saved_step = False, 0, 0, 0
 
     def __init__(self, config: Config, session: Session) -> None:
         self._config, self._session = config, session

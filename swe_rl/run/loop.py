@@ -213,6 +213,11 @@ class Run:
         """
         return self._learner.save(self.step, self._order) if self.step == self._recorded_step else 0.0
 
+    @property
+    def saved_step(self) -> int:
+        """Of the newest checkpoint, which may be older than `step`; 0: there is none."""
+        return self._learner.saved_step
+
 
 async def _uninterrupted(work: Coroutine[Any, Any, None]) -> None:
     """Runs `work` to its end even when cancelled meanwhile; the cancellation is raised afterwards."""

@@ -222,6 +222,7 @@ def test_conf_is_found_beside_the_package_and_inside_it(tmp_path, monkeypatch):
 def test_what_is_spared_changes_no_result(monkeypatch):
     """Each quickened part against Hydra's and OmegaConf's own one: same trees, same words about a broken file."""
     import omegaconf.omegaconf
+    from hydra._internal import defaults_list
     from hydra.core.config_store import ConfigStore
     from omegaconf._utils import get_yaml_loader
 
@@ -231,7 +232,18 @@ def test_what_is_spared_changes_no_result(monkeypatch):
     monkeypatch.setattr(omegaconf.omegaconf, "get_yaml_loader", get_yaml_loader)
     monkeypatch.setattr(omegaconf.base, "parse", omegaconf.base.parse.__wrapped__)
     monkeypatch.delattr(ConfigStore, "__deepcopy__")
+    table = defaults_list._create_interpolation_map
+    monkeypatch.setattr(defaults_list, "_create_interpolation_map", table.__wrapped__)
     assert flatten(compose(overrides).config) == flatten(quick.config)
+
+
+def test_a_defaults_list_may_refer_to_what_is_chosen(tmp_path):
+    """Hydra's table of choices is made where it is read."""
+    (tmp_path / "experiment").mkdir()
+    text = "# @package _global_\ndefaults:\n  - override /router: tr\n  - /router@env_router: ${router}\n"
+    (tmp_path / "experiment" / "mine.yaml").write_text(text)
+    with pytest.raises(ConfigError, match="env_router"):  # it was found, and put where no key is
+        compose(["+experiment=mine"], tmp_path)
 
 
 @pytest.mark.parametrize(

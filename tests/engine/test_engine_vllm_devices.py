@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from swe_rl.config.environment import visible_gpus
 from swe_rl.engine.vllm.devices import DeviceError, mig_names, visible_devices
 from swe_rl.layout.placement import Gpu
 
@@ -21,7 +22,7 @@ def gpus(*indices):
 
 @pytest.mark.parametrize(
     ("visible", "expected"),
-    [(None, "2,3"), ("", "2,3"), ("4,5,6,7", "6,7"), ("GPU-a, GPU-b, GPU-c, GPU-d", "GPU-c,GPU-d")],
+    [(None, "2,3"), ("4,5,6,7", "6,7"), ("GPU-a, GPU-b, GPU-c, GPU-d", "GPU-c,GPU-d")],
 )
 def test_names_of_this_process(visible, expected):
     environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
@@ -33,15 +34,28 @@ def test_too_few():
         visible_devices(gpus(2, 3)[1:], {"CUDA_VISIBLE_DEVICES": "0,1"})
 
 
+@pytest.mark.parametrize(("visible", "count"), [("", 0), ("-1", 0), ("NoDevFiles", 0), ("0,-1,1", 1), (" 4 , 5", 2)])
+@pytest.mark.parametrize("mig", [False, True])
+def test_the_check_counts_what_a_start_gives_out(visible, count, mig):
+    """What the variable hides is hidden from both, as CUDA reads it."""
+    environ = {"CUDA_VISIBLE_DEVICES": visible}
+    assert visible_gpus(environ) == count
+    given = visible_devices(gpus(*range(count)), environ)
+    assert given == ",".join(visible.replace(" ", "").split(",")[:count])
+    if count == 0 or not mig:
+        with pytest.raises(DeviceError, match=f"this process sees {count} "):
+            visible_devices(gpus(count), environ, mig=mig, list_devices=lambda: LISTING)
+
+
 def test_mig_slices_of_the_environment():
     environ = {"CUDA_VISIBLE_DEVICES": f"{FIRST},{SECOND}"}
     assert visible_devices(gpus(1), environ, mig=True) == SECOND
 
 
-@pytest.mark.parametrize("visible", ["", "0"])
-def test_mig_slices_are_asked_for_where_the_environment_has_none(visible):
+@pytest.mark.parametrize("environ", [{}, {"CUDA_VISIBLE_DEVICES": "0"}])
+def test_mig_slices_are_asked_for_where_the_environment_has_none(environ):
     assert mig_names(LISTING) == [FIRST, SECOND]
-    found = visible_devices(gpus(0), {"CUDA_VISIBLE_DEVICES": visible}, mig=True, list_devices=lambda: LISTING)
+    found = visible_devices(gpus(0), environ, mig=True, list_devices=lambda: LISTING)
     assert found == FIRST
 
 

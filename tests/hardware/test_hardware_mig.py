@@ -69,7 +69,7 @@ def test_one_slice_is_too_few_for_both(servers):
 
 
 def test_no_slice(servers):
-    with pytest.raises(DeviceError, match="names a MIG slice"):
+    with pytest.raises(DeviceError, match="sees 0"):
         servers(config())
 
 

@@ -642,6 +642,7 @@ async def test_a_step_that_is_not_recorded_gets_no_checkpoint(started, monkeypat
         with pytest.raises(WeightSyncError):
             await run.loop.one_step()
         assert run.loop.save() == 0.0 and run.folder.checkpoint_steps() == [2]
+        assert (run.loop.step, run.loop.saved_step) == (3, 2)
 
 
 async def test_checkpoints_are_never_passed_over_in_silence(started):
@@ -655,10 +656,10 @@ async def test_checkpoints_are_never_passed_over_in_silence(started):
 
 async def test_save_is_for_the_last_step_and_once(started):
     with started("trainer.checkpoint_every_steps=0", "trainer.steps=9") as run:
-        assert run.loop.save() == 0.0  # nothing was done yet
+        assert run.loop.save() == 0.0 == run.loop.saved_step  # nothing was done yet
         await run.loop.one_step()
         assert run.folder.checkpoint_steps() == [] and run.loop.save() > 0.0
-        assert run.folder.checkpoint_steps() == [1] and run.loop.save() == 0.0
+        assert run.folder.checkpoint_steps() == [1] == [run.loop.saved_step] and run.loop.save() == 0.0
 
 
 def test_more_prompts_than_instances(started):

@@ -175,6 +175,12 @@ EXPERIMENTS = [[f"+experiment={option.name}", *SMALL] for option in options()["e
 WHOLE = [[f"+experiment={name}"] for name in ("dp4_default", "dp4_tr_atw01", "fasrc_prod")]
 
 
+def simulated(config):
+    """Under the configured router and the one that others are compared with, which may be the same."""
+    labels = {simulate.label_of(config.router), simulate.BASELINE}
+    return simulate.compare(config, routers=[arm for arm in simulate.arms(config) if arm.label in labels])
+
+
 @pytest.mark.parametrize(
     "overrides",
     [[], *GRID, *EXPERIMENTS, *(pytest.param(whole, marks=pytest.mark.slow) for whole in WHOLE)],
@@ -187,7 +193,7 @@ def test_plan_and_simulate_agree(overrides):
     """
     external = ["engine.kv_cache_tokens=200000"] if "+experiment=django_grpo_modal" in overrides else []
     config = compose([*overrides, *external]).config
-    made = simulate.compare(config, routers=simulate.arms(config)[:2])
+    made = simulated(config)
     planned_s, simulated_s = plan(config)["time"]["rollouts_s_per_step"], made["step"]["rollouts_s"]
     assert planned_s == pytest.approx(simulated_s, rel=0.08 if overrides in WHOLE else 0.01)
     if not config.rollout.typical_trajectory_s:
@@ -199,7 +205,7 @@ def test_plan_and_simulate_agree(overrides):
 def test_a_large_step_is_planned_on_some_of_the_engines(published, monkeypatch):
     monkeypatch.setattr(simulate, "PLAN_TURNS", 1000)
     config = dataclasses.replace(published, rollout=dataclasses.replace(published.rollout, prompts_per_step=40))
-    whole_s = simulate.compare(config, routers=simulate.arms(config)[:2])["step"]["rollouts_s"]
+    whole_s = simulated(config)["step"]["rollouts_s"]
     part = simulate.step_rollouts(config)
     assert part.source.endswith("on 2 of 4 engines")
     assert part.seconds == pytest.approx(whole_s, rel=0.15)

@@ -79,17 +79,35 @@ def test_ranks_of_another_node_need_a_job_of_slurm(monkeypatch):
     assert ranks._here == "10.0.0.2"
 
 
-@pytest.mark.parametrize("error", [RuntimeLost("gone"), NoEngineError("gone"), RolloutError("all of them failed")])
-def test_rollouts_that_end_the_run_leave_the_trainers_state(error):
-    """The trainer is well, and steps may have passed since the last checkpoint."""
+def ended_by(error, *, step, saved_step):
+    """What was done and said where that ends a run."""
     done, said = [], []
 
     async def run():
         raise error
 
-    steps = SimpleNamespace(run=run, save=lambda: done.append("saved"), step=3)
+    steps = SimpleNamespace(run=run, save=lambda: done.append("saved"), step=step, saved_step=saved_step)
     trainer = SimpleNamespace(wait=lambda: done.append("waited"))
-    session = SimpleNamespace(progress=SimpleNamespace(message=said.append))
+    session = SimpleNamespace(progress=SimpleNamespace(message=said.append), state_is_saved=lambda: None)
     with pytest.raises(type(error)):
         asyncio.run(train._run_to_the_end(steps, trainer, session))
-    assert done == ["saved", "waited"] and said[0].endswith("state of step 3 is saved")
+    assert done == ["saved", "waited"]
+    return said[0]
+
+
+@pytest.mark.parametrize("error", [RuntimeLost("gone"), NoEngineError("gone"), RolloutError("all of them failed")])
+def test_rollouts_that_end_the_run_leave_the_trainers_state(error):
+    """The trainer is well, and steps may have passed since the last checkpoint."""
+    assert ended_by(error, step=3, saved_step=3).endswith("state of step 3 is saved")
+
+
+@pytest.mark.parametrize(
+    ("step", "saved_step", "said"),
+    [
+        (3, 3, "state of step 3 is saved; the same command with trainer.resume=auto goes on"),
+        (3, 2, "state of step 2 is saved; the same command with trainer.resume=auto goes on"),  # step 3 has no record
+        (0, 0, "no state is saved, as no step was finished; the same command with trainer.resume=auto begins anew"),
+    ],
+)
+def test_only_what_is_saved_is_said_to_be(step, saved_step, said):
+    assert ended_by(asyncio.CancelledError(), step=step, saved_step=saved_step) == f"interrupted: {said}"

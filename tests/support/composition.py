@@ -34,8 +34,11 @@ class SharedTrees:
         key = (conf_dir(), chosen)
         if key not in self.trees:
             self.trees[key] = COMPOSE_TREE(list(chosen), None)
+        values = [override for override in overrides if override not in chosen]
+        if not values:
+            return self.trees[key]  # composing only reads it
         tree = copy.deepcopy(self.trees[key])
-        apply_values(_parsed([override for override in overrides if override not in chosen]), tree)
+        apply_values(_parsed(values), tree)
         return tree
 
 

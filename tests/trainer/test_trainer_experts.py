@@ -25,9 +25,10 @@ from swe_rl.trainer.metrics import ExpertLoad, load_max, unused_rate
 from swe_rl.trainer.rank_trainer import RankTrainer
 from swe_rl.trainer.send.hand_over import received, send_weights, write_weights
 from swe_rl.trainer.send.wire import announced
-from swe_rl.trainer.sharded.assemble import DenseShape, require_agreement, sharded_model, sharded_trainer
+from swe_rl.trainer.sharded.assemble import sharded_model, sharded_trainer
+from swe_rl.trainer.sharded.flops import DenseShape
 from swe_rl.trainer.sharded.materialize import WeightsError
-from swe_rl.trainer.sharded.model import _compile_layers
+from swe_rl.trainer.sharded.model import _compile_layers, require_agreement
 
 CONFIG = TrainerConfig(lr=1e-3, num_threads=1)
 LORA = replace(CONFIG, lr=1e-2, lora_rank=3)

@@ -26,18 +26,12 @@ from swe_rl.trainer.policy import Trainer
 from swe_rl.trainer.protocol import CorruptionError, MeshError
 from swe_rl.trainer.rank_trainer import RankTrainer
 from swe_rl.trainer.sharded import assemble
-from swe_rl.trainer.sharded.assemble import (
-    DenseShape,
-    compare,
-    require_agreement,
-    sharded_model,
-    sharded_trainer,
-    train_flops,
-)
+from swe_rl.trainer.sharded.assemble import sharded_model, sharded_trainer
 from swe_rl.trainer.sharded.attention import by_row
+from swe_rl.trainer.sharded.flops import DenseShape, train_flops
 from swe_rl.trainer.sharded.materialize import WeightsError, empty_model, fill_random
 from swe_rl.trainer.sharded.mesh import local_shard, make_mesh, whole
-from swe_rl.trainer.sharded.model import ShardedModel
+from swe_rl.trainer.sharded.model import ShardedModel, compare, require_agreement
 from swe_rl.trainer.sharded.packing import Segments, pack
 
 CPU = torch.device("cpu")
@@ -90,7 +84,7 @@ def test_the_probe_sees_wrong_positions(mesh, saved, monkeypatch):
         return batch if len(sequences) == 1 else replace(batch, position_ids=batch.position_ids // 2)
 
     model = sharded_model(saved, CONFIG, mesh)
-    monkeypatch.setattr("swe_rl.trainer.sharded.assemble.pack", wrong)
+    monkeypatch.setattr("swe_rl.trainer.sharded.model.pack", wrong)
     assert compare(model, tokens=40, rows=3).mean > 1e-3
 
 

@@ -260,3 +260,17 @@ def infra_has_no_reward(config: Config, _: Host) -> Iterator[Finding]:
                 "a trajectory without a reward can neither be trained nor count in the baseline",
                 f"{key}.reward=failure, or {key}.trained=false {key}.in_baseline=false",
             )
+
+
+@about(Part.trainer)
+def trained_has_advantage(config: Config, _: Host) -> Iterator[Finding]:
+    for status, row in config.rollout.outcomes.items():
+        key = f"rollout.outcomes.{status}"
+        if row.trained and not row.in_baseline and row.reward != OutcomeReward.none and status not in INFRA_STATUSES:
+            yield warning(
+                "outcome_advantage",
+                f"{key}.in_baseline",
+                "outside of the baseline an advantage is 0: these trajectories teach nothing, and their tokens count "
+                "in the mean of the loss",
+                f"{key}.in_baseline=true, or {key}.trained=false",
+            )

@@ -1,7 +1,8 @@
 """Which GPUs a server sees: the placement's numbers, said in the names that this process was given.
 
 Invariants:
-- Never a device outside this process's own CUDA_VISIBLE_DEVICES; names (MIG-..., GPU-...) are passed on as they are.
+- Never a device outside this process's own CUDA_VISIBLE_DEVICES; one that hides all leaves none. Names (MIG-...,
+  GPU-...) are passed on as they are.
 - A slice of a MIG partition has no number of its own in CUDA: it is always called by its name.
 """
 
@@ -10,8 +11,10 @@ import subprocess
 from collections.abc import Callable, Mapping, Sequence
 
 from swe_rl.errors import UserError
+from swe_rl.host import gpus as host_gpus
 from swe_rl.layout.placement import Gpu
 
+_VARIABLE = "CUDA_VISIBLE_DEVICES"
 _MIG = re.compile(r"\(UUID:\s*(MIG-[^)\s]+)\)")
 
 
@@ -30,22 +33,21 @@ def visible_devices(
 
     `list_devices` gives the text of `nvidia-smi -L`; asked only for MIG slices that the environment does not name.
     """
-    visible = environ.get("CUDA_VISIBLE_DEVICES", "").strip()
-    names = [name.strip() for name in visible.split(",") if name.strip()]
-    if mig and not any(name.startswith("MIG-") for name in names):
+    names = host_gpus.visible_devices(environ.get(_VARIABLE))
+    if mig and names != [] and not any(name.startswith("MIG-") for name in names or ()):
         names = mig_names((list_devices or _nvidia_smi)())
         if not names:
             raise DeviceError(
                 "hardware.mig=true, but neither CUDA_VISIBLE_DEVICES nor `nvidia-smi -L` names a MIG slice here; "
                 "start the run inside the job that was given the slices, or choose another hardware option"
             )
-    if not names:
+    if names is None:
         return ",".join(str(gpu.index) for gpu in gpus)
     missing = [gpu.index for gpu in gpus if gpu.index >= len(names)]
     if missing:
         raise DeviceError(
             f"The layout puts an engine on GPU {missing[0]} of this node, but this process sees {len(names)} "
-            f"(CUDA_VISIBLE_DEVICES={visible or 'unset'}): ask for more GPUs, or take a smaller layout"
+            f"({_VARIABLE}={environ.get(_VARIABLE, 'unset')}): ask for more GPUs, or take a smaller layout"
         )
     return ",".join(names[gpu.index] for gpu in gpus)
 
@@ -55,7 +57,7 @@ def slice_number(name: str, environ: Mapping[str, str], *, list_devices: Callabl
 
     Raises DeviceError for the others.
     """
-    visible = [word.strip() for word in environ.get("CUDA_VISIBLE_DEVICES", "").split(",")]
+    visible = host_gpus.visible_devices(environ.get(_VARIABLE)) or ()
     names = [device for device in visible if device.startswith("MIG-")] or mig_names((list_devices or _nvidia_smi)())
     if names[:1] == [name]:
         return "0"

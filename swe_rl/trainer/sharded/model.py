@@ -7,22 +7,27 @@ Invariants:
 - The names of the parameters stay transformers' own, or `adapter_names` tells them.
 - What is frozen below an adapter is of one type, which may be `compute_dtype`; it has no gradient and no float32 copy.
 - Between two calls the parameters are shards: an optimizer made then holds what is trained.
+- Before the first step packed and plain log-probabilities are seen to agree: the reference is transformers' own code
+  with its own attention on one row at a time, with the same weights. All ranks take part, and come to the same verdict;
+  a difference that rounding does not explain stops the run.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
 from swe_rl.config.known_models import ARCHITECTURES
 from swe_rl.trainer.logprobs import chunked_logprobs
-from swe_rl.trainer.protocol import MeshError, TrainerError
+from swe_rl.trainer.protocol import CorruptionError, MeshError, TrainerError
 from swe_rl.trainer.sharded.attention import Kernel, attention_operators
 from swe_rl.trainer.sharded.mesh import Mesh
-from swe_rl.trainer.sharded.packing import PackedBatch
+from swe_rl.trainer.sharded.packing import PackedBatch, pack
 from swe_rl.trainer.sharded.ulysses import NAME, Packed, check_heads, use_packed_attention
 
 
@@ -160,3 +165,60 @@ def _compile_layers(layers: Any) -> None:
                 raise TrainerError(f"trainer.compile is on, but this model's layers have no `{name}`.")
             if not hasattr(piece, "experts"):
                 piece.compile(dynamic=True)
+
+
+_PROBED_ROWS = 3
+# Mean absolute difference in nats that rounding explains, measured for random and trained weights alike.
+TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.05, torch.float16: 0.02}
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Of log-probabilities in nats, over `tokens` tokens; `spread` is their standard deviation in the reference."""
+
+    mean: float
+    largest: float
+    spread: float
+    tokens: int
+
+
+def require_agreement(model: ShardedModel, *, tokens: int = 512) -> Difference:
+    """Raises CorruptionError where packed and plain log-probabilities differ by more than rounding."""
+    difference = compare(model, tokens=tokens, rows=_PROBED_ROWS)
+    dtype = model.compute_dtype
+    if not difference.mean <= TOLERANCE[dtype]:  # also where it is not a number
+        raise CorruptionError(
+            f"The packed, sharded forward pass gives log-probabilities that are off by {difference.mean:.3g} nats on "
+            f"average ({difference.largest:.3g} at most, over {difference.tokens} tokens, {dtype}) from those of the "
+            "model itself: training on them would be noise. Try trainer.attention=by_row, which uses torch's own "
+            "attention, and layout.sequence_parallel=1; report the versions of torch and transformers."
+        )
+    return difference
+
+
+@torch.no_grad()
+def compare(model: ShardedModel, *, tokens: int, rows: int) -> Difference:
+    """Random rows of uneven length, at most `tokens` long, packed into one sequence."""
+    mesh, vocab = model.mesh, int(model.causal_lm.config.vocab_size)
+    generator = np.random.default_rng(0)
+    lengths = [max(4, tokens - i * tokens // (2 * rows)) for i in range(rows)]
+    sequences = [([int(x) for x in generator.integers(0, vocab, n)], [0] + [1] * (n - 1)) for n in lengths]
+    members = tuple(range(rows))
+
+    def packed(indices: Sequence[int], ranks: int, rank: int) -> PackedBatch:
+        chosen = [sequences[i] for i in indices]
+        return pack(chosen, tuple(indices), 0, mesh.device, sp=ranks, sp_rank=rank)
+
+    batch = packed(members, mesh.sp, mesh.sp_rank)
+    got = model(batch, 1.0)[0]
+    together = torch.zeros(sum(n - 1 for n in lengths), dtype=torch.float64, device=mesh.device)
+    together[batch.trained_index] = got.double()
+    together = mesh.sum(together) / mesh.dp  # the data-parallel groups computed the same rows
+    with model.plain_attention():
+        alone = torch.cat([model(packed([i], 1, 0), 1.0)[0] for i in members]).double()
+    return _difference(together, alone)
+
+
+def _difference(got: Tensor, expected: Tensor) -> Difference:
+    error = (got - expected).abs()
+    return Difference(float(error.mean()), float(error.max()), float(expected.std()), error.numel())
