@@ -10,6 +10,7 @@ Invariants:
 import asyncio
 import re
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -274,7 +275,10 @@ Done = Callable[[Instance, "Proof | UntriedError"], None]
 
 
 async def prove_all(prover: Prover, instances: Sequence[Instance], done: Done, places: int) -> None:
-    """`places` at a time, those that need mending last. What else is raised ends all of them."""
+    """`places` at a time, those that need mending last. What else is raised ends all of them.
+
+    Instances of one release wait for the same environment: the first of each release come first.
+    """
     room = asyncio.Semaphore(places)
     unmended: list[Unmended] = []
 
@@ -290,8 +294,19 @@ async def prove_all(prover: Prover, instances: Sequence[Instance], done: Done, p
             done(instance, result)
 
     async with asyncio.TaskGroup() as group:
-        for instance in instances:
+        for instance in spread(instances):
             group.create_task(tried(instance, partial(prover.first, instance)))
     async with asyncio.TaskGroup() as group:
         for left in unmended:
             group.create_task(tried(left.instance, partial(prover.mend, left)))
+
+
+def spread(instances: Sequence[Instance]) -> list[Instance]:
+    """The first instance of each release, then the second of each, in their order."""
+    seen: Counter[str] = Counter()
+    turns: list[int] = []
+    for instance in instances:
+        release = instance.source.origin if instance.source else instance.instance_id
+        turns.append(seen[release])
+        seen[release] += 1
+    return [instance for _, instance in sorted(zip(turns, instances, strict=True), key=lambda pair: pair[0])]

@@ -14,7 +14,7 @@ from swe_rl.env.make import make_env
 from swe_rl.env.patch import NOOP_PATCH
 from swe_rl.env.proof import mend
 from swe_rl.env.proof.mend import missing_packages, ways
-from swe_rl.env.proof.prove import MAX_TRIALS, Prover, UntriedError, prove_all
+from swe_rl.env.proof.prove import MAX_TRIALS, Prover, UntriedError, prove_all, spread
 from swe_rl.env.proof.record import Proof, ProofBook, Standing, book_of, read_proofs
 from swe_rl.env.protocol import Grade, GradeError
 from swe_rl.env.source_build.program import BuildError
@@ -182,6 +182,20 @@ def test_all_are_tried_before_one_is_mended():
     assert ended == [("b", True), ("c", True), ("long", True)]
     assert [source.python for source in tests.built[:5]] == ["3.9"] * 5  # long once; b and c with both patches
     assert "long: gold fails (1 tests fail); tried again with" in lines[0]
+
+
+def test_instances_of_one_release_do_not_wait_for_each_other_while_others_could_begin():
+    rows = [
+        replace(INSTANCE, instance_id=f"{release}{number}", source=replace(SOURCE, sdist=f"{release}-1.0"))
+        for release in "ab"
+        for number in range(3)
+    ]
+    assert [row.instance_id for row in spread(rows)] == ["a0", "b0", "a1", "b1", "a2", "b2"]
+    others = [replace(INSTANCE, instance_id=name, source=None) for name in "xyz"]
+    assert spread(others) == others
+    tests = Suite(honest)
+    asyncio.run(prove_all(Prover(tests, None, 1, 60.0), rows, lambda row, proof: None, 1))
+    assert [source.sdist for source in tests.built[::2]] == ["a-1.0", "b-1.0"] * 3
 
 
 PROOF = Proof("a", True, "", "t", "m", "e", gold=("resolved",), noop="unresolved", took_s=1.5)
