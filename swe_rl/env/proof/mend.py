@@ -9,6 +9,7 @@ Invariants:
 """
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -25,9 +26,10 @@ _NAMED = re.compile(
     r"(?:could not import|No module named|requires|needs|install|Missing|importorskip\()\s*[:`'\"]*([A-Za-z][\w.-]*)"
 )
 _SKIPPED = re.compile(r"^(?:SKIPPED\b|.*\bskipped\b|.*ModuleNotFoundError|.*ImportError).*$", re.MULTILINE)
+_FOLDED = re.compile(r"SKIPPED \[(\d+)\]")  # pytest: so many tests of one place
 _NOT_PACKAGES = frozenset({"the", "a", "an", "python", "python3", "at", "version", "pip", "network", "to", "module"})
 _PACKAGE_OF = {"yaml": "pyyaml", "PIL": "pillow", "sklearn": "scikit-learn", "bs4": "beautifulsoup4"}
-_MAX_PACKAGES = 6
+_MAX_PACKAGES = 12
 _NETWORK = re.compile(
     r"Temporary failure in name resolution|Name or service not known|Network is unreachable|getaddrinfo|"
     r"NameResolutionError|Failed to establish a new connection"
@@ -50,7 +52,7 @@ def ways(source: Source, released: datetime | None, log: str, *, runs_pytest: bo
 def _all_ways(source: Source, released: datetime | None, log: str, runs_pytest: bool) -> Iterator[Way]:
     packages = missing_packages(log, source)
     if packages:
-        yield Way(f"with {', '.join(packages)}", replace(source, packages=(*source.packages, *packages)))
+        yield Way(f"with {', '.join(packages)}", replace(source, optional=(*source.optional, *packages)))
     if released and runs_pytest and "pytest" not in "".join(source.until_of):
         until = f"{released.year}-12-31"
         yield Way(f"with pytest of {until}", replace(source, until_of=(*source.until_of, f"pytest={until}")))
@@ -62,17 +64,25 @@ def _all_ways(source: Source, released: datetime | None, log: str, runs_pytest: 
 
 
 def missing_packages(log: str, source: Source) -> list[str]:
-    """What skipped tests and failed imports name, less what is asked for already."""
-    names: dict[str, None] = {}
+    """What skipped tests and failed imports name, less what is asked for already: those that most tests name first.
+
+    Not all need to be there to be had: some are no packages, and some have no wheel.
+    """
+    counts: Counter[str] = Counter()
     for line in _SKIPPED.findall(log):
+        tests = _FOLDED.match(line)
         for name in _NAMED.findall(line):
             name = name.strip(".'\"").partition(".")[0]
             package = _PACKAGE_OF.get(name, name).lower().replace("_", "-")
             if len(package) > 1 and package not in _NOT_PACKAGES:
-                names[package] = None
-    asked = {re.split(r"[<>=!~\[ ]", entry, maxsplit=1)[0].lower() for entry in source.packages}
+                counts[package] += int(tests[1]) if tests else 1
+    asked = {_name_of(entry) for entry in (*source.packages, *source.optional)}
     itself = source.origin.rpartition("-")[0].lower()
-    return [name for name in names if name not in asked and name != itself][:_MAX_PACKAGES]
+    return [name for name, _ in counts.most_common() if name not in asked and name != itself][:_MAX_PACKAGES]
+
+
+def _name_of(requirement: str) -> str:
+    return re.split(r"[<>=!~\[ ]", requirement, maxsplit=1)[0].lower()
 
 
 def _other_pythons(python: str, released: datetime | None) -> Sequence[str]:

@@ -6,7 +6,8 @@ Versions are not listed anywhere: the resolver is told to look no further than t
 Invariants:
 - An environment is complete under its own name, or not there; two processes may make the same one.
 - It works wherever it is mounted or copied to `layout.ENVIRONMENT`; the tree is expected at `layout.TESTBED`.
-- What could not be installed is recorded in its `environment.json`, and only requirement files may lose entries.
+- What could not be installed is recorded in its `environment.json`, and only requirement files and optional packages
+  may lose entries.
 - Its files are no other name's: sandboxes share them, and see when one was changed last, which a new name counts as.
 """
 
@@ -55,6 +56,7 @@ _TEXT_BYTES = 1_000_000
 _GONE = re.compile(r"hint: `([\w.-]+)` was filtered by `exclude-newer`")
 _MAX_GONE = 8
 _FAR = "2100-01-01T00:00:00Z"
+_WHEELS = ("--only-binary", ":all:")
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +107,7 @@ def environment_key(instance: Instance, origin: Origin) -> str:
     assert source is not None
     known = [RECIPE, tools_of(instance.eval_script, origin.name)]
     known += [source.until, source.packages, source.until_of, source.setup]
+    known += [source.optional] if source.optional else []
     digest = hashlib.sha256(json.dumps(known).encode()).hexdigest()[:8]
     return f"{origin.key}-py{source.python}-{digest}"
 
@@ -165,6 +168,7 @@ class _Filling:
         dropped = [line for file in requirements.files for line in installer.install_file(file, until)]
         if source.packages:
             installer.install(source.packages, until=until)
+        dropped += installer.install_wheels(source.optional, until)
         installer.install(requirements.build, until=None)  # a requirement may have moved them
         _install_tree(interpreter, tree, source.origin, origin.version)
         if source.setup:
@@ -259,12 +263,18 @@ class _Installer:
         try:
             self._uv(["install", *self._dated(until), "--requirements", str(path)], path.name)
         except BuildError:
-            return [line for line in _lines(path) if not self._can_install(line, until)]
+            return [line for line in _lines(path) if not self._can_install([line], until)]
         return []
 
-    def _can_install(self, line: str, until: str | None) -> bool:
+    def install_wheels(self, packages: Sequence[str], until: str | None) -> list[str]:
+        """All of them, or each that can be without a build: nothing of them is run. What was left out."""
+        if not packages or self._can_install(packages, until, *_WHEELS):
+            return []
+        return [package for package in packages if not self._can_install([package], until, *_WHEELS)]
+
+    def _can_install(self, packages: Sequence[str], until: str | None, *how: str) -> bool:
         try:
-            self.install([line], until=until)
+            self.install([*how, *packages], until=until)
         except BuildError:
             return False
         return True

@@ -16,7 +16,7 @@ from swe_rl.env.proof import mend
 from swe_rl.env.proof.mend import missing_packages, ways
 from swe_rl.env.proof.prove import MAX_TRIALS, Prover, UntriedError, prove_all, spread
 from swe_rl.env.proof.record import Proof, ProofBook, Standing, book_of, read_proofs
-from swe_rl.env.protocol import Grade, GradeError
+from swe_rl.env.protocol import Grade, GradeError, NotStartedError
 from swe_rl.env.source_build.program import BuildError
 
 SOURCE = Source("b-1.0", "applies forward", "3.9")
@@ -106,13 +106,40 @@ def test_packages_that_skipped_tests_name_are_added():
     log = "SKIPPED [1] b/tests/__init__.py:73: requires dask\nSKIPPED [2] x.py:3: could not import 'yaml': No module\n"
 
     def failing(instance, patch):
-        return honest(instance, patch) if set(instance.source.packages) >= {"dask", "pyyaml"} else ["y"]
+        return honest(instance, patch) if set(instance.source.optional) >= {"dask", "pyyaml"} else ["y"]
 
     proof = prove(Suite(failing, log))
-    assert proof.proven and proof.source["packages"] == ["dask", "pyyaml"]
-    assert proof.trials[-1].change == "with dask, pyyaml"
+    assert proof.proven and proof.source["optional"] == ["pyyaml", "dask"]
+    assert proof.trials[-1].change == "with pyyaml, dask"  # two tests wait for the one, and one for the other
     assert missing_packages("x.py: skipped because it requires the network\nPASSED requires numpy", SOURCE) == []
     assert missing_packages(log, replace(SOURCE, packages=("dask>=2",))) == ["pyyaml"]
+
+
+def test_tests_that_do_not_start_name_what_they_need_far_from_the_end_of_the_log():
+    log = "E   ModuleNotFoundError: No module named 'dask'\n" + "warning: something else\n" * 500
+
+    def failing(instance, patch):
+        if "dask" in instance.source.optional:
+            return honest(instance, patch)
+        return NotStartedError("the tests of a__b-1 did not start, and without the patch they do not either: else", log)
+
+    tests = Suite(failing)
+    proof = prove(tests)
+    assert proof.proven and [trial.change for trial in proof.trials] == ["", "with dask"]
+    assert tests.graded == ["GOLD", "GOLD", NOOP_PATCH]  # the grader itself tried it without the patch
+    lost = prove(Suite(lambda instance, patch: NotStartedError("they did not start", log)))
+    assert not proof.reason and not lost.proven and lost.reason.startswith("they did not start")
+    assert lost.log_tail.endswith("something else\n") and not lost.is_verdict
+
+
+def test_an_environment_whose_tests_fail_is_nearer_than_one_in_which_none_starts():
+    def failing(instance, patch):
+        if instance.source.python != "3.8":
+            return NotStartedError("they did not start", "crash")
+        return honest(instance, patch) if instance.source.until else ["x", "y"]
+
+    proof = prove(Suite(failing))
+    assert proof.proven and proof.source["python"] == "3.8" and proof.source["until"] == "2020-04-30"
 
 
 def test_every_way_changes_the_source_and_there_is_an_end():
