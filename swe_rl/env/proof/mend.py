@@ -21,6 +21,7 @@ from swe_rl.env.source_build.program import BuildError
 from swe_rl.env.source_build.sdist import days_after
 
 _DAYS_AFTER = (365, 7, 730)
+_PYTEST_COMMAND = "2016-12-31"  # pytest 3.0 of that year was the first with a command `pytest`
 _OF_PYTHON = 2  # how many minor versions off another Python may be
 _NAMED = re.compile(
     r"(?:could not import|No module named|requires|needs|install|Missing|importorskip\()\s*[:`'\"]*([A-Za-z][\w.-]*)"
@@ -54,13 +55,19 @@ def _all_ways(source: Source, released: datetime | None, log: str, runs_pytest: 
     if packages:
         yield Way(f"with {', '.join(packages)}", replace(source, optional=(*source.optional, *packages)))
     if released and runs_pytest and "pytest" not in "".join(source.until_of):
-        until = f"{released.year}-12-31"
-        yield Way(f"with pytest of {until}", replace(source, until_of=(*source.until_of, f"pytest={until}")))
+        for until in _dates_of_pytest(source.python, released):
+            yield Way(f"with pytest of {until}", replace(source, until_of=(*source.until_of, f"pytest={until}")))
     for python in _other_pythons(source.python, released):
         yield Way(f"with Python {python}", replace(source, python=python))
     for days in _DAYS_AFTER:
         if time := days_after(released, days):
             yield Way(f"with packages until {time[:10]}", replace(source, until=time[:10]))
+
+
+def _dates_of_pytest(python: str, released: datetime) -> Sequence[str]:
+    """The end of the release's year, and when this Python had settled: an older pytest may not run on it."""
+    year = max(f"{released.year}-12-31", _PYTEST_COMMAND)
+    return sorted({year, max(year, INTERPRETERS_SETTLED.get(python, "")[:10])})
 
 
 def missing_packages(log: str, source: Source) -> list[str]:

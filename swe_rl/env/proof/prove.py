@@ -26,7 +26,7 @@ from swe_rl.env.source_build.program import BuildError
 from swe_rl.errors import one_line
 from swe_rl.sandbox.protocol import SandboxError, SandboxProvider, Workspace
 
-MAX_TRIALS = 7  # environments that are made for one instance
+MAX_TRIALS = 8  # environments that are made for one instance
 MAX_MEND_S = 900.0  # after which no further one is begun
 _SHOWN_TESTS = 3
 _LOG_CHARS = 600

@@ -4,7 +4,8 @@ Versions are not listed anywhere: the resolver is told to look no further than t
 2019 gets what its authors had.
 
 Invariants:
-- An environment is complete under its own name, or not there; two processes may make the same one.
+- An environment is complete under its own name, or not there; two processes may make the same one. What
+  a killed process left half made goes when the next one is made.
 - It works wherever it is mounted or copied to `layout.ENVIRONMENT`; the tree is expected at `layout.TESTBED`.
 - What could not be installed is recorded in its `environment.json`, and only requirement files and optional packages
   may lose entries.
@@ -35,6 +36,7 @@ from swe_rl.env.source_build.requirements import EXTRAS, requirements_of, tools_
 from swe_rl.env.source_build.sdist import days_after
 from swe_rl.errors import UserError
 from swe_rl.logger.disk import write_json_atomic
+from swe_rl.sandbox.lease import made_aside
 
 RECIPE = 5  # of how environments are made: a change makes them anew
 FACTS = "environment.json"
@@ -77,12 +79,8 @@ def make_environment(environments: Path, instance: Instance, origin: Origin) -> 
     folder = environments / key
     with _lock_of(folder):
         if not folder.is_dir():
-            aside = environments / f".{key}.{os.getpid()}"
-            try:
+            with made_aside(folder) as aside:
                 _Filling(Environment(aside, key), instance, origin).fill()
-                _rename(aside, folder)
-            finally:
-                shutil.rmtree(aside, ignore_errors=True)
         _own_files(folder)
     return Environment(folder, key)
 
@@ -358,11 +356,3 @@ def _compile(interpreter: Path) -> None:
 def _lines(path: Path) -> list[str]:
     lines = (line.split("#")[0].strip() for line in path.read_text(encoding="utf-8").splitlines())
     return [line for line in lines if line and not line.startswith("-")]
-
-
-def _rename(aside: Path, folder: Path) -> None:
-    try:
-        aside.replace(folder)
-    except OSError:
-        if not folder.is_dir():  # else another process made the same one a moment earlier
-            raise

@@ -142,11 +142,20 @@ def test_an_environment_whose_tests_fail_is_nearer_than_one_in_which_none_starts
     assert proof.proven and proof.source["python"] == "3.8" and proof.source["until"] == "2020-04-30"
 
 
+def test_a_release_before_pytest_had_its_command_gets_one_that_has_it():
+    """requests 2.5 of 2014: the evaluation script runs `pytest`, and that year's package has only `py.test`."""
+    changes = [way.change for way in ways(SOURCE, datetime(2014, 12, 1, tzinfo=UTC), "pytest: command not found")]
+    assert changes[:2] == ["with pytest of 2016-12-31", "with pytest of 2021-04-05"]
+    late = [way.change for way in ways(SOURCE, datetime(2023, 1, 1, tzinfo=UTC), "")]
+    assert [change for change in late if "pytest" in change] == ["with pytest of 2023-12-31"]
+
+
 def test_every_way_changes_the_source_and_there_is_an_end():
     tried = list(ways(SOURCE, DATE, "ModuleNotFoundError: No module named 'bs4'"))
     assert [way.change for way in tried] == [
         "with beautifulsoup4",
         "with pytest of 2019-12-31",
+        "with pytest of 2021-04-05",
         "with Python 3.8",
         "with Python 3.7",
         "with packages until 2020-04-30",
