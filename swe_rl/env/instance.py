@@ -42,6 +42,7 @@ class Source:
     tree: str = ""  # a folder of this machine instead of sdist
     until: str = ""  # no package that was published after this date; empty: 30 days after the release
     packages: tuple[str, ...] = ()  # further packages, as pip writes them: dask, pytest<8
+    optional: tuple[str, ...] = ()  # further packages, each where there is a wheel of it
     until_of: tuple[str, ...] = ()  # dates of single packages: pytest=2020-12-31
     setup: str = ""  # bash that changes the environment once its packages are there; it runs in a copy of the tree
     test_command: str = ""  # how the tests are run where the row has no eval_script; their files follow it
@@ -84,7 +85,7 @@ class Source:
         return {key: list(value) if isinstance(value, tuple) else value for key, value in values.items() if value}
 
 
-_SOURCE_LISTS = ("packages", "until_of")
+_SOURCE_LISTS = ("packages", "optional", "until_of")
 _SOURCE_KEYS = tuple(item.name for item in fields(Source))
 _TREES = ("sdist", "archive", "tree")
 

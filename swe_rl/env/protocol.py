@@ -13,6 +13,14 @@ class GradeError(RunError):
     """The grader itself failed (sandbox, harness, timeout of the infrastructure): no verdict, never a reward."""
 
 
+class NotStartedError(GradeError):
+    """The tests do not start, with a patch or without one: it is the environment. `log` is what they printed."""
+
+    def __init__(self, message: str, log: str) -> None:
+        super().__init__(message)
+        self.log = log
+
+
 # Findings that an honest run cannot have. Others (`ended_early`, `marker_missing`, `timed_out`) a crash has as well.
 TRICKS = frozenset(
     {

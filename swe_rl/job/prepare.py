@@ -59,7 +59,7 @@ def run(config: Config, folder: Path | None, origins: Origins | None = None) -> 
         return 0
     instances = {instance.instance_id: instance for split in splits for instance in env.chosen(split)}
     _name_without_a_way(config, instances.values(), console)
-    return _prove_sources(config, env, [row for row in instances.values() if row.source], console)
+    return _prove_sources(config, env, list(instances.values()), console)
 
 
 def _name_without_a_way(config: Config, instances: Iterable[Instance], console: Console) -> None:
@@ -134,8 +134,9 @@ def _refuse_mixture(path: Path, made_for: dict[str, object], revision: str) -> N
             )
 
 
-def _prove_sources(config: Config, env: SweEnv, instances: list[Instance], console: Console) -> int:
+def _prove_sources(config: Config, env: SweEnv, chosen: list[Instance], console: Console) -> int:
     """Trees, environments and, for containers, images of the rows that name a source, each proven."""
+    instances = [row for row in chosen if row.source]
     if not instances:
         return 0
     say = partial(console.print, markup=False, highlight=False, soft_wrap=True)
@@ -147,7 +148,8 @@ def _prove_sources(config: Config, env: SweEnv, instances: list[Instance], conso
     provable = None if config.sandbox.kind is SandboxKind.process else _Imaged(env, _image_maker(config, say))
     proofs = event_loop.run(prove_here(config, env, todo, scratch_root(config), say, provable))
     untried = {instance.instance_id for instance in todo} - {proof.instance_id for proof in proofs}
-    return print_standings(config, env, instances, untried, say)
+    images_of_others = config.sandbox.kind is not SandboxKind.process  # job=validate tries these
+    return print_standings(config, env, instances if images_of_others else chosen, untried, say)
 
 
 def _is_settled(env: SweEnv, instance: Instance) -> bool:

@@ -127,14 +127,34 @@ async def prove_here(
 def print_standings(
     config: Config, env: SweEnv, instances: list[Instance], untried: set[str], say: Callable[[str], None]
 ) -> int:
-    """What is proven, and by name what is not. The exit status: 1 where nothing can be used."""
+    """What is not proven by name, with the reason; then how many there are of each. The exit status: 1 where nothing
+    can be used."""
     standings = {instance.instance_id: env.standing(instance) for instance in instances}
     not_proven = {name: reason for name, (standing, reason) in standings.items() if standing is not Standing.proven}
-    say(f"{len(instances) - len(not_proven)} of {len(instances)} instances are proven: {env.book.path}")
     if not_proven:
-        say(f"{len(not_proven)} are not, and are left out where env.unproven=skip:")
+        say(f"{len(not_proven)} of {len(instances)} instances are not proven:")
     for name, reason in sorted(not_proven.items()):
         say(f"  {name}: {reason}{' (infrastructure failed; run it again)' if name in untried else ''}")
+    left_out = [row.instance_id for row in instances if row.instance_id in not_proven and env.left_out_because(row)]
+    say(_counts(config.env.unproven, len(instances), sorted(not_proven), sorted(left_out), env.book.path))
     if not_proven and config.env.unproven is Unproven.refuse:
         return UserError.exit_status
     return int(len(not_proven) == len(instances))
+
+
+def _counts(unproven: Unproven, count: int, not_proven: list[str], left_out: list[str], book: Path) -> str:
+    """One line: what the exit status 0 does not say."""
+    parts = [f"{count - len(not_proven)} of {count} instances are proven"]
+    used = [name for name in not_proven if name not in left_out]
+    if left_out and unproven is Unproven.refuse:
+        parts.append(f"env.unproven=refuse: no run starts with the other {len(left_out)}: {_names(left_out)}")
+    elif left_out:
+        parts.append(f"{len(left_out)} left out (env.unproven=skip): {_names(left_out)}")
+    if used:
+        parts.append(f"{len(used)} not proven and used all the same: {_names(used)}")
+    return "; ".join([*parts, f"proofs: {book}"])
+
+
+def _names(names: list[str]) -> str:
+    more = f" and {len(names) - _SHOWN} more, named above" if len(names) > _SHOWN else ""
+    return f"{', '.join(names[:_SHOWN])}{more}"

@@ -88,15 +88,41 @@ def test_sources_are_proven_and_one_that_cannot_be_made_does_not_stop_the_others
     assert job.run(config("sandbox=process"), None) == 0
     said = capsys.readouterr().out
     assert "1 instances have no column 'source', which sandbox=process needs: c" in said
-    assert "a: left out after" in said and "b: proven in" in said and "1 of 2 instances are proven" in said
+    assert "a: left out after" in said and "b: proven in" in said
+    assert said.splitlines()[-1].startswith(
+        "1 of 3 instances are proven; 2 left out (env.unproven=skip): a, c; proofs: "
+    )
     graded.asked.clear()
     assert job.run(config("sandbox=process"), None) == 0
     assert set(graded.asked) == {"a"}  # what could not be built is tried again, what is proven is not
+    capsys.readouterr()
     assert job.run(config("sandbox=process", "env.unproven=refuse"), None) == 2
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert "1 of 3 instances are proven; env.unproven=refuse: no run starts with the other 2: a, c; proofs: " in last
     Graded(monkeypatch, {"a": True, "b": True})
     assert validate.run(config("sandbox=process", "env.unproven=refuse"), None) == 2  # c has no way
     lines = [json.loads(line) for line in (tmp_path / "cache/workspaces/proofs.jsonl").read_text().splitlines()]
     assert {line["instance_id"]: line["proven"] for line in lines} == {"a": True, "b": True}
+
+
+def test_the_last_line_says_what_is_used_without_a_proof(tmp_path, config, monkeypatch, capsys):
+    rows = [record(name, source=SOURCE) for name in "abc"]
+    (tmp_path / "mine.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    Graded(monkeypatch, {"a": False, "b": True, "c": True})
+    assert job.run(config("sandbox=process", "env.unproven=keep"), None) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert said[-1].startswith("2 of 3 instances are proven; 1 not proven and used all the same: a; proofs: ")
+    assert said[-3] == "1 of 3 instances are not proven:" and said[-2].startswith("  a: with its gold patch")
+
+
+def test_the_last_line_names_ten_and_counts_the_rest(tmp_path, config, monkeypatch, capsys):
+    names = [f"n{number:02}" for number in range(13)]
+    (tmp_path / "mine.jsonl").write_text("\n".join(json.dumps(record(name, source=SOURCE)) for name in names))
+    Graded(monkeypatch, dict.fromkeys(names, False) | {"n12": True})
+    assert job.run(config("sandbox=process"), None) == 0
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last.startswith("1 of 13 instances are proven; 12 left out (env.unproven=skip): n00, ")
+    assert "n09 and 2 more, named above; proofs: " in last
 
 
 def test_nothing_that_can_be_used_is_an_error(tmp_path, config, monkeypatch, capsys):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from swe_rl.env.grading.log_check import DECISIVE
 from swe_rl.env.instance import Instance
-from swe_rl.env.protocol import Grade, GradeError
+from swe_rl.env.protocol import Grade, NotStartedError
 from swe_rl.sandbox.protocol import Workspace
 
 if TYPE_CHECKING:
@@ -80,19 +80,21 @@ class Evidences:
         grade: Grade,
         without: Callable[[], Awaitable[Evidence]],
     ) -> Grade:
-        """`without` runs the tests with no patch. Raises GradeError where they do not start then either."""
+        """`without` runs the tests with no patch. Raises NotStartedError where they do not start then either."""
         if run.result is None or grade.timed_out:
             return grade
         suspicious = DECISIVE.intersection(grade.findings)
         if grade.started and not suspicious:
             return grade
-        key = (instance.instance_id, f"{workspace.image} {workspace.path}")
+        environment = workspace.toolchain.folder if workspace.toolchain else ""
+        key = (instance.instance_id, f"{workspace.image} {workspace.path} {environment}")
         evidence = await self._asked(key, without)
         if not grade.started:
             if not evidence.started:
-                raise GradeError(
+                raise NotStartedError(
                     f"the tests of {instance.instance_id} did not start, and without the patch they do not either: "
-                    f"{evidence.words}"
+                    f"{evidence.words}",
+                    grade.log,
                 )
             # A runner that crashed while it collected is not as it was, and has called nothing passed.
             left = tuple(name for name in grade.findings if name != "runner_changed")

@@ -9,6 +9,7 @@ Invariants:
 """
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -20,14 +21,16 @@ from swe_rl.env.source_build.program import BuildError
 from swe_rl.env.source_build.sdist import days_after
 
 _DAYS_AFTER = (365, 7, 730)
+_PYTEST_COMMAND = "2016-12-31"  # pytest 3.0 of that year was the first with a command `pytest`
 _OF_PYTHON = 2  # how many minor versions off another Python may be
 _NAMED = re.compile(
     r"(?:could not import|No module named|requires|needs|install|Missing|importorskip\()\s*[:`'\"]*([A-Za-z][\w.-]*)"
 )
 _SKIPPED = re.compile(r"^(?:SKIPPED\b|.*\bskipped\b|.*ModuleNotFoundError|.*ImportError).*$", re.MULTILINE)
+_FOLDED = re.compile(r"SKIPPED \[(\d+)\]")  # pytest: so many tests of one place
 _NOT_PACKAGES = frozenset({"the", "a", "an", "python", "python3", "at", "version", "pip", "network", "to", "module"})
 _PACKAGE_OF = {"yaml": "pyyaml", "PIL": "pillow", "sklearn": "scikit-learn", "bs4": "beautifulsoup4"}
-_MAX_PACKAGES = 6
+_MAX_PACKAGES = 12
 _NETWORK = re.compile(
     r"Temporary failure in name resolution|Name or service not known|Network is unreachable|getaddrinfo|"
     r"NameResolutionError|Failed to establish a new connection"
@@ -50,10 +53,10 @@ def ways(source: Source, released: datetime | None, log: str, *, runs_pytest: bo
 def _all_ways(source: Source, released: datetime | None, log: str, runs_pytest: bool) -> Iterator[Way]:
     packages = missing_packages(log, source)
     if packages:
-        yield Way(f"with {', '.join(packages)}", replace(source, packages=(*source.packages, *packages)))
+        yield Way(f"with {', '.join(packages)}", replace(source, optional=(*source.optional, *packages)))
     if released and runs_pytest and "pytest" not in "".join(source.until_of):
-        until = f"{released.year}-12-31"
-        yield Way(f"with pytest of {until}", replace(source, until_of=(*source.until_of, f"pytest={until}")))
+        for until in _dates_of_pytest(source.python, released):
+            yield Way(f"with pytest of {until}", replace(source, until_of=(*source.until_of, f"pytest={until}")))
     for python in _other_pythons(source.python, released):
         yield Way(f"with Python {python}", replace(source, python=python))
     for days in _DAYS_AFTER:
@@ -61,18 +64,32 @@ def _all_ways(source: Source, released: datetime | None, log: str, runs_pytest: 
             yield Way(f"with packages until {time[:10]}", replace(source, until=time[:10]))
 
 
+def _dates_of_pytest(python: str, released: datetime) -> Sequence[str]:
+    """The end of the release's year, and when this Python had settled: an older pytest may not run on it."""
+    year = max(f"{released.year}-12-31", _PYTEST_COMMAND)
+    return sorted({year, max(year, INTERPRETERS_SETTLED.get(python, "")[:10])})
+
+
 def missing_packages(log: str, source: Source) -> list[str]:
-    """What skipped tests and failed imports name, less what is asked for already."""
-    names: dict[str, None] = {}
+    """What skipped tests and failed imports name, less what is asked for already: those that most tests name first.
+
+    Not all need to be there to be had: some are no packages, and some have no wheel.
+    """
+    counts: Counter[str] = Counter()
     for line in _SKIPPED.findall(log):
+        tests = _FOLDED.match(line)
         for name in _NAMED.findall(line):
             name = name.strip(".'\"").partition(".")[0]
             package = _PACKAGE_OF.get(name, name).lower().replace("_", "-")
             if len(package) > 1 and package not in _NOT_PACKAGES:
-                names[package] = None
-    asked = {re.split(r"[<>=!~\[ ]", entry, maxsplit=1)[0].lower() for entry in source.packages}
+                counts[package] += int(tests[1]) if tests else 1
+    asked = {_name_of(entry) for entry in (*source.packages, *source.optional)}
     itself = source.origin.rpartition("-")[0].lower()
-    return [name for name in names if name not in asked and name != itself][:_MAX_PACKAGES]
+    return [name for name, _ in counts.most_common() if name not in asked and name != itself][:_MAX_PACKAGES]
+
+
+def _name_of(requirement: str) -> str:
+    return re.split(r"[<>=!~\[ ]", requirement, maxsplit=1)[0].lower()
 
 
 def _other_pythons(python: str, released: datetime | None) -> Sequence[str]:

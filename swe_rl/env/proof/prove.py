@@ -10,6 +10,7 @@ Invariants:
 import asyncio
 import re
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -20,16 +21,17 @@ from swe_rl.env.instance import Instance, InstanceError, Source
 from swe_rl.env.patch import NOOP_PATCH
 from swe_rl.env.proof.mend import Way, wants_network, ways
 from swe_rl.env.proof.record import Proof, Trial
-from swe_rl.env.protocol import Grade, GradeError
+from swe_rl.env.protocol import Grade, GradeError, NotStartedError
 from swe_rl.env.source_build.program import BuildError
 from swe_rl.errors import one_line
 from swe_rl.sandbox.protocol import SandboxError, SandboxProvider, Workspace
 
-MAX_TRIALS = 7  # environments that are made for one instance
+MAX_TRIALS = 8  # environments that are made for one instance
 MAX_MEND_S = 900.0  # after which no further one is begun
 _SHOWN_TESTS = 3
 _LOG_CHARS = 600
 _NEVER_RAN = -1
+_UNSTARTED, _UNMADE = 1e9, 1e10  # ranks beyond any number of failing tests
 _PYTEST = re.compile(r"(^|\s)(pytest|tox|py\.test)\s")
 
 
@@ -64,6 +66,7 @@ class _Run:
     instance: Instance
     grade: Grade | None
     error: str = ""
+    unstarted: str | None = None  # what tests printed that do not start in this environment
 
     @property
     def resolved(self) -> bool:
@@ -79,11 +82,15 @@ class _Run:
     @property
     def rank(self) -> float:
         """How far from resolved."""
-        return float(len(self.failing)) if self.grade is not None else float("inf")
+        if self.grade is not None:
+            return float(len(self.failing))
+        return _UNSTARTED if self.unstarted is not None else _UNMADE
 
     @property
     def log(self) -> str:
-        return self.grade.log or self.grade.log_tail if self.grade is not None else self.error
+        if self.grade is None:
+            return self.unstarted or self.error
+        return self.grade.log or self.grade.log_tail
 
     def trial(self, change: str) -> Trial:
         if self.grade is None:
@@ -225,6 +232,8 @@ class Prover:
                 return _Run(instance, None, str(failure))
             try:
                 return _Run(instance, await self.env.grade(instance, patch, self.sandboxes, self.timeout_s))
+            except NotStartedError as failure:  # which the grader tried without the patch as well
+                return _Run(instance, None, str(failure), failure.log)
             except (GradeError, SandboxError) as failure:
                 error = str(failure)
         return _Run(instance, None, error)
@@ -274,7 +283,10 @@ Done = Callable[[Instance, "Proof | UntriedError"], None]
 
 
 async def prove_all(prover: Prover, instances: Sequence[Instance], done: Done, places: int) -> None:
-    """`places` at a time, those that need mending last. What else is raised ends all of them."""
+    """`places` at a time, those that need mending last. What else is raised ends all of them.
+
+    Instances of one release wait for the same environment: the first of each release come first.
+    """
     room = asyncio.Semaphore(places)
     unmended: list[Unmended] = []
 
@@ -290,8 +302,19 @@ async def prove_all(prover: Prover, instances: Sequence[Instance], done: Done, p
             done(instance, result)
 
     async with asyncio.TaskGroup() as group:
-        for instance in instances:
+        for instance in spread(instances):
             group.create_task(tried(instance, partial(prover.first, instance)))
     async with asyncio.TaskGroup() as group:
         for left in unmended:
             group.create_task(tried(left.instance, partial(prover.mend, left)))
+
+
+def spread(instances: Sequence[Instance]) -> list[Instance]:
+    """The first instance of each release, then the second of each, in their order."""
+    seen: Counter[str] = Counter()
+    turns: list[int] = []
+    for instance in instances:
+        release = instance.source.origin if instance.source else instance.instance_id
+        turns.append(seen[release])
+        seen[release] += 1
+    return [instance for _, instance in sorted(zip(turns, instances, strict=True), key=lambda pair: pair[0])]

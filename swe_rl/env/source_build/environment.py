@@ -4,9 +4,11 @@ Versions are not listed anywhere: the resolver is told to look no further than t
 2019 gets what its authors had.
 
 Invariants:
-- An environment is complete under its own name, or not there; two processes may make the same one.
+- An environment is complete under its own name, or not there; two processes may make the same one. What
+  a killed process left half made goes when the next one is made.
 - It works wherever it is mounted or copied to `layout.ENVIRONMENT`; the tree is expected at `layout.TESTBED`.
-- What could not be installed is recorded in its `environment.json`, and only requirement files may lose entries.
+- What could not be installed is recorded in its `environment.json`, and only requirement files and optional packages
+  may lose entries.
 - Its files are no other name's: sandboxes share them, and see when one was changed last, which a new name counts as.
 """
 
@@ -34,6 +36,7 @@ from swe_rl.env.source_build.requirements import EXTRAS, requirements_of, tools_
 from swe_rl.env.source_build.sdist import days_after
 from swe_rl.errors import UserError
 from swe_rl.logger.disk import write_json_atomic
+from swe_rl.sandbox.lease import made_aside
 
 RECIPE = 5  # of how environments are made: a change makes them anew
 FACTS = "environment.json"
@@ -55,6 +58,7 @@ _TEXT_BYTES = 1_000_000
 _GONE = re.compile(r"hint: `([\w.-]+)` was filtered by `exclude-newer`")
 _MAX_GONE = 8
 _FAR = "2100-01-01T00:00:00Z"
+_WHEELS = ("--only-binary", ":all:")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,12 +79,8 @@ def make_environment(environments: Path, instance: Instance, origin: Origin) -> 
     folder = environments / key
     with _lock_of(folder):
         if not folder.is_dir():
-            aside = environments / f".{key}.{os.getpid()}"
-            try:
+            with made_aside(folder) as aside:
                 _Filling(Environment(aside, key), instance, origin).fill()
-                _rename(aside, folder)
-            finally:
-                shutil.rmtree(aside, ignore_errors=True)
         _own_files(folder)
     return Environment(folder, key)
 
@@ -105,6 +105,7 @@ def environment_key(instance: Instance, origin: Origin) -> str:
     assert source is not None
     known = [RECIPE, tools_of(instance.eval_script, origin.name)]
     known += [source.until, source.packages, source.until_of, source.setup]
+    known += [source.optional] if source.optional else []
     digest = hashlib.sha256(json.dumps(known).encode()).hexdigest()[:8]
     return f"{origin.key}-py{source.python}-{digest}"
 
@@ -165,6 +166,7 @@ class _Filling:
         dropped = [line for file in requirements.files for line in installer.install_file(file, until)]
         if source.packages:
             installer.install(source.packages, until=until)
+        dropped += installer.install_wheels(source.optional, until)
         installer.install(requirements.build, until=None)  # a requirement may have moved them
         _install_tree(interpreter, tree, source.origin, origin.version)
         if source.setup:
@@ -259,12 +261,18 @@ class _Installer:
         try:
             self._uv(["install", *self._dated(until), "--requirements", str(path)], path.name)
         except BuildError:
-            return [line for line in _lines(path) if not self._can_install(line, until)]
+            return [line for line in _lines(path) if not self._can_install([line], until)]
         return []
 
-    def _can_install(self, line: str, until: str | None) -> bool:
+    def install_wheels(self, packages: Sequence[str], until: str | None) -> list[str]:
+        """All of them, or each that can be without a build: nothing of them is run. What was left out."""
+        if not packages or self._can_install(packages, until, *_WHEELS):
+            return []
+        return [package for package in packages if not self._can_install([package], until, *_WHEELS)]
+
+    def _can_install(self, packages: Sequence[str], until: str | None, *how: str) -> bool:
         try:
-            self.install([line], until=until)
+            self.install([*how, *packages], until=until)
         except BuildError:
             return False
         return True
@@ -348,11 +356,3 @@ def _compile(interpreter: Path) -> None:
 def _lines(path: Path) -> list[str]:
     lines = (line.split("#")[0].strip() for line in path.read_text(encoding="utf-8").splitlines())
     return [line for line in lines if line and not line.startswith("-")]
-
-
-def _rename(aside: Path, folder: Path) -> None:
-    try:
-        aside.replace(folder)
-    except OSError:
-        if not folder.is_dir():  # else another process made the same one a moment earlier
-            raise

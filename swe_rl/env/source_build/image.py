@@ -88,6 +88,7 @@ def _is_outdated(instance: Instance, engine: ImageEngine) -> bool:
 
 def _made_of(source: Source) -> str:
     more = [source.until, source.packages, source.until_of, source.setup, source.archive, source.tree]
+    more += [source.optional] if source.optional else []
     digest = f"-{hashlib.sha256(repr(more).encode()).hexdigest()[:8]}" if any(more) else ""
     return f"{source.sdist}-py{source.python}{digest}-{_RECIPE}.{tree.RECIPE}.{environment.RECIPE}"
 

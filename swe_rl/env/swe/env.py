@@ -156,7 +156,7 @@ class SweEnv(DatasetEnv):
         instances, rows = self._chosen(split)
         if self._config.unproven is Unproven.keep:
             return [self._as_proven(instance) for instance in instances], {}, rows
-        reasons = {instance.instance_id: self._reason(instance) for instance in instances}
+        reasons = {instance.instance_id: self.left_out_because(instance) for instance in instances}
         left_out = {name: reason for name, reason in reasons.items() if reason}
         refused = self._config.unproven is Unproven.refuse
         if left_out and (refused or len(left_out) == len(instances)):
@@ -164,9 +164,11 @@ class SweEnv(DatasetEnv):
         usable = [self._as_proven(instance) for instance in instances if not reasons[instance.instance_id]]
         return usable, left_out, rows
 
-    def _reason(self, instance: Instance) -> str:
-        """Why an instance is left out. An image that others published and nobody tried here is used, unless
-        env.unproven=refuse."""
+    def left_out_because(self, instance: Instance) -> str:
+        """Why an instance is left out; empty for what is used. An image that others published and nobody tried here is
+        used, unless env.unproven=refuse."""
+        if self._config.unproven is Unproven.keep:
+            return ""
         standing, reason = self.standing(instance)
         is_image = self._sandbox is not SandboxKind.process
         published = standing is Standing.untried and is_image and self._config.unproven is not Unproven.refuse

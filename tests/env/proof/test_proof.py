@@ -14,9 +14,9 @@ from swe_rl.env.make import make_env
 from swe_rl.env.patch import NOOP_PATCH
 from swe_rl.env.proof import mend
 from swe_rl.env.proof.mend import missing_packages, ways
-from swe_rl.env.proof.prove import MAX_TRIALS, Prover, UntriedError, prove_all
+from swe_rl.env.proof.prove import MAX_TRIALS, Prover, UntriedError, prove_all, spread
 from swe_rl.env.proof.record import Proof, ProofBook, Standing, book_of, read_proofs
-from swe_rl.env.protocol import Grade, GradeError
+from swe_rl.env.protocol import Grade, GradeError, NotStartedError
 from swe_rl.env.source_build.program import BuildError
 
 SOURCE = Source("b-1.0", "applies forward", "3.9")
@@ -106,13 +106,48 @@ def test_packages_that_skipped_tests_name_are_added():
     log = "SKIPPED [1] b/tests/__init__.py:73: requires dask\nSKIPPED [2] x.py:3: could not import 'yaml': No module\n"
 
     def failing(instance, patch):
-        return honest(instance, patch) if set(instance.source.packages) >= {"dask", "pyyaml"} else ["y"]
+        return honest(instance, patch) if set(instance.source.optional) >= {"dask", "pyyaml"} else ["y"]
 
     proof = prove(Suite(failing, log))
-    assert proof.proven and proof.source["packages"] == ["dask", "pyyaml"]
-    assert proof.trials[-1].change == "with dask, pyyaml"
+    assert proof.proven and proof.source["optional"] == ["pyyaml", "dask"]
+    assert proof.trials[-1].change == "with pyyaml, dask"  # two tests wait for the one, and one for the other
     assert missing_packages("x.py: skipped because it requires the network\nPASSED requires numpy", SOURCE) == []
     assert missing_packages(log, replace(SOURCE, packages=("dask>=2",))) == ["pyyaml"]
+
+
+def test_tests_that_do_not_start_name_what_they_need_far_from_the_end_of_the_log():
+    log = "E   ModuleNotFoundError: No module named 'dask'\n" + "warning: something else\n" * 500
+
+    def failing(instance, patch):
+        if "dask" in instance.source.optional:
+            return honest(instance, patch)
+        return NotStartedError("the tests of a__b-1 did not start, and without the patch they do not either: else", log)
+
+    tests = Suite(failing)
+    proof = prove(tests)
+    assert proof.proven and [trial.change for trial in proof.trials] == ["", "with dask"]
+    assert tests.graded == ["GOLD", "GOLD", NOOP_PATCH]  # the grader itself tried it without the patch
+    lost = prove(Suite(lambda instance, patch: NotStartedError("they did not start", log)))
+    assert not proof.reason and not lost.proven and lost.reason.startswith("they did not start")
+    assert lost.log_tail.endswith("something else\n") and not lost.is_verdict
+
+
+def test_an_environment_whose_tests_fail_is_nearer_than_one_in_which_none_starts():
+    def failing(instance, patch):
+        if instance.source.python != "3.8":
+            return NotStartedError("they did not start", "crash")
+        return honest(instance, patch) if instance.source.until else ["x", "y"]
+
+    proof = prove(Suite(failing))
+    assert proof.proven and proof.source["python"] == "3.8" and proof.source["until"] == "2020-04-30"
+
+
+def test_a_release_before_pytest_had_its_command_gets_one_that_has_it():
+    """requests 2.5 of 2014: the evaluation script runs `pytest`, and that year's package has only `py.test`."""
+    changes = [way.change for way in ways(SOURCE, datetime(2014, 12, 1, tzinfo=UTC), "pytest: command not found")]
+    assert changes[:2] == ["with pytest of 2016-12-31", "with pytest of 2021-04-05"]
+    late = [way.change for way in ways(SOURCE, datetime(2023, 1, 1, tzinfo=UTC), "")]
+    assert [change for change in late if "pytest" in change] == ["with pytest of 2023-12-31"]
 
 
 def test_every_way_changes_the_source_and_there_is_an_end():
@@ -120,6 +155,7 @@ def test_every_way_changes_the_source_and_there_is_an_end():
     assert [way.change for way in tried] == [
         "with beautifulsoup4",
         "with pytest of 2019-12-31",
+        "with pytest of 2021-04-05",
         "with Python 3.8",
         "with Python 3.7",
         "with packages until 2020-04-30",
@@ -182,6 +218,20 @@ def test_all_are_tried_before_one_is_mended():
     assert ended == [("b", True), ("c", True), ("long", True)]
     assert [source.python for source in tests.built[:5]] == ["3.9"] * 5  # long once; b and c with both patches
     assert "long: gold fails (1 tests fail); tried again with" in lines[0]
+
+
+def test_instances_of_one_release_do_not_wait_for_each_other_while_others_could_begin():
+    rows = [
+        replace(INSTANCE, instance_id=f"{release}{number}", source=replace(SOURCE, sdist=f"{release}-1.0"))
+        for release in "ab"
+        for number in range(3)
+    ]
+    assert [row.instance_id for row in spread(rows)] == ["a0", "b0", "a1", "b1", "a2", "b2"]
+    others = [replace(INSTANCE, instance_id=name, source=None) for name in "xyz"]
+    assert spread(others) == others
+    tests = Suite(honest)
+    asyncio.run(prove_all(Prover(tests, None, 1, 60.0), rows, lambda row, proof: None, 1))
+    assert [source.sdist for source in tests.built[::2]] == ["a-1.0", "b-1.0"] * 3
 
 
 PROOF = Proof("a", True, "", "t", "m", "e", gold=("resolved",), noop="unresolved", took_s=1.5)
