@@ -163,7 +163,7 @@ async def _run_to_the_end(steps: Run, trainer: TrainsPolicy, session: Session) -
         await steps.run()
     except (RuntimeLost, NoEngineError, RolloutError) as error:  # the trainer is well: what it holds is worth keeping
         await asyncio.to_thread(_save, steps, trainer)
-        session.progress.message(f"{_ENDS[type(error)]}: state of step {steps.step} is saved")
+        session.progress.message(f"{_ENDS[type(error)]}: state of step {steps.saved_step} is saved")
         raise
     except RunError as error:
         lost = trainer.failure()
@@ -174,7 +174,7 @@ async def _run_to_the_end(steps: Run, trainer: TrainsPolicy, session: Session) -
         await asyncio.to_thread(_save, steps, trainer)
         await asyncio.to_thread(session.state_is_saved)
         session.progress.message(
-            f"interrupted: state of step {steps.step} is saved; the same command with trainer.resume=auto goes on"
+            f"interrupted: state of step {steps.saved_step} is saved; the same command with trainer.resume=auto goes on"
         )
         raise
 

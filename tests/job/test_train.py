@@ -87,7 +87,7 @@ def test_rollouts_that_end_the_run_leave_the_trainers_state(error):
     async def run():
         raise error
 
-    steps = SimpleNamespace(run=run, save=lambda: done.append("saved"), step=3)
+    steps = SimpleNamespace(run=run, save=lambda: done.append("saved"), saved_step=3)
     trainer = SimpleNamespace(wait=lambda: done.append("waited"))
     session = SimpleNamespace(progress=SimpleNamespace(message=said.append))
     with pytest.raises(type(error)):
