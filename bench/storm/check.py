@@ -4,20 +4,22 @@ Invariants:
 - Pure: `read_facts` reads, `violations` compares; nothing here knows of processes that were killed.
 - What a run promises: where what is sampled depends on the seed alone, every step is that of the uninterrupted run, up
   to the first step in which an attempt was replaced after a failure of infrastructure. Counts and rules hold always.
+- Where groups flow, timing decides which step trains a group: all steps together have the trajectories of the
+  uninterrupted run, each group is trained by one step as a whole, and no step's own weights sampled for it.
 """
 
 import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from swe_rl.gateway.store.traces import TraceStore
 from swe_rl.logger.folder import RunFolder, RunState
 from swe_rl.logger.jsonl import read_evals, read_jsonl
-from swe_rl.rollout.trajectory import INFRA_STATUSES, Status
+from swe_rl.rollout.trajectory import INFRA_STATUSES, Status, TrajectoryId
 
 KINDS = ("unfinished", "lost", "doubled", "wrong reward", "differs", "leftover")
 _SAME = ("statuses", "reward_mean", "avg_response_length", "trained_rows", "trained_tokens", "updates", "lr")
@@ -62,6 +64,8 @@ class Facts:
     steps: list[dict[str, Any]] = field(default_factory=list)
     sets: dict[str, list[Attempt]] = field(default_factory=dict)
     traces: dict[str, tuple[int, int]] = field(default_factory=dict)
+    versions: dict[str, tuple[int, int]] = field(default_factory=dict)  # lowest and highest of the weights, by session
+    queued: list[str] = field(default_factory=list)  # files of the queue
     evals: dict[int, float] = field(default_factory=dict)  # resolved rate by step
     missing: list[str] = field(default_factory=list)
 
@@ -73,12 +77,15 @@ def read_facts(folder: RunFolder) -> Facts:
     for path in sorted(folder.trajectories_folder.glob("*.jsonl")):
         facts.sets[path.stem] = [_attempt(record) for record in read_jsonl(path)]
     facts.evals = {numbers["step"]: numbers["resolved_rate"] for numbers in read_evals(folder)}
+    facts.queued = sorted(path.name for path in folder.queue.glob("*"))
     facts.missing = [path.name for path in (folder.summary_json, folder.report_html) if not path.is_file()]
     store = TraceStore(folder.traces_db)
     try:
         for session in store.sessions():
             traces = store.traces(session)
             facts.traces[session] = len(traces), sum(len(one.sampled_ids) for one in traces)
+            if versions := [int(version) for one in traces for version in one.weight_versions]:
+                facts.versions[session] = min(versions), max(versions)
     finally:
         store.close()
     return facts
@@ -88,9 +95,10 @@ def _attempt(record: Mapping[str, Any]) -> Attempt:
     return Attempt(**{name: record[name] for name in Attempt.__slots__})
 
 
-def violations(facts: Facts, reference: Facts, *, repeats: bool) -> list[Violation]:
-    """`repeats`: what is sampled depends on the seed alone."""
-    found = [*_unfinished(facts, reference), *_sets(facts, reference), *_traces(facts)]
+def violations(facts: Facts, reference: Facts, *, repeats: bool, streams: bool = False) -> list[Violation]:
+    """`repeats`: what is sampled depends on the seed alone. `streams`: which step trains it depends on timing."""
+    sets = _flowed(facts, reference) if streams else _sets(facts, reference)
+    found = [*_unfinished(facts, reference), *sets, *_traces(facts), *_versions(facts)]
     for name, attempts in facts.sets.items():
         found += _rewards(name, attempts)
     if repeats:
@@ -128,6 +136,44 @@ def _sets(facts: Facts, reference: Facts) -> Iterator[Violation]:
             yield Violation("doubled", f"{name}: {place[0]}, sample {place[1]} does not belong there")
     for name in facts.sets.keys() - reference.sets.keys():
         yield Violation("doubled", f"{name} does not belong there")
+
+
+def _flowed(facts: Facts, reference: Facts) -> Iterator[Violation]:
+    """The sets of all steps are one set, by the steps of the names; evaluations are as they are."""
+    yield from _sets(_by_name(facts), _by_name(reference))
+    groups = Counter(group for record in facts.steps for group in record.get("groups", ()))
+    for group, count in groups.items():
+        if count > 1:
+            yield Violation("doubled", f"{group} was trained {count} times")
+    for record in facts.steps:
+        name = f"step_{record['step']:06d}"
+        there = {one.trajectory_id.rpartition(".")[0].rpartition(".")[0] for one in facts.sets.get(name, [])}
+        if there != set(record.get("groups", ())):
+            yield Violation("differs", f"{name} has {sorted(there)}, its record {sorted(record.get('groups', ()))}")
+        newest = max((facts.versions.get(one.trajectory_id, (0, 0))[1] for one in facts.sets.get(name, [])), default=0)
+        if newest >= record["step"]:
+            yield Violation("differs", f"{name} trained what the weights of step {newest} sampled")
+    for name in facts.queued:
+        yield Violation("leftover", f"queue/{name}")
+
+
+def _by_name(facts: Facts) -> Facts:
+    """As if each trajectory had been trained by the step of its name."""
+    sets: dict[str, list[Attempt]] = {}
+    for name, attempts in facts.sets.items():
+        for one in attempts:
+            parsed = TrajectoryId.parse(one.trajectory_id)
+            flows = parsed is not None and not parsed.is_evaluation
+            sets.setdefault(f"step_{parsed.step:06d}" if parsed and flows else name, []).append(one)
+    return replace(facts, sets=sets)
+
+
+def _versions(facts: Facts) -> Iterator[Violation]:
+    """An evaluation is of the weights that it names."""
+    for session, (low, high) in facts.versions.items():
+        parsed = TrajectoryId.parse(session)
+        if parsed is not None and parsed.is_evaluation and (low, high) != (parsed.step, parsed.step):
+            yield Violation("differs", f"{session} was sampled by the weights of steps {low} to {high}")
 
 
 def _last(attempts: Sequence[Attempt]) -> dict[tuple[str, int], Attempt]:

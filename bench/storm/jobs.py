@@ -34,13 +34,15 @@ _SMALL = (
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """`repeats`: what it samples depends on the seed alone. `fake`: its engines are programs that invent tokens."""
+    """`repeats`: what it samples depends on the seed alone. `fake`: its engines are programs that invent tokens.
+    `streams`: which step trains a group depends on timing."""
 
     name: str
     targets: tuple[str, ...]
     words: tuple[str, ...] = ()
     repeats: bool = True
     fake: bool = False
+    streams: bool = False
     serves_sandboxes: bool = False
     on_nodes: bool = False  # of a held SLURM job: an engine is a step on the second one
     patience_s: float = 900.0  # for one start
@@ -49,6 +51,7 @@ class Job:
 
 _SERVERS = ("engine=vllm", "layout.engines=2", "trainer.check_weights=false", "engine.max_restarts=10")
 _RANKS = ("layout=local2", "trainer.collective_timeout_s=60", "trainer.max_restarts=1")
+_STREAM = ("rollout.mode=stream", "trainer.steps=4", "trainer.eval_every_steps=2")
 _NODES = ("hardware.nodes=2", "hardware.gpus_per_node=1", "layout.colocated=false", "layout.trainer_gpus=0")
 JOBS = (
     Job("embedded", ("driver", "store", "guard", "grader")),
@@ -62,6 +65,27 @@ JOBS = (
     ),
     Job("nodes", ("step",), (*_RANKS, *_SERVERS, *_NODES), repeats=False, fake=True, on_nodes=True),
     Job("runtime", ("runtime",), ("runtime=external", "runtime.containers=process"), serves_sandboxes=True),
+    Job(
+        "stream",
+        ("stream_driver", "stream_store", "stream_grader"),
+        _STREAM,
+        repeats=False,
+        streams=True,
+        points=(
+            *("groups_taken", "group_complete", "group_queued", "queue_pruned", "trained", "weights_synced"),
+            *("step_recorded", "checkpoint_named", "eval_trajectories_written", "eval_recorded"),
+        ),
+    ),
+    Job(
+        "stream_servers",
+        ("stream_engine",),
+        (*_STREAM, *_SERVERS),
+        repeats=False,
+        fake=True,
+        streams=True,
+        points=("weights_written",),
+    ),
+    Job("stream_ranks", ("stream_rank",), (*_STREAM, *_RANKS), repeats=False, streams=True),
 )
 OF_TARGET = {target: job for job in JOBS for target in job.targets}
 OF_NAME = {job.name: job for job in JOBS}

@@ -15,12 +15,13 @@ from swe_rl.host.kill_point import POINTS
 
 # How often each target is drawn: the driver holds most of what can be lost.
 _SHARES = {"driver": 8, "store": 3, "engine": 3, "rank": 2, "guard": 3, "grader": 3, "runtime": 2, "engine_cpu": 1}
-_SHARES |= {"step": 2}
+_SHARES |= {"step": 2, "stream_driver": 4, "stream_store": 1, "stream_engine": 2, "stream_rank": 2, "stream_grader": 1}
 DEFAULT_TARGETS = ("driver", "store", "engine", "rank", "guard", "grader", "runtime")
 # Points that a run comes to often: which time is drawn from as many.
 _TIMES = {"file_aside": 8, "sandbox_made": 20, "traces_inserted": 40, "traces_committed": 40, "checkpoint_files": 8}
 _TIMES |= {"checkpoint_aside": 2, "checkpoint_named": 2, "checkpoint_discarded": 1, "trained": 3, "weights_synced": 3}
 _TIMES |= {"trajectories_written": 3, "programs_written": 3, "step_recorded": 3, "traces_flushed": 5}
+_TIMES |= {"group_complete": 6, "group_queued": 6, "groups_taken": 3, "queue_pruned": 3}
 _TIMES |= {"eval_trajectories_written": 2, "eval_recorded": 2, "workspace_aside": 4, "weights_written": 3}
 # What only a resumed run comes to: it is killed there while it goes on after this one.
 _FIRST = "step_recorded:2"
@@ -56,6 +57,7 @@ def point_kills(seed: int, names: Sequence[str] = ()) -> list[Chunk]:
     Numbers are below 0: a storm has its random ones from 0 on.
     """
     own = {name for job in JOBS if job.name == "servers" for name in job.points}
+    own |= {point.name for point in POINTS if point.file == "run/stream.py"}
     pairs = [("embedded", point.name) for point in POINTS if point.name not in own]
     pairs += [(job.name, name) for job in JOBS for name in job.points]
     found: list[Chunk] = []

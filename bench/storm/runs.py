@@ -20,7 +20,7 @@ from bench.storm.allocation import Allocation, step_processes
 from bench.storm.check import Facts, Violation, leftover_files, read_facts, violations
 from bench.storm.jobs import Job, environment, server_words, words
 from bench.storm.starts import Starts
-from bench.storm.targets import POLL_S, candidates, stamp
+from bench.storm.targets import POLL_S, candidates, part, stamp
 from swe_rl.gateway.trace import TraceStoreError
 from swe_rl.host.kill_point import VARIABLE
 from swe_rl.logger.folder import RunFolder, RunState
@@ -144,11 +144,12 @@ class Run:
                 return False
             time.sleep(POLL_S)
         chance = random.Random(f"{kill.number}")
-        pid = self._victim(kill.target, chance)
+        target = part(kill.target)
+        pid = self._victim(target, chance)
         if pid is None:
             return False
-        time.sleep(chance.uniform(0.0, _LONGEST_DELAY_S.get(kill.target, 0.0)))
-        lasts = kill.target in ("driver", "store", "runtime", "step") or pid in candidates(kill.target, [pid])
+        time.sleep(chance.uniform(0.0, _LONGEST_DELAY_S.get(target, 0.0)))
+        lasts = target in ("driver", "store", "runtime", "step") or pid in candidates(target, [pid])
         if not lasts or self._status() is not None:
             return False
         with suppress(ProcessLookupError):
@@ -218,7 +219,8 @@ class Run:
                 self._violation("lost", f"the run's files cannot be read: {error}")
                 continue
             if reference is not None:
-                found = violations(self._outcome.facts, reference, repeats=self._job.repeats)
+                job, facts = self._job, self._outcome.facts
+                found = violations(facts, reference, repeats=job.repeats, streams=job.streams)
                 self._outcome.violations += found
         self._outcome.violations += leftover_files(self._root)
 

@@ -15,6 +15,13 @@ TARGETS = {
     "runtime": "the server of sandboxes",
     "step": "a step of a SLURM job on another node, with the engine's server in it",
 }
+_STREAM = "stream_"  # the same parts of runs whose groups flow
+TARGETS |= {f"{_STREAM}{name}": TARGETS[name] for name in ("driver", "store", "engine", "rank", "grader")}
+
+
+def part(target: str) -> str:
+    """What of a run it is, whatever the run."""
+    return target.removeprefix(_STREAM)
 
 
 def command_line(pid: int) -> list[str]:

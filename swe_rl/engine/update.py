@@ -15,11 +15,11 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from swe_rl.config.choices import EngineKind
+from swe_rl.config.choices import EngineKind, RolloutMode
 from swe_rl.config.schema import Config
 from swe_rl.engine.protocol import Engine, EngineError, EngineState, WeightSyncError, worth_asking
 from swe_rl.engine.server.weights import EMBEDDING, HEAD
-from swe_rl.engine.transfer.direct import StagedTransfer, Transfer
+from swe_rl.engine.transfer.direct import Reading, StagedTransfer, Transfer
 from swe_rl.engine.transfer.protocol import SendsWeights
 from swe_rl.plan.sizes import shares_gpus
 from swe_rl.plan.weight_sync import GLOO, IPC, transfer_kind
@@ -28,8 +28,13 @@ if TYPE_CHECKING:
     import torch
 
 
-def make_transfer(config: Config, engines: Sequence[Engine], sender: SendsWeights) -> Transfer | None:
-    """For engines that take weights from the trainer's memory at once; None where they take them one by one."""
+def make_transfer(
+    config: Config, engines: Sequence[Engine], sender: SendsWeights, reading: Reading | None = None
+) -> Transfer | None:
+    """For engines that take weights from the trainer's memory at once; None where they take them one by one.
+
+    `reading`: how to read the trainer's weights while it may be learning; with `rollout.mode=stream`.
+    """
     kind = transfer_kind(config)
     if kind is None:
         return None
@@ -40,7 +45,10 @@ def make_transfer(config: Config, engines: Sequence[Engine], sender: SendsWeight
         made: Transfer = StagedTransfer(engines, sender, twice)
     else:
         made = Transfer(engines, sender, kind, twice)
-    if config.trainer.max_staleness_steps == 0:  # else the trainer's weights may be newer than those that are restored
+    streams = config.rollout.mode is RolloutMode.stream
+    if streams:  # an engine may be newer than others: each token has its version
+        made.reading = reading
+    if streams or config.trainer.max_staleness_steps == 0:  # else a step's tokens would be of two versions
         for engine in engines:
             engine.restore = made.restore
     return made

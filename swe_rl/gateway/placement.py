@@ -19,6 +19,7 @@ from swe_rl.router.core import (
     EngineLoad,
     EngineLost,
     Event,
+    GroupLeft,
     ProgramReleased,
     RequestArrived,
     RequestFinished,
@@ -103,6 +104,10 @@ class Placement:
     def tail(self, active: bool) -> None:
         """`active`: no new program will come in this step."""
         self._feed(StepTail(active))
+
+    def group_left(self, group_id: str, programs: int) -> None:
+        """So many of a group have not ended."""
+        self._feed(GroupLeft(group_id, programs))
 
     def snapshot(self) -> dict[str, object]:
         return self._router.snapshot()

@@ -185,6 +185,10 @@ class Gateway:
         """Told by the rollout: no trajectory of this step is left that has not begun."""
         self._placement.tail(active)
 
+    def group_left(self, group_id: str, trajectories: int) -> None:
+        """Told by the rollout: so many of a group have not ended, and it is trained when none is left."""
+        self._placement.group_left(group_id, trajectories)
+
     def router_state(self) -> dict[str, object]:
         return self._placement.snapshot()
 

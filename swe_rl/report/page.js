@@ -72,6 +72,24 @@ function single(title, text, key, more = {}) {
   return { title, note: text, series: series([title.toLowerCase(), key]), fromZero: true, ...more };
 }
 
+// Groups that flow: lines lie on one another over time unless slow groups starve.
+function flowing() {
+  const { staleness, trained, begun } = data.flow;
+  if (!staleness) return [];
+  const pair = (title, key) => ({ title, note: "means of a trajectory; all that is begun is trained, some of it later",
+    fromZero: true, series: [["by the step that trained it", trained], ["by the step in whose order it began", begun]]
+      .map(([label, values], index) => ({ label, color: PALETTE[index], values: values[key] })) });
+  return [
+    { title: "Staleness", note: "sampled tokens of each step, by how many updates older their weights were", wide: true,
+      stacked: true, series: Object.keys(staleness).map((age, index) =>
+        ({ label: age, color: PALETTE[index % PALETTE.length], values: staleness[age] })) },
+    pair("Length, trained and begun", "length"),
+    pair("Tool time, trained and begun", "tools_s"),
+    { title: "Idle", note: "seconds of each step without groups to train, and without any request", fromZero: true,
+      series: series(["trainer", "trainer_idle_s"], ["engines", "engines_idle_s"]) },
+  ];
+}
+
 function charts() {
   const specs = [
     learning(),
@@ -88,6 +106,7 @@ function charts() {
     single("Gradient norm", "before clipping", "grad_norm"),
     single("KL of rollout to trainer", "nats a token, engine against trainer, k3 estimate", "kl_rollout"),
     single("Clipped tokens", "fraction of trained tokens", "clip_fraction"),
+    ...flowing(),
   ];
   const drawn = specs.filter((spec) => (steps.length && spec.series.length) || (spec.points && spec.points.length));
   if (!steps.length && data.scores.rows.length) return null;  // an evaluation of its own

@@ -24,6 +24,7 @@ from swe_rl.logger.folder import RunFolder, RunState, RunStatus
 from swe_rl.logger.jsonl import read_evals, read_jsonl
 from swe_rl.logger.progress_text import duration
 from swe_rl.report.figures import eval_points, figures, instance_rows, score_rows, tricks_tile
+from swe_rl.report.flow import flow_figures
 from swe_rl.report.resolved import gain
 from swe_rl.report.sample import sample_trajectories
 from swe_rl.report.timeline import programs_of
@@ -35,6 +36,7 @@ COLUMNS = (
     *("step", "num_trajectories", "reward_mean", "resolved_rate", "tokens_per_s", "sampled_tokens_per_s"),
     *("avg_response_length", "degenerate_groups", "loss", "grad_norm", "entropy", "clip_fraction", "kl_rollout"),
     *(*PHASES, "step_s", "weight_version", "infra_retries", "prefix_breaks", "lr", "trained_rows", "trained_tokens"),
+    *("trainer_idle_s", "engines_idle_s"),
 )
 _HEADER = (
     *(("model", "model"), ("layout", "layout"), ("router", "router"), ("env", "env"), ("agent", "agent")),
@@ -70,6 +72,7 @@ def build_payload(folder: RunFolder, ending: RunStatus | None = None) -> dict[st
         "steps": {key: [_number(step.get(key)) for step in steps] for key in _present(steps)},
         "statuses": _by_step(steps, "statuses"),
         "cheating": _by_step(steps, "cheating"),
+        "flow": flow_figures(steps),
         "evals": points,
         "scores": score_rows(scores),
         "instances": instance_rows(evals),

@@ -137,26 +137,33 @@ class Collector:
         temperature: float,
         on_done: OnDone | None = None,
         known: Known = NONE_KNOWN,
+        places: asyncio.Semaphore | None = None,
     ) -> Collected:
-        """`n` trajectories of each instance; those that are `known` are not run again.
+        """`n` trajectories of each instance; those that are `known` are not run again. `places`: shared with others,
+        who know when no trajectory is left that has not begun, and watch.
 
         Raises TraceStoreError, and what `watch` raises.
         """
-        places = asyncio.Semaphore(self._rollout.concurrency)
+        alone = places is None
+        limit = places or asyncio.Semaphore(self._rollout.concurrency)
         collected = Collected([], [])
         waiting_to_begin = len(instances) * n - len(known)
-        self.on_tail(False)
+        if alone:
+            self.on_tail(False)
 
         async def attempted(instance: Instance, sample: int) -> tuple[Trajectory, AgentResult | None]:
             nonlocal waiting_to_begin
             if (earlier := known.get((instance.instance_id, sample))) is not None:
                 return earlier, None
-            async with places:
-                waiting_to_begin -= 1
-                if waiting_to_begin == 0:
-                    self.on_tail(True)
-                name = TrajectoryId(split, step, instance.instance_id, sample, 0)
-                done = await self.attempts(instance, name, temperature, collected.retried)
+            name = TrajectoryId(split, step, instance.instance_id, sample, 0)
+            if not alone:
+                done = await self.attempts(instance, name, temperature, collected.retried, Place(limit))
+            else:
+                async with limit:
+                    waiting_to_begin -= 1
+                    if waiting_to_begin == 0:
+                        self.on_tail(True)
+                    done = await self.attempts(instance, name, temperature, collected.retried)
             if on_done:
                 waiting = on_done(*done)
                 if waiting:
@@ -165,7 +172,7 @@ class Collector:
 
         first: BaseException | None = None
         try:
-            async with asyncio.TaskGroup() as group, self._watching(group):
+            async with asyncio.TaskGroup() as group, self._watching(group if alone else None):
                 tasks = [
                     group.create_task(attempted(instance, sample)) for instance in instances for sample in range(n)
                 ]
@@ -183,8 +190,8 @@ class Collector:
         return collected
 
     @asynccontextmanager
-    async def _watching(self, group: asyncio.TaskGroup) -> AsyncIterator[None]:
-        watching = group.create_task(self.watch()) if self.watch is not None else None
+    async def _watching(self, group: asyncio.TaskGroup | None) -> AsyncIterator[None]:
+        watching = group.create_task(self.watch()) if group is not None and self.watch is not None else None
         try:
             yield
         finally:

@@ -2,19 +2,19 @@
 
 Invariants:
 - Groups begin in the order of `GroupOrder`, and so do their trajectories: whoever begins waits for a place first.
-- At most `(1 + ahead) * prompts` groups are begun and not trained, and never more than the steps that are left train.
-  That alone bounds staleness: what is begun is trained. Nothing that completes is thrown away, for a slow trajectory
-  would be thrown away more often than a fast one.
+- At most `(1 + ahead) * prompts` groups are begun and not in the engines' weights yet, and never more than the steps
+  that are left train. That alone bounds staleness, also while the engines wait for weights: what is begun is trained.
+  Nothing that completes is thrown away, for a slow trajectory would be thrown away more often than a fast one.
 - `take` gives the oldest complete groups, in the order in which they began, as soon as there are enough of them. A slow
   group is overtaken, and trained when it is complete.
 - With `resample` a group of equal rewards counts as trained as soon as it is complete: another one begins in its place.
   Those of a step are handed over with it, at most `max_rounds * prompts` of them for one step to wait.
-- While it is held nothing begins; what is under way goes on.
+- Whoever shares the places of a flow waits in one line with it.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -81,21 +81,29 @@ class Taken:
 
 
 class Flow:
-    """`on_tail(True)` is called when the last group of all has begun."""
+    """`on_tail(True)` is called when the last group of all has begun; `on_left(group, trajectories)` when it begins and
+    when one of its trajectories ends, with how many have not."""
 
     def __init__(
-        self, order: GroupOrder, work: RunsGroups, pace: Pace, steps: int, on_tail: Callable[[bool], None] | None = None
+        self,
+        order: GroupOrder,
+        work: RunsGroups,
+        pace: Pace,
+        steps: int,
+        on_tail: Callable[[bool], None] | None = None,
+        on_left: Callable[[Begun, int], None] | None = None,
     ) -> None:
         self._order, self._work, self._pace = order, work, pace
         self._on_tail = on_tail or (lambda _: None)
-        self._places = asyncio.Semaphore(pace.concurrency)
+        self._on_left = on_left or (lambda *_: None)
+        self.places = asyncio.Semaphore(pace.concurrency)
         self._steps_left = steps
         self._open: dict[int, _Group] = {}  # begun and neither taken nor set aside
         self._aside: list[_Group] = []  # of equal rewards, until the next step takes them along
-        self._training = 0
-        self._holds = 0
+        self._training = self._unsent = 0  # groups that are taken; that are trained, and the engines do not know it
         self._waiting: list[asyncio.Future[None]] = []
         self._tasks: set[asyncio.Task[None]] = set()
+        self._group: asyncio.TaskGroup | None = None
 
     @asynccontextmanager
     async def flowing(self, *beside: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
@@ -103,9 +111,9 @@ class Flow:
         ends the block, and is raised as it is."""
         first: BaseException | None = None
         try:
-            async with asyncio.TaskGroup() as tasks:
-                for work in (self._begin(tasks), *beside):
-                    self._start(tasks, work)
+            async with asyncio.TaskGroup() as self._group:
+                for work in (self._begin(), *beside):
+                    self.start(work)
                 yield
                 for task in tuple(self._tasks):
                     task.cancel()
@@ -114,14 +122,22 @@ class Flow:
         if first is not None:
             raise first
 
+    def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Inside of `flowing`: `work` ends with it, and ends it by what it raises."""
+        assert self._group is not None
+        task = self._group.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
     async def take(self) -> Taken:
-        """Waits for a step's groups. They count as begun until `trained`."""
+        """Waits for a step's groups. They count as begun until they are `trained` and `sent`."""
         await self._until(lambda: self._is_enough)
         complete = [group for _, group in sorted(self._open.items()) if group.collected is not None]
         chosen = complete[: self._pace.prompts]
         for group in chosen:
             del self._open[group.begun.number]
-        self._training = len(chosen)
+        self._training += len(chosen)
         every = sorted([*chosen, *self._aside], key=lambda group: group.begun.number)
         self._aside = []
         queued = len(complete) - len(chosen)
@@ -130,20 +146,14 @@ class Flow:
         return Taken(numbers, _together(every), order, queued, len(self._open) - queued)
 
     def trained(self) -> None:
-        """The step that was taken last is; the engines have what it made."""
-        self._training = 0
+        """The step that was taken last is. Until its weights are `sent` its groups take room."""
+        self._unsent, self._training = self._unsent + self._training, 0
         self._steps_left -= 1
-        self._tell()
 
-    @contextmanager
-    def held(self) -> Iterator[None]:
-        """Nothing begins inside the block."""
-        self._holds += 1
-        try:
-            yield
-        finally:
-            self._holds -= 1
-            self._tell()
+    def sent(self) -> None:
+        """The engines have the weights of all that is trained."""
+        self._unsent = 0
+        self._tell()
 
     @property
     def _is_enough(self) -> bool:
@@ -155,11 +165,10 @@ class Flow:
 
     @property
     def _has_room(self) -> bool:
-        pace = self._pace
-        steps = min(1 + pace.ahead, self._steps_left)
-        return not self._holds and len(self._open) + self._training < steps * pace.prompts
+        prompts, begun = self._pace.prompts, len(self._open) + self._training
+        return begun < self._steps_left * prompts and begun + self._unsent < (1 + self._pace.ahead) * prompts
 
-    async def _begin(self, tasks: asyncio.TaskGroup) -> None:
+    async def _begin(self) -> None:
         while True:
             await self._until(lambda: self._has_room)
             group = _Group(self._order.take())
@@ -168,20 +177,16 @@ class Flow:
             if group.collected is not None:
                 self._completed(group)
                 continue
+            self._on_left(group.begun, self._pace.n)
             for sample in range(self._pace.n):
-                place = Place(self._places)
+                place = Place(self.places)
                 await place.take()
-                await self._until(lambda: not self._holds)
-                self._start(tasks, self._attempt(group, sample, place))
+                self.start(self._attempt(group, sample, place))
             self._on_tail(len(self._open) + self._training >= self._steps_left * self._pace.prompts)
-
-    def _start(self, tasks: asyncio.TaskGroup, work: Coroutine[Any, Any, None]) -> None:
-        task = tasks.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
     async def _attempt(self, group: _Group, sample: int, place: Place) -> None:
         group.ended[sample] = await self._work.attempt(group.begun, sample, group.retried, place)
+        self._on_left(group.begun, self._pace.n - len(group.ended))
         if len(group.ended) == self._pace.n:
             collected = group.whole()
             await self._work.keep(group.begun, collected)

@@ -142,6 +142,15 @@ class StepTail:
     active: bool = True
 
 
+@dataclass(frozen=True, slots=True)
+class GroupLeft:
+    """So many programs of a group have not ended, those that have not begun counted in; it is of use when none is left.
+    Of a group that nobody speaks of nothing is known."""
+
+    group_id: str
+    programs: int
+
+
 Event = (
     RequestArrived
     | RequestFinished
@@ -153,6 +162,7 @@ Event = (
     | SyncBegan
     | SyncEnded
     | StepTail
+    | GroupLeft
 )
 
 

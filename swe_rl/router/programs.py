@@ -5,7 +5,8 @@ Invariants:
 - An admitted program is charged for each running request, or once as acting when none runs.
 - A released program is remembered until its last request is finished.
 - A program waits in one queue at most.
-- Within a queue who had fewest turns goes first, but a turn counts less the longer its program has waited: the key
+- Within a queue who had fewest turns goes first (where groups flow, siblings that have not ended count as turns, too),
+  but a turn counts less the longer its program has waited: the key
   `turns + rate * arrival` orders two programs the same way at all times, so a heap keeps it, and no program is
   overtaken by ones that came `turns / rate` later.
 """

@@ -16,6 +16,7 @@ from swe_rl.router.core import (
     EngineDrained,
     EngineLost,
     Event,
+    GroupLeft,
     ProgramReleased,
     RequestArrived,
     RequestFinished,
@@ -121,6 +122,8 @@ class TrPolicy:
             case StepTail(active):
                 state.tail = active
                 state.all_changed()
+            case GroupLeft(group_id, programs):
+                state.left(group_id, programs)
         admission.admit_held(state)
         if isinstance(event, RequestArrived) and event.request_id in state.held:
             held = state.held[event.request_id].program

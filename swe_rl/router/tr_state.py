@@ -72,6 +72,7 @@ class TrState:
         self.log = DecisionLog()
         self.actions: list[Place] = []
         self.tail = False
+        self.left_of_group: dict[str, int] = {}  # programs that have not ended, where groups flow
         self.demand_tokens = 0  # of all programs
         self.changed: dict[str, EngineBook] = {}  # where there may be more room than at the last attempt
         self.now_s = 0.0
@@ -240,7 +241,23 @@ class TrState:
             self.changed[origin.name] = origin
         if program.held:
             longest = next(iter(program.held.values()))
-            self._queue(program, origin).push(program.program_id, program.turns, longest.arrived_s)
+            self._queue(program, origin).push(program.program_id, self._standing(program), longest.arrived_s)
+
+    def left(self, group_id: str, programs: int) -> None:
+        """So many of a group's have not ended."""
+        if programs <= 0:
+            self.left_of_group.pop(group_id, None)
+            return
+        self.left_of_group[group_id] = programs
+        waiting = {request.program.program_id: request.program for request in self.held.values()}
+        for program in waiting.values():
+            if program.group_id == group_id:
+                self.enqueue(program)
+
+    def _standing(self, program: Program) -> float:
+        """In turns: who has fewest goes first."""
+        left = self.left_of_group.get(program.group_id, 0) if program.group_id is not None else 0
+        return program.turns + self.settings.sibling_turns * left
 
     def _queue(self, program: Program, origin: EngineBook | None) -> AgeingQueue:
         if origin is None:
@@ -286,6 +303,7 @@ class TrState:
         return {
             "syncing": self.clock.syncing,
             "tail": self.tail,
+            "groups_left": dict(self.left_of_group),
             "held_requests": len(self.held),
             "demand_tokens": self.demand_tokens,
             "mean_answer_tokens": round(self.answers.mean_tokens, 1),

@@ -15,7 +15,8 @@ import asyncio
 import math
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -47,11 +48,17 @@ class Learner:
 
     def __init__(self, config: Config, session: Session, parts: "Components", trainer: TrainsPolicy) -> None:
         self._config, self._session, self._parts, self._trainer = config, session, parts, trainer
-        self._transfer = make_transfer(config, parts.engines, trainer)
+        self._transfer = make_transfer(config, parts.engines, trainer, self.reading)
         self._turns = make_turns(config, parts.engines)
         self.ahead = config.trainer.max_staleness_steps
         self.served = -1  # the step whose weights the engines hold
-        self.saved_step = 0  # of the newest checkpoint; 0: there is none
+        self.saved_step = self._trained_step = 0  # of the newest checkpoint; of the trainer's weights; 0: there is none
+        self._weights = asyncio.Condition()  # held while they change, or are read for a single engine
+        self._are_kept = False
+
+    def version(self, step: int) -> int:
+        """Of the weights after `step`."""
+        return step
 
     def failure(self) -> Exception | None:
         """What ended the trainer; None while it is well."""
@@ -60,6 +67,7 @@ class Learner:
     def go_back(self) -> tuple[int, SamplerState | None]:
         """To the newest checkpoint: its step, and the order of the instances. Raises CorruptCheckpointError."""
         self.saved_step, order = load_newest(self._trainer, self._session.folder, config_hash(self._config))
+        self._trained_step = self.saved_step
         return self.saved_step, order
 
     async def pause(self, step: int, times_s: dict[str, float]) -> None:
@@ -77,7 +85,9 @@ class Learner:
     async def train(self, rows: Sequence[Row], step: int) -> dict[str, Any]:
         """The policy's update; its part of the step's record. Raises TrainerError."""
         with self._session.progress.phase("train"):
-            metrics = await asyncio.to_thread(self._trainer.train_step, rows, step)
+            async with self._weights:
+                metrics = await asyncio.to_thread(self._trainer.train_step, rows, step)
+                self._trained_step = step
         kill_point("trained")
         return asdict(metrics)
 
@@ -103,6 +113,20 @@ class Learner:
             event |= {"logprob_diff_mean": agreed.mean, "logprob_diff_max": agreed.largest, "check_s": agreed.check_s}
         self._session.events.write("weights", **event)
         return sync_s
+
+    async def keep(self, kept: bool) -> None:
+        """Whether an evaluation needs the engines' weights as they are."""
+        async with self._weights:
+            self._are_kept = kept
+            self._weights.notify_all()
+
+    @asynccontextmanager
+    async def reading(self) -> AsyncIterator[int]:
+        """For a server that was started anew: nothing is learned inside the block; the version of the weights. Waits
+        while the other engines' older ones are kept."""
+        async with self._weights:
+            await self._weights.wait_for(lambda: not self._are_kept or self._trained_step == self.served)
+            yield self._trained_step
 
     async def _hand_over(self, step: int) -> Mapping[str, float]:
         """Straight into the engines' memory, or as they take them one by one; what took how long, in seconds."""
@@ -152,6 +176,14 @@ class NoLearner:
     def __init__(self, config: Config, session: Session) -> None:
         self._config, self._session = config, session
 
+    @property
+    def saved_step(self) -> int:
+        """The last one that is written."""
+        return self.go_back()[0]
+
+    def version(self, step: int) -> int:
+        return 0
+
     def failure(self) -> None:
         """There is nothing to fail."""
 
@@ -179,6 +211,9 @@ class NoLearner:
 
     async def refresh(self, step: int) -> float:
         return 0.0
+
+    async def keep(self, kept: bool) -> None:
+        """They never change."""
 
     def facts(self, step: int, order: SamplerState, sync_s: float, checkpoint_s: float) -> dict[str, Any]:
         return {"data_order": order, "weight_version": 0}

@@ -10,6 +10,9 @@ Invariants:
   change while they run: every token of a step is of one version. With `ahead` = 1 it is s - 2 exactly.
 - With `rollout.mode=stream` nobody waits for a step's trajectories: a step trains the oldest groups that are complete
   (run/stream), and new weights enter the engines while others are under way. What a step trains then depends on timing.
+- There an evaluation goes on beside the steps after the one that it measures. The engines keep its weights until it
+  ends. Meanwhile there is no checkpoint of a later step, so that whoever resumes has the evaluation or makes it; one of
+  that step is written before. A step that is evaluated itself waits for the evaluation before it.
 - At most `ahead` steps are sampled and not trained. The trainer learns one step at a time, in order; its weights are
   read between two steps only. Whatever fails ends both sides, and its own error is raised.
 """
@@ -45,6 +48,10 @@ class Run:
         self._order = self._rollouts.sampler.state()  # after the last step that is done
         self.step = self._recorded_step = 0  # the last one that is done, and written down
         self._covered_step = 0  # the newest checkpoint's; without a trainer the last step's
+        self._evaluating: int | None = None  # the step whose weights an evaluation beside others keeps in the engines
+        self._evaluation: asyncio.Task[None] | None = None
+        self._trainer = asyncio.Lock()  # held while it learns, or its weights are read
+        self._owes_checkpoint = False
         self._sync_s = self._checkpoint_s = 0.0  # of the last one of each
         self._step_began_s = 0.0
         self.done_at_s: dict[int, float] = {}  # monotonic; of the steps that were done here
@@ -86,10 +93,10 @@ class Run:
         """To the last step, from the one after `step`."""
         steps, ahead = self._config.trainer.steps, self._learner.ahead
         await self._learner.refresh(self.step)
-        await self.evaluate_when_due()
         if self._stream is not None and self.step < steps:
             await self._flow(self._stream, steps)
-        elif ahead and self.step < steps:
+        await self.evaluate_when_due()
+        if ahead and self.step < steps:
             self._step_began_s = time.monotonic()
             await Pipeline(self, ahead=ahead).run(self.step + 1, steps)
         while self.step < steps:
@@ -104,23 +111,49 @@ class Run:
         """Trains the oldest complete groups, step by step, while others are sampled."""
         async with stream.flowing(self.step):
             while self.step < steps:
+                if self.evaluation_is_due:
+                    self._evaluating = self.step
+                    self._evaluation = stream.flow.start(self._evaluate_beside(self.step, stream))
                 self._step_began_s = time.monotonic()
                 with self._session.progress.phase("step"):
                     item = await stream.take(self.step + 1)
+                    if self._evaluates(self.step + 1) and self._evaluation is not None:
+                        waited_s = time.monotonic()
+                        await asyncio.wait({self._evaluation})
+                        item.times_s["trainer_idle_s"] += time.monotonic() - waited_s
                     try:
                         await self._learner.pause(self.step + 1, item.times_s)
                     finally:
-                        await _uninterrupted(self._finish(self.step + 1, item, ahead=False))
-                if self.evaluation_is_due:
-                    with stream.held():
-                        await self.evaluate_when_due()
+                        await _uninterrupted(self._finish_alone(self.step + 1, item))
+
+    async def _evaluate_beside(self, step: int, stream: Stream) -> None:
+        """Gives the engines what the trainer has meanwhile made of its weights afterwards. Raises RolloutError."""
+        await self._learner.keep(True)
+        await self._rollouts.evaluate(step, stream.flow.places)
+        self._evaluating = None  # from here on a step's end sends its weights itself
+        await self._learner.keep(False)
+        await _uninterrupted(self._catch_up(stream))
+
+    async def _catch_up(self, stream: Stream) -> None:
+        async with self._trainer:
+            self._sync_s += await self._learner.refresh(self.step)
+            stream.flow.sent()
+            await self._checkpoint()
+
+    async def _finish_alone(self, step: int, item: Sampled) -> None:
+        async with self._trainer:
+            item.sync_s, self._sync_s = self._sync_s, 0.0  # since the step before
+            await self._finish(step, item, ahead=False)
 
     @property
     def evaluation_is_due(self) -> bool:
         """Before the first step, after the last one, and every `eval_every_steps`; once each, also over a resume."""
+        return self._evaluates(self.step) and not self.is_evaluated()
+
+    def _evaluates(self, step: int) -> bool:
         config = self._config.trainer
-        due = bool(config.eval_every_steps) and self.step % config.eval_every_steps == 0
-        return self._learner.evaluates and (due or self.step in (0, config.steps)) and not self.is_evaluated()
+        due = bool(config.eval_every_steps) and step % config.eval_every_steps == 0
+        return self._learner.evaluates and (due or step in (0, config.steps))
 
     async def evaluate_when_due(self) -> None:
         if self.evaluation_is_due:
@@ -157,7 +190,7 @@ class Run:
     async def _finish(self, step: int, item: Sampled, *, ahead: bool) -> None:
         """What is learned from a step's rollouts, and all that is written of it."""
         algo, rollout, learner = self._config.algo, self._config.rollout, self._learner
-        collected, times_s, version = item.collected, item.times_s, learner.served
+        collected, times_s = item.collected, item.times_s
         # Once, and before there are advantages: those may take the KL of these very rows.
         rows, mismatch = await asyncio.to_thread(self._rollouts.rows, collected)
         record: dict[str, Any] = {"step": step, **rollout_numbers(collected, times_s["generate_s"]), **times_s}
@@ -169,10 +202,14 @@ class Run:
         rows = weighed(rows, collected.trajectories)
         record |= mismatch | await learner.train(rows, step)
         self.step, self._order = step, item.order
-        sync_s = item.sync_s if ahead else await learner.refresh(step)
+        sync_s = item.sync_s
         if self._stream is not None:
-            self._stream.trained()
-            record |= item.facts | token_staleness(rows, version)
+            self._stream.flow.trained()
+            record |= item.facts | token_staleness(rows, learner.version(step - 1))
+        if not ahead and self._evaluating is None:
+            sync_s += await learner.refresh(step)
+            if self._stream is not None:
+                self._stream.flow.sent()
         record |= learner.facts(step, self._order, sync_s, self._checkpoint_s)
         record["step_s"] = time.monotonic() - self._step_began_s
         kill_point("weights_synced")
@@ -180,9 +217,12 @@ class Run:
         await asyncio.to_thread(self._rollouts.record, step, collected)
         self._record(step, record)
         # After the record: a checkpoint whose step nobody knows is not taken, and has pruned the one before it.
+        await self._checkpoint()
+
+    async def _checkpoint(self) -> None:
         self._checkpoint_s = await asyncio.to_thread(self._save_when_due)
-        if self._checkpoint_s or not learner.evaluates:
-            await asyncio.to_thread(self._covered, step)
+        if self._checkpoint_s or not self._learner.evaluates:
+            await asyncio.to_thread(self._covered, self.step)
 
     def _covered(self, step: int) -> None:
         """A checkpoint has the last step: what only those before the newest two would need goes."""
@@ -204,14 +244,28 @@ class Run:
     def _save_when_due(self) -> float:
         config = self._config.trainer
         due = config.checkpoint_every_steps and self.step % config.checkpoint_every_steps == 0
-        return self.save() if due or self.step == config.steps else 0.0
+        due = due or self._owes_checkpoint or (self._stream is not None and self.evaluation_is_due)
+        if not due and self.step != config.steps:
+            return 0.0
+        self._owes_checkpoint = not self._may_save
+        return self.save()
+
+    @property
+    def _may_save(self) -> bool:
+        """Not of a step that is not recorded, nor of one after a step whose evaluation is under way."""
+        return self.step == self._recorded_step and self._evaluating in (None, self.step)
 
     def save(self) -> float:
-        """A checkpoint of the last step, unless it has one, or is not recorded; returns seconds.
+        """A checkpoint of the last step, unless it has one, or may have none; returns seconds.
 
         Raises CheckpointWriteError.
         """
-        return self._learner.save(self.step, self._order) if self.step == self._recorded_step else 0.0
+        return self._learner.save(self.step, self._order) if self._may_save else 0.0
+
+    @property
+    def saved_step(self) -> int:
+        """From which whoever resumes goes on."""
+        return self._learner.saved_step
 
     @property
     def saved_step(self) -> int:

@@ -115,25 +115,31 @@ class Rollouts:
                 )
 
     async def measure(
-        self, step: int, *, known: Known = NONE_KNOWN, on_done: OnDone | None = None
+        self,
+        step: int,
+        *,
+        known: Known = NONE_KNOWN,
+        on_done: OnDone | None = None,
+        places: asyncio.Semaphore | None = None,
     ) -> tuple[Collected, dict[str, Any]]:
-        """The held-out split under the weights of `step`, and its numbers. `known`, `on_done`: see Collector.
+        """The held-out split under the weights of `step`, and its numbers. `known`, `on_done`, `places`: see Collector.
 
         Whether too much of it failed is asked afterwards: its verdicts are there all the same.
         """
         session, rollout, split = self.session, self._config.rollout, self._config.env.eval_split
-        started_s = time.monotonic()
-        with session.progress.phase("eval", trajectories=len(self.held_out) * rollout.eval_n):
+        started_s, shown = time.monotonic(), 0 if places else len(self.held_out) * rollout.eval_n
+        with session.progress.phase("eval", trajectories=shown):
             for trajectory in known.values():
                 session.progress.trajectory(trajectory.status, trajectory.sampled_tokens)
             name, n = f"{EVALUATION}{split}", rollout.eval_n
-            collected = await self._collect(self.held_out, name, step, n, rollout.eval_temperature, known, on_done)
+            temperature = rollout.eval_temperature
+            collected = await self._collect(self.held_out, name, step, n, temperature, known, on_done, places)
         whole, took_s = self.parts.env.split_instances(split), time.monotonic() - started_s
         return collected, eval_numbers(collected, step=step, split=split, eval_s=took_s, split_instances=whole)
 
-    async def evaluate(self, step: int) -> None:
-        """The held-out measure, and its records. Raises RolloutError."""
-        collected, numbers = await self.measure(step)
+    async def evaluate(self, step: int, places: asyncio.Semaphore | None = None) -> None:
+        """The held-out measure, and its records. `places`: shared with rollouts that go on. Raises RolloutError."""
+        collected, numbers = await self.measure(step, places=places)
         require_few_failures(collected.trajectories, self._config.rollout)
         await asyncio.to_thread(self._count, collected)
         self.session.steps.append_trajectories(step, _records(collected), evaluation=True, ours=OUR_WORDS)
@@ -152,16 +158,20 @@ class Rollouts:
         temperature: float,
         known: Known = NONE_KNOWN,
         on_done: OnDone | None = None,
+        places: asyncio.Semaphore | None = None,
     ) -> Collected:
-        """`name`: the split, in the names of its trajectories."""
+        """`name`: the split, in the names of its trajectories. `places`: of others, whose trajectories are shown."""
 
         def done(trajectory: Trajectory, result: AgentResult | None) -> Awaitable[None] | None:
-            self.ended(trajectory)
+            if places is None:
+                self.ended(trajectory)
+            else:
+                self.session.status.heartbeat()
             return None if on_done is None else on_done(trajectory, result)
 
         collected = await self._while_trainer_lives(
             self.parts.collector.collect(
-                instances, split=name, step=step, n=n, temperature=temperature, on_done=done, known=known
+                instances, split=name, step=step, n=n, temperature=temperature, on_done=done, known=known, places=places
             )
         )
         await self.parts.store.flush()

@@ -5,15 +5,16 @@ Invariants:
   resumed run takes it from there; a group that is not complete is sampled again, under the same names.
 - A file stays until two checkpoints know its group as trained: a run may have to go back behind the newest one.
 - Group k has the names of step k // prompts + 1, whichever step trains it.
-- An evaluation has the engines' weights for itself as long as it lasts: nothing is trained meanwhile, and nothing
-  begins. What is under way goes on beside it, under the same weights and names of its own.
+- An evaluation goes on beside all of it, in the places of the rollouts, before any that begin later. The engines keep
+  the weights that it names until it ends; what is trained meanwhile takes room in the flow, so that staleness stays
+  bounded: at most `1 + ahead` steps are.
 """
 
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
 import numpy as np
@@ -125,7 +126,11 @@ class Stream:
         )
         parts, session = self._rollouts.parts, self._rollouts.session
         steps = self._config.trainer.steps - step
-        self._flow = Flow(self._order, self, pace, steps, parts.collector.on_tail)
+
+        def left(begun: Begun, trajectories: int) -> None:
+            parts.gateway.group_left(self._name(begun, 0).group_id, trajectories)
+
+        self._flow = Flow(self._order, self, pace, steps, parts.collector.on_tail, left)
         beside: list[Coroutine[Any, Any, None]] = [self._rollouts.trainer_lives(), self._idles(parts.engines)]
         if parts.collector.watch is not None:
             beside.append(parts.collector.watch())
@@ -141,10 +146,9 @@ class Stream:
 
     async def take(self, step: int) -> Sampled:
         """What `step` trains. Raises RolloutError."""
-        assert self._flow is not None
         rollout, waited_s = self._config.rollout, time.monotonic()
         with self._rollouts.session.progress.phase("generate", trajectories=rollout.prompts_per_step * rollout.n):
-            taken = await self._flow.take()
+            taken = await self.flow.take()
         now_s = time.monotonic()
         times_s = {"generate_s": now_s - self._taken_s, "trainer_idle_s": now_s - waited_s}
         times_s["engines_idle_s"], self._engines_idle_s, self._taken_s = self._engines_idle_s, 0.0, now_s
@@ -158,26 +162,17 @@ class Stream:
             raise
         facts = {
             "groups": list(groups_of(taken.collected.trajectories)),
+            "begun": _by_beginning(taken.collected.trajectories),
             "queued_groups": taken.queued,
             "open_groups": taken.under_way,
         }
         return Sampled(taken.collected, taken.order, times_s, 0.0, facts)
 
-    def trained(self) -> None:
-        """The engines have what the last step that was taken made."""
+    @property
+    def flow(self) -> Flow:
+        """Of the block that the run is in."""
         assert self._flow is not None
-        self._flow.trained()
-
-    @contextmanager
-    def held(self) -> Iterator[None]:
-        """Nothing begins inside the block, whose time is no step's."""
-        assert self._flow is not None
-        began_s, idle_s = time.monotonic(), self._engines_idle_s
-        with self._flow.held():
-            yield
-        self._rollouts.parts.collector.on_tail(False)
-        self._taken_s += time.monotonic() - began_s
-        self._engines_idle_s = idle_s
+        return self._flow
 
     def saved(self, order: SamplerState) -> None:
         """A checkpoint has `order`. Raises DiskError."""
@@ -226,6 +221,17 @@ class Stream:
             before_s, looked_s = looked_s, time.monotonic()
             if all(stats.running + stats.waiting == 0 for stats in (engine.stats() for engine in engines)):
                 self._engines_idle_s += looked_s - before_s
+
+
+def _by_beginning(trajectories: Sequence[Trajectory]) -> dict[str, dict[str, float]]:
+    """How many there are, what they sampled and how long their commands took, by the step of their names."""
+    table: dict[str, dict[str, float]] = {}
+    for ended in trajectories:
+        sums = table.setdefault(str(ended.step), {"trajectories": 0, "sampled_tokens": 0, "command_s": 0.0})
+        sums["trajectories"] += 1
+        sums["sampled_tokens"] += ended.sampled_tokens
+        sums["command_s"] = round(sums["command_s"] + ended.times_s.get("command", 0.0), 3)
+    return table
 
 
 def token_staleness(rows: Sequence[Row], version: int) -> dict[str, Any]:

@@ -98,6 +98,43 @@ def test_steps_are_those_of_the_uninterrupted_run_until_an_attempt_is_replaced()
     assert found(other) == []
 
 
+def flowed(sets, versions=()):
+    """Two steps of two groups each, by the names of the groups that each of them trained."""
+    steps, files, traces = [], {}, {}
+    for step, groups in enumerate(sets, 1):
+        made = [
+            attempt(group.rpartition(".")[2], trajectory_id=f"{group}.{sample}.0", sample=sample)
+            for group in groups
+            for sample in range(2)
+        ]
+        files[f"step_{step:06d}"] = made
+        traces |= {one.trajectory_id: (one.num_calls, one.sampled_tokens) for one in made}
+        steps.append({"step": step, "groups": list(groups)})
+    return Facts("done", steps, files, traces, versions=dict(versions))
+
+
+def test_where_groups_flow_each_is_trained_once_whichever_step_does():
+    in_order = flowed([("train.1.a", "train.1.b"), ("train.2.a", "train.2.b")])
+    overtaken = flowed([("train.1.b", "train.2.a"), ("train.1.a", "train.2.b")])
+
+    def kinds(facts):
+        return sorted({one.kind for one in violations(facts, in_order, repeats=False, streams=True)})
+
+    assert kinds(overtaken) == [] != found(overtaken, repeats=False)
+    assert kinds(flowed([("train.1.a", "train.1.b"), ("train.1.a", "train.2.b")])) == ["doubled", "lost"]
+    assert kinds(flowed([("train.1.a", "train.1.b"), ("train.2.a",)])) == ["lost"]
+    assert kinds(replace(overtaken, queued=["group_000001.jsonl"])) == ["leftover"]
+    elsewhere = replace(overtaken, sets=dict(zip(overtaken.sets, reversed(overtaken.sets.values()), strict=True)))
+    assert kinds(elsewhere) == ["differs"]
+    assert kinds(replace(overtaken, versions={"train.2.b.0.0": (0, 1)})) == []
+    assert kinds(replace(overtaken, versions={"train.2.b.0.0": (0, 2)})) == ["differs"]  # of the step itself
+
+
+def test_an_evaluation_under_other_weights_than_it_names_is_found():
+    for versions, kinds in (((2, 2), []), ((1, 2), ["differs"]), ((3, 3), ["differs"])):
+        assert found(change(versions={"eval-heldout.2.a.0.0": versions})) == kinds
+
+
 def test_leftovers_are_found(tmp_path):
     (tmp_path / "tmp").mkdir()
     run = tmp_path / "outputs" / "train" / "one"
@@ -145,6 +182,7 @@ def test_the_seed_decides_and_every_target_and_point_is_drawn():
     assert all(len(part) <= 4 and {OF_TARGET[one.target].name for one in part} == {name} for name, part in runs)
     hit = {part[-1].point.partition(":")[0] for _, part in point_kills(7)}
     assert hit == {one.name for one in POINTS}
+    assert [job for job, part in point_kills(7) if part[-1].point.startswith("group")] == ["stream"] * 3
     assert set(OF_TARGET) == set(TARGETS) and len({job.name for job in JOBS}) == len(JOBS)
 
 

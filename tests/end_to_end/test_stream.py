@@ -7,7 +7,7 @@ from swe_rl.host.kill_point import VARIABLE
 from swe_rl.rollout.trajectory import TrajectoryId
 from tests.end_to_end.test_engines import INVENTED, TWO, fake  # noqa: F401 - a fixture
 
-STREAM = ("rollout.mode=stream", "trainer.steps=4", "trainer.resume=auto")
+STREAM = ("rollout.mode=stream", "trainer.steps=4", "trainer.eval_every_steps=2", "trainer.resume=auto")
 
 pytestmark = pytest.mark.slow
 
@@ -47,7 +47,7 @@ def whole(command, last):
     return steps
 
 
-@pytest.mark.parametrize("point", [None, "group_queued:5", "step_recorded:2"])
+@pytest.mark.parametrize("point", [None, "group_queued:5", "step_recorded:3"])
 def test_groups_flow_through_the_main_job(command, monkeypatch, point):
     if point is not None:
         monkeypatch.setenv(VARIABLE, point)

@@ -6,14 +6,15 @@ import os
 import signal
 import sys
 import threading
+from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import psutil
 import pytest
 import torch
 
-from swe_rl.config.choices import EngineKind, WeightSync
-from swe_rl.config.schema import Config, EngineConfig, LayoutConfig, TrainerConfig
+from swe_rl.config.choices import EngineKind, RolloutMode, WeightSync
+from swe_rl.config.schema import Config, EngineConfig, LayoutConfig, RolloutConfig, TrainerConfig
 from swe_rl.engine.fake_vllm.server import FakeSettings, FakeVllm
 from swe_rl.engine.make import EngineFolders, engine_scratch, make_engines, start_engines
 from swe_rl.engine.protocol import SamplingParams, WeightSyncError
@@ -198,6 +199,37 @@ async def test_a_server_that_comes_back_after_a_failure_has_the_last_version_aga
 
     await transfer.restore(Anew())
     assert taken == [(["model.embed_tokens.weight"], 3)]
+
+
+async def test_where_groups_flow_a_server_that_comes_back_has_the_version_that_it_is_given(start):
+    """The trainer is ahead of the last update by then, and may be learning: the weights are read when it is not."""
+    fakes, engines = await start(1)
+    asked, taken = [], []
+
+    @asynccontextmanager
+    async def reading():
+        asked.append("begin")
+        yield 5
+        asked.append("end")
+
+    config = Config(
+        engine=EngineConfig(kind=EngineKind.vllm),
+        trainer=TrainerConfig(weight_sync=WeightSync.nccl, max_staleness_steps=1),
+        rollout=RolloutConfig(mode=RolloutMode.stream),
+    )
+    transfer = make_transfer(config, engines, Sender(), reading)
+    await transfer.update(3)
+
+    class Anew:
+        async def update_weights(self, weights, version):
+            taken.append((list(weights), version, list(asked)))
+
+    await engines[0].restore(Anew())
+    assert taken == [(["model.embed_tokens.weight"], 5, ["begin"])] and asked == ["begin", "end"]
+    steps = replace(config, rollout=RolloutConfig())
+    engines[0].restore = None
+    make_transfer(steps, engines, Sender(), reading)
+    assert engines[0].restore is None  # a step's tokens are of one version there
 
 
 async def test_an_engine_without_a_server_is_named():

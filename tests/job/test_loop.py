@@ -80,7 +80,7 @@ class MadeUpRollouts:
         self.store.append(trace)
         return one, None
 
-    async def collect(self, instances, *, split, step, n, temperature, on_done=None, known=None):
+    async def collect(self, instances, *, split, step, n, temperature, on_done=None, known=None, places=None):
         self.asked.append((split, step, [one.instance_id for one in instances]))
         collected = Collected([], [])
         for instance in instances:
@@ -167,7 +167,9 @@ def started(tmp_path):
                 trainer = make(config, tmp_path) if trained else None
                 engine, rollouts = Recorder(), MadeUpRollouts(store, fail_at)
                 env = SimpleNamespace(instances=instances, split_instances=lambda split: 5)
-                parts = Components(env, [engine], SimpleNamespace(syncing=nullcontext), store, None, rollouts)
+                left = []
+                gateway = SimpleNamespace(syncing=nullcontext, group_left=lambda *group: left.append(group))
+                parts = Components(env, [engine], gateway, store, None, rollouts)
                 learner = Learner(config, one, parts, trainer) if trainer else NoLearner(config, one)
                 loop = Run(config, one, parts, learner)
                 if one.resumed:
@@ -179,6 +181,7 @@ def started(tmp_path):
                     engine=engine,
                     rollouts=rollouts,
                     trainer=trainer,
+                    left=left,
                     rollouts_alone=lambda: Rollouts(config, one, parts),
                 )
             finally:

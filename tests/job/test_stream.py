@@ -45,6 +45,8 @@ async def test_a_whole_run(started):  # noqa: F811
         for record in records:
             assert record["trainer_idle_s"] >= 0 and record["engines_idle_s"] >= 0 and record["open_groups"] <= 2
             assert record["tokens_per_s"] == pytest.approx(2 * N * record["avg_response_length"] / record["generate_s"])
+    for group in trained(run):  # the router hears of each of them
+        assert [left for name, left in run.left if name == group] == list(range(N, -1, -1))
     begun = list(dict.fromkeys(name.rpartition(".")[0].rpartition(".")[0] for name in run.rollouts.attempted))
     order = [f"train.{TrajectoryId.parse(f'{group}.0.0').step}" for group in begun]
     assert order == [f"train.{1 + number // 2}" for number in range(8)]
@@ -127,23 +129,79 @@ async def test_without_a_trainer_groups_flow_too(started):  # noqa: F811
         assert {version for record in steps(again) for version in record["token_staleness"]} <= {"0"}
 
 
-async def test_an_evaluation_holds_what_would_begin(started):  # noqa: F811
-    with started("trainer.steps=4", "trainer.eval_every_steps=1", STREAM) as run:
-        collect, seen = run.rollouts.collect, []
+async def test_an_evaluation_goes_on_beside_training(started):  # noqa: F811
+    seen = []
+    with started("trainer.steps=4", "trainer.eval_every_steps=2", STREAM) as run:
+        collect = run.rollouts.collect
 
         async def slow(asked, **options):
-            version, begun = run.engine.updates[-1][0], len(run.rollouts.attempted)
+            version, step = run.engine.updates[-1][0], run.loop.step
             await asyncio.sleep(0.3)
-            assert run.engine.updates[-1][0] == version == options["step"]
-            if version:
-                assert len(run.rollouts.attempted) - begun <= N  # what waited for nothing but its turn
-            seen.append(version)
+            assert version == run.engine.updates[-1][0] == options["step"]  # the weights that it names
+            assert (options["places"] is None) == (version == 4)  # nothing is left to share them with
+            seen.append((version, run.loop.step - step, len(run.rollouts.attempted)))
             return await collect(asked, **options)
 
         run.rollouts.collect = slow
         await run.loop.run()
         whole(run, 4)
-    assert seen == [0, 1, 2, 3, 4]
+        assert all(record["trainer_idle_s"] >= 0 for record in steps(run))
+    assert [version for version, _, _ in seen] == [0, 2, 4] == evals(run)
+    assert [trained for _, trained, _ in seen] == [1, 1, 0]  # steps 2 and 4 are evaluated themselves, and wait
+    assert seen[0][2] == 4 * N  # all that the pace allows
+    assert [version for version, _ in run.engine.updates] == [0, 1, 2, 3, 4]
+
+
+async def test_while_weights_are_kept_as_many_steps_are_trained_as_the_pace_allows(started):  # noqa: F811
+    options = ("trainer.steps=9", "trainer.max_staleness_steps=2", "trainer.checkpoint_every_steps=1", STREAM)
+    with started(*options) as run:
+        collect = run.rollouts.collect
+
+        async def waits(asked, **named):
+            if not named["step"]:
+                async with asyncio.timeout(60):
+                    while run.loop.step < 3:  # noqa: ASYNC110 - as many as there can be
+                        await asyncio.sleep(0.01)
+                await asyncio.sleep(0.2)
+                assert run.loop.step == 3 and run.folder.checkpoint_steps() == []
+            return await collect(asked, **named)
+
+        run.rollouts.collect = waits
+        await run.loop.run()
+        whole(run, 9)
+        records = steps(run)
+        assert [version for version, _ in run.engine.updates][:2] == [0, 3]  # in one go
+        assert records[3]["weight_sync_s"] > 0 and [record["weight_sync_s"] for record in records[:3]] == [0, 0, 0]
+        assert run.folder.checkpoint_steps()[-1] == 9
+    assert evals(run) == [0, 9]
+
+
+@pytest.mark.parametrize("ending", [RunError("killed"), RolloutError("too many failed")])
+async def test_a_run_that_ends_during_an_evaluation_makes_it_when_it_goes_on(started, ending):  # noqa: F811
+    """One that ends softly saves what it may: the step that is measured, not those that were trained beside it."""
+    options = ("trainer.steps=6", "trainer.eval_every_steps=3", "trainer.checkpoint_every_steps=100", STREAM)
+    with pytest.raises(type(ending)), started(*options) as first:
+        collect = first.rollouts.collect
+
+        async def ends(asked, **named):
+            if named["step"] == 3:
+                async with asyncio.timeout(60):
+                    while first.loop.step < 5:  # noqa: ASYNC110 - both steps of the pace
+                        await asyncio.sleep(0.01)
+                raise ending
+            return await collect(asked, **named)
+
+        first.rollouts.collect = ends
+        await first.loop.run()
+    assert first.loop.save() == 0.0 and first.loop.saved_step == 3
+    assert first.folder.checkpoint_steps() == [3] and evals(first) == [0] and len(steps(first)) == 5
+    with started(*options) as again:
+        assert again.loop.step == 3
+        await again.loop.run()
+        whole(again, 6)
+        assert evals(again) == [0, 3, 6]
+    repeated = {TrajectoryId.parse(name).step for name in again.rollouts.attempted}
+    assert min(repeated) > 3  # what was trained beside it is in the queue
 
 
 async def test_groups_of_equal_rewards_are_replaced(started):  # noqa: F811
@@ -213,3 +271,31 @@ async def test_groups_that_failed_too_often_are_sampled_again_by_whoever_goes_on
         await again.loop.run()
         whole(again, 3)
         assert all(set(record["statuses"]) == {"resolved", "unresolved"} for record in steps(again))
+
+
+async def test_a_server_that_comes_back_reads_weights_that_rest(started):  # noqa: F811
+    """Not while a step is trained, and not newer ones than an evaluation names."""
+    with started("trainer.steps=4", "trainer.max_staleness_steps=3", STREAM) as run:
+        learner, collect, trains = run.loop._learner, run.rollouts.collect, asyncio.Event()
+        train_step, read, asked = run.trainer.train_step, [], []
+        run.trainer.train_step = lambda rows, step: (trains.set(), train_step(rows, step), trains.clear())[1]
+
+        async def come_back():
+            async with learner.reading() as version:
+                assert not trains.is_set()
+                read.append((version, run.engine.updates[-1][0], version == run.loop.step))
+
+        async def slow(given, **named):
+            if named["step"] == 0:
+                await come_back()  # nothing is trained yet
+                while run.loop.step < 2:  # noqa: ASYNC110 - whatever it has trained by then
+                    await asyncio.sleep(0.01)
+                asked.append(asyncio.create_task(come_back()))
+                await asyncio.sleep(0.2)
+                assert not asked[0].done()
+            return await collect(given, **named)
+
+        run.rollouts.collect = slow
+        await run.loop.run()
+        await asyncio.wait_for(asked[0], 10)
+    assert read[0] == (0, 0, True) and read[1][0] >= 2

@@ -8,7 +8,7 @@ import random
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swe_rl.engine.protocol import SamplingParams
@@ -30,8 +30,9 @@ class VirtualTime(asyncio.SelectorEventLoop):
         return self._now_s
 
     def _run_once(self):
-        if not self._ready and self._scheduled:
-            self._now_s = max(self._now_s, self._scheduled[0].when())
+        waiting = [timer.when() for timer in self._scheduled if not timer.cancelled()]
+        if not self._ready and waiting:
+            self._now_s = max(self._now_s, min(waiting))
         super()._run_once()
 
 
@@ -115,6 +116,7 @@ async def train(agents, pace, steps, train_s=3.0):
             await asyncio.sleep(train_s)
             await agents.engine.update_weights({}, version + 1)
             flow.trained()
+            flow.sent()
     return taken
 
 
@@ -159,6 +161,7 @@ def test_what_is_trained_is_like_what_was_begun(ours):
     figures = {
         "tool_s": lambda life: sum(life.tools_s),
         "turns": lambda life: life.turns,
+        "tokens": lambda life: life.tokens,
     }
     distances = {
         name: far_apart(
@@ -168,7 +171,7 @@ def test_what_is_trained_is_like_what_was_begun(ours):
         for name, figure in figures.items()
     }
     if ours:
-        assert distances == {"tool_s": 0.0, "turns": 0.0}
+        assert distances == {"tool_s": 0.0, "turns": 0.0, "tokens": 0.0}
         assert sorted(trained) == sorted(agents.begun) == list(range(steps * pace.prompts))
         assert all(life.done and life.tokens == len(life.versions) for life in agents.lives.values())
         assert any(len(set(life.versions)) > 1 for life in agents.lives.values())  # across an update
@@ -206,6 +209,7 @@ def test_every_group_is_trained_once_and_the_oldest_first(seed, n, prompts, ahea
                 assert waiting == set(range(flow_state["next"])) - set(done)
                 await asyncio.sleep(0.5)
                 flow.trained()
+                flow.sent()
         return done
 
     done = run(go())
@@ -236,6 +240,7 @@ def test_it_goes_on_where_another_one_stopped():
             for _ in range(3):
                 rest.append(await flow.take())
                 flow.trained()
+                flow.sent()
 
     run(go())
     done = [number for step in (*whole[:3], *rest) for number in step.numbers]
@@ -257,23 +262,82 @@ def test_a_policy_whose_groups_are_all_equal_does_not_sample_for_ever():
     assert all(9 <= len(step.numbers) <= 9 + 6 for step in taken)
 
 
-def test_while_it_is_held_nothing_begins():
-    agents, pace = Agents(tool_s=(0.0, 0.1)), Pace(n=2, concurrency=3, prompts=4, ahead=1)
+@settings(max_examples=15)
+@given(st.integers(0, 10**6), st.integers(1, 2), st.integers(1, 3), st.integers(0, 3), st.integers(0, 8))
+def test_weights_that_are_kept_back_make_nothing_staler(seed, n, prompts, ahead, kept_back):
+    """Trained steps whose weights the engines lack take room: as soon as `1 + ahead` of them do, nothing is left to
+    train. A group that nobody overtook is at most `ahead` updates old, whenever its weights were kept back."""
+    agents, pace, steps = Agents(seed), Pace(n=n, concurrency=10**6, prompts=prompts, ahead=ahead), 9
+    served, begun_with, ages, unsent = 0, {}, {}, []
+    attempt = agents.attempt
+
+    async def noted(begun, *arguments):
+        begun_with.setdefault(begun.number, served)
+        return await attempt(begun, *arguments)
+
+    agents.attempt = noted
 
     async def go():
-        flow = flow_of(agents, pace, 2)
+        nonlocal served
+        flow, trained = flow_of(agents, pace, steps), 0
         async with flow.flowing():
-            await asyncio.sleep(1.0)
-            with flow.held():
-                lives = len(agents.lives)
-                await asyncio.sleep(1000.0)
-                assert len(agents.lives) == lives and all(life.done for life in agents.lives.values())
-            for _ in range(2):
-                await flow.take()
+            while trained < steps:
+                try:
+                    async with asyncio.timeout(10**4):
+                        step = await flow.take()
+                except TimeoutError:  # nothing flows any more
+                    assert trained - served == 1 + ahead
+                    served = trained
+                    flow.sent()
+                    continue
+                ages.update((number, trained - begun_with[number]) for number in step.numbers)
                 flow.trained()
+                trained += 1
+                unsent.append(trained - served)
+                if not kept_back or trained % (kept_back + 1) == 0:
+                    served = trained
+                    flow.sent()
 
     run(go())
-    assert len(agents.lives) == 16
+    assert sorted(ages) == list(range(steps * prompts)) and max(unsent) <= 1 + ahead
+    for number, age in ages.items():
+        overtaken = sum(other > number and ages[other] + begun_with[other] < age + begun_with[number] for other in ages)
+        assert age <= ahead + -(-overtaken // prompts)
+
+
+def test_whoever_shares_its_places_is_next_and_leaves_them_to_the_flow_in_the_end():
+    agents, pace, line = Agents(), Pace(n=2, concurrency=3, prompts=4, ahead=1), []
+    attempt = agents.attempt
+
+    async def noted(begun, *arguments):
+        line.append("group")
+        return await attempt(begun, *arguments)
+
+    agents.attempt = noted
+
+    async def guest(places):
+        place = Place(places)
+        await place.take()
+        line.append("guest")
+        await asyncio.sleep(5.0)
+        place.give_back()
+
+    async def go():
+        flow = flow_of(agents, pace, 3)
+        async with flow.flowing():
+            await asyncio.sleep(1.0)
+            first = len(line)
+            guests = asyncio.gather(*(guest(flow.places) for _ in range(8)))
+            for _ in range(3):
+                await flow.take()
+                flow.trained()
+                flow.sent()
+            await guests
+        return first
+
+    first = run(go())
+    assert first == 3 and line[first] == "group" and line[first + 1 : first + 9] == ["guest"] * 8  # one group waited
+    assert agents.most_at_once <= 3 and line.count("group") == 24
 
 
 @pytest.mark.parametrize("where", ["attempt", "keep"])

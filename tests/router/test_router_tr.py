@@ -12,6 +12,7 @@ from swe_rl.router.core import (
     EngineDrained,
     EngineLoad,
     EngineLost,
+    GroupLeft,
     Place,
     ProgramReleased,
     RequestArrived,
@@ -414,3 +415,44 @@ def test_nobody_is_paused_right_after_having_been_let_in(tr_world, monkeypatch):
     monkeypatch.setattr(pausing, "pause", pause)
     loop.run()
     assert len(stays) > 20 and min(stays) >= 3.0
+
+
+def test_where_groups_flow_the_one_that_is_nearest_to_its_end_goes_first():
+    driver = Driver()
+    driver.ask("busy", 900)
+    for group, left in (("far", 3), ("near", 1), ("nearer", 2)):
+        driver.feed(GroupLeft(group, left))
+        assert driver.ask(f"of_{group}", 800, group) == []
+    assert driver.ask("unspoken", 800) == []  # an evaluation's: of no group that is trained
+    driver.feed(GroupLeft("nearer", 1))  # while its program waits: as near as the other one, which came before
+    order = ["busy"]
+    for _ in range(4):
+        driver.end(order[-1])
+        driver.feed(ProgramReleased(order[-1]))
+        order += [program for program, known in driver.state.programs.items() if known.running]
+    assert order[1:] == ["unspoken", "of_near", "of_nearer", "of_far"]
+
+
+def test_a_group_that_is_over_is_forgotten():
+    driver = Driver()
+    for left in (2, 1, 0):
+        driver.feed(GroupLeft("g", left))
+        assert driver.state.left_of_group == ({"g": left} if left else {})
+
+
+def test_a_program_of_a_far_group_is_not_overtaken_for_ever():
+    """As turns do, siblings count less the longer a program waits."""
+    settings = replace(BASE, ageing_turns_per_s=0.5, max_hold_s=10_000.0)
+    driver = Driver(settings)
+    driver.ask("busy", 900)
+    driver.feed(GroupLeft("far", 4))
+    driver.ask("of_far", 800, "far")
+    for number in range(40):
+        driver.feed(GroupLeft(f"g{number}", 1))
+        driver.ask(f"p{number}", 800, f"g{number}")
+        runs = next(name for name, known in driver.state.programs.items() if known.running)
+        driver.end(runs)
+        driver.feed(ProgramReleased(runs))
+        if driver.state.programs["of_far"].running:
+            break
+    assert 0 < number < 30

@@ -11,6 +11,7 @@ from swe_rl.router.core import (
     EngineDrained,
     EngineLoad,
     EngineLost,
+    GroupLeft,
     ProgramReleased,
     RequestArrived,
     RequestFinished,
@@ -121,6 +122,10 @@ class Machine(RuleBasedStateMachine):
     @rule(active=st.booleans())
     def tail(self, active):
         self.feed(StepTail(active))
+
+    @rule(group=st.sampled_from(["g", "h"]), left=st.integers(0, 3))
+    def group_left(self, group, left):
+        self.feed(GroupLeft(group, left))
 
     @invariant()
     def the_state_is_consistent(self):

@@ -4,7 +4,7 @@ Invariants:
 - Tensors travel when every server is paused and waits for them; an update counts when every server has all of them.
 - The wire is opened anew whenever a server is another one than before.
 - An update that failed is tried once more, with the servers that are up by then.
-- A server that is started anew between two updates gets the weights through a folder.
+- A server that is started anew between two updates gets the weights through a folder, under the version that they have.
 - While servers load one bucket the ranks put the next one together; no rank is in a collective while a server works,
   so a server that fails or hangs holds none of them.
 - A server that fails leaves the others to take all buckets: they have the new weights, and it is tried again.
@@ -13,7 +13,8 @@ Invariants:
 
 import asyncio
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
@@ -40,6 +41,10 @@ _OTHER = "another engine"
 _INSTEAD = " With trainer.weight_sync=disk they go through a folder."
 _SENDER_S = 15.0  # that the sender has to end after a server failed
 _PACKED_AT_INIT = (0, 28)  # the first vLLM that is told so when the wire is opened, not with every update
+
+
+# Inside of it the sender's weights stay as they are; their version. None: they are those that all servers have.
+Reading = Callable[[], AbstractAsyncContextManager[int]]
 
 
 @dataclass(slots=True)
@@ -77,6 +82,7 @@ class Transfer:
     def __init__(self, engines: Sequence[Engine], sender: SendsWeights, kind: str, twice: Mapping[str, str]) -> None:
         """`twice`: second names of tensors that servers want under both."""
         self._engines, self._sender, self._kind, self._twice = engines, sender, kind, twice
+        self.reading: Reading | None = None
         self._wired: tuple[HttpEngine, ...] = ()
         self._announced: Sequence[Announced] = ()
         self._version = 0  # that all servers have, or had
@@ -101,8 +107,9 @@ class Transfer:
 
     async def restore(self, http: HttpEngine) -> None:
         """For a server that was started anew: what the sender holds, through a folder. Raises EngineError."""
-        weights = await asyncio.to_thread(self._sender.weights)
-        await http.update_weights(weights, self._version)
+        async with self.reading() if self.reading is not None else nullcontext(self._version) as version:
+            weights = await asyncio.to_thread(self._sender.weights)
+            await http.update_weights(weights, version)
 
     async def _receivers(self) -> tuple[dict[str, HttpEngine], dict[str, EngineError]]:
         """Those of engines that are up or come up again, by the engine's name."""
