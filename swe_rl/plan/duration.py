@@ -33,11 +33,14 @@ def stated_s(config: Config) -> float:
 
 def train_s(config: Config) -> float:
     """Forward and backward over one step's tokens; 0 where nothing is known about the GPUs."""
-    rate = config.layout.trainer_gpus * config.hardware.gpu_bf16_tflops * 1e12 * TRAIN_UTILIZATION
-    if rate <= 0:
-        return 0.0
     tokens = sizes.trajectories_per_step(config) * config.rollout.typical_trajectory_tokens
-    return _flops(config, tokens) / rate
+    return tokens * train_token_s(config)
+
+
+def train_token_s(config: Config) -> float:
+    """Of one token on all of the trainer's GPUs together; 0 where nothing is known about them."""
+    rate = config.layout.trainer_gpus * config.hardware.gpu_bf16_tflops * 1e12 * TRAIN_UTILIZATION
+    return _flops(config, 1.0) / rate if rate > 0 else 0.0
 
 
 def _flops(config: Config, tokens: float) -> float:
@@ -72,8 +75,13 @@ def first_checkpoint_s(config: Config) -> float:
 
 
 def run_s(config: Config, rollouts_s: float | None = None) -> float:
+    return of_steps(config, step_s(config, rollouts_s))
+
+
+def of_steps(config: Config, step_s: float) -> float:
+    """A run whose steps take so long each."""
     start = 0.0 if sizes.uses_no_gpu(config.layout) else START_S
-    return start + config.trainer.steps * step_s(config, rollouts_s)
+    return start + config.trainer.steps * step_s
 
 
 def limit_s(config: Config) -> float:

@@ -14,6 +14,7 @@ from swe_rl.logger.folder import RunFolder
 from swe_rl.logger.jsonl import JsonlWriter
 from swe_rl.plan.engine_speed import SpeedError
 from swe_rl.plan.memory import kv_tokens_per_engine
+from swe_rl.rollout.recorded import recorded_programs
 from swe_rl.router.simulation.workload import MINI_SWE, Program, Turn
 
 
@@ -130,7 +131,7 @@ TURNS = (Turn(4, 2, 6.0), Turn(1, 1, 0.0))
 
 
 def test_a_recorded_step_is_read(recorded):
-    assert job.recorded_programs(recorded, 1) == (
+    assert recorded_programs(recorded, 1) == (
         Program("train.1.i.0.0", "train.1.i", TURNS, 2.0, 3.0, 3),
         Program("train.1.i.1.0", "train.1.i", TURNS, 2.0, 3.0, 3),
     )
