@@ -59,7 +59,9 @@ def plan(config: Config, *, partly: bool = False) -> dict[str, Any]:
     made: dict[str, Any] = {"config_hash": config_hash(config)}
     for name, section in _SECTIONS.items():
         try:
-            made[name] = section(config)
+            rows = section(config)
+            if rows or name != "flow":
+                made[name] = rows
         except Exception as error:  # a wrong value goes wrong anywhere; what is wrong with it, the rules say
             if not partly:
                 raise

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 LOADS = 3
 PLAN_TURNS = 6000  # that `step_rollouts` simulates: about a second
 RECORDED_STEPS = 8  # of a run, that groups are taken from
-BALANCE_TURNS = 30_000  # of each simulated training: about five seconds
+BALANCE_TURNS = 20_000  # of each simulated training: about three seconds
 CAPS = (16, 32)  # programs an engine of the two static caps
 BASELINE = "default"
 BASELINES = ("sticky_least_loaded", "cap", "tr")

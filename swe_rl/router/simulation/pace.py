@@ -131,6 +131,7 @@ class StepsPace:
         self._held: _Step | None = None  # sampled, and not given to the trainer before the engines are ready
         self._begun = 0  # steps
         self._is_waiting = False  # for the engines to be made ready
+        self._is_next = False  # to have the trainer, for its weights, once it is free
         self._begin_step()
 
     @property
@@ -194,6 +195,8 @@ class StepsPace:
             self._trainer.learn(step.programs, step.ages, (), lambda: self._trainer.rest(self._learned))
 
     def _learned(self) -> None:
+        if not self._is_next:
+            self._learn()
         self._make_ready()
         self._learn()
 
@@ -204,7 +207,8 @@ class StepsPace:
         learned, needed = len(self.trained), self._begun - self._ahead
         if learned < needed:
             return
-        if self._trainer.is_busy and self._fleet.version < needed:
+        self._is_next = self._trainer.is_busy and self._fleet.version < needed
+        if self._is_next:
             return
         self._is_waiting = False
         if self._trainer.is_busy or self._fleet.version == learned:

@@ -88,7 +88,7 @@ def simulate_training(
     fleet = Fleet(router, speed, limits)
     trained, last = _paced(fleet, groups, trainer, schedule, way), schedule.warm + schedule.counted
     fleet.run(lambda: len(trained) > last)
-    return _outcome(way, trained[schedule.warm : last + 1], len(fleet.engines))
+    return outcome_of_steps(str(way), trained[schedule.warm : last + 1], len(fleet.engines))
 
 
 def _paced(
@@ -104,13 +104,13 @@ def _paced(
     return StepsPace(fleet, programs, trainer, places=places, ahead=way.ahead).trained
 
 
-def _outcome(way: Way, trained: Sequence[TrainedStep], engines: int) -> TrainingOutcome:
+def outcome_of_steps(way: str, trained: Sequence[TrainedStep], engines: int) -> TrainingOutcome:
     """`trained[0]` is the step before the first that counts."""
     steps, span_s = trained[1:], trained[-1].at_s - trained[0].at_s
     ages = sum((step.ages for step in steps), Counter[int]())
     sampled = sum(ages.values())
     return TrainingOutcome(
-        way=str(way),
+        way=way,
         tokens_per_h=sum(step.tokens for step in steps) / span_s * 3600.0,
         step_s=span_s / len(steps),
         engine_idle_share=1.0 - (trained[-1].busy_s - trained[0].busy_s) / (span_s * engines),
