@@ -195,7 +195,7 @@ FLOWS += ["hardware=h200x8", "rollout.mode=stream", "rollout.prompts_per_step=4"
 
 
 def test_groups_that_flow_are_simulated_and_planned(capsys):
-    """Beside the ways that wait for steps, and with the same GPUs divided otherwise; what is best has the most tokens."""
+    """Beside the ways that wait for steps, and with the same GPUs divided otherwise; the best has the most tokens."""
     config = compose(["job=simulate", "job.format=json", *FLOWS]).config
     assert job.run(config, None) == 0
     made = json.loads(capsys.readouterr().out)["training"]

@@ -134,5 +134,5 @@ def mean_of(outcomes: Sequence[TrainingOutcome]) -> TrainingOutcome:
         engine_idle_share=mean(lambda outcome: outcome.engine_idle_share),
         trainer_idle_share=mean(lambda outcome: outcome.trainer_idle_share),
         staleness_mean=mean(lambda outcome: outcome.staleness_mean),
-        staleness={age: mean(lambda outcome, age=age: outcome.staleness.get(age, 0.0)) for age in ages},
+        staleness={age: sum(made.staleness.get(age, 0.0) for made in outcomes) / len(outcomes) for age in ages},
     )
