@@ -20,10 +20,12 @@ from swe_rl.config.environment import shown
 from swe_rl.config.provenance import Origins
 from swe_rl.config.ranges import within
 from swe_rl.config.schema import Config
-from swe_rl.job.simulate import step_rollouts
+from swe_rl.errors import SweRlError
+from swe_rl.job.simulate import groups_of, step_rollouts
 from swe_rl.layout.placement import PlacementError, place
 from swe_rl.plan import duration, memory, sizes
 from swe_rl.plan.sizes import trained_images
+from swe_rl.router.simulation.balance import balance, divided, overlaps
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
 
 _COLORS = {"engine": "cyan", "trainer": "magenta", "idle": "dim"}
 _WIDE = 110
+FLOW_TURNS = 3000  # of each simulated training: half a second
 _SHOWN_KEYS = ("model.path", "engine.urls", "paths.outputs", "paths.sync_to")
 _APART = ("gpus", "environment")
 
@@ -56,7 +59,9 @@ def plan(config: Config, *, partly: bool = False) -> dict[str, Any]:
     made: dict[str, Any] = {"config_hash": config_hash(config)}
     for name, section in _SECTIONS.items():
         try:
-            made[name] = section(config)
+            rows = section(config)
+            if rows or name != "flow":
+                made[name] = rows
         except Exception as error:  # a wrong value goes wrong anywhere; what is wrong with it, the rules say
             if not partly:
                 raise
@@ -191,6 +196,34 @@ def _time(config: Config) -> dict[str, Any]:
     }
 
 
+def _flow(config: Config) -> dict[str, Any]:
+    """Of groups that flow: which side waits for the other, and what another division of the GPUs would give."""
+    if not overlaps(config):
+        return {}
+    try:
+        made = balance(config, groups_of, turns=FLOW_TURNS, loads=1)
+    except (SweRlError, ValueError) as error:
+        if config.job.workload_from is not None:
+            raise
+        return {"not simulated": str(error)}
+    flowing = made.flowing
+    step, ahead = (way.tokens_per_h for way in made.ways[:2])
+    return {
+        "step": duration.text(flowing.step_s),
+        "run": duration.text(duration.of_steps(config, flowing.step_s)),
+        "trained_tokens_per_h": int(flowing.tokens_per_h),
+        "to_step": _round(flowing.tokens_per_h / step),
+        "to_one_step_ahead": _round(flowing.tokens_per_h / ahead),
+        "engine_idle_share": _round(flowing.engine_idle_share),
+        "trainer_idle_share": _round(flowing.trainer_idle_share),
+        "slower_side": flowing.slower_side,
+        "staleness_mean": _round(flowing.staleness_mean),
+        "staleness": ", ".join(f"{age}: {share:.0%}" for age, share in flowing.staleness.items()),
+        **{f"tokens_per_h, {divided(layout)}": int(outcome.tokens_per_h) for layout, outcome in made.divisions},
+        "best": divided(made.best),
+    }
+
+
 _SECTIONS: dict[str, Callable[[Config], dict[str, Any]]] = {
     "gpus": _gpus,
     "memory": _memory,
@@ -199,6 +232,7 @@ _SECTIONS: dict[str, Callable[[Config], dict[str, Any]]] = {
     "tokens": _tokens,
     "slots": _slots,
     "time": _time,
+    "flow": _flow,
     "disk": _disk,
 }
 

@@ -4,6 +4,8 @@ Invariants:
 - Every router gets the same loads: `rollout.workload` drawn once a seed, or the last steps of a run
   (`job.workload_from`); the ratio to `default` is taken load by load.
 - Equal configurations give equal tables.
+- With `rollout.mode=stream` the configured router's training is simulated as well: beside the ways that wait for
+  steps, and with the same GPUs divided otherwise.
 - `step_rollouts` is what `job=plan` says of a step: the same loads, fewer of them where a step is large.
 """
 
@@ -15,20 +17,21 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
 
-from swe_rl.config.choices import EngineKind, OutputFormat
+from swe_rl.config.choices import OutputFormat
 from swe_rl.config.compose import compose, config_hash
 from swe_rl.config.provenance import Origins
 from swe_rl.config.schema import Config, RouterConfig
-from swe_rl.errors import SweRlError, UserError
-from swe_rl.plan import duration, memory, sizes
+from swe_rl.errors import SweRlError
+from swe_rl.plan import duration, sizes
 from swe_rl.plan.engine_speed import speed_of
-from swe_rl.router.make import make_router
-from swe_rl.router.simulation.engine_model import EngineLimits
+from swe_rl.rollout.recorded import last_steps
+from swe_rl.router.simulation.balance import balance, capacity_of, limits_of, overlaps, router_of
 from swe_rl.router.simulation.outcome import Outcome
+from swe_rl.router.simulation.pace import Group
 from swe_rl.router.simulation.simulate import simulate
 from swe_rl.router.simulation.workload import (
-    Program,
     Workload,
+    WorkloadError,
     draw,
     mean_context_tokens,
     oversubscription,
@@ -37,10 +40,12 @@ from swe_rl.router.simulation.workload import (
 )
 
 if TYPE_CHECKING:
-    from swe_rl.logger.folder import RunFolder
+    from rich.console import Console
 
 LOADS = 3
 PLAN_TURNS = 6000  # that `step_rollouts` simulates: about a second
+RECORDED_STEPS = 8  # of a run, that groups are taken from
+BALANCE_TURNS = 20_000  # of each simulated training: about three seconds
 CAPS = (16, 32)  # programs an engine of the two static caps
 BASELINE = "default"
 BASELINES = ("sticky_least_loaded", "cap", "tr")
@@ -66,11 +71,13 @@ METRICS = {
     "forced_share": ("  of all requests", "{:.1%}"),
     "forced_share_of_held": ("  of those held", "{:.1%}"),
 }
-
-
-@dataclass(frozen=True, slots=True)
-class _Named:
-    name: str
+TRAINING = {
+    "tokens_per_h": "tokens/h",
+    "step_s": "step s",
+    "engine_idle_share": "engines idle",
+    "trainer_idle_share": "trainer idle",
+    "staleness_mean": "mean staleness",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,10 +100,6 @@ class StepRollouts:
 
     seconds: float
     source: str
-
-
-class WorkloadError(UserError):
-    """There is nothing to simulate, or nowhere to simulate it."""
 
 
 def run(config: Config, folder: Path | None, origins: Origins | None = None) -> int:
@@ -122,7 +125,7 @@ def compare(
     }
     programs = [program for load in workloads for step in load.steps for program in step]
     rollouts = _step_rollouts(config, compared[label_of(config.router)], len(workloads))
-    return {
+    made = {
         "config_hash": config_hash(config),
         "workload": {
             **loads.origin,
@@ -143,6 +146,9 @@ def compare(
         "step": {"rollouts_s": rollouts.seconds, "from": rollouts.source},
         "routers": {label: _summary(outcomes, compared[BASELINE]) for label, outcomes in compared.items()},
     }
+    if overlaps(config):
+        made["training"] = balance(config, groups_of, turns=BALANCE_TURNS, loads=LOADS).to_record()
+    return made
 
 
 def step_rollouts(config: Config) -> StepRollouts:
@@ -196,8 +202,7 @@ def loads_of(config: Config, count: int = LOADS, at_once: int | None = None) -> 
     at_once = at_once or sizes.trajectories_at_once(config)
     if config.job.workload_from is not None:
         return _recorded(config, Path(config.job.workload_from), count, at_once)
-    if wrong := list(duration.wrong_pairs(config.rollout.workload)):
-        raise WorkloadError(f"rollout.workload.{wrong[0]} is no [median, spread]; job=check says what it may be")
+    require_pairs(config)
     seeds = [config.trainer.seed + index for index in range(count)]
     parameters = parameters_of(config.rollout.workload)
     drawn = [replace(draw(parameters, config.rollout, seed), concurrency=at_once) for seed in seeds]
@@ -206,24 +211,30 @@ def loads_of(config: Config, count: int = LOADS, at_once: int | None = None) -> 
 
 def _recorded(config: Config, path: Path, count: int, at_once: int) -> Loads:
     """The last steps of a run, each made as large as the configuration's."""
-    from swe_rl.logger.folder import RunFolder
+    steps = last_steps(path, count)
+    loads = [resized(programs, sizes.trajectories_per_step(config)) for programs in steps.values()]
+    return Loads(tuple(Workload((programs,), at_once) for programs in loads), {"run": str(path), "steps": list(steps)})
 
-    folder = RunFolder(path)
-    steps = folder.trajectory_steps() if folder.traces_db.is_file() else []
-    if not steps:
-        raise WorkloadError(
-            f"job.workload_from={path} is not the folder of a run with steps: give outputs/NAME/TIME, with its "
-            "trajectories/ and traces.db."
-        )
-    loads: dict[int, tuple[Program, ...]] = {}
-    for step in reversed(steps):
-        if len(loads) < count and (programs := recorded_programs(folder, step)):
-            loads[step] = resized(programs, sizes.trajectories_per_step(config))
-    if not loads:
-        raise WorkloadError(f"job.workload_from={path} has no turns: its agents asked no model.")
-    return Loads(
-        tuple(Workload((programs,), at_once) for programs in loads.values()), {"run": str(path), "steps": list(loads)}
-    )
+
+def groups_of(config: Config, load: int, count: int) -> list[Group]:
+    """So many groups in the order in which they begin: drawn with the load's seed, or those of a run's last steps, from
+    the beginning again where there are fewer. Raises as `loads_of` does."""
+    n = config.rollout.n
+    if config.job.workload_from is not None:
+        steps = last_steps(Path(config.job.workload_from), RECORDED_STEPS)
+        programs = resized([program for step in sorted(steps) for program in steps[step]], count * n)
+    else:
+        require_pairs(config)
+        steps_needed = -(-count // config.rollout.prompts_per_step)
+        drawn = draw(parameters_of(config.rollout.workload), config.rollout, config.trainer.seed + load, steps_needed)
+        programs = tuple(program for step in drawn.steps for program in step)
+    return [programs[at : at + n] for at in range(0, count * n, n)]
+
+
+def require_pairs(config: Config) -> None:
+    """Raises WorkloadError."""
+    if wrong := list(duration.wrong_pairs(config.rollout.workload)):
+        raise WorkloadError(f"rollout.workload.{wrong[0]} is no [median, spread]; job=check says what it may be")
 
 
 def arms(config: Config) -> list[Arm]:
@@ -243,37 +254,9 @@ def arms(config: Config) -> list[Arm]:
 
 
 def simulate_arm(config: Config, arm: Arm, workload: Workload, capacity_tokens: int) -> Outcome:
-    router = make_router(
-        arm.router,
-        [_Named(f"engine{index}") for index in range(config.layout.engines)],
-        capacity_tokens=capacity_tokens,
-        max_num_seqs=config.engine.max_num_seqs,
-    )
+    router = router_of(config, arm.router, capacity_tokens)
     speed = speed_of(config.model, config.hardware, config.layout)
-    limits = EngineLimits(
-        kv_capacity_tokens=capacity_tokens,
-        max_num_seqs=config.engine.max_num_seqs,
-        max_num_batched_tokens=config.engine.max_num_batched_tokens,
-        prefix_caching=config.engine.prefix_caching,
-    )
-    return simulate(router, workload, speed, limits)
-
-
-def capacity_of(config: Config) -> int:
-    """Tokens of keys and values of one engine; without a GPU, what its sequences need at full length.
-
-    Raises WorkloadError for servers of which it is not known.
-    """
-    if sizes.uses_no_gpu(config.layout):
-        return config.engine.max_num_seqs * config.engine.max_model_len
-    if config.engine.kind is EngineKind.external:
-        if config.engine.kv_cache_tokens <= 0:
-            raise WorkloadError(
-                "engine=external does not say how many tokens of keys and values one of its servers holds: set "
-                "engine.kv_cache_tokens to what the server printed at its start"
-            )
-        return config.engine.kv_cache_tokens
-    return memory.kv_tokens_per_engine(config)
+    return simulate(router, workload, speed, limits_of(config, capacity_tokens))
 
 
 def label_of(router: RouterConfig) -> str:
@@ -329,42 +312,25 @@ def _print_table(made: dict[str, Any]) -> None:
     for key, (title, written) in METRICS.items():
         table.add_row(title, *_cells(key, written, routers))
     console.print(table)
+    if "training" in made:
+        _print_training(console, made["training"])
+
+
+def _print_training(console: "Console", made: dict[str, Any]) -> None:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    for title in ("trained, mean over loads", *TRAINING.values(), "tokens by staleness"):
+        table.add_column(title, justify="left" if title.startswith("trained,") else "right")
+    for label, row in (*made["ways"].items(), *made["divisions"].items()):
+        ages = ", ".join(f"{age}: {share:.0%}" for age, share in row["staleness"].items())
+        figures = (f"{row[key]:.0%}" if key.endswith("share") else f"{row[key]:.4g}" for key in TRAINING)
+        table.add_row(label, *figures, ages)
+    console.print(table)
+    console.print(f"[bold]best[/] {made['best']}; with the configured layout the {made['slower_side']} are waited for")
 
 
 def _cells(key: str, written: str, routers: dict[str, dict[str, dict[str, float]]]) -> Iterator[str]:
     for summary in routers.values():
         mean, spread = summary[key]["mean"], summary[key]["spread"]
         yield f"{written.format(mean)} ± {written.format(spread)}" if spread else written.format(mean)
-
-
-def recorded_programs(folder: "RunFolder", step: int) -> tuple[Program, ...]:
-    """One step of a run, from its trajectories and traces. Raises TraceStoreError, DiskError."""
-    from swe_rl.gateway.store.traces import TraceStore
-    from swe_rl.gateway.trace import whole_prompts
-    from swe_rl.logger.jsonl import read_jsonl
-    from swe_rl.router.simulation.workload import RecordedTurn, program_of, shared_tokens
-
-    store = TraceStore(folder.traces_db)
-    programs, prompts = [], []
-    try:
-        for record in read_jsonl(folder.trajectories(step)):
-            traces = store.traces(record["trajectory_id"])
-            turns = [
-                RecordedTurn(
-                    trace.prompt_tokens,
-                    len(trace.sampled_ids),
-                    trace.created_s - trace.queue_s - trace.prefill_s - trace.decode_s,
-                    trace.created_s,
-                )
-                for trace in traces
-            ]
-            times_s = record["times_s"]
-            boot_s, grade_s = times_s.get("boot", 0.0), times_s.get("grade", 0.0)
-            program = program_of(record["trajectory_id"], record["group_id"], turns, boot_s=boot_s, grade_s=grade_s)
-            if program is not None:
-                programs.append(program)
-                prompts.append(next(whole_prompts(traces)).tolist())
-    finally:
-        store.close()
-    shared = shared_tokens(prompts)
-    return tuple(replace(program, system_tokens=shared) for program in programs)

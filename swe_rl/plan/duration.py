@@ -35,7 +35,12 @@ def stated_s(config: Config) -> float:
 
 def train_s(config: Config) -> float:
     """Forward and backward over one step's tokens; 0 where nothing is known about the GPUs."""
-    return _plain_train_s(config) * (COMPILED if compiles(config) else 1.0)
+    return _tokens(config) * train_token_s(config)
+
+
+def train_token_s(config: Config) -> float:
+    """Of one token on all of the trainer's GPUs together; 0 where nothing is known about them."""
+    return _plain_token_s(config) * (COMPILED if compiles(config) else 1.0)
 
 
 def compiles(config: Config) -> bool:
@@ -45,15 +50,16 @@ def compiles(config: Config) -> bool:
         return config.trainer.compile
     if not config.hardware.compiler or config.model.num_experts:
         return False
-    return (1 - COMPILED) * _plain_train_s(config) * config.trainer.steps > COMPILE_S
+    return (1 - COMPILED) * _tokens(config) * _plain_token_s(config) * config.trainer.steps > COMPILE_S
 
 
-def _plain_train_s(config: Config) -> float:
+def _tokens(config: Config) -> int:
+    return sizes.trajectories_per_step(config) * config.rollout.typical_trajectory_tokens
+
+
+def _plain_token_s(config: Config) -> float:
     rate = config.layout.trainer_gpus * config.hardware.gpu_bf16_tflops * 1e12 * TRAIN_UTILIZATION
-    if rate <= 0:
-        return 0.0
-    tokens = sizes.trajectories_per_step(config) * config.rollout.typical_trajectory_tokens
-    return _flops(config, tokens) / rate
+    return _flops(config, 1.0) / rate if rate > 0 else 0.0
 
 
 def _flops(config: Config, tokens: float) -> float:
@@ -95,7 +101,12 @@ def first_checkpoint_s(config: Config) -> float:
 
 
 def run_s(config: Config, rollouts_s: float | None = None) -> float:
-    return start_s(config) + config.trainer.steps * step_s(config, rollouts_s)
+    return of_steps(config, step_s(config, rollouts_s))
+
+
+def of_steps(config: Config, step_s: float) -> float:
+    """A run whose steps take so long each."""
+    return start_s(config) + config.trainer.steps * step_s
 
 
 def limit_s(config: Config) -> float:

@@ -150,7 +150,13 @@ def _slots(sandbox: SandboxConfig, cpus: int, memory_gb: float) -> int:
 
 
 def trajectories_at_once(config: Config) -> int:
-    at_once = min(config.rollout.concurrency, trajectories_per_step(config))
+    """Of one step."""
+    return max(1, min(trajectories_under_way(config), trajectories_per_step(config)))
+
+
+def trajectories_under_way(config: Config) -> int:
+    """At most, of however many steps."""
+    at_once = config.rollout.concurrency
     return max(1, min(at_once, config.sandbox.concurrency) if holds_container(config) else at_once)
 
 

@@ -55,6 +55,17 @@ def test_a_run_on_two_nodes_is_that_of_one_process(command, nodes, overrides, fi
     assert nodes.ranks() == []
 
 
+def test_groups_flow_beside_ranks_on_two_nodes(command, nodes, overrides):
+    done = command.run(*overrides, "rollout.mode=stream")
+    assert done.exit_status == 0, done.text
+    steps = command.steps()
+    groups = [group for one in steps for group in one["groups"]]
+    assert [one["step"] for one in steps] == [1, 2, 3] and len(set(groups)) == len(groups)
+    assert [one["weight_version"] for one in steps] == [1, 2, 3]
+    assert {int(age) for one in steps for age in one["token_staleness"]} >= {0, 1}
+    assert not list(command.folder().glob("queue/*")) and nodes.ranks() == []
+
+
 def test_a_killed_driver_takes_its_actors_with_it_and_the_run_goes_on(command, nodes, overrides):
     process = command.start(*overrides, "trainer.resume=auto")
     command.wait_for_step(process, 1, timeout_s=300)

@@ -10,10 +10,12 @@ from swe_rl.config.compose import compose
 from swe_rl.gateway.store.traces import TraceStore
 from swe_rl.gateway.trace import Trace
 from swe_rl.job import simulate as job
+from swe_rl.job.plan import plan
 from swe_rl.logger.folder import RunFolder
 from swe_rl.logger.jsonl import JsonlWriter
 from swe_rl.plan.engine_speed import SpeedError
 from swe_rl.plan.memory import kv_tokens_per_engine
+from swe_rl.rollout.recorded import recorded_programs
 from swe_rl.router.simulation.workload import MINI_SWE, Program, Turn
 
 
@@ -130,7 +132,7 @@ TURNS = (Turn(4, 2, 6.0), Turn(1, 1, 0.0))
 
 
 def test_a_recorded_step_is_read(recorded):
-    assert job.recorded_programs(recorded, 1) == (
+    assert recorded_programs(recorded, 1) == (
         Program("train.1.i.0.0", "train.1.i", TURNS, 2.0, 3.0, 3),
         Program("train.1.i.1.0", "train.1.i", TURNS, 2.0, 3.0, 3),
     )
@@ -186,3 +188,43 @@ def test_the_capacity_of_servers_elsewhere_must_be_said():
     with pytest.raises(job.WorkloadError, match=r"engine\.kv_cache_tokens"):
         job.capacity_of(compose(asked).config)
     assert job.capacity_of(compose([*asked, "engine.kv_cache_tokens=90000"]).config) == 90_000
+
+
+FLOWS = ["model=qwen3_4b", "layout=dp4", "layout.engines=2", "layout.trainer_gpus=2", "layout.sequence_parallel=1"]
+FLOWS += ["hardware=h200x8", "rollout.mode=stream", "rollout.prompts_per_step=4", "rollout.n=4"]
+
+
+def test_groups_that_flow_are_simulated_and_planned(capsys):
+    """Beside the ways that wait for steps, and with the same GPUs divided otherwise; the best has the most tokens."""
+    config = compose(["job=simulate", "job.format=json", *FLOWS]).config
+    assert job.run(config, None) == 0
+    made = json.loads(capsys.readouterr().out)["training"]
+    assert list(made["ways"]) == ["step", "step, 1 ahead", "stream"]
+    assert made["ways"]["step"]["staleness"] == {"0": 1.0} and made["ways"]["stream"]["staleness_mean"] > 0
+    assert list(made["divisions"]) == ["2 engines + 2 trainer GPUs", "3 engines + 1 trainer GPU"]
+    assert made["best"] == max(made["divisions"], key=lambda name: made["divisions"][name]["tokens_per_h"])
+    assert made["divisions"]["2 engines + 2 trainer GPUs"]["step_s"] == made["ways"]["stream"]["step_s"]
+    planned = plan(config)["flow"]
+    assert planned["best"] == made["best"] and planned["slower_side"] == made["slower_side"]
+    assert planned["trained_tokens_per_h"] == pytest.approx(made["ways"]["stream"]["tokens_per_h"], rel=0.2)
+    job.run(replace(config, job=replace(config.job, format="table")), None)
+    printed = capsys.readouterr().out
+    assert "tokens by staleness" in printed and f"best {made['best']}" in printed
+
+
+def test_only_groups_that_flow_have_a_section_of_the_plan():
+    steps = [word for word in FLOWS if word != "rollout.mode=stream"]
+    assert "flow" not in plan(compose(steps).config) and "flow" not in plan(compose(["rollout.mode=stream"]).config)
+    unknown = plan(compose([*FLOWS, "hardware.gpu_bf16_tflops=0"]).config)["flow"]
+    assert "hardware.gpu_bf16_tflops" in unknown["not simulated"]
+
+
+def test_groups_of_a_run_are_taken_in_its_order(recorded):
+    """Two programs of a step are a group of two; the third group is the first one again."""
+    config = compose([*FLOWS, "rollout.n=2", f"job.workload_from={recorded.path}"]).config
+    groups = job.groups_of(config, 0, 3)
+    assert [[program.program_id for program in group] for group in groups] == [
+        ["train.1.i.0.0", "train.1.i.1.0"],
+        ["train.1.i.0.0~1", "train.1.i.1.0~1"],
+        ["train.1.i.0.0~2", "train.1.i.1.0~2"],
+    ]

@@ -24,9 +24,10 @@ from swe_rl.router.core import (
 )
 from swe_rl.router.default import DefaultPolicy
 from swe_rl.router.make import make_router
-from swe_rl.router.simulation.engine_model import EngineLimits
+from swe_rl.router.simulation.engine_model import EngineLimits, SimulationTooSmall
+from swe_rl.router.simulation.fleet import SimulationError
 from swe_rl.router.simulation.outcome import percentile
-from swe_rl.router.simulation.simulate import Simulation, SimulationError, SimulationTooSmall, simulate
+from swe_rl.router.simulation.simulate import Simulation, simulate
 from swe_rl.router.simulation.workload import (
     AGENT_LOAD,
     MINI_SWE,

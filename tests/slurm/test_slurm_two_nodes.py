@@ -93,6 +93,30 @@ def test_training_with_engines_on_both_nodes(run, cluster):
     assert steps_of(cluster, job) == {}
 
 
+def test_groups_flow_with_engines_on_both_nodes(run, cluster):
+    """New weights reach the second node's engine while it samples; no group is lost or trained twice."""
+    shared = f"hardware.shared_paths=[{run.root}]"
+    ranks = ("layout.trainer_ranks=1", "trainer.check_weights=false")
+    job = run.submit("rollout.mode=stream", "trainer.steps=3", *BOTH, *ranks, shared)
+    cluster.wait_until(lambda: steps_of(cluster, job).get("engine1") == "n2", "the engine's step on n2", 90)
+    run.wait_for_end()
+    [folder] = (run.outputs / "train").iterdir()
+    steps = [json.loads(line) for line in (folder / "steps.jsonl").read_text().splitlines()]
+    assert [(one["step"], one["weight_version"]) for one in steps] == [(1, 1), (2, 2), (3, 3)]
+    groups = [group for one in steps for group in one["groups"]]
+    named = [
+        json.loads(line)
+        for one in steps
+        for line in (folder / "trajectories" / f"step_{one['step']:06d}.jsonl").read_text().splitlines()
+    ]
+    assert len(set(groups)) == len(groups) and {one["group_id"] for one in named} == set(groups)
+    with contextlib.closing(TraceStore(folder / "traces.db")) as store:
+        traces = [trace for one in named for trace in store.traces(one["trajectory_id"])]
+    assert sum(len(trace.sampled_ids) for trace in traces) == sum(one["sampled_tokens"] for one in named)
+    assert {trace.engine for trace in traces} == {"engine0", "engine1"}
+    assert not list((folder / "queue").glob("*")) and steps_of(cluster, job) == {}
+
+
 def test_a_cancelled_run_leaves_nothing_on_the_other_node(run, cluster):
     job = run.submit("job=rollout", "trainer.steps=50", *APART)
     cluster.wait_until(lambda: "engine0" in steps_of(cluster, job), "the engine's step", 60)

@@ -6,20 +6,26 @@ Invariants:
 - While nothing is prefilled the engine jumps to the end of the first sequence, or to the step that lacks blocks: the
   result is the same as step by step. An arrival ends the jump after the step under way.
 - `computed` tokens have their keys and values in the cache; of the newest sampled token they never are.
-- A preempted request keeps what it sampled and computes it again as if it were prompt.
+- A preempted request keeps what it sampled and computes it again as if it were prompt; so does one that new weights
+  interrupt.
 """
 
 import heapq
 from bisect import bisect_right
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass, field, replace
 
+from swe_rl.errors import UserError
 from swe_rl.plan.engine_speed import EngineSpeed
 from swe_rl.router.core import EngineLoad
 from swe_rl.router.simulation.blocks import BlockCache, Key, Segment
 from swe_rl.router.simulation.workload import Program
 
 BLOCK_TOKENS = 16
+
+
+class SimulationTooSmall(UserError):
+    """A trajectory does not fit into an engine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +67,7 @@ class SimulatedRequest:
     cached_tokens: int = -1  # at its first start; -1: not started
     placed: bool = False
     segments: list[Segment] = field(default_factory=list)
+    older: Counter[int] = field(default_factory=Counter)  # tokens sampled by weights that are no more, by version
     decoding_from: int = -1  # the engine's count of decoding steps when it began to decode; -1: it does not
 
     @property
@@ -75,6 +82,16 @@ class EngineLimits:
     max_num_seqs: int
     max_num_batched_tokens: int = 8192
     prefix_caching: bool = True
+
+
+def require_room(longest_tokens: int, limits: EngineLimits) -> None:
+    """Raises SimulationTooSmall."""
+    if longest_tokens > limits.kv_capacity_tokens // BLOCK_TOKENS * BLOCK_TOKENS:
+        raise SimulationTooSmall(
+            f"a trajectory of {longest_tokens} tokens does not fit into an engine's {limits.kv_capacity_tokens} tokens "
+            "of keys and values: make rollout.max_trajectory_tokens smaller, or give an engine more memory "
+            "(layout.engine_tp, engine.gpu_memory_utilization)"
+        )
 
 
 @dataclass(slots=True)
@@ -95,6 +112,7 @@ class EngineModel:
         self.cache = BlockCache(limits.kv_capacity_tokens // BLOCK_TOKENS)
         self.counts = EngineCounts()
         self.end_s: float | None = None  # of the steps under way; None: idle
+        self.is_interrupted = False  # by new weights that are on their way
         self._speed = speed
         self._limits = limits
         self._waiting: deque[SimulatedRequest] = deque()
@@ -131,6 +149,28 @@ class EngineModel:
             kv_capacity_tokens=self.cache.capacity * BLOCK_TOKENS,
             preemptions_total=self.counts.preemptions,
         )
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._running or self._waiting)
+
+    def busy_s(self, now_s: float) -> float:
+        """Since the beginning."""
+        return self.counts.busy_s + (now_s - self._start_s if self.end_s is not None else 0.0)
+
+    def interrupt(self, now_s: float, version: int) -> None:
+        """Weights of `version` go. The step under way is lost, and nothing outlives them in the cache; requests go on
+        in their order once somebody says so."""
+        self._settle(now_s)
+        self.counts.busy_s = self.busy_s(now_s)
+        self.end_s, self._steps, self.is_interrupted = None, 0, True
+        self._chunks.clear()
+        while self._running:
+            self._put_back()
+        self._ends.clear()
+        for request in self._waiting:
+            request.older[version] += request.sampled - sum(request.older.values())
+        self.cache.flush()
 
     def finish_steps(self) -> list[SimulatedRequest]:
         """At `end_s`: what is finished by the steps that were under way."""
@@ -327,12 +367,15 @@ class EngineModel:
     # -- leaving
 
     def _preempt(self) -> None:
-        """The youngest goes back to the head of the queue."""
+        self._put_back()
+        self.counts.preemptions += 1
+
+    def _put_back(self) -> None:
+        """The youngest goes to the head of the queue."""
         request = self._running[next(reversed(self._running))]
         if request.decoding_from >= 0:
             self._stop_decoding(request)
         self._leave(request)
-        self.counts.preemptions += 1
         self._waiting.appendleft(request)
 
     def _leave(self, request: SimulatedRequest) -> None:

@@ -8,9 +8,10 @@ Invariants:
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from swe_rl.router.simulation.engine_model import EngineCounts, SimulatedRequest
+if TYPE_CHECKING:
+    from swe_rl.router.simulation.engine_model import EngineCounts, SimulatedRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +81,7 @@ class Tally:
         self.pauses += later_turn and hold_s > 0
         self.moves += moved
 
-    def answer(self, request: SimulatedRequest, reusable_tokens: int) -> None:
+    def answer(self, request: "SimulatedRequest", reusable_tokens: int) -> None:
         """`reusable_tokens`: whole blocks of what the program had computed before; negative of a first turn."""
         reusable_tokens = max(0, reusable_tokens)
         self.turns += 1
@@ -91,7 +92,7 @@ class Tally:
         self.reused_tokens += min(reusable_tokens, request.cached_tokens)
 
 
-def outcome_of(policy: str, tally: Tally, engines: Sequence[EngineCounts], *, programs: int) -> Outcome:
+def outcome_of(policy: str, tally: Tally, engines: "Sequence[EngineCounts]", *, programs: int) -> Outcome:
     makespan_s = sum(step.makespan_s for step in tally.steps)
     busy_s = sum(engine.busy_s for engine in engines)
     holds = sorted(tally.holds_s)

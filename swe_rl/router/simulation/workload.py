@@ -16,6 +16,11 @@ from random import Random
 from typing import Protocol
 
 from swe_rl.config.schema import RolloutConfig, WorkloadConfig
+from swe_rl.errors import UserError
+
+
+class WorkloadError(UserError):
+    """There is nothing to simulate, or nowhere to simulate it."""
 
 
 @dataclass(frozen=True, slots=True)

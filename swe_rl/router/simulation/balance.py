@@ -1,0 +1,189 @@
+"""How many engines for this trainer: a configuration's training in virtual time, in each way to go on, and with the
+same GPUs divided otherwise.
+
+Invariants:
+- Every way and every division gets the same groups in the same order.
+- A large step is cut to some of the engines with their share of its groups, its places and the trainer.
+- A division that the rules of memory and batches refuse is none; where nothing can be moved there is one.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from swe_rl.config.choices import EngineKind, RolloutMode
+from swe_rl.config.schema import Config, LayoutConfig, RouterConfig
+from swe_rl.plan import duration, memory, sizes
+from swe_rl.plan.engine_speed import speed_of
+from swe_rl.router.core import Router
+from swe_rl.router.make import make_router
+from swe_rl.router.simulation.engine_model import EngineLimits
+from swe_rl.router.simulation.pace import Group, TrainerSpeed
+from swe_rl.router.simulation.training import Schedule, TrainingOutcome, Way, mean_of, simulate_training
+from swe_rl.router.simulation.workload import WorkloadError
+
+GroupsOf = Callable[[Config, int, int], Sequence[Group]]  # of a configuration: load's number, and how many groups
+_WARM_STEPS, _LEAST_STEPS, _MOST_STEPS = 4, 4, 12
+_MOST_DIVISIONS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Balance:
+    """`ways`: of the configured layout, the configured way last. `divisions`: of its GPUs, in that way, by engines."""
+
+    ways: list[TrainingOutcome]
+    divisions: list[tuple[LayoutConfig, TrainingOutcome]]
+
+    @property
+    def flowing(self) -> TrainingOutcome:
+        """The configured layout in the configured way."""
+        return self.ways[-1]
+
+    @property
+    def best(self) -> LayoutConfig:
+        return max(self.divisions, key=lambda division: division[1].tokens_per_h)[0]
+
+    def to_record(self) -> dict[str, Any]:
+        base = self.ways[0].tokens_per_h
+        return {
+            "ways": {way.way: way.to_record() | {"to_step": _round(way.tokens_per_h / base)} for way in self.ways},
+            "divisions": {divided(layout): outcome.to_record() for layout, outcome in self.divisions},
+            "best": divided(self.best),
+            "slower_side": self.flowing.slower_side,
+        }
+
+
+def divided(layout: LayoutConfig) -> str:
+    engines = f"{layout.engines} engine{'s' * (layout.engines > 1)}"
+    wide = f" of {layout.engine_tp} GPUs" if layout.engine_tp > 1 else ""
+    return f"{engines}{wide} + {layout.trainer_gpus} trainer GPU{'s' * (layout.trainer_gpus > 1)}"
+
+
+def overlaps(config: Config) -> bool:
+    """Whether there is something to balance: engines and trainer have GPUs of their own, and groups flow."""
+    flows, layout = config.rollout.mode is RolloutMode.stream, config.layout
+    return flows and layout.trainer_gpus > 0 and not sizes.takes_turns(config)
+
+
+def balance(config: Config, groups_of: GroupsOf, *, turns: int, loads: int) -> Balance:
+    """About so many turns a simulation. Raises WorkloadError, SpeedError, SimulationTooSmall, SimulationError."""
+    ahead = max(1, config.trainer.max_staleness_steps)
+    ways = [training(config, groups_of, way, turns, loads) for way in (Way(False, 0), Way(False, 1), Way(True, ahead))]
+    divisions = []
+    for layout in layouts(config):
+        divided = replace(config, layout=layout)
+        same = layout == config.layout
+        divisions.append((layout, ways[-1] if same else training(divided, groups_of, Way(True, ahead), turns, loads)))
+    return Balance(ways, divisions)
+
+
+def training(config: Config, groups_of: GroupsOf, way: Way, turns: int, loads: int) -> TrainingOutcome:
+    """The mean over the loads. Raises as `balance` does."""
+    wanted = max(1.0, sizes.trajectories_per_step(config) * duration.mean_turns(config))
+    least = (_WARM_STEPS + _LEAST_STEPS + 1 + way.ahead) * wanted
+    engines = max(1, min(config.layout.engines, int(config.layout.engines * turns / least)))
+    share = engines / max(1, config.layout.engines)
+    prompts = max(1, round(config.rollout.prompts_per_step * share))
+    share = prompts / max(1, config.rollout.prompts_per_step)
+    counted = int(turns / (wanted * share)) - _WARM_STEPS - 1 - way.ahead
+    schedule = Schedule(
+        prompts=prompts,
+        places=max(1, round(sizes.trajectories_under_way(config) * share)),
+        warm=_WARM_STEPS,
+        counted=max(_LEAST_STEPS, min(_MOST_STEPS, counted)),
+    )
+    part = replace(config, layout=replace(config.layout, engines=engines))
+    capacity, trainer = capacity_of(part), trainer_of(config)
+    trainer = replace(trainer, token_s=trainer.token_s / share)
+    speed = speed_of(config.model, config.hardware, config.layout)
+    outcomes = [
+        simulate_training(
+            router_of(part, config.router, capacity),
+            groups_of(config, load, schedule.groups(way)),
+            speed,
+            limits_of(part, capacity),
+            trainer,
+            schedule,
+            way,
+        )
+        for load in range(loads)
+    ]
+    mean = mean_of(outcomes)
+    return replace(mean, tokens_per_h=mean.tokens_per_h / share)
+
+
+def layouts(config: Config) -> list[LayoutConfig]:
+    """The configured one, and others of the same GPUs: more or fewer engines, and the trainer on the rest."""
+    divided = list(_divided(config))
+    if len(divided) > _MOST_DIVISIONS:
+        every = -(-len(divided) // _MOST_DIVISIONS)
+        divided = [layout for layout in divided if layout.engines % every == 0 or layout == config.layout]
+    return divided
+
+
+def _divided(config: Config) -> Iterator[LayoutConfig]:
+    layout, width = config.layout, max(1, config.layout.engine_tp)
+    gpus = sizes.total_gpus(layout)
+    for engines in range(1, gpus // width + 1):
+        other = replace(layout, engines=engines, trainer_gpus=gpus - engines * width)
+        if other == layout or (config.engine.kind is EngineKind.vllm and _trains(replace(config, layout=other))):
+            yield other
+
+
+def _trains(config: Config) -> bool:
+    """Whether the trainer's ranks share sequences and mini-batches out evenly, and have the memory."""
+    ranks, ways = config.layout.trainer_gpus, max(1, config.layout.sequence_parallel)
+    if ranks < 1 or ranks % ways or sizes.trajectories_per_mini_batch(config) % sizes.data_parallel(config.layout):
+        return False
+    return memory.trainer_gb_per_gpu(config) <= config.hardware.gpu_memory_gb
+
+
+def _round(value: float) -> float:
+    return float(f"{value:.4g}")
+
+
+# What a configuration says of engines, router and trainer.
+
+
+@dataclass(frozen=True, slots=True)
+class _Named:
+    name: str
+
+
+def capacity_of(config: Config) -> int:
+    """Tokens of keys and values of one engine; without a GPU, what its sequences need at full length.
+
+    Raises WorkloadError for servers of which it is not known.
+    """
+    if sizes.uses_no_gpu(config.layout):
+        return config.engine.max_num_seqs * config.engine.max_model_len
+    if config.engine.kind is EngineKind.external:
+        if config.engine.kv_cache_tokens <= 0:
+            raise WorkloadError(
+                "engine=external does not say how many tokens of keys and values one of its servers holds: set "
+                "engine.kv_cache_tokens to what the server printed at its start"
+            )
+        return config.engine.kv_cache_tokens
+    return memory.kv_tokens_per_engine(config)
+
+
+def router_of(config: Config, router: RouterConfig, capacity_tokens: int) -> Router:
+    return make_router(
+        router,
+        [_Named(f"engine{index}") for index in range(config.layout.engines)],
+        capacity_tokens=capacity_tokens,
+        max_num_seqs=config.engine.max_num_seqs,
+    )
+
+
+def limits_of(config: Config, capacity_tokens: int) -> EngineLimits:
+    return EngineLimits(
+        kv_capacity_tokens=capacity_tokens,
+        max_num_seqs=config.engine.max_num_seqs,
+        max_num_batched_tokens=config.engine.max_num_batched_tokens,
+        prefix_caching=config.engine.prefix_caching,
+    )
+
+
+def trainer_of(config: Config) -> TrainerSpeed:
+    return TrainerSpeed(duration.train_token_s(config), duration.sync_s(config))
