@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from swe_rl.agent.protocol import AgentResult
-from swe_rl.algo.row import Ids, Mask, Row
+from swe_rl.algo.row import Ids, Mask, Row, alike
 from swe_rl.errors import RunError
 from swe_rl.gateway.trace import Break, Trace, ancestry, joined_ids, whole_prompts
 from swe_rl.model.chat import ChatRenderer
@@ -49,7 +49,7 @@ def traced_rows(trajectory: Trajectory, traces: Sequence[Trace]) -> list[Row]:
                 token_ids=ids,
                 loss_mask=mask,
                 rollout_logprobs=logprobs,
-                advantage=trajectory.advantage or 0.0,
+                advantage=alike(trajectory.advantage or 0.0, mask),
                 weight_versions=np.concatenate([trace.weight_versions for trace in chain]),
                 trained=trajectory.trained,
             )
@@ -61,7 +61,11 @@ def weighed(rows: Sequence[Row], trajectories: Sequence[Trajectory]) -> list[Row
     """With the advantages of now. What was left out of training when the rows were made stays so."""
     by_id = {owner.trajectory_id: owner for owner in trajectories}
     return [
-        replace(row, advantage=trajectory.advantage or 0.0, trained=row.trained and trajectory.trained)
+        replace(
+            row,
+            advantage=alike(trajectory.advantage or 0.0, row.loss_mask),
+            trained=row.trained and trajectory.trained,
+        )
         for row in rows
         for trajectory in (by_id[row.trajectory_id],)
     ]
@@ -186,7 +190,7 @@ def retokenized_rows(
         token_ids=rendered.token_ids,
         loss_mask=mask,
         rollout_logprobs=None,
-        advantage=trajectory.advantage or 0.0,
+        advantage=alike(trajectory.advantage or 0.0, mask),
         weight_versions=np.full(np.count_nonzero(mask), traces[0].weight_versions[0], np.int32),
         trained=trajectory.trained and not (masks and differs),
     )
