@@ -1,7 +1,7 @@
 """One training sequence, as the trainer takes it, and rows by the age of the weights that sampled them.
 
 Invariants:
-- What grows with tokens is in arrays: a token of a row takes 9 bytes, and 8 more where it was sampled.
+- What grows with tokens is in arrays: a token of a row takes 9 bytes, and 8 to 12 more where it was sampled.
 - A row's age counts updates of the engines' weights since its oldest token, so a row of mixed weights counts as old.
 - A row past the limit is not trained and enters no denominator; its trajectory's other rows stay.
 - Without a limit nothing is masked.
@@ -43,7 +43,8 @@ class Row:
     entry a sampled token, in their order. A trajectory that was split into several rows shares one `trajectory_id`:
     together its rows weigh as one sequence. Sequences of other types become arrays, and a number that is given for
     `advantage` is that of every sampled token. `rewards` are what each sampled token brought, for `algo.advantage=gae`
-    alone, whose critic makes advantages of them; two rows are equal where all their entries are.
+    alone, whose critic makes advantages of them. `turns` has the number of the turn that sampled each token, until the
+    rewards of turns are known; None where it is not needed, or not known. Two rows are equal where all their entries are.
     """
 
     trajectory_id: str
@@ -55,6 +56,7 @@ class Row:
     weight_versions: Versions
     trained: bool = True
     rewards: PerToken | None = None
+    turns: Ids | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "token_ids", np.asarray(self.token_ids, np.int32))
@@ -62,9 +64,9 @@ class Row:
         advantage = np.asarray(self.advantage, np.float32)
         object.__setattr__(self, "advantage", advantage if advantage.ndim else alike(float(advantage), self.loss_mask))
         object.__setattr__(self, "weight_versions", np.asarray(self.weight_versions, np.int32))
-        for name in ("rollout_logprobs", "rewards"):
+        for name, kind in (("rollout_logprobs", np.float32), ("rewards", np.float32), ("turns", np.int32)):
             if getattr(self, name) is not None:
-                object.__setattr__(self, name, np.asarray(getattr(self, name), np.float32))
+                object.__setattr__(self, name, np.asarray(getattr(self, name), kind))
 
     def __eq__(self, other: object) -> bool:
         return same_fields(self, other)

@@ -128,7 +128,9 @@ def test_one_token_with_an_advantage_is_enough(build, make_rows):
     rows = [replace(row, advantage=np.zeros(row.sampled_tokens)) for row in make_rows()]
     advantage = np.zeros(rows[5].sampled_tokens)
     advantage[-1] = 1.0
-    metrics = trainer(build(), AlgoConfig()).train_step([*rows[:5], replace(rows[5], advantage=advantage), *rows[6:]], 0)
+    metrics = trainer(build(), AlgoConfig()).train_step(
+        [*rows[:5], replace(rows[5], advantage=advantage), *rows[6:]], 0
+    )
     assert (metrics.trained_rows, metrics.updates) == (1, 1)
 
 
