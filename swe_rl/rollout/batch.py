@@ -49,9 +49,10 @@ def set_advantages(
     """Fills `advantage` in; returns the number of groups that teach nothing.
 
     `kl_sums` by trajectory id (`algo.kl_in=reward`) and the end of the token budget (`algo.overlong_share`) are charged
-    to the rewards first; the recorded rewards stay. `turns` adds advantages of turns (`turn_advantages`). With `algo.dynamic_sampling` the members of groups of equal rewards
-    are not trained and do not enter a batch's normalization (DAPO, arXiv:2503.14476, section 3.2, equation 11). With
-    `algo.overlong_filter` what a limit cut short is not trained.
+    to the rewards first; the recorded rewards stay. `turns` adds advantages of turns (`turn_advantages`).
+    With `algo.dynamic_sampling` the members of groups of equal rewards are not trained and do not enter a batch's
+    normalization (DAPO, arXiv:2503.14476, section 3.2, equation 11). With `algo.overlong_filter` what a limit cut short
+    is not trained.
     """
     groups = groups_of(trajectories)
     left_out = degenerate_groups(trajectories) if algo.dynamic_sampling is not DynamicSampling.none else set()

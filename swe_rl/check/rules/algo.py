@@ -134,8 +134,8 @@ def turn_rewards(config: Config, _: Host) -> Iterator[Finding]:
     table, algo = asdict(config.rollout.turn_rewards), config.algo
     key = next((f"rollout.turn_rewards.{name}" for name, reward in table.items() if reward), None)
     if key is None:
-        if algo.discount != 1 and algo.advantage is not Advantage.gae:
-            words = "has no effect: only rollout.turn_rewards and algo.advantage=gae look at what comes later"
+        if algo.discount != 1:
+            words = "has no effect: only rollout.turn_rewards look at what comes later"
             yield warning("turn_rewards", "algo.discount", words, "leave algo.discount out")
         return
     if config.agent.name in PROGRAMS:
