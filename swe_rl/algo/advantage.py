@@ -83,10 +83,20 @@ def advantages(
     members = _members_of(rewards, in_baseline)
     if not _varies(list(members.values())):
         return [0.0] * len(rewards)
-    compared = members if graded is None else _members_of(graded, in_baseline)
-    scale = _scale(list(members.values()), config, normalizes=_varies(list(compared.values())))
-    mean = fmean(members.values())
+    scale, mean = group_scale(rewards, in_baseline, config, graded), fmean(members.values())
     return [scale * (members[i] - mean) if i in members else 0.0 for i in range(len(rewards))]
+
+
+def group_scale(
+    rewards: Sequence[float | None],
+    in_baseline: Sequence[bool],
+    config: AlgoConfig,
+    graded: Sequence[float | None] | None = None,
+) -> float:
+    """What `advantages` multiplies the group's centred rewards with; 1 where they are equal."""
+    members = list(_members_of(rewards, in_baseline).values())
+    compared = members if graded is None else list(_members_of(graded, in_baseline).values())
+    return _scale(members, config, normalizes=_varies(compared)) if _varies(members) else 1.0
 
 
 def batch_advantages(

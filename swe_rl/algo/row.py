@@ -1,7 +1,7 @@
 """One training sequence, as the trainer takes it, and rows by the age of the weights that sampled them.
 
 Invariants:
-- What grows with tokens is in arrays: a token of a row takes 9 bytes, and 4 more where it was sampled.
+- What grows with tokens is in arrays: a token of a row takes 9 bytes, and 8 to 12 more where it was sampled.
 - A row's age counts updates of the engines' weights since its oldest token, so a row of mixed weights counts as old.
 - A row past the limit is not trained and enters no denominator; its trajectory's other rows stay.
 - Without a limit nothing is masked.
@@ -16,6 +16,7 @@ import numpy.typing as npt
 Ids = npt.NDArray[np.int32]  # of tokens
 Versions = npt.NDArray[np.int32]  # of weights, one a sampled token
 Logprobs = npt.NDArray[np.float32]  # nats
+PerToken = npt.NDArray[np.float32]  # of what was sampled
 Mask = npt.NDArray[np.bool_]
 
 
@@ -38,9 +39,12 @@ class Row:
     """Ids of one sequence with a mask over what the policy sampled.
 
     `token_ids`, `loss_mask` and `rollout_logprobs` have one entry a token; where the mask is false the log-probability
-    is 0.0. `rollout_logprobs` is None under `rollout.capture=retokenize`. `weight_versions` has one entry a sampled
-    token, in their order. A trajectory that was split into several rows shares one `trajectory_id`: together its rows
-    weigh as one sequence. Sequences of other types become arrays; two rows are equal where all their entries are.
+    is 0.0. `rollout_logprobs` is None under `rollout.capture=retokenize`. `advantage` and `weight_versions` have one
+    entry a sampled token, in their order. A trajectory that was split into several rows shares one `trajectory_id`:
+    together its rows weigh as one sequence. Sequences of other types become arrays, and a number that is given for
+    `advantage` is that of every sampled token. `rewards` are what each sampled token brought, where advantages
+    are still to be made of them. `turns` has the number of the turn that sampled each token, until the
+    rewards of turns are known; None where it is not needed, or not known. Two rows are equal where all entries are.
     """
 
     trajectory_id: str
@@ -48,21 +52,31 @@ class Row:
     token_ids: Ids
     loss_mask: Mask
     rollout_logprobs: Logprobs | None
-    advantage: float
+    advantage: PerToken
     weight_versions: Versions
     trained: bool = True
+    rewards: PerToken | None = None
+    turns: Ids | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "token_ids", np.asarray(self.token_ids, np.int32))
         object.__setattr__(self, "loss_mask", np.asarray(self.loss_mask, np.bool_))
+        advantage = np.asarray(self.advantage, np.float32)
+        object.__setattr__(self, "advantage", advantage if advantage.ndim else alike(float(advantage), self.loss_mask))
         object.__setattr__(self, "weight_versions", np.asarray(self.weight_versions, np.int32))
-        if self.rollout_logprobs is not None:
-            object.__setattr__(self, "rollout_logprobs", np.asarray(self.rollout_logprobs, np.float32))
+        for name, kind in (("rollout_logprobs", np.float32), ("rewards", np.float32), ("turns", np.int32)):
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, np.asarray(getattr(self, name), kind))
 
     def __eq__(self, other: object) -> bool:
         return same_fields(self, other)
 
     __hash__ = None  # type: ignore[assignment]
+
+    @property
+    def teaches(self) -> bool:
+        """Whether any token has an advantage."""
+        return bool(self.advantage.any())
 
     @property
     def sampled_tokens(self) -> int:
@@ -81,6 +95,11 @@ class Row:
     def newest_version(self) -> int:
         """Raises ValueError where nothing was sampled."""
         return int(self.weight_versions.max())
+
+
+def alike(value: float, loss_mask: Mask) -> PerToken:
+    """The same for each sampled token."""
+    return np.full(np.count_nonzero(loss_mask), value, np.float32)
 
 
 def age_steps(row: Row, version: int) -> int:

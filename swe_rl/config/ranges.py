@@ -70,6 +70,7 @@ MOST_OF_A_GPU = 0.95
 GpuShare = Annotated[float, Range(above=0, most=MOST_OF_A_GPU)]
 OrAboveOne = Annotated[float, Range(above=1, or_zero=True)]
 AtLeastOne = Annotated[float, Range(least=1)]
+Reward = Annotated[float, Range(least=-1000, most=1000)]
 
 
 @cache

@@ -54,6 +54,7 @@ from swe_rl.config.ranges import (
     PartOfMachine,
     Port,
     Positive,
+    Reward,
     Seconds,
     SecondsFromOne,
     SecondsOrZero,
@@ -354,6 +355,15 @@ class WorkloadConfig:
 
 
 @dataclass(frozen=True)
+class TurnRewardsConfig:
+    """What a turn brings by itself, in units of the trajectory's reward; all 0: turns are not looked at."""
+
+    format_error: Reward = 0.0  # an answer in which nothing can be run
+    command_failed: Reward = 0.0  # a command that ended with another status than 0
+    command_done: Reward = 0.0  # one that ended with status 0
+
+
+@dataclass(frozen=True)
 class RolloutConfig:
     """How trajectories are sampled, limited, repeated and graded."""
 
@@ -382,6 +392,7 @@ class RolloutConfig:
     typical_trajectory_s: Seconds | None = None  # estimates only: a trajectory's mean time; None: from workload
     workload: WorkloadConfig = field(default_factory=WorkloadConfig)
     tricks: TrickPolicy = TrickPolicy.zero  # what could have changed a verdict: zero, mask or count
+    turn_rewards: TurnRewardsConfig = field(default_factory=TurnRewardsConfig)
     outcomes: dict[str, OutcomeConfig] = field(default_factory=dict)
 
 
@@ -392,6 +403,7 @@ class AlgoConfig:
     name: str = "grpo"
     advantage: Advantage = Advantage.grpo
     normalize_std: bool = True
+    discount: OfAll = 1.0  # of a later turn's reward (rollout.turn_rewards)
     policy_loss: PolicyLoss = PolicyLoss.clip  # clip, gspo, gspo_token or cispo
     clip_low: Share = 0.2  # the ratio stays in [1 - clip_low, 1 + clip_high]
     clip_high: NotNegative = 0.28

@@ -12,12 +12,24 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from swe_rl.algo.advantage import Group, batch_advantages, filtered, is_degenerate, overlong_penalty, rewards_with_kl
+from swe_rl.algo.advantage import (
+    Group,
+    batch_advantages,
+    filtered,
+    group_scale,
+    is_degenerate,
+    overlong_penalty,
+    rewards_with_kl,
+)
+from swe_rl.algo.credit import turn_advantages
 from swe_rl.config.choices import DynamicSampling
-from swe_rl.config.schema import AlgoConfig
+from swe_rl.config.schema import AlgoConfig, TurnRewardsConfig
 from swe_rl.gateway.trace import Trace
 from swe_rl.rollout.collect import Collected
 from swe_rl.rollout.trajectory import INFRA_STATUSES, Status, Trajectory, cheating_counts
+from swe_rl.rollout.turn_reward import pays, turn_reward
+
+NO_TURN_REWARDS = TurnRewardsConfig()
 
 
 def groups_of(trajectories: Sequence[Trajectory]) -> dict[str, list[Trajectory]]:
@@ -32,13 +44,15 @@ def set_advantages(
     algo: AlgoConfig,
     kl_sums: Mapping[str, float] | None = None,
     max_trajectory_tokens: int = 0,
+    turns: TurnRewardsConfig = NO_TURN_REWARDS,
 ) -> int:
     """Fills `advantage` in; returns the number of groups that teach nothing.
 
     `kl_sums` by trajectory id (`algo.kl_in=reward`) and the end of the token budget (`algo.overlong_share`) are charged
-    to the rewards first; the recorded rewards stay. With `algo.dynamic_sampling` the members of groups of equal rewards
-    are not trained and do not enter a batch's normalization (DAPO, arXiv:2503.14476, section 3.2, equation 11). With
-    `algo.overlong_filter` what a limit cut short is not trained.
+    to the rewards first; the recorded rewards stay. `turns` adds advantages of turns (`turn_advantages`).
+    With `algo.dynamic_sampling` the members of groups of equal rewards are not trained and do not enter a batch's
+    normalization (DAPO, arXiv:2503.14476, section 3.2, equation 11). With `algo.overlong_filter` what a limit cut short
+    is not trained.
     """
     groups = groups_of(trajectories)
     left_out = degenerate_groups(trajectories) if algo.dynamic_sampling is not DynamicSampling.none else set()
@@ -49,10 +63,26 @@ def set_advantages(
         for trajectory, advantage in zip(group, values, strict=True):
             trajectory.advantage = advantage
             trajectory.trained = trajectory.trained and not filtered(trajectory.status.value, algo.overlong_filter)
+    if pays(turns):
+        for group, (rewards, in_baseline) in zip(kept, charged, strict=True):
+            graded = [trajectory.reward for trajectory in group]
+            _set_turn_advantages(group, turns, algo, group_scale(rewards, in_baseline, algo, graded))
     for name in left_out:
         for trajectory in groups[name]:
             trajectory.advantage, trajectory.trained = 0.0, False
-    return len(left_out) + sum(not any(values) for values in advantages)
+    return len(left_out) + sum(not any(_teaches(trajectory) for trajectory in group) for group in kept)
+
+
+def _set_turn_advantages(group: Sequence[Trajectory], table: TurnRewardsConfig, algo: AlgoConfig, scale: float) -> None:
+    for trajectory in group:
+        trajectory.turn_rewards = [turn_reward(turn, table) for turn in trajectory.turns]
+    rewards = [trajectory.turn_rewards for trajectory in group]
+    for trajectory, values in zip(group, turn_advantages(rewards, _in_baseline(group), algo, scale), strict=True):
+        trajectory.turn_advantages = values
+
+
+def _teaches(trajectory: Trajectory) -> bool:
+    return bool(trajectory.advantage) or any(trajectory.turn_advantages)
 
 
 def degenerate_groups(trajectories: Sequence[Trajectory]) -> set[str]:
@@ -112,6 +142,12 @@ def rollout_numbers(collected: Collected, generate_s: float) -> dict[str, Any]:
         "cheating": cheating_counts(trajectories),
         "prefix_breaks": sum(trajectory.prefix_breaks for trajectory in trajectories),
     }
+
+
+def turn_numbers(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
+    """What turns brought by themselves: the mean over trajectories of their sums; nothing where turns bring nothing."""
+    sums = [sum(trajectory.turn_rewards) for trajectory in trajectories if trajectory.turn_rewards]
+    return {"turn_reward_mean": sum(sums) / len(sums)} if sums else {}
 
 
 def eval_numbers(

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from swe_rl.agent.protocol import AgentResult
-from swe_rl.algo.row import Ids, Mask, Row
+from swe_rl.algo.row import Ids, Mask, PerToken, Row, alike
 from swe_rl.errors import RunError
 from swe_rl.gateway.trace import Break, Trace, ancestry, joined_ids, whole_prompts
 from swe_rl.model.chat import ChatRenderer
@@ -32,9 +32,10 @@ class RowError(RunError):
 
 def traced_rows(trajectory: Trajectory, traces: Sequence[Trace]) -> list[Row]:
     """Rows of one trajectory, in order of its chains; none without a usable completion. Raises RowError."""
-    by_turn = {trace.turn: trace for trace in traces}
+    by_turn, chains = {trace.turn: trace for trace in traces}, _chains(traces)
+    answers = {turn: i for i, turn in enumerate(sorted(trace.turn for chain in chains for trace in chain))}
     rows = []
-    for chain in _chains(traces):
+    for chain in chains:
         line = ancestry(chain[-1], by_turn)
         ids = joined_ids(line)
         mask, logprobs = np.zeros(len(ids), np.bool_), np.zeros(len(ids), np.float32)
@@ -49,22 +50,36 @@ def traced_rows(trajectory: Trajectory, traces: Sequence[Trace]) -> list[Row]:
                 token_ids=ids,
                 loss_mask=mask,
                 rollout_logprobs=logprobs,
-                advantage=trajectory.advantage or 0.0,
+                advantage=alike(trajectory.advantage or 0.0, mask),
                 weight_versions=np.concatenate([trace.weight_versions for trace in chain]),
                 trained=trajectory.trained,
+                turns=_turns(chain, answers) if len(answers) == len(trajectory.turns) else None,
             )
         )
     return rows
+
+
+def _turns(chain: Sequence[Trace], answers: Mapping[int, int]) -> Ids:
+    """Of each sampled token: its answer's number among those that the agent went on from."""
+    return np.concatenate([np.full(len(trace.sampled_ids), answers[trace.turn], np.int32) for trace in chain])
 
 
 def weighed(rows: Sequence[Row], trajectories: Sequence[Trajectory]) -> list[Row]:
     """With the advantages of now. What was left out of training when the rows were made stays so."""
     by_id = {owner.trajectory_id: owner for owner in trajectories}
     return [
-        replace(row, advantage=trajectory.advantage or 0.0, trained=row.trained and trajectory.trained)
+        replace(row, advantage=_advantage(row, trajectory), trained=row.trained and trajectory.trained, turns=None)
         for row in rows
         for trajectory in (by_id[row.trajectory_id],)
     ]
+
+
+def _advantage(row: Row, trajectory: Trajectory) -> PerToken:
+    """The trajectory's, and that of the turn that sampled a token, where it is known."""
+    whole = alike(trajectory.advantage or 0.0, row.loss_mask)
+    if row.turns is None or not trajectory.turn_advantages:
+        return whole
+    return whole + np.array(trajectory.turn_advantages, np.float32)[row.turns]
 
 
 def _chains(traces: Sequence[Trace]) -> list[list[Trace]]:
@@ -186,7 +201,7 @@ def retokenized_rows(
         token_ids=rendered.token_ids,
         loss_mask=mask,
         rollout_logprobs=None,
-        advantage=trajectory.advantage or 0.0,
+        advantage=alike(trajectory.advantage or 0.0, mask),
         weight_versions=np.full(np.count_nonzero(mask), traces[0].weight_versions[0], np.int32),
         trained=trajectory.trained and not (masks and differs),
     )

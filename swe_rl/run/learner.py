@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from swe_rl.algo.row import Row
+from swe_rl.algo.row import Row, alike
 from swe_rl.config.choices import EngineKind, KlPlace
 from swe_rl.config.compose import config_hash, flatten
 from swe_rl.config.schema import Config
@@ -346,13 +346,14 @@ async def _sampled(engine: Engine, prompt: tuple[int, ...], version: int) -> Com
 
 def _row(name: str, prompt: tuple[int, ...], reply: Completion) -> Row:
     ids = reply.token_ids
+    mask = np.arange(len(prompt) + len(ids)) >= len(prompt)
     return Row(
         trajectory_id=name,
         group_id=name,
         token_ids=np.array(prompt + ids, np.int32),
-        loss_mask=np.arange(len(prompt) + len(ids)) >= len(prompt),
+        loss_mask=mask,
         rollout_logprobs=None,
-        advantage=0.0,
+        advantage=alike(0.0, mask),
         weight_versions=np.array(reply.weight_versions, np.int32),
     )
 

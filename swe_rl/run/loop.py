@@ -26,7 +26,7 @@ from swe_rl.config.choices import RolloutMode
 from swe_rl.config.schema import Config
 from swe_rl.host.kill_point import kill_point
 from swe_rl.logger.jsonl import iter_jsonl
-from swe_rl.rollout.batch import groups_of, rollout_numbers, set_advantages
+from swe_rl.rollout.batch import groups_of, rollout_numbers, set_advantages, turn_numbers
 from swe_rl.rollout.rows import weighed
 from swe_rl.run.rollouts import Rollouts, Sampled
 from swe_rl.run.session import Session
@@ -196,8 +196,9 @@ class Run:
         record: dict[str, Any] = {"step": step, **rollout_numbers(collected, times_s["generate_s"]), **times_s}
         kl_sums = await learner.begin(rows)
         record["degenerate_groups"] = set_advantages(
-            collected.trajectories, algo, kl_sums, rollout.max_trajectory_tokens
+            collected.trajectories, algo, kl_sums, rollout.max_trajectory_tokens, rollout.turn_rewards
         )
+        record |= turn_numbers(collected.trajectories)
         record["resampled_groups"] = len(groups_of(collected.trajectories)) - rollout.prompts_per_step
         rows = weighed(rows, collected.trajectories)
         record |= mismatch | await learner.train(rows, step)
@@ -261,11 +262,6 @@ class Run:
         Raises CheckpointWriteError.
         """
         return self._learner.save(self.step, self._order) if self._may_save else 0.0
-
-    @property
-    def saved_step(self) -> int:
-        """From which whoever resumes goes on."""
-        return self._learner.saved_step
 
     @property
     def saved_step(self) -> int:

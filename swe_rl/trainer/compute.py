@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from swe_rl.algo.row import Logprobs, Row
+from swe_rl.algo.row import Logprobs, PerToken, Row
 from swe_rl.trainer.batching import IdsAndMask, MicroBatch, input_length, micro_batches
 from swe_rl.trainer.logprobs import token_logprobs
 from swe_rl.trainer.minibatch import MiniBatch
@@ -216,17 +216,20 @@ def _work(batch: Batch, mini: MiniBatch, numbers: dict[str, int]) -> Work:
     rows = [mini.rows[i] for i in batch.members]
     device = batch.input_ids.device
 
-    def per_token(values: list[float]) -> Tensor:
+    def of_rows(values: list[float]) -> Tensor:
         return torch.tensor(values, dtype=torch.float32).to(device)[batch.member_of_token]
 
     sequence_of_row = torch.tensor([numbers[row.trajectory_id] for row in rows], dtype=torch.int64).to(device)
-    logprobs = np.concatenate([_rollout_logprobs(row) for row in rows] or [np.zeros(0, np.float32)])
-    known = torch.from_numpy(logprobs).to(device)
+
+    def of_tokens(values: list[PerToken]) -> Tensor:
+        known = torch.from_numpy(np.concatenate(values or [np.zeros(0, np.float32)])).to(device)
+        return known[batch.trained_index] if isinstance(batch, PackedBatch) else known
+
     return Work(
         batch=batch,
-        advantages=per_token([row.advantage for row in rows]),
-        weights=per_token([mini.weights[i] for i in batch.members]),
-        rollout_logprobs=known[batch.trained_index] if isinstance(batch, PackedBatch) else known,
+        advantages=of_tokens([row.advantage for row in rows]),
+        weights=of_rows([mini.weights[i] for i in batch.members]),
+        rollout_logprobs=of_tokens([_rollout_logprobs(row) for row in rows]),
         sequences=sequence_of_row[batch.member_of_token],
         num_sequences=len(numbers),
         versions=torch.tensor([row.oldest_version for row in rows], dtype=torch.int64).to(device)[

@@ -93,7 +93,7 @@ class TrainMetrics:
       have trained tokens, in updates; None without any.
     - expert_load_max: of a mixture, the tokens of a layer's most used expert over an even share, mean over layers: 1 is
       even. expert_unused_rate: the share of experts without a token. Both over trained tokens; None of a dense model.
-    - trained_rows + skipped_rows = all rows; skipped are those masked as a whole or with advantage 0 and no other term.
+    - trained_rows + skipped_rows = all rows; skipped are those masked as a whole or without advantage and other term.
     - updates: optimizer updates applied; nonfinite_updates: those dropped; idle_updates: mini-batches without any
       gradient (masked as a whole), which move neither weights nor moments.
     """

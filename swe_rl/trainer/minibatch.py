@@ -8,7 +8,6 @@ Invariants:
 - The weights are those of the whole mini-batch; leaving out rows without gradient afterwards does not change them.
 """
 
-import math
 import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -35,7 +34,7 @@ def mini_batches(
 ) -> list[MiniBatch]:
     """As few mini-batches of `prompts_per_mini_batch` groups at most as do, those without any gradient left out.
 
-    `keep_all` keeps rows whose advantage is 0 although they add nothing. Raises TrainerError on a malformed row.
+    `keep_all` keeps rows whose advantages are all 0 although they add nothing. Raises TrainerError on a malformed row.
     """
     for row in rows:
         check_row(row, algo)
@@ -84,7 +83,7 @@ def _mini_batch(rows: list[Row], algo: AlgoConfig, keep_all: bool) -> MiniBatch:
     counts = [row.trained_tokens for row in rows]
     ids = [row.trajectory_id for row in rows]
     weights = row_weights(counts, ids, algo.loss_aggregation, algo.loss_norm_tokens)
-    kept = [(row, weight) for row, weight in zip(rows, weights, strict=True) if keep_all or row.advantage != 0.0]
+    kept = [(row, weight) for row, weight in zip(rows, weights, strict=True) if keep_all or row.teaches]
     return MiniBatch(rows=tuple(row for row, _ in kept), weights=tuple(weight for _, weight in kept))
 
 
@@ -109,8 +108,10 @@ def _problem(row: Row, algo: AlgoConfig) -> str | None:
         return "its first token is trained, but nothing predicts it"
     if len(row.weight_versions) != row.sampled_tokens:
         return f"it has {row.sampled_tokens} sampled tokens, but {len(row.weight_versions)} weight versions"
-    if not math.isfinite(row.advantage):
-        return f"its advantage is {row.advantage}"
+    if len(row.advantage) != row.sampled_tokens:
+        return f"it has {row.sampled_tokens} sampled tokens, but {len(row.advantage)} advantages"
+    if not np.isfinite(row.advantage).all():
+        return f"an advantage is {row.advantage[~np.isfinite(row.advantage)][0]}"
     if row.rollout_logprobs is None:
         if weighs(algo):
             return f"algo.correction={algo.correction} needs the engine's log-probabilities (rollout.capture=traced)"

@@ -493,7 +493,7 @@ async def test_traces_go_once_no_resume_can_ask_for_them(started, kept):
         if kept == "rows":
             ours, theirs = ([row for step in range(1, 7) for row in RowsFile(run.folder.rows(step)).rows()]
                             for run in (second, whole))  # fmt: skip
-            assert ours == theirs and any(row.advantage for row in ours)
+            assert ours == theirs and any(row.teaches for row in ours)
 
 
 @pytest.mark.parametrize("moment", ["second mini-batch", "in the optimizer"])

@@ -41,8 +41,11 @@ def build(seed=0, tie=True, heads=4, kv_heads=2, layers=2, experts=0):
     return Qwen3MoeForCausalLM(Qwen3MoeConfig(**numbers, **own))
 
 
-def rows(groups=3, per_group=4, longest=40):
-    """Rows of uneven length; one trajectory is split in two, one group is degenerate."""
+def rows(groups=3, per_group=4, longest=40, credit=False):
+    """Rows of uneven length; one trajectory is split in two, one group is degenerate.
+
+    `credit`: each token has its own advantage, and a reward.
+    """
     from swe_rl.algo.row import Row
 
     made = []
@@ -63,8 +66,20 @@ def rows(groups=3, per_group=4, longest=40):
                     weight_versions=(0,) * sum(mask),
                 )
             )
-    made[1] = replace(made[1], trajectory_id=made[0].trajectory_id, advantage=made[0].advantage)
-    return made
+    made[1] = replace(made[1], trajectory_id=made[0].trajectory_id, advantage=float(made[0].advantage[0]))
+    return [credited(row) for row in made] if credit else made
+
+
+def credited(row):
+    import numpy as np
+
+    rng = np.random.default_rng(int(row.token_ids.sum()))
+    values = rng.normal(size=(2, row.sampled_tokens))
+    return replace(row, advantage=values[0] * (row.advantage != 0), rewards=values[1])
+
+
+def rows_of(case):
+    return rows(credit="credit" in case.split("_"))
 
 
 def settings(case):
@@ -120,15 +135,15 @@ def plain(case):
         model, adapter = with_adapter(model, config)
     reference = build(1, **shape) if algo.kl_coef and not adapter else None
     trainer = Trainer(model, config, algo, pad_token_id=0, temperature=0.9, reference=reference, adapter=adapter)
-    return result_of(trainer)
+    return result_of(trainer, case)
 
 
-def result_of(trainer):
+def result_of(trainer, case):
     """Three steps, then what they made of the model: the merged weights where it has an adapter."""
     from swe_rl.trainer.sharded.mesh import whole
 
-    metrics = run_steps(trainer, rows())
-    kl = trainer.sequence_kl(rows()) if trainer.algo.kl_coef else {}
+    metrics = run_steps(trainer, rows_of(case))
+    kl = trainer.sequence_kl(rows_of(case)) if trainer.algo.kl_coef else {}
     weights = trainer.engine_weights() if trainer.adapter else trainer.policy_weights()
     return {"metrics": metrics, "weights": {name: whole(one).tolist() for name, one in weights.items()}, "kl": kl}
 
@@ -172,7 +187,7 @@ def sharded(case, mesh, folder):
     trainer = sharded_trainer(case, mesh)
     if "checkpoint" in case.split("_"):
         return continued(case, mesh, folder / case, trainer)
-    return result_of(trainer)
+    return result_of(trainer, case)
 
 
 def continued(case, mesh, folder, trainer):
@@ -181,13 +196,13 @@ def continued(case, mesh, folder, trainer):
 
     checkpoints = Checkpoints(mesh, timeout_s=30)
     for step in (1, 2):
-        trainer.train_step(rows(), step)
+        trainer.train_step(rows_of(case), step)
         saved = checkpoints.save(folder, trainer, keep=1, **save_arguments(step))
-    third = asdict(trainer.train_step(rows(), 3))
+    third = asdict(trainer.train_step(rows_of(case), 3))
     checkpoints.wait()
     other = sharded_trainer(case, mesh, seed=0 if trainer.adapter else 5)  # the base is not in a checkpoint
     found = checkpoints.load(saved, other)
-    again = asdict(other.train_step(rows(), 3))
+    again = asdict(other.train_step(rows_of(case), 3))
     return {
         "third": third | {"train_s": 0},
         "again": again | {"train_s": 0},

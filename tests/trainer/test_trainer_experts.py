@@ -223,7 +223,7 @@ def test_the_load_counts_trained_tokens_once(saved_mixture, rank_cases, monkeypa
         metrics = local(saved_mixture, replace(CONFIG, **changes)).train_step(rows, 1)
         assert taken[-1].shape == (2, 4) and taken[-1].sum(dim=1).tolist() == [2 * metrics.trained_tokens] * 2
     model = load_model(saved_mixture)
-    kept = [row for row in rows if row.advantage]
+    kept = [row for row in rows if row.teaches]
     chosen = torch.zeros(4, dtype=torch.int64)
     for row in kept:
         logits = model(torch.tensor([row.token_ids.tolist()]), output_router_logits=True).router_logits[0]

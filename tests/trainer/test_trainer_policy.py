@@ -112,11 +112,33 @@ def test_the_loss_is_the_one_computed_by_hand(build, make_rows, mode, correction
     assert metrics.logprob_diff_max == pytest.approx(np.abs(d).max(), rel=1e-4)
 
 
+def test_each_token_has_its_own_advantage(build, make_rows):
+    rng, algo = np.random.default_rng(3), AlgoConfig()
+    rows = [replace(row, advantage=rng.normal(size=row.sampled_tokens)) for row in make_rows()]
+    model = build().eval()
+    with torch.no_grad():
+        values = [logprobs_by_hand(model, row).numpy() for row in rows]
+    assert trainer(model, algo).train_step(rows, 0).loss == pytest.approx(
+        loss_by_hand(rows, values, algo, values), rel=1e-5
+    )
+
+
+def test_one_token_with_an_advantage_is_enough(build, make_rows):
+    """Of a row whose other tokens have none; a row of zeros alone is measured and not trained."""
+    rows = [replace(row, advantage=np.zeros(row.sampled_tokens)) for row in make_rows()]
+    advantage = np.zeros(rows[5].sampled_tokens)
+    advantage[-1] = 1.0
+    metrics = trainer(build(), AlgoConfig()).train_step(
+        [*rows[:5], replace(rows[5], advantage=advantage), *rows[6:]], 0
+    )
+    assert (metrics.trained_rows, metrics.updates) == (1, 1)
+
+
 def test_the_gradient_is_that_of_reinforce(build, make_rows, monkeypatch):
     rows, model = make_rows(), build().eval()
     twin = copy.deepcopy(model)
     tokens = sum(row.trained_tokens for row in rows)
-    loss = -sum(row.advantage * logprobs_by_hand(twin, row).sum() for row in rows) / tokens
+    loss = -sum((torch.from_numpy(row.advantage) * logprobs_by_hand(twin, row)).sum() for row in rows) / tokens
     loss.backward()
     expected = torch.cat([p.grad.flatten() for p in twin.parameters()])
     got, metrics = gradient_of(model, rows, AlgoConfig(), monkeypatch)

@@ -66,7 +66,7 @@ def test_a_rank_gives_signs_while_it_loads_trains_saves_and_goes_back(mesh, save
     )
     tensors = len(trainer.named_parameters())
     assert since() > tensors
-    rows = [row for row in rank_cases.rows() if row.advantage]
+    rows = [row for row in rank_cases.rows() if row.teaches]
     passes = len(trainer._micro_batches(rows))
     trainer.train_step(rank_cases.rows(), 1)
     assert since() >= passes > 3

@@ -1,9 +1,11 @@
 """Rows that all ranks read from one file: the same rows, nothing executed, nothing left."""
 
 import errno
+import json
 import os
 import resource
 import signal
+import struct
 import subprocess
 import sys
 
@@ -28,7 +30,8 @@ def rows(draw) -> Row:
     logprobs = draw(st.none() | st.lists(_float32, max_size=7))
     mask = draw(st.lists(st.booleans(), max_size=7))
     names = draw(st.text(max_size=4)), draw(st.text(max_size=4))
-    return Row(*names, draw(_ids), mask, logprobs, draw(st.floats(allow_nan=False)), draw(_ids), draw(st.booleans()))
+    advantage, rewards = draw(st.lists(_float32, max_size=7)), draw(st.none() | st.lists(_float32, max_size=7))
+    return Row(*names, draw(_ids), mask, logprobs, advantage, draw(_ids), draw(st.booleans()), rewards)
 
 
 @settings(max_examples=100, deadline=None)
@@ -43,7 +46,19 @@ def test_any_rows_come_back_and_the_file_is_gone(written):
 
 def test_an_advantage_that_is_no_number_comes_back():
     with lent([Row("t", "g", [1, 2], [0, 1], None, float("nan"), [0])], None) as file:
-        assert np.isnan(file.rows()[0].advantage)
+        assert np.isnan(file.rows()[0].advantage).all()
+
+
+def test_a_file_of_0_4_has_one_advantage_a_row():
+    old = Row("t", "g", [1, 2, 3], [0, 1, 1], [0.0, -1.0, -2.0], 0.25, [0, 0], trained=False)
+    with lent([old], None) as file:
+        content = file.path.read_bytes()
+        header = json.loads(content[16 : 16 + struct.unpack_from("<8sq", content)[1]])
+        header[0][2], kept = 0.25, json.dumps([[*header[0][:2], 0.25, *header[0][3:8]]]).encode()
+        start = 16 + len(json.dumps([[*header[0][:2], 2, *header[0][3:]]]).encode())
+        values = content[start + -start % 4 : -8]  # without the two advantages
+        file.path.write_bytes(struct.pack("<8sq", b"swe_rows", len(kept)) + kept + bytes(-len(kept) % 4) + values)
+        assert file.rows() == [old]
 
 
 def test_what_is_read_cannot_be_changed():

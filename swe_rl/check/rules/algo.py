@@ -6,8 +6,10 @@ Invariants:
 """
 
 from collections.abc import Iterator
+from dataclasses import asdict
 
 from swe_rl.check.findings import Finding, Host, about, error, warning
+from swe_rl.check.rules.agent import PROGRAMS
 from swe_rl.config.choices import (
     Advantage,
     Capture,
@@ -125,6 +127,29 @@ def correction(config: Config, _: Host) -> Iterator[Finding]:
                 "needs the sampled log-probabilities, which rollout.capture=retokenize does not have",
                 f"rollout.capture=traced, or {key}=none",
             )
+
+
+@about(Part.trainer)
+def turn_rewards(config: Config, _: Host) -> Iterator[Finding]:
+    table, algo = asdict(config.rollout.turn_rewards), config.algo
+    key = next((f"rollout.turn_rewards.{name}" for name, reward in table.items() if reward), None)
+    if key is None:
+        if algo.discount != 1:
+            words = "has no effect: only rollout.turn_rewards look at what comes later"
+            yield warning("turn_rewards", "algo.discount", words, "leave algo.discount out")
+        return
+    if config.agent.name in PROGRAMS:
+        words = f"agent={config.agent.name} keeps its turns to itself: nobody knows what became of its commands"
+        yield error("turn_rewards", key, words, "agent=bash or agent=mini_swe")
+    if config.rollout.capture is Capture.retokenize:
+        words = "only a trace knows which turn sampled a token"
+        yield error("turn_rewards", "rollout.capture", words, "rollout.capture=traced")
+    if algo.advantage in (Advantage.reinforce_pp, Advantage.reinforce_pp_baseline):
+        words = f"turns are compared within their group, and algo.advantage={algo.advantage} normalizes over the batch"
+        yield error("turn_rewards", "algo.advantage", words, "algo=grpo")
+    if algo.policy_loss is PolicyLoss.gspo:
+        words = "has one ratio and one weight for a trajectory, whose tokens have several advantages here"
+        yield error("turn_rewards", "algo.policy_loss", words, "algo.policy_loss=gspo_token")
 
 
 @about(Part.trainer)

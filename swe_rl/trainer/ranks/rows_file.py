@@ -8,7 +8,8 @@ Invariants:
 - The folder is one that every rank sees: ranks on other nodes have shown so when they started.
 
 The file: 8 bytes of its mark, 8 bytes with the length of the header, the header (JSON, a list for each row), then for
-each row its token ids, log-probabilities, weight versions and mask, each from a multiple of 4 bytes on.
+each row its token ids, log-probabilities, weight versions, mask, advantages and rewards, each from a multiple of 4
+bytes on. In files of 0.4 the header has one advantage for all tokens of a row, and nothing is behind the mask.
 """
 
 import json
@@ -32,7 +33,7 @@ _MARK = b"swe_rows"
 _PREFIX, _SUFFIX = ".rows.", ".tmp"  # no copy of the run is made with it (hardware/sync)
 _LENGTHS = struct.Struct("<8sq")
 _ALIGN_BYTES = 4
-_IDS, _LOGPROBS, _MASK = np.dtype("<i4"), np.dtype("<f4"), np.dtype("?")
+_IDS, _FLOATS, _MASK = np.dtype("<i4"), np.dtype("<f4"), np.dtype("?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,9 +98,12 @@ def _write(file: IO[bytes], rows: Sequence[Row]) -> None:
     for row in rows:
         _write_part(file, row.token_ids.astype(_IDS, copy=False))
         if row.rollout_logprobs is not None:
-            _write_part(file, row.rollout_logprobs.astype(_LOGPROBS, copy=False))
+            _write_part(file, row.rollout_logprobs.astype(_FLOATS, copy=False))
         _write_part(file, row.weight_versions.astype(_IDS, copy=False))
         _write_part(file, row.loss_mask)
+        _write_part(file, row.advantage.astype(_FLOATS, copy=False))
+        if row.rewards is not None:
+            _write_part(file, row.rewards.astype(_FLOATS, copy=False))
 
 
 def _write_part(file: IO[bytes], values: npt.NDArray[Any]) -> None:
@@ -109,9 +113,9 @@ def _write_part(file: IO[bytes], values: npt.NDArray[Any]) -> None:
 
 def _described(row: Row) -> list[Any]:
     """Each array's length for itself: a malformed row is for the trainer to name."""
-    logprobs = None if row.rollout_logprobs is None else len(row.rollout_logprobs)
-    names = [row.trajectory_id, row.group_id, float(row.advantage), row.trained]
-    return [*names, len(row.token_ids), logprobs, len(row.weight_versions), len(row.loss_mask)]
+    logprobs, rewards = (None if values is None else len(values) for values in (row.rollout_logprobs, row.rewards))
+    names = [row.trajectory_id, row.group_id, len(row.advantage), row.trained]
+    return [*names, len(row.token_ids), logprobs, len(row.weight_versions), len(row.loss_mask), rewards]
 
 
 def _read(mapped: mmap.mmap) -> Iterator[Row]:
@@ -127,14 +131,22 @@ def _read(mapped: mmap.mmap) -> Iterator[Row]:
         at += _aligned(values.nbytes)
         return values
 
-    for trajectory_id, group_id, advantage, trained, ids, logprobs, versions, mask in described:
+    for trajectory_id, group_id, advantage, trained, ids, logprobs, versions, mask, *rewards in described:
         token_ids = part(_IDS, ids)
-        rollout_logprobs = None if logprobs is None else part(_LOGPROBS, logprobs)
+        rollout_logprobs = None if logprobs is None else part(_FLOATS, logprobs)
         weight_versions = part(_IDS, versions)
         loss_mask = part(_MASK, mask)
         yield Row(
-            trajectory_id, group_id, token_ids, loss_mask, rollout_logprobs, advantage, weight_versions, trained
-        )  # fmt: skip
+            trajectory_id,
+            group_id,
+            token_ids,
+            loss_mask,
+            rollout_logprobs,
+            part(_FLOATS, advantage) if rewards else advantage,
+            weight_versions,
+            trained,
+            None if rewards in ([], [None]) else part(_FLOATS, rewards[0]),
+        )
 
 
 def _aligned(size_bytes: int) -> int:

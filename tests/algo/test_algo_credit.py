@@ -1,0 +1,60 @@
+"""What turns bring: the published formulas, one member at a time, and what may never happen."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from swe_rl.algo.credit import to_go, turn_advantages
+from swe_rl.config.choices import Advantage
+from swe_rl.config.schema import AlgoConfig
+
+EACH = (Advantage.grpo, Advantage.dr_grpo, Advantage.rloo)
+_group = st.lists(st.lists(st.floats(-5, 5), max_size=5), min_size=1, max_size=6)
+
+
+def reference(rewards, kept, discount, scale, leave_one_out):
+    """Term by term."""
+    returns = [[sum(discount ** (k - t) * m[k] for k in range(t, len(m))) for t in range(len(m))] for m in rewards]
+    result = []
+    for i, member in enumerate(returns):
+        row = []
+        for t, value in enumerate(member):
+            peers = [r[t] for j, r in enumerate(returns) if kept[j] and len(r) > t]
+            others = [r[t] for j, r in enumerate(returns) if kept[j] and len(r) > t and j != i]
+            if not kept[i] or len(peers) < 2:
+                row.append(0.0)
+            else:
+                row.append(value - np.mean(others) if leave_one_out else scale * (value - np.mean(peers)))
+        result.append(row)
+    return result
+
+
+@settings(max_examples=100, deadline=None)
+@given(_group, st.floats(0.1, 1.0), st.floats(0.1, 3.0), st.sampled_from(EACH), st.data())
+def test_they_are_the_reference(rewards, discount, scale, advantage, data):
+    kept = data.draw(st.lists(st.booleans(), min_size=len(rewards), max_size=len(rewards)))
+    algo = AlgoConfig(advantage=advantage, discount=discount)
+    expected = reference(rewards, kept, discount, scale, advantage is Advantage.rloo)
+    for got, wanted in zip(turn_advantages(rewards, kept, algo, scale), expected, strict=True):
+        assert got == pytest.approx(wanted, abs=1e-9)
+
+
+@settings(max_examples=50, deadline=None)
+@given(_group)
+def test_a_turns_members_sum_to_zero(rewards):
+    advantages = turn_advantages(rewards, [True] * len(rewards), AlgoConfig(), 2.0)
+    for turn in range(5):
+        assert sum(member[turn] for member in advantages if len(member) > turn) == pytest.approx(0.0, abs=1e-9)
+
+
+def test_a_reward_says_nothing_of_what_came_after():
+    assert to_go([0.0, -1.0, 0.0, 0.0], 0.5) == [-0.5, -1.0, 0.0, 0.0]
+
+
+def test_rewards_of_zero_are_advantages_of_zero():
+    assert turn_advantages([[0.0] * 3, [0.0] * 2], [True, True], AlgoConfig(), 7.0) == [[0.0] * 3, [0.0] * 2]
+
+
+def test_a_turn_that_one_member_alone_reached_has_no_advantage():
+    assert turn_advantages([[1.0, 1.0], [0.0]], [True, True], AlgoConfig(), 1.0) == [[1.0, 0.0], [-1.0]]
