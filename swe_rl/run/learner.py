@@ -171,7 +171,7 @@ class NoLearner:
     """Stands where a `Learner` would in `job=rollout`: the weights stay, and between two steps the engines idle for
     `job.think_s`, as long as training would take. Throughput is asked for, not the policy: it is never evaluated."""
 
-    evaluates, ahead, served, saved_step = False, 0, 0, 0
+    evaluates, ahead, served = False, 0, 0
 
     def __init__(self, config: Config, session: Session) -> None:
         self._config, self._session = config, session

@@ -29,6 +29,7 @@ CPU_KERNEL = "by_row"
 KERNELS = (CPU_KERNEL, "varlen", "flash_attn")  # fmt: skip
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _OF_A_MODEL = ("config.json", "manifest.json", "checkpoints")  # of a model, a checkpoint, a run with some
+_FROM_FILES = "folder"  # the option whose sizes are those of its files
 _FOLDER = "model.path=FOLDER with config.json, model.safetensors and a tokenizer, or ORG/NAME of the hub"
 
 
@@ -54,9 +55,10 @@ def model_path(config: Config, host: Host) -> Iterator[Finding]:
 
 @cache
 def _known_models() -> Mapping[str, Mapping[str, Any]]:
-    """The models that conf/model/ describes, by option: which files each one's sizes belong to."""
+    """The models that conf/model/ describes, by option: which files each one's sizes belong to. model=folder describes
+    none."""
     files = sorted((conf_dir() / "model").glob("*.yaml"))
-    return {path.stem: {**asdict(ModelConfig()), **read(path)} for path in files}
+    return {path.stem: {**asdict(ModelConfig()), **read(path)} for path in files if path.stem != _FROM_FILES}
 
 
 @about(Part.engines, Part.trainer, Part.warm_start)
@@ -82,7 +84,7 @@ def model_unread(config: Config, host: Host) -> Iterator[Finding]:
     """model=folder takes all sizes from files, and there are none."""
     model = config.model
     there = host.exists(model.path) or not _is_local(model.path, host)  # else model_path says so
-    if model.name == "folder" and there and not facts_of(model.path, model.revision):
+    if model.name == _FROM_FILES and there and not facts_of(model.path, model.revision):
         make = warning if host.elsewhere else error
         yield make(
             "model_unread",
