@@ -108,6 +108,7 @@ async def measured(groups: list[Group], options: argparse.Namespace, trainer: Tr
                 await engine.update_weights({}, version + 1)
                 await engine.resume()
             flow.trained()
+            flow.sent()
     return trained
 
 

@@ -85,8 +85,9 @@ async def flowed(seed, pace, steps):
             tokens = sum(program(seed, number, at).total_tokens for number in taken.numbers for at in range(pace.n))
             await asyncio.sleep(TOKEN_S * tokens)
             trained.append((clock.time(), tuple(taken.numbers)))
-            await asyncio.sleep(SYNC_S)
             flow.trained()
+            await asyncio.sleep(SYNC_S)
+            flow.sent()
             await asyncio.sleep(REST_S)
     return work.begun, trained
 
