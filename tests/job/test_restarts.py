@@ -84,6 +84,7 @@ class Loops:
     def __call__(self, config, one, parts, learner):
         return SimpleNamespace(
             step=2,
+            saved_step=2,
             done_at_s={},
             resume=lambda: self.notes.append("resume"),
             run=lambda: self._run(learner),
