@@ -15,17 +15,18 @@ import argparse
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from statistics import fmean
 
 from bench.arms import router_config
 from bench.load import LoadOptions, make_load
 from bench.simulate_load import Machine, add_load_arguments, machine
 from swe_rl.job.simulate import speed_of
-from swe_rl.router.core import GroupLeft, ProgramReleased, Router, SyncBegan, SyncEnded, Tick
+from swe_rl.router.core import GroupLeft, Router, SyncBegan, SyncEnded
 from swe_rl.router.make import make_router
 from swe_rl.router.simulation.engine_model import EngineLimits
-from swe_rl.router.simulation.simulate import Simulation, _Running
-from swe_rl.router.simulation.workload import Program, Workload
+from swe_rl.router.simulation.fleet import Fleet
+from swe_rl.router.simulation.workload import Program
 
 _TOLD = "+groups"
 
@@ -54,7 +55,7 @@ class Flowed:
     ages: list[int] = field(default_factory=list)  # of groups in updates, since they began
 
 
-class FlowSimulation(Simulation):
+class FlowSimulation:
     """Trains `pace.steps` steps of `groups`, then stops. `told`: the router hears of groups."""
 
     def __init__(
@@ -62,9 +63,8 @@ class FlowSimulation(Simulation):
     ) -> None:
         engine = on.config.engine
         limits = EngineLimits(on.kv_tokens, engine.max_num_seqs, engine.max_num_batched_tokens, engine.prefix_caching)
-        programs = tuple(program for group in groups for program in group)
         speed = speed_of(on.config.model, on.config.hardware, on.config.layout)
-        super().__init__(router, Workload((programs,), pace.concurrency), speed, limits)
+        self._fleet = Fleet(router, speed, limits)
         self._pace, self._told, self._waiting_groups = pace, told, deque(groups)
         self._ready: deque[Program] = deque()
         self._numbers: dict[str, int] = {}  # of groups that are begun and not taken
@@ -76,14 +76,9 @@ class FlowSimulation(Simulation):
         self.flowed = Flowed()
 
     def flow(self) -> Flowed:
-        if self._router.tick_s is not None:
-            self._feed(Tick(tuple(engine.load(0.0) for engine in self.engines.values())))
-            self.clock.tick_after(self._router.tick_s, self._tick)
         self._fill()
-        while self._version < self._pace.steps:
-            self._check_progress()
-            self.clock.advance()
-        self.flowed.end_s = self.clock.now_s
+        self._fleet.run(lambda: self._version >= self._pace.steps)
+        self.flowed.end_s = self._fleet.clock.now_s
         return self.flowed
 
     def _fill(self) -> None:
@@ -99,16 +94,16 @@ class FlowSimulation(Simulation):
             if not self._ready:
                 return
             self._acting += 1
-            running = _Running(self._ready.popleft())
-            self.clock.after(running.program.boot_s + self._call_s, lambda begun=running: self._ask(begun))  # type: ignore[misc]
+            program = self._ready.popleft()
+            self._fleet.begin(program, partial(self._end_program, program))
 
     def _tell(self, group: str, left: int) -> None:
         self._left[group] = left
         if self._told:
-            self._feed(GroupLeft(group, left))
+            self._fleet.feed(GroupLeft(group, left))
 
     def _end_program(self, program: Program) -> None:
-        self._feed(ProgramReleased(program.program_id))
+        self._fleet.release(program)
         self._acting -= 1
         self._tell(program.group, self._left[program.group] - 1)
         if not self._left[program.group]:
@@ -119,21 +114,21 @@ class FlowSimulation(Simulation):
     def _train(self) -> None:
         if self._training or len(self._complete) < self._pace.prompts:
             return
-        self.flowed.trainer_idle_s += self.clock.now_s - self._idle_since_s
+        self.flowed.trainer_idle_s += self._fleet.clock.now_s - self._idle_since_s
         self._complete.sort(key=self._numbers.__getitem__)
         taken, self._complete = self._complete[: self._pace.prompts], self._complete[self._pace.prompts :]
         for group in taken:
             del self._numbers[group]
             self.flowed.ages.append(self._version - self._begun_with[group])
         self._training = len(taken)
-        self.clock.after(self._pace.train_s, self._trained)
+        self._fleet.clock.after(self._pace.train_s, self._trained)
 
     def _trained(self) -> None:
-        self._training, self._version, self._idle_since_s = 0, self._version + 1, self.clock.now_s
-        self._feed(SyncBegan())
-        for engine in self.engines.values():
+        self._training, self._version, self._idle_since_s = 0, self._version + 1, self._fleet.clock.now_s
+        self._fleet.feed(SyncBegan())
+        for engine in self._fleet.engines.values():
             engine.cache.flush()
-        self._feed(SyncEnded(kv_kept=False))
+        self._fleet.feed(SyncEnded(kv_kept=False))
         self._train()
         self._fill()
 
