@@ -45,10 +45,10 @@ def rows_of(seed, groups=4):
     rng, rows = np.random.default_rng(seed), []
     for group in range(groups):
         for sample in range(3):
-            advantage = float(rng.normal())
             for _ in range(1 + int(rng.random() < 0.3)):
                 length = int(rng.integers(5, 12))
                 mask = np.r_[[False, False, True], rng.random(length - 3) < 0.7]
+                advantage = rng.normal(size=int(mask.sum()))  # each sampled token has its own
                 versions = np.sort(rng.choice([VERSION - 2, VERSION - 1, VERSION], int(mask.sum())))
                 versions = np.full_like(versions, VERSION) if rng.random() < 0.3 else versions
                 logprobs = np.where(mask, np.log(rng.uniform(0.03, 0.3, length)), 0.0)
@@ -105,11 +105,12 @@ def reference(rows, start, now, algo, temperature):
         share = 1 / sum(counts.values())
         if algo.loss_aggregation is LossAggregation.sequence_mean:
             share = 1 / len(counts) / counts[row.trajectory_id]
-        for (before, token, _), weight in zip(tokens_of(row), weights[number], strict=True):
+        sampled = zip(tokens_of(row), weights[number], row.advantage, strict=True)
+        for (before, token, _), weight, advantage in sampled:
             logprobs = log_softmax(now, before, temperature)
             ratio = np.exp(logprobs[token] - log_softmax(start, before, temperature)[token])
-            held = ratio > 1 + HIGH if row.advantage > 0 else ratio < 1 - LOW
-            slope = 0.0 if held else -row.advantage * ratio * weight * share
+            held = ratio > 1 + HIGH if advantage > 0 else ratio < 1 - LOW
+            slope = 0.0 if held else -advantage * ratio * weight * share
             at_logits = slope * ((np.arange(VOCAB) == token) - np.exp(logprobs)) / temperature
             gradients[1] += np.outer(at_logits, now[0][before])
             gradients[0][before] += now[1].T @ at_logits
