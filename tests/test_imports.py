@@ -11,6 +11,7 @@ GENERATED = ROOT / "env" / "bugs" / "packages"
 LAYERS = [
     {"errors", "version", "host"},
     {"config"},
+    {"extension"},
     {"plan"},
     {"layout"},
     {"check"},

@@ -22,7 +22,7 @@ from swe_rl.config.schema import Config, RouterConfig
 from swe_rl.errors import SweRlError, UserError
 from swe_rl.plan import duration, memory, sizes
 from swe_rl.plan.engine_speed import speed_of
-from swe_rl.router.make import make_router
+from swe_rl.router.make import POLICIES, make_router
 from swe_rl.router.simulation.engine_model import EngineLimits
 from swe_rl.router.simulation.outcome import Outcome
 from swe_rl.router.simulation.simulate import simulate
@@ -278,6 +278,8 @@ def capacity_of(config: Config) -> int:
 
 def label_of(router: RouterConfig) -> str:
     """Its name, and what differs from the option of that name."""
+    if router.name not in POLICIES:  # somebody's own: no option of ours to differ from
+        return " ".join([router.name, *(f"{key}={value}" for key, value in router.params.items())])
     shipped = asdict(_shipped(router.name))
     differing = [f"{key}={value:g}" for key, value in asdict(router).items() if key != "name" and value != shipped[key]]
     if router.name == "cap":

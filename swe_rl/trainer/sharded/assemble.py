@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from swe_rl.algo.protocol import Loss
 from swe_rl.config.schema import AlgoConfig, ModelConfig, TrainerConfig
 from swe_rl.model.load import load_shape, model_folder
 from swe_rl.trainer.compute import ShardedCompute
@@ -44,6 +45,7 @@ def sharded_trainer(
     *,
     pad_token_id: int,
     temperature: float,
+    loss: Loss | None = None,
     beat: Beat = no_beat,
 ) -> RankTrainer:
     """Loads the policy, and the reference where `algo.kl_coef` asks for one.
@@ -65,6 +67,7 @@ def sharded_trainer(
         reference=reference,
         compute=ShardedCompute(mesh, cost_per_token(shape), beat),
         adapter=adapter,
+        loss=loss,
     )
 
 
