@@ -24,7 +24,7 @@ LAYERS = [
     {"run"},
     {"job"},
     {"cli"},
-    {"__main__", "swe_rl"},  # the doors: the command line, and what other programs import
+    {"__main__", "swe_rl", "api", "testing"},  # the doors: the command line, and what other programs import
 ]
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 FILES = sorted(path for path in ROOT.rglob("*.py") if GENERATED not in path.parents)

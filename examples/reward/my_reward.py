@@ -16,6 +16,9 @@ class MyReward:
 
     async def reward(self, attempt: Attempt) -> float:
         question = {"issue": attempt.instance.problem_statement, "patch": attempt.patch}
-        async with aiohttp.ClientSession(raise_for_status=True) as session, session.post(self._url, json=question) as said:
+        async with (
+            aiohttp.ClientSession(raise_for_status=True) as session,
+            session.post(self._url, json=question) as said,
+        ):
             score = float((await said.json())["score"])  # what raises is tried again, and never a reward of 0
         return self._weight * score + (1.0 - self._weight) * attempt.grade.resolved

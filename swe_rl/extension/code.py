@@ -99,8 +99,8 @@ def _files(source: Path, leave_out: Path) -> Iterator[str]:
     count = 0
     for folder, folders, files in os.walk(source):
         here = Path(folder)
-        folders[:] = sorted(name for name in folders if _is_taken(name) and not left_out.is_relative_to(here / name))
-        for name in sorted(filter(_is_taken, files)):
+        folders[:] = sorted(name for name in folders if is_taken(name) and not left_out.is_relative_to(here / name))
+        for name in sorted(filter(is_taken, files)):
             count += 1
             if count > _MOST_FILES:
                 raise CodeError(
@@ -111,5 +111,6 @@ def _files(source: Path, leave_out: Path) -> Iterator[str]:
                 yield str((here / name).relative_to(source))
 
 
-def _is_taken(name: str) -> bool:
+def is_taken(name: str) -> bool:
+    """Whether a file or folder of this name comes along."""
     return not any(Path(name).match(pattern) for pattern in _SKIPPED)

@@ -47,7 +47,7 @@ class ForeignLogger:
         self._maker = maker
         self._finish_timeout_s = finish_timeout_s
         self._calls: queue.Queue[tuple[str, tuple[Any, ...]]] = queue.Queue()
-        self._failed = False
+        self.failure = ""  # the first one; after it nothing is passed on
         self._thread = threading.Thread(target=self._work, name="logger", daemon=True)
 
     def start(self) -> None:
@@ -72,13 +72,13 @@ class ForeignLogger:
         while (call := self._calls.get()) != _END:
             method, arguments = call
             function = getattr(self._logger, method, None)
-            if function is None or self._failed:
+            if function is None or self.failure:
                 continue
             try:
                 function(*arguments)
             except Exception as error:  # anything: the mirror must not end the run
-                self._failed = True
-                _log.warning("%s; the run goes on without it", failure(self._maker, method, error))
+                self.failure = failure(self._maker, method, error)
+                _log.warning("%s; the run goes on without it", self.failure)
 
 
 class Mirrors:
