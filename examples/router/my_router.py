@@ -3,16 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from swe_rl.api import (
-    EngineAdded,
-    EngineDrained,
-    EngineLost,
-    Event,
-    Place,
-    ProgramReleased,
-    RequestArrived,
-    RequestFinished,
-)
+from swe_rl import api
+from swe_rl.api import EngineAdded, Event, Place, ProgramReleased, RequestArrived, RequestFinished
 
 
 @dataclass
@@ -47,7 +39,7 @@ class MyRouter:
                 state.engine_of.pop(program_id, None)
             case EngineAdded(engine) if engine not in state.engines:
                 state.engines.append(engine)
-            case EngineLost(engine) | EngineDrained(engine) if engine in state.engines:
+            case api.EngineLost(engine) | api.EngineDrained(engine) if engine in state.engines:
                 state.engines.remove(engine)
                 state.engine_of = {program: name for program, name in state.engine_of.items() if name != engine}
         return self._place(state)
