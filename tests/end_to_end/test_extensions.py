@@ -88,7 +88,7 @@ def test_an_environment_trains(command, options):
 
 def test_a_gold_patch_of_it_is_graded_as_resolved(command, options):
     done = command.run(*options("env"), "job=eval", "agent=gold", "rollout.eval_n=1", small=False)
-    assert done.exit_status == 0 and "100.0%" in done.stdout, done.text
+    assert done.exit_status == 0 and "100.0 %" in done.stdout, done.text
 
 
 def test_two_ranks_and_one_process_learn_the_same_by_a_loss_of_ones_own(command, options):
