@@ -22,3 +22,10 @@ class NeedsContainer:
 
     async def grade(self, instance, patch, sandboxes, timeout_s):
         raise NotImplementedError
+
+
+class NeedsGroup:
+    needs_group = True
+
+    def advantages(self, groups):
+        raise NotImplementedError
