@@ -278,7 +278,7 @@ def check_loss(loss: type, params: Params = NONE) -> None:
         raise ConformanceError(str(error)) from error
     _require(nothing.shape == (0,), maker, "loss must take no tokens at all")
     _require(torch.allclose(plain[order], shuffled), maker, "loss of a token must depend on that token alone")
-    plain.sum().backward()  # type: ignore[no-untyped-call]
+    plain.sum().backward()
     gradient = some.logprobs.grad
     _require(gradient is not None and bool(gradient.any()), maker, "loss must have a gradient by tokens.logprobs")
     if not guarded.needs_all_rows and gradient is not None:

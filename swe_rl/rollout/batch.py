@@ -51,10 +51,10 @@ def set_advantages(
     """Fills `advantage` in; returns the number of groups that teach nothing.
 
     `kl_sums` by trajectory id (`algo.kl_in=reward`) and the end of the token budget (`algo.overlong_share`) are charged
-    to the rewards first; the recorded rewards stay. `turns` adds advantages of turns (`turn_advantages`).
-    `estimator`: in place of `algo.advantage`. With `algo.dynamic_sampling` the members of groups of equal rewards are not trained and do not enter a batch's
-    normalization (DAPO, arXiv:2503.14476, section 3.2, equation 11). With `algo.overlong_filter` what a limit cut short
-    is not trained.
+    to the rewards first; the recorded rewards stay. `turns` adds advantages of turns (`turn_advantages`). `estimator`:
+    in place of `algo.advantage`. With `algo.dynamic_sampling` the members of groups of equal rewards are not trained
+    and do not enter a batch's normalization (DAPO, arXiv:2503.14476, section 3.2, equation 11). With
+    `algo.overlong_filter` what a limit cut short is not trained.
     """
     groups = groups_of(trajectories)
     left_out = degenerate_groups(trajectories) if algo.dynamic_sampling is not DynamicSampling.none else set()
@@ -71,8 +71,8 @@ def set_advantages(
             trajectory.trained = trajectory.trained and not filtered(trajectory.status.value, algo.overlong_filter)
     if pays(turns):
         for group, (rewards, in_baseline) in zip(kept, charged, strict=True):
-            graded = [trajectory.reward for trajectory in group]
-            _set_turn_advantages(group, turns, algo, group_scale(rewards, in_baseline, algo, graded))
+            before = [trajectory.reward for trajectory in group]
+            _set_turn_advantages(group, turns, algo, group_scale(rewards, in_baseline, algo, before))
     for name in left_out:
         for trajectory in groups[name]:
             trajectory.advantage, trajectory.trained = 0.0, False

@@ -35,7 +35,7 @@ class ForeignState:
     failed: str = ""
 
     def snapshot(self) -> dict[str, object]:
-        inner = getattr(self.inner, "snapshot", dict)()
+        inner: dict[str, object] = getattr(self.inner, "snapshot", dict)()
         return {"held_requests": len(self.waiting), **inner}
 
 
