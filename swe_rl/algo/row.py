@@ -44,7 +44,7 @@ class Row:
     together its rows weigh as one sequence. Sequences of other types become arrays, and a number that is given for
     `advantage` is that of every sampled token. `rewards` are what each sampled token brought, for `algo.advantage=gae`
     alone, whose critic makes advantages of them. `turns` has the number of the turn that sampled each token, until the
-    rewards of turns are known; None where it is not needed, or not known. Two rows are equal where all their entries are.
+    rewards of turns are known; None where it is not needed, or not known. Two rows are equal where all entries are.
     """
 
     trajectory_id: str

@@ -177,6 +177,9 @@ class Advantage(StrEnum):
     teacher = "teacher"  # distillation: of each token, by another model
 
 
+FOUND_BY_TRAINER = frozenset({Advantage.gae, Advantage.teacher})
+
+
 class PolicyLoss(StrEnum):
     clip = "clip"  # PPO's clipped ratio of each token
     gspo = "gspo"  # the clipped ratio of the whole trajectory, by the token

@@ -38,7 +38,7 @@ def model_path(config: Config, host: Host) -> Iterator[Finding]:
         if path.removeprefix(BUILTIN) not in known:
             words = "no such model ships with the package"
             yield error("model_path", "model.path", words, f"model.path={BUILTIN}{known[0]}, or {_FOLDER}")
-    elif not _is_local(path, host):
+    elif not is_local(path, host):
         if not _HUB_ID.fullmatch(path):
             words = "is neither a folder of this machine nor a name of the hub"
             yield error("model_path", "model.path", words, _FOLDER)
@@ -79,7 +79,7 @@ def model_of_its_name(config: Config, _: Host) -> Iterator[Finding]:
 def model_in_its_folder(config: Config, host: Host) -> Iterator[Finding]:
     """The sizes that its own `config.json` has."""
     model = config.model
-    file_facts = _facts(model, host) if _is_local(model.path, host) else {}
+    file_facts = _facts(model, host) if is_local(model.path, host) else {}
     said = {key: (name, file_facts[name]) for key, name in CHECKPOINT_FACTS.items() if name in file_facts}
     for key, (name, value) in {**said, **(mixture_facts(file_facts) if file_facts else {})}.items():
         if value != getattr(model, key):
@@ -136,7 +136,7 @@ def attention_kernel(config: Config, _: Host) -> Iterator[Finding]:
         yield error("attention", "trainer.attention", words, "trainer.attention=auto")
 
 
-def _is_local(path: str, host: Host) -> bool:
+def is_local(path: str, host: Host) -> bool:
     return path.startswith(("/", "./", "../", "~")) or (not path.startswith(BUILTIN) and host.exists(path))
 
 

@@ -21,9 +21,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from swe_rl.config.choices import Advantage
 from swe_rl.config.schema import AlgoConfig, ModelConfig, TrainerConfig
-from swe_rl.model.load import load_shape, model_folder
+from swe_rl.model.load import has_teacher, load_shape, model_folder, teacher_model
 from swe_rl.trainer.compute import ShardedCompute
+from swe_rl.trainer.critic import attach_value_head
 from swe_rl.trainer.lora import Adapter, attach, base_of
 from swe_rl.trainer.protocol import CorruptionError
 from swe_rl.trainer.pulse import Beat, no_beat
@@ -46,7 +48,7 @@ def sharded_trainer(
     temperature: float,
     beat: Beat = no_beat,
 ) -> RankTrainer:
-    """Loads the policy, and the reference where `algo.kl_coef` asks for one.
+    """Loads the policy, the reference where `algo.kl_coef` asks for one, and a teacher or a critic.
 
     `beat` is called for each tensor that is loaded, and later for each micro-batch.
     Raises ModelError, WeightsError, MeshError, TrainerError, and CorruptionError where the probe finds one.
@@ -65,7 +67,29 @@ def sharded_trainer(
         reference=reference,
         compute=ShardedCompute(mesh, cost_per_token(shape), beat),
         adapter=adapter,
+        teacher=sharded_model(teacher_model(model, algo), config, mesh, beat, frozen=True)
+        if has_teacher(algo)
+        else None,
+        critic=_critic(model, config, mesh, beat) if algo.advantage is Advantage.gae else None,
     )
+
+
+def _critic(model: ModelConfig, config: TrainerConfig, mesh: Mesh, beat: Beat) -> ShardedModel:
+    """The policy's weights with a scalar head. It is not probed: it is the policy's pass but for the head."""
+    shape, folder = load_shape(model), model_folder(model)
+    dtype, causal_lm = computed_in(mesh.device), empty_model(shape)
+    attach_value_head(causal_lm)
+    sharded = ShardedModel(
+        causal_lm,
+        mesh,
+        kernel_of(shape, config, mesh, dtype),
+        compute_dtype=dtype,
+        offload=config.offload_optimizer,
+        compiled=config.compile,
+        values=True,
+    )
+    fill_from_folder(sharded, folder, mesh.device, beat=beat)
+    return sharded
 
 
 def sharded_model(
