@@ -56,6 +56,7 @@ def rows_for(vocabulary: int, rows: int, tokens: int) -> list[Any]:
                 token_ids=row.token_ids[:length],
                 loss_mask=row.loss_mask[:length],
                 rollout_logprobs=row.rollout_logprobs[:length],
+                advantage=row.advantage[: row.loss_mask[:length].sum()],
                 weight_versions=row.weight_versions[: row.loss_mask[:length].sum()],
             )
         )

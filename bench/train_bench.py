@@ -301,7 +301,7 @@ def run_plain(case: Case, mesh: Any, budget_s: float, steps: int) -> Result:
             part = rows[first : first + in_batch]
             ids = torch.tensor([row.token_ids.tolist() for row in part], device=device)
             mask = torch.tensor([row.loss_mask.tolist() for row in part], device=device)[:, 1:]
-            sign = torch.tensor([row.advantage for row in part], device=device)
+            sign = torch.tensor([row.advantage[0] for row in part], device=device)
             with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
                 logits = model(input_ids=ids).logits
             flat = logits[:, :-1].float().flatten(0, 1)
