@@ -19,7 +19,7 @@ from typing import Any
 from swe_rl.config.choices import JobName, RuntimeKind
 from swe_rl.config.schema import Config
 from swe_rl.errors import RunError
-from swe_rl.logger.disk import decode_json, disk_error, encode_json, write_bytes_atomic
+from swe_rl.logger.disk import decode_json, disk_error, encode_json, remove_asides_of, write_bytes_atomic
 
 PROTOCOL = 1
 MEETINGS = "meeting"  # beside the runs' folders
@@ -133,13 +133,15 @@ class Meeting:
         return [record for record in records if record is not None]
 
     def drop_server(self, record: ServerRecord) -> None:
-        """Its file, unless it is another one's by now."""
+        """Its file, unless it is another server's by now, and what it left if it was killed while it wrote."""
+        remove_asides_of(self.server_json(record.node), record.pid)  # another server may be writing its own
         with suppress(RendezvousError):
             current = self.server(record.node)
             if current is None or current.server == record.server:
                 _remove(self.server_json(record.node))
 
     def drop_trainer(self, trainer: str) -> None:
+        remove_asides_of(self.trainer_json(trainer))
         _remove(self.trainer_json(trainer))
 
     def leave(self) -> None:

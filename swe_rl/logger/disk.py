@@ -119,6 +119,14 @@ def write_bytes_atomic(path: Path, data: bytes, *, mode: int | None = None) -> N
             aside.unlink()
 
 
+def remove_asides_of(path: Path, pid: int | None = None) -> None:
+    """What writers of `path` left that were killed: all of them, or the process `pid` alone."""
+    for aside in path.parent.glob(f".{path.name}.{'*' if pid is None else pid}.*.tmp"):
+        if _ASIDE.fullmatch(aside.name):
+            with suppress(OSError):
+                aside.unlink()
+
+
 def remove_asides(folder: Path) -> None:
     """What killed writers left below `folder`, where nobody else writes now; what cannot be removed stays."""
     for path in folder.rglob(".*.tmp"):

@@ -207,16 +207,24 @@ class RuntimeKeeper:
             self._task.cancel()
             await asyncio.wait({self._task})
         await self._fleet.close()
+        dead = await self._dead()
         if self._http is not None:
             await self._http.close()
         self._ended.set()
         if self._thread.is_alive():
             await asyncio.to_thread(self._thread.join)
         self._meeting.drop_trainer(self._beating.record.trainer)
-        for node in self._nodes:
-            if node.record is not None and node.decision.act is not Act.USE:
-                self._meeting.drop_server(node.record)
+        for record in dead:
+            self._meeting.drop_server(record)
         self._meeting.leave()
+
+    async def _dead(self) -> list[ServerRecord]:
+        """Records of servers that do not answer now: a run may end before its watch has seen the death."""
+        records = [node.record for node in self._nodes if node.record is not None]
+        if self._http is None:
+            return []
+        alive = await asyncio.gather(*map(self._answers, records))
+        return [record for record, answers in zip(records, alive, strict=True) if not answers]
 
     def _beat(self) -> None:
         while not self._ended.wait(self._config.runtime.heartbeat_s):

@@ -1,6 +1,7 @@
 """Records of servers and runs in a shared folder: whole, private, one key; who is alive by the reader's clock."""
 
 import json
+import os
 import stat
 import threading
 from dataclasses import replace
@@ -50,6 +51,31 @@ def test_records_come_back_and_are_private(meeting):
     ]
     assert mode(meeting.folder) == 0o700 and {mode(path) for path in meeting.folder.iterdir()} == {0o600}
     assert json.loads((meeting.folder / "runtime.json").read_text())["protocol"] == 1
+
+
+def test_what_a_killed_writer_left_goes_with_its_record(meeting, monkeypatch):
+    """Killed between the write and the rename: the folder must be empty for the last side that leaves."""
+    server = replace(SERVER, pid=os.getpid())
+    for write, record in ((meeting.write_server, server), (meeting.write_trainer, TRAINER)):
+        write(record)
+        with monkeypatch.context() as killed:
+            killed.setattr(Path, "replace", _killed)
+            killed.setattr(Path, "unlink", _killed)
+            with pytest.raises(KeyboardInterrupt):
+                write(record)
+    newer = meeting.folder / ".runtime.json.1.0123456789ab.tmp"  # of the server that takes its place
+    newer.touch()
+    assert len(list(meeting.folder.glob(".*.tmp"))) == 3
+    meeting.drop_server(server)
+    meeting.drop_trainer(TRAINER.trainer)
+    assert list(meeting.folder.iterdir()) == [newer]
+    newer.unlink()
+    meeting.leave()
+    assert not meeting.folder.exists()
+
+
+def _killed(*_, **__):
+    raise KeyboardInterrupt
 
 
 def test_what_is_no_record_is_passed_over(meeting):

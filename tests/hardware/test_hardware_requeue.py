@@ -20,15 +20,19 @@ def shown(state="RUNNING", preempted="None", reason="None", restarts=0):
 
 
 class Slurm:
-    """Answers `show`, and keeps what it is asked to requeue."""
+    """Answers `show`, and keeps what it is asked to requeue. `then`: what `show` says after the first request that a
+    signal ends; `signals`: how many it ends."""
 
-    def __init__(self, text="", refusal=""):
-        self.text, self.refusal, self.asked = text, refusal, []
+    def __init__(self, text="", refusal="", then="", signals=0):
+        self.text, self.refusal, self.then, self.signals, self.asked = text, refusal, then, signals, []
 
     def __call__(self, words, timeout_s, environ):
         if words[:2] == ["scontrol", "show"]:
             return Completed(0, self.text) if self.text else Completed(1, "", "Unable to contact slurm controller")
         self.asked.append(words[-1])
+        if len(self.asked) <= self.signals:
+            self.text = self.then or self.text
+            return Completed(-15, "", "")
         return Completed(1, "", self.refusal) if self.refusal else Completed(0, "")
 
 
@@ -103,6 +107,24 @@ def test_a_refused_request_is_given_back_and_told(survive):
     verdict = survive(Slurm(shown(), refusal="Requested operation is presently\n disabled")).told_to_end("SIGUSR2")
     assert not verdict.requeued and "Requested operation is presently disabled" in verdict.reason
     assert read_record(survive.path).requeues == 0
+
+
+PREEMPTED = shown(preempted="2026-01-01T00:00:00")
+
+
+@pytest.mark.parametrize(
+    ("then", "signals", "asked", "again"),
+    [
+        (shown("COMPLETING", restarts=1), 1, 1, True),  # the signal was SLURM's answer to the request
+        (PREEMPTED, 1, 2, True),  # it came before the request
+        (PREEMPTED, 9, 3, False),
+    ],
+)
+def test_a_request_that_slurms_own_signal_ends(survive, then, signals, asked, again):
+    slurm = Slurm(PREEMPTED, then=then, signals=signals)
+    verdict = survive(slurm).told_to_end("SIGTERM")
+    assert verdict.requeued is again and len(slurm.asked) == asked
+    assert again or "scontrol ended with -15" in verdict.reason
 
 
 def test_starts_that_finish_no_step_come_to_an_end(survive):

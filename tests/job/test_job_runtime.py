@@ -194,7 +194,7 @@ def test_a_run_whose_server_is_killed_saves_and_fails(two):
     assert "No sandbox server is left: sandbox server 0 did not answer" in text
     assert f"`python -m swe_rl job=runtime runtime=job runtime.shared_dir={two.meet}`" in text
     two.wait(lambda: not two.alive(), "processes to end", 10.0)
-    assert not two.meet.exists()
+    assert not two.meet.exists(), sorted(two.meet.iterdir())
 
 
 @pytest.mark.slow
@@ -271,5 +271,5 @@ def test_containers_end_with_either_side(two, container_engine, killed):
     assert other.wait(60) == status, two.text("run.log")
     two.wait(lambda: not names(), "containers to be gone", 30.0)
     two.wait(lambda: not two.alive(), "processes to end", 15.0)
-    assert not two.meet.exists()
+    assert not two.meet.exists(), sorted(two.meet.iterdir())
     client.close()

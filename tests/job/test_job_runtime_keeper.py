@@ -208,3 +208,17 @@ async def test_the_run_gives_signs_of_life_and_takes_its_record_along(tmp_path, 
         await stage.until(lambda: "does not answer any more" in stage.said[-1])
     assert stage.meeting.trainers() == [] and stage.meeting.servers() == []  # the dead one's, too
     assert stage.meeting.known_key() is None
+
+
+async def test_the_record_of_a_server_that_dies_last_goes_with_the_run(tmp_path, monkeypatch):
+    """The watch's last look saw it alive. A server that lives keeps its record, and the folder."""
+    async with Stage(tmp_path, monkeypatch, "runtime.nodes=2") as stage:
+        await stage.serve("a")
+        await stage.serve("b", node=1)
+        await stage.until(lambda: all(node.record is not None for node in stage.keeper._nodes))
+        monkeypatch.setattr(stage.keeper, "_look", lambda: asyncio.sleep(60))
+        await asyncio.sleep(0.1)
+        await stage.kill("a")
+        servers, stage.servers = stage.servers, {}
+    assert [record.server for record in stage.meeting.servers()] == ["b"]
+    await servers["b"][0].close()

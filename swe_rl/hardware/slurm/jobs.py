@@ -100,7 +100,7 @@ def scontrol(*words: str, run: Run = run_program) -> str:
     done = ask(["scontrol", *words], run, _SCONTROL_S)
     if done.status:
         said = " ".join((done.stderr or done.stdout).split()) or f"scontrol ended with {done.status}"
-        raise SlurmError(said, refusal=said)
+        raise SlurmError(said, refusal=said, perhaps=done.status < 0)  # a signal ended it, before or after it asked
     return done.stdout
 
 

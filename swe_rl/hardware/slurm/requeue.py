@@ -125,7 +125,7 @@ class Survival:
 
     def _decide(self, signal_name: str) -> Verdict:
         seen = view(self._here.job_id, self._run) or JobView("RUNNING")
-        if seen.state in _QUEUED or seen.restarts > self._here.restarts:
+        if self._is_queued(seen):
             return Verdict(True, f"told by {signal_name} to end; SLURM has queued job {self._here.job_id} again")
         if seen.state == "PREEMPTED" or seen.preempted:
             return self._ask(f"told by {signal_name} to end: another job needs its place")
@@ -146,15 +146,30 @@ class Survival:
         return replace(verdict, reason=f"{verdict.reason} ({asked + 1} of {self._limit})")
 
     def _ask(self, why: str) -> Verdict:
-        try:
-            scontrol("requeue", self._here.job_id, run=self._run)
-        except SlurmError as error:
-            return Verdict(False, f"{why}; SLURM does not queue it again: {error}")
-        return Verdict(True, f"{why}; job {self._here.job_id} is queued again")
+        """What SLURM does counts, not what `scontrol` lives to say.
+
+        SLURM's SIGTERM goes to every process of the job, so to `scontrol` too: often as the answer to its own request.
+        """
+        queued = Verdict(True, f"{why}; job {self._here.job_id} is queued again")
+        for attempt in range(1, _ATTEMPTS + 1):
+            try:
+                scontrol("requeue", self._here.job_id, run=self._run)
+            except SlurmError as error:
+                if self._is_queued(view(self._here.job_id, self._run)):
+                    return queued
+                if not error.perhaps or attempt == _ATTEMPTS:
+                    return Verdict(False, f"{why}; SLURM does not queue it again: {error}")
+            else:
+                return queued
+        raise AssertionError("the last attempt returns")
+
+    def _is_queued(self, seen: JobView | None) -> bool:
+        return seen is not None and (seen.state in _QUEUED or seen.restarts > self._here.restarts)
 
     def _keep(self, record: RequeueRecord) -> None:
         self.record = record
         write_json_atomic(self._path, asdict(record))
 
 
+_ATTEMPTS = 3  # a request that a signal ended may not have reached SLURM
 _QUEUED = frozenset({"PENDING", "REQUEUED", "REQUEUE_HOLD", "NODE_FAIL"})
