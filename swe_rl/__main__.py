@@ -14,7 +14,7 @@ from swe_rl.host.terminal import outlive_readers, shown
 def main() -> int:
     gc.set_threshold(50_000, 20, 20)  # a composition makes many objects and little garbage
     outlive_readers()
-    arguments = sys.argv[1:]
+    arguments = _spelled_out(sys.argv[1:])
     if "--help" in arguments or "-h" in arguments:
         return _help(arguments)
     if arguments == ["--version"]:
@@ -27,6 +27,17 @@ def main() -> int:
     except ModuleNotFoundError as error:
         return _not_installed(error)
     return start(arguments)
+
+
+def _spelled_out(arguments: list[str]) -> list[str]:
+    """A first word alone: `train` is `job=train`, `help` is `--help`, `help KEY` is `job=describe job.topic=KEY`."""
+    from swe_rl.config.choices import JobName
+
+    first, *others = arguments or [""]
+    if first == "help":
+        topic = others and not others[0].startswith("-")
+        return ["job=describe", f"job.topic={others[0]}", *others[1:]] if topic else ["--help", *others]
+    return [f"job={first}", *others] if first in set(JobName) else arguments
 
 
 def _help(arguments: list[str]) -> int:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from swe_rl.__main__ import _spelled_out
 from tests.support.command import LIGHT, warm
 
 HEAVY = ("torch", "transformers", "ray", "aiohttp", "vllm", "datasets", "wandb", "numpy")
@@ -163,6 +164,21 @@ def test_inspection_masks(tmp_path):
     done = cli("--cfg", "job", "--resolve", "-p", "hardware", f"+hardware.env_vars.HF_TOKEN={SECRET}", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "cpus_per_node: 2" in done.stdout and SECRET not in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("train model=tiny", "job=train model=tiny"),
+        ("job=train check", "job=train check"),
+        ("help", "--help"),
+        ("help --config-dir x", "--help --config-dir x"),
+        ("help rollout.n", "job=describe job.topic=rollout.n"),
+        ("", ""),
+    ],
+)
+def test_a_jobs_name_and_help_as_first_words(typed, meant):
+    assert _spelled_out(typed.split()) == meant.split()
 
 
 def test_completion_and_json_pipe(tmp_path):

@@ -2,7 +2,8 @@
 
 Invariants:
 - Every phase, finished step and evaluation is one line in `run.log` (logger `swe_rl.progress`) whatever the console.
-- On a terminal: two live lines; elsewhere plain lines, at most one every two seconds besides a line a step.
+- On a terminal: two live lines; elsewhere plain lines, the first of a phase after two seconds, then one in 30.
+- A lasting line is broken between its parts where the console is narrower; `run.log` has it whole.
 - Nothing here can fail a run: a console that goes away (`| head`, a closed terminal) is ignored.
 - rich is imported only where a live terminal is shown; whatever else the process prints appears above the live lines.
 - The state has no clock of its own; counts belong to the phase that collects. What is read for showing may be read by
@@ -19,13 +20,15 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self, TextIO
 
-from swe_rl.host.terminal import is_live
+from swe_rl.host.terminal import is_live, width
 from swe_rl.logger import progress_text as text
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-PLAIN_EVERY_S = 2.0
+_UNBOUNDED = 10_000  # columns of what is no terminal: a file's lines stay whole
+PLAIN_FIRST_S = 2.0
+PLAIN_EVERY_S = 30.0
 
 
 @dataclass(slots=True)
@@ -96,31 +99,35 @@ class ProgressState:
 
 
 class PlainView:
-    """One lasting line each, and a line on the present state at most every PLAIN_EVERY_S."""
+    """One lasting line each, and lines on the present state: PLAIN_FIRST_S into a phase, then every PLAIN_EVERY_S."""
 
     def __init__(self, stream: TextIO, state: ProgressState, clock: Callable[[], float]) -> None:
         self._stream = stream
         self._state = state
         self._clock = clock
-        self._shown_s = clock()
+        self._since_s = clock()
+        self._wait_s = PLAIN_FIRST_S
         self._broken = False
 
     def start(self) -> None:
-        self._shown_s = self._clock()
+        self._since_s, self._wait_s = self._clock(), PLAIN_FIRST_S
+
+    def start_phase(self) -> None:
+        self.start()
 
     def line(self, message: str) -> None:
         if self._broken:
             return
         try:
-            print(message, file=self._stream, flush=True)
+            print(text.wrapped(message, width(self._stream, _UNBOUNDED)), file=self._stream, flush=True)
         except (OSError, ValueError):
             self._broken = True
 
     def refresh(self) -> None:
         now_s = self._clock()
-        if now_s - self._shown_s < PLAIN_EVERY_S:
+        if now_s - self._since_s < self._wait_s:
             return
-        self._shown_s = now_s
+        self._since_s, self._wait_s = now_s, PLAIN_EVERY_S
         collection = self._state.collection(now_s)
         self.line("  ".join(filter(None, (self._state.headline(now_s), collection))))
 
@@ -145,9 +152,12 @@ class LiveView:
     def start(self) -> None:
         self._live.start()
 
+    def start_phase(self) -> None:
+        pass
+
     def line(self, message: str) -> None:
         with suppress(OSError, ValueError):
-            self._console.print(message, markup=False, soft_wrap=True)
+            self._console.print(text.wrapped(message, self._console.width), markup=False, soft_wrap=True)
 
     def refresh(self) -> None:
         pass  # the redrawing thread reads the state
@@ -206,6 +216,8 @@ class Progress:
         """
         entered = self.state.enter(name, trajectories, self._clock())
         _log.info(text.started(name))
+        if trajectories:
+            self._view.start_phase()
         self._view.refresh()
         try:
             yield

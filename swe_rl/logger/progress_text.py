@@ -35,15 +35,55 @@ def duration(seconds: float) -> str:
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
+_KINDS = 3  # of failures that a step's line names
+
+
 def step_line(record: Mapping[str, Any], total_steps: int, step_s: float) -> str:
+    """A step's record in figures: its order is that of a person's questions, whether it learns, then what it costs."""
     width = len(str(total_steps))
-    return (
-        f"step {record.get('step', '-'):>{width}}/{total_steps}  reward {number(record.get('reward_mean'), '.3f')}"
-        f"  resolved {percent(record.get('resolved_rate')):>5}"
-        f"  {number(record.get('tokens_per_s'), '.0f'):>5} response tokens/s"
-        f"  loss {number(record.get('loss'), '.4f')}  entropy {number(record.get('entropy'), '.3f')}"
-        f"  {duration(step_s)}"
+    interval = record.get("resolved_interval")
+    phases = (("generate_s", "generate"), ("train_s", "train"), ("weight_sync_s", "send"))
+    parts = (
+        f"step {record.get('step', '-'):>{width}}/{total_steps}",
+        f"reward {number(record.get('reward_mean'), '.3f')}",
+        f"resolved {percent(record.get('resolved_rate'))}{f' ({span(*interval)})' if interval else ''}",
+        f"length {number(record.get('avg_response_length'), '.0f')}",
+        f"loss {number(record.get('loss'), '.4f')}",
+        f"gradient {number(record.get('grad_norm'))}",
+        f"entropy {number(record.get('entropy'), '.3f')}",
+        f"KL {number(record.get('kl_rollout'), '.2g')}",
+        *failures(record.get("statuses") or {}),
+        f"{number(record.get('tokens_per_s'), '.0f')} response tokens/s",
+        " + ".join(f"{name} {duration(record[key])}" for key, name in phases if key in record),
+        f"total {duration(step_s)}",
     )
+    return PART.join(part for part in parts if part)
+
+
+PART = "  "  # between two parts of a line, where it may be broken
+
+
+def failures(statuses: Mapping[str, int]) -> list[str]:
+    """The most frequent ways in which trajectories ended without solving anything: `20 empty_patch`."""
+    others = sorted(((count, name) for name, count in statuses.items() if name != "resolved"), reverse=True)
+    rest = sum(count for count, _ in others[_KINDS:])
+    named = [f"{count} {name}" for count, name in others[:_KINDS]]
+    return [", ".join([*named, *([f"{rest} other"] if rest else [])])] if named else []
+
+
+def wrapped(line: str, columns: int, indent: int = 6) -> str:
+    """Broken between parts, never inside of a part; what follows is indented. What was broken before stays as it is."""
+    if len(line) <= columns or "\n" in line:
+        return line
+    first, *parts = line.split(PART) if line == line.lstrip() else (line,)
+    lines = [first]
+    for part in parts:
+        joined = f"{lines[-1]}{PART}{part}"
+        if len(joined) > columns:
+            lines.append(f"{' ' * indent}{part}")
+        else:
+            lines[-1] = joined
+    return "\n".join(lines)
 
 
 def collection_line(done: int, total: int, counts: Mapping[str, int], sampled_tokens_per_s: float) -> str:

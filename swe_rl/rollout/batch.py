@@ -25,6 +25,7 @@ from swe_rl.algo.credit import turn_advantages
 from swe_rl.config.choices import DynamicSampling
 from swe_rl.config.schema import AlgoConfig, TurnRewardsConfig
 from swe_rl.gateway.trace import Trace
+from swe_rl.report.statistics import clustered_interval
 from swe_rl.rollout.collect import Collected
 from swe_rl.rollout.trajectory import INFRA_STATUSES, Status, Trajectory, cheating_counts
 from swe_rl.rollout.turn_reward import pays, turn_reward
@@ -137,6 +138,7 @@ def rollout_numbers(collected: Collected, generate_s: float) -> dict[str, Any]:
         "reward_mean": sum(rewards) / len(rewards) if rewards else None,
         "resolved_rate": sum(attempt.status is Status.resolved for attempt in valid) / len(valid) if valid else None,
         "resolved_samples": len(valid),
+        "resolved_interval": clustered_interval(list(valid_counts(trajectories).values())),
         "statuses": dict(sorted(Counter(trajectory.status.value for trajectory in trajectories).items())),
         "infra_retries": len(collected.retried),
         "cheating": cheating_counts(trajectories),

@@ -20,6 +20,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from swe_rl.config.choices import JobName
 from swe_rl.config.compose import config_hash, flatten
 from swe_rl.config.schema import Config
 from swe_rl.errors import SweRlError
@@ -28,14 +29,14 @@ from swe_rl.hardware.slurm.jobs import allocation
 from swe_rl.hardware.slurm.requeue import EXIT_STATUS, Requeued, Survival, Verdict
 from swe_rl.hardware.sync import synced
 from swe_rl.host.kill_point import kill_point
-from swe_rl.logger.disk import DiskError
+from swe_rl.logger.disk import DiskError, read_json
 from swe_rl.logger.folder import RunFolder, RunState, RunStatus, StatusWriter
 from swe_rl.logger.jsonl import EventLog, StepLog, iter_jsonl, read_evals, read_events
 from swe_rl.logger.progress import Progress, ProgressState
 from swe_rl.logger.run_log import RunLog
 from swe_rl.logger.summary import write_summary
 from swe_rl.logger.wandb import WandbLogger
-from swe_rl.plan.sizes import uses_no_gpu
+from swe_rl.plan import sizes
 from swe_rl.report.resolved import intervals_line, summary_of
 from swe_rl.run.which_folder import acquire, copy_folder
 
@@ -165,6 +166,41 @@ class Session:
         print(f"report:     {self.folder.report_html}", flush=True)
 
 
+def banner(config: Config, plan: Mapping[str, Any], folder: Path) -> list[str]:
+    """What a run says first: what it is, how much there is to do, where its files go, how to watch it; a line each.
+
+    `plan`: of plan.json. A time is named only where the plan's estimate covers all of a step.
+    """
+    rows = {
+        config.job.name.value: _what(config),
+        "plan": _work(config, plan.get("time", {})),
+        "folder": str(folder),
+        "watch": f"tail -f {folder / 'run.log'}",
+    }
+    return [f"{label:<{_LABEL_COLUMNS}}{text}" for label, text in rows.items()]
+
+
+def _what(config: Config) -> str:
+    parts = [f"agent {config.agent.name}", f"engine {config.engine.kind.value}"]
+    if config.job.name is JobName.train:
+        parts.insert(1, f"algo {config.algo.name}")
+    if not sizes.uses_no_gpu(config.layout):
+        parts.append(f"{sizes.gpus_needed(config)} GPUs, layout {config.layout.name}, router {config.router.name}")
+    return f"{config.model.name} on {config.env.name}: {', '.join(parts)}"
+
+
+def _work(config: Config, time: Mapping[str, Any]) -> str:
+    rollout = config.rollout
+    if config.job.name is JobName.eval:
+        return f"{rollout.eval_n} trajectories for each instance of {config.env.eval_split}"
+    steps = f"{config.trainer.steps} steps of {rollout.prompts_per_step} instances x {rollout.n} trajectories"
+    known = "run" in time and (config.job.name is not JobName.train or time.get("training_s_per_step"))
+    return f"{steps}, about {time['run']}" if known else steps
+
+
+_LABEL_COLUMNS = 8
+
+
 def peak_memory_gb() -> float:
     """Of this process since its start (Linux counts in KiB)."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / _BYTES_PER_GB
@@ -209,9 +245,12 @@ def session(
                     rsync=shutil.which("rsync"),
                 )
             )
-        if not uses_no_gpu(config.layout):
+        if not sizes.uses_no_gpu(config.layout):
             stack.enter_context(watched_gpus(progress.message))
         restarts = {"job": here.job_id, "restarts": here.restarts} if here is not None else {}
+        if reports:
+            for line in banner(config, read_json(folder.plan_json), folder.path):
+                progress.message(line)
         events.write("resumed" if resumed else "started", name=config.name, seed=config.trainer.seed, **restarts)
         try:
             if run_session.survival is not None:
@@ -260,6 +299,8 @@ def _close(session: Session, state: RunState, reason: str | None, exit_status: i
     A run is not done before its report is there: killed in between, it is resumed and writes one.
     """
     session.end_signal.deaf = True
+    if state is not RunState.done:
+        session.progress.message(f"run folder: {session.folder.path}")
     try:
         if state is RunState.done and session.reports:
             session.finish(session.status.ending(state))

@@ -1,14 +1,16 @@
 import io
 import logging
+import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from swe_rl.host.terminal import is_live
 from swe_rl.logger.progress import Progress, ProgressState
-from swe_rl.logger.progress_text import averages, duration, number, percent, step_line
+from swe_rl.logger.progress_text import averages, duration, number, percent, step_line, wrapped
 from swe_rl.rollout.trajectory import Status
 
 RECORD = {
@@ -48,17 +50,57 @@ def run_steps(console, clock, environ, trajectories=40, seconds_each=0.5):
         progress.eval_done("after", 0.5, 96)
 
 
-def test_plain_lines_come_at_most_every_two_seconds(caplog):
+def test_plain_lines_come_two_seconds_into_a_phase_then_every_thirty(caplog):
     out, clock = io.StringIO(), Clock()
     with caplog.at_level(logging.INFO, "swe_rl.progress"):
-        run_steps(out, clock, {})
+        run_steps(out, clock, {}, trajectories=140)  # 70 s
     lines = out.getvalue().splitlines()
     running = [line for line in lines if "trajectories (" in line]
-    assert len(running) == 10  # 20 s of collection
-    assert "step 1/2  generate" in running[0]
-    assert "40/40 trajectories (30 unresolved, 10 resolved)  200 sampled tokens/s" in running[-1]
-    assert lines[-2].startswith("step 1/2  reward 0.500  resolved 25.0%   1234 response tokens/s  loss 0.0123  ")
+    assert [re.search(r"generate ([0-9.:]+s?)", line)[1] for line in running] == ["2.0s", "32.0s", "1:02"]
+    assert "124/140 trajectories (93 unresolved, 31 resolved)  200 sampled tokens/s" in running[-1]
+    assert lines[-2].startswith("step 1/2  reward 0.500  resolved 25.0%  length 410  loss 0.0123  ")
     assert lines[-1] == "eval after: 50.0% resolved of 96 trajectories"
+
+
+STEP_LINES = Path(__file__).with_name("golden_step_lines.txt")
+FULL = {
+    **RECORD,
+    "resolved_interval": (0.102, 0.4931),
+    "grad_norm": 0.17975,
+    "entropy": 0.0322,
+    "kl_rollout": 1.748e-13,
+    "statuses": {"empty_patch": 20, "resolved": 12, "unresolved": 3, "step_limit": 2, "infra_error": 1},
+    "generate_s": 62.3,
+    "train_s": 2.77,
+    "weight_sync_s": 0.0036,
+}
+
+
+def test_step_lines_fit_the_terminal():
+    """SWE_RL_WRITE_GOLDEN=1 rewrites the file; its diff is then part of the change."""
+    line = step_line(FULL, 24, 65.4)
+    shown = {columns: wrapped(line, columns) for columns in (60, 80, 120)}
+    for columns, text in shown.items():
+        assert all(len(part) <= columns for part in text.splitlines())
+        assert re.sub(r"\n +", "  ", text) == line
+    text = "".join(f"{columns} columns\n{lines}\n" for columns, lines in shown.items())
+    if os.environ.get("SWE_RL_WRITE_GOLDEN"):
+        STEP_LINES.write_text(text)
+    assert STEP_LINES.read_text() == text
+
+
+def test_a_terminal_gets_broken_lines_and_the_log_whole_ones(caplog):
+    out = Terminal()
+    with caplog.at_level(logging.INFO, "swe_rl.progress"), Progress(24, out, environ={"TERM": "xterm"}) as progress:
+        progress._view._console.width = 60
+        progress.step_done(FULL)
+    assert step_line(FULL, 24, progress.state.step_times_s[-1]) in caplog.messages
+    assert "\n      length 410" in out.getvalue().replace("\r", "")
+
+
+def test_what_is_no_list_of_parts_is_left_as_it_is():
+    for text in ("    x  " * 40, "a  b\n  c  " * 40, "w" * 200, ""):
+        assert wrapped(text, 60) == text
 
 
 def test_run_log_has_the_markers_of_the_field(caplog):

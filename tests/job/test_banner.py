@@ -1,0 +1,37 @@
+"""What a run says first."""
+
+from pathlib import Path
+
+from swe_rl.config.compose import compose
+from swe_rl.job.plan import plan
+from swe_rl.run.session import banner
+
+
+def lines(*overrides):
+    config = compose(overrides).config
+    return banner(config, plan(config), Path("/runs/a"))
+
+
+def test_a_run_on_a_cpu():
+    """A CPU's training is not estimated, so no time is named."""
+    assert lines("trainer.steps=24") == [
+        "train   tiny on bugs: agent bash, algo grpo, engine embedded",
+        "plan    24 steps of 8 instances x 8 trajectories",
+        "folder  /runs/a",
+        "watch   tail -f /runs/a/run.log",
+    ]
+
+
+def test_gpus_and_the_estimate_of_the_plan():
+    overrides = ("model=qwen3_8b", "layout=colocated8", "hardware=h100x8", "env=swe_gym", "agent=mini_swe")
+    what, work, *_ = lines(*overrides)
+    assert what.endswith("engine vllm, 8 GPUs, layout colocated8, router default")
+    assert work.endswith(f", about {plan(compose(overrides).config)['time']['run']}")
+
+
+def test_an_evaluation_and_a_run_without_a_trainer():
+    assert lines("job=eval", "rollout.eval_n=3")[:2] == [
+        "eval    tiny on bugs: agent bash, engine embedded",
+        "plan    3 trajectories for each instance of heldout",
+    ]
+    assert lines("job=rollout")[0] == "rollout tiny on bugs: agent bash, engine embedded"
