@@ -22,6 +22,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Self
 
+from swe_rl.config.yaml_text import YamlError, parse
 from swe_rl.errors import UserError
 from swe_rl.logger.disk import Redactor, decode_json, disk_error, encode_json, write_json_atomic
 
@@ -191,6 +192,14 @@ class RunFolder:
     def program_steps(self) -> list[int]:
         """Steps whose timeline is in a file of its own, ascending."""
         return _steps_in(self.programs_folder)
+
+    def overrides(self) -> list[str]:
+        """What the run was given, secrets masked; nothing where that was not kept."""
+        try:
+            content = parse((self.path / ".hydra" / "overrides.yaml").read_text(encoding="utf-8"))
+        except (OSError, ValueError, YamlError):
+            return []
+        return [str(override) for override in content] if isinstance(content, list) else []
 
     def status(self) -> RunStatus | None:
         return read_status(self.status_json)

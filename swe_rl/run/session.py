@@ -13,7 +13,7 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -166,18 +166,20 @@ class Session:
         print(f"report:     {self.folder.report_html}", flush=True)
 
 
-def banner(config: Config, plan: Mapping[str, Any], folder: Path) -> list[str]:
+def banner(config: Config, plan: Mapping[str, Any], folder: Path, overrides: Sequence[str] = ()) -> list[str]:
     """What a run says first: what it is, how much there is to do, where its files go, how to watch it; a line each.
 
-    `plan`: of plan.json. A time is named only where the plan's estimate covers all of a step.
+    `plan`: of plan.json; `overrides`: what this run was given, which tells it from others of its sweep.
+    A time is named only where the plan's estimate covers all of a step.
     """
     rows = {
         config.job.name.value: _what(config),
+        "with": " ".join(overrides),
         "plan": _work(config, plan.get("time", {})),
         "folder": str(folder),
         "watch": f"tail -f {folder / 'run.log'}",
     }
-    return [f"{label:<{_LABEL_COLUMNS}}{text}" for label, text in rows.items()]
+    return [f"{label:<{_LABEL_COLUMNS}}{text}" for label, text in rows.items() if text]
 
 
 def _what(config: Config) -> str:
@@ -249,7 +251,7 @@ def session(
             stack.enter_context(watched_gpus(progress.message))
         restarts = {"job": here.job_id, "restarts": here.restarts} if here is not None else {}
         if reports:
-            for line in banner(config, read_json(folder.plan_json), folder.path):
+            for line in banner(config, read_json(folder.plan_json), folder.path, folder.overrides()):
                 progress.message(line)
         events.write("resumed" if resumed else "started", name=config.name, seed=config.trainer.seed, **restarts)
         try:

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from swe_rl.config.compose import compose
 from swe_rl.job.plan import plan
+from swe_rl.logger.folder import RunFolder
 from swe_rl.run.session import banner
 
 
@@ -35,3 +36,18 @@ def test_an_evaluation_and_a_run_without_a_trainer():
         "plan    3 trajectories for each instance of heldout",
     ]
     assert lines("job=rollout")[0] == "rollout tiny on bugs: agent bash, engine embedded"
+
+
+def test_what_tells_a_run_from_others_of_its_sweep():
+    config = compose(()).config
+    assert banner(config, {}, Path("/runs/0"), ["trainer.seed=0", "algo=rloo"])[1] == "with    trainer.seed=0 algo=rloo"
+
+
+def test_overrides_are_those_of_the_folder(tmp_path):
+    folder = RunFolder(tmp_path)
+    assert folder.overrides() == []
+    (tmp_path / ".hydra").mkdir()
+    written = tmp_path / ".hydra" / "overrides.yaml"
+    for text, overrides in (("- a=1\n- b='x y'\n", ["a=1", "b='x y'"]), ("[]\n", []), ("{", [])):
+        written.write_text(text)
+        assert folder.overrides() == overrides

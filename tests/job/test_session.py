@@ -72,11 +72,12 @@ def test_done(make, fresh):
         (asyncio.CancelledError(), RunState.interrupted, 130),
     ],
 )
-def test_every_end_is_written_and_raised_on(make, fresh, error, state, exit_status):
+def test_every_end_is_written_and_raised_on(make, fresh, error, state, exit_status, capsys):
     path = fresh()
     with pytest.raises(type(error)) as caught:
         leave(make(), path, error)
     assert caught.value is error
+    assert f"run folder: {path}" in capsys.readouterr().out
     assert (status(path).status, status(path).exit_status) == (state, exit_status)
     assert (path / "report.html").is_file() and not RunFolder(path).is_locked()
 

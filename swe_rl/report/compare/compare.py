@@ -10,12 +10,11 @@ Invariants:
   the latest evaluation of each run; instances of one side alone are counted and left out.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from statistics import fmean, stdev
 from typing import Any
 
-from swe_rl.logger.progress_text import span
 from swe_rl.logger.summary import before_and_after
 from swe_rl.report.resolved import Change, Resolved, change, counts_of, gain, part_of, resolved
 from swe_rl.report.statistics import Interval, Paired, mean_interval, paired
@@ -78,19 +77,6 @@ def held_out_pair(pairs: Sequence[tuple[HeldOut | None, HeldOut | None]]) -> Hel
     return HeldOutPair(len(diffs), sum(diff.num_instances for diff in diffs), unpaired, rates[0], rates[1], interval)
 
 
-def run_lines(name: str, run: HeldOut) -> Iterator[str]:
-    over = run.part or (f"{run.latest.num_instances} instances" if run.latest.num_instances else "")
-    rates = " -> ".join(f"{100 * it.rate:.1f}% ({span(it.low, it.high)})" for it in (run.before, run.after) if it)
-    yield f"- {name} {run.split}: {rates}{f', {over}' if over else ''}"
-    if run.gain is not None:
-        yield f"- {name} gain: {gain_text(run.gain)}"
-
-
-def gain_text(gain: Change) -> str:
-    within = f"{100 * gain.low:+.1f} to {100 * gain.high:+.1f}"
-    return f"{100 * gain.delta:+.1f} points ({within}), paired over {gain.num_instances} instances"
-
-
 def pair_line(pair: HeldOutPair) -> str:
     only = f", {pair.unpaired} not shared" if pair.unpaired else ""
     if pair.baseline is None or pair.candidate is None:
@@ -120,6 +106,7 @@ class StepRate:
     avg_response_length: float | None = None
     generate_s: float | None = None
     step_s: float | None = None
+    loss: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +125,10 @@ class Measured:
     status: str | None = None
     overrides: Mapping[str, str] = field(default_factory=dict)
     values: Mapping[str, Any] = field(default_factory=dict)  # its configuration
+
+    def mean(self, value: Callable[[StepRate], float | None]) -> float | None:
+        """Over its steps; None where a step lacks it, or there is none."""
+        return _mean([value(rate) for rate in self.steps.values()])
 
     def value(self, key: str) -> Any:
         """A leaf of its configuration by its dotted name, of a group its option's name; None if it is not there."""

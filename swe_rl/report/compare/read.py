@@ -76,8 +76,8 @@ def _run(folder: RunFolder) -> Measured:
         gains=_gains(evals),
         held_out=held_out(evals),
         status=status.status.value if status else None,
-        overrides=_overrides(folder.path / ".hydra" / "overrides.yaml"),
-        values=_yaml(folder.config_yaml, dict),
+        overrides=_by_key(folder.overrides()),
+        values=_yaml(folder.config_yaml),
     )
 
 
@@ -85,7 +85,7 @@ def _rate(record: Mapping[str, Any]) -> StepRate | None:
     tokens_per_s = _number(record.get("tokens_per_s"))
     if tokens_per_s is None:
         return None
-    names = ("reward_mean", "avg_response_length", "generate_s", "step_s")
+    names = ("reward_mean", "avg_response_length", "generate_s", "step_s", "loss")
     return StepRate(tokens_per_s, **{name: _number(record.get(name)) for name in names})
 
 
@@ -121,21 +121,18 @@ def _log(path: Path, key: str, trajectories_per_step: int) -> Measured:
     )
 
 
-def _overrides(path: Path) -> dict[str, str]:
-    """By key, without Hydra's `+` and quotes; what a sweep file added is not in it, its parameters are."""
-    given: dict[str, str] = {}
-    for override in _yaml(path, list):
-        name, _, value = str(override).partition("=")
-        given[name.lstrip("+~")] = value.strip("'\"")
-    return given
+def _by_key(overrides: Sequence[str]) -> dict[str, str]:
+    """Without Hydra's `+` and quotes; what a sweep file added is not in it, its parameters are."""
+    split = (override.partition("=") for override in overrides)
+    return {name.lstrip("+~"): value.strip("'\"") for name, _, value in split}
 
 
-def _yaml(path: Path, kind: type) -> Any:
+def _yaml(path: Path) -> dict[str, Any]:
     try:
         content = yaml_text.parse(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml_text.YamlError):
-        return kind()
-    return content if isinstance(content, kind) else kind()
+        return {}
+    return content if isinstance(content, dict) else {}
 
 
 def _number(value: Any) -> float | None:

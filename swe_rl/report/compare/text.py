@@ -19,10 +19,12 @@ from dataclasses import asdict
 from typing import Any
 
 from swe_rl.logger.folder import RunState
+from swe_rl.logger.progress_text import span
 from swe_rl.report.compare.compare import (
     Arm,
     Comparison,
     Gain,
+    HeldOut,
     Key,
     Measured,
     Pair,
@@ -30,7 +32,6 @@ from swe_rl.report.compare.compare import (
     held_out_record,
     pair,
     pair_line,
-    run_lines,
 )
 from swe_rl.report.statistics import LEVEL, RESAMPLES, SEED, Interval, Paired, percent
 
@@ -43,14 +44,14 @@ _REPEAT = "A --multirun with job.repeat=0,1,2,3 repeats the arms in turn."
 def text(made: Comparison) -> str:
     """Of one arm or more, without a newline at the end."""
     if not made.has_steps():  # evaluations alone
-        return "\n".join([_title(made), "", *_sources(made), "", *_held_out(made), *_notes(made)])
+        return "\n".join([_title(made), "", *_sources(made), "", *_held_out(made), *_notes(made), *runs_table(made)])
     lines = [_title(made), "", *_sources(made), *_formulas(made.arms), ""]
     if len(made.arms) == 2:
         lines += [*pair_table(made), "", *_facts(made.pairs[0])]
     else:
         lines += [*arms_table(made), "", *steps_table(made), ""]
         lines.append(f"- 95 % of delta %: {_OVER_RUNS}; {ONE_RUN}: none. {_REPEAT}")
-    return "\n".join([*lines, *_held_out(made), *_notes(made)])
+    return "\n".join([*lines, *_held_out(made), *_notes(made), *runs_table(made)])
 
 
 def _title(made: Comparison) -> str:
@@ -61,19 +62,63 @@ def _title(made: Comparison) -> str:
 
 
 def _held_out(made: Comparison) -> Iterator[str]:
-    """Each run's own figures, then each arm against the baseline."""
-    for arm, name, run in _runs(made):
-        if run.held_out:
-            yield from run_lines(f"{arm.short}{f' {name}' if name else ''}", run.held_out)
+    """Each arm's last evaluation against the baseline's."""
     for arms in made.pairs:
         if arms.held_out:
             yield pair_line(arms.held_out) + (f": {arms.candidate.short}" if len(made.pairs) > 1 else "")
 
 
+_RUN = ("Run", "Held-out %", "95 %", "Gain", "95 %", "Reward", "Loss", "Length", "Step s", "Wall s")
+
+
+def runs_table(made: Comparison) -> list[str]:
+    """What came of each run: its latest evaluation, the gain paired over instances, means over its steps.
+
+    A column that no run fills is left out; without an evaluation there is no table, for the others say the rest.
+    """
+    if not made.has_evaluations():
+        return []
+    rows = [_run_row(_name(arm, name), run) for arm, name, run in _runs(made)]
+    kept = [index for index in range(len(_RUN)) if any(row[index] != NOTHING for row in rows)]
+    splits = dict.fromkeys(_evaluated(run.held_out) for _, _, run in _runs(made) if run.held_out)
+    said = f"Evaluated on {' and '.join(splits)}; gains are paired over instances."
+    return ["", said, "", *table([_RUN[index] for index in kept], [[row[index] for index in kept] for row in rows])]
+
+
+def _evaluated(held_out: HeldOut) -> str:
+    count = held_out.latest.num_instances
+    over = held_out.part or (f"{count} instances" if count else "")
+    return f"{held_out.split}{f', {over}' if over else ''}"
+
+
+def _run_row(name: str, run: Measured) -> list[str]:
+    rates, gained = run.held_out, run.held_out.gain if run.held_out else None
+    shown = [f"{100 * it.rate:.1f}" for it in (rates.before, rates.after) if it] if rates else []
+    means = (
+        number(run.mean(lambda rate: rate.reward_mean), 3),
+        number(run.mean(lambda rate: rate.loss), 4),
+        number(run.mean(lambda rate: rate.avg_response_length), 0),
+        number(run.mean(lambda rate: rate.step_s)),
+        number(run.wall_s, 0),
+    )
+    return [
+        name,
+        " -> ".join(shown) or NOTHING,
+        span(rates.latest.low, rates.latest.high) if rates else NOTHING,
+        f"{100 * gained.delta:+.1f}" if gained else NOTHING,
+        f"{100 * gained.low:+.1f} to {100 * gained.high:+.1f}" if gained else NOTHING,
+        *means,
+    ]
+
+
+def _name(arm: Arm, repeat: str) -> str:
+    return f"{arm.short} {repeat}".strip()
+
+
 def _sources(made: Comparison) -> Iterator[str]:
     for arm, name, run in _runs(made):
         what = "job" if run.is_log else "run"
-        yield f"- {arm.short}{f' {name}' if name else ''} {what}: `{run.job or run.source}`"
+        yield f"- {_name(arm, name)} {what}: `{run.job or run.source}`"
 
 
 def _runs(made: Comparison) -> Iterator[tuple[Arm, str, Measured]]:
