@@ -86,7 +86,8 @@ class Critic:
                 raise TrainerError(f"A row of trajectory {row.trajectory_id} has no reward for each sampled token.")
             raw.append(gae(row.rewards, value, self._algo.discount, self._algo.gae_lambda))
         shift, scale = _moments(raw) if self._algo.normalize_std else (0.0, 1.0)
-        credited = {id(row): replace(row, advantage=scale * (a - shift)) for row, a in zip(trained, raw, strict=True)}
+        scaled = [(scale * (advantages - shift)).astype(np.float32) for advantages in raw]
+        credited = {id(row): replace(row, advantage=of_row) for row, of_row in zip(trained, scaled, strict=True)}
         for row, value, advantage in zip(trained, values, raw, strict=True):
             name = id(credited[id(row)])
             self._values[name] = value.astype(np.float32)
@@ -116,7 +117,7 @@ class Critic:
             weights = torch.tensor([mini.weights[i] for i in batch.members], dtype=torch.float32).to(old.device)
             values = self._compute.values(self.model, batch)
             loss = value_loss(values, old, targets, self._algo.value_clip) * weights[batch.member_of_token]
-            (loss.sum() * self._compute.gradient_scale).backward()  # type: ignore[no-untyped-call]
+            (loss.sum() * self._compute.gradient_scale).backward()
             total += loss.detach().double().sum()
         return float(self._compute.mesh.sum(total))
 

@@ -241,7 +241,9 @@ class Trainer:
         )
         joined = np.concatenate([*gaps, np.zeros(0)])
         stats.teacher_kl = -float(joined.mean()) if len(joined) else None
-        taught = {id(row): replace(row, advantage=gap) for row, gap in zip(trained, gaps, strict=True)}
+        taught = {
+            id(row): replace(row, advantage=gap.astype(np.float32)) for row, gap in zip(trained, gaps, strict=True)
+        }
         return [taught.get(id(row), row) for row in rows]
 
     def _mini_batches(self, rows: Sequence[Row], step: int) -> list[MiniBatch]:
