@@ -1,4 +1,4 @@
-"""Credit below the trajectory: what its turns brought, against the same turns of its group.
+"""Credit below the trajectory: what its turns brought, against the same turns of its group; of tokens, by a critic.
 
 Invariants:
 - A reward counts for what was done up to it, never for what came after.
@@ -10,6 +10,9 @@ Invariants:
 
 from collections.abc import Sequence
 from statistics import fmean
+
+import numpy as np
+import numpy.typing as npt
 
 from swe_rl.config.choices import Advantage
 from swe_rl.config.schema import AlgoConfig
@@ -49,4 +52,20 @@ def turn_advantages(
         factor = len(reached) / (len(reached) - 1) if algo.advantage is Advantage.rloo else scale
         for i in reached:
             advantages[i][turn] = factor * (returns[i][turn] - mean)
+    return advantages
+
+
+def gae(rewards: npt.ArrayLike, values: npt.ArrayLike, discount: float, gae_lambda: float) -> npt.NDArray[np.float64]:
+    """One advantage for each token of one sequence, [tokens]; the sequence ends after its last token.
+
+    `rewards[t]` is what token t brought, `values[t]` the critic's for the state that t was sampled in. With delta_t =
+    r_t + discount * V_(t+1) - V_t it is the sum of (discount * gae_lambda)^l * delta_(t+l) (Generalized Advantage
+    Estimation, arXiv:1506.02438, equation 16). Observations between two tokens take no time.
+    """
+    brought, known = np.asarray(rewards, np.float64), np.asarray(values, np.float64)
+    deltas = brought + discount * np.append(known[1:], 0.0) - known
+    advantages, later = np.zeros(len(deltas)), 0.0
+    for token in reversed(range(len(deltas))):
+        later = deltas[token] + discount * gae_lambda * later
+        advantages[token] = later
     return advantages

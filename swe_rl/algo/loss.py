@@ -107,6 +107,20 @@ def weighted_logprobs(
     return Surrogate(-weight * advantages * logprobs, (ratio < weight) & taught, (ratio > weight) & taught)
 
 
+def value_loss(values: Tensor, old_values: Tensor, targets: Tensor, clip: float) -> Tensor:
+    """The critic's for each token, [tokens]: half of the squared distance to `targets`.
+
+    `clip` > 0: the larger of that and the one of values kept within `clip` of `old_values`, those at the start of the
+    step (Engstrom et al., "Implementation Matters in Deep Policy Gradients", arXiv:2005.12729, section 3; OpenAI's
+    Baselines). Targets and old values are constants.
+    """
+    squared = (values - targets.detach()).square()
+    if clip > 0.0:
+        near = old_values.detach() + (values - old_values.detach()).clamp(-clip, clip)
+        squared = torch.maximum(squared, (near - targets.detach()).square())
+    return 0.5 * squared
+
+
 def kl_in_loss(algo: AlgoConfig) -> bool:
     return algo.kl_coef != 0.0 and algo.kl_in is KlPlace.loss
 

@@ -42,8 +42,8 @@ class Row:
     is 0.0. `rollout_logprobs` is None under `rollout.capture=retokenize`. `advantage` and `weight_versions` have one
     entry a sampled token, in their order. A trajectory that was split into several rows shares one `trajectory_id`:
     together its rows weigh as one sequence. Sequences of other types become arrays, and a number that is given for
-    `advantage` is that of every sampled token. `rewards` are what each sampled token brought, where advantages
-    are still to be made of them. `turns` has the number of the turn that sampled each token, until the
+    `advantage` is that of every sampled token. `rewards` are what each sampled token brought, for `algo.advantage=gae`
+    alone, whose critic makes advantages of them. `turns` has the number of the turn that sampled each token, until the
     rewards of turns are known; None where it is not needed, or not known. Two rows are equal where all entries are.
     """
 

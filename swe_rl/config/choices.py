@@ -173,6 +173,11 @@ class Advantage(StrEnum):
     rloo = "rloo"
     reinforce_pp = "reinforce_pp"  # REINFORCE++: reward, normalized over the whole batch
     reinforce_pp_baseline = "reinforce_pp_baseline"  # ... less the group's mean first
+    gae = "gae"  # PPO: of each token, by a critic
+    teacher = "teacher"  # distillation: of each token, by another model
+
+
+FOUND_BY_TRAINER = frozenset({Advantage.gae, Advantage.teacher})
 
 
 class PolicyLoss(StrEnum):

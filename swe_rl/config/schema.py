@@ -403,7 +403,14 @@ class AlgoConfig:
     name: str = "grpo"
     advantage: Advantage = Advantage.grpo
     normalize_std: bool = True
-    discount: OfAll = 1.0  # of a later turn's reward (rollout.turn_rewards)
+    discount: OfAll = 1.0  # of a later turn's reward (rollout.turn_rewards), of a later token's with advantage=gae
+    gae_lambda: Share = 1.0  # of advantage=gae, as the four below; 1: returns less values
+    critic_lr: Positive = 1e-3  # the critic warms up as the policy does
+    critic_epochs: Count = 1  # over a step's rows, for the critic alone
+    critic_warmup_steps: ZeroOrMore = 0  # of the run's steps, the first that teach the critic alone
+    value_clip: NotNegative = 0.2  # how far a value moves in a step before the loss stops pulling; 0: off
+    teacher: str | None = None  # of advantage=teacher: a model folder, or a name as model.path has them
+    teacher_params_b: Positive | None = None  # estimates only; null: as the policy's
     policy_loss: PolicyLoss = PolicyLoss.clip  # clip, gspo, gspo_token or cispo
     clip_low: Share = 0.2  # the ratio stays in [1 - clip_low, 1 + clip_high]
     clip_high: NotNegative = 0.28

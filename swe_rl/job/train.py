@@ -19,7 +19,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from swe_rl.config.choices import EngineKind
+from swe_rl.config.choices import Advantage, EngineKind
 from swe_rl.config.schema import Config
 from swe_rl.engine.vllm.devices import visible_devices
 from swe_rl.engine.watch import NoEngineError
@@ -203,7 +203,8 @@ def _save(steps: Run, trainer: TrainsPolicy) -> None:
 
 
 def _in_this_process(config: Config) -> "tuple[PreTrainedModel, PreTrainedTokenizerFast, RankTrainer]":
-    from swe_rl.model.load import load_model, load_tokenizer, model_folder
+    from swe_rl.model.load import has_teacher, load_model, load_tokenizer, model_folder, teacher_model
+    from swe_rl.trainer.critic import attach_value_head
     from swe_rl.trainer.lora import base_of, with_adapter
     from swe_rl.trainer.rank_trainer import RankTrainer
 
@@ -212,6 +213,12 @@ def _in_this_process(config: Config) -> "tuple[PreTrainedModel, PreTrainedTokeni
     if config.trainer.lora_rank > 0:
         base = base_of(config.model, model_folder(config.model))
         policy, adapter = with_adapter(model, config.trainer, base)
+    algo, teacher, critic = config.algo, None, None
+    if has_teacher(algo):
+        teacher = load_model(teacher_model(config.model, algo)).requires_grad_(False)
+    if algo.advantage is Advantage.gae:
+        critic = load_model(config.model)
+        attach_value_head(critic)
     trainer = RankTrainer(
         policy,
         config.trainer,
@@ -220,6 +227,8 @@ def _in_this_process(config: Config) -> "tuple[PreTrainedModel, PreTrainedTokeni
         temperature=config.rollout.temperature,
         reference=load_model(config.model).requires_grad_(False) if config.algo.kl_coef and not adapter else None,
         adapter=adapter,
+        teacher=teacher,
+        critic=critic,
     )
     return model, tokenizer, trainer
 

@@ -5,13 +5,18 @@ Invariants:
 - What is loaded agrees with the numbers of conf/model, or loading is refused.
 """
 
+import json
 import os
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from swe_rl.config.choices import Advantage
 from swe_rl.config.known_models import CHECKPOINT_FACTS, mixture_facts
-from swe_rl.config.schema import ModelConfig
+from swe_rl.config.schema import AlgoConfig, ModelConfig
 from swe_rl.errors import UserError
+from swe_rl.plan.vocabulary import vocabulary_problem
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
@@ -69,6 +74,30 @@ def model_folder(config: ModelConfig) -> Path:
         return Path(snapshot_download(config.path, revision=config.revision, allow_patterns=patterns))
     except Exception as error:  # the hub's client raises errors of its own, of requests and of the system
         raise _cannot_load(config, error) from error
+
+
+def has_teacher(algo: AlgoConfig) -> bool:
+    return algo.advantage is Advantage.teacher and algo.teacher is not None
+
+
+def teacher_model(student: ModelConfig, algo: AlgoConfig) -> ModelConfig:
+    """`algo.teacher` with the sizes that its own config.json has. Raises ModelError where it speaks of other tokens."""
+    assert algo.teacher is not None
+    teacher = replace(student, name="teacher", path=algo.teacher, revision=None)
+    try:
+        folder, of_student = model_folder(teacher), model_folder(student)
+        problem = vocabulary_problem(partial(_file_in, of_student), partial(_file_in, folder))
+        facts = json.loads((folder / "config.json").read_text("utf-8"))
+    except (OSError, ValueError, ModelError) as error:
+        raise ModelError(f"algo.teacher={algo.teacher} cannot be read: {error}. Give the folder of a model") from error
+    if problem:
+        raise ModelError(f"algo.teacher={algo.teacher} {problem}. Choose a teacher of the same tokenizer")
+    sizes = {fact: facts[name] for fact, name in CHECKPOINT_FACTS.items() if name in facts}
+    return replace(teacher, **sizes, **{fact: value for fact, (_, value) in mixture_facts(facts).items()})
+
+
+def _file_in(folder: Path, name: str) -> str | None:
+    return (folder / name).read_text("utf-8") if (folder / name).is_file() else None
 
 
 def _check_facts(shape: "PreTrainedConfig", config: ModelConfig) -> None:

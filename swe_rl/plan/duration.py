@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import fields
 from math import ceil, erf, exp, inf, log, sqrt
 
+from swe_rl.config.choices import Advantage
 from swe_rl.config.schema import Config, WorkloadConfig
 from swe_rl.plan import memory, sizes
 from swe_rl.plan.engine_speed import EngineSpeed, SpeedError, speed_of
@@ -59,7 +60,17 @@ def _tokens(config: Config) -> int:
 
 def _plain_token_s(config: Config) -> float:
     rate = config.layout.trainer_gpus * config.hardware.gpu_bf16_tflops * 1e12 * TRAIN_UTILIZATION
-    return _flops(config, 1.0) / rate if rate > 0 else 0.0
+    return (_flops(config, 1.0) + _credit_flops(config)) / rate if rate > 0 else 0.0
+
+
+def _credit_flops(config: Config) -> float:
+    """Of one token, besides the policy's update: a critic's values and epochs; a teacher's pass and the policy's."""
+    algo, policy_b = config.algo, config.model.active_params_b
+    if algo.advantage is Advantage.gae:
+        return 2e9 * policy_b + algo.critic_epochs * _flops(config, 1.0)
+    if algo.advantage is Advantage.teacher:
+        return 2e9 * (policy_b + (algo.teacher_params_b or policy_b))
+    return 0.0
 
 
 def _flops(config: Config, tokens: float) -> float:

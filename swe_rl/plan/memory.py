@@ -7,7 +7,7 @@ Invariants:
 - Fragmentation is left out: good for refusing what cannot fit, not for promising that the last gigabyte will do.
 """
 
-from swe_rl.config.choices import EngineKind
+from swe_rl.config.choices import Advantage, EngineKind
 from swe_rl.config.schema import Config, ModelConfig
 from swe_rl.plan.sizes import trajectories_at_once, trajectories_per_mini_batch, uses_no_gpu
 
@@ -74,9 +74,10 @@ def lora_params_b(config: Config) -> float:
 
 
 def trainer_gb(config: Config) -> float:
-    """States of all ranks together: weights, gradients, Adam moments; a reference model on top if KL needs it.
+    """States of all ranks together: weights, gradients, Adam moments, all of them twice with a critic; a reference
+    model on top if KL needs it, and a teacher.
 
-    With an offloaded optimizer the reference rests in the host's memory, too.
+    With an offloaded optimizer these rest in the host's memory, too.
     """
     model = config.model
     full = CPU_BYTES + CPU_BYTES + OPTIMIZER_BYTES
@@ -86,12 +87,16 @@ def trainer_gb(config: Config) -> float:
         states = model.params_b * (ENGINE_BYTES + ENGINE_BYTES)
     else:
         states = model.params_b * full
-    return states if config.trainer.offload_optimizer else states + _reference_gb(config)
+    copies = 2 if config.algo.advantage is Advantage.gae else 1  # of the policy: itself, and a critic
+    return states * copies if config.trainer.offload_optimizer else states * copies + _frozen_gb(config)
 
 
-def _reference_gb(config: Config) -> float:
-    """In the type that is computed in; an adapter's base is its own reference."""
-    return weights_gb(config.model) if config.algo.kl_coef > 0 and config.trainer.lora_rank == 0 else 0.0
+def _frozen_gb(config: Config) -> float:
+    """A reference and a teacher, in the type that is computed in; an adapter's base is its own reference."""
+    algo = config.algo
+    reference_b = config.model.params_b if algo.kl_coef > 0 and config.trainer.lora_rank == 0 else 0.0
+    teacher_b = algo.teacher_params_b or config.model.params_b if algo.advantage is Advantage.teacher else 0.0
+    return (reference_b + teacher_b) * ENGINE_BYTES
 
 
 def offloaded_gb(config: Config) -> float:
@@ -102,7 +107,8 @@ def offloaded_gb(config: Config) -> float:
     """
     if not config.trainer.offload_optimizer or config.trainer.lora_rank > 0:
         return 0.0
-    return config.model.params_b * (CPU_BYTES + GRADIENT_BYTES + OPTIMIZER_BYTES) + _reference_gb(config)
+    copies = 2 if config.algo.advantage is Advantage.gae else 1
+    return copies * config.model.params_b * (CPU_BYTES + GRADIENT_BYTES + OPTIMIZER_BYTES) + _frozen_gb(config)
 
 
 def states_gb_per_gpu(config: Config) -> float:
@@ -156,9 +162,9 @@ def resting_gb_per_gpu(config: Config) -> float:
 
 
 def checkpoint_gb(config: Config) -> float:
-    """Float32 weights and Adam moments; with LoRA those of the adapter."""
+    """Float32 weights and Adam moments, a critic's too; with LoRA those of the adapter."""
     params = lora_params_b(config) if config.trainer.lora_rank > 0 else config.model.params_b
-    return params * CHECKPOINT_BYTES
+    return params * CHECKPOINT_BYTES * (2 if config.algo.advantage is Advantage.gae else 1)
 
 
 def checkpoints_gb(config: Config) -> float:

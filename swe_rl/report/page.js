@@ -106,6 +106,8 @@ function charts() {
     single("Gradient norm", "before clipping", "grad_norm"),
     single("KL of rollout to trainer", "nats a token, engine against trainer, k3 estimate", "kl_rollout"),
     single("Clipped tokens", "fraction of trained tokens", "clip_fraction"),
+    single("Values explained", "share of the returns' variance that the critic knew before", "value_explained"),
+    single("KL to the teacher", "nats a token, policy against teacher", "teacher_kl"),
     ...flowing(),
   ];
   const drawn = specs.filter((spec) => (steps.length && spec.series.length) || (spec.points && spec.points.length));

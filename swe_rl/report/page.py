@@ -36,7 +36,7 @@ COLUMNS = (
     *("step", "num_trajectories", "reward_mean", "resolved_rate", "tokens_per_s", "sampled_tokens_per_s"),
     *("avg_response_length", "degenerate_groups", "loss", "grad_norm", "entropy", "clip_fraction", "kl_rollout"),
     *(*PHASES, "step_s", "weight_version", "infra_retries", "prefix_breaks", "lr", "trained_rows", "trained_tokens"),
-    *("trainer_idle_s", "engines_idle_s"),
+    *("trainer_idle_s", "engines_idle_s", "value_explained", "teacher_kl"),
 )
 _HEADER = (
     *(("model", "model"), ("layout", "layout"), ("router", "router"), ("env", "env"), ("agent", "agent")),

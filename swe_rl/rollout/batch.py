@@ -9,7 +9,7 @@ Invariants:
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from swe_rl.algo.advantage import (
@@ -22,7 +22,7 @@ from swe_rl.algo.advantage import (
     rewards_with_kl,
 )
 from swe_rl.algo.credit import turn_advantages
-from swe_rl.config.choices import DynamicSampling
+from swe_rl.config.choices import FOUND_BY_TRAINER, Advantage, DynamicSampling
 from swe_rl.config.schema import AlgoConfig, TurnRewardsConfig
 from swe_rl.gateway.trace import Trace
 from swe_rl.report.statistics import clustered_interval
@@ -53,12 +53,18 @@ def set_advantages(
     to the rewards first; the recorded rewards stay. `turns` adds advantages of turns (`turn_advantages`).
     With `algo.dynamic_sampling` the members of groups of equal rewards are not trained and do not enter a batch's
     normalization (DAPO, arXiv:2503.14476, section 3.2, equation 11). With `algo.overlong_filter` what a limit cut short
-    is not trained.
+    is not trained. Where advantages are the trainer's to find (`algo.advantage=gae` or `teacher`), a trajectory has
+    none, its `charged_reward` is for the critic, and no group teaches nothing.
     """
     groups = groups_of(trajectories)
     left_out = degenerate_groups(trajectories) if algo.dynamic_sampling is not DynamicSampling.none else set()
     kept = [group for name, group in groups.items() if name not in left_out]
     charged = [_group(group, algo, kl_sums or {}, max_trajectory_tokens) for group in kept]
+    if algo.advantage in FOUND_BY_TRAINER:
+        for group, (rewards, _) in zip(kept, charged, strict=True):
+            _leave_to_trainer(group, rewards, algo, turns)
+        _leave_out(groups[name] for name in left_out)
+        return len(left_out)
     advantages = batch_advantages(charged, algo, [[trajectory.reward for trajectory in group] for group in kept])
     for group, values in zip(kept, advantages, strict=True):
         for trajectory, advantage in zip(group, values, strict=True):
@@ -68,10 +74,25 @@ def set_advantages(
         for group, (rewards, in_baseline) in zip(kept, charged, strict=True):
             graded = [trajectory.reward for trajectory in group]
             _set_turn_advantages(group, turns, algo, group_scale(rewards, in_baseline, algo, graded))
-    for name in left_out:
-        for trajectory in groups[name]:
-            trajectory.advantage, trajectory.trained = 0.0, False
+    _leave_out(groups[name] for name in left_out)
     return len(left_out) + sum(not any(_teaches(trajectory) for trajectory in group) for group in kept)
+
+
+def _leave_out(groups: Iterable[Sequence[Trajectory]]) -> None:
+    for group in groups:
+        for trajectory in group:
+            trajectory.advantage, trajectory.trained = 0.0, False
+
+
+def _leave_to_trainer(
+    group: Sequence[Trajectory], rewards: Sequence[float | None], algo: AlgoConfig, table: TurnRewardsConfig
+) -> None:
+    for trajectory, reward in zip(group, rewards, strict=True):
+        trajectory.advantage = None
+        trajectory.charged_reward = reward if algo.advantage is Advantage.gae else None
+        trajectory.trained = trajectory.trained and not filtered(trajectory.status.value, algo.overlong_filter)
+        if pays(table):
+            trajectory.turn_rewards = [turn_reward(turn, table) for turn in trajectory.turns]
 
 
 def _set_turn_advantages(group: Sequence[Trajectory], table: TurnRewardsConfig, algo: AlgoConfig, scale: float) -> None:

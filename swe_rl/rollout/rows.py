@@ -68,7 +68,13 @@ def weighed(rows: Sequence[Row], trajectories: Sequence[Trajectory]) -> list[Row
     """With the advantages of now. What was left out of training when the rows were made stays so."""
     by_id = {owner.trajectory_id: owner for owner in trajectories}
     return [
-        replace(row, advantage=_advantage(row, trajectory), trained=row.trained and trajectory.trained, turns=None)
+        replace(
+            row,
+            advantage=_advantage(row, trajectory),
+            trained=row.trained and trajectory.trained,
+            rewards=_rewards(row, trajectory),
+            turns=None,
+        )
         for row in rows
         for trajectory in (by_id[row.trajectory_id],)
     ]
@@ -80,6 +86,18 @@ def _advantage(row: Row, trajectory: Trajectory) -> PerToken:
     if row.turns is None or not trajectory.turn_advantages:
         return whole
     return whole + np.array(trajectory.turn_advantages, np.float32)[row.turns]
+
+
+def _rewards(row: Row, trajectory: Trajectory) -> PerToken | None:
+    """For a critic: the trajectory's at the end of each of its rows, and a turn's where it ended."""
+    if trajectory.charged_reward is None:
+        return None
+    rewards = alike(0.0, row.loss_mask)
+    rewards[-1:] += trajectory.charged_reward
+    if row.turns is not None and trajectory.turn_rewards:
+        ends = np.flatnonzero(np.diff(row.turns, append=-1))
+        rewards[ends] += np.array(trajectory.turn_rewards, np.float32)[row.turns[ends]]
+    return rewards
 
 
 def _chains(traces: Sequence[Trace]) -> list[list[Trace]]:

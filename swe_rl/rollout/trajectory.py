@@ -108,6 +108,7 @@ class Trajectory:
     response_tokens: int = 0  # everything after the first prompt: sampled tokens and observations
     prefix_breaks: int = 0
     advantage: float | None = None
+    charged_reward: float | None = None  # less penalties; of algo.advantage=gae alone
     turn_rewards: list[float] = field(default_factory=list)  # by turn; none: turns bring nothing (rollout.turn_rewards)
     turn_advantages: list[float] = field(default_factory=list)  # by turn, to be added to `advantage`
     times_s: dict[str, float] = field(default_factory=dict)  # boot, agent, waited, grade, queue, prefill, decode, ...

@@ -21,12 +21,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
 from swe_rl.algo.row import Logprobs, PerToken, Row
 from swe_rl.trainer.batching import IdsAndMask, MicroBatch, input_length, micro_batches
-from swe_rl.trainer.logprobs import token_logprobs
+from swe_rl.trainer.logprobs import token_logprobs, token_values
 from swe_rl.trainer.minibatch import MiniBatch
 from swe_rl.trainer.protocol import TrainerError
 from swe_rl.trainer.pulse import Beat, beating, no_beat
@@ -108,6 +109,10 @@ class Compute(ABC):
         """Log-probability and entropy (nats) of this rank's trained tokens."""
 
     @abstractmethod
+    def values(self, model: nn.Module, batch: Any) -> Tensor:
+        """Of a critic, at this rank's trained tokens: float32 [trained tokens]."""
+
+    @abstractmethod
     def checkpoint_activations(self, model: nn.Module, on: bool) -> None: ...
 
     def bare(self, model: nn.Module) -> nn.Module:
@@ -149,6 +154,11 @@ class ShardedCompute(Compute):
         result: tuple[Tensor, Tensor] = model(batch, temperature, entropy_grad)
         return result
 
+    def values(self, model: nn.Module, batch: PackedBatch) -> Tensor:
+        self.beat()
+        values: Tensor = model(batch, 1.0)[0]
+        return values
+
     def checkpoint_activations(self, model: nn.Module, on: bool) -> None:
         assert isinstance(model, ShardedModel)
         checkpoint_activations(model, on)
@@ -173,6 +183,9 @@ class LocalCompute(Compute):
         self, model: nn.Module, batch: MicroBatch, temperature: float, entropy_grad: bool
     ) -> tuple[Tensor, Tensor]:
         return token_logprobs(model, batch, temperature, entropy_grad=entropy_grad)
+
+    def values(self, model: nn.Module, batch: MicroBatch) -> Tensor:
+        return token_values(model, batch)
 
     def checkpoint_activations(self, model: nn.Module, on: bool) -> None:
         _checkpoint_activations(model, on)
@@ -220,22 +233,42 @@ def _work(batch: Batch, mini: MiniBatch, numbers: dict[str, int]) -> Work:
         return torch.tensor(values, dtype=torch.float32).to(device)[batch.member_of_token]
 
     sequence_of_row = torch.tensor([numbers[row.trajectory_id] for row in rows], dtype=torch.int64).to(device)
-
-    def of_tokens(values: list[PerToken]) -> Tensor:
-        known = torch.from_numpy(np.concatenate(values or [np.zeros(0, np.float32)])).to(device)
-        return known[batch.trained_index] if isinstance(batch, PackedBatch) else known
-
     return Work(
         batch=batch,
-        advantages=of_tokens([row.advantage for row in rows]),
+        advantages=of_tokens(batch, [row.advantage for row in rows]),
         weights=of_rows([mini.weights[i] for i in batch.members]),
-        rollout_logprobs=of_tokens([_rollout_logprobs(row) for row in rows]),
+        rollout_logprobs=of_tokens(batch, [_rollout_logprobs(row) for row in rows]),
         sequences=sequence_of_row[batch.member_of_token],
         num_sequences=len(numbers),
         versions=torch.tensor([row.oldest_version for row in rows], dtype=torch.int64).to(device)[
             batch.member_of_token
         ],
     )
+
+
+def of_tokens(batch: Batch, values: Sequence[PerToken]) -> Tensor:
+    """[trained tokens] of this rank, on its device; `values` has an array for each member of the batch."""
+    known = torch.from_numpy(np.concatenate([*values, np.zeros(0, np.float32)])).to(batch.input_ids.device)
+    return known[batch.trained_index] if isinstance(batch, PackedBatch) else known
+
+
+@torch.no_grad()
+def per_token(
+    rows: Sequence[Row], compute: Compute, max_tokens: int, pad_token_id: int, of_batch: Callable[[Any], Tensor]
+) -> list[npt.NDArray[np.float64]]:
+    """What `of_batch` gives at each row's trained tokens, in their order; on every rank that of all ranks."""
+    counts = [row.sampled_tokens for row in rows]
+    first = [sum(counts[:i]) for i in range(len(rows))]
+    flat = torch.zeros(sum(counts), dtype=torch.float64, device=compute.device)
+    for batch in compute.micro_batches([(row.token_ids, row.loss_mask) for row in rows], max_tokens, pad_token_id):
+        places = torch.tensor(
+            [first[member] + i for member in batch.members for i in range(counts[member])],
+            dtype=torch.int64,
+            device=compute.device,
+        )
+        here = places[batch.trained_index] if isinstance(batch, PackedBatch) else places
+        flat[here] = of_batch(batch).double()
+    return np.split(compute.mesh.sum(flat).cpu().numpy(), np.cumsum(counts)[:-1]) if rows else []
 
 
 def _rollout_logprobs(row: Row) -> Logprobs:

@@ -42,6 +42,18 @@ def token_logprobs(
     return torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts])
 
 
+def token_values(model: nn.Module, batch: MicroBatch) -> Tensor:
+    """What a critic's `value_head` says where each trained token is predicted from; float32 [trained tokens]."""
+    hidden = _hidden_states(model, batch.input_ids)
+    hidden = hidden.reshape(-1, hidden.shape[-1])[batch.hidden_index]
+    return scalars(hidden, model.get_parameter("value_head.weight"))
+
+
+def scalars(hidden: Tensor, weight: Tensor) -> Tensor:
+    """hidden [tokens, hidden] under a head [1, hidden], in float32: [tokens]."""
+    return (hidden.float() @ weight.float().t()).sum(dim=-1)  # no view: hooks of sharded modules get lost on one
+
+
 def _hidden_states(model: nn.Module, input_ids: Tensor) -> Tensor:
     # No attention mask and no positions: with padding on the right they say nothing that causality does not, and
     # without them scaled_dot_product_attention takes its fused causal kernel.

@@ -24,7 +24,7 @@ from swe_rl.algo.loss import TokenLoss
 from swe_rl.algo.sequences import kl_per_token
 from swe_rl.config.choices import KlEstimator
 from swe_rl.trainer.compute import Work
-from swe_rl.trainer.optimizer import Update
+from swe_rl.trainer.optimizer import CriticMetrics, Update
 from swe_rl.trainer.sharded.mesh import Mesh
 
 
@@ -93,6 +93,8 @@ class TrainMetrics:
       have trained tokens, in updates; None without any.
     - expert_load_max: of a mixture, the tokens of a layer's most used expert over an even share, mean over layers: 1 is
       even. expert_unused_rate: the share of experts without a token. Both over trained tokens; None of a dense model.
+    - teacher_kl: mean of log policy - log teacher over trained tokens, with a teacher; value_loss, value_explained and
+      critic_grad_norm: of a critic (`CriticMetrics`). None of the other algorithms.
     - trained_rows + skipped_rows = all rows; skipped are those masked as a whole or without advantage and other term.
     - updates: optimizer updates applied; nonfinite_updates: those dropped; idle_updates: mini-batches without any
       gradient (masked as a whole), which move neither weights nor moments.
@@ -117,6 +119,10 @@ class TrainMetrics:
     masked_fraction: float
     expert_load_max: float | None
     expert_unused_rate: float | None
+    teacher_kl: float | None
+    value_loss: float | None
+    value_explained: float | None
+    critic_grad_norm: float | None
     stale_rows: int
     staleness_mean: float | None
     staleness_max: int | None
@@ -177,6 +183,8 @@ class StepStats:
     stale_rows: int = 0
     ages_steps: list[int] = field(default_factory=list)
     expert_tokens: Tensor | None = None  # [layers, experts]
+    teacher_kl: float | None = None  # this and the next: of all ranks already
+    critic: CriticMetrics | None = None
     entropy: Mean = field(default_factory=Mean)
     clipped: Mean = field(default_factory=Mean)
     clipped_low: Mean = field(default_factory=Mean)
@@ -266,6 +274,10 @@ class StepStats:
             masked_fraction=self.masked.mean or 0.0,
             expert_load_max=None if tokens is None else load_max(tokens),
             expert_unused_rate=None if tokens is None else unused_rate(tokens),
+            teacher_kl=self.teacher_kl,
+            value_loss=self.critic.loss if self.critic else None,
+            value_explained=self.critic.explained if self.critic else None,
+            critic_grad_norm=self.critic.grad_norm if self.critic else None,
             stale_rows=self.stale_rows,
             staleness_mean=sum(self.ages_steps) / len(self.ages_steps) if self.ages_steps else None,
             staleness_max=max(self.ages_steps, default=None),

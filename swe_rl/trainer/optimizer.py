@@ -33,6 +33,19 @@ class Update:
     applied: bool
 
 
+@dataclass(frozen=True, slots=True)
+class CriticMetrics:
+    """Of PPO's critic in one step.
+
+    loss: mean over its updates. explained: 1 - variance of target less value over that of targets, before them.
+    grad_norm: mean over its updates, before clipping.
+    """
+
+    loss: float
+    explained: float | None
+    grad_norm: float
+
+
 class Optimizer:
     """The optimizer of one model; gradients are accumulated on the parameters, `apply` consumes them."""
 

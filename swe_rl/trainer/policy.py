@@ -9,6 +9,7 @@ Invariants:
 - The split into micro-batches changes neither loss nor gradient.
 - Step k trains weights of version k - 1; a row's age is counted from there.
 - The weights and the optimizer's state change in its update and by loading, nowhere else.
+- Advantages that the trainer finds itself, by a critic or a teacher, are those of the weights before the step.
 - With an adapter it alone is trained and stored, and the model without it is the reference.
 - A step without anything to learn from leaves weights and optimizer untouched and says so: `updates == 0`.
 """
@@ -17,8 +18,11 @@ import os
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
@@ -26,16 +30,16 @@ from swe_rl.algo.correction import correction_weights, weighs_sequences
 from swe_rl.algo.loss import by_sequence, kl_in_loss, token_loss
 from swe_rl.algo.row import Row, age_steps, without_old
 from swe_rl.algo.sequences import Sequences, kl_per_token
-from swe_rl.config.choices import KlEstimator
+from swe_rl.config.choices import Advantage, KlEstimator
 from swe_rl.config.schema import AlgoConfig, TrainerConfig
-from swe_rl.trainer.compute import Batch, Compute, LocalCompute, Work, build_work
+from swe_rl.trainer.compute import Batch, Compute, LocalCompute, Work, build_work, per_token
+from swe_rl.trainer.critic import Critic
 from swe_rl.trainer.lora import Adapter, MergedWeights, is_adapter
 from swe_rl.trainer.metrics import ExpertLoad, StepStats, TrainMetrics
 from swe_rl.trainer.minibatch import MiniBatch, left_out, measured_rows, mini_batches
 from swe_rl.trainer.optimizer import Optimizer, RowsOf, torch_threads, warmup_factor
 from swe_rl.trainer.protocol import TrainerError
 from swe_rl.trainer.sharded.mesh import alone
-from swe_rl.trainer.sharded.packing import PackedBatch
 
 _PASS = "a pass for log-probabilities"
 _MEASURED_PART = 8  # rows that are not trained are measured up to this part of the trained tokens
@@ -56,21 +60,29 @@ class Trainer:
         keep_all_rows: bool = False,
         compute: Compute | None = None,
         adapter: Adapter | None = None,
+        teacher: nn.Module | None = None,
+        critic: nn.Module | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """`temperature` is the rollouts'. `reference` is needed where `algo.kl_coef` is not 0; it is never changed.
         `adapter` is what `adapter.attach` gave for `model`, which is then its own reference.
 
-        `compute` is `ShardedCompute` for a `ShardedModel` (its reference is one too); None: this process alone.
+        `teacher` is needed for `algo.advantage=teacher` and is never changed; `critic`, a model with a `value_head`,
+        for `algo.advantage=gae`. `compute` is `ShardedCompute` for a `ShardedModel` (the others are, too); None: this
+        process alone.
         `keep_all_rows` also feeds rows that have no gradient; it changes metrics, not the update. Raises TrainerError
-        where the reference is missing or the temperature is not positive.
+        where one of them is missing or the temperature is not positive.
         """
         if temperature <= 0:
             raise TrainerError(f"The trainer cannot learn from samples of temperature {temperature}: it must be > 0.")
         if algo.kl_coef != 0.0 and reference is None and adapter is None:
             raise TrainerError("algo.kl_coef is not 0, so the trainer needs a reference model, but got none.")
+        if algo.advantage is Advantage.teacher and teacher is None:
+            raise TrainerError("algo.advantage=teacher, so the trainer needs a teacher, but got none.")
+        if algo.advantage is Advantage.gae and critic is None:
+            raise TrainerError("algo.advantage=gae, so the trainer needs a critic, but got none.")
         self.model, self.reference, self.config, self.algo = model, reference, config, algo
-        self.adapter = adapter
+        self.adapter, self.teacher = adapter, teacher
         self._pad_token_id, self._temperature, self._clock = pad_token_id, temperature, clock
         self._keep_all_rows = keep_all_rows
         self._compute: Compute = compute or LocalCompute(alone(next(model.parameters()).device))
@@ -85,6 +97,12 @@ class Trainer:
             grad_clip=config.grad_clip,
             offload_threads=self._offload_threads(),
         )
+        self.critic: Critic | None = None
+        if critic is not None:
+            threads = self._offload_threads()
+            self.critic = Critic(
+                critic, config, algo, self._compute, pad_token_id=pad_token_id, offload_threads=threads
+            )
         self.steps_done = 0
         self.updates_done = 0
         self._until_unread: Callable[[], None] = _nobody_reads
@@ -107,11 +125,17 @@ class Trainer:
         stats = StepStats()
         lr = self.config.lr * warmup_factor(self.steps_done, self.config.warmup_steps)
         with torch_threads(self.config.num_threads), out_of_memory_named(self.config, f"the update of step {step}"):
-            kept = self._fresh(rows, step, stats)
-            minis = self._mini_batches(kept, step, stats)
+            kept = self._credited(self._fresh(rows, step, stats), stats)
+            minis = of_critic = self._mini_batches(kept, step)
+            if self.critic and self.steps_done < self.algo.critic_warmup_steps:
+                minis = []
+            stats.trained_rows = sum(len(mini.rows) for mini in minis)
             # Before the updates: these rows are compared with what the engine said under the same weights.
             self._measure(left_out(kept, minis, self.algo), minis, step, stats)
             self._update_all([self._works(mini) for mini in minis], lr, stats, version=step - 1)
+            if self.critic:
+                lr_critic = self.algo.critic_lr * warmup_factor(self.steps_done, self.config.warmup_steps)
+                stats.critic = self.critic.update(of_critic, lr_critic, self._until_unread)
             stats.expert_tokens = self._expert_load.taken()
             stats.join(self._mesh)
         self.steps_done += 1
@@ -136,20 +160,11 @@ class Trainer:
 
     def token_logprobs(self, rows: Sequence[Row], temperature: float) -> list[list[float]]:
         """Log-probabilities in nats of each row's trained tokens, in their order; on every rank those of all ranks."""
-        counts = [row.trained_tokens for row in rows]
-        first = [sum(counts[:i]) for i in range(len(rows))]
-        flat = torch.zeros(sum(counts), dtype=torch.float64, device=self._compute.device)
-        with torch_threads(self.config.num_threads), torch.no_grad(), out_of_memory_named(self.config, _PASS):
-            for batch in self._micro_batches(rows):
-                places = torch.tensor(
-                    [first[member] + i for member in batch.members for i in range(counts[member])],
-                    dtype=torch.int64,
-                    device=self._compute.device,
-                )
-                here = places[batch.trained_index] if isinstance(batch, PackedBatch) else places
-                flat[here] = self._compute.logprobs(self.model, batch, temperature, False)[0].double()
-            joined = self._mesh.sum(flat).tolist()
-        return [joined[start : start + count] for start, count in zip(first, counts, strict=True)]
+        with torch_threads(self.config.num_threads), out_of_memory_named(self.config, _PASS):
+            logprobs = self._per_token(
+                rows, lambda batch: self._compute.logprobs(self.model, batch, temperature, False)[0]
+            )
+        return [values.tolist() for values in logprobs]
 
     def policy_weights(self) -> dict[str, Tensor]:
         """Detached views of what is trained by state_dict name; tied weights appear under each of their names.
@@ -168,6 +183,7 @@ class Trainer:
             "steps_done": self.steps_done,
             "updates_done": self.updates_done,
             "nonfinite_in_a_row": self._optimizer.nonfinite_in_a_row,
+            **(self.critic.counters if self.critic else {}),
         }
         adapter = self.adapter.described() if self.adapter else None
         return {"tensors": self._optimizer.state_tensors(), "counters": counters, "adapter": adapter}
@@ -190,6 +206,8 @@ class Trainer:
         self.steps_done = int(counters["steps_done"])
         self.updates_done = int(counters["updates_done"])
         self._optimizer.nonfinite_in_a_row = int(counters["nonfinite_in_a_row"])
+        if self.critic:
+            self.critic.load_counters(counters)
 
     def _trained(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return {name: tensor.detach() for name, tensor in tensors.items() if self.adapter is None or is_adapter(name)}
@@ -202,11 +220,35 @@ class Trainer:
                 stats.add_age(age_steps(row, step - 1))
         return kept
 
-    def _mini_batches(self, rows: Sequence[Row], step: int, stats: StepStats) -> list[MiniBatch]:
-        size, seed = self.config.prompts_per_mini_batch, self._seed(step)
-        minis = mini_batches(rows, self.algo, size, seed, keep_all=self._keep_all_rows)
-        stats.trained_rows = sum(len(mini.rows) for mini in minis)
-        return minis
+    def _credited(self, rows: list[Row], stats: StepStats) -> list[Row]:
+        """With the advantages that are found here: by a critic, or by a teacher."""
+        if self.critic:
+            return self.critic.credited(rows)
+        return self._taught(rows, stats) if self.teacher and self.algo.advantage is Advantage.teacher else rows
+
+    def _taught(self, rows: list[Row], stats: StepStats) -> list[Row]:
+        """The advantage of a token is log teacher - log policy: less the reverse KL, by the token that was sampled.
+
+        Its policy gradient is that of KL(policy || teacher) at this token alone, later ones left out ("On-Policy
+        Distillation", Thinking Machines Lab, 2025; reverse KL on the student's own samples: MiniLLM, arXiv:2306.08543,
+        section 2.1). Both are at the rollouts' temperature.
+        """
+        teacher = self.teacher
+        assert teacher is not None
+        trained = [row for row in rows if row.trained_tokens > 0]
+        gaps = self._per_token(
+            trained, lambda batch: self._logprobs(teacher, batch) - self._logprobs(self.model, batch)
+        )
+        joined = np.concatenate([*gaps, np.zeros(0)])
+        stats.teacher_kl = -float(joined.mean()) if len(joined) else None
+        taught = {
+            id(row): replace(row, advantage=gap.astype(np.float32)) for row, gap in zip(trained, gaps, strict=True)
+        }
+        return [taught.get(id(row), row) for row in rows]
+
+    def _mini_batches(self, rows: Sequence[Row], step: int) -> list[MiniBatch]:
+        keep_all = self._keep_all_rows or self.critic is not None  # a value is learned where the advantage is 0, too
+        return mini_batches(rows, self.algo, self.config.prompts_per_mini_batch, self._seed(step), keep_all=keep_all)
 
     def _seed(self, step: int) -> int:
         return self.config.seed * 1_000_003 + step
@@ -308,6 +350,9 @@ class Trainer:
         else:
             with self.adapter.off():
                 yield self.model
+
+    def _per_token(self, rows: Sequence[Row], of_batch: Callable[[Any], Tensor]) -> list[npt.NDArray[np.float64]]:
+        return per_token(rows, self._compute, self.config.max_tokens_per_micro_batch, self._pad_token_id, of_batch)
 
     def _micro_batches(self, rows: Sequence[Row]) -> list[Any]:
         sequences = [(row.token_ids, row.loss_mask) for row in rows]

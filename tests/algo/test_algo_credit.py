@@ -2,10 +2,12 @@
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swe_rl.algo.credit import to_go, turn_advantages
+from swe_rl.algo.credit import gae, to_go, turn_advantages
+from swe_rl.algo.loss import value_loss
 from swe_rl.config.choices import Advantage
 from swe_rl.config.schema import AlgoConfig
 
@@ -58,3 +60,34 @@ def test_rewards_of_zero_are_advantages_of_zero():
 
 def test_a_turn_that_one_member_alone_reached_has_no_advantage():
     assert turn_advantages([[1.0, 1.0], [0.0]], [True, True], AlgoConfig(), 1.0) == [[1.0, 0.0], [-1.0]]
+
+
+def gae_reference(rewards, values, discount, lam):
+    """arXiv:1506.02438, equation 16, term by term."""
+    ends = [*values, 0.0][1:]
+    deltas = [r + discount * after - v for r, after, v in zip(rewards, ends, values, strict=True)]
+    count = len(rewards)
+    return [sum((discount * lam) ** (k - t) * deltas[k] for k in range(t, count)) for t in range(count)]
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.tuples(st.floats(-5, 5), st.floats(-5, 5)), max_size=12), st.floats(0.1, 1.0), st.floats(0.0, 1.0))
+def test_gae_is_the_reference(pairs, discount, lam):
+    rewards, values = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+    assert gae(rewards, values, discount, lam) == pytest.approx(gae_reference(rewards, values, discount, lam), abs=1e-6)
+
+
+def test_gae_without_a_critic_is_the_return_and_of_a_perfect_one_nothing():
+    rewards = [0.0, 1.0, 0.0, 2.0]
+    assert list(gae(rewards, [0.0] * 4, 1.0, 1.0)) == [3.0, 3.0, 2.0, 2.0] == to_go(rewards, 1.0)
+    assert list(gae(rewards, to_go(rewards, 0.5), 0.5, 0.3)) == [0.0] * 4
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.tuples(*[st.floats(-3, 3)] * 3), min_size=1, max_size=9), st.sampled_from([0.0, 0.1, 0.5]))
+def test_the_value_loss_is_the_reference(triples, clip):
+    values, old, targets = (np.array(column) for column in zip(*triples, strict=True))
+    near = np.clip(values, old - clip, old + clip) if clip else values
+    expected = 0.5 * np.maximum((values - targets) ** 2, (near - targets) ** 2)
+    got = value_loss(*(torch.from_numpy(array) for array in (values, old, targets)), clip)
+    np.testing.assert_allclose(got.numpy(), expected, atol=1e-9)

@@ -44,6 +44,7 @@ LENGTHS = [
     "trainer.max_tokens_per_micro_batch=32768",
 ]
 NEEDS = {
+    "algo": {"distill": ["algo.teacher=builtin:tiny"]},
     "layout": {
         "dp4": ["model=qwen3_14b", "hardware=h100x8"],
         "tp8_fsdp8": ["model=qwen3_32b", "hardware=a100x16"],

@@ -23,13 +23,13 @@ MESSAGES = {
     ),
     "algo=gpro": (
         "algo=gpro: the group algo has no option 'gpro'. Did you mean gspo or grpo? "
-        "Options: cispo, dapo, dr_grpo, grpo, gspo, ppo_clip, reinforce_pp, reinforce_pp_baseline, rloo."
+        "Options: cispo, dapo, distill, dr_grpo, grpo, gspo, ppo, ppo_clip, reinforce_pp, reinforce_pp_baseline, rloo."
     ),
     "trainer.lr=fast": "trainer.lr must be a number, not 'fast' (command line: trainer.lr=fast).",
     "rollout.n=8.5": "rollout.n must be a whole number, not '8.5' (command line: rollout.n=8.5).",
     "algo.advantage=grp": (
-        "algo.advantage must be one of grpo, dr_grpo, rloo, reinforce_pp, reinforce_pp_baseline, not 'grp' "
-        "(command line: algo.advantage=grp). Did you mean grpo or dr_grpo?"
+        "algo.advantage must be one of grpo, dr_grpo, rloo, reinforce_pp, reinforce_pp_baseline, gae, teacher, not "
+        "'grp' (command line: algo.advantage=grp). Did you mean grpo or dr_grpo?"
     ),
     "model.num_layers=null": "model.num_layers must be a whole number (command line: model.num_layers=null).",
     "rollout.n=2,4": "rollout.n=2,4 lists several values: add --multirun to run each, or write a list as KEY=[a,b].",

@@ -202,7 +202,8 @@ def test_a_job_without_a_trainer_is_not_refused_for_one(job):
 
 def test_a_group_of_one_trains_where_no_group_is_compared():
     assert "group_size" in ids_of(["rollout.n=1"])
-    assert "group_size" not in ids_of(["rollout.n=1", "algo=reinforce_pp"])
+    for algo in (["algo=reinforce_pp"], ["algo=ppo"], ["algo=distill", "algo.teacher=builtin:tiny"]):
+        assert "group_size" not in ids_of(["rollout.n=1", *algo])
 
 
 def test_greedy_trajectories_teach_nothing_but_can_be_sampled():

@@ -6,16 +6,19 @@ from dataclasses import replace
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from swe_rl.check.check import check
-from swe_rl.config.choices import ExportType
+from swe_rl.config.choices import Advantage, ExportType
 from swe_rl.config.compose import compose, config_hash, flatten
+from swe_rl.config.schema import AlgoConfig
 from swe_rl.errors import UserError
 from swe_rl.job import export
 from swe_rl.model.chat import ChatRenderer
-from swe_rl.model.load import load_model, load_tokenizer
+from swe_rl.model.load import load_model, load_tokenizer, model_folder
 from swe_rl.trainer.checkpoint.folder import CorruptCheckpointError
+from swe_rl.trainer.critic import attach_value_head
 from swe_rl.trainer.rank_trainer import RankTrainer
 
 
@@ -72,6 +75,23 @@ def test_an_exported_run_is_what_transformers_loads(config, run_folder, made, tm
     exported = AutoTokenizer.from_pretrained(target)
     assert exported.apply_chat_template(messages, add_generation_prompt=True).input_ids == first_prompt
     assert not {"manifest.json", "state.json", "shards.json"} & {path.name for path in target.iterdir()}
+
+
+def test_of_a_run_with_a_critic_the_policy_alone_is_exported(config, tmp_path, capsys):
+    model, critic = load_model(config.model), load_model(config.model)
+    attach_value_head(critic)
+    algo = AlgoConfig(advantage=Advantage.gae)
+    trainer = RankTrainer(model, config.trainer, algo, pad_token_id=0, critic=critic)
+    with torch.no_grad():
+        next(critic.parameters()).add_(1.0)
+    state = {"data_order": {}, "config": flatten(config), "hash_of_config": config_hash(config), "keep": 1}
+    trainer.save(tmp_path / "run" / "checkpoints", step=1, weight_version=1, **state)
+    target = tmp_path / "out"
+    assert export.run(with_job(config, checkpoint=str(tmp_path / "run"), output=str(target)), None) == 0
+    assert same_weights(target, model)
+    assert {path.name for path in target.glob("*.safetensors")} == {"model.safetensors"}
+    names = [load_file(folder / "model.safetensors").keys() for folder in (target, model_folder(config.model))]
+    assert names[0] == names[1]
 
 
 def test_a_checkpoint_of_an_earlier_step_in_another_type(config, run_folder, made, tmp_path):

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from swe_rl.config.choices import Advantage
 from swe_rl.config.compose import compose
 from swe_rl.config.known_models import CHECKPOINT_FACTS
 from swe_rl.config.schema import ModelConfig
@@ -32,6 +33,7 @@ from swe_rl.run.learner import Learner, NoLearner
 from swe_rl.run.loop import Run, _uninterrupted
 from swe_rl.run.rollouts import Rollouts
 from swe_rl.run.session import session
+from swe_rl.trainer.critic import attach_value_head
 from swe_rl.trainer.protocol import TrainerError
 from swe_rl.trainer.rank_trainer import RankTrainer
 from swe_rl.trainer.ranks.group import TrainerGroup
@@ -135,8 +137,13 @@ def _one_thread():
 
 
 def in_this_process(config, _):
-    reference = small_model() if config.algo.kl_coef else None
-    return RankTrainer(small_model(), config.trainer, config.algo, pad_token_id=0, reference=reference)
+    others = {"reference": small_model()} if config.algo.kl_coef else {}
+    if config.algo.advantage is Advantage.gae:
+        others["critic"] = small_model()
+        attach_value_head(others["critic"])
+    if config.algo.advantage is Advantage.teacher:
+        others["teacher"] = tiny_qwen3(1, vocab_size=VOCAB, max_position_embeddings=32768, initializer_range=0.02)
+    return RankTrainer(small_model(), config.trainer, config.algo, pad_token_id=0, **others)
 
 
 def on_two_ranks(config, folder):
@@ -472,6 +479,29 @@ async def test_resume_computes_what_an_uninterrupted_run_would(started):
     ]
     assert evals(second) == [0, 3, 5]  # of the one after step 3 the second: the first was taken back
     assert second.store is not whole.store and len(read_jsonl(second.folder.eval_trajectories(3))) == 5
+
+
+async def test_a_critic_is_resumed_with_its_policy(started):
+    """Broken after its third step, which no checkpoint has."""
+    given = ("trainer.steps=4", "algo=ppo", "algo.critic_epochs=2", "algo.critic_warmup_steps=1")
+    with started(*given, outputs="whole") as whole:
+        await whole.loop.run()
+        expected = weights(whole)
+        critic = {name: tensor.clone() for name, tensor in whole.trainer.critic.tensors().items()}
+    with pytest.raises(RunError), started(*given, fail_at=("train", 4, RunError("killed"))) as first:
+        await first.loop.run()
+    assert first.folder.checkpoint_steps() == [2]
+    with started(*given) as second:
+        assert second.loop.step == 2
+        await second.loop.run()
+        assert same(weights(second), expected) and same(second.trainer.critic.tensors(), critic)
+    ours, theirs = steps(second), steps(whole)
+    for key in ("loss", "value_loss", "value_explained", "critic_grad_norm", "updates", "degenerate_groups"):
+        assert [record[key] for record in ours] == [record[key] for record in theirs]
+    assert [record["updates"] for record in ours] == [0, 1, 1, 1] and ours[-1]["critic_grad_norm"] > 0
+    recorded = read_jsonl(second.folder.trajectories(4))
+    assert {record["charged_reward"] for record in recorded} == {0.0, 1.0}
+    assert {record["advantage"] for record in recorded} == {None}
 
 
 @pytest.mark.parametrize("kept", ["all", "rows", "none"])

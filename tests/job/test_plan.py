@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from swe_rl.check.check import check
 from swe_rl.check.findings import failing
-from swe_rl.config.choices import SandboxKind
+from swe_rl.config.choices import Advantage, SandboxKind
 from swe_rl.config.compose import compose
 from swe_rl.config.folders import options
 from swe_rl.config.schema import Config
@@ -114,6 +114,18 @@ def test_time_of_a_step_by_hand(published):
     stated = compose(["+experiment=dp4_tr_atw01", "rollout.typical_trajectory_s=2500", "sandbox.concurrency=200"])
     assert duration.rollout_s(stated.config) == 2 * 2500.0  # two waves
     assert [duration.text(s) for s in (40, 150, 9000, 300000)] == ["40 s", "2 min", "2.5 h", "3.5 days"]
+
+
+def test_a_critic_and_a_teacher_take_time_by_hand(published):
+    """A pass takes 2, an update 8 where activations are computed twice; a teacher of 30 billion passes once."""
+    base = duration.train_s(published)
+
+    def times(**algo):
+        return duration.train_s(dataclasses.replace(published, algo=dataclasses.replace(published.algo, **algo))) / base
+
+    assert times(advantage=Advantage.gae, critic_epochs=3) == pytest.approx((8 + 2 + 3 * 8) / 8)
+    assert times(advantage=Advantage.teacher) == pytest.approx((8 + 2 + 2) / 8)
+    assert times(advantage=Advantage.teacher, teacher_params_b=29.54) == pytest.approx((8 + 2 + 4) / 8)
 
 
 @given(

@@ -52,6 +52,20 @@ async def test_a_whole_run(started):  # noqa: F811
     assert order == [f"train.{1 + number // 2}" for number in range(8)]
 
 
+@pytest.mark.parametrize("algo", ["ppo", "distill"])
+async def test_tokens_with_advantages_of_the_trainer_flow(started, algo):  # noqa: F811
+    """Broken in the middle: complete groups are taken from the queue, and get the advantages of whoever goes on."""
+    given = ("trainer.steps=4", f"algo={algo}", "algo.teacher=builtin:tiny", STREAM)
+    with pytest.raises(RolloutError), started(*given, fail_at=("train", 3, RolloutError("broken"))) as first:
+        await first.loop.run()
+    with started(*given) as run:
+        await run.loop.run()
+        whole(run, 4)
+    key = "value_loss" if algo == "ppo" else "teacher_kl"
+    for record in steps(run):
+        assert record["updates"] == 1 and record["trained_rows"] == 2 * N and record[key] is not None
+
+
 async def test_the_instances_are_those_of_whole_steps(started):  # noqa: F811
     with started("trainer.steps=3", STREAM, outputs="stream") as run:
         await run.loop.run()

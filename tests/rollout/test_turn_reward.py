@@ -101,7 +101,25 @@ def test_where_answers_and_turns_are_not_as_many_the_trajectory_alone_counts(tal
     assert {value for row in weighed(rows, [owner]) for value in row.advantage} == {1.0}
 
 
+def test_a_critic_gets_rewards_where_they_were_earned(talk):
+    """The trajectory's at the end of each of its rows, a turn's at its last token; nothing is compared here."""
+    owner, traces = talk
+    rows = traced_rows(owner, traces)
+    algo = AlgoConfig(advantage=Advantage.gae, overlong_share=0.0)
+    owner.reward, owner.trained = 1.0, True
+    assert set_advantages([owner], algo, turns=TABLE) == 0
+    assert owner.advantage is None and owner.charged_reward == 1.0 and owner.turn_rewards == [0.125, -0.5, 0.0]
+    first, retried, last = weighed(rows, [owner])
+    assert list(first.rewards) == [0.0, 1.125] and list(retried.rewards) == [0.0, 0.5] and list(last.rewards) == [1.0]
+
+
+def test_nothing_of_a_critic_is_left_in_other_algorithms(talk):
+    owner, traces = talk
+    set_advantages([owner], AlgoConfig(advantage=Advantage.teacher))
+    assert all(row.rewards is None for row in weighed(traced_rows(owner, traces), [owner]))
+
+
 def test_a_record_of_before_is_read(talk):
     record = talk[0].to_record()
-    del record["turn_rewards"], record["turn_advantages"]
+    del record["turn_rewards"], record["turn_advantages"], record["charged_reward"]
     assert dataclasses.replace(Trajectory.from_record(record), turns=[]) == dataclasses.replace(talk[0], turns=[])

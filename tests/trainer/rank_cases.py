@@ -84,7 +84,7 @@ def rows_of(case):
 
 def settings(case):
     """The configuration of a case by the words of its name."""
-    from swe_rl.config.choices import Correction, KlPlace, MaskLevel, PolicyLoss
+    from swe_rl.config.choices import Advantage, Correction, KlPlace, MaskLevel, PolicyLoss
     from swe_rl.config.schema import AlgoConfig, TrainerConfig
 
     words = case.split("_")
@@ -109,6 +109,10 @@ def settings(case):
         algo = replace(algo, mask_level=MaskLevel.geometric, mask_low=0.4, mask_high=2.5)
     if "stale" in words:
         algo = replace(algo, stale_correction=Correction.token_tis)
+    if "ppo" in words:
+        algo = replace(algo, advantage=Advantage.gae, gae_lambda=0.9, critic_epochs=2, critic_warmup_steps=1)
+    if "teacher" in words:
+        algo = replace(algo, advantage=Advantage.teacher)
     model = {"tie": "untied" not in words}
     if "mixture" in words:
         model["experts"] = 5  # of which two ranks have three and two
@@ -134,8 +138,27 @@ def plain(case):
     if config.lora_rank:
         model, adapter = with_adapter(model, config)
     reference = build(1, **shape) if algo.kl_coef and not adapter else None
-    trainer = Trainer(model, config, algo, pad_token_id=0, temperature=0.9, reference=reference, adapter=adapter)
+    others = {"reference": reference, "adapter": adapter, **found_by_trainer(case)}
+    trainer = Trainer(model, config, algo, pad_token_id=0, temperature=0.9, **others)
     return result_of(trainer, case)
+
+
+def found_by_trainer(case, seed=0):
+    """A teacher, or a critic with values of its own, where the case has one."""
+    from torch import nn
+
+    from swe_rl.config.choices import Advantage
+    from swe_rl.trainer.critic import attach_value_head
+
+    _, algo, shape = settings(case)
+    made = {}
+    if algo.advantage is Advantage.teacher:
+        made["teacher"] = build(2, **shape)
+    if algo.advantage is Advantage.gae:
+        made["critic"] = build(seed + 3, **shape)
+        attach_value_head(made["critic"])
+        nn.init.constant_(made["critic"].value_head.weight, 0.2)
+    return made
 
 
 def result_of(trainer, case):
@@ -145,6 +168,7 @@ def result_of(trainer, case):
     metrics = run_steps(trainer, rows_of(case))
     kl = trainer.sequence_kl(rows_of(case)) if trainer.algo.kl_coef else {}
     weights = trainer.engine_weights() if trainer.adapter else trainer.policy_weights()
+    weights = dict(weights) | (trainer.critic.parameters() if trainer.critic else {})
     return {"metrics": metrics, "weights": {name: whole(one).tolist() for name, one in weights.items()}, "kl": kl}
 
 
@@ -162,8 +186,8 @@ def sharded_trainer(case, mesh, seed=0):
     model = build(seed, **shape)
     adapter = attach(model, config) if config.lora_rank else None
 
-    def spread(model):
-        return ShardedModel(model, mesh, by_row, compute_dtype=torch.float32)
+    def spread(model, values=False):
+        return ShardedModel(model, mesh, by_row, compute_dtype=torch.float32, values=values)
 
     return Trainer(
         spread(model),
@@ -174,13 +198,15 @@ def sharded_trainer(case, mesh, seed=0):
         reference=spread(build(1, **shape)) if algo.kl_coef and not adapter else None,
         adapter=adapter,
         compute=ShardedCompute(mesh, cost_per_token=100.0),
+        **{name: spread(model, name == "critic") for name, model in found_by_trainer(case, seed).items()},
     )
 
 
 def whole_weights(trainer):
     from swe_rl.trainer.sharded.mesh import whole
 
-    return {name: whole(tensor).tolist() for name, tensor in trainer.policy_weights().items()}
+    tensors = trainer.policy_weights() | (trainer.critic.parameters() if trainer.critic else {})
+    return {name: whole(tensor).tolist() for name, tensor in tensors.items()}
 
 
 def sharded(case, mesh, folder):

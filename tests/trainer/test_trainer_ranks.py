@@ -24,6 +24,10 @@ CASES = (
     "dp2_sp1_mixture_lora_untied",
     "dp2_sp1_minis_credit",
     "dp1_sp2_credit_large",
+    "dp2_sp1_ppo_credit_minis",
+    "dp1_sp2_ppo_credit_untied_large",
+    "dp2_sp1_teacher_minis",
+    "dp1_sp2_teacher_lora_untied",
 )
 # Losses and masks that look at whole trajectories, whose tokens are on several ranks.
 WHOLE = ("dp2_sp1_minis_gspo_tis", "dp1_sp2_minis_gspotoken_geometric", "dp1_sp2_minis_cispo_stale")
@@ -32,6 +36,7 @@ WHOLE = ("dp2_sp1_minis_gspo_tis", "dp1_sp2_minis_gspotoken_geometric", "dp1_sp2
 CHECKPOINT = "dp2_sp1_checkpoint"
 ADAPTER = "dp2_sp1_lora_kl_checkpoint"
 MIXTURE = "dp2_sp1_mixture_untied_checkpoint"
+CRITIC = "dp2_sp1_ppo_credit_untied_checkpoint"
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +47,7 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def two_ranks(rank_cases, folder):
     """All cases in one pair of processes, because starting them takes most of the time."""
-    cases = (*CASES, *WHOLE, CHECKPOINT, ADAPTER, MIXTURE)
+    cases = (*CASES, *WHOLE, CHECKPOINT, ADAPTER, MIXTURE, CRITIC)
     return rank_cases.run_ranks(2, folder, [case for case in cases if "lora" not in case or find_spec("peft")])
 
 
@@ -72,7 +77,7 @@ def test_whole_trajectories_of_several_ranks_are_one(rank_cases, two_ranks, case
     assert any(one["ratio_max"] > 1.0 for one in expected["metrics"])
 
 
-@pytest.mark.parametrize("case", [CHECKPOINT, ADAPTER, MIXTURE])
+@pytest.mark.parametrize("case", [CHECKPOINT, ADAPTER, MIXTURE, CRITIC])
 def test_a_checkpoint_continues_exactly(two_ranks, case):
     found = two_ranks[case]
     assert (found["step"], found["data_order"]) == (2, {"next": 2})
@@ -80,7 +85,7 @@ def test_a_checkpoint_continues_exactly(two_ranks, case):
     assert found["weights_again"] == found["weights"]
 
 
-@pytest.mark.parametrize(("case", "seed"), [(CHECKPOINT, 7), (ADAPTER, 0), (MIXTURE, 7)])
+@pytest.mark.parametrize(("case", "seed"), [(CHECKPOINT, 7), (ADAPTER, 0), (MIXTURE, 7), (CRITIC, 7)])
 def test_a_checkpoint_of_two_ranks_is_read_by_one(rank_cases, two_ranks, folder, one_rank, case, seed):
     saved = folder / case / "step_000002"
     assert [path.name for path in saved.parent.iterdir()] == [saved.name]  # pruned, nothing left behind

@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
+from swe_rl.config.choices import Advantage
 from swe_rl.config.compose import compose
 from swe_rl.config.schema import AlgoConfig, TrainerConfig
 from swe_rl.model.load import ModelError
@@ -69,6 +70,39 @@ def test_the_reference_takes_the_memory_that_the_plan_gives_it(mesh, saved, rank
     without = replace(planned, algo=AlgoConfig())
     assert round((memory.trainer_gb(planned) - memory.trainer_gb(without)) * 1e9) == held
     assert trainer.train_step(rank_cases.rows(), 1).kl_loss == pytest.approx(0.0, abs=1e-3)
+
+
+def test_a_critic_and_a_teacher_take_the_memory_that_the_plan_gives_them(
+    mesh, saved, rank_cases, tmp_path, monkeypatch
+):
+    """A critic has float32 weights, gradients and moments of its own, in checkpoints too; a teacher rests in bfloat16.
+
+    An output head that is not tied is in the critic's memory, but not trained: the plan is that much too careful.
+    """
+    monkeypatch.setattr(assemble, "computed_in", lambda device: torch.bfloat16)
+    plain = replace(compose().config, trainer=CONFIG, algo=AlgoConfig())
+    folder = tmp_path / "checkpoints"
+
+    def planned(algo, params):
+        return replace(plain, model=replace(saved, params_b=params / 1e9), algo=algo)
+
+    ppo, distill = AlgoConfig(advantage=Advantage.gae), AlgoConfig(advantage=Advantage.teacher, teacher=saved.path)
+    trainer = sharded_trainer(saved, CONFIG, distill, mesh, pad_token_id=0, temperature=1.0)
+    params = sum(parameter.numel() for parameter in trainer.model.parameters())
+    added = memory.trainer_gb(planned(distill, params)) - memory.trainer_gb(planned(AlgoConfig(), params))
+    assert round(added * 1e9) == stored_bytes(trainer.teacher) == 2 * params
+    trainer = sharded_trainer(saved, CONFIG, ppo, mesh, pad_token_id=0, temperature=1.0)
+    trainer.train_step(rank_cases.rows(credit=True), 1)
+    tensors = trainer.critic.tensors().values()
+    trained = sum(parameter.numel() for parameter in trainer.critic.model.parameters() if parameter.requires_grad)
+    held = sum(local_shard(tensor).nbytes for tensor in tensors) + 4 * trained  # and gradients
+    added = memory.trainer_gb(planned(ppo, params)) - memory.trainer_gb(planned(AlgoConfig(), params))
+    assert held == pytest.approx(added * 1e9, rel=0.01)
+    state = {"step": 1, "weight_version": 1, "data_order": {}, "config": {}, "hash_of_config": ""}
+    trainer.save(folder, keep=1, **state)
+    trainer.wait()
+    (shard,) = folder.rglob("shard_*.safetensors")
+    assert shard.stat().st_size == pytest.approx(memory.checkpoint_gb(planned(ppo, params)) * 1e9, rel=0.1)
 
 
 def test_the_probe_refuses_rows_that_see_each_other(mesh, saved):

@@ -6,23 +6,30 @@ Invariants:
 """
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict
+from functools import partial
 
 from swe_rl.check.findings import Finding, Host, about, error, warning
 from swe_rl.check.rules.agent import PROGRAMS
+from swe_rl.check.rules.model import BUILTIN, is_local, no_model
 from swe_rl.config.choices import (
+    FOUND_BY_TRAINER,
     Advantage,
     Capture,
     Correction,
     DynamicSampling,
+    KlPlace,
     LossAggregation,
     MaskLevel,
     OutcomeReward,
     PolicyLoss,
     TrickPolicy,
 )
+from swe_rl.config.folders import PACKAGE
 from swe_rl.config.parts import Part
 from swe_rl.config.schema import Config
+from swe_rl.plan.vocabulary import vocabulary_problem
 
 
 @about(Part.trainer)
@@ -130,12 +137,70 @@ def correction(config: Config, _: Host) -> Iterator[Finding]:
 
 
 @about(Part.trainer)
+def token_credit(config: Config, _: Host) -> Iterator[Finding]:
+    """Advantages that the trainer finds, token by token."""
+    algo, key = config.algo, "algo.advantage"
+    if algo.advantage in FOUND_BY_TRAINER and algo.policy_loss is PolicyLoss.gspo:
+        words = "has one ratio and one weight for a trajectory, whose tokens have several advantages here"
+        yield error("token_credit", "algo.policy_loss", words, "algo.policy_loss=gspo_token")
+    if algo.advantage is Advantage.gae and config.trainer.lora_rank > 0:
+        words = "a critic learns all of its weights, which an adapter is there to avoid"
+        yield error("token_credit", key, words, "trainer.lora_rank=0, or algo=grpo")
+    if algo.advantage is Advantage.gae and algo.critic_warmup_steps >= config.trainer.steps:
+        words = f"the whole run has trainer.steps={config.trainer.steps}: the policy never learns"
+        yield error("token_credit", "algo.critic_warmup_steps", words, "algo.critic_warmup_steps=0")
+    if algo.critic_warmup_steps and algo.advantage is not Advantage.gae:
+        words = f"algo={algo.name} has no critic"
+        yield warning("token_credit", "algo.critic_warmup_steps", words, "algo=ppo")
+
+
+@about(Part.trainer)
+def teacher(config: Config, host: Host) -> Iterator[Finding]:
+    key, path = "algo.teacher", config.algo.teacher
+    if config.algo.advantage is not Advantage.teacher:
+        if path is not None:
+            words = f"nothing reads it with algo.advantage={config.algo.advantage}"
+            yield warning("teacher", key, words, "algo=distill")
+        return
+    fix = f"{key}=FOLDER of a model with the same tokenizer, which job=export writes of a run"
+    if path is None:
+        yield error("teacher", key, "algo.advantage=teacher has nobody to learn from", fix)
+        return
+    yield from no_model("teacher", key, path, host, fix)
+    if host.exists(path) and not host.exists(f"{path.rstrip('/')}/config.json"):
+        yield error("teacher", key, "is no folder with a config.json", fix)
+    for unread in _unread_with_teacher(config):
+        words = "has no effect: with algo.advantage=teacher no reward is looked at"
+        yield warning("teacher", unread, words, f"leave {unread} out, or algo=ppo")
+    with suppress(ValueError):  # a file that is no JSON is for whoever loads it to name
+        problem = vocabulary_problem(*(partial(_file_of, place, host) for place in (config.model.path, path)))
+        if problem:
+            yield error("teacher", key, problem, fix)
+
+
+def _unread_with_teacher(config: Config) -> Iterator[str]:
+    algo, turns = config.algo, asdict(config.rollout.turn_rewards)
+    yield from (f"rollout.turn_rewards.{name}" for name, reward in turns.items() if reward)
+    if algo.overlong_share > 0:
+        yield "algo.overlong_share"
+    if algo.kl_coef > 0 and algo.kl_in is KlPlace.reward:
+        yield "algo.kl_in"
+
+
+def _file_of(path: str, host: Host, name: str) -> str | None:
+    """Of a model's folder; nothing of one that the hub has."""
+    if path.startswith(BUILTIN):
+        return host.read_text(str(PACKAGE / "model/checkpoints" / path.removeprefix(BUILTIN) / name))
+    return host.read_text(f"{path.rstrip('/')}/{name}") if is_local(path, host) else None
+
+
+@about(Part.trainer)
 def turn_rewards(config: Config, _: Host) -> Iterator[Finding]:
     table, algo = asdict(config.rollout.turn_rewards), config.algo
     key = next((f"rollout.turn_rewards.{name}" for name, reward in table.items() if reward), None)
     if key is None:
-        if algo.discount != 1:
-            words = "has no effect: only rollout.turn_rewards look at what comes later"
+        if algo.discount != 1 and algo.advantage is not Advantage.gae:
+            words = "has no effect: only rollout.turn_rewards and algo.advantage=gae look at what comes later"
             yield warning("turn_rewards", "algo.discount", words, "leave algo.discount out")
         return
     if config.agent.name in PROGRAMS:
@@ -189,11 +254,11 @@ def dynamic_sampling(config: Config, _: Host) -> Iterator[Finding]:
             "algo.dynamic_sampling=resample samples others in at least one further round",
             "algo.max_resample_rounds=3, or algo.dynamic_sampling=filter",
         )
-    if algo.dynamic_sampling != DynamicSampling.none and algo.advantage == Advantage.reinforce_pp:
+    if algo.dynamic_sampling != DynamicSampling.none and algo.advantage in (Advantage.reinforce_pp, *FOUND_BY_TRAINER):
         yield warning(
             "resample",
             "algo.dynamic_sampling",
-            "REINFORCE++ has no baseline of the group, so a group of equal rewards still teaches and is thrown away",
+            f"algo={algo.name} compares nothing in a group, so one of equal rewards still teaches and is thrown away",
             "algo.dynamic_sampling=none, or algo=reinforce_pp_baseline",
         )
 
@@ -289,6 +354,8 @@ def infra_has_no_reward(config: Config, _: Host) -> Iterator[Finding]:
 
 @about(Part.trainer)
 def trained_has_advantage(config: Config, _: Host) -> Iterator[Finding]:
+    if config.algo.advantage in FOUND_BY_TRAINER:
+        return  # no baseline: each token has one
     for status, row in config.rollout.outcomes.items():
         key = f"rollout.outcomes.{status}"
         if row.trained and not row.in_baseline and row.reward != OutcomeReward.none and status not in INFRA_STATUSES:

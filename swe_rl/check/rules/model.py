@@ -36,21 +36,29 @@ _FOLDER = "model.path=FOLDER with config.json, model.safetensors and a tokenizer
 @about(Part.engines, Part.trainer, Part.warm_start)
 def model_path(config: Config, host: Host) -> Iterator[Finding]:
     path = config.model.path
+    fix = f"model.path={BUILTIN}{_shipped()[0]}, or {_FOLDER}" if path.startswith(BUILTIN) else _FOLDER
+    yield from no_model("model_path", "model.path", path, host, fix)
+    of_a_model = any(host.exists(f"{path.rstrip('/')}/{name}") for name in _OF_A_MODEL)
+    if host.exists(path) and not path.startswith(BUILTIN) and not of_a_model:
+        words = "is neither a folder with a config.json nor a checkpoint or a run of this program"
+        yield error("model_path", "model.path", words, fix)
+
+
+def no_model(rule_id: str, key: str, path: str, host: Host, fix: str) -> Iterator[Finding]:
+    """Where `path` is nothing at all: no model that ships, no folder, no name of the hub."""
     if path.startswith(BUILTIN):
-        known = sorted(folder.parent.name for folder in (PACKAGE / "model/checkpoints").glob("*/model.safetensors"))
-        if path.removeprefix(BUILTIN) not in known:
-            words = "no such model ships with the package"
-            yield error("model_path", "model.path", words, f"model.path={BUILTIN}{known[0]}, or {_FOLDER}")
-    elif not _is_local(path, host):
+        if path.removeprefix(BUILTIN) not in _shipped():
+            yield error(rule_id, key, "no such model ships with the package", fix)
+    elif not is_local(path, host):
         if not _HUB_ID.fullmatch(path):
-            words = "is neither a folder of this machine nor a name of the hub"
-            yield error("model_path", "model.path", words, _FOLDER)
+            yield error(rule_id, key, "is neither a folder of this machine nor a name of the hub", fix)
     elif not host.exists(path):
         make = warning if host.elsewhere else error  # the machine that it is meant for may have it
-        yield make("model_path", "model.path", "there is no such folder on this machine", _FOLDER)
-    elif not any(host.exists(f"{path.rstrip('/')}/{name}") for name in _OF_A_MODEL):
-        words = "is neither a folder with a config.json nor a checkpoint or a run of this program"
-        yield error("model_path", "model.path", words, _FOLDER)
+        yield make(rule_id, key, "there is no such folder on this machine", fix)
+
+
+def _shipped() -> list[str]:
+    return sorted(folder.parent.name for folder in (PACKAGE / "model/checkpoints").glob("*/model.safetensors"))
 
 
 @cache
@@ -83,7 +91,7 @@ def model_of_its_name(config: Config, _: Host) -> Iterator[Finding]:
 def model_unread(config: Config, host: Host) -> Iterator[Finding]:
     """model=folder takes all sizes from files, and there are none."""
     model = config.model
-    there = host.exists(model.path) or not _is_local(model.path, host)  # else model_path says so
+    there = host.exists(model.path) or not is_local(model.path, host)  # else model_path says so
     if model.name == _FROM_FILES and there and not facts_of(model.path, model.revision):
         make = warning if host.elsewhere else error
         yield make(
@@ -97,7 +105,7 @@ def model_unread(config: Config, host: Host) -> Iterator[Finding]:
 @about(Part.engines, Part.trainer)
 def architecture(config: Config, host: Host) -> Iterator[Finding]:
     model = config.model
-    kind = _facts(model, host).get("model_type") if _is_local(model.path, host) else None
+    kind = _facts(model, host).get("model_type") if is_local(model.path, host) else None
     computed_here = config.engine.kind is EngineKind.embedded or Part.trainer in starts(config)
     if computed_here and kind is not None and kind not in ARCHITECTURES:
         yield error(
@@ -112,7 +120,7 @@ def architecture(config: Config, host: Host) -> Iterator[Finding]:
 def model_in_its_folder(config: Config, host: Host) -> Iterator[Finding]:
     """The sizes that its own `config.json` has."""
     model = config.model
-    file_facts = _facts(model, host) if _is_local(model.path, host) else {}
+    file_facts = _facts(model, host) if is_local(model.path, host) else {}
     said = {key: (name, file_facts[name]) for key, name in CHECKPOINT_FACTS.items() if name in file_facts}
     for key, (name, value) in {**said, **(mixture_facts(file_facts) if file_facts else {})}.items():
         if value != getattr(model, key):
@@ -169,7 +177,7 @@ def attention_kernel(config: Config, _: Host) -> Iterator[Finding]:
         yield error("attention", "trainer.attention", words, "trainer.attention=auto")
 
 
-def _is_local(path: str, host: Host) -> bool:
+def is_local(path: str, host: Host) -> bool:
     return path.startswith(("/", "./", "../", "~")) or (not path.startswith(BUILTIN) and host.exists(path))
 
 

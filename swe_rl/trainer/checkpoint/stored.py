@@ -5,7 +5,8 @@ Invariants:
   A process that trains alone writes as the one rank of one.
 - The pieces of a tensor cover its rows exactly once; an index that does not say so is refused.
 - Scalars (and tensors that are the same on every rank) are one piece, written by rank 0.
-- Names are `model.NAME` and `optimizer.NAME`; of tied weights there is one.
+- Names are `model.NAME` and `optimizer.NAME`, with `critic.` before them those of a critic; of tied weights there is
+  one.
 - Only the rows that are asked for are read, so that any number of ranks goes on from any other.
 - Of a model with an adapter they are the adapter's alone; it goes on upon the weights that it was trained on.
 - Whoever fills a trainer has verified the folder before.
@@ -24,6 +25,7 @@ from torch import Tensor
 from swe_rl.trainer.checkpoint import folder as checkpoint
 from swe_rl.trainer.checkpoint.folder import INDEX_FILE, MODEL_FILE, OPTIMIZER_FILE, read_json
 from swe_rl.trainer.checkpoint.tensor_file import DTYPES, TYPES
+from swe_rl.trainer.critic import PREFIX as CRITIC
 from swe_rl.trainer.lora import adapter_problem
 from swe_rl.trainer.policy import Trainer
 from swe_rl.trainer.pulse import Beat, no_beat
@@ -47,6 +49,7 @@ def pieces_of(trainer: Trainer, tensors: Mapping[str, Tensor], rank: int) -> dic
     """What `rank` writes of the weights and of `tensors`, the optimizer's: the live tensors, not copies."""
     named = {f"{MODEL}{name}": tensor for name, tensor in trainer.named_parameters().items()}
     named |= {f"{OPTIMIZER}{name}": tensor for name, tensor in tensors.items()}
+    named |= trainer.critic.tensors() if trainer.critic else {}
     pieces = {}
     for name, tensor in named.items():
         if rank == 0 or is_sharded(tensor):
@@ -184,14 +187,19 @@ def _fill(trainer: Trainer, stored: StoredTensors, counters: Mapping[str, Any], 
         return stored.rows(name, start, stop)
 
     names = set(stored.names())
-    for name, parameter in trainer.named_parameters().items():
-        key = f"{MODEL}{name}"
+    parameters = {f"{MODEL}{name}": parameter for name, parameter in trainer.named_parameters().items()}
+    for key, parameter in (parameters | (trainer.critic.parameters() if trainer.critic else {})).items():
+        name = key.removeprefix(MODEL)
         if key not in names:
             raise ValueError(f"{name} is missing")
         if stored.shape(key) != tuple(parameter.shape):
             raise ValueError(f"{name} has shape {list(stored.shape(key))} there and {list(parameter.shape)} here")
         names.discard(key)
         local_shard(parameter).copy_(rows(key, *shard_range(parameter)))
+    if trainer.critic:
+        of_critic = {name for name in names if name.startswith(CRITIC)}
+        names -= of_critic
+        trainer.critic.load_optimizer(of_critic, rows)
     optimizer = {name.removeprefix(OPTIMIZER) for name in names if name.startswith(OPTIMIZER)}
     if names - {f"{OPTIMIZER}{name}" for name in optimizer}:
         raise ValueError(f"{sorted(names)[0]} is not in this model")

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from swe_rl.config.folders import PACKAGE
-from swe_rl.config.schema import ModelConfig
 from swe_rl.errors import one_line
 from swe_rl.hardware.ray_cluster import CPU, GPU, RayCluster, RayClusterError, RayNode, connect
 from swe_rl.layout.placement import PlacementError, rank_nodes, rank_places
@@ -200,7 +199,7 @@ class RayRanks:
 
     def launch(self, setup: RankSetup) -> Iterator[RayLink]:
         """Raises RayClusterError, PlacementError, TrainerError."""
-        setup = replace(setup, model=_absolute(setup.model))
+        setup = _with_absolute_paths(setup)
         self._cluster = connect(self._address)
         nodes = self._nodes(self._cluster, setup)
         group = self._cluster.reserve(nodes, _resource(setup))
@@ -303,9 +302,15 @@ def handed_on(environment: Mapping[str, str], env_vars: Mapping[str, str]) -> di
     return {key: value for key, value in environment.items() if key.startswith(_HANDED_ON)} | dict(env_vars)
 
 
-def _absolute(model: ModelConfig) -> ModelConfig:
+def _with_absolute_paths(setup: RankSetup) -> RankSetup:
     """An actor does not start in this process's folder."""
-    return replace(model, path=str(Path(model.path).absolute())) if Path(model.path).is_dir() else model
+    model, algo = setup.model, setup.algo
+    algo = replace(algo, teacher=_absolute(algo.teacher)) if algo.teacher else algo
+    return replace(setup, model=replace(model, path=_absolute(model.path)), algo=algo)
+
+
+def _absolute(path: str) -> str:
+    return str(Path(path).absolute()) if Path(path).is_dir() else path
 
 
 def _resource(setup: RankSetup) -> str:

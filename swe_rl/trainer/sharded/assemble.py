@@ -12,9 +12,11 @@ from typing import Any
 
 import torch
 
+from swe_rl.config.choices import Advantage
 from swe_rl.config.schema import AlgoConfig, ModelConfig, TrainerConfig
-from swe_rl.model.load import load_shape, model_folder
+from swe_rl.model.load import has_teacher, load_shape, model_folder, teacher_model
 from swe_rl.trainer.compute import ShardedCompute
+from swe_rl.trainer.critic import attach_value_head
 from swe_rl.trainer.lora import Adapter, attach, base_of
 from swe_rl.trainer.pulse import Beat, no_beat
 from swe_rl.trainer.rank_trainer import RankTrainer
@@ -36,7 +38,7 @@ def sharded_trainer(
     temperature: float,
     beat: Beat = no_beat,
 ) -> RankTrainer:
-    """Loads the policy, and the reference where `algo.kl_coef` asks for one.
+    """Loads the policy, the reference where `algo.kl_coef` asks for one, and a teacher or a critic.
 
     `beat` is called for each tensor that is loaded, and later for each micro-batch.
     Raises ModelError, WeightsError, MeshError, TrainerError, and CorruptionError where the probe finds one.
@@ -45,6 +47,8 @@ def sharded_trainer(
     reference = None
     if algo.kl_coef and adapter is None:
         reference = sharded_model(model, config, mesh, beat, frozen=True)
+    teacher = sharded_model(teacher_model(model, algo), config, mesh, beat, frozen=True) if has_teacher(algo) else None
+    critic = _critic(model, config, mesh, beat) if algo.advantage is Advantage.gae else None
     shape = DenseShape.of(policy.causal_lm.config)
     return RankTrainer(
         policy,
@@ -55,7 +59,27 @@ def sharded_trainer(
         reference=reference,
         compute=ShardedCompute(mesh, cost_per_token(shape), beat),
         adapter=adapter,
+        teacher=teacher,
+        critic=critic,
     )
+
+
+def _critic(model: ModelConfig, config: TrainerConfig, mesh: Mesh, beat: Beat) -> ShardedModel:
+    """The policy's weights with a scalar head. It is not probed: it is the policy's pass but for the head."""
+    shape, folder = load_shape(model), model_folder(model)
+    dtype, causal_lm = computed_in(mesh.device), empty_model(shape)
+    attach_value_head(causal_lm)
+    sharded = ShardedModel(
+        causal_lm,
+        mesh,
+        kernel_of(shape, config, mesh, dtype),
+        compute_dtype=dtype,
+        offload=config.offload_optimizer,
+        compiled=bool(config.compile),
+        values=True,
+    )
+    fill_from_folder(sharded, folder, mesh.device, beat=beat)
+    return sharded
 
 
 def sharded_model(

@@ -3,7 +3,8 @@
 Invariants:
 - No rank ever holds a whole copy of the model, on the host or on the GPU.
 - The same folder, or the same seed and number of ranks, gives the same weights.
-- An adapter's own parameters begin as `adapter.start_values` says, whatever is filled in below them.
+- An adapter's own parameters begin as `adapter.start_values` says, whatever is filled in below them; a critic's head
+  begins at zero.
 - Safetensors only; a tensor that is missing, too many, or of another shape is refused by its name.
 """
 
@@ -19,6 +20,7 @@ from torch import Tensor
 from swe_rl.errors import UserError
 from swe_rl.model.experts import expert_parts, hub_shapes
 from swe_rl.trainer.checkpoint.tensor_file import INDEX_FILE, SINGLE_FILE
+from swe_rl.trainer.critic import is_value_head
 from swe_rl.trainer.lora import is_adapter, plain, start_values
 from swe_rl.trainer.pulse import Beat, beating, no_beat
 from swe_rl.trainer.sharded.mesh import local_shard, shard_range
@@ -73,6 +75,9 @@ def fill_from_folder(
                 _fill(files, name, parameter, folder)
             _refuse_unknown(files, model, folder)
             start_values(model.causal_lm, seed)
+            for name, parameter in model.causal_lm.named_parameters():
+                if is_value_head(name):
+                    local_shard(parameter).zero_()
     except (OSError, ValueError, SafetensorError) as error:
         raise WeightsError(
             f"The weights in {folder} cannot be read: {error}. Fetch the model again (config.json, {INDEX_FILE} and "
@@ -164,5 +169,5 @@ def _names_of(model: ShardedModel) -> Iterator[str]:
 def _of_base(model: ShardedModel) -> Iterator[tuple[str, Tensor]]:
     """By transformers' own names."""
     for name, parameter in model.causal_lm.named_parameters():
-        if not is_adapter(name):
+        if not is_adapter(name) and not is_value_head(name):
             yield plain(name), parameter

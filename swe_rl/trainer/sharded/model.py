@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
 from swe_rl.config.known_models import ARCHITECTURES
-from swe_rl.trainer.logprobs import chunked_logprobs
+from swe_rl.trainer.logprobs import chunked_logprobs, scalars
 from swe_rl.trainer.protocol import CorruptionError, MeshError, TrainerError
 from swe_rl.trainer.sharded.attention import Kernel, attention_operators
 from swe_rl.trainer.sharded.mesh import Mesh
@@ -44,18 +44,19 @@ class ShardedModel(nn.Module):
         offload: bool = False,
         compiled: bool = False,
         float32_head: bool = True,
+        values: bool = False,
     ) -> None:
         """Shards `causal_lm` in place, which may be on the meta device. Raises MeshError where it cannot be.
 
         `offload` keeps shards, gradients and optimizer state in the host's memory; `compiled` has torch compile what
-        surrounds attention; `float32_head` as in `chunked_logprobs`.
+        surrounds attention; `float32_head` as in `chunked_logprobs`. `values`: it is a critic, with a `value_head`.
         """
         super().__init__()
         config = causal_lm.config
         check_supported(causal_lm)
         check_heads(config.num_attention_heads, config.num_key_value_heads, mesh.sp)
         self.mesh, self.compute_dtype, self.offload, self._kernel = mesh, compute_dtype, offload, kernel
-        self.causal_lm, self._float32_head = causal_lm, float32_head
+        self.causal_lm, self._float32_head, self._values = causal_lm, float32_head, values
         use_packed_attention(causal_lm)
         if compiled:
             _compile_layers(causal_lm.model.layers)
@@ -78,7 +79,8 @@ class ShardedModel(nn.Module):
         reshard()
 
     def forward(self, batch: PackedBatch, temperature: float, entropy_grad: bool = False) -> tuple[Tensor, Tensor]:
-        """Log-probability and entropy (nats) of each of this rank's trained tokens, float32 [trained tokens]."""
+        """Log-probability and entropy (nats) of each of this rank's trained tokens, float32 [trained tokens]; of a
+        critic the values, twice."""
         extra: dict[str, Any] = {}
         if self.causal_lm.config._attn_implementation == NAME:
             extra["packed"] = Packed(batch.segments, self._kernel, self.mesh.sp_group, self.mesh.sp)
@@ -90,6 +92,9 @@ class ShardedModel(nn.Module):
             **extra,
         )
         hidden = output[0][0][batch.hidden_index]
+        if self._values:
+            values = scalars(hidden, self.causal_lm.value_head.weight)
+            return values, values
         weight = self.causal_lm.lm_head.weight
         return chunked_logprobs(
             hidden, weight, batch.targets, temperature, entropy_grad=entropy_grad, float32_head=self._float32_head

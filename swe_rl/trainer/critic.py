@@ -1,0 +1,165 @@
+"""PPO's critic: what is still to come after each sampled token, learned by a copy of the policy with a scalar head.
+
+Invariants:
+- The value of a token is read where the token is predicted from, so it knows nothing of it.
+- Values, advantages and targets of a step are those of the critic before the step; it is updated afterwards.
+- Its head begins at zero, so its first values are 0 and the first advantages are returns.
+- It has an optimizer and a learning rate of its own; the policy's gradient never reaches it, nor its own the policy.
+- The split into micro-batches and over ranks changes neither its loss nor its gradient.
+- Its names in a checkpoint begin with `critic.`; an export does not have it.
+"""
+
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from swe_rl.algo.credit import gae
+from swe_rl.algo.loss import value_loss
+from swe_rl.algo.row import PerToken, Row
+from swe_rl.config.schema import AlgoConfig, TrainerConfig
+from swe_rl.trainer.compute import Compute, of_tokens, per_token
+from swe_rl.trainer.minibatch import MiniBatch
+from swe_rl.trainer.optimizer import CriticMetrics, Optimizer, RowsOf
+from swe_rl.trainer.protocol import TrainerError
+
+PREFIX = "critic."
+_MODEL, _OPTIMIZER = f"{PREFIX}model.", f"{PREFIX}optimizer."
+_EPS = 1e-6
+
+
+def is_value_head(name: str) -> bool:
+    return name.startswith("value_head.")
+
+
+def attach_value_head(causal_lm: Any) -> None:
+    """`value_head` [1, hidden], of zeros; an output head of its own is frozen, as nothing is read from it."""
+    embedding = causal_lm.get_input_embeddings().weight
+    if causal_lm.lm_head.weight is not embedding:
+        causal_lm.lm_head.weight.requires_grad_(False)
+    causal_lm.value_head = nn.Linear(embedding.shape[1], 1, bias=False, device=embedding.device, dtype=embedding.dtype)
+    nn.init.zeros_(causal_lm.value_head.weight)
+
+
+class Critic:
+    """`model` has a `value_head`, or is a `ShardedModel` of one; it is changed in place."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        config: TrainerConfig,
+        algo: AlgoConfig,
+        compute: Compute,
+        *,
+        pad_token_id: int,
+        offload_threads: int = 0,
+    ) -> None:
+        """`offload_threads` as in `Optimizer`."""
+        self.model, self._config, self._algo, self._compute = model, config, algo, compute
+        self._pad_token_id = pad_token_id
+        self._optimizer = Optimizer(
+            compute.bare(model),
+            lr=algo.critic_lr,
+            weight_decay=config.weight_decay,
+            betas=(config.beta1, config.beta2),
+            grad_clip=config.grad_clip,
+            offload_threads=offload_threads,
+        )
+        self._values: dict[int, PerToken] = {}  # of the step's rows, by their identity, which the mini-batches keep
+        self._targets: dict[int, PerToken] = {}
+        compute.checkpoint_activations(model, config.activation_checkpointing)
+
+    def credited(self, rows: Sequence[Row]) -> list[Row]:
+        """The rows with advantages in place of rewards. Raises TrainerError where a trained row has no rewards."""
+        trained = [row for row in rows if row.trained_tokens > 0]
+        values = per_token(
+            trained, self._compute, self._config.max_tokens_per_micro_batch, self._pad_token_id, self._of
+        )
+        self._values, self._targets = {}, {}
+        raw = []
+        for row, value in zip(trained, values, strict=True):
+            if row.rewards is None or len(row.rewards) != row.sampled_tokens:
+                raise TrainerError(f"A row of trajectory {row.trajectory_id} has no reward for each sampled token.")
+            raw.append(gae(row.rewards, value, self._algo.discount, self._algo.gae_lambda))
+        shift, scale = _moments(raw) if self._algo.normalize_std else (0.0, 1.0)
+        scaled = [(scale * (advantages - shift)).astype(np.float32) for advantages in raw]
+        credited = {id(row): replace(row, advantage=of_row) for row, of_row in zip(trained, scaled, strict=True)}
+        for row, value, advantage in zip(trained, values, raw, strict=True):
+            name = id(credited[id(row)])
+            self._values[name] = value.astype(np.float32)
+            self._targets[name] = (advantage + value).astype(np.float32)
+        return [credited.get(id(row), row) for row in rows]
+
+    def update(self, minis: Sequence[MiniBatch], lr: float, until_unread: Callable[[], None]) -> CriticMetrics:
+        """`algo.critic_epochs` times over the mini-batches of rows that `credited` gave."""
+        explained = self._explained()
+        losses, norms = [], []
+        for mini in [mini for _ in range(self._algo.critic_epochs) for mini in minis]:
+            losses.append(self._accumulate(mini))
+            until_unread()
+            norms.append(self._optimizer.apply(lr).grad_norm)
+        count = max(1, len(losses))
+        return CriticMetrics(sum(losses) / count, explained, sum(norms) / count)
+
+    def _accumulate(self, mini: MiniBatch) -> float:
+        sequences = [(row.token_ids, row.loss_mask) for row in mini.rows]
+        total = torch.zeros((), dtype=torch.float64, device=self._compute.device)
+        limit = self._config.max_tokens_per_micro_batch
+        for batch in self._compute.micro_batches(sequences, limit, self._pad_token_id):
+            names = [id(mini.rows[i]) for i in batch.members]
+            old, targets = (
+                of_tokens(batch, [known[name] for name in names]) for known in (self._values, self._targets)
+            )
+            weights = torch.tensor([mini.weights[i] for i in batch.members], dtype=torch.float32).to(old.device)
+            values = self._compute.values(self.model, batch)
+            loss = value_loss(values, old, targets, self._algo.value_clip) * weights[batch.member_of_token]
+            (loss.sum() * self._compute.gradient_scale).backward()
+            total += loss.detach().double().sum()
+        return float(self._compute.mesh.sum(total))
+
+    def _of(self, batch: Any) -> Tensor:
+        return self._compute.values(self.model, batch)
+
+    def _explained(self) -> float | None:
+        if not self._targets:
+            return None
+        targets, values = (np.concatenate(list(known.values())) for known in (self._targets, self._values))
+        spread = float(np.var(targets.astype(np.float64)))
+        return 1.0 - float(np.var((targets - values).astype(np.float64))) / spread if spread > 0 else None
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Weights and optimizer state by their names in a checkpoint; the live tensors."""
+        state = {f"{_OPTIMIZER}{name}": tensor for name, tensor in self._optimizer.state_tensors().items()}
+        return {f"{_MODEL}{name}": parameter for name, parameter in self._named()} | state
+
+    def parameters(self) -> dict[str, Tensor]:
+        """What of `tensors` is always there."""
+        return {f"{_MODEL}{name}": parameter for name, parameter in self._named()}
+
+    def load_optimizer(self, names: Collection[str], rows: RowsOf) -> None:
+        """Of the `names` of a checkpoint those that are the optimizer's. Raises TrainerError."""
+        state = {name.removeprefix(_OPTIMIZER) for name in names if name.startswith(_OPTIMIZER)}
+        self._optimizer.load_shards(state, lambda name, a, b: rows(f"{_OPTIMIZER}{name}", a, b))
+
+    @property
+    def counters(self) -> Mapping[str, int]:
+        return {"critic_nonfinite_in_a_row": self._optimizer.nonfinite_in_a_row}
+
+    def load_counters(self, counters: Mapping[str, Any]) -> None:
+        self._optimizer.nonfinite_in_a_row = int(counters["critic_nonfinite_in_a_row"])
+
+    def _named(self) -> Iterator[tuple[str, Tensor]]:
+        yield from self._compute.bare(self.model).named_parameters()
+
+
+def _moments(advantages: Sequence[np.ndarray[Any, Any]]) -> tuple[float, float]:
+    """What to take off all tokens of a step, and what to multiply with: their mean and sample deviation."""
+    joined = np.concatenate([*advantages, np.zeros(0)])
+    if len(joined) < 2:
+        return 0.0, 1.0
+    deviation = float(joined.std(ddof=1))
+    return float(joined.mean()), 1.0 / (deviation + _EPS) if math.isfinite(deviation) else 1.0
