@@ -1,4 +1,4 @@
-"""Where conf/ and sweeps/ are: beside the package in a checkout, inside it in a wheel.
+"""Where conf/, sweeps/, launchers/ and examples/ are: beside the package in a checkout, inside it in a wheel.
 
 Invariants:
 - The answer does not depend on the working directory.
@@ -38,6 +38,10 @@ def sweeps_dir() -> Path:
 
 def launchers_dir() -> Path:
     return _find("launchers")
+
+
+def examples_dir() -> Path:
+    return _find("examples")
 
 
 def options(root: Path | None = None) -> dict[str, list[Option]]:

@@ -203,6 +203,7 @@ def _save(steps: Run, trainer: TrainsPolicy) -> None:
 
 
 def _in_this_process(config: Config) -> "tuple[PreTrainedModel, PreTrainedTokenizerFast, RankTrainer]":
+    from swe_rl.algo.foreign.loss import make_loss
     from swe_rl.model.load import load_model, load_tokenizer, model_folder
     from swe_rl.trainer.lora import base_of, with_adapter
     from swe_rl.trainer.rank_trainer import RankTrainer
@@ -220,6 +221,7 @@ def _in_this_process(config: Config) -> "tuple[PreTrainedModel, PreTrainedTokeni
         temperature=config.rollout.temperature,
         reference=load_model(config.model).requires_grad_(False) if config.algo.kl_coef and not adapter else None,
         adapter=adapter,
+        loss=make_loss(config.loss, config.algo),
     )
     return model, tokenizer, trainer
 
@@ -234,6 +236,7 @@ def _group(config: Config, session: Session, pad_token_id: int, restart: int) ->
         model=config.model,
         trainer=replace(config.trainer, compile=duration.compiles(config)),
         algo=config.algo,
+        loss=config.loss,
         pad_token_id=pad_token_id,
         temperature=config.rollout.temperature,
         rank=0,

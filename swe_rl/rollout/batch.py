@@ -22,6 +22,7 @@ from swe_rl.algo.advantage import (
     rewards_with_kl,
 )
 from swe_rl.algo.credit import turn_advantages
+from swe_rl.algo.protocol import Advantage, RewardGroup
 from swe_rl.config.choices import DynamicSampling
 from swe_rl.config.schema import AlgoConfig, TurnRewardsConfig
 from swe_rl.gateway.trace import Trace
@@ -45,28 +46,33 @@ def set_advantages(
     kl_sums: Mapping[str, float] | None = None,
     max_trajectory_tokens: int = 0,
     turns: TurnRewardsConfig = NO_TURN_REWARDS,
+    estimator: Advantage | None = None,
 ) -> int:
     """Fills `advantage` in; returns the number of groups that teach nothing.
 
     `kl_sums` by trajectory id (`algo.kl_in=reward`) and the end of the token budget (`algo.overlong_share`) are charged
-    to the rewards first; the recorded rewards stay. `turns` adds advantages of turns (`turn_advantages`).
-    With `algo.dynamic_sampling` the members of groups of equal rewards are not trained and do not enter a batch's
-    normalization (DAPO, arXiv:2503.14476, section 3.2, equation 11). With `algo.overlong_filter` what a limit cut short
-    is not trained.
+    to the rewards first; the recorded rewards stay. `turns` adds advantages of turns (`turn_advantages`). `estimator`:
+    in place of `algo.advantage`. With `algo.dynamic_sampling` the members of groups of equal rewards are not trained
+    and do not enter a batch's normalization (DAPO, arXiv:2503.14476, section 3.2, equation 11). With
+    `algo.overlong_filter` what a limit cut short is not trained.
     """
     groups = groups_of(trajectories)
     left_out = degenerate_groups(trajectories) if algo.dynamic_sampling is not DynamicSampling.none else set()
     kept = [group for name, group in groups.items() if name not in left_out]
     charged = [_group(group, algo, kl_sums or {}, max_trajectory_tokens) for group in kept]
-    advantages = batch_advantages(charged, algo, [[trajectory.reward for trajectory in group] for group in kept])
+    graded = [[trajectory.reward for trajectory in group] for group in kept]
+    if estimator is None:
+        advantages: Sequence[Sequence[float]] = batch_advantages(charged, algo, graded)
+    else:
+        advantages = estimator.advantages(_told(charged, graded))
     for group, values in zip(kept, advantages, strict=True):
         for trajectory, advantage in zip(group, values, strict=True):
             trajectory.advantage = advantage
             trajectory.trained = trajectory.trained and not filtered(trajectory.status.value, algo.overlong_filter)
     if pays(turns):
         for group, (rewards, in_baseline) in zip(kept, charged, strict=True):
-            graded = [trajectory.reward for trajectory in group]
-            _set_turn_advantages(group, turns, algo, group_scale(rewards, in_baseline, algo, graded))
+            before = [trajectory.reward for trajectory in group]
+            _set_turn_advantages(group, turns, algo, group_scale(rewards, in_baseline, algo, before))
     for name in left_out:
         for trajectory in groups[name]:
             trajectory.advantage, trajectory.trained = 0.0, False
@@ -83,6 +89,11 @@ def _set_turn_advantages(group: Sequence[Trajectory], table: TurnRewardsConfig, 
 
 def _teaches(trajectory: Trajectory) -> bool:
     return bool(trajectory.advantage) or any(trajectory.turn_advantages)
+
+
+def _told(charged: Sequence[Group], graded: Sequence[Sequence[float | None]]) -> list[RewardGroup]:
+    pairs = zip(charged, graded, strict=True)
+    return [RewardGroup(tuple(rewards), tuple(kept), tuple(before)) for (rewards, kept), before in pairs]
 
 
 def degenerate_groups(trajectories: Sequence[Trajectory]) -> set[str]:

@@ -15,6 +15,7 @@ from swe_rl.config.choices import (
     Capture,
     Correction,
     DynamicSampling,
+    ExtensionKind,
     LossAggregation,
     MaskLevel,
     OutcomeReward,
@@ -23,6 +24,7 @@ from swe_rl.config.choices import (
 )
 from swe_rl.config.parts import Part
 from swe_rl.config.schema import Config
+from swe_rl.extension.find import is_foreign
 
 
 @about(Part.trainer)
@@ -181,7 +183,7 @@ INFRA_STATUSES = ("infra_error", "grade_error", "engine_error")
 
 @about(Part.trainer)
 def dynamic_sampling(config: Config, _: Host) -> Iterator[Finding]:
-    algo = config.algo
+    algo, foreign = config.algo, is_foreign(config, ExtensionKind.advantage)
     if algo.dynamic_sampling == DynamicSampling.resample and algo.max_resample_rounds < 1:
         yield error(
             "resample",
@@ -189,7 +191,7 @@ def dynamic_sampling(config: Config, _: Host) -> Iterator[Finding]:
             "algo.dynamic_sampling=resample samples others in at least one further round",
             "algo.max_resample_rounds=3, or algo.dynamic_sampling=filter",
         )
-    if algo.dynamic_sampling != DynamicSampling.none and algo.advantage == Advantage.reinforce_pp:
+    if algo.dynamic_sampling != DynamicSampling.none and algo.advantage == Advantage.reinforce_pp and not foreign:
         yield warning(
             "resample",
             "algo.dynamic_sampling",

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from swe_rl.algo.protocol import Loss
 from swe_rl.config.schema import AlgoConfig, ModelConfig, TrainerConfig
 from swe_rl.model.load import load_shape, model_folder
 from swe_rl.trainer.compute import ShardedCompute
@@ -34,6 +35,7 @@ def sharded_trainer(
     *,
     pad_token_id: int,
     temperature: float,
+    loss: Loss | None = None,
     beat: Beat = no_beat,
 ) -> RankTrainer:
     """Loads the policy, and the reference where `algo.kl_coef` asks for one.
@@ -55,6 +57,7 @@ def sharded_trainer(
         reference=reference,
         compute=ShardedCompute(mesh, cost_per_token(shape), beat),
         adapter=adapter,
+        loss=loss,
     )
 
 

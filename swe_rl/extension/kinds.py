@@ -1,0 +1,61 @@
+"""What each kind of extension has to have, and what it is given.
+
+Invariants:
+- Names alone: the protocols are in their rooms, and `swe_rl.api` shows them all. A test holds both against each other.
+- Standard library only: rules read this.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import cast
+
+from swe_rl.config.choices import ExtensionKind
+from swe_rl.config.schema import Config, Extensible
+
+
+@dataclass(frozen=True, slots=True)
+class Contract:
+    """`given`: parameters that a factory gets where its signature names them; all others come from `params`.
+
+    `methods`: those that a class must have, with the parameters that they are called with, in order. `declares`: class
+    attributes that rules read, with what stands where a class says nothing.
+    """
+
+    given: tuple[str, ...]
+    methods: Mapping[str, tuple[str, ...]]
+    declares: Mapping[str, object]
+
+
+CONTRACTS: Mapping[ExtensionKind, Contract] = {
+    ExtensionKind.agent: Contract(
+        ("config", "client", "max_turns", "command_timeout_s", "api_key", "patches"),
+        {"run": ("work",)},
+        {"needs_door": False},
+    ),
+    ExtensionKind.env: Contract(
+        ("config", "cache", "sandbox"),
+        {
+            "instances": ("split",),
+            "workspace": ("instance",),
+            "prompt": ("instance",),
+            "grade": ("instance", "patch", "sandboxes", "timeout_s"),
+        },
+        {"needs_container": False},
+    ),
+    ExtensionKind.reward: Contract((), {"reward": ("attempt",)}, {"failure": 0.0}),
+    ExtensionKind.advantage: Contract(("config",), {"advantages": ("groups",)}, {"needs_group": True}),
+    ExtensionKind.loss: Contract(
+        ("config",), {"loss": ("tokens",)}, {"needs_rollout_logprobs": False, "needs_all_rows": False}
+    ),
+    ExtensionKind.router: Contract(
+        ("config", "capacity_tokens", "max_num_seqs"),
+        {"initial": ("engines",), "step": ("state", "event", "now_s")},
+        {},
+    ),
+    ExtensionKind.logger: Contract(("folder", "run_name", "configuration"), {"log": ("record", "step")}, {}),
+}
+
+
+def group_of(config: Config, kind: ExtensionKind) -> Extensible:
+    """What the configuration says of a kind."""
+    return cast(Extensible, getattr(config, kind))
