@@ -24,7 +24,7 @@ from typing import Any
 
 from swe_rl.agent.client import ChatClient
 from swe_rl.agent.foreign import ForeignAgent
-from swe_rl.agent.protocol import Agent, AgentResult, Assignment, Exit, Task
+from swe_rl.agent.protocol import Agent, AgentResult, Assignment, Exit, Task, Turn
 from swe_rl.algo.foreign.advantage import ForeignAdvantage
 from swe_rl.algo.protocol import LossTokens, RewardGroup
 from swe_rl.config.choices import ExtensionKind, SandboxKind
@@ -225,7 +225,8 @@ def an_attempt(*, resolved: bool) -> Attempt:
     grade = Grade(resolved, patch_applied=True, fail_to_pass={"t.py::test_f": resolved})
     messages = ({"role": "user", "content": "Function f is broken."}, {"role": "assistant", "content": "Done."})
     status = "resolved" if resolved else "unresolved"
-    return Attempt("train.1.conformance.0.0", instance, status, "diff --git a/f.py b/f.py\n", grade, (), messages)
+    turns = (Turn(0, "```ls```", "ls", "f.py", exit_code=0), Turn(1, "Done.", "submit", None))
+    return Attempt("train.1.conformance.0.0", instance, status, "diff --git a/f.py b/f.py\n", grade, turns, messages)
 
 
 def check_reward(reward: type, params: Params = NONE) -> None:
@@ -235,6 +236,7 @@ def check_reward(reward: type, params: Params = NONE) -> None:
     for resolved in (True, False):
         try:
             asyncio.run(guarded.reward(an_attempt(resolved=resolved)))
+            asyncio.run(guarded.turn_rewards(an_attempt(resolved=resolved)))
         except SweRlError as error:
             raise ConformanceError(str(error)) from error
 

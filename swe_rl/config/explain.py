@@ -12,8 +12,7 @@ from enum import EnumMeta
 from pathlib import Path
 from typing import Any, get_args
 
-from swe_rl.config.entry_points import extension_names
-from swe_rl.config.folders import option_names
+from swe_rl.config.folders import extension_names, option_names
 from swe_rl.config.foreign_keys import ours
 from swe_rl.config.keys import describe_type, is_legal, key_types, nearest, nearest_keys, row_table
 from swe_rl.config.launcher import no_such_setting

@@ -11,8 +11,7 @@ import types
 from functools import cache
 from typing import Any, TypeVar, Union, get_args, get_origin
 
-from swe_rl.config.entry_points import extension_names
-from swe_rl.config.folders import sweeps_dir
+from swe_rl.config.folders import extension_names, sweeps_dir
 from swe_rl.config.hydra_internals import quicken
 from swe_rl.config.keys import fields_of
 from swe_rl.config.schema import Config

@@ -14,7 +14,7 @@ from swe_rl.env.instance import Instance, InstanceError
 from swe_rl.env.protocol import Env, Grade, GradeError
 from swe_rl.errors import SweRlError
 from swe_rl.extension.find import Foreign
-from swe_rl.extension.make import failure
+from swe_rl.extension.make import LONGEST_S, failure, within
 from swe_rl.sandbox.protocol import SandboxError, SandboxProvider, Workspace
 
 _PATIENCE = 3.0  # times what a grading may take: a sandbox for it is waited for, and started
@@ -64,7 +64,8 @@ class ForeignEnv:
 
     def prompt(self, instance: Instance) -> str:
         try:
-            return str(self._env.prompt(instance))
+            with within(LONGEST_S):
+                return str(self._env.prompt(instance))
         except SweRlError:
             raise
         except Exception as error:

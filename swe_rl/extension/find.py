@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from swe_rl.config.choices import ExtensionKind
-from swe_rl.config.entry_points import offered
+from swe_rl.config.folders import offered
 from swe_rl.config.keys import nearest
 from swe_rl.config.parts import Part, starts
 from swe_rl.config.schema import Config, Extensible
@@ -107,7 +107,8 @@ def _about(sketch: Outline) -> str:
 
 def _of_methods(chosen: Foreign, sketch: Outline) -> Iterator[Problem]:
     contract, key = CONTRACTS[chosen.kind], f"{chosen.kind}._target_"
-    for method, arguments in contract.methods.items() if sketch.is_class else ():
+    methods = contract.methods_of(sketch.declared.get) if sketch.is_class else {}
+    for method, arguments in methods.items():
         call = f"{method}({', '.join(arguments)})"
         if method not in sketch.methods:
             if sketch.complete:

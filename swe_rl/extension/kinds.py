@@ -5,8 +5,8 @@ Invariants:
 - Standard library only: rules read this.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import cast
 
 from swe_rl.config.choices import ExtensionKind
@@ -18,12 +18,19 @@ class Contract:
     """`given`: parameters that a factory gets where its signature names them; all others come from `params`.
 
     `methods`: those that a class must have, with the parameters that they are called with, in order. `declares`: class
-    attributes that rules read, with what stands where a class says nothing.
+    attributes that rules read, with what stands where a class says nothing. `more_methods`: what it must have as well
+    where it declares the attribute of that name.
     """
 
     given: tuple[str, ...]
     methods: Mapping[str, tuple[str, ...]]
     declares: Mapping[str, object]
+    more_methods: Mapping[str, Mapping[str, tuple[str, ...]]] = field(default_factory=dict)
+
+    def methods_of(self, declared: Callable[[str], object]) -> dict[str, tuple[str, ...]]:
+        """Of a class; `declared`: what it says of an attribute."""
+        more = (methods for flag, methods in self.more_methods.items() if declared(flag))
+        return {**self.methods, **{name: arguments for methods in more for name, arguments in methods.items()}}
 
 
 CONTRACTS: Mapping[ExtensionKind, Contract] = {
@@ -42,7 +49,12 @@ CONTRACTS: Mapping[ExtensionKind, Contract] = {
         },
         {"needs_container": False},
     ),
-    ExtensionKind.reward: Contract((), {"reward": ("attempt",)}, {"failure": 0.0}),
+    ExtensionKind.reward: Contract(
+        (),
+        {"reward": ("attempt",)},
+        {"failure": 0.0, "pays_turns": False},
+        {"pays_turns": {"turn_rewards": ("attempt",)}},
+    ),
     ExtensionKind.advantage: Contract(("config",), {"advantages": ("groups",)}, {"needs_group": True}),
     ExtensionKind.loss: Contract(
         ("config",), {"loss": ("tokens",)}, {"needs_rollout_logprobs": False, "needs_all_rows": False}

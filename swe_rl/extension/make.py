@@ -13,6 +13,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -33,7 +34,11 @@ class ExtensionFailure(RunError):
     """A method of somebody's own class raised, or returned what it must not."""
 
 
-class _TooLong(BaseException):
+class TooLong(TimeoutError):
+    """Somebody's own code was interrupted."""
+
+
+class _Alarm(BaseException):
     """No Exception: the code that hangs may catch those."""
 
 
@@ -122,7 +127,7 @@ def _imported(chosen: Foreign, limit_s: float) -> Callable[..., Any]:
 
 def _require_methods(chosen: Foreign, made: object) -> None:
     """Raises ExtensionError. A class was looked at before, by its source; what a function returns was not."""
-    for method, arguments in CONTRACTS[chosen.kind].methods.items():
+    for method, arguments in CONTRACTS[chosen.kind].methods_of(partial(_attribute, made)).items():
         call = f"{method}({', '.join(arguments)})"
         function = getattr(made, method, None)
         if not callable(function):
@@ -135,6 +140,10 @@ def _require_methods(chosen: Foreign, made: object) -> None:
             raise ExtensionError(f"{chosen}: its method {method} cannot be called as {call}: {error}.") from error
         except ValueError:  # compiled, without a signature
             continue
+
+
+def _attribute(made: object, name: str) -> object:
+    return getattr(made, name, None)
 
 
 def _lists(value: Any) -> Any:
@@ -161,22 +170,32 @@ def _told_of(chosen: Foreign, what: str) -> Iterator[None]:
 
 @contextmanager
 def _within(chosen: Foreign, what: str, limit_s: float) -> Iterator[None]:
-    """Ends what takes longer. In the main thread only, as signals are: others may take as long as they like."""
+    try:
+        with within(limit_s):
+            yield
+    except TooLong as error:
+        raise ExtensionError(f"{chosen}: {what} {error}. What takes long belongs into its methods.") from None
+
+
+@contextmanager
+def within(limit_s: float) -> Iterator[None]:
+    """Ends what takes longer, by TooLong. In the main thread only, as signals are: in others all take their time.
+
+    Not for code that awaits: the alarm would meet somebody else's.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
     def too_long(_: int, __: FrameType | None) -> NoReturn:
-        raise _TooLong
+        raise _Alarm
 
     before = signal.signal(signal.SIGALRM, too_long)
     left_s, every_s = signal.setitimer(signal.ITIMER_REAL, limit_s)
     try:
         yield
-    except _TooLong:
-        raise ExtensionError(
-            f"{chosen}: {what} did not end within {limit_s:g} s. What takes long belongs into its methods."
-        ) from None
+    except _Alarm:
+        raise TooLong(f"did not end within {limit_s:g} s") from None
     finally:
         signal.setitimer(signal.ITIMER_REAL, left_s, every_s)
         signal.signal(signal.SIGALRM, before if before is not None else signal.SIG_DFL)
@@ -184,6 +203,8 @@ def _within(chosen: Foreign, what: str, limit_s: float) -> Iterator[None]:
 
 def failure(chosen: Foreign, method: str, error: BaseException) -> str:
     """What a method of it did, in words: for the error of the room that called it."""
+    if isinstance(error, TooLong):
+        return f"{chosen}: its method {method} {error}"
     return f"{chosen}: its method {method} raised {type(error).__name__}: {one_line(error)}"
 
 

@@ -49,6 +49,7 @@ class _Progress:
     patch_note: str = ""  # why there is none although something may have been changed
     grade: Grade | None = None
     own_reward: float | None = None  # of somebody's own
+    turn_rewards: list[float] = field(default_factory=list)  # of the same
     tricks: list[str] = field(default_factory=list)  # that could have changed the verdict
     began_s: dict[str, float] = field(default_factory=dict)
 
@@ -136,16 +137,17 @@ class Attempter:
 
     async def _pay(self, order: Order, status: Status, progress: _Progress) -> None:
         """By a reward of somebody's own. Raises RewardError."""
-        grade, result = progress.grade, progress.result
-        if self._reward is None or self._rollout.outcomes[status.value].reward is OutcomeReward.none:
+        grade, result, rule = progress.grade, progress.result, self._rollout.outcomes[status.value].reward
+        if self._reward is None or result is None or rule is OutcomeReward.none:
             return
+        verdict = Grade(resolved=False, patch_applied=False) if grade is None else grade
+        attempt = Attempt(
+            order.trajectory_id, order.instance, status.value, progress.patch, verdict, result.turns, result.messages
+        )
+        progress.turn_rewards = await self._reward.turn_rewards(attempt)
         progress.own_reward = self._reward.failure
         tricked = progress.tricks and self._rollout.tricks is not TrickPolicy.count
-        graded = self._rollout.outcomes[status.value].reward is OutcomeReward.graded
-        if graded and grade is not None and result is not None and not tricked:
-            attempt = Attempt(
-                order.trajectory_id, order.instance, status.value, progress.patch, grade, result.turns, result.messages
-            )
+        if rule is OutcomeReward.graded and grade is not None and not tricked:
             progress.own_reward = await self._reward.reward(attempt)
 
     async def _act(self, order: Order, progress: _Progress, times_s: dict[str, float]) -> None:
@@ -260,6 +262,7 @@ class Attempter:
             trained=outcome.trained and not masked,
             in_baseline=outcome.in_baseline and not masked,
             turns=progress.result.turns if progress.result else [],
+            own_turn_rewards=progress.turn_rewards,
             patch=progress.patch.encode("utf-8", "replace").decode(),
             tests=grade.fail_to_pass | grade.pass_to_pass if grade else {},
             error=error or progress.patch_note or None,

@@ -51,7 +51,8 @@ def set_advantages(
     """Fills `advantage` in; returns the number of groups that teach nothing.
 
     `kl_sums` by trajectory id (`algo.kl_in=reward`) and the end of the token budget (`algo.overlong_share`) are charged
-    to the rewards first; the recorded rewards stay. `turns` adds advantages of turns (`turn_advantages`). `estimator`:
+    to the rewards first; the recorded rewards stay. `turns` and a
+    reward that pays turns add advantages of turns (`turn_advantages`). `estimator`:
     in place of `algo.advantage`. With `algo.dynamic_sampling` the members of groups of equal rewards are not trained
     and do not enter a batch's normalization (DAPO, arXiv:2503.14476, section 3.2, equation 11). With
     `algo.overlong_filter` what a limit cut short is not trained.
@@ -69,7 +70,7 @@ def set_advantages(
         for trajectory, advantage in zip(group, values, strict=True):
             trajectory.advantage = advantage
             trajectory.trained = trajectory.trained and not filtered(trajectory.status.value, algo.overlong_filter)
-    if pays(turns):
+    if pays(turns) or any(any(trajectory.own_turn_rewards) for group in kept for trajectory in group):
         for group, (rewards, in_baseline) in zip(kept, charged, strict=True):
             before = [trajectory.reward for trajectory in group]
             _set_turn_advantages(group, turns, algo, group_scale(rewards, in_baseline, algo, before))
@@ -81,7 +82,9 @@ def set_advantages(
 
 def _set_turn_advantages(group: Sequence[Trajectory], table: TurnRewardsConfig, algo: AlgoConfig, scale: float) -> None:
     for trajectory in group:
-        trajectory.turn_rewards = [turn_reward(turn, table) for turn in trajectory.turns]
+        by_code = trajectory.own_turn_rewards or [0.0 for _ in trajectory.turns]
+        by_table = [turn_reward(turn, table) for turn in trajectory.turns]
+        trajectory.turn_rewards = [paid + brought for paid, brought in zip(by_table, by_code, strict=True)]
     rewards = [trajectory.turn_rewards for trajectory in group]
     for trajectory, values in zip(group, turn_advantages(rewards, _in_baseline(group), algo, scale), strict=True):
         trajectory.turn_advantages = values

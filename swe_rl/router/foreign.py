@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from swe_rl.extension.find import Foreign
-from swe_rl.extension.make import ExtensionFailure, failure
+from swe_rl.extension.make import ExtensionFailure, failure, within
 from swe_rl.router.core import (
     Action,
     EngineAdded,
@@ -23,6 +23,8 @@ from swe_rl.router.core import (
     RequestArrived,
     RequestFinished,
 )
+
+_LONGEST_S = 10.0  # for which one event may keep everybody else waiting
 
 
 @dataclass(slots=True)
@@ -40,16 +42,18 @@ class ForeignState:
 
 
 class ForeignPolicy:
-    def __init__(self, policy: "Policy[Any]", maker: Foreign) -> None:
+    def __init__(self, policy: "Policy[Any]", maker: Foreign, *, limit_s: float = _LONGEST_S) -> None:
         self.name = maker.name
         self.tick_s: float | None = getattr(policy, "tick_s", None)
         self._policy = policy
         self._maker = maker
+        self._limit_s = limit_s
 
     def initial(self, engines: Sequence[str]) -> ForeignState:
         """Raises ExtensionFailure."""
         try:
-            inner: object = self._policy.initial(engines)
+            with within(self._limit_s):
+                inner: object = self._policy.initial(engines)
             return ForeignState(inner, dict.fromkeys(engines))
         except Exception as error:
             raise ExtensionFailure(failure(self._maker, "initial", error)) from error
@@ -79,7 +83,8 @@ class ForeignPolicy:
     def _actions(self, state: ForeignState, event: Event, now_s: float) -> list[Action]:
         """None, and `failed`, where they are wrong."""
         try:
-            actions = list(self._policy.step(state.inner, event, now_s))
+            with within(self._limit_s):
+                actions = list(self._policy.step(state.inner, event, now_s))
         except Exception as error:
             state.failed = failure(self._maker, "step", error)
             return []

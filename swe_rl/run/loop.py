@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from swe_rl.algo.foreign.advantage import make_advantage
 from swe_rl.config.choices import RolloutMode
+from swe_rl.config.parts import Part, starts
 from swe_rl.config.schema import Config
 from swe_rl.host.kill_point import kill_point
 from swe_rl.logger.jsonl import iter_jsonl
@@ -43,7 +44,7 @@ class Run:
 
     def __init__(self, config: Config, session: Session, parts: "Components", learner: "Learner | NoLearner") -> None:
         self._config, self._session, self._learner = config, session, learner
-        self._advantage = make_advantage(config.advantage, config.algo)
+        self._advantage = make_advantage(config.advantage, config.algo) if Part.trainer in starts(config) else None
         self._rollouts = Rollouts(config, session, parts, learner.failure)
         streams = config.rollout.mode is RolloutMode.stream
         self._stream = Stream(config, self._rollouts, ahead=config.trainer.max_staleness_steps) if streams else None

@@ -21,6 +21,7 @@ from types import FrameType
 from typing import Any
 
 from swe_rl.config.compose import config_hash, flatten
+from swe_rl.config.parts import Part, starts
 from swe_rl.config.schema import Config
 from swe_rl.errors import SweRlError
 from swe_rl.hardware.gpu_watch import watched_gpus
@@ -185,7 +186,8 @@ def session(
         stack.callback(folder.release)
         end_signal = stack.enter_context(listening(in_slurm=here is not None))
         wandb = WandbLogger(config.logger, folder.name, folder, flatten(config))
-        mirrors = Mirrors(wandb, make_logger(config.logger, folder.path, folder.name, flatten(config)))
+        facts = (folder.path, folder.name, flatten(config))
+        mirrors = Mirrors(wandb, make_logger(config.logger, *facts) if Part.logger in starts(config) else None)
         before = folder.status()
         step = before.step if before and resumed else 0
         status = StatusWriter(folder.status_json, config_hash=config_hash(config), step=step)

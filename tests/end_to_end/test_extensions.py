@@ -136,7 +136,8 @@ def test_a_reward_that_raises_stops_the_run_and_names_the_class(command):
     (command.root / "theirs.py").write_text(
         "class Mine:\n    async def reward(self, attempt):\n        raise OSError('the judge is away')\n"
     )
-    done = command.run("reward._target_=theirs.Mine", f"job.code=[{command.root}]", "job=rollout", *ONE)
+    others = ("job=rollout", "advantage._target_=nowhere.Mine")  # which rollouts alone do not start
+    done = command.run("reward._target_=theirs.Mine", f"job.code=[{command.root}]", *others, *ONE)
     said = " ".join(done.stderr.split())
     assert done.exit_status == 1 and "grade_error: reward=Mine (theirs.Mine): its method reward raised OSError" in said
 

@@ -69,6 +69,16 @@ def test_a_missing_or_wrong_method_is_named(package):
     assert "its method run cannot be called as run(work)" in wrong.message
 
 
+def test_what_a_class_declares_asks_for_its_method(package):
+    source = "class Mine:\n    pays_turns = {}\n    def reward(self, attempt): ...\n"
+    words = ["reward._target_=theirs.Mine", f"job.code=[{package.folder}]"]
+    package("theirs", source.format(False))
+    assert "extension" not in {finding.rule_id for finding in check(compose(words).config)}
+    package("theirs", source.format(True))
+    [said] = [finding for finding in check(compose(words).config) if finding.rule_id == "extension"]
+    assert said.message == "theirs.Mine has no method turn_rewards(attempt)"
+
+
 def test_a_protocol_that_is_only_promised_is_missing(package):
     missing = refused(package("theirs", "from swe_rl.api import Agent\n\nclass Mine(Agent):\n    name = 'x'\n"))
     assert missing.message == "theirs.Mine has no method run(work)"

@@ -15,10 +15,10 @@ from swe_rl.agent.client import ContextOverflow
 from swe_rl.agent.foreign import ForeignAgent
 from swe_rl.agent.make import AGENTS
 from swe_rl.agent.protocol import AgentError, AgentResult, Assignment, Exit, Task
-from swe_rl.algo.foreign.advantage import make_advantage
+from swe_rl.algo.foreign.advantage import ForeignAdvantage, make_advantage
 from swe_rl.algo.protocol import RewardGroup
 from swe_rl.check.rules.agent import AGENT_TOOLS
-from swe_rl.config import entry_points
+from swe_rl.config import folders
 from swe_rl.config.choices import ROUTERS, ExtensionKind
 from swe_rl.config.compose import compose
 from swe_rl.config.schema import AdvantageConfig, AlgoConfig, Extensible, RewardConfig
@@ -27,7 +27,7 @@ from swe_rl.env.instance import InstanceError
 from swe_rl.env.protocol import GradeError
 from swe_rl.errors import UserError
 from swe_rl.extension.code import code_facts, copy_code, use_code
-from swe_rl.extension.find import Foreign
+from swe_rl.extension.find import Foreign, problems
 from swe_rl.extension.kinds import CONTRACTS
 from swe_rl.extension.make import ExtensionError, ExtensionFailure, make
 from swe_rl.logger.foreign import ForeignLogger
@@ -94,13 +94,13 @@ def test_an_entry_point_of_an_installed_package_is_found_by_name(tmp_path, packa
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1.2\n")
     (info / "entry_points.txt").write_text("[swe_rl.reward]\nmine = theirs:Mine\ndefault = theirs:Mine\n")
     monkeypatch.setattr(sys, "path", [str(folder), *sys.path])
-    entry_points.offered.cache_clear()
+    folders.offered.cache_clear()
     try:
-        assert entry_points.extension_names() == {"reward": ["mine"]}, "a name of ours stays ours"
+        assert folders.extension_names() == {"reward": ["mine"]}, "a name of ours stays ours"
         reward = make_reward(RewardConfig(name="mine"), 1.0)
         assert reward.failure == -1.0 and asyncio.run(reward.reward(an_attempt(resolved=True))) == 2.0
     finally:
-        entry_points.offered.cache_clear()
+        folders.offered.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -123,6 +123,26 @@ def test_a_reward_that_fails_is_a_grade_error_and_never_zero(package, body, word
 @pytest.mark.parametrize(
     ("body", "words"),
     [
+        ("raise ValueError('no server')", "its method turn_rewards raised ValueError: no server"),
+        ("return [1.0]", "must return 2 finite numbers"),
+        ("return [1.0, None]", "must return 2 finite numbers"),
+        ("return 5", "its method turn_rewards: 'int' object is not iterable"),
+        ("import asyncio; await asyncio.sleep(30)", "did not end within rollout.grade_timeout_s=0.1"),
+    ],
+)
+def test_turns_that_are_paid_wrongly_are_a_grade_error(package, body, words):
+    reward = "    pays_turns = True\n\n    def reward(self, attempt):\n        return 1.0\n"
+    turns = f"    async def turn_rewards(self, attempt):\n        {body}\n"
+    use_code([package("theirs", f"class Mine:\n{reward}\n{turns}")])
+    own = make_reward(RewardConfig(name="mine", _target_="theirs.Mine"), 0.1)
+    with pytest.raises(RewardError, match=words) as raised:
+        asyncio.run(own.turn_rewards(an_attempt(resolved=True)))
+    assert "theirs.Mine" in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
         ("raise KeyError('x')", "its method advantages raised KeyError"),
         ("return []", "a list for each of 1 groups, not 0"),
         ("return [[1.0]]", "must return 3 finite numbers"),
@@ -136,6 +156,15 @@ def test_wrong_advantages_end_the_run_with_the_class(package, body, words):
     with pytest.raises(ExtensionFailure, match=words) as raised:
         estimator.advantages([RewardGroup((1.0, 0.0, None), (True, True, False), (1.0, 0.0, None))])
     assert "theirs.Mine" in str(raised.value) and raised.value.exit_status == 1
+
+
+def test_advantages_that_hang_end_the_run_with_the_class():
+    class Hangs:
+        def advantages(self, groups):
+            time.sleep(30)
+
+    with pytest.raises(ExtensionFailure, match=r"theirs\.Mine.*its method advantages did not end within 0.1 s"):
+        ForeignAdvantage(Hangs(), MAKER, limit_s=0.1).advantages([])
 
 
 def test_members_outside_the_baseline_have_no_advantage(package):
@@ -165,6 +194,28 @@ def test_a_wrong_loss_ends_the_run_with_the_class(package, body, words):
     formula = make_loss(LossConfig(name="mine", _target_="theirs.Mine"), AlgoConfig())
     with pytest.raises(ExtensionFailure, match=words):
         formula.loss(LossTokens(*(torch.zeros(3) for _ in range(5))))
+
+
+EVERY_METHOD = [(kind, method) for kind in ExtensionKind for method in CONTRACTS[kind].methods]
+
+
+@pytest.mark.parametrize(("kind", "wrong"), EVERY_METHOD)
+@pytest.mark.parametrize("arguments", [None, ("other", "things", "than", "it", "gets")])
+def test_a_method_that_is_missing_or_takes_other_things_is_named_before_and_after_it_is_made(
+    package, kind, wrong, arguments
+):
+    methods = dict(CONTRACTS[kind].methods) | ({wrong: arguments} if arguments else {})
+    if not arguments:
+        del methods[wrong]
+    body = "".join(f"    def {name}(self, {', '.join(names)}): ...\n" for name, names in methods.items())
+    call = f"{wrong}({', '.join(CONTRACTS[kind].methods[wrong])})"
+    use_code([package("theirs", f"class Mine:\n    pass\n{body}\n\ndef made():\n    return Mine()\n")])
+    [said] = problems(Foreign(kind, "mine", "theirs.Mine", "-"), Extensible(), ())
+    assert said.message.startswith("theirs.Mine") and call in said.message and "docs/extending.md" in said.fix
+    for target in ("theirs.Mine", "theirs.made"):  # what a function returns is known once it is made
+        with pytest.raises(ExtensionError) as raised:
+            make(kind, Extensible(name="mine", _target_=target), {}, {})
+        assert call in str(raised.value) and target in str(raised.value) and "\n" not in str(raised.value)
 
 
 class Says:
@@ -265,6 +316,22 @@ def test_a_router_that_fails_says_so_to_each_request_and_holds_none(act, words):
         assert words in str(raised.value)
 
 
+def test_a_router_that_hangs_is_interrupted_at_its_first_step_or_before():
+    def hangs(*_):
+        time.sleep(30)
+
+    policy = Places(hangs)
+    router = Router(ForeignPolicy(policy, MAKER, limit_s=0.1), ("a",))
+    with pytest.raises(ExtensionFailure, match=r"theirs\.Mine.*its method step did not end within 0.1 s"):
+        router.handle(RequestArrived("p", "r", 1), 0.0)
+    policy.initial = hangs
+    with pytest.raises(ExtensionFailure, match=r"theirs\.Mine.*its method initial did not end within 0.1 s"):
+        Router(ForeignPolicy(policy, MAKER, limit_s=0.1), ("a",))
+    policy.initial = raises
+    with pytest.raises(ExtensionFailure, match=r"theirs\.Mine.*its method initial raised LookupError: gone"):
+        Router(ForeignPolicy(policy, MAKER), ("a",))
+
+
 def test_requests_that_wait_are_let_go_when_a_router_fails():
     policy = Places(lambda event: raises() if isinstance(event, Tick) else [])
     router = Router(ForeignPolicy(policy, MAKER), ())
@@ -295,6 +362,19 @@ def test_a_logger_that_fails_is_one_warning(caplog):
     assert [record.message for record in caplog.records] == [
         "agent=mine (theirs.Mine): its method log raised OSError: disk; the run goes on without it"
     ]
+
+
+@pytest.mark.parametrize("method", ["summarize", "finish"])
+def test_what_a_logger_does_at_the_end_cannot_end_the_run_otherwise(caplog, method):
+    notes = Notes()
+    setattr(notes, method, raises)
+    logger = ForeignLogger(notes, MAKER)
+    logger.start()
+    logger.log({}, 1)
+    logger.summarize({})
+    logger.finish(0)
+    [said] = [record.message for record in caplog.records]
+    assert said == f"agent=mine (theirs.Mine): its method {method} raised LookupError: gone; the run goes on without it"
 
 
 def test_a_logger_that_hangs_ends_with_the_run(caplog):

@@ -29,3 +29,13 @@ class NeedsGroup:
 
     def advantages(self, groups):
         raise NotImplementedError
+
+
+class PaysTurns:
+    pays_turns = True
+
+    async def reward(self, attempt):
+        raise NotImplementedError
+
+    async def turn_rewards(self, attempt):
+        raise NotImplementedError

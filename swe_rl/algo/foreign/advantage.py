@@ -13,19 +13,21 @@ from swe_rl.config.choices import ExtensionKind
 from swe_rl.config.schema import AdvantageConfig, AlgoConfig
 from swe_rl.errors import SweRlError
 from swe_rl.extension.find import Foreign
-from swe_rl.extension.make import ExtensionFailure, failure, make, require_numbers
+from swe_rl.extension.make import LONGEST_S, ExtensionFailure, failure, make, require_numbers, within
 
 
 class ForeignAdvantage:
-    def __init__(self, advantage: Advantage, maker: Foreign) -> None:
+    def __init__(self, advantage: Advantage, maker: Foreign, *, limit_s: float = LONGEST_S) -> None:
         self.needs_group = bool(getattr(advantage, "needs_group", True))
         self._advantage = advantage
         self._maker = maker
+        self._limit_s = limit_s
 
     def advantages(self, groups: Sequence[RewardGroup]) -> list[list[float]]:
         """Raises ExtensionFailure."""
         try:
-            answer = list(self._advantage.advantages(groups))
+            with within(self._limit_s):
+                answer = list(self._advantage.advantages(groups))
         except SweRlError:
             raise
         except Exception as error:

@@ -24,7 +24,7 @@ from swe_rl.config.choices import (
 )
 from swe_rl.config.parts import Part
 from swe_rl.config.schema import Config
-from swe_rl.extension.find import is_foreign
+from swe_rl.extension.find import declared, is_foreign
 
 
 @about(Part.trainer)
@@ -135,9 +135,11 @@ def correction(config: Config, _: Host) -> Iterator[Finding]:
 def turn_rewards(config: Config, _: Host) -> Iterator[Finding]:
     table, algo = asdict(config.rollout.turn_rewards), config.algo
     key = next((f"rollout.turn_rewards.{name}" for name, reward in table.items() if reward), None)
+    if key is None and declared(config, ExtensionKind.reward, "pays_turns"):
+        key = "reward.name"
     if key is None:
         if algo.discount != 1:
-            words = "has no effect: only rollout.turn_rewards look at what comes later"
+            words = "has no effect: only rewards of turns look at what comes later (rollout.turn_rewards)"
             yield warning("turn_rewards", "algo.discount", words, "leave algo.discount out")
         return
     if config.agent.name in PROGRAMS:
@@ -146,7 +148,8 @@ def turn_rewards(config: Config, _: Host) -> Iterator[Finding]:
     if config.rollout.capture is Capture.retokenize:
         words = "only a trace knows which turn sampled a token"
         yield error("turn_rewards", "rollout.capture", words, "rollout.capture=traced")
-    if algo.advantage in (Advantage.reinforce_pp, Advantage.reinforce_pp_baseline):
+    over_batch = algo.advantage in (Advantage.reinforce_pp, Advantage.reinforce_pp_baseline)
+    if over_batch and not is_foreign(config, ExtensionKind.advantage):
         words = f"turns are compared within their group, and algo.advantage={algo.advantage} normalizes over the batch"
         yield error("turn_rewards", "algo.advantage", words, "algo=grpo")
     if algo.policy_loss is PolicyLoss.gspo:

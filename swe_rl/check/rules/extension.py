@@ -8,7 +8,7 @@ Invariants:
 from collections.abc import Iterator
 
 from swe_rl.check.findings import Finding, Host, about, between, error, warning
-from swe_rl.config.choices import Capture, DynamicSampling, ExtensionKind, SandboxKind
+from swe_rl.config.choices import Capture, DynamicSampling, ExtensionKind, PolicyLoss, SandboxKind
 from swe_rl.config.keys import nearest
 from swe_rl.config.parts import Part
 from swe_rl.config.schema import Config
@@ -61,10 +61,15 @@ def own_group(config: Config, _: Host) -> Iterator[Finding]:
 
 @about(Part.trainer)
 def own_loss(config: Config, _: Host) -> Iterator[Finding]:
-    needs = declared(config, ExtensionKind.loss, "needs_rollout_logprobs")
-    if is_foreign(config, ExtensionKind.loss) and needs and config.rollout.capture is Capture.retokenize:
-        words = f"loss={config.loss.name} reads the sampled log-probabilities, which it does not have"
+    if not is_foreign(config, ExtensionKind.loss):
+        return
+    needs, name = declared(config, ExtensionKind.loss, "needs_rollout_logprobs"), f"loss={config.loss.name}"
+    if needs and config.rollout.capture is Capture.retokenize:
+        words = f"{name} reads the sampled log-probabilities, which it does not have"
         yield error("own_loss", "rollout.capture", words, "rollout.capture=traced")
+    if config.algo.policy_loss is not PolicyLoss.clip:
+        words = f"{name} stands in its place, but the correction of log-probabilities would still follow it"
+        yield error("own_loss", "algo.policy_loss", words, "algo.policy_loss=clip")
 
 
 @between(Part.data, Part.sandboxes)
