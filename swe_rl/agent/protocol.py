@@ -1,5 +1,6 @@
 """The agent interface and what an agent leaves behind."""
 
+from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -76,10 +77,15 @@ class AgentResult:
 
 
 class Agent(Protocol):
+    """Who acts. One object serves any number of trajectories at a time: what it remembers of one is in `run`."""
+
     name: str
     needs_door: bool  # it runs inside of the sandbox and reaches the gateway through `sandbox.door_url`
 
+    @abstractmethod
     async def run(self, work: Assignment) -> AgentResult:
-        """Raises EngineError when the model cannot be reached after retries, SandboxError when the sandbox broke,
+        """One attempt at `work.task` in `work.sandbox`, with completions from `work.base_url`, in `work.timeout_s`.
+
+        Raises EngineError when the model cannot be reached after retries, SandboxError when the sandbox broke,
         AgentError for a fault of the agent program."""
         ...

@@ -10,7 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from swe_rl.agent.conversation import Budget
 from swe_rl.agent.observation import format_observation
 from swe_rl.agent.protocol import AgentError, AgentResult, Assignment, Exit, Turn
+from swe_rl.config.schema import AgentConfig
 from swe_rl.env.patch import NOOP_PATCH
+from swe_rl.errors import UserError
 
 _MAX_OBSERVATION_CHARS = 8000
 _PATCH_FILE = ".gold.patch"
@@ -58,6 +60,18 @@ class NoopAgent(ScriptedAgent):
         result = await super().run(work)
         result.patch = NOOP_PATCH
         return result
+
+
+def scripted_agent(config: AgentConfig, command_timeout_s: float) -> ScriptedAgent:
+    """Of agent=scripted: `agent.command`, where there is one."""
+    return ScriptedAgent([config.command] if config.command else [], command_timeout_s=command_timeout_s)
+
+
+def gold_agent(patches: Patches | None, command_timeout_s: float) -> "GoldAgent":
+    """Of agent=gold. Raises UserError."""
+    if patches is None:
+        raise UserError("agent=gold needs the instances' own patches, and this environment has none to give")
+    return GoldAgent(patches, command_timeout_s=command_timeout_s)
 
 
 class GoldAgent(ScriptedAgent):

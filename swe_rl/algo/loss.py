@@ -21,6 +21,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from swe_rl.algo.protocol import Loss, LossTokens
 from swe_rl.algo.sequences import MAX_LOG_RATIO, kl_per_token
 from swe_rl.config.choices import KlPlace, LossAggregation, PolicyLoss
 from swe_rl.config.schema import AlgoConfig
@@ -139,15 +140,24 @@ def token_loss(
     reference_logprobs: Tensor | None,
     algo: AlgoConfig,
     mean_log_ratio: Tensor | None = None,
+    formula: Loss | None = None,
+    rollout_logprobs: Tensor | None = None,
 ) -> TokenLoss:
     """The loss of each token, shape [tokens], not yet weighted.
 
     `correction` (see `correction_weights`) multiplies the surrogate only. `mean_log_ratio` is what `sequence_ratio`
-    takes. Raises ValueError where the KL term is on and `reference_logprobs` is None, and where the policy loss is by
-    trajectory and `mean_log_ratio` is None.
+    takes. `formula`: in place of `algo.policy_loss`; it may read `rollout_logprobs`. Raises ValueError where the KL
+    term is on and `reference_logprobs` is None, and where the policy loss is by trajectory and `mean_log_ratio` is
+    None.
     """
     ratio = _ratio(logprobs, old_logprobs, mean_log_ratio, algo)
-    surrogate = _surrogate(logprobs, ratio, advantages, algo)
+    if formula is None:
+        surrogate = _surrogate(logprobs, ratio, advantages, algo)
+    else:
+        sampled = old_logprobs if rollout_logprobs is None else rollout_logprobs
+        tokens = LossTokens(logprobs, old_logprobs.detach(), sampled.detach(), advantages, entropy)
+        held = torch.zeros_like(logprobs, dtype=torch.bool)  # by no clip that we know of
+        surrogate = Surrogate(formula.loss(tokens), held, held)
     policy = surrogate.loss * correction.detach()
     total, kl = policy, torch.zeros_like(policy)
     if kl_in_loss(algo):

@@ -13,7 +13,7 @@ import shutil
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,13 +30,15 @@ from swe_rl.config.secrets import mask_text, mask_tree
 from swe_rl.config.store import register
 from swe_rl.config.yaml_text import parse, render
 from swe_rl.errors import RunError, UserError
+from swe_rl.extension.code import code_facts, use_code
+from swe_rl.extension.make import require_importable
 from swe_rl.hardware.rendezvous import with_meeting
 from swe_rl.host.terminal import shown
 from swe_rl.job.export import with_model_folder
 from swe_rl.logger.disk import read_json, write_text_atomic
 from swe_rl.logger.failure import print_finding, report
 from swe_rl.run.which_folder import folder_of_ended
-from swe_rl.submission.freeze import other_packages, verify_frozen
+from swe_rl.submission.freeze import code_of, other_packages, verify_frozen
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -77,7 +79,7 @@ def _is_figure(value: Any) -> bool:
 
 _WITH_FOLDER = {JobName.train, JobName.rollout, JobName.eval, JobName.sft, JobName.serve, JobName.runtime}
 FOLDERLESS = frozenset(JobName) - _WITH_FOLDER
-_OURS = frozenset({".hydra", "config.yaml", "plan.json"})
+_OURS = frozenset({".hydra", "config.yaml", "plan.json", "code.json"})
 
 
 def guard(composed: Composed, *, again: bool = False) -> bool:
@@ -138,6 +140,8 @@ def run_folderless(composed: Composed) -> int:
 
 def _answer(composed: Composed) -> int:
     module = _module(composed.config.job.name)
+    if composed.config.job.code and composed.config.job.name not in (JobName.check, JobName.plan, JobName.describe):
+        use_code([Path(part) for part in composed.config.job.code])
     return int(module.run(composed.config, None, composed.origins))
 
 
@@ -185,6 +189,7 @@ def run_in_folder(tree: "DictConfig", *, again: bool = True) -> Ended:
         verify_frozen(folder, _number(hydra), composed)
         _say(other_packages(folder, _number(hydra)))
         os.environ.update(composed.config.hardware.env_vars)
+        use_code(code_of(folder, _number(hydra), composed.config.job.code))
         if not guard(composed, again=again):
             return Ended(2)
         status = _start(composed, folder, tree, hydra)
@@ -211,7 +216,11 @@ def _start(composed: Composed, folder: Path, tree: "DictConfig", hydra: "DictCon
     _write_hydra_folder(folder / ".hydra", composed, tree, hydra)
     write_text_atomic(folder / "config.yaml", resolved_yaml(composed))
     write_text_atomic(folder / "plan.json", json.dumps(plan(within(composed.config)), indent=2) + "\n")
+    if code := code_of(folder, _number(hydra), composed.config.job.code):
+        facts = [asdict(fact) for fact in code_facts(code, folder)]
+        write_text_atomic(folder / "code.json", json.dumps(facts, indent=2) + "\n")
     require_here(composed.config, Host())
+    require_importable(composed.config)
     return int(_module(composed.config.job.name).run(with_meeting(with_model_folder(composed.config), folder), folder))
 
 

@@ -16,6 +16,18 @@ class KeepTraces(StrEnum):
     none = "none"
 
 
+class ExtensionKind(StrEnum):
+    """What may be somebody else's code; the groups of entry points are `swe_rl.KIND`."""
+
+    env = "env"
+    agent = "agent"
+    reward = "reward"
+    advantage = "advantage"
+    loss = "loss"
+    router = "router"
+    logger = "logger"
+
+
 class JobName(StrEnum):
     train = "train"
     rollout = "rollout"
@@ -28,6 +40,7 @@ class JobName(StrEnum):
     prepare = "prepare"
     validate = "validate"
     describe = "describe"
+    new = "new"
     images = "images"
     serve = "serve"
     export = "export"

@@ -18,8 +18,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from swe_rl.config.choices import ExtensionKind
 from swe_rl.config.explain import ConfigError, explained, groups_of
-from swe_rl.config.folders import conf_dir
+from swe_rl.config.folders import conf_dir, option_names
 from swe_rl.config.hydra_internals import apply_values, combinations, decides_as_it_goes, search
 from swe_rl.config.launcher import is_slurm, misspelled, no_such_setting
 from swe_rl.config.provenance import Origins
@@ -153,6 +154,7 @@ def from_tree(tree: "DictConfig", hydra: "DictConfig", overrides: Sequence[str])
     choices = {str(group): str(option) for group, option in hydra.runtime.choices.items() if option is not None}
     sources = [str(source.path) for source in hydra.runtime.config_sources if source.schema == "file"]
     values = {key: _resolved(tree, key) for key in keys}
+    _name_extensions(values, choices)
     launcher = _table(OmegaConf.to_container(hydra.launcher, resolve=False) if hydra.launcher else {})
     sweep = _table(OmegaConf.to_container(hydra.sweep, resolve=False))
     for key in misspelled(launcher):
@@ -167,6 +169,17 @@ def from_tree(tree: "DictConfig", hydra: "DictConfig", overrides: Sequence[str])
         launcher_settings=launcher,
         sweep_subdir=str(sweep["subdir"]),
     )
+
+
+def _name_extensions(values: dict[str, Any], choices: dict[str, str]) -> None:
+    """Somebody's own class is called as its option, and never as one of ours, whose rules are not about it."""
+    shipped = option_names()
+    for kind in ExtensionKind:
+        group = values[kind]
+        if isinstance(group, dict) and isinstance(target := group.get("_target_"), str):
+            name, option = str(group.get("name")), choices.get(kind, "")
+            if not name or name in shipped[kind]:
+                group["name"] = target.rpartition(".")[2] if not option or option in shipped[kind] else option
 
 
 def _resolved(tree: "DictConfig", key: str) -> Any:
@@ -269,7 +282,7 @@ def _flat(node: Any, key: str) -> Iterator[tuple[str, Any]]:
         for name, value in node.items():
             yield from _flat(value, f"{key}.{name}" if key else name)
     elif isinstance(node, tuple):
-        yield key, [mask_value(key, item) for item in node]
+        yield key, [mask_value(key, item) for item in node]  # JSON writes tuples inside of it as lists
     else:
         value = mask_value(key, node)
         yield key, str(value) if isinstance(value, str) else value

@@ -12,7 +12,7 @@ from enum import EnumMeta
 from pathlib import Path
 from typing import Any, get_args
 
-from swe_rl.config.folders import option_names
+from swe_rl.config.folders import extension_names, option_names
 from swe_rl.config.foreign_keys import ours
 from swe_rl.config.keys import describe_type, is_legal, key_types, nearest, nearest_keys, row_table
 from swe_rl.config.launcher import no_such_setting
@@ -234,6 +234,8 @@ def _omegaconf_cause(error: BaseException | None) -> BaseException | None:
 def groups_of(config_dir: Path | None) -> dict[str, list[str]]:
     """Every group with its options, those of the user's own folder included."""
     groups = option_names()
+    for kind, installed in extension_names().items():
+        groups.setdefault(kind, []).extend(name for name in installed if name not in groups[kind])
     for group, names in (option_names(config_dir) if config_dir and config_dir.is_dir() else {}).items():
         known = groups.setdefault(group, [])
         known += [name for name in names if name not in known]

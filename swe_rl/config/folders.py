@@ -1,4 +1,5 @@
-"""Where conf/ and sweeps/ are: beside the package in a checkout, inside it in a wheel.
+"""Where conf/, sweeps/, launchers/ and examples/ are: beside the package in a checkout, inside it in a wheel; and which
+options there are, in files and in other packages.
 
 Invariants:
 - The answer does not depend on the working directory.
@@ -6,9 +7,12 @@ Invariants:
 """
 
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
+from swe_rl.config.choices import ExtensionKind
 from swe_rl.errors import UserError
+from swe_rl.host.entry_points import Offered, offered_by_packages
 
 PACKAGE = Path(__file__).resolve().parent.parent
 LAUNCHERS = "hydra/launcher"
@@ -40,6 +44,10 @@ def launchers_dir() -> Path:
     return _find("launchers")
 
 
+def examples_dir() -> Path:
+    return _find("examples")
+
+
 def options(root: Path | None = None) -> dict[str, list[Option]]:
     """Every group of conf/ with its options, both sorted by name; sweeps are the group `sweep`, launchers come last."""
     root = root or conf_dir()
@@ -55,6 +63,22 @@ def option_names(root: Path | None = None) -> dict[str, list[str]]:
     folders = {**folders, LAUNCHERS: root / LAUNCHERS, **({} if root != conf_dir() else {"sweep": sweeps_dir()})}
     names = {group: sorted(path.stem for path in folder.glob("*.yaml")) for group, folder in folders.items()}
     return {group: stems for group, stems in names.items() if stems}
+
+
+@cache
+def offered() -> dict[ExtensionKind, dict[str, Offered]]:
+    """Options of installed packages, by kind and name: names that are not ours. Where two packages have one, the first
+    in the order of their names has it."""
+    table: dict[ExtensionKind, dict[str, Offered]] = {}
+    ours = option_names()
+    for row in sorted(offered_by_packages(), key=lambda row: row.package, reverse=True):
+        if row.group in list(ExtensionKind) and row.name not in ours[row.group]:
+            table.setdefault(ExtensionKind(row.group), {})[row.name] = row
+    return table
+
+
+def extension_names() -> dict[str, list[str]]:
+    return {kind: sorted(rows) for kind, rows in offered().items()}
 
 
 def own_options(folder: Path) -> dict[str, list[Option]]:

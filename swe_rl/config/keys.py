@@ -44,7 +44,7 @@ def is_legal(key: str) -> bool:
         elif get_origin(hint) is dict:
             hint = get_args(hint)[1]
         else:
-            return False
+            return hint is Any  # inside of a `params` table
         if hint is None:
             return False
     return True
@@ -106,7 +106,7 @@ def comment_of(key: str, option: Path | None = None) -> str:
     group, _, leaf = key.rpartition(".")
     if option is not None and (comment := yaml_comments(option).get(leaf)):
         return comment
-    return schema_comments().get((_class_of(group), leaf), "")
+    return next((text for name in _classes_of(group) if (text := schema_comments().get((name, leaf)))), "")
 
 
 def yaml_comments(path: Path) -> dict[str, str]:
@@ -137,9 +137,10 @@ def schema_comments() -> dict[tuple[str, str], str]:
     return comments
 
 
-def _class_of(group: str) -> str:
+def _classes_of(group: str) -> list[str]:
+    """The dataclass of a group and those that it builds on."""
     hint = key_types().get(group) if group else Config
-    return str(getattr(hint, "__name__", ""))
+    return [base.__name__ for base in getattr(hint, "__mro__", ())]
 
 
 def keys_of(group: str) -> list[str]:

@@ -6,6 +6,7 @@ Invariants:
 """
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from swe_rl.config.choices import (
     Advantage,
@@ -14,6 +15,7 @@ from swe_rl.config.choices import (
     DynamicSampling,
     EngineKind,
     ExportType,
+    ExtensionKind,
     GradingKind,
     ImagesAction,
     Isolation,
@@ -65,6 +67,30 @@ from swe_rl.config.ranges import (
 
 
 @dataclass(frozen=True)
+class Extensible:
+    """A group whose options may name code of your own: docs/extending.md."""
+
+    name: str = "default"
+    _target_: str | None = None  # a class or function of your own: my_pkg.agents.MyAgent; None: what `name` says
+    params: dict[str, Any] = field(default_factory=dict)  # its own keys, as its signature has them
+
+
+@dataclass(frozen=True)
+class RewardConfig(Extensible):
+    """What pays a graded trajectory: `default` is env.reward, anything else is code of your own."""
+
+
+@dataclass(frozen=True)
+class AdvantageConfig(Extensible):
+    """From rewards to advantages: `default` is algo.advantage, anything else is code of your own."""
+
+
+@dataclass(frozen=True)
+class LossConfig(Extensible):
+    """The loss of a token: `default` is algo.policy_loss, anything else is code of your own."""
+
+
+@dataclass(frozen=True)
 class JobConfig:
     """What `python -m swe_rl` does, and the keys that belong to one kind of job only."""
 
@@ -80,7 +106,7 @@ class JobConfig:
     candidate_label: str | None = None
     runs: str | None = None  # compare, status, logs: the folder of a multirun; status, logs: None: the newest
     trajectories_per_step: Count = 396  # compare: of a log of SkyRL's, which does not say it
-    output: str | None = None  # compare, export: folder for the result; None: below paths.outputs (compare)
+    output: str | None = None  # compare, export, new: folder for the result; None: below paths.outputs (compare)
     checkpoint: str | None = None  # export: a folder (RUN/checkpoints/step_000010), or a run's, whose newest is taken
     dtype: ExportType = ExportType.model  # export: of the weights: model (as before training), bfloat16 or float32
     images_action: ImagesAction = ImagesAction.list  # images: list, check or pull
@@ -93,6 +119,8 @@ class JobConfig:
     objective: Objective | None = None  # the figure of summary.json that the job returns, for sweepers that optimize
     repeat: ZeroOrMore = 0  # --multirun: job.repeat=0,1,2,3 runs all arms four times, in turn forwards and backwards
     workload_from: str | None = None  # simulate, plan: a run's folder; its last steps instead of rollout.workload
+    code: tuple[str, ...] = ()  # folders that your own packages are in: they come along to wherever the job runs
+    kind: ExtensionKind = ExtensionKind.agent  # new: of what a package is written
     think_s: SecondsOrZero = 0.0  # rollout: the engines idle so long between two steps, as if there were training
 
 
@@ -140,7 +168,7 @@ class LayoutConfig:
 
 
 @dataclass(frozen=True)
-class RouterConfig:
+class RouterConfig(Extensible):
     """Which engine serves the next turn of a program, and who waits."""
 
     name: str = "default"
@@ -156,7 +184,7 @@ class RouterConfig:
 
 
 @dataclass(frozen=True)
-class EnvConfig:
+class EnvConfig(Extensible):
     """The instances: where they come from, how they are split, and how they are graded."""
 
     name: str = "bugs"
@@ -217,7 +245,7 @@ class HardwareConfig:
 
 
 @dataclass(frozen=True)
-class AgentConfig:
+class AgentConfig(Extensible):
     """The program that turns the policy's replies into commands."""
 
     name: str = "bash"
@@ -484,8 +512,8 @@ class SftConfig:
 
 
 @dataclass(frozen=True)
-class LoggerConfig:
-    """Where figures go beside the run's folder."""
+class LoggerConfig(Extensible):
+    """Where figures go beside the run's folder; `_target_`: a logger of your own as well."""
 
     wandb: WandbMode = WandbMode.disabled  # online, offline or disabled
     project: str = "swe_rl"
@@ -520,6 +548,9 @@ class Config:
     gateway: GatewayConfig = field(default_factory=GatewayConfig)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     algo: AlgoConfig = field(default_factory=AlgoConfig)
+    reward: RewardConfig = field(default_factory=RewardConfig)
+    advantage: AdvantageConfig = field(default_factory=AdvantageConfig)
+    loss: LossConfig = field(default_factory=LossConfig)
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
     sft: SftConfig = field(default_factory=SftConfig)
     logger: LoggerConfig = field(default_factory=LoggerConfig)

@@ -11,7 +11,7 @@ import types
 from functools import cache
 from typing import Any, TypeVar, Union, get_args, get_origin
 
-from swe_rl.config.folders import sweeps_dir
+from swe_rl.config.folders import extension_names, sweeps_dir
 from swe_rl.config.hydra_internals import quicken
 from swe_rl.config.keys import fields_of
 from swe_rl.config.schema import Config
@@ -38,6 +38,9 @@ def register() -> None:
     OmegaConf.register_new_resolver("swe_rl.if_equal", if_equal, replace=True)
     store = ConfigStore.instance()
     store.store(name="base_config", node=thaw(Config), provider="swe_rl")
+    for kind, names in extension_names().items():  # of installed packages: agent=mine names one
+        for name in names:
+            store.store(group=kind, name=name, node={"name": name}, provider="entry_points")
     for path in sorted(sweeps_dir().glob("*.yaml")):
         node = read(path)
         store.store(group="sweep", name=path.stem, node=node, package="_global_", provider="sweeps")
@@ -91,6 +94,8 @@ def freeze(schema: type[T], tree: dict[str, Any], prefix: str = "") -> T:
 
 
 def _frozen(hint: Any, value: Any, key: str) -> Any:
+    if hint is Any:
+        return _plain(value)
     origin = get_origin(hint)
     if origin in (Union, types.UnionType):
         return None if value is None else _frozen(get_args(hint)[0], value, key)
@@ -104,6 +109,13 @@ def _frozen(hint: Any, value: Any, key: str) -> Any:
     if origin is dict:
         return {name: _frozen(get_args(hint)[1], item, f"{key}.{name}") for name, item in value.items()}
     return value
+
+
+def _plain(value: Any) -> Any:
+    """What a `params` table holds: of any kind, lists as tuples."""
+    if isinstance(value, dict):
+        return {str(name): _plain(item) for name, item in value.items()}
+    return tuple(map(_plain, value)) if isinstance(value, list) else value
 
 
 def other_kind(key: str, value: Any) -> str:

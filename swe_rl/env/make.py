@@ -1,20 +1,27 @@
-"""Which environment a configuration means."""
+"""Which environment a configuration means: ours by this table, anybody's by `env._target_` or an entry point."""
 
 from pathlib import Path
 
-from swe_rl.config.choices import SandboxKind
+from swe_rl.config.choices import ExtensionKind, SandboxKind
 from swe_rl.config.schema import EnvConfig
 from swe_rl.env.bugs.env import BugsEnv
+from swe_rl.env.foreign import ForeignEnv
 from swe_rl.env.protocol import Env
 from swe_rl.env.swe.env import SweEnv
+from swe_rl.extension.find import foreign
+from swe_rl.extension.make import make
+
+_OTHERS = {"bugs": "swe_rl.env.bugs.env.BugsEnv", "kodcode": "swe_rl.env.kodcode.env.KodcodeEnv"}
 
 
 def make_env(config: EnvConfig, cache: Path, sandbox: SandboxKind = SandboxKind.process) -> Env:
-    """`cache` holds prepared workspaces; `sandbox` decides whether an instance's workspace is a folder or an image."""
-    if config.name == "bugs":
-        return BugsEnv(config, cache)
-    if config.name == "kodcode":
-        from swe_rl.env.kodcode.env import KodcodeEnv
+    """`cache` holds prepared workspaces; `sandbox` decides whether an instance's workspace is a folder or an image.
 
-        return KodcodeEnv(config, cache)
-    return SweEnv(config, cache, sandbox, BugsEnv(config, cache))
+    Any other name of ours is a data set of real repositories.
+    """
+    given = {"config": config, "cache": cache, "sandbox": sandbox}
+    if config.name not in _OTHERS and foreign(ExtensionKind.env, config) is None:
+        return SweEnv(config, cache, sandbox, BugsEnv(config, cache))
+    env, maker = make(ExtensionKind.env, config, given, _OTHERS)
+    made: Env = env if maker is None else ForeignEnv(env, maker)
+    return made

@@ -1,5 +1,6 @@
 """The environment interface: instances of a split, their workspace and prompt, and the verdict on a patch."""
 
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
@@ -82,28 +83,36 @@ class Grade:
 
 
 class Env(Protocol):
+    """What is to be solved, and how it is graded."""
+
     name: str
 
+    @abstractmethod
     def instances(self, split: str) -> Sequence[Instance]:
         """In a fixed order. Raises InstanceError."""
         ...
 
     def split_instances(self, split: str) -> int | None:
         """How many the split has before a slice, a list or a filter chose `instances`; None where nobody knows."""
-        ...
+        del split
+        return None
 
     def left_out(self, split: str) -> Mapping[str, str]:
         """Instances of `instances` that cannot be used, with the reason: env.unproven=skip leaves them out."""
-        ...
+        del split
+        return {}
 
+    @abstractmethod
     def workspace(self, instance: Instance) -> Workspace:
         """What a sandbox for this instance starts from; prepared once, then reused."""
         ...
 
+    @abstractmethod
     def prompt(self, instance: Instance) -> str:
         """The task as the agent's first user message."""
         ...
 
+    @abstractmethod
     async def grade(self, instance: Instance, patch: str, sandboxes: SandboxProvider, timeout_s: float) -> Grade:
         """Runs the tests in a fresh sandbox that no agent touched. Raises GradeError."""
         ...

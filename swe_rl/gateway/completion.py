@@ -19,6 +19,7 @@ from itertools import count
 import numpy as np
 
 from swe_rl.engine.protocol import Completion, ContextOverflowError, EngineError, SamplingParams
+from swe_rl.extension.make import ExtensionFailure
 from swe_rl.gateway import reply
 from swe_rl.gateway.errors import CONTEXT_OVERFLOW, ApiError, context_overflow, engine_failure, invalid, unavailable
 from swe_rl.gateway.live import LiveSession
@@ -174,6 +175,8 @@ class Completer:
                 completion = await self._asked(live, placed, plan, params, request_id)
                 placed.context_tokens += len(completion.token_ids)
                 placed.cached_tokens = completion.cached_tokens
+        except ExtensionFailure as error:  # of a router of somebody's own
+            raise engine_failure(500, str(error)) from error
         finally:
             end_wait()
         return completion, placed.engine.name, held_s

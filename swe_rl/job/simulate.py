@@ -25,6 +25,7 @@ from swe_rl.errors import SweRlError
 from swe_rl.plan import duration, sizes
 from swe_rl.plan.engine_speed import speed_of
 from swe_rl.rollout.recorded import last_steps
+from swe_rl.router.make import POLICIES
 from swe_rl.router.simulation.balance import balance, capacity_of, limits_of, overlaps, router_of
 from swe_rl.router.simulation.outcome import Outcome
 from swe_rl.router.simulation.pace import Group
@@ -261,6 +262,8 @@ def simulate_arm(config: Config, arm: Arm, workload: Workload, capacity_tokens: 
 
 def label_of(router: RouterConfig) -> str:
     """Its name, and what differs from the option of that name."""
+    if router.name not in POLICIES:  # somebody's own: no option of ours to differ from
+        return " ".join([router.name, *(f"{key}={value}" for key, value in router.params.items())])
     shipped = asdict(_shipped(router.name))
     differing = [f"{key}={value:g}" for key, value in asdict(router).items() if key != "name" and value != shipped[key]]
     if router.name == "cap":

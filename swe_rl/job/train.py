@@ -203,6 +203,7 @@ def _save(steps: Run, trainer: TrainsPolicy) -> None:
 
 
 def _in_this_process(config: Config) -> "tuple[PreTrainedModel, PreTrainedTokenizerFast, RankTrainer]":
+    from swe_rl.algo.foreign.loss import make_loss
     from swe_rl.model.load import has_teacher, load_model, load_tokenizer, model_folder, teacher_model
     from swe_rl.trainer.critic import attach_value_head
     from swe_rl.trainer.lora import base_of, with_adapter
@@ -229,6 +230,7 @@ def _in_this_process(config: Config) -> "tuple[PreTrainedModel, PreTrainedTokeni
         adapter=adapter,
         teacher=teacher,
         critic=critic,
+        loss=make_loss(config.loss, config.algo),
     )
     return model, tokenizer, trainer
 
@@ -243,6 +245,7 @@ def _group(config: Config, session: Session, pad_token_id: int, restart: int) ->
         model=config.model,
         trainer=replace(config.trainer, compile=duration.compiles(config)),
         algo=config.algo,
+        loss=config.loss,
         pad_token_id=pad_token_id,
         temperature=config.rollout.temperature,
         rank=0,

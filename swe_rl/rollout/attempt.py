@@ -17,7 +17,7 @@ from functools import partial
 from urllib.parse import urlsplit
 
 from swe_rl.agent.protocol import Agent, AgentError, AgentResult, Assignment, Exit, Task, UnknownEndError
-from swe_rl.config.choices import RolloutMode, TrickPolicy
+from swe_rl.config.choices import OutcomeReward, RolloutMode, TrickPolicy
 from swe_rl.config.schema import EnvConfig, RolloutConfig
 from swe_rl.engine.protocol import EngineError
 from swe_rl.env.cheating.attempts import cheating_attempts
@@ -28,6 +28,7 @@ from swe_rl.env.protocol import Env, Grade, GradeError
 from swe_rl.gateway.server import Gateway
 from swe_rl.gateway.trace import TraceStoreError
 from swe_rl.rollout.outcome import needs_grading, reward_of, status_of, tricks_of
+from swe_rl.rollout.reward import Attempt, ForeignReward
 from swe_rl.rollout.trajectory import Order, Status, Trajectory
 from swe_rl.sandbox.protocol import Door, Sandbox, SandboxError, SandboxProvider, Waited
 
@@ -47,6 +48,8 @@ class _Progress:
     patch: str = ""
     patch_note: str = ""  # why there is none although something may have been changed
     grade: Grade | None = None
+    own_reward: float | None = None  # of somebody's own
+    turn_rewards: list[float] = field(default_factory=list)  # of the same
     tricks: list[str] = field(default_factory=list)  # that could have changed the verdict
     began_s: dict[str, float] = field(default_factory=dict)
 
@@ -65,8 +68,9 @@ class Attempter:
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
         keep_log: Callable[[Order, str], None] | None = None,
+        reward: ForeignReward | None = None,
     ) -> None:
-        """`keep_log` gets the whole log of each grading."""
+        """`keep_log` gets the whole log of each grading. `reward`: in place of `env.reward`."""
         self._env = env
         self._agent = agent
         self._gateway = gateway
@@ -77,6 +81,7 @@ class Attempter:
         self._clock = clock
         self._wall_clock = wall_clock
         self._keep_log = keep_log
+        self._reward = reward
         self._tests_s: dict[str, float] = {}  # by instance: the shortest grading that ended
         self._gradings: AbstractAsyncContextManager[object] = nullcontext()
         if rollout.mode is RolloutMode.stream:
@@ -95,6 +100,7 @@ class Attempter:
                     await self._judge(order, progress, times_s)
             assert progress.result is not None
             status = status_of(progress.result.exit, progress.patch, progress.grade)
+            await self._pay(order, status, progress)
         except TraceStoreError:
             raise
         except GradeError as failure:
@@ -128,6 +134,21 @@ class Attempter:
         progress.tricks = tricks_of(progress.grade, progress.patch, order.instance)
         if progress.tricks and self._rollout.tricks is not TrickPolicy.count:
             progress.grade = progress.grade.worthless()
+
+    async def _pay(self, order: Order, status: Status, progress: _Progress) -> None:
+        """By a reward of somebody's own. Raises RewardError."""
+        grade, result, rule = progress.grade, progress.result, self._rollout.outcomes[status.value].reward
+        if self._reward is None or result is None or rule is OutcomeReward.none:
+            return
+        verdict = Grade(resolved=False, patch_applied=False) if grade is None else grade
+        attempt = Attempt(
+            order.trajectory_id, order.instance, status.value, progress.patch, verdict, result.turns, result.messages
+        )
+        progress.turn_rewards = await self._reward.turn_rewards(attempt)
+        progress.own_reward = self._reward.failure
+        tricked = progress.tricks and self._rollout.tricks is not TrickPolicy.count
+        if rule is OutcomeReward.graded and grade is not None and not tricked:
+            progress.own_reward = await self._reward.reward(attempt)
 
     async def _act(self, order: Order, progress: _Progress, times_s: dict[str, float]) -> None:
         """Boots a sandbox, lets the agent act in it and takes the patch out."""
@@ -230,6 +251,8 @@ class Attempter:
         grade = progress.grade
         masked = bool(progress.tricks) and self._rollout.tricks is TrickPolicy.mask
         reward = reward_of(status, grade, self._rollout.outcomes, self._env_config.reward)
+        if reward is not None and self._reward is not None:
+            reward = self._reward.failure if progress.own_reward is None else progress.own_reward
         return Trajectory(
             trajectory_id=order.trajectory_id,
             group_id=order.id.group_id,
@@ -239,6 +262,7 @@ class Attempter:
             trained=outcome.trained and not masked,
             in_baseline=outcome.in_baseline and not masked,
             turns=progress.result.turns if progress.result else [],
+            own_turn_rewards=progress.turn_rewards,
             patch=progress.patch.encode("utf-8", "replace").decode(),
             tests=grade.fail_to_pass | grade.pass_to_pass if grade else {},
             error=error or progress.patch_note or None,

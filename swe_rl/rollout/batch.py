@@ -22,6 +22,8 @@ from swe_rl.algo.advantage import (
     rewards_with_kl,
 )
 from swe_rl.algo.credit import turn_advantages
+from swe_rl.algo.protocol import Advantage as Estimator
+from swe_rl.algo.protocol import RewardGroup
 from swe_rl.config.choices import FOUND_BY_TRAINER, Advantage, DynamicSampling
 from swe_rl.config.schema import AlgoConfig, TurnRewardsConfig
 from swe_rl.gateway.trace import Trace
@@ -46,11 +48,13 @@ def set_advantages(
     kl_sums: Mapping[str, float] | None = None,
     max_trajectory_tokens: int = 0,
     turns: TurnRewardsConfig = NO_TURN_REWARDS,
+    estimator: Estimator | None = None,
 ) -> int:
     """Fills `advantage` in; returns the number of groups that teach nothing.
 
     `kl_sums` by trajectory id (`algo.kl_in=reward`) and the end of the token budget (`algo.overlong_share`) are charged
-    to the rewards first; the recorded rewards stay. `turns` adds advantages of turns (`turn_advantages`).
+    to the rewards first; the recorded rewards stay. `turns` and a reward that pays turns add advantages of turns
+    (`turn_advantages`). `estimator`: in place of `algo.advantage`.
     With `algo.dynamic_sampling` the members of groups of equal rewards are not trained and do not enter a batch's
     normalization (DAPO, arXiv:2503.14476, section 3.2, equation 11). With `algo.overlong_filter` what a limit cut short
     is not trained. Where advantages are the trainer's to find (`algo.advantage=gae` or `teacher`), a trajectory has
@@ -65,15 +69,19 @@ def set_advantages(
             _leave_to_trainer(group, rewards, algo, turns)
         _leave_out(groups[name] for name in left_out)
         return len(left_out)
-    advantages = batch_advantages(charged, algo, [[trajectory.reward for trajectory in group] for group in kept])
+    graded = [[trajectory.reward for trajectory in group] for group in kept]
+    if estimator is None:
+        advantages: Sequence[Sequence[float]] = batch_advantages(charged, algo, graded)
+    else:
+        advantages = estimator.advantages(_told(charged, graded))
     for group, values in zip(kept, advantages, strict=True):
         for trajectory, advantage in zip(group, values, strict=True):
             trajectory.advantage = advantage
             trajectory.trained = trajectory.trained and not filtered(trajectory.status.value, algo.overlong_filter)
-    if pays(turns):
+    if pays(turns) or any(any(trajectory.own_turn_rewards) for group in kept for trajectory in group):
         for group, (rewards, in_baseline) in zip(kept, charged, strict=True):
-            graded = [trajectory.reward for trajectory in group]
-            _set_turn_advantages(group, turns, algo, group_scale(rewards, in_baseline, algo, graded))
+            before = [trajectory.reward for trajectory in group]
+            _set_turn_advantages(group, turns, algo, group_scale(rewards, in_baseline, algo, before))
     _leave_out(groups[name] for name in left_out)
     return len(left_out) + sum(not any(_teaches(trajectory) for trajectory in group) for group in kept)
 
@@ -91,13 +99,19 @@ def _leave_to_trainer(
         trajectory.advantage = None
         trajectory.charged_reward = reward if algo.advantage is Advantage.gae else None
         trajectory.trained = trajectory.trained and not filtered(trajectory.status.value, algo.overlong_filter)
-        if pays(table):
-            trajectory.turn_rewards = [turn_reward(turn, table) for turn in trajectory.turns]
+        if pays(table) or any(trajectory.own_turn_rewards):
+            trajectory.turn_rewards = _turn_rewards(trajectory, table)
+
+
+def _turn_rewards(trajectory: Trajectory, table: TurnRewardsConfig) -> list[float]:
+    """What the table pays for each turn, and what a reward of somebody's own pays."""
+    by_code = trajectory.own_turn_rewards or [0.0 for _ in trajectory.turns]
+    return [turn_reward(turn, table) + paid for turn, paid in zip(trajectory.turns, by_code, strict=True)]
 
 
 def _set_turn_advantages(group: Sequence[Trajectory], table: TurnRewardsConfig, algo: AlgoConfig, scale: float) -> None:
     for trajectory in group:
-        trajectory.turn_rewards = [turn_reward(turn, table) for turn in trajectory.turns]
+        trajectory.turn_rewards = _turn_rewards(trajectory, table)
     rewards = [trajectory.turn_rewards for trajectory in group]
     for trajectory, values in zip(group, turn_advantages(rewards, _in_baseline(group), algo, scale), strict=True):
         trajectory.turn_advantages = values
@@ -105,6 +119,11 @@ def _set_turn_advantages(group: Sequence[Trajectory], table: TurnRewardsConfig, 
 
 def _teaches(trajectory: Trajectory) -> bool:
     return bool(trajectory.advantage) or any(trajectory.turn_advantages)
+
+
+def _told(charged: Sequence[Group], graded: Sequence[Sequence[float | None]]) -> list[RewardGroup]:
+    pairs = zip(charged, graded, strict=True)
+    return [RewardGroup(tuple(rewards), tuple(kept), tuple(before)) for (rewards, kept), before in pairs]
 
 
 def degenerate_groups(trajectories: Sequence[Trajectory]) -> set[str]:

@@ -109,7 +109,8 @@ class Trajectory:
     prefix_breaks: int = 0
     advantage: float | None = None
     charged_reward: float | None = None  # less penalties; of algo.advantage=gae alone
-    turn_rewards: list[float] = field(default_factory=list)  # by turn; none: turns bring nothing (rollout.turn_rewards)
+    own_turn_rewards: list[float] = field(default_factory=list)  # by turn, from a reward of somebody's own
+    turn_rewards: list[float] = field(default_factory=list)  # by turn, those included; none: turns bring nothing
     turn_advantages: list[float] = field(default_factory=list)  # by turn, to be added to `advantage`
     times_s: dict[str, float] = field(default_factory=dict)  # boot, agent, waited, grade, queue, prefill, decode, ...
     began_s: dict[str, float] = field(default_factory=dict)  # unix seconds: boot, agent, grade; and the end of all

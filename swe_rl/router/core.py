@@ -9,6 +9,7 @@ Invariants:
 - Bounded: the log keeps the latest `LIMIT` decisions and counts all of them by kind and reason.
 """
 
+from abc import abstractmethod
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -184,12 +185,20 @@ State = TypeVar("State")
 
 
 class Policy(Protocol[State]):
+    """`state` may have a method `snapshot()` of plain values, which status pages show."""
+
     name: str
     tick_s: float | None  # None: no ticks
 
-    def initial(self, engines: Sequence[str]) -> State: ...
+    @abstractmethod
+    def initial(self, engines: Sequence[str]) -> State:
+        """What it will remember, at first; `engines`: the names of those that serve."""
+        ...
 
-    def step(self, state: State, event: Event, now_s: float) -> list[Action]: ...
+    @abstractmethod
+    def step(self, state: State, event: Event, now_s: float) -> list[Action]:
+        """Changes `state` in place. `now_s`: seconds of a clock that only goes forward."""
+        ...
 
 
 class Router:

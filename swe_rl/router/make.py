@@ -1,4 +1,4 @@
-"""The router that a configuration names.
+"""The router that a configuration names: ours by this table, anybody's by `router._target_` or an entry point.
 
 Invariants:
 - Defaults are the schema's, and what a number may be is the rules': a configuration that was checked is taken as it is.
@@ -7,19 +7,26 @@ Invariants:
 from collections.abc import Sequence
 from typing import Protocol
 
-from swe_rl.config.choices import ROUTERS
+from swe_rl.config.choices import ExtensionKind
 from swe_rl.config.schema import RouterConfig
 from swe_rl.errors import UserError
+from swe_rl.extension.make import make
 from swe_rl.router.cap import CapPolicy
 from swe_rl.router.core import Router
-from swe_rl.router.default import DefaultPolicy
-from swe_rl.router.sticky import StickyLeastLoadedPolicy
+from swe_rl.router.foreign import ForeignPolicy
 from swe_rl.router.tr import TrPolicy
 from swe_rl.router.tr_settings import DEFAULT_CAPACITY_TOKENS, TrSettings
 
+POLICIES = {
+    "default": "swe_rl.router.default.DefaultPolicy",
+    "sticky_least_loaded": "swe_rl.router.sticky.StickyLeastLoadedPolicy",
+    "cap": "swe_rl.router.make.cap_policy",
+    "tr": "swe_rl.router.make.tr_policy",
+}
+
 
 class RouterError(UserError):
-    """There is no such router, or nothing for it to route to."""
+    """There is nothing for a router to route to."""
 
 
 class Named(Protocol):
@@ -35,21 +42,21 @@ def make_router(
     max_num_seqs: int | None = None,
 ) -> Router:
     """`capacity_tokens`: of an engine that does not report its own. `max_num_seqs`: requests that one engine runs at
-    once. Raises RouterError."""
+    once. Raises RouterError, and UserError for a name that nobody has."""
     names = [engine.name for engine in engines]
     if not names or len(set(names)) != len(names):
         raise RouterError(f"router={config.name} needs engines of different names; layout.engines gave {names}")
-    match config.name:
-        case "default":
-            return Router(DefaultPolicy(), names)
-        case "sticky_least_loaded":
-            return Router(StickyLeastLoadedPolicy(), names)
-        case "cap":
-            programs = config.max_programs_per_engine or max_num_seqs
-            assert programs, "no cap: neither router.max_programs_per_engine nor engine.max_num_seqs"
-            return Router(CapPolicy(programs, config.max_hold_s, config.tick_s), names)
-        case "tr":
-            capacity = capacity_tokens or DEFAULT_CAPACITY_TOKENS
-            settings = TrSettings(**vars(config), capacity_tokens=capacity, max_num_seqs=max_num_seqs or 0)
-            return Router(TrPolicy(settings), names)
-    raise RouterError(f"router={config.name} is not known; choose one of {', '.join(ROUTERS)}")
+    given = {"config": config, "capacity_tokens": capacity_tokens, "max_num_seqs": max_num_seqs}
+    policy, maker = make(ExtensionKind.router, config, given, POLICIES)
+    return Router(policy if maker is None else ForeignPolicy(policy, maker), names)
+
+
+def cap_policy(config: RouterConfig, max_num_seqs: int | None) -> CapPolicy:
+    programs = config.max_programs_per_engine or max_num_seqs
+    assert programs, "no cap: neither router.max_programs_per_engine nor engine.max_num_seqs"
+    return CapPolicy(programs, config.max_hold_s, config.tick_s)
+
+
+def tr_policy(config: RouterConfig, capacity_tokens: int | None, max_num_seqs: int | None) -> TrPolicy:
+    capacity = capacity_tokens or DEFAULT_CAPACITY_TOKENS
+    return TrPolicy(TrSettings(**vars(config), capacity_tokens=capacity, max_num_seqs=max_num_seqs or 0))

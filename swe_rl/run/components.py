@@ -42,6 +42,7 @@ from swe_rl.model.chat import ChatRenderer
 from swe_rl.plan.sizes import asks_model, read_elsewhere
 from swe_rl.rollout.attempt import Attempter
 from swe_rl.rollout.collect import Collector
+from swe_rl.rollout.reward import make_reward
 from swe_rl.rollout.trajectory import Order
 from swe_rl.router.make import make_router
 from swe_rl.run.proving import prove_untried, say_left_out
@@ -222,6 +223,7 @@ def _collector(
         rollout,
         config.env,
         model_name=config.model.name,
+        reward=make_reward(config.reward, rollout.grade_timeout_s),
         keep_log=partial(_keep_log, session.folder) if config.job.name is JobName.eval else None,
     )
     watch = partial(require_an_engine, door.engines, config.engine.max_away_s, session.progress.message)

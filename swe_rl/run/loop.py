@@ -22,7 +22,9 @@ import time
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from swe_rl.algo.foreign.advantage import make_advantage
 from swe_rl.config.choices import RolloutMode
+from swe_rl.config.parts import Part, starts
 from swe_rl.config.schema import Config
 from swe_rl.host.kill_point import kill_point
 from swe_rl.logger.jsonl import iter_jsonl
@@ -42,6 +44,7 @@ class Run:
 
     def __init__(self, config: Config, session: Session, parts: "Components", learner: "Learner | NoLearner") -> None:
         self._config, self._session, self._learner = config, session, learner
+        self._advantage = make_advantage(config.advantage, config.algo) if Part.trainer in starts(config) else None
         self._rollouts = Rollouts(config, session, parts, learner.failure)
         streams = config.rollout.mode is RolloutMode.stream
         self._stream = Stream(config, self._rollouts, ahead=config.trainer.max_staleness_steps) if streams else None
@@ -196,7 +199,12 @@ class Run:
         record: dict[str, Any] = {"step": step, **rollout_numbers(collected, times_s["generate_s"]), **times_s}
         kl_sums = await learner.begin(rows)
         record["degenerate_groups"] = set_advantages(
-            collected.trajectories, algo, kl_sums, rollout.max_trajectory_tokens, rollout.turn_rewards
+            collected.trajectories,
+            algo,
+            kl_sums,
+            rollout.max_trajectory_tokens,
+            rollout.turn_rewards,
+            self._advantage,
         )
         record |= turn_numbers(collected.trajectories)
         record["resampled_groups"] = len(groups_of(collected.trajectories)) - rollout.prompts_per_step
@@ -237,7 +245,7 @@ class Run:
         session.steps.append(record)
         self._recorded_step = step
         kill_point("step_recorded")
-        session.wandb.log(record, step)
+        session.mirrors.log(record, step)
         session.status.heartbeat(step)
         self.done_at_s[step] = time.monotonic()
         session.progress.step_done(record)

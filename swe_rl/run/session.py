@@ -22,6 +22,7 @@ from typing import Any
 
 from swe_rl.config.choices import JobName
 from swe_rl.config.compose import config_hash, flatten
+from swe_rl.config.parts import Part, starts
 from swe_rl.config.schema import Config
 from swe_rl.errors import SweRlError
 from swe_rl.hardware.gpu_watch import watched_gpus
@@ -31,6 +32,7 @@ from swe_rl.hardware.sync import synced
 from swe_rl.host.kill_point import kill_point
 from swe_rl.logger.disk import DiskError, read_json
 from swe_rl.logger.folder import RunFolder, RunState, RunStatus, StatusWriter
+from swe_rl.logger.foreign import Mirrors, make_logger
 from swe_rl.logger.jsonl import EventLog, StepLog, iter_jsonl, read_evals, read_events
 from swe_rl.logger.progress import Progress, ProgressState
 from swe_rl.logger.run_log import RunLog
@@ -104,7 +106,7 @@ class Session:
     events: EventLog
     steps: StepLog
     progress: Progress
-    wandb: WandbLogger
+    mirrors: Mirrors
     resumed: bool
     started_s: float
     reports: bool = True  # whether it ends in a summary and a report
@@ -144,7 +146,7 @@ class Session:
         extra = {"peak_memory_gb": round(peak_memory_gb(), 3), **summary_of(self.evals())}
         summary = write_summary(self.folder, wall_s=earlier_s + wall_s, extra=extra)
         kill_point("summary_written")
-        self.wandb.summarize(summary)
+        self.mirrors.summarize(summary)
         from swe_rl.report.page import write_report
 
         write_report(self.folder, ending)
@@ -222,6 +224,8 @@ def session(
         stack.callback(folder.release)
         end_signal = stack.enter_context(listening(in_slurm=here is not None))
         wandb = WandbLogger(config.logger, folder.name, folder, flatten(config))
+        facts = (folder.path, folder.name, flatten(config))
+        mirrors = Mirrors(wandb, make_logger(config.logger, *facts) if Part.logger in starts(config) else None)
         before = folder.status()
         step = before.step if before and resumed else 0
         status = StatusWriter(folder.status_json, config_hash=config_hash(config), step=step)
@@ -231,7 +235,7 @@ def session(
         steps = stack.enter_context(StepLog(folder))
         progress = stack.enter_context(Progress(total_steps, state=state))
         run_session = Session(
-            config, folder, status, events, steps, progress, wandb, resumed, time.monotonic(), reports
+            config, folder, status, events, steps, progress, mirrors, resumed, time.monotonic(), reports
         )
         run_session.end_signal = end_signal
         if here is not None and reports:  # a server has no step to go on after: whoever needs it starts another
@@ -257,7 +261,7 @@ def session(
         try:
             if run_session.survival is not None:
                 run_session.survival.begin(max(step, _num_predictions(folder)))
-            wandb.start()
+            mirrors.start()
             yield run_session
         except (KeyboardInterrupt, asyncio.CancelledError):
             _end_early(run_session, RunState.interrupted, "interrupted", 130)
@@ -319,4 +323,4 @@ def _close(session: Session, state: RunState, reason: str | None, exit_status: i
             raise
         session.progress.message(f"the summary and the report could not be written: {error}")
     finally:
-        session.wandb.finish(exit_status)
+        session.mirrors.finish(exit_status)

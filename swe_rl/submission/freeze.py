@@ -19,11 +19,13 @@ from swe_rl.config.compose import Composed, flatten
 from swe_rl.config.explain import ConfigError
 from swe_rl.config.folders import PACKAGE, conf_dir, sweeps_dir
 from swe_rl.config.secrets import mask_text
+from swe_rl.extension.code import copy_code
 from swe_rl.logger.disk import write_text_atomic
 from swe_rl.logger.summary import SNAPSHOT, git_difference, git_state, versions
 
 FOLDER = "frozen"
 _VERSIONS = "versions.json"
+_CODE = "code.json"
 _IGNORED = shutil.ignore_patterns("__pycache__", "*.pyc", ".*")
 _SHOWN = 5
 
@@ -34,6 +36,7 @@ class Frozen:
 
     folder: Path
     config_dir: Path | None
+    code: tuple[Path, ...] = ()  # the copies of job.code, of all jobs together
 
     @property
     def conf(self) -> Path:
@@ -64,9 +67,13 @@ def freeze(sweep_dir: Path, jobs: Sequence[Composed], config_dir: Path | None, *
     write_text_atomic(folder / _VERSIONS, json.dumps(versions(), indent=2) + "\n")
     if difference := git_difference(PACKAGE.parent):
         write_text_atomic(folder / "uncommitted.diff", mask_text(difference))
+    folders = dict.fromkeys(part for job in jobs for part in job.config.job.code)
+    copies = dict(zip(folders, copy_code(list(folders), folder / "code", sweep_dir), strict=True))
+    table = {part: copy.name for part, copy in copies.items()}
+    write_text_atomic(folder / _CODE, json.dumps(table, indent=2) + "\n")
     for number, job in enumerate(jobs):
         write_text_atomic(folder / "jobs" / f"{number}.json", json.dumps(flatten(job.config), indent=1) + "\n")
-    return Frozen(folder, copy)
+    return Frozen(folder, copy, tuple(copies.values()))
 
 
 def frozen_exports(frozen: Frozen) -> dict[str, str]:
@@ -74,9 +81,9 @@ def frozen_exports(frozen: Frozen) -> dict[str, str]:
 
     Not even the folder where it starts comes before it (PYTHONSAFEPATH).
     """
-    first = str(frozen.folder)
-    others = [part for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part and part != first]
-    return {"PYTHONPATH": os.pathsep.join([first, *others]), "PYTHONSAFEPATH": "1"}
+    first = [str(frozen.folder), *map(str, frozen.code)]
+    others = [part for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part and part not in first]
+    return {"PYTHONPATH": os.pathsep.join([*first, *others]), "PYTHONSAFEPATH": "1"}
 
 
 def use_frozen_code(frozen: Frozen) -> None:
@@ -88,6 +95,15 @@ def _record(job_folder: Path, number: int | None) -> Path | None:
     """A job's folder may be several levels below its sweep's (`hydra.sweep.subdir`)."""
     records = [parent / FOLDER / "jobs" / f"{number}.json" for parent in job_folder.absolute().parents]
     return next((record for record in records if record.is_file()), None) if number is not None else None
+
+
+def code_of(job_folder: Path, number: int | None, code: Sequence[str]) -> list[Path]:
+    """Where a job's own code is: in its sweep's frozen folder, else where `job.code` says."""
+    record = _record(job_folder, number)
+    table = record.parents[1] / _CODE if record is not None else None
+    names = json.loads(table.read_text(encoding="utf-8")) if table is not None and table.is_file() else {}
+    frozen = record.parents[1] / "code" if record is not None else Path()
+    return [frozen / names[part] if part in names else Path(part) for part in code]
 
 
 def other_packages(job_folder: Path, number: int | None) -> list[Finding]:

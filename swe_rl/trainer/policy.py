@@ -28,6 +28,7 @@ from torch import Tensor, nn
 
 from swe_rl.algo.correction import correction_weights, weighs_sequences
 from swe_rl.algo.loss import by_sequence, kl_in_loss, token_loss
+from swe_rl.algo.protocol import Loss
 from swe_rl.algo.row import Row, age_steps, without_old
 from swe_rl.algo.sequences import Sequences, kl_per_token
 from swe_rl.config.choices import Advantage, KlEstimator
@@ -62,6 +63,7 @@ class Trainer:
         adapter: Adapter | None = None,
         teacher: nn.Module | None = None,
         critic: nn.Module | None = None,
+        loss: Loss | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """`temperature` is the rollouts'. `reference` is needed where `algo.kl_coef` is not 0; it is never changed.
@@ -70,8 +72,8 @@ class Trainer:
         `teacher` is needed for `algo.advantage=teacher` and is never changed; `critic`, a model with a `value_head`,
         for `algo.advantage=gae`. `compute` is `ShardedCompute` for a `ShardedModel` (the others are, too); None: this
         process alone.
-        `keep_all_rows` also feeds rows that have no gradient; it changes metrics, not the update. Raises TrainerError
-        where one of them is missing or the temperature is not positive.
+        `keep_all_rows` also feeds rows that have no gradient; it changes metrics, not the update. `loss`: in place of
+        `algo.policy_loss`. Raises TrainerError where one of them is missing or the temperature is not positive.
         """
         if temperature <= 0:
             raise TrainerError(f"The trainer cannot learn from samples of temperature {temperature}: it must be > 0.")
@@ -84,7 +86,8 @@ class Trainer:
         self.model, self.reference, self.config, self.algo = model, reference, config, algo
         self.adapter, self.teacher = adapter, teacher
         self._pad_token_id, self._temperature, self._clock = pad_token_id, temperature, clock
-        self._keep_all_rows = keep_all_rows
+        self._keep_all_rows = keep_all_rows or (loss is not None and loss.needs_all_rows)
+        self._formula = loss
         self._compute: Compute = compute or LocalCompute(alone(next(model.parameters()).device))
         self._mesh = self._compute.mesh
         betas = (config.beta1, config.beta2)
@@ -306,7 +309,12 @@ class Trainer:
             # a ratio of 1.00001 would already count as moved.
             denominator = logprobs.detach() if ratio_is_one else start
             ratio = ratios[i] if ratios else torch.zeros_like(denominator)
-            loss = token_loss(logprobs, denominator, work.advantages, entropy, correction, reference, self.algo, ratio)
+            sampled = work.rollout_logprobs
+            loss = token_loss(
+                *(logprobs, denominator, work.advantages, entropy, correction, reference, self.algo, ratio),
+                formula=self._formula,
+                rollout_logprobs=sampled,
+            )
             (torch.sum(loss.total * work.weights) * self._compute.gradient_scale).backward()
             stats.observe(work, loss, entropy, start, correction)
 

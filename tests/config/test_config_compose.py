@@ -128,7 +128,7 @@ def test_resolved_yaml_reads_back_and_names_origins():
     lines = {line.split(":")[0].strip(): line for line in text.splitlines()}
     assert "# command line: rollout.n=4" in text
     assert "# conf/env/bugs.yaml: ${rollout.n}" in lines["num_trajectories"]
-    assert "# conf/algo/rloo.yaml" in lines["advantage"]
+    assert "  advantage: rloo  # conf/algo/rloo.yaml" in text
     assert "# conf/algo/grpo.yaml" in lines["loss_norm_tokens"] and "# schema" in lines["clip_low"]
 
 

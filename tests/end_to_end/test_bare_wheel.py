@@ -113,6 +113,15 @@ def test_what_needs_nothing_works(bare, arguments):
     assert (done.returncode, done.stderr) == (0, "") and done.stdout
 
 
+def test_a_package_of_ones_own_is_written_and_found(bare, tmp_path):
+    """Of the examples that the wheel holds."""
+    mine = tmp_path / "mine"
+    done = ask(bare, "job=new", "job.kind=router", f"job.output={mine}")
+    assert (done.returncode, done.stderr) == (0, "") and (mine / "mine.py").is_file()
+    done = ask(bare, "--config-dir", mine / "conf", f"job.code=[{mine}]", "router=mine", "job=simulate")
+    assert (done.returncode, done.stderr) == (0, "") and "mine" in done.stdout
+
+
 def test_a_plan_is_printed_all_the_same(bare):
     done = ask(bare, "job=plan")
     assert done.returncode == 2 and "optimizer_steps" in done.stdout and "swe_rl[cpu]" in done.stderr

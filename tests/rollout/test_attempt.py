@@ -11,15 +11,17 @@ import pytest
 
 from swe_rl.agent.protocol import AgentError, AgentResult, Exit, Turn, UnknownEndError
 from swe_rl.agent.scripted import GoldAgent, ScriptedAgent
-from swe_rl.config.choices import RolloutMode, TrickPolicy
+from swe_rl.config.choices import ExtensionKind, RolloutMode, TrickPolicy
 from swe_rl.config.schema import EnvConfig, SandboxConfig
 from swe_rl.engine.protocol import EngineError
 from swe_rl.env.bugs.env import BugsEnv
 from swe_rl.env.protocol import Grade, GradeError
+from swe_rl.extension.find import Foreign
 from swe_rl.gateway.live import SessionSummary
 from swe_rl.gateway.session import SessionSettings
 from swe_rl.gateway.trace import Break, TraceStoreError
 from swe_rl.rollout.attempt import Attempter
+from swe_rl.rollout.reward import ForeignReward
 from swe_rl.rollout.trajectory import Order, Status, TrajectoryId
 from swe_rl.sandbox.protocol import SandboxError, Workspace
 from swe_rl.sandbox.provider import make_provider
@@ -93,16 +95,16 @@ class EndingAgent:
 def attempt(config, instance):
     """Runs one attempt with fakes; `.gateway`, `.sandboxes` and `.env` of the result are what it used."""
 
-    async def run(
-        agent, *, env=None, gateway=None, respond=lambda command: DIFF, sandboxes=None, order=None, rollout=None
-    ):
+    async def run(agent, *, env=None, gateway=None, respond=lambda command: DIFF, sandboxes=None, order=None, **more):
         used = SimpleNamespace(
             env=env or FakeEnv(Grade(True, True, {"t::a": True}, {"t::b": True})),
             gateway=gateway or FakeGateway(),
             sandboxes=sandboxes or ScriptedProvider(respond),
         )
-        policy = rollout or config.rollout
-        attempter = Attempter(used.env, agent, used.gateway, used.sandboxes, policy, config.env, model_name="tiny")
+        policy = more.pop("rollout", config.rollout)
+        attempter = Attempter(
+            used.env, agent, used.gateway, used.sandboxes, policy, config.env, model_name="tiny", **more
+        )
         order = order or Order(instance(), TrajectoryId("train", 1, "one", 0, 0), SessionSettings(96, 1024))
         try:
             used.trajectory, used.result = await attempter.run(order)
@@ -123,6 +125,55 @@ async def test_a_submitted_change_is_graded(attempt, config):
     assert (one.num_calls, one.sampled_tokens, one.prefix_breaks) == (2, 30, 3)
     assert {"boot", "agent", "grade", "command", "queue"} <= set(one.times_s)
     assert len(one.turns) == 1 and used.result.exit is Exit.SUBMITTED
+
+
+class Pays:
+    """A reward of somebody's own, which remembers what it was asked."""
+
+    def __init__(self, answer, failure=-3.0):
+        self.asked, self.failure, self.pays_turns, self._answer = [], failure, True, answer
+
+    async def reward(self, attempt):
+        self.asked.append(attempt.status)
+        if isinstance(self._answer, BaseException):
+            raise self._answer
+        return self._answer
+
+    async def turn_rewards(self, attempt):
+        return [0.25 for _ in attempt.turns]
+
+
+def own(reward, timeout_s=1.0):
+    return ForeignReward(
+        reward, Foreign(ExtensionKind.reward, "mine", "theirs.Mine", "reward._target_"), timeout_s=timeout_s
+    )
+
+
+async def test_a_reward_of_ones_own_pays_what_was_graded(attempt):
+    for grade, status in ((Grade(True, True), Status.resolved), (Grade(False, True), Status.unresolved)):
+        used = await attempt(ScriptedAgent(["true"]), env=FakeEnv(grade), reward=own(pays := Pays(0.625)))
+        assert (used.trajectory.status, used.trajectory.reward, pays.asked) == (status, 0.625, [status.value])
+        assert used.trajectory.own_turn_rewards == [0.25]
+
+
+@pytest.mark.parametrize("exit", [Exit.STEP_LIMIT, Exit.AGENT_TIMEOUT, Exit.CONTEXT_OVERFLOW])
+async def test_what_was_not_graded_gets_its_failure_and_is_not_put_to_it(attempt, exit):
+    used = await attempt(EndingAgent(exit), reward=own(pays := Pays(0.625)))
+    assert used.trajectory.reward == -3.0 and pays.asked == []
+
+
+async def test_a_reward_that_raises_or_hangs_is_a_failure_of_infrastructure_and_no_0(attempt):
+    hangs = Pays(1.0)
+    hangs.reward = lambda attempt: asyncio.Event().wait()
+    for reward in (own(Pays(LookupError("no judge"))), own(Pays(float("nan"))), own(hangs, 0.05)):
+        one = (await attempt(ScriptedAgent(["true"]), reward=reward)).trajectory
+        assert (one.status, one.reward, one.trained, one.in_baseline) == (Status.grade_error, None, False, False)
+        assert "reward=mine (theirs.Mine): its method reward" in one.error
+
+
+async def test_infrastructure_that_failed_is_paid_by_nobody(attempt):
+    used = await attempt(ScriptedAgent(["true"]), env=FakeEnv(error=GradeError("x")), reward=own(pays := Pays(1.0)))
+    assert (used.trajectory.status, used.trajectory.reward, pays.asked) == (Status.grade_error, None, [])
 
 
 async def test_a_place_is_given_back_before_the_grading(attempt, instance):

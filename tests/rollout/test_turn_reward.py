@@ -63,6 +63,20 @@ def test_a_group_of_equal_rewards_teaches_by_its_turns(trajectory):
     assert set_advantages(solved, filtering, turns=TABLE) == 1 and not any(one.trained for one in solved)
 
 
+def test_a_reward_of_ones_own_adds_to_the_table_or_pays_alone(trajectory):
+    group = [
+        trajectory("a", 0, Status.resolved, turns=[DONE, SUBMITS], own_turn_rewards=[0.5, -1.0]),
+        trajectory("a", 1, turns=[WRONG, DONE], own_turn_rewards=[0.0, 0.0]),
+        trajectory("a", 2, Status.infra_error, turns=[WRONG]),
+    ]
+    for _ in range(2):  # weighed again, as after a resume
+        set_advantages(group, MEAN_ONLY, turns=TABLE)
+        assert [one.turn_rewards for one in group] == [[0.625, -1.0], [-0.5, 0.125], [-0.5]]
+    set_advantages(group, MEAN_ONLY)
+    # returns: -0.5, -1 and 0, 0
+    assert [one.turn_advantages for one in group] == [[-0.25, -0.5], [0.25, 0.5], [0.0]]
+
+
 def test_without_a_table_nothing_of_it_is_there(trajectory):
     group = [trajectory("a", 0, Status.resolved, turns=[DONE]), trajectory("a", 1, turns=[WRONG])]
     set_advantages(group, AlgoConfig(advantage=Advantage.grpo))

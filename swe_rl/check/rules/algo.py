@@ -19,6 +19,7 @@ from swe_rl.config.choices import (
     Capture,
     Correction,
     DynamicSampling,
+    ExtensionKind,
     KlPlace,
     LossAggregation,
     MaskLevel,
@@ -29,6 +30,7 @@ from swe_rl.config.choices import (
 from swe_rl.config.folders import PACKAGE
 from swe_rl.config.parts import Part
 from swe_rl.config.schema import Config
+from swe_rl.extension.find import declared, is_foreign
 from swe_rl.plan.vocabulary import vocabulary_problem
 
 
@@ -140,6 +142,9 @@ def correction(config: Config, _: Host) -> Iterator[Finding]:
 def token_credit(config: Config, _: Host) -> Iterator[Finding]:
     """Advantages that the trainer finds, token by token."""
     algo, key = config.algo, "algo.advantage"
+    if algo.advantage in FOUND_BY_TRAINER and is_foreign(config, ExtensionKind.advantage):
+        words = f"algo.advantage={algo.advantage} leaves advantages to the trainer: nobody would ask this code"
+        yield error("token_credit", "advantage.name", words, "advantage=default, or algo=grpo")
     if algo.advantage in FOUND_BY_TRAINER and algo.policy_loss is PolicyLoss.gspo:
         words = "has one ratio and one weight for a trajectory, whose tokens have several advantages here"
         yield error("token_credit", "algo.policy_loss", words, "algo.policy_loss=gspo_token")
@@ -198,9 +203,11 @@ def _file_of(path: str, host: Host, name: str) -> str | None:
 def turn_rewards(config: Config, _: Host) -> Iterator[Finding]:
     table, algo = asdict(config.rollout.turn_rewards), config.algo
     key = next((f"rollout.turn_rewards.{name}" for name, reward in table.items() if reward), None)
+    if key is None and declared(config, ExtensionKind.reward, "pays_turns"):
+        key = "reward.name"
     if key is None:
         if algo.discount != 1 and algo.advantage is not Advantage.gae:
-            words = "has no effect: only rollout.turn_rewards and algo.advantage=gae look at what comes later"
+            words = "has no effect: only rewards of turns and algo.advantage=gae look at what comes later"
             yield warning("turn_rewards", "algo.discount", words, "leave algo.discount out")
         return
     if config.agent.name in PROGRAMS:
@@ -209,7 +216,8 @@ def turn_rewards(config: Config, _: Host) -> Iterator[Finding]:
     if config.rollout.capture is Capture.retokenize:
         words = "only a trace knows which turn sampled a token"
         yield error("turn_rewards", "rollout.capture", words, "rollout.capture=traced")
-    if algo.advantage in (Advantage.reinforce_pp, Advantage.reinforce_pp_baseline):
+    over_batch = algo.advantage in (Advantage.reinforce_pp, Advantage.reinforce_pp_baseline)
+    if over_batch and not is_foreign(config, ExtensionKind.advantage):
         words = f"turns are compared within their group, and algo.advantage={algo.advantage} normalizes over the batch"
         yield error("turn_rewards", "algo.advantage", words, "algo=grpo")
     if algo.policy_loss is PolicyLoss.gspo:
@@ -246,7 +254,7 @@ INFRA_STATUSES = ("infra_error", "grade_error", "engine_error")
 
 @about(Part.trainer)
 def dynamic_sampling(config: Config, _: Host) -> Iterator[Finding]:
-    algo = config.algo
+    algo, foreign = config.algo, is_foreign(config, ExtensionKind.advantage)
     if algo.dynamic_sampling == DynamicSampling.resample and algo.max_resample_rounds < 1:
         yield error(
             "resample",
@@ -254,7 +262,8 @@ def dynamic_sampling(config: Config, _: Host) -> Iterator[Finding]:
             "algo.dynamic_sampling=resample samples others in at least one further round",
             "algo.max_resample_rounds=3, or algo.dynamic_sampling=filter",
         )
-    if algo.dynamic_sampling != DynamicSampling.none and algo.advantage in (Advantage.reinforce_pp, *FOUND_BY_TRAINER):
+    by_batch = algo.advantage in (Advantage.reinforce_pp, *FOUND_BY_TRAINER)
+    if algo.dynamic_sampling != DynamicSampling.none and by_batch and not foreign:
         yield warning(
             "resample",
             "algo.dynamic_sampling",

@@ -9,14 +9,17 @@ Invariants:
 from collections.abc import Iterator
 
 from swe_rl.check.findings import Finding, Host, about, between, error
-from swe_rl.config.choices import FOUND_BY_TRAINER, Advantage
+from swe_rl.config.choices import FOUND_BY_TRAINER, Advantage, ExtensionKind
 from swe_rl.config.parts import Part
 from swe_rl.config.schema import Config
+from swe_rl.extension.find import is_foreign
 from swe_rl.plan.sizes import data_parallel, divisors, nearest_multiples, trajectories_per_mini_batch
 
 
 @about(Part.trainer)
 def group_size(config: Config, _: Host) -> Iterator[Finding]:
+    if is_foreign(config, ExtensionKind.advantage):  # which says itself what it needs
+        return
     if config.rollout.n == 1 and config.algo.advantage not in (Advantage.reinforce_pp, *FOUND_BY_TRAINER):
         yield error(
             "group_size",

@@ -12,10 +12,12 @@ from typing import Any
 
 from swe_rl.check.findings import Finding, Host, about, between, error, warning
 from swe_rl.check.rules.agent import AGENT_TOOLS
-from swe_rl.config.choices import GradingKind, Keep, SandboxKind, Unproven
+from swe_rl.config.choices import ExtensionKind, GradingKind, Keep, SandboxKind, Unproven
 from swe_rl.config.keys import nearest
 from swe_rl.config.parts import Part, reads
 from swe_rl.config.schema import Config, EnvConfig
+from swe_rl.extension.find import foreign_names, is_foreign
+from swe_rl.extension.kinds import group_of
 from swe_rl.plan.sizes import holds_container, listed_ids, trained_images, trained_instances
 
 PLACEHOLDERS = ("instance_id", "instance_id_s", "instance_id_1776")
@@ -37,11 +39,12 @@ def is_hub_id(text: str, exists: Callable[[str], bool]) -> bool:
 
 @about(Part.data, Part.rollouts)
 def names_known(config: Config, _: Host) -> Iterator[Finding]:
-    for key, value, known in (("env.name", config.env.name, ENVS), ("agent.name", config.agent.name, AGENT_TOOLS)):
-        if value not in known and reads(config, key):
-            near = nearest(value, known) or list(known)
-            group = key.partition(".")[0]
-            yield error("unknown_name", key, f"there is no such {group}", f"{group}={' or '.join(near)}")
+    for kind, ours in ((ExtensionKind.env, ENVS), (ExtensionKind.agent, tuple(AGENT_TOOLS))):
+        value, key = group_of(config, kind).name, f"{kind}.name"
+        if value not in ours and reads(config, key) and not is_foreign(config, kind):
+            known = [*ours, *foreign_names(kind)]
+            near = nearest(value, known) or known
+            yield error("unknown_name", key, f"there is no such {kind}", f"{kind}={' or '.join(near)}")
 
 
 @about(Part.steps)

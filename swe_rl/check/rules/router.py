@@ -4,10 +4,11 @@ from collections.abc import Iterator
 from dataclasses import fields
 
 from swe_rl.check.findings import Finding, Host, about, between, error, warning
-from swe_rl.config.choices import ROUTERS, EngineKind
+from swe_rl.config.choices import ROUTERS, EngineKind, ExtensionKind
 from swe_rl.config.keys import nearest
 from swe_rl.config.parts import Part
 from swe_rl.config.schema import Config, RouterConfig
+from swe_rl.extension.find import foreign_names, is_foreign
 from swe_rl.plan.sizes import trajectories_at_once
 
 HOLDS = ("cap", "tr")
@@ -25,8 +26,9 @@ _READ = {
 @about(Part.router)
 def known_router(config: Config, _: Host) -> Iterator[Finding]:
     name = config.router.name
-    if name not in ROUTERS:
-        near = nearest(name, ROUTERS) or list(ROUTERS)
+    if name not in ROUTERS and not is_foreign(config, ExtensionKind.router):
+        known = [*ROUTERS, *foreign_names(ExtensionKind.router)]
+        near = nearest(name, known) or known
         yield error("unknown_name", "router.name", "there is no such router", f"router={' or '.join(near)}")
 
 

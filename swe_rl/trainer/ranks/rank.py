@@ -19,11 +19,11 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from swe_rl.config.schema import AlgoConfig, ModelConfig, TrainerConfig
+from swe_rl.config.schema import AlgoConfig, LossConfig, ModelConfig, TrainerConfig
 from swe_rl.errors import SweRlError
 from swe_rl.trainer.pulse import ALIVE, Pulse
 from swe_rl.trainer.ranks.rows_file import RowsFile
@@ -59,6 +59,7 @@ class RankSetup:
     device: str
     gpus: tuple[str, ...] = ()
     logs: Path | None = None
+    loss: LossConfig = field(default_factory=LossConfig)
     shares_gpus: bool = False
 
     def log(self, rank: int) -> Path | None:
@@ -139,6 +140,7 @@ def _leave(status: int = 1) -> None:
 
 
 def _serve(setup: RankSetup, mesh: Any, pipe: Any, beat: Pulse) -> None:
+    from swe_rl.algo.foreign.loss import make_loss
     from swe_rl.trainer.sharded.assemble import sharded_trainer
 
     trainer = sharded_trainer(
@@ -148,6 +150,7 @@ def _serve(setup: RankSetup, mesh: Any, pipe: Any, beat: Pulse) -> None:
         mesh,
         pad_token_id=setup.pad_token_id,
         temperature=setup.temperature,
+        loss=make_loss(setup.loss, setup.algo),
         beat=beat,
     )
     _give_back(setup)

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from swe_rl.algo.protocol import Loss
 from swe_rl.config.choices import Advantage
 from swe_rl.config.schema import AlgoConfig, ModelConfig, TrainerConfig
 from swe_rl.model.load import has_teacher, load_shape, model_folder, teacher_model
@@ -36,6 +37,7 @@ def sharded_trainer(
     *,
     pad_token_id: int,
     temperature: float,
+    loss: Loss | None = None,
     beat: Beat = no_beat,
 ) -> RankTrainer:
     """Loads the policy, the reference where `algo.kl_coef` asks for one, and a teacher or a critic.
@@ -61,6 +63,7 @@ def sharded_trainer(
         adapter=adapter,
         teacher=teacher,
         critic=critic,
+        loss=loss,
     )
 
 

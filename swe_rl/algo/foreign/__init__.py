@@ -1,0 +1,1 @@
+"""Advantages and losses that somebody else wrote."""

@@ -1,0 +1,110 @@
+"""What code of your own may rely on: protocols, and what their methods are given and have to give.
+
+A class of your own needs no base class; the protocols may be used as one, and then bring their defaults along.
+`swe_rl.testing` runs a class of yours against all that is said here. How a run finds it: docs/extending.md.
+
+Invariants:
+- `API_VERSION` is MAJOR.MINOR: what is here stays until MAJOR changes, MINOR grows with what is added. What is not here
+  may change with any version of swe_rl.
+- Nothing of swe_rl imports this: each name lives in its room.
+- torch is not imported.
+"""
+
+from swe_rl.agent.client import ChatClient, ChatReply, ContextOverflow
+from swe_rl.agent.command import parse_command
+from swe_rl.agent.conversation import Budget, Conversation
+from swe_rl.agent.observation import format_observation
+from swe_rl.agent.protocol import Agent, AgentError, AgentResult, Assignment, Exit, Task, Turn
+from swe_rl.algo.protocol import Advantage, Loss, LossTokens, RewardGroup
+from swe_rl.config.choices import SandboxKind
+from swe_rl.config.schema import AgentConfig, AlgoConfig, EnvConfig, RouterConfig
+from swe_rl.engine.protocol import EngineError
+from swe_rl.env.folder import commit_of, folder_of, patch_between
+from swe_rl.env.grading.make import grade_by_tests
+from swe_rl.env.instance import Instance, InstanceError
+from swe_rl.env.protocol import Env, Grade, GradeError
+from swe_rl.errors import RunError, UserError
+from swe_rl.logger.foreign import Logger
+from swe_rl.rollout.reward import Attempt, Reward
+from swe_rl.router.core import (
+    EngineAdded,
+    EngineDrained,
+    EngineLoad,
+    EngineLost,
+    Event,
+    GroupLeft,
+    Place,
+    ProgramReleased,
+    RequestArrived,
+    RequestFinished,
+    StepTail,
+    SyncBegan,
+    SyncEnded,
+    Tick,
+)
+from swe_rl.router.core import Policy as Router
+from swe_rl.sandbox.protocol import ExecResult, Sandbox, SandboxError, SandboxProvider, Workspace
+
+API_VERSION = "1.0"
+
+__all__ = [
+    "API_VERSION",
+    "Advantage",
+    "Agent",
+    "AgentConfig",
+    "AgentError",
+    "AgentResult",
+    "AlgoConfig",
+    "Assignment",
+    "Attempt",
+    "Budget",
+    "ChatClient",
+    "ChatReply",
+    "ContextOverflow",
+    "Conversation",
+    "EngineAdded",
+    "EngineDrained",
+    "EngineError",
+    "EngineLoad",
+    "EngineLost",
+    "Env",
+    "EnvConfig",
+    "Event",
+    "ExecResult",
+    "Exit",
+    "Grade",
+    "GradeError",
+    "GroupLeft",
+    "Instance",
+    "InstanceError",
+    "Logger",
+    "Loss",
+    "LossTokens",
+    "Place",
+    "ProgramReleased",
+    "RequestArrived",
+    "RequestFinished",
+    "Reward",
+    "RewardGroup",
+    "Router",
+    "RouterConfig",
+    "RunError",
+    "Sandbox",
+    "SandboxError",
+    "SandboxKind",
+    "SandboxProvider",
+    "StepTail",
+    "SyncBegan",
+    "SyncEnded",
+    "Task",
+    "Tick",
+    "Turn",
+    "UserError",
+    "Workspace",
+    "commit_of",
+    "folder_of",
+    "format_observation",
+    "grade_by_tests",
+    "parse_command",
+    "patch_between",
+]

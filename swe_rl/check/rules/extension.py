@@ -1,0 +1,80 @@
+"""Rules of somebody's own code: that it is there, has the methods of its kind, and takes the `params` that it is given.
+
+Invariants:
+- Read from its source: nothing of it is imported, so neither is torch. What only running it shows is refused at the
+  start, before anything is started (`swe_rl/extension/make.py`).
+"""
+
+from collections.abc import Iterator
+
+from swe_rl.check.findings import Finding, Host, about, between, error, warning
+from swe_rl.config.choices import Capture, DynamicSampling, ExtensionKind, PolicyLoss, SandboxKind
+from swe_rl.config.keys import nearest
+from swe_rl.config.parts import Part
+from swe_rl.config.schema import Config
+from swe_rl.extension.code import is_used
+from swe_rl.extension.find import declared, foreign, foreign_names, is_foreign, kinds_read, problems
+from swe_rl.extension.kinds import group_of
+
+_OURS = dict.fromkeys((ExtensionKind.reward, ExtensionKind.advantage, ExtensionKind.loss), ("default",))
+
+
+@about()
+def code_is_there(config: Config, host: Host) -> Iterator[Finding]:
+    for folder in () if is_used() else config.job.code:
+        if not host.exists(folder) or host.file_exists(folder):
+            yield error("code", "job.code", f"there is no folder {host.absolute(folder)}", "job.code=[FOLDER]")
+
+
+@about()
+def extensions(config: Config, _: Host) -> Iterator[Finding]:
+    for kind in kinds_read(config):
+        group = group_of(config, kind)
+        chosen = foreign(kind, group)
+        if chosen is not None:
+            for problem in problems(chosen, group, config.job.code):
+                value = group._target_ or group.name if problem.key.endswith("_target_") else None
+                params = group.params.get(problem.key.rpartition(".")[2], "") if value is None else value
+                yield error("extension", problem.key, problem.message, problem.fix, value=params)
+        elif kind in _OURS and group.name not in _OURS[kind]:
+            known = [*_OURS[kind], *foreign_names(kind)]
+            near = nearest(group.name, known) or known
+            yield error("unknown_name", f"{kind}.name", f"there is no such {kind}", f"{kind}={' or '.join(near)}")
+        elif group.params:
+            words = f"nothing reads it: {kind}={group.name} is ours, and takes its own keys alone"
+            yield warning("extension", f"{kind}.params", words, f"leave it out, or set {kind}._target_")
+
+
+@about(Part.trainer)
+def own_group(config: Config, _: Host) -> Iterator[Finding]:
+    if not is_foreign(config, ExtensionKind.advantage):
+        return
+    needs = declared(config, ExtensionKind.advantage, "needs_group")
+    name = f"advantage={config.advantage.name}"
+    if needs and config.rollout.n == 1:
+        words = f"{name} compares the trajectories of one instance (its needs_group); with one of them none can be"
+        yield error("group_size", "rollout.n", words, "rollout.n=4")
+    if not needs and config.algo.dynamic_sampling is not DynamicSampling.none:
+        words = f"{name} has no baseline of the group, so a group of equal rewards still teaches and is thrown away"
+        yield warning("resample", "algo.dynamic_sampling", words, "algo.dynamic_sampling=none")
+
+
+@about(Part.trainer)
+def own_loss(config: Config, _: Host) -> Iterator[Finding]:
+    if not is_foreign(config, ExtensionKind.loss):
+        return
+    needs, name = declared(config, ExtensionKind.loss, "needs_rollout_logprobs"), f"loss={config.loss.name}"
+    if needs and config.rollout.capture is Capture.retokenize:
+        words = f"{name} reads the sampled log-probabilities, which it does not have"
+        yield error("own_loss", "rollout.capture", words, "rollout.capture=traced")
+    if config.algo.policy_loss is not PolicyLoss.clip:
+        words = f"{name} stands in its place, but the correction of log-probabilities would still follow it"
+        yield error("own_loss", "algo.policy_loss", words, "algo.policy_loss=clip")
+
+
+@between(Part.data, Part.sandboxes)
+def own_env(config: Config, _: Host) -> Iterator[Finding]:
+    needs = declared(config, ExtensionKind.env, "needs_container")
+    if is_foreign(config, ExtensionKind.env) and needs and config.sandbox.kind is SandboxKind.process:
+        words = f"env={config.env.name} starts from images (its needs_container), and these are processes of a folder"
+        yield error("own_env", "sandbox.kind", words, "sandbox=docker")

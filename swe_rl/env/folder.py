@@ -1,0 +1,56 @@
+"""Instances that are a few files: the folder that an agent starts from, and the patches around it.
+
+Invariants:
+- The folder is a git repository with one commit, whose hash follows from the files alone.
+"""
+
+import difflib
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from swe_rl.env.bugs.workspace import commit_tree
+from swe_rl.sandbox.lease import made_aside
+
+Files = Mapping[str, str]  # path below the folder, with slashes, to its text
+
+
+def commit_of(files: Files) -> str:
+    """The `base_commit` of an instance that starts from these files. Blocking (git), about 30 ms."""
+    with tempfile.TemporaryDirectory() as folder:
+        return _written(files, Path(folder))
+
+
+def folder_of(files: Files, destination: Path) -> Path:
+    """`destination`, made if it is not there: aside first, then renamed. Blocking (git). Raises OSError."""
+    if not destination.is_dir():
+        destination.parent.mkdir(parents=True, exist_ok=True)
+        with made_aside(destination) as aside:
+            aside.mkdir()
+            _written(files, aside)
+    return destination
+
+
+def patch_between(before: Files, after: Files) -> str:
+    """What turns one set of files into the other, as `git apply` reads it."""
+    return "".join(_one_patch(name, before.get(name), after.get(name)) for name in sorted({*before, *after}))
+
+
+def _written(files: Files, folder: Path) -> str:
+    for name, text in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+        path.chmod(0o644)
+    return commit_tree(folder)
+
+
+def _one_patch(name: str, before: str | None, after: str | None) -> str:
+    if before == after:
+        return ""
+    head = f"diff --git a/{name} b/{name}\n"
+    head += "new file mode 100644\n" if before is None else "deleted file mode 100644\n" if after is None else ""
+    sides = ("/dev/null" if before is None else f"a/{name}", "/dev/null" if after is None else f"b/{name}")
+    lines = difflib.unified_diff((before or "").splitlines(True), (after or "").splitlines(True), *sides)
+    ended = (line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)
+    return head + "".join(ended)

@@ -1,0 +1,73 @@
+"""What each kind of extension has to have, and what it is given.
+
+Invariants:
+- Names alone: the protocols are in their rooms, and `swe_rl.api` shows them all. A test holds both against each other.
+- Standard library only: rules read this.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import cast
+
+from swe_rl.config.choices import ExtensionKind
+from swe_rl.config.schema import Config, Extensible
+
+
+@dataclass(frozen=True, slots=True)
+class Contract:
+    """`given`: parameters that a factory gets where its signature names them; all others come from `params`.
+
+    `methods`: those that a class must have, with the parameters that they are called with, in order. `declares`: class
+    attributes that rules read, with what stands where a class says nothing. `more_methods`: what it must have as well
+    where it declares the attribute of that name.
+    """
+
+    given: tuple[str, ...]
+    methods: Mapping[str, tuple[str, ...]]
+    declares: Mapping[str, object]
+    more_methods: Mapping[str, Mapping[str, tuple[str, ...]]] = field(default_factory=dict)
+
+    def methods_of(self, declared: Callable[[str], object]) -> dict[str, tuple[str, ...]]:
+        """Of a class; `declared`: what it says of an attribute."""
+        more = (methods for flag, methods in self.more_methods.items() if declared(flag))
+        return {**self.methods, **{name: arguments for methods in more for name, arguments in methods.items()}}
+
+
+CONTRACTS: Mapping[ExtensionKind, Contract] = {
+    ExtensionKind.agent: Contract(
+        ("config", "client", "max_turns", "command_timeout_s", "api_key", "patches"),
+        {"run": ("work",)},
+        {"needs_door": False},
+    ),
+    ExtensionKind.env: Contract(
+        ("config", "cache", "sandbox"),
+        {
+            "instances": ("split",),
+            "workspace": ("instance",),
+            "prompt": ("instance",),
+            "grade": ("instance", "patch", "sandboxes", "timeout_s"),
+        },
+        {"needs_container": False},
+    ),
+    ExtensionKind.reward: Contract(
+        (),
+        {"reward": ("attempt",)},
+        {"failure": 0.0, "pays_turns": False},
+        {"pays_turns": {"turn_rewards": ("attempt",)}},
+    ),
+    ExtensionKind.advantage: Contract(("config",), {"advantages": ("groups",)}, {"needs_group": True}),
+    ExtensionKind.loss: Contract(
+        ("config",), {"loss": ("tokens",)}, {"needs_rollout_logprobs": False, "needs_all_rows": False}
+    ),
+    ExtensionKind.router: Contract(
+        ("config", "capacity_tokens", "max_num_seqs"),
+        {"initial": ("engines",), "step": ("state", "event", "now_s")},
+        {},
+    ),
+    ExtensionKind.logger: Contract(("folder", "run_name", "configuration"), {"log": ("record", "step")}, {}),
+}
+
+
+def group_of(config: Config, kind: ExtensionKind) -> Extensible:
+    """What the configuration says of a kind."""
+    return cast(Extensible, getattr(config, kind))

@@ -1,0 +1,119 @@
+"""A logger that somebody else wrote, beside the run's own files; never a condition of the run.
+
+Invariants:
+- It is made before anything starts; what fails there is a UserError.
+- After that its methods run in a thread of their own, in order: it delays no step. What it raises is one warning, and
+  the run goes on without it; so is what does not end within `_FINISH_TIMEOUT_S` of the run's end.
+- Records are as `steps.jsonl` has them, secrets masked.
+"""
+
+import logging
+import queue
+import threading
+from abc import abstractmethod
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from swe_rl.config.choices import ExtensionKind
+from swe_rl.config.schema import LoggerConfig
+from swe_rl.extension.find import Foreign
+from swe_rl.extension.make import failure, make
+from swe_rl.logger.wandb import WandbLogger
+
+_log = logging.getLogger(__name__)
+_FINISH_TIMEOUT_S = 60.0
+_END = ("", ())
+
+
+class Logger(Protocol):
+    """Where a run's figures go as well. Its methods are called one after another, in a thread of its own."""
+
+    @abstractmethod
+    def log(self, record: Mapping[str, Any], step: int) -> None:
+        """A line of `steps.jsonl`, once its step is done; steps may come again where a run was resumed."""
+        ...
+
+    def summarize(self, summary: Mapping[str, Any]) -> None:
+        """`summary.json`, at the run's end."""
+
+    def finish(self, exit_status: int) -> None:
+        """The last call: 0 where the run is done."""
+
+
+class ForeignLogger:
+    def __init__(self, logger: Logger, maker: Foreign, *, finish_timeout_s: float = _FINISH_TIMEOUT_S) -> None:
+        self._logger = logger
+        self._maker = maker
+        self._finish_timeout_s = finish_timeout_s
+        self._calls: queue.Queue[tuple[str, tuple[Any, ...]]] = queue.Queue()
+        self.failure = ""  # the first one; after it nothing is passed on
+        self._thread = threading.Thread(target=self._work, name="logger", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def log(self, record: Mapping[str, Any], step: int) -> None:
+        self._calls.put(("log", (dict(record), step)))
+
+    def summarize(self, summary: Mapping[str, Any]) -> None:
+        self._calls.put(("summarize", (dict(summary),)))
+
+    def finish(self, exit_status: int) -> None:
+        if not self._thread.is_alive():
+            return
+        self._calls.put(("finish", (exit_status,)))
+        self._calls.put(_END)
+        self._thread.join(self._finish_timeout_s)
+        if self._thread.is_alive():
+            _log.warning("%s did not finish within %g s; the run ends without it", self._maker, self._finish_timeout_s)
+
+    def _work(self) -> None:
+        while (call := self._calls.get()) != _END:
+            method, arguments = call
+            function = getattr(self._logger, method, None)
+            if function is None or self.failure:
+                continue
+            try:
+                function(*arguments)
+            except Exception as error:  # anything: the mirror must not end the run
+                self.failure = failure(self._maker, method, error)
+                _log.warning("%s; the run goes on without it", self.failure)
+
+
+class Mirrors:
+    """Everything that gets a run's figures beside its files."""
+
+    def __init__(self, wandb: WandbLogger, foreign: ForeignLogger | None) -> None:
+        self._all: list[WandbLogger | ForeignLogger] = [wandb, *([foreign] if foreign is not None else [])]
+
+    def start(self) -> None:
+        """Raises WandbError, DiskError."""
+        for mirror in self._all:
+            mirror.start()
+
+    def log(self, record: Mapping[str, Any], step: int) -> None:
+        for mirror in self._all:
+            mirror.log(record, step)
+
+    def summarize(self, summary: Mapping[str, Any]) -> None:
+        for mirror in self._all:
+            mirror.summarize(summary)
+
+    def finish(self, exit_status: int) -> None:
+        for mirror in self._all:
+            mirror.finish(exit_status)
+
+
+def make_logger(
+    config: LoggerConfig, folder: Path, run_name: str, configuration: Mapping[str, Any]
+) -> ForeignLogger | None:
+    """None: there is none but ours. `configuration` has its secrets masked. Raises UserError."""
+    given = {"folder": folder, "run_name": run_name, "configuration": dict(configuration)}
+    ours = {"default": "swe_rl.logger.foreign.no_logger"}
+    logger, maker = make(ExtensionKind.logger, config, given, ours)
+    return None if maker is None else ForeignLogger(logger, maker)
+
+
+def no_logger() -> None:
+    """Of logger=default and logger=wandb: `logger.wandb` says."""

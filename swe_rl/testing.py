@@ -1,0 +1,369 @@
+"""Tests for code of your own: each `check_KIND` runs a class against all that `swe_rl.api` says of its kind.
+
+    from my_agent import MyAgent
+    from swe_rl.testing import check_agent
+
+    def test_it_conforms():
+        check_agent(MyAgent)
+
+Invariants:
+- A class is made as a run makes it: by its import path, with `params`, and with what its signature names of ours.
+- Nothing is needed but swe_rl and this machine: a model that speaks from a list, a sandbox of processes.
+- What is wrong is a ConformanceError that names the class, the method and what was expected.
+"""
+
+import asyncio
+import math
+import tempfile
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from swe_rl.agent.client import ChatClient
+from swe_rl.agent.foreign import ForeignAgent
+from swe_rl.agent.protocol import Agent, AgentResult, Assignment, Exit, Task, Turn
+from swe_rl.algo.foreign.advantage import ForeignAdvantage
+from swe_rl.algo.protocol import LossTokens, RewardGroup
+from swe_rl.config.choices import ExtensionKind, SandboxKind
+from swe_rl.config.schema import AgentConfig, AlgoConfig, EnvConfig, Extensible, RouterConfig, SandboxConfig
+from swe_rl.env.folder import folder_of
+from swe_rl.env.foreign import ForeignEnv
+from swe_rl.env.instance import Instance
+from swe_rl.env.patch import NOOP_PATCH
+from swe_rl.env.protocol import Grade
+from swe_rl.errors import SweRlError
+from swe_rl.extension.find import Foreign
+from swe_rl.extension.make import ExtensionFailure, make
+from swe_rl.logger.foreign import ForeignLogger
+from swe_rl.rollout.reward import Attempt, ForeignReward
+from swe_rl.router.core import (
+    Action,
+    EngineAdded,
+    EngineDrained,
+    EngineLoad,
+    EngineLost,
+    Event,
+    GroupLeft,
+    ProgramReleased,
+    RequestArrived,
+    RequestFinished,
+    StepTail,
+    SyncBegan,
+    SyncEnded,
+    Tick,
+)
+from swe_rl.router.foreign import ForeignPolicy
+from swe_rl.sandbox.process.provider import ProcessProvider
+from swe_rl.sandbox.protocol import Workspace
+
+Params = Mapping[str, Any]
+NONE: Params = {}
+COMMANDS = ("```bash\necho hello > made.txt\n```", "```bash\nsubmit\n```")
+_STALL_S = 1.0  # for which an agent may keep the event loop from others
+_LATE_S = 10.0  # beyond its time, within which an agent has to end
+
+
+class ConformanceError(AssertionError):
+    """A class does not do what its kind has to."""
+
+
+def check_agent(agent: type, params: Params = NONE, *, replies: Sequence[str] = COMMANDS) -> None:
+    """`replies`: what the model says, turn by turn, then the last one again; the last one ends an attempt."""
+    asyncio.run(_check_agent(agent, params, replies))
+
+
+async def _check_agent(agent: type, params: Params, replies: Sequence[str]) -> None:
+    async with _Model(replies) as model, _sandboxes() as sandboxes, _client() as client:
+        given = {"config": AgentConfig(), "client": client, "max_turns": 6, "command_timeout_s": 5.0}
+        made, maker = _made(ExtensionKind.agent, agent, params, given | {"api_key": None, "patches": None})
+        guarded = ForeignAgent(made, maker, grace_s=_LATE_S)
+        results = [await _attempt(guarded, model, sandboxes) for _ in range(2)]
+        _require(
+            all(result.exit is Exit.SUBMITTED for result in results), maker, f"run must end as submitted: {results}"
+        )
+        _require(model.asked > 1 or not replies, maker, "run must ask the model at work.base_url")
+        for result in results:
+            _require(len(result.turns) == len(results[0].turns), maker, "run must not remember its former attempts")
+        model.overflows = True
+        result = await _attempt(guarded, model, sandboxes)
+        _require(result.exit is Exit.CONTEXT_OVERFLOW, maker, f"run must end as context_overflow, not {result.exit}")
+        model.overflows, model.delay_s = False, 60.0
+        began_s = time.monotonic()
+        result = await _attempt(guarded, model, sandboxes, timeout_s=1.0)
+        late_s = time.monotonic() - began_s - 1.0
+        _require(late_s < _LATE_S, maker, f"run must end within work.timeout_s; it took {late_s:.0f} s longer")
+        _require(result.exit is Exit.AGENT_TIMEOUT, maker, f"run must end as agent_timeout, not {result.exit}")
+
+
+async def _attempt(agent: Agent, model: "_Model", sandboxes: ProcessProvider, timeout_s: float = 30.0) -> AgentResult:
+    with tempfile.TemporaryDirectory() as folder:
+        path = await asyncio.to_thread(folder_of, {"README.md": "A task.\n"}, Path(folder) / "task")
+        sandbox = await sandboxes.create(Workspace(path=path), owner="conformance")
+        heart = asyncio.ensure_future(_longest_stall())
+        try:
+            task = Task("conformance", "Write hello into made.txt.")
+            work = Assignment(task, model.base_url, "tiny", sandbox, timeout_s)
+            result = await agent.run(work)
+        finally:
+            heart.cancel()
+            await sandbox.close()
+        stall_s = max(_STALLS, default=0.0)
+        _STALLS.clear()
+        if stall_s > _STALL_S:
+            raise ConformanceError(f"{agent.name}: run kept the event loop for {stall_s:.1f} s: await what takes long")
+        return result
+
+
+_STALLS: list[float] = []
+
+
+async def _longest_stall() -> None:
+    while True:
+        before_s = time.monotonic()
+        await asyncio.sleep(0.05)
+        _STALLS.append(time.monotonic() - before_s - 0.05)
+
+
+class _Model:
+    """An OpenAI-compatible server on loopback whose model says what is on a list."""
+
+    def __init__(self, replies: Sequence[str]) -> None:
+        self._replies = replies
+        self.asked, self.overflows, self.delay_s, self.base_url = 0, False, 0.0, ""
+
+    async def __aenter__(self) -> "_Model":
+        from aiohttp import web
+
+        app = web.Application()
+        app.router.add_post("/v1/chat/completions", self._complete)
+        self._runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.1)
+        await self._runner.setup()
+        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
+        self.base_url = f"http://127.0.0.1:{self._runner.addresses[0][1]}/v1"
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._runner.cleanup()
+
+    async def _complete(self, request: Any) -> Any:
+        from aiohttp import web
+
+        body = await request.json()
+        await asyncio.sleep(self.delay_s)
+        self.asked += 1
+        if self.overflows:
+            refusal = {"message": "too long", "type": "invalid_request_error", "code": "context_length_exceeded"}
+            return web.json_response({"error": refusal}, status=400)
+        turn = sum(message.get("role") == "assistant" for message in body["messages"])
+        message = {"role": "assistant", "content": self._replies[min(turn, len(self._replies) - 1)]}
+        choice = {"index": 0, "message": message, "finish_reason": "stop"}
+        return web.json_response({"id": "1", "object": "chat.completion", "model": "tiny", "choices": [choice]})
+
+
+@asynccontextmanager
+async def _sandboxes() -> AsyncIterator[ProcessProvider]:
+    with tempfile.TemporaryDirectory() as folder:
+        provider = ProcessProvider(SandboxConfig(), Path(folder), warn=lambda _: None)
+        try:
+            yield provider
+        finally:
+            await provider.close()
+
+
+@asynccontextmanager
+async def _client() -> AsyncIterator[ChatClient]:
+    client = ChatClient(rng=Random(0), max_retries=1)
+    try:
+        yield client
+    finally:
+        await client.close()
+
+
+def check_env(
+    env: type, cache: Path, params: Params = NONE, *, splits: Sequence[str] = ("train", "heldout"), most: int = 2
+) -> None:
+    """`cache`: an empty folder. `most`: so many instances of each split are graded, with their gold patch, without a
+    change and with a patch that is none."""
+    given = {"config": EnvConfig(), "cache": cache, "sandbox": SandboxKind.process}
+    made, maker = _made(ExtensionKind.env, env, params, given)
+    guarded = ForeignEnv(made, maker)
+    names: set[str] = set()
+    for split in splits:
+        instances = guarded.instances(split)
+        _require(list(instances) == list(guarded.instances(split)), maker, f"instances({split!r}) must not change")
+        shared = names & {instance.instance_id for instance in instances}
+        _require(not shared, maker, f"instances of two splits must differ: {', '.join(sorted(shared))}")
+        names |= {instance.instance_id for instance in instances}
+        asyncio.run(_check_instances(guarded, maker, instances[:most]))
+
+
+async def _check_instances(env: ForeignEnv, maker: Foreign, instances: Sequence[Instance]) -> None:
+    async with _sandboxes() as sandboxes:
+        for instance in instances:
+            name = instance.instance_id
+            prompt = env.prompt(instance)
+            _require(bool(prompt.strip()), maker, f"prompt({name}) must say what is to be done")
+            _require(instance.patch.strip() not in prompt, maker, f"prompt({name}) must not have the gold patch")
+            workspace = await asyncio.to_thread(env.workspace, instance)
+            if workspace.path is None:
+                continue  # an image, which takes an engine of containers to look into
+            verdicts = {"the gold patch": (instance.patch, True), "a change of nothing": (NOOP_PATCH, False)}
+            for what, (patch, wanted) in verdicts.items():
+                grade = await env.grade(instance, patch, sandboxes, 60.0)
+                said = f"grade({name}) with {what} must{'' if wanted else ' not'} be resolved: {grade.log_tail[-300:]}"
+                _require(grade.resolved is wanted, maker, said)
+            grade = await env.grade(instance, "no patch at all", sandboxes, 60.0)
+            _require(not grade.resolved, maker, f"grade({name}) with what is no patch must not be resolved")
+
+
+def an_attempt(*, resolved: bool) -> Attempt:
+    """What a reward is told of a trajectory, for tests of your own."""
+    instance = Instance("conformance", "conformance", "0" * 40, "Function f is broken.", "", "", ("t.py::test_f",), ())
+    grade = Grade(resolved, patch_applied=True, fail_to_pass={"t.py::test_f": resolved})
+    messages = ({"role": "user", "content": "Function f is broken."}, {"role": "assistant", "content": "Done."})
+    status = "resolved" if resolved else "unresolved"
+    turns = (Turn(0, "```ls```", "ls", "f.py", exit_code=0), Turn(1, "Done.", "submit", None))
+    return Attempt("train.1.conformance.0.0", instance, status, "diff --git a/f.py b/f.py\n", grade, turns, messages)
+
+
+def check_reward(reward: type, params: Params = NONE) -> None:
+    made, maker = _made(ExtensionKind.reward, reward, params, {})
+    guarded = ForeignReward(made, maker, timeout_s=30.0)
+    _require(math.isfinite(guarded.failure), maker, "failure must be a finite number")
+    for resolved in (True, False):
+        try:
+            asyncio.run(guarded.reward(an_attempt(resolved=resolved)))
+            asyncio.run(guarded.turn_rewards(an_attempt(resolved=resolved)))
+        except SweRlError as error:
+            raise ConformanceError(str(error)) from error
+
+
+def check_advantage(advantage: type, params: Params = NONE) -> None:
+    made, maker = _made(ExtensionKind.advantage, advantage, params, {"config": AlgoConfig()})
+    guarded = ForeignAdvantage(made, maker)
+    rows: list[tuple[float | None, ...]] = [(1.0, 0.0, 0.0), (1.0, 1.0), (0.0, None, 1.0, 0.5), (None, None), (0.5,)]
+    groups = [RewardGroup(row, tuple(reward is not None for reward in row), row) for row in rows]
+    for some in (groups, groups[:1], []):
+        try:
+            values = guarded.advantages(some)
+        except ExtensionFailure as error:
+            raise ConformanceError(str(error)) from error
+        _require(values == guarded.advantages(some), maker, "advantages must not remember its former calls")
+    best, *others = guarded.advantages(groups[:1])[0]
+    _require(best >= max(others), maker, "advantages must not be lower for a higher reward of the same group")
+
+
+def check_loss(loss: type, params: Params = NONE) -> None:
+    """Also that each token's loss depends on that token alone: micro-batches and ranks split them as they like."""
+    import torch
+
+    from swe_rl.algo.foreign.loss import ForeignLoss
+
+    made, maker = _made(ExtensionKind.loss, loss, params, {"config": AlgoConfig()})
+    guarded = ForeignLoss(made, maker)
+
+    def tokens(count: int, order: "torch.Tensor | None" = None) -> LossTokens:
+        source = torch.Generator().manual_seed(0)
+        old = -3.0 * torch.rand(count, generator=source)
+        moved = old + 0.2 * torch.randn(count, generator=source)
+        advantages = torch.arange(count).remainder(3).float() - 1.0
+        rows = [moved, old, old.clone(), advantages, torch.ones(count)]
+        moved, old, sampled, advantages, entropy = (row if order is None else row[order] for row in rows)
+        return LossTokens(moved.detach().requires_grad_(), old, sampled, advantages, entropy)
+
+    some, order = tokens(9), torch.randperm(9, generator=torch.Generator().manual_seed(1))
+    try:
+        plain, shuffled, nothing = guarded.loss(some), guarded.loss(tokens(9, order)), guarded.loss(tokens(0))
+    except ExtensionFailure as error:
+        raise ConformanceError(str(error)) from error
+    _require(nothing.shape == (0,), maker, "loss must take no tokens at all")
+    _require(torch.allclose(plain[order], shuffled), maker, "loss of a token must depend on that token alone")
+    plain.sum().backward()
+    gradient = some.logprobs.grad
+    _require(gradient is not None and bool(gradient.any()), maker, "loss must have a gradient by tokens.logprobs")
+    if not guarded.needs_all_rows and gradient is not None:
+        still = not bool(gradient[some.advantages == 0].any())
+        _require(still, maker, "tokens of advantage 0 are left out, unless needs_all_rows = True")
+
+
+_ARRIVE = [RequestArrived(f"p{number}", f"r{number}", 100 + number, "group", 0) for number in range(4)]
+_EVENTS: tuple[Event, ...] = (
+    StepTail(active=False),
+    *_ARRIVE,
+    Tick((EngineLoad("a", 1, 0, 500, 10_000), EngineLoad("b", 3, 1, 900, 10_000))),
+    *(RequestFinished(f"p{number}", f"r{number}", 200, 100) for number in range(4)),
+    RequestArrived("p0", "r0b", 220, "group", 1),
+    EngineDrained("a"),
+    RequestFinished("p0", "r0b", 300),
+    RequestArrived("p1", "r1b", 260, "group", 1),
+    RequestFinished("p1", "r1b", 300),
+    EngineLost("b"),
+    RequestArrived("p2", "r2b", 240, "group", 1),
+    EngineAdded("a", 10_000),
+    RequestFinished("p2", "r2b", 300),
+    SyncBegan(),
+    SyncEnded(kv_kept=False),
+    EngineAdded("b", 10_000),
+    RequestFinished("nobody", "nothing", 0),
+    GroupLeft("group", 4),
+    *(ProgramReleased(f"p{number}") for number in range(4)),
+    GroupLeft("group", 0),
+    GroupLeft("nobody", 1),
+    ProgramReleased("nobody"),
+    StepTail(active=True),
+)
+
+
+def check_router(router: type, params: Params = NONE) -> None:
+    """Engines are drained, lost and come back; every request is placed in the end, and equal events do the same."""
+    made, maker = _made(
+        ExtensionKind.router, router, params, {"config": RouterConfig(), "capacity_tokens": 10_000, "max_num_seqs": 64}
+    )
+    first, second = _routed(made, maker), _routed(made, maker)
+    _require(first == second, maker, "step must do the same for the same events: all it remembers is in its state")
+    placed = {action.request_id for actions in first for action in actions}
+    missing = sorted({event.request_id for event in _EVENTS if isinstance(event, RequestArrived)} - placed)
+    _require(not missing, maker, f"step must place each request in the end; {', '.join(missing)} waits for ever")
+
+
+def _routed(policy: Any, maker: Foreign) -> list[list[Action]]:
+    guarded = ForeignPolicy(policy, maker)
+    try:
+        state = guarded.initial(("a", "b"))
+        actions = [guarded.step(state, event, float(second)) for second, event in enumerate(_EVENTS)]
+    except ExtensionFailure as error:
+        raise ConformanceError(str(error)) from error
+    _require(not state.failed, maker, state.failed)
+    return actions
+
+
+def check_logger(logger: type, folder: Path, params: Params = NONE) -> None:
+    """A resumed run logs some steps again."""
+    given = {"folder": folder, "run_name": "conformance", "configuration": {"trainer.steps": 2}}
+    made, maker = _made(ExtensionKind.logger, logger, params, given)
+    guarded = ForeignLogger(made, maker)
+    guarded.start()
+    for step in (1, 2, 2):
+        guarded.log({"step": step, "reward_mean": 0.5, "loss": None, "statuses": {"resolved": 1}}, step)
+    guarded.summarize({"resolved_rate_after": 0.5})
+    guarded.finish(0)
+    _require(not guarded.failure, maker, guarded.failure)
+
+
+def _made(kind: ExtensionKind, code: type, params: Params, given: Mapping[str, Any]) -> tuple[Any, Foreign]:
+    target = f"{code.__module__}.{code.__qualname__}"
+    group = Extensible(name=code.__name__, _target_=target, params=dict(params))
+    try:
+        made, maker = make(kind, group, given, {})
+    except SweRlError as error:
+        raise ConformanceError(str(error)) from error
+    assert maker is not None
+    return made, maker
+
+
+def _require(holds: bool, maker: Foreign, what: str) -> None:
+    if not holds:
+        raise ConformanceError(f"{maker}: {what}")

@@ -1,0 +1,169 @@
+"""Somebody's own code in real runs: all of examples/ train, on ranks and in frozen sweeps; job=new writes the same."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from swe_rl.config.choices import ExtensionKind
+from swe_rl.config.folders import examples_dir
+
+pytestmark = pytest.mark.slow
+
+KINDS = [str(kind) for kind in ExtensionKind]
+ONE = ("trainer.steps=1", "rollout.prompts_per_step=2", "rollout.n=4")
+
+
+class Scores(BaseHTTPRequestHandler):
+    def do_POST(self):
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.end_headers()
+        self.wfile.write(b'{"score": 0.75}')
+
+    def log_message(self, *_):
+        """Says nothing."""
+
+
+@pytest.fixture
+def scores():
+    with ThreadingHTTPServer(("127.0.0.1", 0), Scores) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}/score"
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture
+def options(command):
+    """options("agent", "loss"): the words that choose these of examples/, from one folder of options."""
+
+    def chosen(*kinds):
+        folder = command.root / "conf"
+        for kind in kinds:
+            shutil.copytree(examples_dir() / kind / "conf", folder, dirs_exist_ok=True)
+        code = ",".join(str(examples_dir() / kind) for kind in kinds)
+        return ("--config-dir", str(folder), f"job.code=[{code}]", *(f"{kind}=my_{kind}" for kind in kinds))
+
+    return chosen
+
+
+def test_no_example_is_longer_than_60_lines():
+    for kind in KINDS:
+        assert len((examples_dir() / kind / f"my_{kind}.py").read_text().splitlines()) <= 60, kind
+
+
+def test_all_but_the_environment_train_in_one_run(command, options, scores):
+    kinds = [kind for kind in KINDS if kind != "env"]
+    done = command.run(*options(*kinds), *ONE, f"reward.params.url={scores}", cold=True)
+    assert done.exit_status == 0, done.text
+    [step] = command.steps()
+    assert step["trained_tokens"] > 0 and step["loss"] != 0
+    folder = command.folder()
+    rewards = {row["reward"] for row in command.read(folder / "trajectories" / "step_000001.jsonl")}
+    assert rewards <= {0.0, 0.375, 0.875} and len(rewards) > 1, "score and verdict, half and half"
+    header, line = (folder / "my_logger.csv").read_text().splitlines()
+    assert header == "step,reward_mean,resolved_rate,loss" and line.startswith(f"1,{step['reward_mean']}")
+    assert (folder / "my_logger.txt").read_text().startswith("resolved ")
+    facts = json.loads((folder / "code.json").read_text())
+    assert len(facts) == len(kinds) and all(re.fullmatch("[0-9a-f]{64}", fact["sha256"]) for fact in facts)
+    assert '_target_: "my_agent.MyAgent"  # conf/agent/my_agent.yaml' in (folder / "config.yaml").read_text()
+
+
+def test_an_environment_trains(command, options):
+    done = command.run(*options("env"), *ONE, "rollout.eval_n=1", small=False)
+    assert done.exit_status == 0, done.text
+    rows = command.read(command.folder() / "trajectories" / "step_000001.jsonl")
+    assert {row["instance_id"].partition("__")[0] for row in rows} == {"my_env"} and len(rows) == 8
+
+
+def test_a_gold_patch_of_it_is_graded_as_resolved(command, options):
+    done = command.run(*options("env"), "job=eval", "agent=gold", "rollout.eval_n=1", small=False)
+    assert done.exit_status == 0 and "100.0 %" in done.stdout, done.text
+
+
+def test_two_ranks_and_one_process_learn_the_same_by_a_loss_of_ones_own(command, options):
+    steps = []
+    for layout in ("local2", "local"):
+        done = command.run(*options("loss", "advantage"), *ONE, f"layout={layout}", f"hydra.run.dir=runs/{layout}")
+        assert done.exit_status == 0, done.text
+        [step] = command.read(command.root / "runs" / layout / "steps.jsonl")
+        steps.append(step)
+    ranks, alone = steps
+    assert ranks["loss"] == pytest.approx(alone["loss"], abs=1e-5) and ranks["loss"] != 0
+    assert ranks["grad_norm"] == pytest.approx(alone["grad_norm"], abs=1e-4)
+
+
+@pytest.mark.parametrize("launcher", ["basic", "local_processes"])
+def test_a_frozen_sweep_has_its_own_copy_of_the_code(command, launcher):
+    """The second job runs after the folder that was given is gone."""
+    given = command.root / "given"
+    shutil.copytree(examples_dir() / "agent", given)
+    agent = (given / "my_agent.py").read_text()
+    gone = f"import shutil; shutil.rmtree({str(given)!r}, ignore_errors=True)"
+    (given / "my_agent.py").write_text(agent.replace("class MyAgent:", f"{gone}\n\n\nclass MyAgent:"))
+    words = ["--multirun", "--config-dir", str(given / "conf"), f"job.code=[{given}]", "agent=my_agent"]
+    few = ("job=rollout", "trainer.steps=1", "rollout.prompts_per_step=1", "rollout.n=2")
+    done = command.run(*words, f"hydra/launcher={launcher}", "trainer.seed=0,1", *few)
+    assert done.exit_status == 0, done.text
+    assert not given.exists()
+    [sweep] = (command.outputs / "multirun" / "rollout").iterdir()
+    assert (sweep / "frozen" / "code" / "0" / "my_agent.py").is_file()
+    for job in ("0", "1"):
+        [fact] = json.loads((sweep / job / "code.json").read_text())
+        assert fact["path"] == str(sweep / "frozen" / "code" / "0")
+        assert json.loads((sweep / job / "status.json").read_text())["status"] == "done"
+
+
+def test_what_raises_at_its_import_starts_nothing(command):
+    (command.root / "theirs.py").write_text("1 / 0\n\n\nclass Mine:\n    async def run(self, work): ...\n")
+    done = command.run("agent._target_=theirs.Mine", f"job.code=[{command.root}]", *ONE)
+    assert done.exit_status == 2 and "Traceback" not in done.text
+    assert "importing theirs raised ZeroDivisionError" in " ".join(done.stderr.split())
+    assert not list(command.outputs.glob("train/*"))
+
+
+def test_a_reward_that_raises_stops_the_run_and_names_the_class(command):
+    (command.root / "theirs.py").write_text(
+        "class Mine:\n    async def reward(self, attempt):\n        raise OSError('the judge is away')\n"
+    )
+    others = ("job=rollout", "advantage._target_=nowhere.Mine")  # which rollouts alone do not start
+    done = command.run("reward._target_=theirs.Mine", f"job.code=[{command.root}]", *others, *ONE)
+    said = " ".join(done.stderr.split())
+    assert done.exit_status == 1 and "grade_error: reward=Mine (theirs.Mine): its method reward raised OSError" in said
+
+
+def test_a_router_that_raises_stops_the_run_and_names_the_class(command):
+    (command.root / "theirs.py").write_text(
+        "class Mine:\n    def initial(self, engines):\n        return {}\n\n"
+        "    def step(self, state, event, now_s):\n        raise IndexError('no such engine')\n"
+    )
+    done = command.run("router._target_=theirs.Mine", f"job.code=[{command.root}]", "job=rollout", *ONE)
+    said = " ".join(done.stderr.split())
+    assert done.exit_status == 1 and "router=Mine (theirs.Mine): its method step raised IndexError" in said, said
+
+
+def test_what_job_new_writes_passes_its_own_test(command):
+    for kind in KINDS:
+        done = command.run("job=new", f"job.kind={kind}", f"job.output={command.root / f'our_{kind}'}", small=False)
+        assert done.exit_status == 0, done.text
+        texts = [path.read_text() for path in (command.root / f"our_{kind}").rglob("*") if path.is_file()]
+        assert not any(re.search(rf"my_{kind}|My{kind.capitalize()}", text) for text in texts)
+    environ = {**os.environ, "OMP_NUM_THREADS": "1"}
+    folders = [str(command.root / f"our_{kind}") for kind in KINDS]
+    alone = ["-q", "-p", "no:cacheprovider", "-c", os.devnull, "--rootdir", str(command.root)]
+    words = [sys.executable, "-m", "pytest", *alone, *folders]
+    done = subprocess.run(words, env=environ, cwd=command.root, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-3000:]
+    again = command.run("job=new", f"job.output={command.root / 'our_env'}", small=False)
+    assert again.exit_status == 2 and "is there already" in again.stderr
+    assert command.run("job=new", f"job.output={Path('My-Agent')}", small=False).exit_status == 2

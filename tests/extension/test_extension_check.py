@@ -1,0 +1,183 @@
+"""What the check says of somebody's own code, from its source alone; and that the start says the same."""
+
+import subprocess
+import sys
+
+import pytest
+
+from swe_rl.check.check import check
+from swe_rl.config.choices import ExtensionKind
+from swe_rl.config.compose import compose
+from swe_rl.extension.code import use_code
+from swe_rl.extension.kinds import CONTRACTS
+from swe_rl.extension.make import ExtensionError, require_importable
+
+GOOD = '''
+from swe_rl.api import Agent
+
+class Mine(Agent):
+    """Acts carefully."""
+
+    def __init__(self, client, tries: int, *, words: str = "Go."):
+        self.tries = tries
+
+    async def run(self, work):
+        raise NotImplementedError
+'''
+
+
+def findings(folder, *overrides):
+    config = compose(["agent._target_=theirs.Mine", f"job.code=[{folder}]", *overrides]).config
+    return config, [finding for finding in check(config) if finding.rule_id in ("extension", "unknown_name", "code")]
+
+
+def refused(folder, *overrides):
+    """The one finding that refuses it; the start refuses it with the same words."""
+    config, [finding] = findings(folder, *overrides)
+    use_code([folder])
+    with pytest.raises(ExtensionError) as raised:
+        require_importable(config)
+    assert finding.message in str(raised.value) and "\n" not in str(raised.value)
+    assert raised.value.exit_status == 2
+    return finding
+
+
+def test_a_good_one_passes(package):
+    folder = package("theirs", GOOD)
+    config, none = findings(folder, "+agent.params.tries=3")
+    assert none == [] and config.agent.name == "Mine"
+    use_code([folder])
+    require_importable(config)
+
+
+def test_what_is_missing_and_what_is_too_much_is_named_with_its_docstring(package):
+    folder = package("theirs", GOOD)
+    missing = refused(folder)
+    assert missing.key == "agent.params" and missing.message == "theirs.Mine (Acts carefully) needs tries"
+    unknown = refused(folder, "+agent.params={tries: 3, word: Stop}")
+    assert unknown.key == "agent.params.word" and unknown.fix.startswith("agent.params.words=Stop")
+    given = refused(folder, "+agent.params={tries: 3, client: 4}")
+    assert "gets client from swe_rl" in given.message
+    wrong = refused(folder, "+agent.params.tries=many")
+    assert wrong.message == "theirs.Mine (Acts carefully) takes int for tries, not 'many'"
+
+
+def test_a_missing_or_wrong_method_is_named(package):
+    missing = refused(package("theirs", "class Mine:\n    pass\n"))
+    assert missing.message == "theirs.Mine has no method run(work)" and "docs/extending.md" in missing.fix
+    wrong = refused(package("theirs", "class Mine:\n    async def run(self, work, more):\n        pass\n"))
+    assert "its method run cannot be called as run(work)" in wrong.message
+
+
+def test_what_a_class_declares_asks_for_its_method(package):
+    source = "class Mine:\n    pays_turns = {}\n    def reward(self, attempt): ...\n"
+    words = ["reward._target_=theirs.Mine", f"job.code=[{package.folder}]"]
+    package("theirs", source.format(False))
+    assert "extension" not in {finding.rule_id for finding in check(compose(words).config)}
+    package("theirs", source.format(True))
+    [said] = [finding for finding in check(compose(words).config) if finding.rule_id == "extension"]
+    assert said.message == "theirs.Mine has no method turn_rewards(attempt)"
+
+
+def test_a_protocol_that_is_only_promised_is_missing(package):
+    missing = refused(package("theirs", "from swe_rl.api import Agent\n\nclass Mine(Agent):\n    name = 'x'\n"))
+    assert missing.message == "theirs.Mine has no method run(work)"
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("import nothing_of_that_name\n", "imports nothing_of_that_name, which is not installed"),
+        ("def broken(:\n", "is not Python"),
+        ("class Other:\n    pass\n", "has no Mine; it has Other"),
+    ],
+)
+def test_what_cannot_be_imported_is_known_without_importing(package, source, words):
+    assert words in refused(package("theirs", source)).message
+
+
+def test_a_package_that_is_nowhere(package):
+    package("else", "")
+    finding = refused(package.folder)
+    assert "there is no package theirs here" in finding.message and "job.code=[FOLDER]" in finding.message
+
+
+def test_a_folder_that_is_nowhere(package):
+    package("theirs", GOOD)
+    _, [folder] = findings("/nowhere", "agent._target_=swe_rl.agent.scripted.NoopAgent")
+    assert (folder.rule_id, folder.key) == ("code", "job.code")
+
+
+def test_names_that_are_re_exported_are_followed(package):
+    package("inner", GOOD.replace("Mine", "Deep"))
+    folder = package("theirs", "from inner import Deep as Mine\n")
+    assert "needs tries" in refused(folder).message
+
+
+def test_a_dataclass_has_its_fields_as_parameters(package):
+    source = """
+from dataclasses import dataclass
+
+@dataclass
+class Mine:
+    "Acts."
+    tries: int
+    words: str = "Go."
+
+    async def run(self, work):
+        pass
+"""
+    assert "needs tries" in refused(package("theirs", source)).message
+    assert findings(package.folder, "+agent.params.tries=3")[1] == []
+
+
+def test_nothing_of_it_is_imported(package):
+    """Neither it nor torch, which it wants."""
+    folder = package("theirs", f"import torch\nraise SystemExit('imported')\n{GOOD}")
+    code = (
+        "import sys; from swe_rl.cli.launch import start;"
+        f"status = start(['job=check', 'agent._target_=theirs.Mine', '+agent.params.tries=1', 'job.code=[{folder}]']);"
+        "print(status, sorted({'torch', 'theirs'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "0 []", done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("group", "declared", "overrides", "rule"),
+    [
+        ("advantage", "needs_group = True", ["rollout.n=1"], "group_size"),
+        ("advantage", "needs_group = False", ["algo.dynamic_sampling=filter"], "resample"),
+        ("loss", "needs_rollout_logprobs = True", ["rollout.capture=retokenize"], "own_loss"),
+        ("env", "needs_container = True", [], "own_env"),
+    ],
+)
+def test_rules_read_what_a_class_declares(package, group, declared, overrides, rule):
+    methods = "\n".join(
+        f"    def {name}(self, {', '.join(names)}):\n        pass" for name, names in CONTRACTS[group].methods.items()
+    )
+    folder = package("theirs", f"class Mine:\n    {declared}\n{methods}\n")
+    other = declared.replace("True", "x").replace("False", "True").replace("x", "False")
+    words = [f"{group}._target_=theirs.Mine", f"job.code=[{folder}]", *overrides]
+    assert rule in {finding.rule_id for finding in check(compose(words).config)}
+    package("theirs", f"class Mine:\n    {other}\n{methods}\n\n")
+    assert rule not in {finding.rule_id for finding in check(compose(words).config)}
+
+
+def test_a_job_is_refused_for_nothing_that_it_does_not_start(package):
+    config = compose(["loss._target_=nowhere.Loss", "job=serve"]).config
+    assert [finding for finding in check(config) if finding.rule_id == "extension"] == []
+
+
+@pytest.mark.parametrize("kind", list(ExtensionKind))
+def test_an_unknown_name_has_the_nearest_one(kind):
+    if kind is ExtensionKind.logger:
+        return  # a name that nothing reads
+    config = compose([f"{kind}.name=defaul"]).config
+    assert "unknown_name" in {finding.rule_id for finding in check(config)}
+
+
+def test_a_secret_is_in_no_finding(package):
+    folder = package("theirs", GOOD)
+    _, said = findings(folder, "+agent.params.tries=1", "+agent.params.api_key=planted-5c1f")
+    assert len(said) == 1 and "planted" not in str(said)

@@ -1,0 +1,41 @@
+"""Classes that declare something, for rules that read it: `job.code=[tests/support]`, from the repository's root."""
+
+
+class NeedsLogprobs:
+    needs_rollout_logprobs = True
+
+    def loss(self, tokens):
+        raise NotImplementedError
+
+
+class NeedsContainer:
+    needs_container = True
+
+    def instances(self, split):
+        raise NotImplementedError
+
+    def workspace(self, instance):
+        raise NotImplementedError
+
+    def prompt(self, instance):
+        raise NotImplementedError
+
+    async def grade(self, instance, patch, sandboxes, timeout_s):
+        raise NotImplementedError
+
+
+class NeedsGroup:
+    needs_group = True
+
+    def advantages(self, groups):
+        raise NotImplementedError
+
+
+class PaysTurns:
+    pays_turns = True
+
+    async def reward(self, attempt):
+        raise NotImplementedError
+
+    async def turn_rewards(self, attempt):
+        raise NotImplementedError
