@@ -120,7 +120,7 @@ def body_name(session_id: str, secret: str) -> str:
 class SessionSummary:
     """`times_s` sums over the session's calls: queue (held by the router or waiting in the engine), prefill, decode.
 
-    `overflowed`: the last call was refused, as its prompt left no room to answer.
+    `overflowed`: the last call was refused, as its prompt left no room to answer. `superseded_replies` are in no row.
     """
 
     num_calls: int
@@ -128,6 +128,8 @@ class SessionSummary:
     breaks: dict[Break, int]
     times_s: dict[str, float]
     overflowed: bool = False
+    superseded_replies: int = 0
+    superseded_tokens: int = 0
 
 
 @dataclass(eq=False, slots=True)
@@ -160,8 +162,9 @@ class LiveSession:
             self.times_s[name] += value
 
     def summary(self) -> SessionSummary:
+        breaks, times_s = dict(self.breaks), dict(self.times_s)
         return SessionSummary(
-            self.num_calls, self.sampled_tokens, dict(self.breaks), dict(self.times_s), self.overflowed
+            self.num_calls, self.sampled_tokens, breaks, times_s, self.overflowed, *self.state.superseded
         )
 
     async def cancel_calls(self) -> None:
