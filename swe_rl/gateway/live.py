@@ -315,6 +315,10 @@ class LiveSessions:
         for name in gone:
             self.forget(name)
 
+    def unused(self) -> Session:
+        """Of no conversation yet: to look at one that has no session."""
+        return Session(self._renderer)
+
     def _new_state(self, session_id: str) -> Session:
         turn, chain = self._store.next_numbers(session_id)
         return Session(self._renderer, first_turn=turn, first_chain=chain)

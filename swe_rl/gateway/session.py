@@ -173,6 +173,10 @@ class Session:
         parent, length = self._deepest(conversation.hashes)
         return Draft(conversation.since(length), length, parent, None, conversation)
 
+    def prompt_tokens(self, draft: Draft, delta_ids: "array[int]") -> int:
+        """Of a plan that would be made of it; nothing is planned."""
+        return len(self._ids_of(draft._parent)) + len(delta_ids)
+
     def plan(self, draft: Draft, delta_ids: "array[int]") -> TurnPlan:
         """Of what `draft.render` gave. Every plan must end in `record` or `release`."""
         prompt_ids = self._ids_of(draft._parent).extended(delta_ids)

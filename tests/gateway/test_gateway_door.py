@@ -9,7 +9,7 @@ import aiohttp
 import pytest
 
 from swe_rl.engine.scripted import ScriptedEngine
-from swe_rl.gateway.routes import OPENED
+from swe_rl.gateway.routes import DIALECTS, OPENED
 from swe_rl.gateway.session import SessionSettings
 from swe_rl.sandbox.door import FORWARDED, Doorway
 from swe_rl.sandbox.protocol import Door
@@ -63,7 +63,7 @@ async def test_the_door_forwards_what_the_gateway_takes_of_a_session(serve, says
                     ):
                         assert (inside == 200) == (response.status == 200), (method, suffix)
         calls = (await gateway.close_session("a/b")).num_calls
-        assert calls == 3  # one by the first loop; one inside and one outside by the second
+        assert calls == 3 * len(DIALECTS)  # one by the first loop; one inside and one outside by the second
 
 
 @pytest.mark.parametrize("more", [{}, {"stream": True}, {"stream": True, "stream_options": {"include_usage": True}}])
@@ -113,5 +113,10 @@ async def test_refusals_and_large_bodies_come_through(serve, says, tmp_path):
             assert await ask(CHAT | {"n": 2}, **key) == (400, None)
             assert await ask(CHAT | {"messages": large}, **key) == (200, None)
             assert await ask(CHAT | {"messages": large * 2}, **key) == (413, None)
+            for suffix in ("/messages", "/messages/count_tokens"):
+                async with http.post(f"{base}{suffix}?beta=true", json=CHAT, headers={"x-api-key": "key"}) as response:
+                    assert response.status == 200
+                async with http.post(f"{base}{suffix}", json=CHAT) as response:
+                    assert (response.status, (await response.json())["error"]["type"]) == (401, "authentication_error")
             gateway.pause()
             assert await ask(CHAT, **key) == (503, "1")

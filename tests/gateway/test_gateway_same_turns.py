@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swe_rl.gateway.conversation import KnownBodies, extend_hash, prefix_hashes
-from swe_rl.gateway.request import parse_request
+from swe_rl.gateway.dialects.chat import ChatCompletions
+from swe_rl.gateway.request import Arrived
 from swe_rl.gateway.session import Session
 from swe_rl.gateway.trace import Break
 
@@ -131,7 +132,7 @@ class Both:
         self.session, self.definition, self.known = Session(renderer), Definition(renderer), KnownBodies()
 
     def plan(self, messages, tools, layout):
-        request = parse_request(body(messages, tools, layout), "m", self.known, "s")
+        request = ChatCompletions().parse(body(messages, tools, layout), Arrived("m", self.known, "s"))
         self.known.keep("s", request.sent)
         draft = self.session.draft(request.conversation)
         plan = self.session.plan(draft, draft.render(self.renderer))
