@@ -24,6 +24,7 @@ from typing import Any
 from swe_rl.config.schema import GatewayConfig
 from swe_rl.engine.protocol import Completion
 from swe_rl.gateway.conversation import KnownBodies
+from swe_rl.gateway.dialects.history import Histories
 from swe_rl.gateway.errors import ApiError, GatewayError, no_session, unavailable
 from swe_rl.gateway.placement import Placement
 from swe_rl.gateway.session import Recorded, Session, SessionSettings
@@ -191,6 +192,7 @@ class LiveSessions:
         self.num_calls = 0  # in flight, of all sessions
         self.paused = False  # no call is taken
         self.bodies = KnownBodies()
+        self.histories = Histories()
         self._placement = placement
         self._renderer = renderer
         self._store = store
@@ -279,6 +281,7 @@ class LiveSessions:
             raise GatewayError(f"session {session_id} is not open")
         self._closed[session_id] = live.secret
         self.bodies.forget(body_name(session_id, live.secret))
+        self.histories.forget(body_name(session_id, live.secret))
         if len(self._closed) > _REMEMBERED_CLOSED:
             self._closed.popitem(last=False)
         try:
@@ -292,6 +295,7 @@ class LiveSessions:
         """An implicit session that will not come back."""
         if self._implicit.pop(session_id, None) is not None:
             self.bodies.forget(session_id)
+            self.histories.forget(session_id)
             self._placement.release(session_id)
 
     def all(self) -> list[LiveSession]:

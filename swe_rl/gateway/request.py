@@ -56,7 +56,7 @@ class Arrived:
     model_name: str
     bodies: KnownBodies | None = None
     name: str = ""
-    said_before: Callable[[str | None, str], list[Message] | None] = lambda program_id, reply_id: None
+    said_before: Callable[[str | None, str], Sequence[Message] | None] = lambda program_id, reply_id: None
 
 
 def read_body(raw: bytes, names: Sequence[str]) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from swe_rl.gateway.completion import Completer
 from swe_rl.gateway.dialects.chat import ChatCompletions
 from swe_rl.gateway.dialects.messages import Messages
 from swe_rl.gateway.dialects.protocol import Dialect
+from swe_rl.gateway.dialects.responses import Responses
 from swe_rl.gateway.errors import ApiError, GatewayError, no_session
 from swe_rl.gateway.live import LiveSession, LiveSessions, body_name
 from swe_rl.gateway.metrics import GatewayMetrics
@@ -35,7 +36,7 @@ from swe_rl.gateway.request import Arrived, ChatRequest, program_named
 from swe_rl.gateway.token_request import SERVER, TokenRequest, parse_token_request, token_answer
 from swe_rl.version import __version__
 
-DIALECTS: tuple[Dialect, ...] = (ChatCompletions(), Messages())
+DIALECTS: tuple[Dialect, ...] = (ChatCompletions(), Messages(), Responses())
 ERROR_FORMS = {path: dialect.error for dialect in DIALECTS for path in (dialect.path, dialect.count_path) if path}
 OPENED = "/sessions/{session_id}/{secret}/v1"  # of a session that was opened for a trajectory
 _CLIENT_GONE = "499"
@@ -151,11 +152,25 @@ class Routes:
 
     async def _chat(self, dialect: Dialect, request: web.Request) -> web.StreamResponse:
         raw = await body_of(request, self._arrival_s)
-        chat = dialect.parse(raw, Arrived(self._model_name, self._sessions.bodies, _known_as(request, raw)))
-        async with self._called(request, chat, self._completer.complete) as call:
+        said_before = partial(self._said_before, request)
+        arrived = Arrived(self._model_name, self._sessions.bodies, _known_as(request, raw), said_before)
+        chat = dialect.parse(raw, arrived)
+        async with self._called(request, chat, partial(self._complete, dialect)) as call:
             if chat.stream:
                 return await _streamed(request, call, dialect, chat, self._heartbeat_s)
             return _json(dialect.whole(chat, await _result(call)))
+
+    async def _complete(self, dialect: Dialect, live: LiveSession, chat: ChatRequest) -> ChatAnswer:
+        """A client that is answered can go on from the answer."""
+        answer = await self._completer.complete(live, chat)
+        if chat.kept is not None:
+            name, messages = body_name(live.session_id, live.secret), [*chat.kept.messages, answer.message]
+            self._sessions.histories.keep(name, dialect.reply_id(answer), chat.kept.previous_id, messages)
+        return answer
+
+    def _said_before(self, request: web.Request, program_id: str | None, reply_id: str) -> list[dict[str, Any]] | None:
+        name = body_name(_named(request, program_id) or "", request.match_info.get("secret", ""))
+        return self._sessions.histories.up_to(name, reply_id)
 
     async def _tokens(self, request: web.Request) -> web.StreamResponse:
         wanted = parse_token_request(await body_of(request, self._arrival_s), self._names, self._vocab_size)
@@ -181,7 +196,7 @@ class Routes:
             if not call.done():
                 call.cancel()
                 await asyncio.wait({call})
-            if not named:  # nobody can come back to it
+            if not named and not (isinstance(wanted, ChatRequest) and wanted.kept):  # nobody can come back to it
                 self._sessions.forget(live.session_id)
 
 

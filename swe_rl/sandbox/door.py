@@ -25,7 +25,7 @@ from yarl import URL
 from swe_rl.host.http_log import http_logger
 from swe_rl.sandbox.protocol import Door, SandboxError
 
-_ASKED = ("/chat/completions", "/messages", "/messages/count_tokens")
+_ASKED = ("/chat/completions", "/messages", "/messages/count_tokens", "/responses")
 FORWARDED = frozenset({*(("POST", path) for path in _ASKED), ("GET", "/models"), ("HEAD", "/models")})
 SOCKET_NAME = "door.sock"
 _BASE = "/v1"

@@ -16,6 +16,7 @@ from swe_rl.sandbox.protocol import Door
 
 PINNED = SessionSettings(max_turn_tokens=64, max_trajectory_tokens=1500)
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "Fix the bug."}]}
+ASKED = CHAT | {"input": "Fix the bug."}  # in every dialect
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 
 
@@ -51,15 +52,15 @@ async def test_the_door_forwards_what_the_gateway_takes_of_a_session(serve, says
             root = base.removesuffix("/v1")
             for method in METHODS:
                 for path in paths:
-                    async with http.request(method, f"{root}{path}", json=CHAT) as response:
+                    async with http.request(method, f"{root}{path}", json=ASKED) as response:
                         forwarded = path.startswith("/v1") and (method, path.removeprefix("/v1")) in FORWARDED
                         assert response.status == (200 if forwarded else 404), (method, path)
                 for _, suffix in FORWARDED:
-                    async with http.request(method, f"{base}{suffix}", json=CHAT) as response:
+                    async with http.request(method, f"{base}{suffix}", json=ASKED) as response:
                         inside = response.status
                     async with (
                         aiohttp.ClientSession() as outside,
-                        outside.request(method, f"{gateway.session_url('a/b')}{suffix}", json=CHAT) as response,
+                        outside.request(method, f"{gateway.session_url('a/b')}{suffix}", json=ASKED) as response,
                     ):
                         assert (inside == 200) == (response.status == 200), (method, suffix)
         calls = (await gateway.close_session("a/b")).num_calls

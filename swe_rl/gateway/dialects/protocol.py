@@ -27,6 +27,10 @@ class Dialect(ABC):
     def parse(self, raw: bytes, arrived: Arrived) -> ChatRequest:
         """Raises ApiError."""
 
+    def reply_id(self, answer: ChatAnswer) -> str:
+        """By which a later request may go on from it, where `ChatRequest.kept` says that it may."""
+        return answer.name
+
     @abstractmethod
     def whole(self, request: ChatRequest, answer: ChatAnswer) -> dict[str, Any]:
         """The plain reply, as `orjson` writes it."""
