@@ -2,6 +2,7 @@
 
 Invariants:
 - Ids of tool calls are unique in a session and follow from its turn: equal runs give equal ids, in every dialect.
+  Those of one reply are alike but for their end.
 """
 
 import uuid
@@ -14,6 +15,7 @@ from swe_rl.model.chat import ChatRenderer
 from swe_rl.model.tool_parser import ParsedReply
 
 _CHUNK_CHARS = 48
+_CALL_DIGITS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,15 +43,21 @@ def assistant_message(parsed: ParsedReply, session_id: str, number: int) -> dict
         message["reasoning_content"] = parsed.reasoning_content
     if parsed.tool_calls:
         message["content"] = parsed.content or None
+        reply_id = uuid.uuid5(uuid.NAMESPACE_URL, f"{session_id}/{number}").hex[:20]
         message["tool_calls"] = [
             {
-                "id": f"call_{uuid.uuid5(uuid.NAMESPACE_URL, f'{session_id}/{number}/{index}').hex[:24]}",
+                "id": f"call_{reply_id}{index:0{_CALL_DIGITS}x}",
                 "type": "function",
                 "function": {"name": call.name, "arguments": call.arguments},
             }
             for index, call in enumerate(parsed.tool_calls)
         ]
     return message
+
+
+def of_one_reply(call_id: str, other_id: str) -> bool:
+    """Whether these calls are, by their ids."""
+    return len(call_id) > _CALL_DIGITS and call_id[:-_CALL_DIGITS] == other_id[:-_CALL_DIGITS]
 
 
 def usage(prompt_tokens: int, completion: Completion) -> dict[str, Any]:

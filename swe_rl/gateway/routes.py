@@ -95,7 +95,7 @@ class Routes:
         chat = dialect.parse(await body_of(request, self._arrival_s), Arrived(self._model_name))
         self._sessions.check_room(request.match_info.get("session_id"))
         named, secret = _named(request, chat.program_id), request.match_info.get("secret", "")
-        live = self._sessions.known(named or "anonymous", secret)
+        live = self._sessions.known(named or "", secret)
         state = live.state if live is not None else self._sessions.unused()
         return _json({"input_tokens": await self._completer.count(state, chat)})
 

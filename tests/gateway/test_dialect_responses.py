@@ -59,6 +59,25 @@ async def test_a_reply_with_reasoning_and_calls(serve, says, renderer, stream):
     assert trace.delta_ids.tolist() == renderer.start(messages, [tool])
 
 
+async def test_outputs_may_stand_between_the_calls_of_a_reply(serve, says):
+    """As some clients write their history. A call of another reply begins a reply of its own."""
+    answers = iter([SAID, {"role": "assistant", "content": "", "tool_calls": [CALL]}, "Done."])
+    engine = ScriptedEngine(lambda prompt_ids: says(next(answers))(prompt_ids))
+    async with serve(engine) as (gateway, store, _):
+        gateway.open_session("s", PINNED)
+        items = [{"role": "user", "content": "Fix the bug."}]
+        async with client_of(gateway.session_url("s")) as client:
+            for _ in range(2):
+                reply = await ask(client, items, tools=TOOLS)
+                for item in reply.output:
+                    items.append(item.model_dump(exclude_none=True))
+                    if item.type == "function_call":
+                        items.append({"type": "function_call_output", "call_id": item.call_id, "output": "a.py"})
+            assert (await ask(client, items, tools=TOOLS)).output_text == "Done."
+        assert (await gateway.close_session("s")).breaks == {}
+        assert [trace.chain for trace in store.traces("s")] == [0, 0, 0]
+
+
 async def test_a_reply_that_is_cut_off_is_incomplete(serve, says):
     async with serve(ScriptedEngine(says("a b c d"))) as (_, _, url), client_of(url) as client:
         reply = await ask(client, max_output_tokens=2)

@@ -2,7 +2,8 @@
 
 Invariants:
 - Items become the messages of a chat completion in their order: reasoning, text and calls of one reply are one message
-  of the assistant; an output of a call is a message of the tool; instructions are the first system message.
+  of the assistant, also where a client puts outputs between its calls; an output of a call is a message of the tool;
+  instructions are the first system message.
 - `previous_response_id` goes on from a reply of the same session, without its instructions, as at OpenAI.
 - Refused by name: images and files, tools that only OpenAI runs, references to items, text formats, a forced tool
   choice, truncation, background work, conversations, prompts that are stored elsewhere.
@@ -16,7 +17,7 @@ from typing import Any
 
 from swe_rl.gateway.dialects.protocol import Dialect, event
 from swe_rl.gateway.errors import ApiError, invalid
-from swe_rl.gateway.reply import ChatAnswer, parts
+from swe_rl.gateway.reply import ChatAnswer, of_one_reply, parts
 from swe_rl.gateway.request import (
     Arrived,
     ChatRequest,
@@ -183,7 +184,8 @@ def _messages(items: Any) -> list[dict[str, Any]]:
     if not isinstance(items, list) or not items:
         raise invalid("'input' must be a string or a non-empty list of items.", "input")
     messages: list[dict[str, Any]] = []
-    reached = len(_REPLY)  # of the reply that the last item is part of
+    reply: dict[str, Any] = {}  # the last one
+    reached = len(_REPLY)  # of it, by the last item
     for index, item in enumerate(items):
         where = f"input[{index}]"
         if not isinstance(item, dict):
@@ -194,11 +196,21 @@ def _messages(items: Any) -> list[dict[str, Any]]:
             reached = len(_REPLY)
             continue
         place = _REPLY.index(kind)
+        if kind == "function_call" and _goes_on(reply, item):
+            _add(reply, item, kind, where)
+            continue
         if place < reached or (place == reached and kind != "function_call"):
-            messages.append({"role": "assistant", "content": ""})
+            reply = {"role": "assistant", "content": ""}
+            messages.append(reply)
         reached = place
-        _add(messages[-1], item, kind, where)
+        _add(reply, item, kind, where)
     return messages
+
+
+def _goes_on(reply: Mapping[str, Any], call: Mapping[str, Any]) -> bool:
+    """Whether this call is of that reply, whatever stands between them."""
+    calls, call_id = reply.get("tool_calls"), call.get("call_id")
+    return bool(calls) and isinstance(call_id, str) and of_one_reply(call_id, calls[-1]["id"])
 
 
 def _heard(item: Mapping[str, Any], kind: str, where: str) -> dict[str, Any]:
