@@ -203,6 +203,15 @@ def test_harmless_rewrites_of_our_reply_are_no_break(client, echo):
     assert client.ask([USER, echo(first), user("x")])[1].break_kind is None
 
 
+@pytest.mark.parametrize(("written", "same"), [(1, True), (1.0, True), ("1.0", False), (1.5, False), (True, False)])
+def test_numbers_are_compared_by_value(client, written, same):
+    """Where calls have values and no text, clients write 1.0 as 1."""
+    first, _ = client.ask([USER], reply=said("", {"n": 1.0, "more": [2.0, {"m": 3e2}]}))
+    arguments = {"more": [2, {"m": 300}], "n": written}
+    echoed = {**first, "tool_calls": [{"id": "c", "function": {"name": "bash", "arguments": arguments}}]}
+    assert (client.ask([USER, echoed, user("x")])[1].break_kind is None) == same
+
+
 def test_content_null_is_content_empty(client):
     first, _ = client.ask([USER], reply={**said("", {"a": 1}), "content": None})
     assert client.ask([USER, {**first, "content": ""}, {"role": "tool", "content": "x"}])[1].break_kind is None

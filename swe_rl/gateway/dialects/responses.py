@@ -209,7 +209,7 @@ def _messages(items: Any) -> list[dict[str, Any]]:
 
 def _goes_on(reply: Mapping[str, Any], call: Mapping[str, Any]) -> bool:
     """Whether this call is of that reply, whatever stands between them."""
-    calls, call_id = reply.get("tool_calls"), call.get("call_id")
+    calls, call_id = reply.get("tool_calls") or [], call.get("call_id")
     return bool(calls) and isinstance(call_id, str) and of_one_reply(call_id, calls[-1]["id"])
 
 
@@ -263,7 +263,12 @@ def _output(answer: ChatAnswer) -> _Items:
         said = [{"type": "reasoning_text", "text": message["reasoning_content"]}]
         items.append({"type": "reasoning", "id": f"rs_{answer.name}", "summary": [], "content": said, **done})
     if message.get("content") or not (items or answer.calls):
-        text = {"type": "output_text", "text": message.get("content") or "", "annotations": [], "logprobs": []}
+        text: dict[str, Any] = {
+            "type": "output_text",
+            "text": message.get("content") or "",
+            "annotations": [],
+            "logprobs": [],
+        }
         items.append({"type": "message", "id": f"msg_{answer.name}", "role": "assistant", "content": [text], **done})
     for call in answer.calls:
         head = {"type": "function_call", "id": f"fc_{call['id']}", "call_id": call["id"]}
@@ -292,8 +297,8 @@ class _Stream:
         return event({"type": kind, "sequence_number": number, **fields}, kind)
 
     def item(self, index: int, item: dict[str, Any]) -> Iterator[bytes]:
-        begun = {**item, "status": "in_progress"}
-        begun |= {"arguments": ""} if item["type"] == "function_call" else {"content": []}
+        empty: dict[str, Any] = {"arguments": ""} if item["type"] == "function_call" else {"content": []}
+        begun = {**item, "status": "in_progress", **empty}
         yield self.event("response.output_item.added", output_index=index, item=begun)
         place = {"item_id": item["id"], "output_index": index}
         if item["type"] == "function_call":
@@ -306,7 +311,8 @@ class _Stream:
         yield self.event("response.output_item.done", output_index=index, item=item)
 
     def _text(self, part: dict[str, Any], place: dict[str, Any]) -> Iterator[bytes]:
-        kind, more = f"response.{part['type']}", {"logprobs": []} if part["type"] == "output_text" else {}
+        kind = f"response.{part['type']}"
+        more: dict[str, Any] = {"logprobs": []} if part["type"] == "output_text" else {}
         yield self.event("response.content_part.added", **place, part={**part, "text": ""})
         for text in parts(part["text"]):
             yield self.event(f"{kind}.delta", **place, delta=text, **more)
