@@ -196,8 +196,14 @@ class Routes:
             if not call.done():
                 call.cancel()
                 await asyncio.wait({call})
-            if not named and not (isinstance(wanted, ChatRequest) and wanted.kept):  # nobody can come back to it
+            if not named and not _may_go_on(wanted, call):  # nobody can come back to it
                 self._sessions.forget(live.session_id)
+
+
+def _may_go_on(wanted: ChatRequest | TokenRequest, call: "asyncio.Task[Any]") -> bool:
+    """Whether a client that names no session has a reply's id to go on from."""
+    answered = call.done() and not call.cancelled() and call.exception() is None
+    return answered and isinstance(wanted, ChatRequest) and wanted.kept is not None
 
 
 def _named(request: web.Request, program_id: str | None) -> str | None:

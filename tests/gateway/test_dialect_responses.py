@@ -7,6 +7,7 @@ pytest.importorskip("openai")
 
 from openai import APIError, AsyncOpenAI, BadRequestError
 
+from swe_rl.engine.protocol import EngineError
 from swe_rl.engine.scripted import ScriptedEngine
 from swe_rl.gateway.dialects.history import Histories
 from swe_rl.gateway.session import SessionSettings
@@ -86,7 +87,12 @@ async def test_a_reply_that_is_cut_off_is_incomplete(serve, says):
 
 async def test_a_client_without_a_name_goes_on_from_a_reply(serve, says):
     """Its session is that of the reply; without `store` there is nothing to go on from."""
-    async with serve(ScriptedEngine(says("ok"))) as (gateway, store, url), client_of(url) as client:
+    engine = ScriptedEngine(says("ok"))
+    async with serve(engine) as (gateway, store, url), client_of(url) as client:
+        engine.fail_next(*[EngineError("gone")] * 3)
+        with pytest.raises(APIError):
+            await ask(client)
+        assert gateway.num_sessions == 0
         first = await ask(client, instructions="You are an agent.")
         second = await ask(client, "more", instructions="You are an agent.", previous_response_id=first.id)
         assert second.previous_response_id == first.id

@@ -73,13 +73,14 @@ async def test_an_answer_comes_through_whole(serve, says, tmp_path, more):
     async with serve(ScriptedEngine(says(said)), max_model_len=4096) as (gateway, _, _):
         gateway.open_session("s", SessionSettings(max_turn_tokens=2000, max_trajectory_tokens=4000))
         async with behind_a_door(gateway, "s", tmp_path / "door") as (http, base):
-            async with http.post(f"{base}/chat/completions", json=CHAT | more) as response:
-                inside, kind = await response.read(), response.content_type
+            for path in [dialect.path for dialect in DIALECTS]:
+                async with http.post(f"{base}{path}", json=ASKED | more) as response:
+                    inside, kind = await response.read(), response.content_type
+                assert said["content"].split()[-1] in json.dumps(inside.decode(), ensure_ascii=False), path
+                assert kind == ("text/event-stream" if more else "application/json")
             async with http.get(f"{base}/models") as response:
                 assert (await response.json())["data"][0]["id"] == "tiny"
-        assert said["content"].split()[-1] in json.dumps(inside.decode(), ensure_ascii=False)
-        assert kind == ("text/event-stream" if more else "application/json")
-        assert (await gateway.close_session("s")).num_calls == 1
+        assert (await gateway.close_session("s")).num_calls == len(DIALECTS)
 
 
 async def test_heartbeats_come_at_once_and_who_leaves_ends_the_call(serve, says, tmp_path):
