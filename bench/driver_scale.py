@@ -36,10 +36,11 @@ from swe_rl.config.schema import Config, GatewayConfig, RouterConfig
 from swe_rl.engine.protocol import Completion, SamplingParams
 from swe_rl.engine.scripted import ScriptedEngine
 from swe_rl.gateway.completion import Completer
+from swe_rl.gateway.dialects.chat import ChatCompletions
 from swe_rl.gateway.live import LiveSessions
 from swe_rl.gateway.metrics import GatewayMetrics
 from swe_rl.gateway.placement import Placement
-from swe_rl.gateway.request import parse_request
+from swe_rl.gateway.request import Arrived
 from swe_rl.gateway.session import SessionSettings
 from swe_rl.gateway.store.traces import TraceStore
 from swe_rl.model.tool_parser import make_tool_parser
@@ -124,7 +125,7 @@ class Door:
         live = self.sessions.find(name, self.sessions.secret(name))
         messages: list[Any] = [{"role": "user", "content": f"Fix the bug {name}."}]
         for turn in range(self.turns):
-            request = parse_request(orjson.dumps({"messages": messages}), "policy")
+            request = ChatCompletions().parse(orjson.dumps({"messages": messages}), Arrived("policy"))
             answer = await self._completer.complete(live, request)
             messages += [answer.message, {"role": "user", "content": f"What turn {turn} printed."}]
         await self.sessions.close(name)

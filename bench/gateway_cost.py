@@ -2,6 +2,7 @@
 
     python -m bench.gateway_cost --out cost.json
     python -m bench.gateway_cost --tokens 65536 --turns 100 --repeats 3
+    python -m bench.gateway_cost --tokens 1024 16384 --turns 10 --dialects messages responses
 
 One agent after the other: a conversation grows, call by call, to so many turns and tokens, and then the next
 `--calls` calls are measured, each with 16 sampled tokens and 64 tokens of observation more. The text has a line break
@@ -10,7 +11,7 @@ many on to the engine, and nothing else. What the gateway does itself is the dif
 
 Invariants:
 - Processor time is the process's own, all threads, in nanoseconds as Linux counts it; nobody else's is in it.
-- Gateway and proxy are asked in turn, in every repeat.
+- Gateway and proxy are asked in turn, in every repeat, and the gateway in each dialect.
 """
 
 import argparse
@@ -20,9 +21,10 @@ import json
 import statistics
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import orjson
 from aiohttp import web
@@ -41,6 +43,34 @@ _VOCABULARY = 16384
 _MAX_MODEL_LEN = 131072
 _MAX_BODY_BYTES = 2**28
 DOORS = ("gateway", "proxy")
+
+
+@dataclass(frozen=True, slots=True)
+class Spoken:
+    """A dialect: where its calls go, what they say beside the messages, and where the reply's text is."""
+
+    path: str
+    body: Callable[[list[dict[str, str]]], dict[str, Any]]
+    reply: Callable[[dict[str, Any]], str]
+
+
+DIALECTS = {
+    "chat": Spoken(
+        "chat/completions",
+        lambda messages: {"messages": messages, "max_tokens": _SAMPLED},
+        lambda answer: answer["choices"][0]["message"]["content"],
+    ),
+    "messages": Spoken(
+        "messages",
+        lambda messages: {"system": messages[0]["content"], "messages": messages[1:], "max_tokens": _SAMPLED},
+        lambda answer: answer["content"][0]["text"],
+    ),
+    "responses": Spoken(
+        "responses",
+        lambda messages: {"input": messages, "max_output_tokens": _SAMPLED, "store": False},
+        lambda answer: answer["output"][0]["content"][0]["text"],
+    ),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +103,8 @@ def processor_ns(pid: int) -> int:
 
 
 class Agent:
-    def __init__(self, url: str, session_id: str) -> None:
+    def __init__(self, url: str, session_id: str, dialect: str = "chat") -> None:
+        self._spoken = DIALECTS[dialect]
         self._connection = Connection(url)
         self._session_id = session_id
         self._messages = [{"role": "system", "content": text("system", 32, _VOCABULARY)}]
@@ -83,20 +114,19 @@ class Agent:
         said = text(f"{self._session_id}/{self._turn}", max(1, observed_tokens), _VOCABULARY).split(" ")
         lines = [" ".join(said[at : at + 10]) for at in range(0, len(said), 10)]
         self._messages.append({"role": "user", "content": "\n".join(lines)})
-        body = orjson.dumps({"messages": self._messages, "model": MODEL, "max_tokens": _SAMPLED})
-        path = f"/sessions/{self._session_id}/v1/chat/completions"
+        body = orjson.dumps({"model": MODEL, **self._spoken.body(self._messages)})
+        path = f"/sessions/{self._session_id}/v1/{self._spoken.path}"
         answer, _ = await self._connection.post(path, body, self._session_id)
-        message = orjson.loads(answer)["choices"][0]["message"]
-        self._messages.append({"role": "assistant", "content": message["content"]})
+        self._messages.append({"role": "assistant", "content": self._spoken.reply(orjson.loads(answer))})
         self._turn += 1
 
     def close(self) -> None:
         self._connection.close()
 
 
-async def cost_ms(url: str, pid: int, size: Size, session_id: str, calls: int) -> float:
+async def cost_ms(url: str, pid: int, size: Size, session_id: str, calls: int, dialect: str = "chat") -> float:
     """Milliseconds of processor time a call."""
-    agent = Agent(url, session_id)
+    agent = Agent(url, f"{session_id}-{dialect}", dialect)
     try:
         for _ in range(size.turns):
             await agent.turn(size.tokens // size.turns - _SAMPLED)
@@ -148,6 +178,9 @@ async def _main(arguments: argparse.Namespace) -> None:
                     session_id = f"{repeat}-{size.tokens}-{size.turns}"
                     cost = await cost_ms(url, pid, size, session_id, arguments.calls)
                     costs_ms.setdefault((size, name), []).append(cost)
+                for dialect in arguments.dialects:
+                    cost = await cost_ms(*doors["gateway"], size, session_id, arguments.calls, dialect)
+                    costs_ms.setdefault((size, dialect), []).append(cost)
             print(f"repeat {repeat + 1} of {arguments.repeats}", flush=True)
     print(table(sizes, costs_ms))
     if arguments.out:
@@ -193,6 +226,9 @@ def table(sizes: Sequence[Size], costs_ms: dict[tuple[Size, str], list[float]]) 
         shown = [f"{statistics.median(cell):.2f} ({min(cell):.2f} - {max(cell):.2f})" for cell in cells]
         own_ms = statistics.median(cells[0]) - statistics.median(cells[1])
         lines.append(f"| {size} | {' | '.join(shown)} | {own_ms:.2f} |")
+    for (size, name), cell in costs_ms.items():
+        if name not in DOORS:
+            lines.append(f"{name}, {size}: {statistics.median(cell):.2f} ({min(cell):.2f} - {max(cell):.2f}) ms")
     return "\n".join(lines)
 
 
@@ -202,6 +238,7 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--turns", type=int, nargs="+", default=[100])
     parser.add_argument("--calls", type=int, default=40)
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--dialects", nargs="+", choices=["messages", "responses"], default=[], help="as well")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--proxy", help="be the plain proxy, in front of this engine")
     parser.add_argument("--port", type=int)

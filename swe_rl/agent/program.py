@@ -1,8 +1,8 @@
-"""An agent that is a program: started in the sandbox, it speaks OpenAI's protocol to the gateway by itself.
+"""An agent that is a program: started in the sandbox, it speaks to the gateway by itself, in one of its dialects.
 
 Invariants:
 - The program finds its task on stdin, in the file $SWE_RL_TASK_FILE and (unless it is very long) in $SWE_RL_TASK, and
-  the model in OPENAI_BASE_URL, OPENAI_API_KEY and OPENAI_MODEL.
+  the model in OPENAI_BASE_URL, OPENAI_API_KEY and OPENAI_MODEL, and in ANTHROPIC_ variables of these names.
 - What we bring for it lies outside of the repository and never gets into the patch; neither do its own state folders.
 - Its exit status and its time decide how the attempt ended, never what it prints: that is the policy's to choose. A
   signal that ended it alone is an end of its own; any other status that means nothing is a fault of the program,
@@ -112,6 +112,9 @@ class ProgramAgent:
             "OPENAI_API_BASE": base_url,
             "OPENAI_API_KEY": self._api_key,
             "OPENAI_MODEL": model,
+            "ANTHROPIC_BASE_URL": base_url.removesuffix("/v1"),
+            "ANTHROPIC_API_KEY": self._api_key,
+            "ANTHROPIC_MODEL": model,
             "SWE_RL_MAX_TURNS": str(self._max_turns),
             "SWE_RL_INSTANCE_ID": task.instance_id,
         }

@@ -1,1 +1,1 @@
-"""The door: an OpenAI-compatible server that captures tokens."""
+"""The door: a server that speaks the dialects of agents and captures tokens."""

@@ -1,7 +1,7 @@
 """Who may call the gateway, and how a request must arrive.
 
 Invariants:
-- With a token, whoever brings it may call; /health needs none.
+- With a token, whoever brings it (as a bearer, or as x-api-key) may call; /health needs none.
 - Without one, the gateway is on a loopback address and every program of this machine may call. A web page is no such
   program: what a browser sends for it names another host (one that was made to lead here), or says where it is from.
 - A request that does not arrive in time is not waited for, and what is no request leaves no traceback.
@@ -28,14 +28,17 @@ Middleware = Callable[[web.Request, Handler], "web.StreamResponse"]
 
 
 def token_middleware(token: str) -> Middleware:
-    """Refuses (401) whoever does not bring the bearer token."""
+    """Refuses (401) whoever does not bring the token, as OpenAI's or as Anthropic's clients do."""
     expected = f"Bearer {token}".encode()
+    expected_key = token.encode()
 
     @web.middleware
     async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
         given = request.headers.get("Authorization", "").encode(errors="surrogateescape")
-        if request.path != "/health" and not hmac.compare_digest(given, expected):
-            message = "The gateway needs its token: send `Authorization: Bearer TOKEN`."
+        key = request.headers.get("X-Api-Key", "").encode(errors="surrogateescape")
+        brought = hmac.compare_digest(given, expected) or hmac.compare_digest(key, expected_key)
+        if request.path != "/health" and not brought:
+            message = "The gateway needs its token: send `Authorization: Bearer TOKEN`, or `x-api-key: TOKEN`."
             raise ApiError(401, message, kind="authentication_error", code="invalid_api_key")
         return await handler(request)
 

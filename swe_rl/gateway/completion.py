@@ -12,6 +12,7 @@ import hashlib
 import logging
 import math
 import time
+from array import array
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import count
@@ -21,13 +22,13 @@ import numpy as np
 from swe_rl.engine.protocol import Completion, ContextOverflowError, EngineError, SamplingParams
 from swe_rl.extension.make import ExtensionFailure
 from swe_rl.gateway import reply
-from swe_rl.gateway.errors import CONTEXT_OVERFLOW, ApiError, context_overflow, engine_failure, invalid, unavailable
+from swe_rl.gateway.errors import CONTEXT_OVERFLOW, ApiError, context_overflow, engine_failure, unavailable
 from swe_rl.gateway.live import LiveSession
 from swe_rl.gateway.metrics import GatewayMetrics
 from swe_rl.gateway.placement import Placed, Placement
 from swe_rl.gateway.reply import ChatAnswer
-from swe_rl.gateway.request import ChatRequest
-from swe_rl.gateway.session import Recorded, TurnPlan
+from swe_rl.gateway.request import ChatRequest, too_deep
+from swe_rl.gateway.session import Draft, Recorded, Session, TurnPlan
 from swe_rl.gateway.store.traces import TraceStore
 from swe_rl.gateway.token_request import TokenRequest
 from swe_rl.gateway.trace import Trace
@@ -77,7 +78,7 @@ class Completer:
         try:
             plan = await self._plan(live, request)
         except RecursionError as error:
-            raise invalid("The messages or tools are nested too deeply.", "messages") from error
+            raise too_deep() from error
         recorded = False
         try:
             completion, engine, held_s = await self._generate(live, plan, self._params(live, plan, request))
@@ -97,6 +98,14 @@ class Completer:
         await self._store.append_async(trace)
         self._count(plan, turn, completion, started_s)
         return self._answer(live, plan, turn, request, completion, message)
+
+    async def count(self, state: Session, request: ChatRequest) -> int:
+        """Tokens of the prompt that this request would have now. Raises ApiError."""
+        try:
+            draft, delta_ids = await self._rendered(state, request)
+        except RecursionError as error:
+            raise too_deep() from error
+        return state.prompt_tokens(draft, delta_ids)
 
     async def complete_ids(self, live: LiveSession, request: TokenRequest) -> Completion:
         """Of token ids that a client brings; as `complete`."""
@@ -119,12 +128,13 @@ class Completer:
         return completion
 
     async def _plan(self, live: LiveSession, request: ChatRequest) -> TurnPlan:
-        draft = live.state.draft(request.conversation)
+        return live.state.plan(*await self._rendered(live.state, request))
+
+    async def _rendered(self, state: Session, request: ChatRequest) -> tuple[Draft, "array[int]"]:
+        draft = state.draft(request.conversation)
         if draft.new_chars < _LONG_CHARS:
-            delta_ids = draft.render(self._renderer)
-        else:
-            delta_ids = await asyncio.to_thread(draft.render, self._renderer)
-        return live.state.plan(draft, delta_ids)
+            return draft, draft.render(self._renderer)
+        return draft, await asyncio.to_thread(draft.render, self._renderer)
 
     def _params(self, live: LiveSession, plan: TurnPlan, request: ChatRequest) -> SamplingParams:
         pinned, limit, key = live.settings, self._max_model_len, "engine.max_model_len"
@@ -261,7 +271,7 @@ class Completer:
         message: dict[str, object],
     ) -> ChatAnswer:
         return ChatAnswer(
-            reply_id=f"chatcmpl-{live.session_id}-{turn.turn}",
+            name=f"{live.session_id}-{turn.turn}",
             created_s=int(time.time()),
             model=self._model_name,
             message=message,

@@ -12,7 +12,8 @@ Invariants:
 - Memory is bounded: `limit_bytes` of bodies, the least lately used go first; at most `_KEPT` of one name. A name says
   where to look, not what is there: a wrong one costs time.
 - An assistant message is compared as it was answered: content (without outer whitespace) and tool calls (arguments as
-  JSON values). Reasoning, ids of tool calls and null fields are not compared: clients drop or rewrite them.
+  JSON values, numbers by value). Reasoning, ids of tool calls and null fields are not compared: clients drop or rewrite
+  them.
 - Any other message is compared by role and exact text.
 - A prefix's hash covers the tools and every message up to it.
 """
@@ -80,10 +81,26 @@ def _call(call: Mapping[str, Any]) -> list[Any]:
     arguments = function.get("arguments")
     if isinstance(arguments, str):
         try:
-            arguments = json.loads(arguments)
+            arguments = json.loads(arguments, parse_float=_by_value)
         except (ValueError, RecursionError):
             return [function.get("name"), "text", arguments]
+    else:
+        arguments = _by_values(arguments)
     return [function.get("name"), "json", arguments]
+
+
+def _by_value(written: str | float) -> float | int:
+    """1.0 and 1 are one number: where calls have values and no text, clients write them in their own way."""
+    value = float(written)
+    return int(value) if value.is_integer() else value
+
+
+def _by_values(arguments: Any) -> Any:
+    if isinstance(arguments, float):
+        return _by_value(arguments)
+    if isinstance(arguments, dict):
+        return {name: _by_values(value) for name, value in arguments.items()}
+    return [_by_values(value) for value in arguments] if isinstance(arguments, list) else arguments
 
 
 def _digest(data: bytes) -> Fingerprint:

@@ -1,13 +1,14 @@
-"""What a client is told when a request cannot be answered, in OpenAI's shape.
+"""What a client is told when a request cannot be answered: in OpenAI's shape, or in that of the path's dialect.
 
 Invariants:
-- Every body is `{"error": {"message", "type", "param", "code"}}`; only 503 carries Retry-After.
+- OpenAI's body is `{"error": {"message", "type", "param", "code"}}`; only 503 carries Retry-After.
 - What is logged names a route, never a session's address.
 - Messages say what was wrong with the request or the engine, never a traceback.
 """
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
 
 import orjson
 from aiohttp import web
@@ -15,6 +16,7 @@ from aiohttp import web
 from swe_rl.errors import RunError, UserError
 from swe_rl.gateway.trace import TraceStoreError
 
+Form = Callable[["ApiError"], dict[str, Any]]
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 CONTEXT_OVERFLOW = "context_length_exceeded"  # OpenAI's word
 RETRY_AFTER_S = 1
@@ -48,13 +50,13 @@ class ApiError(Exception):
         self.code = code
         self.param = param
 
-    def body(self) -> dict[str, dict[str, str | None]]:
+    def body(self) -> dict[str, Any]:
         return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
 
-    def response(self) -> web.Response:
+    def response(self, form: Form | None = None) -> web.Response:
         headers = {"Retry-After": str(RETRY_AFTER_S)} if self.status == 503 else {}
         headers |= {"WWW-Authenticate": "Bearer"} if self.status == 401 else {}
-        data = orjson.dumps(self.body())
+        data = orjson.dumps(form(self) if form is not None else self.body())
         return web.Response(body=data, status=self.status, headers=headers, content_type="application/json")
 
 
@@ -89,27 +91,37 @@ def unavailable(message: str, code: str) -> ApiError:
     return ApiError(503, message, kind="service_unavailable", code=code)
 
 
-@web.middleware
-async def error_middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
-    try:
-        return await handler(request)
-    except ApiError as error:
-        return error.response()
-    except web.HTTPRequestEntityTooLarge:
+def error_middleware(forms: Mapping[str, Form]) -> Callable[..., Awaitable[web.StreamResponse]]:
+    """`forms`: of errors, by the end of the path that they are for; elsewhere they are OpenAI's."""
+
+    @web.middleware
+    async def answer(request: web.Request, handler: Handler) -> web.StreamResponse:
+        try:
+            return await handler(request)
+        except Exception as error:
+            form = next((form for path, form in forms.items() if request.path.endswith(path)), None)
+            return _refusal(request, error).response(form)
+
+    return answer
+
+
+def _refusal(request: web.Request, error: Exception) -> ApiError:
+    """Raises an error again that is none of the gateway's."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, web.HTTPRequestEntityTooLarge):
         limit_mb = request.client_max_size // 2**20
         message = f"The request body is larger than {limit_mb} MB (gateway.max_body_mb)."
-        return ApiError(413, message, code="request_too_large").response()
-    except web.HTTPNotFound:
-        return ApiError(404, f"There is nothing at {request.method} {request.path}.", code="not_found").response()
-    except web.HTTPMethodNotAllowed:
+        return ApiError(413, message, code="request_too_large")
+    if isinstance(error, web.HTTPNotFound):
+        return ApiError(404, f"There is nothing at {request.method} {request.path}.", code="not_found")
+    if isinstance(error, web.HTTPMethodNotAllowed):
         message = f"{request.method} is not allowed at {request.path}."
-        return ApiError(405, message, code="method_not_allowed").response()
-    except TraceStoreError as error:
-        return ApiError(500, str(error), kind="trace_store_error", code="trace_store_error").response()
-    except (web.HTTPException, ConnectionResetError):
-        raise
-    except Exception as error:
-        resource = request.match_info.route.resource  # its pattern: a path has a session's secret
-        _log.exception("%s %s failed", request.method, resource.canonical if resource else "of no route")
-        message = f"The gateway failed: {type(error).__name__}."
-        return ApiError(500, message, kind="server_error", code="internal_error").response()
+        return ApiError(405, message, code="method_not_allowed")
+    if isinstance(error, TraceStoreError):
+        return ApiError(500, str(error), kind="trace_store_error", code="trace_store_error")
+    if isinstance(error, web.HTTPException | ConnectionResetError):
+        raise error
+    resource = request.match_info.route.resource  # its pattern: a path has a session's secret
+    _log.error("%s %s failed", request.method, resource.canonical if resource else "of no route", exc_info=error)
+    return ApiError(500, f"The gateway failed: {type(error).__name__}.", kind="server_error", code="internal_error")

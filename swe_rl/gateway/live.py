@@ -24,6 +24,7 @@ from typing import Any
 from swe_rl.config.schema import GatewayConfig
 from swe_rl.engine.protocol import Completion
 from swe_rl.gateway.conversation import KnownBodies
+from swe_rl.gateway.dialects.history import Histories
 from swe_rl.gateway.errors import ApiError, GatewayError, no_session, unavailable
 from swe_rl.gateway.placement import Placement
 from swe_rl.gateway.session import Recorded, Session, SessionSettings
@@ -120,7 +121,7 @@ def body_name(session_id: str, secret: str) -> str:
 class SessionSummary:
     """`times_s` sums over the session's calls: queue (held by the router or waiting in the engine), prefill, decode.
 
-    `overflowed`: the last call was refused, as its prompt left no room to answer.
+    `overflowed`: the last call was refused, as its prompt left no room to answer. `superseded_replies` are in no row.
     """
 
     num_calls: int
@@ -128,6 +129,8 @@ class SessionSummary:
     breaks: dict[Break, int]
     times_s: dict[str, float]
     overflowed: bool = False
+    superseded_replies: int = 0
+    superseded_tokens: int = 0
 
 
 @dataclass(eq=False, slots=True)
@@ -160,8 +163,9 @@ class LiveSession:
             self.times_s[name] += value
 
     def summary(self) -> SessionSummary:
+        breaks, times_s = dict(self.breaks), dict(self.times_s)
         return SessionSummary(
-            self.num_calls, self.sampled_tokens, dict(self.breaks), dict(self.times_s), self.overflowed
+            self.num_calls, self.sampled_tokens, breaks, times_s, self.overflowed, *self.state.superseded
         )
 
     async def cancel_calls(self) -> None:
@@ -188,6 +192,7 @@ class LiveSessions:
         self.num_calls = 0  # in flight, of all sessions
         self.paused = False  # no call is taken
         self.bodies = KnownBodies()
+        self.histories = Histories()
         self._placement = placement
         self._renderer = renderer
         self._store = store
@@ -276,6 +281,7 @@ class LiveSessions:
             raise GatewayError(f"session {session_id} is not open")
         self._closed[session_id] = live.secret
         self.bodies.forget(body_name(session_id, live.secret))
+        self.histories.forget(body_name(session_id, live.secret))
         if len(self._closed) > _REMEMBERED_CLOSED:
             self._closed.popitem(last=False)
         try:
@@ -289,6 +295,7 @@ class LiveSessions:
         """An implicit session that will not come back."""
         if self._implicit.pop(session_id, None) is not None:
             self.bodies.forget(session_id)
+            self.histories.forget(session_id)
             self._placement.release(session_id)
 
     def all(self) -> list[LiveSession]:
@@ -311,6 +318,10 @@ class LiveSessions:
                 surplus -= 1
         for name in gone:
             self.forget(name)
+
+    def unused(self) -> Session:
+        """Of no conversation yet: to look at one that has no session."""
+        return Session(self._renderer)
 
     def _new_state(self, session_id: str) -> Session:
         turn, chain = self._store.next_numbers(session_id)

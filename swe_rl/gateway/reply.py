@@ -1,12 +1,12 @@
-"""A finished completion as OpenAI's chat completion, whole or in chunks.
+"""A finished completion as an assistant's message; each dialect writes it in its own way.
 
 Invariants:
-- The chunks of a stream add up to the message of the plain answer.
-- Ids of tool calls are unique in a session and follow from its turn: equal runs give equal ids.
+- Ids of tool calls are unique in a session and follow from its turn: equal runs give equal ids, in every dialect.
+  Those of one reply are alike but for their end.
 """
 
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,19 +15,26 @@ from swe_rl.model.chat import ChatRenderer
 from swe_rl.model.tool_parser import ParsedReply
 
 _CHUNK_CHARS = 48
+_CALL_DIGITS = 4
 
 
 @dataclass(frozen=True, slots=True)
 class ChatAnswer:
-    """`finish_reason` is OpenAI's: stop, length or tool_calls."""
+    """`message`, `usage` and `logprobs` are in the shape of a chat completion; `finish_reason` is OpenAI's: stop,
+    length or tool_calls. `name` is the session's id and the turn."""
 
-    reply_id: str
+    name: str
     created_s: int
     model: str
     message: dict[str, Any]
     finish_reason: str
     usage: dict[str, Any]
     logprobs: dict[str, Any] | None
+
+    @property
+    def calls(self) -> Sequence[dict[str, Any]]:
+        """Of tools."""
+        return self.message.get("tool_calls") or ()
 
 
 def assistant_message(parsed: ParsedReply, session_id: str, number: int) -> dict[str, Any]:
@@ -36,15 +43,21 @@ def assistant_message(parsed: ParsedReply, session_id: str, number: int) -> dict
         message["reasoning_content"] = parsed.reasoning_content
     if parsed.tool_calls:
         message["content"] = parsed.content or None
+        reply_id = uuid.uuid5(uuid.NAMESPACE_URL, f"{session_id}/{number}").hex[:20]
         message["tool_calls"] = [
             {
-                "id": f"call_{uuid.uuid5(uuid.NAMESPACE_URL, f'{session_id}/{number}/{index}').hex[:24]}",
+                "id": f"call_{reply_id}{index:0{_CALL_DIGITS}x}",
                 "type": "function",
                 "function": {"name": call.name, "arguments": call.arguments},
             }
             for index, call in enumerate(parsed.tool_calls)
         ]
     return message
+
+
+def of_one_reply(call_id: str, other_id: str) -> bool:
+    """Whether these calls are, by their ids."""
+    return len(call_id) > _CALL_DIGITS and call_id[:-_CALL_DIGITS] == other_id[:-_CALL_DIGITS]
 
 
 def usage(prompt_tokens: int, completion: Completion) -> dict[str, Any]:
@@ -69,49 +82,6 @@ def finish_reason(completion: Completion, message: dict[str, Any]) -> str:
     return "tool_calls" if completion.finish_reason == "stop" and "tool_calls" in message else completion.finish_reason
 
 
-def whole(answer: ChatAnswer) -> dict[str, Any]:
-    choice = {
-        "index": 0,
-        "message": answer.message,
-        "finish_reason": answer.finish_reason,
-        "logprobs": answer.logprobs,
-    }
-    return {**_head(answer, "chat.completion"), "choices": [choice], "usage": answer.usage}
-
-
-def chunks(answer: ChatAnswer, include_usage: bool) -> Iterator[dict[str, Any]]:
-    """With `include_usage` the usage has a last chunk of its own, as OpenAI sends it; else it rides on the end."""
-    head = _head(answer, "chat.completion.chunk")
-    deltas = list(_deltas(answer.message))
-    for index, delta in enumerate(deltas):
-        choice: dict[str, Any] = {"index": 0, "delta": delta, "finish_reason": None}
-        if index == 0 and answer.logprobs is not None:
-            choice["logprobs"] = answer.logprobs
-        yield {**head, "choices": [choice]}
-    end = {"index": 0, "delta": {}, "finish_reason": answer.finish_reason}
-    if not include_usage:
-        yield {**head, "choices": [end], "usage": answer.usage}
-        return
-    yield {**head, "choices": [end]}
-    yield {**head, "choices": [], "usage": answer.usage}
-
-
-def _deltas(message: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    yield {"role": "assistant", "content": ""}
-    for part in _parts(message.get("reasoning_content") or ""):
-        yield {"reasoning_content": part}
-    for part in _parts(message.get("content") or ""):
-        yield {"content": part}
-    for index, call in enumerate(message.get("tool_calls") or ()):
-        function = call["function"]
-        yield {"tool_calls": [{**call, "index": index, "function": {"name": function["name"], "arguments": ""}}]}
-        for part in _parts(function["arguments"]):
-            yield {"tool_calls": [{"index": index, "function": {"arguments": part}}]}
-
-
-def _parts(text: str) -> Sequence[str]:
+def parts(text: str) -> Sequence[str]:
+    """Of a text that is streamed."""
     return [text[at : at + _CHUNK_CHARS] for at in range(0, len(text), _CHUNK_CHARS)]
-
-
-def _head(answer: ChatAnswer, kind: str) -> dict[str, Any]:
-    return {"id": answer.reply_id, "object": kind, "created": answer.created_s, "model": answer.model}

@@ -6,7 +6,8 @@ Invariants:
   secret; to everything else it is not there.
 - A client closes the session that it began; one that was opened for a trajectory only its opener closes.
 - A client that disconnects cancels its call.
-- Of a stream, until the first heartbeat an error still is an HTTP error; after it, an event `{"error": ...}`.
+- Of a stream, until the first heartbeat an error still is an HTTP error; after it, the dialect's event.
+- Each dialect is at its path, at every address of a session; what it is refused is written in its form.
 """
 
 import asyncio
@@ -14,23 +15,29 @@ import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import asdict
+from functools import partial
 from typing import Any, TypeVar
 
 import orjson
 from aiohttp import web
 
-from swe_rl.gateway import reply
 from swe_rl.gateway.callers import body_of
 from swe_rl.gateway.completion import Completer
+from swe_rl.gateway.dialects.chat import ChatCompletions
+from swe_rl.gateway.dialects.messages import Messages
+from swe_rl.gateway.dialects.protocol import Dialect
+from swe_rl.gateway.dialects.responses import Responses
 from swe_rl.gateway.errors import ApiError, GatewayError, no_session
 from swe_rl.gateway.live import LiveSession, LiveSessions, body_name
 from swe_rl.gateway.metrics import GatewayMetrics
 from swe_rl.gateway.placement import Placement
 from swe_rl.gateway.reply import ChatAnswer
-from swe_rl.gateway.request import ChatRequest, parse_request, program_named
+from swe_rl.gateway.request import Arrived, ChatRequest, program_named
 from swe_rl.gateway.token_request import SERVER, TokenRequest, parse_token_request, token_answer
 from swe_rl.version import __version__
 
+DIALECTS: tuple[Dialect, ...] = (ChatCompletions(), Messages(), Responses())
+ERROR_FORMS = {path: dialect.error for dialect in DIALECTS for path in (dialect.path, dialect.count_path) if path}
 OPENED = "/sessions/{session_id}/{secret}/v1"  # of a session that was opened for a trajectory
 _CLIENT_GONE = "499"
 _STREAM = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
@@ -68,7 +75,10 @@ class Routes:
 
     def add_to(self, app: web.Application) -> None:
         for prefix in ("/v1", "/sessions/{session_id}/v1", OPENED):
-            app.router.add_post(f"{prefix}/chat/completions", self.chat_completions)
+            for dialect in DIALECTS:
+                app.router.add_post(f"{prefix}{dialect.path}", partial(self.reply, dialect))
+                if dialect.count_path:
+                    app.router.add_post(f"{prefix}{dialect.count_path}", partial(self.count, dialect))
             app.router.add_get(f"{prefix}/models", self.models)
         app.router.add_post("/v1/completions", self.completions)
         app.router.add_get("/version", self.version)
@@ -77,8 +87,17 @@ class Routes:
         app.router.add_get("/metrics", self.metrics)
         app.router.add_get("/router/state", self.router_state)
 
-    async def chat_completions(self, request: web.Request) -> web.StreamResponse:
-        return await self._counted(self._chat(request))
+    async def reply(self, dialect: Dialect, request: web.Request) -> web.StreamResponse:
+        return await self._counted(self._chat(dialect, request))
+
+    async def count(self, dialect: Dialect, request: web.Request) -> web.Response:
+        """Of the prompt that a request would have; it begins no session, and nothing is sampled."""
+        chat = dialect.parse(await body_of(request, self._arrival_s), Arrived(self._model_name))
+        self._sessions.check_room(request.match_info.get("session_id"))
+        named, secret = _named(request, chat.program_id), request.match_info.get("secret", "")
+        live = self._sessions.known(named or "", secret)
+        state = live.state if live is not None else self._sessions.unused()
+        return _json({"input_tokens": await self._completer.count(state, chat)})
 
     async def completions(self, request: web.Request) -> web.StreamResponse:
         """Token ids in and out, as engine=external asks them."""
@@ -131,14 +150,27 @@ class Routes:
         """Ledgers, programs and the latest decisions with their reasons."""
         return _json(self._placement.snapshot())
 
-    async def _chat(self, request: web.Request) -> web.StreamResponse:
+    async def _chat(self, dialect: Dialect, request: web.Request) -> web.StreamResponse:
         raw = await body_of(request, self._arrival_s)
-        name = _known_as(request, raw)
-        chat = parse_request(raw, self._model_name, self._sessions.bodies, name)
-        async with self._called(request, chat, self._completer.complete) as call:
+        said_before = partial(self._said_before, request)
+        arrived = Arrived(self._model_name, self._sessions.bodies, _known_as(request, raw), said_before)
+        chat = dialect.parse(raw, arrived)
+        async with self._called(request, chat, partial(self._complete, dialect)) as call:
             if chat.stream:
-                return await _streamed(request, call, chat.include_usage, self._heartbeat_s)
-            return _json(reply.whole(await _result(call)))
+                return await _streamed(request, call, dialect, chat, self._heartbeat_s)
+            return _json(dialect.whole(chat, await _result(call)))
+
+    async def _complete(self, dialect: Dialect, live: LiveSession, chat: ChatRequest) -> ChatAnswer:
+        """A client that is answered can go on from the answer."""
+        answer = await self._completer.complete(live, chat)
+        if chat.kept is not None:
+            name, messages = body_name(live.session_id, live.secret), [*chat.kept.messages, answer.message]
+            self._sessions.histories.keep(name, dialect.reply_id(answer), chat.kept.previous_id, messages)
+        return answer
+
+    def _said_before(self, request: web.Request, program_id: str | None, reply_id: str) -> list[dict[str, Any]] | None:
+        name = body_name(_named(request, program_id) or "", request.match_info.get("secret", ""))
+        return self._sessions.histories.up_to(name, reply_id)
 
     async def _tokens(self, request: web.Request) -> web.StreamResponse:
         wanted = parse_token_request(await body_of(request, self._arrival_s), self._names, self._vocab_size)
@@ -151,7 +183,7 @@ class Routes:
     ) -> AsyncIterator["asyncio.Task[T]"]:
         """The call in its session, which ends with the block: also where its client went away. Raises ApiError."""
         self._sessions.check_room(request.match_info.get("session_id"))
-        named = request.match_info.get("session_id") or wanted.program_id or request.headers.get("X-Program-Id")
+        named = _named(request, wanted.program_id)
         live = self._sessions.find(named or f"anonymous-{uuid.uuid4().hex}", request.match_info.get("secret", ""))
         if isinstance(wanted, ChatRequest) and wanted.sent is not None and named:
             self._sessions.bodies.keep(body_name(live.session_id, live.secret), wanted.sent)
@@ -164,8 +196,19 @@ class Routes:
             if not call.done():
                 call.cancel()
                 await asyncio.wait({call})
-            if not named:  # nobody can come back to it
+            if not named and not _may_go_on(wanted, call):  # nobody can come back to it
                 self._sessions.forget(live.session_id)
+
+
+def _may_go_on(wanted: ChatRequest | TokenRequest, call: "asyncio.Task[Any]") -> bool:
+    """Whether a client that names no session has a reply's id to go on from."""
+    answered = call.done() and not call.cancelled() and call.exception() is None
+    return answered and isinstance(wanted, ChatRequest) and wanted.kept is not None
+
+
+def _named(request: web.Request, program_id: str | None) -> str | None:
+    """The session that a request names."""
+    return request.match_info.get("session_id") or program_id or request.headers.get("X-Program-Id")
 
 
 def _known_as(request: web.Request, raw: bytes) -> str:
@@ -187,7 +230,7 @@ async def _result(call: "asyncio.Task[T]") -> T:
 
 
 async def _streamed(
-    request: web.Request, call: "asyncio.Task[ChatAnswer]", include_usage: bool, heartbeat_s: float
+    request: web.Request, call: "asyncio.Task[ChatAnswer]", dialect: Dialect, chat: ChatRequest, heartbeat_s: float
 ) -> web.StreamResponse:
     """A completion that is finished in one piece, as server-sent events.
 
@@ -205,13 +248,12 @@ async def _streamed(
     except ApiError as error:
         if not response.prepared:
             raise
-        await response.write(_event(error.body()))
+        await response.write(dialect.broken_off(error))
     else:
         if not response.prepared:
             await response.prepare(request)
-        for chunk in reply.chunks(answer, include_usage):
-            await response.write(_event(chunk))
-    await response.write(b"data: [DONE]\n\n")
+        for event in dialect.events(chat, answer):
+            await response.write(event)
     await response.write_eof()
     return response
 
@@ -221,10 +263,6 @@ def _outcome(call: "asyncio.Task[T]") -> T:
     if call.cancelled():
         raise ApiError(410, "The session was closed while this call was in flight.", code="session_closed")
     return call.result()
-
-
-def _event(payload: object) -> bytes:
-    return b"data: " + orjson.dumps(payload) + b"\n\n"
 
 
 def _json(payload: object) -> web.Response:

@@ -1,4 +1,4 @@
-"""The gateway: agents speak OpenAI's chat completions to it, engines get token ids from it.
+"""The gateway: agents speak one of its dialects to it, engines get token ids from it.
 
 Invariants:
 - Every finished completion is in the store's hands before its client is answered; `close_session` returns once the
@@ -26,7 +26,7 @@ from swe_rl.gateway.errors import GatewayConfigError, GatewayError, error_middle
 from swe_rl.gateway.live import LiveSessions, SessionSummary
 from swe_rl.gateway.metrics import GatewayMetrics
 from swe_rl.gateway.placement import Placement
-from swe_rl.gateway.routes import Routes
+from swe_rl.gateway.routes import ERROR_FORMS, Routes
 from swe_rl.gateway.session import SessionSettings
 from swe_rl.gateway.store.traces import TraceStore
 from swe_rl.host.addresses import is_loopback
@@ -109,7 +109,10 @@ class Gateway:
 
     async def start(self) -> str:
         """Binds and serves; returns the base URL for clients without a session. Raises GatewayConfigError."""
-        middlewares = [error_middleware, token_middleware(self._token) if self._token else local_middleware()]
+        middlewares = [
+            error_middleware(ERROR_FORMS),
+            token_middleware(self._token) if self._token else local_middleware(),
+        ]
         app = web.Application(client_max_size=self._config.max_body_mb * 2**20, middlewares=middlewares)  # type: ignore[arg-type]
         self._routes.add_to(app)
         self._runner = web.AppRunner(

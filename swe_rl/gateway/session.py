@@ -6,6 +6,9 @@ Invariants:
 - Within a chain, `prompt[n + 1]` starts with `prompt[n] + sampled[n]`. Only the newest reply of a chain can be extended
   within it; anything else starts a new chain and has a name.
 - Several conversations of one session (a sub-agent) may take turns; each stays in its own chain.
+- Every reply can be gone on from. A request that is sent again once it was answered, while no other call with it is
+  under way, is a retry: the reply before is superseded until something goes on from it. Of calls that ask the same at
+  once none supersedes another.
 - Chain and turn numbers are given when a completion is recorded, not when it is planned: of two calls in flight from
   the same reply, the first to finish extends the chain.
 - Pure: no I/O, no clock. What is held grows with the new tokens, not with the prompts.
@@ -17,7 +20,7 @@ Invariants:
 
 import heapq
 from array import array
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -112,6 +115,7 @@ class TurnPlan:
     _delta_ids: "array[int]" = field(repr=False)
     _conversation: Conversation | None = field(repr=False)
     _length: int = 0  # messages that the parent's conversation has
+    _retried: _Node | None = field(repr=False, default=None)  # the reply that was there when it was asked for anew
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +143,13 @@ class Session:
         self._newest: _Node | None = None
         self._ids: OrderedDict[_Node, TokenIds] = OrderedDict()  # of tips: prompt and sampled, used least lately first
         self._seen: set[Fingerprint] = set()  # of every prefix of every recorded conversation
+        self._flying: Counter[Fingerprint] = Counter()  # by hash of a request: plans that did not end
+        self._superseded: set[_Node] = set()
+
+    @property
+    def superseded(self) -> tuple[int, int]:
+        """Replies that are in no row, so far, as a retry took their place; and their tokens."""
+        return len(self._superseded), sum(len(node.sampled_ids) for node in self._superseded)
 
     def plan_apart(self, prompt_ids: tuple[int, ...]) -> TurnPlan:
         """Of ids that a client brings: nothing is rendered, and no turn of messages continues it."""
@@ -162,26 +173,35 @@ class Session:
         parent, length = self._deepest(conversation.hashes)
         return Draft(conversation.since(length), length, parent, None, conversation)
 
+    def prompt_tokens(self, draft: Draft, delta_ids: "array[int]") -> int:
+        """Of a plan that would be made of it; nothing is planned."""
+        return len(self._ids_of(draft._parent)) + len(delta_ids)
+
     def plan(self, draft: Draft, delta_ids: "array[int]") -> TurnPlan:
         """Of what `draft.render` gave. Every plan must end in `record` or `release`."""
         prompt_ids = self._ids_of(draft._parent).extended(delta_ids)
         number, first = self._take_number(), self._turn == 0
-        kind = self._break(draft._parent, draft._conversation)
-        return TurnPlan(prompt_ids, kind, number, first, draft._parent, delta_ids, draft._conversation, draft._length)
+        parent, conversation, request = draft._parent, draft._conversation, draft._conversation.hashes[-1]
+        retried = None if self._flying[request] else draft._again
+        self._flying[request] += 1
+        kind = self._break(parent, conversation, retried)
+        return TurnPlan(prompt_ids, kind, number, first, parent, delta_ids, conversation, draft._length, retried)
 
     def record(self, plan: TurnPlan, sampled_ids: Sequence[int], reply: Message) -> Recorded:
         """`reply` is the assistant message that the client is answered."""
         assert plan._conversation is not None, "a plan of messages"
-        kind, hashes = self._break(plan._parent, plan._conversation), plan._conversation.hashes
+        kind, hashes = self._break(plan._parent, plan._conversation, plan._retried), plan._conversation.hashes
         node = _Node(plan._parent, plan._delta_ids, array("i", sampled_ids), hashes[-1])
         base_turn, base_tokens = None, 0
         if kind is None and plan._parent is not None:
             node.chain, base_turn = plan._parent.chain, plan._parent.turn
             base_tokens = len(plan.prompt_ids) - len(plan._delta_ids)
+            self._superseded.discard(plan._parent)
         else:
             node.chain, self._chain = self._chain, self._chain + 1
         if kind is Break.duplicate and self._newest is not None:
-            self._forget(self._newest)
+            self._superseded.add(self._newest)
+        self._landed(hashes[-1])
         head = extend_hash(hashes[-1], reply)
         self._replies[head] = self._requests[node.request] = self._tips[node.chain] = self._newest = node
         self._seen.update(hashes[max(1, plan._length) :], (head,))  # its parent's are in there
@@ -192,6 +212,13 @@ class Session:
     def release(self, plan: TurnPlan) -> None:
         """The plan came to nothing: failed, or the client went away. Who asks again has its number, and its seed."""
         heapq.heappush(self._freed_numbers, plan.number)
+        if plan._conversation is not None:
+            self._landed(plan._conversation.hashes[-1])
+
+    def _landed(self, request: Fingerprint) -> None:
+        self._flying[request] -= 1
+        if not self._flying[request]:
+            del self._flying[request]
 
     def _ids_of(self, node: _Node | None) -> TokenIds:
         if node is None:
@@ -221,21 +248,18 @@ class Session:
                 return node, length
         return None, 0
 
-    def _break(self, parent: _Node | None, conversation: Conversation) -> Break | None:
+    def _break(self, parent: _Node | None, conversation: Conversation, retried: _Node | None) -> Break | None:
         """Asked twice, when a turn is planned and when it is recorded: another call may have finished in between."""
         hashes = conversation.hashes
-        if self._newest is None:
+        if self._newest is None or (parent is not None and self._is_tip(parent)):
             return None
         known = self._requests.get(hashes[-1])
         if known is not None:
-            # Only the newest reply of the newest chain is superseded: whoever makes rows finds it at the end of the
-            # chain before this one. The same words are not the same ids where a reply was sampled again between two
-            # calls in flight.
-            if known is self._newest and known.chain == self._chain - 1 and known.parent is parent:
+            # Only the newest reply of the newest chain is superseded: whoever makes rows finds it right before this
+            # one, at the end of the chain before.
+            if retried is known is self._newest and known.chain == self._chain - 1:
                 return Break.duplicate
-            return Break.branch if self._is_tip(known) else Break.truncated
-        if parent is not None and self._is_tip(parent):
-            return None
+            return Break.truncated if retried is not None and not self._is_tip(known) else Break.branch
         if hashes[-1] in self._seen:
             return Break.truncated
         kept = max((i for i, prefix in enumerate(hashes) if prefix in self._seen), default=0)
@@ -245,10 +269,3 @@ class Session:
 
     def _is_tip(self, node: _Node) -> bool:
         return self._tips.get(node.chain) is node
-
-    def _forget(self, node: _Node) -> None:
-        """A superseded reply cannot be gone on from."""
-        for head in [head for head, other in self._replies.items() if other is node]:
-            del self._replies[head]
-        if self._is_tip(node):
-            del self._tips[node.chain]

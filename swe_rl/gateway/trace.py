@@ -20,7 +20,7 @@ class TraceStoreError(RunError):
 
 
 class Break(StrEnum):
-    """Why a turn does not extend the one before it; a first turn has none."""
+    """Why a turn does not extend the one before it; a first turn has none. `duplicate`: a retry of the turn before."""
 
     prefix_changed = "prefix_changed"
     duplicate = "duplicate"
@@ -77,6 +77,14 @@ class Trace:
     def tokens(self) -> int:
         """Of its prompt and what was sampled."""
         return self.prompt_tokens + len(self.sampled_ids)
+
+
+def superseded(traces: Sequence[Trace]) -> set[int]:
+    """Turns whose reply is in no row, as a retry took its place and nothing went on from it."""
+    ends: dict[int, int] = {}
+    for trace in traces:
+        ends[trace.chain] = max(trace.turn, ends.get(trace.chain, 0))
+    return {trace.turn - 1 for trace in traces if trace.break_kind is Break.duplicate}.intersection(ends.values())
 
 
 def ancestry(trace: Trace, by_turn: Mapping[int, Trace]) -> list[Trace]:

@@ -1,4 +1,4 @@
-"""`job=serve`: engines, router and gateway stay up for any OpenAI client, until Ctrl-C.
+"""`job=serve`: engines, router and gateway stay up for any client of OpenAI or Anthropic, until Ctrl-C.
 
 Invariants:
 - Beyond loopback a key is needed: SWE_RL_GATEWAY_KEY, or one that is made for this run. It is printed to the terminal

@@ -6,6 +6,7 @@ Invariants:
 """
 
 import json
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -83,12 +84,12 @@ def split_reasoning(text: str) -> tuple[str | None, str]:
 
 def _parse_call(block: str) -> ToolCall | None:
     try:
-        call: Any = json.loads(block, parse_constant=refuse_constant)
+        call: Any = json.loads(block, parse_constant=refuse_constant, parse_float=finite)
         if not isinstance(call, dict) or not isinstance(call.get("name"), str) or not call["name"]:
             return None
         arguments = call.get("arguments", {})
         if isinstance(arguments, str):
-            arguments = json.loads(arguments, parse_constant=refuse_constant)
+            arguments = json.loads(arguments, parse_constant=refuse_constant, parse_float=finite)
         if not isinstance(arguments, dict):
             return None
         call["name"].encode()  # a lone surrogate cannot be sent on
@@ -108,6 +109,14 @@ def dump_arguments(arguments: dict[str, Any]) -> str:
 
 def refuse_constant(constant: str) -> NoReturn:
     raise ValueError(f"{constant} is not JSON")
+
+
+def finite(written: str) -> float:
+    """1e999 is JSON, and its value is not."""
+    value = float(written)
+    if math.isinf(value):
+        refuse_constant(written)
+    return value
 
 
 # Inside of <tool_call> or, as the model sometimes writes, without it.
@@ -178,7 +187,7 @@ def _value(text: str, schema: Any) -> Any:
     if "boolean" in kinds and text.strip().lower() in ("true", "false"):
         return text.strip().lower() == "true"
     try:
-        value = json.loads(text, parse_constant=refuse_constant)
+        value = json.loads(text, parse_constant=refuse_constant, parse_float=finite)
     except (ValueError, RecursionError):
         return text
     if isinstance(value, float) and "number" not in kinds and value.is_integer():

@@ -121,6 +121,8 @@ class Attempter:
         trajectory.num_calls = summary.num_calls
         trajectory.sampled_tokens = summary.sampled_tokens
         trajectory.prefix_breaks = sum(summary.breaks.values())
+        trajectory.superseded_replies = summary.superseded_replies
+        trajectory.superseded_tokens = summary.superseded_tokens
         trajectory.times_s |= summary.times_s
         trajectory.began_s = progress.began_s | {"end": self._wall_clock()}
         return trajectory, progress.result

@@ -183,6 +183,8 @@ def rollout_numbers(collected: Collected, generate_s: float) -> dict[str, Any]:
         "infra_retries": len(collected.retried),
         "cheating": cheating_counts(trajectories),
         "prefix_breaks": sum(trajectory.prefix_breaks for trajectory in trajectories),
+        "superseded_replies": sum(trajectory.superseded_replies for trajectory in trajectories),
+        "superseded_tokens": sum(trajectory.superseded_tokens for trajectory in trajectories),
     }
 
 

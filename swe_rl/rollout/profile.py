@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from swe_rl.agent.protocol import Turn
-from swe_rl.gateway.trace import Break, Trace
+from swe_rl.gateway.trace import Trace, superseded
 from swe_rl.logger.jsonl import PhaseKind
 from swe_rl.rollout.trajectory import Trajectory
 
@@ -94,14 +94,11 @@ def _commands_s(turns: Sequence[Turn], traces: Sequence[Trace]) -> list[float]:
     An answer that was lost on its way and asked for again made a trace, but no turn.
     """
     commands_s = [0.0] * len(traces)
-    kept = [place for place in range(len(traces)) if not _is_superseded(traces, place)]
+    left_out = superseded(traces)
+    kept = [place for place, trace in enumerate(traces) if trace.turn not in left_out]
     for place, turn in zip(kept, turns, strict=False):
         commands_s[place] = turn.command_s
     return commands_s + [turn.command_s for turn in turns[len(kept) :]]
-
-
-def _is_superseded(traces: Sequence[Trace], place: int) -> bool:
-    return place + 1 < len(traces) and traces[place + 1].break_kind is Break.duplicate
 
 
 def program_event(trajectory: Trajectory, traces: Sequence[Trace], origin_s: float) -> dict[str, Any]:

@@ -2,8 +2,8 @@
 
 Invariants:
 - Sampled tokens have mask 1 and their own log-probability, everything else mask 0 and 0.0.
-- One row a chain; each sampled token is in at most one row; a reply that a client's retry superseded, or that was
-  aborted, is in none.
+- One row a chain; each sampled token is in one row; a reply that was aborted, or that a client's retry superseded and
+  nothing went on from, is in none.
 - A row's ids are the last prompt of its chain and what was sampled after it, put together by one concatenation. What
   every trace adds stands there at its place, id for id; anything else is a RowError.
 - The work grows with the row, not with the sum of its prompts, and is done on arrays.
@@ -19,7 +19,7 @@ import numpy as np
 from swe_rl.agent.protocol import AgentResult
 from swe_rl.algo.row import Ids, Mask, PerToken, Row, alike
 from swe_rl.errors import RunError
-from swe_rl.gateway.trace import Break, Trace, ancestry, joined_ids, whole_prompts
+from swe_rl.gateway.trace import Trace, ancestry, joined_ids, superseded, whole_prompts
 from swe_rl.model.chat import ChatRenderer
 from swe_rl.rollout.trajectory import Trajectory
 
@@ -102,10 +102,10 @@ def _rewards(row: Row, trajectory: Trajectory) -> PerToken | None:
 
 def _chains(traces: Sequence[Trace]) -> list[list[Trace]]:
     """The traces by chain, without the superseded and the aborted ones."""
-    superseded = {later.turn - 1 for later in traces if later.break_kind is Break.duplicate}
+    left_out = superseded(traces)
     chains: dict[int, list[Trace]] = {}
     for trace in sorted(traces, key=lambda stored: (stored.chain, stored.turn)):
-        if trace.turn not in superseded and trace.finish_reason != "abort" and len(trace.sampled_ids):
+        if trace.turn not in left_out and trace.finish_reason != "abort" and len(trace.sampled_ids):
             chains.setdefault(trace.chain, []).append(trace)
     return list(chains.values())
 

@@ -107,6 +107,8 @@ class Trajectory:
     sampled_tokens: int = 0
     response_tokens: int = 0  # everything after the first prompt: sampled tokens and observations
     prefix_breaks: int = 0
+    superseded_replies: int = 0  # in no row: the agent asked anew and went on from another one
+    superseded_tokens: int = 0
     advantage: float | None = None
     charged_reward: float | None = None  # less penalties; of algo.advantage=gae alone
     own_turn_rewards: list[float] = field(default_factory=list)  # by turn, from a reward of somebody's own

@@ -25,12 +25,13 @@ from yarl import URL
 from swe_rl.host.http_log import http_logger
 from swe_rl.sandbox.protocol import Door, SandboxError
 
-FORWARDED = frozenset({("POST", "/chat/completions"), ("GET", "/models"), ("HEAD", "/models")})
+_ASKED = ("/chat/completions", "/messages", "/messages/count_tokens", "/responses")
+FORWARDED = frozenset({*(("POST", path) for path in _ASKED), ("GET", "/models"), ("HEAD", "/models")})
 SOCKET_NAME = "door.sock"
 _BASE = "/v1"
 _INSIDE = Path(__file__).parent / "inside"
 _FORWARDERS = ("door.py", "door.js")
-_PASSED_IN = ("Authorization", "Content-Type", "Accept")
+_PASSED_IN = ("Authorization", "X-Api-Key", "Content-Type", "Accept")
 _PASSED_OUT = ("Content-Type", "Cache-Control", "Retry-After")
 _MAX_CONNECTIONS = 64  # at once, of one sandbox: each is a descriptor of this process
 _CONNECT_S = 10.0
@@ -147,8 +148,9 @@ class _TurnedAway(asyncio.Protocol):
 
 
 def _refusal(status: int, message: str, code: str) -> web.Response:
+    """In a form that clients of each dialect read."""
     error = {"message": message, "type": "invalid_request_error", "param": None, "code": code}
-    return web.json_response({"error": error}, status=status)
+    return web.json_response({"type": "error", "error": error}, status=status)
 
 
 def _unlink(path: Path) -> None:

@@ -71,6 +71,7 @@ async def test_the_gateway_is_reached_through_the_door(door_url: str | None):
     own = "http://h:1/sessions/a%2Fb/secret/v1"
     await agent_of("x").run(Assignment(TASK, base_url=own, model="m", sandbox=sandbox, timeout_s=9))
     assert (sandbox.env["OPENAI_BASE_URL"], sandbox.env["OPENAI_API_BASE"]) == (door_url or own, door_url or own)
+    assert sandbox.env["ANTHROPIC_BASE_URL"] + "/v1" == (door_url or own)
 
 
 CLIENT = f"""\
@@ -82,25 +83,51 @@ assert os.environ["OPENAI_API_KEY"] == {NO_KEY!r} and os.environ["SWE_RL_MAX_TUR
 assert not [value for value in os.environ.values() if "sessions" in value], os.environ  # nor any secret
 assert os.environ["MINE"] == "1" and os.environ["PATH"].startswith("/opt/tools:")
 messages = [{{"role": "user", "content": task}}]
+
+def reply(path, body, key):
+    head = {{"Content-Type": "application/json", key: os.environ["ANTHROPIC_API_KEY"]}}
+    return json.load(urllib.request.urlopen(urllib.request.Request(path, json.dumps(body).encode(), head)))
+
+ASK
 while True:
-    body = {{"model": os.environ["OPENAI_MODEL"], "messages": messages}}
-    request = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", json.dumps(body).encode())
-    message = json.load(urllib.request.urlopen(request))["choices"][0]["message"]
-    messages += [message, {{"role": "user", "content": "<tool_response>"}}]
-    if message["content"] == "stop":
+    said = ask()
+    messages += [{{"role": "assistant", "content": said}}, {{"role": "user", "content": "<tool_response>"}}]
+    if said == "stop":
         break
-    assert os.system(message["content"]) == 0
+    assert os.system(said) == 0
 END
 mkdir -p .qwen node_modules/a && touch .qwen/state node_modules/a/b
 exec {shlex.quote(sys.executable)} /tmp/client.py
 """
 
 
-async def test_a_program_of_twenty_lines_solves_an_instance_without_network(solve):
+ASKS = {
+    "chat": """\
+def ask():
+    body = {"model": os.environ["OPENAI_MODEL"], "messages": messages}
+    return reply(os.environ["OPENAI_BASE_URL"] + "/chat/completions", body, "X")["choices"][0]["message"]["content"]
+""",
+    "messages": """\
+def ask():
+    body = {"model": os.environ["ANTHROPIC_MODEL"], "messages": messages, "max_tokens": 2000}
+    return reply(os.environ["ANTHROPIC_BASE_URL"] + "/v1/messages", body, "x-api-key")["content"][0]["text"]
+""",
+    "responses": """\
+def ask():
+    body = {"model": os.environ["OPENAI_MODEL"], "input": messages}
+    return reply(os.environ["OPENAI_BASE_URL"] + "/responses", body, "X")["output"][0]["content"][0]["text"]
+""",
+}
+
+
+@pytest.mark.parametrize("dialect", ASKS)
+async def test_a_program_of_twenty_lines_solves_an_instance_without_network(solve, dialect):
     def policy(instance: Instance) -> list[dict[str, object]]:
         return [{"content": f"git apply <<'PATCH'\n{instance.patch}PATCH"}, {"content": "stop"}]
 
-    agent = agent_of(CLIENT, env_vars={"MINE": "1"}, program_path="/opt/tools:/opt/more")
+    agent = agent_of(
+        CLIENT.replace("ASK\n", ASKS[dialect]), env_vars={"MINE": "1"}, program_path="/opt/tools:/opt/more"
+    )
     solved = await solve(agent, policy, sandbox=SandboxConfig())
     assert solved.result.exit is Exit.SUBMITTED, solved.result.turns
     assert solved.grade and solved.grade.resolved

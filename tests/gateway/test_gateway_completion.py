@@ -9,10 +9,11 @@ from swe_rl.config.schema import GatewayConfig, RouterConfig
 from swe_rl.engine.protocol import Completion, EngineError
 from swe_rl.engine.scripted import ScriptedEngine
 from swe_rl.gateway.completion import Completer
+from swe_rl.gateway.dialects.chat import ChatCompletions
 from swe_rl.gateway.live import LiveSessions
 from swe_rl.gateway.metrics import GatewayMetrics
 from swe_rl.gateway.placement import Placement
-from swe_rl.gateway.request import parse_request
+from swe_rl.gateway.request import Arrived
 from swe_rl.gateway.session import SessionSettings
 from swe_rl.gateway.store.traces import TraceStore
 from swe_rl.gateway.trace import whole_prompts
@@ -39,7 +40,7 @@ class Door:
         self.live = self.sessions.find("s", self.sessions.secret("s"))
 
     async def ask(self, messages=(USER,)):
-        request = parse_request(orjson.dumps({"messages": list(messages)}), "tiny")
+        request = ChatCompletions().parse(orjson.dumps({"messages": list(messages)}), Arrived("tiny"))
         return await self.completer.complete(self.live, request)
 
     def traces(self):

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from swe_rl.gateway import conversation as module
 from swe_rl.gateway.conversation import KnownBodies, extend_hash, prefix_hashes
+from swe_rl.gateway.dialects.chat import ChatCompletions
 from swe_rl.gateway.errors import ApiError
-from swe_rl.gateway.request import parse_request, program_named
+from swe_rl.gateway.request import Arrived, program_named
 
 TOOLS = [{"type": "function", "function": {"name": "bash"}}]
 
@@ -28,7 +29,7 @@ def user(text):
 def ask(known, messages, tools=None, name="s", **more):
     """As the gateway does: read, then kept."""
     raw = orjson.dumps({"messages": messages, "model": "m", **({"tools": tools} if tools else {}), **more})
-    request = parse_request(raw, "m", known, name)
+    request = ChatCompletions().parse(raw, Arrived("m", known, name))
     if request.sent is not None:
         known.keep(name, request.sent)
     return request.conversation
@@ -91,7 +92,7 @@ def test_what_stands_around_the_messages_may_change(worked_out):
     ask(known, messages, temperature=1.0)
     worked_out.clear()
     raw = json.dumps({"max_tokens": 7, "model": "m", "messages": messages}, separators=(",", ":")).encode()
-    request = parse_request(raw, "m", known, "s")
+    request = ChatCompletions().parse(raw, Arrived("m", known, "s"))
     assert (request.max_tokens, request.conversation.known, worked_out) == (7, 3, [])
 
 
@@ -193,7 +194,7 @@ def written(messages, tools, layout):
 def outcome(raw, known, name="s"):
     """All that a request says, or how it is refused."""
     try:
-        request = parse_request(raw, "m", known, name)
+        request = ChatCompletions().parse(raw, Arrived("m", known, name))
     except ApiError as error:
         return error.status, error.message, error.param
     if request.sent is not None:

@@ -9,13 +9,14 @@ import aiohttp
 import pytest
 
 from swe_rl.engine.scripted import ScriptedEngine
-from swe_rl.gateway.routes import OPENED
+from swe_rl.gateway.routes import DIALECTS, OPENED
 from swe_rl.gateway.session import SessionSettings
 from swe_rl.sandbox.door import FORWARDED, Doorway
 from swe_rl.sandbox.protocol import Door
 
 PINNED = SessionSettings(max_turn_tokens=64, max_trajectory_tokens=1500)
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "Fix the bug."}]}
+ASKED = CHAT | {"input": "Fix the bug."}  # in every dialect
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 
 
@@ -51,19 +52,19 @@ async def test_the_door_forwards_what_the_gateway_takes_of_a_session(serve, says
             root = base.removesuffix("/v1")
             for method in METHODS:
                 for path in paths:
-                    async with http.request(method, f"{root}{path}", json=CHAT) as response:
+                    async with http.request(method, f"{root}{path}", json=ASKED) as response:
                         forwarded = path.startswith("/v1") and (method, path.removeprefix("/v1")) in FORWARDED
                         assert response.status == (200 if forwarded else 404), (method, path)
                 for _, suffix in FORWARDED:
-                    async with http.request(method, f"{base}{suffix}", json=CHAT) as response:
+                    async with http.request(method, f"{base}{suffix}", json=ASKED) as response:
                         inside = response.status
                     async with (
                         aiohttp.ClientSession() as outside,
-                        outside.request(method, f"{gateway.session_url('a/b')}{suffix}", json=CHAT) as response,
+                        outside.request(method, f"{gateway.session_url('a/b')}{suffix}", json=ASKED) as response,
                     ):
                         assert (inside == 200) == (response.status == 200), (method, suffix)
         calls = (await gateway.close_session("a/b")).num_calls
-        assert calls == 3  # one by the first loop; one inside and one outside by the second
+        assert calls == 3 * len(DIALECTS)  # one by the first loop; one inside and one outside by the second
 
 
 @pytest.mark.parametrize("more", [{}, {"stream": True}, {"stream": True, "stream_options": {"include_usage": True}}])
@@ -72,13 +73,14 @@ async def test_an_answer_comes_through_whole(serve, says, tmp_path, more):
     async with serve(ScriptedEngine(says(said)), max_model_len=4096) as (gateway, _, _):
         gateway.open_session("s", SessionSettings(max_turn_tokens=2000, max_trajectory_tokens=4000))
         async with behind_a_door(gateway, "s", tmp_path / "door") as (http, base):
-            async with http.post(f"{base}/chat/completions", json=CHAT | more) as response:
-                inside, kind = await response.read(), response.content_type
+            for path in [dialect.path for dialect in DIALECTS]:
+                async with http.post(f"{base}{path}", json=ASKED | more) as response:
+                    inside, kind = await response.read(), response.content_type
+                assert said["content"].split()[-1] in json.dumps(inside.decode(), ensure_ascii=False), path
+                assert kind == ("text/event-stream" if more else "application/json")
             async with http.get(f"{base}/models") as response:
                 assert (await response.json())["data"][0]["id"] == "tiny"
-        assert said["content"].split()[-1] in json.dumps(inside.decode(), ensure_ascii=False)
-        assert kind == ("text/event-stream" if more else "application/json")
-        assert (await gateway.close_session("s")).num_calls == 1
+        assert (await gateway.close_session("s")).num_calls == len(DIALECTS)
 
 
 async def test_heartbeats_come_at_once_and_who_leaves_ends_the_call(serve, says, tmp_path):
@@ -113,5 +115,10 @@ async def test_refusals_and_large_bodies_come_through(serve, says, tmp_path):
             assert await ask(CHAT | {"n": 2}, **key) == (400, None)
             assert await ask(CHAT | {"messages": large}, **key) == (200, None)
             assert await ask(CHAT | {"messages": large * 2}, **key) == (413, None)
+            for suffix in ("/messages", "/messages/count_tokens"):
+                async with http.post(f"{base}{suffix}?beta=true", json=CHAT, headers={"x-api-key": "key"}) as response:
+                    assert response.status == 200
+                async with http.post(f"{base}{suffix}", json=CHAT) as response:
+                    assert (response.status, (await response.json())["error"]["type"]) == (401, "authentication_error")
             gateway.pause()
             assert await ask(CHAT, **key) == (503, "1")

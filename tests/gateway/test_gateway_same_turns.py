@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swe_rl.gateway.conversation import KnownBodies, extend_hash, prefix_hashes
-from swe_rl.gateway.request import parse_request
+from swe_rl.gateway.dialects.chat import ChatCompletions
+from swe_rl.gateway.request import Arrived
 from swe_rl.gateway.session import Session
 from swe_rl.gateway.trace import Break
 
@@ -33,32 +34,40 @@ class Definition:
     tips: dict = field(default_factory=dict)
     seen: set = field(default_factory=set)
     newest: object = None
+    flying: list = field(default_factory=list)
     turns: int = 0
     chains: int = 0
 
     def plan(self, messages, tools):
+        *plan, retried = self._planned(messages, tools)
+        alone = plan[1][-1] not in self.flying
+        self.flying.append(plan[1][-1])
+        return *plan, retried if alone else None
+
+    def release(self, plan):
+        self.flying.remove(plan[1][-1])
+
+    def _planned(self, messages, tools):
         hashes = prefix_hashes(messages, tools)
         again = self.requests.get(hashes[-1])
         if again is not None:
-            return messages, hashes, again.parent, again.prompt
+            return messages, hashes, again.parent, again.prompt, again
         for length in range(len(messages), 0, -1):
             parent = self.replies.get(hashes[length])
             if parent is not None:
                 new = self.renderer.extend(parent.sampled, messages[length:])
-                return messages, hashes, parent, parent.prompt + parent.sampled + tuple(new)
-        return messages, hashes, None, tuple(self.renderer.start(messages, tools))
+                return messages, hashes, parent, parent.prompt + parent.sampled + tuple(new), None
+        return messages, hashes, None, tuple(self.renderer.start(messages, tools)), None
 
     def break_of(self, plan):
-        messages, hashes, parent, _ = plan
-        if self.newest is None:
+        messages, hashes, parent, _, retried = plan
+        if self.newest is None or (parent is not None and self.tips.get(parent.chain) is parent):
             return None
         known = self.requests.get(hashes[-1])
         if known is not None:
-            if known is self.newest and known.chain == self.chains - 1 and known.parent is parent:
+            if retried is known is self.newest and known.chain == self.chains - 1:
                 return Break.duplicate
-            return Break.branch if self.tips.get(known.chain) is known else Break.truncated
-        if parent is not None and self.tips.get(parent.chain) is parent:
-            return None
+            return Break.truncated if retried is not None and self.tips[known.chain] is not known else Break.branch
         if hashes[-1] in self.seen:
             return Break.truncated
         kept = max((i for i, prefix in enumerate(hashes) if prefix in self.seen), default=0)
@@ -67,18 +76,15 @@ class Definition:
         return Break.branch if answered and not rewritten else Break.prefix_changed
 
     def record(self, plan, sampled, reply):
-        _, hashes, parent, prompt = plan
+        _, hashes, parent, prompt, _ = plan
         kind = self.break_of(plan)
+        self.release(plan)
         node = Node(parent, prompt, tuple(sampled), hashes[-1])
         base = (None, 0)
         if kind is None and parent is not None:
             node.chain, base = parent.chain, (parent.turn, len(parent.prompt) + len(parent.sampled))
         else:
             node.chain, self.chains = self.chains, self.chains + 1
-        if kind is Break.duplicate:
-            self.replies = {head: other for head, other in self.replies.items() if other is not self.newest}
-            if self.tips.get(self.newest.chain) is self.newest:
-                del self.tips[self.newest.chain]
         head = extend_hash(hashes[-1], reply)
         self.replies[head] = self.requests[node.request] = self.tips[node.chain] = self.newest = node
         self.seen.update(hashes[1:], (head,))
@@ -126,7 +132,7 @@ class Both:
         self.session, self.definition, self.known = Session(renderer), Definition(renderer), KnownBodies()
 
     def plan(self, messages, tools, layout):
-        request = parse_request(body(messages, tools, layout), "m", self.known, "s")
+        request = ChatCompletions().parse(body(messages, tools, layout), Arrived("m", self.known, "s"))
         self.known.keep("s", request.sent)
         draft = self.session.draft(request.conversation)
         plan = self.session.plan(draft, draft.render(self.renderer))
@@ -168,6 +174,7 @@ def test_plans_breaks_and_ids_are_those_of_the_definition(renderer, steps):
         plan, expected = both.plan(messages, TOOLS if step["tools"] else None, step["layout"])
         if step["fate"] == "failed":
             both.session.release(plan)
+            both.definition.release(expected)
         elif step["fate"] == "late":
             waiting.append((plan, expected, step, messages))
         else:

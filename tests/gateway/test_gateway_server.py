@@ -358,7 +358,9 @@ async def test_a_client_retry_is_a_duplicate(serve, says):
         gateway.open_session("s", PINNED)
         for _ in range(2):
             await post(gateway.session_url("s"), body())
-        assert (await gateway.close_session("s")).breaks == {Break.duplicate: 1}
+        summary = await gateway.close_session("s")
+        assert summary.breaks == {Break.duplicate: 1}
+        assert (summary.superseded_replies, summary.superseded_tokens) == (1, summary.sampled_tokens // 2)
         assert [(one.chain, one.break_kind) for one in store.traces("s")] == [(0, None), (1, Break.duplicate)]
 
 

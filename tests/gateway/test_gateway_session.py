@@ -45,7 +45,7 @@ class Client:
 
     def check(self):
         """Turns count up, chains count up at each break, and within a chain ids are only appended."""
-        ends, last_prompts, superseded, next_chain = {}, {}, set(), 0
+        ends, last_prompts, next_chain = {}, {}, 0
         for number, (recorded, prompt, sampled) in enumerate(self.turns):
             assert recorded.turn == number
             if recorded.chain == next_chain:
@@ -55,10 +55,8 @@ class Client:
                 assert recorded.break_kind is None
                 end = ends[recorded.chain]
                 assert prompt[: len(end)] == end and len(prompt) > len(end)
-            if recorded.break_kind is Break.duplicate:  # rows drop the last turn of the chain before
+            if recorded.break_kind is Break.duplicate:  # rows drop the last turn of the chain before, if it is the last
                 assert last_prompts[recorded.chain - 1] == prompt
-                superseded.add(recorded.chain - 1)
-            assert recorded.chain not in superseded
             ends[recorded.chain], last_prompts[recorded.chain] = prompt + sampled, prompt
 
 
@@ -100,12 +98,49 @@ def test_the_same_words_of_other_ids_are_no_duplicate(client):
     client.check()
 
 
-def test_a_superseded_reply_cannot_be_gone_on_from(client):
-    first, _ = client.ask([SYSTEM, USER])
+def test_an_agent_may_go_on_from_the_reply_that_it_asked_for_anew(client):
+    first, _ = client.ask([SYSTEM, USER], sampled=(290, 291, 2))
     client.ask([SYSTEM, USER])
+    assert client.session.superseded == (1, 3)
     _, recorded = client.ask([SYSTEM, USER, first, user("x")])
-    assert recorded.break_kind is not None and recorded.chain == 2
+    assert (recorded.break_kind, recorded.chain, recorded.base_turn) == (None, 0, 0)
+    assert client.turns[2][1][: recorded.base_tokens] == client.turns[0][1] + (290, 291, 2)
+    assert client.session.superseded == (0, 0)
     client.check()
+
+
+def test_each_retry_supersedes_the_one_before(client):
+    replies = [client.ask([SYSTEM, USER], sampled=(300 + i, 2))[0] for i in range(4)]
+    assert client.session.superseded == (3, 6)
+    assert client.ask([SYSTEM, USER, replies[1], user("x")])[1].chain == 1
+    assert client.session.superseded == (2, 4)
+    assert [recorded.break_kind for recorded, *_ in client.turns[:4]] == [None, *[Break.duplicate] * 3]
+    client.check()
+
+
+def test_candidates_asked_for_at_once_supersede_nothing(client):
+    """Also where not all are asked at once: each new one while another is under way."""
+    first, _ = client.ask([SYSTEM, USER])
+    request = [SYSTEM, USER, first, user("x")]
+    flying = [client.session.plan_turn(request) for _ in range(2)]
+    replies = []
+    for _ in range(3):
+        replies.append(client.answer(flying.pop(0))[0])
+        flying.append(client.session.plan_turn(request))
+    replies += [client.answer(plan)[0] for plan in flying]
+    kinds = [(recorded.chain, recorded.break_kind) for recorded, *_ in client.turns[1:]]
+    assert kinds == [(0, None), *((chain, Break.branch) for chain in range(1, 5))]
+    assert client.session.superseded == (0, 0)
+    for chain, reply in enumerate(replies):
+        _, recorded = client.ask([*request, reply, user("y")])
+        assert (recorded.chain, recorded.break_kind) == (chain, None)
+    client.check()
+
+
+def test_a_call_that_failed_is_under_way_no_more(client):
+    client.ask([SYSTEM, USER])
+    client.session.release(client.session.plan_turn([SYSTEM, USER]))
+    assert client.ask([SYSTEM, USER])[1].break_kind is Break.duplicate
 
 
 def test_a_lost_tail_is_truncated(client):
@@ -168,6 +203,15 @@ def test_harmless_rewrites_of_our_reply_are_no_break(client, echo):
     assert client.ask([USER, echo(first), user("x")])[1].break_kind is None
 
 
+@pytest.mark.parametrize(("written", "same"), [(1, True), (1.0, True), ("1.0", False), (1.5, False), (True, False)])
+def test_numbers_are_compared_by_value(client, written, same):
+    """Where calls have values and no text, clients write 1.0 as 1."""
+    first, _ = client.ask([USER], reply=said("", {"n": 1.0, "more": [2.0, {"m": 3e2}]}))
+    arguments = {"more": [2, {"m": 300}], "n": written}
+    echoed = {**first, "tool_calls": [{"id": "c", "function": {"name": "bash", "arguments": arguments}}]}
+    assert (client.ask([USER, echoed, user("x")])[1].break_kind is None) == same
+
+
 def test_content_null_is_content_empty(client):
     first, _ = client.ask([USER], reply={**said("", {"a": 1}), "content": None})
     assert client.ask([USER, {**first, "content": ""}, {"role": "tool", "content": "x"}])[1].break_kind is None
@@ -200,7 +244,7 @@ def test_the_same_call_in_flight_twice(client):
     first, _ = client.ask([USER])
     plans = [client.session.plan_turn([USER, first, user("x")]) for _ in range(2)]
     assert plans[0].prompt_ids == plans[1].prompt_ids
-    assert [client.answer(plan)[1].break_kind for plan in plans] == [None, Break.duplicate]
+    assert [client.answer(plan)[1].break_kind for plan in plans] == [None, Break.branch]
     client.check()
 
 

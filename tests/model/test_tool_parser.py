@@ -24,6 +24,7 @@ def test_a_call_without_its_end_mark_counts():
     [
         "{", '{"name": "x"', "[]", '{"name": 1, "arguments": {}}', '{"name": "", "arguments": {}}',
         '{"name": "x", "arguments": [1]}', '{"name": "x", "arguments": "no"}', '{"name": "x", "arguments": {"a": NaN}}',
+        '{"name": "x", "arguments": {"a": 1e999}}',
         '{"name": "\\ud800", "arguments": {}}', "[" * 100_000, "",
     ],
 )  # fmt: skip

@@ -44,7 +44,8 @@ def test_calls_are_taken_out_of_the_content():
     ("key", "written", "value"),
     [
         ("path", "3", "3"), ("line", "3", 3), ("line", "3.0", 3), ("line", "x", "x"), ("all", "True", True),
-        ("all", "maybe", "maybe"), ("share", "2.5", 2.5), ("share", "NaN", "NaN"), ("lines", "[1, \"a\"]", [1, "a"]),
+        ("all", "maybe", "maybe"), ("share", "2.5", 2.5), ("share", "NaN", "NaN"),
+        ("share", "-1e999", "-1e999"), ("lines", "[1, \"a\"]", [1, "a"]),
         ("options", '{"a": {"b": null}}', {"a": {"b": None}}), ("maybe", "null", None), ("maybe", "4", 4),
         ("maybe", "None", None), ("line", "None", "None"), ("path", "None", "None"),
         ("name", "null", None), ("name", "4", "4"), ("unknown", "4", "4"),

@@ -50,7 +50,7 @@ class FakeGateway:
         self.closed.append(session_id)
         if self._close_error:
             raise self._close_error
-        return SessionSummary(2, 30, {Break.branch: 1, Break.duplicate: 2}, {"queue": 0.5}, self._overflowed)
+        return SessionSummary(2, 30, {Break.branch: 1, Break.duplicate: 2}, {"queue": 0.5}, self._overflowed, 1, 9)
 
 
 class FakeEnv:
@@ -123,6 +123,7 @@ async def test_a_submitted_change_is_graded(attempt, config):
     assert one.patch == "diff --git" and one.tests == {"t::a": True, "t::b": True} and one.error is None
     assert used.env.graded == [("diff --git", config.rollout.grade_timeout_s)]
     assert (one.num_calls, one.sampled_tokens, one.prefix_breaks) == (2, 30, 3)
+    assert (one.superseded_replies, one.superseded_tokens) == (1, 9)
     assert {"boot", "agent", "grade", "command", "queue"} <= set(one.times_s)
     assert len(one.turns) == 1 and used.result.exit is Exit.SUBMITTED
 

@@ -129,7 +129,16 @@ def test_lengths_come_from_the_longest_chain(trajectory, trace):
 def test_the_numbers_of_a_step(trajectory):
     kinds = (Status.resolved, Status.unresolved, Status.infra_error, Status.resolved)
     done = [
-        trajectory("a", sample, status, response_tokens=10 * sample, sampled_tokens=sample, prefix_breaks=sample)
+        trajectory(
+            "a",
+            sample,
+            status,
+            response_tokens=10 * sample,
+            sampled_tokens=sample,
+            prefix_breaks=sample,
+            superseded_replies=sample,
+            superseded_tokens=5 * sample,
+        )
         for sample, status in enumerate(kinds)
     ]
     numbers = rollout_numbers(Collected(done, [None] * 4, [trajectory("a", 2, Status.infra_error)]), 2.0)
@@ -141,6 +150,7 @@ def test_the_numbers_of_a_step(trajectory):
     assert (numbers["resolved_rate"], numbers["resolved_samples"]) == (2 / 3, 3)  # of those that were not broken
     assert numbers["statuses"] == {"infra_error": 1, "resolved": 2, "unresolved": 1}
     assert (numbers["infra_retries"], numbers["prefix_breaks"]) == (1, 6)
+    assert (numbers["superseded_replies"], numbers["superseded_tokens"]) == (6, 30)
 
 
 def test_a_step_without_any_reward(trajectory):

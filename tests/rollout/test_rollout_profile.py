@@ -1,5 +1,6 @@
 """Phases are in order, never overlap and add up to what the trajectory measured, whatever the clocks did."""
 
+import dataclasses
 import itertools
 from collections import defaultdict
 from types import SimpleNamespace
@@ -137,7 +138,7 @@ def test_an_answer_that_was_lost_has_no_command():
     call = NO_TIME | {"decode": 1.0, "command": 0.5, "engine": "e"}
     trajectory, traces, _ = program([call, call, call])
     repeated = Trace("t", 1, 1, (1,), (1,), (-1.0,), (0,), "stop", Break.duplicate, traces[1].created_s, decode_s=1.0)
-    traces = [traces[0], repeated, traces[2]]  # the first one's answer never came
+    traces = [traces[0], repeated, dataclasses.replace(traces[2], chain=1)]  # the first one's answer never came
     trajectory.turns = trajectory.turns[1:]
     tools = [phase.turn for phase in phases_of(trajectory, traces) if phase.kind is PhaseKind.tool]
     assert tools == [1, 2]

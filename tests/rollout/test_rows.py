@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swe_rl.algo.row import Row, age_steps
-from swe_rl.gateway.trace import Break, Trace
+from swe_rl.gateway.trace import Break, Trace, superseded
 from swe_rl.rollout.rows import RowError, traced_rows
 from swe_rl.rollout.trajectory import Status, Trajectory
 
@@ -85,6 +85,16 @@ def test_a_superseded_reply_is_not_trained():
     assert row.token_ids.tolist() == [1, 7, 8] and row.trained_tokens == 2
 
 
+def test_a_reply_that_the_agent_went_on_from_is_trained_whatever_it_asked_in_between():
+    first = trace(0, 0, [1], [2])
+    again = trace(1, 1, [1], [7, 8], break_kind=Break.duplicate)
+    assert superseded([first, again]) == {0}
+    on = trace(2, 0, [3], [4], base_turn=0, base_tokens=2)
+    assert superseded([first, again, on]) == set()
+    assert [row.token_ids.tolist() for row in rows_of([first, again, on])] == [[1, 2, 3, 4], [1, 7, 8]]
+    assert sum(row.trained_tokens for row in rows_of([first, again, on])) == 4
+
+
 def test_an_aborted_reply_is_not_trained():
     assert rows_of([trace(0, 0, [1], [2], finish_reason="abort")]) == []
 
@@ -140,8 +150,6 @@ def conversations(draw) -> list[tuple[Trace, list[int]]]:
             last, prompt = traces[-1] if traces else (None, [])
             prompt = list(prompt) if way is Break.duplicate and last else draw(ids)
             new = trace(turn, chain, prompt, sampled, **more, break_kind=way if traces else None)
-            if way is Break.duplicate and last:
-                ends.pop(last.chain, None)
             chains += 1
         traces.append((new, prompt))
         ends[chain] = new, prompt + sampled
@@ -150,10 +158,11 @@ def conversations(draw) -> list[tuple[Trace, list[int]]]:
 
 def simple_rows(traces: list[tuple[Trace, list[int]]]) -> list[Row]:
     """What a row is, of whole prompts: the last one of its chain and its reply; each reply stands at its place."""
-    superseded = {later.turn - 1 for later, _ in traces if later.break_kind is Break.duplicate}
-    kept = [
-        (one, prompt) for one, prompt in traces if one.turn not in superseded and one.finish_reason != "abort"
-    ]  # fmt: skip
+    retried = {later.turn - 1 for later, _ in traces if later.break_kind is Break.duplicate}
+    left_out = {
+        turn for turn in retried if not any(one.chain == traces[turn][0].chain for one, _ in traces[turn + 1 :])
+    }
+    kept = [(one, prompt) for one, prompt in traces if one.turn not in left_out and one.finish_reason != "abort"]
     rows = []
     for chain in sorted({one.chain for one, _ in kept}):
         turns = [(one, prompt) for one, prompt in kept if one.chain == chain]

@@ -1,0 +1,73 @@
+"""What was said in a session, by the ids of its replies: a client may go on from one without sending it again.
+
+Invariants:
+- A reply has the messages that came with its request, as JSON, and the reply before them: memory is what was sent.
+- Memory is bounded, for one session and for all. What was forgotten is not there: nothing is made up.
+- A session's replies are found by its name alone, which has its secret.
+"""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+
+from swe_rl.gateway.conversation import Message
+
+_LIMIT_BYTES = 512 * 2**20
+_SESSION_BYTES = 64 * 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class _Said:
+    previous_id: str | None
+    messages: bytes
+
+
+@dataclass(slots=True)
+class _Talk:
+    replies: OrderedDict[str, _Said] = field(default_factory=OrderedDict)  # used least lately first
+    held_bytes: int = 0
+
+
+class Histories:
+    def __init__(self, limit_bytes: int = _LIMIT_BYTES, session_bytes: int = _SESSION_BYTES) -> None:
+        self.held_bytes = 0
+        self._limit_bytes, self._session_bytes = limit_bytes, session_bytes
+        self._talks: OrderedDict[str, _Talk] = OrderedDict()  # used least lately first
+
+    def keep(self, name: str, reply_id: str, previous_id: str | None, messages: Sequence[Message]) -> None:
+        """`messages`: those of the request, and its reply."""
+        talk = self._talks.setdefault(name, _Talk())
+        self._talks.move_to_end(name)
+        said = _Said(previous_id, orjson.dumps(list(messages)))
+        talk.replies[reply_id] = said
+        self._hold(talk, len(said.messages))
+        while talk.held_bytes > self._session_bytes:
+            self._hold(talk, -len(talk.replies.popitem(last=False)[1].messages))
+        while self.held_bytes > self._limit_bytes:
+            self.forget(next(iter(self._talks)))
+
+    def up_to(self, name: str, reply_id: str) -> list[dict[str, Any]] | None:
+        """All messages to the end of that reply; None where any of them is not known."""
+        talk, line = self._talks.get(name), list[_Said]()
+        wanted: str | None = reply_id
+        while wanted is not None:
+            said = talk.replies.get(wanted) if talk is not None else None
+            if talk is None or said is None:
+                return None
+            talk.replies.move_to_end(wanted)
+            line.append(said)
+            wanted = said.previous_id
+        return [message for said in reversed(line) for message in orjson.loads(said.messages)]
+
+    def forget(self, name: str) -> None:
+        """Its session is over."""
+        talk = self._talks.pop(name, None)
+        if talk is not None:
+            self.held_bytes -= talk.held_bytes
+
+    def _hold(self, talk: _Talk, more_bytes: int) -> None:
+        talk.held_bytes += more_bytes
+        self.held_bytes += more_bytes

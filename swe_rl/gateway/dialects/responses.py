@@ -1,0 +1,320 @@
+"""OpenAI's Responses.
+
+Invariants:
+- Items become the messages of a chat completion in their order: reasoning, text and calls of one reply are one message
+  of the assistant, also where a client puts outputs between its calls; an output of a call is a message of the tool;
+  instructions are the first system message.
+- `previous_response_id` goes on from a reply of the same session, without its instructions, as at OpenAI.
+- Refused by name: images and files, tools that only OpenAI runs, references to items, text formats, a forced tool
+  choice, truncation, background work, conversations, prompts that are stored elsewhere.
+- Not compared with what was answered, as nowhere: reasoning, ids of calls. Not kept: `strict`, `metadata`, `include`,
+  `reasoning`, encrypted reasoning. Reasoning is sent as text, and its tokens are not told apart.
+- https://platform.openai.com/docs/api-reference/responses
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from swe_rl.gateway.dialects.protocol import Dialect, event
+from swe_rl.gateway.errors import ApiError, invalid
+from swe_rl.gateway.reply import ChatAnswer, of_one_reply, parts
+from swe_rl.gateway.request import (
+    Arrived,
+    ChatRequest,
+    Kept,
+    conversation_of,
+    flag,
+    integer,
+    number,
+    program_of,
+    read_body,
+    refuse,
+    texts,
+)
+
+_ID = "resp_"
+_ROLES = ("system", "developer", "user", "assistant")
+_TEXT = ("input_text", "output_text", "text")
+_REPLY = ("reasoning", "message", "function_call")  # the order of items in a reply
+_ECHOED = ("instructions", "max_output_tokens", "metadata", "reasoning", "tools", "tool_choice", "user")
+_Items = list[dict[str, Any]]
+
+
+class Responses(Dialect):
+    path = "/responses"
+
+    def parse(self, raw: bytes, arrived: Arrived) -> ChatRequest:
+        body = read_body(raw, (arrived.model_name,))
+        _refuse_unsupported(body)
+        tools = [] if body.get("tool_choice") == "none" else _tools(body.get("tools"))
+        program_id, previous_id = program_of(body), body.get("previous_response_id")
+        messages = _messages(body.get("input"))
+        before = _before(arrived, program_id, previous_id)
+        instructions = body.get("instructions")
+        if not isinstance(instructions, (str, type(None))):
+            raise invalid("'instructions' must be a string.", "instructions")
+        head = [{"role": "system", "content": instructions}] if instructions else []
+        stored = flag(body, "store", default=True)
+        temperature, top_p = number(body, "temperature", 0.0, 2.0), number(body, "top_p", 1e-6, 1.0)
+        return ChatRequest(
+            conversation=conversation_of([*head, *before, *messages], tools),
+            tools=tools,
+            stream=flag(body, "stream"),
+            max_tokens=integer(body, "max_output_tokens", 1),
+            temperature=temperature,
+            top_p=top_p,
+            top_k=0,
+            seed=None,
+            program_id=program_id or _session_of(previous_id),
+            echo={
+                **{name: body.get(name) for name in _ECHOED},
+                "previous_response_id": previous_id,
+                "store": stored,
+                "temperature": temperature,
+                "top_p": top_p,
+            },
+            kept=Kept(previous_id, messages) if stored else None,
+        )
+
+    def reply_id(self, answer: ChatAnswer) -> str:
+        return f"{_ID}{answer.name}"
+
+    def whole(self, request: ChatRequest, answer: ChatAnswer) -> dict[str, Any]:
+        cut = answer.finish_reason == "length"
+        return {
+            **self._head(request, answer),
+            "status": "incomplete" if cut else "completed",
+            "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
+            "output": _output(answer),
+            "usage": _usage(answer),
+        }
+
+    def events(self, request: ChatRequest, answer: ChatAnswer) -> Iterator[bytes]:
+        begun = {**self._head(request, answer), "status": "in_progress", "incomplete_details": None, "output": []}
+        end = self.whole(request, answer)
+        stream = _Stream()
+        yield stream.event("response.created", response=begun)
+        yield stream.event("response.in_progress", response=begun)
+        for index, item in enumerate(end["output"]):
+            yield from stream.item(index, item)
+        yield stream.event(f"response.{end['status']}", response=end)
+
+    def broken_off(self, error: ApiError) -> bytes:
+        fields = {"code": error.code, "message": error.message, "param": error.param, "sequence_number": 0}
+        return event({"type": "error", **fields}, "error")
+
+    def _head(self, request: ChatRequest, answer: ChatAnswer) -> dict[str, Any]:
+        echo = request.echo
+        return {
+            "id": self.reply_id(answer),
+            "object": "response",
+            "created_at": answer.created_s,
+            "model": answer.model,
+            "error": None,
+            "parallel_tool_calls": True,
+            "text": {"format": {"type": "text"}},
+            "truncation": "disabled",
+            **echo,
+            "metadata": echo["metadata"] or {},
+            "tools": echo["tools"] or [],
+            "tool_choice": echo["tool_choice"] or "auto",
+        }
+
+
+def _before(arrived: Arrived, program_id: str | None, previous_id: Any) -> Sequence[Mapping[str, Any]]:
+    if previous_id is None:
+        return []
+    if not isinstance(previous_id, str):
+        raise invalid("'previous_response_id' must be a string.", "previous_response_id")
+    before = arrived.said_before(program_id or _session_of(previous_id), previous_id)
+    if before is None:
+        message = (
+            f"Previous response with id {previous_id[:600]!r} not found: replies are kept with their session while it "
+            "is open, unless store=false. Send the whole conversation as 'input'."
+        )
+        raise invalid(message, "previous_response_id", "previous_response_not_found")
+    return before
+
+
+def _session_of(reply_id: Any) -> str | None:
+    """Of a client that names none: that of the reply which it goes on from."""
+    if not isinstance(reply_id, str) or not reply_id.startswith(_ID):
+        return None
+    return reply_id.removeprefix(_ID).rpartition("-")[0] or None
+
+
+def _refuse_unsupported(body: Mapping[str, Any]) -> None:
+    text = body.get("text")
+    form = text.get("format") if isinstance(text, dict) else text
+    refuse(
+        {
+            "background": bool(body.get("background")),
+            "conversation": bool(body.get("conversation")),
+            "prompt": bool(body.get("prompt")),
+            "text": form is not None and form != {"type": "text"},
+            "tool_choice": body.get("tool_choice") not in (None, "auto", "none"),
+            "top_logprobs": bool(body.get("top_logprobs")),
+            "truncation": body.get("truncation") not in (None, "disabled"),
+        }
+    )
+
+
+def _tools(tools: Any) -> list[dict[str, Any]]:
+    if tools is None:
+        return []
+    if not isinstance(tools, list):
+        raise invalid("'tools' must be a list.", "tools")
+    return [_tool(tool, f"tools[{index}]") for index, tool in enumerate(tools)]
+
+
+def _tool(tool: Any, where: str) -> dict[str, Any]:
+    kind = tool.get("type") if isinstance(tool, dict) else None
+    if kind is not None and kind != "function":
+        raise invalid(f"'{where}' is no function: type {kind!r} is not supported.", where, "unsupported_parameter")
+    if kind is None or not isinstance(tool.get("name"), str):
+        raise invalid(f"'{where}' must be a function with a name.", where)
+    function = {name: tool[name] for name in ("name", "description", "parameters") if tool.get(name) is not None}
+    return {"type": "function", "function": function}
+
+
+def _messages(items: Any) -> list[dict[str, Any]]:
+    """What the reply before them is not part of."""
+    if isinstance(items, str):
+        return [{"role": "user", "content": items}]
+    if not isinstance(items, list) or not items:
+        raise invalid("'input' must be a string or a non-empty list of items.", "input")
+    messages: list[dict[str, Any]] = []
+    reply: dict[str, Any] = {}  # the last one
+    reached = len(_REPLY)  # of it, by the last item
+    for index, item in enumerate(items):
+        where = f"input[{index}]"
+        if not isinstance(item, dict):
+            raise invalid(f"'{where}' must be an object.", where)
+        kind = item.get("type") or "message"
+        if kind not in _REPLY or (kind == "message" and item.get("role") != "assistant"):
+            messages.append(_heard(item, kind, where))
+            reached = len(_REPLY)
+            continue
+        place = _REPLY.index(kind)
+        if kind == "function_call" and _goes_on(reply, item):
+            _add(reply, item, kind, where)
+            continue
+        if place < reached or (place == reached and kind != "function_call"):
+            reply = {"role": "assistant", "content": ""}
+            messages.append(reply)
+        reached = place
+        _add(reply, item, kind, where)
+    return messages
+
+
+def _goes_on(reply: Mapping[str, Any], call: Mapping[str, Any]) -> bool:
+    """Whether this call is of that reply, whatever stands between them."""
+    calls, call_id = reply.get("tool_calls") or [], call.get("call_id")
+    return bool(calls) and isinstance(call_id, str) and of_one_reply(call_id, calls[-1]["id"])
+
+
+def _heard(item: Mapping[str, Any], kind: str, where: str) -> dict[str, Any]:
+    """A message that is none of the assistant's."""
+    if kind == "function_call_output":
+        texts(item.get("output"), f"{where}.output", _TEXT)
+        call_id = _string(item, "call_id", where)
+        return {"role": "tool", "tool_call_id": call_id, "content": _plain(item.get("output"))}
+    if kind != "message":
+        raise invalid(f"'{where}' has the type {kind!r}, which is not supported.", where, "unsupported_parameter")
+    if item.get("role") not in _ROLES:
+        raise invalid(f"'{where}' must have a role of {', '.join(_ROLES)}.", where)
+    texts(item.get("content"), f"{where}.content", _TEXT)
+    if item.get("content") is None:
+        raise invalid(f"'{where}.content' is missing.", f"{where}.content")
+    return {"role": item["role"], "content": _plain(item["content"])}
+
+
+def _add(message: dict[str, Any], item: Mapping[str, Any], kind: str, where: str) -> None:
+    """An item of a reply to its message."""
+    if kind == "message":
+        texts(item.get("content"), f"{where}.content", _TEXT)
+        message["content"] = _plain(item.get("content"))
+    elif kind == "reasoning":
+        said = item.get("content") or item.get("summary")
+        texts(said, f"{where}.content", ("reasoning_text", "summary_text"))
+        message["reasoning_content"] = _plain(said)
+    else:
+        function = {"name": _string(item, "name", where), "arguments": _string(item, "arguments", where)}
+        call = {"id": _string(item, "call_id", where), "type": "function", "function": function}
+        message.setdefault("tool_calls", []).append(call)
+
+
+def _plain(content: str | list[dict[str, Any]] | None) -> str:
+    """Of a content that was checked."""
+    return content if isinstance(content, str) else "".join(part["text"] for part in content or ())
+
+
+def _string(item: Mapping[str, Any], name: str, where: str) -> str:
+    value = item.get(name)
+    if not isinstance(value, str):
+        raise invalid(f"'{where}.{name}' must be a string.", where)
+    return value
+
+
+def _output(answer: ChatAnswer) -> _Items:
+    message, done = answer.message, {"status": "incomplete" if answer.finish_reason == "length" else "completed"}
+    items: _Items = []
+    if message.get("reasoning_content"):
+        said = [{"type": "reasoning_text", "text": message["reasoning_content"]}]
+        items.append({"type": "reasoning", "id": f"rs_{answer.name}", "summary": [], "content": said, **done})
+    if message.get("content") or not (items or answer.calls):
+        text: dict[str, Any] = {
+            "type": "output_text",
+            "text": message.get("content") or "",
+            "annotations": [],
+            "logprobs": [],
+        }
+        items.append({"type": "message", "id": f"msg_{answer.name}", "role": "assistant", "content": [text], **done})
+    for call in answer.calls:
+        head = {"type": "function_call", "id": f"fc_{call['id']}", "call_id": call["id"]}
+        items.append({**head, **call["function"], **done})
+    return items
+
+
+def _usage(answer: ChatAnswer) -> dict[str, Any]:
+    return {
+        "input_tokens": answer.usage["prompt_tokens"],
+        "input_tokens_details": answer.usage["prompt_tokens_details"],
+        "output_tokens": answer.usage["completion_tokens"],
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": answer.usage["total_tokens"],
+    }
+
+
+class _Stream:
+    """Events with their numbers."""
+
+    def __init__(self) -> None:
+        self._number = 0
+
+    def event(self, kind: str, **fields: Any) -> bytes:
+        number, self._number = self._number, self._number + 1
+        return event({"type": kind, "sequence_number": number, **fields}, kind)
+
+    def item(self, index: int, item: dict[str, Any]) -> Iterator[bytes]:
+        empty: dict[str, Any] = {"arguments": ""} if item["type"] == "function_call" else {"content": []}
+        begun = {**item, "status": "in_progress", **empty}
+        yield self.event("response.output_item.added", output_index=index, item=begun)
+        place = {"item_id": item["id"], "output_index": index}
+        if item["type"] == "function_call":
+            kind = "response.function_call_arguments"
+            for part in parts(item["arguments"]):
+                yield self.event(f"{kind}.delta", **place, delta=part)
+            yield self.event(f"{kind}.done", **place, name=item["name"], arguments=item["arguments"])
+        else:
+            yield from self._text(item["content"][0], {**place, "content_index": 0})
+        yield self.event("response.output_item.done", output_index=index, item=item)
+
+    def _text(self, part: dict[str, Any], place: dict[str, Any]) -> Iterator[bytes]:
+        kind = f"response.{part['type']}"
+        more: dict[str, Any] = {"logprobs": []} if part["type"] == "output_text" else {}
+        yield self.event("response.content_part.added", **place, part={**part, "text": ""})
+        for text in parts(part["text"]):
+            yield self.event(f"{kind}.delta", **place, delta=text, **more)
+        yield self.event(f"{kind}.done", **place, text=part["text"], **more)
+        yield self.event("response.content_part.done", **place, part=part)

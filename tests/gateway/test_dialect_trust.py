@@ -1,0 +1,135 @@
+"""Whatever a client sends, in any dialect: it is refused in that dialect's form, or it becomes a prompt and a reply."""
+
+import copy
+
+import orjson
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from swe_rl.gateway.errors import ApiError
+from swe_rl.gateway.reply import ChatAnswer
+from swe_rl.gateway.request import Arrived
+from swe_rl.gateway.routes import DIALECTS
+from swe_rl.gateway.session import Session
+
+CALL = {"id": "call_1", "type": "function", "function": {"name": "bash", "arguments": '{"a": [1.5, null]}'}}
+SCHEMA = {"type": "object", "properties": {"a": {"type": "array"}}}
+BODIES = {
+    "/chat/completions": {
+        "model": "m", "max_tokens": 9, "temperature": 0.5, "tool_choice": "auto", "stream": True,
+        "stream_options": {"include_usage": True},
+        "tools": [{"type": "function", "function": {"name": "bash", "parameters": SCHEMA}}],
+        "messages": [
+            {"role": "system", "content": "s"}, {"role": "user", "content": [{"type": "text", "text": "u"}]},
+            {"role": "assistant", "content": None, "reasoning_content": "r", "tool_calls": [CALL]},
+            {"role": "tool", "tool_call_id": "call_1", "content": "t"},
+        ],
+    },
+    "/messages": {
+        "model": "m", "max_tokens": 9, "temperature": 0.5, "top_k": 4, "tool_choice": {"type": "auto"}, "stream": True,
+        "tools": [{"name": "bash", "description": "d", "input_schema": SCHEMA}],
+        "system": [{"type": "text", "text": "s"}], "output_config": {"effort": "low"},
+        "messages": [
+            {"role": "user", "content": [{"type": "text", "text": "u"}]},
+            {"role": "assistant", "content": [
+                {"type": "thinking", "thinking": "r", "signature": ""}, {"type": "text", "text": "x"},
+                {"type": "tool_use", "id": "call_1", "name": "bash", "input": {"a": [1.5, None]}},
+            ]},
+            {"role": "user", "content": [
+                {"type": "tool_result", "tool_use_id": "call_1", "content": [{"type": "text", "text": "t"}]},
+            ]},
+        ],
+    },
+    "/responses": {
+        "model": "m", "max_output_tokens": 9, "temperature": 0.5, "tool_choice": "auto", "stream": True, "store": True,
+        "instructions": "s", "text": {"format": {"type": "text"}}, "metadata": {"a": "b"},
+        "reasoning": {"effort": "low"},
+        "tools": [{"type": "function", "name": "bash", "parameters": SCHEMA, "strict": True}],
+        "input": [
+            {"role": "user", "content": [{"type": "input_text", "text": "u"}]},
+            {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "r"}]},
+            {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "x"}]},
+            {"type": "function_call", "call_id": "call_1", "name": "bash", "arguments": '{"a": 1}'},
+            {"type": "function_call_output", "call_id": "call_1", "output": "t"},
+        ],
+    },
+}  # fmt: skip
+MESSAGE = {"role": "assistant", "content": "c", "reasoning_content": "r" * 60, "tool_calls": [CALL]}
+USAGE = {
+    "prompt_tokens": 5, "completion_tokens": 2, "total_tokens": 7, "prompt_tokens_details": {"cached_tokens": 1},
+}  # fmt: skip
+ANSWER = ChatAnswer("s-0", 1, "m", MESSAGE, "tool_calls", USAGE, None)
+
+anything = st.recursive(
+    st.sampled_from(
+        [None, True, False, 0, -1, 1.5, 2**62, "", "x", "user", "assistant", "text", "tool_use", "\U0001f600"]
+    ),
+    lambda inner: (
+        st.lists(inner, max_size=2)
+        | st.dictionaries(
+            st.sampled_from(["type", "text", "role", "content", "name", "input", "output"]), inner, max_size=3
+        )
+    ),
+    max_leaves=5,
+)
+
+
+def places(value, path=()):
+    """The way to each value in a body."""
+    yield path
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, below in inner:
+        yield from places(below, (*path, key))
+
+
+def changed(body, path, other):
+    """With another value there, or without it (`...`)."""
+    body = copy.deepcopy(body)
+    holder = body
+    for key in path[:-1]:
+        holder = holder[key]
+    if other is ...:
+        del holder[path[-1]]
+    else:
+        holder[path[-1]] = other
+    return body
+
+
+@pytest.mark.parametrize("dialect", DIALECTS, ids=lambda dialect: dialect.path)
+def test_a_body_that_nobody_changed_is_taken(renderer, dialect):
+    request = dialect.parse(orjson.dumps(BODIES[dialect.path]), Arrived("m"))
+    assert request.stream and request.max_tokens == 9 and request.temperature == 0.5
+    assert [message["role"] for message in request.conversation.whole()][:2] == ["system", "user"]
+
+
+@pytest.mark.parametrize("dialect", DIALECTS, ids=lambda dialect: dialect.path)
+@settings(max_examples=200, deadline=None)
+@given(data=st.data())
+def test_any_change_is_refused_or_answered(renderer, dialect, data):
+    body = BODIES[dialect.path]
+    for _ in range(data.draw(st.integers(1, 2))):
+        path = data.draw(st.sampled_from([path for path in places(body) if path]))
+        body = changed(body, path, data.draw(st.one_of(st.just(...), anything)))
+    try:
+        request = dialect.parse(orjson.dumps(body), Arrived("m"))
+    except ApiError as error:
+        assert 400 <= error.status < 500 and "\n" not in error.message and len(error.message) < 1000
+        assert orjson.dumps(dialect.error(error)) and dialect.broken_off(error)
+        return
+    session = Session(renderer)
+    draft = session.draft(request.conversation)
+    plan = session.plan(draft, draft.render(renderer))
+    session.record(plan, (300, 2), MESSAGE)
+    assert orjson.dumps(dialect.whole(request, ANSWER))
+    assert b"".join(dialect.events(request, ANSWER)).endswith(b"\n\n")
+    if request.kept is not None:
+        assert orjson.dumps(list(request.kept.messages))
+
+
+@pytest.mark.parametrize("dialect", DIALECTS, ids=lambda dialect: dialect.path)
+@pytest.mark.parametrize("raw", [b"", b"{", b"[]", b"3", b"\xff", b'{"model": "m"}', b'{"messages": 3, "input": 3}'])
+def test_what_is_no_request_is_refused(dialect, raw):
+    with pytest.raises(ApiError) as refused:
+        dialect.parse(raw, Arrived("m"))
+    assert refused.value.status == 400
