@@ -27,9 +27,9 @@ def test_a_step_that_runs_out_names_the_step_and_three_ways_out(build, make_rows
     model = build()
     trainer, original, calls = Trainer(model, CONFIG, AlgoConfig(), pad_token_id=0), policy.token_loss, []
 
-    def third(*given):
+    def third(*given, **named):
         calls.append(given)
-        return full() if len(calls) == 3 else original(*given)
+        return full() if len(calls) == 3 else original(*given, **named)
 
     monkeypatch.setattr(policy, "token_loss", third)
     with pytest.raises(TrainerError, match=r"ran out of memory in the update of step 7: CUDA out of memory") as caught:

@@ -313,7 +313,7 @@ def test_non_finite_gradients_are_skipped_counted_and_then_stop_the_run(build, m
     before = copy.deepcopy(model.state_dict())
     one, original = trainer(model), policy.token_loss
     monkeypatch.setattr(
-        policy, "token_loss", lambda *args: replace(original(*args), total=original(*args).total * float("nan"))
+        policy, "token_loss", lambda *a, **k: replace(original(*a, **k), total=original(*a, **k).total * float("nan"))
     )
     for step in range(2):
         metrics = one.train_step(rows, step)
