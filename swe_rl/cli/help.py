@@ -9,7 +9,7 @@ import textwrap
 from pathlib import Path
 
 from swe_rl.config.choices import JobName
-from swe_rl.config.folders import LAUNCHERS, Option, clash, options, own_options
+from swe_rl.config.folders import LAUNCHERS, Option, clash, offered, options, own_options
 
 _WIDTH = 110
 _USAGE = """\
@@ -42,7 +42,7 @@ Exit status: 0 done, 1 the run failed, 2 the configuration is wrong (nothing was
 
 def help_text(config_dir: Path | None = None) -> str:
     """`config_dir`: a folder with options of the user's own. Raises UserError where there is no such folder."""
-    user_options = _own(config_dir) if config_dir else []
+    user_options = [*_installed(), *(_own(config_dir) if config_dir else [])]
     groups = options()
     jobs = groups.pop("job")
     parts = [_USAGE, "Jobs (job=NAME)", *_jobs(jobs), "", "Groups (the first is the default; + where there is none)"]
@@ -53,9 +53,22 @@ def help_text(config_dir: Path | None = None) -> str:
 def _own(folder: Path) -> list[str]:
     user_options = [option for members in own_options(folder).values() for option in members]
     rows = [(f"{option.group}={option.name}", f"{option.summary} {clash(option)}") for option in user_options]
+    return ["", f"Your own, in {folder}", *(_table(rows) or ["  none"])]
+
+
+def _installed() -> list[str]:
+    """Nothing where no package offers any."""
+    rows = [
+        (f"{kind}={row.name}", f"{row.target}, {row.package}")
+        for kind, by_name in offered().items()
+        for row in by_name.values()
+    ]
+    return ["", "Of installed packages", *_table(sorted(rows))] if rows else []
+
+
+def _table(rows: list[tuple[str, str]]) -> list[str]:
     wide = max((len(choice) for choice, _ in rows), default=0) + 2
-    lines = [f"  {choice:<{wide}}{said}".rstrip() for choice, said in rows]
-    return ["", f"Your own, in {folder}", *(lines or ["  none"])]
+    return [f"  {choice:<{wide}}{said}".rstrip() for choice, said in rows]
 
 
 def _jobs(jobs: list[Option]) -> list[str]:

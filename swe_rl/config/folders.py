@@ -66,14 +66,14 @@ def option_names(root: Path | None = None) -> dict[str, list[str]]:
 
 
 @cache
-def offered() -> dict[ExtensionKind, dict[str, Offered]]:
+def offered() -> dict[str, dict[str, Offered]]:
     """Options of installed packages, by kind and name: names that are not ours. Where two packages have one, the first
     in the order of their names has it."""
-    table: dict[ExtensionKind, dict[str, Offered]] = {}
+    table: dict[str, dict[str, Offered]] = {}
     ours = option_names()
     for row in sorted(offered_by_packages(), key=lambda row: row.package, reverse=True):
         if row.group in list(ExtensionKind) and row.name not in ours[row.group]:
-            table.setdefault(ExtensionKind(row.group), {})[row.name] = row
+            table.setdefault(row.group, {})[row.name] = row
     return table
 
 

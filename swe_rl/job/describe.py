@@ -13,7 +13,7 @@ from typing import Any
 from swe_rl.config.choices import OutputFormat
 from swe_rl.config.compose import flatten
 from swe_rl.config.explain import ConfigError
-from swe_rl.config.folders import Option, clash, is_ours, options
+from swe_rl.config.folders import Option, clash, is_ours, offered, options
 from swe_rl.config.keys import comment_of, describe_type, key_types, keys_of, nearest, nearest_keys
 from swe_rl.config.provenance import Origins
 from swe_rl.config.ranges import ranges_of
@@ -65,12 +65,20 @@ def _group_record(name: str, members: list[Option]) -> Record:
     summaries: dict[str, str] = {}
     for option in members:
         summaries.setdefault(option.name, option.summary)
+    for row in offered().get(name, {}).values():
+        summaries.setdefault(row.name, f"{row.target}, of the package {row.package}")
     files = {option.name: f"{option.path} {clash(option)}".rstrip() for option in members if not is_ours(option)}
     return {"group": name, "options": summaries} | ({"own": files} if files else {})
 
 
 def _option_record(groups: dict[str, list[Option]], group: str, name: str) -> Record:
     chosen = next((option for option in groups.get(group, []) if option.name == name), None)
+    if chosen is None and (row := offered().get(group, {}).get(name)) is not None:
+        return {
+            "option": f"{group}={name}",
+            "about": f"of the package {row.package}",
+            "file": f"_target_: {row.target}\n",
+        }
     if chosen is None:
         known = [option.name for option in groups.get(group, [])]
         raise ConfigError(

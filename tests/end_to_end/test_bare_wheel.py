@@ -120,6 +120,15 @@ def test_a_package_of_ones_own_is_written_and_found(bare, tmp_path):
     assert (done.returncode, done.stderr) == (0, "") and (mine / "mine.py").is_file()
     done = ask(bare, "--config-dir", mine / "conf", f"job.code=[{mine}]", "router=mine", "job=simulate")
     assert (done.returncode, done.stderr) == (0, "") and "mine" in done.stdout
+    [site] = (bare.parents[1] / "lib").glob("python*/site-packages")
+    info = site / "mine-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: mine\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[swe_rl.router]\nmine = mine:Mine\n")
+    (site / "mine.py").write_text((mine / "mine.py").read_text())
+    done = ask(bare, "router=mine", "job=simulate")
+    assert (done.returncode, done.stderr) == (0, "") and "mine" in done.stdout, "installed, it needs no folder"
+    assert "  router=mine  mine.Mine, mine 1.0\n" in ask(bare, "--help").stdout
 
 
 def test_a_plan_is_printed_all_the_same(bare):

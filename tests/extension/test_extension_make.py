@@ -18,6 +18,7 @@ from swe_rl.agent.protocol import AgentError, AgentResult, Assignment, Exit, Tas
 from swe_rl.algo.foreign.advantage import ForeignAdvantage, make_advantage
 from swe_rl.algo.protocol import RewardGroup
 from swe_rl.check.rules.agent import AGENT_TOOLS
+from swe_rl.cli.help import help_text
 from swe_rl.config import folders
 from swe_rl.config.choices import ROUTERS, ExtensionKind
 from swe_rl.config.compose import compose
@@ -30,6 +31,7 @@ from swe_rl.extension.code import code_facts, copy_code, use_code
 from swe_rl.extension.find import Foreign, problems
 from swe_rl.extension.kinds import CONTRACTS
 from swe_rl.extension.make import ExtensionError, ExtensionFailure, make
+from swe_rl.job.describe import describe
 from swe_rl.logger.foreign import ForeignLogger
 from swe_rl.rollout.reward import RewardError, make_reward
 from swe_rl.router.core import EngineAdded, Place, RequestArrived, Router, Tick
@@ -98,6 +100,10 @@ def test_an_entry_point_of_an_installed_package_is_found_by_name(tmp_path, packa
     try:
         assert folders.extension_names() == {"reward": ["mine"]}, "a name of ours stays ours"
         reward = make_reward(RewardConfig(name="mine"), 1.0)
+        assert "  reward=mine  theirs.Mine, theirs 1.2\n" in help_text()
+        config = compose([]).config
+        assert describe(config, "reward")[0]["options"]["mine"] == "theirs.Mine, of the package theirs 1.2"
+        assert describe(config, "reward/mine")[0]["file"] == "_target_: theirs.Mine\n"
         assert reward.failure == -1.0 and asyncio.run(reward.reward(an_attempt(resolved=True))) == 2.0
     finally:
         folders.offered.cache_clear()

@@ -12,7 +12,7 @@ from swe_rl.config.explain import ConfigError
 from swe_rl.host.program import Completed, NoAnswerInTime
 from swe_rl.logger import summary
 from swe_rl.submission import freeze as freezing
-from swe_rl.submission.freeze import freeze, other_packages, verify_frozen
+from swe_rl.submission.freeze import code_of, freeze, other_packages, verify_frozen
 from swe_rl.submission.record import read_submission
 from swe_rl.submission.submit import SubmissionError, prepare, submit, ways_on
 
@@ -65,6 +65,22 @@ def test_several_jobs_are_one_array(tmp_path):
     assert submission.slurm_ids == ["100"]
     assert read_submission(tmp_path) == submission
     assert "cancel:  scancel 100" in ways_on(tmp_path, submission)
+
+
+def test_code_of_ones_own_goes_along_to_the_jobs_and_their_servers(tmp_path):
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "theirs.py").write_text("class Mine: ...")
+    sweep = tmp_path / "sweep"
+    ready = prepared(sweep, 2, f"job.code=[{mine}]", *SERVERS)
+    (mine / "theirs.py").write_text("changed while the jobs wait")
+    copy = sweep / "frozen" / "code" / "0"
+    assert (copy / "theirs.py").read_text() == "class Mine: ..."
+    assert len(ready.scripts) == 1 + 2 * 2
+    for script in ready.scripts:
+        assert f"PYTHONPATH={sweep / 'frozen'}:{copy}" in script.read_text().replace("'", ""), script
+    assert code_of(sweep / "1", 1, [str(mine)]) == [copy]
+    assert code_of(tmp_path / "alone", None, [str(mine)]) == [mine], "of no sweep"
 
 
 def test_one_job_is_no_array(tmp_path):
