@@ -16,6 +16,12 @@ class KeepTraces(StrEnum):
     none = "none"
 
 
+class RoutingReplay(StrEnum):
+    none = "none"
+    measure = "measure"  # engines tell, the trainer compares
+    replay = "replay"
+
+
 class JobName(StrEnum):
     train = "train"
     rollout = "rollout"

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from swe_rl.config.choices import EngineKind
+from swe_rl.config.choices import EngineKind, RoutingReplay
 from swe_rl.config.schema import Config, EngineConfig
 from swe_rl.engine.external import external_engines
 from swe_rl.engine.protocol import Engine, EngineError, LossTeller, Record
@@ -77,8 +77,9 @@ def make_engines(
     from swe_rl.engine.embedded.engine import EmbeddedEngine
 
     assert model is not None
+    routes = config.trainer.routing_replay is not RoutingReplay.none
     return [
-        EmbeddedEngine(model, config.engine, name=f"engine{index}", pad_token_id=pad_token_id)
+        EmbeddedEngine(model, config.engine, name=f"engine{index}", pad_token_id=pad_token_id, routes=routes)
         for index in range(config.layout.engines)
     ]
 

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Literal, Self
 
+from swe_rl.algo.row import Routes
 from swe_rl.errors import RunError
 
 if TYPE_CHECKING:
@@ -112,7 +113,8 @@ class SamplingParams:
 @dataclass(frozen=True, slots=True)
 class Completion:
     """`weight_version` is that of the last token. `token_versions` has one entry a token, where they differ; empty: all
-    are of `weight_version`."""
+    are of `weight_version`. `routes`, of a mixture and where asked for: the experts of each token of prompt and
+    `token_ids` but the last one, which the engine has not read (`model/experts.py`)."""
 
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
@@ -123,6 +125,7 @@ class Completion:
     prefill_s: float = 0.0
     decode_s: float = 0.0
     token_versions: tuple[int, ...] = ()
+    routes: Routes | None = field(default=None, compare=False, repr=False)
 
     @property
     def weight_versions(self) -> tuple[int, ...]:

@@ -17,6 +17,7 @@ import os
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -30,10 +31,11 @@ from swe_rl.config.choices import KlEstimator
 from swe_rl.config.schema import AlgoConfig, TrainerConfig
 from swe_rl.trainer.compute import Batch, Compute, LocalCompute, Work, build_work
 from swe_rl.trainer.lora import Adapter, MergedWeights, is_adapter
-from swe_rl.trainer.metrics import ExpertLoad, StepStats, TrainMetrics
+from swe_rl.trainer.metrics import StepStats, TrainMetrics
 from swe_rl.trainer.minibatch import MiniBatch, left_out, measured_rows, mini_batches
 from swe_rl.trainer.optimizer import Optimizer, RowsOf, torch_threads, warmup_factor
 from swe_rl.trainer.protocol import TrainerError
+from swe_rl.trainer.routing import Routing
 from swe_rl.trainer.sharded.mesh import alone
 from swe_rl.trainer.sharded.packing import PackedBatch
 
@@ -76,7 +78,7 @@ class Trainer:
         self._compute: Compute = compute or LocalCompute(alone(next(model.parameters()).device))
         self._mesh = self._compute.mesh
         betas = (config.beta1, config.beta2)
-        self._expert_load = ExpertLoad(self._compute.bare(model), self._compute.device)
+        self._routing = Routing(self._compute.bare(model), self._mesh, config.routing_replay)
         self._optimizer = Optimizer(
             self._compute.bare(model),
             lr=config.lr,
@@ -112,7 +114,7 @@ class Trainer:
             # Before the updates: these rows are compared with what the engine said under the same weights.
             self._measure(left_out(kept, minis, self.algo), minis, step, stats)
             self._update_all([self._works(mini) for mini in minis], lr, stats, version=step - 1)
-            stats.expert_tokens = self._expert_load.taken()
+            stats.expert_tokens, stats.routing_choices = self._routing.taken(), self._routing.taken_choices()
             stats.join(self._mesh)
         self.steps_done += 1
         return stats.metrics(step=step, rows=len(rows), lr=lr, train_s=self._clock() - start)
@@ -125,7 +127,7 @@ class Trainer:
         by_row = [0.0] * len(kept)
         with torch_threads(self.config.num_threads), out_of_memory_named(self.config, _PASS):
             for batch in self._micro_batches(kept):
-                kl = kl_per_token(self._logprobs(self.model, batch), self._of_reference(batch), estimator)
+                kl = kl_per_token(self._of_policy(batch), self._of_reference(batch), estimator)
                 for member, value in zip(batch.member_of_token.tolist(), kl.tolist(), strict=True):
                     by_row[batch.members[member]] += value
             joined = self._mesh.sum(torch.tensor(by_row, dtype=torch.float64, device=self._compute.device)).tolist()
@@ -147,7 +149,8 @@ class Trainer:
                     device=self._compute.device,
                 )
                 here = places[batch.trained_index] if isinstance(batch, PackedBatch) else places
-                flat[here] = self._compute.logprobs(self.model, batch, temperature, False)[0].double()
+                with self._routing.replaying(batch.routes):
+                    flat[here] = self._compute.logprobs(self.model, batch, temperature, False)[0].double()
             joined = self._mesh.sum(flat).tolist()
         return [joined[start : start + count] for start, count in zip(first, counts, strict=True)]
 
@@ -212,7 +215,8 @@ class Trainer:
         return self.config.seed * 1_000_003 + step
 
     def _works(self, mini: MiniBatch) -> list[Work]:
-        return build_work(mini, self.config.max_tokens_per_micro_batch, self._pad_token_id, self._compute)
+        works = build_work(mini, self.config.max_tokens_per_micro_batch, self._pad_token_id, self._compute)
+        return [replace(work, batch=self._routing.of(work.batch, mini.rows)) for work in works]
 
     def _measure(self, rows: Sequence[Row], minis: Sequence[MiniBatch], step: int, stats: StepStats) -> None:
         """What is reported of all sampled tokens, of those that are not trained; with the weights before the updates.
@@ -225,7 +229,7 @@ class Trainer:
         chosen = measured_rows(rows, most_tokens, self._seed(step))
         works = self._works(MiniBatch(chosen, (0.0,) * len(chosen))) if chosen else []
         for work in works:
-            with torch.no_grad():
+            with torch.no_grad(), self._routing.replaying(work.batch.routes):
                 logprobs, entropy = self._compute.logprobs(self.model, work.batch, self._temperature, False)
             stats.observe_left_out(work, entropy, logprobs)
 
@@ -256,16 +260,19 @@ class Trainer:
         for i, work in enumerate(works):
             reference = self._of_reference(work.batch) if kl_in_loss(self.algo) else None
             entropy_grad = self.algo.entropy_coef != 0.0
-            with self._expert_load.counting(work.batch.hidden_index):
-                logprobs, entropy = self._compute.logprobs(self.model, work.batch, self._temperature, entropy_grad)
-            start = old[i] if old else logprobs.detach()
-            correction = corrections[i] if corrections else self._correction(work, start, version)
-            # The very tensor that has the gradient: `start` is of another pass, whose kernels may round otherwise, and
-            # a ratio of 1.00001 would already count as moved.
-            denominator = logprobs.detach() if ratio_is_one else start
-            ratio = ratios[i] if ratios else torch.zeros_like(denominator)
-            loss = token_loss(logprobs, denominator, work.advantages, entropy, correction, reference, self.algo, ratio)
-            (torch.sum(loss.total * work.weights) * self._compute.gradient_scale).backward()
+            with self._routing.replaying(work.batch.routes):
+                with self._routing.counting(work.batch.hidden_index):
+                    logprobs, entropy = self._compute.logprobs(self.model, work.batch, self._temperature, entropy_grad)
+                start = old[i] if old else logprobs.detach()
+                correction = corrections[i] if corrections else self._correction(work, start, version)
+                # The very tensor that has the gradient: `start` is of another pass, whose kernels may round otherwise,
+                # and a ratio of 1.00001 would already count as moved.
+                denominator = logprobs.detach() if ratio_is_one else start
+                ratio = ratios[i] if ratios else torch.zeros_like(denominator)
+                loss = token_loss(
+                    logprobs, denominator, work.advantages, entropy, correction, reference, self.algo, ratio
+                )
+                (torch.sum(loss.total * work.weights) * self._compute.gradient_scale).backward()
             stats.observe(work, loss, entropy, start, correction)
 
     def _corrections(self, works: list[Work], old: list[Tensor], version: int) -> list[Tensor]:
@@ -290,7 +297,11 @@ class Trainer:
         return Sequences(joined, works[0].num_sequences, over_ranks=self._mesh.sum)
 
     def _all_logprobs(self, works: list[Work]) -> list[Tensor]:
-        return [self._logprobs(self.model, work.batch) for work in works]
+        return [self._of_policy(work.batch) for work in works]
+
+    def _of_policy(self, batch: Batch) -> Tensor:
+        with self._routing.replaying(batch.routes):
+            return self._logprobs(self.model, batch)
 
     @torch.no_grad()
     def _logprobs(self, model: nn.Module, batch: Batch) -> Tensor:
@@ -311,7 +322,8 @@ class Trainer:
 
     def _micro_batches(self, rows: Sequence[Row]) -> list[Any]:
         sequences = [(row.token_ids, row.loss_mask) for row in rows]
-        return self._compute.micro_batches(sequences, self.config.max_tokens_per_micro_batch, self._pad_token_id)
+        batches = self._compute.micro_batches(sequences, self.config.max_tokens_per_micro_batch, self._pad_token_id)
+        return [self._routing.of(batch, rows) for batch in batches]
 
 
 def _nobody_reads() -> None:
