@@ -19,6 +19,8 @@ from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Literal, Self
 
+import numpy as np
+
 from swe_rl.algo.row import Routes
 from swe_rl.errors import RunError
 
@@ -152,7 +154,18 @@ def joined(parts: Sequence[Completion]) -> Completion:
         prefill_s=first.prefill_s,
         decode_s=sum(part.decode_s for part in parts),
         token_versions=versions if len(set(versions)) > 1 else (),
+        routes=_joined_routes(parts),
     )
+
+
+def _joined_routes(parts: Sequence[Completion]) -> Routes | None:
+    """Of each token those with which it was read first: later parts have read again what was there."""
+    known: list[Routes] = []
+    for part in parts:
+        if part.routes is not None:
+            known.append(part.routes[sum(map(len, known)) :])
+    routes: Routes | None = np.concatenate(known) if known else None
+    return routes
 
 
 def continued(params: SamplingParams, sampled_tokens: int) -> SamplingParams:

@@ -112,15 +112,15 @@ def asynchrony(config: Config, _: Host) -> Iterator[Finding]:
 
 @between(Part.trainer, Part.engines)
 def routing_replay(config: Config, _: Host) -> Iterator[Finding]:
-    """Who is to go where the engine sent it needs experts, an engine that tells, and ids that are the engine's."""
+    """Tokens that are to go where the engine sent them need experts, and have to be the engine's.
+
+    Whether somebody else's server tells, its probe asks.
+    """
     mode, key, off = config.trainer.routing_replay, "trainer.routing_replay", "trainer.routing_replay=none"
     if mode is RoutingReplay.none:
         return
     if not config.model.num_experts:
         yield error("routing_replay", key, f"model={config.model.name} is dense: it has no experts to choose", off)
-    elif config.engine.kind is not EngineKind.embedded:
-        why = f"engine={config.engine.kind} does not tell here which experts a token went to; the embedded engine does"
-        yield error("routing_replay", key, why, f"{off}, or engine=embedded; algo.correction weighs what differs")
     elif config.rollout.capture is Capture.retokenize:
         why = "rows that are rendered anew have other tokens than the engine sent to its experts"
         yield error("routing_replay", "rollout.capture", why, f"rollout.capture=traced, or {off}")

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
-from swe_rl.config.choices import LogprobsMode
+from swe_rl.config.choices import LogprobsMode, RoutingReplay
 from swe_rl.config.schema import Config
 from swe_rl.engine.protocol import EngineError, SamplingParams
 from swe_rl.engine.server.client import HttpClient, ServerAnswer
@@ -39,12 +39,14 @@ class ServerRefusedError(UserError):
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """`processed_logprobs`: they must be those of the sampling distribution; `model` None: whatever it serves."""
+    """`processed_logprobs`: they must be those of the sampling distribution; `model` None: whatever it serves.
+    `num_experts`: replies have to tell which of so many each token went to; 0: they need not."""
 
     model: str | None
     max_model_len: int
     processed_logprobs: bool
     vocab_size: int | None = None  # None: whatever it has
+    num_experts: int = 0
 
 
 def needs(config: Config) -> Needs:
@@ -56,6 +58,7 @@ def needs(config: Config) -> Needs:
         max_model_len=config.engine.max_model_len,
         processed_logprobs=config.engine.logprobs_mode is LogprobsMode.processed and not plain,
         vocab_size=config.model.vocab_size,
+        num_experts=0 if config.trainer.routing_replay is RoutingReplay.none else config.model.num_experts,
     )
 
 
@@ -211,6 +214,8 @@ async def _token_in(client: HttpClient, model: str, needs: Needs, patience: Pati
         return TokenIn.generate, second
     if first is not None:
         return TokenIn.completions, first
+    if all("routed-experts" in why for why in (why_first, why_second)):
+        raise ServerRefusedError(f"{client.url} is of no use here: {why_first}")
     failed = any(why.startswith(_FAILED) for why in (why_first, why_second))
     raise ServerRefusedError(
         f"{client.url} does not take token ids and return token ids with log-probabilities: "
@@ -235,7 +240,8 @@ async def _try(
     if not answer.ok:
         return None, f"it answered {answer.status}: {answer.reason()}"
     try:
-        reply = parse_reply(kind, answer.json(), vocab_size=needs.vocab_size)
+        sizes = {"prompt_tokens": len(_PROBE_IDS), "num_experts": needs.num_experts}
+        reply = parse_reply(kind, answer.json(), vocab_size=needs.vocab_size, **sizes)
     except BadNumbersError as error:
         raise ServerRefusedError(
             f"{client.url}{kind.value} answers with numbers that no sound model gives: {error}. Look at the server's "

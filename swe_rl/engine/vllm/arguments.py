@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 
-from swe_rl.config.choices import LogprobsMode
+from swe_rl.config.choices import LogprobsMode, RoutingReplay
 from swe_rl.config.schema import Config
 from swe_rl.errors import UserError
 from swe_rl.plan.sizes import VLLM_COMMAND, shares_gpus
@@ -98,6 +98,8 @@ def server_arguments(config: Config, choice: ServerChoice, options: VllmOptions 
         arguments.append("--enforce-eager")
     if shares_gpus(config):
         arguments.append("--enable-sleep-mode")
+    if config.trainer.routing_replay is not RoutingReplay.none:
+        arguments.append("--enable-return-routed-experts")
     if transfer := transfer_kind(config):
         arguments += ["--weight-transfer-config", json.dumps({"backend": transfer})]
         if transfer in (GLOO, IPC):
