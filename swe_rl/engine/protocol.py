@@ -17,9 +17,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
+import numpy.typing as npt
 
 from swe_rl.algo.row import Routes
 from swe_rl.errors import RunError
@@ -160,12 +161,11 @@ def joined(parts: Sequence[Completion]) -> Completion:
 
 def _joined_routes(parts: Sequence[Completion]) -> Routes | None:
     """Of each token those with which it was read first: later parts have read again what was there."""
-    known: list[Routes] = []
+    known: list[npt.NDArray[Any]] = []
     for part in parts:
         if part.routes is not None:
             known.append(part.routes[sum(map(len, known)) :])
-    routes: Routes | None = np.concatenate(known) if known else None
-    return routes
+    return np.concatenate(known) if known else None
 
 
 def continued(params: SamplingParams, sampled_tokens: int) -> SamplingParams:

@@ -98,6 +98,9 @@ def test_a_server_of_the_run_tells_experts_where_they_are_asked_for(mode):
     arguments = server_arguments(config, ServerChoice(0, 1, "m"), SERVE)
     settings, _, _ = settings_from([word for word in arguments if word != "m"], {})
     assert settings.routes is (needs(config).num_experts == 8) is (mode is not RoutingReplay.none)
+    evaluation = replace(config, job=JobConfig(name=JobName.eval))  # nobody trains on it
+    assert needs(evaluation).num_experts == 0
+    assert "--enable-return-routed-experts" not in server_arguments(evaluation, ServerChoice(0, 1, "m"), SERVE)
 
 
 def test_never():

@@ -14,13 +14,14 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
-from swe_rl.config.choices import LogprobsMode, RoutingReplay
+from swe_rl.config.choices import LogprobsMode
 from swe_rl.config.schema import Config
 from swe_rl.engine.protocol import EngineError, SamplingParams
 from swe_rl.engine.server.client import HttpClient, ServerAnswer
 from swe_rl.engine.server.monitor import parse_metrics
 from swe_rl.engine.server.wire import BadNumbersError, Reply, TokenIn, parse_reply, request_body
 from swe_rl.errors import UserError
+from swe_rl.plan.sizes import wants_routes
 
 SUPPORTED = ((0, 26), (0, 33))  # first and last minor version
 _OURS = "swe_rl"  # job=serve: whatever its version, what it can do is asked
@@ -58,7 +59,7 @@ def needs(config: Config) -> Needs:
         max_model_len=config.engine.max_model_len,
         processed_logprobs=config.engine.logprobs_mode is LogprobsMode.processed and not plain,
         vocab_size=config.model.vocab_size,
-        num_experts=0 if config.trainer.routing_replay is RoutingReplay.none else config.model.num_experts,
+        num_experts=config.model.num_experts if wants_routes(config) else 0,
     )
 
 
