@@ -18,6 +18,7 @@ Versions = npt.NDArray[np.int32]  # of weights, one a sampled token
 Logprobs = npt.NDArray[np.float32]  # nats
 PerToken = npt.NDArray[np.float32]  # of what was sampled
 Mask = npt.NDArray[np.bool_]
+Routes = npt.NDArray[np.uint8] | npt.NDArray[np.uint16]  # [tokens, layers, experts of a token]: swe_rl/model/experts.py
 
 
 def same_fields(record: object, other: object) -> bool:
@@ -44,7 +45,8 @@ class Row:
     together its rows weigh as one sequence. Sequences of other types become arrays, and a number that is given for
     `advantage` is that of every sampled token. `rewards` are what each sampled token brought, for `algo.advantage=gae`
     alone, whose critic makes advantages of them. `turns` has the number of the turn that sampled each token, until the
-    rewards of turns are known; None where it is not needed, or not known. Two rows are equal where all entries are.
+    rewards of turns are known; None where it is not needed, or not known. `routes`: the experts that the engine sent
+    each token to but the last one; None where they are not known. Two rows are equal where all entries are.
     """
 
     trajectory_id: str
@@ -57,6 +59,7 @@ class Row:
     trained: bool = True
     rewards: PerToken | None = None
     turns: Ids | None = None
+    routes: Routes | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "token_ids", np.asarray(self.token_ids, np.int32))

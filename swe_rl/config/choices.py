@@ -28,6 +28,12 @@ class ExtensionKind(StrEnum):
     logger = "logger"
 
 
+class RoutingReplay(StrEnum):
+    none = "none"
+    measure = "measure"  # engines tell, the trainer compares
+    replay = "replay"
+
+
 class JobName(StrEnum):
     train = "train"
     rollout = "rollout"

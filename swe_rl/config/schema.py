@@ -34,6 +34,7 @@ from swe_rl.config.choices import (
     PullPolicy,
     RewardKind,
     RolloutMode,
+    RoutingReplay,
     RuntimeKind,
     RuntimeProtocol,
     SandboxKind,
@@ -484,6 +485,7 @@ class TrainerConfig:
     lora_alpha: Count | None = None  # the adapter's product counts lora_alpha / lora_rank times; null: twice lora_rank
     weight_sync: WeightSync = WeightSync.auto  # auto: memory, ipc or nccl on one host, else disk: a folder
     check_weights: bool = True  # after each update: engines and trainer give sampled tokens the same log-probabilities
+    routing_replay: RoutingReplay = RoutingReplay.none  # of a mixture: tokens go to the experts that the engine chose
     max_staleness_steps: ZeroOrMore = 0  # 0: synchronous
     collective_timeout_s: Seconds = 1800.0  # a rank without a sign of life for so long is lost
     num_threads: Count = 1  # torch's threads while training
@@ -506,6 +508,7 @@ class SftConfig:
     beginner_steps: ZeroOrMore = 150
     beginner_lr: Positive = 3e-4
     right_fraction: Share = 0.5  # of the beginner's demonstrations
+    start: str | None = None  # a dense model to begin with, as model.path; experts are made of its MLPs; null: nothing
     device: str = "cpu"  # cpu: half an hour on two cores; cuda: two minutes on one GPU
     seed: Seed = 0
     output: str = "${paths.outputs}/sft/${model.name}"

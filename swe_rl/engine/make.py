@@ -23,7 +23,7 @@ from swe_rl.engine.vllm.arguments import VllmOptions, complete
 from swe_rl.engine.vllm.engines import EngineFolders, vllm_engines, weight_folders
 from swe_rl.errors import UserError
 from swe_rl.logger.disk import disk_error
-from swe_rl.plan.sizes import asks_model, read_elsewhere
+from swe_rl.plan.sizes import asks_model, read_elsewhere, wants_routes
 from swe_rl.sandbox.lease import make_leased
 from swe_rl.sandbox.working_copy import remove_tree
 
@@ -77,8 +77,9 @@ def make_engines(
     from swe_rl.engine.embedded.engine import EmbeddedEngine
 
     assert model is not None
+    routes = wants_routes(config)
     return [
-        EmbeddedEngine(model, config.engine, name=f"engine{index}", pad_token_id=pad_token_id)
+        EmbeddedEngine(model, config.engine, name=f"engine{index}", pad_token_id=pad_token_id, routes=routes)
         for index in range(config.layout.engines)
     ]
 

@@ -17,8 +17,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
+import numpy as np
+import numpy.typing as npt
+
+from swe_rl.algo.row import Routes
 from swe_rl.errors import RunError
 
 if TYPE_CHECKING:
@@ -112,7 +116,8 @@ class SamplingParams:
 @dataclass(frozen=True, slots=True)
 class Completion:
     """`weight_version` is that of the last token. `token_versions` has one entry a token, where they differ; empty: all
-    are of `weight_version`."""
+    are of `weight_version`. `routes`, of a mixture and where asked for: the experts of each token of prompt and
+    `token_ids` but the last one, which the engine has not read (`model/experts.py`)."""
 
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
@@ -123,6 +128,7 @@ class Completion:
     prefill_s: float = 0.0
     decode_s: float = 0.0
     token_versions: tuple[int, ...] = ()
+    routes: Routes | None = field(default=None, compare=False, repr=False)
 
     @property
     def weight_versions(self) -> tuple[int, ...]:
@@ -149,7 +155,17 @@ def joined(parts: Sequence[Completion]) -> Completion:
         prefill_s=first.prefill_s,
         decode_s=sum(part.decode_s for part in parts),
         token_versions=versions if len(set(versions)) > 1 else (),
+        routes=_joined_routes(parts),
     )
+
+
+def _joined_routes(parts: Sequence[Completion]) -> Routes | None:
+    """Of each token those with which it was read first: later parts have read again what was there."""
+    known: list[npt.NDArray[Any]] = []
+    for part in parts:
+        if part.routes is not None:
+            known.append(part.routes[sum(map(len, known)) :])
+    return np.concatenate(known) if known else None
 
 
 def continued(params: SamplingParams, sampled_tokens: int) -> SamplingParams:

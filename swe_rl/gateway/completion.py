@@ -222,7 +222,7 @@ class Completer:
             raise engine_failure(500, f"Engine {engine.name} failed: {type(error).__name__}: {error}") from error
         if completion.finish_reason == "abort":
             raise unavailable(f"Engine {engine.name} aborted the request; send it again.", "aborted")
-        _check(completion, engine.name)
+        _check(completion, engine.name, len(plan.prompt_ids))
         return completion
 
     async def _message(
@@ -259,6 +259,7 @@ class Completer:
             held_s=held_s,
             base_turn=turn.base_turn,
             base_tokens=turn.base_tokens,
+            routes=None if completion.routes is None else completion.routes[max(0, turn.base_tokens - 1) :].copy(),
         )
 
     def _answer(
@@ -295,11 +296,17 @@ def turn_seed(seed: int, number: int) -> int:
     return int.from_bytes(digest, "little") >> 1
 
 
-def _check(completion: Completion, engine: str) -> None:
+def _check(completion: Completion, engine: str, prompt_tokens: int) -> None:
     """Raises ApiError for what would poison a row."""
     sampled, logprobs = len(completion.token_ids), completion.logprobs
     if not sampled or sampled != len(logprobs) or not math.isfinite(sum(logprobs)):  # nan and inf stay in a sum
         raise engine_failure(
             502,
             f"Engine {engine} answered with {sampled} tokens and {len(logprobs)} log-probabilities, not all finite.",
+        )
+    if completion.routes is not None and len(completion.routes) != prompt_tokens + sampled - 1:
+        raise engine_failure(
+            502,
+            f"Engine {engine} answered with the experts of {len(completion.routes)} tokens, and had read "
+            f"{prompt_tokens + sampled - 1}.",
         )

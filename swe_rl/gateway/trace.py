@@ -11,7 +11,7 @@ from enum import StrEnum
 
 import numpy as np
 
-from swe_rl.algo.row import Ids, Logprobs, Versions, same_fields
+from swe_rl.algo.row import Ids, Logprobs, Routes, Versions, same_fields
 from swe_rl.errors import RunError
 
 
@@ -37,6 +37,8 @@ class Trace:
     weights has several versions. `chain` counts the rows a session will give: it goes up by one at every break. Within
     a chain a prompt starts with the one before it and what was sampled then, id for id. `held_s` is the part of
     `queue_s` in which the router held the request before it placed it; the rest of `queue_s` it waited in the engine.
+    `routes`: the experts of each token that its engine read and its base's had not, from the last one that the base
+    sampled on; what it sampled last nobody has read yet.
     Sequences of other types become arrays.
     """
 
@@ -58,6 +60,7 @@ class Trace:
     held_s: float = 0.0
     base_turn: int | None = None
     base_tokens: int = 0
+    routes: Routes | None = None
 
     def __post_init__(self) -> None:
         for name in ("delta_ids", "sampled_ids", "weight_versions"):
@@ -98,6 +101,12 @@ def ancestry(trace: Trace, by_turn: Mapping[int, Trace]) -> list[Trace]:
 def joined_ids(line: Sequence[Trace]) -> Ids:
     """Of an ancestry: the last one's whole prompt and what was sampled after it."""
     return np.concatenate([part for trace in line for part in (trace.delta_ids, trace.sampled_ids)])
+
+
+def joined_routes(line: Sequence[Trace]) -> Routes | None:
+    """The same, of all tokens but the last one; None where a trace has none."""
+    parts = [trace.routes for trace in line]
+    return None if any(part is None for part in parts) else np.concatenate([part for part in parts if part is not None])
 
 
 def whole_prompts(traces: Sequence[Trace]) -> Iterator[Ids]:

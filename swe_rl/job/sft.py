@@ -9,6 +9,7 @@ import random
 import shutil
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,7 @@ from swe_rl.env.bugs.demonstration import Demonstration, Demonstrator
 from swe_rl.env.bugs.workspace import PACKAGES
 from swe_rl.errors import UserError
 from swe_rl.logger.disk import write_json_atomic
-from swe_rl.model.tiny import IdsAndMask, Messages, batches, build_model, build_tokenizer
+from swe_rl.model.tiny import IdsAndMask, Messages, batches, build_model, build_tokenizer, upcycled
 from swe_rl.run.session import session
 
 if TYPE_CHECKING:
@@ -63,15 +64,9 @@ def _warm_start(config: Config, say: Any) -> tuple["PreTrainedTokenizerFast", "P
 
     sft, prompt = config.sft, system_prompt(config.agent.system_prompt)
     expert, beginner = (Demonstrator(PACKAGES / "train", right) for right in (1.0, sft.right_fraction))
-    rng = random.Random(f"tokenizer/{sft.seed}")
-    texts = [
-        message["content"]
-        for _ in range(_TOKENIZER_CONVERSATIONS)
-        for message in conversation(beginner.demonstrate(rng), prompt)
-    ]
-    tokenizer = build_tokenizer(texts, config.model.vocab_size)
+    model, tokenizer = _start(config) if sft.start else _nothing(config, beginner, prompt)
+    model = model.to(_device(sft.device))
     renderer = ChatRenderer(tokenizer, template=config.model.chat_template, thinking=config.model.thinking)
-    model: Any = build_model(config.model, sft.seed).to(_device(sft.device))  # type: ignore[arg-type]
     losses = []
     stages = ((expert, sft.steps, sft.lr, sft.warmup_steps), (beginner, sft.beginner_steps, sft.beginner_lr, 0))
     for stage, (demonstrator, steps, lr, warmup_steps) in enumerate(stages):
@@ -88,6 +83,32 @@ def _warm_start(config: Config, say: Any) -> tuple["PreTrainedTokenizerFast", "P
         rows = _rows(demonstrator, renderer, prompt, sft.seed + stage, sft.tokens_per_batch)
         losses.append(_train(trainer, rows, steps, f"stage {stage + 1} of 2", say))
     return tokenizer, model.cpu(), (losses[0], losses[1])
+
+
+def _nothing(config: Config, beginner: Demonstrator, prompt: str) -> tuple[Any, "PreTrainedTokenizerFast"]:
+    """Random weights, and a tokenizer of the demonstrations."""
+    rng = random.Random(f"tokenizer/{config.sft.seed}")
+    texts = [
+        message["content"]
+        for _ in range(_TOKENIZER_CONVERSATIONS)
+        for message in conversation(beginner.demonstrate(rng), prompt)
+    ]
+    return build_model(config.model, config.sft.seed), build_tokenizer(texts, config.model.vocab_size)
+
+
+def _start(config: Config) -> tuple[Any, "PreTrainedTokenizerFast"]:
+    """The dense model of `sft.start` with its tokenizer; for a mixture, its experts are made of that one's MLPs.
+
+    Raises UserError.
+    """
+    from swe_rl.model.load import load_model, load_tokenizer
+
+    assert config.sft.start is not None
+    wanted = replace(config.model, path=config.sft.start)
+    facts = replace(wanted, num_experts=0, active_experts=0, expert_intermediate_size=0)
+    dense = load_model(facts)
+    model = upcycled(dense, wanted, config.sft.seed) if wanted.num_experts else dense
+    return model, load_tokenizer(facts)
 
 
 def _device(name: str) -> str:

@@ -7,16 +7,30 @@ Invariants:
 - The tensors of the hub's names are views; together they cover the tensor in memory exactly once.
 - The trainer and its checkpoints use the names in memory. What leaves for an engine or a folder has the hub's.
 - All other tensors have one name, and pass as they are.
+- The experts that tokens went to ("routes") are [tokens, layers with experts, experts a token] of the smallest unsigned
+  type that holds their numbers and one more, which says that a choice is not known.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 _GATE_UP, _DOWN = ".mlp.experts.gate_up_proj", ".mlp.experts.down_proj"
+
+
+def route_type(num_experts: int) -> "np.dtype[Any]":
+    """Of routes among so many experts."""
+    return np.dtype(np.uint8 if num_experts <= np.iinfo(np.uint8).max else np.uint16)
+
+
+def unknown_route(kind: "np.dtype[Any]") -> int:
+    """What stands in routes of this type where a choice is not known."""
+    return int(np.iinfo(kind).max)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,6 @@
 """The tiny model: Qwen3's architecture, dense or a mixture of experts, with a small byte-level tokenizer of its own.
 
+A mixture can begin as a dense model does: `upcycled`.
 Invariants of the batches of its warm start:
 - The messages are exactly those of `agent=bash` on the embedded instances, to the last byte.
 - The same seed gives the same rows in the same order, however many are taken.
@@ -10,9 +11,10 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from swe_rl.config.schema import ModelConfig
+from swe_rl.errors import UserError
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM, Qwen3MoeForCausalLM
+    from transformers import PreTrainedModel, PreTrainedTokenizerFast, Qwen3ForCausalLM, Qwen3MoeForCausalLM
 
     from swe_rl.model.chat import ChatRenderer
 
@@ -93,6 +95,43 @@ def build_model(config: ModelConfig, seed: int) -> "Qwen3ForCausalLM | Qwen3MoeF
         "norm_topk_prob": True,  # as the published Qwen3 mixtures have it
     }
     return Qwen3MoeForCausalLM(Qwen3MoeConfig(**numbers, **experts))
+
+
+def upcycled(dense: "PreTrainedModel", config: ModelConfig, seed: int) -> "Qwen3MoeForCausalLM":
+    """A mixture of twice as many experts as a token passes, which computes about what `dense` computes.
+
+    Each MLP is cut into `active_experts` slices, of which there are two experts each. The two have opposite rows in the
+    router, so that every token passes each slice exactly once, with a weight near its even share, which the slice's
+    last matrix makes up for. Experts from a dense model: Sparse Upcycling, arXiv:2212.05055, section 3; slices as
+    experts: arXiv:2410.07524, section 4. Raises UserError where the numbers of `config` do not allow it.
+    """
+    import torch
+
+    active, width = config.active_experts, config.expert_intermediate_size
+    if config.num_experts != 2 * active or active * width != config.intermediate_size:
+        raise UserError(
+            f"sft.start={config.path}: its MLPs of model.intermediate_size={config.intermediate_size} become two "
+            f"experts each of model.active_experts={active} slices, not model.num_experts={config.num_experts} experts "
+            f"of model.expert_intermediate_size={width}: num_experts is twice active_experts, and active_experts times "
+            "expert_intermediate_size is intermediate_size"
+        )
+    mixture: Any = build_model(config, seed)
+    weights: dict[str, Any] = {}
+    for name, tensor in dense.state_dict().items():
+        layer = name.partition(".mlp.")[0] + ".mlp"
+        if name.endswith("gate_proj.weight"):
+            up = dense.get_parameter(f"{layer}.up_proj.weight").detach()
+            slices = torch.stack([torch.cat(pair) for pair in zip(tensor.split(width), up.split(width), strict=True)])
+            weights[f"{layer}.experts.gate_up_proj"] = torch.cat([slices, slices])
+            rows = mixture.get_parameter(f"{layer}.gate.weight").detach()[:active]
+            weights[f"{layer}.gate.weight"] = torch.cat([rows, -rows])
+        elif name.endswith("down_proj.weight"):
+            slices = torch.stack(tensor.split(width, dim=1)) * active
+            weights[f"{layer}.experts.down_proj"] = torch.cat([slices, slices])
+        elif not name.endswith("up_proj.weight"):
+            weights[name] = tensor
+    mixture.load_state_dict(weights)
+    return mixture  # type: ignore[no-any-return]
 
 
 def batches(

@@ -12,7 +12,7 @@ Invariants:
 from collections.abc import Callable, Mapping
 from math import isqrt
 
-from swe_rl.config.choices import EngineKind, RuntimeKind, SandboxKind, WeightSync
+from swe_rl.config.choices import EngineKind, RoutingReplay, RuntimeKind, SandboxKind, WeightSync
 from swe_rl.config.parts import Part, starts
 from swe_rl.config.schema import Config, EnvConfig, HardwareConfig, LayoutConfig, SandboxConfig
 
@@ -47,6 +47,12 @@ def shares_gpus(config: Config) -> bool:
 def asks_model(config: Config) -> bool:
     """Whether anybody samples from a model in this run: no agent does that proves an environment."""
     return Part.engines in starts(config)
+
+
+def wants_routes(config: Config) -> bool:
+    """Whether engines tell which experts each token went to: where somebody trains, and looks at it."""
+    mode = config.trainer.routing_replay
+    return mode is not RoutingReplay.none and config.model.num_experts > 0 and Part.trainer in starts(config)
 
 
 def total_gpus(layout: LayoutConfig) -> int:

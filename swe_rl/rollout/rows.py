@@ -19,7 +19,7 @@ import numpy as np
 from swe_rl.agent.protocol import AgentResult
 from swe_rl.algo.row import Ids, Mask, PerToken, Row, alike
 from swe_rl.errors import RunError
-from swe_rl.gateway.trace import Trace, ancestry, joined_ids, superseded, whole_prompts
+from swe_rl.gateway.trace import Trace, ancestry, joined_ids, joined_routes, superseded, whole_prompts
 from swe_rl.model.chat import ChatRenderer
 from swe_rl.rollout.trajectory import Trajectory
 
@@ -54,6 +54,7 @@ def traced_rows(trajectory: Trajectory, traces: Sequence[Trace]) -> list[Row]:
                 weight_versions=np.concatenate([trace.weight_versions for trace in chain]),
                 trained=trajectory.trained,
                 turns=_turns(chain, answers) if len(answers) == len(trajectory.turns) else None,
+                routes=joined_routes(line),
             )
         )
     return rows

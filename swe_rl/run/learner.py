@@ -355,6 +355,7 @@ def _row(name: str, prompt: tuple[int, ...], reply: Completion) -> Row:
         rollout_logprobs=None,
         advantage=alike(0.0, mask),
         weight_versions=np.array(reply.weight_versions, np.int32),
+        routes=reply.routes,
     )
 
 

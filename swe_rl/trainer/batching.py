@@ -26,7 +26,8 @@ class MicroBatch:
     """`members` are indices into the caller's sequences; the per-token tensors follow them in order.
 
     input_ids [rows, length]; hidden_index, targets, member_of_token [trained tokens], all int64. `hidden_index`
-    points into the hidden states flattened to [rows * length, hidden].
+    points into the hidden states flattened to [rows * length, hidden]. `routes` [rows * length, layers, experts] as
+    `routing.Routing.of` makes them.
     """
 
     members: tuple[int, ...]
@@ -34,6 +35,7 @@ class MicroBatch:
     hidden_index: Tensor
     targets: Tensor
     member_of_token: Tensor
+    routes: Tensor | None = None
 
 
 IdsAndMask = tuple[npt.ArrayLike, npt.ArrayLike]  # of one sequence, one entry a token

@@ -254,13 +254,16 @@ def of_tokens(batch: Batch, values: Sequence[PerToken]) -> Tensor:
 
 @torch.no_grad()
 def per_token(
-    rows: Sequence[Row], compute: Compute, max_tokens: int, pad_token_id: int, of_batch: Callable[[Any], Tensor]
+    rows: Sequence[Row], batches: Sequence[Any], compute: Compute, of_batch: Callable[[Any], Tensor]
 ) -> list[npt.NDArray[np.float64]]:
-    """What `of_batch` gives at each row's trained tokens, in their order; on every rank that of all ranks."""
+    """What `of_batch` gives at each row's trained tokens, in their order; on every rank that of all ranks.
+
+    `batches`: the rows' micro-batches, of `Compute.micro_batches`.
+    """
     counts = [row.sampled_tokens for row in rows]
     first = [sum(counts[:i]) for i in range(len(rows))]
     flat = torch.zeros(sum(counts), dtype=torch.float64, device=compute.device)
-    for batch in compute.micro_batches([(row.token_ids, row.loss_mask) for row in rows], max_tokens, pad_token_id):
+    for batch in batches:
         places = torch.tensor(
             [first[member] + i for member in batch.members for i in range(counts[member])],
             dtype=torch.int64,

@@ -76,9 +76,10 @@ class Critic:
     def credited(self, rows: Sequence[Row]) -> list[Row]:
         """The rows with advantages in place of rewards. Raises TrainerError where a trained row has no rewards."""
         trained = [row for row in rows if row.trained_tokens > 0]
-        values = per_token(
-            trained, self._compute, self._config.max_tokens_per_micro_batch, self._pad_token_id, self._of
-        )
+        sequences = [(row.token_ids, row.loss_mask) for row in trained]
+        limit = self._config.max_tokens_per_micro_batch
+        batches = self._compute.micro_batches(sequences, limit, self._pad_token_id)
+        values = per_token(trained, batches, self._compute, self._of)
         self._values, self._targets = {}, {}
         raw = []
         for row, value in zip(trained, values, strict=True):

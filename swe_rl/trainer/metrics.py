@@ -4,77 +4,21 @@ Invariants:
 - A quantity without a single token behind it is None, never 0.
 - Entropy and the engine's distance are over all sampled tokens, also of rows that are not trained: of many such rows a
   random part stands for all, with their weight. Everything else is over the tokens that are trained.
-- Each trained token counts once in each layer: by the hidden state that predicts it, in the pass that has a gradient.
-  Padding, passes for old or reference log-probabilities, and recomputation count nothing.
-- Counts are whole numbers of this rank; those of all ranks add up to what one rank would count.
-- A dense model has no counts.
 """
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from swe_rl.algo.loss import TokenLoss
 from swe_rl.algo.sequences import kl_per_token
 from swe_rl.config.choices import KlEstimator
 from swe_rl.trainer.compute import Work
 from swe_rl.trainer.optimizer import CriticMetrics, Update
+from swe_rl.trainer.routing import load_entropy, load_max, unused_rate
 from swe_rl.trainer.sharded.mesh import Mesh
-
-
-class ExpertLoad:
-    def __init__(self, model: nn.Module, device: torch.device) -> None:
-        """Hooks the routers of `model`, which is under transformers' own names; `device` is where it computes."""
-        blocks: list[Any] = [
-            module for module in model.modules() if hasattr(module, "experts") and hasattr(module, "gate")
-        ]
-        routers = [block.gate for block in blocks]
-        self._counts = [torch.zeros(gate.num_experts, dtype=torch.int64, device=device) for gate in routers]
-        self._positions: Tensor | None = None
-        for counts, gate in zip(self._counts, routers, strict=True):
-            gate.register_forward_hook(partial(self._count, counts))
-
-    @contextmanager
-    def counting(self, positions: Tensor) -> Iterator[None]:
-        """Inside of the block the hidden states at `positions` [trained tokens] of a micro-batch are counted."""
-        self._positions = positions
-        try:
-            yield
-        finally:
-            self._positions = None
-
-    def taken(self) -> Tensor | None:
-        """Tokens [layers, experts] since the last call; None of a dense model."""
-        if not self._counts:
-            return None
-        tensor = torch.stack(self._counts)
-        for counts in self._counts:
-            counts.zero_()
-        return tensor
-
-    def _count(self, counts: Tensor, gate: nn.Module, _: Any, output: Any) -> None:
-        if self._positions is not None:
-            chosen = output[2][self._positions]  # logits, weights, numbers of the experts: each [tokens, ...]
-            counts += torch.bincount(chosen.flatten(), minlength=len(counts))
-
-
-def load_max(tokens: Tensor) -> float | None:
-    """The most used expert's tokens over an even share, mean over layers; `tokens` [layers, experts]. 1: even."""
-    total = tokens.sum(dim=1)
-    if not int(total.min()):
-        return None
-    return float((tokens.max(dim=1).values * tokens.shape[1] / total).mean())
-
-
-def unused_rate(tokens: Tensor) -> float | None:
-    """The share of all layers' experts that no token was sent to."""
-    return float((tokens == 0).double().mean()) if int(tokens.sum()) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +36,10 @@ class TrainMetrics:
     - stale_rows: those left out by `algo.max_staleness_steps`. staleness_mean and staleness_max are of the others that
       have trained tokens, in updates; None without any.
     - expert_load_max: of a mixture, the tokens of a layer's most used expert over an even share, mean over layers: 1 is
-      even. expert_unused_rate: the share of experts without a token. Both over trained tokens; None of a dense model.
+      even. expert_entropy: of tokens over a layer's experts, as a share of the largest: 1 is even. expert_unused_rate:
+      the share of experts without a token. All over trained tokens; None of a dense model.
+    - routing_disagreement: of the experts that the engine sent trained tokens to, the share that the trainer's routers
+      would not have chosen; None where the engine does not tell.
     - teacher_kl: mean of log policy - log teacher over trained tokens, with a teacher; value_loss, value_explained and
       critic_grad_norm: of a critic (`CriticMetrics`). None of the other algorithms.
     - trained_rows + skipped_rows = all rows; skipped are those masked as a whole or without advantage and other term.
@@ -118,11 +65,13 @@ class TrainMetrics:
     correction_mean: float | None
     masked_fraction: float
     expert_load_max: float | None
+    expert_entropy: float | None
     expert_unused_rate: float | None
     teacher_kl: float | None
     value_loss: float | None
     value_explained: float | None
     critic_grad_norm: float | None
+    routing_disagreement: float | None
     stale_rows: int
     staleness_mean: float | None
     staleness_max: int | None
@@ -185,6 +134,7 @@ class StepStats:
     expert_tokens: Tensor | None = None  # [layers, experts]
     teacher_kl: float | None = None  # this and the next: of all ranks already
     critic: CriticMetrics | None = None
+    routing_choices: Tensor | None = None  # [2]: compared with the engine's, and different
     entropy: Mean = field(default_factory=Mean)
     clipped: Mean = field(default_factory=Mean)
     clipped_low: Mean = field(default_factory=Mean)
@@ -248,6 +198,8 @@ class StepStats:
         self.loss, self.policy_loss, self.kl_loss = joined[:3]
         if self.expert_tokens is not None:
             self.expert_tokens = mesh.sum(self.expert_tokens)
+        if self.routing_choices is not None:
+            self.routing_choices = mesh.sum(self.routing_choices)
         for i, joint in enumerate(means):
             joint.total, joint.tokens = joined[3 + 2 * i], int(joined[4 + 2 * i])
             joint.low, joint.high = lows[i], highs[i]
@@ -273,11 +225,13 @@ class StepStats:
             correction_mean=self.correction.mean,
             masked_fraction=self.masked.mean or 0.0,
             expert_load_max=None if tokens is None else load_max(tokens),
+            expert_entropy=None if tokens is None else load_entropy(tokens),
             expert_unused_rate=None if tokens is None else unused_rate(tokens),
             teacher_kl=self.teacher_kl,
             value_loss=self.critic.loss if self.critic else None,
             value_explained=self.critic.explained if self.critic else None,
             critic_grad_norm=self.critic.grad_norm if self.critic else None,
+            routing_disagreement=_share(self.routing_choices),
             stale_rows=self.stale_rows,
             staleness_mean=sum(self.ages_steps) / len(self.ages_steps) if self.ages_steps else None,
             staleness_max=max(self.ages_steps, default=None),
@@ -301,6 +255,11 @@ class StepStats:
     def _measured_share(self) -> float | None:
         sampled = self.entropy.tokens + self.left_out_tokens
         return (self.entropy.tokens + self.left_entropy.tokens) / sampled if sampled else None
+
+
+def _share(choices: Tensor | None) -> float | None:
+    compared, different = (0, 0) if choices is None else choices.tolist()
+    return different / compared if compared else None
 
 
 def _largest(first: float | None, other: float | None) -> float | None:

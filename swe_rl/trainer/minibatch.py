@@ -112,6 +112,8 @@ def _problem(row: Row, algo: AlgoConfig) -> str | None:
         return f"it has {row.sampled_tokens} sampled tokens, but {len(row.advantage)} advantages"
     if not np.isfinite(row.advantage).all():
         return f"an advantage is {row.advantage[~np.isfinite(row.advantage)][0]}"
+    if row.routes is not None and len(row.routes) != tokens - 1:
+        return f"it has {tokens} tokens, but {len(row.routes)} were routed to experts"
     if row.rollout_logprobs is None:
         if weighs(algo):
             return f"algo.correction={algo.correction} needs the engine's log-probabilities (rollout.capture=traced)"

@@ -36,10 +36,11 @@ from swe_rl.config.schema import AlgoConfig, TrainerConfig
 from swe_rl.trainer.compute import Batch, Compute, LocalCompute, Work, build_work, per_token
 from swe_rl.trainer.critic import Critic
 from swe_rl.trainer.lora import Adapter, MergedWeights, is_adapter
-from swe_rl.trainer.metrics import ExpertLoad, StepStats, TrainMetrics
+from swe_rl.trainer.metrics import StepStats, TrainMetrics
 from swe_rl.trainer.minibatch import MiniBatch, left_out, measured_rows, mini_batches
 from swe_rl.trainer.optimizer import Optimizer, RowsOf, torch_threads, warmup_factor
 from swe_rl.trainer.protocol import TrainerError
+from swe_rl.trainer.routing import Routing
 from swe_rl.trainer.sharded.mesh import alone
 
 _PASS = "a pass for log-probabilities"
@@ -91,7 +92,7 @@ class Trainer:
         self._compute: Compute = compute or LocalCompute(alone(next(model.parameters()).device))
         self._mesh = self._compute.mesh
         betas = (config.beta1, config.beta2)
-        self._expert_load = ExpertLoad(self._compute.bare(model), self._compute.device)
+        self._routing = Routing(self._compute.bare(model), self._mesh, config.routing_replay)
         self._optimizer = Optimizer(
             self._compute.bare(model),
             lr=config.lr,
@@ -139,7 +140,7 @@ class Trainer:
             if self.critic:
                 lr_critic = self.algo.critic_lr * warmup_factor(self.steps_done, self.config.warmup_steps)
                 stats.critic = self.critic.update(of_critic, lr_critic, self._until_unread)
-            stats.expert_tokens = self._expert_load.taken()
+            stats.expert_tokens, stats.routing_choices = self._routing.taken(), self._routing.taken_choices()
             stats.join(self._mesh)
         self.steps_done += 1
         return stats.metrics(step=step, rows=len(rows), lr=lr, train_s=self._clock() - start)
@@ -152,7 +153,7 @@ class Trainer:
         by_row = [0.0] * len(kept)
         with torch_threads(self.config.num_threads), out_of_memory_named(self.config, _PASS):
             for batch in self._micro_batches(kept):
-                kl = kl_per_token(self._logprobs(self.model, batch), self._of_reference(batch), estimator)
+                kl = kl_per_token(self._of_policy(batch), self._of_reference(batch), estimator)
                 for member, value in zip(batch.member_of_token.tolist(), kl.tolist(), strict=True):
                     by_row[batch.members[member]] += value
             joined = self._mesh.sum(torch.tensor(by_row, dtype=torch.float64, device=self._compute.device)).tolist()
@@ -164,9 +165,7 @@ class Trainer:
     def token_logprobs(self, rows: Sequence[Row], temperature: float) -> list[list[float]]:
         """Log-probabilities in nats of each row's trained tokens, in their order; on every rank those of all ranks."""
         with torch_threads(self.config.num_threads), out_of_memory_named(self.config, _PASS):
-            logprobs = self._per_token(
-                rows, lambda batch: self._compute.logprobs(self.model, batch, temperature, False)[0]
-            )
+            logprobs = self._per_token(rows, lambda batch: self._of_policy(batch, temperature))
         return [values.tolist() for values in logprobs]
 
     def policy_weights(self) -> dict[str, Tensor]:
@@ -239,9 +238,7 @@ class Trainer:
         teacher = self.teacher
         assert teacher is not None
         trained = [row for row in rows if row.trained_tokens > 0]
-        gaps = self._per_token(
-            trained, lambda batch: self._logprobs(teacher, batch) - self._logprobs(self.model, batch)
-        )
+        gaps = self._per_token(trained, lambda batch: self._logprobs(teacher, batch) - self._of_policy(batch))
         joined = np.concatenate([*gaps, np.zeros(0)])
         stats.teacher_kl = -float(joined.mean()) if len(joined) else None
         taught = {
@@ -257,7 +254,8 @@ class Trainer:
         return self.config.seed * 1_000_003 + step
 
     def _works(self, mini: MiniBatch) -> list[Work]:
-        return build_work(mini, self.config.max_tokens_per_micro_batch, self._pad_token_id, self._compute)
+        works = build_work(mini, self.config.max_tokens_per_micro_batch, self._pad_token_id, self._compute)
+        return [replace(work, batch=self._routing.of(work.batch, mini.rows)) for work in works]
 
     def _measure(self, rows: Sequence[Row], minis: Sequence[MiniBatch], step: int, stats: StepStats) -> None:
         """What is reported of all sampled tokens, of those that are not trained; with the weights before the updates.
@@ -270,7 +268,7 @@ class Trainer:
         chosen = measured_rows(rows, most_tokens, self._seed(step))
         works = self._works(MiniBatch(chosen, (0.0,) * len(chosen))) if chosen else []
         for work in works:
-            with torch.no_grad():
+            with torch.no_grad(), self._routing.replaying(work.batch.routes):
                 logprobs, entropy = self._compute.logprobs(self.model, work.batch, self._temperature, False)
             stats.observe_left_out(work, entropy, logprobs)
 
@@ -301,21 +299,21 @@ class Trainer:
         for i, work in enumerate(works):
             reference = self._of_reference(work.batch) if kl_in_loss(self.algo) else None
             entropy_grad = self.algo.entropy_coef != 0.0
-            with self._expert_load.counting(work.batch.hidden_index):
-                logprobs, entropy = self._compute.logprobs(self.model, work.batch, self._temperature, entropy_grad)
-            start = old[i] if old else logprobs.detach()
-            correction = corrections[i] if corrections else self._correction(work, start, version)
-            # The very tensor that has the gradient: `start` is of another pass, whose kernels may round otherwise, and
-            # a ratio of 1.00001 would already count as moved.
-            denominator = logprobs.detach() if ratio_is_one else start
-            ratio = ratios[i] if ratios else torch.zeros_like(denominator)
-            sampled = work.rollout_logprobs
-            loss = token_loss(
-                *(logprobs, denominator, work.advantages, entropy, correction, reference, self.algo, ratio),
-                formula=self._formula,
-                rollout_logprobs=sampled,
-            )
-            (torch.sum(loss.total * work.weights) * self._compute.gradient_scale).backward()
+            with self._routing.replaying(work.batch.routes):
+                with self._routing.counting(work.batch.hidden_index):
+                    logprobs, entropy = self._compute.logprobs(self.model, work.batch, self._temperature, entropy_grad)
+                start = old[i] if old else logprobs.detach()
+                correction = corrections[i] if corrections else self._correction(work, start, version)
+                # The very tensor that has the gradient: `start` is of another pass, whose kernels may round otherwise,
+                # and a ratio of 1.00001 would already count as moved.
+                denominator = logprobs.detach() if ratio_is_one else start
+                ratio = ratios[i] if ratios else torch.zeros_like(denominator)
+                loss = token_loss(
+                    *(logprobs, denominator, work.advantages, entropy, correction, reference, self.algo, ratio),
+                    formula=self._formula,
+                    rollout_logprobs=work.rollout_logprobs,
+                )
+                (torch.sum(loss.total * work.weights) * self._compute.gradient_scale).backward()
             stats.observe(work, loss, entropy, start, correction)
 
     def _corrections(self, works: list[Work], old: list[Tensor], version: int) -> list[Tensor]:
@@ -340,11 +338,16 @@ class Trainer:
         return Sequences(joined, works[0].num_sequences, over_ranks=self._mesh.sum)
 
     def _all_logprobs(self, works: list[Work]) -> list[Tensor]:
-        return [self._logprobs(self.model, work.batch) for work in works]
+        return [self._of_policy(work.batch) for work in works]
+
+    def _of_policy(self, batch: Batch, temperature: float | None = None) -> Tensor:
+        with self._routing.replaying(batch.routes):
+            return self._logprobs(self.model, batch, temperature)
 
     @torch.no_grad()
-    def _logprobs(self, model: nn.Module, batch: Batch) -> Tensor:
-        return self._compute.logprobs(model, batch, self._temperature, False)[0]
+    def _logprobs(self, model: nn.Module, batch: Batch, temperature: float | None = None) -> Tensor:
+        """`temperature`: that of the rollouts where it is None."""
+        return self._compute.logprobs(model, batch, temperature or self._temperature, False)[0]
 
     def _of_reference(self, batch: Batch) -> Tensor:
         with self._reference() as model:
@@ -360,11 +363,12 @@ class Trainer:
                 yield self.model
 
     def _per_token(self, rows: Sequence[Row], of_batch: Callable[[Any], Tensor]) -> list[npt.NDArray[np.float64]]:
-        return per_token(rows, self._compute, self.config.max_tokens_per_micro_batch, self._pad_token_id, of_batch)
+        return per_token(rows, self._micro_batches(rows), self._compute, of_batch)
 
     def _micro_batches(self, rows: Sequence[Row]) -> list[Any]:
         sequences = [(row.token_ids, row.loss_mask) for row in rows]
-        return self._compute.micro_batches(sequences, self.config.max_tokens_per_micro_batch, self._pad_token_id)
+        batches = self._compute.micro_batches(sequences, self.config.max_tokens_per_micro_batch, self._pad_token_id)
+        return [self._routing.of(batch, rows) for batch in batches]
 
 
 def _nobody_reads() -> None:

@@ -19,7 +19,7 @@ MESSAGES = {
     "+foo.bar=1": "Unknown key 'foo.bar' (command line: +foo.bar=1).",
     "model=qwen3": (
         "model=qwen3: the group model has no option 'qwen3'. Did you mean qwen3_8b or qwen3_4b or qwen3_32b? Options: "
-        "folder, qwen3_0_6b, qwen3_14b, qwen3_1_7b, qwen3_32b, qwen3_4b, qwen3_8b, qwen3_coder_30b_a3b, tiny."
+        "folder, qwen3_0_6b, qwen3_14b, qwen3_1_7b, qwen3_32b, qwen3_4b, qwen3_8b, qwen3_coder_30b_a3b, tiny, tiny_moe."
     ),
     "algo=gpro": (
         "algo=gpro: the group algo has no option 'gpro'. Did you mean gspo or grpo? "
@@ -53,7 +53,7 @@ MESSAGES = {
     "help": "help is no override. Did you mean `python -m swe_rl --help`?",
     "model=[tiny,null]": (
         "model=[tiny,null] names no option of the group model. Options: "
-        "folder, qwen3_0_6b, qwen3_14b, qwen3_1_7b, qwen3_32b, qwen3_4b, qwen3_8b, qwen3_coder_30b_a3b, tiny."
+        "folder, qwen3_0_6b, qwen3_14b, qwen3_1_7b, qwen3_32b, qwen3_4b, qwen3_8b, qwen3_coder_30b_a3b, tiny, tiny_moe."
     ),
     "name=${rollout}": (
         "The configuration does not compose: name refers to a value of another kind (a table of keys): write the value "

@@ -1,12 +1,13 @@
 """What a model's files say, in the keys of `model`: against conf/model, and what transformers and runs write."""
 
 import json
+import math
 from dataclasses import asdict, fields
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors import safe_open
 
 from swe_rl.check.check import check
 from swe_rl.config.compose import compose, flatten
@@ -17,7 +18,7 @@ from swe_rl.model.templates.formats import TEMPLATES, template_text
 from swe_rl.model.tool_parser import TOOL_PARSERS
 
 KNOWN = [option.name for option in options()["model"] if option.name != "folder"]
-TINY = PACKAGE / "model" / "checkpoints" / "tiny"
+SHIPPED = PACKAGE / "model" / "checkpoints"
 
 
 def described(model):
@@ -62,11 +63,20 @@ def test_the_chat_format_is_that_of_its_own_template(form, place, tmp_path):
     assert facts["tool_parser"] == ("qwen3_coder" if form == "qwen_coder" else "hermes") in TOOL_PARSERS
 
 
-def test_what_transformers_wrote_is_read():
-    shipped = compose([]).config.model
-    facts = facts_of(str(TINY))
-    assert {key: facts[key] for key in CHECKPOINT_FACTS} == {key: getattr(shipped, key) for key in CHECKPOINT_FACTS}
+@pytest.mark.parametrize("name", ["tiny", "tiny_moe"])
+def test_what_transformers_wrote_is_read(name):
+    shipped = compose([f"model={name}"]).config.model
+    facts = facts_of(str(SHIPPED / name))
+    keys = (*CHECKPOINT_FACTS, "num_experts", "active_experts", "expert_intermediate_size")
+    assert {key: facts[key] for key in keys} == {key: getattr(shipped, key) for key in keys}
     assert facts["rope_theta"] == shipped.rope_theta and facts["tie_word_embeddings"] is True
+    with safe_open(SHIPPED / name / "model.safetensors", "pt") as file:
+        shapes = {key: file.get_slice(key).get_shape() for key in file.keys()}  # noqa: SIM118
+    counts = {key: math.prod(shape) for key, shape in shapes.items()}
+    spare = facts["num_experts"] - facts["active_experts"]
+    idle = sum(count for key, count in counts.items() if ".experts." in key) * spare // max(1, facts["num_experts"])
+    assert facts["params_b"] == pytest.approx(sum(counts.values()) / 1e9, abs=1e-6)
+    assert facts["active_params_b"] == pytest.approx((sum(counts.values()) - idle) / 1e9, abs=1e-6)
 
 
 def test_a_run_and_its_checkpoint_give_what_the_run_had(tmp_path):
@@ -115,4 +125,4 @@ def test_a_file_that_makes_no_sense_is_refused_by_name(content, tmp_path):
 
 
 def test_a_folder_passes_the_check():
-    assert check(compose(["model=folder", f"model.path={Path(TINY)}", "trainer=default"]).config) == []
+    assert check(compose(["model=folder", f"model.path={SHIPPED / 'tiny'}", "trainer=default"]).config) == []

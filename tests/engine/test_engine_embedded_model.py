@@ -2,6 +2,7 @@
 
 import random
 
+import numpy as np
 import pytest
 import torch
 from transformers import (
@@ -142,6 +143,31 @@ def test_a_mixture_s_results_do_not_depend_on_batch_mates():
     steps = decoder.decode([0, 1, 2, 3], [50, 3, 90, 17], [1, 2, 3, 4], cache)
     decoder.prefill([PrefillSpan(0, 0, prompts[1])], cache)
     assert torch.equal(decoder.decode([0], [3], [2], cache)[0], steps[1])
+
+
+@pytest.mark.parametrize("last", ["experts", "dense"])
+def test_what_a_token_is_routed_to_is_kept_beside_its_keys(last):
+    """As transformers' own routers choose; in the last layer of what is read, and not predicted from, nobody looks."""
+    model = mixture(num_hidden_layers=3, mlp_only_layers=[2] if last == "dense" else [0])
+    decoder = PackedDecoder(model, 256, 0, routes=True)
+    cache = SlotCache(decoder.cache_shape(6, 256))
+    ids = [random.Random(0).randrange(90) for _ in range(101)]
+    decoder.prefill([PrefillSpan(2, 0, ids[:64]), PrefillSpan(0, 0, ids[:9])], cache)
+    decoder.prefill([PrefillSpan(2, 64, ids[64:99])], cache)
+    for position in (99, 100):
+        decoder.decode([2, 0], [position, 9], ids[position : position + 1] * 2, cache)
+    with torch.no_grad():
+        output = model(torch.tensor([ids]), output_router_logits=True)
+    expected = np.stack([logits.topk(2).indices.numpy() for logits in output.router_logits], axis=1)
+    routes = cache.routes[2, :101]
+    assert routes.dtype == np.uint8 and routes.shape == expected.shape == (101, 2, 2)
+    cut = 2 if last == "dense" else 1
+    assert np.array_equal(np.sort(routes[:, :cut]), np.sort(expected[:, :cut]))
+    if last == "experts":
+        looked_at = [63, 98, 99, 100]
+        assert np.array_equal(np.sort(routes[looked_at, 1]), np.sort(expected[looked_at, 1]))
+        assert (np.delete(routes[:, 1], looked_at, axis=0) == 255).all()
+    assert decoder.cache_shape(1, 64).routed == (2, 2, 6) and packed(model)[1].routes is None
 
 
 def test_what_it_cannot_compute_is_refused_by_name(model):

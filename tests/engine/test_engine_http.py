@@ -1,8 +1,11 @@
 """A running server as an engine: the contract of `Engine`, and what happens when the server goes away."""
 
 import asyncio
+import base64
+import io
 import json
 
+import numpy as np
 import pytest
 
 from swe_rl.engine.fake_vllm.server import FakeSettings, FakeVllm, Fault
@@ -10,7 +13,7 @@ from swe_rl.engine.protocol import ContextOverflowError, EngineError, SamplingPa
 from swe_rl.engine.server.client import HttpClient
 from swe_rl.engine.server.engine import HttpEngine
 from swe_rl.engine.server.features import Needs
-from swe_rl.engine.server.wire import BadReplyError
+from swe_rl.engine.server.wire import BadReplyError, TokenIn, parse_reply
 from tests.support.waiting import until
 
 PROMPT = list(range(1, 50))
@@ -21,9 +24,10 @@ async def start():
     """start(**settings) -> (fake, engine)"""
     running = []
 
-    async def make(*, reply=None, key=None, **settings):
+    async def make(*, reply=None, key=None, num_experts=0, **settings):
         fake = await FakeVllm(FakeSettings(**settings), reply=reply).__aenter__()
-        needs = Needs("policy", settings.get("max_model_len", 4096), True, vocab_size=1000)
+        length = settings.get("max_model_len", 4096)
+        needs = Needs("policy", length, True, vocab_size=1000, num_experts=num_experts)
         engine = HttpEngine(
             HttpClient(fake.url, api_key=key), needs, name="engine0", max_num_seqs=8, stats_period_s=0.02
         )
@@ -197,6 +201,50 @@ async def test_what_is_in_flight_at_an_update_goes_on(start, timings):
     assert 0.2 < done.queue_s < 5 and (done.decode_s < 1.0 or not timings)
     assert later.weight_version == 5 and later.queue_s > 0.2 and len(later.token_ids) == 90
     assert fake.disconnected == 0
+
+
+def expected_routes(ids):
+    """As the fake server makes them up."""
+    numbers = np.array(ids[:-1])[:, None, None] + np.arange(2)[None, :, None] + np.arange(2)
+    return (numbers % 4).astype(np.uint8)
+
+
+@pytest.mark.parametrize("timings", [True, False])
+async def test_the_experts_of_each_token_come_with_it(start, timings):
+    """Both ways of asking, and a reply that new weights cut in two."""
+    fake, engine = await start(timings=timings, routes=True, num_experts=4, token_delay_s=0.005)
+    done = await engine.generate(PROMPT, SamplingParams(3, seed=1), request_id="a")
+    assert np.array_equal(done.routes, expected_routes([*PROMPT, *done.token_ids])) and done.routes.dtype == np.uint8
+    asked = asyncio.create_task(engine.generate(PROMPT, SamplingParams(60, seed=1), request_id="b"))
+    await until(lambda: fake.running == 1)
+    await asyncio.sleep(0.1)
+    async with engine.renewing(5):
+        fake.model.weights = "5"
+    done = await asked
+    assert len(set(done.weight_versions)) == 2
+    assert np.array_equal(done.routes, expected_routes([*PROMPT, *done.token_ids]))
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (lambda routes: None, "start it with --enable-return-routed-experts"),
+        (lambda routes: routes[1:], "it read 10 tokens, and tells the experts of 9"),
+        (lambda routes: routes + 9, "experts outside 0 .. 3"),
+        (lambda routes: routes.astype(float), "experts outside 0 .. 3"),
+        (lambda routes: np.array([{}]), "not a completion"),  # a pickle, which is not opened
+    ],
+)
+def test_what_is_no_sound_account_of_experts_is_refused(change, named):
+    file = io.BytesIO()
+    changed = change(expected_routes(range(11)))
+    np.save(file, changed, allow_pickle=True)
+    packed = None if changed is None else base64.b64encode(file.getvalue()).decode()
+    choice = {"token_ids": [1, 2], "logprobs": {"token_logprobs": [-1.0, -1.0]}, "finish_reason": "stop"}
+    reply = {"choices": [choice | {"routed_experts": packed}]}
+    with pytest.raises(BadReplyError, match=named):
+        parse_reply(TokenIn.completions, reply, prompt_tokens=9, num_experts=4)
+    assert parse_reply(TokenIn.completions, reply).routes is None  # nobody asked
 
 
 async def test_what_a_server_cannot_cut_short_is_sampled_anew(start):

@@ -49,6 +49,13 @@ async def test_either_way_works_alone(generate, completions):
     assert found.token_in is (TokenIn.generate if generate else TokenIn.completions)
 
 
+async def test_a_server_that_does_not_tell_its_experts_is_refused_by_name():
+    needs = Needs("policy", 1024, True, num_experts=4)
+    assert (await features_of(needs=needs, routes=True)).token_in is TokenIn.completions
+    with pytest.raises(ServerRefusedError, match="trainer.routing_replay needs: start it with --enable-return-routed"):
+        await features_of(needs=needs)
+
+
 async def test_production_servers_have_no_control():
     found = await features_of(dev_mode=False, metrics=False)
     assert not (found.pause or found.reload or found.weight_transfer or found.metrics)

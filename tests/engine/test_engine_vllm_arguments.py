@@ -5,9 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from swe_rl.config.choices import EngineKind, JobName, LogprobsMode, WeightSync
+from swe_rl.config.choices import EngineKind, JobName, LogprobsMode, RoutingReplay, WeightSync
 from swe_rl.config.compose import compose
 from swe_rl.config.schema import Config, EngineConfig, JobConfig, LayoutConfig, ModelConfig, TrainerConfig
+from swe_rl.engine.fake_vllm.settings import settings_from
+from swe_rl.engine.server.features import needs
 from swe_rl.engine.vllm.arguments import ServerChoice, VllmOptions, server_arguments, server_environment
 
 SERVE = VllmOptions(command=("vllm", "serve"))
@@ -87,6 +89,18 @@ def changed(config, **engine):
 def test_one_key_one_flag(config, choice, options, flag):
     found = server_arguments(config, ServerChoice(0, 1, "m", **choice), replace(SERVE, **options))
     assert flag in lines(found)
+
+
+@pytest.mark.parametrize("mode", RoutingReplay)
+def test_a_server_of_the_run_tells_experts_where_they_are_asked_for(mode):
+    """Command line, probe and a server agree."""
+    config = Config(trainer=TrainerConfig(routing_replay=mode), model=ModelConfig(num_experts=8))
+    arguments = server_arguments(config, ServerChoice(0, 1, "m"), SERVE)
+    settings, _, _ = settings_from([word for word in arguments if word != "m"], {})
+    assert settings.routes is (needs(config).num_experts == 8) is (mode is not RoutingReplay.none)
+    evaluation = replace(config, job=JobConfig(name=JobName.eval))  # nobody trains on it
+    assert needs(evaluation).num_experts == 0
+    assert "--enable-return-routed-experts" not in server_arguments(evaluation, ServerChoice(0, 1, "m"), SERVE)
 
 
 def test_never():

@@ -2,6 +2,7 @@ import asyncio
 import threading
 from dataclasses import replace
 
+import numpy as np
 import orjson
 import pytest
 
@@ -10,13 +11,14 @@ from swe_rl.engine.protocol import Completion, EngineError
 from swe_rl.engine.scripted import ScriptedEngine
 from swe_rl.gateway.completion import Completer
 from swe_rl.gateway.dialects.chat import ChatCompletions
+from swe_rl.gateway.errors import ApiError
 from swe_rl.gateway.live import LiveSessions
 from swe_rl.gateway.metrics import GatewayMetrics
 from swe_rl.gateway.placement import Placement
 from swe_rl.gateway.request import Arrived
 from swe_rl.gateway.session import SessionSettings
 from swe_rl.gateway.store.traces import TraceStore
-from swe_rl.gateway.trace import whole_prompts
+from swe_rl.gateway.trace import joined_ids, joined_routes, whole_prompts
 from swe_rl.model.tool_parser import make_tool_parser
 from swe_rl.router.make import make_router
 
@@ -80,6 +82,31 @@ async def test_the_time_held_by_the_router_is_told_apart_from_the_engines_queue(
     assert free.held_s < 0.1 and free.queue_s == pytest.approx(7.0 + free.held_s)
     assert 0.19 <= held.held_s < 5.0 and held.queue_s == pytest.approx(7.0 + held.held_s)
     assert door.live.summary().times_s["queue"] == pytest.approx(free.queue_s + held.queue_s)
+
+
+async def test_the_experts_of_tokens_are_stored_once_and_joined_for_a_row(make_door, says):
+    """An engine tells those of all that it has read; one that tells of another number of tokens is not believed."""
+
+    class Routing(ScriptedEngine):
+        short = 0
+
+        async def generate(self, prompt_ids, *args, **options):
+            completion = await super().generate(prompt_ids, *args, **options)
+            read = [*prompt_ids, *completion.token_ids][: -1 - self.short]
+            return replace(completion, routes=np.array(read, np.uint16).reshape(-1, 1, 1))
+
+    engine = Routing(says("ok"))
+    door = make_door(engine)
+    door.placement.start()
+    answer = await door.ask()
+    await door.ask([USER, answer.message, USER])
+    first, second = door.traces()
+    assert second.base_turn == 0 and len(second.routes) == len(second.delta_ids) + len(second.sampled_ids)
+    whole = joined_ids([first, second])
+    assert joined_routes([first, second]).flatten().tolist() == whole[:-1].tolist()
+    engine.short = 1
+    with pytest.raises(ApiError, match="the experts of .* tokens, and had read"):
+        await door.ask([USER, USER])
 
 
 async def test_retries_count_a_turn_once(make_door, says):

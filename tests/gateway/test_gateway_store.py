@@ -11,6 +11,7 @@ import threading
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -19,7 +20,7 @@ from swe_rl.errors import UserError
 from swe_rl.gateway.store import schema
 from swe_rl.gateway.store.schema import VERSION, TraceStoreVersionError
 from swe_rl.gateway.store.traces import TraceStore
-from swe_rl.gateway.trace import Break, Trace, TraceStoreError, whole_prompts
+from swe_rl.gateway.trace import Break, Trace, TraceStoreError, joined_routes, whole_prompts
 
 
 def trace(session="s", turn=0, chain=0, prompt=(1, 2), sampled=(3,), **more):
@@ -96,6 +97,19 @@ def test_each_sampled_token_keeps_its_weight_version(store, versions):
     with sqlite3.connect(store.path) as raw:
         newest, each = raw.execute("SELECT weight_version, weight_versions FROM traces").fetchone()
     assert newest == (versions[-1] if versions else 0) and (each is None) == (len(set(versions)) < 2)
+
+
+@pytest.mark.parametrize("kind", ["uint8", "uint16"])
+def test_the_experts_of_tokens_come_back(store, kind):
+    routes = (np.arange(4 * 3 * 2).reshape(4, 3, 2) * 10).astype(kind)
+    first = trace(routes=routes)
+    for one in (first, trace(turn=1, prompt=(), after=first, routes=routes[:1]), trace(turn=2, chain=1)):
+        store.append(one)
+    first, second, third = store.traces("s")
+    assert first.routes.dtype == kind and np.array_equal(
+        joined_routes([first, second]), np.concatenate([routes, routes[:1]])
+    )
+    assert third.routes is None and joined_routes([first, third]) is None
 
 
 def test_a_prompt_that_does_not_go_on_from_the_end_of_its_chain_is_not_written(tmp_path):
@@ -198,9 +212,12 @@ def test_another_version_is_refused_and_left_alone(tmp_path, version):
         assert raw.execute("PRAGMA user_version").fetchone() == (version,)
 
 
-@pytest.mark.parametrize(("version", "columns"), [(1, ["held_s", "weight_versions"]), (2, ["weight_versions"])])
+@pytest.mark.parametrize(
+    ("version", "columns"),
+    [(1, ["held_s", "weight_versions", "routes"]), (2, ["weight_versions", "routes"]), (3, ["routes"])],
+)
 def test_a_store_of_an_older_version_is_read_and_gone_on_with(tmp_path, version, columns):
-    """As it was written before traces told how long they were held, or a version a token."""
+    """As it was written before traces told how long they were held, a version a token, or its experts."""
     path = tmp_path / "traces.db"
     store, first = TraceStore(path), trace(sampled=(3, 4), queue_s=3.0, held_s=2.0, engine="e")
     store.append(first)

@@ -2,18 +2,22 @@
 
 import contextlib
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from swe_rl.agent.observation import NO_OUTPUT
+from swe_rl.check.findings import Host
+from swe_rl.check.rules.model import experts_of_a_dense_model
 from swe_rl.config.compose import compose
 from swe_rl.env.bugs.demonstration import Demonstration
 from swe_rl.errors import UserError
 from swe_rl.job import sft as job
 from swe_rl.logger.folder import RunFolder, RunState
 from swe_rl.model.load import load_model, load_tokenizer
+from swe_rl.model.tiny import build_model, upcycled
 
 SMALL = (
     "job=sft",
@@ -57,6 +61,44 @@ def test_with_experts_it_is_a_mixture(run):
     output = run("mixture", *experts)
     config = compose([*SMALL, *experts, f"model.path={output}"]).config.model
     assert load_model(config).config.model_type == "qwen3_moe"
+
+
+def test_it_begins_with_a_dense_model_whose_mlps_become_experts(run):
+    """With as good as no step the mixture says what the dense model says; its tokenizer stays."""
+    dense = run("dense")
+    still = ("sft.steps=1", "sft.beginner_steps=0", "sft.lr=1e-9", f"sft.start={dense}")
+    experts = ("model.num_experts=4", "model.active_experts=2", "model.expert_intermediate_size=24")
+    again, mixture = run("again", *still), run("mixture", *still, *experts)
+    of_dense = compose([*SMALL, f"model.path={dense}"]).config.model
+    models = [
+        load_model(replace(compose([*SMALL, *more, f"model.path={folder}"]).config.model))
+        for folder, more in ((dense, ()), (again, ()), (mixture, experts))
+    ]
+    ids = torch.arange(300)[None]
+    with torch.no_grad():
+        expected, same, near = (model(ids).logits.log_softmax(-1) for model in models)
+    torch.testing.assert_close(same, expected)
+    assert (near - expected).abs().mean() < 0.01 * expected.std()
+    assert (mixture / "tokenizer.json").read_bytes() == (dense / "tokenizer.json").read_bytes()
+    assert load_tokenizer(of_dense).vocab_size == 400
+
+
+@pytest.mark.parametrize(
+    ("experts", "active", "width", "possible"),
+    [(4, 2, 24, True), (4, 4, 24, False), (6, 3, 24, False), (6, 3, 16, True)],
+)
+def test_rule_and_job_agree_on_which_experts_a_dense_model_gives(experts, active, width, possible):
+    sizes = (
+        f"model.num_experts={experts}",
+        f"model.active_experts={active}",
+        f"model.expert_intermediate_size={width}",
+    )
+    config = compose([*SMALL, *sizes, "sft.start=/models/mine"]).config
+    found = [one.rule_id for one in experts_of_a_dense_model(config, Host(environment={}))]
+    assert found == [] if possible else "sft_start" in found
+    dense = build_model(replace(config.model, num_experts=0), 0)
+    with contextlib.nullcontext() if possible else pytest.raises(UserError, match=r"sft\.start=.*two experts each"):
+        assert upcycled(dense, config.model, 0).config.num_experts == experts
 
 
 def test_the_same_configuration_gives_the_same_weights_and_replaces_a_model(run):

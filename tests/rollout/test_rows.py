@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -181,3 +182,25 @@ def simple_rows(traces: list[tuple[Trace, list[int]]]) -> list[Row]:
 @given(conversations())
 def test_rows_of_deltas_are_those_of_whole_prompts(conversation):
     assert rows_of([one for one, _ in conversation]) == simple_rows(conversation)
+
+
+def numbered(ids: list[int]) -> np.ndarray:
+    """Routes that tell whose they are; what is sampled last nobody has read."""
+    return (np.array(ids[:-1], np.uint16)[:, None, None] + np.zeros((2, 3), np.uint16)).astype(np.uint16)
+
+
+@settings(max_examples=100, deadline=None)
+@given(conversations(), st.integers(0, 30))
+def test_the_experts_of_a_row_are_those_of_its_tokens(conversation, untold):
+    """A trace has those of the tokens that its engine read and its base's had not. One that has none is not guessed."""
+    traces = []
+    for one, prompt in conversation:
+        routes = numbered([*prompt, *one.sampled_ids.tolist()])[max(0, one.base_tokens - 1) :]
+        traces.append(dataclasses.replace(one, routes=routes))
+    rows = rows_of(traces)
+    assert all(np.array_equal(row.routes, numbered(row.token_ids.tolist())) for row in rows)
+    if untold < len(traces):
+        traces[untold] = dataclasses.replace(traces[untold], routes=None)
+        again = rows_of(traces)
+        assert [row.token_ids.tolist() for row in again] == [row.token_ids.tolist() for row in rows]
+        assert all(row.routes is None or np.array_equal(row.routes, numbered(row.token_ids.tolist())) for row in again)

@@ -78,13 +78,25 @@ def credited(row):
     return replace(row, advantage=values[0] * (row.advantage != 0), rewards=values[1])
 
 
+def routed(row, experts=5, layers=2, active=2):
+    """Random experts, of which some are not known; one row has none at all."""
+    import numpy as np
+
+    rng = np.random.default_rng(int(row.token_ids.sum()))
+    scores = rng.random((len(row.token_ids) - 1, layers, experts))
+    routes = np.argsort(scores)[..., :active].astype(np.uint8)
+    routes[rng.random(routes.shape[:2]) < 0.2] = 255
+    return row if row.trajectory_id == "1.2" else replace(row, routes=routes)
+
+
 def rows_of(case):
-    return rows(credit="credit" in case.split("_"))
+    made = rows(credit="credit" in case.split("_"))
+    return [routed(row) for row in made] if "routed" in case.split("_") else made
 
 
 def settings(case):
     """The configuration of a case by the words of its name."""
-    from swe_rl.config.choices import Advantage, Correction, KlPlace, MaskLevel, PolicyLoss
+    from swe_rl.config.choices import Advantage, Correction, KlPlace, MaskLevel, PolicyLoss, RoutingReplay
     from swe_rl.config.schema import AlgoConfig, TrainerConfig
 
     words = case.split("_")
@@ -93,6 +105,8 @@ def settings(case):
         config = replace(config, max_tokens_per_micro_batch=4096)
     if "minis" in words:
         config = replace(config, prompts_per_mini_batch=1)
+    if "routed" in words:
+        config = replace(config, routing_replay=RoutingReplay.replay)
     if "recompute" in words:
         config = replace(config, activation_checkpointing=True)
     algo = AlgoConfig()

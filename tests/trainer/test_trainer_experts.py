@@ -21,8 +21,8 @@ from swe_rl.model.load import ModelError, load_model
 from swe_rl.trainer.checkpoint import export
 from swe_rl.trainer.checkpoint.checkpoints import Checkpoints
 from swe_rl.trainer.lora import with_adapter
-from swe_rl.trainer.metrics import ExpertLoad, load_max, unused_rate
 from swe_rl.trainer.rank_trainer import RankTrainer
+from swe_rl.trainer.routing import Routing, load_max, unused_rate
 from swe_rl.trainer.send.hand_over import received, send_weights, write_weights
 from swe_rl.trainer.send.wire import announced
 from swe_rl.trainer.sharded.assemble import sharded_model, sharded_trainer
@@ -216,8 +216,8 @@ def test_compile_leaves_experts_out(saved_mixture):
 def test_the_load_counts_trained_tokens_once(saved_mixture, rank_cases, monkeypatch):
     """Several mini-batches, recomputation and an entropy term: more passes, the same tokens."""
     taken = []
-    found = ExpertLoad.taken
-    monkeypatch.setattr(ExpertLoad, "taken", lambda self: taken.append(found(self)) or taken[-1])
+    found = Routing.taken
+    monkeypatch.setattr(Routing, "taken", lambda self: taken.append(found(self)) or taken[-1])
     rows = rank_cases.rows()
     for changes in ({}, {"prompts_per_mini_batch": 1, "activation_checkpointing": True}):
         metrics = local(saved_mixture, replace(CONFIG, **changes)).train_step(rows, 1)

@@ -22,6 +22,8 @@ CASES = (
     "dp2_sp1_mixture_minis_kl",
     "dp1_sp2_mixture_untied_recompute_large",
     "dp2_sp1_mixture_lora_untied",
+    "dp2_sp1_mixture_routed_minis_kl",
+    "dp1_sp2_mixture_routed_recompute",
     "dp2_sp1_minis_credit",
     "dp1_sp2_credit_large",
     "dp2_sp1_ppo_credit_minis",

@@ -21,6 +21,7 @@ from swe_rl.trainer.protocol import TrainerError
 from swe_rl.trainer.ranks.rows_file import RowsFile, lent, remove_left
 
 _ids = st.lists(st.integers(0, 2**31 - 1), max_size=7)
+_routes = st.sampled_from([None, "uint8", "uint16"])
 _float32 = st.floats(width=32, allow_nan=False)
 
 
@@ -31,7 +32,9 @@ def rows(draw) -> Row:
     mask = draw(st.lists(st.booleans(), max_size=7))
     names = draw(st.text(max_size=4)), draw(st.text(max_size=4))
     advantage, rewards = draw(st.lists(_float32, max_size=7)), draw(st.none() | st.lists(_float32, max_size=7))
-    return Row(*names, draw(_ids), mask, logprobs, advantage, draw(_ids), draw(st.booleans()), rewards)
+    shape, kind = draw(st.tuples(st.integers(0, 5), st.integers(1, 2), st.integers(1, 3))), draw(_routes)
+    routes = None if kind is None else np.arange(np.prod(shape), dtype=kind).reshape(shape)
+    return Row(*names, draw(_ids), mask, logprobs, advantage, draw(_ids), draw(st.booleans()), rewards, routes=routes)
 
 
 @settings(max_examples=100, deadline=None)

@@ -144,6 +144,22 @@ def mixture(config: Config, _: Host) -> Iterator[Finding]:
         yield error("mixture", "model.expert_intermediate_size", why, "model.expert_intermediate_size=768")
 
 
+@about(Part.warm_start)
+def experts_of_a_dense_model(config: Config, _: Host) -> Iterator[Finding]:
+    """Whose MLPs become two experts each of as many slices as a token passes (`model/tiny.py`)."""
+    model = config.model
+    if config.sft.start is None or not model.num_experts or not model.active_experts:
+        return
+    active, whole = model.active_experts, model.intermediate_size
+    if model.num_experts != 2 * active:
+        why = f"sft.start makes two experts of each slice, of which a token passes model.active_experts={active}"
+        yield error("sft_start", "model.num_experts", why, f"model.num_experts={2 * active}, or sft.start=null")
+    if whole % active or model.expert_intermediate_size != whole // active:
+        why = f"sft.start cuts MLPs of model.intermediate_size={whole} into model.active_experts={active} slices"
+        fix = "sft.start=null" if whole % active else f"model.expert_intermediate_size={whole // active}"
+        yield error("sft_start", "model.expert_intermediate_size", why, fix)
+
+
 @about(Part.engines, Part.warm_start)
 def model_words(config: Config, _: Host) -> Iterator[Finding]:
     model = config.model

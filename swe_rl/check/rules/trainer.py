@@ -15,6 +15,7 @@ from swe_rl.config.choices import (
     KlEstimator,
     KlPlace,
     RolloutMode,
+    RoutingReplay,
     WeightSync,
 )
 from swe_rl.config.parts import Part, reads
@@ -107,6 +108,22 @@ def asynchrony(config: Config, _: Host) -> Iterator[Finding]:
             f"tokens up to {stale} steps old are trained as if the present policy had sampled them",
             "algo.correction=token_tis",
         )
+
+
+@between(Part.trainer, Part.engines)
+def routing_replay(config: Config, _: Host) -> Iterator[Finding]:
+    """Tokens that are to go where the engine sent them need experts, and have to be the engine's.
+
+    Whether somebody else's server tells, its probe asks.
+    """
+    mode, key, off = config.trainer.routing_replay, "trainer.routing_replay", "trainer.routing_replay=none"
+    if mode is RoutingReplay.none:
+        return
+    if not config.model.num_experts:
+        yield error("routing_replay", key, f"model={config.model.name} is dense: it has no experts to choose", off)
+    elif config.rollout.capture is Capture.retokenize:
+        why = "rows that are rendered anew have other tokens than the engine sent to its experts"
+        yield error("routing_replay", "rollout.capture", why, f"rollout.capture=traced, or {off}")
 
 
 @between(Part.trainer, Part.engines)

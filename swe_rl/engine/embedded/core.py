@@ -49,6 +49,7 @@ class SamplingRequest:
     logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)  # one a token
     context: npt.NDArray[np.int64] = field(init=False)  # what is prefilled: the prompt, and what older weights sampled
+    routes: npt.NDArray[Any] | None = None  # of a mixture, where asked: of the positions before the last interruption
     interrupted_s: float | None = None  # since new weights came, until its next token
     lost_s: float = 0.0  # by new weights, so far
 
@@ -59,8 +60,10 @@ class SamplingRequest:
     def prefilling(self) -> bool:
         return self.prefilled_tokens < len(self.context)
 
-    def interrupt(self, now_s: float) -> None:
-        """Back to the queue, with what it has sampled."""
+    def interrupt(self, now_s: float, written: npt.NDArray[Any] | None) -> None:
+        """Back to the queue, with what it has sampled. `written`: the routes of the positions in its slot."""
+        if self.token_ids and written is not None:
+            self.routes = self._whole_routes(written)
         self.slot, self.prefilled_tokens = None, 0
         if not self.token_ids:  # as if it had been waiting all the time, which is what its `queue_s` will say
             self.admitted_s, self.cached_tokens = None, 0
@@ -85,8 +88,15 @@ class SamplingRequest:
         full = len(self.prompt) + len(self.token_ids) >= max_model_len
         return "length" if full or len(self.token_ids) >= self.params.max_tokens else None
 
-    def completion(self, reason: FinishReason, now_s: float, current_version: int) -> Completion:
-        """`current_version` counts only for a request that has no token."""
+    def _whole_routes(self, written: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Those with which tokens were sampled: what older weights routed stays, though its keys were computed anew."""
+        kept = self.routes if self.routes is not None else written[:0]
+        return np.concatenate([kept, written[len(kept) :]])
+
+    def completion(
+        self, reason: FinishReason, now_s: float, current_version: int, written: npt.NDArray[Any] | None = None
+    ) -> Completion:
+        """`current_version` counts only for a request that has no token; `written` as in `interrupt`."""
         admitted_s = now_s if self.admitted_s is None else self.admitted_s
         first_s = now_s if self.first_token_s is None else self.first_token_s
         lost_s = self.lost_s + (now_s - self.interrupted_s if self.interrupted_s is not None else 0.0)
@@ -100,6 +110,7 @@ class SamplingRequest:
             prefill_s=first_s - admitted_s,
             decode_s=now_s - first_s - lost_s,
             token_versions=tuple(self.versions) if len(set(self.versions)) > 1 else (),
+            routes=None if written is None else self._whole_routes(written),
         )
 
 
@@ -225,8 +236,9 @@ class EngineCore:
         now_s = time.monotonic()
         for request in reversed(self._running):
             assert request.slot is not None
-            self._cache.finish(request.slot)
-            request.interrupt(now_s)
+            slot = request.slot
+            request.interrupt(now_s, self._cache.routed(slot))
+            self._cache.finish(slot)
             self._waiting.appendleft(request)
         self._running.clear()
 
@@ -325,8 +337,9 @@ class EngineCore:
             self._cache.append(request.slot, token)
             return
         self._running.remove(request)
+        completion = request.completion(reason, now_s, self.weight_version, self._cache.routed(request.slot))
         self._cache.finish(request.slot)
-        request.deliver(request.completion(reason, now_s, self.weight_version))
+        request.deliver(completion)
 
     def _abort(self, request: SamplingRequest) -> None:
         if request.slot is not None:

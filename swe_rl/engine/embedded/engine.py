@@ -150,12 +150,16 @@ class EmbeddedEngine(Engine):
         *,
         name: str = "engine0",
         pad_token_id: int,
+        routes: bool = False,
     ) -> None:
-        """Copies `model`. Raises EngineError when its architecture or `config.max_model_len` cannot be served."""
+        """Copies `model`. `routes`: completions tell the experts of each token.
+
+        Raises EngineError when its architecture or `config.max_model_len` cannot be served.
+        """
         super().__init__(name)
         self._config = config
         copied: Any = copy.deepcopy(model).float().eval().requires_grad_(False)
-        decoder = PackedDecoder(copied, config.max_model_len, pad_token_id)
+        decoder = PackedDecoder(copied, config.max_model_len, pad_token_id, routes=routes)
         self._vocab_size = decoder.shape.vocab_size
         self._core = EngineCore(decoder, WeightLoader(copied), config.max_num_seqs, config.max_model_len)
         self._thread = EngineThread(self._core, name, config.num_threads, self._thread_failed)

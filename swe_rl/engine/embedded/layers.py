@@ -59,11 +59,13 @@ class PackedExperts:
     normalised: bool  # their weights sum to 1
     act: Callable[[torch.Tensor], torch.Tensor]
 
-    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+    def routed(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The numbers of each row's experts, and their weights: [rows, active] both."""
         shares = torch.softmax(functional.linear(rows, self.router), dim=-1, dtype=torch.float32)
         weights, chosen = torch.topk(shares, self.active, dim=-1)
-        if self.normalised:
-            weights = weights / weights.sum(dim=-1, keepdim=True)
+        return chosen, weights / weights.sum(dim=-1, keepdim=True) if self.normalised else weights
+
+    def __call__(self, rows: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         mixed = torch.zeros_like(rows)
         for expert in torch.unique(chosen).tolist():
             at, place = torch.where(chosen == expert)

@@ -18,13 +18,16 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
+import numpy.typing as npt
 import torch
 from torch.nn import functional
 
 from swe_rl.engine.embedded.layers import (
     ROW_MULTIPLE,
     DecoderShape,
+    PackedExperts,
     PackedLayer,
+    PackedMlp,
     pack_layer,
     padded,
     require_supported,
@@ -32,6 +35,7 @@ from swe_rl.engine.embedded.layers import (
     shape_of,
 )
 from swe_rl.engine.embedded.slot_cache import BLOCK_TOKENS, CacheShape, SlotCache
+from swe_rl.model.experts import unknown_route
 
 # Padding adds exact zeros at any multiple of the vector width; 32 leaves less of it than whole blocks.
 _ROUND_TOKENS = 32
@@ -152,9 +156,13 @@ class PrefillSpan:
 class PackedDecoder:
     """Logits of new tokens, given a `SlotCache`. Not thread-safe; call it under `torch.inference_mode`."""
 
-    def __init__(self, model: Any, max_model_len: int, pad_token_id: int) -> None:
-        """Raises EngineError when the architecture is not one that this forward pass computes."""
+    def __init__(self, model: Any, max_model_len: int, pad_token_id: int, *, routes: bool = False) -> None:
+        """`routes`: of a mixture, the cache keeps which experts each position went to.
+
+        Raises EngineError when the architecture is not one that this forward pass computes.
+        """
         require_supported(model, max_model_len)
+        self._keeps_routes = routes
         self.shape = shape_of(model.config)
         self._model = model
         self._pad_token_id = pad_token_id
@@ -164,7 +172,11 @@ class PackedDecoder:
         self.pack()
 
     def cache_shape(self, slots: int, max_tokens: int) -> CacheShape:
-        return CacheShape(slots, max_tokens, len(self._layers), self.shape.kv_heads, self.shape.head_dim)
+        mixtures = [layer.mlp for layer in self._layers if isinstance(layer.mlp, PackedExperts)]
+        routed = None
+        if self._keeps_routes and mixtures:
+            routed = (len(mixtures), mixtures[0].active, mixtures[0].router.shape[0])
+        return CacheShape(slots, max_tokens, len(self._layers), self.shape.kv_heads, self.shape.head_dim, routed)
 
     def pack(self) -> None:
         """Reads the model's weights again; call it after they changed."""
@@ -184,6 +196,7 @@ class PackedDecoder:
         attend_last = TokenAttention(
             [span.slot for span in spans], [span.end for span in spans], cache.shape.slots, self.shape
         )
+        routed: list[torch.Tensor] = []
         for index, (layer, keys, values) in enumerate(zip(self._layers, cache.keys, cache.values, strict=True)):
             qkv = self._project(layer, hidden, rotary)
             self._write_spans(qkv, spans, ends, keys, values)
@@ -192,7 +205,9 @@ class PackedDecoder:
                 attended = attend_last(qkv[last_rows, : self.shape.heads], keys, values)
             else:
                 attended = self._attend_spans(qkv, spans, ends, keys, values)
-            self._finish_layer(layer, hidden, attended)
+            routed += self._finish_layer(layer, hidden, attended)
+        if cache.routes is not None:
+            self._keep_prefilled(routed, spans, ends, cache.routes)
         return self._logits(hidden)[: len(spans)]
 
     def decode(
@@ -204,11 +219,15 @@ class PackedDecoder:
         rotary = self._rotary(positions)
         attend = TokenAttention(slots, [position + 1 for position in positions], cache.shape.slots, self.shape)
         flat = cache.flat_rows(slots, positions)
+        routed: list[torch.Tensor] = []
         for layer, keys, values in zip(self._layers, cache.keys, cache.values, strict=True):
             qkv = self._project(layer, hidden, rotary)
             keys.view(-1, head_dim).index_copy_(0, flat, qkv[:rows, heads : heads + kv_heads].reshape(-1, head_dim))
             values.view(-1, head_dim).index_copy_(0, flat, qkv[:rows, heads + kv_heads :].reshape(-1, head_dim))
-            self._finish_layer(layer, hidden, attend(qkv[:rows, :heads], keys, values))
+            routed += self._finish_layer(layer, hidden, attend(qkv[:rows, :heads], keys, values))
+        if cache.routes is not None:
+            for number, chosen in enumerate(routed):
+                cache.routes[slots, positions, number] = chosen[:rows].numpy()
         return self._logits(hidden)[:rows]
 
     def _embed(self, ids: Sequence[int]) -> torch.Tensor:
@@ -264,11 +283,38 @@ class PackedDecoder:
             self._attend_prompt(query, keys[span.slot], values[span.slot], span.start, attended[rows])
         return attended.view(ends[-1], -1)
 
-    def _finish_layer(self, layer: PackedLayer, hidden: torch.Tensor, attended: torch.Tensor) -> None:
-        """Output projection and MLP, both added to `hidden` in place; its padding rows have no `attended`."""
+    def _finish_layer(
+        self, layer: PackedLayer, hidden: torch.Tensor, attended: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        """Output projection and MLP, both added to `hidden` in place; its padding rows have no `attended`.
+
+        Returns, of a layer with experts, those of each row: [rows, active].
+        """
         hidden.add_(functional.linear(padded(attended), layer.output, layer.output_bias))
         normed = functional.rms_norm(hidden, hidden.shape[-1:], layer.post_norm, self.shape.norm_eps)
-        hidden.add_(layer.mlp(normed))
+        if isinstance(layer.mlp, PackedMlp):
+            hidden.add_(layer.mlp(normed))
+            return ()
+        chosen, weights = layer.mlp.routed(normed)
+        hidden.add_(layer.mlp(normed, chosen, weights))
+        return (chosen,)
+
+    def _keep_prefilled(
+        self,
+        routed: Sequence[torch.Tensor],
+        spans: Sequence[PrefillSpan],
+        ends: Sequence[int],
+        routes: npt.NDArray[Any],
+    ) -> None:
+        """The last layer looked at the spans' last tokens alone: nothing depends on what the others choose there."""
+        cut = len(routed) - 1 if isinstance(self._layers[-1].mlp, PackedExperts) else len(routed)
+        for row, (span, end) in enumerate(zip(spans, ends, strict=True)):
+            place = routes[span.slot, span.start : span.end]
+            for number, chosen in enumerate(routed[:cut]):
+                place[:, number] = chosen[end - len(span.ids) : end].numpy()
+            if cut < len(routed):
+                place[:, cut] = unknown_route(routes.dtype)
+                place[-1, cut] = routed[cut][row].numpy()
 
     def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
         normed = functional.rms_norm(hidden, hidden.shape[-1:], self._final_norm, self.shape.norm_eps)

@@ -10,10 +10,13 @@ Invariants:
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
+
+from swe_rl.model.experts import route_type, unknown_route
 
 BLOCK_TOKENS = 64
 
@@ -25,6 +28,7 @@ class CacheShape:
     layers: int
     kv_heads: int
     head_dim: int
+    routed: tuple[int, int, int] | None = None  # layers with experts, experts of a token, experts in all
 
 
 @dataclass(slots=True)
@@ -46,6 +50,8 @@ class Slot:
 
 
 class SlotCache:
+    """`routes` [slots, tokens, layers with experts, experts of a token]: what each written position was routed to."""
+
     def __init__(self, shape: CacheShape) -> None:
         self.shape = shape
         self.slots = [Slot(i) for i in range(shape.slots)]
@@ -54,6 +60,10 @@ class SlotCache:
         size = (shape.slots, shape.kv_heads, padded, shape.head_dim)
         self.keys = [torch.zeros(size) for _ in range(shape.layers)]
         self.values = [torch.zeros(size) for _ in range(shape.layers)]
+        self.routes: npt.NDArray[Any] | None = None
+        if shape.routed is not None:
+            kind = route_type(shape.routed[-1])
+            self.routes = np.full((shape.slots, padded, *shape.routed[:2]), unknown_route(kind), kind)
         self._tokens: npt.NDArray[np.int64] = np.full((shape.slots, shape.max_tokens), -1, dtype=np.int64)
         self._sessions: dict[str, int] = {}
         self._tick = 0
@@ -120,6 +130,10 @@ class SlotCache:
             else:
                 self._clear(slot)
 
+    def routed(self, slot: Slot) -> npt.NDArray[Any] | None:
+        """The routes of what the slot has written, [length, layers, experts]; None where none are kept."""
+        return None if self.routes is None else self.routes[slot.index, : slot.length]
+
     def held_tokens(self) -> int:
         """Tokens of running requests; idle slots do not count, as they are given up on demand."""
         return sum(slot.length for slot in self.slots if slot.running)
@@ -154,6 +168,8 @@ class SlotCache:
             return
         for layer in (*self.keys, *self.values):
             layer[target.index, :, :tokens].copy_(layer[source.index, :, :tokens])
+        if self.routes is not None:
+            self.routes[target.index, :tokens] = self.routes[source.index, :tokens]
 
     def _occupy(self, slot: Slot, prompt: npt.NDArray[np.int64], session_id: str | None, reused: int) -> None:
         if slot.session_id is not None and slot.session_id != session_id:

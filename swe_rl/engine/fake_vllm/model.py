@@ -7,11 +7,15 @@ Invariants:
 - Of its texts, names, nesting and units are a real server's; fields that nobody reads are left out.
 """
 
+import base64
 import hashlib
+import io
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+import numpy as np
 
 from swe_rl.engine.fake_vllm.settings import FakeSettings
 
@@ -115,6 +119,17 @@ class BlockCache:
         return hashlib.blake2b(chain + str(list(block)).encode(), digest_size=16).digest()
 
 
+def routed_experts(settings: FakeSettings, tokens: Sequence[int]) -> str | None:
+    """Of all tokens but the last: made up of the token, its layer and a number."""
+    if not settings.routes:
+        return None
+    layers, active, experts = settings.experts
+    numbers = np.array(tokens[:-1])[:, None, None] + np.arange(layers)[None, :, None] + np.arange(active)
+    file = io.BytesIO()
+    np.save(file, (numbers % experts).astype(np.int32))
+    return base64.b64encode(file.getvalue()).decode()
+
+
 _TIMES = ("queue_time_ms", "time_to_first_token_ms", "generation_time_ms")
 
 
@@ -132,6 +147,7 @@ def completion_reply(
     choice["logprobs"] = {"token_logprobs": logprobs, "tokens": [""] * len(ids), "top_logprobs": None}
     if settings.token_ids:
         choice |= {"token_ids": ids, "prompt_token_ids": prompt}
+    choice["routed_experts"] = routed_experts(settings, [*prompt, *ids])
     reply: dict[str, Any] = {"object": "text_completion", "choices": [choice], "usage": usage}
     if settings.timings:
         reply["metrics"] = {name: 1000 * seconds for name, seconds in zip(_TIMES, times_s, strict=True)}
@@ -140,6 +156,7 @@ def completion_reply(
 
 def generate_reply(
     settings: FakeSettings,
+    prompt: Sequence[int],
     ids: Sequence[int],
     logprobs: Sequence[float],
     reason: str,
@@ -150,6 +167,7 @@ def generate_reply(
     content = [{"token_id": token, "logprob": logprob} for token, logprob in zip(ids, logprobs, strict=True)]
     choice: dict[str, Any] = {"index": 0, "finish_reason": reason, "logprobs": {"content": content}}
     choice["token_ids"] = ids if settings.token_ids else None
+    choice["routed_experts"] = routed_experts(settings, [*prompt, *ids])
     if settings.weight_spans:
         ends = [*(start for _, start in spans[1:]), len(ids)][: len(spans)]
         choice["weight_versions"] = [

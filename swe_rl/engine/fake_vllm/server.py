@@ -214,7 +214,7 @@ class FakeVllm:
         usage = {"prompt_tokens": len(prompt), "prompt_tokens_details": {"cached_tokens": cached}}
         if request.path == "/v1/completions":
             return web.json_response(completion_reply(self.settings, prompt, ids, logprobs, reason, usage, times))
-        return web.json_response(generate_reply(self.settings, ids, logprobs, reason, usage, decoding.spans))
+        return web.json_response(generate_reply(self.settings, prompt, ids, logprobs, reason, usage, decoding.spans))
 
     async def _refusal(
         self, request: web.Request, prompt: list[int], body: dict[str, Any]

@@ -33,6 +33,8 @@ class FakeSettings:
     metrics: bool = True
     workers: int = 1  # of the server, as tensor parallelism makes them; a program has a process for each further one
     processed: bool = True
+    experts: tuple[int, int, int] = (2, 2, 4)  # layers, of a token, in all
+    routes: bool = False  # replies tell them
     sleep_mode: bool = True  # of a program: with --enable-sleep-mode
     start_log: str = ""  # printed before anything else
     die_at_start: int = 0  # status to end with after `start_log`; 0: go on
@@ -58,6 +60,7 @@ def settings_from(arguments: list[str], environ: dict[str, str]) -> tuple[FakeSe
     parser.add_argument("--max-num-seqs", type=int)
     parser.add_argument("--enforce-eager", action="store_true")
     parser.add_argument("--enable-sleep-mode", action="store_true")
+    parser.add_argument("--enable-return-routed-experts", action="store_true")
     known, _ = parser.parse_known_args(arguments)
     given = {
         "model": known.served_model_name or known.model,
@@ -65,6 +68,7 @@ def settings_from(arguments: list[str], environ: dict[str, str]) -> tuple[FakeSe
         "max_num_seqs": known.max_num_seqs,
         "api_key": environ.get("VLLM_API_KEY") or None,
         "sleep_mode": known.enable_sleep_mode,
+        "routes": known.enable_return_routed_experts,
         "dev_mode": environ.get("VLLM_SERVER_DEV_MODE") == "1",
     }
     settings = FakeSettings(**{name: value for name, value in given.items() if value is not None})

@@ -352,7 +352,8 @@ class HttpEngine(Engine):
     async def _asked(self, body: Mapping[str, object], prompt_ids: Sequence[int]) -> Reply:
         token_in = self.features.token_in
         answer = await self.client.post(token_in.value, body)
-        return understood(answer, token_in, self.client.url, len(prompt_ids), self._needs.vocab_size)
+        sizes = (self._needs.vocab_size, self._needs.num_experts)
+        return understood(answer, token_in, self.client.url, len(prompt_ids), *sizes)
 
     def _completion(
         self, reply: Reply, prompt_tokens: int, version: int, sent_s: float, *, waited_s: float

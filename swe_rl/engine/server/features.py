@@ -21,6 +21,7 @@ from swe_rl.engine.server.client import HttpClient, ServerAnswer
 from swe_rl.engine.server.monitor import parse_metrics
 from swe_rl.engine.server.wire import BadNumbersError, Reply, TokenIn, parse_reply, request_body
 from swe_rl.errors import UserError
+from swe_rl.plan.sizes import wants_routes
 
 SUPPORTED = ((0, 26), (0, 33))  # first and last minor version
 _OURS = "swe_rl"  # job=serve: whatever its version, what it can do is asked
@@ -39,12 +40,14 @@ class ServerRefusedError(UserError):
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """`processed_logprobs`: they must be those of the sampling distribution; `model` None: whatever it serves."""
+    """`processed_logprobs`: they must be those of the sampling distribution; `model` None: whatever it serves.
+    `num_experts`: replies have to tell which of so many each token went to; 0: they need not."""
 
     model: str | None
     max_model_len: int
     processed_logprobs: bool
     vocab_size: int | None = None  # None: whatever it has
+    num_experts: int = 0
 
 
 def needs(config: Config) -> Needs:
@@ -56,6 +59,7 @@ def needs(config: Config) -> Needs:
         max_model_len=config.engine.max_model_len,
         processed_logprobs=config.engine.logprobs_mode is LogprobsMode.processed and not plain,
         vocab_size=config.model.vocab_size,
+        num_experts=config.model.num_experts if wants_routes(config) else 0,
     )
 
 
@@ -211,6 +215,8 @@ async def _token_in(client: HttpClient, model: str, needs: Needs, patience: Pati
         return TokenIn.generate, second
     if first is not None:
         return TokenIn.completions, first
+    if all("routed-experts" in why for why in (why_first, why_second)):
+        raise ServerRefusedError(f"{client.url} is of no use here: {why_first}")
     failed = any(why.startswith(_FAILED) for why in (why_first, why_second))
     raise ServerRefusedError(
         f"{client.url} does not take token ids and return token ids with log-probabilities: "
@@ -235,7 +241,8 @@ async def _try(
     if not answer.ok:
         return None, f"it answered {answer.status}: {answer.reason()}"
     try:
-        reply = parse_reply(kind, answer.json(), vocab_size=needs.vocab_size)
+        sizes = {"prompt_tokens": len(_PROBE_IDS), "num_experts": needs.num_experts}
+        reply = parse_reply(kind, answer.json(), vocab_size=needs.vocab_size, **sizes)
     except BadNumbersError as error:
         raise ServerRefusedError(
             f"{client.url}{kind.value} answers with numbers that no sound model gives: {error}. Look at the server's "

@@ -9,17 +9,25 @@ Invariants:
 - A reply with another number of log-probabilities than tokens, with one that no float32 sampler gives (vLLM writes
   -9999 for NaN and minus infinity; none is above 0), or with a token that the model does not have, is an error, never a
   completion: trained on, it would spoil the policy, and sent back with the next turn, it fails there.
+- Where experts are wanted, a reply without them, with those of another number of tokens, or with one that the model
+  does not have is an error. They come as base64 of NumPy's own format (vLLM's `routed_experts`), and are no pickle.
 """
 
+import base64
+import io
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
+import numpy as np
+
+from swe_rl.algo.row import Routes
 from swe_rl.engine.protocol import Completion, ContextOverflowError, EngineError, FinishReason, SamplingParams
 from swe_rl.engine.server.client import ServerAnswer, ServerFailingError
 from swe_rl.engine.token_ids import TokenIds
+from swe_rl.model.experts import route_type
 
 _SEED_MASK = 2**63 - 1  # of a signed 64-bit integer
 _LOWEST_LOGPROB = -9000.0
@@ -59,6 +67,7 @@ class Reply:
     prefill_s: float | None
     decode_s: float | None
     version_spans: tuple[tuple[str, int, int], ...] = ()
+    routes: Routes | None = None
 
     def completion(self, version: int, elapsed_s: float, *, waited_s: float) -> Completion:
         """`elapsed_s` since it was sent, for which it had waited for `waited_s` before."""
@@ -72,6 +81,7 @@ class Reply:
             queue_s=waited_s + queue_s,
             prefill_s=prefill_s,
             decode_s=max(0.0, elapsed_s - queue_s - prefill_s) if self.decode_s is None else self.decode_s,
+            routes=self.routes,
         )
 
 
@@ -100,13 +110,23 @@ def server_request_id(kind: TokenIn, request_id: str) -> str:
     return f"generate-tokens-{request_id}" if kind is TokenIn.generate else f"cmpl-{request_id}-0"
 
 
-def parse_reply(kind: TokenIn, payload: object, *, vocab_size: int | None = None) -> Reply:
+def parse_reply(
+    kind: TokenIn, payload: object, *, vocab_size: int | None = None, prompt_tokens: int = 0, num_experts: int = 0
+) -> Reply:
     """Raises BadReplyError for anything that is not one completion with token ids and log-probabilities.
 
-    `vocab_size` None: not known.
+    `vocab_size` None: not known. `num_experts`: of a model whose experts the reply has to tell; 0: it need not.
     """
     try:
-        return _parse(kind, payload, vocab_size or _LARGEST_VOCABULARY)
+        reply = _parse(kind, payload, vocab_size or _LARGEST_VOCABULARY)
+        if not num_experts or not reply.token_ids:
+            return reply
+        packed: Any = payload
+        routes = _routes(packed["choices"][0].get("routed_experts"), num_experts)
+        if len(routes) != prompt_tokens + len(reply.token_ids) - 1:
+            read = prompt_tokens + len(reply.token_ids) - 1
+            raise BadReplyError(f"it read {read} tokens, and tells the experts of {len(routes)}")
+        return replace(reply, routes=routes)
     except (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise BadReplyError(f"it answered with something that is not a completion ({type(error).__name__})") from error
 
@@ -167,6 +187,20 @@ def _parse(kind: TokenIn, payload: Any, vocab_size: int) -> Reply:
     )
 
 
+def _routes(packed: Any, num_experts: int) -> Routes:
+    """Of [tokens, layers, experts]. Raises what NumPy raises, and BadReplyError."""
+    if packed is None:
+        raise BadReplyError(
+            "it does not tell which experts its tokens went to, which trainer.routing_replay needs: start it with "
+            "--enable-return-routed-experts"
+        )
+    numbers = np.load(io.BytesIO(base64.b64decode(packed)), allow_pickle=False)
+    if numbers.ndim != 3 or numbers.dtype.kind not in "iu" or (numbers < 0).any() or (numbers >= num_experts).any():
+        raise BadNumbersError(f"it tells of experts outside 0 .. {num_experts - 1} (model.num_experts)")
+    routes: Routes = numbers.astype(route_type(num_experts))
+    return routes
+
+
 def _check_tokens(token_ids: Sequence[Any], vocab_size: int) -> None:
     if not all(type(token) is int for token in token_ids):
         raise BadReplyError("it answered with token ids that are no integers")
@@ -209,10 +243,18 @@ def _seconds(times: Mapping[str, Any], key: str) -> float | None:
     return None if value is None or not math.isfinite(value) else max(0.0, float(value)) / 1000.0
 
 
-def understood(answer: ServerAnswer, token_in: TokenIn, url: str, prompt_tokens: int, vocab_size: int | None) -> Reply:
+def understood(
+    answer: ServerAnswer,
+    token_in: TokenIn,
+    url: str,
+    prompt_tokens: int,
+    vocab_size: int | None,
+    num_experts: int = 0,
+) -> Reply:
     """Raises ContextOverflowError, ServerFailingError, EngineError."""
     if answer.ok:
-        return parse_reply(token_in, answer.json(), vocab_size=vocab_size)
+        sizes = {"prompt_tokens": prompt_tokens, "num_experts": num_experts}
+        return parse_reply(token_in, answer.json(), vocab_size=vocab_size, **sizes)
     reason = answer.reason()
     if answer.status == 400 and any(words in reason for words in _OVERFLOW_WORDS):
         raise ContextOverflowError(f"{prompt_tokens} prompt tokens do not fit: {reason}")

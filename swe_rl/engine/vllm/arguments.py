@@ -21,7 +21,7 @@ from pathlib import Path, PurePath
 from swe_rl.config.choices import LogprobsMode
 from swe_rl.config.schema import Config
 from swe_rl.errors import UserError
-from swe_rl.plan.sizes import VLLM_COMMAND, shares_gpus
+from swe_rl.plan.sizes import VLLM_COMMAND, shares_gpus, wants_routes
 from swe_rl.plan.weight_sync import GLOO, IPC, transfer_kind
 
 _LOGPROBS_FLAG = {LogprobsMode.processed: "processed_logprobs", LogprobsMode.raw: "raw_logprobs"}
@@ -98,6 +98,8 @@ def server_arguments(config: Config, choice: ServerChoice, options: VllmOptions 
         arguments.append("--enforce-eager")
     if shares_gpus(config):
         arguments.append("--enable-sleep-mode")
+    if wants_routes(config):
+        arguments.append("--enable-return-routed-experts")
     if transfer := transfer_kind(config):
         arguments += ["--weight-transfer-config", json.dumps({"backend": transfer})]
         if transfer in (GLOO, IPC):

@@ -7,6 +7,8 @@ Invariants:
 - `base_turn` is the trace whose prompt and sampled ids the prompt starts with; `delta_ids` is what follows them. NULL:
   the prompt is whole. It is an earlier turn of the same session.
 - `weight_version` is that of the last sampled token; `weight_versions` has one entry a token. NULL: all are the same.
+- `routes` begins with its layers, its experts a token and its bytes a number, three little-endian uint16; then come the
+  numbers of the experts. NULL: not known.
 """
 
 import sqlite3
@@ -16,17 +18,17 @@ from typing import Any
 
 import numpy as np
 
-from swe_rl.algo.row import Versions
+from swe_rl.algo.row import Routes, Versions
 from swe_rl.errors import UserError
 from swe_rl.gateway.trace import Break, Trace, TraceStoreError
 
-VERSION = 3
+VERSION = 4
 _NETWORK_FILE_SYSTEMS = ("nfs", "lustre", "gpfs", "beegfs", "fuse", "cifs", "smb", "9p")
 _COLUMNS = (
     "session_id, turn, chain, base_turn, delta_ids, sampled_ids, logprobs, weight_version, finish_reason, break_kind, "
-    "created_s, queue_s, prefill_s, decode_s, cached_tokens, engine, held_s, weight_versions"
+    "created_s, queue_s, prefill_s, decode_s, cached_tokens, engine, held_s, weight_versions, routes"
 )
-INSERT = f"INSERT INTO traces ({_COLUMNS}) VALUES ({', '.join('?' * 18)})"
+INSERT = f"INSERT INTO traces ({_COLUMNS}) VALUES ({', '.join('?' * 19)})"
 SELECT = f"SELECT {_COLUMNS} FROM traces WHERE session_id = ? ORDER BY turn"
 _CREATE = """
 CREATE TABLE traces (
@@ -35,17 +37,19 @@ CREATE TABLE traces (
     weight_version INTEGER NOT NULL, finish_reason TEXT NOT NULL, break_kind TEXT,
     created_s REAL NOT NULL, queue_s REAL NOT NULL, prefill_s REAL NOT NULL, decode_s REAL NOT NULL,
     cached_tokens INTEGER NOT NULL, engine TEXT NOT NULL, held_s REAL NOT NULL DEFAULT 0,
-    weight_versions BLOB,
+    weight_versions BLOB, routes BLOB,
     PRIMARY KEY (session_id, turn)
 )
 """
 # By version: what makes the next one of it. Traces of version 1 do not tell how long they were held: 0. Those of
-# version 2 have one weight version each.
+# version 2 have one weight version each, those of version 3 no routes.
 _UPGRADES = {
     1: "ALTER TABLE traces ADD COLUMN held_s REAL NOT NULL DEFAULT 0",
     2: "ALTER TABLE traces ADD COLUMN weight_versions BLOB",
+    3: "ALTER TABLE traces ADD COLUMN routes BLOB",
 }
 _IDS, _LOGPROBS = np.dtype("<i4"), np.dtype("<f4")
+_SIZES = np.dtype("<u2")  # before the routes
 
 
 class TraceStoreVersionError(UserError):
@@ -137,7 +141,7 @@ def to_row(trace: Trace) -> tuple[Any, ...]:
         _pack(trace.delta_ids, _IDS), _pack(trace.sampled_ids, _IDS), _pack(trace.logprobs, _LOGPROBS),
         newest, trace.finish_reason, trace.break_kind and trace.break_kind.value,
         trace.created_s, trace.queue_s, trace.prefill_s, trace.decode_s, trace.cached_tokens, trace.engine,
-        trace.held_s, each,
+        trace.held_s, each, None if trace.routes is None else _packed_routes(trace.routes),
     )  # fmt: skip
 
 
@@ -147,8 +151,9 @@ def from_rows(rows: Sequence[tuple[Any, ...]]) -> list[Trace]:
     for session_id, turn, chain, base_turn, delta_ids, sampled_ids, logprobs, version, reason, kind, *more in rows:
         if base_turn is not None and base_turn not in known:
             raise TraceStoreError(f"session {session_id}, turn {turn}: turn {base_turn} that it goes on from is gone")
-        sampled, each = np.frombuffer(sampled_ids, _IDS), more.pop()
-        base: list[Any] = [] if base_turn is None else [base_turn, known[base_turn].tokens]
+        routes, each, sampled = more.pop(), more.pop(), np.frombuffer(sampled_ids, _IDS)
+        base: list[Any] = [None, 0] if base_turn is None else [base_turn, known[base_turn].tokens]
+        base.append(None if routes is None else _routes(routes))
         known[turn] = Trace(
             session_id, turn, chain, np.frombuffer(delta_ids, _IDS), sampled, np.frombuffer(logprobs, _LOGPROBS),
             np.full(len(sampled), version, np.int32) if each is None else np.frombuffer(each, _IDS),
@@ -166,3 +171,14 @@ def _packed(versions: Versions) -> tuple[int, bytes | None]:
     """The two columns of the weight versions."""
     newest = int(versions[-1]) if len(versions) else 0
     return newest, None if (versions == newest).all() else _pack(versions, _IDS)
+
+
+def _packed_routes(routes: Routes) -> bytes:
+    sizes = np.array([*routes.shape[1:], routes.itemsize], _SIZES)
+    return sizes.tobytes() + np.ascontiguousarray(routes).astype(f"<u{routes.itemsize}", copy=False).tobytes()
+
+
+def _routes(packed: bytes) -> Routes:
+    layers, experts, size = np.frombuffer(packed, _SIZES, 3).tolist()
+    numbers: Routes = np.frombuffer(packed, f"<u{size}", offset=3 * _SIZES.itemsize).reshape(-1, layers, experts)
+    return numbers

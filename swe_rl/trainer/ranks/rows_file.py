@@ -8,11 +8,13 @@ Invariants:
 - The folder is one that every rank sees: ranks on other nodes have shown so when they started.
 
 The file: 8 bytes of its mark, 8 bytes with the length of the header, the header (JSON, a list for each row), then for
-each row its token ids, log-probabilities, weight versions, mask, advantages and rewards, each from a multiple of 4
-bytes on. In files of 0.4 the header has one advantage for all tokens of a row, and nothing is behind the mask.
+each row its token ids, log-probabilities, weight versions, mask, advantages, rewards and routes, each from a multiple
+of 4 bytes on; without routes the header says nothing of them. In files of 0.4 the header has one advantage for all
+tokens of a row, and nothing is behind the mask.
 """
 
 import json
+import math
 import mmap
 import struct
 import tempfile
@@ -34,6 +36,7 @@ _PREFIX, _SUFFIX = ".rows.", ".tmp"  # no copy of the run is made with it (hardw
 _LENGTHS = struct.Struct("<8sq")
 _ALIGN_BYTES = 4
 _IDS, _FLOATS, _MASK = np.dtype("<i4"), np.dtype("<f4"), np.dtype("?")
+_ROUTES = ("uint8", "uint16")
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +107,8 @@ def _write(file: IO[bytes], rows: Sequence[Row]) -> None:
         _write_part(file, row.advantage.astype(_FLOATS, copy=False))
         if row.rewards is not None:
             _write_part(file, row.rewards.astype(_FLOATS, copy=False))
+        if row.routes is not None:
+            _write_part(file, row.routes.astype(row.routes.dtype.newbyteorder("<"), copy=False))
 
 
 def _write_part(file: IO[bytes], values: npt.NDArray[Any]) -> None:
@@ -115,7 +120,8 @@ def _described(row: Row) -> list[Any]:
     """Each array's length for itself: a malformed row is for the trainer to name."""
     logprobs, rewards = (None if values is None else len(values) for values in (row.rollout_logprobs, row.rewards))
     names = [row.trajectory_id, row.group_id, len(row.advantage), row.trained]
-    return [*names, len(row.token_ids), logprobs, len(row.weight_versions), len(row.loss_mask), rewards]
+    routes = [] if row.routes is None else [[row.routes.dtype.name, *row.routes.shape]]
+    return [*names, len(row.token_ids), logprobs, len(row.weight_versions), len(row.loss_mask), rewards, *routes]
 
 
 def _read(mapped: mmap.mmap) -> Iterator[Row]:
@@ -131,7 +137,12 @@ def _read(mapped: mmap.mmap) -> Iterator[Row]:
         at += _aligned(values.nbytes)
         return values
 
-    for trajectory_id, group_id, advantage, trained, ids, logprobs, versions, mask, *rewards in described:
+    def routes(kind: str, *shape: int) -> npt.NDArray[Any]:
+        if kind not in _ROUTES:
+            raise ValueError(f"its experts are numbered by {kind}")
+        return part(np.dtype(kind).newbyteorder("<"), math.prod(shape)).reshape(shape)
+
+    for trajectory_id, group_id, advantage, trained, ids, logprobs, versions, mask, *more in described:
         token_ids = part(_IDS, ids)
         rollout_logprobs = None if logprobs is None else part(_FLOATS, logprobs)
         weight_versions = part(_IDS, versions)
@@ -142,10 +153,11 @@ def _read(mapped: mmap.mmap) -> Iterator[Row]:
             token_ids,
             loss_mask,
             rollout_logprobs,
-            part(_FLOATS, advantage) if rewards else advantage,
+            part(_FLOATS, advantage) if more else advantage,
             weight_versions,
             trained,
-            None if rewards in ([], [None]) else part(_FLOATS, rewards[0]),
+            part(_FLOATS, more[0]) if more and more[0] is not None else None,
+            routes=routes(*more[1]) if more[1:] else None,
         )
 
 

@@ -43,7 +43,8 @@ class PackedBatch:
     """This rank's slice; `members`, `hidden_index`, `targets` and `member_of_token` are as in `MicroBatch`.
 
     input_ids, position_ids [1, slice]; `segments` is of the whole sequence. `trained_index` says which of all trained
-    tokens of the members, in their order, are this rank's: [trained tokens of the slice], all int64.
+    tokens of the members, in their order, are this rank's: [trained tokens of the slice], all int64. `routes`: [slice,
+    layers, experts].
     """
 
     members: tuple[int, ...]
@@ -54,6 +55,7 @@ class PackedBatch:
     targets: Tensor
     member_of_token: Tensor
     trained_index: Tensor
+    routes: Tensor | None = None
 
 
 def pack(
