@@ -18,7 +18,7 @@ ROOT = Path(__file__).parent.parent
 MODULES = {"mini-swe-agent": "minisweagent", "hydra-optuna-sweeper": "hydra_plugins"}
 BASE = {"torch", "transformers", "tokenizers", "safetensors"}  # of every installation that runs the tests
 TOOLS = {"pytest-asyncio", "pytest-timeout", "pytest-xdist", "hypothesis", "ruff", "mypy", "build"}
-OF_TESTS = {"trl", "openai"}
+OF_TESTS = {"trl", "openai", "anthropic"}
 WITH_ANOTHER = {"sqlalchemy"}  # comes with Optuna, in the version that its plugin needs
 
 SITE = """

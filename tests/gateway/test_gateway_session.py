@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swe_rl.gateway.session import Session
-from swe_rl.gateway.trace import Break
+from swe_rl.gateway.trace import Break, Trace, superseded
 
 SYSTEM = {"role": "system", "content": "You are an agent."}
 USER = {"role": "user", "content": "Fix the bug."}
@@ -30,7 +30,7 @@ class Client:
     """Asks a session and answers itself; `turns` are (recorded, prompt, sampled)."""
 
     def __init__(self, renderer):
-        self.session, self.turns, self.asked = Session(renderer), [], 0
+        self.session, self.turns, self.asked, self.gone_on_from = Session(renderer), [], 0, set()
 
     def ask(self, messages, sampled=(300, 2), reply=None, tools=None):
         plan = self.session.plan_turn(messages, tools)
@@ -40,6 +40,8 @@ class Client:
         self.asked += 1
         reply = reply or said(f"reply {self.asked}")
         recorded = self.session.record(plan, sampled, reply)
+        if plan._parent is not None:
+            self.gone_on_from.add(plan._parent.turn)
         self.turns.append((recorded, tuple(plan.prompt_ids), tuple(sampled)))
         return reply, recorded
 
@@ -58,6 +60,18 @@ class Client:
             if recorded.break_kind is Break.duplicate:  # rows drop the last turn of the chain before, if it is the last
                 assert last_prompts[recorded.chain - 1] == prompt
             ends[recorded.chain], last_prompts[recorded.chain] = prompt + sampled, prompt
+        self.check_superseded()
+
+    def check_superseded(self):
+        """What the session counts is what the makers of rows leave out, and nothing that was gone on from."""
+        traces = [
+            Trace("s", recorded.turn, recorded.chain, (), sampled, (), (), "stop", recorded.break_kind)
+            for recorded, _, sampled in self.turns
+        ]
+        left_out = superseded(traces)
+        assert not left_out & self.gone_on_from
+        tokens = sum(len(trace.sampled_ids) for trace in traces if trace.turn in left_out)
+        assert self.session.superseded == (len(left_out), tokens)
 
 
 @pytest.fixture
