@@ -1,4 +1,4 @@
-"""Advantages of one's own: each reward against the best of the others, instead of against their mean."""
+"""Advantages of your own: each reward against the best of the others, instead of against their mean."""
 
 from collections.abc import Sequence
 

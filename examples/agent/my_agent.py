@@ -1,4 +1,4 @@
-"""An agent of one's own: one bash block a turn, and an end where the model only repeats itself."""
+"""An agent of your own: one bash block a turn, and an end where the model only repeats itself."""
 
 from swe_rl.api import AgentResult, Assignment, ChatClient, Conversation, Exit, format_observation, parse_command
 

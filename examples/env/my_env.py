@@ -1,4 +1,4 @@
-"""An environment of one's own: a data set of small functions to repair, graded by tests that no agent sees."""
+"""An environment of your own: a data set of small functions to repair, graded by tests that no agent sees."""
 
 import json
 from collections.abc import Mapping, Sequence

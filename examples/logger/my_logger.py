@@ -1,4 +1,4 @@
-"""A logger of one's own: a table of comma-separated values beside the run's files."""
+"""A logger of your own: a table of comma-separated values beside the run's files."""
 
 import csv
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""A loss of one's own: the plain policy gradient, weighted down where the policy has moved away from the sampler."""
+"""A loss of your own: the plain policy gradient, weighted down where the policy has moved away from the sampler."""
 
 import torch
 

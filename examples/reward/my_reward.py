@@ -1,4 +1,4 @@
-"""A reward of one's own: a reward model behind HTTP scores each change that was graded."""
+"""A reward of your own: a reward model behind HTTP scores each change that was graded."""
 
 import aiohttp
 

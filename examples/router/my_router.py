@@ -1,4 +1,4 @@
-"""A router of one's own: each trajectory is sent to the engine that it was assigned in turn, and stays there."""
+"""A router of your own: each trajectory is sent to the engine that it was assigned in turn, and stays there."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field

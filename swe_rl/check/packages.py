@@ -207,7 +207,7 @@ def _parquet(config: Config, host: Host, job: JobName) -> bool:
 
 
 def _graded(config: Config, _: Host, job: JobName) -> bool:
-    """Rows of one's own may be graded otherwise: known when they are read."""
+    """Rows of your own may be graded otherwise: known when they are read."""
     official = config.env.grading is GradingKind.swebench and config.env.name not in ("bugs", "jsonl")
     return official and job in _ACTS
 

@@ -132,7 +132,7 @@ def image_names(config: Config, _: Host) -> Iterator[Finding]:
 def grading_has_its_place(config: Config, _: Host) -> Iterator[Finding]:
     grading = config.env.grading
     official = grading in (GradingKind.swebench, GradingKind.eval_script)
-    # Rows of one's own may name a source, and are then graded in a prepared folder: known when they are read.
+    # Rows of your own may name a source, and are then graded in a prepared folder: known when they are read.
     if official and not holds_container(config) and config.env.name != "jsonl":
         yield error(
             "grading",
