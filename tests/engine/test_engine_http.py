@@ -179,7 +179,8 @@ async def test_what_is_in_flight_at_an_update_is_sent_again(start):
 @pytest.mark.parametrize("timings", [True, False])
 async def test_what_is_in_flight_at_an_update_goes_on(start, timings):
     fake, engine = await start(token_delay_s=0.01, timings=timings, max_num_seqs=1)
-    params = SamplingParams(40, seed=4, stop_token_ids=(1,))
+    never_drawn = 1_000_000  # what is left is drawn anew, from wherever timing has it
+    params = SamplingParams(40, seed=4, stop_token_ids=(never_drawn,))
     first = asyncio.create_task(engine.generate(PROMPT, params, request_id="a"))
     await until(lambda: fake.running == 1)
     second = asyncio.create_task(engine.generate(PROMPT, SamplingParams(90), request_id="b"))  # waits there
