@@ -2,7 +2,7 @@
 
 Invariants:
 - Computed from the configuration alone; the same numbers are written to a run's `plan.json`.
-- For people: a picture of the GPUs, then sections side by side where the terminal is wide enough.
+- For people: what it comes to, a picture of the GPUs, then sections side by side where the terminal is wide enough.
 - An estimate says what it assumes; environment variables are shown with their origin, secrets masked.
 """
 
@@ -191,9 +191,15 @@ def _time(config: Config) -> dict[str, Any]:
         "weight_sync_s_per_step": _round(duration.sync_s(config)),
         "step": duration.text(duration.step_s(config, rollouts.seconds)),
         "run": duration.text(duration.run_s(config, rollouts.seconds)),
+        **_gpu_hours(config, duration.run_s(config, rollouts.seconds)),
         "time_limit": duration.text(duration.limit_s(config)) if config.hardware.time_limit_min else "none",
         "assuming": "training takes no time: a CPU's is not estimated" if sizes.uses_no_gpu(config.layout) else assumed,
     }
+
+
+def _gpu_hours(config: Config, run_s: float) -> dict[str, float]:
+    gpus = sizes.gpus_needed(config)
+    return {"gpu_hours": _round(gpus * run_s / 3600)} if gpus else {}
 
 
 def _flow(config: Config) -> dict[str, Any]:
@@ -247,6 +253,7 @@ def _print_plan(made: dict[str, Any], config: Config, origins: Origins | None) -
 
     console = Console(highlight=False)
     console.print(_headline(config, made))
+    console.print(_in_short(made))
     console.print(_gpu_picture(made["gpus"], config))
     sections = [
         _section(name, rows) for name, rows in made.items() if isinstance(rows, dict) and name not in _APART and rows
@@ -255,7 +262,11 @@ def _print_plan(made: dict[str, Any], config: Config, origins: Origins | None) -
         console.print(Columns(sections, equal=False, expand=False))
     else:
         console.print(*sections, sep="\n")
-    console.print(_section("environment", made["environment"], wide=True))
+    known = {name: text for name, text in made["environment"].items() if not text.startswith("not set")}
+    if known:
+        console.print(_section("environment", known, wide=True))
+    if unset := len(made["environment"]) - len(known):
+        console.print(f"{unset} variables that a run reads are not set; job.format=json names them.", style="dim")
     if origins is not None and (given := _from_environment(config, origins)):
         console.print(_section("set by the environment", given, wide=True))
 
@@ -270,6 +281,23 @@ def _headline(config: Config, made: dict[str, Any]) -> "Text":
         f"env={config.env.name}",
     )
     return Text.assemble((config.name, "bold"), "  ", "  ".join(parts), ("  " + made["config_hash"], "dim"))
+
+
+def _in_short(made: dict[str, Any]) -> str:
+    """`24 steps of 64 trajectories, 4 s each: 100 s in all; 8 GPUs, 6.2 GPU-hours; 0.05 GB of checkpoints`."""
+    batch, time, disk, gpus = (made.get(name, {}) for name in ("batch", "time", "disk", "gpus"))
+    parts = []
+    if "trajectories_per_step" in batch and "step" in time:
+        note = " without training" if str(time["assuming"]).startswith("training takes no time") else ""
+        steps = f"{batch['steps']} steps of {batch['trajectories_per_step']} trajectories"
+        parts.append(f"{steps}, about {time['step']} each{note}: {time['run']} in all")
+    if "gpu_hours" in time:
+        parts.append(f"{len(gpus)} GPUs, {time['gpu_hours']:g} GPU-hours")
+    if "checkpoints_gb_at_most" in disk:
+        images = disk["images_gb_at_most"]
+        size = "images of unknown size" if images == "unknown" else f"{images:g} GB of images"
+        parts.append(f"disk: {disk['checkpoints_gb_at_most']:.3g} GB of checkpoints{f' and {size}' if images else ''}")
+    return "; ".join(parts)
 
 
 def _gpu_picture(gpus: dict[str, str], config: Config) -> "RenderableType":

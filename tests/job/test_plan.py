@@ -11,6 +11,7 @@ from swe_rl.check.check import check
 from swe_rl.check.findings import failing
 from swe_rl.config.choices import Advantage, SandboxKind
 from swe_rl.config.compose import compose
+from swe_rl.config.environment import HONOURED
 from swe_rl.config.folders import options
 from swe_rl.config.schema import Config
 from swe_rl.job import plan as job
@@ -290,3 +291,44 @@ def test_layers_are_compiled_where_the_run_saves_by_it(overrides, compiled):
     assert job.plan(config, partly=True)["time"]["layers_compiled"] == ("yes" if compiled else "no")
     asked = dataclasses.replace(config, trainer=dataclasses.replace(config.trainer, compile=False))
     assert (duration.run_s(config) < duration.run_s(asked)) == compiled
+
+
+STEPS = "24 steps of 64 trajectories"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "short"),
+    [
+        (
+            [],
+            f"{STEPS}, about 4 s each without training: 100 s in all; disk: 0.0468 GB of checkpoints",
+        ),
+        (
+            ["+experiment=dp4_tr_atw01"],
+            "6 steps of 396 trajectories, about 43 min each: 4.4 h in all; 8 GPUs, 35.3 GPU-hours; "
+            "disk: 354 GB of checkpoints and images of unknown size",
+        ),
+    ],
+)
+def test_what_it_comes_to_is_said_first(overrides, short, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    config = compose(overrides).config
+    assert job.run(config, None) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1] == short
+    made = plan(config)
+    if "gpu_hours" in made["time"]:
+        assert made["time"]["gpu_hours"] == pytest.approx(
+            8 * duration.run_s(config, simulate.step_rollouts(config).seconds) / 3600, rel=0.01
+        )
+
+
+def test_variables_that_are_not_set_are_counted(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    for name in HONOURED:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("MODEL", "/models/mine")
+    job.run(compose([]).config, None)
+    printed = capsys.readouterr().out
+    assert f"{len(HONOURED) - 1} variables that a run reads are not set" in printed
+    assert "/models/mine" in printed and "NUM_ROLLOUTS" not in printed
