@@ -71,7 +71,7 @@ from swe_rl.config.ranges import (
 class Extensible:
     """A group whose options may name code of your own: docs/extending.md."""
 
-    name: str = "default"
+    name: str = "default"  # default, or the name of an option with code of your own
     _target_: str | None = None  # a class or function of your own: my_pkg.agents.MyAgent; None: what `name` says
     params: dict[str, Any] = field(default_factory=dict)  # its own keys, as its signature has them
 
@@ -95,16 +95,16 @@ class LossConfig(Extensible):
 class JobConfig:
     """What `python -m swe_rl` does, and the keys that belong to one kind of job only."""
 
-    name: JobName = JobName.train
+    name: JobName = JobName.train  # what is done: train, eval, check, ...
     of: JobName = JobName.train  # check, plan: the job that they answer for
-    format: OutputFormat = OutputFormat.table
+    format: OutputFormat = OutputFormat.table  # how check, plan and compare print: a table for people, or JSON
     strict: bool = False  # warnings count as errors
     preflight: bool = False  # check: also probe this host
     imports: tuple[str, ...] = ()  # check: YAML files of other systems, compared with this configuration
     baseline: str | None = None  # compare: a run's folder, its job's number in SLURM, or a log of SkyRL's
     candidate: str | None = None  # compare: the other one
-    baseline_label: str | None = None
-    candidate_label: str | None = None
+    baseline_label: str | None = None  # compare: its name in the table; None: chosen from what differs
+    candidate_label: str | None = None  # compare: the same of the other one
     runs: str | None = None  # compare, status, logs: the folder of a multirun; status, logs: None: the newest
     trajectories_per_step: Count = 396  # compare: of a log of SkyRL's, which does not say it
     output: str | None = None  # compare, export, new: folder for the result; None: below paths.outputs (compare)
@@ -129,28 +129,28 @@ class JobConfig:
 class ModelConfig:
     """The policy: where its weights are, its dimensions, and how it speaks."""
 
-    name: str = "tiny"
+    name: str = "tiny"  # of the option; in tables and labels
     path: str = "builtin:tiny"  # builtin:NAME, a folder, or a hub id
     revision: str | None = None  # of a hub id: a commit, for a run that can be repeated
-    num_layers: Count = 6
-    hidden_size: Count = 128
-    intermediate_size: Count = 384
-    num_heads: Count = 4
-    num_kv_heads: Count = 2
-    head_dim: Count = 32
-    vocab_size: Count = 1536
+    num_layers: Count = 6  # transformer layers
+    hidden_size: Count = 128  # width of the residual stream
+    intermediate_size: Count = 384  # width of a dense MLP
+    num_heads: Count = 4  # attention heads of queries
+    num_kv_heads: Count = 2  # attention heads of keys and values
+    head_dim: Count = 32  # width of a head
+    vocab_size: Count = 1536  # rows of the embedding, padding included
     params_b: Positive = 0.0013  # billions of parameters
-    max_position_embeddings: Count = 2048
-    tie_word_embeddings: bool = True
+    max_position_embeddings: Count = 2048  # tokens that the model was made for
+    tie_word_embeddings: bool = True  # embedding and output head are one matrix
     num_experts: ZeroOrMore = 0  # 0: dense
-    active_experts: ZeroOrMore = 0
-    expert_intermediate_size: ZeroOrMore = 0
+    active_experts: ZeroOrMore = 0  # experts that one token passes, of num_experts
+    expert_intermediate_size: ZeroOrMore = 0  # width of the MLP of one expert
     active_params_b: Positive = 0.0013  # billions of parameters that one token passes
-    rope_theta: Positive = 10000.0
+    rope_theta: Positive = 10000.0  # base of the rotary positions
     chat_template: str = "qwen_plain"  # qwen, qwen_plain or qwen_coder: of swe_rl/model/templates
     system_prompt: str = "short"  # the agent's words that the model was made for
     tool_parser: str = "hermes"  # hermes (JSON), qwen3_coder (tags) or none
-    thinking: bool = False
+    thinking: bool = False  # the chat template opens a thinking block for each reply
     gated: bool = False  # the hub wants HF_TOKEN for it
     float32_head: bool = True  # GPUs: engines and trainer sum logits in float32; false: in bfloat16, as the layers
 
@@ -159,10 +159,10 @@ class ModelConfig:
 class LayoutConfig:
     """How many engines and trainer ranks there are, and which GPUs each of them has."""
 
-    name: str = "local"
+    name: str = "local"  # of the option; in tables and labels
     engines: Machines = 1  # inference replicas
     engine_tp: Machines = 1  # GPUs of one engine (tensor parallel)
-    trainer_gpus: MachinesOrNone = 0
+    trainer_gpus: MachinesOrNone = 0  # GPUs that train; with colocated these are those of the engines
     trainer_ranks: MachinesOrNone = 0  # without trainer GPUs: processes of this host's CPU that train; 0: this process
     sequence_parallel: Machines = 1  # trainer GPUs that share one sequence
     colocated: bool = True  # engines and trainer take turns on the same devices
@@ -172,7 +172,7 @@ class LayoutConfig:
 class RouterConfig(Extensible):
     """Which engine serves the next turn of a program, and who waits."""
 
-    name: str = "default"
+    name: str = "default"  # the policy: default, cap, sticky_least_loaded, tr, or code of your own
     acting_token_weight: Share = 1.0  # tr: of the tokens of a program whose tool runs
     tick_s: Seconds = 5.0  # tr: between two looks at the engines' load
     acting_half_life_s: SecondsOrZero = 0.0  # tr: an acting program's weight halves in this time; 0: it stays
@@ -188,10 +188,10 @@ class RouterConfig(Extensible):
 class EnvConfig(Extensible):
     """The instances: where they come from, how they are split, and how they are graded."""
 
-    name: str = "bugs"
+    name: str = "bugs"  # of the option; decides how rows become instances
     dataset: str = "builtin:bugs"  # builtin:NAME, a .jsonl or .parquet file, or a hub id
     split: str = "train"  # of hub data sets also a slice, train[1000:]
-    eval_split: str = "heldout"
+    eval_split: str = "heldout"  # the split that evaluations measure
     eval_dataset: str | None = None  # None: env.dataset
     num_instances: ZeroOrMore = 0  # of the split that is trained on; 0: known only when it is read
     instances: str | None = None  # a file with one instance id a line, or a pattern (django__django-*)
@@ -200,12 +200,12 @@ class EnvConfig(Extensible):
     max_tests: ZeroOrMore = 0  # instances with more tests than this are left out; 0: no limit
     probe: str | None = None  # a former run's folder: instances are chosen by how it solved them
     keep: tuple[Keep, ...] = (Keep.mixed,)  # probe: solved always, in a mixed way, or never
-    num_trajectories: Count = 8
-    reward: RewardKind = RewardKind.zero_one
+    num_trajectories: Count = 8  # rollout.n by the name that other systems use; it follows rollout.n
+    reward: RewardKind = RewardKind.zero_one  # how a verdict becomes a number; zero_one: 1 where resolved, else 0
     image_template: str | None = None  # {instance_id}, {instance_id_s}, {instance_id_1776}; None: each row's own
     eval_image_template: str | None = None  # None: image_template
     image_gb: NotNegative = 0.0  # typical size of an image on disk
-    grading: GradingKind = GradingKind.pytest
+    grading: GradingKind = GradingKind.pytest  # who reads what the tests say
     unproven: Unproven = Unproven.skip  # instances whose gold patch fails here: left out, refused, or kept
     proofs: str | None = None  # the file of proofs that jobs read and job=prepare adds to; None: in the cache
     proof_runs: Count = 1  # how often a proof runs the gold patch; with several, flaky tests are named
@@ -216,16 +216,16 @@ class EnvConfig(Extensible):
 class HardwareConfig:
     """The machine or the cluster's nodes that the run has."""
 
-    name: str = "cpu"
-    nodes: Machines = 1
-    gpus_per_node: MachinesOrNone = 0
-    gpu_memory_gb: NotNegative = 0.0
-    gpu_kind: str = "none"
+    name: str = "cpu"  # of the option; in tables and labels
+    nodes: Machines = 1  # hosts of the run
+    gpus_per_node: MachinesOrNone = 0  # 0: the run uses no GPU
+    gpu_memory_gb: NotNegative = 0.0  # of one GPU
+    gpu_kind: str = "none"  # as people and SLURM name it: h100, a100, ...
     gpu_bf16_tflops: NotNegative = 0.0  # dense, as published; estimates take a share of it
     gpu_bandwidth_gb_per_s: NotNegative = 0.0  # of its memory
     mig: bool = False  # the GPUs are MIG slices: a process sees one, and there is no NCCL between them
-    cpus_per_node: Machines = 2
-    memory_gb: PartOfMachine = 4.0
+    cpus_per_node: Machines = 2  # cores that the run may use on each node
+    memory_gb: PartOfMachine = 4.0  # host memory that the run may use on each node
     reserved_cpus: ZeroOrMore = 0  # not for sandboxes
     disk_gb: NotNegative = 0.0  # free for a run's files and images, on each node; 0: unknown
     compiler: bool = True  # the nodes have a C compiler and headers, which compiled kernels need
@@ -233,14 +233,14 @@ class HardwareConfig:
     shared_paths: tuple[str, ...] = ()  # prefixes of paths that every node sees; none: unknown
     ray_address: str | None = None  # your Ray cluster, for the trainer's ranks: auto, or host:port of its head
     partition: str | None = None  # of SLURM, as are the next ones
-    account: str | None = None
-    qos: str | None = None
-    exclude: str | None = None
-    constraint: str | None = None
+    account: str | None = None  # of SLURM: who pays
+    qos: str | None = None  # of SLURM: the quality of service
+    exclude: str | None = None  # of SLURM: nodes that are not wanted
+    constraint: str | None = None  # of SLURM: features that a node must have
     gres: str | None = None  # instead of gpus_per_node, where a kind has to be named: gpu:nvidia_a100_1g.5gb:2
     time_limit_min: Minutes = 60  # 0: no limit
     max_requeues: ZeroOrMore = 4  # a job that is told to end early asks for so many further starts
-    modules: tuple[str, ...] = ()
+    modules: tuple[str, ...] = ()  # loaded by a batch job before anything else
     setup: tuple[str, ...] = ()  # shell commands of a batch job, after the modules
     env_vars: dict[str, str] = field(default_factory=dict)  # for the job's processes: +hardware.env_vars.NAME=value
 
@@ -249,7 +249,7 @@ class HardwareConfig:
 class AgentConfig(Extensible):
     """The program that turns the policy's replies into commands."""
 
-    name: str = "bash"
+    name: str = "bash"  # who acts: a class of swe_rl/agent, a program, or code of your own
     tools: str = "bash"  # pdb: full, rewrite_only or debug_after_5; mini_swe: bash or bash_calls
     command: str | None = None  # programs: the program, as bash starts it in the sandbox
     program_path: str | None = None  # programs: folders of the sandbox that its PATH begins with
@@ -265,15 +265,15 @@ class AgentConfig(Extensible):
 class RuntimeConfig:
     """Where sandboxes run when not beside the trainer: the CPU half of the two-job set-up."""
 
-    kind: RuntimeKind = RuntimeKind.none
+    kind: RuntimeKind = RuntimeKind.none  # none: here; job: a SLURM job of its own; external: a running server
     containers: str = "docker"  # of the server: docker, podman, apptainer or process
     nodes: Machines = 1  # each is a job of its own
     node: MachinesOrNone = 0  # job=runtime: which of them this server is
-    cpus_per_node: Machines = 32
+    cpus_per_node: Machines = 32  # cores of one node for sandboxes
     memory_gb: PartOfMachine = 64.0  # of one node
     reserved_cpus: ZeroOrMore = 4  # not for sandboxes
-    partition: str | None = None
-    qos: str | None = None
+    partition: str | None = None  # of SLURM, for the servers' jobs
+    qos: str | None = None  # of SLURM, for the servers' jobs
     setup: tuple[str, ...] = ()  # shell commands of its batch job, after those of hardware: starting podman's service
     time_limit_min: Minutes = 0  # 0: hardware.time_limit_min
     ready_timeout_s: Seconds = 600.0  # from the start of a server's job until it serves; the queue's time is not in it
@@ -289,14 +289,14 @@ class RuntimeConfig:
 class SandboxConfig:
     """Where an agent's commands run, and what bounds them."""
 
-    kind: SandboxKind = SandboxKind.process
+    kind: SandboxKind = SandboxKind.process  # process, docker, podman, apptainer or remote
     isolation: Isolation = Isolation.auto  # kind=process only: auto, bubblewrap or none
     cpus: PartOfMachine = 1.0  # of one sandbox
-    memory_gb: PartOfMachine = 1.0
-    max_processes: Count = 64
-    max_file_mb: Count = 64
-    max_output_bytes: Count = 65536
-    network: bool = False
+    memory_gb: PartOfMachine = 1.0  # limit of one sandbox
+    max_processes: Count = 64  # limit of one sandbox
+    max_file_mb: Count = 64  # limit of one file that a command writes
+    max_output_bytes: Count = 65536  # of one command; the middle is left out
+    network: bool = False  # commands reach the network; false: they reach nothing but the gateway
     concurrency: Count = 4  # commands running at once
     runtime_url: str | None = None  # kind=remote: the sandbox server
     runtime_protocol: RuntimeProtocol = RuntimeProtocol.swe_rl  # kind=remote: what the server speaks, or openhands
@@ -318,17 +318,17 @@ class SandboxConfig:
 class EngineConfig:
     """The inference engines."""
 
-    kind: EngineKind = EngineKind.embedded
-    max_model_len: Count = 1024
+    kind: EngineKind = EngineKind.embedded  # embedded: this process; vllm: servers of the run; external: running ones
+    max_model_len: Count = 1024  # tokens of a prompt and its reply
     gpu_memory_utilization: GpuShare = 0.85  # share of each GPU's memory
     max_num_seqs: Count = 64  # sequences decoded together
-    enforce_eager: bool = True
+    enforce_eager: bool = True  # vLLM without CUDA graphs: starts sooner, samples slower
     num_threads: Count = 1  # embedded: torch's threads while generating
     max_num_batched_tokens: Count = 8192  # vllm: of one engine step
     prefix_caching: bool = True  # vllm: a program's earlier turns stay in its engine
     logprobs_mode: LogprobsMode = LogprobsMode.processed  # processed: as sampled from; raw: before temperature
     served_model: str | None = None  # external: the name that the servers know; None: model.path
-    urls: tuple[str, ...] = ()
+    urls: tuple[str, ...] = ()  # external: the servers' addresses
     command: str | None = None  # vllm: interpreter or whole command; None: SWE_RL_VLLM_COMMAND, or what is installed
     kv_cache_tokens: ZeroOrMore = 0  # vllm: of one engine; 0: what fits
     extra_arguments: tuple[str, ...] = ()  # vllm: of its command line, after all others: [--kv-cache-dtype,fp8]
@@ -341,15 +341,15 @@ class EngineConfig:
 class GatewayConfig:
     """The HTTP door between agents and engines."""
 
-    host: str = "127.0.0.1"
+    host: str = "127.0.0.1"  # address that it listens on
     port: Port = 0  # 0: any free port
-    max_body_mb: Count = 16
+    max_body_mb: Count = 16  # of one request
     max_calls: Count = 4096  # in flight; one more is answered 503 with Retry-After
     max_idle_sessions: Count = 1024  # of those that clients began by using them; the one used least lately goes first
     session_idle_s: Seconds = 3600.0  # after so long without a call a session that a client began is forgotten
     # Of what is trained and evaluated: all completions; of each step the rows that were trained; none. What is not kept
     # goes when two checkpoints cover its step.
-    keep_traces: KeepTraces = KeepTraces.all
+    keep_traces: KeepTraces = KeepTraces.all  # all completions, the trained rows alone, or none
 
 
 @dataclass(frozen=True)
@@ -399,39 +399,39 @@ class RolloutConfig:
     mode: RolloutMode = RolloutMode.step  # step: a step waits for its slowest trajectory; stream: groups flow
     prompts_per_step: Count = 8  # instances of one step
     n: Count = 8  # trajectories of one instance: a group
-    max_turns: Count = 6
+    max_turns: Count = 6  # replies of the model in one trajectory
     max_prompt_tokens: Count = 512  # the first prompt
     max_trajectory_tokens: Count = 1024  # the first prompt and everything after it
     max_turn_tokens: Count = 96  # sampled in one turn
-    temperature: NotNegative = 1.0
-    top_p: OfAll = 1.0
+    temperature: NotNegative = 1.0  # of sampling for training
+    top_p: OfAll = 1.0  # 1: no truncation
     top_k: ZeroOrMore = 0  # 0: off
     concurrency: Count = 64  # trajectories under way at once
     capture: Capture = Capture.traced  # traced: ids as sampled; retokenize: the old way, to be measured against
     filter_token_mismatch: bool = False  # retokenize: a trajectory that differs from what was sampled is not trained
     agent_timeout_s: Seconds = 120.0  # the agent's own time; booting and waiting do not eat it
     max_wait_s: Seconds = 7200.0  # for which a trajectory's calls may wait in all; then it is an engine_error
-    command_timeout_s: Seconds = 10.0
-    grade_timeout_s: Seconds = 60.0
+    command_timeout_s: Seconds = 10.0  # of one command of the agent
+    grade_timeout_s: Seconds = 60.0  # of the tests of one trajectory
     infra_retries: ZeroOrMore = 2  # of the infrastructure failures in rollout.outcomes
     max_infra_failure_rate: Share = 0.2  # of a step; beyond it the run stops and names the instances
     eval_n: Count = 4  # trajectories of one instance in an evaluation
-    eval_temperature: NotNegative = 1.0
+    eval_temperature: NotNegative = 1.0  # of sampling in evaluations
     typical_trajectory_tokens: Count = 512  # estimates only: mean length of a trajectory under way
     typical_trajectory_s: Seconds | None = None  # estimates only: a trajectory's mean time; None: from workload
     workload: WorkloadConfig = field(default_factory=WorkloadConfig)
     tricks: TrickPolicy = TrickPolicy.zero  # what could have changed a verdict: zero, mask or count
     turn_rewards: TurnRewardsConfig = field(default_factory=TurnRewardsConfig)
-    outcomes: dict[str, OutcomeConfig] = field(default_factory=dict)
+    outcomes: dict[str, OutcomeConfig] = field(default_factory=dict)  # what becomes of each status
 
 
 @dataclass(frozen=True)
 class AlgoConfig:
     """Advantages and the loss."""
 
-    name: str = "grpo"
-    advantage: Advantage = Advantage.grpo
-    normalize_std: bool = True
+    name: str = "grpo"  # of the option; in tables and labels
+    advantage: Advantage = Advantage.grpo  # how rewards become advantages
+    normalize_std: bool = True  # advantages are divided by the standard deviation of their group or batch
     discount: OfAll = 1.0  # of a later turn's reward (rollout.turn_rewards), of a later token's with advantage=gae
     gae_lambda: Share = 1.0  # of advantage=gae, as the four below; 1: returns less values
     critic_lr: Positive = 1e-3  # the critic warms up as the policy does
@@ -442,21 +442,21 @@ class AlgoConfig:
     teacher_params_b: Positive | None = None  # estimates only; null: as the policy's
     policy_loss: PolicyLoss = PolicyLoss.clip  # clip, gspo, gspo_token or cispo
     clip_low: Share = 0.2  # the ratio stays in [1 - clip_low, 1 + clip_high]
-    clip_high: NotNegative = 0.28
+    clip_high: NotNegative = 0.28  # the ratio is clipped at 1 plus this
     clip_c: OrAboveOne = 0.0  # dual clip for negative advantages; 0: off
     kl_coef: Share = 0.0  # 0: no reference model
-    kl_in: KlPlace = KlPlace.loss
-    kl_estimator: KlEstimator = KlEstimator.k3
-    entropy_coef: Share = 0.0
-    loss_aggregation: LossAggregation = LossAggregation.token_mean
-    loss_norm_tokens: Count = 1024
+    kl_in: KlPlace = KlPlace.loss  # where the KL to the reference counts: in the loss, or in the reward
+    kl_estimator: KlEstimator = KlEstimator.k3  # k1, k2 or k3 (Schulman 2020)
+    entropy_coef: Share = 0.0  # weight of the entropy in the loss; 0: none
+    loss_aggregation: LossAggregation = LossAggregation.token_mean  # how the losses of tokens become one number
+    loss_norm_tokens: Count = 1024  # sequence_sum_norm: the fixed length that a sum is divided by
     correction: Correction = Correction.none  # between engine and trainer: none, token_tis or sequence_tis
-    correction_cap: AtLeastOne = 2.0
+    correction_cap: AtLeastOne = 2.0  # largest weight of a token or trajectory
     stale_correction: Correction | None = None  # for rows that older weights sampled; null: as algo.correction
     max_staleness_steps: ZeroOrMore | None = None  # rows of weights older than so many updates are not trained
     mask_level: MaskLevel = MaskLevel.token  # token, geometric (mean over the trajectory) or sequence (product)
     mask_low: NotNegative | None = None  # trainer-to-engine ratios outside [mask_low, mask_high] are not trained
-    mask_high: NotNegative | None = None
+    mask_high: NotNegative | None = None  # tokens whose ratio of engine and trainer is above this are not trained
     dynamic_sampling: DynamicSampling = DynamicSampling.none  # filter: leaves out equal groups; resample: replaces
     max_resample_rounds: ZeroOrMore = 3  # of dynamic_sampling=resample, in one step; what is missing then stays missing
     overlong_filter: bool = False  # DAPO: trajectories that a limit cut short are not trained
@@ -468,16 +468,16 @@ class AlgoConfig:
 class TrainerConfig:
     """The training loop, its optimizer, its checkpoints and its memory."""
 
-    steps: Count = 24
-    lr: Positive = 3e-4
-    weight_decay: NotNegative = 0.0
-    beta1: BelowOne = 0.9
-    beta2: BelowOne = 0.95
-    warmup_steps: ZeroOrMore = 0
-    prompts_per_mini_batch: Count = 8
+    steps: Count = 24  # of the whole run; each is one batch of rollouts and its updates
+    lr: Positive = 3e-4  # peak learning rate of AdamW
+    weight_decay: NotNegative = 0.0  # of AdamW
+    beta1: BelowOne = 0.9  # of AdamW
+    beta2: BelowOne = 0.95  # of AdamW
+    warmup_steps: ZeroOrMore = 0  # steps in which the learning rate rises linearly
+    prompts_per_mini_batch: Count = 8  # groups of one optimizer update
     max_tokens_per_micro_batch: Count = 2048  # of one forward and backward pass, on each GPU
-    grad_clip: Positive = 1.0
-    activation_checkpointing: bool = False
+    grad_clip: Positive = 1.0  # largest norm of a gradient
+    activation_checkpointing: bool = False  # layers are computed again in the backward pass: less memory, more time
     attention: str = "auto"  # auto: by the rows' length; by_row, varlen or flash_attn (that package)
     compile: bool | None = None  # torch compiles what surrounds attention; null: on GPUs, where the run saves by it
     offload_optimizer: bool = False  # Adam's moments and master weights in the nodes' memory
@@ -489,29 +489,29 @@ class TrainerConfig:
     max_staleness_steps: ZeroOrMore = 0  # 0: synchronous
     collective_timeout_s: Seconds = 1800.0  # a rank without a sign of life for so long is lost
     num_threads: Count = 1  # torch's threads while training
-    checkpoint_every_steps: ZeroOrMore = 5
-    keep_checkpoints: Count = 2
+    checkpoint_every_steps: ZeroOrMore = 5  # the last step is saved in any case
+    keep_checkpoints: Count = 2  # so many of the newest
     max_restarts: ZeroOrMore = 0  # of ranks after one was lost, from the newest checkpoint; 0: that ends the run
     eval_every_steps: ZeroOrMore = 0  # 0: before the first and after the last step only
     resume: str = "none"  # auto, none, or a run folder
-    seed: Seed = 0
+    seed: Seed = 0  # of the order of instances, of sampling and of the trainer
 
 
 @dataclass(frozen=True)
 class SftConfig:
     """Warm start on scripted demonstrations (`job=sft`): first the skill, then a beginner's careless habits."""
 
-    steps: Count = 5000
-    lr: Positive = 2e-3
-    warmup_steps: ZeroOrMore = 50
-    tokens_per_batch: Count = 4096
-    beginner_steps: ZeroOrMore = 150
-    beginner_lr: Positive = 3e-4
+    steps: Count = 5000  # updates on right demonstrations
+    lr: Positive = 2e-3  # peak learning rate of these
+    warmup_steps: ZeroOrMore = 50  # updates in which the learning rate rises linearly
+    tokens_per_batch: Count = 4096  # of one update
+    beginner_steps: ZeroOrMore = 150  # updates after these, on a beginner that makes mistakes and mends them
+    beginner_lr: Positive = 3e-4  # learning rate of these
     right_fraction: Share = 0.5  # of the beginner's demonstrations
     start: str | None = None  # a dense model to begin with, as model.path; experts are made of its MLPs; null: nothing
     device: str = "cpu"  # cpu: half an hour on two cores; cuda: two minutes on one GPU
-    seed: Seed = 0
-    output: str = "${paths.outputs}/sft/${model.name}"
+    seed: Seed = 0  # of weights and demonstrations
+    output: str = "${paths.outputs}/sft/${model.name}"  # the folder that the model is written to
 
 
 @dataclass(frozen=True)
@@ -519,17 +519,17 @@ class LoggerConfig(Extensible):
     """Where figures go beside the run's folder; `_target_`: a logger of your own as well."""
 
     wandb: WandbMode = WandbMode.disabled  # online, offline or disabled
-    project: str = "swe_rl"
+    project: str = "swe_rl"  # of Weights & Biases
 
 
 @dataclass(frozen=True)
 class PathsConfig:
     """The folders that a run reads and writes."""
 
-    outputs: str = "outputs"
+    outputs: str = "outputs"  # below it each run has a folder
     scratch: str | None = None  # a node's fast disk; None: a temporary folder
     cache: str | None = None  # None: the user's cache folder
-    sync_to: str | None = None
+    sync_to: str | None = None  # a copy of the run's folder is kept here; None: none
     sync_every_s: SecondsFromOne = 600.0  # between two copies; the last one is made at the run's end
 
 
@@ -537,7 +537,7 @@ class PathsConfig:
 class Config:
     """The whole run. `name` is the experiment's or else the job's; it names the folder under `paths.outputs`."""
 
-    name: str = "train"
+    name: str = "train"  # of the run, for its folder and its tables
     job: JobConfig = field(default_factory=JobConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     layout: LayoutConfig = field(default_factory=LayoutConfig)

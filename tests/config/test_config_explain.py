@@ -1,12 +1,14 @@
 """The messages of a user's main mistakes, word for word."""
 
+from dataclasses import is_dataclass
+
 import pytest
 
 from swe_rl.cli.launch import start
 from swe_rl.config.compose import compose
 from swe_rl.config.explain import ConfigError
 from swe_rl.config.foreign_keys import NEAR, SAME
-from swe_rl.config.keys import is_legal, key_types, nearest_keys
+from swe_rl.config.keys import comment_of, is_legal, key_types, nearest_keys
 
 WORD, HELP = " has no value: an override is KEY=VALUE.", " `--help` lists what there is."
 MESSAGES = {
@@ -135,6 +137,11 @@ def test_anything_odd_is_one_paragraph(override):
 def test_missing_launcher_names_the_package():
     with pytest.raises(ConfigError, match="hydra/launcher has no option 'nope'"):
         compose(["hydra/launcher=nope"])
+
+
+def test_every_key_says_what_it_is_for():
+    leaves = [key for key, hint in key_types().items() if not (isinstance(hint, type) and is_dataclass(hint))]
+    assert len(leaves) > 300 and [key for key in leaves if not comment_of(key)] == []
 
 
 def test_legal_keys_follow_the_schema():
