@@ -17,7 +17,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 MODULES = {"mini-swe-agent": "minisweagent", "hydra-optuna-sweeper": "hydra_plugins"}
 BASE = {"torch", "transformers", "tokenizers", "safetensors"}  # of every installation that runs the tests
-TOOLS = {"pytest-asyncio", "pytest-timeout", "pytest-xdist", "hypothesis", "ruff", "mypy", "build"}
+TOOLS = {"mkdocs-material", "pytest-asyncio", "pytest-timeout", "pytest-xdist", "hypothesis", "ruff", "mypy", "build"}
 OF_TESTS = {"trl", "openai", "anthropic"}
 WITH_ANOTHER = {"sqlalchemy"}  # comes with Optuna, in the version that its plugin needs
 
