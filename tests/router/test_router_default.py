@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from swe_rl.config.schema import RouterConfig
 from swe_rl.engine.scripted import ScriptedEngine
+from swe_rl.errors import UserError
 from swe_rl.router.core import Place, ProgramReleased, RequestArrived, RequestFinished, Router, Tick
 from swe_rl.router.default import DefaultPolicy
 from swe_rl.router.make import RouterError, make_router
@@ -73,7 +74,7 @@ def test_make_router():
     router = make_router(RouterConfig(), engines)
     assert (router.name, router.engines, router.tick_s) == ("default", tuple(ENGINES), None)
     with pytest.raises(
-        RouterError, match="router=best is not known; choose one of default, sticky_least_loaded, cap, tr"
+        UserError, match="router=best is not known; choose one of default, sticky_least_loaded, cap, tr"
     ):
         make_router(RouterConfig(name="best"), engines)
     for wrong in ([], [engines[0], engines[0]]):
