@@ -16,7 +16,8 @@ Invariants:
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from swe_rl.algo.row import Logprobs, PerToken, Row
+from swe_rl.config.schema import TrainerConfig
 from swe_rl.trainer.batching import IdsAndMask, MicroBatch, input_length, micro_batches
 from swe_rl.trainer.logprobs import token_logprobs, token_values
 from swe_rl.trainer.minibatch import MiniBatch
@@ -278,3 +280,31 @@ def _rollout_logprobs(row: Row) -> Logprobs:
     if row.rollout_logprobs is None:
         return np.full(row.sampled_tokens, np.nan, np.float32)
     return row.rollout_logprobs[row.loss_mask]
+
+
+@contextmanager
+def out_of_memory_named(config: TrainerConfig, what: str) -> Iterator[None]:
+    """`what`: a step of the trainer, in words. Raises TrainerError in place of torch's OutOfMemoryError.
+
+    It is an error of ours, because the same rows would need as much again: no rank is started anew for it. Each key
+    that the message names leaves the loss and the gradient as they are.
+    """
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        reason = str(error).split(". ")[0].rstrip(".")
+        raise TrainerError(
+            f"The trainer ran out of memory in {what}: {reason}. Nothing of this step is recorded or saved. Go on from "
+            f"the newest checkpoint with trainer.resume=auto and less memory: {', or '.join(_ways_out(config))}."
+        ) from error
+
+
+def _ways_out(config: TrainerConfig) -> Iterator[str]:
+    tokens = config.max_tokens_per_micro_batch
+    yield f"trainer.max_tokens_per_micro_batch={max(1, tokens // 2)} (it is {tokens})"
+    if not config.activation_checkpointing:
+        yield "trainer.activation_checkpointing=true"
+    if not config.offload_optimizer:
+        yield "trainer.offload_optimizer=true"
+    if config.activation_checkpointing or config.offload_optimizer:
+        yield "more ranks (layout.trainer_gpus, layout.sequence_parallel)"

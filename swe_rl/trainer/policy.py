@@ -19,10 +19,10 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
@@ -33,7 +33,7 @@ from swe_rl.algo.row import Row, age_steps, without_old
 from swe_rl.algo.sequences import Sequences, kl_per_token
 from swe_rl.config.choices import Advantage, KlEstimator
 from swe_rl.config.schema import AlgoConfig, TrainerConfig
-from swe_rl.trainer.compute import Batch, Compute, LocalCompute, Work, build_work, per_token
+from swe_rl.trainer.compute import Batch, Compute, LocalCompute, Work, build_work, out_of_memory_named, per_token
 from swe_rl.trainer.critic import Critic
 from swe_rl.trainer.lora import Adapter, MergedWeights, is_adapter
 from swe_rl.trainer.metrics import StepStats, TrainMetrics
@@ -165,7 +165,8 @@ class Trainer:
     def token_logprobs(self, rows: Sequence[Row], temperature: float) -> list[list[float]]:
         """Log-probabilities in nats of each row's trained tokens, in their order; on every rank those of all ranks."""
         with torch_threads(self.config.num_threads), out_of_memory_named(self.config, _PASS):
-            logprobs = self._per_token(rows, lambda batch: self._of_policy(batch, temperature))
+            of_policy = partial(self._of_policy, temperature=temperature)
+            logprobs = per_token(rows, self._micro_batches(rows), self._compute, of_policy)
         return [values.tolist() for values in logprobs]
 
     def policy_weights(self) -> dict[str, Tensor]:
@@ -238,7 +239,10 @@ class Trainer:
         teacher = self.teacher
         assert teacher is not None
         trained = [row for row in rows if row.trained_tokens > 0]
-        gaps = self._per_token(trained, lambda batch: self._logprobs(teacher, batch) - self._of_policy(batch))
+        gaps = per_token(
+            *(trained, self._micro_batches(trained), self._compute),
+            lambda batch: self._logprobs(teacher, batch) - self._of_policy(batch),
+        )
         joined = np.concatenate([*gaps, np.zeros(0)])
         stats.teacher_kl = -float(joined.mean()) if len(joined) else None
         taught = {
@@ -362,9 +366,6 @@ class Trainer:
             with self.adapter.off():
                 yield self.model
 
-    def _per_token(self, rows: Sequence[Row], of_batch: Callable[[Any], Tensor]) -> list[npt.NDArray[np.float64]]:
-        return per_token(rows, self._micro_batches(rows), self._compute, of_batch)
-
     def _micro_batches(self, rows: Sequence[Row]) -> list[Any]:
         sequences = [(row.token_ids, row.loss_mask) for row in rows]
         batches = self._compute.micro_batches(sequences, self.config.max_tokens_per_micro_batch, self._pad_token_id)
@@ -373,31 +374,3 @@ class Trainer:
 
 def _nobody_reads() -> None:
     return None
-
-
-@contextmanager
-def out_of_memory_named(config: TrainerConfig, what: str) -> Iterator[None]:
-    """`what`: a step of the trainer, in words. Raises TrainerError in place of torch's OutOfMemoryError.
-
-    It is an error of ours, because the same rows would need as much again: no rank is started anew for it. Each key
-    that the message names leaves the loss and the gradient as they are.
-    """
-    try:
-        yield
-    except torch.OutOfMemoryError as error:
-        reason = str(error).split(". ")[0].rstrip(".")
-        raise TrainerError(
-            f"The trainer ran out of memory in {what}: {reason}. Nothing of this step is recorded or saved. Go on from "
-            f"the newest checkpoint with trainer.resume=auto and less memory: {', or '.join(_ways_out(config))}."
-        ) from error
-
-
-def _ways_out(config: TrainerConfig) -> Iterator[str]:
-    tokens = config.max_tokens_per_micro_batch
-    yield f"trainer.max_tokens_per_micro_batch={max(1, tokens // 2)} (it is {tokens})"
-    if not config.activation_checkpointing:
-        yield "trainer.activation_checkpointing=true"
-    if not config.offload_optimizer:
-        yield "trainer.offload_optimizer=true"
-    if config.activation_checkpointing or config.offload_optimizer:
-        yield "more ranks (layout.trainer_gpus, layout.sequence_parallel)"
