@@ -22,7 +22,7 @@ STARTS = ("job.detach=true", "hydra.launcher.partition=cpu")  # of a command tha
 # What is seen, by what the block has; every block is in exactly one line.
 SEEN = {
     "+sweep=router_tiny hydra/launcher=submitit_slurm hydra.launcher.partition=cpu": (
-        "pending",
+        "job  SLURM  state",  # which states are seen depends on how soon SLURM begins
         "2 of 2 jobs done",
         "Rollout Tokens/sec Comparison (router=default vs router=tr)",
     ),
