@@ -55,6 +55,7 @@ def are_plain(refusals):
     assert all(text.strip() and "\n" not in text and "Traceback" not in text for text in refusals)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", range(5))
 def test_each_key_survives_some_strange_value(part, monkeypatch):
     pairs = [(key, STRANGE[(index + 7 * part) % len(STRANGE)]) for index, key in enumerate(KEYS)]
