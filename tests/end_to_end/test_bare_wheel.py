@@ -6,6 +6,7 @@ The wheel is built and installed for real; of the packages of this environment i
 import importlib.util
 import os
 import re
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -30,6 +31,15 @@ def bare(tmp_path_factory):
         link(name, site)
     (folder / "empty").mkdir()
     return folder / "venv" / "bin" / "python"
+
+
+@pytest.fixture(autouse=True)
+def empty(bare):
+    """Where each test stands, whatever came before it: workers take tests in any order."""
+    folder = bare.parents[2] / "empty"
+    shutil.rmtree(folder)
+    folder.mkdir()
+    return folder
 
 
 def wheel(folder):
@@ -97,14 +107,14 @@ def ask(python, *arguments):
         (["logger.wandb=offline"], "torch, transformers and wandb (logger.wandb=offline)", "cpu,wandb"),
     ],
 )
-def test_one_paragraph_says_what_is_missing(bare, arguments, packages, extras):
+def test_one_paragraph_says_what_is_missing(bare, empty, arguments, packages, extras):
     done = ask(bare, *arguments)
     said = " ".join((done.stderr + done.stdout).split())
     assert done.returncode == 2
     assert f"needs {packages}, which " in said and "not installed here" in said, said
     assert f"{bare} -m pip install 'swe_rl[{extras}]'" in said
     assert "Traceback" not in said and said.count("error") == 1 + said.count("1 error, "), said
-    assert list((bare.parents[2] / "empty").iterdir()) == []
+    assert list(empty.iterdir()) == []
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["job=describe"], ["job=simulate"], ["--cfg", "job"]])
@@ -136,10 +146,10 @@ def test_a_plan_is_printed_all_the_same(bare):
     assert done.returncode == 2 and "optimizer_steps" in done.stdout and "swe_rl[cpu]" in done.stderr
 
 
-def test_a_job_of_a_partition_that_is_started_here(bare):
+def test_a_job_of_a_partition_that_is_started_here(bare, empty):
     """No rule can know; the import that fails is one paragraph all the same, and leaves no folder."""
     done = ask(bare, "hardware.partition=gpu")
     assert done.returncode == 2
     said = " ".join(done.stderr.split())
     assert said == f"error: torch is needed and is not installed here: {bare} -m pip install 'swe_rl[cpu]'"
-    assert not list((bare.parents[2] / "empty").glob("outputs/*/*"))
+    assert not list(empty.glob("outputs/*/*"))
