@@ -288,7 +288,7 @@ def _in_short(made: dict[str, Any]) -> str:
     batch, time, disk, gpus = (made.get(name, {}) for name in ("batch", "time", "disk", "gpus"))
     parts = []
     if "trajectories_per_step" in batch and "step" in time:
-        note = " without training" if str(time["assuming"]).startswith("training takes no time") else ""
+        note = "" if time["training_s_per_step"] else " without training"  # a CPU's is not estimated
         steps = f"{batch['steps']} steps of {batch['trajectories_per_step']} trajectories"
         parts.append(f"{steps}, about {time['step']} each{note}: {time['run']} in all")
     if "gpu_hours" in time:
