@@ -59,6 +59,15 @@ class Arrived:
     said_before: Callable[[str | None, str], Sequence[Message] | None] = lambda program_id, reply_id: None
 
 
+def read_tools(tools: Any, tool: Callable[[Any, str], dict[str, Any]]) -> list[dict[str, Any]]:
+    """As Chat Completions has them; `tool` reads one of them and knows its place by name. Raises ApiError."""
+    if tools is None:
+        return []
+    if not isinstance(tools, list):
+        raise invalid("'tools' must be a list.", "tools")
+    return [tool(sent, f"tools[{index}]") for index, sent in enumerate(tools)]
+
+
 def read_body(raw: bytes, names: Sequence[str]) -> dict[str, Any]:
     """A request for the model that these names stand for, the first of them its own. Raises ApiError."""
     try:

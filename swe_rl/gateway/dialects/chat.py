@@ -26,6 +26,7 @@ from swe_rl.gateway.request import (
     number,
     program_of,
     read_body,
+    read_tools,
     refuse,
     texts,
     too_deep,
@@ -45,7 +46,7 @@ class ChatCompletions(Dialect):
         else:
             body = read_body(raw, (arrived.model_name,))
         _refuse_unsupported(body)
-        tools = [] if body.get("tool_choice") == "none" else _tools(body.get("tools"))
+        tools = [] if body.get("tool_choice") == "none" else read_tools(body.get("tools"), _tool)
         limit = integer(body, "max_completion_tokens", 1) or integer(body, "max_tokens", 1)
         program_id, options = program_of(body), body.get("stream_options")
         conversation, sent = _conversation(body, read, tools)
@@ -157,16 +158,11 @@ def _check_assistant(message: Mapping[str, Any], where: str) -> None:
             raise invalid(f"'{where}.tool_calls' must hold function calls with a name and arguments.", where)
 
 
-def _tools(tools: Any) -> list[dict[str, Any]]:
-    if tools is None:
-        return []
-    if not isinstance(tools, list):
-        raise invalid("'tools' must be a list.", "tools")
-    for index, tool in enumerate(tools):
-        function = tool.get("function") if isinstance(tool, dict) else None
-        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-            raise invalid(f"'tools[{index}]' must be a function with a name.", f"tools[{index}]")
-    return tools
+def _tool(tool: Any, where: str) -> dict[str, Any]:
+    function = tool.get("function") if isinstance(tool, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise invalid(f"'{where}' must be a function with a name.", where)
+    return tool  # type: ignore[no-any-return]
 
 
 def chunks(answer: ChatAnswer, include_usage: bool) -> Iterator[dict[str, Any]]:

@@ -27,6 +27,7 @@ from swe_rl.gateway.request import (
     number,
     program_of,
     read_body,
+    read_tools,
     refuse,
     texts,
 )
@@ -52,7 +53,9 @@ class Messages(Dialect):
         body = read_body(raw, (arrived.model_name,))
         _refuse_unsupported(body)
         choice = body.get("tool_choice")
-        tools = [] if isinstance(choice, dict) and choice.get("type") == "none" else _tools(body.get("tools"))
+        tools = (
+            [] if isinstance(choice, dict) and choice.get("type") == "none" else read_tools(body.get("tools"), _tool)
+        )
         messages = [*_system(body.get("system")), *_messages(body.get("messages"))]
         return ChatRequest(
             conversation=conversation_of(messages, tools),
@@ -113,14 +116,6 @@ def _refuse_unsupported(body: Mapping[str, Any]) -> None:
 def _system(system: Any) -> list[dict[str, Any]]:
     texts(system, "system")
     return [{"role": "system", "content": system}] if system else []
-
-
-def _tools(tools: Any) -> list[dict[str, Any]]:
-    if tools is None:
-        return []
-    if not isinstance(tools, list):
-        raise invalid("'tools' must be a list.", "tools")
-    return [_tool(tool, f"tools[{index}]") for index, tool in enumerate(tools)]
 
 
 def _tool(tool: Any, where: str) -> dict[str, Any]:

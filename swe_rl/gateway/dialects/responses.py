@@ -28,6 +28,7 @@ from swe_rl.gateway.request import (
     number,
     program_of,
     read_body,
+    read_tools,
     refuse,
     texts,
 )
@@ -46,7 +47,7 @@ class Responses(Dialect):
     def parse(self, raw: bytes, arrived: Arrived) -> ChatRequest:
         body = read_body(raw, (arrived.model_name,))
         _refuse_unsupported(body)
-        tools = [] if body.get("tool_choice") == "none" else _tools(body.get("tools"))
+        tools = [] if body.get("tool_choice") == "none" else read_tools(body.get("tools"), _tool)
         program_id, previous_id = program_of(body), body.get("previous_response_id")
         messages = _messages(body.get("input"))
         before = _before(arrived, program_id, previous_id)
@@ -157,14 +158,6 @@ def _refuse_unsupported(body: Mapping[str, Any]) -> None:
             "truncation": body.get("truncation") not in (None, "disabled"),
         }
     )
-
-
-def _tools(tools: Any) -> list[dict[str, Any]]:
-    if tools is None:
-        return []
-    if not isinstance(tools, list):
-        raise invalid("'tools' must be a list.", "tools")
-    return [_tool(tool, f"tools[{index}]") for index, tool in enumerate(tools)]
 
 
 def _tool(tool: Any, where: str) -> dict[str, Any]:
