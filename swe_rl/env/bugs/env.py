@@ -29,15 +29,20 @@ class BugsEnv:
         self._grade = VerdictCache().grade if config.cache_verdicts else grade_by_pytest
 
     def instances(self, split: str) -> Sequence[Instance]:
-        """`env.instances` narrows the training split; the held-out split only where it names some of it."""
+        """`env.instances` narrows the training split; the held-out split only where it names some of it. One list may
+        name instances of both."""
         instances = read_instances(self._file(split))
         for instance in instances:
             package_folder(instance.repo)  # refuses what cannot be run before anything was started
         if self._config.instances and split == self._config.split:
-            return select_instances(instances, self._config.instances)
+            return select_instances(instances, self._config.instances, self._all_ids)
         if self._config.instances:
-            return narrowed(instances, self._config.instances)
+            return narrowed(instances, self._config.instances, self._all_ids)
         return instances
+
+    def _all_ids(self) -> frozenset[str]:
+        files = {self._file(split) for split in (self._config.split, self._config.eval_split)}
+        return frozenset(instance.instance_id for file in files for instance in read_instances(file))
 
     def split_instances(self, split: str) -> int | None:
         return len(read_instances(self._file(split)))

@@ -75,3 +75,16 @@ def test_splits_and_selections(tmp_path, instance):
     assert [one.instance_id for one in narrowed.instances("train")] == [instance.instance_id]
     assert len(narrowed.instances("heldout")) == len(env.instances("heldout"))
     assert env.workspace(instance) == env.workspace(instance) and env.workspace(instance).path.is_dir()
+
+
+def test_one_list_may_name_instances_of_both_splits(tmp_path, instance):
+    heldout = BugsEnv(EnvConfig(), tmp_path).instances("heldout")[0].instance_id
+    listing = tmp_path / "list.txt"
+    listing.write_text(f"{instance.instance_id}\n{heldout}\n")
+    env = BugsEnv(EnvConfig(instances=str(listing)), tmp_path)
+    assert [each.instance_id for each in env.instances("train")] == [instance.instance_id]
+    assert [each.instance_id for each in env.instances("heldout")] == [heldout]
+    listing.write_text(f"{instance.instance_id}\n{heldout}\nbugs__none-001\n")
+    for split in ("train", "heldout"):
+        with pytest.raises(InstanceError, match="none-001 not among"):
+            BugsEnv(EnvConfig(instances=str(listing)), tmp_path).instances(split)
