@@ -5,6 +5,8 @@ Invariants:
   configuration: another one is refused.
 - A run that is continued keeps its folder, without what a killed writer left aside there; the fresh one that Hydra
   made for it goes away.
+- Two runs never mix their files: where `hydra.run.dir` names the folder of an earlier run, that run is continued or the
+  start is refused.
 """
 
 import shutil
@@ -19,21 +21,23 @@ from swe_rl.hardware.slurm.requeue import continues, read_record
 from swe_rl.hardware.sync import folder_name, restore
 from swe_rl.host.kill_point import kill_point
 from swe_rl.logger.disk import remove_asides
-from swe_rl.logger.folder import FolderInUse, RunFolder, find_unfinished
+from swe_rl.logger.folder import FolderInUse, RunFolder, RunState, find_unfinished
 
 _FENCE_S = 180.0  # that a job's earlier start may take to end, on a node that SLURM has given up
 _LOOK_S = 1.0
 
 
 def choose_folder(config: Config, fresh: Path, here: Allocation | None = None) -> tuple[RunFolder, bool]:
-    """The folder to work in, and whether it is continued. Raises UserError where `trainer.resume` leads nowhere."""
+    """The folder to work in, and whether it is continued. Raises UserError where `trainer.resume` leads nowhere, or
+    `fresh` has another run's files."""
     choice = config.trainer.resume
     of_this_job = _of_this_job(config, fresh, here)
     if of_this_job is not None:
         return of_this_job, True
     run_folder: RunFolder | None = None
     if choice == "auto":
-        run_folder = find_unfinished(Path(config.paths.outputs), config.name, config_hash(config))
+        run_folder = _unfinished(RunFolder(fresh), config)
+        run_folder = run_folder or find_unfinished(Path(config.paths.outputs), config.name, config_hash(config))
     elif choice != "none":
         run_folder = RunFolder(Path(choice))
         status = run_folder.status()
@@ -44,9 +48,29 @@ def choose_folder(config: Config, fresh: Path, here: Allocation | None = None) -
                 f"trainer.resume={choice} was run with another configuration (see its config.yaml); resume it with the "
                 "same overrides, or start anew with trainer.resume=none"
             )
-    if run_folder is None or run_folder.path.resolve() == fresh.resolve():
-        return RunFolder(fresh), False
-    return run_folder, True
+    if run_folder is not None:
+        return run_folder, True
+    if here is None or here.restarts == 0:  # else it was killed before it noted whose it is
+        _refuse_used(RunFolder(fresh))
+    return RunFolder(fresh), False
+
+
+def _unfinished(folder: RunFolder, config: Config) -> RunFolder | None:
+    status = folder.status()
+    if status is None or status.status is RunState.done or status.config_hash != config_hash(config):
+        return None
+    return folder
+
+
+def _refuse_used(folder: RunFolder) -> None:
+    """Raises UserError. A live run is refused by its lock, which names its process."""
+    status = folder.status()
+    if status is not None and not folder.is_locked():
+        raise UserError(
+            f"{folder.path} has the files of an earlier run ({status.status}, step {status.step}). Take another folder "
+            "(hydra.run.dir=FOLDER), remove that one, or continue a run that has not ended with the same command and "
+            "trainer.resume=auto."
+        )
 
 
 def folder_of_ended(config: Config, fresh: Path) -> RunFolder:

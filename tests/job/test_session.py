@@ -157,6 +157,24 @@ def test_auto_does_not_continue_another_configuration_or_a_live_run(make, fresh)
     assert choose_folder(config, fresh("c"))[1]
 
 
+def test_a_folder_that_is_named_again_is_continued_or_refused(make, fresh):
+    """`hydra.run.dir` may be anywhere: what `paths.outputs` holds is not all there is."""
+    config, path = make("trainer.resume=auto"), fresh("named")
+    with pytest.raises(RunError):
+        leave(config, path, RunError("broke"))
+    folder, resumed = choose_folder(config, path)
+    assert folder.path == path and resumed
+    assert choose_folder(make(f"trainer.resume={path}"), path)[1]
+    for other in (make(), make("trainer.resume=auto", "trainer.lr=0.1")):
+        with pytest.raises(UserError, match=r"named has the files of an earlier run \(failed, step 0\)"):
+            choose_folder(other, path)
+    leave(config, path)
+    with pytest.raises(UserError, match=r"earlier run \(done"):
+        choose_folder(config, path)
+    with RunFolder(path).acquire():  # the lock's own words say who has it
+        assert not choose_folder(make(), path)[1]
+
+
 def test_none_starts_anew(make, fresh):
     config, old = make("trainer.resume=none"), fresh("old")
     with pytest.raises(RunError):
