@@ -63,6 +63,14 @@ def places(config: Config, _: Host) -> Iterator[Finding]:
             f"more sandboxes than trajectories under way (rollout.concurrency={under_way}): some are never used",
             f"sandbox.concurrency={under_way}",
         )
+    elif under_way >= 4 * sandboxes and (room := sandbox_slots(config)) >= 2 * sandboxes:
+        yield warning(
+            "sandbox_places",
+            "sandbox.concurrency",
+            f"{sandboxes} commands run at once for {under_way} trajectories (rollout.concurrency), though there is room "
+            f"for {room}: trajectories wait for each other's commands",
+            f"sandbox.concurrency={min(room, under_way)}",
+        )
 
 
 @between(Part.sandboxes, Part.rollouts)
