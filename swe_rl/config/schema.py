@@ -165,6 +165,7 @@ class LayoutConfig:
     trainer_gpus: MachinesOrNone = 0  # GPUs that train; with colocated these are those of the engines
     trainer_ranks: MachinesOrNone = 0  # without trainer GPUs: processes of this host's CPU that train; 0: this process
     sequence_parallel: Machines = 1  # trainer GPUs that share one sequence
+    expert_parallel: Machines = 1  # trainer ranks that share the experts of a mixture; tokens go to their experts
     colocated: bool = True  # engines and trainer take turns on the same devices
 
 

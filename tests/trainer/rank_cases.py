@@ -129,10 +129,14 @@ def settings(case):
         algo = replace(algo, advantage=Advantage.teacher)
     model = {"tie": "untied" not in words}
     if "mixture" in words:
-        model["experts"] = 5  # of which two ranks have three and two
+        model["experts"] = 6 if expert_ranks(case) > 1 else 5  # of which two ranks have three, or three and two
     if "mqa" in words:
         model["kv_heads"] = 1
     return config, algo, model
+
+
+def expert_ranks(case):
+    return next((int(word[2:]) for word in case.split("_") if word[:2] == "ep" and word[2:].isdigit()), 1)
 
 
 def run_steps(trainer, all_rows):
@@ -268,9 +272,11 @@ def main(rank, world, port, folder, cases):
         meshes = {}
         for case in cases:
             sp = next(int(word[2:]) for word in case.split("_") if word.startswith("sp"))
-            meshes.setdefault(sp, make_mesh(sp, device))
+            ways = (sp, expert_ranks(case))
+            if ways not in meshes:
+                meshes[ways] = make_mesh(sp, device, ways[1])
             started = time.monotonic()
-            result = sharded(case, meshes[sp], folder)
+            result = sharded(case, meshes[ways], folder)
             if rank == 0:
                 result["seconds"] = time.monotonic() - started
                 (folder / f"{case}.json").write_text(json.dumps(result))

@@ -24,6 +24,10 @@ CASES = (
     "dp2_sp1_mixture_lora_untied",
     "dp2_sp1_mixture_routed_minis_kl",
     "dp1_sp2_mixture_routed_recompute",
+    "dp2_sp1_ep2_mixture_minis_kl",
+    "dp1_sp2_ep2_mixture_routed_untied_recompute_large",
+    "dp2_sp1_ep2_mixture_lora_untied",
+    "dp2_sp1_ep2_mixture_ppo_credit",
     "dp2_sp1_minis_credit",
     "dp1_sp2_credit_large",
     "dp2_sp1_ppo_credit_minis",
@@ -38,6 +42,7 @@ WHOLE = ("dp2_sp1_minis_gspo_tis", "dp1_sp2_minis_gspotoken_geometric", "dp1_sp2
 CHECKPOINT = "dp2_sp1_checkpoint"
 ADAPTER = "dp2_sp1_lora_kl_checkpoint"
 MIXTURE = "dp2_sp1_mixture_untied_checkpoint"
+SPREAD = "dp2_sp1_ep2_mixture_untied_checkpoint"
 CRITIC = "dp2_sp1_ppo_credit_untied_checkpoint"
 
 
@@ -49,7 +54,7 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def two_ranks(rank_cases, folder):
     """All cases in one pair of processes, because starting them takes most of the time."""
-    cases = (*CASES, *WHOLE, CHECKPOINT, ADAPTER, MIXTURE, CRITIC)
+    cases = (*CASES, *WHOLE, CHECKPOINT, ADAPTER, MIXTURE, SPREAD, CRITIC)
     return rank_cases.run_ranks(2, folder, [case for case in cases if "lora" not in case or find_spec("peft")])
 
 
@@ -79,7 +84,7 @@ def test_whole_trajectories_of_several_ranks_are_one(rank_cases, two_ranks, case
     assert any(one["ratio_max"] > 1.0 for one in expected["metrics"])
 
 
-@pytest.mark.parametrize("case", [CHECKPOINT, ADAPTER, MIXTURE, CRITIC])
+@pytest.mark.parametrize("case", [CHECKPOINT, ADAPTER, MIXTURE, SPREAD, CRITIC])
 def test_a_checkpoint_continues_exactly(two_ranks, case):
     found = two_ranks[case]
     assert (found["step"], found["data_order"]) == (2, {"next": 2})
@@ -87,7 +92,7 @@ def test_a_checkpoint_continues_exactly(two_ranks, case):
     assert found["weights_again"] == found["weights"]
 
 
-@pytest.mark.parametrize(("case", "seed"), [(CHECKPOINT, 7), (ADAPTER, 0), (MIXTURE, 7), (CRITIC, 7)])
+@pytest.mark.parametrize(("case", "seed"), [(CHECKPOINT, 7), (ADAPTER, 0), (MIXTURE, 7), (SPREAD, 7), (CRITIC, 7)])
 def test_a_checkpoint_of_two_ranks_is_read_by_one(rank_cases, two_ranks, folder, one_rank, case, seed):
     saved = folder / case / "step_000002"
     assert [path.name for path in saved.parent.iterdir()] == [saved.name]  # pruned, nothing left behind
@@ -100,7 +105,7 @@ def test_a_checkpoint_of_two_ranks_is_read_by_one(rank_cases, two_ranks, folder,
 
 
 def test_four_processes_are_one(rank_cases, tmp_path):
-    cases = ("dp2_sp2_minis_tis_kl", "dp1_sp4_mqa")
+    cases = ("dp2_sp2_minis_tis_kl", "dp1_sp4_mqa", "dp2_sp2_ep2_mixture_untied_recompute")
     found = rank_cases.run_ranks(4, tmp_path, cases)
     for case in cases:
         compare(rank_cases.plain(case), found[case])
