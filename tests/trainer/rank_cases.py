@@ -231,11 +231,33 @@ def sharded(case, mesh, folder):
     trainer = sharded_trainer(case, mesh)
     if "checkpoint" in case.split("_"):
         return continued(case, mesh, folder / case, trainer)
-    return result_of(trainer, case)
+    if "regrouped" in case.split("_"):
+        apart = replace(mesh, ep=1, replicas=None, expert_ranks=None)
+        there = continued(case, mesh, folder / case / "there", trainer, apart)
+        return {"there": there, "back": continued(case, apart, folder / case / "back", sharded_trainer(case, apart), mesh)}
+    result = result_of(trainer, case)
+    if "written" in case.split("_"):
+        result["announced"] = written(trainer, mesh, folder / case)
+    return result
 
 
-def continued(case, mesh, folder, trainer):
-    """Two steps, a checkpoint in the background, a third step; then that third step again from the checkpoint."""
+def written(trainer, mesh, folder):
+    """What a folder for engines has, and what is said of it to those that take the weights another way."""
+    import torch
+
+    from swe_rl.trainer.send.hand_over import write_weights
+    from swe_rl.trainer.send.wire import announced
+
+    folder.mkdir(exist_ok=True)
+    write_weights(trainer.engine_weights(), mesh, folder, {})
+    return {tensor.name: list(tensor.shape) for tensor in announced(trainer.engine_weights(), {}, torch.float32)}
+
+
+def continued(case, mesh, folder, trainer, other_mesh=None):
+    """Two steps, a checkpoint in the background, a third step; then that third step again from the checkpoint.
+
+    `other_mesh`: in which the checkpoint is read.
+    """
     from swe_rl.trainer.checkpoint.checkpoints import Checkpoints
 
     checkpoints = Checkpoints(mesh, timeout_s=30)
@@ -244,7 +266,8 @@ def continued(case, mesh, folder, trainer):
         saved = checkpoints.save(folder, trainer, keep=1, **save_arguments(step))
     third = asdict(trainer.train_step(rows_of(case), 3))
     checkpoints.wait()
-    other = sharded_trainer(case, mesh, seed=0 if trainer.adapter else 5)  # the base is not in a checkpoint
+    seed = 0 if trainer.adapter else 5  # the base is not in a checkpoint
+    other = sharded_trainer(case, other_mesh or mesh, seed=seed)
     found = checkpoints.load(saved, other)
     again = asdict(other.train_step(rows_of(case), 3))
     return {

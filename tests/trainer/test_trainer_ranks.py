@@ -4,9 +4,13 @@ from importlib.util import find_spec
 
 import pytest
 import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
 
+from swe_rl.model.experts import HubNamed
 from swe_rl.trainer.checkpoint.checkpoints import Checkpoints
-from swe_rl.trainer.sharded.mesh import make_mesh, process_group
+from swe_rl.trainer.checkpoint.export import export
+from swe_rl.trainer.sharded.mesh import make_mesh, process_group, whole
 
 pytestmark = pytest.mark.slow  # the start of several processes
 
@@ -28,6 +32,7 @@ CASES = (
     "dp1_sp2_ep2_mixture_routed_untied_recompute_large",
     "dp2_sp1_ep2_mixture_lora_untied",
     "dp2_sp1_ep2_mixture_ppo_credit",
+    "dp2_sp1_ep2_mixture_untied_written",
     "dp2_sp1_minis_credit",
     "dp1_sp2_credit_large",
     "dp2_sp1_ppo_credit_minis",
@@ -43,6 +48,7 @@ CHECKPOINT = "dp2_sp1_checkpoint"
 ADAPTER = "dp2_sp1_lora_kl_checkpoint"
 MIXTURE = "dp2_sp1_mixture_untied_checkpoint"
 SPREAD = "dp2_sp1_ep2_mixture_untied_checkpoint"
+REGROUPED = "dp2_sp1_ep2_mixture_minis_regrouped"
 CRITIC = "dp2_sp1_ppo_credit_untied_checkpoint"
 
 
@@ -54,7 +60,7 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def two_ranks(rank_cases, folder):
     """All cases in one pair of processes, because starting them takes most of the time."""
-    cases = (*CASES, *WHOLE, CHECKPOINT, ADAPTER, MIXTURE, SPREAD, CRITIC)
+    cases = (*CASES, *WHOLE, CHECKPOINT, ADAPTER, MIXTURE, SPREAD, REGROUPED, CRITIC)
     return rank_cases.run_ranks(2, folder, [case for case in cases if "lora" not in case or find_spec("peft")])
 
 
@@ -102,6 +108,38 @@ def test_a_checkpoint_of_two_ranks_is_read_by_one(rank_cases, two_ranks, folder,
     expected = two_ranks[case]["weights"]
     for name, weights in rank_cases.whole_weights(trainer).items():
         torch.testing.assert_close(torch.tensor(weights), torch.tensor(expected[name]), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("way", ["there", "back"])
+def test_a_checkpoint_is_read_by_ranks_that_share_experts_otherwise(two_ranks, way):
+    result = two_ranks[REGROUPED][way]
+    assert known(result["again"]) == pytest.approx(known(result["third"]), rel=1e-5, abs=1e-5)
+    for name, weights in result["weights"].items():
+        again = torch.tensor(result["weights_again"][name])
+        torch.testing.assert_close(again, torch.tensor(weights), rtol=0, atol=1e-5, msg=name)
+
+
+def test_engines_get_whole_experts_of_ranks_that_share_them(rank_cases, two_ranks, folder):
+    case = "dp2_sp1_ep2_mixture_untied_written"
+    tensors = {name: one for path in (folder / case).glob("*.safetensors") for name, one in load_file(path).items()}
+    shapes = {name: list(tensor.shape) for name, tensor in tensors.items()}
+    assert shapes == two_ranks[case]["announced"]
+    expected = HubNamed({name: torch.tensor(one) for name, one in rank_cases.plain(case)["weights"].items()})
+    assert tensors.keys() == expected.keys() and "model.layers.0.mlp.experts.5.up_proj.weight" in tensors
+    for name, tensor in tensors.items():
+        torch.testing.assert_close(tensor, expected[name], rtol=0, atol=1e-5, msg=name)
+
+
+def test_an_export_of_ranks_that_share_experts_is_the_trained_model(rank_cases, two_ranks, folder, one_rank, tmp_path):
+    saved = folder / SPREAD / "step_000002"
+    _, _, shape = rank_cases.settings(SPREAD)
+    rank_cases.build(3, **shape).save_pretrained(tmp_path / "base")
+    export(saved, tmp_path / "base", tmp_path / "out", dtype=torch.float32)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype="float32").state_dict()
+    trainer = rank_cases.sharded_trainer(SPREAD, one_rank, seed=7)
+    Checkpoints(one_rank).load(saved, trainer)
+    for name, tensor in trainer.policy_weights().items():
+        assert torch.equal(loaded[name], whole(tensor)), name
 
 
 def test_four_processes_are_one(rank_cases, tmp_path):
