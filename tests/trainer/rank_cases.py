@@ -89,8 +89,17 @@ def routed(row, experts=5, layers=2, active=2):
     return row if row.trajectory_id == "1.2" else replace(row, routes=routes)
 
 
+def crowded(row, layers=2):
+    """Every token to experts 0 and 1: of ranks that share the experts, the last one gets none."""
+    import numpy as np
+
+    return replace(row, routes=np.tile(np.arange(2, dtype=np.uint8), (len(row.token_ids) - 1, layers, 1)))
+
+
 def rows_of(case):
     made = rows(credit="credit" in case.split("_"))
+    if "crowded" in case.split("_"):
+        return [crowded(row) for row in made]
     return [routed(row) for row in made] if "routed" in case.split("_") else made
 
 
@@ -105,7 +114,7 @@ def settings(case):
         config = replace(config, max_tokens_per_micro_batch=4096)
     if "minis" in words:
         config = replace(config, prompts_per_mini_batch=1)
-    if "routed" in words:
+    if {"routed", "crowded"} & set(words):
         config = replace(config, routing_replay=RoutingReplay.replay)
     if "recompute" in words:
         config = replace(config, activation_checkpointing=True)

@@ -21,13 +21,16 @@ from swe_rl.model.load import ModelError, load_model
 from swe_rl.trainer.checkpoint import export
 from swe_rl.trainer.checkpoint.checkpoints import Checkpoints
 from swe_rl.trainer.lora import with_adapter
+from swe_rl.trainer.protocol import MeshError
 from swe_rl.trainer.rank_trainer import RankTrainer
 from swe_rl.trainer.routing import Routing, load_max, unused_rate
 from swe_rl.trainer.send.hand_over import received, send_weights, write_weights
 from swe_rl.trainer.send.wire import announced
 from swe_rl.trainer.sharded.assemble import sharded_model, sharded_trainer
+from swe_rl.trainer.sharded.experts import _products, use_sharded_experts
 from swe_rl.trainer.sharded.flops import DenseShape
 from swe_rl.trainer.sharded.materialize import WeightsError
+from swe_rl.trainer.sharded.mesh import make_mesh
 from swe_rl.trainer.sharded.model import _compile_layers, require_agreement
 
 CONFIG = TrainerConfig(lr=1e-3, num_threads=1)
@@ -203,6 +206,26 @@ def test_an_adapter_is_on_attention_alone(saved_mixture, mesh, rank_cases, tmp_p
         torch.testing.assert_close(tensor, merged[name], rtol=0, atol=1e-5)
     told = json.loads((tmp_path / "out" / "adapter" / "adapter_config.json").read_text())
     assert told["target_modules"] == ["q_proj", "k_proj", "v_proj", "o_proj"]
+
+
+def test_experts_without_tokens_have_a_gradient_of_zeros():
+    """No rank may stay out of the collective that adds gradients up."""
+    weights = torch.randn(3, 4, 2, requires_grad=True)
+    rows = torch.randn(5, 2, requires_grad=True)
+    out = _products(rows, weights, torch.tensor([0, 5, 5], dtype=torch.int32))
+    out.sum().backward()
+    torch.testing.assert_close(out, rows @ weights[1].T)
+    assert weights.grad[1].any() and not weights.grad[[0, 2]].any()
+    weights.grad = None
+    _products(rows[:0], weights, torch.zeros(3, dtype=torch.int32)).sum().backward()
+    assert weights.grad is not None and not weights.grad.any()
+
+
+def test_ranks_that_cannot_share_the_experts_are_refused(saved_mixture, mesh):
+    with pytest.raises(MeshError, match="layout.expert_parallel=2 does not divide the 1 ranks"):
+        make_mesh(1, torch.device("cpu"), ep=2)
+    with pytest.raises(MeshError, match="layout.expert_parallel=3 cannot share out the 4 experts"):
+        use_sharded_experts(load_model(saved_mixture), replace(mesh, dp=3, ep=3))
 
 
 @pytest.mark.slow

@@ -49,6 +49,7 @@ ADAPTER = "dp2_sp1_lora_kl_checkpoint"
 MIXTURE = "dp2_sp1_mixture_untied_checkpoint"
 SPREAD = "dp2_sp1_ep2_mixture_untied_checkpoint"
 REGROUPED = "dp2_sp1_ep2_mixture_minis_regrouped"
+CROWDED = "dp2_sp1_ep2_mixture_crowded_recompute"
 CRITIC = "dp2_sp1_ppo_credit_untied_checkpoint"
 
 
@@ -60,7 +61,7 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def two_ranks(rank_cases, folder):
     """All cases in one pair of processes, because starting them takes most of the time."""
-    cases = (*CASES, *WHOLE, CHECKPOINT, ADAPTER, MIXTURE, SPREAD, REGROUPED, CRITIC)
+    cases = (*CASES, *WHOLE, CHECKPOINT, ADAPTER, MIXTURE, SPREAD, REGROUPED, CROWDED, CRITIC)
     return rank_cases.run_ranks(2, folder, [case for case in cases if "lora" not in case or find_spec("peft")])
 
 
@@ -108,6 +109,15 @@ def test_a_checkpoint_of_two_ranks_is_read_by_one(rank_cases, two_ranks, folder,
     expected = two_ranks[case]["weights"]
     for name, weights in rank_cases.whole_weights(trainer).items():
         torch.testing.assert_close(torch.tensor(weights), torch.tensor(expected[name]), rtol=0, atol=1e-5)
+
+
+def test_ranks_without_a_token_take_part(rank_cases, two_ranks):
+    expected, got = rank_cases.plain(CROWDED), two_ranks[CROWDED]
+    assert expected["metrics"][0]["expert_unused_rate"] == pytest.approx(4 / 6)
+    for weights in (expected["weights"], got["weights"]):  # routers of what is never chosen have rounding as gradient
+        for name in [name for name in weights if name.endswith("mlp.gate.weight")]:
+            weights[name] = weights[name][:2]
+    compare(expected, got)
 
 
 @pytest.mark.parametrize("way", ["there", "back"])

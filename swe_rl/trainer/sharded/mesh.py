@@ -67,7 +67,7 @@ class Mesh:
 
     @property
     def ep_group(self) -> Any:
-        return self.expert_ranks.get_group() if self.ep > 1 else None
+        return self.expert_ranks.get_group() if self.expert_ranks else None
 
     def sum(self, values: Tensor) -> Tensor:
         """Over all ranks; the argument is left as it is."""
