@@ -4,11 +4,11 @@
     python -m bench.train_bench 14b:sp4:2x32768 14b:dp4:8x8192:compile --budget-s 90
 
 A case is MODEL[:dpN][:spN][:epN]:ROWSxTOKENS[:OPTION...]; dp * sp GPUs train ROWS rows of TOKENS tokens in one step, ep
-of them share the experts of a mixture. Options: `layersN` (of all layers the first N, and as small a part of the words),
-`plain` (transformers with autocast, padded rows, whole logits; one GPU), `compile`, `norecompute`, `recomputeattn`
-(attention too is computed twice, as usual), `mbN` (tokens of a micro-batch on each GPU), `attn=NAME`, `profile`,
-`offload` (weights, gradients and moments in the host's
-memory), `check` (packed against plain log-probabilities).
+of them share the experts of a mixture. Options: `layersN` (of all layers the first N, and as small a part of the
+words), `plain` (transformers with autocast, padded rows, whole logits; one GPU), `compile`, `norecompute`,
+`recomputeattn` (attention too is computed twice, as usual), `mbN` (tokens of a micro-batch on each GPU), `attn=NAME`,
+`profile`, `offload` (weights, gradients and moments in the host's memory), `check` (packed against plain
+log-probabilities).
 
 Invariants:
 - Cases of one number of GPUs share their processes; a case that fails or hangs ends them, and the next ones get new
@@ -82,10 +82,10 @@ class Case:
     model: str
     dp: int
     sp: int
-    ep: int
     rows: int
     tokens: int
     options: frozenset[str]
+    ep: int = 1
 
     @property
     def world(self) -> int:
@@ -133,7 +133,9 @@ def parse(text: str) -> Case:
         else:
             options.add(word)
     if model not in SIZES or not size:
-        raise SystemExit(f"{text}: a case is MODEL[:dpN][:spN][:epN]:ROWSxTOKENS[:OPTION...], MODEL of {', '.join(SIZES)}")
+        raise SystemExit(
+            f"{text}: a case is MODEL[:dpN][:spN][:epN]:ROWSxTOKENS[:OPTION...], MODEL of {', '.join(SIZES)}"
+        )
     rows, tokens = size.split("x")
     return Case(text, model, rows=int(rows), tokens=int(tokens), options=frozenset(options), **ways)
 

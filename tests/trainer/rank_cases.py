@@ -243,7 +243,10 @@ def sharded(case, mesh, folder):
     if "regrouped" in case.split("_"):
         apart = replace(mesh, ep=1, replicas=None, expert_ranks=None)
         there = continued(case, mesh, folder / case / "there", trainer, apart)
-        return {"there": there, "back": continued(case, apart, folder / case / "back", sharded_trainer(case, apart), mesh)}
+        return {
+            "there": there,
+            "back": continued(case, apart, folder / case / "back", sharded_trainer(case, apart), mesh),
+        }
     result = result_of(trainer, case)
     if "written" in case.split("_"):
         result["announced"] = written(trainer, mesh, folder / case)

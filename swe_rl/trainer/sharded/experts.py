@@ -119,8 +119,8 @@ def _own(weight: Tensor, ranks: int) -> Tensor:
     """
     if ranks == 1:
         return weight
-    own: Tensor = _ScaledGradient.apply(local_shard(weight), 1.0 / ranks)  # type: ignore[no-untyped-call]
-    return own
+    scaled: Tensor = _ScaledGradient.apply(local_shard(weight), 1.0 / ranks)  # type: ignore[no-untyped-call]
+    return scaled
 
 
 def _ends(by_expert: Tensor, experts: int) -> Tensor:

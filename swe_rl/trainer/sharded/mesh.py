@@ -96,7 +96,7 @@ def alone(device: torch.device) -> Mesh:
 
 
 def make_mesh(sp: int, device: torch.device, ep: int = 1) -> Mesh:
-    """Over the default process group, which must be up. Raises MeshError where `sp` or `ep` does not divide its size."""
+    """Over the default process group, already up. Raises MeshError where `sp` or `ep` do not divide its size."""
     world, rank = dist.get_world_size(), dist.get_rank()
     if ep < 1 or world % ep:
         raise MeshError(
