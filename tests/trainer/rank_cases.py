@@ -123,6 +123,8 @@ def settings(case):
         config = replace(config, lr=1e-2, lora_rank=3, seed=4)
     if "kl" in words:
         algo = replace(algo, kl_coef=0.1, kl_in=KlPlace.loss, entropy_coef=0.01)
+    if "balanced" in words:
+        algo = replace(algo, balance_coef=0.2)
     if "tis" in words:
         algo = replace(algo, correction=Correction.sequence_tis, correction_cap=2.0)
     for word, loss in {"gspo": PolicyLoss.gspo, "gspotoken": PolicyLoss.gspo_token, "cispo": PolicyLoss.cispo}.items():

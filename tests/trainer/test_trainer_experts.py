@@ -11,6 +11,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
+from transformers.models.qwen3_moe.modeling_qwen3_moe import load_balancing_loss_func
 
 from swe_rl.config.schema import AlgoConfig, EngineConfig, TrainerConfig
 from swe_rl.engine.embedded.core import WeightLoader
@@ -21,6 +22,7 @@ from swe_rl.model.load import ModelError, load_model
 from swe_rl.trainer.checkpoint import export
 from swe_rl.trainer.checkpoint.checkpoints import Checkpoints
 from swe_rl.trainer.lora import with_adapter
+from swe_rl.trainer.optimizer import Optimizer
 from swe_rl.trainer.protocol import MeshError
 from swe_rl.trainer.rank_trainer import RankTrainer
 from swe_rl.trainer.routing import Routing, load_max, unused_rate
@@ -253,6 +255,38 @@ def test_the_load_counts_trained_tokens_once(saved_mixture, rank_cases, monkeypa
         at = [i - 1 for i, masked in enumerate(row.loss_mask) if masked]
         chosen += torch.bincount(logits[at].topk(2).indices.flatten(), minlength=4)
     assert taken[0][0].tolist() == chosen.tolist()
+
+
+@pytest.mark.parametrize("changes", [{}, {"max_tokens_per_micro_batch": 48, "activation_checkpointing": True}])
+def test_the_balancing_loss_is_transformers_own(saved_mixture, rank_cases, monkeypatch, changes):
+    """Its value and its gradient, over all trained tokens, however they are split into micro-batches."""
+    gradients = []
+    apply = Optimizer.apply
+
+    def kept(optimizer, lr):
+        gradients.append({name: param.grad.clone() for name, param in optimizer._params.items()})
+        return apply(optimizer, lr)
+
+    monkeypatch.setattr(Optimizer, "apply", kept)
+    rows, config = rank_cases.rows(), replace(CONFIG, **changes)
+    plain = local(saved_mixture, config).train_step(rows, 1)
+    metrics = local(saved_mixture, config, AlgoConfig(balance_coef=0.3)).train_step(rows, 1)
+    assert plain.balance_loss is None and metrics.loss == pytest.approx(plain.loss, abs=1e-6)
+    model = load_model(saved_mixture)
+    logits = [[], []]
+    for row in [row for row in rows if row.teaches]:
+        found = model(torch.tensor([row.token_ids.tolist()]), output_router_logits=True).router_logits
+        at = [i - 1 for i, masked in enumerate(row.loss_mask) if masked]
+        for of_layer, of_row in zip(logits, found, strict=True):
+            of_layer.append(of_row[at])
+    loss = load_balancing_loss_func(tuple(torch.cat(of_layer) for of_layer in logits), 4, 2)
+    assert metrics.balance_loss == pytest.approx(loss.item(), abs=1e-5)
+    loss.backward()
+    without, with_loss = gradients
+    for name, param in model.named_parameters():
+        expected = 0.3 * (param.grad if param.grad is not None else torch.zeros_like(param))
+        torch.testing.assert_close(with_loss[name] - without[name], expected, rtol=1e-4, atol=2e-6, msg=name)
+    assert model.model.layers[0].mlp.gate.weight.grad.abs().max() > 1e-3
 
 
 def test_even_and_uneven_loads():
