@@ -3,11 +3,12 @@
     python -m bench.train_bench --preset one            # 1 GPU; two, four: 2 and 4 GPUs; tiny: this machine's CPU
     python -m bench.train_bench 14b:sp4:2x32768 14b:dp4:8x8192:compile --budget-s 90
 
-A case is MODEL[:dpN][:spN]:ROWSxTOKENS[:OPTION...]; dp * sp GPUs train ROWS rows of TOKENS tokens in one step. Options:
-`plain` (transformers with autocast, padded rows, whole logits; one GPU), `compile`, `norecompute`, `recomputeattn`
-(attention too is computed twice, as usual), `mbN` (tokens of a micro-batch on each GPU), `attn=NAME`, `profile`,
-`offload` (weights, gradients and moments in the host's
-memory), `check` (packed against plain log-probabilities).
+A case is MODEL[:dpN][:spN][:epN]:ROWSxTOKENS[:OPTION...]; dp * sp GPUs train ROWS rows of TOKENS tokens in one step, ep
+of them share the experts of a mixture. Options: `layersN` (of all layers the first N, and as small a part of the
+words), `plain` (transformers with autocast, padded rows, whole logits; one GPU), `compile`, `norecompute`,
+`recomputeattn` (attention too is computed twice, as usual), `mbN` (tokens of a micro-batch on each GPU), `attn=NAME`,
+`profile`, `offload` (weights, gradients and moments in the host's memory), `check` (packed against plain
+log-probabilities).
 
 Invariants:
 - Cases of one number of GPUs share their processes; a case that fails or hangs ends them, and the next ones get new
@@ -64,7 +65,11 @@ SIZES: dict[str, tuple[int, int, int, int, int, int, int, bool]] = {
     "8b": (36, 4096, 12288, 32, 8, 128, 151936, False),
     "14b": (40, 5120, 17408, 40, 8, 128, 151936, False),
     "32b": (64, 5120, 25600, 64, 8, 128, 151936, False),
+    "30b-a3b": (48, 2048, 6144, 32, 4, 128, 151936, False),
+    "3b-dense": (48, 2048, 6144, 32, 4, 128, 151936, False),
+    "tiny-moe": (2, 64, 128, 4, 2, 16, 256, False),
 }
+EXPERTS = {"30b-a3b": (128, 8), "tiny-moe": (8, 2)}  # of a layer, and of a token, whose widths together are in SIZES
 TRAINED_SHARE = 0.25  # of a row's tokens are sampled; the rest is prompt and observations
 MICRO_BATCH_TOKENS = 16384
 MATRIX = 8192
@@ -80,10 +85,15 @@ class Case:
     rows: int
     tokens: int
     options: frozenset[str]
+    ep: int = 1
 
     @property
     def world(self) -> int:
         return self.dp * self.sp
+
+    @property
+    def layers(self) -> int | None:
+        return next((int(o[6:]) for o in self.options if o.startswith("layers")), None)
 
     @property
     def micro_tokens(self) -> int:
@@ -113,36 +123,44 @@ class Result:
 
 def parse(text: str) -> Case:
     model, *words = text.split(":")
-    dp = sp = 1
+    ways = {"dp": 1, "sp": 1, "ep": 1}
     size, options = "", set()
     for word in words:
-        if word[:2] == "dp" and word[2:].isdigit():
-            dp = int(word[2:])
-        elif word[:2] == "sp" and word[2:].isdigit():
-            sp = int(word[2:])
+        if word[:2] in ways and word[2:].isdigit():
+            ways[word[:2]] = int(word[2:])
         elif word.replace("x", "", 1).isdigit():
             size = word
         else:
             options.add(word)
     if model not in SIZES or not size:
-        raise SystemExit(f"{text}: a case is MODEL[:dpN][:spN]:ROWSxTOKENS[:OPTION...], MODEL of {', '.join(SIZES)}")
+        raise SystemExit(
+            f"{text}: a case is MODEL[:dpN][:spN][:epN]:ROWSxTOKENS[:OPTION...], MODEL of {', '.join(SIZES)}"
+        )
     rows, tokens = size.split("x")
-    return Case(text, model, dp, sp, int(rows), int(tokens), frozenset(options))
+    return Case(text, model, rows=int(rows), tokens=int(tokens), options=frozenset(options), **ways)
 
 
-def model_config(size: str, tokens: int) -> Any:
-    from transformers import Qwen3Config
+def model_config(case: Case) -> Any:
+    from transformers import Qwen3Config, Qwen3MoeConfig
 
-    layers, hidden, intermediate, heads, kv_heads, head_dim, vocab, tied = SIZES[size]
-    return Qwen3Config(
-        vocab_size=vocab,
+    layers, hidden, intermediate, heads, kv_heads, head_dim, vocab, tied = SIZES[case.model]
+    kept = min(case.layers or layers, layers)
+    mixture: dict[str, Any] = {}
+    if case.model in EXPERTS:
+        experts, active = EXPERTS[case.model]
+        mixture = {"num_experts": experts, "num_experts_per_tok": active, "norm_topk_prob": True}
+        mixture["moe_intermediate_size"] = intermediate // active
+    kind: Any = Qwen3MoeConfig if mixture else Qwen3Config
+    return kind(
+        **mixture,
+        vocab_size=-(-vocab * kept // layers // 64) * 64,
         hidden_size=hidden,
         intermediate_size=intermediate,
-        num_hidden_layers=layers,
+        num_hidden_layers=kept,
         num_attention_heads=heads,
         num_key_value_heads=kv_heads,
         head_dim=head_dim,
-        max_position_embeddings=max(40960, tokens),
+        max_position_embeddings=max(40960, case.tokens),
         tie_word_embeddings=tied,
         rope_parameters={"rope_type": "default", "rope_theta": 1e6},
         use_cache=False,
@@ -245,7 +263,7 @@ def run_sharded(case: Case, mesh: Any, budget_s: float, steps: int) -> Result:
     from swe_rl.trainer.sharded.flops import DenseShape, cost_per_token
     from swe_rl.trainer.sharded.model import checkpoint_activations
 
-    config = model_config(case.model, case.tokens)
+    config = model_config(case)
     result = Result(case.text)
     model, result.attention = build(case, mesh, config)
     trainer = Trainer(
@@ -285,7 +303,7 @@ def run_plain(case: Case, mesh: Any, budget_s: float, steps: int) -> Result:
     from torch.nn import functional
     from transformers import AutoModelForCausalLM
 
-    config = model_config(case.model, case.tokens)
+    config = model_config(case)
     device = mesh.device
     with torch.device(device):
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="sdpa")
@@ -321,7 +339,7 @@ def run_check(case: Case, mesh: Any, budget_s: float, steps: int) -> Result:
     """The trainer's own start-up probe on random weights."""
     from swe_rl.trainer.sharded.model import compare
 
-    config = model_config(case.model, case.tokens)
+    config = model_config(case)
     result = Result(case.text)
     model, result.attention = build(case, mesh, config)
     found = compare(model, tokens=case.tokens, rows=case.rows)
@@ -384,23 +402,24 @@ def one_rank(rank: int, world: int, port: int, cases: Sequence[str], arguments: 
     torch.set_num_threads(4 if on_gpu else 1)
     runners = {"plain": run_plain, "check": run_check}
     with process_group(rank, world, device, f"127.0.0.1:{port}", timeout_s=arguments.budget_s + 120.0):
-        meshes: dict[int, Any] = {}
+        meshes: dict[tuple[int, int], Any] = {}
         matrix_rate(device)  # while the memory is empty
         for text in cases:
             case = parse(text)
             results.put(("started", text, rank, None))
             try:
-                if case.sp not in meshes:
-                    meshes[case.sp] = make_mesh(case.sp, device)
+                ways = (case.sp, case.ep)
+                if ways not in meshes:
+                    meshes[ways] = make_mesh(case.sp, device, case.ep)
                 late = torch.tensor([time.time() - arguments.stop_at], dtype=torch.float64, device=device)
-                if float(meshes[case.sp].maximum(late)) > 0:
+                if float(meshes[ways].maximum(late)) > 0:
                     skipped = asdict(Result(text, note="not begun: --total-s is over"))
                     results.put(("done", text, rank, skipped if rank == 0 else None))
                     continue
                 if on_gpu:
                     torch.cuda.reset_peak_memory_stats(device)
                 runner = next((run for word, run in runners.items() if word in case.options), run_sharded)
-                result = runner(case, meshes[case.sp], arguments.budget_s, arguments.steps)
+                result = runner(case, meshes[ways], arguments.budget_s, arguments.steps)
             except Exception as error:  # whatever it is, the next case has its turn
                 text_of = (
                     "out of memory" if isinstance(error, torch.OutOfMemoryError) else traceback.format_exc(limit=6)

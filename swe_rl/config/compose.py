@@ -43,6 +43,7 @@ _UNHASHED_KEYS = (
     "layout.trainer_gpus",  # the same sums in another order: a run goes on with another number of ranks
     "layout.trainer_ranks",
     "layout.sequence_parallel",
+    "layout.expert_parallel",
     "trainer.max_tokens_per_micro_batch",  # the same sums in less memory, as the next two: a run that ran out goes on
     "trainer.activation_checkpointing",
     "trainer.offload_optimizer",

@@ -165,6 +165,7 @@ class LayoutConfig:
     trainer_gpus: MachinesOrNone = 0  # GPUs that train; with colocated these are those of the engines
     trainer_ranks: MachinesOrNone = 0  # without trainer GPUs: processes of this host's CPU that train; 0: this process
     sequence_parallel: Machines = 1  # trainer GPUs that share one sequence
+    expert_parallel: Machines = 1  # trainer ranks that share the experts of a mixture; tokens go to their experts
     colocated: bool = True  # engines and trainer take turns on the same devices
 
 
@@ -448,6 +449,7 @@ class AlgoConfig:
     kl_in: KlPlace = KlPlace.loss  # where the KL to the reference counts: in the loss, or in the reward
     kl_estimator: KlEstimator = KlEstimator.k3  # k1, k2 or k3 (Schulman 2020)
     entropy_coef: Share = 0.0  # weight of the entropy in the loss; 0: none
+    balance_coef: Share = 0.0  # of a mixture: weight of a loss that spreads tokens evenly over experts; 0: none
     loss_aggregation: LossAggregation = LossAggregation.token_mean  # how the losses of tokens become one number
     loss_norm_tokens: Count = 1024  # sequence_sum_norm: the fixed length that a sum is divided by
     correction: Correction = Correction.none  # between engine and trainer: none, token_tis or sequence_tis

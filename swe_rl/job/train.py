@@ -251,6 +251,7 @@ def _group(config: Config, session: Session, pad_token_id: int, restart: int) ->
         rank=0,
         world=trainer_ranks(config),
         sp=config.layout.sequence_parallel,
+        ep=config.layout.expert_parallel,
         address="",
         device="cuda" if config.layout.trainer_gpus else "cpu",
         gpus=() if by_ray else trainer_gpus(config, os.environ),

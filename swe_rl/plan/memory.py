@@ -125,11 +125,13 @@ def tokens_per_gpu(config: Config) -> int:
 def activations_gb(config: Config) -> float:
     """Of one micro-batch on one GPU, in bfloat16: with checkpointing one hidden state a layer and one layer whole, else
     all layers whole; and a chunk of float32 logits with its gradient. A mixture has each token once for each of its
-    experts: as they get it, as they give it, weighted, and put in order.
+    experts: as they get it, as they give it, weighted, and put in order; between ranks that share the experts twice as
+    often, as what is sent is not what arrives.
     """
     model, tokens = config.model, tokens_per_gpu(config)
     intermediate = model.expert_intermediate_size * model.active_experts or model.intermediate_size
-    copies = 4 * model.active_experts * model.hidden_size
+    times = 8 if config.layout.expert_parallel > 1 else 4
+    copies = times * model.active_experts * model.hidden_size
     layer = tokens * (10 * model.hidden_size + copies + 4 * intermediate) * 2
     layers = model.num_layers * tokens * model.hidden_size * 2 + layer
     if not config.trainer.activation_checkpointing:
@@ -139,10 +141,18 @@ def activations_gb(config: Config) -> float:
 
 
 def gathered_gb(config: Config) -> float:
-    """Two layers whole, in bfloat16: the one at work and the next, which FSDP fetches meanwhile."""
+    """Two layers whole, in bfloat16: the one at work and the next, which FSDP fetches meanwhile. Of experts that ranks
+    share, a rank fetches its own."""
+    model = config.model
     if config.layout.trainer_gpus < 2:
         return 0.0
-    return 2 * weights_gb(config.model) / max(1, config.model.num_layers)
+    elsewhere_b = experts_b(model) * (1 - 1 / max(1, config.layout.expert_parallel))
+    return 2 * ENGINE_BYTES * (model.params_b - elsewhere_b) / max(1, model.num_layers)
+
+
+def experts_b(model: ModelConfig) -> float:
+    """Billions of parameters of all layers' experts; 0 of a dense model."""
+    return 3 * model.num_layers * model.num_experts * model.hidden_size * model.expert_intermediate_size / 1e9
 
 
 def trainer_gb_per_gpu(config: Config) -> float:

@@ -38,6 +38,8 @@ class TrainMetrics:
     - expert_load_max: of a mixture, the tokens of a layer's most used expert over an even share, mean over layers: 1 is
       even. expert_entropy: of tokens over a layer's experts, as a share of the largest: 1 is even. expert_unused_rate:
       the share of experts without a token. All over trained tokens; None of a dense model.
+    - balance_loss: of the load over experts, before `algo.balance_coef`, mean over the updates: the number of
+      experts a token passes where it is even. It comes on top of `loss`. None where that is off.
     - routing_disagreement: of the experts that the engine sent trained tokens to, the share that the trainer's routers
       would not have chosen; None where the engine does not tell.
     - teacher_kl: mean of log policy - log teacher over trained tokens, with a teacher; value_loss, value_explained and
@@ -67,6 +69,7 @@ class TrainMetrics:
     expert_load_max: float | None
     expert_entropy: float | None
     expert_unused_rate: float | None
+    balance_loss: float | None
     teacher_kl: float | None
     value_loss: float | None
     value_explained: float | None
@@ -134,6 +137,7 @@ class StepStats:
     expert_tokens: Tensor | None = None  # [layers, experts]
     teacher_kl: float | None = None  # this and the next: of all ranks already
     critic: CriticMetrics | None = None
+    balance: Tensor | None = None  # a sum over the updates
     routing_choices: Tensor | None = None  # [2]: compared with the engine's, and different
     entropy: Mean = field(default_factory=Mean)
     clipped: Mean = field(default_factory=Mean)
@@ -198,6 +202,8 @@ class StepStats:
         self.loss, self.policy_loss, self.kl_loss = joined[:3]
         if self.expert_tokens is not None:
             self.expert_tokens = mesh.sum(self.expert_tokens)
+        if self.balance is not None:
+            self.balance = mesh.sum(self.balance)
         if self.routing_choices is not None:
             self.routing_choices = mesh.sum(self.routing_choices)
         for i, joint in enumerate(means):
@@ -227,6 +233,7 @@ class StepStats:
             expert_load_max=None if tokens is None else load_max(tokens),
             expert_entropy=None if tokens is None else load_entropy(tokens),
             expert_unused_rate=None if tokens is None else unused_rate(tokens),
+            balance_loss=None if self.balance is None else float(self.balance) / attempts,
             teacher_kl=self.teacher_kl,
             value_loss=self.critic.loss if self.critic else None,
             value_explained=self.critic.explained if self.critic else None,

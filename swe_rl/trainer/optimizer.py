@@ -9,18 +9,21 @@ Invariants:
 """
 
 import math
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from swe_rl.trainer.protocol import TrainerError
 from swe_rl.trainer.sharded.mesh import local_shard, shard_range, whole
 
 MAX_NONFINITE = 3
+_EPS = 1e-6  # as torch's own clipping has it
 STATE_KEYS = ("exp_avg", "exp_avg_sq", "step")
 RowsOf = Callable[[str, int, int], Tensor]  # rows first .. last + 1 of a named tensor
 
@@ -68,9 +71,9 @@ class Optimizer:
         self._offload_threads = offload_threads
         # Fused: one kernel, no temporary copies. Elsewhere torch's own choice, whose bits older runs have.
         fused = True if offload_threads or all(p.is_cuda for p in self._params.values()) else None
-        self._adamw = torch.optim.AdamW(
-            self._params.values(), lr=lr, weight_decay=weight_decay, betas=betas, fused=fused
-        )
+        self._kinds = _alike(self._params.values())
+        groups = [{"params": kind} for kind in self._kinds]  # no kernel takes both kinds at once
+        self._adamw = torch.optim.AdamW(groups, lr=lr, weight_decay=weight_decay, betas=betas, fused=fused)
         self._max_norm = grad_clip if grad_clip > 0 else math.inf
         self.lr = lr
         self.nonfinite_in_a_row = 0
@@ -81,7 +84,7 @@ class Optimizer:
         Raises TrainerError at the third non-finite gradient norm in a row.
         """
         with torch_threads(self._offload_threads or torch.get_num_threads()):
-            norm = float(whole(nn.utils.clip_grad_norm_(self._params.values(), self._max_norm)))
+            norm = _clipped(self._kinds, self._max_norm)
             finite = math.isfinite(norm)
             applied = finite and norm > 0.0
             if applied:
@@ -127,6 +130,26 @@ class Optimizer:
         self.lr = lr
         for group in self._adamw.param_groups:
             group["lr"] = lr
+
+
+def _alike(params: Iterable[Tensor]) -> list[list[Tensor]]:
+    """Apart what is spread in different ways: experts over groups, all else over all ranks."""
+    kinds: dict[Any, list[Tensor]] = {}
+    for param in params:
+        kinds.setdefault(getattr(param, "device_mesh", None), []).append(param)
+    return list(kinds.values())
+
+
+def _clipped(kinds: Sequence[Sequence[Tensor]], max_norm: float) -> float:
+    """The L2 norm of all gradients before they are scaled down to `max_norm`; each weight counts once."""
+    if len(kinds) == 1:
+        return float(whole(nn.utils.clip_grad_norm_(kinds[0], max_norm)))
+    gradients = [local_shard(param.grad) for kind in kinds for param in kind if param.grad is not None]
+    square = nn.utils.get_total_norm(gradients).double() ** 2
+    dist.all_reduce(square)  # of all ranks: no two have the same rows of anything
+    norm = float(square.sqrt())
+    torch._foreach_mul_(gradients, min(1.0, max_norm / (norm + _EPS)))
+    return norm
 
 
 def _step_like(step: Tensor, param: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ Invariants:
 import os
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -92,7 +92,7 @@ class Trainer:
         self._compute: Compute = compute or LocalCompute(alone(next(model.parameters()).device))
         self._mesh = self._compute.mesh
         betas = (config.beta1, config.beta2)
-        self._routing = Routing(self._compute.bare(model), self._mesh, config.routing_replay)
+        self._routing = Routing(self._compute.bare(model), self._mesh, config.routing_replay, algo.balance_coef)
         self._optimizer = Optimizer(
             self._compute.bare(model),
             lr=config.lr,
@@ -141,6 +141,7 @@ class Trainer:
                 lr_critic = self.algo.critic_lr * warmup_factor(self.steps_done, self.config.warmup_steps)
                 stats.critic = self.critic.update(of_critic, lr_critic, self._until_unread)
             stats.expert_tokens, stats.routing_choices = self._routing.taken(), self._routing.taken_choices()
+            stats.balance = self._routing.taken_balance()
             stats.join(self._mesh)
         self.steps_done += 1
         return stats.metrics(step=step, rows=len(rows), lr=lr, train_s=self._clock() - start)
@@ -278,12 +279,15 @@ class Trainer:
 
     def _update_all(self, plan: list[list[Work]], lr: float, stats: StepStats, version: int) -> None:
         # The weight of a split trajectory's sequence needs all its rows' log-probabilities before the first backward.
-        needs_old = len(plan) > 1 or weighs_sequences(self.algo)
-        old = [self._all_logprobs(works) if needs_old else None for works in plan]
-        for i, (works, old_logprobs) in enumerate(zip(plan, old, strict=True)):
+        needs_old = len(plan) > 1 or weighs_sequences(self.algo) or self._routing.balances
+        old, pulls = [], []
+        for works in plan:
+            old.append(self._all_logprobs(works, loading=True) if needs_old else None)
+            pulls.append(self._routing.pull())
+        for i, (works, old_logprobs, pull) in enumerate(zip(plan, old, pulls, strict=True)):
             moved = old_logprobs is not None and i > 0  # before the first update the policy is the old one
             ratios = self._mean_log_ratios(works, old_logprobs or []) if moved and by_sequence(self.algo) else None
-            self._accumulate(works, old_logprobs, ratios, stats, version, ratio_is_one=len(plan) == 1)
+            self._accumulate(works, old_logprobs, ratios, pull, stats, version, ratio_is_one=len(plan) == 1)
             self._until_unread()  # here, not at the step's start: all passes before it only read the weights
             update = self._optimizer.apply(lr)
             stats.record(update)
@@ -294,6 +298,7 @@ class Trainer:
         works: list[Work],
         old: list[Tensor] | None,
         ratios: list[Tensor] | None,
+        pull: Tensor | None,
         stats: StepStats,
         version: int,
         *,
@@ -303,8 +308,9 @@ class Trainer:
         for i, work in enumerate(works):
             reference = self._of_reference(work.batch) if kl_in_loss(self.algo) else None
             entropy_grad = self.algo.entropy_coef != 0.0
-            with self._routing.replaying(work.batch.routes):
-                with self._routing.counting(work.batch.hidden_index):
+            positions, scale = work.batch.hidden_index, self._compute.gradient_scale
+            with self._routing.replaying(work.batch.routes), self._routing.balancing(positions, pull, scale):
+                with self._routing.counting(positions):
                     logprobs, entropy = self._compute.logprobs(self.model, work.batch, self._temperature, entropy_grad)
                 start = old[i] if old else logprobs.detach()
                 correction = corrections[i] if corrections else self._correction(work, start, version)
@@ -317,7 +323,7 @@ class Trainer:
                     formula=self._formula,
                     rollout_logprobs=work.rollout_logprobs,
                 )
-                (torch.sum(loss.total * work.weights) * self._compute.gradient_scale).backward()
+                (torch.sum(loss.total * work.weights) * scale).backward()
             stats.observe(work, loss, entropy, start, correction)
 
     def _corrections(self, works: list[Work], old: list[Tensor], version: int) -> list[Tensor]:
@@ -341,8 +347,13 @@ class Trainer:
         joined = torch.cat([work.sequences for work in works])
         return Sequences(joined, works[0].num_sequences, over_ranks=self._mesh.sum)
 
-    def _all_logprobs(self, works: list[Work]) -> list[Tensor]:
-        return [self._of_policy(work.batch) for work in works]
+    def _all_logprobs(self, works: list[Work], *, loading: bool = False) -> list[Tensor]:
+        """`loading`: the load over experts is looked at, too."""
+        logprobs = []
+        for work in works:
+            with self._routing.loading(work.batch.hidden_index) if loading else nullcontext():
+                logprobs.append(self._of_policy(work.batch))
+        return logprobs
 
     def _of_policy(self, batch: Batch, temperature: float | None = None) -> Tensor:
         with self._routing.replaying(batch.routes):

@@ -9,6 +9,8 @@ Invariants:
 - What is replayed is replayed in every pass of the policy, recomputation in the backward pass included. A reference
   chooses for itself. So does the policy where a choice is not known.
 - Counts are whole numbers of this rank; those of all ranks add up to what one rank would count.
+- The loss that balances the load is over the trained tokens of a whole mini-batch, on all ranks: how these are split
+  changes nothing. Its gradient enters where the router's weights are, so that it is part of the layer's own.
 - A dense model has no counts.
 """
 
@@ -36,8 +38,11 @@ AnyBatch = TypeVar("AnyBatch", bound=MicroBatch | PackedBatch)
 
 
 class Routing:
-    def __init__(self, model: nn.Module, mesh: Mesh, replay: RoutingReplay) -> None:
-        """Hooks the routers of `model`, which is under transformers' own names; it computes on the mesh's device."""
+    def __init__(self, model: nn.Module, mesh: Mesh, replay: RoutingReplay, balance_coef: float = 0.0) -> None:
+        """Hooks the routers of `model`, which is under transformers' own names; it computes on the mesh's device.
+
+        `balance_coef`: of the loss that balances the load; 0: none.
+        """
         blocks: list[Any] = [
             module for module in model.modules() if hasattr(module, "experts") and hasattr(module, "gate")
         ]
@@ -46,6 +51,11 @@ class Routing:
         self._tokens = [torch.zeros(gate.num_experts, dtype=torch.int64, device=mesh.device) for gate in routers]
         self._choices = torch.zeros(2, dtype=torch.int64, device=mesh.device)  # compared, of these different
         self._size = (len(routers), routers[0].top_k, routers[0].num_experts) if routers else (0, 0, 0)
+        self._coef = balance_coef if routers else 0.0
+        self._load = torch.zeros(self._size[2], dtype=torch.int64, device=mesh.device)
+        self._loaded: Tensor | None = None  # positions
+        self._balance = torch.zeros((), dtype=torch.float64, device=mesh.device)
+        self._pull: tuple[Tensor, Tensor, float] | None = None  # positions, `pull`, scale
         self._positions: Tensor | None = None
         self._routes: Tensor | None = None
         for layer, gate in enumerate(routers):
@@ -96,6 +106,51 @@ class Routing:
         finally:
             self._positions = None
 
+    @property
+    def balances(self) -> bool:
+        return self._coef > 0.0
+
+    @contextmanager
+    def loading(self, positions: Tensor) -> Iterator[None]:
+        """As `counting`, for `pull`: a pass before the mini-batch's own."""
+        self._loaded = positions if self.balances else None
+        try:
+            yield
+        finally:
+            self._loaded = None
+
+    def pull(self) -> Tensor | None:
+        """What an expert's probability at one token adds to the loss, float32 [experts]; of the passes in `loading`
+        since the last call. None where there is no such loss.
+
+        N sum_i f_i P_i over N experts: f_i are choices of expert i by token and layer, P_i is its mean probability
+        (Switch Transformer, arXiv:2101.03961, equations 4 to 6; over all layers at once, as transformers has it). f has
+        no gradient, so P's is all there is.
+        """
+        if not self.balances:
+            return None
+        load = self._mesh.sum(self._load).double()
+        self._load.zero_()
+        routed = (load.sum() / self._size[1]).clamp(min=1.0)  # tokens times layers
+        return (self._coef * self._size[2] * load / routed / routed).float()
+
+    @contextmanager
+    def balancing(self, positions: Tensor, pull: Tensor | None, scale: float) -> Iterator[None]:
+        """Around a forward pass and its backward pass, which adds `scale` times the gradient of the loss of `pull`."""
+        self._pull = None if pull is None else (positions, pull, scale)
+        try:
+            yield
+        finally:
+            self._pull = None
+
+    def taken_balance(self) -> Tensor | None:
+        """The balancing loss before its coefficient, this rank's part, summed over the updates since the last call."""
+        if not self.balances:
+            return None
+        balance = self._balance / self._coef
+        self._balance = torch.zeros_like(self._balance)
+        return balance
+
     def taken(self) -> "Tensor | None":
         """Tokens [layers, experts] since the last call; None of a dense model."""
         if not self._tokens:
@@ -137,11 +192,35 @@ class Routing:
         if self._positions is not None:
             counts = self._tokens[layer]
             counts += torch.bincount(chosen[self._positions].flatten(), minlength=len(counts))
+        if self._loaded is not None:
+            self._load += torch.bincount(chosen[self._loaded].flatten(), minlength=len(self._load))
+        if self._pull is not None and torch.is_grad_enabled():
+            weights = self._pulled(logits, weights, *self._pull)
         return logits, weights, chosen
+
+    def _pulled(self, logits: Tensor, weights: Tensor, positions: Tensor, pull: Tensor, scale: float) -> Tensor:
+        loss = (torch.softmax(logits[positions], dim=-1, dtype=torch.float32) * pull).sum()
+        if self._positions is not None:  # else it is recomputed
+            self._balance = self._balance + loss.detach().double()
+        pulled: Tensor = _WithLoss.apply(weights, loss * scale)  # type: ignore[no-untyped-call]
+        return pulled
 
     def _compare(self, ours: Tensor, theirs: Tensor, known: Tensor) -> None:
         missed = (theirs[:, :, None] != ours[:, None, :]).all(-1) & known
         self._choices += torch.stack([known.sum(), missed.sum()])
+
+
+class _WithLoss(torch.autograd.Function):
+    """`values` as they are; in the backward pass the gradient of `loss` joins theirs."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, loss: Tensor) -> Tensor:
+        ctx.save_for_backward(loss)
+        return values.view_as(values)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return gradients[0], torch.ones_like(ctx.saved_tensors[0])
 
 
 def _weights(gate: Any, logits: Tensor, chosen: Tensor) -> Tensor:

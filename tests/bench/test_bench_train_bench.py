@@ -1,18 +1,39 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
-from bench import train_bench
-from bench.train_bench import Result, parse, synthetic_rows, table
+from bench import moe_gpu, train_bench
+from bench.train_bench import Result, model_config, parse, synthetic_rows, table
+from swe_rl.trainer.sharded.flops import DenseShape
 
 
 def test_a_case_is_read_from_its_name():
     case = parse("14b:sp4:dp2:8x32768:compile:mb4096:attn=varlen")
     assert (case.model, case.dp, case.sp, case.rows, case.tokens, case.world) == ("14b", 2, 4, 8, 32768, 8)
     assert case.micro_tokens == 4096 and case.attention == "varlen" and "compile" in case.options
+
+
+def test_a_mixture_is_as_wide_for_a_token_as_its_dense_pair():
+    mixture, dense = (parse(f"{name}:dp2:ep2:4x64:layers4") for name in ("30b-a3b", "3b-dense"))
+    assert (mixture.ep, mixture.world) == (2, 2)
+    shapes = [DenseShape.of(model_config(case)) for case in (mixture, dense)]
+    assert shapes[0].routes == 128 and replace(shapes[0], routes=0) == shapes[1]
+    assert shapes[1].layers == 4 and shapes[1].vocab == 12672  # a twelfth of 151,936, up to a multiple of 64
+    assert shapes[1].intermediate == 8 * 768
+
+
+def test_products_of_experts_have_the_gradients_of_a_loop():
+    assert moe_gpu.products_problem("cpu") is None
+
+
+def test_mixture_and_dense_model_do_the_same_work():
+    check, *timed = moe_gpu.cases(2, 4, 16, 8192, 32768, tiny=False)
+    assert [parse(text).ep for text in (check, *timed)] == [2, 1, 2, 1]
+    assert {(parse(text).rows, parse(text).world) for text in timed} == {(32, 2)}
 
 
 def test_a_micro_batch_holds_at_least_one_row():

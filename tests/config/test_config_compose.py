@@ -108,7 +108,9 @@ def test_one_fact_has_one_key():
 
 def test_hash_knows_what_changes_a_run(default):
     estimates = ["rollout.typical_trajectory_s=9", "rollout.workload.turns=[5,1]"]
-    same = compose(["job=eval", "logger.project=other", "paths.outputs=/elsewhere", "trainer.resume=auto", *estimates])
+    ranks = ["layout=local2", "layout.expert_parallel=2"]  # the same sums in another order
+    elsewhere = ["logger.project=other", "paths.outputs=/elsewhere"]
+    same = compose(["job=eval", "trainer.resume=auto", *elsewhere, *estimates, *ranks])
     assert config_hash(same.config) == config_hash(default.config)
     for override in ("trainer.seed=1", "rollout.n=4", "rollout.outcomes.grade_error.retries=2", "algo=rloo"):
         assert config_hash(compose([override]).config) != config_hash(default.config)

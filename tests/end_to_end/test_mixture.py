@@ -38,7 +38,8 @@ def test_two_steps_alone_and_on_two_ranks(command, tmp_path_factory):
 
     two = type(command)(tmp_path_factory.mktemp("ranks"))
     keys = ("loss", "grad_norm", "entropy", "expert_load_max", "expert_entropy", "expert_unused_rate")
-    for ours, theirs in zip(steps, run(two, "trainer.routing_replay=replay", "layout=local2"), strict=True):
+    ranks = ("layout=local2", "layout.expert_parallel=2")
+    for ours, theirs in zip(steps, run(two, "trainer.routing_replay=replay", *ranks), strict=True):
         assert [theirs[key] for key in keys] == pytest.approx([ours[key] for key in keys], abs=1e-5)
         assert ours["statuses"] == theirs["statuses"] and theirs["routing_disagreement"] < 1e-3
 

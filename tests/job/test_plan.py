@@ -98,6 +98,20 @@ def test_a_mixture_stores_all_experts_and_computes_some():
     assert memory.lora_params_b(adapted) == pytest.approx(32 * 48 * attention / 1e9)
 
 
+def test_ranks_that_share_experts_gather_their_part_and_hold_what_arrives():
+    words = ["+experiment=django_grpo_local"]
+    whole, shared = (compose([*words, *more]).config for more in ([], ["layout.expert_parallel=4"]))
+    assert shared.layout.trainer_gpus == 8
+    experts = 48 * 128 * 3 * 2048 * 768 / 1e9
+    assert memory.experts_b(shared.model) == pytest.approx(experts)
+    assert memory.gathered_gb(whole) == pytest.approx(2 * 2 * 30.53 / 48)
+    assert memory.gathered_gb(shared) == pytest.approx(2 * 2 * (30.53 - experts + experts / 4) / 48)
+    more_gb = 4096 * 4 * 8 * 2048 * 2 / 1e9
+    assert memory.activations_gb(shared) - memory.activations_gb(whole) == pytest.approx(more_gb)
+    assert memory.states_gb_per_gpu(shared) == memory.states_gb_per_gpu(whole)
+    assert memory.experts_b(compose([]).config.model) == 0
+
+
 def test_repeated_key_value_heads_hold_no_more_tokens():
     eight = compose(["model=qwen3_14b", "layout=tp8_fsdp8", "hardware=a100x16"]).config
     four_heads = compose(["model=qwen3_coder_30b_a3b", "layout=tp8_fsdp8", "hardware=a100x16"]).config

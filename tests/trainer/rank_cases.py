@@ -89,8 +89,17 @@ def routed(row, experts=5, layers=2, active=2):
     return row if row.trajectory_id == "1.2" else replace(row, routes=routes)
 
 
+def crowded(row, layers=2):
+    """Every token to experts 0 and 1: of ranks that share the experts, the last one gets none."""
+    import numpy as np
+
+    return replace(row, routes=np.tile(np.arange(2, dtype=np.uint8), (len(row.token_ids) - 1, layers, 1)))
+
+
 def rows_of(case):
     made = rows(credit="credit" in case.split("_"))
+    if "crowded" in case.split("_"):
+        return [crowded(row) for row in made]
     return [routed(row) for row in made] if "routed" in case.split("_") else made
 
 
@@ -105,7 +114,7 @@ def settings(case):
         config = replace(config, max_tokens_per_micro_batch=4096)
     if "minis" in words:
         config = replace(config, prompts_per_mini_batch=1)
-    if "routed" in words:
+    if {"routed", "crowded"} & set(words):
         config = replace(config, routing_replay=RoutingReplay.replay)
     if "recompute" in words:
         config = replace(config, activation_checkpointing=True)
@@ -114,6 +123,8 @@ def settings(case):
         config = replace(config, lr=1e-2, lora_rank=3, seed=4)
     if "kl" in words:
         algo = replace(algo, kl_coef=0.1, kl_in=KlPlace.loss, entropy_coef=0.01)
+    if "balanced" in words:
+        algo = replace(algo, balance_coef=0.2)
     if "tis" in words:
         algo = replace(algo, correction=Correction.sequence_tis, correction_cap=2.0)
     for word, loss in {"gspo": PolicyLoss.gspo, "gspotoken": PolicyLoss.gspo_token, "cispo": PolicyLoss.cispo}.items():
@@ -129,10 +140,14 @@ def settings(case):
         algo = replace(algo, advantage=Advantage.teacher)
     model = {"tie": "untied" not in words}
     if "mixture" in words:
-        model["experts"] = 5  # of which two ranks have three and two
+        model["experts"] = 6 if expert_ranks(case) > 1 else 5  # of which two ranks have three, or three and two
     if "mqa" in words:
         model["kv_heads"] = 1
     return config, algo, model
+
+
+def expert_ranks(case):
+    return next((int(word[2:]) for word in case.split("_") if word[:2] == "ep" and word[2:].isdigit()), 1)
 
 
 def run_steps(trainer, all_rows):
@@ -227,11 +242,36 @@ def sharded(case, mesh, folder):
     trainer = sharded_trainer(case, mesh)
     if "checkpoint" in case.split("_"):
         return continued(case, mesh, folder / case, trainer)
-    return result_of(trainer, case)
+    if "regrouped" in case.split("_"):
+        apart = replace(mesh, ep=1, replicas=None, expert_ranks=None)
+        there = continued(case, mesh, folder / case / "there", trainer, apart)
+        return {
+            "there": there,
+            "back": continued(case, apart, folder / case / "back", sharded_trainer(case, apart), mesh),
+        }
+    result = result_of(trainer, case)
+    if "written" in case.split("_"):
+        result["announced"] = written(trainer, mesh, folder / case)
+    return result
 
 
-def continued(case, mesh, folder, trainer):
-    """Two steps, a checkpoint in the background, a third step; then that third step again from the checkpoint."""
+def written(trainer, mesh, folder):
+    """What a folder for engines has, and what is said of it to those that take the weights another way."""
+    import torch
+
+    from swe_rl.trainer.send.hand_over import write_weights
+    from swe_rl.trainer.send.wire import announced
+
+    folder.mkdir(exist_ok=True)
+    write_weights(trainer.engine_weights(), mesh, folder, {})
+    return {tensor.name: list(tensor.shape) for tensor in announced(trainer.engine_weights(), {}, torch.float32)}
+
+
+def continued(case, mesh, folder, trainer, other_mesh=None):
+    """Two steps, a checkpoint in the background, a third step; then that third step again from the checkpoint.
+
+    `other_mesh`: in which the checkpoint is read.
+    """
     from swe_rl.trainer.checkpoint.checkpoints import Checkpoints
 
     checkpoints = Checkpoints(mesh, timeout_s=30)
@@ -240,7 +280,8 @@ def continued(case, mesh, folder, trainer):
         saved = checkpoints.save(folder, trainer, keep=1, **save_arguments(step))
     third = asdict(trainer.train_step(rows_of(case), 3))
     checkpoints.wait()
-    other = sharded_trainer(case, mesh, seed=0 if trainer.adapter else 5)  # the base is not in a checkpoint
+    seed = 0 if trainer.adapter else 5  # the base is not in a checkpoint
+    other = sharded_trainer(case, other_mesh or mesh, seed=seed)
     found = checkpoints.load(saved, other)
     again = asdict(other.train_step(rows_of(case), 3))
     return {
@@ -268,9 +309,11 @@ def main(rank, world, port, folder, cases):
         meshes = {}
         for case in cases:
             sp = next(int(word[2:]) for word in case.split("_") if word.startswith("sp"))
-            meshes.setdefault(sp, make_mesh(sp, device))
+            ways = (sp, expert_ranks(case))
+            if ways not in meshes:
+                meshes[ways] = make_mesh(sp, device, ways[1])
             started = time.monotonic()
-            result = sharded(case, meshes[sp], folder)
+            result = sharded(case, meshes[ways], folder)
             if rank == 0:
                 result["seconds"] = time.monotonic() - started
                 (folder / f"{case}.json").write_text(json.dumps(result))

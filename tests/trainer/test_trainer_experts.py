@@ -11,6 +11,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
+from transformers.models.qwen3_moe.modeling_qwen3_moe import load_balancing_loss_func
 
 from swe_rl.config.schema import AlgoConfig, EngineConfig, TrainerConfig
 from swe_rl.engine.embedded.core import WeightLoader
@@ -21,13 +22,17 @@ from swe_rl.model.load import ModelError, load_model
 from swe_rl.trainer.checkpoint import export
 from swe_rl.trainer.checkpoint.checkpoints import Checkpoints
 from swe_rl.trainer.lora import with_adapter
+from swe_rl.trainer.optimizer import Optimizer
+from swe_rl.trainer.protocol import MeshError
 from swe_rl.trainer.rank_trainer import RankTrainer
 from swe_rl.trainer.routing import Routing, load_max, unused_rate
 from swe_rl.trainer.send.hand_over import received, send_weights, write_weights
 from swe_rl.trainer.send.wire import announced
 from swe_rl.trainer.sharded.assemble import sharded_model, sharded_trainer
+from swe_rl.trainer.sharded.experts import _products, use_sharded_experts
 from swe_rl.trainer.sharded.flops import DenseShape
 from swe_rl.trainer.sharded.materialize import WeightsError
+from swe_rl.trainer.sharded.mesh import make_mesh
 from swe_rl.trainer.sharded.model import _compile_layers, require_agreement
 
 CONFIG = TrainerConfig(lr=1e-3, num_threads=1)
@@ -205,6 +210,26 @@ def test_an_adapter_is_on_attention_alone(saved_mixture, mesh, rank_cases, tmp_p
     assert told["target_modules"] == ["q_proj", "k_proj", "v_proj", "o_proj"]
 
 
+def test_experts_without_tokens_have_a_gradient_of_zeros():
+    """No rank may stay out of the collective that adds gradients up."""
+    weights = torch.randn(3, 4, 2, requires_grad=True)
+    rows = torch.randn(5, 2, requires_grad=True)
+    out = _products(rows, weights, torch.tensor([0, 5, 5], dtype=torch.int32))
+    out.sum().backward()
+    torch.testing.assert_close(out, rows @ weights[1].T)
+    assert weights.grad[1].any() and not weights.grad[[0, 2]].any()
+    weights.grad = None
+    _products(rows[:0], weights, torch.zeros(3, dtype=torch.int32)).sum().backward()
+    assert weights.grad is not None and not weights.grad.any()
+
+
+def test_ranks_that_cannot_share_the_experts_are_refused(saved_mixture, mesh):
+    with pytest.raises(MeshError, match="layout.expert_parallel=2 does not divide the 1 ranks"):
+        make_mesh(1, torch.device("cpu"), ep=2)
+    with pytest.raises(MeshError, match="layout.expert_parallel=3 cannot share out the 4 experts"):
+        use_sharded_experts(load_model(saved_mixture), replace(mesh, dp=3, ep=3))
+
+
 @pytest.mark.slow
 def test_compile_leaves_experts_out(saved_mixture):
     layers = load_model(saved_mixture).model.layers
@@ -230,6 +255,38 @@ def test_the_load_counts_trained_tokens_once(saved_mixture, rank_cases, monkeypa
         at = [i - 1 for i, masked in enumerate(row.loss_mask) if masked]
         chosen += torch.bincount(logits[at].topk(2).indices.flatten(), minlength=4)
     assert taken[0][0].tolist() == chosen.tolist()
+
+
+@pytest.mark.parametrize("changes", [{}, {"max_tokens_per_micro_batch": 48, "activation_checkpointing": True}])
+def test_the_balancing_loss_is_transformers_own(saved_mixture, rank_cases, monkeypatch, changes):
+    """Its value and its gradient, over all trained tokens, however they are split into micro-batches."""
+    gradients = []
+    apply = Optimizer.apply
+
+    def kept(optimizer, lr):
+        gradients.append({name: param.grad.clone() for name, param in optimizer._params.items()})
+        return apply(optimizer, lr)
+
+    monkeypatch.setattr(Optimizer, "apply", kept)
+    rows, config = rank_cases.rows(), replace(CONFIG, **changes)
+    plain = local(saved_mixture, config).train_step(rows, 1)
+    metrics = local(saved_mixture, config, AlgoConfig(balance_coef=0.3)).train_step(rows, 1)
+    assert plain.balance_loss is None and metrics.loss == pytest.approx(plain.loss, abs=1e-6)
+    model = load_model(saved_mixture)
+    logits = [[], []]
+    for row in [row for row in rows if row.teaches]:
+        found = model(torch.tensor([row.token_ids.tolist()]), output_router_logits=True).router_logits
+        at = [i - 1 for i, masked in enumerate(row.loss_mask) if masked]
+        for of_layer, of_row in zip(logits, found, strict=True):
+            of_layer.append(of_row[at])
+    loss = load_balancing_loss_func(tuple(torch.cat(of_layer) for of_layer in logits), 4, 2)
+    assert metrics.balance_loss == pytest.approx(loss.item(), abs=1e-5)
+    loss.backward()
+    without, with_loss = gradients
+    for name, param in model.named_parameters():
+        expected = 0.3 * (param.grad if param.grad is not None else torch.zeros_like(param))
+        torch.testing.assert_close(with_loss[name] - without[name], expected, rtol=1e-4, atol=2e-6, msg=name)
+    assert model.model.layers[0].mlp.gate.weight.grad.abs().max() > 1e-3
 
 
 def test_even_and_uneven_loads():

@@ -104,6 +104,7 @@ def _smaller(config: Config) -> str:
         "engine_tp": width,
         "trainer_gpus": trainer,
         "sequence_parallel": min(layout.sequence_parallel, max(1, trainer)),
+        "expert_parallel": min(layout.expert_parallel, max(1, trainer)),
     }
     return " ".join(f"layout.{key}={value}" for key, value in keys.items() if getattr(layout, key) != value)
 

@@ -5,6 +5,7 @@ Invariants:
 """
 
 from collections.abc import Iterator
+from math import gcd
 from urllib.parse import urlsplit
 
 from swe_rl.check.findings import Finding, Host, about, below, between, error, warning
@@ -73,6 +74,25 @@ def sequence_parallel_world(config: Config, _: Host) -> Iterator[Finding]:
             f"{key}={ranks} cannot be split into groups of {ways}",
             f"layout.sequence_parallel={max(size for size in divisors(max(ranks, 1)) if size <= ways)}",
         )
+
+
+@about(Part.trainer)
+def expert_parallel(config: Config, _: Host) -> Iterator[Finding]:
+    layout, ways, experts = config.layout, config.layout.expert_parallel, config.model.num_experts
+    key = "layout.trainer_ranks" if layout.trainer_ranks and not layout.trainer_gpus else "layout.trainer_gpus"
+    ranks = layout.trainer_gpus or layout.trainer_ranks
+    if ways <= 1 or ranks < 0 or experts < 0:
+        return
+    problem = None
+    if not experts:
+        problem = f"model={config.model.name} has no experts that ranks could share"
+    elif max(ranks, 1) % ways:
+        problem = f"{key}={ranks} cannot be split into groups of {ways}"
+    elif experts % ways:
+        problem = f"does not divide the {experts} experts of a layer of model={config.model.name}"
+    if problem:
+        fits = max(size for size in divisors(gcd(max(ranks, 1), experts or 1)) if size <= ways)
+        yield error("expert_parallel", "layout.expert_parallel", problem, f"layout.expert_parallel={fits}")
 
 
 @about(Part.trainer)
@@ -179,18 +199,20 @@ def ranks_elsewhere(config: Config, host: Host) -> Iterator[Finding]:
 
 
 @about(Part.trainer)
-def sequence_within_node(config: Config, _: Host) -> Iterator[Finding]:
-    layout, per_node, ways = config.layout, config.hardware.gpus_per_node, config.layout.sequence_parallel
+def groups_within_node(config: Config, _: Host) -> Iterator[Finding]:
+    layout, per_node = config.layout, config.hardware.gpus_per_node
     if config.hardware.ray_address is not None or not trainer_elsewhere(config):
         return
-    if ways > 1 and per_node % ways and layout.trainer_gpus % ways == 0:
-        yield warning(
-            "sequence_node",
-            "layout.sequence_parallel",
-            f"ranks that share a sequence are on two nodes, as {ways} does not divide the {per_node} GPUs of one: what "
-            "they exchange in every layer goes over the network",
-            f"layout.sequence_parallel={max(size for size in divisors(per_node) if size <= ways)}",
-        )
+    groups = {"sequence": ("a sequence", layout.sequence_parallel), "expert": ("experts", layout.expert_parallel)}
+    for name, (shared, ways) in groups.items():
+        if ways > 1 and per_node % ways and layout.trainer_gpus % ways == 0:
+            yield warning(
+                f"{name}_node",
+                f"layout.{name}_parallel",
+                f"ranks that share {shared} are on two nodes, as {ways} does not divide the {per_node} GPUs of one: "
+                "what they exchange in every layer goes over the network",
+                f"layout.{name}_parallel={max(size for size in divisors(per_node) if size <= ways)}",
+            )
 
 
 def _of_one_node(path: str, config: Config) -> bool:

@@ -126,6 +126,13 @@ def routing_replay(config: Config, _: Host) -> Iterator[Finding]:
         yield error("routing_replay", "rollout.capture", why, f"rollout.capture=traced, or {off}")
 
 
+@about(Part.trainer)
+def balance(config: Config, _: Host) -> Iterator[Finding]:
+    if config.algo.balance_coef > 0 and not config.model.num_experts:
+        words = f"model={config.model.name} is dense: it has no experts to spread tokens over"
+        yield error("balance", "algo.balance_coef", words, "algo.balance_coef=0")
+
+
 @between(Part.trainer, Part.engines)
 def weight_sync(config: Config, _: Host) -> Iterator[Finding]:
     sync, layout, hardware = config.trainer.weight_sync, config.layout, config.hardware

@@ -1,9 +1,13 @@
 """Which rank does what, and has which rows of a tensor: data-parallel groups of sequence-parallel ranks.
 
+A group of expert-parallel ranks has all experts of a mixture once; it has nothing to do with the other two.
+
 Invariants:
 - Ranks of one sequence-parallel group are neighbours: rank = dp_rank * sp + sp_rank. They see the same rows.
 - Parameters are sharded over all ranks along dimension 0 (FSDP2), whatever the split into dp and sp; a plain tensor is
-  whole on every rank.
+  whole on every rank. Of spread experts each rank has a run of rows as well: first the group shares them out, then
+  replicas do.
+- Ranks of one expert-parallel group are neighbours: rank = replica * ep + ep_rank.
 - Every collective is called by every rank in the same order; without a process group all of them are the identity.
 - A waiting rank gives up after its time limit, never waits for ever.
 """
@@ -11,7 +15,7 @@ Invariants:
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -29,7 +33,11 @@ _LOOPBACK = "/sys/class/net/lo"
 
 @dataclass(frozen=True, slots=True)
 class Mesh:
-    """`dp` * `sp` ranks, of which this is `rank`. `shards` is a DeviceMesh over all of them; None: see `alone`."""
+    """`dp` * `sp` ranks, of which this is `rank`. `shards` is a DeviceMesh over all of them; None: see `alone`.
+
+    Where `ep` ranks share the experts, `replicas` and `expert_ranks` are DeviceMeshes of those that have the same ones,
+    and of this rank's group.
+    """
 
     dp: int
     sp: int
@@ -37,6 +45,9 @@ class Mesh:
     device: torch.device
     shards: Any
     sp_group: Any
+    ep: int = 1
+    replicas: Any = None
+    expert_ranks: Any = None
 
     @property
     def world(self) -> int:
@@ -49,6 +60,14 @@ class Mesh:
     @property
     def sp_rank(self) -> int:
         return self.rank % self.sp
+
+    @property
+    def ep_rank(self) -> int:
+        return self.rank % self.ep
+
+    @property
+    def ep_group(self) -> Any:
+        return self.expert_ranks.get_group() if self.expert_ranks else None
 
     def sum(self, values: Tensor) -> Tensor:
         """Over all ranks; the argument is left as it is."""
@@ -76,9 +95,14 @@ def alone(device: torch.device) -> Mesh:
     return Mesh(dp=1, sp=1, rank=0, device=device, shards=None, sp_group=None)
 
 
-def make_mesh(sp: int, device: torch.device) -> Mesh:
-    """Over the default process group, which must be up. Raises MeshError where `sp` does not divide its size."""
+def make_mesh(sp: int, device: torch.device, ep: int = 1) -> Mesh:
+    """Over the default process group, already up. Raises MeshError where `sp` or `ep` do not divide its size."""
     world, rank = dist.get_world_size(), dist.get_rank()
+    if ep < 1 or world % ep:
+        raise MeshError(
+            f"layout.expert_parallel={ep} does not divide the {world} ranks of the trainer: choose a divisor of "
+            "layout.trainer_gpus."
+        )
     if sp < 1 or world % sp:
         raise MeshError(
             f"layout.sequence_parallel={sp} does not divide the {world} ranks of the trainer: choose a divisor of "
@@ -87,7 +111,11 @@ def make_mesh(sp: int, device: torch.device) -> Mesh:
     shards = init_device_mesh(device.type, (world,), mesh_dim_names=("shard",))
     groups = [list(range(first, first + sp)) for first in range(0, world, sp)]
     group = dist.new_subgroups_by_enumeration(groups)[0] if sp > 1 else None
-    return Mesh(dp=world // sp, sp=sp, rank=rank, device=device, shards=shards, sp_group=group)
+    mesh = Mesh(dp=world // sp, sp=sp, rank=rank, device=device, shards=shards, sp_group=group)
+    if ep == 1:
+        return mesh
+    spread = init_device_mesh(device.type, (world // ep, ep), mesh_dim_names=("replica", "expert"))
+    return replace(mesh, ep=ep, replicas=spread["replica"], expert_ranks=spread["expert"])
 
 
 @contextmanager
@@ -148,7 +176,22 @@ def whole(tensor: Tensor) -> Tensor:
     if not is_sharded(tensor):
         return tensor
     sharded: Any = tensor
+    if sharded.device_mesh.ndim == 2 and sharded.ndim:
+        return _whole_experts(sharded)
     gathered: Tensor = sharded.full_tensor()
+    return gathered
+
+
+def _whole_experts(sharded: Any) -> Tensor:
+    """From the replicas first, then from the group: torch's own way is the same, and warns of it."""
+    from torch.distributed.tensor import DTensor, Shard
+
+    replicas, group = (sharded.device_mesh[name] for name in sharded.device_mesh.mesh_dim_names)
+    shape = torch.Size([sharded.shape[0] // group.size(), *sharded.shape[1:]])
+    rows = DTensor.from_local(
+        sharded.to_local(), replicas, [Shard(0)], run_check=False, shape=shape, stride=sharded.stride()
+    ).full_tensor()
+    gathered: Tensor = DTensor.from_local(rows, group, [Shard(0)], run_check=False).full_tensor()
     return gathered
 
 

@@ -2,13 +2,15 @@
 
 Invariants:
 - Weights, gradients and optimizer state are float32 shards; computation is in `compute_dtype`, gradients are reduced
-  in float32 (FSDP2). One unit a decoder layer, and one of embedding, last norm and head together.
+  in float32 (FSDP2). One unit a decoder layer, and one of embedding, last norm and head together; one more a layer
+  whose experts are spread (`experts`).
 - Logits never exist whole (`chunked_logprobs`).
 - The names of the parameters stay transformers' own, or `adapter_names` tells them.
 - What is frozen below an adapter is of one type, which may be `compute_dtype`; it has no gradient and no float32 copy.
 - Between two calls the parameters are shards: an optimizer made then holds what is trained.
 - Before the first step packed and plain log-probabilities are seen to agree: the reference is transformers' own code
-  with its own attention on one row at a time, with the same weights. All ranks take part, and come to the same verdict;
+  with its own attention and, unless they are spread, its own experts, on one row at a time, with the same weights. All
+  ranks take part, and come to the same verdict;
   a difference that rounding does not explain stops the run.
 """
 
@@ -26,6 +28,7 @@ from swe_rl.config.known_models import ARCHITECTURES
 from swe_rl.trainer.logprobs import chunked_logprobs, scalars
 from swe_rl.trainer.protocol import CorruptionError, MeshError, TrainerError
 from swe_rl.trainer.sharded.attention import Kernel, attention_operators
+from swe_rl.trainer.sharded.experts import use_sharded_experts
 from swe_rl.trainer.sharded.mesh import Mesh
 from swe_rl.trainer.sharded.packing import PackedBatch, pack
 from swe_rl.trainer.sharded.ulysses import NAME, Packed, check_heads, use_packed_attention
@@ -58,11 +61,15 @@ class ShardedModel(nn.Module):
         self.mesh, self.compute_dtype, self.offload, self._kernel = mesh, compute_dtype, offload, kernel
         self.causal_lm, self._float32_head, self._values = causal_lm, float32_head, values
         use_packed_attention(causal_lm)
+        self._plain_experts = getattr(config, "_experts_implementation", None)
+        spread = use_sharded_experts(causal_lm, mesh)
         if compiled:
             _compile_layers(causal_lm.model.layers)
         policy = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=torch.float32)
         place = CPUOffloadPolicy() if offload else OffloadPolicy()
         # Each layer, then the whole: what no layer has claimed (embedding, last norm, head) becomes the last unit.
+        for experts in spread:
+            fully_shard(experts, mesh=mesh.replicas, mp_policy=policy, offload_policy=place)
         for layer in causal_lm.model.layers:
             fully_shard(layer, mesh=mesh.shards, mp_policy=policy, offload_policy=place)
         fully_shard(self, mesh=mesh.shards, mp_policy=policy, offload_policy=place)
@@ -102,12 +109,18 @@ class ShardedModel(nn.Module):
 
     @contextmanager
     def plain_attention(self) -> Iterator[None]:
-        """transformers' own attention inside of the block: for whole sequences of a single row."""
-        self.causal_lm.config._attn_implementation = "sdpa"
+        """transformers' own attention inside of the block, and experts: for whole sequences of a single row."""
+        config = self.causal_lm.config
+        here = getattr(config, "_experts_implementation", None)
+        config._attn_implementation = "sdpa"
+        if self.mesh.ep == 1 and here is not None:
+            config._experts_implementation = self._plain_experts
         try:
             yield
         finally:
-            self.causal_lm.config._attn_implementation = NAME
+            config._attn_implementation = NAME
+            if here is not None:
+                config._experts_implementation = here
 
 
 def check_supported(causal_lm: Any) -> None:

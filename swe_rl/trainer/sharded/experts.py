@@ -1,0 +1,193 @@
+"""The experts of a mixture on many ranks: tokens go to the rank that has their expert, and come back.
+
+Source: GShard, arXiv:2006.16668, section 3.3; products of all experts at once as in MegaBlocks, arXiv:2211.15841.
+Invariants:
+- With `ep` ranks in a group, rank i of it has the i-th of `ep` equal parts of each layer's experts. Ranks that have the
+  same experts ("replicas") share them out in rows, as FSDP2 does; everything else is shared out over all ranks.
+- Nothing is dropped: each token reaches each of its experts, however uneven that is.
+- A token's result is the weighted sum over its experts, in the router's order: who computed it does not matter.
+- The gradient of an expert is the sum over the tokens of all ranks, once, as that of any other weight is.
+- Names, and shapes as a whole, stay those of transformers: whoever reads weights learns nothing of groups.
+- Each rank takes part in each exchange, also where no token comes to it: its experts have a gradient of zeros then.
+"""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn import functional
+
+from swe_rl.trainer.protocol import MeshError
+from swe_rl.trainer.sharded.mesh import Mesh, local_shard
+
+NAME = "swe_rl_experts"
+
+
+def use_sharded_experts(causal_lm: nn.Module, mesh: Mesh) -> list[Any]:
+    """Makes a transformers model compute its experts here, and leaves this rank its own of them, in place.
+
+    Returns the layers' experts where they are spread over more than one rank: each is to be sharded over
+    `mesh.replicas`. A model without experts stays as it is. Raises MeshError.
+    """
+    layers: list[Any] = [module.experts for module in causal_lm.modules() if hasattr(module, "experts")]
+    if not layers:
+        return []
+    from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+
+    ALL_EXPERTS_FUNCTIONS.register(NAME, _experts_forward)
+    for experts in layers:
+        experts.config._experts_implementation = NAME
+        experts.expert_group, experts.expert_ranks = mesh.ep_group, mesh.ep
+        if mesh.ep > 1:
+            _keep_own(experts, mesh)
+    return layers if mesh.ep > 1 else []
+
+
+def _keep_own(experts: Any, mesh: Mesh) -> None:
+    from torch.distributed.tensor import DTensor, Shard
+
+    if experts.num_experts % mesh.ep:
+        raise MeshError(
+            f"layout.expert_parallel={mesh.ep} cannot share out the {experts.num_experts} experts of a layer: choose a "
+            "divisor of model.num_experts."
+        )
+    share = experts.num_experts // mesh.ep
+    for name, parameter in list(experts.named_parameters(recurse=False)):
+        rows = parameter.detach()[mesh.ep_rank * share :][:share].clone()
+        spread = DTensor.from_local(rows, mesh.expert_ranks, [Shard(0)], run_check=False)
+        setattr(experts, name, nn.Parameter(spread, requires_grad=parameter.requires_grad))
+
+
+def _experts_forward(experts: Any, hidden: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+    """transformers' interface of experts: [tokens, hidden] and [tokens, active] twice -> [tokens, hidden].
+
+    `chosen` are numbers of experts, `weights` what each counts.
+    """
+    tokens, active = chosen.shape
+    by_expert, order = chosen.flatten().sort(stable=True)
+    back = _inverse(order)
+    ends = _ends(by_expert, experts.num_experts)
+    sent: Tensor = _Spread.apply(hidden, order, back, active)  # type: ignore[no-untyped-call]
+    of_experts = _there(experts, sent, ends) if experts.expert_ranks > 1 else _mlps(experts, sent, ends)
+    rows: Tensor = _Reordered.apply(of_experts, back, order)  # type: ignore[no-untyped-call]
+    weighted = rows.view(tokens, active, -1) * weights[:, :, None]
+    return weighted.sum(dim=1).to(hidden.dtype)
+
+
+def _there(experts: Any, sent: Tensor, ends: Tensor) -> Tensor:
+    """As `_mlps`, on the ranks that have the experts: `sent` is ordered by expert, of all experts."""
+    group, ranks = experts.expert_group, experts.expert_ranks
+    share = experts.num_experts // ranks
+    counts = ends.diff(prepend=ends.new_zeros(1)).long()
+    theirs = torch.empty_like(counts)  # [ranks * share]: tokens of each rank for each expert of this one
+    dist.all_to_all_single(theirs, counts, group=group)
+    sums = torch.stack([counts.view(ranks, share).sum(1), theirs.view(ranks, share).sum(1)]).tolist()
+    to_them, from_them = sums
+    arrived: Tensor = _Exchange.apply(sent, group, to_them, from_them)  # type: ignore[no-untyped-call]
+    numbers = torch.arange(share, device=sent.device).repeat(ranks)
+    by_expert, order = numbers.repeat_interleave(theirs, output_size=sum(from_them)).sort(stable=True)
+    back = _inverse(order)
+    ordered: Tensor = _Reordered.apply(arrived, order, back)  # type: ignore[no-untyped-call]
+    computed = _mlps(experts, ordered, _ends(by_expert, share))
+    returned: Tensor = _Reordered.apply(computed, back, order)  # type: ignore[no-untyped-call]
+    result: Tensor = _Exchange.apply(returned, group, from_them, to_them)  # type: ignore[no-untyped-call]
+    return result
+
+
+def _mlps(experts: Any, rows: Tensor, ends: Tensor) -> Tensor:
+    """Each row through its expert. Rows [rows, hidden] are ordered by expert, of which the i-th's end at `ends[i]`."""
+    gate_up, down = (_own(weight, experts.expert_ranks) for weight in (experts.gate_up_proj, experts.down_proj))
+    gate, up = _products(rows, gate_up, ends).chunk(2, dim=-1)
+    return _products(experts.act_fn(gate) * up, down, ends)
+
+
+def _products(rows: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
+    """[rows, inputs] by [experts, outputs, inputs] -> [rows, outputs]; as `_mlps`."""
+    if not len(rows):  # no kernel takes that, and the weights still need a gradient
+        return rows @ weights[0].T
+    if rows.is_cuda:
+        return functional.grouped_mm(rows, weights.transpose(1, 2), offs=ends)
+    sizes = ends.diff(prepend=ends.new_zeros(1)).tolist()
+    return torch.cat([part @ weight.T for part, weight in zip(rows.split(sizes), weights, strict=True)])
+
+
+def _own(weight: Tensor, ranks: int) -> Tensor:
+    """This rank's experts, gathered from its replicas by now.
+
+    Their tokens come from the ranks of a whole group, but FSDP2 takes the mean over the replicas alone.
+    """
+    if ranks == 1:
+        return weight
+    scaled: Tensor = _ScaledGradient.apply(local_shard(weight), 1.0 / ranks)  # type: ignore[no-untyped-call]
+    return scaled
+
+
+def _ends(by_expert: Tensor, experts: int) -> Tensor:
+    """Where each expert's part of a sorted list ends: int32 [experts]."""
+    return torch.searchsorted(by_expert, torch.arange(experts, device=by_expert.device), right=True, out_int32=True)
+
+
+def _inverse(order: Tensor) -> Tensor:
+    inverse = torch.empty_like(order)
+    inverse[order] = torch.arange(len(order), device=order.device)
+    return inverse
+
+
+class _ScaledGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, factor: float) -> Tensor:
+        ctx.factor = factor
+        return values.view_as(values)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return gradients[0] * ctx.factor, None
+
+
+class _Spread(torch.autograd.Function):
+    """A copy of each row for each of its experts, in the order of the experts; deterministic, unlike torch's own."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, order: Tensor, back: Tensor, active: int) -> Tensor:
+        ctx.save_for_backward(back)
+        ctx.active = active
+        return hidden[order // active]
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        (back,) = ctx.saved_tensors
+        return gradients[0][back].unflatten(0, (-1, ctx.active)).sum(1), None, None, None
+
+
+class _Reordered(torch.autograd.Function):
+    """Rows in another order; `inverse` is that of the order."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, order: Tensor, inverse: Tensor) -> Tensor:
+        ctx.save_for_backward(inverse)
+        return rows[order]
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        (inverse,) = ctx.saved_tensors
+        return gradients[0][inverse], None, None
+
+
+class _Exchange(torch.autograd.Function):
+    """The next `sent[i]` rows go to rank i of the group, and `received[i]` come from it; its transpose sends back."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, group: Any, sent: list[int], received: list[int]) -> Tensor:
+        ctx.arguments = group, received, sent
+        return _exchanged(rows, group, sent, received)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return _exchanged(gradients[0], *ctx.arguments), None, None, None
+
+
+def _exchanged(rows: Tensor, group: Any, sent: list[int], received: list[int]) -> Tensor:
+    result = rows.new_empty(sum(received), *rows.shape[1:])
+    dist.all_to_all_single(result, rows.contiguous(), received, sent, group=group)
+    return result
