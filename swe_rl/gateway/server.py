@@ -9,36 +9,29 @@ Invariants:
 """
 
 import asyncio
-import errno
-import socket
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from urllib.parse import quote
 
-from aiohttp import web
-
 from swe_rl.config.schema import GatewayConfig
 from swe_rl.engine.protocol import Engine
-from swe_rl.gateway.callers import Arrivals, local_middleware, token_middleware
 from swe_rl.gateway.completion import Completer
-from swe_rl.gateway.errors import GatewayConfigError, GatewayError, error_middleware
+from swe_rl.gateway.errors import GatewayConfigError, GatewayError
+from swe_rl.gateway.http import HttpDoor, root_url
 from swe_rl.gateway.live import LiveSessions, SessionSummary
 from swe_rl.gateway.metrics import GatewayMetrics
 from swe_rl.gateway.placement import Placement
-from swe_rl.gateway.routes import ERROR_FORMS, Routes
+from swe_rl.gateway.routes import Routes
+from swe_rl.gateway.sampling import Sampling
 from swe_rl.gateway.session import SessionSettings
 from swe_rl.gateway.store.traces import TraceStore
 from swe_rl.host.addresses import is_loopback
-from swe_rl.host.http_log import http_logger
 from swe_rl.model.chat import ChatRenderer
 from swe_rl.model.tool_parser import make_tool_parser
 from swe_rl.router.core import Router
 
-_SHUTDOWN_S = 2.0
 _LET_GO_S = 60.0
-_BACKLOG = 4096  # connections that may wait to be accepted: all agents may come at once; one too many waits a second
-_READ_BYTES = 2**20  # of a body that aiohttp takes before it stops the connection to let the handler catch up
 
 
 class Gateway:
@@ -73,26 +66,22 @@ class Gateway:
             )
         self._config = config
         self._letting_go: asyncio.Task[None] | None = None
-        self._runner: web.AppRunner | None = None
-        self._listener: asyncio.Server | None = None
-        self._arrivals: Arrivals | None = None
         self._root_url: str | None = None
         self._placement = Placement(router, engines, clock)
         self._sessions = LiveSessions(
             self._placement, renderer, store, config, clients_begin=clients_begin, clock=clock
         )
         metrics = GatewayMetrics(engines, store, self._sessions, self._placement)
+        sampling = Sampling(self._placement, store, metrics, max_model_len=max_model_len, clock=clock)
         completer = Completer(
-            self._placement,
+            sampling,
             renderer,
-            store,
-            metrics,
             model_name=model_name,
             max_model_len=max_model_len,
             parse=make_tool_parser(tool_parser),
             clock=clock,
         )
-        self._routes = Routes(
+        routes = Routes(
             self._sessions,
             self._placement,
             completer,
@@ -104,40 +93,14 @@ class Gateway:
             heartbeat_s=heartbeat_s,
             arrival_s=arrival_s,
         )
-        self._token = token
-        self._arrival_s = arrival_s
+        self._door = HttpDoor(config, routes, token, arrival_s)
 
     async def start(self) -> str:
         """Binds and serves; returns the base URL for clients without a session. Raises GatewayConfigError."""
-        middlewares = [
-            error_middleware(ERROR_FORMS),
-            token_middleware(self._token) if self._token else local_middleware(),
-        ]
-        app = web.Application(client_max_size=self._config.max_body_mb * 2**20, middlewares=middlewares)  # type: ignore[arg-type]
-        self._routes.add_to(app)
-        self._runner = web.AppRunner(
-            app,
-            handler_cancellation=True,
-            access_log=None,
-            logger=http_logger(__name__),
-            keepalive_timeout=self._arrival_s,
-            shutdown_timeout=_SHUTDOWN_S,
-            read_bufsize=_READ_BYTES,
-        )
-        await self._runner.setup()
-        try:
-            assert self._runner.server is not None
-            self._arrivals = Arrivals(self._runner.server, self._arrival_s)
-            self._listener = await asyncio.get_running_loop().create_server(
-                self._arrivals, self._config.host, self._config.port, backlog=_BACKLOG
-            )
-        except OSError as error:
-            await self.close()
-            raise GatewayConfigError(_bind_failure(self._config, error)) from error
+        port = await self._door.start()
         self._placement.start()
         self._letting_go = asyncio.get_running_loop().create_task(self._let_go())
-        port = self._listener.sockets[0].getsockname()[1]
-        self._root_url = f"http://{_reachable(self._config.host)}:{port}"
+        self._root_url = root_url(self._config.host, port)
         return f"{self._root_url}/v1"
 
     async def close(self) -> None:
@@ -146,12 +109,7 @@ class Gateway:
         await self._placement.close()
         if self._letting_go is not None:
             self._letting_go.cancel()
-        if self._listener is not None and self._arrivals is not None:
-            self._listener.close()
-            self._arrivals.close()
-        runner, self._runner = self._runner, None
-        if runner is not None:
-            await runner.cleanup()
+        await self._door.close()
 
     def open_session(self, session_id: str, settings: SessionSettings) -> None:
         """From now on `settings` hold for its calls, whatever its client asks for. Raises GatewayError for an id
@@ -206,19 +164,3 @@ class Gateway:
         while True:
             await asyncio.sleep(min(_LET_GO_S, self._config.session_idle_s / 4))
             self._sessions.let_go()
-
-
-def _reachable(host: str) -> str:
-    """The name that others reach this host by when it listens on every address."""
-    if host in ("", "0.0.0.0", "::"):
-        return socket.gethostname()
-    return f"[{host}]" if ":" in host else host
-
-
-def _bind_failure(config: GatewayConfig, error: OSError) -> str:
-    where = f"gateway.host={config.host}, gateway.port={config.port}"
-    if error.errno == errno.EADDRINUSE:
-        return f"{where}: the port is in use; choose another gateway.port, or 0 for any free one"
-    return (
-        f"the gateway cannot listen ({where}: {error.strerror or error}); choose another gateway.host or gateway.port"
-    )
