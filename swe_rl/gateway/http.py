@@ -13,7 +13,7 @@ from aiohttp import web
 from swe_rl.config.schema import GatewayConfig
 from swe_rl.gateway.callers import Arrivals, Middleware, local_middleware, token_middleware
 from swe_rl.gateway.errors import GatewayConfigError, error_middleware
-from swe_rl.gateway.routes import ERROR_FORMS, Routes
+from swe_rl.gateway.routes import ERROR_FORMS, Routes, StateRoutes
 from swe_rl.host.http_log import http_logger
 
 _SHUTDOWN_S = 2.0
@@ -26,11 +26,18 @@ class HttpDoor:
     `before`: what else a request passes before its route."""
 
     def __init__(
-        self, config: GatewayConfig, routes: Routes, token: str | None, arrival_s: float, *before: Middleware
+        self,
+        config: GatewayConfig,
+        routes: Routes,
+        token: str | None,
+        arrival_s: float,
+        *before: Middleware,
+        state: StateRoutes | None = None,
     ) -> None:
         self.runner: web.AppRunner | None = None
         self._config = config
         self._routes = routes
+        self._state = state
         self._arrival_s = arrival_s
         self._middlewares = (
             error_middleware(ERROR_FORMS),
@@ -47,6 +54,8 @@ class HttpDoor:
             middlewares=self._middlewares,  # type: ignore[arg-type]
         )
         self._routes.add_to(app)
+        if self._state is not None:
+            self._state.add_to(app)
         self.runner = web.AppRunner(
             app,
             handler_cancellation=True,

@@ -5,6 +5,8 @@ Invariants:
   session's traces are committed.
 - Who has a session's URL may use that session: the URL of one that was opened has a random secret.
 - Beyond loopback it only listens with a bearer token; see `callers` for who is answered.
+- With `gateway.processes` above 1 the sessions that `open_session` makes live in processes of their own; what is said
+  of them here holds there, too. The driver's own port then only tells of its state.
 - `close` ends every call in flight and frees the port, also after a failed start. Engines and store are not its own.
 """
 
@@ -12,6 +14,7 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from typing import Any
 from urllib.parse import quote
 
 from swe_rl.config.schema import GatewayConfig
@@ -22,7 +25,8 @@ from swe_rl.gateway.http import HttpDoor, root_url
 from swe_rl.gateway.live import LiveSessions, SessionSummary
 from swe_rl.gateway.metrics import GatewayMetrics
 from swe_rl.gateway.placement import Placement
-from swe_rl.gateway.routes import Routes
+from swe_rl.gateway.processes.workers import Setup, Workers
+from swe_rl.gateway.routes import Routes, StateRoutes
 from swe_rl.gateway.sampling import Sampling
 from swe_rl.gateway.session import SessionSettings
 from swe_rl.gateway.store.traces import TraceStore
@@ -81,23 +85,31 @@ class Gateway:
             parse=make_tool_parser(tool_parser),
             clock=clock,
         )
-        routes = Routes(
-            self._sessions,
-            self._placement,
-            completer,
-            metrics,
-            model_name=model_name,
-            max_model_len=max_model_len,
-            model_path=model_path,
-            vocab_size=vocab_size,
-            heartbeat_s=heartbeat_s,
-            arrival_s=arrival_s,
-        )
-        self._door = HttpDoor(config, routes, token, arrival_s)
+        fields: dict[str, Any] = {
+            "model_name": model_name,
+            "max_model_len": max_model_len,
+            "model_path": model_path,
+            "vocab_size": vocab_size,
+            "heartbeat_s": heartbeat_s,
+            "arrival_s": arrival_s,
+        }
+        routes = Routes(self._sessions, completer, lambda status: metrics.requests.labels(status).inc(), **fields)
+        self._door = HttpDoor(config, routes, token, arrival_s, state=StateRoutes(self._placement, metrics))
+        self._workers: Workers | None = None
+        if config.processes > 1:
+            setup = Setup(config, renderer, tool_parser, token, fields)
+            self._workers = Workers(setup, sampling, self._placement, store, metrics, clock)
+            metrics.elsewhere = self._workers
 
     async def start(self) -> str:
         """Binds and serves; returns the base URL for clients without a session. Raises GatewayConfigError."""
         port = await self._door.start()
+        if self._workers is not None:
+            try:
+                await self._workers.start()
+            except BaseException:
+                await self.close()
+                raise
         self._placement.start()
         self._letting_go = asyncio.get_running_loop().create_task(self._let_go())
         self._root_url = root_url(self._config.host, port)
@@ -105,6 +117,8 @@ class Gateway:
 
     async def close(self) -> None:
         """May be called at any time and again."""
+        if self._workers is not None:
+            await self._workers.close()
         await asyncio.gather(*(live.cancel_calls() for live in self._sessions.all()))
         await self._placement.close()
         if self._letting_go is not None:
@@ -114,29 +128,49 @@ class Gateway:
     def open_session(self, session_id: str, settings: SessionSettings) -> None:
         """From now on `settings` hold for its calls, whatever its client asks for. Raises GatewayError for an id
         that is open, TraceStoreError."""
-        self._sessions.open(session_id, settings)
+        if self._workers is not None and session_id in self._workers:
+            raise GatewayError(f"session {session_id} is already open; close it first, or take another id")
+        if self._workers is None or not self._workers.open(session_id, settings):
+            self._sessions.open(session_id, settings)
 
     def session_url(self, session_id: str) -> str:
         """The base URL for an OpenAI client of this session. That of an opened session is secret: it is for its agent,
         and for no file, log or message. Raises GatewayError before `start`."""
         if self._root_url is None:
             raise GatewayError("the gateway has no address before it is started")
+        if self._workers is not None and session_id in self._workers:
+            return self._workers.url(session_id)
         secret = self._sessions.secret(session_id)
         return f"{self._root_url}/sessions/{quote(session_id, safe='')}{f'/{secret}' if secret else ''}/v1"
 
     async def close_session(self, session_id: str) -> SessionSummary:
         """Ends its calls; its traces are committed when this returns. Raises GatewayError, TraceStoreError."""
+        if self._workers is not None and session_id in self._workers:
+            return await self._workers.close_session(session_id)
         return await self._sessions.close(session_id)
+
+    def ended(self, session_id: str) -> "asyncio.Future[SessionSummary] | None":
+        """Of a session in a process of its own (`gateway.processes`): done with a summary that says why it is `lost`
+        where that process ended before the session was closed. None for any other."""
+        in_worker = self._workers is not None and session_id in self._workers
+        return self._workers.ended(session_id) if self._workers is not None and in_worker else None
 
     def waited_s(self, session_id: str) -> float:
         """Seconds so far in which calls of this session waited for the router, an engine's queue or restart, or to be
         let in; they are not its agent's own."""
+        if self._workers is not None and session_id in self._workers:
+            return self._workers.waited_s(session_id)
         return self._sessions.waited_s(session_id)
 
     @property
     def num_sessions(self) -> int:
         """Opened ones, and those that clients began and did not close."""
-        return len(self._sessions)
+        return len(self._sessions) + (len(self._workers) if self._workers is not None else 0)
+
+    @property
+    def process_ids(self) -> list[int]:
+        """Of the processes of `gateway.processes`."""
+        return self._workers.pids if self._workers is not None else []
 
     def syncing(self) -> AbstractContextManager[None]:
         """For the time of a weight update: the router places nothing, and knows that caches are empty after it."""
@@ -155,10 +189,15 @@ class Gateway:
 
     def pause(self) -> None:
         """New calls are answered 503 with Retry-After until `resume`; those in flight go on."""
-        self._sessions.paused = True
+        self._pause(True)
 
     def resume(self) -> None:
-        self._sessions.paused = False
+        self._pause(False)
+
+    def _pause(self, paused: bool) -> None:
+        self._sessions.paused = paused
+        if self._workers is not None:
+            self._workers.pause(paused)
 
     async def _let_go(self) -> None:
         while True:
