@@ -13,6 +13,7 @@ import time
 from array import array
 from collections.abc import Callable
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from swe_rl.engine.protocol import Completion, SamplingParams
 from swe_rl.gateway import reply
@@ -20,11 +21,13 @@ from swe_rl.gateway.errors import CONTEXT_OVERFLOW, ApiError, context_overflow
 from swe_rl.gateway.live import LiveSession
 from swe_rl.gateway.reply import ChatAnswer
 from swe_rl.gateway.request import ChatRequest, too_deep
-from swe_rl.gateway.sampling import Sampler
 from swe_rl.gateway.session import Draft, Recorded, Session, TurnPlan
 from swe_rl.gateway.token_request import TokenRequest
 from swe_rl.model.chat import ChatRenderer
 from swe_rl.model.tool_parser import ParsedReply, ToolParser
+
+if TYPE_CHECKING:
+    from swe_rl.gateway.sampling import Sampler
 
 _LONG_CHARS = 2048  # of new text: from here on encoding it (1 to 2 MB/s) would hold up the event loop
 _LONG_TOKENS = 2048  # of a reply: from here on decoding and parsing it would
@@ -33,7 +36,7 @@ _LONG_TOKENS = 2048  # of a reply: from here on decoding and parsing it would
 class Completer:
     def __init__(
         self,
-        sampler: Sampler,
+        sampler: "Sampler",
         renderer: ChatRenderer,
         *,
         model_name: str,

@@ -7,14 +7,17 @@ Invariants:
 import asyncio
 import errno
 import socket
+from typing import TYPE_CHECKING
 
 from aiohttp import web
 
 from swe_rl.config.schema import GatewayConfig
 from swe_rl.gateway.callers import Arrivals, Middleware, local_middleware, token_middleware
 from swe_rl.gateway.errors import GatewayConfigError, error_middleware
-from swe_rl.gateway.routes import ERROR_FORMS, Routes, StateRoutes
 from swe_rl.host.http_log import http_logger
+
+if TYPE_CHECKING:
+    from swe_rl.gateway.routes import Routes, StateRoutes
 
 _SHUTDOWN_S = 2.0
 _BACKLOG = 4096  # connections that may wait to be accepted: all agents may come at once; one too many waits a second
@@ -28,11 +31,11 @@ class HttpDoor:
     def __init__(
         self,
         config: GatewayConfig,
-        routes: Routes,
+        routes: "Routes",
         token: str | None,
         arrival_s: float,
         *before: Middleware,
-        state: StateRoutes | None = None,
+        state: "StateRoutes | None" = None,
     ) -> None:
         self.runner: web.AppRunner | None = None
         self._config = config
@@ -40,7 +43,7 @@ class HttpDoor:
         self._state = state
         self._arrival_s = arrival_s
         self._middlewares = (
-            error_middleware(ERROR_FORMS),
+            error_middleware(routes.error_forms),
             token_middleware(token) if token else local_middleware(),
             *before,
         )

@@ -67,6 +67,8 @@ class StateRoutes:
 class Routes:
     """`answered` hears the HTTP status of each call."""
 
+    error_forms = ERROR_FORMS
+
     def __init__(
         self,
         sessions: LiveSessions,

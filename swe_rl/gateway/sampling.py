@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -19,12 +19,14 @@ from swe_rl.engine.protocol import Completion, ContextOverflowError, EngineError
 from swe_rl.engine.token_ids import TokenIds
 from swe_rl.extension.make import ExtensionFailure
 from swe_rl.gateway.errors import ApiError, context_overflow, engine_failure, unavailable
-from swe_rl.gateway.live import LiveSession, Waits
-from swe_rl.gateway.metrics import GatewayMetrics
 from swe_rl.gateway.placement import Placed, Placement
 from swe_rl.gateway.session import Recorded, TurnPlan
 from swe_rl.gateway.store.traces import TraceStore
 from swe_rl.gateway.trace import Trace
+
+if TYPE_CHECKING:  # the types of what it is given
+    from swe_rl.gateway.live import LiveSession, Waits
+    from swe_rl.gateway.metrics import GatewayMetrics
 
 _ENGINE_TRIES = 3  # of one call, on whichever engine the router gives it
 _log = logging.getLogger(__name__)
@@ -57,15 +59,15 @@ class Wanted:
     number: int
     prompt_ids: TokenIds
     params: SamplingParams
-    waits: Waits
+    waits: "Waits"
 
 
 class Sampler(Protocol):
-    async def sample(self, live: LiveSession, plan: TurnPlan, params: SamplingParams, *, logprobs: bool) -> Sampled:
+    async def sample(self, live: "LiveSession", plan: TurnPlan, params: SamplingParams, *, logprobs: bool) -> Sampled:
         """`logprobs`: whether the caller looks at them. Raises ApiError. Cancelling it aborts the request."""
 
     async def record(
-        self, live: LiveSession, plan: TurnPlan, turn: Recorded, sampled: Sampled, started_s: float
+        self, live: "LiveSession", plan: TurnPlan, turn: Recorded, sampled: Sampled, started_s: float
     ) -> None:
         """`started_s`: when the call came. Raises TraceStoreError."""
 
@@ -77,7 +79,7 @@ class Sampling:
         self,
         placement: Placement,
         store: TraceStore,
-        metrics: GatewayMetrics,
+        metrics: "GatewayMetrics",
         *,
         max_model_len: int,
         clock: Callable[[], float] = time.monotonic,
@@ -89,12 +91,12 @@ class Sampling:
         self._clock = clock
         self._request_numbers = count()
 
-    async def sample(self, live: LiveSession, plan: TurnPlan, params: SamplingParams, *, logprobs: bool) -> Sampled:
+    async def sample(self, live: "LiveSession", plan: TurnPlan, params: SamplingParams, *, logprobs: bool) -> Sampled:
         group_id = live.settings.group_id if live.settings else None
         return await self.answer(Wanted(live.session_id, group_id, plan.number, plan.prompt_ids, params, live.waits))
 
     async def record(
-        self, live: LiveSession, plan: TurnPlan, turn: Recorded, sampled: Sampled, started_s: float
+        self, live: "LiveSession", plan: TurnPlan, turn: Recorded, sampled: Sampled, started_s: float
     ) -> None:
         await self.keep(live.session_id, plan.prompt_ids, turn, sampled, self._clock() - started_s)
 
