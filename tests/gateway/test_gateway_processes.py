@@ -6,14 +6,19 @@ import signal
 import socket
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from openai import APIConnectionError, APIStatusError, AsyncOpenAI
 
 from swe_rl.config.schema import GatewayConfig
+from swe_rl.engine.external import ExternalEngine
+from swe_rl.engine.fake_vllm.server import FakeSettings, FakeVllm, Fault
 from swe_rl.engine.protocol import EngineError
 from swe_rl.engine.scripted import ScriptedEngine
+from swe_rl.engine.server.client import HttpClient
+from swe_rl.engine.server.features import Needs
 from swe_rl.gateway.errors import GatewayConfigError
 from swe_rl.gateway.processes.link import packed_completion, unpacked_completion
 from swe_rl.gateway.session import SessionSettings
@@ -196,3 +201,38 @@ async def test_a_completion_crosses_whole(says):
         crossed = unpacked_completion(head, body)
         assert crossed.token_ids == completion.token_ids
         assert crossed.logprobs == (completion.logprobs if logprobs else ())
+
+
+async def test_servers_are_asked_from_the_process_that_has_the_prompt(serve):
+    """Their prompts, failures and disconnects are those of one process."""
+    user = {"role": "user", "content": "Go on."}
+    async with FakeVllm(FakeSettings()) as server:
+        engine = ExternalEngine(HttpClient(server.url), Needs(None, 512, False), name="engine0", max_num_seqs=8)
+        await engine.start()
+        prompts = {}
+        for processes in (1, 2):
+            del server.requests[:]
+            async with serve(engine, **settings_of(processes)) as (gateway, store, _):
+                name = f"of{processes}"
+                gateway.open_session(name, SETTINGS)
+                async with agent_of(gateway, name) as client:
+                    history = [user]
+                    for _ in range(2):
+                        answer = await client.chat.completions.create(model="tiny", messages=history, max_tokens=5)
+                        content = answer.choices[0].message.content
+                        history += [{"role": "assistant", "content": content}, user]
+                    prompts[processes] = [body["prompt"] for path, body in server.requests if path == "/v1/completions"]
+                    server.fail_next(*[Fault(status=500)] * 3)
+                    with pytest.raises(APIStatusError) as failed:
+                        await client.chat.completions.create(model="tiny", messages=history)
+                    assert failed.value.status_code == 502
+                    server.settings = replace(server.settings, token_delay_s=60.0)
+                    asked = asyncio.create_task(client.chat.completions.create(model="tiny", messages=history))
+                    await until(lambda: engine.stats().running == 1)
+                    asked.cancel()
+                    await until(lambda: engine.stats().running == 0)
+                    server.settings = replace(server.settings, token_delay_s=0.0)
+                assert (await gateway.close_session(name)).num_calls == 2
+                assert [len(trace.sampled_ids) for trace in store.traces(name)] == [5, 5]
+        assert prompts[2] == prompts[1] and len(prompts[2]) == 2
+        await engine.close()

@@ -4,18 +4,27 @@ Invariants:
 - Turns are kept in the order in which they came; a session ends after the last of them.
 - A prompt comes as what is new after a recorded turn; of turns that were not used lately the ids are let go of, and
   the prompt is asked for as a whole.
+- An engine's server is asked by the process that has the prompt; when, and what its answer means, the driver says.
 - Once the process is lost nothing of it goes on: calls are cancelled, engines abort them.
 """
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from swe_rl.engine.protocol import SamplingParams
+from swe_rl.engine.protocol import EngineError, SamplingParams
+from swe_rl.engine.server.client import (
+    ConnectionLostError,
+    HttpClient,
+    ServerAnswer,
+    ServerFailingError,
+    SilentError,
+    UnreachableError,
+)
 from swe_rl.engine.token_ids import TokenIds
 from swe_rl.gateway.errors import ApiError
 from swe_rl.gateway.live import SessionSummary, Waits
@@ -24,6 +33,7 @@ from swe_rl.gateway.sampling import Sampled, Sampling, Wanted
 from swe_rl.gateway.session import Recorded, SessionSettings
 from swe_rl.gateway.trace import Break, TraceStoreError
 
+_FAILURES = {kind.__name__: kind for kind in (ServerFailingError, ConnectionLostError, UnreachableError, SilentError)}
 _KEPT = 4  # turns whose ids are held: sub-agents take turns
 
 
@@ -31,6 +41,27 @@ _KEPT = 4  # turns whose ids are held: sub-agents take turns
 class _Answered:
     prompt_ids: TokenIds
     sampled: Sampled
+
+
+class _Carrier:
+    """The process of a call: it has the prompt, and asks an engine's server in the driver's place."""
+
+    def __init__(self, link: Link, call: int, answers: "dict[int, asyncio.Future[ServerAnswer]]") -> None:
+        self._link, self._call, self._answers = link, call, answers
+
+    async def post(self, client: HttpClient, path: str, body: Mapping[str, Any]) -> ServerAnswer:
+        call, (ids,) = self._call, [name for name, value in body.items() if isinstance(value, TokenIds)]
+        rest = {name: value for name, value in body.items() if name != ids}
+        self._answers[call] = asyncio.get_running_loop().create_future()
+        head = {"kind": "post", "call": call, "client": client.settings(), "path": path, "ids": ids, "rest": rest}
+        self._link.send(head)
+        try:
+            return await self._answers[call]
+        except asyncio.CancelledError:
+            self._link.send({"kind": "unpost", "call": call})
+            raise
+        finally:
+            del self._answers[call]
 
 
 class FarSession:
@@ -53,6 +84,7 @@ class FarSession:
         self._sampling = sampling
         self._calls: dict[int, asyncio.Task[None]] = {}
         self._answered: dict[int, _Answered] = {}
+        self._answers: dict[int, asyncio.Future[ServerAnswer]] = {}  # of servers, by call
         self._turns: OrderedDict[int, TokenIds] = OrderedDict()  # prompt and sampled, used least lately first
         self._keeping: set[asyncio.Task[None]] = set()
         self._in_order = asyncio.Lock()
@@ -70,10 +102,19 @@ class FarSession:
         prompt_ids = TokenIds(ids) if base is None else self._turns[base].extended(ids)
         assert len(prompt_ids) == head["tokens"], "both sides mean the same prompt"
         fields = head["params"] | {"stop_token_ids": tuple(head["params"]["stop_token_ids"])}
-        wanted = Wanted(
-            self.session_id, self._group_id, head["number"], prompt_ids, SamplingParams(**fields), self.waits
-        )
+        carried, params = prompt_ids.carried(_Carrier(self._link, call, self._answers)), SamplingParams(**fields)
+        wanted = Wanted(self.session_id, self._group_id, head["number"], carried, params, self.waits)
         self._calls[call] = self._task(self._sample(call, wanted, head["logprobs"]))
+
+    def posted(self, head: Head, body: bytes) -> None:
+        """What an engine's server said to the process of a call."""
+        answer = self._answers.get(head["call"])
+        if answer is None or answer.done():
+            return
+        if head["error"] is None:
+            answer.set_result(ServerAnswer(head["status"], body))
+        else:
+            answer.set_exception(_FAILURES.get(head["error"], EngineError)(head["message"]))
 
     def cancel(self, call: int) -> None:
         self._answered.pop(call, None)

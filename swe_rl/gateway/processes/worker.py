@@ -3,7 +3,8 @@
     python -m swe_rl.gateway.processes.worker FD        (started by the driver; FD is its end of the link)
 
 Invariants:
-- It has no engine, no router and no file: the driver samples and records for it.
+- It has no engine, no router and no file: the driver samples and records for it. Of a call whose prompt it has it
+  asks an engine's server when the driver says so, and passes the answer on as it came.
 - A turn is sent to be recorded before its client is answered. All of a session's turns are sent before it is closed.
 - It ends when the link does, at once: also when the driver was killed.
 - A session's secret, like everything else it is told, came over the link: nothing is on its command line.
@@ -24,7 +25,9 @@ from typing import Any
 from aiohttp import web
 
 from swe_rl.config.schema import GatewayConfig
-from swe_rl.engine.protocol import SamplingParams
+from swe_rl.engine.protocol import EngineError, SamplingParams
+from swe_rl.engine.server.client import HttpClient
+from swe_rl.engine.token_ids import TokenIds
 from swe_rl.errors import UserError
 from swe_rl.gateway.completion import Completer
 from swe_rl.gateway.errors import ApiError, GatewayError, Handler
@@ -78,6 +81,9 @@ class _FarSampler:
         self._link = link
         self._calls = count()
         self._waiting: dict[int, asyncio.Future[Sampled | None]] = {}
+        self._prompts: dict[int, tuple[str, TokenIds]] = {}  # by call: its session and prompt
+        self._posts: dict[int, asyncio.Task[None]] = {}
+        self._clients: dict[str, HttpClient] = {}
 
     async def sample(self, live: LiveSession, plan: TurnPlan, params: SamplingParams, *, logprobs: bool) -> Sampled:
         call, base = next(self._calls), plan.base_turn
@@ -90,6 +96,7 @@ class _FarSampler:
             "params": asdict(params),
             "logprobs": logprobs,
         }
+        self._prompts[call] = (live.session_id, plan.prompt_ids)
         try:
             sampled = None
             if base is not None:
@@ -103,6 +110,7 @@ class _FarSampler:
             raise
         finally:
             self._waiting.pop(call, None)
+            del self._prompts[call]
 
     async def record(
         self, live: LiveSession, plan: TurnPlan, turn: Recorded, sampled: Sampled, started_s: float
@@ -126,6 +134,38 @@ class _FarSampler:
         else:
             waiting.set_exception(ApiError(**head["error"]))
 
+    def post(self, head: Head) -> None:
+        """Asks an engine's server for the driver."""
+        call = head["call"]
+        if call in self._prompts:  # else its client went away, which the driver is about to hear
+            self._posts[call] = asyncio.get_running_loop().create_task(self._post(call, head))
+
+    def unpost(self, head: Head) -> None:
+        if head["call"] in self._posts:
+            self._posts[head["call"]].cancel()
+
+    async def _post(self, call: int, head: Head) -> None:
+        session_id, prompt_ids = self._prompts[call]
+        answer: Head = {"kind": "posted", "session": session_id, "call": call, "error": None}
+        body, this = b"", asyncio.current_task()
+        try:
+            client = await self._client(head["client"])
+            reply = await client.post(head["path"], head["rest"] | {head["ids"]: prompt_ids})
+            answer["status"], body = reply.status, reply.body
+        except EngineError as error:
+            answer |= {"error": type(error).__name__, "message": str(error)}
+        finally:
+            if self._posts.get(call) is this:
+                del self._posts[call]
+        self._link.send(answer, body)
+
+    async def _client(self, settings: Head) -> HttpClient:
+        key = repr(sorted(settings.items()))
+        if key not in self._clients:
+            self._clients[key] = HttpClient(**settings)
+        await self._clients[key].open()
+        return self._clients[key]
+
     async def _asked(self, call: int, head: Mapping[str, Any], ids: bytes) -> Sampled | None:
         waiting: asyncio.Future[Sampled | None] = asyncio.get_running_loop().create_future()
         self._waiting[call] = waiting
@@ -148,6 +188,10 @@ class Worker:
         kind = head["kind"]
         if kind in ("sampled", "whole", "refusal"):
             self._sampler.answered(head, body)
+        elif kind == "post":
+            self._sampler.post(head)
+        elif kind == "unpost":
+            self._sampler.unpost(head)
         elif kind == "open":
             self._store.begins = (head["turn"], head["chain"])
             self._sessions.open(head["session"], SessionSettings(**head["settings"]), secret=head["secret"])

@@ -264,6 +264,8 @@ class Workers:
             return
         elif kind == "sample":
             far.sample(head, body)
+        elif kind == "posted":
+            far.posted(head, body)
         elif kind == "cancel":
             far.cancel(head["call"])
         elif kind == "record":
