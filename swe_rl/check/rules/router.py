@@ -105,7 +105,7 @@ def calls_fit(config: Config, _: Host) -> Iterator[Finding]:
         )
 
 
-@between(Part.router, Part.rollouts)
+@about(Part.router)
 def gateway_processes(config: Config, _: Host) -> Iterator[Finding]:
     processes, cpus, port = config.gateway.processes, config.hardware.cpus_per_node, config.gateway.port
     if processes > 1 and config.job.name is JobName.serve:
