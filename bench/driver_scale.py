@@ -41,6 +41,7 @@ from swe_rl.gateway.live import LiveSessions
 from swe_rl.gateway.metrics import GatewayMetrics
 from swe_rl.gateway.placement import Placement
 from swe_rl.gateway.request import Arrived
+from swe_rl.gateway.sampling import Sampling
 from swe_rl.gateway.session import SessionSettings
 from swe_rl.gateway.store.traces import TraceStore
 from swe_rl.model.tool_parser import make_tool_parser
@@ -109,11 +110,10 @@ class Door:
         self.store = TraceStore(folder / "traces.db")
         placement = Placement(make_router(RouterConfig(), engines), engines)
         self.sessions = LiveSessions(placement, numbers, self.store, GatewayConfig())  # type: ignore[arg-type]
+        metrics = GatewayMetrics(engines, self.store, self.sessions, placement)
         self._completer = Completer(
-            placement,
+            Sampling(placement, self.store, metrics, max_model_len=2**31 - 1),
             numbers,  # type: ignore[arg-type]
-            self.store,
-            GatewayMetrics(engines, self.store, self.sessions, placement),
             model_name="policy",
             max_model_len=2**31 - 1,
             parse=make_tool_parser("hermes"),

@@ -44,6 +44,7 @@ async def open_gateway(
     max_num_seqs: int,
     max_model_len: int,
     port: int = 0,
+    processes: int = 1,
 ) -> tuple[Gateway, TraceStore]:
     """Serving until `stack` is left; its traces go to a temporary folder."""
     needs = Needs(model=None, max_model_len=max_model_len, processed_logprobs=False)
@@ -65,7 +66,7 @@ async def open_gateway(
         renderer,
         store,
         model_name=MODEL,
-        config=GatewayConfig(port=port),
+        config=GatewayConfig(port=port, processes=processes),
         max_model_len=min(engine.features.max_model_len for engine in engines),
         clients_begin=True,
     )

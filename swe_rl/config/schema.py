@@ -343,7 +343,8 @@ class GatewayConfig:
     """The HTTP door between agents and engines."""
 
     host: str = "127.0.0.1"  # address that it listens on
-    port: Port = 0  # 0: any free port
+    port: Port = 0  # 0: any free port; each of several processes takes the next one
+    processes: Count = 1  # that hold the conversations; 1: the driver itself
     max_body_mb: Count = 16  # of one request
     max_calls: Count = 4096  # in flight; one more is answered 503 with Retry-After
     max_idle_sessions: Count = 1024  # of those that clients began by using them; the one used least lately goes first

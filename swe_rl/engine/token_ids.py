@@ -54,13 +54,15 @@ class _Buffer:
 
 
 class TokenIds(Sequence[int]):
-    """A list of token ids (int32), read-only. `TokenIds()` is empty."""
+    """A list of token ids (int32), read-only. `TokenIds()` is empty. `carrier`: another process that has the same ids
+    and sends them to a server, so that they need not be written here (`Carrier` of `engine/server/client.py`)."""
 
-    __slots__ = ("_buffer", "_length")
+    __slots__ = ("_buffer", "_length", "carrier")
 
     def __init__(self, ids: "Sequence[int] | npt.NDArray[np.int32]" = ()) -> None:
         given = _array(ids)
         self._buffer, self._length = _Buffer(given, 0), len(given)
+        self.carrier: Any = None
 
     def extended(self, new: "Sequence[int] | npt.NDArray[np.int32]") -> "TokenIds":
         """These ids and `new`; in place where nothing else follows them yet."""
@@ -71,8 +73,13 @@ class TokenIds(Sequence[int]):
             buffer = _Buffer(self.array(), len(ids))
             buffer.append(ids)
         longer = TokenIds.__new__(TokenIds)
-        longer._buffer, longer._length = buffer, end
+        longer._buffer, longer._length, longer.carrier = buffer, end, None
         return longer
+
+    def carried(self, carrier: Any) -> "TokenIds":
+        same = self.extended(())
+        same.carrier = carrier
+        return same
 
     def array(self) -> "npt.NDArray[np.int32]":
         """Without a copy, read-only."""

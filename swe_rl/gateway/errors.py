@@ -27,6 +27,10 @@ class GatewayError(RunError):
     """A session is used in a way that the gateway does not allow."""
 
 
+class GatewayLostError(RunError):
+    """The process that had a session has ended, and with it the session."""
+
+
 class GatewayConfigError(UserError):
     """The gateway cannot be started as configured."""
 

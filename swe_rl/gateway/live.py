@@ -19,16 +19,14 @@ from bisect import bisect_left, bisect_right
 from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from swe_rl.config.schema import GatewayConfig
 from swe_rl.engine.protocol import Completion
 from swe_rl.gateway.conversation import KnownBodies
 from swe_rl.gateway.dialects.history import Histories
 from swe_rl.gateway.errors import ApiError, GatewayError, no_session, unavailable
-from swe_rl.gateway.placement import Placement
 from swe_rl.gateway.session import Recorded, Session, SessionSettings
-from swe_rl.gateway.store.traces import TraceStore
 from swe_rl.gateway.trace import Break
 from swe_rl.model.chat import ChatRenderer
 
@@ -112,6 +110,10 @@ _MAX_CALLS = 32  # in flight, of an opened session: what a program sends from a 
 _SECRET_BYTES = 32
 
 
+def new_secret() -> str:
+    return secrets.token_urlsafe(_SECRET_BYTES)
+
+
 def body_name(session_id: str, secret: str) -> str:
     """Of a session for `KnownBodies`. Who does not know its secret learns nothing of what was sent, by no time."""
     return f"{session_id}/{secret}" if secret else session_id
@@ -122,6 +124,7 @@ class SessionSummary:
     """`times_s` sums over the session's calls: queue (held by the router or waiting in the engine), prefill, decode.
 
     `overflowed`: the last call was refused, as its prompt left no room to answer. `superseded_replies` are in no row.
+    `lost`: why the session ended before it was closed, with the process that it was in; then the counts are 0.
     """
 
     num_calls: int
@@ -131,6 +134,7 @@ class SessionSummary:
     overflowed: bool = False
     superseded_replies: int = 0
     superseded_tokens: int = 0
+    lost: str = ""
 
 
 @dataclass(eq=False, slots=True)
@@ -175,18 +179,32 @@ class LiveSession:
         await asyncio.gather(*calls, return_exceptions=True)
 
 
+class Released(Protocol):
+    def release(self, program_id: str) -> None:
+        """A session is gone."""
+
+
+class Numbers(Protocol):
+    def next_numbers(self, session_id: str) -> tuple[int, int]:
+        """(turn, chain) that a session goes on with."""
+
+    async def flush(self) -> None:
+        """Returns once all traces so far are committed."""
+
+
 class LiveSessions:
     """A session goes on where its traces in `store` end; `placement` hears of each that is gone. `clients_begin`:
     whether there are implicit ones."""
 
     def __init__(
         self,
-        placement: Placement,
+        placement: Released,
         renderer: ChatRenderer,
-        store: TraceStore,
+        store: Numbers,
         config: GatewayConfig,
         *,
         clients_begin: bool = False,
+        waits: Callable[[str], Waits] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.num_calls = 0  # in flight, of all sessions
@@ -199,17 +217,18 @@ class LiveSessions:
         self._config = config
         self._clients_begin = clients_begin
         self._clock = clock
+        self._waits = waits or (lambda session_id: Waits(clock))
         self._opened: dict[str, LiveSession] = {}
         self._implicit: OrderedDict[str, LiveSession] = OrderedDict()  # used least lately first
         self._closed: OrderedDict[str, str] = OrderedDict()  # their secrets
 
-    def open(self, session_id: str, settings: SessionSettings) -> None:
+    def open(self, session_id: str, settings: SessionSettings, *, secret: str | None = None) -> None:
         """Raises GatewayError for an id that is open."""
         if session_id in self._opened or session_id in self._implicit:
             raise GatewayError(f"session {session_id} is already open; close it first, or take another id")
         self._closed.pop(session_id, None)
-        state, secret = self._new_state(session_id), secrets.token_urlsafe(_SECRET_BYTES)
-        self._opened[session_id] = LiveSession(session_id, state, settings, secret, waits=Waits(self._clock))
+        state, secret = self._new_state(session_id), secret or new_secret()
+        self._opened[session_id] = LiveSession(session_id, state, settings, secret, waits=self._waits(session_id))
 
     def secret(self, session_id: str) -> str:
         """Of an opened session; empty for any other."""

@@ -16,6 +16,7 @@ if TYPE_CHECKING:  # read here, and made by whoever uses these metrics
     from swe_rl.engine.protocol import Engine
     from swe_rl.gateway.live import LiveSessions
     from swe_rl.gateway.placement import Placement
+    from swe_rl.gateway.processes.workers import Workers
     from swe_rl.gateway.store.traces import TraceStore
 
 _SECONDS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
@@ -26,6 +27,7 @@ class GatewayMetrics(Collector):
         self, engines: "Sequence[Engine]", store: "TraceStore", sessions: "LiveSessions", placement: "Placement"
     ) -> None:
         self._engines, self._store, self._sessions, self._placement = engines, store, sessions, placement
+        self.elsewhere: Workers | None = None  # sessions in processes of their own
         self.registry = CollectorRegistry()
         self.requests = Counter(
             "swe_rl_gateway_requests", "Completions by HTTP status", ["status"], registry=self.registry
@@ -46,7 +48,10 @@ class GatewayMetrics(Collector):
 
     def collect(self) -> Iterable[Metric]:
         """What is read when it is asked for."""
-        counts = {"sessions_open": len(self._sessions), "calls_in_flight": self._sessions.num_calls}
+        sessions, calls = len(self._sessions), self._sessions.num_calls
+        if self.elsewhere is not None:
+            sessions, calls = sessions + len(self.elsewhere), calls + self.elsewhere.num_calls
+        counts = {"sessions_open": sessions, "calls_in_flight": calls}
         for name, value in {**counts, "calls_held": self._placement.held}.items():
             yield GaugeMetricFamily(f"swe_rl_gateway_{name}", f"Number of {name.replace('_', ' ')}", value=value)
         stats = self._store.stats()

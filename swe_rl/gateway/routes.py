@@ -45,13 +45,35 @@ T = TypeVar("T")
 Wanted = TypeVar("Wanted", ChatRequest, TokenRequest)
 
 
+class StateRoutes:
+    """Beside `Routes` where router and engines are."""
+
+    def __init__(self, placement: Placement, metrics: GatewayMetrics) -> None:
+        self._placement = placement
+        self._metrics = metrics
+
+    def add_to(self, app: web.Application) -> None:
+        app.router.add_get("/metrics", self.metrics)
+        app.router.add_get("/router/state", self.router_state)
+
+    async def metrics(self, request: web.Request) -> web.Response:
+        return web.Response(body=self._metrics.text(), headers={"Content-Type": "text/plain; version=0.0.4"})
+
+    async def router_state(self, request: web.Request) -> web.Response:
+        """Ledgers, programs and the latest decisions with their reasons."""
+        return _json(self._placement.snapshot())
+
+
 class Routes:
+    """`answered` hears the HTTP status of each call."""
+
+    error_forms = ERROR_FORMS
+
     def __init__(
         self,
         sessions: LiveSessions,
-        placement: Placement,
         completer: Completer,
-        metrics: GatewayMetrics,
+        answered: Callable[[str], None],
         *,
         model_name: str,
         max_model_len: int,
@@ -61,9 +83,8 @@ class Routes:
         arrival_s: float,
     ) -> None:
         self._sessions = sessions
-        self._placement = placement
         self._completer = completer
-        self._metrics = metrics
+        self._answered = answered
         self._model = {"id": model_name, "object": "model", "created": 0, "owned_by": "swe_rl"}
         self._model["max_model_len"] = max_model_len
         self._model["root"] = model_path or model_name
@@ -84,8 +105,6 @@ class Routes:
         app.router.add_get("/version", self.version)
         app.router.add_delete("/sessions/{session_id}", self.close_session)
         app.router.add_get("/health", self.health)
-        app.router.add_get("/metrics", self.metrics)
-        app.router.add_get("/router/state", self.router_state)
 
     async def reply(self, dialect: Dialect, request: web.Request) -> web.StreamResponse:
         return await self._counted(self._chat(dialect, request))
@@ -122,7 +141,7 @@ class Routes:
             status = "500"
             raise
         finally:
-            self._metrics.requests.labels(status).inc()
+            self._answered(status)
 
     async def close_session(self, request: web.Request) -> web.Response:
         """Ends its calls; answered with what it used, once its traces are committed."""
@@ -142,13 +161,6 @@ class Routes:
 
     async def health(self, request: web.Request) -> web.Response:
         return _json({"status": "ok"})
-
-    async def metrics(self, request: web.Request) -> web.Response:
-        return web.Response(body=self._metrics.text(), headers={"Content-Type": "text/plain; version=0.0.4"})
-
-    async def router_state(self, request: web.Request) -> web.Response:
-        """Ledgers, programs and the latest decisions with their reasons."""
-        return _json(self._placement.snapshot())
 
     async def _chat(self, dialect: Dialect, request: web.Request) -> web.StreamResponse:
         raw = await body_of(request, self._arrival_s)

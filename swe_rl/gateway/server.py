@@ -5,40 +5,37 @@ Invariants:
   session's traces are committed.
 - Who has a session's URL may use that session: the URL of one that was opened has a random secret.
 - Beyond loopback it only listens with a bearer token; see `callers` for who is answered.
+- With `gateway.processes` above 1 the sessions that `open_session` makes live in processes of their own; what is said
+  of them here holds there, too. The driver's own port then only tells of its state.
 - `close` ends every call in flight and frees the port, also after a failed start. Engines and store are not its own.
 """
 
 import asyncio
-import errno
-import socket
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from typing import Any
 from urllib.parse import quote
-
-from aiohttp import web
 
 from swe_rl.config.schema import GatewayConfig
 from swe_rl.engine.protocol import Engine
-from swe_rl.gateway.callers import Arrivals, local_middleware, token_middleware
 from swe_rl.gateway.completion import Completer
-from swe_rl.gateway.errors import GatewayConfigError, GatewayError, error_middleware
+from swe_rl.gateway.errors import GatewayConfigError, GatewayError
+from swe_rl.gateway.http import HttpDoor, root_url
 from swe_rl.gateway.live import LiveSessions, SessionSummary
 from swe_rl.gateway.metrics import GatewayMetrics
 from swe_rl.gateway.placement import Placement
-from swe_rl.gateway.routes import ERROR_FORMS, Routes
+from swe_rl.gateway.processes.workers import Setup, Workers
+from swe_rl.gateway.routes import Routes, StateRoutes
+from swe_rl.gateway.sampling import Sampling
 from swe_rl.gateway.session import SessionSettings
 from swe_rl.gateway.store.traces import TraceStore
 from swe_rl.host.addresses import is_loopback
-from swe_rl.host.http_log import http_logger
 from swe_rl.model.chat import ChatRenderer
 from swe_rl.model.tool_parser import make_tool_parser
 from swe_rl.router.core import Router
 
-_SHUTDOWN_S = 2.0
 _LET_GO_S = 60.0
-_BACKLOG = 4096  # connections that may wait to be accepted: all agents may come at once; one too many waits a second
-_READ_BYTES = 2**20  # of a body that aiohttp takes before it stops the connection to let the handler catch up
 
 
 class Gateway:
@@ -73,112 +70,107 @@ class Gateway:
             )
         self._config = config
         self._letting_go: asyncio.Task[None] | None = None
-        self._runner: web.AppRunner | None = None
-        self._listener: asyncio.Server | None = None
-        self._arrivals: Arrivals | None = None
         self._root_url: str | None = None
         self._placement = Placement(router, engines, clock)
         self._sessions = LiveSessions(
             self._placement, renderer, store, config, clients_begin=clients_begin, clock=clock
         )
         metrics = GatewayMetrics(engines, store, self._sessions, self._placement)
+        sampling = Sampling(self._placement, store, metrics, max_model_len=max_model_len, clock=clock)
         completer = Completer(
-            self._placement,
+            sampling,
             renderer,
-            store,
-            metrics,
             model_name=model_name,
             max_model_len=max_model_len,
             parse=make_tool_parser(tool_parser),
             clock=clock,
         )
-        self._routes = Routes(
-            self._sessions,
-            self._placement,
-            completer,
-            metrics,
-            model_name=model_name,
-            max_model_len=max_model_len,
-            model_path=model_path,
-            vocab_size=vocab_size,
-            heartbeat_s=heartbeat_s,
-            arrival_s=arrival_s,
-        )
-        self._token = token
-        self._arrival_s = arrival_s
+        fields: dict[str, Any] = {
+            "model_name": model_name,
+            "max_model_len": max_model_len,
+            "model_path": model_path,
+            "vocab_size": vocab_size,
+            "heartbeat_s": heartbeat_s,
+            "arrival_s": arrival_s,
+        }
+        routes = Routes(self._sessions, completer, lambda status: metrics.requests.labels(status).inc(), **fields)
+        self._door = HttpDoor(config, routes, token, arrival_s, state=StateRoutes(self._placement, metrics))
+        self._workers: Workers | None = None
+        if config.processes > 1:
+            setup = Setup(config, renderer, tool_parser, token, fields)
+            self._workers = Workers(setup, sampling, self._placement, store, metrics, clock)
+            metrics.elsewhere = self._workers
 
     async def start(self) -> str:
         """Binds and serves; returns the base URL for clients without a session. Raises GatewayConfigError."""
-        middlewares = [
-            error_middleware(ERROR_FORMS),
-            token_middleware(self._token) if self._token else local_middleware(),
-        ]
-        app = web.Application(client_max_size=self._config.max_body_mb * 2**20, middlewares=middlewares)  # type: ignore[arg-type]
-        self._routes.add_to(app)
-        self._runner = web.AppRunner(
-            app,
-            handler_cancellation=True,
-            access_log=None,
-            logger=http_logger(__name__),
-            keepalive_timeout=self._arrival_s,
-            shutdown_timeout=_SHUTDOWN_S,
-            read_bufsize=_READ_BYTES,
-        )
-        await self._runner.setup()
-        try:
-            assert self._runner.server is not None
-            self._arrivals = Arrivals(self._runner.server, self._arrival_s)
-            self._listener = await asyncio.get_running_loop().create_server(
-                self._arrivals, self._config.host, self._config.port, backlog=_BACKLOG
-            )
-        except OSError as error:
-            await self.close()
-            raise GatewayConfigError(_bind_failure(self._config, error)) from error
+        port = await self._door.start()
+        if self._workers is not None:
+            try:
+                await self._workers.start()
+            except BaseException:
+                await self.close()
+                raise
         self._placement.start()
         self._letting_go = asyncio.get_running_loop().create_task(self._let_go())
-        port = self._listener.sockets[0].getsockname()[1]
-        self._root_url = f"http://{_reachable(self._config.host)}:{port}"
+        self._root_url = root_url(self._config.host, port)
         return f"{self._root_url}/v1"
 
     async def close(self) -> None:
         """May be called at any time and again."""
+        if self._workers is not None:
+            await self._workers.close()
         await asyncio.gather(*(live.cancel_calls() for live in self._sessions.all()))
         await self._placement.close()
         if self._letting_go is not None:
             self._letting_go.cancel()
-        if self._listener is not None and self._arrivals is not None:
-            self._listener.close()
-            self._arrivals.close()
-        runner, self._runner = self._runner, None
-        if runner is not None:
-            await runner.cleanup()
+        await self._door.close()
 
     def open_session(self, session_id: str, settings: SessionSettings) -> None:
         """From now on `settings` hold for its calls, whatever its client asks for. Raises GatewayError for an id
         that is open, TraceStoreError."""
-        self._sessions.open(session_id, settings)
+        if self._workers is not None and session_id in self._workers:
+            raise GatewayError(f"session {session_id} is already open; close it first, or take another id")
+        if self._workers is None or not self._workers.open(session_id, settings):
+            self._sessions.open(session_id, settings)
 
     def session_url(self, session_id: str) -> str:
         """The base URL for an OpenAI client of this session. That of an opened session is secret: it is for its agent,
         and for no file, log or message. Raises GatewayError before `start`."""
         if self._root_url is None:
             raise GatewayError("the gateway has no address before it is started")
+        if self._workers is not None and session_id in self._workers:
+            return self._workers.url(session_id)
         secret = self._sessions.secret(session_id)
         return f"{self._root_url}/sessions/{quote(session_id, safe='')}{f'/{secret}' if secret else ''}/v1"
 
     async def close_session(self, session_id: str) -> SessionSummary:
         """Ends its calls; its traces are committed when this returns. Raises GatewayError, TraceStoreError."""
+        if self._workers is not None and session_id in self._workers:
+            return await self._workers.close_session(session_id)
         return await self._sessions.close(session_id)
+
+    def ended(self, session_id: str) -> "asyncio.Future[SessionSummary] | None":
+        """Of a session in a process of its own (`gateway.processes`): done with a summary that says why it is `lost`
+        where that process ended before the session was closed. None for any other."""
+        in_worker = self._workers is not None and session_id in self._workers
+        return self._workers.ended(session_id) if self._workers is not None and in_worker else None
 
     def waited_s(self, session_id: str) -> float:
         """Seconds so far in which calls of this session waited for the router, an engine's queue or restart, or to be
         let in; they are not its agent's own."""
+        if self._workers is not None and session_id in self._workers:
+            return self._workers.waited_s(session_id)
         return self._sessions.waited_s(session_id)
 
     @property
     def num_sessions(self) -> int:
         """Opened ones, and those that clients began and did not close."""
-        return len(self._sessions)
+        return len(self._sessions) + (len(self._workers) if self._workers is not None else 0)
+
+    @property
+    def process_ids(self) -> list[int]:
+        """Of the processes of `gateway.processes`."""
+        return self._workers.pids if self._workers is not None else []
 
     def syncing(self) -> AbstractContextManager[None]:
         """For the time of a weight update: the router places nothing, and knows that caches are empty after it."""
@@ -197,28 +189,17 @@ class Gateway:
 
     def pause(self) -> None:
         """New calls are answered 503 with Retry-After until `resume`; those in flight go on."""
-        self._sessions.paused = True
+        self._pause(True)
 
     def resume(self) -> None:
-        self._sessions.paused = False
+        self._pause(False)
+
+    def _pause(self, paused: bool) -> None:
+        self._sessions.paused = paused
+        if self._workers is not None:
+            self._workers.pause(paused)
 
     async def _let_go(self) -> None:
         while True:
             await asyncio.sleep(min(_LET_GO_S, self._config.session_idle_s / 4))
             self._sessions.let_go()
-
-
-def _reachable(host: str) -> str:
-    """The name that others reach this host by when it listens on every address."""
-    if host in ("", "0.0.0.0", "::"):
-        return socket.gethostname()
-    return f"[{host}]" if ":" in host else host
-
-
-def _bind_failure(config: GatewayConfig, error: OSError) -> str:
-    where = f"gateway.host={config.host}, gateway.port={config.port}"
-    if error.errno == errno.EADDRINUSE:
-        return f"{where}: the port is in use; choose another gateway.port, or 0 for any free one"
-    return (
-        f"the gateway cannot listen ({where}: {error.strerror or error}); choose another gateway.host or gateway.port"
-    )

@@ -112,10 +112,15 @@ class TurnPlan:
     number: int
     first: bool
     _parent: _Node | None = field(repr=False)
-    _delta_ids: "array[int]" = field(repr=False)
+    delta_ids: "array[int]" = field(repr=False)  # what is new in it, after the turn `base_turn`
     _conversation: Conversation | None = field(repr=False)
     _length: int = 0  # messages that the parent's conversation has
     _retried: _Node | None = field(repr=False, default=None)  # the reply that was there when it was asked for anew
+
+    @property
+    def base_turn(self) -> int | None:
+        """The turn whose prompt and sampled ids it begins with."""
+        return self._parent.turn if self._parent is not None else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,11 +196,11 @@ class Session:
         """`reply` is the assistant message that the client is answered."""
         assert plan._conversation is not None, "a plan of messages"
         kind, hashes = self._break(plan._parent, plan._conversation, plan._retried), plan._conversation.hashes
-        node = _Node(plan._parent, plan._delta_ids, array("i", sampled_ids), hashes[-1])
+        node = _Node(plan._parent, plan.delta_ids, array("i", sampled_ids), hashes[-1])
         base_turn, base_tokens = None, 0
         if kind is None and plan._parent is not None:
             node.chain, base_turn = plan._parent.chain, plan._parent.turn
-            base_tokens = len(plan.prompt_ids) - len(plan._delta_ids)
+            base_tokens = len(plan.prompt_ids) - len(plan.delta_ids)
             self._superseded.discard(plan._parent)
         else:
             node.chain, self._chain = self._chain, self._chain + 1

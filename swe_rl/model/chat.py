@@ -17,7 +17,7 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from threading import Lock
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from swe_rl.model.templates import qwen
 from swe_rl.model.templates.formats import TEMPLATES, ChatTemplateError, chat_format, difference_of, template_text
@@ -109,6 +109,14 @@ __all__ = ["TEMPLATES", "ChatRenderer", "ChatTemplateError", "template_text"]
 _log = logging.getLogger(__name__)
 
 
+class _Backend:
+    """What of a tokenizer is needed here, of its backend alone."""
+
+    def __init__(self, backend: Any) -> None:
+        self.backend_tokenizer = backend
+        self.added_tokens_decoder = backend.get_added_tokens_decoder()
+
+
 class ChatRenderer:
     """`template`: `qwen` (always a think block, empty in the generation prompt when `thinking` is off), `qwen_plain`
     (none), or `qwen_coder` (none, and tools as tags). Safe to use from several threads. Warns where the tokenizer has
@@ -116,6 +124,7 @@ class ChatRenderer:
 
     def __init__(self, tokenizer: "PreTrainedTokenizerFast", *, template: str = "qwen", thinking: bool = False) -> None:
         self.template = template_text(template)
+        self._name = template
         self._format = chat_format(template)
         self._thinking = thinking
         self._tokenizer: Any = tokenizer.backend_tokenizer
@@ -133,6 +142,24 @@ class ChatRenderer:
         difference = difference_of(tokenizer, template, thinking=thinking)
         if difference is not None:
             _log.warning("the chat template of model.path is not model.chat_template=%s: %s", template, difference)
+
+    @classmethod
+    def of(cls, settings: Mapping[str, Any], tokenizer: str) -> "ChatRenderer":
+        """One that renders as another one does, of its `described`; transformers is not imported for it."""
+        from tokenizers import Tokenizer
+
+        made = cls(
+            cast("PreTrainedTokenizerFast", _Backend(Tokenizer.from_str(tokenizer))),
+            template=settings["template"],
+            thinking=settings["thinking"],
+        )
+        made.stop_token_ids = tuple(settings["stop_token_ids"])
+        return made
+
+    def described(self) -> tuple[dict[str, Any], str]:
+        """Its settings, and its tokenizer as JSON."""
+        settings = {"template": self._name, "thinking": self._thinking, "stop_token_ids": self.stop_token_ids}
+        return settings, self._tokenizer.to_str()
 
     def start(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None) -> list[int]:
         """A conversation's prompt, generation prompt included."""

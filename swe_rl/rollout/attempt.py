@@ -14,6 +14,7 @@ from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
 from functools import partial
+from typing import Any
 from urllib.parse import urlsplit
 
 from swe_rl.agent.protocol import Agent, AgentError, AgentResult, Assignment, Exit, Task, UnknownEndError
@@ -25,6 +26,8 @@ from swe_rl.env.history import hide_history
 from swe_rl.env.instance import Instance
 from swe_rl.env.patch import collect_patch
 from swe_rl.env.protocol import Env, Grade, GradeError
+from swe_rl.gateway.errors import GatewayLostError
+from swe_rl.gateway.live import SessionSummary
 from swe_rl.gateway.server import Gateway
 from swe_rl.gateway.trace import TraceStoreError
 from swe_rl.rollout.outcome import needs_grading, reward_of, status_of, tricks_of
@@ -107,12 +110,16 @@ class Attempter:
             status, error = Status.grade_error, str(failure)
         except EngineError as failure:
             status, error = Status.engine_error, str(failure)
+        except GatewayLostError as failure:
+            error = str(failure)
         except UnknownEndError as failure:
             error, unknown = str(failure), failure
         except (SandboxError, AgentError) as failure:
             error = str(failure)
         finally:
             summary = await self._gateway.close_session(order.trajectory_id)
+        if summary.lost:
+            status, error, unknown = Status.infra_error, summary.lost, None
         if unknown is not None and summary.overflowed:
             progress.result, status, error = unknown.result, Status.context_overflow, None
         elif summary.overflowed and status in _GIVEN_UP:
@@ -181,7 +188,7 @@ class Attempter:
         )
         running = asyncio.ensure_future(self._agent.run(work))
         try:
-            await self._within_patience(running, waited)
+            await self._within_patience(running, waited, self._gateway.ended(order.trajectory_id))
             progress.result = running.result()
         finally:
             if not running.done():
@@ -191,8 +198,11 @@ class Attempter:
         times_s["agent"] = self._clock() - started_s
         times_s["command"] = sum(turn.command_s for turn in progress.result.turns)
 
-    async def _within_patience(self, running: "asyncio.Future[AgentResult]", waited: Waited) -> None:
-        """Returns when it is done. Raises EngineError where its calls waited for longer than any may."""
+    async def _within_patience(
+        self, running: "asyncio.Future[AgentResult]", waited: Waited, ended: "asyncio.Future[SessionSummary] | None"
+    ) -> None:
+        """Returns when it is done. Raises EngineError where its calls waited for longer than any may, GatewayLostError
+        where its session has ended."""
         limit_s = self._rollout.max_wait_s
         while not running.done():
             left_s = limit_s - waited()
@@ -201,7 +211,10 @@ class Attempter:
                     f"its calls waited for the router and the engines for {limit_s:g} s in all, as long as they may "
                     "(rollout.max_wait_s)"
                 )
-            await asyncio.wait({running}, timeout=max(left_s, _PATIENCE_GRAIN_S))
+            either: set[asyncio.Future[Any]] = {running} if ended is None else {running, ended}
+            await asyncio.wait(either, timeout=max(left_s, _PATIENCE_GRAIN_S), return_when=asyncio.FIRST_COMPLETED)
+            if ended is not None and ended.done():
+                raise GatewayLostError(ended.result().lost)
 
     async def _take_patch(self, progress: _Progress, sandbox: Sandbox, base_commit: str) -> None:
         """What the agent handed in, or else what its working tree holds."""

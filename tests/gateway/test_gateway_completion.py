@@ -16,6 +16,7 @@ from swe_rl.gateway.live import LiveSessions
 from swe_rl.gateway.metrics import GatewayMetrics
 from swe_rl.gateway.placement import Placement
 from swe_rl.gateway.request import Arrived
+from swe_rl.gateway.sampling import Sampling
 from swe_rl.gateway.session import SessionSettings
 from swe_rl.gateway.store.traces import TraceStore
 from swe_rl.gateway.trace import joined_ids, joined_routes, whole_prompts
@@ -35,7 +36,7 @@ class Door:
         self.sessions = LiveSessions(self.placement, renderer, self.store, GatewayConfig())
         self.metrics = GatewayMetrics(engines, self.store, self.sessions, self.placement)
         self.completer = Completer(
-            self.placement, renderer, self.store, self.metrics,
+            Sampling(self.placement, self.store, self.metrics, max_model_len=10**6), renderer,
             model_name="tiny", max_model_len=10**6, parse=make_tool_parser("hermes"),
         )  # fmt: skip
         self.sessions.open("s", SETTINGS)

@@ -34,7 +34,7 @@ async def behind_a_door(gateway, session_id, folder):
 
 
 def routes_of(gateway):
-    return {(route.method, route.resource.canonical) for route in gateway._runner.app.router.routes()}
+    return {(route.method, route.resource.canonical) for route in gateway._door.runner.app.router.routes()}
 
 
 async def test_the_door_forwards_what_the_gateway_takes_of_a_session(serve, says, tmp_path):

@@ -30,7 +30,7 @@ async def test_programs_go_on_at_the_next_gateway(serve, says):
         under_way = [asyncio.create_task(turn(name, urls[name])) for name in PROGRAMS[:2]]
         while first.stats().running < 2:  # noqa: ASYNC110 - the engine tells no events
             await asyncio.sleep(0.01)
-        for connection in gateway._runner.server.connections:  # as the end of its process does: not a word is said
+        for connection in gateway._door.runner.server.connections:  # as the end of its process does: not a word is said
             connection.transport.abort()
     later = [asyncio.create_task(turn(name, urls[name])) for name in PROGRAMS[2:]]
     await asyncio.sleep(0.1)

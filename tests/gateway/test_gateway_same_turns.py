@@ -194,7 +194,7 @@ def test_a_long_conversation_costs_its_new_messages(renderer, monkeypatch):
     monkeypatch.setattr("swe_rl.gateway.session._Node.ids", lambda node: put_together.append(node))
     for turn in range(60):
         plan, expected = both.plan(messages, None, 0)
-        assert turn == 0 or len(plan._delta_ids) < 40
+        assert turn == 0 or len(plan.delta_ids) < 40
         both.record(plan, expected, step)
         messages = [*messages, reply_of(step), {"role": "user", "content": f"{turn}"}]
     assert put_together == []

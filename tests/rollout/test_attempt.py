@@ -32,6 +32,7 @@ DIFF = "ZGlmZiAtLWdpdA=="  # base64 of what git would print
 
 class FakeGateway:
     waited = 0.0
+    lost = None  # a future
 
     def __init__(self, close_error=None, *, overflowed=False):
         self.opened, self.closed, self._close_error, self._overflowed = [], [], close_error, overflowed
@@ -46,8 +47,13 @@ class FakeGateway:
         assert session_id in [name for name, _ in self.opened]
         return self.waited
 
+    def ended(self, session_id):
+        return self.lost
+
     async def close_session(self, session_id):
         self.closed.append(session_id)
+        if self.lost is not None:
+            return self.lost.result()
         if self._close_error:
             raise self._close_error
         return SessionSummary(2, 30, {Break.branch: 1, Break.duplicate: 2}, {"queue": 0.5}, self._overflowed, 1, 9)
@@ -317,6 +323,21 @@ async def test_failures_of_infrastructure_have_a_status_and_words_but_no_reward(
     one = (await attempt(**parts)).trajectory
     assert one.status is status and words in one.error
     assert one.reward is None and not one.trained and not one.in_baseline
+
+
+@pytest.mark.parametrize("end", ["hang", Exit.SUBMITTED])
+async def test_a_lost_process_of_the_gateway_is_infrastructure_that_failed(attempt, end):
+    """At once, where the agent goes on waiting; also where the agent took it for its own end."""
+    gateway = FakeGateway()
+    lost = asyncio.get_running_loop().create_future()
+    lost.set_result(SessionSummary(0, 0, {}, {}, lost="process 1 of gateway.processes ended with status -9"))
+    if end == "hang":
+        gateway.lost = lost
+    else:
+        gateway.close_session = lambda session_id: gateway.closed.append(session_id) or lost
+    trajectory = (await asyncio.wait_for(attempt(EndingAgent(end), gateway=gateway), 20)).trajectory
+    assert trajectory.status is Status.infra_error and "gateway.processes" in trajectory.error
+    assert trajectory.reward is None and not trajectory.trained and not trajectory.in_baseline
 
 
 async def test_no_sandbox_at_all(attempt):

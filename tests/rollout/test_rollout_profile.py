@@ -193,6 +193,7 @@ async def test_an_attempt_stamps_what_it_measures(config, instance):
         open_session=lambda *_: None,
         session_url=lambda _: "http://g",
         waited_s=lambda _: 0.0,
+        ended=lambda _: None,
         close_session=closed,
     )
     order = Order(instance(), TrajectoryId("train", 1, "one", 0, 0), SessionSettings(96, 1024))

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import fields
 
 from swe_rl.check.findings import Finding, Host, about, between, error, warning
-from swe_rl.config.choices import ROUTERS, EngineKind, ExtensionKind
+from swe_rl.config.choices import ROUTERS, EngineKind, ExtensionKind, JobName
 from swe_rl.config.keys import nearest
 from swe_rl.config.parts import Part
 from swe_rl.config.schema import Config, RouterConfig
@@ -12,6 +12,7 @@ from swe_rl.extension.find import foreign_names, is_foreign
 from swe_rl.plan.sizes import trajectories_at_once
 
 HOLDS = ("cap", "tr")
+LAST_PORT = 65535
 _HELD = frozenset({"tick_s", "max_hold_s"})
 _READ = {
     "default": frozenset[str](),
@@ -101,6 +102,32 @@ def calls_fit(config: Config, _: Host) -> Iterator[Finding]:
             f"{programs} trajectories are under way at once (rollout.concurrency), and each may have a call in flight: "
             "those beyond are answered 503",
             f"gateway.max_calls={programs}",
+        )
+
+
+@about(Part.router)
+def gateway_processes(config: Config, _: Host) -> Iterator[Finding]:
+    processes, cpus, port = config.gateway.processes, config.hardware.cpus_per_node, config.gateway.port
+    if processes > 1 and config.job.name is JobName.serve:
+        yield error(
+            "gateway_processes",
+            "gateway.processes",
+            "job=serve lets clients begin sessions at one address, which is one process's",
+            "gateway.processes=1",
+        )
+    elif processes > cpus:
+        yield warning(
+            "gateway_processes",
+            "gateway.processes",
+            f"share hardware.cpus_per_node={cpus} CPUs, with the driver and the agents: more of them are not faster",
+            f"gateway.processes={cpus}",
+        )
+    elif processes > 1 and port and port + processes > LAST_PORT:
+        yield error(
+            "gateway_processes",
+            "gateway.port",
+            f"each of gateway.processes={processes} takes a port after it, and {LAST_PORT} is the last one",
+            "gateway.port=0 (any free ports)",
         )
 
 

@@ -11,7 +11,7 @@ import asyncio
 import json
 from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -80,6 +80,13 @@ class ServerAnswer:
         return _shorten(str(error.get("message", error)) if isinstance(error, dict) else str(error))
 
 
+class Carrier(Protocol):
+    """Another process that has the ids of a prompt."""
+
+    async def post(self, client: "HttpClient", path: str, body: Mapping[str, Any]) -> ServerAnswer:
+        """As `client.post`, from there. Raises what that raises."""
+
+
 class HttpClient:
     """`url` may end in `/v1`, as OpenAI clients write it; a refused connection is tried `tries` times.
 
@@ -121,6 +128,10 @@ class HttpClient:
     ) -> ServerAnswer:
         """Raises ConnectionLostError, EngineError; a status of 400 and above is an answer."""
         return await self._request("POST", path, orjson.dumps(body or {}, default=plain), timeout_s)
+
+    def settings(self) -> dict[str, Any]:
+        """To make one like it elsewhere; the key is among them."""
+        return {"url": self.url, "api_key": self._api_key, "tries": self._tries, "direct": self._direct}
 
     async def _request(self, method: str, path: str, body: bytes | None, timeout_s: float | None) -> ServerAnswer:
         for attempt in range(1, self._tries + 1):

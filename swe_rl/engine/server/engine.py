@@ -33,7 +33,7 @@ from swe_rl.engine.protocol import (
     continued,
     joined,
 )
-from swe_rl.engine.server.client import ConnectionLostError, HttpClient
+from swe_rl.engine.server.client import Carrier, ConnectionLostError, HttpClient
 from swe_rl.engine.server.control import KV_CACHE, WEIGHTS, Control, Cuts, InFlight, Interrupted
 from swe_rl.engine.server.features import Features, Needs, Patience, probe
 from swe_rl.engine.server.monitor import Monitor, Watcher
@@ -45,6 +45,7 @@ from swe_rl.engine.server.weights import (
     told_version,
 )
 from swe_rl.engine.server.wire import MixedError, Reply, request_body, server_request_id, understood, version_of, within
+from swe_rl.engine.token_ids import TokenIds
 
 if TYPE_CHECKING:
     import torch
@@ -351,7 +352,11 @@ class HttpEngine(Engine):
 
     async def _asked(self, body: Mapping[str, object], prompt_ids: Sequence[int]) -> Reply:
         token_in = self.features.token_in
-        answer = await self.client.post(token_in.value, body)
+        carrier: Carrier | None = prompt_ids.carrier if isinstance(prompt_ids, TokenIds) else None
+        if carrier is None:
+            answer = await self.client.post(token_in.value, body)
+        else:
+            answer = await carrier.post(self.client, token_in.value, body)
         sizes = (self._needs.vocab_size, self._needs.num_experts)
         return understood(answer, token_in, self.client.url, len(prompt_ids), *sizes)
 

@@ -1,0 +1,111 @@
+"""The gateway's listening socket and what stands behind it: the same in the driver and in each process of its own.
+
+Invariants:
+- `close` ends every connection and frees the port, also after a failed start.
+"""
+
+import asyncio
+import errno
+import socket
+from typing import TYPE_CHECKING
+
+from aiohttp import web
+
+from swe_rl.config.schema import GatewayConfig
+from swe_rl.gateway.callers import Arrivals, Middleware, local_middleware, token_middleware
+from swe_rl.gateway.errors import GatewayConfigError, error_middleware
+from swe_rl.host.http_log import http_logger
+
+if TYPE_CHECKING:
+    from swe_rl.gateway.routes import Routes, StateRoutes
+
+_SHUTDOWN_S = 2.0
+_BACKLOG = 4096  # connections that may wait to be accepted: all agents may come at once; one too many waits a second
+_READ_BYTES = 2**20  # of a body that aiohttp takes before it stops the connection to let the handler catch up
+
+
+class HttpDoor:
+    """`arrival_s`: within which a request's head must be there, and then its body; an idle connection is kept as long.
+    `before`: what else a request passes before its route."""
+
+    def __init__(
+        self,
+        config: GatewayConfig,
+        routes: "Routes",
+        token: str | None,
+        arrival_s: float,
+        *before: Middleware,
+        state: "StateRoutes | None" = None,
+    ) -> None:
+        self.runner: web.AppRunner | None = None
+        self._config = config
+        self._routes = routes
+        self._state = state
+        self._arrival_s = arrival_s
+        self._middlewares = (
+            error_middleware(routes.error_forms),
+            token_middleware(token) if token else local_middleware(),
+            *before,
+        )
+        self._listener: asyncio.Server | None = None
+        self._arrivals: Arrivals | None = None
+
+    async def start(self) -> int:
+        """Binds and serves; the port. Raises GatewayConfigError."""
+        app = web.Application(
+            client_max_size=self._config.max_body_mb * 2**20,
+            middlewares=self._middlewares,  # type: ignore[arg-type]
+        )
+        self._routes.add_to(app)
+        if self._state is not None:
+            self._state.add_to(app)
+        self.runner = web.AppRunner(
+            app,
+            handler_cancellation=True,
+            access_log=None,
+            logger=http_logger(__name__),
+            keepalive_timeout=self._arrival_s,
+            shutdown_timeout=_SHUTDOWN_S,
+            read_bufsize=_READ_BYTES,
+        )
+        await self.runner.setup()
+        try:
+            assert self.runner.server is not None
+            self._arrivals = Arrivals(self.runner.server, self._arrival_s)
+            self._listener = await asyncio.get_running_loop().create_server(
+                self._arrivals, self._config.host, self._config.port, backlog=_BACKLOG
+            )
+        except OSError as error:
+            await self.close()
+            raise GatewayConfigError(_bind_failure(self._config, error)) from error
+        port: int = self._listener.sockets[0].getsockname()[1]
+        return port
+
+    async def close(self) -> None:
+        """May be called at any time and again."""
+        if self._listener is not None and self._arrivals is not None:
+            self._listener.close()
+            self._arrivals.close()
+        runner, self.runner = self.runner, None
+        if runner is not None:
+            await runner.cleanup()
+
+
+def root_url(host: str, port: int) -> str:
+    return f"http://{_reachable(host)}:{port}"
+
+
+def _reachable(host: str) -> str:
+    """The name that others reach this host by when it listens on every address."""
+    if host in ("", "0.0.0.0", "::"):
+        return socket.gethostname()
+    return f"[{host}]" if ":" in host else host
+
+
+def _bind_failure(config: GatewayConfig, error: OSError) -> str:
+    where = f"gateway.host={config.host}, gateway.port={config.port}"
+    if error.errno == errno.EADDRINUSE:
+        return f"{where}: the port is in use; choose another gateway.port, or 0 for any free one"
+    return (
+        f"the gateway cannot listen ({where}: {error.strerror or error}); choose another gateway.host or gateway.port"
+    )

@@ -1,0 +1,180 @@
+"""What the driver has of a session in one of the gateway's processes: its calls, and the ids that it goes on from.
+
+Invariants:
+- Turns are kept in the order in which they came; a session ends after the last of them.
+- A prompt comes as what is new after a recorded turn; of turns that were not used lately the ids are let go of, and
+  the prompt is asked for as a whole.
+- An engine's server is asked by the process that has the prompt; when, and what its answer means, the driver says.
+- Once the process is lost nothing of it goes on: calls are cancelled, engines abort them.
+"""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from swe_rl.engine.protocol import EngineError, SamplingParams
+from swe_rl.engine.server.client import (
+    ConnectionLostError,
+    HttpClient,
+    ServerAnswer,
+    ServerFailingError,
+    SilentError,
+    UnreachableError,
+)
+from swe_rl.engine.token_ids import TokenIds
+from swe_rl.gateway.errors import ApiError
+from swe_rl.gateway.live import SessionSummary, Waits
+from swe_rl.gateway.processes.link import Head, Link, packed_completion
+from swe_rl.gateway.sampling import Sampled, Sampling, Wanted
+from swe_rl.gateway.session import Recorded, SessionSettings
+from swe_rl.gateway.trace import Break, TraceStoreError
+
+_FAILURES = {kind.__name__: kind for kind in (ServerFailingError, ConnectionLostError, UnreachableError, SilentError)}
+_KEPT = 4  # turns whose ids are held: sub-agents take turns
+
+
+@dataclass(frozen=True, slots=True)
+class _Answered:
+    prompt_ids: TokenIds
+    sampled: Sampled
+
+
+class _Carrier:
+    """The process of a call: it has the prompt, and asks an engine's server in the driver's place."""
+
+    def __init__(self, link: Link, call: int, answers: "dict[int, asyncio.Future[ServerAnswer]]") -> None:
+        self._link, self._call, self._answers = link, call, answers
+
+    async def post(self, client: HttpClient, path: str, body: Mapping[str, Any]) -> ServerAnswer:
+        call, (ids,) = self._call, [name for name, value in body.items() if isinstance(value, TokenIds)]
+        rest = {name: value for name, value in body.items() if name != ids}
+        self._answers[call] = asyncio.get_running_loop().create_future()
+        head = {"kind": "post", "call": call, "client": client.settings(), "path": path, "ids": ids, "rest": rest}
+        self._link.send(head)
+        try:
+            return await self._answers[call]
+        except asyncio.CancelledError:
+            self._link.send({"kind": "unpost", "call": call})
+            raise
+        finally:
+            del self._answers[call]
+
+
+class FarSession:
+    """`ended` is done once its process has closed it, or was lost."""
+
+    def __init__(
+        self,
+        session_id: str,
+        secret: str,
+        settings: SessionSettings,
+        link: Link,
+        sampling: Sampling,
+        clock: Callable[[], float],
+    ) -> None:
+        self.session_id, self.secret = session_id, secret
+        self.waits = Waits(clock)
+        self.ended: asyncio.Future[SessionSummary] = asyncio.get_running_loop().create_future()
+        self._group_id = settings.group_id
+        self._link = link
+        self._sampling = sampling
+        self._calls: dict[int, asyncio.Task[None]] = {}
+        self._answered: dict[int, _Answered] = {}
+        self._answers: dict[int, asyncio.Future[ServerAnswer]] = {}  # of servers, by call
+        self._turns: OrderedDict[int, TokenIds] = OrderedDict()  # prompt and sampled, used least lately first
+        self._keeping: set[asyncio.Task[None]] = set()
+        self._in_order = asyncio.Lock()
+
+    @property
+    def num_calls(self) -> int:
+        return len(self._calls)
+
+    def sample(self, head: Head, body: bytes) -> None:
+        self.waits.asked()
+        call, base, ids = head["call"], head["base"], np.frombuffer(body, "<i4")
+        if base is not None and base not in self._turns:
+            self._link.send({"kind": "whole", "call": call})
+            return
+        prompt_ids = TokenIds(ids) if base is None else self._turns[base].extended(ids)
+        assert len(prompt_ids) == head["tokens"], "both sides mean the same prompt"
+        fields = head["params"] | {"stop_token_ids": tuple(head["params"]["stop_token_ids"])}
+        carried, params = prompt_ids.carried(_Carrier(self._link, call, self._answers)), SamplingParams(**fields)
+        wanted = Wanted(self.session_id, self._group_id, head["number"], carried, params, self.waits)
+        self._calls[call] = self._task(self._sample(call, wanted, head["logprobs"]))
+
+    def posted(self, head: Head, body: bytes) -> None:
+        """What an engine's server said to the process of a call."""
+        answer = self._answers.get(head["call"])
+        if answer is None or answer.done():
+            return
+        if head["error"] is None:
+            answer.set_result(ServerAnswer(head["status"], body))
+        else:
+            answer.set_exception(_FAILURES.get(head["error"], EngineError)(head["message"]))
+
+    def cancel(self, call: int) -> None:
+        self._answered.pop(call, None)
+        if call in self._calls:
+            self._calls[call].cancel()
+
+    def record(self, head: Head) -> None:
+        answered, fields = self._answered.pop(head["call"]), head["turn"]
+        kind = Break(fields["break_kind"]) if fields["break_kind"] else None
+        turn = Recorded(**fields | {"break_kind": kind})
+        if turn.base_turn is not None:
+            self._turns.pop(turn.base_turn, None)
+        self._turns[turn.turn] = answered.prompt_ids.extended(answered.sampled.completion.token_ids)
+        if len(self._turns) > _KEPT:
+            self._turns.popitem(last=False)
+        task = self._task(self._keep(answered, turn, head["call_s"]))
+        self._keeping.add(task)
+        task.add_done_callback(self._keeping.discard)
+
+    def closed(self, summary: Head) -> None:
+        breaks = {Break(kind): number for kind, number in summary["breaks"].items()}
+        self._end(SessionSummary(**summary | {"breaks": breaks}))
+
+    def lose(self, reason: str) -> None:
+        times_s = dict.fromkeys(("queue", "prefill", "decode"), 0.0)
+        self._end(SessionSummary(0, 0, {}, times_s, lost=reason))
+
+    async def settle(self) -> None:
+        """Its calls have ended and its turns are with the store when this returns."""
+        for task in list(self._calls.values()):
+            task.cancel()
+        await asyncio.gather(*self._calls.values(), *self._keeping, return_exceptions=True)
+
+    def _end(self, summary: SessionSummary) -> None:
+        for task in list(self._calls.values()):
+            task.cancel()
+        if not self.ended.done():
+            self.ended.set_result(summary)
+
+    async def _sample(self, call: int, wanted: Wanted, logprobs: bool) -> None:
+        try:
+            sampled = await self._sampling.answer(wanted)
+        except ApiError as error:
+            fields = {name: getattr(error, name) for name in ("status", "message", "kind", "code", "param")}
+            self._link.send({"kind": "refusal", "call": call, "error": fields})
+        else:
+            self._answered[call] = _Answered(wanted.prompt_ids, sampled)
+            completion, body = packed_completion(sampled.completion, logprobs)
+            head = {"kind": "sampled", "call": call, "engine": sampled.engine, "held_s": sampled.held_s}
+            self._link.send(head | {"completion": completion}, body)
+        finally:
+            self._calls.pop(call, None)
+
+    async def _keep(self, answered: _Answered, turn: Recorded, call_s: float) -> None:
+        async with self._in_order:
+            try:
+                await self._sampling.keep(self.session_id, answered.prompt_ids, turn, answered.sampled, call_s)
+            except TraceStoreError:
+                return  # the store keeps it: whoever closes the session is told, and the run stops
+
+    @staticmethod
+    def _task(work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
+        return asyncio.get_running_loop().create_task(work)

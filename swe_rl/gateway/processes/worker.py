@@ -1,0 +1,279 @@
+"""One of the gateway's processes: HTTP, dialects, conversations and tokenizing of the sessions that it was given.
+
+    python -m swe_rl.gateway.processes.worker FD        (started by the driver; FD is its end of the link)
+
+Invariants:
+- It has no engine, no router and no file: the driver samples and records for it. Of a call whose prompt it has it
+  asks an engine's server when the driver says so, and passes the answer on as it came.
+- A turn is sent to be recorded before its client is answered. All of a session's turns are sent before it is closed.
+- It ends when the link does, at once: also when the driver was killed.
+- A session's secret, like everything else it is told, came over the link: nothing is on its command line.
+"""
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+import time
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import asdict
+from itertools import count
+from typing import Any
+
+from aiohttp import web
+
+from swe_rl.config.schema import GatewayConfig
+from swe_rl.engine.protocol import EngineError, SamplingParams
+from swe_rl.engine.server.client import HttpClient
+from swe_rl.engine.token_ids import TokenIds
+from swe_rl.errors import UserError
+from swe_rl.gateway.completion import Completer
+from swe_rl.gateway.errors import ApiError, GatewayError, Handler
+from swe_rl.gateway.http import HttpDoor
+from swe_rl.gateway.live import LiveSession, LiveSessions, Waits
+from swe_rl.gateway.processes.link import Head, Link, unpacked_completion
+from swe_rl.gateway.routes import Routes
+from swe_rl.gateway.sampling import Sampled
+from swe_rl.gateway.session import Recorded, SessionSettings, TurnPlan
+from swe_rl.model.chat import ChatRenderer
+from swe_rl.model.tool_parser import make_tool_parser
+
+_COUNTED_S = 1.0  # answers are counted here, and told so often
+
+
+class _FarWaits(Waits):
+    """The driver counts; what it cannot see it is told."""
+
+    def __init__(self, link: Link, session_id: str) -> None:
+        super().__init__()
+        self._link, self._session_id, self._backs_off = link, session_id, False
+
+    def refused(self) -> None:
+        self._backs_off = True
+        self._link.send({"kind": "refused", "session": self._session_id})
+
+    def asked(self) -> None:
+        if self._backs_off:
+            self._backs_off = False
+            self._link.send({"kind": "asked", "session": self._session_id})
+
+
+class _FarStore:
+    """Meets what sessions ask of a trace store and of the router: both are the driver's."""
+
+    def __init__(self) -> None:
+        self.begins: tuple[int, int] = (0, 0)  # of the session that is opened next
+
+    def next_numbers(self, session_id: str) -> tuple[int, int]:
+        return self.begins
+
+    async def flush(self) -> None:
+        """The driver does, once it heard of all turns."""
+
+    def release(self, program_id: str) -> None:
+        """As `flush`."""
+
+
+class _FarSampler:
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self._calls = count()
+        self._waiting: dict[int, asyncio.Future[Sampled | None]] = {}
+        self._prompts: dict[int, tuple[str, TokenIds]] = {}  # by call: its session and prompt
+        self._posts: dict[int, asyncio.Task[None]] = {}
+        self._clients: dict[str, HttpClient] = {}
+
+    async def sample(self, live: LiveSession, plan: TurnPlan, params: SamplingParams, *, logprobs: bool) -> Sampled:
+        call, base = next(self._calls), plan.base_turn
+        head = {
+            "kind": "sample",
+            "call": call,
+            "session": live.session_id,
+            "number": plan.number,
+            "tokens": len(plan.prompt_ids),
+            "params": asdict(params),
+            "logprobs": logprobs,
+        }
+        self._prompts[call] = (live.session_id, plan.prompt_ids)
+        try:
+            sampled = None
+            if base is not None:
+                sampled = await self._asked(call, head | {"base": base}, plan.delta_ids.tobytes())
+            if sampled is None:  # the driver does not have what it goes on from
+                sampled = await self._asked(call, head | {"base": None}, plan.prompt_ids.array().tobytes())
+            assert sampled is not None, "a whole prompt is answered"
+            return sampled
+        except asyncio.CancelledError:
+            self._link.send({"kind": "cancel", "session": live.session_id, "call": call})
+            raise
+        finally:
+            self._waiting.pop(call, None)
+            del self._prompts[call]
+
+    async def record(
+        self, live: LiveSession, plan: TurnPlan, turn: Recorded, sampled: Sampled, started_s: float
+    ) -> None:
+        turn_fields = {
+            name: getattr(turn, name) for name in ("turn", "chain", "break_kind", "base_turn", "base_tokens")
+        }
+        head = {"kind": "record", "session": live.session_id, "call": sampled.call, "turn": turn_fields}
+        self._link.send(head | {"call_s": time.monotonic() - started_s})
+
+    def answered(self, head: Head, body: bytes) -> None:
+        """Of a `sampled`, `whole` or `refusal`."""
+        waiting = self._waiting.get(head["call"])
+        if waiting is None or waiting.done():
+            return
+        if head["kind"] == "sampled":
+            completion = unpacked_completion(head["completion"], body)
+            waiting.set_result(Sampled(completion, head["engine"], head["held_s"], head["call"]))
+        elif head["kind"] == "whole":
+            waiting.set_result(None)
+        else:
+            waiting.set_exception(ApiError(**head["error"]))
+
+    def post(self, head: Head) -> None:
+        """Asks an engine's server for the driver."""
+        call = head["call"]
+        if call in self._prompts:  # else its client went away, which the driver is about to hear
+            self._posts[call] = asyncio.get_running_loop().create_task(self._post(call, head))
+
+    def unpost(self, head: Head) -> None:
+        if head["call"] in self._posts:
+            self._posts[head["call"]].cancel()
+
+    async def _post(self, call: int, head: Head) -> None:
+        session_id, prompt_ids = self._prompts[call]
+        answer: Head = {"kind": "posted", "session": session_id, "call": call, "error": None}
+        body, this = b"", asyncio.current_task()
+        try:
+            client = await self._client(head["client"])
+            reply = await client.post(head["path"], head["rest"] | {head["ids"]: prompt_ids})
+            answer["status"], body = reply.status, reply.body
+        except EngineError as error:
+            answer |= {"error": type(error).__name__, "message": str(error)}
+        finally:
+            if self._posts.get(call) is this:
+                del self._posts[call]
+        self._link.send(answer, body)
+
+    async def _client(self, settings: Head) -> HttpClient:
+        key = repr(sorted(settings.items()))
+        if key not in self._clients:
+            self._clients[key] = HttpClient(**settings)
+        await self._clients[key].open()
+        return self._clients[key]
+
+    async def _asked(self, call: int, head: Mapping[str, Any], ids: bytes) -> Sampled | None:
+        waiting: asyncio.Future[Sampled | None] = asyncio.get_running_loop().create_future()
+        self._waiting[call] = waiting
+        self._link.send(head, ids)
+        return await waiting
+
+
+class Worker:
+    def __init__(self) -> None:
+        self.link = Link(self._handle, lambda: os._exit(0))
+        self._store = _FarStore()
+        self._sampler = _FarSampler(self.link)
+        self._sessions: LiveSessions
+        self._statuses: Counter[str] = Counter()
+        self._settling: dict[int, asyncio.Future[None]] = {}
+        self._questions = count()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def _handle(self, head: Head, body: bytes) -> None:
+        kind = head["kind"]
+        if kind in ("sampled", "whole", "refusal"):
+            self._sampler.answered(head, body)
+        elif kind == "post":
+            self._sampler.post(head)
+        elif kind == "unpost":
+            self._sampler.unpost(head)
+        elif kind == "open":
+            self._store.begins = (head["turn"], head["chain"])
+            self._sessions.open(head["session"], SessionSettings(**head["settings"]), secret=head["secret"])
+        elif kind == "close":
+            self._spawn(self._close(head["session"]))
+        elif kind == "pause":
+            self._sessions.paused = head["paused"]
+        elif kind == "settled":
+            self._settling.pop(head["question"]).set_result(None)
+        elif kind == "setup":
+            self._spawn(self._start(head, body.decode()))
+
+    async def _start(self, setup: Head, tokenizer: str) -> None:
+        config = GatewayConfig(**setup["gateway"])
+        renderer = ChatRenderer.of(setup["renderer"], tokenizer)
+        self._sessions = LiveSessions(
+            self._store, renderer, self._store, config, waits=lambda session_id: _FarWaits(self.link, session_id)
+        )
+        name, limit = setup["model_name"], setup["max_model_len"]
+        parse = make_tool_parser(setup["tool_parser"])
+        completer = Completer(self._sampler, renderer, model_name=name, max_model_len=limit, parse=parse)
+        routes = Routes(
+            self._sessions,
+            completer,
+            self._count,
+            model_name=name,
+            max_model_len=limit,
+            model_path=setup["model_path"],
+            vocab_size=setup["vocab_size"],
+            heartbeat_s=setup["heartbeat_s"],
+            arrival_s=setup["arrival_s"],
+        )
+        door = HttpDoor(config, routes, setup["token"], setup["arrival_s"], self._known_sessions())
+        try:
+            self.link.send({"kind": "ready", "port": await door.start()})
+        except UserError as error:
+            self.link.send({"kind": "failed", "message": str(error)})
+            return
+        while True:
+            await asyncio.sleep(_COUNTED_S)
+            if self._statuses:
+                statuses, self._statuses = dict(self._statuses), Counter()
+                self.link.send({"kind": "counts", "statuses": statuses})
+
+    async def _close(self, session_id: str) -> None:
+        try:
+            summary = await self._sessions.close(session_id)
+        except GatewayError:
+            return
+        breaks = {kind.value: number for kind, number in summary.breaks.items()}
+        self.link.send({"kind": "closed", "session": session_id, "summary": asdict(summary) | {"breaks": breaks}})
+
+    def _known_sessions(self) -> Any:
+        @web.middleware
+        async def settle(request: web.Request, handler: Handler) -> web.StreamResponse:
+            """A session is opened over the link and asked by HTTP: a call that was faster than its session waits."""
+            session_id = request.match_info.get("session_id")
+            if session_id is not None and not self._sessions.is_opened(session_id):
+                question = next(self._questions)
+                self._settling[question] = asyncio.get_running_loop().create_future()
+                self.link.send({"kind": "settle", "question": question})
+                await asyncio.shield(self._settling[question])
+            return await handler(request)
+
+        return settle
+
+    def _count(self, status: str) -> None:
+        self._statuses[status] += 1
+
+    def _spawn(self, work: Any) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+async def _main(descriptor: int) -> None:
+    worker = Worker()
+    end = socket.socket(fileno=descriptor)
+    await asyncio.get_running_loop().create_unix_connection(lambda: worker.link, sock=end)
+    await asyncio.Event().wait()
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the driver's
+    asyncio.run(_main(int(sys.argv[1])))
