@@ -1,5 +1,6 @@
 """Composition: the frozen tree, every option file, hash, YAML with origins, sweeps."""
 
+import copy
 import dataclasses
 import json
 import os
@@ -14,7 +15,7 @@ from swe_rl.check.check import check
 from swe_rl.check.findings import Host
 from swe_rl.cli.help import default_choices, help_text
 from swe_rl.config.choices import EngineKind, JobName, OutcomeReward
-from swe_rl.config.compose import compose, config_hash, expand, flatten, resolved_yaml
+from swe_rl.config.compose import _compose_tree, compose, config_hash, expand, flatten, resolved_yaml
 from swe_rl.config.explain import ConfigError
 from swe_rl.config.folders import conf_dir, options
 from swe_rl.config.schema import Config, OutcomeConfig
@@ -222,21 +223,64 @@ def test_conf_is_found_beside_the_package_and_inside_it(tmp_path, monkeypatch):
 
 
 def test_what_is_spared_changes_no_result(monkeypatch):
-    """Each quickened part against Hydra's and OmegaConf's own one: same trees, same words about a broken file."""
-    import omegaconf.omegaconf
+    """Each quickened part against Hydra's and OmegaConf's own one: same trees, and what each node knows."""
+    import omegaconf.base
     from hydra._internal import defaults_list
     from hydra.core.config_store import ConfigStore
-    from omegaconf._utils import get_yaml_loader
 
     overrides = ["+experiment=fasrc_prod", "hardware=h100x8"]
-    quick = compose(overrides)
-    assert omegaconf.omegaconf.get_yaml_loader is not get_yaml_loader, "nothing is quickened: compare the real thing"
-    monkeypatch.setattr(omegaconf.omegaconf, "get_yaml_loader", get_yaml_loader)
-    monkeypatch.setattr(omegaconf.base, "parse", omegaconf.base.parse.__wrapped__)
+    quick, quick_tree = compose(overrides), copy.deepcopy(_compose_tree(overrides, None))
     monkeypatch.delattr(ConfigStore, "__deepcopy__")
-    table = defaults_list._create_interpolation_map
-    monkeypatch.setattr(defaults_list, "_create_interpolation_map", table.__wrapped__)
+    monkeypatch.delattr(omegaconf.base.Metadata, "__deepcopy__")
+    for holder, name in (
+        (omegaconf._utils, "get_yaml_loader"),
+        (omegaconf.base, "parse"),
+        (omegaconf.base.Box, "_re_parent"),
+        (defaults_list, "_create_interpolation_map"),
+    ):
+        monkeypatch.setattr(holder, name, getattr(holder, name).__wrapped__)
     assert flatten(compose(overrides).config) == flatten(quick.config)
+    assert known(quick_tree) == known(copy.deepcopy(_compose_tree(overrides, None)))
+
+
+def known(node):
+    """What each node of a tree knows, itself and below, but for the time; its parent is the one that holds it."""
+    content = vars(node)["_content"] if "_content" in vars(node) else vars(node)["_val"]
+    notes = {name: value for name, value in vars(node._metadata).items() if name != "resolver_cache"}
+    rows = [(type(node), notes, node._flags_cache, type(content))]
+    if not isinstance(content, dict | list):
+        rows.append(content)
+    else:
+        below = content.values() if isinstance(content, dict) else content
+        assert all(child._parent is node for child in below)
+        rows += [row for child in below for row in known(child)]
+    return rows
+
+
+def test_a_note_that_is_copied_shares_nothing_that_changes():
+    tree = OmegaConf.create({"a": {"b": 1}}, flags={"struct": True})
+    tree._metadata.resolver_cache["swe_rl.words"]["x"] = [1]
+    copied = copy.deepcopy(tree)
+    OmegaConf.set_struct(copied, False)
+    copied._metadata.resolver_cache["swe_rl.words"]["x"].append(2)
+    copied._metadata.resolver_cache["another"]["y"] = 3
+    assert OmegaConf.is_struct(tree) and tree._metadata.resolver_cache == {"swe_rl.words": {"x": [1]}}
+    assert copied._metadata.resolver_cache == {"swe_rl.words": {"x": [1, 2]}, "another": {"y": 3}}
+
+
+def test_files_are_parsed_by_libyaml_and_once(tmp_path, monkeypatch):
+    if not yaml.__with_libyaml__:
+        pytest.skip("PyYAML was built without libyaml")
+    (tmp_path / "hardware").mkdir()
+    for number in range(2):
+        (tmp_path / "hardware" / f"mine{number}.yaml").write_text(f"name: mine{number}\ncpus_per_node: 6{number}\n")
+    compose(["hardware=mine0"], tmp_path)
+    for slow, name in ((yaml.scanner.Scanner, "fetch_more_tokens"), (yaml.composer.Composer, "get_single_node")):
+        monkeypatch.setattr(slow, name, None)
+    assert compose(["hardware=mine1"], tmp_path).config.hardware.cpus_per_node == 61
+    monkeypatch.setattr(yaml.constructor.BaseConstructor, "get_single_data", None)
+    (tmp_path / "hardware" / "mine1.yaml").write_text((tmp_path / "hardware" / "mine0.yaml").read_text())
+    assert compose(["hardware=mine1"], tmp_path).config.hardware.cpus_per_node == 60
 
 
 def test_a_defaults_list_may_refer_to_what_is_chosen(tmp_path):
@@ -252,9 +296,7 @@ def test_a_defaults_list_may_refer_to_what_is_chosen(tmp_path):
     "text", ["a: 1\na: 2\n", "a: [1,\n", "a: 1e3\nb: 2001-01-01\nc: .5\nd: 1_000\ne: on\n", "", "- 1\n"]
 )
 def test_files_are_read_as_omegaconf_reads_them(tmp_path, text):
-    import omegaconf.omegaconf
-    import yaml
-    from omegaconf._utils import get_yaml_loader
+    import omegaconf._utils
 
     def answer(loader):
         with path.open() as stream:
@@ -266,4 +308,5 @@ def test_files_are_read_as_omegaconf_reads_them(tmp_path, text):
     compose()
     path = tmp_path / "some.yaml"
     path.write_text(text)
-    assert answer(omegaconf.omegaconf.get_yaml_loader()) == answer(get_yaml_loader())
+    quick = omegaconf._utils.get_yaml_loader
+    assert answer(quick()) == answer(quick.__wrapped__()) == answer(quick())
