@@ -6,6 +6,7 @@ the row, or a package may be missing without which tests are skipped.
 Invariants:
 - A way is a change of the row's column `source` and nothing else: with it the environment is made again anywhere.
 - Ways come in the order of what speaks for them; each says in words what it changes.
+- Packages that make more tests fail are tried again in halves: what helps is kept without what spoils it.
 """
 
 import re
@@ -22,6 +23,11 @@ from swe_rl.env.source_build.sdist import days_after
 
 _DAYS_AFTER = (365, 7, 730)
 _PYTEST_COMMAND = "2016-12-31"  # pytest 3.0 of that year was the first with a command `pytest`
+# What pytest itself needs: of another date than pytest, it may refuse the only versions that there were.
+_OF_PYTEST = (
+    *("pytest", "py", "pluggy", "attrs", "iniconfig", "packaging", "pyparsing", "toml", "tomli", "exceptiongroup"),
+    *("importlib-metadata", "zipp", "atomicwrites", "more-itertools", "wcwidth", "pathlib2"),
+)
 _OF_PYTHON = 2  # how many minor versions off another Python may be
 _NAMED = re.compile(
     r"(?:could not import|No module named|requires|needs|install|Missing|importorskip\()\s*[:`'\"]*([A-Za-z][\w.-]*)"
@@ -29,7 +35,13 @@ _NAMED = re.compile(
 _SKIPPED = re.compile(r"^(?:SKIPPED\b|.*\bskipped\b|.*ModuleNotFoundError|.*ImportError).*$", re.MULTILINE)
 _FOLDED = re.compile(r"SKIPPED \[(\d+)\]")  # pytest: so many tests of one place
 _NOT_PACKAGES = frozenset({"the", "a", "an", "python", "python3", "at", "version", "pip", "network", "to", "module"})
-_PACKAGE_OF = {"yaml": "pyyaml", "PIL": "pillow", "sklearn": "scikit-learn", "bs4": "beautifulsoup4"}
+_PACKAGE_OF = {
+    "yaml": "pyyaml",
+    "PIL": "pillow",
+    "sklearn": "scikit-learn",
+    "bs4": "beautifulsoup4",
+    "iris": "scitools-iris",
+}
 _MAX_PACKAGES = 12
 _NETWORK = re.compile(
     r"Temporary failure in name resolution|Name or service not known|Network is unreachable|getaddrinfo|"
@@ -43,20 +55,48 @@ class Way:
     source: Source
 
 
-def ways(source: Source, released: datetime | None, log: str, *, runs_pytest: bool = True) -> Iterator[Way]:
-    """From `source`, whose gold patch failed with `log`; ways that change nothing are left out."""
-    for way in _all_ways(source, released, log, runs_pytest):
+def ways(
+    source: Source,
+    released: datetime | None,
+    log: str,
+    *,
+    runs_pytest: bool = True,
+    spoiled: Sequence[frozenset[str]] = (),
+) -> Iterator[Way]:
+    """From `source`, whose gold patch failed with `log`; ways that change nothing are left out.
+
+    `spoiled`: packages that were added together and made more tests fail.
+    """
+    for packages in _groups(missing_packages(log, source), [group - set(source.optional) for group in spoiled]):
+        yield Way(f"with {', '.join(packages)}", replace(source, optional=(*source.optional, *packages)))
+    for way in _other_ways(source, released, runs_pytest):
         if way.source != source:
             yield way
 
 
-def _all_ways(source: Source, released: datetime | None, log: str, runs_pytest: bool) -> Iterator[Way]:
-    packages = missing_packages(log, source)
-    if packages:
-        yield Way(f"with {', '.join(packages)}", replace(source, optional=(*source.optional, *packages)))
-    if released and runs_pytest and "pytest" not in "".join(source.until_of):
+def _groups(packages: Sequence[str], spoiled: Sequence[frozenset[str]]) -> Iterator[Sequence[str]]:
+    """All that spoil nothing by themselves at once, or halves of what holds a spoiled group.
+
+    What is left of a spoiled group once a part of it has helped is a spoiled group itself, and one that holds a
+    smaller one is explained by that.
+    """
+    least = [group for group in spoiled if group and not any(other and other < group for other in spoiled)]
+    rest = [name for name in packages if frozenset({name}) not in least]
+    if not rest:
+        return
+    if not any(group <= set(rest) for group in least):
+        yield rest
+    else:
+        half = (len(rest) + 1) // 2
+        yield from _groups(rest[:half], spoiled)
+        yield from _groups(rest[half:], spoiled)
+
+
+def _other_ways(source: Source, released: datetime | None, runs_pytest: bool) -> Iterator[Way]:
+    if released and runs_pytest and not any(entry.startswith("pytest=") for entry in source.until_of):
         for until in _dates_of_pytest(source.python, released):
-            yield Way(f"with pytest of {until}", replace(source, until_of=(*source.until_of, f"pytest={until}")))
+            dates = tuple(f"{name}={until}" for name in _OF_PYTEST if name != _name_of_origin(source))
+            yield Way(f"with pytest of {until}", replace(source, until_of=(*source.until_of, *dates)))
     for python in _other_pythons(source.python, released):
         yield Way(f"with Python {python}", replace(source, python=python))
     for days in _DAYS_AFTER:
@@ -84,8 +124,12 @@ def missing_packages(log: str, source: Source) -> list[str]:
             if len(package) > 1 and package not in _NOT_PACKAGES:
                 counts[package] += int(tests[1]) if tests else 1
     asked = {_name_of(entry) for entry in (*source.packages, *source.optional)}
-    itself = source.origin.rpartition("-")[0].lower()
+    itself = _name_of_origin(source)
     return [name for name, _ in counts.most_common() if name not in asked and name != itself][:_MAX_PACKAGES]
+
+
+def _name_of_origin(source: Source) -> str:
+    return source.origin.rpartition("-")[0].lower()
 
 
 def _name_of(requirement: str) -> str:

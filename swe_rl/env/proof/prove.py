@@ -26,7 +26,7 @@ from swe_rl.env.source_build.program import BuildError
 from swe_rl.errors import one_line
 from swe_rl.sandbox.protocol import SandboxError, SandboxProvider, Workspace
 
-MAX_TRIALS = 8  # environments that are made for one instance
+MAX_TRIALS = 12  # environments that are made for one instance
 MAX_MEND_S = 900.0  # after which no further one is begun
 _SHOWN_TESTS = 3
 _LOG_CHARS = 600
@@ -195,20 +195,25 @@ class Prover:
     async def _mended(self, instance: Instance, best: _Run, trials: list[Trial]) -> _Run:
         """Whatever brings it nearer is kept, and the next way starts from there."""
         tried, until_s = {best.instance.source}, time.monotonic() + MAX_MEND_S
+        spoiled: list[frozenset[str]] = []
         while len(trials) < MAX_TRIALS and not best.resolved and time.monotonic() < until_s:
-            way = await asyncio.to_thread(self._next_way, best, tried)
+            if wants_network(best.log):
+                break  # as is seen only once its tests start
+            way = await asyncio.to_thread(self._next_way, best, tried, spoiled)
             if way is None:
                 break
             tried.add(way.source)
             self.say(f"{instance.instance_id}: gold fails ({trials[-1].outcome}); tried again {way.change}")
             run = await self._gold(replace(instance, source=way.source))
             trials.append(run.trial(way.change))
+            if run.rank > best.rank:
+                spoiled += _added(best.instance.source, way.source)
             best = run if run.rank < best.rank else best
             if run.resolved and instance.source is not None:
                 self._helped.setdefault(instance.source.origin, []).insert(0, Way(_all_changes(trials), way.source))
         return best
 
-    def _next_way(self, best: _Run, tried: set[Source | None]) -> Way | None:
+    def _next_way(self, best: _Run, tried: set[Source | None], spoiled: Sequence[frozenset[str]]) -> Way | None:
         source = best.instance.source
         assert source is not None
         try:
@@ -216,7 +221,8 @@ class Prover:
         except (InstanceError, BuildError):
             return None  # there is nothing to make an environment of
         helped: Iterator[Way] = iter(self._helped.get(source.origin, []))
-        candidates = [*helped, *ways(source, released, best.log, runs_pytest=_runs_pytest(best.instance))]
+        runs_pytest = _runs_pytest(best.instance)
+        candidates = [*helped, *ways(source, released, best.log, runs_pytest=runs_pytest, spoiled=spoiled)]
         return next((way for way in candidates if way.source not in tried), None)
 
     async def _gold(self, instance: Instance) -> _Run:
@@ -237,6 +243,13 @@ class Prover:
             except (GradeError, SandboxError) as failure:
                 error = str(failure)
         return _Run(instance, None, error)
+
+
+def _added(before: Source | None, after: Source) -> list[frozenset[str]]:
+    """The optional packages of a way that changes nothing else."""
+    if before is None or replace(after, optional=before.optional) != before:
+        return []
+    return [frozenset(after.optional) - set(before.optional)]
 
 
 def _dated(proof: Proof, took_s: float) -> Proof:

@@ -22,7 +22,8 @@ import tempfile
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import datetime
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -59,6 +60,7 @@ _GONE = re.compile(r"hint: `([\w.-]+)` was filtered by `exclude-newer`")
 _MAX_GONE = 8
 _FAR = "2100-01-01T00:00:00Z"
 _WHEELS = ("--only-binary", ":all:")
+_YEARS_LATER = (1, 2, 3)  # a wheel for a new Python often came with the next release
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +107,7 @@ def environment_key(instance: Instance, origin: Origin) -> str:
     assert source is not None
     known = [RECIPE, tools_of(instance.eval_script, origin.name)]
     known += [source.until, source.packages, source.until_of, source.setup]
-    known += [source.optional] if source.optional else []
+    known += [source.optional, _YEARS_LATER] if source.optional else []
     digest = hashlib.sha256(json.dumps(known).encode()).hexdigest()[:8]
     return f"{origin.key}-py{source.python}-{digest}"
 
@@ -265,10 +267,22 @@ class _Installer:
         return []
 
     def install_wheels(self, packages: Sequence[str], until: str | None) -> list[str]:
-        """All of them, or each that can be without a build: nothing of them is run. What was left out."""
+        """All of them, or each that can be without a build: nothing of them is run. What was left out.
+
+        One that had no wheel for this Python in its days gets its first later one, by the year.
+        """
         if not packages or self._can_install(packages, until, *_WHEELS):
             return []
-        return [package for package in packages if not self._can_install([package], until, *_WHEELS)]
+        return [package for package in packages if not self._has_wheel(package, until)]
+
+    def _has_wheel(self, package: str, until: str | None) -> bool:
+        if self._can_install([package], until, *_WHEELS):
+            return True
+        years = [days_after(datetime.fromisoformat(until), 365 * years) for years in _YEARS_LATER] if until else []
+        return any(
+            replace(self, until_of=(*self.until_of, f"{package}={year}"))._can_install([package], until, *_WHEELS)
+            for year in years
+        )
 
     def _can_install(self, packages: Sequence[str], until: str | None, *how: str) -> bool:
         try:

@@ -135,12 +135,29 @@ def test_of_optional_packages_those_are_installed_that_have_a_wheel(tmp_path, mo
 
     monkeypatch.setattr(environments, "run", run)
     installer = environments._Installer(tmp_path / "python", "b-1.0")
-    left_out = installer.install_wheels(("tinydep", "pynio"), "2020-01-31")
+    left_out = installer.install_wheels(("tinydep", "pynio"), "2020-01-31T00:00:00Z")
     assert left_out == [name for name in ("tinydep", "pynio") if name not in there]
-    assert all(command[:4] == ["--exclude-newer", "2020-01-31", "--only-binary", ":all:"] for command in commands)
-    assert [command[4:] for command in commands] == [
-        ["tinydep", "pynio"],
-        *([["tinydep"], ["pynio"]] if left_out else []),
-    ]
+    assert all(command[:2] == ["--exclude-newer", "2020-01-31T00:00:00Z"] for command in commands)
+    assert all("--only-binary" in command for command in commands)
+    singles = [name for name in ("tinydep", "pynio") for _ in range(4 if name in left_out else 1)]
+    assert [command[-1] for command in commands] == ["pynio", *(singles if left_out else [])]  # three later years
     commands.clear()
     assert installer.install_wheels((), None) == [] and not commands
+
+
+def test_an_optional_package_without_a_wheel_in_its_days_gets_its_first_later_one(tmp_path, monkeypatch):
+    """bottleneck had none for Python 3.9 in the days of xarray 0.17, and has one of the year after."""
+    dates = []
+
+    def run(argv, **_):
+        command = argv[5:]
+        later = [entry for entry in command if entry.startswith("bottleneck=")]
+        dates.append(later)
+        if "bottleneck" in command and not any(entry >= "bottleneck=2022-06-01" for entry in later):
+            raise BuildError("no solution found")
+        return ""
+
+    monkeypatch.setattr(environments, "run", run)
+    installer = environments._Installer(tmp_path / "python", "xarray-0.17.0", ("pytest=2021-12-31",))
+    assert installer.install_wheels(("dask", "bottleneck"), "2021-03-28T06:33:04Z") == []
+    assert dates == [[], [], [], ["bottleneck=2022-03-28T06:33:04Z"], ["bottleneck=2023-03-28T06:33:04Z"]]

@@ -115,6 +115,37 @@ def test_packages_that_skipped_tests_name_are_added():
     assert missing_packages(log, replace(SOURCE, packages=("dask>=2",))) == ["pyyaml"]
 
 
+NAMED = "".join(
+    f"SKIPPED [{9 - at}] x.py:{at}: requires {name}\n" for at, name in enumerate(("p", "dask", "q", "spoil"))
+)
+NAMED = NAMED.replace("requires p\n", "requires pp\n").replace("requires q\n", "requires qq\n")
+
+
+def spoilt(instance, patch):
+    """As xarray 0.17 is by `iris`, a package of that name which is another one: nothing can be imported any more."""
+    if "spoil" in instance.source.optional:
+        return ["x", "y"]
+    return honest(instance, patch) if {"dask", "qq"} <= set(instance.source.optional) else ["y"]
+
+
+def test_what_names_a_package_of_another_name_gets_that_package():
+    assert missing_packages("SKIPPED [2] x.py:3: requires iris\n", SOURCE) == ["scitools-iris"]
+
+
+def test_one_package_that_spoils_the_others_is_found_and_left_out():
+    proof = prove(Suite(spoilt, NAMED))
+    assert proof.proven and proof.source["optional"] == ["pp", "dask", "qq"], proof.trials
+    assert [(trial.change, trial.failing) for trial in proof.trials] == [
+        ("", 1),
+        ("with pp, dask, qq, spoil", 2),
+        ("with pp, dask", 1),
+        ("with qq, spoil", 2),
+        ("with qq", 1),
+        ("with spoil", 2),
+        ("with pp, dask, qq", 0),
+    ]
+
+
 def test_tests_that_do_not_start_name_what_they_need_far_from_the_end_of_the_log():
     log = "E   ModuleNotFoundError: No module named 'dask'\n" + "warning: something else\n" * 500
 
@@ -143,9 +174,16 @@ def test_an_environment_whose_tests_fail_is_nearer_than_one_in_which_none_starts
 
 
 def test_a_release_before_pytest_had_its_command_gets_one_that_has_it():
-    """requests 2.5 of 2014: the evaluation script runs `pytest`, and that year's package has only `py.test`."""
+    """requests 2.5 of 2014: the evaluation script runs `pytest`, and that year's package has only `py.test`.
+
+    A newer pytest needs its own packages of its own date: with `py` of 2014 there is none after 2.7.
+    """
     changes = [way.change for way in ways(SOURCE, datetime(2014, 12, 1, tzinfo=UTC), "pytest: command not found")]
     assert changes[:2] == ["with pytest of 2016-12-31", "with pytest of 2021-04-05"]
+    dated = next(iter(ways(SOURCE, datetime(2014, 12, 1, tzinfo=UTC), ""))).source.until_of
+    assert {"pytest=2016-12-31", "py=2016-12-31", "pluggy=2016-12-31", "attrs=2016-12-31"} <= set(dated)
+    attrs = replace(SOURCE, sdist="attrs-18.0")  # whose tree is not to be replaced
+    assert not [name for name in next(iter(ways(attrs, DATE, ""))).source.until_of if name.startswith("attrs=")]
     late = [way.change for way in ways(SOURCE, datetime(2023, 1, 1, tzinfo=UTC), "")]
     assert [change for change in late if "pytest" in change] == ["with pytest of 2023-12-31"]
 
@@ -169,6 +207,22 @@ def test_every_way_changes_the_source_and_there_is_an_end():
     assert (
         not proof.proven and len(proof.trials) <= MAX_TRIALS and "with its gold patch 1 tests fail: y" in proof.reason
     )
+
+
+def test_a_mend_ends_where_the_tests_that_it_started_look_for_another_machine():
+    """requests 2.5: with a pytest that starts, what fails is that httpbin.org is not there."""
+    tests = Suite(lambda instance, patch: ["y"], "socket.gaierror: [Errno -3] Temporary failure in name resolution")
+    graded = tests.grade
+
+    async def grade(instance, *rest):
+        if not instance.source.until_of:
+            raise NotStartedError("the tests of a__b-1 did not start", "pytest: command not found")
+        return await graded(instance, *rest)
+
+    tests.grade = grade
+    proof = prove(tests)
+    assert not proof.proven and [trial.change for trial in proof.trials] == ["", "with pytest of 2019-12-31"]
+    assert "its tests look for another machine" in proof.reason
 
 
 def test_tests_that_look_for_another_machine_are_not_mended():
