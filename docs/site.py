@@ -45,7 +45,7 @@ def _inside(link: re.Match[str]) -> str:
     if name:
         return link[0].replace(target, name)
     outside = target.startswith("../") or (target and "://" not in target and "." not in Path(target).name)
-    return link[2] if outside or target in ("LICENSE", "examples/") else link[0]
+    return link[2] if outside or target in ("LICENSE", "SECURITY.md", "examples/") else link[0]
 
 
 def _keys() -> Iterator[str]:

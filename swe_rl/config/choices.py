@@ -28,6 +28,19 @@ class ExtensionKind(StrEnum):
     logger = "logger"
 
 
+class NewKind(StrEnum):
+    """What `job=new` writes: a package of any ExtensionKind, or a task."""
+
+    env = "env"
+    agent = "agent"
+    reward = "reward"
+    advantage = "advantage"
+    loss = "loss"
+    router = "router"
+    logger = "logger"
+    task = "task"  # a record of a change of your own repository
+
+
 class RoutingReplay(StrEnum):
     none = "none"
     measure = "measure"  # engines tell, the trainer compares

@@ -15,7 +15,6 @@ from swe_rl.config.choices import (
     DynamicSampling,
     EngineKind,
     ExportType,
-    ExtensionKind,
     GradingKind,
     ImagesAction,
     Isolation,
@@ -27,6 +26,7 @@ from swe_rl.config.choices import (
     LogprobsMode,
     LossAggregation,
     MaskLevel,
+    NewKind,
     Objective,
     OutcomeReward,
     OutputFormat,
@@ -107,7 +107,7 @@ class JobConfig:
     candidate_label: str | None = None  # compare: the same of the other one
     runs: str | None = None  # compare, status, logs: the folder of a multirun; status, logs: None: the newest
     trajectories_per_step: Count = 396  # compare: of a log of SkyRL's, which does not say it
-    output: str | None = None  # compare, export, new: folder for the result; None: below paths.outputs (compare)
+    output: str | None = None  # compare, export, new: folder (of a task: file) for the result; None: a default name
     checkpoint: str | None = None  # export: a folder (RUN/checkpoints/step_000010), or a run's, whose newest is taken
     dtype: ExportType = ExportType.model  # export: of the weights: model (as before training), bfloat16 or float32
     images_action: ImagesAction = ImagesAction.list  # images: list, check or pull
@@ -121,7 +121,15 @@ class JobConfig:
     repeat: ZeroOrMore = 0  # --multirun: job.repeat=0,1,2,3 runs all arms four times, in turn forwards and backwards
     workload_from: str | None = None  # simulate, plan: a run's folder; its last steps instead of rollout.workload
     code: tuple[str, ...] = ()  # folders that your own packages are in: they come along to wherever the job runs
-    kind: ExtensionKind = ExtensionKind.agent  # new: of what a package is written
+    kind: NewKind = NewKind.agent  # new: of what a package is written, or task: a record of your own repository
+    repository: str = "."  # new, kind=task: a folder with a git repository, or its address; no password in it
+    commits: str | None = None  # new, kind=task: BASE..HEAD, or one commit; of a merge all that it brought
+    statement: str | None = None  # new, kind=task: a file that says what is wrong; None: the commits' messages
+    tests: tuple[str, ...] = ()  # new, kind=task: patterns of test files (checks/*.py), instead of the usual names
+    test_command: str = "pytest -rA"  # new, kind=task: how tests are run; the change's test files follow it
+    setup: str = ""  # new, kind=task: bash that changes the environment once the repository is installed
+    packages: tuple[str, ...] = ()  # new, kind=task: packages that tests need beyond those that the repository names
+    python: str | None = None  # new, kind=task: the version that tests run with, as 3.11; None: this one
     think_s: SecondsOrZero = 0.0  # rollout: the engines idle so long between two steps, as if there were training
 
 

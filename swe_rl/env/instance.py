@@ -32,14 +32,14 @@ class InstanceError(UserError):
 class Source:
     """Where an instance's tree and environment come from when there is neither a registry nor a clone.
 
-    The tree: a source distribution, an archive, or a folder that holds it (of a git repository: its base commit).
+    The tree: a source distribution, an archive, a folder that holds it, or a git repository (its base commit is taken).
     """
 
     sdist: str = ""  # NAME-VERSION, as the package index calls it
     fix: str = "applies forward"  # how its tree becomes the base commit's: the fix is taken back, or applies forward
     python: str = ""  # the version that the tests run with, as 3.9
     archive: str = ""  # a .tar.gz or .zip of this machine instead of sdist
-    tree: str = ""  # a folder of this machine instead of sdist
+    tree: str = ""  # a folder of this machine, or the address of a git repository, instead of sdist
     until: str = ""  # no package that was published after this date; empty: 30 days after the release
     packages: tuple[str, ...] = ()  # further packages, as pip writes them: dask, pytest<8
     optional: tuple[str, ...] = ()  # further packages, each where there is a wheel of it
@@ -106,11 +106,17 @@ def _refuse_keys(given: Mapping[str, Any], where: str) -> None:
         raise InstanceError(f"{where}: column 'source' must hold python, as 3.9, and one of {', '.join(_TREES)}")
     if given.get("sdist") and not given.get("fix"):
         raise InstanceError(f"{where}: column 'source' must hold the strings sdist, fix, python")
+    if _SECRET.match(given.get("tree", "")):
+        raise InstanceError(
+            f"{where}: column 'source': the address in tree holds a user's name or password, and a record is no place "
+            "for them; write it without, git asks its credential helper"
+        )
     for key, pattern in (("python", _VERSION), ("until", _DATE)):
         if given.get(key) and not pattern.fullmatch(given[key]):
             raise InstanceError(f"{where}: column 'source' has {key}={given[key]!r}; write it as {_AS[key]}")
 
 
+_SECRET = re.compile(r"https?://[^/]*@|\w+://[^/@]*:[^/@]*@")
 _VERSION = re.compile(r"\d+\.\d+")
 _DATE = re.compile(r"\d{4}-\d\d-\d\d(T\d\d:\d\d:\d\dZ)?")
 _AS = {"python": "3.9", "until": "2020-05-04"}
@@ -143,6 +149,11 @@ class Instance:
     hide_script: str = ""  # bash that takes the tests out of an agent's container; never run before grading
     source: Source | None = None  # how to make workspace and image without a registry
 
+    @property
+    def is_unmeasured(self) -> bool:
+        """True where the row leaves it to `job=prepare` to find out which tests the fix turns."""
+        return self.source is not None and not (self.fail_to_pass or self.pass_to_pass)
+
     @classmethod
     def from_record(cls, record: Mapping[str, Any], where: str = "record") -> "Instance":
         """SWE-bench writes the two test lists either as lists or as JSON strings; both are read.
@@ -174,6 +185,8 @@ class Instance:
 
 def _test_ids(record: Mapping[str, Any], key: str, where: str) -> tuple[str, ...]:
     value = record.get(key)
+    if value is None and record.get("source"):
+        return ()  # measured before it is used
     if isinstance(value, str):
         try:
             value = json.loads(value)

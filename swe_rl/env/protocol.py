@@ -82,6 +82,16 @@ class Grade:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class SuiteRun:
+    """Every test that one run of the suite names, and whether it passed; none where the patch did not apply."""
+
+    passed: Mapping[str, bool]
+    log: str = field(default="", repr=False)
+    patch_applied: bool = True
+    timed_out: bool = False
+
+
 class Env(Protocol):
     """What is to be solved, and how it is graded."""
 

@@ -1,20 +1,36 @@
 """`job=new`: a package of your own to begin with, `job.kind=agent job.output=my_agent`: that of examples/, renamed.
 
+With `job.kind=task` a record of a change of your own repository, as one line of a file for `env=jsonl`.
+
 Invariants:
 - What is written works as it is: its own test passes, and a run uses it.
-- A folder that is there already is left alone.
+- A folder that is there already is left alone, and so are the lines of a file; none is written twice.
 """
 
+import json
 import keyword
 import re
+import shlex
+import sys
 from pathlib import Path
 
+from swe_rl.config.choices import NewKind
 from swe_rl.config.folders import examples_dir
 from swe_rl.config.provenance import Origins
 from swe_rl.config.schema import Config
+from swe_rl.env.commits import Change, instance_of
+from swe_rl.env.instance import Instance, Source
+from swe_rl.env.patch_files import split_patch
+from swe_rl.env.records import read_rows
+from swe_rl.env.source_build.repository import cloned, is_address
+from swe_rl.env.swe.env import sources_folder
 from swe_rl.errors import UserError
 from swe_rl.extension.code import is_taken
 from swe_rl.host.packages import pip_command
+from swe_rl.logger.disk import write_text_atomic
+from swe_rl.run.components import cache_folder
+
+_NUMBERS = ("inf", "3.1", "3.2")  # what becomes of the commit 12e4567, and of 3.10 and 3.20
 
 
 class NewError(UserError):
@@ -22,8 +38,10 @@ class NewError(UserError):
 
 
 def run(config: Config, folder: Path | None, origins: Origins | None = None) -> int:
-    """Raises NewError."""
+    """Raises NewError; of a task InstanceError, BuildError, DiskError."""
     del folder, origins
+    if config.job.kind is NewKind.task:
+        return _write_task(config)
     kind = str(config.job.kind)
     target = Path(config.job.output or f"my_{kind}").expanduser().absolute()
     name = target.name
@@ -39,6 +57,73 @@ def run(config: Config, folder: Path | None, origins: Origins | None = None) -> 
             file.write_text(_renamed(path.read_text(encoding="utf-8"), kind, name), encoding="utf-8")
     print(_next_steps(target, kind, name), flush=True)
     return 0
+
+
+def _write_task(config: Config) -> int:
+    """A line more in the file of records."""
+    job, target = config.job, Path(config.job.output or "instances.jsonl").expanduser().absolute()
+    if job.commits is None:
+        raise NewError(
+            "job.commits is not set: name the change that becomes a task, job.commits=BASE..HEAD, or one commit, as "
+            "that of a merged pull request: job.commits=4f2a91c."
+        )
+    for key, value in (("commits", job.commits), ("python", job.python)):
+        if value in _NUMBERS:
+            raise NewError(
+                f"job.{key}={value} was read as a number: write it with two pairs of quotes: \"job.{key}='...'\"."
+            )
+    if target.suffix != ".jsonl" or target.is_dir():
+        raise NewError(f"job.output={target} must be a file whose name ends with .jsonl: one record a line.")
+    python = job.python or f"{sys.version_info.major}.{sys.version_info.minor}"
+    words = {"python": python, "setup": job.setup, "test_command": job.test_command, "packages": list(job.packages)}
+    repository, origin = _repository(config)
+    source = Source.from_record({"tree": origin, **words}, "job.kind=task")
+    change = Change.of(repository, origin, job.commits)
+    task = instance_of(change, _statement(job.statement), source, job.tests)
+    if target.exists() and any(row.record.get("instance_id") == task.instance_id for row in read_rows(target)):
+        raise NewError(f"{target} has {task.instance_id} already; remove its line, or name another file: job.output.")
+    lines = target.read_text(encoding="utf-8").rstrip("\n") + "\n" if target.exists() else ""
+    write_text_atomic(target, lines.lstrip("\n") + json.dumps(task.to_record(), sort_keys=True) + "\n")
+    print(_after_task(task, target), flush=True)
+    return 0
+
+
+def _repository(config: Config) -> tuple[Path, str]:
+    """Where git finds it, and what the record says. Raises NewError, BuildError."""
+    name = config.job.repository
+    if is_address(name):
+        Source.from_record({"tree": name, "python": "3.9"}, "job.repository")  # refuses what a record may not hold
+        cache = sources_folder(cache_folder(config) / "workspaces") / "sdists"
+        return cloned(name, "", cache), name
+    path = Path(name).expanduser().resolve()
+    if not (path / ".git").exists():
+        raise NewError(
+            f"job.repository={name} is no git repository ({path} has no .git): name its top folder, or its address, as "
+            "https://HOST/OWNER/NAME.git."
+        )
+    return path, str(path)
+
+
+def _statement(file: str | None) -> str:
+    """Raises NewError."""
+    if file is None:
+        return ""
+    try:
+        return Path(file).expanduser().read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise NewError(f"job.statement={file} cannot be read as UTF-8 text: {error}.") from error
+
+
+def _after_task(task: Instance, target: Path) -> str:
+    fixing, judging = (len(split_patch(patch)) for patch in (task.patch, task.test_patch))
+    use = f"python -m swe_rl job=prepare env=jsonl env.dataset={shlex.quote(str(target))} sandbox=process_swe"
+    return "\n".join(
+        [
+            f"{task.instance_id}: {fixing} files of the fix, {judging} of its tests, base {task.base_commit[:12]}",
+            f"written:    {target}",
+            f"measure it: {use}",
+        ]
+    )
 
 
 def _renamed(text: str, kind: str, name: str) -> str:

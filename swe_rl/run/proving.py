@@ -66,7 +66,10 @@ def line_of(result: Proof | UntriedError) -> str:
     changes = [trial.change for trial in result.trials if trial.change]
     mended = f", mended {changes[-1]}" if result.source is not None and changes else ""
     times = f" {len(result.gold)} times" if len(result.gold) > 1 else ""
-    return f"proven in {result.took_s:.0f} s{mended} (gold resolved{times}, a change of nothing not)"
+    counts = f"{len(result.fail_to_pass)} FAIL_TO_PASS and {len(result.pass_to_pass)} PASS_TO_PASS tests"
+    flaky = f", flaky and left out: {', '.join(result.flaky)}" if result.flaky else ""
+    tests = f"; measured: {counts}{flaky}" if result.fail_to_pass else ""
+    return f"proven in {result.took_s:.0f} s{mended} (gold resolved{times}, a change of nothing not){tests}"
 
 
 async def prove_untried(config: Config, session: Session, env: Env, sandboxes: SandboxProvider) -> None:

@@ -16,12 +16,13 @@ from typing import Any
 
 from swe_rl.env.grading.apply import Applied
 from swe_rl.env.grading.evidence import Evidence, Evidences, findings_of
+from swe_rl.env.grading.log_check import PASSING
 from swe_rl.env.grading.script_run import ScriptRun, run_script
 from swe_rl.env.grading.swebench_process import HarnessTimeoutError, OfficialHarness
 from swe_rl.env.grading.swebench_spec import complete
 from swe_rl.env.grading.testimony import as_log
 from swe_rl.env.instance import Instance
-from swe_rl.env.protocol import Grade
+from swe_rl.env.protocol import Grade, SuiteRun
 from swe_rl.sandbox.protocol import SandboxProvider, Workspace
 
 LOG_TAIL_CHARS = 2000
@@ -65,6 +66,28 @@ async def grade_by_swebench(
         duration_s=time.monotonic() - started_s,
         tests_s=run.result.duration_s if run.result else 0.0,
     )
+
+
+async def suite_by_swebench(
+    instance: Instance,
+    patch: str,
+    workspace: Workspace,
+    sandboxes: SandboxProvider,
+    timeout_s: float,
+    harness: OfficialHarness = _HARNESS,
+) -> SuiteRun:
+    """All tests that run with `patch`, whatever the row names. Raises GradeError; UserError without `swebench`."""
+    record = complete(instance).to_record()
+    spec = await asyncio.to_thread(harness.ask, {"ask": "spec", "record": record})
+    script, commands = spec["eval_script"], spec["apply_commands"]
+    run = await run_script(instance, patch, script, workspace, sandboxes, timeout_s, commands)
+    if run.result is None:
+        return SuiteRun({}, run.applied.output, patch_applied=False)
+    log = run.result.output
+    if run.result.timed_out:
+        return SuiteRun({}, log, timed_out=True)
+    tests = (await asyncio.to_thread(harness.ask, {"ask": "tests", "record": record, "log": log}))["tests"]
+    return SuiteRun({name: status in PASSING for name, status in tests.items()}, log)
 
 
 async def _verdict(instance: Instance, record: Mapping[str, Any], run: ScriptRun, harness: OfficialHarness) -> Grade:

@@ -11,6 +11,7 @@ import json
 import os
 import sys
 import tempfile
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from swe_rl.env.grading.log_check import END, START, check_log
@@ -26,21 +27,21 @@ def main() -> None:
 
 def _answer(request: dict[str, Any]) -> dict[str, Any]:
     try:
-        return _spec(request["record"]) if request["ask"] == "spec" else _report(request)
+        return _ANSWERS[request["ask"]](request)
     except ImportError as error:
         return {"missing": str(error)}
     except Exception as error:  # of a foreign package: its words go to whoever asked
         return {"error": f"{type(error).__name__}: {error}"}
 
 
-def _spec(record: dict[str, Any]) -> dict[str, Any]:
+def _spec(request: dict[str, Any]) -> dict[str, Any]:
     import swebench
     from swebench.harness.constants import CONTAINER_PATCH_FILE
     from swebench.harness.log_parsers import PARSER_REGISTRY
     from swebench.harness.run_evaluation import GIT_APPLY_CMDS
     from swebench.harness.utils import make_test_spec
 
-    spec = make_test_spec(record)
+    spec = make_test_spec(request["record"])
     if spec.log_parser not in PARSER_REGISTRY:
         raise ValueError(f"log_parser={spec.log_parser!r} is none of the harness's: {', '.join(PARSER_REGISTRY)}")
     return {
@@ -74,6 +75,15 @@ def _report(request: dict[str, Any]) -> dict[str, Any]:
     return answer
 
 
+def _tests(request: dict[str, Any]) -> dict[str, Any]:
+    """Every test that the log names, with its status."""
+    from swebench.harness.log_parsers import PARSER_REGISTRY
+    from swebench.harness.utils import make_test_spec
+
+    spec = make_test_spec(request["record"])
+    return {"tests": PARSER_REGISTRY[spec.log_parser](_region(request["log"]), spec)}
+
+
 def _read(spec: Any, text: str, log: Any) -> dict[str, Any]:
     from swebench.harness.grading import get_eval_report
 
@@ -88,6 +98,12 @@ def _region(log: str) -> str:
     """What the tests printed: all of it after their beginning, also where they never came to their end."""
     return log.split(START, 1)[-1].split(END, 1)[0]
 
+
+_ANSWERS: Mapping[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+    "spec": _spec,
+    "report": _report,
+    "tests": _tests,
+}
 
 if __name__ == "__main__":
     main()

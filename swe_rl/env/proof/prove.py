@@ -19,9 +19,10 @@ from typing import Protocol
 
 from swe_rl.env.instance import Instance, InstanceError, Source
 from swe_rl.env.patch import NOOP_PATCH
+from swe_rl.env.proof.measure import RUNS, Measured, measured
 from swe_rl.env.proof.mend import Way, wants_network, ways
 from swe_rl.env.proof.record import Proof, Trial
-from swe_rl.env.protocol import Grade, GradeError, NotStartedError
+from swe_rl.env.protocol import Grade, GradeError, NotStartedError, SuiteRun
 from swe_rl.env.source_build.program import BuildError
 from swe_rl.errors import one_line
 from swe_rl.sandbox.protocol import SandboxError, SandboxProvider, Workspace
@@ -41,6 +42,10 @@ class Provable(Protocol):
     def workspace(self, instance: Instance) -> Workspace: ...
 
     async def grade(self, instance: Instance, patch: str, sandboxes: SandboxProvider, timeout_s: float) -> Grade: ...
+
+    async def run_tests(self, instance: Instance, patch: str, sandboxes: SandboxProvider, timeout_s: float) -> SuiteRun:
+        """All tests, whatever the row names."""
+        ...
 
     def released(self, instance: Instance) -> datetime | None:
         """When what its source names was made. Raises InstanceError, BuildError."""
@@ -128,6 +133,8 @@ class Prover:
     async def first(self, instance: Instance) -> Proof | Unmended:
         """In the environment that the row describes. Raises UntriedError."""
         began_s = time.monotonic()
+        if instance.is_unmeasured:
+            return _dated(await self._of_measured(instance), time.monotonic() - began_s)
         try:
             run = await self._gold(instance)
             if not run.resolved and self._may_mend(instance, run):
@@ -136,6 +143,40 @@ class Prover:
         except InstanceError as error:
             proof = self._refuted(instance, str(error), [])
         return _dated(proof, time.monotonic() - began_s)
+
+    async def _of_measured(self, instance: Instance) -> Proof:
+        """Which tests judge it is found out first; its environment is not mended: its owner says what is in it."""
+        try:
+            tests = await self._measured(instance)
+            if tests.reason:
+                proof = self._refuted(instance, tests.reason, [])
+                return replace(proof, gold=("unresolved",), flaky=tests.flaky, log_tail=tests.log[-_LOG_CHARS:])
+            row = replace(instance, fail_to_pass=tests.fail_to_pass, pass_to_pass=tests.pass_to_pass)
+            run = await self._gold(row)
+            proof = await self._proof(instance, run, [run.trial("")])
+        except (InstanceError, BuildError) as error:
+            if isinstance(error, UntriedError):
+                raise
+            return self._refuted(instance, str(error), [])
+        flaky = tuple(sorted({*proof.flaky, *tests.flaky}))
+        return replace(proof, flaky=flaky, fail_to_pass=tests.fail_to_pass, pass_to_pass=tests.pass_to_pass)
+
+    async def _measured(self, instance: Instance) -> Measured:
+        """Raises InstanceError, BuildError, UntriedError."""
+        await asyncio.to_thread(self.env.workspace, instance)
+        runs = max(RUNS, self.runs)
+        before = [await self._tests(instance, NOOP_PATCH) for _ in range(runs)]
+        return measured(before, [await self._tests(instance, instance.patch) for _ in range(runs)])
+
+    async def _tests(self, instance: Instance, patch: str) -> SuiteRun:
+        """Raises UntriedError."""
+        error = ""
+        for _ in range(2):
+            try:
+                return await self.env.run_tests(instance, patch, self.sandboxes, self.timeout_s)
+            except (GradeError, SandboxError) as failure:
+                error = str(failure)
+        raise UntriedError(error)
 
     async def mend(self, unmended: Unmended) -> Proof:
         """In other environments, one after the other. Raises UntriedError."""

@@ -43,10 +43,12 @@ class Proof:
     environment: str  # hash of the packages that were there; empty for an image that is not made here
     gold: tuple[str, ...] = ()  # resolved or unresolved, a run each
     noop: str = ""
-    flaky: tuple[str, ...] = ()  # tests that passed in some of the runs
+    flaky: tuple[str, ...] = ()  # tests that passed in some of the runs; of measured ones they are left out
     failing: tuple[str, ...] = ()  # tests that should pass with the gold patch and do not
     log_tail: str = ""  # of the last failing run of the gold patch
     source: Mapping[str, Any] | None = None  # the row's column, mended; None: as it is
+    fail_to_pass: tuple[str, ...] = ()  # measured, where the row names no tests
+    pass_to_pass: tuple[str, ...] = ()
     trials: tuple[Trial, ...] = ()
     took_s: float = 0.0
     made_at: str = ""
@@ -65,13 +67,15 @@ class Proof:
         if record["version"] != VERSION:
             raise ValueError(f"a proof of version {record['version']}")
         values = {key: value for key, value in record.items() if key != "version"}
-        for key in ("gold", "flaky", "failing"):
+        for key in ("gold", "flaky", "failing", "fail_to_pass", "pass_to_pass"):
             values[key] = tuple(values.get(key) or ())
         values["trials"] = tuple(Trial(**trial) for trial in values.get("trials") or ())
         return cls(**values)
 
     def applied(self, instance: Instance) -> Instance:
         """`instance` as it was proven."""
+        if instance.is_unmeasured:
+            instance = replace(instance, fail_to_pass=self.fail_to_pass, pass_to_pass=self.pass_to_pass)
         if self.source is None:
             return instance
         return replace(instance, source=Source.from_record(self.source, f"the proof of {self.instance_id}"))

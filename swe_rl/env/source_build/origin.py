@@ -1,4 +1,4 @@
-"""What a tree is made of: a source distribution, an archive of this machine, or a folder, a git repository's or not.
+"""What a tree is made of: a source distribution, an archive, a folder, or a git repository of this machine or another.
 
 Invariants:
 - The same row and the same content give the same `key`, and no key needs anything unpacked.
@@ -15,11 +15,11 @@ from functools import cache
 from pathlib import Path
 
 from swe_rl.env.instance import Instance, InstanceError
-from swe_rl.env.source_build.program import BuildError, run
+from swe_rl.env.source_build.program import BuildError
+from swe_rl.env.source_build.repository import cloned, git, is_address
 from swe_rl.env.source_build.sdist import ENDINGS, fetch, released, split_name, unpack
 from swe_rl.sandbox.archive import unpack as unpack_tar
 
-_GIT_S = 300.0
 _BLOCK_BYTES = 1 << 20
 
 
@@ -45,7 +45,7 @@ class Origin:
     def released(self) -> datetime | None:
         """When its files were made; None where they do not say it. Raises BuildError."""
         if self.commit:
-            text = _git(self.path, "show", "--no-patch", "--format=%cI", self.commit)
+            text = git(self.path, "show", "--no-patch", "--format=%cI", self.commit)
             return datetime.fromisoformat(text.strip()).astimezone(UTC)
         if self.path.is_dir():
             newest = max((path.lstat().st_mtime for path in self.path.rglob("*")), default=0.0)
@@ -71,32 +71,29 @@ def origin_of(instance: Instance, cache: Path) -> Origin:
         if not path.is_file() or not path.name.endswith(ENDINGS):
             raise InstanceError(f"{where} is no file of this machine that ends with {', '.join(ENDINGS)}")
         return Origin(path.name, version, f"{_slug(path.name)}-{hash_of_file(path)[:12]}", path)
-    if not path.is_dir():
+    if is_address(source.tree):
+        path = cloned(source.tree, instance.base_commit, cache)
+    elif not path.is_dir():
         raise InstanceError(f"{where} is no folder of this machine")
-    if not (path / ".git").exists():
+    elif not (path / ".git").exists():
         return Origin(path.name, version, f"{_slug(path.name)}-{_hash_of_folder(path)[:12]}", path)
     try:
-        commit = _git(path, "rev-parse", "--verify", "--quiet", f"{instance.base_commit}^{{commit}}").strip()
+        commit = git(path, "rev-parse", "--verify", "--quiet", f"{instance.base_commit}^{{commit}}").strip()
     except BuildError as error:
         raise InstanceError(f"{where} is a git repository without base_commit={instance.base_commit}") from error
-    return Origin(path.name, version, f"{_slug(path.name)}-{commit[:12]}", path, commit)
+    return Origin(path.name.removesuffix(".git"), version, f"{_slug(path.name)}-{commit[:12]}", path, commit)
 
 
 def _unpack_commit(repository: Path, commit: str, destination: Path) -> None:
     packed = destination.with_name(f".{destination.name}.tar")
     try:
-        _git(repository, "archive", "--format=tar", f"--output={packed}", commit)
+        git(repository, "archive", "--format=tar", f"--output={packed}", commit)
         with tarfile.open(packed) as tar:
             unpack_tar(tar, destination)
     except (OSError, tarfile.TarError) as error:
         raise BuildError(f"{repository}: commit {commit[:12]} cannot be unpacked ({error})") from error
     finally:
         packed.unlink(missing_ok=True)
-
-
-def _git(repository: Path, *arguments: str) -> str:
-    command = ["git", "-c", f"safe.directory={repository}", "-C", str(repository), *arguments]
-    return run(command, what=f"git in {repository}", timeout_s=_GIT_S)
 
 
 @cache

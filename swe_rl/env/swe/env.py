@@ -15,13 +15,15 @@ from pathlib import Path
 from swe_rl.config.choices import GradingKind, SandboxKind, Unproven
 from swe_rl.config.schema import EnvConfig
 from swe_rl.env.grading.make import GRADERS
+from swe_rl.env.grading.swebench import suite_by_swebench
 from swe_rl.env.instance import Instance, InstanceError
 from swe_rl.env.proof.record import ProofBook, Standing, book_of, book_path, made_of_digest, tests_digest
-from swe_rl.env.protocol import Env, Grade
+from swe_rl.env.protocol import Env, Grade, SuiteRun
 from swe_rl.env.source_build.build import SourceWorkspaces
 from swe_rl.env.source_build.environment import environment_key, facts_of
 from swe_rl.env.source_build.origin import origin_of
 from swe_rl.env.source_build.program import BuildError
+from swe_rl.env.source_build.repository import is_absent
 from swe_rl.env.source_build.sdist import fetched
 from swe_rl.env.swe.read import read_split
 from swe_rl.env.swe.splits import DatasetEnv
@@ -88,6 +90,11 @@ class SweEnv(DatasetEnv):
         workspace = await asyncio.to_thread(self.workspace, instance)
         return await GRADERS[kind](instance, patch, workspace, sandboxes, timeout_s)
 
+    async def run_tests(self, instance: Instance, patch: str, sandboxes: SandboxProvider, timeout_s: float) -> SuiteRun:
+        """Raises GradeError."""
+        workspace = await asyncio.to_thread(self.workspace, instance)
+        return await suite_by_swebench(instance, patch, workspace, sandboxes, timeout_s)
+
     def standing(self, instance: Instance) -> tuple[Standing, str]:
         """And why it is not proven. Raises InstanceError for env.proofs."""
         if instance.repo.startswith(EMBEDDED):
@@ -96,7 +103,8 @@ class SweEnv(DatasetEnv):
             return Standing.refuted, "its row names no source, and sandbox=process has no images"
         proof = self.book.of(instance.instance_id)
         if proof is None:
-            return Standing.untried, "nobody tried its gold patch here"
+            measured = " and measured its tests" if instance.is_unmeasured else ""
+            return Standing.untried, f"nobody tried its gold patch{measured} here"
         if (proof.tests, proof.made_of) != self.digests(instance):
             return Standing.untried, "its proof is of another row, of other tests or of another kind of sandbox"
         if not proof.proven:
@@ -138,7 +146,8 @@ class SweEnv(DatasetEnv):
     def environment_digest(self, instance: Instance) -> str:
         """Of its packages, where the environment is made here and is there; else empty."""
         source, archives = instance.source, self._sources_cache / "sdists"
-        if source is None or (source.sdist and fetched(source.sdist, archives) is None):
+        missing = source and (fetched(source.sdist, archives) is None if source.sdist else is_absent(source, archives))
+        if source is None or missing:
             return ""  # nothing is fetched to look
         try:
             origin = origin_of(instance, archives)
@@ -154,22 +163,23 @@ class SweEnv(DatasetEnv):
     def _usable(self, split: str) -> tuple[Sequence[Instance], Mapping[str, str], int | None]:
         """Raises InstanceError where env.unproven=refuse, or where nothing is left."""
         instances, rows = self._chosen(split)
-        if self._config.unproven is Unproven.keep:
-            return [self._as_proven(instance) for instance in instances], {}, rows
         reasons = {instance.instance_id: self.left_out_because(instance) for instance in instances}
         left_out = {name: reason for name, reason in reasons.items() if reason}
         refused = self._config.unproven is Unproven.refuse
         if left_out and (refused or len(left_out) == len(instances)):
-            raise InstanceError(_words(split, left_out, len(instances), refused=refused))
+            raise InstanceError(_words(split, left_out, len(instances), self._config.unproven))
         usable = [self._as_proven(instance) for instance in instances if not reasons[instance.instance_id]]
         return usable, left_out, rows
 
     def left_out_because(self, instance: Instance) -> str:
         """Why an instance is left out; empty for what is used. An image that others published and nobody tried here is
-        used, unless env.unproven=refuse."""
-        if self._config.unproven is Unproven.keep:
+        used, unless env.unproven=refuse. Nothing uses a row whose tests nobody measured: any patch would resolve it."""
+        kept = self._config.unproven is Unproven.keep
+        if kept and not instance.is_unmeasured:
             return ""
         standing, reason = self.standing(instance)
+        if instance.is_unmeasured:
+            return "" if standing is Standing.proven else reason
         is_image = self._sandbox is not SandboxKind.process
         published = standing is Standing.untried and is_image and self._config.unproven is not Unproven.refuse
         return "" if standing is Standing.proven or published else reason
@@ -182,9 +192,12 @@ class SweEnv(DatasetEnv):
         return proof.applied(instance)
 
 
-def _words(split: str, left_out: Mapping[str, str], instances: int, *, refused: bool) -> str:
+def _words(split: str, left_out: Mapping[str, str], instances: int, unproven: Unproven) -> str:
     shown = "; ".join(f"{name}: {reason}" for name, reason in list(left_out.items())[:_SHOWN])
     more = f"; and {len(left_out) - _SHOWN} more" if len(left_out) > _SHOWN else ""
     way = "job=prepare proves instances (job=validate those with images of others)"
-    rest = "env.unproven=skip leaves them out" if refused else "env.unproven=keep uses them all the same"
-    return f"{len(left_out)} of {instances} instances of {split} are not proven: {shown}{more}. {way}; {rest}"
+    rest = {
+        Unproven.refuse: "; env.unproven=skip leaves them out",
+        Unproven.skip: "; env.unproven=keep uses them all the same",
+    }.get(unproven, "")
+    return f"{len(left_out)} of {instances} instances of {split} are not proven: {shown}{more}. {way}{rest}"

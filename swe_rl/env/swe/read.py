@@ -98,7 +98,7 @@ def usable(
     kept: list[Instance] = []
     dropped: dict[str, list[str]] = {}
     for instance in instances:
-        reason = _unusable(instance, max_tests) or (_not_judged(instance) if by_harness else "")
+        reason = _unusable(instance, max_tests, by_harness) or (_not_judged(instance) if by_harness else "")
         if reason:
             dropped.setdefault(reason, []).append(instance.instance_id)
         else:
@@ -106,10 +106,10 @@ def usable(
     return kept, dropped
 
 
-def _unusable(instance: Instance, max_tests: int) -> str:
+def _unusable(instance: Instance, max_tests: int, by_harness: bool) -> str:
     if not instance.problem_statement.strip():
         return "an empty problem_statement"
-    if not instance.fail_to_pass:
+    if not instance.fail_to_pass and not (by_harness and instance.is_unmeasured):
         return "no FAIL_TO_PASS test"
     if 0 < max_tests < len(instance.fail_to_pass) + len(instance.pass_to_pass):
         return f"more than {max_tests} tests (env.max_tests)"
