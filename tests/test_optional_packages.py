@@ -15,11 +15,11 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-MODULES = {"mini-swe-agent": "minisweagent", "hydra-optuna-sweeper": "hydra_plugins"}
+MODULES = {"mini-swe-agent": "minisweagent", "mlflow-skinny": "mlflow", "hydra-optuna-sweeper": "hydra_plugins"}
 BASE = {"torch", "transformers", "tokenizers", "safetensors"}  # of every installation that runs the tests
 TOOLS = {"mkdocs-material", "pytest-asyncio", "pytest-timeout", "pytest-xdist", "hypothesis", "ruff", "mypy", "build"}
 OF_TESTS = {"trl", "openai", "anthropic"}
-WITH_ANOTHER = {"sqlalchemy"}  # comes with Optuna, in the version that its plugin needs
+WITH_ANOTHER = {"sqlalchemy", "alembic"}  # with Optuna in the version that its plugin needs; with MLflow's client
 
 SITE = """
 import os, sys
@@ -99,6 +99,9 @@ def without(tmp_path_factory):
 
 COMMANDS = {
     "wandb": ("wandb", ["logger.wandb=offline"]),
+    "tensorboard": ("tensorboard", ["logger=tensorboard"]),
+    "mlflow-skinny": ("mlflow", ["logger=mlflow"]),
+    "trackio": ("trackio", ["logger=trackio"]),
     "peft": ("lora", ["trainer.lora_rank=8"]),
     "docker": ("docker", ["sandbox=docker", "sandbox.image=a:b"]),
     "mini-swe-agent": ("mini_swe", ["agent=mini_swe"]),
@@ -108,6 +111,12 @@ COMMANDS = {
     "swebench": ("swebench", ["env=swebench_lite"]),
     "vllm": ("SWE_RL_VLLM_COMMAND=PYTHON", ["engine=vllm"]),
 }
+LOGGER = """
+from pathlib import Path
+from swe_rl.config.schema import LoggerConfig
+from swe_rl.logger.foreign import make_loggers
+make_loggers(LoggerConfig({}), Path("run"), "run", {{}})
+"""
 # Where the package is imported at last: the rule may have looked at another machine, or cannot know yet.
 CODE = {
     "wandb": """
@@ -116,6 +125,9 @@ from swe_rl.config.schema import LoggerConfig
 from swe_rl.logger.wandb import check_wandb
 check_wandb(LoggerConfig(wandb=WandbMode.offline), {})
 """,
+    "tensorboard": LOGGER.format("tensorboard=True"),
+    "mlflow-skinny": LOGGER.format("mlflow=True"),
+    "trackio": LOGGER.format("trackio=True"),
     "docker": """
 from pathlib import Path
 from swe_rl.config.choices import SandboxKind

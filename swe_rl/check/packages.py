@@ -22,6 +22,7 @@ from swe_rl.config.choices import (
     WandbMode,
     WeightSync,
 )
+from swe_rl.config.parts import Part, starts
 from swe_rl.config.schema import Config
 from swe_rl.errors import UserError
 from swe_rl.host.packages import install_command, ranges
@@ -224,8 +225,12 @@ def _acts_by_library(config: Config, _: Host, job: JobName) -> bool:
     return job in _ACTS and config.agent.name == "mini_swe"
 
 
-def _logs(config: Config, _: Host, job: JobName) -> bool:
-    return job in _SAMPLES | {JobName.sft} and config.logger.wandb is not WandbMode.disabled
+def _logs(config: Config, _: Host, __: JobName) -> bool:
+    return Part.logger in starts(config) and config.logger.wandb is not WandbMode.disabled
+
+
+def _mirrors_to(name: str) -> Callable[[Config, Host, JobName], bool]:
+    return lambda config, _, __: Part.logger in starts(config) and getattr(config.logger, name)
 
 
 NEEDS = (
@@ -243,4 +248,7 @@ NEEDS = (
     Need(("pyarrow",), "data", "env.dataset", _parquet),
     Need(("swebench",), "swebench", "env.grading", _graded),
     Need(("wandb",), "wandb", "logger.wandb", _logs),
+    Need(("tensorboard",), "tensorboard", "logger.tensorboard", _mirrors_to("tensorboard")),
+    Need(("mlflow-skinny", "mlflow"), "mlflow", "logger.mlflow", _mirrors_to("mlflow")),
+    Need(("trackio",), "trackio", "logger.trackio", _mirrors_to("trackio")),
 )

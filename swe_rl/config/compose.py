@@ -153,6 +153,7 @@ def from_tree(tree: "DictConfig", hydra: "DictConfig", overrides: Sequence[str])
             f"Unknown key {unknown[0]!r} at the top of a file of conf/. Top-level keys: {', '.join(keys)}."
         )
     choices = {str(group): str(option) for group, option in hydra.runtime.choices.items() if option is not None}
+    choices = {**_several(overrides, keys), **choices}
     sources = [str(source.path) for source in hydra.runtime.config_sources if source.schema == "file"]
     values = {key: _resolved(tree, key) for key in keys}
     _name_extensions(values, choices)
@@ -172,15 +173,31 @@ def from_tree(tree: "DictConfig", hydra: "DictConfig", overrides: Sequence[str])
     )
 
 
+def _several(overrides: Sequence[str], groups: Sequence[str]) -> dict[str, str]:
+    """`logger=[wandb,tensorboard]`: Hydra tells no choice of a group of which several options are chosen."""
+    pairs = [override.partition("=") for override in overrides]
+    return {group: options for group, _, options in pairs if group in groups and options.startswith("[")}
+
+
 def _name_extensions(values: dict[str, Any], choices: dict[str, str]) -> None:
-    """Somebody's own class is called as its option, and never as one of ours, whose rules are not about it."""
+    """Somebody's own class is called as its option, and never as one of ours, whose rules are not about it.
+
+    Raises ConfigError where several options of somebody's own are chosen: the last would silently win.
+    """
     shipped = option_names()
     for kind in ExtensionKind:
         group = values[kind]
+        chosen = [option.strip() for option in choices.get(kind, "").strip("[]").split(",")]
+        theirs = [option for option in chosen if option and option not in shipped[kind]]
+        if len(theirs) > 1:
+            raise ConfigError(
+                f"{kind}={choices[kind]} names {len(theirs)} options that are not part of swe_rl. A run has one {kind} "
+                f"of your own: write one that calls the others, or choose one of {', '.join(theirs)}."
+            )
         if isinstance(group, dict) and isinstance(target := group.get("_target_"), str):
-            name, option = str(group.get("name")), choices.get(kind, "")
+            name = str(group.get("name"))
             if not name or name in shipped[kind]:
-                group["name"] = target.rpartition(".")[2] if not option or option in shipped[kind] else option
+                group["name"] = theirs[0] if theirs else target.rpartition(".")[2]
 
 
 def _resolved(tree: "DictConfig", key: str) -> Any:

@@ -16,6 +16,8 @@ from swe_rl.host.gpus import visible_devices
 # Variable: what it decides.
 HONOURED: dict[str, str] = {
     "WANDB_API_KEY": "logger.wandb=online",
+    "MLFLOW_TRACKING_URI": "where logger.mlflow=true writes",
+    "TRACKIO_DIR": "where logger.trackio=true writes",
     "HF_TOKEN": "model.path and env.dataset of the hub",
     "VLLM_URL": "engine.urls with engine=external",
     "MODEL": "model.path of the experiments django_grpo_*",

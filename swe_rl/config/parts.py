@@ -27,7 +27,7 @@ class Part(StrEnum):
     grading = "grading"
     runtime = "runtime"  # a sandbox server
     outputs = "outputs"  # a folder of the run
-    logger = "logger"
+    logger = "logger"  # of figures, beside the run's folder
 
 
 _SAMPLED = frozenset({Part.engines, Part.router})
@@ -39,7 +39,7 @@ _OF_JOB: dict[JobName, frozenset[Part]] = {
     JobName.rollout: _ROLLOUTS | {Part.steps},
     JobName.eval: _ROLLOUTS | {Part.evaluation},
     JobName.sft: frozenset({Part.warm_start, Part.data, Part.outputs, Part.logger}),
-    JobName.serve: _SAMPLED | {Part.outputs, Part.logger},
+    JobName.serve: _SAMPLED | {Part.outputs},
     JobName.runtime: frozenset({Part.runtime, Part.sandboxes, Part.outputs}),
     JobName.prepare: frozenset({Part.data}),
     JobName.validate: frozenset({Part.data, Part.sandboxes, Part.grading}),
@@ -66,6 +66,7 @@ _READERS: dict[str, frozenset[Part]] = {
     "sandbox": frozenset({Part.sandboxes}),
     "runtime": frozenset({Part.runtime}),
     "env": frozenset({Part.data}),
+    "logger": frozenset({Part.logger}),
 }
 
 

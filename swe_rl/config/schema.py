@@ -530,7 +530,10 @@ class LoggerConfig(Extensible):
     """Where figures go beside the run's folder; `_target_`: a logger of your own as well."""
 
     wandb: WandbMode = WandbMode.disabled  # online, offline or disabled
-    project: str = "swe_rl"  # of Weights & Biases
+    tensorboard: bool = False  # event files in tensorboard/ of the run's folder
+    mlflow: bool = False  # mlflow.db in the run's folder, or what MLFLOW_TRACKING_URI names
+    trackio: bool = False  # below TRACKIO_DIR, or in the Hugging Face cache as Trackio has it
+    project: str = "swe_rl"  # of Weights & Biases and Trackio; the experiment of MLflow
 
 
 @dataclass(frozen=True)

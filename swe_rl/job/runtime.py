@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
-from swe_rl.config.choices import RuntimeKind, SandboxKind, WandbMode
+from swe_rl.config.choices import RuntimeKind, SandboxKind
 from swe_rl.config.schema import Config, SandboxConfig
 from swe_rl.errors import UserError
 from swe_rl.hardware.rendezvous import Beating, Meeting, RendezvousError, ServerRecord, Signs, meeting_of
@@ -71,12 +71,8 @@ _ASK_QUEUE_S = 15.0
 def run(config: Config, folder: Path | None) -> int:
     assert folder is not None
     meeting = Meeting(meeting_of(config, folder)).create()
-    # A server has the overrides of its run, but neither resumes that run nor shows up in W&B beside it.
-    config = replace(
-        config,
-        trainer=replace(config.trainer, resume="none"),
-        logger=replace(config.logger, wandb=WandbMode.disabled),
-    )
+    # A server has the overrides of its run, but does not resume it.
+    config = replace(config, trainer=replace(config.trainer, resume="none"))
     state = RuntimeState()
     with session(config, folder, total_steps=0, reports=False, state=state) as run_session:
         event_loop.run(_serve(config, run_session, meeting, state))

@@ -8,7 +8,7 @@ Invariants:
 import random
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
     from swe_rl.model.chat import ChatRenderer
 
+Log = Callable[[Mapping[str, Any], int], None]  # of a record and its step
+
 _TOKENIZER_CONVERSATIONS = 4000
 _REPORT_EVERY_STEPS = 50
 _WEIGHTS = "model.safetensors"
@@ -40,10 +42,11 @@ def run(config: Config, folder: Path | None) -> int:
         output = Path(config.sft.output)
         _put_back(output)
         _check_output(output)
-        tokenizer, model, losses = _warm_start(config, run_session.progress.message)
+        tokenizer, model, losses = _warm_start(config, run_session.progress.message, run_session.mirrors.log)
         figures = {"seed": config.sft.seed, "loss_skill": losses[0], "loss_beginner": losses[1]}
         _save(output, model, tokenizer, figures)
         run_session.events.write("warm_start", output=str(output), **figures)
+        run_session.mirrors.summarize(figures)
     print(f"warm start: {output} (use it with model.path={output})", flush=True)
     return 0
 
@@ -58,7 +61,9 @@ def conversation(demonstration: Demonstration, prompt: str) -> Messages:
     return messages
 
 
-def _warm_start(config: Config, say: Any) -> tuple["PreTrainedTokenizerFast", "PreTrainedModel", tuple[float, float]]:
+def _warm_start(
+    config: Config, say: Any, log: Log
+) -> tuple["PreTrainedTokenizerFast", "PreTrainedModel", tuple[float, float]]:
     from swe_rl.model.chat import ChatRenderer
     from swe_rl.trainer.supervised import SupervisedTrainer
 
@@ -81,7 +86,8 @@ def _warm_start(config: Config, say: Any) -> tuple["PreTrainedTokenizerFast", "P
             num_threads=config.trainer.num_threads,
         )
         rows = _rows(demonstrator, renderer, prompt, sft.seed + stage, sft.tokens_per_batch)
-        losses.append(_train(trainer, rows, steps, f"stage {stage + 1} of 2", say))
+        before = sft.steps if stage else 0
+        losses.append(_train(trainer, rows, steps, f"stage {stage + 1} of 2", say, log, before))
     return tokenizer, model.cpu(), (losses[0], losses[1])
 
 
@@ -126,8 +132,10 @@ def _rows(
     return batches(lambda rng: conversation(demonstrator.demonstrate(rng), prompt), renderer, seed, tokens)
 
 
-def _train(trainer: Any, rows: Iterator[list[IdsAndMask]], steps: int, label: str, say: Any) -> float:
-    """The mean loss of the last reported stretch."""
+def _train(
+    trainer: Any, rows: Iterator[list[IdsAndMask]], steps: int, label: str, say: Any, log: Log, before: int
+) -> float:
+    """The mean loss of the last reported stretch. `before`: steps of the stages before this one."""
     losses: list[float] = []
     started_s = time.monotonic()
     tokens, mean = 0, float("nan")
@@ -139,6 +147,7 @@ def _train(trainer: Any, rows: Iterator[list[IdsAndMask]], steps: int, label: st
             mean = sum(losses) / len(losses)
             losses.clear()
             rate = tokens / (time.monotonic() - started_s)
+            log({"step": before + step, "loss": mean, "trained_tokens_per_s": rate}, before + step)
             say(
                 f"{label}: {step}/{steps}, loss {mean:.4f}, {rate:,.0f} trained tokens/s, "
                 f"{(steps - step) * (time.monotonic() - started_s) / step:.0f} s left"

@@ -1,8 +1,8 @@
-"""A logger that somebody else wrote, beside the run's own files; never a condition of the run.
+"""Loggers beside the run's own files, ours and somebody else's, by one door; never a condition of the run.
 
 Invariants:
-- It is made before anything starts; what fails there is a UserError.
-- After that its methods run in a thread of their own, in order: it delays no step. What it raises is one warning, and
+- One is made before anything starts; what fails there is a UserError.
+- After that its methods run in a thread of its own, in order: it delays no step. What it raises is one warning, and
   the run goes on without it; so is what does not end within `_FINISH_TIMEOUT_S` of the run's end.
 - Records are as `steps.jsonl` has them, secrets masked.
 """
@@ -11,12 +11,12 @@ import logging
 import queue
 import threading
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 from swe_rl.config.choices import ExtensionKind
-from swe_rl.config.schema import LoggerConfig
+from swe_rl.config.schema import Extensible, LoggerConfig
 from swe_rl.extension.find import Foreign
 from swe_rl.extension.make import failure, make
 from swe_rl.logger.wandb import WandbLogger
@@ -84,8 +84,8 @@ class ForeignLogger:
 class Mirrors:
     """Everything that gets a run's figures beside its files."""
 
-    def __init__(self, wandb: WandbLogger, foreign: ForeignLogger | None) -> None:
-        self._all: list[WandbLogger | ForeignLogger] = [wandb, *([foreign] if foreign is not None else [])]
+    def __init__(self, mirrors: Sequence[WandbLogger | ForeignLogger]) -> None:
+        self._all = tuple(mirrors)
 
     def start(self) -> None:
         """Raises WandbError, DiskError."""
@@ -105,15 +105,29 @@ class Mirrors:
             mirror.finish(exit_status)
 
 
-def make_logger(
+def _shipped(config: LoggerConfig) -> list[Extensible]:
+    """Those that are asked for, as an option of somebody else would name them."""
+    project = {"project": config.project}
+    groups = (
+        (config.tensorboard, Extensible("tensorboard", "swe_rl.logger.tensorboard.TensorBoardLogger")),
+        (config.mlflow, Extensible("mlflow", "swe_rl.logger.mlflow.MlflowLogger", project)),
+        (config.trackio, Extensible("trackio", "swe_rl.logger.trackio.TrackioLogger", project)),
+    )
+    return [group for wanted, group in groups if wanted]
+
+
+def make_loggers(
     config: LoggerConfig, folder: Path, run_name: str, configuration: Mapping[str, Any]
-) -> ForeignLogger | None:
-    """None: there is none but ours. `configuration` has its secrets masked. Raises UserError."""
+) -> list[ForeignLogger]:
+    """All but W&B: those that ship and are asked for, then the user's own. `configuration` has its secrets masked.
+
+    Raises UserError.
+    """
     given = {"folder": folder, "run_name": run_name, "configuration": dict(configuration)}
-    ours = {"default": "swe_rl.logger.foreign.no_logger"}
-    logger, maker = make(ExtensionKind.logger, config, given, ours)
-    return None if maker is None else ForeignLogger(logger, maker)
+    ours = {"default": f"{__name__}.no_logger"}
+    made = [make(ExtensionKind.logger, group, given, ours) for group in (*_shipped(config), config)]
+    return [ForeignLogger(logger, maker) for logger, maker in made if maker is not None]
 
 
 def no_logger() -> None:
-    """Of logger=default and logger=wandb: `logger.wandb` says."""
+    """Where no logger of the user's own is chosen."""

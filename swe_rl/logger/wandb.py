@@ -23,6 +23,7 @@ from swe_rl.config.choices import WandbMode
 from swe_rl.config.schema import LoggerConfig
 from swe_rl.errors import UserError
 from swe_rl.logger.disk import write_text_atomic
+from swe_rl.logger.figures import flat
 from swe_rl.logger.folder import RunFolder
 
 _log = logging.getLogger(__name__)
@@ -84,10 +85,10 @@ class WandbLogger:
 
     def log(self, record: Mapping[str, Any], step: int) -> None:
         """A step's record; nested mappings become `outer/inner`."""
-        self._attempt("log", lambda run: run.log(_flat(record), step=step))
+        self._attempt("log", lambda run: run.log(flat(record), step=step))
 
     def summarize(self, summary: Mapping[str, Any]) -> None:
-        self._attempt("summarize", lambda run: run.summary.update(_flat(summary)))
+        self._attempt("summarize", lambda run: run.summary.update(flat(summary)))
 
     def finish(self, exit_status: int = 0, timeout_s: float = _FINISH_TIMEOUT_S) -> None:
         """Waits at most `timeout_s` for the upload: a dead network must not hold the run's end."""
@@ -150,13 +151,3 @@ def _kept_id(path: Path) -> str | None:
         return path.read_text().strip() or None
     except OSError:
         return None
-
-
-def _flat(record: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in record.items():
-        if isinstance(value, Mapping):
-            flat |= _flat(value, f"{prefix}{key}/")
-        else:
-            flat[f"{prefix}{key}"] = value
-    return flat

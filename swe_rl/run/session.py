@@ -32,7 +32,7 @@ from swe_rl.hardware.sync import synced
 from swe_rl.host.kill_point import kill_point
 from swe_rl.logger.disk import DiskError, read_json
 from swe_rl.logger.folder import RunFolder, RunState, RunStatus, StatusWriter
-from swe_rl.logger.foreign import Mirrors, make_logger
+from swe_rl.logger.foreign import Mirrors, make_loggers
 from swe_rl.logger.jsonl import EventLog, StepLog, iter_jsonl, read_evals, read_events
 from swe_rl.logger.progress import Progress, ProgressState
 from swe_rl.logger.run_log import RunLog
@@ -223,9 +223,7 @@ def session(
     with ExitStack() as stack:
         stack.callback(folder.release)
         end_signal = stack.enter_context(listening(in_slurm=here is not None))
-        wandb = WandbLogger(config.logger, folder.name, folder, flatten(config))
-        facts = (folder.path, folder.name, flatten(config))
-        mirrors = Mirrors(wandb, make_logger(config.logger, *facts) if Part.logger in starts(config) else None)
+        mirrors = _mirrors(config, folder)
         before = folder.status()
         step = before.step if before and resumed else 0
         status = StatusWriter(folder.status_json, config_hash=config_hash(config), step=step)
@@ -272,6 +270,15 @@ def session(
             raise
         else:
             _close(run_session, RunState.done, None, 0)
+
+
+def _mirrors(config: Config, folder: RunFolder) -> Mirrors:
+    """None of a job that has no figures: a server of an engine or of sandboxes. Raises UserError."""
+    if Part.logger not in starts(config):
+        return Mirrors(())
+    flat = flatten(config)
+    wandb = WandbLogger(config.logger, folder.name, folder, flat)
+    return Mirrors((wandb, *make_loggers(config.logger, folder.path, folder.name, flat)))
 
 
 def _num_predictions(folder: RunFolder) -> int:

@@ -1,0 +1,24 @@
+"""Figures of a nested record under one name each.
+
+Invariants:
+- A name is the path of its keys, joined by `/`.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+
+def flat(record: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested mappings become `outer/inner`."""
+    values: dict[str, Any] = {}
+    for key, value in record.items():
+        if isinstance(value, Mapping):
+            values |= flat(value, f"{prefix}{key}/")
+        else:
+            values[f"{prefix}{key}"] = value
+    return values
+
+
+def figures(record: Mapping[str, Any]) -> dict[str, float]:
+    """The numbers of a record; true is 1. What is no number (a name, a list, nothing) is left out."""
+    return {name: float(value) for name, value in flat(record).items() if isinstance(value, int | float)}

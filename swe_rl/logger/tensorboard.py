@@ -1,0 +1,45 @@
+"""TensorBoard: the curves of a run as event files in its folder, by TensorBoard's own writer.
+
+Invariants:
+- Neither TensorFlow nor torch is needed or imported.
+- What is written is flushed with each step: `tensorboard --logdir` shows a run that goes on, and a kill loses nothing.
+- A resumed run writes another file beside the first; TensorBoard shows both as one run.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from swe_rl.errors import UserError
+from swe_rl.logger.figures import figures
+
+
+class TensorBoardLogger:
+    """`folder`: the run's. Raises UserError without the package."""
+
+    def __init__(self, folder: Path) -> None:
+        try:
+            from tensorboard.summary import Writer
+        except ImportError as error:
+            raise UserError(
+                f"logger.tensorboard=true needs the tensorboard package ({error}): pip install 'swe_rl[tensorboard]', "
+                "or start with logger.tensorboard=false."
+            ) from error
+        self._writer = Writer(str(folder / "tensorboard"))
+        self._step = 0
+
+    def log(self, record: Mapping[str, Any], step: int) -> None:
+        self._step = step
+        self._add(figures(record))
+
+    def summarize(self, summary: Mapping[str, Any]) -> None:
+        """At the last step: TensorBoard has no place for what has no step."""
+        self._add({f"summary/{name}": value for name, value in figures(summary).items()})
+
+    def finish(self, exit_status: int) -> None:
+        self._writer.close()
+
+    def _add(self, values: Mapping[str, float]) -> None:
+        for name, value in values.items():
+            self._writer.add_scalar(name, value, self._step)
+        self._writer.flush()
