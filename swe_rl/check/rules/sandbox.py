@@ -67,8 +67,8 @@ def places(config: Config, _: Host) -> Iterator[Finding]:
         yield warning(
             "sandbox_places",
             "sandbox.concurrency",
-            f"{sandboxes} commands run at once for {under_way} trajectories (rollout.concurrency), though there is room "
-            f"for {room}: trajectories wait for each other's commands",
+            f"{sandboxes} commands run at once for {under_way} trajectories (rollout.concurrency), though there is "
+            f"room for {room}: trajectories wait for each other's commands",
             f"sandbox.concurrency={min(room, under_way)}",
         )
 
