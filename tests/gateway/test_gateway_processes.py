@@ -10,6 +10,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+
+pytest.importorskip("openai")
+
 from openai import APIConnectionError, APIStatusError, AsyncOpenAI
 
 from swe_rl.config.schema import GatewayConfig
