@@ -1,6 +1,7 @@
 """The warm start as a job, at a size that takes a second."""
 
 import contextlib
+import itertools
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -38,9 +39,11 @@ def run(tmp_path, monkeypatch):
     monkeypatch.setattr(job, "_TOKENIZER_CONVERSATIONS", 40)
     torch.set_num_threads(1)
 
+    runs = itertools.count()
+
     def start(name, *overrides):
         config = compose([*SMALL, f"paths.outputs={tmp_path}", f"sft.output={tmp_path / name}", *overrides]).config
-        assert job.run(config, tmp_path / f"run_{name}") == 0
+        assert job.run(config, tmp_path / f"run_{next(runs)}_{name}") == 0
         return tmp_path / name
 
     return start
@@ -52,7 +55,7 @@ def test_it_leaves_a_model_that_loads(run, tmp_path):
     assert load_model(config).config.vocab_size == 400 and load_tokenizer(config).pad_token_id == 0
     figures = json.loads((output / "warm_start.json").read_text())
     assert figures["seed"] == 0 and 0 < figures["loss_skill"] < 10 and 0 < figures["loss_beginner"] < 10
-    assert RunFolder(tmp_path / "run_model").status().status is RunState.done
+    assert RunFolder(tmp_path / "run_0_model").status().status is RunState.done
     assert not list(tmp_path.glob(".*aside"))
 
 
