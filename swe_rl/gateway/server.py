@@ -152,8 +152,9 @@ class Gateway:
     def ended(self, session_id: str) -> "asyncio.Future[SessionSummary] | None":
         """Of a session in a process of its own (`gateway.processes`): done with a summary that says why it is `lost`
         where that process ended before the session was closed. None for any other."""
-        in_worker = self._workers is not None and session_id in self._workers
-        return self._workers.ended(session_id) if self._workers is not None and in_worker else None
+        if self._workers is not None and session_id in self._workers:
+            return self._workers.ended(session_id)
+        return None
 
     def waited_s(self, session_id: str) -> float:
         """Seconds so far in which calls of this session waited for the router, an engine's queue or restart, or to be

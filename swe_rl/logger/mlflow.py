@@ -15,7 +15,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from swe_rl.errors import UserError, one_line
+from swe_rl.errors import UserError, not_installed, one_line
 from swe_rl.logger.disk import write_text_atomic
 from swe_rl.logger.figures import figures
 
@@ -45,10 +45,7 @@ class MlflowLogger:
 
                 address = f"sqlite:///{(folder / 'mlflow.db').resolve()}"
         except ImportError as error:
-            raise UserError(
-                f"logger.mlflow=true needs the mlflow-skinny package ({error}): pip install 'swe_rl[mlflow]', "
-                "or start with logger.mlflow=false."
-            ) from error
+            raise not_installed("logger.mlflow", "mlflow-skinny", "mlflow", error) from error
         for library in ("mlflow", "alembic"):
             logging.getLogger(library).setLevel(logging.WARNING)
         try:

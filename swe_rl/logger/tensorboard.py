@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from swe_rl.errors import UserError
+from swe_rl.errors import not_installed
 from swe_rl.logger.figures import figures
 
 
@@ -21,10 +21,7 @@ class TensorBoardLogger:
         try:
             from tensorboard.summary import Writer
         except ImportError as error:
-            raise UserError(
-                f"logger.tensorboard=true needs the tensorboard package ({error}): pip install 'swe_rl[tensorboard]', "
-                "or start with logger.tensorboard=false."
-            ) from error
+            raise not_installed("logger.tensorboard", "tensorboard", "tensorboard", error) from error
         self._writer = Writer(str(folder / "tensorboard"))
         self._step = 0
 

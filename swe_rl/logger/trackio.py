@@ -15,7 +15,7 @@ from contextvars import copy_context
 from pathlib import Path
 from typing import Any
 
-from swe_rl.errors import UserError
+from swe_rl.errors import not_installed
 from swe_rl.logger.disk import write_text_atomic
 from swe_rl.logger.figures import figures
 
@@ -30,10 +30,7 @@ class TrackioLogger:
         try:
             import trackio
         except ImportError as error:
-            raise UserError(
-                f"logger.trackio=true needs the trackio package ({error}): pip install 'swe_rl[trackio]', "
-                "or start with logger.trackio=false."
-            ) from error
+            raise not_installed("logger.trackio", "trackio", "trackio", error) from error
         with redirect_stdout(io.StringIO()):
             # In a context of its own: the library would finish the run of this one once more at the process's end.
             self._run = copy_context().run(
