@@ -168,6 +168,8 @@ def _exit_of(process: "subprocess.Popen[bytes]") -> "asyncio.Future[int]":
     def reap() -> None:
         loop.remove_reader(pidfd)
         os.close(pidfd)
+        # Whoever killed the leader may have left its group. The group's number is its own until the leader is reaped.
+        kill_group(process.pid)
         exited.set_result(process.wait())
 
     loop.add_reader(pidfd, reap)

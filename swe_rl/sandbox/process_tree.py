@@ -27,6 +27,11 @@ def kill_group(pid: int) -> None:
         os.killpg(pid, signal.SIGKILL)
 
 
+def group_members(leader: int) -> list[int]:
+    """Who is left of the process group that `leader` led, zombies not counted."""
+    return [process.pid for process in _alive(psutil.pids()) if _group(process.pid) == leader]
+
+
 def kill_command(leader: int, marker: str, before: frozenset[int]) -> None:
     """Kills all that the command led by `leader` started; `before` are the pids from before it."""
     for _ in range(_ROUNDS):
@@ -36,10 +41,12 @@ def kill_command(leader: int, marker: str, before: frozenset[int]) -> None:
 
 
 def kill_marked(prefix: str) -> None:
-    """Kills every process of this user whose marker starts with `prefix` (a folder)."""
+    """Kills every process of this user whose marker starts with `prefix` (a folder), and each bwrap that shows it.
+
+    A bwrap whose starter was killed while it set up waits for ever, before it has run anything.
+    """
     for _ in range(_ROUNDS):
-        marked = [process for process in psutil.process_iter() if _marker(process).startswith(prefix)]
-        if not _kill(marked):
+        if not _kill([process for process in psutil.process_iter() if _is_below(process, prefix)]):
             return
         time.sleep(_ROUND_S)
 
@@ -113,6 +120,22 @@ def _marker(process: psutil.Process) -> str:
         return str(process.environ().get(MARKER, ""))
     except (psutil.Error, OSError):
         return ""
+
+
+def _is_below(process: psutil.Process, prefix: str) -> bool:
+    if _marker(process).startswith(prefix):
+        return True
+    try:
+        return process.name() == "bwrap" and any(word.startswith(prefix) for word in process.cmdline())
+    except (psutil.Error, OSError):
+        return False
+
+
+def _group(pid: int) -> int:
+    try:
+        return os.getpgid(pid)
+    except OSError:
+        return -1
 
 
 def _session(pid: int) -> int:

@@ -4,15 +4,20 @@ import asyncio
 import contextlib
 import errno
 import fcntl
+import json
 import os
 import shutil
+import signal
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 
+from bench.soak_faults import children
 from swe_rl.config.choices import Isolation
 from swe_rl.config.schema import SandboxConfig
 from swe_rl.sandbox.process import bubblewrap
@@ -23,7 +28,9 @@ from swe_rl.sandbox.process.isolation import interpreter_folders
 from swe_rl.sandbox.process.provider import ProcessProvider
 from swe_rl.sandbox.process.sandbox import ProcessSandbox
 from swe_rl.sandbox.process.seccomp import filter_program
+from swe_rl.sandbox.process_tree import kill_marked
 from swe_rl.sandbox.protocol import SandboxError, Workspace
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.skipif(shutil.which("bwrap") is None, reason="needs bubblewrap")
 
@@ -160,6 +167,67 @@ async def test_a_kill_from_outside_is_no_end_of_the_command(isolated: ProcessSan
     with pytest.raises(SandboxError, match="was killed from outside"):
         await task
     assert (await isolated.exec("echo lives", timeout_s=10)).output == "lives\n"
+
+
+def _naming(word: str, *, but: str = "") -> list[str]:
+    """Command lines with `word` of processes that have another name than `but`."""
+    processes = [process.info for process in psutil.process_iter(["cmdline", "name"]) if process.pid != os.getpid()]
+    lines = [" ".join(info["cmdline"] or ()) for info in processes if info["name"] != but]
+    return [line for line in lines if word in line]
+
+
+async def test_a_kill_during_the_set_up_leaves_nothing(isolated: ProcessSandbox):
+    """Between the two processes of bwrap nothing is bound yet: the death of the outer one alone would be no end."""
+    root = isolated._folder.root
+    for _ in range(25):
+        task = asyncio.ensure_future(isolated.exec("sleep 60", timeout_s=30))
+        while not (both := _set_up(root)):  # noqa: ASYNC110 - nobody says when it forks
+            await asyncio.sleep(0)
+        os.kill(both[0], signal.SIGKILL)
+        with pytest.raises(SandboxError, match="was killed from outside"):
+            await task
+        assert _naming(f"{root}{os.sep}") == []
+
+
+def _set_up(root: Path) -> list[int]:
+    """The outer process and the one that it made, as soon as there are two."""
+    for pid in children(os.getpid()):
+        with contextlib.suppress(OSError):
+            if str(root).encode() in Path(f"/proc/{pid}/cmdline").read_bytes():
+                return [pid, *below] if (below := children(pid)) else []
+    return []
+
+
+# Starts what it is given, and is killed as soon as that has a child, or a little later.
+_DRIVER = """
+import json, os, pathlib, subprocess, sys, time
+launch = json.loads(sys.argv[1])
+read_fd, write_fd = os.pipe()
+for descriptor in (200, 201):
+    os.dup2(write_fd, descriptor)
+os.close(write_fd)
+started = subprocess.Popen(launch["argv"], env=launch["env"], pass_fds=(200, 201), start_new_session=True)
+while not pathlib.Path(f"/proc/{started.pid}/task/{started.pid}/children").read_text():
+    pass
+until_s = time.perf_counter() + float(sys.argv[2])
+while time.perf_counter() < until_s:
+    pass
+os.kill(os.getpid(), 9)
+"""
+
+
+async def test_a_driver_killed_during_the_set_up_leaves_nothing_that_runs(isolated: ProcessSandbox):
+    """What still waits to be set up goes with the lease of the killed driver, or at the provider's end as here."""
+    folder, command = isolated._folder, "sleep 61.25"
+    launch = isolated._launcher.launch(folder, command, timeout_s=60, status_fd=200, report_fd=201, marker="")
+    words = json.dumps({"argv": launch.argv, "env": launch.env})
+    for number in range(20):
+        driver = [sys.executable, "-S", "-c", _DRIVER, words, str(number % 5 * 0.0005)]
+        ended = await asyncio.to_thread(subprocess.run, driver, check=False)
+        assert ended.returncode == -signal.SIGKILL
+    await until(lambda: not _naming(command, but="bwrap"))
+    await asyncio.to_thread(kill_marked, f"{folder.root}{os.sep}")
+    await until(lambda: not _naming(command))
 
 
 async def test_a_kill_after_the_end_was_seen_changes_nothing(isolated: ProcessSandbox, monkeypatch: pytest.MonkeyPatch):

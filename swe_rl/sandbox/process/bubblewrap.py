@@ -10,6 +10,10 @@ Invariants:
 - System calls that lead around the namespaces are refused (`seccomp`), new user namespaces by bwrap itself, too.
 - Own pid namespace bound to its starter: when `bwrap` dies, every process in it dies. The kernel does that in its own
   time, some milliseconds in which a process can still write; `sweep` waits for the last one.
+- While `bwrap` sets up, nothing binds its two processes yet: the death of the outer one would leave the inner one. So
+  the end of `bwrap` also ends its process group (`command`). Where this program died with it, the first process finds
+  nobody at the other end of its pipe, and ends. An inner one that still waits for the outer one ran nothing; it goes
+  with the lease (`kill_marked`).
 - As root, commands run under an unprivileged user id of the sandbox's own; otherwise as user 1000 of a user namespace
   without capabilities. In both the kernel counts `sandbox.max_processes` for this sandbox alone (Linux >= 5.14).
 """
@@ -28,6 +32,7 @@ from swe_rl.sandbox.base import clean_environment
 from swe_rl.sandbox.confined_path import ensure_folders
 from swe_rl.sandbox.container.spec import Mount
 from swe_rl.sandbox.process.launcher import Launch, Limits, SandboxFolder, prelude
+from swe_rl.sandbox.process_tree import group_members
 from swe_rl.sandbox.protocol import Workspace
 
 # Where a sandbox could read swe_rl itself, which ships answers and tests of the embedded instances.
@@ -145,8 +150,8 @@ class BubblewrapLauncher:
     def sweep(self, leader: int, marker: str, before: frozenset[int], status: bytes) -> None:
         """The kernel kills; the namespace's first process ends last, when all others are gone."""
         first = _first_process(status)
-        if first is not None:
-            _wait_for_end(first, _NAMESPACE_END_S)
+        for pid in [first] if first is not None else group_members(leader):
+            _wait_for_end(pid, _NAMESPACE_END_S)
 
     def _writable(self, folder: SandboxFolder) -> list[str]:
         argv = ["--bind", str(folder.tmp), HOME]
@@ -182,12 +187,14 @@ class BubblewrapLauncher:
 def _reporter(bash: str, report_fd: int) -> list[str]:
     """The namespace's first process: it starts the command, and says that it saw the end.
 
+    It says first that it begins. Where that cannot be written, the program that asked for the command is gone.
     Nothing inside can kill it, whoever it runs as: the kernel keeps a namespace's own signals from its first process.
     So where it said nothing, the namespace was ended from outside. What it said counts, not how it ended itself: it may
     be killed from outside right after that. What bash itself says of a killed command goes nowhere.
     """
     kept = _STDERR if report_fd != _STDERR else _STDERR + 1
-    script = f'exec {kept}>&2 2>/dev/null; "$@" 2>&{kept} {kept}>&- {report_fd}>&-; status=$?; '
+    script = f"exec {kept}>&2 2>/dev/null; echo begins >&{report_fd} || exit; "
+    script += f'"$@" 2>&{kept} {kept}>&- {report_fd}>&-; status=$?; '
     return [bash, "-p", "-c", f"{script}echo the-end-was-seen:$status >&{report_fd}; exit $status", "reporter"]
 
 
