@@ -20,7 +20,7 @@ LAYERS = [
     {"engine", "env", "report"},
     {"gateway", "agent"},
     {"rollout", "trainer"},
-    {"submission"},
+    {"submission", "view"},
     {"run"},
     {"job"},
     {"cli"},
