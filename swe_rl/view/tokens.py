@@ -71,14 +71,15 @@ def prompt_of(folder: RunFolder, config: Record, record: Record) -> dict[str, An
     before = int(rows[0].loss_mask.argmax()) if rows[0].loss_mask.any() else len(rows[0].token_ids)
     text = _Text.of(config)
     whole = text.joined(rows[0].token_ids[: min(before, _MOST_PROMPT_TOKENS)].tolist())
-    messages = [_message(part) for part in whole.split(_TURN) if part.strip()]
+    said = [_message(part) for part in whole.split(_TURN)]
+    messages = [message for message in said if message["text"]]  # the last one is the model's to say
     return {"messages": messages, "tokens": before, "left_out": max(0, before - _MOST_PROMPT_TOKENS), "note": text.note}
 
 
 def _message(part: str) -> dict[str, str]:
     role, newline, said = part.partition("\n")
     if not newline or len(role) > 20:
-        return {"role": "", "text": part}
+        return {"role": "", "text": part.strip()}
     return {"role": role, "text": said.rstrip().removesuffix(_END).rstrip()}
 
 

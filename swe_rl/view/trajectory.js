@@ -36,17 +36,28 @@ function conversationWith(prompt, one) {
 
 function promptView(prompt) {
   if (prompt.error) return el("p", { class: "note" }, `What the model read first is not to be shown: ${prompt.error}`);
-  const parts = prompt.messages.map((one) => [el("h4", {}, one.role || "text"), el("pre", { class: "said" }, one.text)]);
+  const parts = prompt.messages.flatMap((one) => [el("h4", {}, one.role || "text"), el("pre", { class: "said" }, one.text)]);
   const left = prompt.left_out ? note(`${prompt.left_out} more tokens are in the token view.`) : null;
   return el("details", { class: "prompt", open: prompt.tokens < 3000 },
     el("summary", {}, `The issue and the prompt, as the model read them (${short(prompt.tokens)} tokens)`),
     prompt.note ? note(prompt.note) : null, parts, left);
 }
 
+// Of sampled tokens: what their colour says.
+const TOKEN_COLORS = {
+  logprob: { text: "log-probability", legend: () => [["likely", "t0"], ["unlikely", "t4"]],
+    kind: (page, index) => `t${isNumber(page.logprobs[index]) ? Math.min(4, Math.floor(-page.logprobs[index] * 1.5)) : 0}` },
+  advantage: { text: "advantage", legend: () => [["positive", "t0"], ["none", "t-none"], ["negative", "t4"]],
+    kind: (page, index) => (page.advantages[index] > 0 ? "t0" : page.advantages[index] < 0 ? "t4" : "t-none") },
+  version: { text: "weight version", kind: (page, index) => `v${page.versions[index] % 4}`,
+    legend: (page) => [...new Set(page.versions.filter(isNumber))].map((version) => [`version ${version}`, `v${version % 4}`]) },
+};
+
 async function tokenPage(at) {
   const run = at.get("run"), set = at.get("set"), id = at.get("trajectory");
+  const by = at.get("by") in TOKEN_COLORS ? at.get("by") : "logprob";
   const page = await ask("tokens", { run, set, id, row: at.get("tokens"), start: at.get("start") });
-  const here = { run, set, trajectory: id, tokens: page.row };
+  const here = { run, set, trajectory: id, tokens: page.row, by: at.get("by") };
   const end = page.start + page.ids.length;
   const rows = page.rows.map((one, index) => anchor(`row ${index}: ${short(one.tokens)} tokens, ${short(one.sampled)} sampled${one.in_loss ? "" : ", not in the loss"}`,
     { ...here, tokens: index }, { class: index === page.row ? "door here" : "door" }));
@@ -57,9 +68,10 @@ async function tokenPage(at) {
     note(`From ${page.source}. ${inLoss ? "Sampled tokens are in the loss." : "This row is not in the loss: it is masked, or its advantage is 0."}`),
     page.note ? note(page.note) : null,
     el("p", { class: "doors" }, rows),
-    el("ul", { class: "legend" }, [["read: the prompt, or what a command said", "t-read"], ["sampled, likely", "t0"], ["sampled, unlikely", "t4"]]
+    el("div", { class: "controls" }, choice("by", at, "colour of sampled tokens", Object.entries(TOKEN_COLORS).map(([key, one]) => [key === "logprob" ? "" : key, `colour by ${one.text}`]))),
+    el("ul", { class: "legend" }, [["read: the prompt, or what a command said", "t-read"], ...TOKEN_COLORS[by].legend(page)]
       .map(([text, kind]) => el("li", {}, el("span", { class: `token ${kind}` }, "token"), ` ${text}`))),
-    el("pre", { class: "card tokens" }, page.ids.map((_, index) => token(page, index))),
+    el("pre", { class: "card tokens" }, page.ids.map((_, index) => token(page, index, by))),
     el("p", { class: "doors" },
       page.start > 0 ? anchor("← k", { ...here, start: Math.max(0, page.start - page.ids.length) }, { class: "door", rel: "prev" }) : null,
       `tokens ${page.start} to ${end - 1} of ${page.total}`,
@@ -67,9 +79,9 @@ async function tokenPage(at) {
   ];
 }
 
-function token(page, index) {
+function token(page, index, by) {
   const sampled = page.sampled[index], logprob = page.logprobs[index];
-  const kind = !sampled ? "t-read" : `t${isNumber(logprob) ? Math.min(4, Math.floor(-logprob * 1.5)) : 0}`;
+  const kind = sampled ? TOKEN_COLORS[by].kind(page, index) : "t-read";
   const rows = [["id", page.ids[index]], ["place", page.start + index], ["in the loss", sampled && page.rows[page.row].in_loss ? "yes" : "no"]];
   if (sampled) {
     rows.push(["log-probability", isNumber(logprob) ? logprob.toFixed(4) : "–"],
