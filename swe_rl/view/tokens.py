@@ -121,7 +121,7 @@ def traces_of(folder: RunFolder, session_id: str) -> list[Trace]:
         finally:
             connection.close()
     except (sqlite3.Error, TraceStoreError, ValueError) as error:
-        raise ViewError(f"{path.name} cannot be read: {error}.") from error
+        raise ViewError(f"{path.name} cannot be read: {error}. It may be of an older version.") from error
 
 
 def _trajectory(record: Record) -> Trajectory:
