@@ -51,7 +51,9 @@ async function render() {
   const [, page] = PAGES.find(([key]) => at.has(key)) || ["", overviewPage];
   let parts;
   try {
+    const { stamp } = await ask("stamp", { run: at.get("run") });  // before the data: what comes later is news
     parts = await page(at);
+    if (mine === turn) shownStamp = stamp;
     say(null);
   } catch (error) {
     parts = [crumbs(), el("p", { class: "reason" }, error.message)];
@@ -89,11 +91,7 @@ function say(text) {
 async function poll() {
   try {
     const { stamp } = await ask("stamp", { run: place().get("run") });
-    if (stamp !== shownStamp) {
-      const first = shownStamp === null;
-      shownStamp = stamp;
-      if (!first) await render();
-    }
+    if (shownStamp !== null && stamp !== shownStamp) await render();
     say(null);
   } catch (error) {
     say(error instanceof TypeError ? "job=view has ended: what is shown is no longer fresh." : error.message);
