@@ -11,7 +11,8 @@ from typing import Any
 
 from swe_rl.logger.folder import RunFolder
 from swe_rl.report.page import run_payload
-from swe_rl.view.runs import Runs, ViewError
+from swe_rl.view.files import ViewError
+from swe_rl.view.runs import Runs
 from swe_rl.view.tokens import prompt_of, token_page
 from swe_rl.view.trajectories import Query, Trajectories
 
@@ -50,8 +51,13 @@ class Answers:
 
     def _page(self, asked: Asked) -> dict[str, Any]:
         query = Query(
-            **{key: _given(asked, key) for key in ("instance", "status", "reward", "text", "sort", "cursor")},
             set_name=_given(asked, "set"),
+            instance=_given(asked, "instance"),
+            status=_given(asked, "status"),
+            reward=_given(asked, "reward"),
+            text=_given(asked, "text"),
+            sort=_given(asked, "sort"),
+            cursor=_given(asked, "cursor"),
             descending=_given(asked, "order") == "down",
             offset=_number(asked, "offset"),
         )

@@ -3,24 +3,23 @@
 Invariants:
 - Nothing is written. A run is named by its path below the root, and only a name that a look at the disk gave leads to
   a folder: no name leads out of the root. Links are not followed.
-- A file is parsed again only when it has changed; `stamp` costs a few looks at the disk, and no parsing.
+- `stamp` costs a few looks at the disk, and no parsing.
 """
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
-from threading import Lock
 from typing import Any
 
 from swe_rl.config.yaml_text import YamlError, parse
-from swe_rl.errors import UserError
 from swe_rl.logger.figures import figures, flat
 from swe_rl.logger.folder import RunFolder
 from swe_rl.logger.jsonl import read_evals, read_jsonl
 from swe_rl.report.figures import eval_points
 from swe_rl.report.page import last_of_each_step, state_of
+from swe_rl.view.files import ParsedFiles, ViewError, stamp_of
 
 Record = Mapping[str, Any]
 HELD_OUT = "held_out_resolved_rate"  # a column of its own among those of steps.jsonl
@@ -28,42 +27,6 @@ _DEEPEST = 4  # levels below the root: multirun/NAME/TIME/NUMBER
 _MOST_RUNS = 2000
 _NEVER_COMPARED = ("paths/", "hydra/")
 _SHOWN_CHARS = 300  # of an option's value
-
-
-class ViewError(UserError):
-    """What was asked for cannot be shown; `status` is HTTP's."""
-
-    def __init__(self, message: str, status: int = 404) -> None:
-        super().__init__(message)
-        self.status = status
-
-
-class ParsedFiles:
-    """What was read of files, until they change; safe for several threads."""
-
-    def __init__(self) -> None:
-        self._lock = Lock()
-        self._kept: dict[tuple[str, str], tuple[object, Any]] = {}
-
-    def get(self, kind: str, paths: Sequence[Path], read: Callable[[], Any]) -> Any:
-        key, stamps = (kind, str(paths[0])), [stamp_of(path) for path in paths]
-        with self._lock:
-            known = self._kept.get(key)
-        if known is not None and known[0] == stamps:
-            return known[1]
-        value = read()
-        with self._lock:
-            self._kept[key] = (stamps, value)
-        return value
-
-
-def stamp_of(path: Path) -> tuple[int, int, int] | None:
-    """Which file it is, its size and when it changed; None where there is none."""
-    try:
-        facts = path.stat()
-    except OSError:
-        return None
-    return facts.st_ino, facts.st_size, facts.st_mtime_ns
 
 
 class Runs:
@@ -149,9 +112,7 @@ class Runs:
         tables = [flat(self.config(self.folder(name))) for name in names]
         keys = dict.fromkeys(key for table in tables for key in table if not key.startswith(_NEVER_COMPARED))
         rows = [(key, [_shown(table, key) for table in tables]) for key in keys]
-        return [
-            {"key": key.replace("/", "."), "values": values} for key, values in rows if len({*values}) > 1
-        ]
+        return [{"key": key.replace("/", "."), "values": values} for key, values in rows if len({*values}) > 1]
 
     def stamp(self, name: str | None) -> str:
         """Another text when there is something new: of a run, or with None of any."""
@@ -213,4 +174,3 @@ def _shown(table: Record, key: str) -> str:
 
 def _mapping(value: Any) -> Record:
     return value if isinstance(value, Mapping) else {}
-

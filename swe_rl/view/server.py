@@ -25,15 +25,15 @@ from swe_rl.host.addresses import LOOPBACK, is_loopback
 from swe_rl.host.http_log import http_logger
 from swe_rl.logger.disk import Redactor, encode_json
 from swe_rl.view.answers import Answer, Answers
-from swe_rl.view.runs import ViewError
+from swe_rl.view.files import ViewError
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 REPORT_SCRIPTS = ("charts.js", "viewer.js", "page.js")
 VIEW_SCRIPTS = ("overview.js", "run.js", "trajectory.js", "view.js")
 _SCRIPT, _STYLE = "text/javascript", "text/css"
 _ASSETS = {
-    **{name: ("swe_rl.report", _SCRIPT) for name in REPORT_SCRIPTS},
-    **{name: ("swe_rl.view", _SCRIPT) for name in VIEW_SCRIPTS},
+    **dict.fromkeys(REPORT_SCRIPTS, ("swe_rl.report", _SCRIPT)),
+    **dict.fromkeys(VIEW_SCRIPTS, ("swe_rl.view", _SCRIPT)),
     "page.css": ("swe_rl.report", _STYLE),
     "view.css": ("swe_rl.view", _STYLE),
 }

@@ -23,7 +23,7 @@ from swe_rl.rollout.rows import RowError, traced_rows, weighed
 from swe_rl.rollout.trajectory import Trajectory
 from swe_rl.trainer.protocol import TrainerError
 from swe_rl.trainer.ranks.rows_file import RowsFile
-from swe_rl.view.runs import ViewError
+from swe_rl.view.files import ViewError
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -36,7 +36,10 @@ _BYTES_OF_A_CHARACTER = 4
 
 
 def token_page(folder: RunFolder, config: Record, record: Record, place: int, start: int) -> dict[str, Any]:
-    """`MOST_TOKENS` tokens of the row `place` from `start` on; null where a token has no such value. Raises ViewError."""
+    """`MOST_TOKENS` tokens of the row `place` from `start` on; None where a token has no such value.
+
+    Raises ViewError.
+    """
     rows, source = rows_of(folder, record)
     if not 0 <= place < len(rows):
         raise ViewError(f"The trajectory has {len(rows)} rows, numbered from 0.")

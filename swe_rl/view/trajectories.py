@@ -18,7 +18,7 @@ from typing import Any
 from swe_rl.logger.disk import decode_json, encode_json
 from swe_rl.logger.folder import RunFolder
 from swe_rl.report.sample import files_of, grade_file, whole_trajectory
-from swe_rl.view.runs import ViewError, stamp_of
+from swe_rl.view.files import ViewError, stamp_of
 
 Record = Mapping[str, Any]
 Row = dict[str, Any]

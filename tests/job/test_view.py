@@ -35,7 +35,9 @@ def test_it_serves_until_it_is_asked_to_end(tmp_path, sent):
     build_run(tmp_path / "outputs" / "train" / "first", steps=1)
     environ = os.environ | {"PYTHONUNBUFFERED": "1"}
     command = [sys.executable, "-c", COMMAND, "job=view"]
-    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environ)
+    process = subprocess.Popen(
+        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environ
+    )
     try:
         lines = [process.stdout.readline() for _ in range(3)]
         assert [line.split()[0] for line in lines] == ["runs", "open", "stop"], process.stderr.read()

@@ -1,4 +1,4 @@
-"""A headless Chromium that a test drives over its DevTools protocol: it clicks, types and measures as a person would."""
+"""A headless Chromium that a test drives by its DevTools protocol: it clicks, types and measures."""
 
 import asyncio
 import itertools
@@ -50,7 +50,9 @@ class Browser:
         await self.send("Page.navigate", url=url)
 
     async def width(self, pixels):
-        await self.send("Emulation.setDeviceMetricsOverride", width=pixels, height=1000, deviceScaleFactor=1, mobile=False)
+        await self.send(
+            "Emulation.setDeviceMetricsOverride", width=pixels, height=1000, deviceScaleFactor=1, mobile=False
+        )
 
     async def js(self, expression):
         answer = await self.send("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
@@ -81,7 +83,7 @@ async def browser(profile: Path):
     try:
         port_file = profile / "DevToolsActivePort"
         async with asyncio.timeout(_LIMIT_S):
-            while not (port_file.exists() and len(port_file.read_text().split()) == 2):
+            while not (port_file.exists() and len(port_file.read_text().split()) == 2):  # noqa: ASYNC110 - of a file
                 await asyncio.sleep(0.02)
         port, path = port_file.read_text().split()
         async with (

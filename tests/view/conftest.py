@@ -20,10 +20,14 @@ def encoded(text: str) -> list[int]:
     return TOKENIZER.encode(text, add_special_tokens=False).ids
 
 
-def write_traces(folder: RunFolder, session_id: str, replies=("```bash\nls\n```<|im_end|>", "submit ünï 😀<|im_end|>")) -> None:
+def write_traces(
+    folder: RunFolder, session_id: str, replies=("```bash\nls\n```<|im_end|>", "submit ünï 😀<|im_end|>")
+) -> None:
     """A conversation of as many turns, each reply under the next weights."""
     store, base = TraceStore(folder.traces_db), {}
-    delta = encoded("<|im_start|>system\nFix.<|im_end|>\n<|im_start|>user\nIt is broken.<|im_end|>\n<|im_start|>assistant\n")
+    delta = encoded(
+        "<|im_start|>system\nFix.<|im_end|>\n<|im_start|>user\nIt is broken.<|im_end|>\n<|im_start|>assistant\n"
+    )
     tokens = 0
     for turn, reply in enumerate(replies):
         ids = encoded(reply)

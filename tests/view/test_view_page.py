@@ -38,8 +38,10 @@ async def test_from_the_table_of_runs_to_a_token_and_back(runs, folder, traced, 
         await page.open(server.url)
         await page.until(f"{count('.runs tbody tr')} === 2 && {count('figure svg')} === 4")
         assert "token" not in await page.js("location.href")
-        await page.js("document.querySelector('select[id=\"add column\"]').value = 'clip_fraction'; "
-                      "document.querySelector('select[id=\"add column\"]').dispatchEvent(new Event('change'))")
+        await page.js(
+            "document.querySelector('select[id=\"add column\"]').value = 'clip_fraction'; "
+            "document.querySelector('select[id=\"add column\"]').dispatchEvent(new Event('change'))"
+        )
         await page.until(f"{count('figure svg')} === 5")
         assert "column=clip_fraction" in await page.js("location.hash")
         for key in ("j", "j", "Enter"):
@@ -115,7 +117,13 @@ async def test_a_step_is_there_within_five_seconds_and_nothing_scrolls_sideways(
 
 async def test_every_attack_stays_text(runs, folder, tmp_path):
     record = dict(read_jsonl(folder.trajectories(2))[0], instance_id=ATTACK, trajectory_id=ATTACK, group_id=ATTACK)
-    attacks = {"patch": f"+++ {ATTACK}\n+{ATTACK}", "error": ATTACK, "tests": {ATTACK: False}, "grade_log": ATTACK, "times_s": {ATTACK: 1.0}}
+    attacks = {
+        "patch": f"+++ {ATTACK}\n+{ATTACK}",
+        "error": ATTACK,
+        "tests": {ATTACK: False},
+        "grade_log": ATTACK,
+        "times_s": {ATTACK: 1.0},
+    }
     turn = {"index": 0, "exit_code": 1, "format_error": True, "completion_s": 0.1, "command_s": 0.1}
     record |= attacks | {"turns": [turn | dict.fromkeys(("message", "command", "observation"), ATTACK)]}
     folder.trajectories(9).write_bytes(encode_json(record | {"status": ATTACK}) + b"\n")

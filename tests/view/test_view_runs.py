@@ -6,7 +6,8 @@ import pytest
 from swe_rl.logger.disk import write_text_atomic
 from swe_rl.logger.folder import StatusWriter
 from swe_rl.logger.jsonl import StepLog, read_jsonl
-from swe_rl.view.runs import HELD_OUT, Runs, ViewError
+from swe_rl.view.files import ViewError
+from swe_rl.view.runs import HELD_OUT, Runs
 from tests.report.conftest import CONFIG, build_run
 
 
@@ -49,7 +50,9 @@ def test_a_run_that_went_away_is_not_there(runs, folder):
 
 def test_curves_have_every_number_of_a_step(runs, folder):
     with StepLog(folder) as log:
-        log.append({"step": 4, "loss": float("nan"), "superseded_tokens": 7, "statuses": {"resolved": 3}, "why": "text"})
+        log.append(
+            {"step": 4, "loss": float("nan"), "superseded_tokens": 7, "statuses": {"resolved": 3}, "why": "text"}
+        )
     curves = Runs(runs).curves(["train/first"], ["superseded_tokens", "statuses/resolved", "why", "nothing"])
     assert curves["columns"][0] == HELD_OUT and {"superseded_tokens", "statuses/resolved"} < set(curves["columns"])
     (curve,) = curves["curves"]

@@ -8,7 +8,15 @@ from swe_rl.errors import UserError
 from swe_rl.logger.disk import decode_json
 from swe_rl.view.server import REPORT_SCRIPTS, VIEW_SCRIPTS, ViewServer
 
-ADDRESSES = ["/", "/static/page.css", "/api/runs", "/api/stamp", "/api/run?run=train/first", "/grade_log?run=x", "/nothing"]
+ADDRESSES = [
+    "/",
+    "/static/page.css",
+    "/api/runs",
+    "/api/stamp",
+    "/api/run?run=train/first",
+    "/grade_log?run=x",
+    "/nothing",
+]
 
 
 @pytest.fixture
@@ -44,7 +52,10 @@ async def test_the_printed_address_gives_a_cookie_and_leaves_no_token(server, vi
         assert (await visitor.get(address)).status == 200
 
 
-@pytest.mark.parametrize("host", ["evil.example", "evil.example:80", "127.0.0.1.evil.example", "localhost@evil.example", "", "[", "10.0.0.7:80"])
+@pytest.mark.parametrize(
+    "host",
+    ["evil.example", "evil.example:80", "127.0.0.1.evil.example", "localhost@evil.example", "", "[", "10.0.0.7:80"],
+)
 async def test_names_of_other_hosts_are_refused(visitor, host):
     """A name that an attacker points at loopback (DNS rebinding) brings the cookie's holder, and is refused."""
     for address in ADDRESSES:
@@ -60,9 +71,18 @@ async def test_a_tunnel_may_begin_at_another_port(visitor, host):
 @pytest.mark.parametrize(
     "address",
     [
-        *("/../etc/passwd", "/static/../view.html", "/static/%2e%2e%2fpage.py", "/static/page.py", "/static/..%2f..%2ferrors.py"),
+        *(
+            "/../etc/passwd",
+            "/static/../view.html",
+            "/static/%2e%2e%2fpage.py",
+            "/static/page.py",
+            "/static/..%2f..%2ferrors.py",
+        ),
         *("/api/run?run=..", "/api/run?run=../../etc", "/api/run?run=/etc", "/api/run?run=train"),
-        *("/api/trajectory?run=train/first&set=../config&id=x", "/grade_log?run=train/first&set=step_000001&id=../config.yaml"),
+        *(
+            "/api/trajectory?run=train/first&set=../config&id=x",
+            "/grade_log?run=train/first&set=step_000001&id=../config.yaml",
+        ),
         *("/api/group?run=train/first&set=step_000001&id=x", "/api/tokens?run=../first&set=step_000001&id=x"),
     ],
 )
@@ -72,7 +92,11 @@ async def test_no_path_leads_out(visitor, address):
 
 
 async def test_a_query_that_is_wrong_is_said(visitor):
-    for address in ("/api/run", "/api/tokens?run=train/first&set=step_000001", "/api/trajectories?run=train/first&sort=x"):
+    for address in (
+        "/api/run",
+        "/api/tokens?run=train/first&set=step_000001",
+        "/api/trajectories?run=train/first&sort=x",
+    ):
         assert (await visitor.get(address)).status == 400
     answer = await visitor.get("/api/trajectories?run=train/first&set=step_000001&offset=-1")
     assert answer.status == 400 and "offset" in await answer.text()
@@ -101,7 +125,9 @@ async def test_what_agents_wrote_is_never_a_page(visitor):
     for name in (*REPORT_SCRIPTS, *VIEW_SCRIPTS):
         assert f'src="/static/{name}"' in page
         script = await (await visitor.get(f"/static/{name}")).text()
-        assert not any(word in script for word in ("innerHTML", "outerHTML", "insertAdjacent", "document.write", "eval("))
+        assert not any(
+            word in script for word in ("innerHTML", "outerHTML", "insertAdjacent", "document.write", "eval(")
+        )
 
 
 async def test_secrets_of_the_environment_are_masked(runs, folder, monkeypatch):

@@ -9,7 +9,7 @@ from swe_rl.rollout.rows import traced_rows, weighed
 from swe_rl.rollout.trajectory import Trajectory
 from swe_rl.trainer.ranks.rows_file import keep
 from swe_rl.view import tokens
-from swe_rl.view.runs import ViewError
+from swe_rl.view.files import ViewError
 from swe_rl.view.tokens import prompt_of, rows_of, token_page
 from tests.view.conftest import TOKENIZER
 
@@ -36,7 +36,9 @@ def test_tokens_are_those_of_the_row_that_is_trained(folder, traced, config):
     assert [page["versions"][i] for i in sampled] == row.weight_versions.tolist() and {0, 1} == set(row.weight_versions)
     read_only = np.flatnonzero(~row.loss_mask)
     assert all(page[key][i] is None for key in ("logprobs", "advantages", "versions") for i in read_only)
-    assert page["rows"] == [{"tokens": len(row.token_ids), "sampled": len(sampled), "in_loss": row.trained and row.teaches}]
+    assert page["rows"] == [
+        {"tokens": len(row.token_ids), "sampled": len(sampled), "in_loss": row.trained and row.teaches}
+    ]
     assert "".join(page["texts"]) == TOKENIZER.decode(page["ids"], skip_special_tokens=False)
     assert "ünï 😀<|im_end|>" in "".join(page["texts"])
 
@@ -62,7 +64,9 @@ def test_the_rows_of_a_step_stand_for_its_traces(folder, traced, config):
 def test_a_prompt_is_what_the_model_read_first(folder, traced, config):
     prompt = prompt_of(folder, config, traced)
     assert prompt["messages"] == [{"role": "system", "text": "Fix."}, {"role": "user", "text": "It is broken."}]
-    assert prompt["left_out"] == 0 and prompt["tokens"] == token_page(folder, config, traced, 0, 0)["sampled"].index(True)
+    assert prompt["left_out"] == 0 and prompt["tokens"] == token_page(folder, config, traced, 0, 0)["sampled"].index(
+        True
+    )
 
 
 def test_reading_leaves_the_store_as_it_is(folder, traced):

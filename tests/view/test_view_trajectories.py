@@ -3,7 +3,7 @@ import pytest
 from swe_rl.logger.disk import encode_json
 from swe_rl.logger.jsonl import read_jsonl
 from swe_rl.view import trajectories
-from swe_rl.view.runs import ViewError
+from swe_rl.view.files import ViewError
 from swe_rl.view.trajectories import Query, Trajectories
 
 STEP = "step_000002"
@@ -134,7 +134,9 @@ def test_the_log_of_a_grading(folder, tmp_path, traced):
         look.grade_log(folder, STEP, traced["trajectory_id"])
 
 
-@pytest.mark.parametrize("name", ["step_000009", "step_", "../config", "step_000002/../x", "step_-1", "step_²", "eval", ""])
+@pytest.mark.parametrize(
+    "name", ["step_000009", "step_", "../config", "step_000002/../x", "step_-1", "step_²", "eval", ""]
+)
 def test_names_that_are_no_sets(folder, name):
     look = Trajectories()
     for ask in (look.record, look.trajectory, look.group, look.grade_log):
