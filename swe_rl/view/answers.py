@@ -11,6 +11,7 @@ from typing import Any
 
 from swe_rl.logger.folder import RunFolder
 from swe_rl.report.page import run_payload
+from swe_rl.report.timeline import programs_of
 from swe_rl.view.files import ViewError
 from swe_rl.view.runs import Runs
 from swe_rl.view.tokens import prompt_of, token_page
@@ -33,6 +34,7 @@ class Answers:
             "trajectories": self._page,
             "trajectory": lambda asked: self._trajectories.trajectory(*self._place(asked)),
             "group": lambda asked: {"trajectories": self._trajectories.group(*self._place(asked))},
+            "programs": lambda asked: programs_of(self._folder(asked)),
             "tokens": self._tokens,
             "prompt": self._prompt,
         }

@@ -8,7 +8,8 @@ async function runPage(at) {
   const written = steps.length ? section("Any quantity", note("Every number of steps.jsonl. Drag over a chart to zoom in."),
     await curves(at, [run], NOT_DRAWN)) : null;
   const parts = runParts(written);
-  return [crumbs(), parts[0], section("Trajectories", el("p", { class: "doors" }, setLinks(run, payload.sets))), ...parts.slice(1)];
+  const doors = [...setLinks(run, payload.sets), anchor("timeline", { run, timeline: "1" }, { class: "door" })];
+  return [crumbs(), parts[0], section("Trajectories", el("p", { class: "doors" }, doors)), ...parts.slice(1)];
 }
 
 function setLinks(run, sets) {
@@ -21,6 +22,21 @@ function setLinks(run, sets) {
 }
 
 const setText = (name) => `${name.startsWith("eval") ? "held-out after step" : "step"} ${Number(name.split("_")[1])}`;
+
+// The newest steps, a lane a trajectory; a click on a lane opens it.
+async function timelinePage(at) {
+  const run = at.get("run"), all = await ask("programs", { run }), way = crumbs(anchor(shortRun(run), { run }));
+  if (!all.steps.length) return [way, el("p", { class: "reason" }, "No timeline is written yet: a step leaves one at its end.")];
+  const open = async (step, lane) => {
+    const set = `step_${String(step).padStart(6, "0")}`;
+    const { rows } = await ask("trajectories", { run, set, instance: lane.instance });
+    const one = rows.find((row) => nameOf(row) === lane.name);
+    if (one) location.hash = address(placeOf(run, one));
+  };
+  return [way, note("A click on a lane opens its trajectory. Reload the page for newer steps."), programs(all, Number(at.get("step")) || null, open)];
+}
+
+const nameOf = (one) => `${one.instance_id} #${one.sample}${one.attempt ? ` try ${one.attempt + 1}` : ""}`;
 
 const LIST_COLUMNS = [
   ["trajectory", "instance_id"], ["status", "status"], ["reward", "reward"], ["advantage", "advantage"],
@@ -65,9 +81,8 @@ function sortButton(at, label, key) {
 }
 
 function listRow(run, one) {
-  const name = `${one.instance_id} #${one.sample}${one.attempt ? ` try ${one.attempt + 1}` : ""}`;
   return el("tr", { "data-item": `${one.set} ${one.trajectory_id}` },
-    el("td", { class: "name" }, anchor(name, placeOf(run, one)), el("span", { class: "note" }, ` ${setText(one.set)}`)),
+    el("td", { class: "name" }, anchor(nameOf(one), placeOf(run, one)), el("span", { class: "note" }, ` ${setText(one.set)}`)),
     el("td", {}, chip(one.status)), el("td", {}, short(one.reward)), el("td", {}, signed(one.advantage)),
     el("td", { class: "less" }, one.num_turns), el("td", { class: "less" }, short(one.sampled_tokens)),
     el("td", { class: "less" }, seconds(one.agent_s)));

@@ -28,13 +28,14 @@ from swe_rl.view.answers import Answer, Answers
 from swe_rl.view.files import ViewError
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-REPORT_SCRIPTS = ("charts.js", "viewer.js", "page.js")
+REPORT_SCRIPTS = ("charts.js", "viewer.js", "timeline.js", "timeline_load.js", "page.js")
 VIEW_SCRIPTS = ("overview.js", "run.js", "trajectory.js", "view.js")
 _SCRIPT, _STYLE = "text/javascript", "text/css"
 _ASSETS = {
     **dict.fromkeys(REPORT_SCRIPTS, ("swe_rl.report", _SCRIPT)),
     **dict.fromkeys(VIEW_SCRIPTS, ("swe_rl.view", _SCRIPT)),
     "page.css": ("swe_rl.report", _STYLE),
+    "timeline.css": ("swe_rl.report", _STYLE),
     "view.css": ("swe_rl.view", _STYLE),
 }
 _HEADERS = {
