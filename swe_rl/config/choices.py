@@ -66,6 +66,7 @@ class JobName(StrEnum):
     runtime = "runtime"
     status = "status"
     logs = "logs"
+    view = "view"
 
 
 class Objective(StrEnum):

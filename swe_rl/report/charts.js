@@ -74,7 +74,8 @@ function drawnToSize(node, draw) {
   new ResizeObserver(draw).observe(node);
 }
 
-// spec: title, note, steps, series [{label, color, values}], stacked, points [{step, value, low, high}], domain, format
+// spec: title, note, steps, series [{label, color, values, connect: over gaps, faint: without a legend}], stacked,
+// points [{step, value, low, high}], domain, format, onzoom(first, last): steps that were dragged over
 function chart(spec) {
   const body = el("div", { class: "plot" });
   const figure = el("figure", { class: "card chart" + (spec.wide ? " wide" : "") },
@@ -90,7 +91,7 @@ function chart(spec) {
 }
 
 function legend(spec) {
-  const entries = spec.series.map((one) => [one.label, one.color, "line"]);
+  const entries = spec.series.filter((one) => !one.faint).map((one) => [one.label, one.color, "line"]);
   if (spec.points && spec.points.length) entries.push([spec.pointsLabel, spec.pointsColor, "dot"]);
   if (entries.length < 2) return null;
   return el("ul", { class: "legend" }, entries.map(([label, color, kind]) => {
@@ -142,14 +143,14 @@ function line(root, one, steps, x, y) {
   let path = "", open = false;
   const known = one.values.map((value, index) => [steps[index], value]).filter(([, value]) => isNumber(value));
   one.values.forEach((value, index) => {
-    if (!isNumber(value)) { open = false; return; }
+    if (!isNumber(value)) { open = open && one.connect; return; }
     path += `${open ? "L" : "M"}${x(steps[index]).toFixed(1)},${y(value).toFixed(1)}`;
     open = true;
   });
-  const drawn = svg("path", { d: path, class: "line" });
+  const drawn = svg("path", { d: path, class: one.faint ? "line faint" : "line" });
   drawn.style.stroke = `var(${one.color})`;
   root.append(drawn);
-  if (known.length > 40) return;
+  if (known.length > 40 || one.faint) return;
   for (const [step, value] of known) {
     const dot = svg("circle", { cx: x(step), cy: y(value), r: 2 });
     dot.style.fill = `var(${one.color})`;
@@ -191,16 +192,28 @@ function hover(root, spec, box, allSteps, x, format, points) {
   const distinct = [...new Set(allSteps)].sort((a, b) => a - b);
   const hide = () => { cross.setAttribute("visibility", "hidden"); tip(null); };
   root.addEventListener("pointerleave", hide);
-  root.addEventListener("pointermove", (event) => {
+  const nearest = (event) => {
     const at = event.clientX - root.getBoundingClientRect().left;
     const far = (one) => Math.abs(x(one) - at);
-    const step = distinct.reduce((best, one) => (far(one) < far(best) ? one : best), distinct[0]);
+    return distinct.reduce((best, one) => (far(one) < far(best) ? one : best), distinct[0]);
+  };
+  if (spec.onzoom) {
+    let begun = null;
+    root.addEventListener("pointerdown", (event) => { begun = nearest(event); });
+    root.addEventListener("pointerup", (event) => {
+      const ended = nearest(event);
+      if (begun !== null && begun !== ended) spec.onzoom(Math.min(begun, ended), Math.max(begun, ended));
+      begun = null;
+    });
+  }
+  root.addEventListener("pointermove", (event) => {
+    const step = nearest(event);
     const index = spec.steps.indexOf(step);
     cross.setAttribute("x1", x(step));
     cross.setAttribute("x2", x(step));
     cross.setAttribute("visibility", "visible");
     const rows = index < 0 ? [] : spec.series
-      .filter((one) => !spec.stacked || one.values[index])
+      .filter((one) => !one.faint && (!spec.stacked || one.values[index]))
       .map((one) => [one.label, format(one.values[index]), one.color]);
     for (const point of points.filter((one) => one.step === step)) {
       const over = point.instances ? `, ${point.instances} instances` : "";

@@ -1,8 +1,12 @@
 // The page: header, figures, charts, tables, viewer, configuration.
 
-const data = JSON.parse(document.getElementById("data").textContent);
-const columns = data.steps;
-const steps = columns.step || [];
+let data, columns, steps;
+
+function showRun(payload) {
+  data = payload;
+  columns = data.steps;
+  steps = columns.step || [];
+}
 
 const note = (text) => el("p", { class: "note" }, text);
 const section = (title, ...content) => el("section", { class: "block" }, el("h2", {}, title), ...content);
@@ -212,12 +216,25 @@ function configuration() {
     el("summary", {}, "config.yaml"), el("pre", { class: "config" }, data.config)));
 }
 
-document.getElementById("page").replaceChildren(heading(), tiles(), ...[charts()].filter(Boolean),
-  ...(data.scores.rows.length ? [scoreTable()] : []),
-  ...(steps.length ? [stepTable()] : []),
-  ...(data.instances.length ? [instanceTable()] : []),
-  ...(data.losses.length ? [lossTable()] : []),
-  ...(data.programs.steps.length ? [programs(data.programs)] : []),
-  trajectories(),
-  ...(data.config ? [configuration()] : []));
-for (const draw of firstDraws) draw();
+// `parts`: what comes between the tables and the configuration.
+function runParts(...parts) {
+  return [heading(), tiles(), charts(),
+    data.scores.rows.length ? scoreTable() : null,
+    steps.length ? stepTable() : null,
+    data.instances.length ? instanceTable() : null,
+    data.losses.length ? lossTable() : null,
+    ...parts,
+    data.config ? configuration() : null].filter(Boolean);
+}
+
+// Whatever was drawn before is gone.
+function showPage(...parts) {
+  document.getElementById("page").replaceChildren(...parts);
+  for (const draw of firstDraws.splice(0)) draw();
+}
+
+const embedded = document.getElementById("data");
+if (embedded) {
+  showRun(JSON.parse(embedded.textContent));
+  showPage(...runParts(data.programs.steps.length ? programs(data.programs) : null, trajectories()));
+}

@@ -48,7 +48,16 @@ _MAX_CHARS = 600  # of an engine's name, and of why it was lost
 
 def build_payload(folder: RunFolder, ending: RunStatus | None = None) -> dict[str, Any]:
     """Raises nothing for a run in any state, also an empty folder. `ending`: what its status is about to be."""
-    steps = _last_of_each_step(read_jsonl(folder.steps_jsonl))
+    sets = [
+        {"kind": chosen.kind, "step": chosen.step, "total": chosen.total, "trajectories": chosen.trajectories}
+        for chosen in sample_trajectories(folder)
+    ]
+    return run_payload(folder, ending) | {"sets": sets}
+
+
+def run_payload(folder: RunFolder, ending: RunStatus | None = None) -> dict[str, Any]:
+    """All but the trajectories; raises nothing. It reads a few lines a step, whatever the number of trajectories."""
+    steps = last_of_each_step(read_jsonl(folder.steps_jsonl))
     events = read_jsonl(folder.events_jsonl)
     evals = read_evals(folder)
     lost = losses(events)
@@ -61,7 +70,7 @@ def build_payload(folder: RunFolder, ending: RunStatus | None = None) -> dict[st
     return {
         "title": f"{title}, evaluated on {part}" if part else title,
         "folder": folder.name,
-        "status": _status(folder, status),
+        "status": state_of(folder, status),
         "header": _header(config, status, summary),
         "figures": [
             *figures(steps, points, summary, _wall_s(status, summary), scores, gain(evals)),
@@ -76,10 +85,6 @@ def build_payload(folder: RunFolder, ending: RunStatus | None = None) -> dict[st
         "evals": points,
         "scores": score_rows(scores),
         "instances": instance_rows(evals),
-        "sets": [
-            {"kind": chosen.kind, "step": chosen.step, "total": chosen.total, "trajectories": chosen.trajectories}
-            for chosen in sample_trajectories(folder)
-        ],
         "config": config_text[:200_000],
     }
 
@@ -126,7 +131,7 @@ def losses_tile(rows: Sequence[Record]) -> list[dict[str, str]]:
     return [{"label": "Engines lost", "value": str(len(rows)), "detail": detail}]
 
 
-def _last_of_each_step(records: Sequence[Record]) -> list[Record]:
+def last_of_each_step(records: Sequence[Record]) -> list[Record]:
     by_step = {record["step"]: record for record in records if isinstance(record.get("step"), int)}
     return [by_step[step] for step in sorted(by_step)]
 
@@ -143,7 +148,8 @@ def _by_step(steps: Sequence[Record], key: str) -> dict[str, list[int]]:
     return {name: [int(_number(table.get(name)) or 0) for table in tables] for name in names}
 
 
-def _status(folder: RunFolder, status: RunStatus | None) -> dict[str, Any]:
+def state_of(folder: RunFolder, status: RunStatus | None) -> dict[str, Any]:
+    """`label`, `kind` (its colour) and `reason`; a run whose process is gone without a last word was killed."""
     if status is None:
         return {"label": "unknown", "kind": "unknown", "reason": "status.json is missing or unreadable"}
     if status.status is RunState.running and not folder.is_locked():

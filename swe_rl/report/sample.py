@@ -28,6 +28,7 @@ _FILE = re.compile(r"(step|eval)_(\d+)\.jsonl")
 Record = Mapping[str, Any]
 
 _TEXT_LIMITS_CHARS = (8000, 3000, 1200, 400)
+_WHOLE_CHARS = 100_000
 _MAX_FAILED, _MAX_PASSED = 100, 8
 _PATCH_FACTOR = 3
 _KEPT = (
@@ -48,14 +49,14 @@ class TrajectorySet:
 
 def sample_trajectories(folder: RunFolder, budget_bytes: int = BUDGET_BYTES) -> list[TrajectorySet]:
     """Evaluations first, then steps in ascending order; sets of which nothing fits are left out."""
-    files = _files(folder)
+    files = files_of(folder)
     evals, steps = sorted(files["eval"]), sorted(files["step"])
     left = budget_bytes
     sets: list[TrajectorySet] = []
     for step in dict.fromkeys(evals[:1] + evals[-1:]):
         taken, size = _take(files["eval"][step], "eval", step, int(budget_bytes * _EVAL_SHARE), _instance_of)
         for trajectory in taken.trajectories:
-            trajectory["grade_file"] = _grade_file(folder, trajectory)
+            trajectory["grade_file"] = grade_file(folder, trajectory)
         sets.append(taken)
         left -= size
     allowance = max(_MIN_STEP_BYTES, left // max(1, len(steps)))
@@ -68,7 +69,7 @@ def sample_trajectories(folder: RunFolder, budget_bytes: int = BUDGET_BYTES) -> 
     return sorted((kept for kept in sets if kept.trajectories), key=lambda kept: (kept.kind != "eval", kept.step))
 
 
-def _grade_file(folder: RunFolder, trajectory: Record) -> str | None:
+def grade_file(folder: RunFolder, trajectory: Record) -> str | None:
     """The whole log of its grading, from the report's place; None where the run kept none."""
     instance_id, sample = trajectory.get("instance_id"), trajectory.get("sample")
     if not isinstance(instance_id, str) or not isinstance(sample, int) or "/" in instance_id:
@@ -129,7 +130,7 @@ def _status_of(record: dict[str, Any]) -> str:
     return str(record.get("status"))
 
 
-def _files(folder: RunFolder) -> dict[str, dict[int, Path]]:
+def files_of(folder: RunFolder) -> dict[str, dict[int, Path]]:
     by_kind: dict[str, dict[int, Path]] = {"step": {}, "eval": {}}
     paths: Iterable[Path] = folder.trajectories_folder.glob("*.jsonl")
     for path in paths:
@@ -150,6 +151,11 @@ def clipped_trajectory(record: Record, max_bytes: int) -> tuple[dict[str, Any], 
             return clipped, size
     bare = _cut(record, 80, 0)
     return bare, len(encode_json(bare))
+
+
+def whole_trajectory(record: Record) -> dict[str, Any]:
+    """The record for a page of its own, turns and all; texts are cut where a browser could not show them."""
+    return _cut(record, _WHOLE_CHARS, max_turns=10**6)
 
 
 def clip(value: Any, limit_chars: int) -> str:

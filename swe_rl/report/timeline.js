@@ -65,8 +65,10 @@ function layout(step, order) {
   return { rows, height: top + 4, tall, order };
 }
 
-function programs(all) {
-  const state = { step: all.steps.length - 1, order: "engine", zoom: 1 };
+// `at`: the step that is shown first, where it is drawn; `open(step, lane)`: what a click on a lane does.
+function programs(all, at = null, open = null) {
+  const asked = all.steps.findIndex((one) => one.step === at);
+  const state = { step: asked < 0 ? all.steps.length - 1 : asked, order: "engine", zoom: 1 };
   const canvas = el("canvas", { role: "img" }), spacer = el("div", {}, canvas);
   const lanes = el("div", { class: "lanes", tabindex: "0", role: "group", "aria-label": "lanes of the programs" }, spacer);
   const load = loadChart(), kv = kvChart(), legendBox = el("div"), shareBox = el("div"), noteBox = note("");
@@ -142,7 +144,7 @@ function programs(all) {
   }, { passive: false });
   drawnToSize(lanes, draw);
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", soon);
-  hoverLanes(canvas, () => ({ view, plan, step, top: lanes.scrollTop }));
+  hoverLanes(canvas, () => ({ view, plan, step, top: lanes.scrollTop }), open);
   change({ step: state.step });
   const label = (text) => el("span", { class: "label" }, text);
   const controls = el("div", { class: "controls" }, earlier, stepChoice, later, label("lanes"), orderChoice, out, closer, zoomText);
@@ -253,13 +255,20 @@ function drawLane(context, lane, view, right, y, height, colors, grid) {
   }
 }
 
-function hoverLanes(canvas, current) {
+function hoverLanes(canvas, current, open) {
+  const rowAt = (event) => {
+    const { plan, top } = current(), y = event.clientY - canvas.getBoundingClientRect().top + top;
+    return y < top + AXIS ? null : plan.rows.find((one) => one.lane && y >= one.top && y < one.top + one.height);
+  };
   canvas.addEventListener("pointerleave", () => tip(null));
+  canvas.addEventListener("click", (event) => {
+    const row = rowAt(event);
+    if (row && open) open(current().step.step, row.lane);
+  });
   canvas.addEventListener("pointermove", (event) => {
-    const { view, plan, step, top } = current(), box = canvas.getBoundingClientRect();
-    const y = event.clientY - box.top + top, ms = view.msAt(event.clientX - box.left);
-    const row = plan.rows.find((one) => one.lane && y >= one.top && y < one.top + one.height);
-    if (!row || y < top + AXIS) return tip(null);
+    const { view, step } = current(), box = canvas.getBoundingClientRect();
+    const row = rowAt(event), ms = view.msAt(event.clientX - box.left);
+    if (!row) return tip(null);
     return tip(event, row.lane.name, laneFacts(row.lane, step, ms, 1.5 / view.scale));
   });
 }

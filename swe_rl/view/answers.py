@@ -1,0 +1,106 @@
+"""What each address below /api/ answers, as plain records: from a request's query to what runs.py, trajectories.py and
+tokens.py know.
+
+Invariants:
+- A query is what others send: whatever is missing or wrong in it is a ViewError, never a fault.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from swe_rl.logger.folder import RunFolder
+from swe_rl.report.page import run_payload
+from swe_rl.report.timeline import programs_of
+from swe_rl.view.files import ViewError
+from swe_rl.view.runs import Runs
+from swe_rl.view.tokens import prompt_of, token_page
+from swe_rl.view.trajectories import Query, Trajectories
+
+Asked = Mapping[str, Sequence[str]]  # a query: the values of each key
+Answer = Callable[[Asked], dict[str, Any]]
+_MOST_COMPARED = 24  # runs whose curves are asked for at once
+
+
+class Answers:
+    def __init__(self, root: Path) -> None:
+        self._runs, self._trajectories = Runs(root), Trajectories()
+        self.by_name: dict[str, Answer] = {
+            "runs": self._all_runs,
+            "stamp": lambda asked: {"stamp": self._runs.stamp(_given(asked, "run") or None)},
+            "curves": lambda asked: self._runs.curves(_compared(asked), asked.get("column", ())),
+            "options": lambda asked: {"options": self._runs.options(_compared(asked))},
+            "run": self._run,
+            "trajectories": self._page,
+            "trajectory": lambda asked: self._trajectories.trajectory(*self._place(asked)),
+            "group": lambda asked: {"trajectories": self._trajectories.group(*self._place(asked))},
+            "programs": lambda asked: programs_of(self._folder(asked)),
+            "tokens": self._tokens,
+            "prompt": self._prompt,
+        }
+
+    def grade_log(self, asked: Asked) -> Path:
+        return self._trajectories.grade_log(*self._place(asked))
+
+    def _all_runs(self, asked: Asked) -> dict[str, Any]:
+        return {"root": str(self._runs.root), "runs": self._runs.rows()}
+
+    def _run(self, asked: Asked) -> dict[str, Any]:
+        """The report's payload, and every column of `steps.jsonl`."""
+        folder = self._folder(asked)
+        every = {"sets": self._trajectories.sets(folder), "columns": self._runs.columns(folder)}
+        return run_payload(folder) | every
+
+    def _page(self, asked: Asked) -> dict[str, Any]:
+        query = Query(
+            set_name=_given(asked, "set"),
+            instance=_given(asked, "instance"),
+            status=_given(asked, "status"),
+            reward=_given(asked, "reward"),
+            text=_given(asked, "text"),
+            sort=_given(asked, "sort"),
+            cursor=_given(asked, "cursor"),
+            descending=_given(asked, "order") == "down",
+            offset=_number(asked, "offset"),
+        )
+        folder = self._folder(asked)
+        return self._trajectories.page(folder, query) | {"sets": self._trajectories.sets(folder)}
+
+    def _tokens(self, asked: Asked) -> dict[str, Any]:
+        folder, set_name, trajectory_id = self._place(asked)
+        record = self._trajectories.record(folder, set_name, trajectory_id)
+        return token_page(folder, self._runs.config(folder), record, _number(asked, "row"), _number(asked, "start"))
+
+    def _prompt(self, asked: Asked) -> dict[str, Any]:
+        folder, set_name, trajectory_id = self._place(asked)
+        record = self._trajectories.record(folder, set_name, trajectory_id)
+        return prompt_of(folder, self._runs.config(folder), record)
+
+    def _folder(self, asked: Asked) -> RunFolder:
+        return self._runs.folder(_text(asked, "run"))
+
+    def _place(self, asked: Asked) -> tuple[RunFolder, str, str]:
+        """A trajectory's, or a group's: its run, set and id."""
+        return self._folder(asked), _text(asked, "set"), _text(asked, "id")
+
+
+def _given(asked: Asked, key: str) -> str:
+    return next(iter(asked.get(key, ())), "")
+
+
+def _compared(asked: Asked) -> Sequence[str]:
+    return asked.get("run", ())[:_MOST_COMPARED]
+
+
+def _text(asked: Asked, key: str) -> str:
+    if not (value := _given(asked, key)):
+        raise ViewError(f"The address lacks {key}=.", 400)
+    return value
+
+
+def _number(asked: Asked, key: str) -> int:
+    """At least 0."""
+    value = _given(asked, key) or "0"
+    if not value.isdecimal() or len(value) > 9:
+        raise ViewError(f"{key}={value!r} in the address is no number.", 400)
+    return int(value)

@@ -1,0 +1,129 @@
+// The table of runs, curves of the chosen ones side by side, and the options in which they differ.
+
+const RUN_COLORS = [...PALETTE, "--s-resolved", "--s-step-limit", "--s-agent-timeout", "--s-agent-crashed"];
+const FIRST_COLUMNS = ["reward_mean", "held_out_resolved_rate", "avg_response_length", "tokens_per_s"];
+const CHOSEN_AT_FIRST = 4;
+
+const when = (unixS) => (isNumber(unixS) ? new Date(1000 * unixS).toLocaleString("sv").slice(0, 16) : "–");
+const words = (name) => String(name).replaceAll("_", " ").replaceAll("/", " · ");
+
+async function overviewPage(at) {
+  const { root, runs } = await ask("runs");
+  if (!runs.length) {
+    return [el("h1", {}, "Runs"), note(root), el("p", { class: "reason" },
+      "No run is here yet. This page shows one within seconds of its start.")];
+  }
+  const known = new Set(runs.map((one) => one.run));
+  const asked = at.getAll("runs").filter((name) => known.has(name));
+  const chosen = at.has("runs") || at.has("none") ? asked
+    : runs.filter((one) => one.step > 0 || one.before).slice(0, CHOSEN_AT_FIRST).map((one) => one.run);
+  const text = (at.get("text") || "").toLowerCase();
+  const shown = runs.filter((one) => `${one.run} ${one.name} ${one.job} ${one.state.label}`.toLowerCase().includes(text));
+  const differing = chosen.length > 1 ? (await ask("options", { run: chosen })).options : [];
+  return [
+    el("h1", {}, "Runs"), note(root),
+    el("div", { class: "controls block" }, searchBox("text", at, "run, job or state contains …")),
+    runTable(shown, chosen),
+    chosen.length ? section("Curves", note("Choose runs in the table above. Drag over a chart to zoom in."),
+      await curves(at, chosen)) : note("Choose runs in the table to see their curves side by side."),
+    differing.length ? section("Options that differ", optionTable(differing, chosen)) : null,
+  ];
+}
+
+function runTable(runs, chosen) {
+  const colorOf = new Map(chosen.map((name, index) => [name, RUN_COLORS[index % RUN_COLORS.length]]));
+  const rate = (point) => (point ? percent(point.rate) : "–");
+  const rows = runs.map((one) => {
+    const box = el("input", { type: "checkbox", id: `choose ${one.run}`, checked: colorOf.has(one.run),
+      "aria-label": `curves of ${one.run}`, onchange: (event) => {
+        const left = event.target.checked ? [...chosen, one.run] : chosen.filter((name) => name !== one.run);
+        choose({ runs: left, none: left.length ? null : "1" });
+      } });
+    const mark = el("i", { class: "box" });
+    mark.style.background = colorOf.has(one.run) ? `var(${colorOf.get(one.run)})` : "transparent";
+    return el("tr", { "data-item": one.run },
+      el("td", {}, box, " ", mark, anchor(one.run, { run: one.run })),
+      el("td", { class: "less" }, one.name === one.job ? one.job : `${one.job} ${one.name}`),
+      el("td", {}, el("span", { class: `badge ${one.state.kind}`, title: one.state.reason || "" }, one.state.label)),
+      el("td", { class: "less" }, one.steps ? `${one.step} of ${one.steps}` : one.step || "–"),
+      el("td", {}, one.after ? `${rate(one.before)} → ${rate(one.after)}` : rate(one.before)),
+      el("td", { class: "less" }, when(one.started)));
+  });
+  const labels = ["run", ["job", "less"], "state", ["steps", "less"], "held-out resolved", ["began", "less"]];
+  const head = labels.map((one) => (Array.isArray(one) ? el("th", { class: one[1] }, one[0]) : el("th", {}, one)));
+  return el("div", { class: "card" }, el("div", { class: "scroll" },
+    el("table", { class: "runs" }, el("thead", {}, el("tr", {}, head)), el("tbody", {}, rows))));
+}
+
+function optionTable(options, chosen) {
+  const rows = options.map((one) => el("tr", {}, el("td", { class: "name mono" }, one.key),
+    one.values.map((value) => el("td", { class: "value" }, value))));
+  return el("div", { class: "card" }, table("options", ["option", ...chosen.map(shortRun)], rows));
+}
+
+const shortRun = (name) => name.split("/").slice(-2).join("/");
+
+function searchBox(key, at, placeholder) {
+  let waiting = null;
+  return el("input", { type: "search", id: `find ${key}`, value: at.get(key) || "", placeholder, "aria-label": placeholder,
+    oninput: (event) => {
+      clearTimeout(waiting);
+      waiting = setTimeout(() => choose({ [key]: event.target.value, offset: null }), 250);
+    } });
+}
+
+function choice(key, at, label, entries) {
+  const options = entries.map(([value, text]) =>
+    el("option", { value, selected: (at.get(key) || "") === value }, text));
+  return el("select", { id: `choose ${key}`, "aria-label": label,
+    onchange: (event) => choose({ [key]: event.target.value, offset: null }) }, options);
+}
+
+// Any column of steps.jsonl, a chart each, a line a run; `names`: of runs.
+async function curves(at, names, first = FIRST_COLUMNS) {
+  const wanted = at.has("column") ? at.getAll("column").filter((key) => key !== "none") : first;
+  const { columns: known, curves: runs } = await ask("curves", { run: names, column: [...wanted, "step"] });
+  const shown = wanted.filter((key) => known.includes(key));
+  const smooth = Number(at.get("smooth")) || 0;
+  const from = at.has("from") ? Number(at.get("from")) : -Infinity, to = at.has("to") ? Number(at.get("to")) : Infinity;
+  const keep = (keys) => choose({ column: keys.length ? keys : "none" });
+  const add = el("select", { id: "add column", "aria-label": "add a quantity", onchange: (event) => keep([...shown, event.target.value]) },
+    el("option", { value: "" }, `add a quantity (${known.length}) …`),
+    known.filter((key) => key !== "step" && !shown.includes(key)).sort().map((key) => el("option", { value: key }, words(key))));
+  const slider = el("input", { type: "range", id: "smooth", min: 0, max: 0.95, step: 0.05, value: smooth, "aria-label": "smoothing",
+    onchange: (event) => choose({ smooth: event.target.value === "0" ? null : event.target.value }) });
+  const zoomed = at.has("from") ? el("button", { onclick: () => choose({ from: null, to: null }) },
+    `steps ${at.get("from")} to ${at.get("to")}: show all`) : null;
+  const figures = shown.map((key) => {
+    const figure = chart({ ...curveSpec(key, runs, smooth, from, to), onzoom: (low, high) => choose({ from: low, to: high }) });
+    figure.querySelector("figcaption").prepend(el("button", { class: "away", "aria-label": `remove ${words(key)}`,
+      onclick: () => keep(shown.filter((other) => other !== key)) }, "×"));
+    return figure;
+  });
+  return el("div", {}, el("div", { class: "controls" }, add, el("label", {}, "smoothing ", slider), zoomed),
+    el("div", { class: "charts" }, figures));
+}
+
+function curveSpec(key, runs, smooth, from, to) {
+  const held = key === "held_out_resolved_rate";
+  const pairs = runs.map((one) => (held ? one.points.map((point) => [point.step, point.rate])
+    : one.steps.map((step, index) => [step, (one.values[key] || [])[index]])).filter(([step]) => step >= from && step <= to));
+  const axis = [...new Set(pairs.flat().map(([step]) => step))].sort((a, b) => a - b);
+  const series = runs.flatMap((one, index) => {
+    const at = new Map(pairs[index]), values = axis.map((step) => at.get(step) ?? null);
+    const line = { label: shortRun(one.run), color: RUN_COLORS[index % RUN_COLORS.length], values, connect: true };
+    return smooth && !held ? [{ ...line, faint: true }, { ...line, values: smoothed(values, smooth) }] : [line];
+  }).filter((one) => one.values.some(isNumber));
+  return { title: words(key), steps: axis.length ? axis : [0], series, format: held || key.endsWith("_rate") ? percent : short };
+}
+
+// An exponential mean, corrected for its start: the first value is itself.
+function smoothed(values, weight) {
+  let sum = 0, mass = 0;
+  return values.map((value) => {
+    if (!isNumber(value)) return null;
+    sum = weight * sum + (1 - weight) * value;
+    mass = weight * mass + (1 - weight);
+    return sum / mass;
+  });
+}

@@ -1,0 +1,181 @@
+"""The server behind `job=view`: a page, its scripts, and the data of runs as JSON.
+
+Invariants:
+- It answers this machine alone: it listens on loopback, and a request for another host's name (DNS rebinding) is
+  refused. Without the token of this start nothing is answered; the page's address carries it once, then a cookie does.
+- It reads, and only GET is known. Files are reached by names that a look at the disk gave, never by a path.
+- What agents wrote leaves as JSON or as plain text. The page's policy (CSP) lets no script run but the files here.
+- Reading is done in threads: a large file stops no other request. Secrets of the environment are masked once more.
+"""
+
+import asyncio
+import errno
+import hmac
+import secrets
+from collections.abc import Awaitable, Callable
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, Self
+from urllib.parse import urlsplit
+
+from aiohttp import web
+
+from swe_rl.errors import SweRlError, UserError
+from swe_rl.host.addresses import LOOPBACK, is_loopback
+from swe_rl.host.http_log import http_logger
+from swe_rl.logger.disk import Redactor, encode_json
+from swe_rl.view.answers import Answer, Answers
+from swe_rl.view.files import ViewError
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+REPORT_SCRIPTS = ("charts.js", "viewer.js", "timeline.js", "timeline_load.js", "page.js")
+VIEW_SCRIPTS = ("overview.js", "run.js", "trajectory.js", "view.js")
+_SCRIPT, _STYLE = "text/javascript", "text/css"
+_ASSETS = {
+    **dict.fromkeys(REPORT_SCRIPTS, ("swe_rl.report", _SCRIPT)),
+    **dict.fromkeys(VIEW_SCRIPTS, ("swe_rl.view", _SCRIPT)),
+    "page.css": ("swe_rl.report", _STYLE),
+    "timeline.css": ("swe_rl.report", _STYLE),
+    "view.css": ("swe_rl.view", _STYLE),
+}
+_HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+    "img-src data:; frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-store",
+}
+_SHUTDOWN_S = 1.0
+
+
+class ViewServer:
+    """A context manager. `port`: 0 for any free one. Raises UserError where it cannot listen."""
+
+    def __init__(self, root: Path, port: int = 0) -> None:
+        self.port = port
+        self.token = secrets.token_urlsafe(24)
+        self._answers = Answers(root)
+        self._redactor = Redactor.from_environ()
+        self._runner: web.AppRunner | None = None
+
+    @property
+    def url(self) -> str:
+        return f"http://{LOOPBACK}:{self.port}/?token={self.token}"
+
+    async def __aenter__(self) -> Self:
+        app = web.Application(middlewares=[_answered(self._is_allowed)])
+        app.router.add_get("/", self._page)
+        app.router.add_get("/static/{name}", _asset)
+        app.router.add_get("/grade_log", self._grade_log)
+        for name, answer in self._answers.by_name.items():
+            app.router.add_get(f"/api/{name}", self._json(answer))
+        self._runner = web.AppRunner(
+            app, access_log=None, logger=http_logger(__name__), shutdown_timeout=_SHUTDOWN_S, handler_cancellation=True
+        )
+        await self._runner.setup()
+        try:
+            await web.TCPSite(self._runner, LOOPBACK, self.port).start()
+        except OSError as error:
+            await self._runner.cleanup()
+            raise UserError(_bind_failure(self.port, error)) from error
+        self.port = self._runner.addresses[0][1]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._runner is not None:
+            await self._runner.cleanup()
+
+    @property
+    def _cookie(self) -> str:
+        return f"swe_rl_view_{self.port}"  # browsers send a host's cookies to all of its ports
+
+    def _is_allowed(self, request: web.Request) -> bool:
+        brought = request.cookies.get(self._cookie)
+        return self._is_token(brought) or (request.path == "/" and self._is_token(request.query.get("token")))
+
+    def _is_token(self, given: str | None) -> bool:
+        return given is not None and hmac.compare_digest(given.encode(errors="replace"), self.token.encode())
+
+    async def _page(self, request: web.Request) -> web.StreamResponse:
+        if "token" not in request.query:
+            return web.Response(text=_text_of("swe_rl.view", "view.html"), content_type="text/html")
+        answer = web.Response(status=302, headers={"Location": "/"})  # so that the token is in no history
+        answer.set_cookie(self._cookie, self.token, httponly=True, samesite="Strict", path="/")
+        return answer
+
+    def _json(self, answer: Answer) -> Handler:
+        async def handler(request: web.Request) -> web.StreamResponse:
+            body = await asyncio.to_thread(lambda: self._redactor.json(encode_json(answer(_asked(request)))))
+            return web.Response(body=body, content_type="application/json")
+
+        return handler
+
+    async def _grade_log(self, request: web.Request) -> web.StreamResponse:
+        def text() -> str:
+            path = self._answers.grade_log(_asked(request))
+            return self._redactor.text(path.read_text(encoding="utf-8", errors="replace"))
+
+        return web.Response(text=await asyncio.to_thread(text), content_type="text/plain")
+
+
+def _answered(is_allowed: Callable[[web.Request], bool]) -> Any:
+    """Who may not ask is refused before anything is looked at; what goes wrong is one sentence as plain text."""
+
+    @web.middleware
+    async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
+        answer: web.StreamResponse
+        if not _is_here(request.host):
+            answer = _said(403, "This server answers to this machine's own names only (127.0.0.1, localhost).")
+        elif not is_allowed(request):
+            answer = _said(
+                403,
+                "This page needs its token: open the whole address that job=view printed. Each start has another one.",
+            )
+        else:
+            try:
+                answer = await handler(request)
+            except ViewError as error:
+                answer = _said(error.status, str(error))
+            except (SweRlError, OSError) as error:
+                answer = _said(500, str(error))
+            except web.HTTPException as error:
+                answer = _said(error.status, error.reason)
+        answer.headers.update(_HEADERS)
+        return answer
+
+    return middleware
+
+
+def _asked(request: web.Request) -> dict[str, list[str]]:
+    return {key: request.query.getall(key) for key in request.query}
+
+
+def _said(status: int, text: str) -> web.Response:
+    return web.Response(status=status, text=f"{text}\n", content_type="text/plain")
+
+
+async def _asset(request: web.Request) -> web.StreamResponse:
+    name = request.match_info["name"]
+    if name not in _ASSETS:
+        raise web.HTTPNotFound
+    package, kind = _ASSETS[name]
+    return web.Response(text=_text_of(package, name), content_type=kind)
+
+
+def _text_of(package: str, name: str) -> str:
+    return (files(package) / name).read_text(encoding="utf-8")
+
+
+def _is_here(host: str) -> bool:
+    """With any port: a tunnel (ssh -L) may begin at another one."""
+    try:
+        return is_loopback(urlsplit(f"//{host}").hostname or "")
+    except ValueError:
+        return False
+
+
+def _bind_failure(port: int, error: OSError) -> str:
+    if error.errno == errno.EADDRINUSE:
+        return f"job.port={port}: the port is in use. Choose another one, or job.port=0 for any that is free."
+    return f"job.port={port}: job=view cannot listen there ({error.strerror or error}). Choose another port, or 0."

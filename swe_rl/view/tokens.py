@@ -1,0 +1,210 @@
+"""Tokens of a trajectory: its rows as they were trained, from `rows/` of its step or from `traces.db`, with their text.
+
+Invariants:
+- The trace store is opened for reading only: nothing is made, brought up to a version or written to.
+- Rows come from the same code as the trainer's. What the run did not keep is said, never guessed.
+- The text of a token is its own; of bytes that make a character together, the last token has the character.
+- Of a hub's model only what is in this machine's cache is used; nothing is fetched.
+"""
+
+import sqlite3
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from swe_rl.algo.row import Logprobs, Row
+from swe_rl.config.schema import ModelConfig
+from swe_rl.gateway.store.schema import SELECT, from_rows
+from swe_rl.gateway.trace import Trace, TraceStoreError
+from swe_rl.logger.folder import RunFolder
+from swe_rl.model.load import ModelError, locate
+from swe_rl.rollout.rows import RowError, traced_rows, weighed
+from swe_rl.rollout.trajectory import Trajectory
+from swe_rl.trainer.protocol import TrainerError
+from swe_rl.trainer.ranks.rows_file import RowsFile
+from swe_rl.view.files import ViewError
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+Record = Mapping[str, Any]
+MOST_TOKENS = 4000  # of a page
+_MOST_PROMPT_TOKENS = 20_000  # shown of a prompt
+_TURN, _END = "<|im_start|>", "<|im_end|>"
+_BYTES_OF_A_CHARACTER = 4
+
+
+def token_page(folder: RunFolder, config: Record, record: Record, place: int, start: int) -> dict[str, Any]:
+    """`MOST_TOKENS` tokens of the row `place` from `start` on; None where a token has no such value.
+
+    Raises ViewError.
+    """
+    rows, source = rows_of(folder, record)
+    if not 0 <= place < len(rows):
+        raise ViewError(f"The trajectory has {len(rows)} rows, numbered from 0.")
+    row = rows[place]
+    end = min(len(row.token_ids), max(0, start) + MOST_TOKENS)
+    part = slice(max(0, start), end)
+    mask = row.loss_mask[part].tolist()
+    first = int(row.loss_mask[: part.start].sum())
+    ids = row.token_ids[part].tolist()
+    text = _Text.of(config)
+    return {
+        "rows": [_described(each) for each in rows],
+        "row": place,
+        "start": part.start,
+        "total": len(row.token_ids),
+        "source": source,
+        "note": text.note,
+        "ids": ids,
+        "texts": text.of_tokens(ids),
+        "sampled": mask,
+        "logprobs": _where(mask, row.rollout_logprobs, part),
+        "advantages": _spread(row.advantage.tolist(), mask, first),
+        "versions": _spread(row.weight_versions.tolist(), mask, first),
+    }
+
+
+def prompt_of(folder: RunFolder, config: Record, record: Record) -> dict[str, Any]:
+    """What the model read before its first reply: `messages` with `role` and `text`. Raises ViewError."""
+    rows, _ = rows_of(folder, record)
+    if not rows:
+        raise ViewError("The trajectory has no row: the model sampled nothing that counts.")
+    before = int(rows[0].loss_mask.argmax()) if rows[0].loss_mask.any() else len(rows[0].token_ids)
+    text = _Text.of(config)
+    whole = text.joined(rows[0].token_ids[: min(before, _MOST_PROMPT_TOKENS)].tolist())
+    said = [_message(part) for part in whole.split(_TURN)]
+    messages = [message for message in said if message["text"]]  # the last one is the model's to say
+    return {"messages": messages, "tokens": before, "left_out": max(0, before - _MOST_PROMPT_TOKENS), "note": text.note}
+
+
+def _message(part: str) -> dict[str, str]:
+    role, newline, said = part.partition("\n")
+    if not newline or len(role) > 20:
+        return {"role": "", "text": part.strip()}
+    return {"role": role, "text": said.rstrip().removesuffix(_END).rstrip()}
+
+
+def rows_of(folder: RunFolder, record: Record) -> tuple[list[Row], str]:
+    """Of a trajectory's record, with the file that they are from. Raises ViewError."""
+    trajectory = _trajectory(record)
+    kept = folder.rows(trajectory.step)
+    if kept.is_file() and not trajectory.split.startswith("eval"):
+        try:
+            rows = [row for row in RowsFile(kept).rows() if row.trajectory_id == trajectory.trajectory_id]
+        except TrainerError as error:
+            raise ViewError(str(error)) from error
+        if rows:
+            return rows, f"rows/{kept.name}"
+    traces = traces_of(folder, trajectory.trajectory_id)
+    if not traces:
+        raise ViewError(
+            "The run has not kept the tokens of this trajectory: gateway.keep_traces=rows or none removes traces once "
+            "two checkpoints cover their step, and an attempt that sampled nothing has none."
+        )
+    try:
+        return weighed(traced_rows(trajectory, traces), [trajectory]), folder.traces_db.name
+    except RowError as error:
+        raise ViewError(f"The traces make no row: {error}.") from error
+
+
+def traces_of(folder: RunFolder, session_id: str) -> list[Trace]:
+    """Those that are committed; none without a file. Raises ViewError."""
+    path = folder.traces_db
+    if not path.is_file():
+        return []
+    try:
+        # Where nobody writes, a file in a folder that is read-only can be opened all the same.
+        written = folder.is_locked() or path.with_name(f"{path.name}-wal").exists()
+        quiet = "" if written else "&immutable=1"
+        connection = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro{quiet}", uri=True, timeout=5.0)
+        try:
+            return from_rows(connection.execute(SELECT, (session_id,)).fetchall())
+        finally:
+            connection.close()
+    except (sqlite3.Error, TraceStoreError, ValueError) as error:
+        raise ViewError(f"{path.name} cannot be read: {error}. It may be of an older version.") from error
+
+
+def _trajectory(record: Record) -> Trajectory:
+    try:
+        return Trajectory.from_record(record)
+    except (TypeError, ValueError, KeyError, AttributeError) as error:
+        raise ViewError(f"The trajectory's record is of another version: {error}.") from error
+
+
+def _described(row: Row) -> dict[str, Any]:
+    return {"tokens": len(row.token_ids), "sampled": row.sampled_tokens, "in_loss": row.trained and row.teaches}
+
+
+def _where(mask: Sequence[bool], values: Logprobs | None, part: slice) -> list[float | None]:
+    if values is None:
+        return [None] * len(mask)
+    return [value if sampled else None for value, sampled in zip(values[part].tolist(), mask, strict=True)]
+
+
+def _spread(values: Sequence[Any], mask: Sequence[bool], first: int) -> list[Any]:
+    """What sampled tokens have, at their places; `first`: the number of the first one in `values`."""
+    left = iter(values[first:])
+    return [next(left, None) if sampled else None for sampled in mask]
+
+
+class _Text:
+    """Ids to text; `note` says why there is none."""
+
+    def __init__(self, tokenizer: "Tokenizer | None", note: str = "") -> None:
+        self._tokenizer, self.note = tokenizer, note
+
+    @classmethod
+    def of(cls, config: Record) -> "_Text":
+        model = config.get("model")
+        facts = model if isinstance(model, Mapping) else {}
+        path, revision = facts.get("path"), facts.get("revision")
+        if not isinstance(path, str):
+            return cls(None, "config.yaml names no model, so tokens are shown by their ids.")
+        return _loaded(path, revision if isinstance(revision, str) else None)
+
+    def joined(self, ids: Sequence[int]) -> str:
+        if self._tokenizer is None:
+            return " ".join(map(str, ids))
+        return str(self._tokenizer.decode(list(ids), skip_special_tokens=False))
+
+    def of_tokens(self, ids: Sequence[int]) -> list[str]:
+        texts: list[str] = []
+        waiting: list[int] = []
+        for token_id in ids:
+            waiting.append(token_id)
+            text = self.joined(waiting)
+            if text.endswith("\ufffd") and len(waiting) < _BYTES_OF_A_CHARACTER:
+                texts.append("")
+                continue
+            texts.append(text)
+            waiting = []
+        return texts
+
+
+@lru_cache(8)
+def _loaded(path: str, revision: str | None) -> _Text:
+    try:
+        place = Path(locate(ModelConfig(path=path))) / "tokenizer.json"
+    except ModelError as error:
+        return _Text(None, str(error))
+    if not place.is_file():
+        place = _cached(path, revision) or place
+    try:
+        from tokenizers import Tokenizer
+
+        return _Text(Tokenizer.from_file(str(place)))
+    except Exception as error:  # tokenizers raises Exception itself
+        return _Text(None, f"Tokens are shown by their ids: the tokenizer of {path} is not on this machine ({error}).")
+
+
+def _cached(path: str, revision: str | None) -> Path | None:
+    try:
+        from huggingface_hub import try_to_load_from_cache
+
+        found_path = try_to_load_from_cache(path, "tokenizer.json", revision=revision)
+    except (ImportError, ValueError):  # no name of the hub's
+        return None
+    return Path(found_path) if isinstance(found_path, str) else None

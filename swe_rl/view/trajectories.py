@@ -1,0 +1,232 @@
+"""All trajectories of a run: a table of each step or evaluation, and the records behind it.
+
+Invariants:
+- Of a file a line's place and a few facts are kept, never its text; what a file has gained is read from there on. At
+  most `_KEPT_ROWS` trajectories are kept, of the sets used last.
+- A page of all steps stops after `_SCAN_BYTES`, and says where the next one goes on: no request reads a whole run.
+- A set is named by its kind and step (`step_000012`), which is all that leads to a file.
+- A torn or malformed line is left out.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+from swe_rl.logger.disk import decode_json, encode_json
+from swe_rl.logger.folder import RunFolder
+from swe_rl.report.sample import files_of, grade_file, whole_trajectory
+from swe_rl.view.files import ViewError, stamp_of
+
+Record = Mapping[str, Any]
+Row = dict[str, Any]
+PAGE_ROWS = 100
+_MOST_PAGE_ROWS = 1000
+_SCAN_BYTES = 200_000_000  # about a second
+_KEPT_ROWS = 200_000
+_FACTS = (
+    *("trajectory_id", "instance_id", "group_id", "sample", "attempt", "status", "reward", "advantage", "trained"),
+    *("num_calls", "sampled_tokens", "response_tokens", "prefix_breaks", "superseded_tokens"),
+)
+SORTABLE = frozenset({*_FACTS, "num_turns", "agent_s"})
+REWARDS: dict[str, Callable[[Any], bool]] = {
+    "": lambda reward: True,
+    "positive": lambda reward: reward is not None and reward > 0,
+    "zero": lambda reward: reward is not None and reward <= 0,
+    "none": lambda reward: reward is None,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """`text` is looked for in everything that a record says; `instance` in its instance's name."""
+
+    set_name: str = ""  # "": all, the newest step first
+    instance: str = ""
+    status: str = ""
+    reward: str = ""
+    text: str = ""
+    sort: str = ""
+    descending: bool = False
+    offset: int = 0
+    cursor: str = ""  # of a page of all sets: where it begins
+    rows: int = PAGE_ROWS
+
+
+@dataclass(slots=True)
+class _Set:
+    """One file's lines, as far as they were read. `places`: offset and length of each row's line in bytes."""
+
+    path: Path
+    inode: int = 0
+    read_bytes: int = 0
+    rows: list[Row] = field(default_factory=list)
+    places: list[tuple[int, int]] = field(default_factory=list)
+
+    def update(self) -> int:
+        """Returns how many bytes it read."""
+        stamp = stamp_of(self.path)
+        inode, size_bytes = stamp[:2] if stamp else (0, 0)
+        if inode != self.inode or size_bytes < self.read_bytes:
+            self.inode, self.read_bytes, self.rows, self.places = inode, 0, [], []
+        before = self.read_bytes
+        if size_bytes > before:
+            with self.path.open("rb") as file:
+                file.seek(before)
+                for line in file:
+                    if not line.endswith(b"\n"):
+                        break  # its writer is not done
+                    self._add(line)
+        return self.read_bytes - before
+
+    def _add(self, line: bytes) -> None:
+        place = (self.read_bytes, len(line))
+        self.read_bytes += len(line)
+        try:
+            record = decode_json(line)
+        except ValueError:
+            return
+        if isinstance(record, dict):
+            self.rows.append(_row(record))
+            self.places.append(place)
+
+    def lines(self, indices: list[int]) -> Iterator[bytes]:
+        if not indices:
+            return
+        with self.path.open("rb") as file:
+            for index in indices:
+                start, length = self.places[index]
+                file.seek(start)
+                yield file.read(length)
+
+
+def _row(record: Record) -> Row:
+    turns, times_s = record.get("turns"), record.get("times_s")
+    facts = {key: record.get(key) for key in _FACTS}
+    agent_s = times_s.get("agent") if isinstance(times_s, Mapping) else None
+    return facts | {"num_turns": len(turns) if isinstance(turns, list) else 0, "agent_s": agent_s}
+
+
+class Trajectories:
+    """Of all runs that are looked at; safe for several threads. Raises ViewError."""
+
+    def __init__(self) -> None:
+        self._sets: OrderedDict[Path, _Set] = OrderedDict()
+        self._lock = Lock()
+
+    def sets(self, folder: RunFolder) -> list[str]:
+        """Names of those on disk: evaluations, then steps, the newest first."""
+        files = files_of(folder)
+        return [files[kind][step].stem for kind in ("eval", "step") for step in sorted(files[kind], reverse=True)]
+
+    def page(self, folder: RunFolder, query: Query) -> dict[str, Any]:
+        """`rows`, and of one set `total` and `statuses`; of all sets `cursor`, None at the end."""
+        if query.reward not in REWARDS or (query.sort and query.sort not in SORTABLE):
+            raise ViewError("There is no such filter or order.", 400)
+        with self._lock:
+            return self._set_page(folder, query) if query.set_name else self._page_of_all(folder, query)
+
+    def record(self, folder: RunFolder, set_name: str, trajectory_id: str) -> Record:
+        with self._lock:
+            known, _ = self._set(folder, set_name)
+            indices = [i for i, row in enumerate(known.rows) if row["trajectory_id"] == trajectory_id]
+            for line in known.lines(indices[-1:]):
+                record: Record = decode_json(line)
+                return record
+        raise ViewError(f"There is no trajectory {trajectory_id!r} in {set_name}.")
+
+    def trajectory(self, folder: RunFolder, set_name: str, trajectory_id: str) -> dict[str, Any]:
+        """All of it, in the shape of the report's viewer."""
+        record = self.record(folder, set_name, trajectory_id)
+        shown = whole_trajectory(record) | {"group_id": str(record.get("group_id")), "set": set_name}
+        return shown | {"grade_file": None, "has_grade_file": grade_file(folder, record) is not None}
+
+    def group(self, folder: RunFolder, set_name: str, group_id: str) -> list[dict[str, Any]]:
+        """Its trajectories in order of samples, then attempts."""
+        with self._lock:
+            known, _ = self._set(folder, set_name)
+            indices = [i for i, row in enumerate(known.rows) if row["group_id"] == group_id]
+            records = [decode_json(line) for line in known.lines(indices)]
+        if not records:
+            raise ViewError(f"There is no group {group_id!r} in {set_name}.")
+        ordered = sorted(records, key=lambda record: (record.get("sample") or 0, record.get("attempt") or 0))
+        return [whole_trajectory(record) | {"set": set_name} for record in ordered]
+
+    def grade_log(self, folder: RunFolder, set_name: str, trajectory_id: str) -> Path:
+        """The whole log of its grading."""
+        name = grade_file(folder, self.record(folder, set_name, trajectory_id))
+        path = folder.path / name if name else None
+        if path is None or not path.resolve().is_relative_to(folder.path.resolve()):
+            raise ViewError(f"The run kept no log of the grading of {trajectory_id!r}.")
+        return path
+
+    def _set(self, folder: RunFolder, name: str) -> tuple[_Set, int]:
+        """With how many bytes had to be read for it."""
+        kind, _, number = name.partition("_")
+        path = files_of(folder).get(kind, {}).get(int(number)) if number.isdecimal() else None
+        if path is None or path.is_symlink():
+            raise ViewError(f"The run has no trajectories {name!r}.")
+        known = self._sets.setdefault(path, _Set(path))
+        self._sets.move_to_end(path)
+        read_bytes = known.update()
+        while len(self._sets) > 1 and sum(len(kept.rows) for kept in self._sets.values()) > _KEPT_ROWS:
+            self._sets.popitem(last=False)
+        return known, read_bytes
+
+    def _set_page(self, folder: RunFolder, query: Query) -> dict[str, Any]:
+        known, _ = self._set(folder, query.set_name)
+        matching, _ = _matching(known, query)
+        statuses: dict[str, int] = {}
+        for row in known.rows:
+            statuses[str(row["status"])] = statuses.get(str(row["status"]), 0) + 1
+        if query.sort:
+            matching.sort(key=lambda index: _order(known.rows[index][query.sort]), reverse=query.descending)
+        shown = matching[query.offset : query.offset + min(query.rows, _MOST_PAGE_ROWS)]
+        rows = [known.rows[index] | {"set": query.set_name} for index in shown]
+        return {"rows": rows, "total": len(matching), "of": len(known.rows), "statuses": statuses, "cursor": None}
+
+    def _page_of_all(self, folder: RunFolder, query: Query) -> dict[str, Any]:
+        names = sorted(self.sets(folder), key=lambda name: (name.partition("_")[2], name), reverse=True)
+        begin, _, skipped = query.cursor.partition(":")
+        names = names[names.index(begin) :] if begin in names else names
+        skip = int(skipped) if skipped.isdecimal() else 0
+        rows: list[Row] = []
+        most, read_bytes = min(query.rows, _MOST_PAGE_ROWS), 0
+        for name in names:
+            if read_bytes >= _SCAN_BYTES:
+                return {"rows": rows, "cursor": f"{name}:0"}
+            known, gained_bytes = self._set(folder, name)
+            matching, searched_bytes = _matching(known, query)
+            read_bytes += gained_bytes + searched_bytes
+            taken = matching[skip : skip + most - len(rows)]
+            rows += [known.rows[index] | {"set": name} for index in taken]
+            if skip + len(taken) < len(matching):
+                return {"rows": rows, "cursor": f"{name}:{skip + len(taken)}"}
+            skip = 0
+        return {"rows": rows, "cursor": None}
+
+
+def _matching(known: _Set, query: Query) -> tuple[list[int], int]:
+    """Indices of rows, and how many bytes were searched for them."""
+    instance, is_wanted = query.instance.lower(), REWARDS[query.reward]
+    indices = [
+        index
+        for index, row in enumerate(known.rows)
+        if (not query.status or row["status"] == query.status)
+        and instance in str(row["instance_id"]).lower()
+        and is_wanted(row["reward"])
+    ]
+    if not query.text:
+        return indices, 0
+    needle = encode_json(query.text)[1:-1].lower()
+    lines = list(zip(indices, known.lines(indices), strict=True))
+    return [index for index, line in lines if needle in line.lower()], sum(len(line) for _, line in lines)
+
+
+def _order(value: Any) -> tuple[int, float, str]:
+    """Nothing, then numbers, then text."""
+    if value is None:
+        return 0, 0.0, ""
+    return (1, float(value), "") if isinstance(value, int | float) else (2, 0.0, str(value))

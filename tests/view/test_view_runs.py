@@ -1,0 +1,115 @@
+import os
+import time
+
+import pytest
+
+from swe_rl.logger.disk import write_text_atomic
+from swe_rl.logger.folder import StatusWriter
+from swe_rl.logger.jsonl import StepLog, read_jsonl
+from swe_rl.view.files import ViewError
+from swe_rl.view.runs import HELD_OUT, Runs
+from tests.report.conftest import CONFIG, build_run
+
+
+def test_every_run_is_a_line_newest_first(runs):
+    build_run(runs / "multirun" / "tiny" / "2026" / "0", steps=1)
+    (runs / "conf").mkdir()
+    (runs / "conf" / "config.yaml").write_text("name: no_run\n")
+    rows = Runs(runs).rows()
+    assert [row["run"] for row in rows] == ["train/first", "multirun/tiny/2026/0"]
+    assert rows[0]["name"] == "bugs_grpo" and rows[0]["state"]["label"] == "done" and rows[0]["step"] == 3
+    assert rows[0]["before"]["step"] == 0 and rows[0]["after"]["step"] == 3
+
+
+def test_a_run_can_be_given_itself(folder):
+    assert list(Runs(folder.path).folders()) == ["first"]
+    assert Runs(folder.path).folder("first").path == folder.path.resolve()
+
+
+@pytest.mark.parametrize("name", ["..", "../secret", "train", "train/first/..", "/etc", "train/first/trajectories", ""])
+def test_only_runs_below_the_root_have_names(runs, name):
+    build_run(runs.parent / "secret", steps=1)
+    with pytest.raises(ViewError):
+        Runs(runs).folder(name)
+
+
+def test_links_are_not_followed(runs, tmp_path):
+    secret = build_run(tmp_path / "secret", steps=1)
+    (runs / "linked").symlink_to(secret.path)
+    assert list(Runs(runs).folders()) == ["train/first"]
+
+
+def test_a_run_that_went_away_is_not_there(runs, folder):
+    look = Runs(runs)
+    look.rows()
+    folder.path.rename(runs / "train" / "second")
+    with pytest.raises(ViewError, match="no run"):
+        look.folder("train/first")
+    assert list(look.folders()) == ["train/second"]
+
+
+def test_curves_have_every_number_of_a_step(runs, folder):
+    with StepLog(folder) as log:
+        log.append(
+            {"step": 4, "loss": float("nan"), "superseded_tokens": 7, "statuses": {"resolved": 3}, "why": "text"}
+        )
+    curves = Runs(runs).curves(["train/first"], ["superseded_tokens", "statuses/resolved", "why", "nothing"])
+    assert curves["columns"][0] == HELD_OUT and {"superseded_tokens", "statuses/resolved"} < set(curves["columns"])
+    (curve,) = curves["curves"]
+    written = [record["statuses"].get("resolved") for record in read_jsonl(folder.steps_jsonl)]
+    assert curve["steps"] == [1, 2, 3, 4]
+    assert curve["values"] == {"superseded_tokens": [None, None, None, 7], "statuses/resolved": written}
+
+
+def test_options_that_differ(runs):
+    other = build_run(runs / "train" / "second", steps=1)
+    write_text_atomic(other.config_yaml, CONFIG.replace("seed: 7", "seed: 8") + "paths: {outputs: /elsewhere}\n")
+    look = Runs(runs)
+    assert look.options(["train/first", "train/second"]) == [{"key": "trainer.seed", "values": ["7", "8"]}]
+    assert look.options(["train/first"]) == []
+
+
+def test_news_is_a_step_and_no_heartbeat(runs, folder):
+    look = Runs(runs)
+    before = look.stamp("train/first"), look.stamp(None)
+    clock = [time.time()]
+    status = StatusWriter(folder.status_json, config_hash="h", step=3, clock=lambda: clock[0])
+    running = look.stamp("train/first")
+    assert running != before[0]
+    clock[0] += 60
+    status.heartbeat()
+    assert look.stamp("train/first") == running
+    with StepLog(folder) as log:
+        log.append({"step": 4, "reward_mean": 1.0})
+    assert look.stamp("train/first") != running and look.stamp(None) != before[1]
+    assert Runs(runs).curves(["train/first"], ["step"])["curves"][0]["steps"][-1] == 4
+    assert look.curves(["train/first"], ["step"])["curves"][0]["steps"][-1] == 4
+
+
+def test_what_has_not_changed_is_not_parsed_again(runs, folder, monkeypatch):
+    look = Runs(runs)
+    first = look.rows(), look.curves(["train/first"], ["loss"])
+    monkeypatch.setattr("swe_rl.view.runs.parse", None)
+    monkeypatch.setattr("swe_rl.view.runs.read_jsonl", None)
+    monkeypatch.setattr("swe_rl.view.runs.read_evals", None)
+    assert (look.rows(), look.curves(["train/first"], ["loss"])) == first
+
+
+@pytest.mark.parametrize("name", ["status.json", "steps.jsonl", "evals.jsonl", "config.yaml"])
+@pytest.mark.parametrize("content", [b"", b"{", b"[1, 2]\n", b'{"step": "x"}\n', b"name: [\n", b"\x00\xff"])
+def test_a_broken_file_takes_only_its_part(runs, folder, name, content):
+    (folder.path / name).write_bytes(content)
+    look = Runs(runs)
+    (row,) = look.rows()
+    assert row["run"] == "train/first"
+    look.curves(["train/first"], ["loss"])
+    look.options(["train/first"])
+
+
+def test_folders_that_nobody_may_read_are_passed_over(runs):
+    closed = runs / "closed"
+    closed.mkdir(mode=0o000)
+    try:
+        assert "train/first" in Runs(runs).folders()
+    finally:
+        os.chmod(closed, 0o755)  # noqa: PTH101

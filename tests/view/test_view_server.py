@@ -1,0 +1,157 @@
+import socket
+
+import pytest
+from aiohttp import ClientSession, CookieJar
+from yarl import URL
+
+from swe_rl.errors import UserError
+from swe_rl.logger.disk import decode_json
+from swe_rl.view.server import REPORT_SCRIPTS, VIEW_SCRIPTS, ViewServer
+
+ADDRESSES = [
+    "/",
+    "/static/page.css",
+    "/api/runs",
+    "/api/stamp",
+    "/api/run?run=train/first",
+    "/grade_log?run=x",
+    "/nothing",
+]
+
+
+@pytest.fixture
+async def server(runs):
+    async with ViewServer(runs) as running:
+        yield running
+
+
+@pytest.fixture
+async def visitor(server):
+    """Who has opened the printed address."""
+    base = f"http://127.0.0.1:{server.port}"
+    async with ClientSession(base, cookie_jar=CookieJar(unsafe=True)) as session:
+        assert (await session.get(f"/?token={server.token}")).status == 200
+        yield session
+
+
+async def test_without_the_token_nothing_is_answered(server):
+    async with ClientSession(f"http://127.0.0.1:{server.port}") as stranger:
+        for address in [*ADDRESSES, "/?token=", "/?token=wrong", "/?token=ü", f"/api/runs?token={server.token}"]:
+            answer = await stranger.get(address)
+            assert answer.status == 403 and "job=view printed" in await answer.text()
+        cookies = {f"swe_rl_view_{server.port}": server.token[:-1], "swe_rl_view_1": server.token}
+        assert (await stranger.get("/api/runs", cookies=cookies)).status == 403
+
+
+async def test_the_printed_address_gives_a_cookie_and_leaves_no_token(server, visitor):
+    answer = await visitor.get(f"/?token={server.token}", allow_redirects=False)
+    assert answer.status == 302 and answer.headers["Location"] == "/"
+    cookie = answer.headers["Set-Cookie"]
+    assert "HttpOnly" in cookie and "SameSite=Strict" in cookie and str(server.port) in cookie
+    for address in ADDRESSES[:5]:
+        assert (await visitor.get(address)).status == 200
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["evil.example", "evil.example:80", "127.0.0.1.evil.example", "localhost@evil.example", "", "[", "10.0.0.7:80"],
+)
+async def test_names_of_other_hosts_are_refused(visitor, host):
+    """A name that an attacker points at loopback (DNS rebinding) brings the cookie's holder, and is refused."""
+    for address in ADDRESSES:
+        answer = await visitor.get(address, headers={"Host": host})
+        assert answer.status == 403 and "own names" in await answer.text()
+
+
+@pytest.mark.parametrize("host", ["localhost:9000", "127.0.0.1", "[::1]:7"])
+async def test_a_tunnel_may_begin_at_another_port(visitor, host):
+    assert (await visitor.get("/api/stamp", headers={"Host": host})).status == 200
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        *(
+            "/../etc/passwd",
+            "/static/../view.html",
+            "/static/%2e%2e%2fpage.py",
+            "/static/page.py",
+            "/static/..%2f..%2ferrors.py",
+        ),
+        *("/api/run?run=..", "/api/run?run=../../etc", "/api/run?run=/etc", "/api/run?run=train"),
+        *(
+            "/api/trajectory?run=train/first&set=../config&id=x",
+            "/grade_log?run=train/first&set=step_000001&id=../config.yaml",
+        ),
+        *("/api/group?run=train/first&set=step_000001&id=x", "/api/tokens?run=../first&set=step_000001&id=x"),
+    ],
+)
+async def test_no_path_leads_out(visitor, address):
+    answer = await visitor.get(URL(str(visitor._base_url.origin()) + address, encoded=True))
+    assert answer.status == 404 and "root:" not in await answer.text()
+
+
+async def test_a_query_that_is_wrong_is_said(visitor):
+    for address in (
+        "/api/run",
+        "/api/tokens?run=train/first&set=step_000001",
+        "/api/trajectories?run=train/first&sort=x",
+    ):
+        assert (await visitor.get(address)).status == 400
+    answer = await visitor.get("/api/trajectories?run=train/first&set=step_000001&offset=-1")
+    assert answer.status == 400 and "offset" in await answer.text()
+
+
+async def test_it_only_reads(visitor):
+    for method in ("post", "put", "delete", "patch"):
+        for address in ("/", "/api/runs", "/api/run?run=train/first"):
+            assert (await getattr(visitor, method)(address)).status == 405
+
+
+async def test_every_answer_has_the_policy(visitor):
+    for address in [*ADDRESSES, "/api/run?run=.."]:
+        headers = (await visitor.get(address)).headers
+        policy = headers["Content-Security-Policy"]
+        assert "default-src 'none'" in policy and "script-src 'self'" in policy and "unsafe" not in policy
+        assert headers["X-Content-Type-Options"] == "nosniff" and "Access-Control-Allow-Origin" not in headers
+
+
+async def test_what_agents_wrote_is_never_a_page(visitor):
+    for address in ADDRESSES[2:5]:
+        assert (await visitor.get(address)).content_type == "application/json"
+    answer = await visitor.get("/grade_log?run=train/first&set=step_000001&id=x")
+    assert answer.content_type == "text/plain"
+    page = await (await visitor.get("/")).text()
+    for name in (*REPORT_SCRIPTS, *VIEW_SCRIPTS):
+        assert f'src="/static/{name}"' in page
+        script = await (await visitor.get(f"/static/{name}")).text()
+        assert not any(
+            word in script for word in ("innerHTML", "outerHTML", "insertAdjacent", "document.write", "eval(")
+        )
+
+
+async def test_secrets_of_the_environment_are_masked(runs, folder, monkeypatch):
+    monkeypatch.setenv("SOME_API_KEY", "hunter2hunter2")
+    folder.config_yaml.write_text(folder.config_yaml.read_text() + "note: hunter2hunter2\n")
+    async with ViewServer(runs) as server, ClientSession(f"http://127.0.0.1:{server.port}") as session:
+        cookies = {f"swe_rl_view_{server.port}": server.token}
+        answer = await (await session.get("/api/run?run=train/first", cookies=cookies)).text()
+    assert "hunter2" not in answer and "note: ***" in decode_json(answer)["config"]
+
+
+async def test_it_listens_on_loopback_alone(server):
+    (address,) = [site.sockets[0].getsockname() for site in (list(server._runner.sites)[0]._server,)]
+    assert address[0] == "127.0.0.1" and server.url.startswith(f"http://127.0.0.1:{server.port}/?token=")
+    assert len(server.token) >= 32
+
+
+async def test_a_port_that_is_taken_is_named(runs):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(UserError, match=f"job.port={port}.*in use"):
+            async with ViewServer(runs, port):
+                pass
+
+
+async def test_each_start_has_a_token_of_its_own(runs):
+    assert ViewServer(runs).token != ViewServer(runs).token
