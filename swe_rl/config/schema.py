@@ -202,6 +202,8 @@ class EnvConfig(Extensible):
     split: str = "train"  # of hub data sets also a slice, train[1000:]
     eval_split: str = "heldout"  # the split that evaluations measure
     eval_dataset: str | None = None  # None: env.dataset
+    columns: dict[str, str] = field(default_factory=dict)  # of rows with other names: {problem_statement: issue}
+    eval_columns: dict[str, str] = field(default_factory=dict)  # the same of env.eval_dataset, if that is another one
     num_instances: ZeroOrMore = 0  # of the split that is trained on; 0: known only when it is read
     instances: str | None = None  # a file with one instance id a line, or a pattern (django__django-*)
     instance_ids: tuple[str, ...] = ()  # the instances themselves, [a, b]; none: all that env.instances leaves

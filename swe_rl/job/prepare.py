@@ -15,7 +15,6 @@ Invariants:
 import os
 import threading
 from collections.abc import Callable, Iterable
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
@@ -104,7 +103,7 @@ def _prepare_split(config: Config, split: str, cache: Path, console: Console) ->
     if instances is None:
         console.print(f"{split}: reading {identity.dataset}")
         read = (read_functions if config.env.name == "kodcode" else read_split)(config.env, split)
-        _refuse_mixture(identity.path(cache), asdict(identity), read.revision)
+        _refuse_mixture(identity.path(cache), identity.record, read.revision)
         facts = {
             "source": identity.dataset,
             "revision": read.revision,
