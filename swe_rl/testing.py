@@ -27,7 +27,10 @@ from swe_rl.agent.foreign import ForeignAgent
 from swe_rl.agent.protocol import Agent, AgentResult, Assignment, Exit, Task, Turn
 from swe_rl.algo.foreign.advantage import ForeignAdvantage
 from swe_rl.algo.protocol import LossTokens, RewardGroup
+from swe_rl.check.findings import Severity
+from swe_rl.check.foreign import ForeignRule
 from swe_rl.config.choices import ExtensionKind, SandboxKind
+from swe_rl.config.compose import compose
 from swe_rl.config.schema import AgentConfig, AlgoConfig, EnvConfig, Extensible, RouterConfig, SandboxConfig
 from swe_rl.env.folder import folder_of
 from swe_rl.env.foreign import ForeignEnv
@@ -351,6 +354,24 @@ def check_logger(logger: type, folder: Path, params: Params = NONE) -> None:
     guarded.summarize({"resolved_rate_after": 0.5})
     guarded.finish(0)
     _require(not guarded.failure, maker, guarded.failure)
+
+
+def check_rule(rule: type, params: Params = NONE, *, refused: Sequence[str] = (), passed: Sequence[str] = ()) -> None:
+    """`refused`: words of a command line that it must refuse; `passed`: some that it must let start."""
+    made, maker = _made(ExtensionKind.rule, rule, params, {})
+    guarded = ForeignRule(made, maker)
+    for words, wanted in ((passed, False), (refused, True)):
+        config = compose(list(words)).config
+        try:
+            findings = guarded.findings(config)
+        except ExtensionFailure as error:
+            raise ConformanceError(str(error)) from error
+        _require(findings == guarded.findings(config), maker, "findings must say the same of the same configuration")
+        said = any(finding.severity is Severity.error for finding in findings)
+        if words or not wanted:
+            _require(
+                said is wanted, maker, f"findings must {'' if wanted else 'not '}refuse {' '.join(words) or 'a run'}"
+            )
 
 
 def _made(kind: ExtensionKind, code: type, params: Params, given: Mapping[str, Any]) -> tuple[Any, Foreign]:

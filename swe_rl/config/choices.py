@@ -26,6 +26,7 @@ class ExtensionKind(StrEnum):
     loss = "loss"
     router = "router"
     logger = "logger"
+    rule = "rule"
 
 
 class NewKind(StrEnum):
@@ -38,6 +39,7 @@ class NewKind(StrEnum):
     loss = "loss"
     router = "router"
     logger = "logger"
+    rule = "rule"
     task = "task"  # a record of a change of your own repository
 
 

@@ -92,6 +92,11 @@ class LossConfig(Extensible):
 
 
 @dataclass(frozen=True)
+class RuleConfig(Extensible):
+    """What is refused beside what swe_rl refuses: `default` is nothing, anything else is code of your own."""
+
+
+@dataclass(frozen=True)
 class JobConfig:
     """What `python -m swe_rl` does, and the keys that belong to one kind of job only."""
 
@@ -570,6 +575,7 @@ class Config:
     reward: RewardConfig = field(default_factory=RewardConfig)
     advantage: AdvantageConfig = field(default_factory=AdvantageConfig)
     loss: LossConfig = field(default_factory=LossConfig)
+    rule: RuleConfig = field(default_factory=RuleConfig)
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
     sft: SftConfig = field(default_factory=SftConfig)
     logger: LoggerConfig = field(default_factory=LoggerConfig)

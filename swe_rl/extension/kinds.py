@@ -65,6 +65,7 @@ CONTRACTS: Mapping[ExtensionKind, Contract] = {
         {},
     ),
     ExtensionKind.logger: Contract(("folder", "run_name", "configuration"), {"log": ("record", "step")}, {}),
+    ExtensionKind.rule: Contract((), {"findings": ("config",)}, {}),
 }
 
 

@@ -39,3 +39,13 @@ class PaysTurns:
 
     async def turn_rewards(self, attempt):
         raise NotImplementedError
+
+
+class Allows:
+    def findings(self, config):
+        return []
+
+
+class Raises:
+    def findings(self, config):
+        raise LookupError("the list of projects is away")
