@@ -22,6 +22,7 @@ from swe_rl.config.choices import SandboxKind
 from swe_rl.config.schema import AgentConfig, AlgoConfig, Config, EnvConfig, RouterConfig
 from swe_rl.engine.protocol import EngineError
 from swe_rl.env.folder import commit_of, folder_of, patch_between
+from swe_rl.env.grading.foreign import Grader
 from swe_rl.env.grading.make import grade_by_tests
 from swe_rl.env.instance import Instance, InstanceError
 from swe_rl.env.protocol import Env, Grade, GradeError
@@ -78,6 +79,7 @@ __all__ = [
     "Finding",
     "Grade",
     "GradeError",
+    "Grader",
     "GroupLeft",
     "Instance",
     "InstanceError",

@@ -32,8 +32,9 @@ from swe_rl.check.foreign import ForeignRule
 from swe_rl.config.choices import ExtensionKind, SandboxKind
 from swe_rl.config.compose import compose
 from swe_rl.config.schema import AgentConfig, AlgoConfig, EnvConfig, Extensible, RouterConfig, SandboxConfig
-from swe_rl.env.folder import folder_of
+from swe_rl.env.folder import commit_of, folder_of, patch_between
 from swe_rl.env.foreign import ForeignEnv
+from swe_rl.env.grading.foreign import ForeignGrader
 from swe_rl.env.instance import Instance
 from swe_rl.env.patch import NOOP_PATCH
 from swe_rl.env.protocol import Grade
@@ -354,6 +355,31 @@ def check_logger(logger: type, folder: Path, params: Params = NONE) -> None:
     guarded.summarize({"resolved_rate_after": 0.5})
     guarded.finish(0)
     _require(not guarded.failure, maker, guarded.failure)
+
+
+def check_grader(grader: type, params: Params = NONE) -> None:
+    """Of a small folder it judges the gold patch, a change of nothing, and what is no patch."""
+    made, maker = _made(ExtensionKind.grader, grader, params, {"config": EnvConfig()})
+    asyncio.run(_check_grader(ForeignGrader(made, maker), maker))
+
+
+async def _check_grader(grader: ForeignGrader, maker: Foreign) -> None:
+    test = "from calc import add\n\n\ndef test_add():\n    assert add(1, 2) == 3\n"
+    files = {"calc.py": "def add(a, b):\n    return a - b\n"}
+    gold = patch_between(files, {"calc.py": "def add(a, b):\n    return a + b\n"})
+    base = await asyncio.to_thread(commit_of, files)
+    tests = ("test_calc.py::test_add",)
+    instance = Instance(
+        "conformance", "conformance", base, "add subtracts.", gold, patch_between({}, {"test_calc.py": test}), tests, ()
+    )
+    cases = {"the gold patch": (gold, True), "a change of nothing": (NOOP_PATCH, False), "no patch": ("none", False)}
+    async with _sandboxes() as sandboxes:
+        with tempfile.TemporaryDirectory() as folder:
+            path = await asyncio.to_thread(folder_of, files, Path(folder) / "task")
+            for what, (patch, wanted) in cases.items():
+                grade = await grader.grade(instance, patch, Workspace(path=path), sandboxes, 60.0)
+                said = f"grade with {what} must{'' if wanted else ' not'} be resolved: {grade.log_tail[-300:]}"
+                _require(grade.resolved is wanted, maker, said)
 
 
 def check_rule(rule: type, params: Params = NONE, *, refused: Sequence[str] = (), passed: Sequence[str] = ()) -> None:

@@ -27,6 +27,7 @@ class ExtensionKind(StrEnum):
     router = "router"
     logger = "logger"
     rule = "rule"
+    grader = "grader"
 
 
 class NewKind(StrEnum):
@@ -40,6 +41,7 @@ class NewKind(StrEnum):
     router = "router"
     logger = "logger"
     rule = "rule"
+    grader = "grader"
     task = "task"  # a record of a change of your own repository
 
 

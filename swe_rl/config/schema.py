@@ -92,6 +92,11 @@ class LossConfig(Extensible):
 
 
 @dataclass(frozen=True)
+class GraderConfig(Extensible):
+    """Who judges a change: `default` is env.grading, anything else is code of your own."""
+
+
+@dataclass(frozen=True)
 class RuleConfig(Extensible):
     """What is refused beside what swe_rl refuses: `default` is nothing, anything else is code of your own."""
 
@@ -575,6 +580,7 @@ class Config:
     reward: RewardConfig = field(default_factory=RewardConfig)
     advantage: AdvantageConfig = field(default_factory=AdvantageConfig)
     loss: LossConfig = field(default_factory=LossConfig)
+    grader: GraderConfig = field(default_factory=GraderConfig)
     rule: RuleConfig = field(default_factory=RuleConfig)
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
     sft: SftConfig = field(default_factory=SftConfig)

@@ -57,6 +57,7 @@ def foreign_names(kind: ExtensionKind) -> list[str]:
 
 _PARTS = {  # a rule is asked of every job
     ExtensionKind.env: Part.data,
+    ExtensionKind.grader: Part.data,  # who makes an environment makes its grader
     ExtensionKind.agent: Part.rollouts,
     ExtensionKind.reward: Part.rollouts,
     ExtensionKind.advantage: Part.trainer,

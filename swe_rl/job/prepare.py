@@ -53,7 +53,7 @@ def run(config: Config, folder: Path | None, origins: Origins | None = None) -> 
     splits = list(dict.fromkeys((config.env.split, config.env.eval_split)))
     for split in splits:
         _prepare_split(config, split, cache, console)
-    env = make_env(config.env, cache, config.sandbox.kind)
+    env = make_env(config.env, cache, config.sandbox.kind, config.grader)
     if not isinstance(env, SweEnv):
         return 0
     instances = {instance.instance_id: instance for split in splits for instance in env.chosen(split)}

@@ -49,3 +49,8 @@ class Allows:
 class Raises:
     def findings(self, config):
         raise LookupError("the list of projects is away")
+
+
+class Judges:
+    async def grade(self, instance, patch, workspace, sandboxes, timeout_s):
+        raise NotImplementedError

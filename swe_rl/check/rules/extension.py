@@ -17,7 +17,7 @@ from swe_rl.extension.code import is_used
 from swe_rl.extension.find import declared, foreign, foreign_names, is_foreign, kinds_read, problems
 from swe_rl.extension.kinds import group_of
 
-_NAMED_DEFAULT = (ExtensionKind.reward, ExtensionKind.advantage, ExtensionKind.loss, ExtensionKind.rule)
+_NAMED_DEFAULT = tuple(getattr(ExtensionKind, name) for name in ("reward", "advantage", "loss", "rule", "grader"))
 _OURS = dict.fromkeys(_NAMED_DEFAULT, ("default",))
 
 
@@ -53,6 +53,13 @@ def own_rule(config: Config, _: Host) -> Iterator[Finding]:
     chosen = foreign(ExtensionKind.rule, config.rule)
     if chosen is not None and not any(problems(chosen, config.rule, config.job.code)):
         yield from of_somebody(config)
+
+
+@about(Part.data)
+def own_grader(config: Config, _: Host) -> Iterator[Finding]:
+    if is_foreign(config, ExtensionKind.grader) and is_foreign(config, ExtensionKind.env):
+        words = f"env={config.env.name} grades by its own method, and nobody would ask grader={config.grader.name}"
+        yield error("own_grader", "grader.name", words, "grader=default")
 
 
 @about(Part.trainer)
