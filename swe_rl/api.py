@@ -16,10 +16,13 @@ from swe_rl.agent.conversation import Budget, Conversation
 from swe_rl.agent.observation import format_observation
 from swe_rl.agent.protocol import Agent, AgentError, AgentResult, Assignment, Exit, Task, Turn
 from swe_rl.algo.protocol import Advantage, Loss, LossTokens, RewardGroup
+from swe_rl.check.findings import Finding, Severity, error, warning
+from swe_rl.check.foreign import Rule
 from swe_rl.config.choices import SandboxKind
-from swe_rl.config.schema import AgentConfig, AlgoConfig, EnvConfig, RouterConfig
+from swe_rl.config.schema import AgentConfig, AlgoConfig, Config, EnvConfig, RouterConfig
 from swe_rl.engine.protocol import EngineError
 from swe_rl.env.folder import commit_of, folder_of, patch_between
+from swe_rl.env.grading.foreign import Grader
 from swe_rl.env.grading.make import grade_by_tests
 from swe_rl.env.instance import Instance, InstanceError
 from swe_rl.env.protocol import Env, Grade, GradeError
@@ -45,7 +48,7 @@ from swe_rl.router.core import (
 from swe_rl.router.core import Policy as Router
 from swe_rl.sandbox.protocol import ExecResult, Sandbox, SandboxError, SandboxProvider, Workspace
 
-API_VERSION = "1.0"
+API_VERSION = "1.1"
 
 __all__ = [
     "API_VERSION",
@@ -60,6 +63,7 @@ __all__ = [
     "Budget",
     "ChatClient",
     "ChatReply",
+    "Config",
     "ContextOverflow",
     "Conversation",
     "EngineAdded",
@@ -72,8 +76,10 @@ __all__ = [
     "Event",
     "ExecResult",
     "Exit",
+    "Finding",
     "Grade",
     "GradeError",
+    "Grader",
     "GroupLeft",
     "Instance",
     "InstanceError",
@@ -88,11 +94,13 @@ __all__ = [
     "RewardGroup",
     "Router",
     "RouterConfig",
+    "Rule",
     "RunError",
     "Sandbox",
     "SandboxError",
     "SandboxKind",
     "SandboxProvider",
+    "Severity",
     "StepTail",
     "SyncBegan",
     "SyncEnded",
@@ -102,9 +110,11 @@ __all__ = [
     "UserError",
     "Workspace",
     "commit_of",
+    "error",
     "folder_of",
     "format_observation",
     "grade_by_tests",
     "parse_command",
     "patch_between",
+    "warning",
 ]

@@ -27,10 +27,14 @@ from swe_rl.agent.foreign import ForeignAgent
 from swe_rl.agent.protocol import Agent, AgentResult, Assignment, Exit, Task, Turn
 from swe_rl.algo.foreign.advantage import ForeignAdvantage
 from swe_rl.algo.protocol import LossTokens, RewardGroup
+from swe_rl.check.findings import Severity
+from swe_rl.check.foreign import ForeignRule
 from swe_rl.config.choices import ExtensionKind, SandboxKind
+from swe_rl.config.compose import compose
 from swe_rl.config.schema import AgentConfig, AlgoConfig, EnvConfig, Extensible, RouterConfig, SandboxConfig
-from swe_rl.env.folder import folder_of
+from swe_rl.env.folder import commit_of, folder_of, patch_between
 from swe_rl.env.foreign import ForeignEnv
+from swe_rl.env.grading.foreign import ForeignGrader
 from swe_rl.env.instance import Instance
 from swe_rl.env.patch import NOOP_PATCH
 from swe_rl.env.protocol import Grade
@@ -351,6 +355,49 @@ def check_logger(logger: type, folder: Path, params: Params = NONE) -> None:
     guarded.summarize({"resolved_rate_after": 0.5})
     guarded.finish(0)
     _require(not guarded.failure, maker, guarded.failure)
+
+
+def check_grader(grader: type, params: Params = NONE) -> None:
+    """Of a small folder it judges the gold patch, a change of nothing, and what is no patch."""
+    made, maker = _made(ExtensionKind.grader, grader, params, {"config": EnvConfig()})
+    asyncio.run(_check_grader(ForeignGrader(made, maker), maker))
+
+
+async def _check_grader(grader: ForeignGrader, maker: Foreign) -> None:
+    test = "from calc import add\n\n\ndef test_add():\n    assert add(1, 2) == 3\n"
+    files = {"calc.py": "def add(a, b):\n    return a - b\n"}
+    gold = patch_between(files, {"calc.py": "def add(a, b):\n    return a + b\n"})
+    base = await asyncio.to_thread(commit_of, files)
+    tests = ("test_calc.py::test_add",)
+    instance = Instance(
+        "conformance", "conformance", base, "add subtracts.", gold, patch_between({}, {"test_calc.py": test}), tests, ()
+    )
+    cases = {"the gold patch": (gold, True), "a change of nothing": (NOOP_PATCH, False), "no patch": ("none", False)}
+    async with _sandboxes() as sandboxes:
+        with tempfile.TemporaryDirectory() as folder:
+            path = await asyncio.to_thread(folder_of, files, Path(folder) / "task")
+            for what, (patch, wanted) in cases.items():
+                grade = await grader.grade(instance, patch, Workspace(path=path), sandboxes, 60.0)
+                said = f"grade with {what} must{'' if wanted else ' not'} be resolved: {grade.log_tail[-300:]}"
+                _require(grade.resolved is wanted, maker, said)
+
+
+def check_rule(rule: type, params: Params = NONE, *, refused: Sequence[str] = (), passed: Sequence[str] = ()) -> None:
+    """`refused`: words of a command line that it must refuse; `passed`: some that it must let start."""
+    made, maker = _made(ExtensionKind.rule, rule, params, {})
+    guarded = ForeignRule(made, maker)
+    for words, wanted in ((passed, False), (refused, True)):
+        config = compose(list(words)).config
+        try:
+            findings = guarded.findings(config)
+        except ExtensionFailure as error:
+            raise ConformanceError(str(error)) from error
+        _require(findings == guarded.findings(config), maker, "findings must say the same of the same configuration")
+        said = any(finding.severity is Severity.error for finding in findings)
+        if words or not wanted:
+            _require(
+                said is wanted, maker, f"findings must {'' if wanted else 'not '}refuse {' '.join(words) or 'a run'}"
+            )
 
 
 def _made(kind: ExtensionKind, code: type, params: Params, given: Mapping[str, Any]) -> tuple[Any, Foreign]:

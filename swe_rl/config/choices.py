@@ -26,6 +26,8 @@ class ExtensionKind(StrEnum):
     loss = "loss"
     router = "router"
     logger = "logger"
+    rule = "rule"
+    grader = "grader"
 
 
 class NewKind(StrEnum):
@@ -38,6 +40,8 @@ class NewKind(StrEnum):
     loss = "loss"
     router = "router"
     logger = "logger"
+    rule = "rule"
+    grader = "grader"
     task = "task"  # a record of a change of your own repository
 
 

@@ -66,6 +66,7 @@ _READERS: dict[str, frozenset[Part]] = {
     "sandbox": frozenset({Part.sandboxes}),
     "runtime": frozenset({Part.runtime}),
     "env": frozenset({Part.data}),
+    "grader": frozenset({Part.data}),
     "logger": frozenset({Part.logger}),
 }
 

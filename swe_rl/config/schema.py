@@ -92,6 +92,16 @@ class LossConfig(Extensible):
 
 
 @dataclass(frozen=True)
+class GraderConfig(Extensible):
+    """Who judges a change: `default` is env.grading, anything else is code of your own."""
+
+
+@dataclass(frozen=True)
+class RuleConfig(Extensible):
+    """What is refused beside what swe_rl refuses: `default` is nothing, anything else is code of your own."""
+
+
+@dataclass(frozen=True)
 class JobConfig:
     """What `python -m swe_rl` does, and the keys that belong to one kind of job only."""
 
@@ -203,6 +213,8 @@ class EnvConfig(Extensible):
     split: str = "train"  # of hub data sets also a slice, train[1000:]
     eval_split: str = "heldout"  # the split that evaluations measure
     eval_dataset: str | None = None  # None: env.dataset
+    columns: dict[str, str] = field(default_factory=dict)  # of rows with other names: {problem_statement: issue}
+    eval_columns: dict[str, str] = field(default_factory=dict)  # the same of env.eval_dataset, if that is another one
     num_instances: ZeroOrMore = 0  # of the split that is trained on; 0: known only when it is read
     instances: str | None = None  # a file with one instance id a line, or a pattern (django__django-*)
     instance_ids: tuple[str, ...] = ()  # the instances themselves, [a, b]; none: all that env.instances leaves
@@ -569,6 +581,8 @@ class Config:
     reward: RewardConfig = field(default_factory=RewardConfig)
     advantage: AdvantageConfig = field(default_factory=AdvantageConfig)
     loss: LossConfig = field(default_factory=LossConfig)
+    grader: GraderConfig = field(default_factory=GraderConfig)
+    rule: RuleConfig = field(default_factory=RuleConfig)
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
     sft: SftConfig = field(default_factory=SftConfig)
     logger: LoggerConfig = field(default_factory=LoggerConfig)

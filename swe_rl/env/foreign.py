@@ -6,23 +6,20 @@ Invariants:
 - Errors of ours keep their type.
 """
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
+from swe_rl.env.grading.foreign import GRACE_S, graded
 from swe_rl.env.instance import Instance, InstanceError
-from swe_rl.env.protocol import Env, Grade, GradeError
+from swe_rl.env.protocol import Env, Grade
 from swe_rl.errors import SweRlError
 from swe_rl.extension.find import Foreign
 from swe_rl.extension.make import LONGEST_S, failure, within
 from swe_rl.sandbox.protocol import SandboxError, SandboxProvider, Workspace
 
-_PATIENCE = 3.0  # times what a grading may take: a sandbox for it is waited for, and started
-_GRACE_S = 60.0
-
 
 class ForeignEnv:
-    def __init__(self, env: Env, maker: Foreign, *, grace_s: float = _GRACE_S) -> None:
+    def __init__(self, env: Env, maker: Foreign, *, grace_s: float = GRACE_S) -> None:
         self.name = maker.name
         self._env = env
         self._maker = maker
@@ -72,19 +69,9 @@ class ForeignEnv:
             self._broken("prompt", instance, error)
 
     async def grade(self, instance: Instance, patch: str, sandboxes: SandboxProvider, timeout_s: float) -> Grade:
-        limit_s = _PATIENCE * timeout_s + self._grace_s
-        try:
-            grade = await asyncio.wait_for(self._env.grade(instance, patch, sandboxes, timeout_s), limit_s)
-        except SweRlError:
-            raise
-        except TimeoutError as error:
-            said = f"{self._maker}: its method grade did not end within {limit_s:g} s"
-            raise GradeError(f"{instance.instance_id}: {said}") from error
-        except Exception as error:
-            raise GradeError(f"{instance.instance_id}: {failure(self._maker, 'grade', error)}") from error
-        if not isinstance(grade, Grade):
-            raise GradeError(f"{self._maker}: its method grade must return swe_rl.api.Grade, not {grade!r:.80}")
-        return grade
+        """Raises GradeError."""
+        verdict = self._env.grade(instance, patch, sandboxes, timeout_s)
+        return await graded(verdict, instance, self._maker, timeout_s, self._grace_s)
 
     def _optional(self, method: str, split: str, otherwise: Any) -> Any:
         function = getattr(self._env, method, None)

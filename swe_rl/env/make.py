@@ -3,9 +3,10 @@
 from pathlib import Path
 
 from swe_rl.config.choices import ExtensionKind, SandboxKind
-from swe_rl.config.schema import EnvConfig
+from swe_rl.config.schema import EnvConfig, GraderConfig
 from swe_rl.env.bugs.env import BugsEnv
 from swe_rl.env.foreign import ForeignEnv
+from swe_rl.env.grading.foreign import make_grader
 from swe_rl.env.protocol import Env
 from swe_rl.env.swe.env import SweEnv
 from swe_rl.extension.find import foreign
@@ -14,14 +15,22 @@ from swe_rl.extension.make import make
 _OTHERS = {"bugs": "swe_rl.env.bugs.env.BugsEnv", "kodcode": "swe_rl.env.kodcode.env.KodcodeEnv"}
 
 
-def make_env(config: EnvConfig, cache: Path, sandbox: SandboxKind = SandboxKind.process) -> Env:
+_DEFAULT = GraderConfig()
+
+
+def make_env(
+    config: EnvConfig, cache: Path, sandbox: SandboxKind = SandboxKind.process, grader: GraderConfig = _DEFAULT
+) -> Env:
     """`cache` holds prepared workspaces; `sandbox` decides whether an instance's workspace is a folder or an image.
 
-    Any other name of ours is a data set of real repositories.
+    Any other name of ours is a data set of real repositories. An environment of somebody's own grades by itself.
     """
+    judge = make_grader(grader, config)
     given = {"config": config, "cache": cache, "sandbox": sandbox}
     if config.name not in _OTHERS and foreign(ExtensionKind.env, config) is None:
-        return SweEnv(config, cache, sandbox, BugsEnv(config, cache))
-    env, maker = make(ExtensionKind.env, config, given, _OTHERS)
+        judged_by = "" if judge is None else f"{grader._target_ or grader.name} {dict(grader.params)}"
+        return SweEnv(config, cache, sandbox, BugsEnv(config, cache, judge), judge, judged_by)
+    of_ours = {"grader": judge} if foreign(ExtensionKind.env, config) is None else {}
+    env, maker = make(ExtensionKind.env, config, given | of_ours, _OTHERS)
     made: Env = env if maker is None else ForeignEnv(env, maker)
     return made

@@ -1,7 +1,7 @@
 """The environment interface: instances of a split, their workspace and prompt, and the verdict on a patch."""
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -80,6 +80,9 @@ class Grade:
             pass_to_pass=dict.fromkeys(self.pass_to_pass, False),
             findings=(*self.findings, *findings),
         )
+
+
+Grading = Callable[[Instance, str, Workspace, SandboxProvider, float], Awaitable[Grade]]  # of a patch, in seconds
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,1 +1,1 @@
-"""Other people's environments, agents, rewards, advantages, losses, routers and loggers: found by name and made."""
+"""Other people's environments, agents, rewards, losses, routers, rules and others: found by name and made."""

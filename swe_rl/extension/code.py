@@ -12,6 +12,7 @@ import os
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -55,6 +56,18 @@ def use_code(folders: Sequence[Path]) -> None:
     sys.path[:0] = texts
     if texts:
         os.environ["PYTHONPATH"] = os.pathsep.join([*texts, *(part for part in others if part not in texts)])
+
+
+@contextmanager
+def on_path(code: Sequence[str]) -> Iterator[None]:
+    """For a check: what has been imported stays, the path and what this process starts do not change."""
+    folders = search_folders(code)
+    sys.path[:0] = folders
+    try:
+        yield
+    finally:
+        for folder in folders:
+            sys.path.remove(folder)
 
 
 def copy_code(code: Sequence[str], target: Path, leave_out: Path) -> list[Path]:

@@ -55,8 +55,9 @@ def foreign_names(kind: ExtensionKind) -> list[str]:
     return list(offered().get(kind, {}))
 
 
-_PARTS = {
+_PARTS = {  # a rule is asked of every job
     ExtensionKind.env: Part.data,
+    ExtensionKind.grader: Part.data,  # who makes an environment makes its grader
     ExtensionKind.agent: Part.rollouts,
     ExtensionKind.reward: Part.rollouts,
     ExtensionKind.advantage: Part.trainer,
@@ -69,7 +70,7 @@ _PARTS = {
 def kinds_read(config: Config) -> list[ExtensionKind]:
     """Those of which the job makes one."""
     started = starts(config)
-    return [kind for kind, part in _PARTS.items() if part in started]
+    return [kind for kind in ExtensionKind if kind not in _PARTS or _PARTS[kind] in started]
 
 
 def is_foreign(config: Config, kind: ExtensionKind) -> bool:

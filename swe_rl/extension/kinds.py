@@ -65,6 +65,10 @@ CONTRACTS: Mapping[ExtensionKind, Contract] = {
         {},
     ),
     ExtensionKind.logger: Contract(("folder", "run_name", "configuration"), {"log": ("record", "step")}, {}),
+    ExtensionKind.grader: Contract(
+        ("config",), {"grade": ("instance", "patch", "workspace", "sandboxes", "timeout_s")}, {}
+    ),
+    ExtensionKind.rule: Contract((), {"findings": ("config",)}, {}),
 }
 
 

@@ -65,7 +65,7 @@ def instances_of(config: Config) -> list[Instance]:
     """Of both splits, each once. Raises UserError for an environment without images."""
     if config.env.name in ("bugs", "kodcode"):
         raise UserError(f"env={config.env.name} has no images; its instances run from prepared folders")
-    env = make_env(config.env, cache_folder(config) / "workspaces", SandboxKind.docker)
+    env = make_env(config.env, cache_folder(config) / "workspaces", SandboxKind.docker, config.grader)
     by_id: dict[str, Instance] = {}
     for split in dict.fromkeys((config.env.split, config.env.eval_split)):
         by_id |= {instance.instance_id: instance for instance in env.instances(split)}

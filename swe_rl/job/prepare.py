@@ -15,7 +15,6 @@ Invariants:
 import os
 import threading
 from collections.abc import Callable, Iterable
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
@@ -54,7 +53,7 @@ def run(config: Config, folder: Path | None, origins: Origins | None = None) -> 
     splits = list(dict.fromkeys((config.env.split, config.env.eval_split)))
     for split in splits:
         _prepare_split(config, split, cache, console)
-    env = make_env(config.env, cache, config.sandbox.kind)
+    env = make_env(config.env, cache, config.sandbox.kind, config.grader)
     if not isinstance(env, SweEnv):
         return 0
     instances = {instance.instance_id: instance for split in splits for instance in env.chosen(split)}
@@ -104,7 +103,7 @@ def _prepare_split(config: Config, split: str, cache: Path, console: Console) ->
     if instances is None:
         console.print(f"{split}: reading {identity.dataset}")
         read = (read_functions if config.env.name == "kodcode" else read_split)(config.env, split)
-        _refuse_mixture(identity.path(cache), asdict(identity), read.revision)
+        _refuse_mixture(identity.path(cache), identity.record, read.revision)
         facts = {
             "source": identity.dataset,
             "revision": read.revision,

@@ -25,7 +25,7 @@ from swe_rl.run.proving import print_standings, prove_here
 def run(config: Config, folder: Path | None, origins: Origins | None = None) -> int:
     """Raises InstanceError for instances that are made with their proof."""
     del folder, origins
-    env = make_env(config.env, cache_folder(config) / "workspaces", config.sandbox.kind)
+    env = make_env(config.env, cache_folder(config) / "workspaces", config.sandbox.kind, config.grader)
     if not isinstance(env, SweEnv):
         raise InstanceError(
             f"env={config.env.name}: its instances are proven when they are made; there is nothing to validate"

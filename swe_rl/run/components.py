@@ -184,7 +184,7 @@ def own_key(config: Config) -> str | None:
 
 
 def _env(config: Config) -> Env:
-    return make_env(config.env, cache_folder(config) / "workspaces", config.sandbox.kind)
+    return make_env(config.env, cache_folder(config) / "workspaces", config.sandbox.kind, config.grader)
 
 
 def _sandboxes(config: Config, session: Session) -> SandboxProvider:

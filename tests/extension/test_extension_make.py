@@ -206,7 +206,7 @@ EVERY_METHOD = [(kind, method) for kind in ExtensionKind for method in CONTRACTS
 
 
 @pytest.mark.parametrize(("kind", "wrong"), EVERY_METHOD)
-@pytest.mark.parametrize("arguments", [None, ("other", "things", "than", "it", "gets")])
+@pytest.mark.parametrize("arguments", [None, ("quite", "other", "things", "than", "it", "gets")])
 def test_a_method_that_is_missing_or_takes_other_things_is_named_before_and_after_it_is_made(
     package, kind, wrong, arguments
 ):

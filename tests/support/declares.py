@@ -39,3 +39,18 @@ class PaysTurns:
 
     async def turn_rewards(self, attempt):
         raise NotImplementedError
+
+
+class Allows:
+    def findings(self, config):
+        return []
+
+
+class Raises:
+    def findings(self, config):
+        raise LookupError("the list of projects is away")
+
+
+class Judges:
+    async def grade(self, instance, patch, workspace, sandboxes, timeout_s):
+        raise NotImplementedError

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
+from swe_rl.check.columns import renamed
 from swe_rl.config.schema import Config, EnvConfig
 from swe_rl.plan.sizes import ReadText, listed_ids
 
@@ -34,12 +35,13 @@ class _Choice:
 def needed_images(config: Config, read_text: ReadText) -> list[str] | None:
     """Names in the order of the instances, each once; None where they are known only when the data set is read."""
     env = config.env
-    trained = _of_split(env.dataset, env.image_template, _choice(env, read_text), read_text)
+    trained = _of_split(env.dataset, env.columns, env.image_template, _choice(env, read_text), read_text)
     if trained is None:
         return None
     evaluated = None
     if env.eval_dataset is not None:
-        evaluated = _of_split(env.eval_dataset, env.eval_image_template or env.image_template, _Choice(), read_text)
+        template = env.eval_image_template or env.image_template
+        evaluated = _of_split(env.eval_dataset, env.eval_columns, template, _Choice(), read_text)
     return list(dict.fromkeys([*trained, *(evaluated or ())]))
 
 
@@ -72,8 +74,10 @@ def absent_images(names: Iterable[str], local: Iterable[str]) -> list[str]:
     return [name for name in names if not known & {full_name(name), full_name(f"localhost/{name}")}]
 
 
-def _of_split(dataset: str, template: str | None, choice: _Choice, read_text: ReadText) -> list[str] | None:
-    rows = _rows(dataset, read_text)
+def _of_split(
+    dataset: str, columns: Mapping[str, str], template: str | None, choice: _Choice, read_text: ReadText
+) -> list[str] | None:
+    rows = _rows(dataset, columns, read_text)
     if rows is not None:
         return [name for row in rows if choice.has(_id(row)) and (name := _of_row(row, template))]
     if template is not None and "{" not in template:
@@ -98,11 +102,11 @@ def _choice(env: EnvConfig, read_text: ReadText) -> _Choice:
     return _Choice(listed_ids(env, read_text), env.instances or "*")
 
 
-def _rows(dataset: str, read_text: ReadText) -> list[_Row] | None:
+def _rows(dataset: str, columns: Mapping[str, str], read_text: ReadText) -> list[_Row] | None:
     """Records of a local file; a malformed line is the job's to complain about."""
     if not dataset.endswith(".jsonl") or (text := read_text(dataset)) is None:
         return None
-    return [row for line in text.splitlines() if isinstance(row := _parsed(line), dict)]
+    return [renamed(row, columns) for line in text.splitlines() if isinstance(row := _parsed(line), dict)]
 
 
 def _parsed(line: str) -> Any:

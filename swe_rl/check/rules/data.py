@@ -6,10 +6,11 @@ Invariants:
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from string import Formatter
 from typing import Any
 
+from swe_rl.check.columns import TREE_COLUMNS, absent_columns, renamed, unknown_names
 from swe_rl.check.findings import Finding, Host, about, between, error, warning
 from swe_rl.check.rules.agent import AGENT_TOOLS
 from swe_rl.config.choices import ExtensionKind, GradingKind, Keep, SandboxKind, Unproven
@@ -148,8 +149,9 @@ def rows_have_a_way(config: Config, host: Host) -> Iterator[Finding]:
     env = config.env
     if env.name != "jsonl" or config.sandbox.kind is not SandboxKind.process or not env.dataset.endswith(".jsonl"):
         return
-    rows = list(_rows(host.read_text(env.dataset) or ""))
-    without = [str(row.get("instance_id")) for row in rows if not _has_a_way(row)]
+    rows = [renamed(row, env.columns) for row in _rows(host.read_text(env.dataset) or "")]
+    rows = [row for row in rows if "instance_id" in row]
+    without = [str(row.get("instance_id")) for row in rows if not _has_a_way(row, env.columns)]
     if not without or env.unproven is Unproven.keep:
         return
     shown = f"{', '.join(without[:_SHOWN])}{', ...' if len(without) > _SHOWN else ''}"
@@ -162,6 +164,24 @@ def rows_have_a_way(config: Config, host: Host) -> Iterator[Finding]:
     )
 
 
+@about(Part.data)
+def columns_are_there(config: Config, host: Host) -> Iterator[Finding]:
+    """Columns of a file that is no .jsonl are looked for when it is read."""
+    env = config.env
+    if is_foreign(config, ExtensionKind.env):
+        return
+    tables = (("env.columns", env.columns, env.dataset), ("env.eval_columns", env.eval_columns, env.eval_dataset))
+    for key, columns, dataset in tables:
+        problems = list(unknown_names(columns, env.name))
+        if not problems and columns and (dataset or "").endswith(".jsonl"):
+            problems = list(absent_columns(columns, _rows(host.read_text(str(dataset)) or "")))
+        for problem in problems:
+            yield error("columns", f"{key}.{problem.name}", problem.message, problem.fix, value=columns[problem.name])
+    if env.eval_columns and env.eval_dataset in (None, env.dataset):
+        words = "is of env.eval_dataset, which is env.dataset: env.columns holds for both"
+        yield error("columns", "env.eval_columns", words, "env.columns", value="set")
+
+
 def _rows(text: str) -> Iterator[dict[str, Any]]:
     """What is no record is refused, with its line, when it is read."""
     for line in text.split("\n"):
@@ -169,12 +189,14 @@ def _rows(text: str) -> Iterator[dict[str, Any]]:
             row = json.loads(line) if line.strip() else None
         except ValueError:
             continue
-        if isinstance(row, dict) and "instance_id" in row:
+        if isinstance(row, dict):
             yield row
 
 
-def _has_a_way(row: dict[str, Any]) -> bool:
-    return bool(row.get("source")) or str(row.get("repo")).startswith("bugs/")
+def _has_a_way(row: dict[str, Any], named: Collection[str] = ()) -> bool:
+    """`named`: columns of ours that env.columns has."""
+    sources = ("source", *(name for name in TREE_COLUMNS if name in named))
+    return any(row.get(name) for name in sources) or str(row.get("repo")).startswith("bugs/")
 
 
 @about(Part.data)

@@ -1,13 +1,14 @@
 """Rules of somebody's own code: that it is there, has the methods of its kind, and takes the `params` that it is given.
 
 Invariants:
-- Read from its source: nothing of it is imported, so neither is torch. What only running it shows is refused at the
-  start, before anything is started (`swe_rl/extension/make.py`).
+- Read from its source: nothing of it is imported, so neither is torch, but for a rule of somebody's own, which is run.
+  What only running the others shows is refused at the start, before anything is started (`swe_rl/extension/make.py`).
 """
 
 from collections.abc import Iterator
 
 from swe_rl.check.findings import Finding, Host, about, between, error, warning
+from swe_rl.check.foreign import of_somebody
 from swe_rl.config.choices import Capture, DynamicSampling, ExtensionKind, PolicyLoss, SandboxKind
 from swe_rl.config.keys import nearest
 from swe_rl.config.parts import Part
@@ -16,7 +17,8 @@ from swe_rl.extension.code import is_used
 from swe_rl.extension.find import declared, foreign, foreign_names, is_foreign, kinds_read, problems
 from swe_rl.extension.kinds import group_of
 
-_OURS = dict.fromkeys((ExtensionKind.reward, ExtensionKind.advantage, ExtensionKind.loss), ("default",))
+_NAMED_DEFAULT = tuple(getattr(ExtensionKind, name) for name in ("reward", "advantage", "loss", "rule", "grader"))
+_OURS = dict.fromkeys(_NAMED_DEFAULT, ("default",))
 
 
 @about()
@@ -43,6 +45,21 @@ def extensions(config: Config, _: Host) -> Iterator[Finding]:
         elif group.params:
             words = f"nothing reads it: {kind}={group.name} is ours, and takes its own keys alone"
             yield warning("extension", f"{kind}.params", words, f"leave it out, or set {kind}._target_")
+
+
+@about()
+def own_rule(config: Config, _: Host) -> Iterator[Finding]:
+    """What its source alone says against it is said above."""
+    chosen = foreign(ExtensionKind.rule, config.rule)
+    if chosen is not None and not any(problems(chosen, config.rule, config.job.code)):
+        yield from of_somebody(config)
+
+
+@about(Part.data)
+def own_grader(config: Config, _: Host) -> Iterator[Finding]:
+    if is_foreign(config, ExtensionKind.grader) and is_foreign(config, ExtensionKind.env):
+        words = f"env={config.env.name} grades by its own method, and nobody would ask grader={config.grader.name}"
+        yield error("own_grader", "grader.name", words, "grader=default")
 
 
 @about(Part.trainer)

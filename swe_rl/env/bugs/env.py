@@ -9,7 +9,7 @@ from swe_rl.env.bugs.workspace import package_folder, prepare_workspace
 from swe_rl.env.grading.make import VerdictCache
 from swe_rl.env.grading.pytest import grade_by_pytest
 from swe_rl.env.instance import Instance, InstanceError
-from swe_rl.env.protocol import Grade
+from swe_rl.env.protocol import Grade, Grading
 from swe_rl.env.records import narrowed, read_instances, select_instances
 from swe_rl.logger.disk import disk_error
 from swe_rl.sandbox.protocol import SandboxProvider, Workspace
@@ -21,12 +21,12 @@ SPLITS = ("train", "heldout")
 class BugsEnv:
     """Instances of `conf/env/bugs.yaml`; workspaces are prepared below `cache` when first asked for."""
 
-    def __init__(self, config: EnvConfig, cache: Path) -> None:
+    def __init__(self, config: EnvConfig, cache: Path, grader: Grading | None = None) -> None:
         self.name = config.name
         self._config = config
         self._cache = cache
         self._lock = threading.Lock()
-        self._grade = VerdictCache().grade if config.cache_verdicts else grade_by_pytest
+        self._grade = grader or (VerdictCache().grade if config.cache_verdicts else grade_by_pytest)
 
     def instances(self, split: str) -> Sequence[Instance]:
         """`env.instances` narrows the training split; the held-out split only where it names some of it. One list may

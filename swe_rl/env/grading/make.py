@@ -5,7 +5,6 @@ Invariants:
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 from swe_rl.config.choices import GradingKind
@@ -14,7 +13,7 @@ from swe_rl.env.grading.pytest import grade_by_pytest, grade_session
 from swe_rl.env.grading.swebench import grade_by_swebench
 from swe_rl.env.instance import Instance
 from swe_rl.env.patch_files import touched_paths
-from swe_rl.env.protocol import Grade, GradeError
+from swe_rl.env.protocol import Grade, GradeError, Grading
 from swe_rl.sandbox.protocol import SandboxProvider, Workspace
 
 
@@ -37,8 +36,7 @@ async def grade_by_tests(
     return replace(verdict, fail_to_pass=tests, resolved=bool(tests) and all(tests.values()))
 
 
-Grader = Callable[[Instance, str, Workspace, SandboxProvider, float], Awaitable[Grade]]
-GRADERS: dict[GradingKind, Grader] = {
+GRADERS: dict[GradingKind, Grading] = {
     GradingKind.pytest: grade_by_pytest,
     GradingKind.swebench: grade_by_swebench,
     GradingKind.eval_script: grade_by_eval_script,
@@ -52,7 +50,7 @@ class VerdictCache:
     For suites without randomness, clock or network only (`env.cache_verdicts`). A GradeError is not kept.
     """
 
-    def __init__(self, grader: Grader = grade_by_pytest) -> None:
+    def __init__(self, grader: Grading = grade_by_pytest) -> None:
         self._grader = grader
         self._known: dict[tuple[str, str], asyncio.Task[Grade]] = {}
         self.hits = 0

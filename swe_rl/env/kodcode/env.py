@@ -12,7 +12,7 @@ from swe_rl.env.bugs.workspace import commit_tree
 from swe_rl.env.grading.make import GRADERS, VerdictCache
 from swe_rl.env.instance import Instance, InstanceError
 from swe_rl.env.kodcode.read import read_split, tree_of
-from swe_rl.env.protocol import Grade
+from swe_rl.env.protocol import Grade, Grading
 from swe_rl.env.swe.splits import DatasetEnv
 from swe_rl.logger.disk import disk_error
 from swe_rl.sandbox.lease import made_aside
@@ -22,11 +22,11 @@ from swe_rl.sandbox.protocol import SandboxProvider, Workspace
 class KodcodeEnv(DatasetEnv):
     """Instances of `conf/env/kodcode.yaml`; see the protocol."""
 
-    def __init__(self, config: EnvConfig, cache: Path) -> None:
+    def __init__(self, config: EnvConfig, cache: Path, grader: Grading | None = None) -> None:
         super().__init__(config, cache, read_split)
         self._lock = threading.Lock()
-        grader = GRADERS[config.grading]
-        self._grade = VerdictCache(grader).grade if config.cache_verdicts else grader
+        ours = GRADERS[config.grading]
+        self._grade = grader or (VerdictCache(ours).grade if config.cache_verdicts else ours)
 
     def workspace(self, instance: Instance) -> Workspace:
         """Blocking (git); tens of milliseconds the first time, then free. Raises InstanceError, DiskError."""

@@ -19,6 +19,7 @@ from typing import Any
 from swe_rl.config.schema import EnvConfig
 from swe_rl.env.instance import Instance, InstanceError
 from swe_rl.env.records import refuse_duplicates
+from swe_rl.env.swe.columns import with_columns
 from swe_rl.env.swe.dataset import load_rows
 from swe_rl.env.swe.prepared import Identity, is_evaluated
 from swe_rl.env.swe.read import Read, usable
@@ -36,7 +37,8 @@ def read_split(config: EnvConfig, split: str) -> Read:
     identity = Identity.of(config, split)
     key = "env.eval_dataset" if is_evaluated(config, split) else "env.dataset"
     loaded = load_rows(identity.dataset, split, revision=identity.wanted_revision, key=key)
-    first = loaded.rows[0]
+    rows = with_columns(loaded.rows, identity.columns, config.name, identity.dataset, key.replace("dataset", "columns"))
+    first = rows[0]
     if not is_row(first.record):
         raise InstanceError(
             f"{first.where}: KodCode's columns question, solution and test are needed; there are "
@@ -44,7 +46,7 @@ def read_split(config: EnvConfig, split: str) -> Read:
         )
     instances: list[Instance] = []
     broken: list[str] = []
-    for row in loaded.rows:
+    for row in rows:
         try:
             instances.append(to_instance(row.record, row.where))
         except InstanceError as error:

@@ -18,7 +18,7 @@ from swe_rl.env.grading.make import GRADERS
 from swe_rl.env.grading.swebench import suite_by_swebench
 from swe_rl.env.instance import Instance, InstanceError
 from swe_rl.env.proof.record import ProofBook, Standing, book_of, book_path, made_of_digest, tests_digest
-from swe_rl.env.protocol import Env, Grade, SuiteRun
+from swe_rl.env.protocol import Env, Grade, Grading, SuiteRun
 from swe_rl.env.source_build.build import SourceWorkspaces
 from swe_rl.env.source_build.environment import environment_key, facts_of
 from swe_rl.env.source_build.origin import origin_of
@@ -41,14 +41,25 @@ def sources_folder(cache: Path) -> Path:
 class SweEnv(DatasetEnv):
     """Instances of every `conf/env` but bugs and kodcode; see the protocol."""
 
-    def __init__(self, config: EnvConfig, cache: Path, sandbox: SandboxKind, embedded: Env) -> None:
-        """`embedded` knows the instances of the embedded packages, which a file may hold, too."""
+    def __init__(
+        self,
+        config: EnvConfig,
+        cache: Path,
+        sandbox: SandboxKind,
+        embedded: Env,
+        grader: Grading | None = None,
+        judged_by: str = "",
+    ) -> None:
+        """`embedded` knows the instances of the embedded packages, which a file may hold, too. `grader`: in place of
+        those of env.grading; `judged_by` names it, and its settings, for proofs."""
         super().__init__(config, cache, read_split)
         self._sandbox = sandbox
         self._sources_cache = sources_folder(cache)
         self._sources = SourceWorkspaces(self._sources_cache)
         self._promised: dict[str, str] = {}  # by instance: the environment that its proof is of
         self._embedded = embedded
+        self._grader = grader
+        self._judged_by = judged_by or str(config.grading)
 
     @property
     def book(self) -> ProofBook:
@@ -88,7 +99,7 @@ class SweEnv(DatasetEnv):
         """Raises GradeError."""
         kind = GradingKind.pytest if instance.repo.startswith(EMBEDDED) else self._config.grading
         workspace = await asyncio.to_thread(self.workspace, instance)
-        return await GRADERS[kind](instance, patch, workspace, sandboxes, timeout_s)
+        return await (self._grader or GRADERS[kind])(instance, patch, workspace, sandboxes, timeout_s)
 
     async def run_tests(self, instance: Instance, patch: str, sandboxes: SandboxProvider, timeout_s: float) -> SuiteRun:
         """Raises GradeError."""
@@ -137,7 +148,7 @@ class SweEnv(DatasetEnv):
 
     def digests(self, instance: Instance) -> tuple[str, str]:
         as_image = self._sandbox is not SandboxKind.process
-        return tests_digest(instance, self._config.grading), made_of_digest(instance, as_image=as_image)
+        return tests_digest(instance, self._judged_by), made_of_digest(instance, as_image=as_image)
 
     def released(self, instance: Instance) -> datetime | None:
         """When what its source names was made. Raises InstanceError, BuildError."""

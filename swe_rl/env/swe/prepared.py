@@ -9,10 +9,11 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from swe_rl.check.columns import columns_for
 from swe_rl.config.schema import EnvConfig
 from swe_rl.env.instance import Instance, InstanceError
 from swe_rl.env.records import read_rows
@@ -31,6 +32,7 @@ class Identity:
     wanted_revision: str | None
     image_template: str | None
     max_tests: int
+    columns: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def of(cls, config: EnvConfig, split: str) -> "Identity":
@@ -43,10 +45,16 @@ class Identity:
             wanted_revision=None if is_eval else config.revision,
             image_template=(config.eval_image_template or config.image_template) if is_eval else config.image_template,
             max_tests=0 if is_eval else config.max_tests,
+            columns=columns_for(config, evaluated=is_eval),
         )
 
+    @property
+    def record(self) -> dict[str, Any]:
+        """For a manifest; it says nothing of columns that have their names, as older ones do."""
+        return {name: value for name, value in asdict(self).items() if name != "columns" or value}
+
     def path(self, cache: Path) -> Path:
-        digest = hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:10]
+        digest = hashlib.sha256(json.dumps(self.record, sort_keys=True).encode()).hexdigest()[:10]
         return cache / "datasets" / _slug(self.dataset) / f"{_slug(self.split)}-{digest}.parquet"
 
 
@@ -71,7 +79,7 @@ def write_prepared(
     write_bytes_atomic(path, data)
     manifest = {
         "version": VERSION,
-        "made_for": asdict(identity),
+        "made_for": identity.record,
         **facts,
         "rows": len(instances),
         "columns": sorted({column for instance in instances for column in instance.to_record()}),
@@ -90,7 +98,7 @@ def prepared_instances(config: EnvConfig, split: str, cache: Path) -> list[Insta
     identity = Identity.of(config, split)
     path = identity.path(cache)
     manifest = read_manifest(path)
-    if manifest is None or manifest.get("made_for") != asdict(identity) or not _is_current(identity, manifest):
+    if manifest is None or manifest.get("made_for") != identity.record or not _is_current(identity, manifest):
         return None
     try:
         digest = hashlib.sha256(path.read_bytes()).hexdigest()

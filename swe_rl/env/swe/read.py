@@ -15,6 +15,7 @@ from swe_rl.env.grading.swebench_spec import LOG_PARSERS, Recipe, complete, eval
 from swe_rl.env.instance import Instance, InstanceError
 from swe_rl.env.records import Row, refuse_duplicates
 from swe_rl.env.swe import r2e_gym, swe_smith
+from swe_rl.env.swe.columns import with_columns
 from swe_rl.env.swe.dataset import load_rows
 from swe_rl.env.swe.own_command import with_script
 from swe_rl.env.swe.prepared import Identity, is_evaluated
@@ -76,7 +77,8 @@ def read_split(config: EnvConfig, split: str) -> Read:
     identity = Identity.of(config, split)
     key = "env.eval_dataset" if is_evaluated(config, split) else "env.dataset"
     loaded = load_rows(identity.dataset, split, revision=identity.wanted_revision, key=key)
-    instances = to_instances(loaded.rows, identity.image_template)
+    rows = with_columns(loaded.rows, identity.columns, config.name, identity.dataset, key.replace("dataset", "columns"))
+    instances = to_instances(rows, identity.image_template)
     instances = [complete(instance) if _has_official_tests(instance, config) else instance for instance in instances]
     refuse_duplicates(instances, f"{key}={identity.dataset}")
     kept, dropped = usable(instances, identity.max_tests, by_harness=config.grading is GradingKind.swebench)

@@ -1,0 +1,83 @@
+"""Graders of somebody's own: what judges a change in place of `env.grading`.
+
+Invariants:
+- One that raises, hangs or returns no Grade is a GradeError: the attempt is tried again, then masked.
+- Its verdicts are not remembered: only a suite of ours is known to say the same again.
+"""
+
+import asyncio
+from abc import abstractmethod
+from collections.abc import Awaitable
+from typing import Protocol
+
+from swe_rl.config.choices import ExtensionKind
+from swe_rl.config.schema import EnvConfig, GraderConfig
+from swe_rl.env.instance import Instance
+from swe_rl.env.protocol import Grade, GradeError, Grading
+from swe_rl.errors import SweRlError
+from swe_rl.extension.find import Foreign
+from swe_rl.extension.make import failure, make
+from swe_rl.sandbox.protocol import SandboxProvider, Workspace
+
+_PATIENCE = 3.0  # times what a grading may take: a sandbox for it is waited for, and started
+GRACE_S = 60.0
+
+
+class Grader(Protocol):
+    """The verdict on a change, of every environment that is part of swe_rl."""
+
+    @abstractmethod
+    async def grade(
+        self, instance: Instance, patch: str, workspace: Workspace, sandboxes: SandboxProvider, timeout_s: float
+    ) -> Grade:
+        """`patch`: what the agent changed since the base commit, as git writes it; nothing in it is to be trusted.
+
+        Runs what it runs in a fresh sandbox of `workspace`, which it closes. `timeout_s`: seconds for the tests
+        themselves. Whatever it raises is a failure of infrastructure, and so is to take three times as long and a
+        minute.
+        """
+        ...
+
+
+class ForeignGrader:
+    def __init__(self, grader: Grader, maker: Foreign, *, grace_s: float = GRACE_S) -> None:
+        self._grader = grader
+        self._maker = maker
+        self._grace_s = grace_s
+
+    async def grade(
+        self, instance: Instance, patch: str, workspace: Workspace, sandboxes: SandboxProvider, timeout_s: float
+    ) -> Grade:
+        """Raises GradeError."""
+        verdict = self._grader.grade(instance, patch, workspace, sandboxes, timeout_s)
+        return await graded(verdict, instance, self._maker, timeout_s, self._grace_s)
+
+
+async def graded(
+    verdict: Awaitable[Grade], instance: Instance, maker: Foreign, timeout_s: float, grace_s: float = GRACE_S
+) -> Grade:
+    """What a method `grade` of somebody's own comes to. Raises GradeError; errors of ours keep their type."""
+    limit_s = _PATIENCE * timeout_s + grace_s
+    try:
+        grade = await asyncio.wait_for(verdict, limit_s)
+    except SweRlError:
+        raise
+    except TimeoutError as error:
+        said = f"{maker}: its method grade did not end within {limit_s:g} s"
+        raise GradeError(f"{instance.instance_id}: {said}") from error
+    except Exception as error:
+        raise GradeError(f"{instance.instance_id}: {failure(maker, 'grade', error)}") from error
+    if not isinstance(grade, Grade):
+        raise GradeError(f"{maker}: its method grade must return swe_rl.api.Grade, not {grade!r:.80}")
+    return grade
+
+
+def make_grader(config: GraderConfig, env: EnvConfig) -> Grading | None:
+    """None where `env.grading` says who grades. Raises ExtensionError, and UserError for a name that nobody has."""
+    ours = {"default": "swe_rl.env.grading.foreign.no_grader"}
+    grader, maker = make(ExtensionKind.grader, config, {"config": env}, ours)
+    return None if maker is None else ForeignGrader(grader, maker).grade
+
+
+def no_grader() -> None:
+    """`grader=default`: who `env.grading` names."""

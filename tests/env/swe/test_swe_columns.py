@@ -1,0 +1,132 @@
+"""Rows whose columns have other names: env.columns, held against the rule that looks at them before a run."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from swe_rl.check.check import check
+from swe_rl.check.preflight.image_names import needed_images
+from swe_rl.config.choices import GradingKind, SandboxKind
+from swe_rl.config.compose import compose
+from swe_rl.config.schema import EnvConfig, SandboxConfig
+from swe_rl.env.instance import InstanceError
+from swe_rl.env.kodcode.read import read_split as read_functions
+from swe_rl.env.make import make_env
+from swe_rl.env.patch import NOOP_PATCH
+from swe_rl.env.swe.prepared import Identity, prepared_instances, write_prepared
+from swe_rl.env.swe.read import read_split
+from swe_rl.sandbox.process.provider import ProcessProvider
+
+FUNCTIONS = [
+    {
+        "meta": {"uid": number},
+        "prompt": f"Add {number}.",
+        "code": f"def add(a):\n    return a + {number}",
+        "checks": f"from solution import add\n\ndef test_add():\n    assert add(1) == {number + 1}\n",
+    }
+    for number in (0, 1)
+]
+OF_FUNCTIONS = {"question_id": "=add-{meta.uid}", "question": "prompt", "solution": "code", "test": "checks"}
+ISSUE = {"id": 7, "issue": "It fails.", "fix": "diff", "wanted": "tests/test_a.py::test_a\ntests/test_a.py::test_b"}
+OF_ISSUES = {"instance_id": "id", "problem_statement": "issue", "patch": "fix", "FAIL_TO_PASS": "wanted"}
+
+
+def written(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def config(dataset, columns, **keys):
+    return EnvConfig(**{"name": "jsonl", "dataset": dataset, "columns": columns, "eval_split": "test", **keys})
+
+
+async def test_functions_of_other_names_are_graded(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow.parquet")
+    table = __import__("pyarrow").Table.from_pylist(FUNCTIONS)
+    pyarrow.write_table(table, tmp_path / "train.parquet")
+    env = make_env(config(str(tmp_path), OF_FUNCTIONS, name="kodcode", grading=GradingKind.tests), tmp_path / "cache")
+    first, second = env.instances("train")
+    assert [first.instance_id, second.instance_id] == ["add-0", "add-1"]
+    assert "Add 0." in env.prompt(first) and "return a" not in env.prompt(first)
+    provider = ProcessProvider(SandboxConfig(), tmp_path / "scratch", warn=lambda _: None)
+    try:
+        assert (await env.grade(second, second.patch, provider, 30.0)).resolved
+        assert not (await env.grade(second, NOOP_PATCH, provider, 30.0)).resolved
+    finally:
+        await provider.close()
+
+
+def test_an_issue_with_its_folder(tmp_path):
+    (tmp_path / "repos" / "calc").mkdir(parents=True)
+    file = written(tmp_path / "rows.jsonl", [ISSUE | {"where": "calc"}])
+    columns = OF_ISSUES | {"tree": "=repos/{where}", "python": "=3.11", "test_command": "=pytest -rA"}
+    [instance] = read_split(config(file, columns, grading=GradingKind.swebench), "train").instances
+    assert (instance.instance_id, instance.repo, instance.test_patch) == ("7", "local/7", "")
+    assert instance.fail_to_pass == ("tests/test_a.py::test_a", "tests/test_a.py::test_b")
+    assert instance.source.tree == str(tmp_path / "repos" / "calc") and instance.source.python == "3.11"
+    assert len(instance.base_commit) == 40 and "pytest -rA" in instance.eval_script
+    env = make_env(config(file, columns, grading=GradingKind.swebench), tmp_path / "cache", SandboxKind.process)
+    assert env.has_a_way(instance)
+    del columns["FAIL_TO_PASS"]
+    [unmeasured] = read_split(config(file, columns, grading=GradingKind.swebench), "train").instances
+    assert unmeasured.is_unmeasured
+    (tmp_path / "repos" / "calc" / ".git").mkdir()
+    with pytest.raises(InstanceError, match="line 1: column 'base_commit' is missing"):
+        read_split(config(file, columns), "train")
+
+
+def test_an_issue_with_its_image(tmp_path):
+    file = written(tmp_path / "rows.jsonl", [ISSUE | {"commit": "c" * 40, "box": "made/calc"}])
+    columns = OF_ISSUES | {"base_commit": "commit", "image": "=registry/{box}:latest", "test_command": "=make check"}
+    [instance] = read_split(config(file, columns, grading=GradingKind.swebench), "train").instances
+    assert instance.image == "registry/made/calc:latest" and instance.pass_to_pass == ()
+    assert "make check" in instance.eval_script and instance.log_parser == "parse_log_pytest"
+    words = [f"env.columns.{name}='{value}'" for name, value in columns.items()]
+    made = compose(["env=jsonl", f"env.dataset={file}", *(f"+{word}" for word in words)]).config
+    assert made.env.columns == columns
+    assert needed_images(made, lambda path: Path(path).read_text()) == ["registry/made/calc:latest"]
+
+
+@pytest.mark.parametrize(
+    ("env", "columns", "key", "words"),
+    [
+        ("jsonl", {"problem": "issue"}, "problem", "nothing reads a column problem"),
+        ("jsonl", {"problem_statement": "isue"}, "problem_statement", "no column isue; the rows have id, issue, fix"),
+        ("jsonl", {"image": "=a/{box}"}, "image", "there is no column box"),
+        ("kodcode", {"problem_statement": "issue"}, "problem_statement", "nothing reads a column problem_statement"),
+    ],
+)
+def test_what_is_not_there_is_refused_by_name_before_and_when_it_is_read(tmp_path, env, columns, key, words):
+    file = written(tmp_path / "rows.jsonl", [ISSUE, {"id": 8}])
+    with pytest.raises(InstanceError, match=rf"env\.columns\.{key}=.*{words}.*Name one of"):
+        (read_functions if env == "kodcode" else read_split)(config(file, columns, name=env), "train")
+    table = [f"+env.columns.{name}='{value}'" for name, value in columns.items()]
+    composed = compose([f"env={env}", f"env.dataset={file}", *table])
+    findings = [it for it in check(composed.config) if it.rule_id == "columns"]
+    assert [it.key for it in findings] == [f"env.columns.{key}"]
+    assert words in findings[0].message
+
+
+def test_a_row_may_lack_what_others_have(tmp_path):
+    file = written(tmp_path / "rows.jsonl", [ISSUE | {"commit": "c"}, ISSUE | {"id": 8, "commit": "c", "fix": None}])
+    read = read_split(config(file, OF_ISSUES | {"base_commit": "commit"}), "train")
+    assert [instance.patch for instance in read.instances] == ["diff", ""]
+
+
+def test_what_was_prepared_with_other_columns_is_not_used(tmp_path):
+    file = written(tmp_path / "rows.jsonl", [ISSUE | {"commit": "c"}])
+    mine = config(file, OF_ISSUES | {"base_commit": "commit"})
+    read = read_split(mine, "train")
+    write_prepared(tmp_path, Identity.of(mine, "train"), read.instances, {"revision": read.revision})
+    assert prepared_instances(mine, "train", tmp_path) == read.instances
+    assert prepared_instances(config(file, {}), "train", tmp_path) is None
+    assert "columns" not in Identity.of(config(file, {}), "train").record
+
+
+def test_another_data_set_to_evaluate_on_has_columns_of_its_own(tmp_path):
+    train = written(tmp_path / "train.jsonl", [ISSUE | {"commit": "c"}])
+    test = written(tmp_path / "test.jsonl", [{"name": "x", "text": "t", "commit": "d", "wanted": "t::t"}])
+    names = {"instance_id": "name", "problem_statement": "text", "base_commit": "commit", "FAIL_TO_PASS": "wanted"}
+    mine = config(train, OF_ISSUES | {"base_commit": "commit"}, eval_dataset=test, eval_columns=names)
+    assert [read_split(mine, split).instances[0].instance_id for split in ("train", "test")] == ["7", "x"]
