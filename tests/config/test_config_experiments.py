@@ -96,6 +96,7 @@ NEEDS = {
         **{name: ["job.of=eval"] for name in ("gold", "noop", "scripted")},  # nobody to train
         "mini_swe": ["agent.system_prompt=short"],
         "qwen_code": ["sandbox.memory_gb=4", *LENGTHS],
+        "codex": LENGTHS,
         "openhands": LENGTHS,
     },
 }

@@ -16,6 +16,7 @@ AGENT_TOOLS = {
     "bash": ("bash",),
     "mini_swe": ("bash", "bash_calls"),
     "qwen_code": ("own",),
+    "codex": ("own",),
     "openhands": ("own",),
     "command": ("own",),
     "pdb": ("full", "rewrite_only", "debug_after_5"),
@@ -28,13 +29,14 @@ AGENT_PROMPTS = {
     "mini_swe": ("mini_swe", "standard", "short"),
     "pdb": ("pdb_standard", "pdb_short"),
 }  # those that have any
-PROGRAMS = ("qwen_code", "openhands", "command")  # that run inside the sandbox
+PROGRAMS = ("qwen_code", "codex", "openhands", "command")  # that run inside the sandbox
 EXITS = ("submitted", "step_limit", "context_overflow", "agent_timeout", "format_errors", "agent_crashed")
 # The agent's own words and tools before any task, at 4.5 characters a token: no tokenizer of the models makes fewer.
 _OWN_TOKENS = {
     "mini_swe": 1400,
     "pdb_standard": 900,
     "qwen_code": 14000,
+    "codex": 4500,
     "openhands": 7000,
 }  # by agent.system_prompt, or agent.name
 _BARE_TOKENS = 7000  # qwen --bare
