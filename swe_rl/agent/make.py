@@ -14,6 +14,7 @@ AGENTS = {
     "pdb": "swe_rl.agent.pdb.agent.PdbAgent",
     "qwen_code": "swe_rl.agent.program.qwen_code.QwenCodeAgent",
     "codex": "swe_rl.agent.program.codex.CodexAgent",
+    "opencode": "swe_rl.agent.program.opencode.OpencodeAgent",
     "openhands": "swe_rl.agent.program.openhands.OpenHandsAgent",
     "command": "swe_rl.agent.program.agent.ProgramAgent",
     "noop": "swe_rl.agent.scripted.NoopAgent",

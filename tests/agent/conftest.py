@@ -164,4 +164,4 @@ class Installed:
         assert self.path
         packages = [folder for folder in self.path.resolve().parents if folder.name == "node_modules"]
         mounts = () if packages[-1].is_relative_to(sys.prefix) else (f"{packages[-1]}:{packages[-1]}",)
-        return SandboxConfig(memory_gb=4.0, max_processes=256, mounts=mounts)
+        return SandboxConfig(memory_gb=16.0, max_processes=256, mounts=mounts)

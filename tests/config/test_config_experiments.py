@@ -97,6 +97,7 @@ NEEDS = {
         "mini_swe": ["agent.system_prompt=short"],
         "qwen_code": ["sandbox.memory_gb=4", *LENGTHS],
         "codex": LENGTHS,
+        "opencode": ["sandbox.memory_gb=13", *LENGTHS],
         "openhands": LENGTHS,
     },
 }
