@@ -25,8 +25,8 @@ def solution(instance: Instance) -> list[dict[str, object]]:
     ]
 
 
-def agent_of(*, max_turns: int) -> QwenCodeAgent:
-    return QwenCodeAgent(compose(["agent=qwen_code", QWEN.option()]).config.agent, max_turns=max_turns)
+def agent_of(*overrides: str, max_turns: int) -> QwenCodeAgent:
+    return QwenCodeAgent(compose(["agent=qwen_code", QWEN.option(), *overrides]).config.agent, max_turns=max_turns)
 
 
 @pytest.fixture
@@ -36,7 +36,11 @@ def agent() -> QwenCodeAgent:
 
 @QWEN.needed
 @pytest.mark.slow
-async def test_it_solves_an_instance_in_one_chain_of_tokens(solve, agent):
+@pytest.mark.parametrize(("dialect", "other"), [("openai", "anthropic"), ("anthropic", "openai")])
+async def test_it_solves_an_instance_in_one_chain_of_tokens(solve, dialect, other):
+    command = str(compose(["agent=qwen_code"]).config.agent.command).replace("openai", dialect)
+    nowhere = f"+agent.env_vars.{other.upper()}_BASE_URL=http://127.0.0.1:9"
+    agent = agent_of(f"agent.command={command!r}", nowhere, max_turns=20)
     solved = await solve(agent, solution, sandbox=QWEN.sandbox())
     assert solved.result.exit is Exit.SUBMITTED
     assert solved.grade and solved.grade.resolved
