@@ -99,7 +99,7 @@ def test_what_passes_is_not_run_again(project):
 
 NOTHING_INSTALLED = """
 environment() { :; }
-install_qwen_code() { :; }
+install_node_agents() { :; }
 install_openhands() { :; }
 lane_lacks() { if [[ $1 == docker ]]; then echo 'no engine'; fi; }
 """

@@ -1,6 +1,8 @@
 """A client that waits for nothing, and attempts through the real gateway in real sandboxes."""
 
 import random
+import shutil
+import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -131,3 +133,35 @@ def solve(renderer: ChatRenderer, tmp_path: Path):
         return Solved(result, grade, patch, traces, summary, rows, instance)
 
     return run
+
+
+def call(name: str, **arguments: object) -> dict[str, object]:
+    """A reply that calls a tool."""
+    return {"tool_calls": [{"function": {"name": name, "arguments": arguments}}]}
+
+
+@dataclass(frozen=True)
+class Installed:
+    """A program of an npm package, wherever that is: beside this interpreter, which sandboxes see, or in the PATH."""
+
+    name: str
+
+    @property
+    def path(self) -> Path | None:
+        program = shutil.which(self.name, path=str(Path(sys.executable).parent)) or shutil.which(self.name)
+        return Path(program) if program else None
+
+    @property
+    def needed(self) -> pytest.MarkDecorator:
+        return pytest.mark.skipif(self.path is None, reason=f"{self.name} is not installed")
+
+    def option(self) -> str:
+        assert self.path
+        return f"agent.program_path={self.path.parent}"
+
+    def sandbox(self) -> SandboxConfig:
+        """Which sees the packages."""
+        assert self.path
+        packages = [folder for folder in self.path.resolve().parents if folder.name == "node_modules"]
+        mounts = () if packages[-1].is_relative_to(sys.prefix) else (f"{packages[-1]}:{packages[-1]}",)
+        return SandboxConfig(memory_gb=16.0, max_processes=256, mounts=mounts)

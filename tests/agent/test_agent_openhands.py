@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from swe_rl.agent.program import RUNNER as RUNNER_FILE
-from swe_rl.agent.program import OpenHandsAgent, read_session
+from swe_rl.agent.program.openhands import RUNNER as RUNNER_FILE
+from swe_rl.agent.program.openhands import OpenHandsAgent
+from swe_rl.agent.program.session import read_session
 from swe_rl.agent.protocol import AgentError, Exit
 from swe_rl.config.compose import compose
 from swe_rl.config.schema import AgentConfig, SandboxConfig
@@ -20,7 +21,7 @@ from swe_rl.env.instance import Instance
 from swe_rl.errors import UserError
 from swe_rl.gateway.trace import Break
 from swe_rl.sandbox.protocol import ExecResult
-from tests.agent.conftest import end_of
+from tests.agent.conftest import call, end_of
 
 # Its own environment: it needs a later Python than ours. `.ci/run` makes it.
 ENVIRONMENT = Path(os.environ.get("SWE_RL_OPENHANDS_ENVIRONMENT") or Path(__file__).parents[2] / ".venv-openhands")
@@ -40,10 +41,6 @@ def _runner() -> Any:
 
 
 RUNNER = _runner()
-
-
-def call(name: str, **arguments: object) -> dict[str, object]:
-    return {"tool_calls": [{"function": {"name": name, "arguments": arguments}}]}
 
 
 def terminal(command: str) -> dict[str, object]:

@@ -9,7 +9,7 @@ import pytest
 
 from swe_rl.agent.bash import BashAgent
 from swe_rl.agent.conversation import Budget
-from swe_rl.agent.program import ProgramAgent
+from swe_rl.agent.program.agent import ProgramAgent
 from swe_rl.agent.protocol import Assignment, Exit, Task
 from swe_rl.config.choices import Isolation
 from swe_rl.config.schema import AgentConfig, GatewayConfig, RouterConfig, SandboxConfig

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from swe_rl.agent.program import NO_KEY, ProgramAgent
+from swe_rl.agent.program.agent import NO_KEY, ProgramAgent
 from swe_rl.agent.protocol import AgentError, Assignment, Exit, UnknownEndError
 from swe_rl.config.compose import compose
 from swe_rl.config.schema import AgentConfig, SandboxConfig

@@ -2,7 +2,7 @@
 
 import json
 
-from swe_rl.agent.program import read_session
+from swe_rl.agent.program.session import read_session
 
 
 def test_a_session_is_read_from_what_the_program_prints():

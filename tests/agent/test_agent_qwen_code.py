@@ -1,25 +1,18 @@
 """The qwen-code agent: its settings, and, where it is installed, the real program in a real sandbox."""
 
 import json
-import shutil
-import sys
-from pathlib import Path
 
 import pytest
 
+from swe_rl.agent.program.qwen_code import SETTINGS, QwenCodeAgent
 from swe_rl.agent.protocol import Exit
-from swe_rl.agent.qwen_code import SETTINGS, QwenCodeAgent
 from swe_rl.config.compose import compose
-from swe_rl.config.schema import AgentConfig, SandboxConfig
+from swe_rl.config.schema import AgentConfig
 from swe_rl.env.instance import Instance
 from swe_rl.errors import UserError
+from tests.agent.conftest import Installed, call
 
-PROGRAM = shutil.which("qwen", path=str(Path(sys.executable).parent)) or shutil.which("qwen")
-needs_program = pytest.mark.skipif(not PROGRAM or not shutil.which("node"), reason="qwen-code or node is not installed")
-
-
-def call(name: str, **arguments: object) -> dict[str, object]:
-    return {"tool_calls": [{"function": {"name": name, "arguments": arguments}}]}
+QWEN = Installed("qwen")
 
 
 def solution(instance: Instance) -> list[dict[str, object]]:
@@ -32,18 +25,23 @@ def solution(instance: Instance) -> list[dict[str, object]]:
     ]
 
 
+def agent_of(*overrides: str, max_turns: int) -> QwenCodeAgent:
+    return QwenCodeAgent(compose(["agent=qwen_code", QWEN.option(), *overrides]).config.agent, max_turns=max_turns)
+
+
 @pytest.fixture
 def agent() -> QwenCodeAgent:
-    return QwenCodeAgent(compose(["agent=qwen_code"]).config.agent, max_turns=20)
+    return agent_of(max_turns=20)
 
 
-SANDBOX = SandboxConfig(memory_gb=4.0, max_processes=256)
-
-
-@needs_program
+@QWEN.needed
 @pytest.mark.slow
-async def test_it_solves_an_instance_in_one_chain_of_tokens(solve, agent):
-    solved = await solve(agent, solution, sandbox=SANDBOX)
+@pytest.mark.parametrize(("dialect", "other"), [("openai", "anthropic"), ("anthropic", "openai")])
+async def test_it_solves_an_instance_in_one_chain_of_tokens(solve, dialect, other):
+    command = str(compose(["agent=qwen_code"]).config.agent.command).replace("openai", dialect)
+    nowhere = f"+agent.env_vars.{other.upper()}_BASE_URL=http://127.0.0.1:9"
+    agent = agent_of(f"agent.command={command!r}", nowhere, max_turns=20)
+    solved = await solve(agent, solution, sandbox=QWEN.sandbox())
     assert solved.result.exit is Exit.SUBMITTED
     assert solved.grade and solved.grade.resolved
     assert ".qwen" not in solved.patch and ".swe_rl" not in solved.patch
@@ -54,7 +52,7 @@ async def test_it_solves_an_instance_in_one_chain_of_tokens(solve, agent):
     assert sum(solved.rows[0].loss_mask) == sum(len(trace.sampled_ids) for trace in solved.traces)
 
 
-@needs_program
+@QWEN.needed
 @pytest.mark.slow
 async def test_files_are_edited_and_two_tools_called_at_once(solve, agent):
     def policy(instance: Instance) -> list[dict[str, object]]:
@@ -63,29 +61,28 @@ async def test_files_are_edited_and_two_tools_called_at_once(solve, agent):
         edit = call("edit", file_path=path, old_string="def ", new_string="def  ", replace_all=True)
         return [{"tool_calls": two}, {}, edit, {"content": "Done."}]
 
-    solved = await solve(agent, policy, sandbox=SANDBOX)
+    solved = await solve(agent, policy, sandbox=QWEN.sandbox())
     assert solved.result.exit is Exit.SUBMITTED and "+def  " in solved.patch
     assert (len(solved.rows), solved.summary.breaks) == (1, {})
 
 
-@needs_program
+@QWEN.needed
 @pytest.mark.slow
 async def test_the_end_of_the_context_and_of_the_turns(solve, agent):
     def again(instance: Instance) -> list[dict[str, object]]:
         return [call("run_shell_command", command="seq 1000", is_background=False)]
 
-    solved = await solve(agent, again, sandbox=SANDBOX, max_trajectory_tokens=62_000)
+    solved = await solve(agent, again, sandbox=QWEN.sandbox(), max_trajectory_tokens=62_000)
     assert solved.summary.overflowed and len(solved.rows) == 1  # it ends with status 0 all the same
 
 
-@needs_program
+@QWEN.needed
 @pytest.mark.slow
 async def test_the_limit_of_turns_is_the_programs_own(solve):
     def again(instance: Instance) -> list[dict[str, object]]:
         return [call("run_shell_command", command="ls", is_background=False)]
 
-    agent = QwenCodeAgent(compose(["agent=qwen_code"]).config.agent, max_turns=3)
-    solved = await solve(agent, again, sandbox=SANDBOX)
+    solved = await solve(agent_of(max_turns=3), again, sandbox=QWEN.sandbox())
     assert solved.result.exit is Exit.STEP_LIMIT and len(solved.traces) == 3
 
 

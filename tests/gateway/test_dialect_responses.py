@@ -79,6 +79,52 @@ async def test_outputs_may_stand_between_the_calls_of_a_reply(serve, says):
         assert [trace.chain for trace in store.traces("s")] == [0, 0, 0]
 
 
+FREE = {"type": "custom", "name": "apply_patch", "description": "Edits.", "format": {"type": "text"}}
+NAMED = {"type": "namespace", "name": "agents", "tools": [{**TOOLS[0], "name": "spawn"}, FREE]}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_free_text_and_namespaces_are_functions_to_the_model_and_themselves_to_the_client(serve, says, stream):
+    """As Codex offers its tools; what it sends back extends the chain."""
+    called = [("apply_patch", {"input": "*** é\n"}), ("agents.spawn", {"a": 1}), ("agents.apply_patch", {"input": "x"})]
+    calls = [{"function": {"name": name, "arguments": arguments}} for name, arguments in called]
+    answers = iter([{"role": "assistant", "content": "", "tool_calls": calls}, "Done."])
+    engine = ScriptedEngine(lambda prompt_ids: says(next(answers))(prompt_ids))
+    async with serve(engine) as (gateway, store, _):
+        gateway.open_session("s", PINNED)
+        items = [{"role": "user", "content": "Fix the bug."}]
+        async with client_of(gateway.session_url("s")) as client:
+            reply = await ask(client, items, tools=[FREE, NAMED], stream=stream)
+            if stream:
+                events = [event async for event in reply]
+                kinds = [event.type for event in events]
+                assert kinds.count("response.custom_tool_call_input.done") == 2
+                assert kinds.count("response.function_call_arguments.done") == 1
+                assert "".join(event.delta for event in events if "input.delta" in event.type) == "*** é\nx"
+                reply = events[-1].response
+            assert [(call.type, getattr(call, "namespace", None), call.name) for call in reply.output] == [
+                ("custom_tool_call", None, "apply_patch"),
+                ("function_call", "agents", "spawn"),
+                ("custom_tool_call", "agents", "apply_patch"),
+            ]
+            assert (reply.output[0].input, reply.output[1].arguments) == ("*** é\n", '{"a": 1}')
+            for item in reply.output:
+                items.append(item.model_dump(exclude_none=True))
+                kind = "custom_tool_call_output" if "custom" in item.type else "function_call_output"
+                items.append({"type": kind, "call_id": item.call_id, "output": "ok"})
+            assert (await ask(client, items, tools=[FREE, NAMED])).output_text == "Done."
+        assert (await gateway.close_session("s")).breaks == {}
+        assert [trace.chain for trace in store.traces("s")] == [0, 0]
+
+
+@pytest.mark.parametrize(("written", "shown"), [({"input": 3}, '{"input": 3}'), ({"a": "b"}, '{"a": "b"}')])
+async def test_a_call_that_is_no_free_text_is_shown_as_it_was_written(serve, says, written, shown):
+    call = {"function": {"name": "apply_patch", "arguments": written}}
+    engine = ScriptedEngine(says({"role": "assistant", "content": "", "tool_calls": [call]}))
+    async with serve(engine) as (_, _, url), client_of(url) as client:
+        assert (await ask(client, tools=[FREE])).output[0].input == shown
+
+
 async def test_a_reply_that_is_cut_off_is_incomplete(serve, says):
     async with serve(ScriptedEngine(says("a b c d"))) as (_, _, url), client_of(url) as client:
         reply = await ask(client, max_output_tokens=2)
@@ -133,6 +179,12 @@ async def test_a_reply_of_an_opened_session_is_its_own(serve, says):
         ({"text": {"format": {"type": "json_schema"}}}, "text"),
         ({"tools": [{"type": "web_search"}]}, "tools[0]"),
         ({"tools": ["x"]}, "tools[0]"),
+        ({"tools": [{"type": "namespace", "name": "x", "tools": "y"}]}, "tools[0]"),
+        ({"tools": [{"type": "namespace", "name": "x", "tools": [{"type": "function"}]}]}, "tools[0]"),
+        ({"tools": [{"type": "namespace", "name": 3, "tools": TOOLS}]}, "tools[0]"),
+        ({"tools": [{"type": "namespace", "name": "x", "tools": [3]}]}, "tools[0]"),
+        ({"tools": [{"type": "custom"}]}, "tools[0]"),
+        ({"input": [{"type": "custom_tool_call", "name": "x", "call_id": "c", "arguments": "{}"}]}, "input[0]"),
         ({"tools": 3}, "tools"),
         ({"instructions": ["x"]}, "instructions"),
         ({"previous_response_id": 3}, "previous_response_id"),

@@ -16,6 +16,8 @@ AGENT_TOOLS = {
     "bash": ("bash",),
     "mini_swe": ("bash", "bash_calls"),
     "qwen_code": ("own",),
+    "codex": ("own",),
+    "opencode": ("own",),
     "openhands": ("own",),
     "command": ("own",),
     "pdb": ("full", "rewrite_only", "debug_after_5"),
@@ -28,18 +30,20 @@ AGENT_PROMPTS = {
     "mini_swe": ("mini_swe", "standard", "short"),
     "pdb": ("pdb_standard", "pdb_short"),
 }  # those that have any
-PROGRAMS = ("qwen_code", "openhands", "command")  # that run inside the sandbox
+PROGRAMS = ("qwen_code", "codex", "opencode", "openhands", "command")  # that run inside the sandbox
 EXITS = ("submitted", "step_limit", "context_overflow", "agent_timeout", "format_errors", "agent_crashed")
 # The agent's own words and tools before any task, at 4.5 characters a token: no tokenizer of the models makes fewer.
 _OWN_TOKENS = {
     "mini_swe": 1400,
     "pdb_standard": 900,
     "qwen_code": 14000,
+    "codex": 4500,
+    "opencode": 6500,
     "openhands": 7000,
 }  # by agent.system_prompt, or agent.name
 _BARE_TOKENS = 7000  # qwen --bare
 _SDK = "openhands-sdk"
-_NODE_GB = 3.0  # of address space, which is what a process sandbox limits
+_ADDRESS_SPACE_GB = {"qwen_code": 3.0, "opencode": 12.0}  # that Node and Bun reserve; they use a tenth of it
 
 
 @about(Part.rollouts)
@@ -70,9 +74,10 @@ def agent_program(config: Config, _: Host) -> Iterator[Finding]:
         words = f"agent={agent.name} keeps its conversation to itself: there are no messages to render"
         yield error("agent_capture", "rollout.capture", words, "rollout.capture=traced")
     sandbox = config.sandbox
-    if agent.name == "qwen_code" and sandbox.kind == SandboxKind.process and sandbox.memory_gb < _NODE_GB:
-        words = f"Node needs {_NODE_GB:g} GB of address space, which is what sandbox.kind=process limits"
-        yield error("agent_memory", "sandbox.memory_gb", words, "sandbox.memory_gb=4")
+    space_gb = _ADDRESS_SPACE_GB.get(agent.name, 0.0)
+    if sandbox.kind == SandboxKind.process and sandbox.memory_gb < space_gb:
+        words = f"agent={agent.name} needs {space_gb:g} GB of address space, which is what sandbox.kind=process limits"
+        yield error("agent_memory", "sandbox.memory_gb", words, f"sandbox.memory_gb={space_gb + 1:g}")
 
 
 @about(Part.rollouts)

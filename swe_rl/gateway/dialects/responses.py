@@ -5,6 +5,8 @@ Invariants:
   of the assistant, also where a client puts outputs between its calls; an output of a call is a message of the tool;
   instructions are the first system message.
 - `previous_response_id` goes on from a reply of the same session, without its instructions, as at OpenAI.
+- A tool of the kind `custom` is a function with one text, `input`; those of a `namespace` are functions called
+  NAMESPACE.NAME. Calls and what they brought keep the client's kinds and names.
 - Refused by name: images and files, tools that only OpenAI runs, references to items, text formats, a forced tool
   choice, truncation, background work, conversations, prompts that are stored elsewhere.
 - Not compared with what was answered, as nowhere: reasoning, ids of calls. Not kept: `strict`, `metadata`, `include`,
@@ -14,6 +16,8 @@ Invariants:
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
+
+import orjson
 
 from swe_rl.gateway.dialects.protocol import Dialect, event
 from swe_rl.gateway.errors import ApiError, invalid
@@ -37,6 +41,9 @@ _ID = "resp_"
 _ROLES = ("system", "developer", "user", "assistant")
 _TEXT = ("input_text", "output_text", "text")
 _REPLY = ("reasoning", "message", "function_call")  # the order of items in a reply
+_CALLS = ("function_call", "custom_tool_call")
+_BROUGHT = ("function_call_output", "custom_tool_call_output")
+_FREE_TEXT = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
 _ECHOED = ("instructions", "max_output_tokens", "metadata", "reasoning", "tools", "tool_choice", "user")
 _Items = list[dict[str, Any]]
 
@@ -47,7 +54,7 @@ class Responses(Dialect):
     def parse(self, raw: bytes, arrived: Arrived) -> ChatRequest:
         body = read_body(raw, (arrived.model_name,))
         _refuse_unsupported(body)
-        tools = [] if body.get("tool_choice") == "none" else read_tools(body.get("tools"), _tool)
+        tools = [] if body.get("tool_choice") == "none" else read_tools(_flat(body.get("tools")), _tool)
         program_id, previous_id = program_of(body), body.get("previous_response_id")
         messages = _messages(body.get("input"))
         before = _before(arrived, program_id, previous_id)
@@ -86,7 +93,7 @@ class Responses(Dialect):
             **self._head(request, answer),
             "status": "incomplete" if cut else "completed",
             "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
-            "output": _output(answer),
+            "output": _output(answer, _kinds(request.echo["tools"]) if request.tools else {}),
             "usage": _usage(answer),
         }
 
@@ -160,9 +167,42 @@ def _refuse_unsupported(body: Mapping[str, Any]) -> None:
     )
 
 
+def _flat(tools: Any) -> Any:
+    """Those of a namespace beside the others; what is no list of tools as it is, for who refuses it."""
+    if not isinstance(tools, list):
+        return tools
+    flat: list[Any] = []
+    for tool in tools:
+        inner = tool.get("tools") if isinstance(tool, dict) and tool.get("type") == "namespace" else None
+        flat += [_within(tool.get("name"), each) for each in inner] if isinstance(inner, list) else [tool]
+    return flat
+
+
+def _within(namespace: Any, tool: Any) -> Any:
+    if not isinstance(tool, dict):
+        return tool
+    named = isinstance(namespace, str) and isinstance(tool.get("name"), str)
+    return {**tool, "name": f"{namespace}.{tool['name']}" if named else None}
+
+
+def _kinds(tools: _Items) -> Mapping[str, Mapping[str, Any]]:
+    """Of calls whose item is none of a plain function: the fields that it has instead, by the name for the model.
+    Of tools that were read."""
+    kinds: dict[str, dict[str, Any]] = {}
+    for tool in tools:
+        if tool.get("type") == "custom":
+            kinds[tool["name"]] = {"type": "custom_tool_call"}
+        for inner in tool.get("tools", ()) if tool.get("type") == "namespace" else ():
+            called = {"type": "custom_tool_call"} if inner.get("type") == "custom" else {}
+            kinds[f"{tool['name']}.{inner['name']}"] = {**called, "namespace": tool["name"], "name": inner["name"]}
+    return kinds
+
+
 def _tool(tool: Any, where: str) -> dict[str, Any]:
     kind = tool.get("type") if isinstance(tool, dict) else None
-    if kind is not None and kind != "function":
+    if kind == "custom":
+        tool = {**tool, "type": "function", "parameters": _FREE_TEXT}
+    elif kind is not None and kind != "function":
         raise invalid(f"'{where}' is no function: type {kind!r} is not supported.", where, "unsupported_parameter")
     if kind is None or not isinstance(tool.get("name"), str):
         raise invalid(f"'{where}' must be a function with a name.", where)
@@ -184,6 +224,7 @@ def _messages(items: Any) -> list[dict[str, Any]]:
         if not isinstance(item, dict):
             raise invalid(f"'{where}' must be an object.", where)
         kind = item.get("type") or "message"
+        kind = "function_call" if kind in _CALLS else kind
         if kind not in _REPLY or (kind == "message" and item.get("role") != "assistant"):
             messages.append(_heard(item, kind, where))
             reached = len(_REPLY)
@@ -208,7 +249,7 @@ def _goes_on(reply: Mapping[str, Any], call: Mapping[str, Any]) -> bool:
 
 def _heard(item: Mapping[str, Any], kind: str, where: str) -> dict[str, Any]:
     """A message that is none of the assistant's."""
-    if kind == "function_call_output":
+    if kind in _BROUGHT:
         texts(item.get("output"), f"{where}.output", _TEXT)
         call_id = _string(item, "call_id", where)
         return {"role": "tool", "tool_call_id": call_id, "content": _plain(item.get("output"))}
@@ -232,7 +273,11 @@ def _add(message: dict[str, Any], item: Mapping[str, Any], kind: str, where: str
         texts(said, f"{where}.content", ("reasoning_text", "summary_text"))
         message["reasoning_content"] = _plain(said)
     else:
-        function = {"name": _string(item, "name", where), "arguments": _string(item, "arguments", where)}
+        name = _string(item, "name", where)
+        name = f"{item['namespace']}.{name}" if isinstance(item.get("namespace"), str) else name
+        free = item.get("type") == "custom_tool_call"
+        arguments: Any = {"input": _string(item, "input", where)} if free else _string(item, "arguments", where)
+        function = {"name": name, "arguments": arguments}
         call = {"id": _string(item, "call_id", where), "type": "function", "function": function}
         message.setdefault("tool_calls", []).append(call)
 
@@ -249,7 +294,7 @@ def _string(item: Mapping[str, Any], name: str, where: str) -> str:
     return value
 
 
-def _output(answer: ChatAnswer) -> _Items:
+def _output(answer: ChatAnswer, kinds: Mapping[str, Mapping[str, Any]]) -> _Items:
     message, done = answer.message, {"status": "incomplete" if answer.finish_reason == "length" else "completed"}
     items: _Items = []
     if message.get("reasoning_content"):
@@ -265,8 +310,21 @@ def _output(answer: ChatAnswer) -> _Items:
         items.append({"type": "message", "id": f"msg_{answer.name}", "role": "assistant", "content": [text], **done})
     for call in answer.calls:
         head = {"type": "function_call", "id": f"fc_{call['id']}", "call_id": call["id"]}
-        items.append({**head, **call["function"], **done})
+        item = {**head, **call["function"], **kinds.get(call["function"]["name"], {}), **done}
+        if item["type"] == "custom_tool_call":
+            item["input"] = _free_text(item.pop("arguments"))
+        items.append(item)
     return items
+
+
+def _free_text(arguments: str) -> str:
+    """What the model wrote to a custom tool; all that it wrote where that is no object with a text."""
+    try:
+        written = orjson.loads(arguments)
+    except orjson.JSONDecodeError:
+        return arguments
+    text = written.get("input") if isinstance(written, dict) else None
+    return text if isinstance(text, str) else arguments
 
 
 def _usage(answer: ChatAnswer) -> dict[str, Any]:
@@ -290,15 +348,17 @@ class _Stream:
         return event({"type": kind, "sequence_number": number, **fields}, kind)
 
     def item(self, index: int, item: dict[str, Any]) -> Iterator[bytes]:
-        empty: dict[str, Any] = {"arguments": ""} if item["type"] == "function_call" else {"content": []}
+        written = {"function_call": "arguments", "custom_tool_call": "input"}.get(item["type"])
+        empty: dict[str, Any] = {written: ""} if written else {"content": []}
         begun = {**item, "status": "in_progress", **empty}
         yield self.event("response.output_item.added", output_index=index, item=begun)
         place = {"item_id": item["id"], "output_index": index}
-        if item["type"] == "function_call":
-            kind = "response.function_call_arguments"
-            for part in parts(item["arguments"]):
+        if written:
+            kind = f"response.{item['type']}_{written}"
+            for part in parts(item[written]):
                 yield self.event(f"{kind}.delta", **place, delta=part)
-            yield self.event(f"{kind}.done", **place, name=item["name"], arguments=item["arguments"])
+            named = {"name": item["name"]} if written == "arguments" else {}
+            yield self.event(f"{kind}.done", **place, **named, **{written: item[written]})
         else:
             yield from self._text(item["content"][0], {**place, "content_index": 0})
         yield self.event("response.output_item.done", output_index=index, item=item)

@@ -9,10 +9,11 @@ Invariants:
 
 import json
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
-from swe_rl.agent.program import ProgramAgent
-from swe_rl.config.schema import AgentConfig
+from swe_rl.agent.program.agent import ProgramAgent
+from swe_rl.agent.program.session import read_session
 
 # Of 0.15 and 0.24; each ignores what it does not know.
 SETTINGS: dict[str, Any] = {
@@ -40,7 +41,7 @@ _ENV = {
     "QWEN_CODE_NO_RELAUNCH": "1",  # one process, not a parent that starts itself again
     "NO_COLOR": "1",
 }
-_START = Path(__file__).parent / "inside" / "node_start.cjs"
+_START = Path(__file__).parents[1] / "inside" / "node_start.cjs"
 # The trap handler would reserve ten gigabytes of address space beside each WebAssembly memory.
 _SETUP = """\
 export QWEN_HOME="$SWE_RL_FOLDER/qwen"
@@ -49,8 +50,9 @@ export NODE_OPTIONS="--disable-wasm-trap-handler --require=$SWE_RL_FOLDER/qwen/n
 
 
 class QwenCodeAgent(ProgramAgent):
-    prints_session = True
-
-    def __init__(self, config: AgentConfig, *, max_turns: int, api_key: str | None = None) -> None:
-        files = {"qwen/settings.json": json.dumps(SETTINGS).encode(), "qwen/node_start.cjs": _START.read_bytes()}
-        super().__init__(config, max_turns=max_turns, api_key=api_key, files=files, env=_ENV, setup=_SETUP)
+    files = MappingProxyType(
+        {"qwen/settings.json": json.dumps(SETTINGS).encode(), "qwen/node_start.cjs": _START.read_bytes()}
+    )
+    env = MappingProxyType(_ENV)
+    setup = _SETUP
+    read_turns = staticmethod(read_session)

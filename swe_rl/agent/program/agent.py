@@ -7,19 +7,12 @@ Invariants:
 - Its exit status and its time decide how the attempt ended, never what it prints: that is the policy's to choose. A
   signal that ended it alone is an end of its own; any other status that means nothing is a fault of the program,
   unless the gateway refused its last request for its length.
-- What runs is inside/openhands_run.py, in the sandbox's Python that has the SDK; nothing of the SDK is imported here.
-- `agent.program_path` is where this Python is looked for. It is not in the PATH of the model's commands, which find the
-  repository's own Python.
-- How it ended is the runner's exit status alone: what it prints holds what the model has read.
 """
 
-import json
 import shlex
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
-from pathlib import Path
+from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, ClassVar
 
 from swe_rl.agent.observation import shorten
 from swe_rl.agent.protocol import AgentResult, Assignment, Exit, Task, Turn, UnknownEndError
@@ -46,25 +39,19 @@ export SWE_RL_FOLDER SWE_RL_TASK_FILE="$SWE_RL_FOLDER/task.md"
 
 
 class ProgramAgent:
-    """Stateless between runs. `api_key` is the gateway's token, where it has one; `env` gives way to agent.env_vars,
-    `files` are put beside the task in $SWE_RL_FOLDER, and `setup` is bash that runs before the command.
+    """Stateless between runs. `api_key` is the gateway's token, where it has one.
 
+    A program of a known kind is a class below this one: `files` are put beside the task in $SWE_RL_FOLDER, `env` gives
+    way to agent.env_vars, `setup` is bash that runs before the command, and `read_turns` reads what it prints.
     Raises UserError for an agent without a command, or an exit there is not.
     """
 
     needs_door = True
-    prints_session = False  # in lines of JSON, which become turns
+    files: ClassVar[Mapping[str, bytes]] = NONE
+    env: ClassVar[Mapping[str, str]] = NONE
+    setup: str = ""
 
-    def __init__(
-        self,
-        config: AgentConfig,
-        *,
-        max_turns: int,
-        api_key: str | None = None,
-        files: Mapping[str, bytes] = NONE,
-        env: Mapping[str, str] = NONE,
-        setup: str = "",
-    ) -> None:
+    def __init__(self, config: AgentConfig, *, max_turns: int, api_key: str | None = None) -> None:
         if not config.command:
             raise UserError(f"agent={config.name} needs agent.command: the program to start in the sandbox")
         self.name = config.name
@@ -72,9 +59,6 @@ class ProgramAgent:
         self._exits = _exits(config)
         self._max_turns = max_turns
         self._api_key = api_key or NO_KEY
-        self._program_files = files
-        self._program_env = {**env, **config.env_vars}
-        self._setup = setup
 
     async def run(self, work: Assignment) -> AgentResult:
         task, sandbox = work.task, work.sandbox
@@ -93,17 +77,22 @@ class ProgramAgent:
             raise UnknownEndError(self._unknown_end(task, done), result)
         return result
 
+    @staticmethod
+    def read_turns(output: str, max_observation_chars: int) -> list[Turn]:
+        """Of what the program printed. Never raises: the model has a hand in it. None: nobody knows its form."""
+        return []
+
     def _turns(self, done: ExecResult) -> list[Turn]:
         """What of its completions and commands is known from outside: at least that it ran."""
-        turns = read_session(done.output, self._config.max_observation_chars) if self.prints_session else []
+        turns = self.read_turns(done.output, self._config.max_observation_chars)
         said = shorten(done.output, self._config.max_observation_chars)
         return turns or [Turn(0, "", self._config.command, said, exit_code=done.exit_code)]
 
     def _files(self, task: Task) -> dict[str, bytes]:
         return {
-            **self._program_files,
+            **self.files,
             "task.md": task.prompt.encode("utf-8", "replace"),
-            "run.sh": f"{self._setup}{self._config.command}\n".encode(),
+            "run.sh": f"{self.setup}{self._config.command}\n".encode(),
         }
 
     def _env(self, task: Task, base_url: str, model: str) -> dict[str, str]:
@@ -120,7 +109,7 @@ class ProgramAgent:
         }
         if len(task.prompt) <= _LONGEST_VARIABLE_CHARS and "\0" not in task.prompt:
             env["SWE_RL_TASK"] = task.prompt.encode("utf-8", "replace").decode()
-        return {**env, **self._program_env}
+        return {**env, **self.env, **self._config.env_vars}
 
     def _exit(self, done: ExecResult) -> Exit | None:
         """None for a status that agent.exit_codes does not know."""
@@ -148,65 +137,3 @@ def _exits(config: AgentConfig) -> dict[int, Exit]:
             )
         exits[int(status)] = Exit(name)
     return exits
-
-
-def read_session(output: str, max_observation_chars: int) -> list[Turn]:
-    """One turn for each message of the assistant, with the results of its tools as observation; messages are as
-    Anthropic's API has them. Never raises: whatever else is printed between the lines is passed over."""
-    turns: list[Turn] = []
-    for message in _messages(output):
-        content = message.get("content")
-        parts = [part for part in content if isinstance(part, dict)] if isinstance(content, list) else []
-        if message.get("role") == "assistant":
-            said = "".join(str(part.get("text", "")) for part in parts if part.get("type") == "text")
-            calls = [_call(part) for part in parts if part.get("type") == "tool_use"]
-            turns.append(Turn(len(turns), said, "\n".join(calls) or None, None))
-        elif turns:
-            results = [_text(part.get("content")) for part in parts if part.get("type") == "tool_result"]
-            joined = "\n".join([*filter(None, [turns[-1].observation]), *results])
-            turns[-1].observation = shorten(joined, max_observation_chars) if results else turns[-1].observation
-    return turns
-
-
-def _messages(output: str) -> Iterator[dict[str, Any]]:
-    for line in output.splitlines():
-        try:
-            event = json.loads(line)
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(event, dict) and event.get("type") in ("assistant", "user"):
-            message = event.get("message")
-            if isinstance(message, dict):
-                yield message
-
-
-def _call(part: dict[str, Any]) -> str:
-    return f"{part.get('name')} {json.dumps(part.get('input'), ensure_ascii=False)}"
-
-
-def _text(content: Any) -> str:
-    if isinstance(content, list):
-        return "".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
-    return str(content or "")
-
-
-RUNNER = Path(__file__).parent / "inside" / "openhands_run.py"
-# -I: neither the repository nor the user's folder is where modules come from.
-_SETUP = """\
-openhands() {{
-  local python
-  python=$(PATH={path}"$PATH"; command -v python3) || {{ printf 'openhands: no python3 in %s\\n' {shown}; return 127; }}
-  "$python" -I "$SWE_RL_FOLDER/openhands_run.py" "$@"
-}}
-"""
-
-
-class OpenHandsAgent(ProgramAgent):
-    prints_session = True
-
-    def __init__(self, config: AgentConfig, *, max_turns: int, api_key: str | None = None) -> None:
-        path = config.program_path
-        setup = _SETUP.format(path=f"{shlex.quote(path)}:" if path else "", shown=shlex.quote(path or "PATH"))
-        config = replace(config, program_path=None)
-        files = {RUNNER.name: RUNNER.read_bytes()}
-        super().__init__(config, max_turns=max_turns, api_key=api_key, files=files, setup=setup)

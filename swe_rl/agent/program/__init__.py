@@ -1,0 +1,1 @@
+"""Agents that are programs: one class starts them in the sandbox, a file each says what its program needs for that."""

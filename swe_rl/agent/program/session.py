@@ -1,0 +1,58 @@
+"""What a program prints of its conversation, a line of JSON each, as turns.
+
+Invariants:
+- Pure; never raises, whatever is printed: the model has a hand in it.
+"""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from swe_rl.agent.observation import shorten
+from swe_rl.agent.protocol import Turn
+
+
+def read_session(output: str, max_observation_chars: int) -> list[Turn]:
+    """One turn for each message of the assistant, with the results of its tools as observation; messages are as
+    Anthropic's API has them. Never raises: whatever else is printed between the lines is passed over."""
+    turns: list[Turn] = []
+    for message in _messages(output):
+        content = message.get("content")
+        parts = [part for part in content if isinstance(part, dict)] if isinstance(content, list) else []
+        if message.get("role") == "assistant":
+            said = "".join(str(part.get("text", "")) for part in parts if part.get("type") == "text")
+            calls = [_call(part) for part in parts if part.get("type") == "tool_use"]
+            turns.append(Turn(len(turns), said, "\n".join(calls) or None, None))
+        elif turns:
+            results = [_text(part.get("content")) for part in parts if part.get("type") == "tool_result"]
+            joined = "\n".join([*filter(None, [turns[-1].observation]), *results])
+            turns[-1].observation = shorten(joined, max_observation_chars) if results else turns[-1].observation
+    return turns
+
+
+def json_lines(output: str) -> Iterator[dict[str, Any]]:
+    """The lines that are objects of JSON, in their order; whatever else is printed between them is passed over."""
+    for line in output.splitlines():
+        try:
+            event = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(event, dict):
+            yield event
+
+
+def _messages(output: str) -> Iterator[dict[str, Any]]:
+    for event in json_lines(output):
+        message = event.get("message")
+        if event.get("type") in ("assistant", "user") and isinstance(message, dict):
+            yield message
+
+
+def _call(part: dict[str, Any]) -> str:
+    return f"{part.get('name')} {json.dumps(part.get('input'), ensure_ascii=False)}"
+
+
+def _text(content: Any) -> str:
+    if isinstance(content, list):
+        return "".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
+    return str(content or "")
