@@ -261,6 +261,13 @@ class MaskLevel(StrEnum):
     sequence = "sequence"  # the product of the trajectory's ratios: all its tokens or none
 
 
+class LoraServing(StrEnum):
+    """What engines sample with while an adapter is trained."""
+
+    merged = "merged"  # base and adapter as one, rounded to the engine's type: updates below its grid are lost
+    adapter = "adapter"  # the base as it is, and the adapter beside it, by vLLM
+
+
 class WeightSync(StrEnum):
     auto = "auto"  # in memory where embedded, else disk
     nccl = "nccl"  # vLLM's own weight transfer; without GPUs over gloo

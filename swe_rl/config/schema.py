@@ -24,6 +24,7 @@ from swe_rl.config.choices import (
     KlEstimator,
     KlPlace,
     LogprobsMode,
+    LoraServing,
     LossAggregation,
     MaskLevel,
     NewKind,
@@ -507,6 +508,7 @@ class TrainerConfig:
     offload_optimizer: bool = False  # Adam's moments and master weights in the nodes' memory
     lora_rank: ZeroOrMore = 0  # of an adapter on the linear layers of attention and MLP, which alone learns; 0: none
     lora_alpha: Count | None = None  # the adapter's product counts lora_alpha / lora_rank times; null: twice lora_rank
+    lora_serving: LoraServing = LoraServing.merged  # what engines get: the merged model, or the adapter beside the base
     weight_sync: WeightSync = WeightSync.auto  # auto: memory, ipc or nccl on one host, else disk: a folder
     check_weights: bool = True  # after each update: engines and trainer give sampled tokens the same log-probabilities
     routing_replay: RoutingReplay = RoutingReplay.none  # of a mixture: tokens go to the experts that the engine chose

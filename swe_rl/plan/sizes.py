@@ -12,7 +12,7 @@ Invariants:
 from collections.abc import Callable, Mapping
 from math import isqrt
 
-from swe_rl.config.choices import EngineKind, RoutingReplay, RuntimeKind, SandboxKind, WeightSync
+from swe_rl.config.choices import EngineKind, LoraServing, RoutingReplay, RuntimeKind, SandboxKind, WeightSync
 from swe_rl.config.parts import Part, starts
 from swe_rl.config.schema import Config, EnvConfig, HardwareConfig, LayoutConfig, SandboxConfig
 
@@ -209,11 +209,21 @@ def wanted_sync(config: Config, environment: Mapping[str, str]) -> WeightSync:
     chosen = config.trainer.weight_sync
     if chosen is not WeightSync.auto:
         return chosen
+    if serves_adapter(config):
+        return WeightSync.disk
     if shares_gpus(config):
         return WeightSync.disk if unshareable(environment) or leaves_host(config) else WeightSync.ipc
     slices = config.hardware.mig or "MIG-" in environment.get("CUDA_VISIBLE_DEVICES", "")
     others = bool(config.engine.command or environment.get(VLLM_COMMAND))
     return WeightSync.nccl if _own_gpus_of_one_host(config) and not slices and not others else WeightSync.disk
+
+
+SERVED_LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # what vLLM 0.32 takes as --max-lora-rank
+
+
+def serves_adapter(config: Config) -> bool:
+    """Whether engines hold the base and get adapters."""
+    return config.trainer.lora_rank > 0 and config.trainer.lora_serving is LoraServing.adapter
 
 
 def leaves_host(config: Config) -> bool:

@@ -35,6 +35,7 @@ from torch import Tensor, nn
 from swe_rl.config.schema import ModelConfig, TrainerConfig
 from swe_rl.engine.transfer.protocol import WritesFiles
 from swe_rl.errors import UserError
+from swe_rl.model.adapter import alpha_of
 from swe_rl.model.experts import HubNamed
 from swe_rl.trainer.checkpoint.tensor_file import SINGLE_FILE, write_tensors
 from swe_rl.trainer.protocol import TrainerError
@@ -79,10 +80,6 @@ class Adapter:
                 layer._disable_adapters = False
 
 
-def alpha_of(config: TrainerConfig) -> int:
-    return config.lora_alpha if config.lora_alpha is not None else 2 * config.lora_rank
-
-
 def require_peft(config: TrainerConfig) -> None:
     """Raises UserError where an adapter is wanted and its library is not there."""
     if config.lora_rank > 0 and find_spec("peft") is None:
@@ -102,13 +99,12 @@ def attach(causal_lm: nn.Module, config: TrainerConfig, base: Mapping[str, Any] 
     from peft import inject_adapter_in_model
     from peft.tuners.lora import LoraLayer
 
+    alpha = alpha_of(config.lora_rank, config.lora_alpha)
     targets = ATTENTION if any(hasattr(module, "experts") for module in causal_lm.modules()) else TARGETS
     empty = any(parameter.is_meta for parameter in causal_lm.parameters())
     try:
         with torch.random.fork_rng(devices=[]):  # whose values are replaced below, so they must not cost any numbers
-            inject_adapter_in_model(
-                _peft_config(config.lora_rank, alpha_of(config), targets), causal_lm, ADAPTER, empty
-            )
+            inject_adapter_in_model(_peft_config(config.lora_rank, alpha, targets), causal_lm, ADAPTER, empty)
     except ValueError as error:
         raise TrainerError(
             f"trainer.lora_rank={config.lora_rank}: this model has none of the layers {', '.join(targets)} ({error}). "
@@ -121,7 +117,7 @@ def attach(causal_lm: nn.Module, config: TrainerConfig, base: Mapping[str, Any] 
     layers = tuple(module for module in causal_lm.modules() if isinstance(module, LoraLayer))
     if not empty:
         start_values(causal_lm, config.seed)
-    return Adapter(config.lora_rank, alpha_of(config), base, layers)
+    return Adapter(config.lora_rank, alpha, base, layers)
 
 
 def with_adapter(
@@ -253,6 +249,11 @@ class MergedWeights(Mapping[str, Tensor]):
 
     def __len__(self) -> int:
         return len(self._names)
+
+
+def adapter_alone(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Under peft's names, as they are: what engines get that hold the base."""
+    return {in_files(name): tensor for name, tensor in parameters.items() if is_adapter(name)}
 
 
 class EngineWeights(HubNamed, WritesFiles):

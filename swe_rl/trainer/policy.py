@@ -31,11 +31,11 @@ from swe_rl.algo.loss import by_sequence, kl_in_loss, token_loss
 from swe_rl.algo.protocol import Loss
 from swe_rl.algo.row import Row, age_steps, without_old
 from swe_rl.algo.sequences import Sequences, kl_per_token
-from swe_rl.config.choices import Advantage, KlEstimator
+from swe_rl.config.choices import Advantage, KlEstimator, LoraServing
 from swe_rl.config.schema import AlgoConfig, TrainerConfig
 from swe_rl.trainer.compute import Batch, Compute, LocalCompute, Work, build_work, out_of_memory_named, per_token
 from swe_rl.trainer.critic import Critic
-from swe_rl.trainer.lora import Adapter, MergedWeights, is_adapter
+from swe_rl.trainer.lora import Adapter, MergedWeights, adapter_alone, is_adapter
 from swe_rl.trainer.metrics import StepStats, TrainMetrics
 from swe_rl.trainer.minibatch import MiniBatch, left_out, measured_rows, mini_batches
 from swe_rl.trainer.optimizer import Optimizer, RowsOf, torch_threads, warmup_factor
@@ -196,9 +196,18 @@ class Trainer:
         """As `policy_weights`, but each tensor once and as it is (sharded tensors on many ranks)."""
         return self._trained(dict(self._compute.bare(self.model).named_parameters()))
 
+    @property
+    def sends_adapter(self) -> bool:
+        return self.adapter is not None and self.config.lora_serving is LoraServing.adapter
+
     def engine_weights(self) -> Mapping[str, Tensor]:
-        """All weights by their names in memory, each once; with an adapter merged one by one, see `MergedWeights`."""
+        """All weights by their names in memory, each once; with an adapter merged one by one, see `MergedWeights`.
+
+        Of `trainer.lora_serving=adapter` the adapter alone, under the names of its files.
+        """
         parameters = {name: parameter.detach() for name, parameter in self._compute.bare(self.model).named_parameters()}
+        if self.sends_adapter:
+            return adapter_alone(parameters)
         return MergedWeights(parameters, self.adapter.scale) if self.adapter else parameters
 
     def load_shards(self, optimizer: Collection[str], rows: RowsOf, counters: Mapping[str, Any]) -> None:

@@ -11,6 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from swe_rl.algo.row import Row
@@ -46,7 +47,8 @@ class RankTrainer(Trainer):
 
     def send_weights(self, pipe: Any) -> None:
         """To the ranks' driver; see `hand_over`."""
-        hand_over.send_weights(self._beating_weights, self._mesh, pipe)
+        dtype = torch.float32 if self.sends_adapter else hand_over.exchange_type(self._mesh)
+        hand_over.send_weights(self._beating_weights, self._mesh, pipe, dtype)
 
     def write_weights(self, folder: Path, twice: Mapping[str, str]) -> None:
         """All of them as safetensors files of an existing folder, each rank its share; see `hand_over`."""

@@ -14,6 +14,7 @@ from swe_rl.engine.server.engine import HttpEngine
 from swe_rl.engine.server.features import Needs
 from swe_rl.engine.server.weights import WeightFolders, untied_copy
 from swe_rl.logger.disk import DiskError
+from swe_rl.model.adapter import AdapterShape
 
 
 @pytest.fixture
@@ -100,6 +101,56 @@ async def test_a_server_takes_them(tmp_path, source, model):
         await engine.update_weights(weights_of(model), 4)
         assert fake.resets_to_refuse == 0
         assert fake.paused and engine.weight_version == 4  # whoever paused resumes
+        await engine.close()
+
+
+def adapter_weights(model):
+    layer = "base_model.model.model.layers.0.self_attn.q_proj"
+    width = model.config.hidden_size
+    return {f"{layer}.lora_A.weight": torch.ones(2, width), f"{layer}.lora_B.weight": torch.ones(width, 2)}
+
+
+async def test_a_folder_of_an_adapter(tmp_path, source, model):
+    pytest.importorskip("peft")
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    folder = await WeightFolders(tmp_path / "root", source, adapter=AdapterShape(2, 8)).write(adapter_weights(model), 1)
+    assert {path.name for path in folder.iterdir()} == {"adapter_config.json", "adapter_model.safetensors"}
+    loaded = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(source), folder).merge_and_unload()
+    changed = loaded.model.layers[0].self_attn.q_proj.weight - model.model.layers[0].self_attn.q_proj.weight
+    assert torch.allclose(changed, torch.full_like(changed, 8.0), atol=1e-5)  # alpha / rank times 2 ones
+
+
+async def test_a_server_takes_adapters_under_new_names(tmp_path, source, model):
+    async with FakeVllm(FakeSettings()) as fake:
+        folders = WeightFolders(tmp_path / "root", source, adapter=AdapterShape(2, 8))
+        needs = Needs("policy", 64, True)
+        engine = HttpEngine(HttpClient(fake.url), needs, name="engine0", max_num_seqs=1, weights=folders)
+        await engine.start()
+        fake.requests.clear()
+        await engine.update_weights(adapter_weights(model), 3)
+        assert [path for path, _ in fake.requests] == [
+            "/pause", "/v1/load_lora_adapter", "/reset_prefix_cache", "/update_weight_version", "/resume",
+        ]  # fmt: skip
+        assert list(fake.adapters.values()) == [str(folders.find(3))]
+        assert (await engine.generate([1], SamplingParams(1), request_id="a")).weight_version == 3
+        assert fake.requests[-1][1]["model"] == list(fake.adapters)[0]
+        await engine.update_weights(adapter_weights(model), 4)
+        assert list(fake.adapters.values()) == [str(folders.find(4))]  # the one before is gone
+        assert (await engine.generate([1], SamplingParams(1), request_id="b")).weight_version == 4
+        await engine.close()
+
+
+async def test_a_server_without_adapters_is_named(tmp_path, source, model):
+    async with FakeVllm(FakeSettings(adapters=False)) as fake:
+        folders = WeightFolders(tmp_path / "root", source, adapter=AdapterShape(2, 8))
+        needs = Needs("policy", 64, True)
+        engine = HttpEngine(HttpClient(fake.url), needs, name="engine0", max_num_seqs=1, weights=folders)
+        await engine.start()
+        with pytest.raises(EngineError, match=r"takes no adapters: start the server with --enable-lora"):
+            await engine.update_weights(adapter_weights(model), 3)
+        assert (await engine.generate([1], SamplingParams(1), request_id="a")).weight_version == 0  # nothing was lost
         await engine.close()
 
 

@@ -8,9 +8,10 @@ import sys
 
 import psutil
 import pytest
+import torch
 
-from swe_rl.config.choices import EngineKind
-from swe_rl.config.schema import Config, EngineConfig, LayoutConfig
+from swe_rl.config.choices import EngineKind, LoraServing
+from swe_rl.config.schema import Config, EngineConfig, LayoutConfig, TrainerConfig
 from swe_rl.engine.make import EngineFolders, engine_scratch, make_engines, start_engines
 from swe_rl.engine.protocol import EngineError, EngineState, SamplingParams
 from swe_rl.engine.vllm.arguments import VllmOptions
@@ -28,10 +29,11 @@ async def make(tmp_path):
     made = []
     with engine_scratch(tmp_path / "scratch") as scratch:
 
-        def build(engines=1, options=None, environ=None, **fake):
+        def build(engines=1, options=None, environ=None, trainer=None, **fake):
             layout = LayoutConfig(engines=engines)
             config = Config(
                 layout=layout,
+                trainer=trainer or TrainerConfig(),
                 engine=EngineConfig(kind=EngineKind.vllm, max_model_len=512, max_num_seqs=8, enforce_eager=False),
             )
             said = []
@@ -209,6 +211,22 @@ async def test_a_restarted_server_gets_the_current_weights(make, tmp_path):
     done = await engine.generate(PROMPT, SamplingParams(1), request_id="a")
     assert done.weight_version == 3
     assert any("weights_00000003" in line for line in said if "starts on" in line)
+
+
+async def test_a_restarted_server_gets_the_current_adapter(make):
+    """Upon the base, with which it is started every time."""
+    trainer = TrainerConfig(lora_rank=8, lora_serving=LoraServing.adapter)
+    (engine,), said = make(trainer=trainer)
+    await engine.start()
+    weights = {f"base_model.model.layers.0.up_proj.lora_{name}.weight": torch.zeros(8, 8) for name in "AB"}
+    for version in (3, 4):
+        await engine.update_weights(weights, version)
+    assert all(word in tree(engine)[1].cmdline() for word in ("--enable-lora", "--max-lora-rank"))
+    os.kill(tree(engine)[1].pid, signal.SIGKILL)
+    await until(lambda: engine.restarts == 1 and engine.state is EngineState.up, 20)
+    done = await engine.generate(PROMPT, SamplingParams(1), request_id="a")
+    assert done.weight_version == 4
+    assert not any("weights_0" in line for line in said if "starts on" in line)
 
 
 async def test_a_restarted_server_without_them_stays_down(make):

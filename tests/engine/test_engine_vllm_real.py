@@ -13,13 +13,14 @@ import pytest
 import pytest_asyncio
 import torch
 
-from swe_rl.config.choices import EngineKind, WeightSync
+from swe_rl.config.choices import EngineKind, LoraServing, WeightSync
 from swe_rl.config.schema import Config, EngineConfig, TrainerConfig
 from swe_rl.engine.make import EngineFolders, engine_scratch, make_engines, start_engines
 from swe_rl.engine.protocol import ContextOverflowError, EngineError, SamplingParams
 from swe_rl.engine.update import make_transfer
 from swe_rl.engine.vllm.arguments import NoVllmError, vllm_command
 from swe_rl.model.load import load_model
+from swe_rl.trainer.lora import MergedWeights, is_adapter, with_adapter
 from swe_rl.trainer.rank_trainer import RankTrainer
 
 try:
@@ -263,3 +264,39 @@ async def test_weights_from_the_trainers_memory(tmp_path, engines, tiny):
             assert worst(real.logprobs, own.logprobs) < TOLERANCE
         finally:
             await engine.close()
+
+
+async def test_an_adapter_beside_the_base(tmp_path, engines, tiny):
+    """What it samples is what the embedded engine samples with the merged weights."""
+    pytest.importorskip("peft")
+    trained = TrainerConfig(lora_rank=8, lora_serving=LoraServing.adapter)
+    config = Config(
+        engine=EngineConfig(kind=EngineKind.vllm, max_model_len=MAX_MODEL_LEN, max_num_seqs=16), trainer=trained
+    )
+    policy, adapter = with_adapter(load_model(Config().model), trained)
+    trainer = RankTrainer(policy, trained, config.algo, pad_token_id=0, adapter=adapter)
+    prompt, params = prompt_of(7, 80), SamplingParams(40, temperature=0.0)
+    with engine_scratch(tmp_path / "scratch") as scratch:
+        folders = EngineFolders(tmp_path / "logs", scratch, scratch, tmp_path / "cache")
+        (engine,) = make_engines(config, folders, model=None, pad_token_id=0, say=print)
+        await start_engines([engine])
+        try:
+            for version in (1, 2):
+                learn(policy, version)
+                await engine.update_weights(trainer.weights(), version)
+            merged = MergedWeights(dict(policy.named_parameters()), adapter.scale)
+            await engines[1].update_weights(merged, 9)
+            real, own = await both([engine, engines[1]], prompt, params)
+            assert real.weight_version == 2 and real.token_ids == own.token_ids
+            assert worst(real.logprobs, own.logprobs) < TOLERANCE
+        finally:
+            await engine.close()
+
+
+@torch.no_grad()
+def learn(policy, seed):
+    """Adapters that change what is sampled, as training would."""
+    generator = torch.Generator().manual_seed(seed)
+    for name, parameter in policy.named_parameters():
+        if is_adapter(name):
+            parameter.add_(0.05 * torch.randn(parameter.shape, generator=generator))

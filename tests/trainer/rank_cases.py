@@ -191,12 +191,15 @@ def found_by_trainer(case, seed=0):
 
 
 def result_of(trainer, case):
-    """Three steps, then what they made of the model: the merged weights where it has an adapter."""
+    """Three steps, then what they made of the model: the merged weights where it has an adapter, and that one alone."""
+    from swe_rl.trainer.lora import adapter_alone
     from swe_rl.trainer.sharded.mesh import whole
 
     metrics = run_steps(trainer, rows_of(case))
     kl = trainer.sequence_kl(rows_of(case)) if trainer.algo.kl_coef else {}
     weights = trainer.engine_weights() if trainer.adapter else trainer.policy_weights()
+    if trainer.adapter:
+        weights = dict(weights) | adapter_alone(trainer.named_parameters())
     weights = dict(weights) | (trainer.critic.parameters() if trainer.critic else {})
     return {"metrics": metrics, "weights": {name: whole(one).tolist() for name, one in weights.items()}, "kl": kl}
 

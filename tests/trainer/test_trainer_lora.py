@@ -16,16 +16,17 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from swe_rl.algo.sequences import kl_per_token
-from swe_rl.config.choices import KlEstimator, KlPlace
+from swe_rl.config.choices import KlEstimator, KlPlace, LoraServing
 from swe_rl.config.schema import AlgoConfig, TrainerConfig
 from swe_rl.engine.server.weights import export
 from swe_rl.errors import UserError
+from swe_rl.model.adapter import alpha_of
 from swe_rl.trainer.checkpoint.folder import CorruptCheckpointError, config_hash
 from swe_rl.trainer.lora import (
     TARGETS,
-    alpha_of,
     attach,
     fingerprint,
+    in_files,
     is_a,
     is_adapter,
     merged,
@@ -34,6 +35,7 @@ from swe_rl.trainer.lora import (
 )
 from swe_rl.trainer.protocol import TrainerError
 from swe_rl.trainer.rank_trainer import RankTrainer
+from swe_rl.trainer.send import hand_over
 
 CONFIG = TrainerConfig(lr=1e-2, lora_rank=3, num_threads=1, seed=4)
 BASE = {"path": "m", "revision": None, "fingerprint": "one"}
@@ -47,6 +49,33 @@ def trainer_of(model, config=CONFIG, algo=None, base=None):
 
 def copied(weights):
     return {name: tensor.clone() for name, tensor in weights.items()}
+
+
+class _Pipe:
+    def __init__(self):
+        self.sent, self.bytes = [], 0
+
+    def send(self, words):
+        self.sent += words[1]
+
+    def send_bytes(self, data):
+        self.bytes += len(data)
+
+
+def test_engines_that_hold_the_base_get_the_adapter_alone(build, make_rows, monkeypatch):
+    """Under peft's names, and in its own precision whatever the engines compute in."""
+    monkeypatch.setattr(hand_over, "exchange_type", lambda mesh: torch.bfloat16)
+    trainer = trainer_of(build(), replace(CONFIG, lora_serving=LoraServing.adapter))
+    trainer.train_step(make_rows(), 1)
+    weights, trained = trainer.weights(), trainer.policy_weights()
+    assert {in_files(name): tuple(one.shape) for name, one in trained.items()} == {
+        name: tuple(one.shape) for name, one in weights.items()
+    }
+    assert all(torch.equal(weights[in_files(name)], one) for name, one in trained.items())
+    pipe = _Pipe()
+    trainer.send_weights(pipe)
+    assert {header.name: header.dtype for header in pipe.sent} == dict.fromkeys(weights, "float32")
+    assert pipe.bytes == 4 * sum(one.numel() for one in trained.values())
 
 
 def test_only_the_adapter_of_each_linear_layer_learns(build, make_rows):
@@ -120,7 +149,7 @@ def test_the_start_comes_from_the_seed_alone(build):
         return adapter, {name: one for name, one in model.named_parameters() if is_adapter(name)}
 
     (adapter, one), (_, same), (_, other) = start(1, 0), start(1, 9), start(2, 0)
-    assert (adapter.scale, alpha_of(replace(CONFIG, lora_rank=8))) == (2.0, 16)
+    assert (adapter.scale, alpha_of(8, None)) == (2.0, 16)
     for name, values in one.items():
         assert torch.equal(values, same[name])
         if is_a(name):

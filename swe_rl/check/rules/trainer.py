@@ -14,6 +14,7 @@ from swe_rl.config.choices import (
     EngineKind,
     KlEstimator,
     KlPlace,
+    LoraServing,
     RolloutMode,
     RoutingReplay,
     WeightSync,
@@ -21,13 +22,24 @@ from swe_rl.config.choices import (
 from swe_rl.config.parts import Part, reads
 from swe_rl.config.schema import Config
 from swe_rl.plan import memory
-from swe_rl.plan.sizes import takes_turns, total_gpus, unshareable, uses_no_gpu
+from swe_rl.plan.sizes import (
+    SERVED_LORA_RANKS,
+    serves_adapter,
+    shares_gpus,
+    takes_turns,
+    total_gpus,
+    unshareable,
+    uses_no_gpu,
+)
 
 
 @about(Part.trainer)
 def lora(config: Config, _: Host) -> Iterator[Finding]:
     trainer, model = config.trainer, config.model
     rank, key = trainer.lora_rank, "trainer.lora_rank"
+    if rank == 0 and trainer.lora_serving is LoraServing.adapter:
+        words = "there is no adapter to serve with trainer.lora_rank=0"
+        yield error("lora_serving", "trainer.lora_serving", words, "trainer.lora_serving=merged, or a rank")
     if rank == 0:
         return
     if rank > model.hidden_size:
@@ -37,6 +49,7 @@ def lora(config: Config, _: Host) -> Iterator[Finding]:
             f"an adapter of more than model.hidden_size={model.hidden_size} is larger than what it stands for",
             "trainer.lora_rank=0, which trains all weights",
         )
+    yield from _served(config)
     if trainer.offload_optimizer:
         yield warning(
             "lora_offload",
@@ -44,6 +57,27 @@ def lora(config: Config, _: Host) -> Iterator[Finding]:
             "has no effect with trainer.lora_rank > 0: an adapter's optimizer state is small and stays on the GPU",
             "trainer.offload_optimizer=false",
         )
+
+
+def _served(config: Config) -> Iterator[Finding]:
+    """An adapter beside the base needs a server that keeps the base, and a folder for the way of the adapter."""
+    trainer, key, merged = config.trainer, "trainer.lora_serving", "trainer.lora_serving=merged"
+    if not serves_adapter(config):
+        return
+    if config.engine.kind is EngineKind.embedded:
+        words = "the embedded engine computes in float32, so it has no use for an adapter beside the merged model"
+        yield error("lora_serving", key, words, f"{merged}, or engine=vllm")
+    if trainer.lora_rank > SERVED_LORA_RANKS[-1]:
+        words = f"vLLM serves adapters up to rank {SERVED_LORA_RANKS[-1]}, and trainer.lora_rank={trainer.lora_rank}"
+        yield error("lora_serving", key, words, f"trainer.lora_rank={SERVED_LORA_RANKS[-1]}, or {merged}")
+    if trainer.weight_sync not in (WeightSync.auto, WeightSync.disk):
+        words = f"an adapter goes through a folder, and trainer.weight_sync={trainer.weight_sync} sends whole models"
+        yield error("lora_serving", key, words, f"trainer.weight_sync=auto, or {merged}")
+    if shares_gpus(config):
+        words = (
+            f"layout={config.layout.name} puts engines to sleep while it trains, which drops the base that they keep"
+        )
+        yield error("lora_serving", key, words, f"a layout with GPUs for engines alone, or {merged}")
 
 
 @about(Part.trainer)

@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Self
 
 from aiohttp import web
@@ -30,6 +31,7 @@ from swe_rl.engine.fake_vllm.model import (
     metrics_text,
 )
 from swe_rl.engine.fake_vllm.settings import FakeSettings, Fault, settings_from
+from swe_rl.model.adapter import CONFIG_FILE, WEIGHTS_FILE
 
 __all__ = ["FakeSettings", "FakeVllm", "Fault"]
 
@@ -66,6 +68,7 @@ class FakeVllm:
         self.url = ""
         self.sleep = FakeSleep(self.settings.sleep_mode, lambda path, query: self.requests.append((path, {**query})))
         self.receiver = FakeReceiver()
+        self.adapters: dict[str, str] = {}  # folders, by the names under which they are served
         self._port = port
         self._faults: list[Fault] = []
         self._cache = BlockCache(self.settings.kv_capacity_tokens, self.settings.block_size)
@@ -107,6 +110,7 @@ class FakeVllm:
         """As if the process had been replaced: the first weights, an empty cache, a new start time."""
         self.started_s += 1.0
         self.model.weights = "default"
+        self.adapters.clear()
         self._cache.clear()
         self.sleep.asleep.clear()
         self._unpaused.set()
@@ -129,6 +133,9 @@ class FakeVllm:
         if settings.generate:
             router.add_post("/inference/v1/generate", self._generate)
             router.add_post("/inference/v1/abort_requests", self._abort)
+        if settings.adapters:
+            router.add_post("/v1/load_lora_adapter", self._load_adapter)
+            router.add_post("/v1/unload_lora_adapter", self._unload_adapter)
         if settings.dev_mode:
             for path, handler in self._dev_routes().items():
                 router.add_post(path, handler)
@@ -230,7 +237,7 @@ class FakeVllm:
             if fault.body is not None:
                 return web.Response(status=fault.status, text=fault.body, content_type="application/json")
             return _error(fault.status, "by script")
-        if body.get("model") not in (None, settings.model):
+        if body.get("model") not in (None, settings.model, *self.adapters):
             return _error(404, f"The model `{body['model']}` does not exist.")
         if len(prompt) >= settings.max_model_len:
             return _error(400, f"This model's maximum context length is {settings.max_model_len} tokens. However, ...")
@@ -295,6 +302,20 @@ class FakeVllm:
             self.model.weights = body["kwargs"]["weights_path"]
         return web.json_response({"results": [None]})
 
+    async def _load_adapter(self, request: web.Request) -> web.StreamResponse:
+        """What is sampled from then on is of this adapter, whoever asks: a driver asks for the newest one only."""
+        body = await self._body(request)
+        if not _holds_adapter(Path(body["lora_path"])):
+            return _error(404, f"Loading lora {body['lora_name']} failed: No adapter found for {body['lora_path']}")
+        self.adapters[body["lora_name"]] = self.model.weights = body["lora_path"]
+        return web.Response(text=f"Success: LoRA adapter '{body['lora_name']}' added successfully.")
+
+    async def _unload_adapter(self, request: web.Request) -> web.StreamResponse:
+        name = (await self._body(request))["lora_name"]
+        if self.adapters.pop(name, None) is None:
+            return _error(404, f"The lora adapter '{name}' cannot be found.")
+        return web.Response(text=f"Success: LoRA adapter '{name}' removed successfully.")
+
     async def _initialise(self, request: web.Request) -> web.StreamResponse:
         self.receiver.initialise((await self._body(request)).get("init_info", {}))
         return web.json_response({"message": "done"})
@@ -336,6 +357,10 @@ class FakeVllm:
             "generation_tokens_total": self._sampled_total,
         }
         return web.Response(text=metrics_text(self.settings, values, self.started_s))
+
+
+def _holds_adapter(folder: Path) -> bool:
+    return (folder / CONFIG_FILE).is_file() and (folder / WEIGHTS_FILE).is_file()
 
 
 async def _empty(_: web.Request) -> web.StreamResponse:

@@ -35,6 +35,7 @@ class FakeSettings:
     processed: bool = True
     experts: tuple[int, int, int] = (2, 2, 4)  # layers, of a token, in all
     routes: bool = False  # replies tell them
+    adapters: bool = True  # of a program: with --enable-lora, and where the environment allows new ones
     sleep_mode: bool = True  # of a program: with --enable-sleep-mode
     start_log: str = ""  # printed before anything else
     die_at_start: int = 0  # status to end with after `start_log`; 0: go on
@@ -60,6 +61,7 @@ def settings_from(arguments: list[str], environ: dict[str, str]) -> tuple[FakeSe
     parser.add_argument("--max-num-seqs", type=int)
     parser.add_argument("--enforce-eager", action="store_true")
     parser.add_argument("--enable-sleep-mode", action="store_true")
+    parser.add_argument("--enable-lora", action="store_true")
     parser.add_argument("--enable-return-routed-experts", action="store_true")
     known, _ = parser.parse_known_args(arguments)
     given = {
@@ -67,6 +69,7 @@ def settings_from(arguments: list[str], environ: dict[str, str]) -> tuple[FakeSe
         "max_model_len": known.max_model_len,
         "max_num_seqs": known.max_num_seqs,
         "api_key": environ.get("VLLM_API_KEY") or None,
+        "adapters": known.enable_lora and environ.get("VLLM_ALLOW_RUNTIME_LORA_UPDATING") == "1",
         "sleep_mode": known.enable_sleep_mode,
         "routes": known.enable_return_routed_experts,
         "dev_mode": environ.get("VLLM_SERVER_DEV_MODE") == "1",

@@ -20,6 +20,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from itertools import count
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from swe_rl.engine.protocol import (
@@ -40,9 +41,11 @@ from swe_rl.engine.server.monitor import Monitor, Watcher
 from swe_rl.engine.server.weights import (
     WeightFolders,
     forget_prefixes,
+    load_adapter,
     load_from_folder,
     set_version,
     told_version,
+    unload_adapter,
 )
 from swe_rl.engine.server.wire import MixedError, Reply, request_body, server_request_id, understood, version_of, within
 from swe_rl.engine.token_ids import TokenIds
@@ -90,6 +93,7 @@ class HttpEngine(Engine):
         self._numbers = count()
         self._nonce = secrets.token_hex(4)
         self.weight_version = 0  # of the weights that the server was started with
+        self._adapter: str | None = None  # the model's name in requests, once it is an adapter of the served one
         self._sampled_total = self._prefilled_total = 0
 
     @property
@@ -171,7 +175,7 @@ class HttpEngine(Engine):
             features.token_in,
             prompt_ids,
             params,
-            model=features.model,
+            model=self._adapter or features.model,
             request_id=own_id,
             cache_salt=f"weights-{version}" if version else None,
         )
@@ -238,9 +242,30 @@ class HttpEngine(Engine):
                 f"Engine `{self.name}` at {self.client.url} takes no weights: the server needs VLLM_SERVER_DEV_MODE=1 "
                 "and a folder that it shares with this process (paths.scratch)"
             )
-        folder = await self._weights.write(weights, version)
+        await self.take(await self._weights.write(weights, version), version)
+
+    async def take(self, folder: Path, version: int) -> None:
+        """The server reads what `folder` holds: all weights, or an adapter. Raises EngineError."""
+        is_adapter = self._weights is not None and self._weights.adapter is not None
+        if is_adapter and not self.features.adapters:
+            raise EngineError(
+                f"Engine `{self.name}` at {self.client.url} takes no adapters: start the server with --enable-lora, "
+                "--max-lora-rank, and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1, or set trainer.lora_serving=merged"
+            )
         async with self.renewing(version) as client:
-            await load_from_folder(client, folder)
+            if is_adapter:
+                await self._change_adapter(client, folder)
+            else:
+                await load_from_folder(client, folder)
+
+    async def _change_adapter(self, client: HttpClient, folder: Path) -> None:
+        """The new one first: a server that cannot load it still has the old one. Each start of ours has names of its
+        own, as a server of somebody else's may still hold those of an earlier run."""
+        name = f"{self.features.model}-{self._nonce}-{folder.name}"
+        await load_adapter(client, name, folder)
+        old, self._adapter = self._adapter, name
+        if old is not None:
+            await unload_adapter(client, old)
 
     @asynccontextmanager
     async def renewing(self, version: int) -> AsyncIterator[HttpClient]:

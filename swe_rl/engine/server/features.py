@@ -98,10 +98,11 @@ class Features:
     version_stamp: bool  # takes a name for its weights
     sleep: bool
     render: bool
+    adapters: bool  # takes adapters while it runs
 
     def __str__(self) -> str:
         names = ("timings", "cached_tokens", "weight_spans", "metrics", "pause", "reload", "weight_transfer")
-        able = [name for name in (*names, "version_stamp", "sleep", "render") if getattr(self, name)]
+        able = [name for name in (*names, "version_stamp", "sleep", "render", "adapters") if getattr(self, name)]
         return (
             f"vLLM {self.version} serves {self.model}, {self.max_model_len} tokens, ids through {self.token_in.value}, "
             f"{self.logprobs} log-probabilities; {', '.join(able) or 'nothing else'}"
@@ -122,7 +123,7 @@ async def probe(client: HttpClient, needs: Needs, patience: Patience | None = No
             "rollout.temperature=1.0 rollout.top_p=1.0 rollout.top_k=0"
         )
     metrics, *routes = await asyncio.gather(_has_metrics(client), *(_has_route(client, path) for path in _ROUTES))
-    pause, reload, transfer, stamp, sleep, render = routes
+    pause, reload, transfer, stamp, sleep, render, adapters = routes
     return Features(
         version=version,
         model=model,
@@ -139,9 +140,11 @@ async def probe(client: HttpClient, needs: Needs, patience: Patience | None = No
         version_stamp=stamp,
         sleep=sleep,
         render=render,
+        adapters=adapters,
     )
 
 
+ADAPTER_ROUTE = "/v1/load_lora_adapter"
 _ROUTES = (
     "/pause",
     "/collective_rpc",
@@ -149,6 +152,7 @@ _ROUTES = (
     "/update_weight_version",
     "/sleep",
     "/v1/chat/completions/render",
+    ADAPTER_ROUTE,
 )
 
 

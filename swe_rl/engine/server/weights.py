@@ -5,6 +5,8 @@ Invariants:
   started with the weights that it had.
 - What a server loads is a plain Hugging Face folder: config.json, safetensors and the tokenizer of the source.
 - Weights that can write themselves (`WritesFiles`, those of many ranks) never pass through this process.
+- With an adapter's shape the folder holds adapters alone, as peft writes them, in the trainer's own precision: servers
+  keep the base, and serve each version under a name of its own, which also keeps what they cached apart.
 - With `untied` the output layer gets a tensor of its own: vLLM's CPU build keeps a packed copy of tied embeddings
   that a reload does not renew (seen in 0.32).
 """
@@ -19,11 +21,12 @@ from typing import TYPE_CHECKING
 
 from swe_rl.engine.protocol import EngineError
 from swe_rl.engine.server.client import HttpClient, ServerAnswer, ServerFailingError
-from swe_rl.engine.server.features import Features
+from swe_rl.engine.server.features import ADAPTER_ROUTE, Features
 from swe_rl.engine.server.wire import weight_version
 from swe_rl.engine.transfer.protocol import WritesFiles
 from swe_rl.host.kill_point import kill_point
-from swe_rl.logger.disk import disk_error, write_text_atomic
+from swe_rl.logger.disk import disk_error, write_json_atomic, write_text_atomic
+from swe_rl.model.adapter import CONFIG_FILE, WEIGHTS_FILE, AdapterShape, adapter_config
 
 if TYPE_CHECKING:
     import torch
@@ -39,8 +42,9 @@ EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 class WeightFolders:
     """`source` is the folder that the servers were started with; `root` is seen by them and by this process."""
 
-    def __init__(self, root: Path, source: Path, *, untied: bool = False) -> None:
+    def __init__(self, root: Path, source: Path, *, untied: bool = False, adapter: AdapterShape | None = None) -> None:
         self.root = root
+        self.adapter = adapter
         self._source = source
         self._untied = untied
         self._lock = asyncio.Lock()
@@ -63,7 +67,10 @@ class WeightFolders:
         try:
             shutil.rmtree(aside, ignore_errors=True)
             aside.mkdir(parents=True)
-            export(self._source, aside, weights, untied=self._untied)
+            if self.adapter is not None:
+                write_adapter(aside, weights, self.adapter)
+            else:
+                export(self._source, aside, weights, untied=self._untied)
             kill_point("weights_written")
             shutil.rmtree(target, ignore_errors=True)
             aside.rename(target)
@@ -77,6 +84,15 @@ class WeightFolders:
     def _forget_old(self) -> None:
         for version in sorted(self._written)[:-_KEPT]:
             shutil.rmtree(self._written.pop(version), ignore_errors=True)
+
+
+def write_adapter(target: Path, weights: "Mapping[str, torch.Tensor]", shape: AdapterShape) -> None:
+    """`weights` by the names of an adapter's files. Raises OSError."""
+    from safetensors.torch import save_file
+
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
+    save_file(tensors, target / WEIGHTS_FILE, metadata={"format": "pt"})
+    write_json_atomic(target / CONFIG_FILE, adapter_config(shape, tensors, None, None))
 
 
 def export(source: Path, target: Path, weights: "Mapping[str, torch.Tensor]", *, untied: bool = False) -> None:
@@ -125,6 +141,16 @@ def untied_copy(source: Path, target: Path) -> Path:
 async def load_from_folder(client: HttpClient, folder: Path) -> None:
     """The server, which must be paused, holds the weights of `folder` when this returns. Raises EngineError."""
     await ask(client, "/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}})
+
+
+async def load_adapter(client: HttpClient, name: str, folder: Path) -> None:
+    """The server serves the adapter of `folder` as model `name` when this returns. Raises EngineError."""
+    await ask(client, ADAPTER_ROUTE, {"lora_name": name, "lora_path": str(folder)})
+
+
+async def unload_adapter(client: HttpClient, name: str) -> None:
+    """Raises EngineError."""
+    await ask(client, "/v1/unload_lora_adapter", {"lora_name": name})
 
 
 async def set_version(client: HttpClient, features: Features, version: int) -> None:

@@ -21,7 +21,7 @@ from pathlib import Path, PurePath
 from swe_rl.config.choices import LogprobsMode
 from swe_rl.config.schema import Config
 from swe_rl.errors import UserError
-from swe_rl.plan.sizes import VLLM_COMMAND, shares_gpus, wants_routes
+from swe_rl.plan.sizes import SERVED_LORA_RANKS, VLLM_COMMAND, serves_adapter, shares_gpus, wants_routes
 from swe_rl.plan.weight_sync import GLOO, IPC, transfer_kind
 
 _LOGPROBS_FLAG = {LogprobsMode.processed: "processed_logprobs", LogprobsMode.raw: "raw_logprobs"}
@@ -98,6 +98,9 @@ def server_arguments(config: Config, choice: ServerChoice, options: VllmOptions 
         arguments.append("--enforce-eager")
     if shares_gpus(config):
         arguments.append("--enable-sleep-mode")
+    if serves_adapter(config):  # two: the next one is there before the last one goes
+        rank = next(served for served in SERVED_LORA_RANKS if served >= config.trainer.lora_rank)
+        arguments += ["--enable-lora", "--max-lora-rank", str(rank), "--max-loras", "2"]
     if wants_routes(config):
         arguments.append("--enable-return-routed-experts")
     if transfer := transfer_kind(config):
@@ -137,6 +140,8 @@ def server_environment(
         **({"VLLM_CPU_OMP_THREADS_BIND": "nobind", "GLOO_SOCKET_IFNAME": "lo"} if devices is None else {}),
     }
     decided = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_API_KEY": api_key}
+    if serves_adapter(config):
+        decided["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"
     if devices is not None:
         decided["CUDA_VISIBLE_DEVICES"] = devices
     if devices is None:

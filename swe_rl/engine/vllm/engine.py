@@ -308,17 +308,20 @@ class VllmEngine(Engine):
         if error.cause is Cause.no_compiler and not self._eager:
             self._go_eager(error)
         folder = self._folder(version)
-        await self._launch(str(folder) if folder else self._model_path)
+        adapter = self._weights is not None and self._weights.adapter is not None
+        await self._launch(str(folder) if folder and not adapter else self._model_path)
         assert self._http is not None
         if http.held:  # the next update wakes it; weights of before would be given for nothing
             self._http.hold()
         else:
-            await self._give_weights(version, from_start=folder is not None)
+            await self._give_weights(version, folder, adapter)
 
-    async def _give_weights(self, version: int, *, from_start: bool) -> None:
+    async def _give_weights(self, version: int, folder: Path | None, adapter: bool) -> None:
         """Those of `version`, unless the server was started with them. Raises EngineError."""
         assert self._http is not None and self._server is not None
-        if version and from_start:
+        if version and folder is not None and adapter:
+            await self._http.take(folder, version)
+        elif version and folder is not None:
             await self._http.adopt(version)
         elif version and self.restore is not None:
             await self.restore(self._http)

@@ -39,7 +39,9 @@ from swe_rl.hardware.slurm.nodes import address, names_of, step, step_environmen
 from swe_rl.host.addresses import free_port
 from swe_rl.layout.placement import Gpu, home, place
 from swe_rl.logger.disk import disk_error
+from swe_rl.model.adapter import AdapterShape, alpha_of
 from swe_rl.model.load import locate
+from swe_rl.plan.sizes import serves_adapter
 from swe_rl.plan.weight_sync import GLOO, IPC, transfer_kind
 from swe_rl.sandbox.process_tree import MARKER
 
@@ -191,7 +193,10 @@ def vllm_engines(
 def weight_folders(config: Config, root: Path, *, untied: bool = False) -> WeightFolders | None:
     """None where the model is not in a folder of this machine, so that nothing can be written beside its config."""
     source = _folder_of(locate(config.model), config.model.revision)
-    return None if source is None else WeightFolders(root, source, untied=untied)
+    trainer = config.trainer
+    alpha = alpha_of(trainer.lora_rank, trainer.lora_alpha)
+    adapter = AdapterShape(trainer.lora_rank, alpha) if serves_adapter(config) else None
+    return None if source is None else WeightFolders(root, source, untied=untied, adapter=adapter)
 
 
 def _extension(config: Config, root: Path) -> Path | None:

@@ -26,6 +26,7 @@ from torch import Tensor
 
 from swe_rl.errors import UserError
 from swe_rl.logger.disk import disk_error
+from swe_rl.model.adapter import CONFIG_FILE, WEIGHTS_FILE, AdapterShape, adapter_config
 from swe_rl.model.experts import ExpertPart, expert_parts
 from swe_rl.trainer.checkpoint import folder as checkpoint
 from swe_rl.trainer.checkpoint.folder import (
@@ -45,12 +46,11 @@ from swe_rl.trainer.checkpoint.tensor_file import (
     part_name,
     safetensors_chunks,
 )
-from swe_rl.trainer.lora import TARGETS, base_problem, fingerprint, in_files, merged, pair
+from swe_rl.trainer.lora import base_problem, fingerprint, in_files, merged, pair
 from swe_rl.trainer.sharded.materialize import open_files
 
 FOLDER = "adapter"
 _CHAT_TEMPLATE = "chat_template.jinja"
-_CONFIG, _WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
 
 class MergedFiles:
@@ -82,20 +82,11 @@ def write_adapter(stored: StoredTensors, adapter: Mapping[str, Any], folder: Pat
     folder.mkdir()
     names = [name for name in stored.names() if name.startswith(MODEL)]
     tensors = {in_files(name.removeprefix(MODEL)): stored.whole(name) for name in names}
-    write_file(folder / _WEIGHTS, safetensors_chunks(tensors))
-    config = {
-        "peft_type": "LORA",
-        "task_type": "CAUSAL_LM",
-        "r": adapter["rank"],
-        "lora_alpha": adapter["alpha"],
-        "target_modules": [target for target in TARGETS if any(f".{target}." in name for name in names)],
-        "lora_dropout": 0.0,
-        "bias": "none",
-        "inference_mode": True,
-        "base_model_name_or_path": (adapter["base"] or {}).get("path"),
-        "revision": (adapter["base"] or {}).get("revision"),
-    }
-    write_file(folder / _CONFIG, [json.dumps(config, indent=2, sort_keys=True).encode()])
+    write_file(folder / WEIGHTS_FILE, safetensors_chunks(tensors))
+    base = adapter["base"] or {}
+    shape = AdapterShape(adapter["rank"], adapter["alpha"])
+    config = adapter_config(shape, tensors, base.get("path"), base.get("revision"))
+    write_file(folder / CONFIG_FILE, [json.dumps(config, indent=2, sort_keys=True).encode()])
     sync_folder(folder)
 
 

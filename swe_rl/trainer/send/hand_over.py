@@ -3,7 +3,7 @@
 Invariants:
 - Every rank takes part to the end, in the same order, because each tensor is put together by a collective.
 - In the type that the ranks compute in, which is the engines' as well: what they sample with is what is trained. Shards
-  are rounded to it before they travel, which halves the bytes.
+  are rounded to it before they travel, which halves the bytes. An adapter alone is small, and goes as it is.
 - Tied weights come once, under the name of the embedding; experts come one by one, under the hub's names.
 - No rank holds more than one bucket (pipe) or its own file's tensors (folder) beside its shards, on the host.
 """
@@ -70,11 +70,11 @@ def exchange_type(mesh: Mesh) -> torch.dtype:
     return torch.bfloat16 if mesh.device.type == "cuda" else torch.float32
 
 
-def send_weights(weights: Mapping[str, Tensor], mesh: Mesh, pipe: Any) -> None:
+def send_weights(weights: Mapping[str, Tensor], mesh: Mesh, pipe: Any, dtype: torch.dtype) -> None:
     """Rank 0 sends ("bucket", headers) and then the bytes of each tensor, until all are through."""
     bucket: list[tuple[Header, Tensor]] = []
     filled = 0
-    for name, tensor in gathered(weights, exchange_type(mesh)):
+    for name, tensor in gathered(weights, dtype):
         if mesh.rank != 0:
             continue
         there = tensor.cpu().contiguous()

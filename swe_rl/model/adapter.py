@@ -1,0 +1,39 @@
+"""The files of a LoRA adapter, as peft and vLLM read them.
+
+Invariants:
+- Names of tensors are peft's: `base_model.model.LAYER.lora_A.weight` and `...lora_B.weight`.
+- Nothing of torch or peft is imported here.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterShape:
+    rank: int
+    alpha: int
+
+
+def alpha_of(rank: int, alpha: int | None) -> int:
+    """`trainer.lora_alpha`, or what stands for it where it is not set."""
+    return alpha if alpha is not None else 2 * rank
+
+
+def adapter_config(shape: AdapterShape, names: Iterable[str], base: str | None, revision: str | None) -> dict[str, Any]:
+    """The content of CONFIG_FILE. `names`: of the tensors, which say what layers carry a pair."""
+    return {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "r": shape.rank,
+        "lora_alpha": shape.alpha,
+        "target_modules": sorted({name.partition(".lora_")[0].rpartition(".")[2] for name in names}),
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "inference_mode": True,
+        "base_model_name_or_path": base,
+        "revision": revision,
+    }
