@@ -165,6 +165,7 @@ class Stream:
             "begun": _by_beginning(taken.collected.trajectories),
             "queued_groups": taken.queued,
             "open_groups": taken.under_way,
+            **taken.foreseen,
         }
         return Sampled(taken.collected, taken.order, times_s, 0.0, facts)
 
