@@ -3,8 +3,8 @@
 Invariants:
 - What is known of an instance is a Beta posterior: solved and failed trajectories above Jeffreys' prior. Both fade with
   every group that is observed, as the policy moves (discounted counts, as in arXiv:1707.09727, section 3).
-- An instance is admitted with a chance in proportion to the expected variance of a trajectory's reward, E[p (1 - p)]: it
-  is largest near one half, and 0 where a group would succeed or fail throughout.
+- An instance is admitted with a chance in proportion to the expected variance of a trajectory's reward, E[p (1 - p)]:
+  it is largest near one half, and near 0 where a group would succeed or fail throughout.
 - The chance is 1 for the most informative instance, so that with equal knowledge of all everybody is admitted.
 - Nobody starves: who was passed over `MAX_SKIPS` times in a row is admitted.
 - No clock and no generator of its own; the state is plain data. What is noted of groups that are complete and not
