@@ -123,6 +123,7 @@ class GroupOrder:
         self._next, self._ready = 0, list[int]()
         self._again: list[Begun] = []
         self._chosen: list[int] = []  # of the present nominal step
+        self._kept: dict[int, int] = {}  # the instances of groups that an earlier start chose and completed, by number
 
     def take(self) -> Begun:
         """Those that a resumed run had begun first, then new ones."""
@@ -136,7 +137,11 @@ class GroupOrder:
 
     def _choose(self) -> int:
         self._chosen = self._chosen if self._next % self._prompts else []
-        index = self._sampler.take(1, self._chosen)[0]
+        index = self._kept.pop(self._next, None)
+        if index is None:
+            step = self.step_of(self._next)
+            later = [kept for number, kept in self._kept.items() if self.step_of(number) == step]
+            index = self._sampler.take(1, [*self._chosen, *later])[0]
         self._chosen.append(index)
         return index
 
@@ -163,6 +168,11 @@ class GroupOrder:
         if self._sampler.rates is not None:
             flow["chosen"] = [*self._chosen]
         return SamplerState(**self._sampler.state(), flow=flow)
+
+    def keep(self, instances: Mapping[int, int]) -> None:
+        """Of groups that an earlier start completed, by number: with pass rates those that the state does not know were
+        chosen by what was known then, and stay."""
+        self._kept = {number: index for number, index in instances.items() if number >= self._next}
 
     def restore(self, state: SamplerState, step: int) -> None:
         """`step` counts where the state is of a run whose groups did not flow."""

@@ -144,3 +144,20 @@ def test_infrastructure_says_nothing_of_an_instance():
 def test_no_time_to_fade_in():
     with pytest.raises(ValueError, match="above 0"):
         PassRates(3, 0.0)
+
+
+@given(st.integers(3, 12), st.integers(0, 9), st.dictionaries(st.integers(0, 9), st.integers(0, 2), max_size=6))
+def test_complete_groups_keep_their_instances_and_no_step_repeats(size, seed, kept):
+    """`kept`: of numbers that the state does not know."""
+    kept = {number: (index, number // 3) for number, index in kept.items()}
+    distinct = {step: {} for _, step in kept.values()}
+    for number, (index, step) in kept.items():
+        if index not in distinct[step].values():
+            distinct[step][number] = index
+    kept = {number: index for step in distinct.values() for number, index in step.items()}
+    order = GroupOrder(informative(size, seed), 3)
+    order.keep(kept)
+    groups = [order.take() for _ in range(12)]
+    assert {group.number: group.index for group in groups if group.number in kept} == kept
+    for start in range(0, 12, 3):
+        assert len({group.index for group in groups[start : start + 3]}) == 3
