@@ -41,7 +41,10 @@ class PassRates:
         if half_life_groups <= 0:
             raise ValueError("what is known fades in a time above 0")
         self._size, self._half_life_groups = num_instances, half_life_groups
-        self.restore(PassRatesState(counts=[], skipped=[]))
+        self._solved, self._failed = [0.0] * num_instances, [0.0] * num_instances
+        self._skipped = [0] * num_instances
+        self._noted: dict[int, GroupResult] = {}  # by the group's number
+        self._largest: float | None = None  # information of any instance; None: to be computed
 
     def mean(self, index: int) -> float:
         """The expected pass rate, in [0, 1]."""
@@ -122,9 +125,7 @@ class PassRates:
 
     def restore(self, state: PassRatesState) -> None:
         self._solved, self._failed = [0.0] * self._size, [0.0] * self._size
-        self._skipped = [0] * self._size
-        self._noted: dict[int, GroupResult] = {}  # by the group's number
-        self._largest: float | None = None
+        self._skipped, self._noted, self._largest = [0] * self._size, {}, None
         for index, solved, failed in state["counts"]:
             self._solved[index], self._failed[index] = solved, failed
         for index, times in state["skipped"]:
