@@ -348,8 +348,9 @@ async def test_without_a_trainer_nothing_is_learnt_or_saved(started):
     assert record["weight_version"] == 0 and "loss" not in record and run.folder.checkpoint_steps() == []
 
 
-async def test_rollouts_go_on_after_the_last_step_that_is_written(started):
-    options = ("trainer.steps=4", "job=rollout", "name=train")
+@pytest.mark.parametrize("instances", ["uniform", "informative"])
+async def test_rollouts_go_on_after_the_last_step_that_is_written(started, instances):
+    options = ("trainer.steps=4", "job=rollout", "name=train", f"rollout.instances={instances}")
     with started(*options, outputs="whole", trained=False) as whole:
         for _ in range(4):
             await whole.loop.one_step()
