@@ -188,6 +188,11 @@ class Capture(StrEnum):
     retokenize = "retokenize"
 
 
+class InstanceChoice(StrEnum):
+    uniform = "uniform"  # each once an epoch
+    informative = "informative"  # those that are solved about half the time more often
+
+
 class OutcomeReward(StrEnum):
     """`graded`: what env.reward makes of the verdict; `failure`: the reward of a failed test run; `none`: no reward."""
 

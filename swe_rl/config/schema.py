@@ -17,6 +17,7 @@ from swe_rl.config.choices import (
     ExportType,
     GradingKind,
     ImagesAction,
+    InstanceChoice,
     Isolation,
     JobName,
     Keep,
@@ -422,6 +423,8 @@ class RolloutConfig:
 
     mode: RolloutMode = RolloutMode.step  # step: a step waits for its slowest trajectory; stream: groups flow
     prompts_per_step: Count = 8  # instances of one step
+    instances: InstanceChoice = InstanceChoice.uniform  # informative: more often those solved about half the time
+    pass_rate_half_life_steps: Positive = 8.0  # informative: what a group showed counts half after so many steps
     n: Count = 8  # trajectories of one instance: a group
     max_turns: Count = 6  # replies of the model in one trajectory
     max_prompt_tokens: Count = 512  # the first prompt

@@ -47,6 +47,7 @@ def step_line(record: Mapping[str, Any], total_steps: int, step_s: float) -> str
         f"step {record.get('step', '-'):>{width}}/{total_steps}",
         f"reward {number(record.get('reward_mean'), '.3f')}",
         f"resolved {percent(record.get('resolved_rate'))}{f' ({span(*interval)})' if interval else ''}",
+        f"signal {percent(record.get('signal_rate'))}" if "foreseen_groups" in record else "",
         f"length {number(record.get('avg_response_length'), '.0f')}",
         f"loss {number(record.get('loss'), '.4f')}",
         f"gradient {number(record.get('grad_norm'))}",

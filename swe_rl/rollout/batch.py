@@ -176,6 +176,7 @@ def rollout_numbers(collected: Collected, generate_s: float) -> dict[str, Any]:
         "tokens_per_s": count * average_response / generate_s,
         "sampled_tokens_per_s": sum(trajectory.sampled_tokens for trajectory in trajectories) / generate_s,
         "reward_mean": sum(rewards) / len(rewards) if rewards else None,
+        "signal_rate": 1.0 - len(degenerate_groups(trajectories)) / max(1, len(groups_of(trajectories))),
         "resolved_rate": sum(attempt.status is Status.resolved for attempt in valid) / len(valid) if valid else None,
         "resolved_samples": len(valid),
         "resolved_interval": clustered_interval(list(valid_counts(trajectories).values())),

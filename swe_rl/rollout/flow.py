@@ -71,13 +71,15 @@ class _Group:
 @dataclass(frozen=True, slots=True)
 class Taken:
     """What a step trains. `order`: how to go on after it. `queued`, `under_way`: groups that are complete, and that are
-    begun and not complete, besides."""
+    begun and not complete, besides. `foreseen`: how well
+    pass rates did."""
 
     numbers: list[int]
     collected: Collected
     order: SamplerState
     queued: int
     under_way: int
+    foreseen: dict[str, float | int | None]
 
 
 class Flow:
@@ -141,9 +143,12 @@ class Flow:
         every = sorted([*chosen, *self._aside], key=lambda group: group.begun.number)
         self._aside = []
         queued = len(complete) - len(chosen)
+        foreseen = self._order.trained(
+            [(group.begun, group.collected.trajectories) for group in every if group.collected is not None]
+        )
         order = self._order.state(group.begun for group in self._open.values())
         numbers = [group.begun.number for group in every]
-        return Taken(numbers, _together(every), order, queued, len(self._open) - queued)
+        return Taken(numbers, _together(every), order, queued, len(self._open) - queued, foreseen)
 
     def trained(self) -> None:
         """The step that was taken last is. Until its weights are `sent` its groups take room."""
@@ -195,6 +200,7 @@ class Flow:
 
     def _completed(self, group: _Group) -> None:
         assert group.collected is not None
+        self._order.completed(group.begun, group.collected.trajectories)
         if self._pace.max_rounds is not None and degenerate_groups(group.collected.trajectories):
             del self._open[group.begun.number]
             self._aside.append(group)

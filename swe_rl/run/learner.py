@@ -258,6 +258,8 @@ def _last_step(folder: RunFolder) -> tuple[int, SamplerState | None]:
             order = SamplerState(epoch=written["epoch"], taken=written["taken"], deferred=written["deferred"])
             if "flow" in written:
                 order["flow"] = written["flow"]
+            if "pass_rates" in written:
+                order["pass_rates"] = written["pass_rates"]
             step = int(record["step"])
     return step, order
 

@@ -206,7 +206,7 @@ class Run:
             rollout.turn_rewards,
             self._advantage,
         )
-        record |= turn_numbers(collected.trajectories)
+        record |= turn_numbers(collected.trajectories) | item.facts
         record["resampled_groups"] = len(groups_of(collected.trajectories)) - rollout.prompts_per_step
         rows = weighed(rows, collected.trajectories)
         record |= mismatch | await learner.train(rows, step)
@@ -214,7 +214,7 @@ class Run:
         sync_s = item.sync_s
         if self._stream is not None:
             self._stream.flow.trained()
-            record |= item.facts | token_staleness(rows, learner.version(step - 1))
+            record |= token_staleness(rows, learner.version(step - 1))
         if not ahead and self._evaluating is None:
             sync_s += await learner.refresh(step)
             if self._stream is not None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from swe_rl.agent.protocol import AgentResult
 from swe_rl.algo.row import Row
-from swe_rl.config.choices import Capture, KeepTraces
+from swe_rl.config.choices import Capture, InstanceChoice, KeepTraces
 from swe_rl.config.schema import Config
 from swe_rl.engine.watch import watched
 from swe_rl.env.instance import Instance
@@ -26,9 +26,10 @@ from swe_rl.logger.jsonl import iter_jsonl
 from swe_rl.report.resolved import headline, line_of
 from swe_rl.rollout.batch import count_tokens, eval_numbers
 from swe_rl.rollout.collect import NONE_KNOWN, Collected, Known, OnDone, require_few_failures, require_some_in_time
+from swe_rl.rollout.pass_rates import PassRates
 from swe_rl.rollout.profile import program_event
 from swe_rl.rollout.rows import Mismatch, retokenized_rows, traced_rows
-from swe_rl.rollout.sampler import PromptSampler, SamplerState, sampled
+from swe_rl.rollout.sampler import PromptSampler, SamplerState, observed, sampled
 from swe_rl.rollout.trajectory import EVALUATION, OUR_WORDS, Trajectory, TrajectoryId
 from swe_rl.run.session import Session
 from swe_rl.trainer.ranks.rows_file import keep, remove_left
@@ -82,7 +83,10 @@ class Rollouts:
     @cached_property
     def sampler(self) -> PromptSampler:
         """The order of the training instances. Raises UserError where there are too few for a step."""
-        return PromptSampler(len(self.instances), self._config.trainer.seed)
+        rollout, size, rates = self._config.rollout, len(self.instances), None
+        if rollout.instances is InstanceChoice.informative:
+            rates = PassRates(size, rollout.pass_rate_half_life_steps * rollout.prompts_per_step)
+        return PromptSampler(size, self._config.trainer.seed, rates)
 
     async def sample(self, step: int, sync_s: float) -> Sampled:
         """A step's, with the weights that the engines hold. Where it fails, the order of the instances is as before."""
@@ -97,10 +101,12 @@ class Rollouts:
             )
             require_few_failures(collected.trajectories, self._config.rollout)
             require_some_in_time(collected.trajectories, self._config.rollout)
+            indices = {instance.instance_id: index for index, instance in enumerate(self.instances)}
+            facts = observed(self.sampler, collected.trajectories, indices)
         except BaseException:
             self.sampler.restore(before)
             raise
-        return Sampled(collected, self.sampler.state(), {"generate_s": time.monotonic() - started_s}, sync_s)
+        return Sampled(collected, self.sampler.state(), {"generate_s": time.monotonic() - started_s}, sync_s, facts)
 
     async def _generate(self, instances: Sequence[Instance], step: int) -> Collected:
         config, session = self._config, self.session

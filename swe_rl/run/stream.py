@@ -4,7 +4,8 @@ Invariants:
 - A complete group is a file of the run's queue before anybody learns from it, and after all its traces are committed. A
   resumed run takes it from there; a group that is not complete is sampled again, under the same names.
 - A file stays until two checkpoints know its group as trained: a run may have to go back behind the newest one.
-- Group k has the names of step k // prompts + 1, whichever step trains it.
+- Group k has the names of step k // prompts + 1, whichever step trains it. With `rollout.instances=informative` its
+  instance depends on what was known when it began; a complete group keeps its own over a resume.
 - An evaluation goes on beside all of it, in the places of the rollouts, before any that begin later. The engines keep
   the weights that it names until it ends; what is trained meanwhile takes room in the flow, so that staleness stays
   bounded: at most `1 + ahead` steps are.
@@ -20,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from swe_rl.algo.row import Row
-from swe_rl.config.choices import DynamicSampling
+from swe_rl.config.choices import DynamicSampling, InstanceChoice
 from swe_rl.config.schema import Config
 from swe_rl.engine.protocol import Engine
 from swe_rl.engine.watch import watched
@@ -105,12 +106,20 @@ class Stream:
         """Goes back to where `step` left the order, or to the start; that order."""
         if order is not None:
             self._order.restore(order, step)
+        if self._config.rollout.instances is InstanceChoice.informative:
+            indices = {instance.instance_id: index for index, instance in enumerate(self._rollouts.instances)}
+            names = {number: group.trajectories[0].instance_id for number, group in self._whole().items()}
+            self._order.keep({number: indices[name] for number, name in names.items() if name in indices})
         return self._order.state([])
 
     def whole_groups(self) -> set[str]:
         """The ids of the groups whose traces a resumed run goes on with."""
-        groups = (self._queue.find(number) for number in self._queue.numbers())
-        return {trajectory.group_id for group in groups if group is not None for trajectory in group.trajectories}
+        return {trajectory.group_id for group in self._whole().values() for trajectory in group.trajectories}
+
+    def _whole(self) -> dict[int, Collected]:
+        """By number."""
+        groups = {number: self._queue.find(number) for number in self._queue.numbers()}
+        return {number: group for number, group in groups.items() if group is not None}
 
     @asynccontextmanager
     async def flowing(self, step: int) -> AsyncIterator[None]:
@@ -165,6 +174,7 @@ class Stream:
             "begun": _by_beginning(taken.collected.trajectories),
             "queued_groups": taken.queued,
             "open_groups": taken.under_way,
+            **taken.foreseen,
         }
         return Sampled(taken.collected, taken.order, times_s, 0.0, facts)
 

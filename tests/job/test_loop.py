@@ -348,8 +348,9 @@ async def test_without_a_trainer_nothing_is_learnt_or_saved(started):
     assert record["weight_version"] == 0 and "loss" not in record and run.folder.checkpoint_steps() == []
 
 
-async def test_rollouts_go_on_after_the_last_step_that_is_written(started):
-    options = ("trainer.steps=4", "job=rollout", "name=train")
+@pytest.mark.parametrize("instances", ["uniform", "informative"])
+async def test_rollouts_go_on_after_the_last_step_that_is_written(started, instances):
+    options = ("trainer.steps=4", "job=rollout", "name=train", f"rollout.instances={instances}")
     with started(*options, outputs="whole", trained=False) as whole:
         for _ in range(4):
             await whole.loop.one_step()
@@ -453,17 +454,19 @@ async def test_the_sampler_goes_back_when_a_step_fails(started):
         assert evals(run) == [0, 2]  # the first one once
 
 
-async def test_resume_computes_what_an_uninterrupted_run_would(started):
-    with started("trainer.steps=5", "trainer.eval_every_steps=3", outputs="whole") as whole:
+@pytest.mark.parametrize("instances", ["uniform", "informative"])
+async def test_resume_computes_what_an_uninterrupted_run_would(started, instances):
+    given = ("trainer.steps=5", "trainer.eval_every_steps=3", f"rollout.instances={instances}")
+    with started(*given, outputs="whole") as whole:
         await whole.loop.run()
         expected = weights(whole)
     with (
         pytest.raises(RunError),
-        started("trainer.steps=5", "trainer.eval_every_steps=3", fail_at=("train", 4, RunError("killed"))) as first,
+        started(*given, fail_at=("train", 4, RunError("killed"))) as first,
     ):
         await first.loop.run()
     assert [record["step"] for record in steps(first)] == [1, 2, 3] and first.folder.checkpoint_steps() == [2]
-    with started("trainer.steps=5", "trainer.eval_every_steps=3") as second:
+    with started(*given) as second:
         assert second.folder.path == first.folder.path and second.loop.step == 2
         assert [record["step"] for record in steps(second)] == [1, 2]
         assert not second.folder.trajectories(3).exists() and not second.folder.eval_trajectories(3).exists()
@@ -472,7 +475,10 @@ async def test_resume_computes_what_an_uninterrupted_run_would(started):
         await second.loop.run()
         assert same(weights(second), expected)
     ours, theirs = steps(second), steps(whole)
-    for key in ("step", "loss", "grad_norm", "entropy", "statuses", "avg_response_length"):
+    chosen = ("foreseen_groups", "pass_rate_expected", "pass_rate_seen", "pass_rate_error")
+    same_keys = ("step", "loss", "grad_norm", "entropy", "statuses", "avg_response_length", "signal_rate")
+    assert (ours[-1].get("foreseen_groups") or 0) > 0 or instances == "uniform"
+    for key in same_keys if instances == "uniform" else (*same_keys, *chosen):
         assert [record[key] for record in ours] == [record[key] for record in theirs]
     assert [one for one in second.rollouts.asked if one[0] == "train"] == [
         one for one in whole.rollouts.asked if one[0] == "train" and one[1] > 2

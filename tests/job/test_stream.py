@@ -76,9 +76,9 @@ async def test_the_instances_are_those_of_whole_steps(started):  # noqa: F811
     assert flowed == sorted(f"train.{step}.{name}" for step, name in asked)
 
 
-@pytest.mark.parametrize("at", [1, 2, 3, 5])
-async def test_a_run_that_broke_takes_what_was_complete_and_samples_the_rest_anew(started, at):  # noqa: F811
-    options = ("trainer.steps=6", "trainer.checkpoint_every_steps=1", STREAM)
+@pytest.mark.parametrize(("at", "instances"), [*((at, "uniform") for at in (1, 2, 3, 5)), (3, "informative")])
+async def test_a_run_that_broke_takes_what_was_complete_and_samples_the_rest_anew(started, at, instances):  # noqa: F811
+    options = ("trainer.steps=6", "trainer.checkpoint_every_steps=1", f"rollout.instances={instances}", STREAM)
     with pytest.raises(EngineError), started(*options, fail_at=("train", at, EngineError("gone"))) as first:
         await first.loop.run()
     queued = [path.name for path in sorted(first.folder.queue.glob("*.jsonl"))]
@@ -98,9 +98,10 @@ async def test_a_run_that_broke_takes_what_was_complete_and_samples_the_rest_ane
     assert queued or at <= 2  # those of the first two steps begin together
 
 
-async def test_a_run_that_goes_back_behind_the_newest_checkpoint_finds_its_groups(started):  # noqa: F811
+@pytest.mark.parametrize("instances", ["uniform", "informative"])
+async def test_a_run_that_goes_back_behind_the_newest_checkpoint_finds_its_groups(started, instances):  # noqa: F811
     """A torn checkpoint: the one before it knows groups as begun whose files must still be there."""
-    options = ("trainer.steps=6", "trainer.checkpoint_every_steps=2", STREAM)
+    options = ("trainer.steps=6", "trainer.checkpoint_every_steps=2", f"rollout.instances={instances}", STREAM)
     with pytest.raises(RunError), started(*options, fail_at=("train", 6, RunError("killed"))) as first:
         await first.loop.run()
     assert first.folder.checkpoint_steps() == [2, 4]
@@ -112,6 +113,8 @@ async def test_a_run_that_goes_back_behind_the_newest_checkpoint_finds_its_group
         whole(again, 6)
     early = {name for name in again.rollouts.attempted if TrajectoryId.parse(name).step <= 4}
     assert early == set()
+    if instances == "informative":
+        assert sum(record["foreseen_groups"] for record in steps(again)) > 0
 
 
 async def test_the_groups_of_a_step_that_is_not_recorded_are_trained_once(started):  # noqa: F811

@@ -98,6 +98,11 @@ def test_a_terminal_gets_broken_lines_and_the_log_whole_ones(caplog):
     assert "\n      length 410" in out.getvalue().replace("\r", "")
 
 
+def test_where_instances_are_chosen_the_line_says_what_it_brought():
+    assert "signal" not in step_line({**FULL, "signal_rate": 0.75}, 24, 65.4)
+    assert "  signal 75.0%  length" in step_line({**FULL, "signal_rate": 0.75, "foreseen_groups": 0}, 24, 65.4)
+
+
 def test_what_is_no_list_of_parts_is_left_as_it_is():
     for text in ("    x  " * 40, "a  b\n  c  " * 40, "w" * 200, ""):
         assert wrapped(text, 60) == text

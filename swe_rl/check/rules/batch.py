@@ -8,12 +8,12 @@ Invariants:
 
 from collections.abc import Iterator
 
-from swe_rl.check.findings import Finding, Host, about, between, error
-from swe_rl.config.choices import FOUND_BY_TRAINER, Advantage, ExtensionKind
+from swe_rl.check.findings import Finding, Host, about, between, error, warning
+from swe_rl.config.choices import FOUND_BY_TRAINER, Advantage, ExtensionKind, InstanceChoice
 from swe_rl.config.parts import Part
 from swe_rl.config.schema import Config
 from swe_rl.extension.find import is_foreign
-from swe_rl.plan.sizes import data_parallel, divisors, nearest_multiples, trajectories_per_mini_batch
+from swe_rl.plan.sizes import data_parallel, divisors, nearest_multiples, trained_instances, trajectories_per_mini_batch
 
 
 @about(Part.trainer)
@@ -26,6 +26,26 @@ def group_size(config: Config, _: Host) -> Iterator[Finding]:
             "rollout.n",
             "advantages compare the trajectories of one instance; with one of them every advantage is zero",
             "rollout.n=4",
+        )
+
+
+@about(Part.trainer)
+def informative_instances(config: Config, host: Host) -> Iterator[Finding]:
+    rollout, key, off = config.rollout, "rollout.instances", "rollout.instances=uniform"
+    if rollout.instances is not InstanceChoice.informative:
+        return
+    if config.algo.advantage in (Advantage.reinforce_pp, *FOUND_BY_TRAINER):
+        if not is_foreign(config, ExtensionKind.advantage):
+            words = f"algo={config.algo.name} compares nothing in a group: one that is solved throughout teaches, too"
+            yield warning("informative", key, words, off)
+        return
+    epoch = trained_instances(config.env, host.read_text) / max(1, rollout.prompts_per_step)
+    if epoch > 4 * rollout.pass_rate_half_life_steps:
+        yield warning(
+            "informative",
+            "rollout.pass_rate_half_life_steps",
+            f"an epoch takes {epoch:.0f} steps: what was seen of an instance has faded when it comes again",
+            f"rollout.pass_rate_half_life_steps={epoch:.0f}, or {off}",
         )
 
 
