@@ -150,7 +150,8 @@ class Prover:
             proof = await self._proof(instance, run, [run.trial("")])
         except InstanceError as error:
             unfit = _Run(instance, None, str(error), is_unfit=True)
-            if self._may_mend(instance, unfit) and await asyncio.to_thread(self._nearer, instance):
+            releases = await asyncio.to_thread(self._nearer, instance) if self._may_mend(instance, unfit) else ()
+            if releases:
                 return Unmended(instance, unfit, time.monotonic() - began_s)
             proof = self._refuted(instance, str(error), [])
         return _dated(proof, time.monotonic() - began_s)
