@@ -164,7 +164,7 @@ class _Imaged:
     def __init__(self, env: SweEnv, make: Callable[[Instance], object]) -> None:
         self._make, self._env = make, env
         self.grade, self.run_tests, self.released = env.grade, env.run_tests, env.released
-        self.environment_digest, self.digests = env.environment_digest, env.digests
+        self.environment_digest, self.digests, self.nearer = env.environment_digest, env.digests, env.nearer
 
     def workspace(self, instance: Instance) -> Workspace:
         """Raises InstanceError, BuildError."""

@@ -79,6 +79,7 @@ class Graded:
         monkeypatch.setattr(SweEnv, "workspace", workspace)
         monkeypatch.setattr(SweEnv, "grade", grade)
         monkeypatch.setattr(SweEnv, "released", lambda env, instance: None)
+        monkeypatch.setattr(SweEnv, "nearer", lambda env, instance: [])
 
 
 def test_sources_are_proven_and_one_that_cannot_be_made_does_not_stop_the_others(tmp_path, config, monkeypatch, capsys):

@@ -92,7 +92,7 @@ def is_played(trick: Trick, index: int) -> bool:
 
 
 async def play(
-    instance: Instance, workspaces: SourceWorkspaces, sandboxes: Any, only: str, whole: bool = False
+    instance: Instance, workspaces: SourceWorkspaces, sandboxes: Any, only: str, whole: bool, timeout_s: float
 ) -> list[dict[str, Any]]:
     workspace = workspaces.workspace(instance)
     assert workspace.path is not None
@@ -113,7 +113,7 @@ async def play(
             "name": trick.name,
         }
         try:
-            grade = await grade_by_swebench(instance, patch, workspace, sandboxes, TIMEOUT_S)
+            grade = await grade_by_swebench(instance, patch, workspace, sandboxes, timeout_s)
             line |= {"paid": grade.resolved, "findings": grade.findings, "restored": grade.restored[:5]}
             line |= {"fail_to_pass": sum(grade.fail_to_pass.values()), "s": round(grade.duration_s, 1)}
             line |= {"tests_s": round(grade.tests_s, 1), "log": grade.log_tail[-400:]}
@@ -152,6 +152,7 @@ async def main() -> None:
     parser.add_argument("--only", default="")
     parser.add_argument("--instances", nargs="*")
     parser.add_argument("--whole", action="store_true", help="every trick on every repository")
+    parser.add_argument("--timeout-s", type=float, default=TIMEOUT_S, help="for the tests of one patch")
     options = parser.parse_args()
     workspaces = SourceWorkspaces(options.cache)
     lines: list[dict[str, Any]] = []
@@ -161,7 +162,7 @@ async def main() -> None:
             for instance in map(complete, read_instances(options.rows)):
                 if options.instances and instance.instance_id not in options.instances:
                     continue
-                for line in await play(instance, workspaces, sandboxes, options.only, options.whole):
+                for line in await play(instance, workspaces, sandboxes, options.only, options.whole, options.timeout_s):
                     lines.append(line)
                     with options.out.open("a", encoding="utf-8") as file:
                         file.write(json.dumps(line) + "\n")

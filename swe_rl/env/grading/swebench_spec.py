@@ -126,7 +126,10 @@ def complete(instance: Instance) -> Instance:
 
 
 def _fits(instance: Instance, recipe: Recipe) -> bool:
-    """A repository that nobody knows is tested by pytest, as long as its tests are Python."""
+    """A repository that nobody knows is tested by pytest, as long as its tests are Python. Rows that make their tree
+    (`setup_script`) have a script already where one could be made."""
+    if instance.setup_script:
+        return False
     return recipe is not _OTHER or not instance.test_patch or any(name.endswith(".py") for name in directives(instance))
 
 

@@ -1,7 +1,7 @@
 """Ways to make an environment in which a gold patch passes, where the one that the row describes is not.
 
 A dated environment may be broken (a package of 2019 on a Python of 2021), its test runner may name tests otherwise than
-the row, or a package may be missing without which tests are skipped.
+the row, a package may be missing without which tests are skipped, or the row names a release far from the base commit.
 
 Invariants:
 - A way is a change of the row's column `source` and nothing else: with it the environment is made again anywhere.
@@ -11,7 +11,7 @@ Invariants:
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
@@ -19,7 +19,7 @@ from swe_rl.env.instance import Source
 from swe_rl.env.source_build.environment import INTERPRETERS_SETTLED
 from swe_rl.env.source_build.interpreter import find_prefix
 from swe_rl.env.source_build.program import BuildError
-from swe_rl.env.source_build.sdist import days_after
+from swe_rl.env.source_build.sdist import Release, days_after
 
 _DAYS_AFTER = (365, 7, 730)
 _PYTEST_COMMAND = "2016-12-31"  # pytest 3.0 of that year was the first with a command `pytest`
@@ -28,6 +28,7 @@ _OF_PYTEST = (
     *("pytest", "py", "pluggy", "attrs", "iniconfig", "packaging", "pyparsing", "toml", "tomli", "exceptiongroup"),
     *("importlib-metadata", "zipp", "atomicwrites", "more-itertools", "wcwidth", "pathlib2"),
 )
+_MAX_RELEASES = 3
 _OF_PYTHON = 2  # how many minor versions off another Python may be
 _NAMED = re.compile(
     r"(?:could not import|No module named|requires|needs|install|Missing|importorskip\()\s*[:`'\"]*([A-Za-z][\w.-]*)"
@@ -55,23 +56,55 @@ class Way:
     source: Source
 
 
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """What the gold patch left behind."""
+
+    log: str = ""
+    failing: int = 0  # tests that should pass, and do not
+    runs_pytest: bool = True
+    spoiled: Sequence[frozenset[str]] = ()  # packages that were added together and made more tests fail
+
+
 def ways(
     source: Source,
     released: datetime | None,
-    log: str,
-    *,
-    runs_pytest: bool = True,
-    spoiled: Sequence[frozenset[str]] = (),
+    failure: Failure,
+    nearer: Callable[[], Sequence[Release]] = tuple,
 ) -> Iterator[Way]:
-    """From `source`, whose gold patch failed with `log`; ways that change nothing are left out.
+    """From `source`, with which the gold patch failed; ways that change nothing are left out.
 
-    `spoiled`: packages that were added together and made more tests fail.
+    `nearer`: releases nearer to the base commit. They come first where more tests fail than were skipped, as no package
+    explains that.
     """
-    for packages in _groups(missing_packages(log, source), [group - set(source.optional) for group in spoiled]):
+    log = failure.log
+    explained = skipped_tests(log) >= failure.failing
+    if not explained:
+        yield from release_ways(source, nearer())
+    spoiled = [group - set(source.optional) for group in failure.spoiled]
+    for packages in _groups(missing_packages(log, source), spoiled):
         yield Way(f"with {', '.join(packages)}", replace(source, optional=(*source.optional, *packages)))
-    for way in _other_ways(source, released, runs_pytest):
+    if explained:
+        yield from release_ways(source, nearer())
+    for way in _other_ways(source, released, failure.runs_pytest):
         if way.source != source:
             yield way
+
+
+def release_ways(source: Source, nearer: Sequence[Release]) -> Iterator[Way]:
+    """The nearest ones, each with the newest Python up to the row's that had settled when it came out."""
+    for release in nearer[:_MAX_RELEASES]:
+        python = _python_of_days(source.python, release.released)
+        with_python = "" if python == source.python else f" on Python {python}"
+        way = replace(source, sdist=release.sdist, fix=release.fix, python=python)
+        if way != source:
+            yield Way(f"from {release.sdist}, nearer to the base commit{with_python}", way)
+
+
+def skipped_tests(log: str) -> int:
+    """How many tests the log says were skipped for want of something."""
+    folded = (_FOLDED.match(line) for line in _SKIPPED.findall(log))
+    return sum(int(tests[1]) if tests else 1 for tests in folded)
 
 
 def _groups(packages: Sequence[str], spoiled: Sequence[frozenset[str]]) -> Iterator[Sequence[str]]:
@@ -142,6 +175,12 @@ def _other_pythons(python: str, released: datetime | None) -> Sequence[str]:
     era = [(abs(other - minor), f"3.{other}") for other in range(minor - _OF_PYTHON, minor + _OF_PYTHON + 1)]
     latest = days_after(released, 365) or "9999"
     return [name for off, name in sorted(era) if off and _settled(name) <= latest and _is_here(name)]
+
+
+def _python_of_days(python: str, released: datetime | None) -> str:
+    latest, minor = days_after(released, 30) or "9999", int(python.partition(".")[2])
+    names = [f"3.{minor - off}" for off in range(_OF_PYTHON + 1)]
+    return next((name for name in names if _settled(name) <= latest and (name == python or _is_here(name))), python)
 
 
 def _settled(python: str) -> str:

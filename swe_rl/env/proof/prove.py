@@ -11,19 +11,21 @@ import asyncio
 import re
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
+from itertools import chain
 from typing import Protocol
 
 from swe_rl.env.instance import Instance, InstanceError, Source
 from swe_rl.env.patch import NOOP_PATCH
 from swe_rl.env.proof.measure import RUNS, Measured, measured
-from swe_rl.env.proof.mend import Way, wants_network, ways
+from swe_rl.env.proof.mend import Failure, Way, release_ways, wants_network, ways
 from swe_rl.env.proof.record import Proof, Trial
 from swe_rl.env.protocol import Grade, GradeError, NotStartedError, SuiteRun
 from swe_rl.env.source_build.program import BuildError
+from swe_rl.env.source_build.sdist import Release
 from swe_rl.errors import one_line
 from swe_rl.sandbox.protocol import SandboxError, SandboxProvider, Workspace
 
@@ -51,6 +53,10 @@ class Provable(Protocol):
         """When what its source names was made. Raises InstanceError, BuildError."""
         ...
 
+    def nearer(self, instance: Instance) -> Sequence[Release]:
+        """Other releases of its distribution that its patches fit, the nearest to the base commit first."""
+        ...
+
     def environment_digest(self, instance: Instance) -> str:
         """Of its packages, once they are there; empty for an image that is not made here."""
         ...
@@ -72,6 +78,7 @@ class _Run:
     grade: Grade | None
     error: str = ""
     unstarted: str | None = None  # what tests printed that do not start in this environment
+    is_unfit: bool = False  # its patches do not fit the release that its row names
 
     @property
     def resolved(self) -> bool:
@@ -123,6 +130,7 @@ class Prover:
     timeout_s: float
     mends: bool = True
     say: Callable[[str], None] = lambda _: None  # what is tried where gold fails
+    _releases: dict[Instance, Sequence[Release]] = field(default_factory=dict)
     _helped: dict[str, list[Way]] = field(default_factory=dict)  # by origin: what mended another instance
 
     async def prove(self, instance: Instance) -> Proof:
@@ -141,6 +149,10 @@ class Prover:
                 return Unmended(instance, run, time.monotonic() - began_s)
             proof = await self._proof(instance, run, [run.trial("")])
         except InstanceError as error:
+            unfit = _Run(instance, None, str(error), is_unfit=True)
+            releases = await asyncio.to_thread(self._nearer, instance) if self._may_mend(instance, unfit) else ()
+            if releases:
+                return Unmended(instance, unfit, time.monotonic() - began_s)
             proof = self._refuted(instance, str(error), [])
         return _dated(proof, time.monotonic() - began_s)
 
@@ -231,7 +243,7 @@ class Prover:
     def _may_mend(self, instance: Instance, run: _Run) -> bool:
         if not self.mends or instance.source is None or wants_network(run.log):
             return False
-        return _runs_pytest(instance) or not _all_passed(run.log)  # else the row names tests that there are not
+        return bool(instance.source.sdist) or not _names_others(run)
 
     async def _mended(self, instance: Instance, best: _Run, trials: list[Trial]) -> _Run:
         """Whatever brings it nearer is kept, and the next way starts from there."""
@@ -240,7 +252,7 @@ class Prover:
         while len(trials) < MAX_TRIALS and not best.resolved and time.monotonic() < until_s:
             if wants_network(best.log):
                 break  # as is seen only once its tests start
-            way = await asyncio.to_thread(self._next_way, best, tried, spoiled)
+            way = await asyncio.to_thread(self._next_way, instance, best, tried, spoiled)
             if way is None:
                 break
             tried.add(way.source)
@@ -250,21 +262,36 @@ class Prover:
             if run.rank > best.rank:
                 spoiled += _added(best.instance.source, way.source)
             best = run if run.rank < best.rank else best
-            if run.resolved and instance.source is not None:
+            if run.resolved and instance.source and instance.source.origin == way.source.origin:
                 self._helped.setdefault(instance.source.origin, []).insert(0, Way(_all_changes(trials), way.source))
         return best
 
-    def _next_way(self, best: _Run, tried: set[Source | None], spoiled: Sequence[frozenset[str]]) -> Way | None:
+    def _next_way(
+        self, instance: Instance, best: _Run, tried: set[Source | None], spoiled: Sequence[frozenset[str]]
+    ) -> Way | None:
         source = best.instance.source
         assert source is not None
         try:
             released = self.env.released(best.instance)
         except (InstanceError, BuildError):
             return None  # there is nothing to make an environment of
-        helped: Iterator[Way] = iter(self._helped.get(source.origin, []))
-        runs_pytest = _runs_pytest(best.instance)
-        candidates = [*helped, *ways(source, released, best.log, runs_pytest=runs_pytest, spoiled=spoiled)]
+        nearer = partial(self._nearer, instance)
+        if best.is_unfit or _names_others(best):
+            candidates = release_ways(source, nearer())
+        else:
+            failure = Failure(best.log, len(best.failing), _runs_pytest(best.instance), spoiled)
+            candidates = chain(self._helped.get(source.origin, []), ways(source, released, failure, nearer))
         return next((way for way in candidates if way.source not in tried), None)
+
+    def _nearer(self, instance: Instance) -> Sequence[Release]:
+        """Looked for once; none where the package index cannot be asked."""
+        if instance not in self._releases:
+            try:
+                self._releases[instance] = self.env.nearer(instance)
+            except (InstanceError, BuildError) as error:
+                self.say(f"{instance.instance_id}: nearer releases cannot be looked for: {one_line(str(error))}")
+                self._releases[instance] = ()
+        return self._releases[instance]
 
     async def _gold(self, instance: Instance) -> _Run:
         return await self._graded(instance, instance.patch)
@@ -304,6 +331,11 @@ def _all_changes(trials: Sequence[Trial]) -> str:
 def _runs_pytest(instance: Instance) -> bool:
     script = instance.eval_script.partition("Start Test Output")[2]
     return not script or bool(_PYTEST.search(script))
+
+
+def _names_others(run: _Run) -> bool:
+    """Its row names tests that there are not, and no other environment brings them about."""
+    return not _runs_pytest(run.instance) and _all_passed(run.log)
 
 
 def _all_passed(log: str) -> bool:

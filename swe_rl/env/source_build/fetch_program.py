@@ -5,7 +5,8 @@ and it is anybody's code. Here pip only finds the file and gets it, with its own
 certificates), its own cache and its own check of the file's hash.
 
 Usage: python -I fetch_program.py NAME VERSION FOLDER; the last line of its output is the file's name. Exit status 1:
-the index has no such source distribution.
+the index has no such source distribution. With NAME alone: the versions that have one, a line each, the oldest first;
+those that are no final release are left out.
 """
 
 import hashlib
@@ -19,7 +20,7 @@ BLOCK_BYTES = 1 << 20
 _SETTLED = ("PIP_NO_BINARY", "PIP_ONLY_BINARY", "PIP_NO_INDEX")  # of sandboxes or of a user's other work
 
 
-def main(name: str, version: str, folder: str) -> int:
+def main(name: str, version: str = "", folder: str = "") -> int:
     for variable in _SETTLED:
         os.environ.pop(variable, None)
     command = _module("pip._internal.commands").create_command("index")
@@ -27,6 +28,11 @@ def main(name: str, version: str, folder: str) -> int:
     with command.main_context(), command._build_session(options) as session:
         finder = command._build_package_finder(options=options, session=session, ignore_requires_python=True)
         candidates = finder.find_all_candidates(name)
+        if not version:
+            archives = {candidate.version for candidate in candidates if not candidate.link.is_wheel}
+            final = sorted(known for known in archives if not known.is_prerelease)
+            print("\n".join(str(known) for known in final))
+            return 0
         wanted = _module("pip._vendor.packaging.version").Version(version)
         links = [candidate.link for candidate in candidates if candidate.version == wanted]
         links = sorted((link for link in links if not link.is_wheel), key=lambda link: link.filename)

@@ -12,6 +12,8 @@ import sys
 import tarfile
 import tempfile
 import zipfile
+from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import cache
 from pathlib import Path
@@ -24,6 +26,15 @@ from swe_rl.sandbox.archive import unpack as unpack_tar
 _DOWNLOAD_S = 600.0
 ENDINGS = (".tar.gz", ".zip", ".tar.bz2", ".tgz")
 _EARLIEST = datetime(2005, 1, 1, tzinfo=UTC)  # older dates in an archive were made up for reproducible builds
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """One that an instance's patches fit. `fix`: as in a row's `source`."""
+
+    sdist: str
+    fix: str
+    released: datetime | None
 
 
 def fetch(sdist: str, cache: Path) -> Path:
@@ -46,6 +57,17 @@ def fetch(sdist: str, cache: Path) -> Path:
     if not archive:
         raise BuildError(f"the package index has {sdist}, but not as {' or '.join(ENDINGS)}")
     return archive
+
+
+@cache
+def versions_of(name: str) -> Sequence[str]:
+    """Final releases that have a source distribution, the oldest first; asked once in a process. Raises BuildError."""
+    out = run(
+        [_python_with_pip(), "-I", fetch_program.__file__, name],
+        what=f"the releases of {name} cannot be had from the package index",
+        timeout_s=_DOWNLOAD_S,
+    )
+    return tuple(line for line in out.splitlines() if line[:1].isdigit())
 
 
 def split_name(sdist: str) -> tuple[str, str]:

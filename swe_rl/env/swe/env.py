@@ -23,8 +23,9 @@ from swe_rl.env.source_build.build import SourceWorkspaces
 from swe_rl.env.source_build.environment import environment_key, facts_of
 from swe_rl.env.source_build.origin import origin_of
 from swe_rl.env.source_build.program import BuildError
+from swe_rl.env.source_build.releases import nearer_releases
 from swe_rl.env.source_build.repository import is_absent
-from swe_rl.env.source_build.sdist import fetched
+from swe_rl.env.source_build.sdist import Release, fetched
 from swe_rl.env.swe.read import read_split
 from swe_rl.env.swe.splits import DatasetEnv
 from swe_rl.sandbox.protocol import SandboxProvider, Workspace
@@ -153,6 +154,10 @@ class SweEnv(DatasetEnv):
     def released(self, instance: Instance) -> datetime | None:
         """When what its source names was made. Raises InstanceError, BuildError."""
         return origin_of(instance, self._sources_cache / "sdists").released()
+
+    def nearer(self, instance: Instance) -> Sequence[Release]:
+        """Releases that its patches fit, the nearest to the base commit first. Raises InstanceError, BuildError."""
+        return nearer_releases(instance, self._sources_cache / "sdists")
 
     def environment_digest(self, instance: Instance) -> str:
         """Of its packages, where the environment is made here and is there; else empty."""

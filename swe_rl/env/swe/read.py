@@ -40,11 +40,22 @@ def to_instance(record: Mapping[str, Any], where: str, image_template: str | Non
         return r2e_gym.to_instance(record, where)
     if swe_smith.is_row(record):
         return swe_smith.to_instance(record, where)
+    _refuse_multi_swe(record, where)
     instance = Instance.from_record(record, where)
     image = next((str(record[column]) for column in _IMAGE_COLUMNS if record.get(column)), "")
     if not image and image_template:
         image = image_of(image_template, instance.instance_id)
     return _with_script(with_script(replace(instance, image=image), record, where))
+
+
+def _refuse_multi_swe(record: Mapping[str, Any], where: str) -> None:
+    """Raises InstanceError."""
+    if "fix_patch" in record and "patch" not in record:
+        raise InstanceError(
+            f"{where}: a row of Multi-SWE-bench or Multi-SWE-RL (column fix_patch). How its tests are run is in its "
+            "images, and the readers of their logs are in its own harness, so it cannot be graded here; "
+            "env=swebench_multilingual has issues in nine languages"
+        )
 
 
 def _with_script(instance: Instance) -> Instance:
@@ -113,6 +124,8 @@ def _unusable(instance: Instance, max_tests: int, by_harness: bool) -> str:
         return "an empty problem_statement"
     if not instance.fail_to_pass and not (by_harness and instance.is_unmeasured):
         return "no FAIL_TO_PASS test"
+    if instance.setup_script and not instance.eval_script:
+        return "tests that are not Python, and no column eval_script that says how they are run"
     if 0 < max_tests < len(instance.fail_to_pass) + len(instance.pass_to_pass):
         return f"more than {max_tests} tests (env.max_tests)"
     return ""

@@ -89,7 +89,10 @@ def _setup_script(bug: str, base_commit: str) -> str:
 
 
 def _eval_script(tests: list[str]) -> str:
-    """The files of all tests; what the harness reads lies between its two marks."""
+    """The files of all tests; what the harness reads lies between its two marks. Empty for tests of another language:
+    their command and the reader of their log are in the program that made the data set, and in no column."""
+    if not all(test.split("::")[0].endswith(".py") for test in tests):
+        return ""
     files = " ".join(sorted({f"'{test.split('::')[0]}'" for test in tests}))
     return (
         "#!/bin/bash\nset -uxo pipefail\nsource /opt/miniconda3/bin/activate\nconda activate testbed\ncd /testbed\n"

@@ -200,6 +200,9 @@ class Folder:
     def released(self, instance):
         return datetime(2020, 1, 1, tzinfo=UTC)
 
+    def nearer(self, instance):
+        return []
+
     def environment_digest(self, instance):
         return ""
 

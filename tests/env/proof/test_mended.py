@@ -64,6 +64,9 @@ class Era:
     def released(self, instance):
         return datetime(2020, 1, 1, tzinfo=UTC)
 
+    def nearer(self, instance):
+        return []
+
     def environment_digest(self, instance):
         return "-".join(instance.source.optional)
 

@@ -13,11 +13,13 @@ from swe_rl.env.instance import Instance, InstanceError, Source
 from swe_rl.env.make import make_env
 from swe_rl.env.patch import NOOP_PATCH
 from swe_rl.env.proof import mend
-from swe_rl.env.proof.mend import missing_packages, ways
+from swe_rl.env.proof.mend import Failure, missing_packages, ways
 from swe_rl.env.proof.prove import MAX_TRIALS, Prover, UntriedError, prove_all, spread
 from swe_rl.env.proof.record import Proof, ProofBook, Standing, book_of, read_proofs
 from swe_rl.env.protocol import Grade, GradeError, NotStartedError
 from swe_rl.env.source_build.program import BuildError
+from swe_rl.env.source_build.releases import FORWARD
+from swe_rl.env.source_build.sdist import Release
 
 SOURCE = Source("b-1.0", "applies forward", "3.9")
 INSTANCE = Instance("a__b-1", "a/b", "c" * 40, "s", "GOLD", "t", ("x",), ("y",), source=SOURCE)
@@ -29,7 +31,7 @@ class Suite:
 
     def __init__(self, failing, log="", digest="packages"):
         self.failing, self.log, self.digest = failing, log, digest
-        self.graded, self.built = [], []
+        self.graded, self.built, self.releases, self.asked = [], [], [], []
 
     def workspace(self, instance):
         self.built.append(instance.source)
@@ -46,6 +48,12 @@ class Suite:
 
     def released(self, instance):
         return DATE
+
+    def nearer(self, instance):
+        self.asked.append(instance.instance_id)
+        if isinstance(self.releases, Exception):
+            raise self.releases
+        return self.releases
 
     def environment_digest(self, instance):
         return self.digest
@@ -178,18 +186,20 @@ def test_a_release_before_pytest_had_its_command_gets_one_that_has_it():
 
     A newer pytest needs its own packages of its own date: with `py` of 2014 there is none after 2.7.
     """
-    changes = [way.change for way in ways(SOURCE, datetime(2014, 12, 1, tzinfo=UTC), "pytest: command not found")]
+    changes = [
+        way.change for way in ways(SOURCE, datetime(2014, 12, 1, tzinfo=UTC), Failure("pytest: command not found"))
+    ]
     assert changes[:2] == ["with pytest of 2016-12-31", "with pytest of 2021-04-05"]
-    dated = next(iter(ways(SOURCE, datetime(2014, 12, 1, tzinfo=UTC), ""))).source.until_of
+    dated = next(iter(ways(SOURCE, datetime(2014, 12, 1, tzinfo=UTC), Failure("")))).source.until_of
     assert {"pytest=2016-12-31", "py=2016-12-31", "pluggy=2016-12-31", "attrs=2016-12-31"} <= set(dated)
     attrs = replace(SOURCE, sdist="attrs-18.0")  # whose tree is not to be replaced
-    assert not [name for name in next(iter(ways(attrs, DATE, ""))).source.until_of if name.startswith("attrs=")]
-    late = [way.change for way in ways(SOURCE, datetime(2023, 1, 1, tzinfo=UTC), "")]
+    assert not [name for name in next(iter(ways(attrs, DATE, Failure()))).source.until_of if name.startswith("attrs=")]
+    late = [way.change for way in ways(SOURCE, datetime(2023, 1, 1, tzinfo=UTC), Failure(""))]
     assert [change for change in late if "pytest" in change] == ["with pytest of 2023-12-31"]
 
 
 def test_every_way_changes_the_source_and_there_is_an_end():
-    tried = list(ways(SOURCE, DATE, "ModuleNotFoundError: No module named 'bs4'"))
+    tried = list(ways(SOURCE, DATE, Failure("ModuleNotFoundError: No module named 'bs4'")))
     assert [way.change for way in tried] == [
         "with beautifulsoup4",
         "with pytest of 2019-12-31",
@@ -201,7 +211,7 @@ def test_every_way_changes_the_source_and_there_is_an_end():
         "with packages until 2021-04-30",
     ]
     assert len({way.source for way in tried} | {SOURCE}) == len(tried) + 1
-    assert not [way for way in ways(SOURCE, DATE, "", runs_pytest=False) if "pytest" in way.change]
+    assert not [way for way in ways(SOURCE, DATE, Failure(runs_pytest=False)) if "pytest" in way.change]
     tests = Suite(lambda instance, patch: ["y"])
     proof = prove(tests)
     assert (
@@ -238,6 +248,64 @@ def test_a_row_that_names_tests_that_there_are_not_is_not_mended():
     proof = prove(Suite(lambda instance, patch: ["y"], "OK\n>>>>> Test Exit Code: 0\n"), row)
     assert not proof.proven and len(proof.trials) == 1
     assert "all tests pass, but 1 that its row names are not among them: y" in proof.reason
+
+
+NEARER = [Release(f"b-0.{number}", FORWARD, datetime(2018, 5, number, tzinfo=UTC)) for number in (9, 8, 7, 6)]
+
+
+def test_a_release_nearer_to_the_base_commit_is_tried_before_what_explains_nothing():
+    """xarray-4075: 870 tests that its row names are not in the tree of 0.17, and few were skipped."""
+
+    def failing(instance, patch):
+        return honest(instance, patch) if instance.source.sdist == "b-0.8" else ["y"]
+
+    tests = Suite(failing, "")
+    tests.releases = NEARER
+    prover = Prover(tests, None, 1, 60.0)
+    proof = asyncio.run(prover.prove(INSTANCE))
+    assert proof.proven and proof.source == {**SOURCE.to_record(), "sdist": "b-0.8", "python": "3.7"}
+    assert [trial.change for trial in proof.trials] == [
+        "",
+        "from b-0.9, nearer to the base commit on Python 3.7",
+        "from b-0.8, nearer to the base commit on Python 3.7",
+    ]
+    assert tests.asked == ["a__b-1"] and proof.made_of == "b-1.0"  # what the row says: so the proof holds for the row
+    assert proof.applied(INSTANCE).source.sdist == "b-0.8"
+    tests.releases = []
+    other = asyncio.run(prover.prove(replace(INSTANCE, instance_id="a__b-2")))  # whose patches may not fit b-0.8
+    assert not other.proven and not any("b-0.8" in trial.change for trial in other.trials)
+    never = Suite(lambda instance, patch: ["y"])
+    never.releases = NEARER
+    changes = [trial.change for trial in prove(never).trials]
+    assert sum("nearer" in change for change in changes) == 3 and "with Python 3.8" in changes
+
+
+def test_packages_come_first_where_as_many_tests_were_skipped_as_fail():
+    tests = Suite(
+        lambda instance, patch: honest(instance, patch) if instance.source.optional else ["y"],
+        "SKIPPED [1] x.py:1: requires dask\n",
+    )
+    tests.releases = NEARER
+    proof = prove(tests)
+    assert proof.proven and [trial.change for trial in proof.trials] == ["", "with dask"] and not tests.asked
+
+
+def test_a_row_whose_release_its_patches_do_not_fit_is_made_of_one_that_they_fit():
+    def failing(instance, patch):
+        if instance.source.sdist == "b-1.0":
+            return InstanceError("patch does not fit b-1.0")
+        return honest(instance, patch)
+
+    tests = Suite(failing)
+    tests.releases = NEARER
+    proof = prove(tests)
+    assert proof.proven and proof.source["sdist"] == "b-0.9"
+    assert [trial.failing for trial in proof.trials] == [-1, 0]
+    tests.releases = BuildError("no index")
+    said = []
+    lost = asyncio.run(Prover(tests, None, 1, 60.0, say=said.append).prove(INSTANCE))
+    assert lost.reason == "patch does not fit b-1.0" and not lost.is_verdict
+    assert said == ["a__b-1: nearer releases cannot be looked for: no index"]
 
 
 def test_what_cannot_be_made_is_said_and_a_sandbox_that_fails_says_nothing():

@@ -232,6 +232,44 @@ def test_rows_that_nobody_can_judge_are_left_out_by_name(rebench, live, tmp_path
     assert len(kept.instances) == 3  # another grader judges by other means
 
 
+BUG = "diff --git a/add.go b/add.go\n--- a/add.go\n+++ b/add.go\n@@ -1 +1 @@\n-return a + b\n+return a - b\n"
+SMITH = {
+    "instance_id": "calc__calc.0123abcd.func_pm_op_swap__1",
+    "repo": "swesmith/calc__calc.0123abcd",
+    "image_name": "jyangballin/swesmith.x86_64.calc_1776_calc.0123abcd",
+    "patch": BUG,
+    "problem_statement": "add() subtracts.",
+}
+
+
+@pytest.mark.parametrize("name", ["jsonl", "swe_smith"])
+def test_rows_of_swe_smith_in_other_languages_are_left_out_by_name(tmp_path, name):
+    """As SWE-bench/SWE-smith-go has them: pytest would find nothing there, and every gold patch would fail."""
+    go = SMITH | {"FAIL_TO_PASS": ["TestAdd"], "PASS_TO_PASS": ["TestZero"]}
+    python = SMITH | {"instance_id": "b", "FAIL_TO_PASS": ["tests/test_a.py::test_add"], "PASS_TO_PASS": []}
+    script = go | {"instance_id": "c", "eval_script": "go test ./...", "log_parser": "parse_log_gotest"}
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in (go, python, script)))
+    config = option(name, path)
+    read = read_split(config.env, config.env.split)
+    assert [instance.instance_id for instance in read.instances] == ["b", "c"]
+    reason = "tests that are not Python, and no column eval_script that says how they are run"
+    assert read.dropped == {reason: [SMITH["instance_id"]]}
+
+
+def test_rows_of_multi_swe_are_refused_with_a_way_out(tmp_path):
+    """As ByteDance-Seed/Multi-SWE-RL has them."""
+    row = {"org": "calc", "repo": "calc", "number": 1, "title": "add", "body": "", "base": {"sha": "0" * 40}}
+    row |= {"fix_patch": BUG, "test_patch": BUG, "f2p_tests": {"name": ["TestAdd"]}, "instance_id": "calc__calc-1"}
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps(row) + "\n")
+    config = option("jsonl", path)
+    with pytest.raises(
+        InstanceError, match=r"rows.jsonl.*a row of Multi-SWE-bench or Multi-SWE-RL.*env=swebench_multil"
+    ):
+        read_split(config.env, config.env.split)
+
+
 def test_the_readers_are_the_harness_s():
     parsers = pytest.importorskip("swebench.harness.log_parsers", reason="needs the extra swebench")
     assert frozenset(parsers.PARSER_REGISTRY) == LOG_PARSERS
