@@ -8,6 +8,8 @@ from swe_rl.env.cheating.attempts import cheating_attempts
 from swe_rl.env.grading.eval_script import grade_by_eval_script
 from swe_rl.env.grading.swebench import grade_by_swebench
 
+pytestmark = pytest.mark.slow  # what it adds to a few of the witness's is a minute of a core
+
 pytest.importorskip("swebench", reason="needs the extra swebench")
 SOURCE = "def add(a, b):\n    return a - b\n\n\ndef twice(a):\n    return 2 * a\n"
 CODE = "victim/__init__.py"

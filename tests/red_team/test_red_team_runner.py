@@ -4,6 +4,8 @@ import pytest
 
 from swe_rl.env.grading.pytest import grade_by_pytest
 
+pytestmark = pytest.mark.slow  # what it adds to a few of the witness's is a minute of a core
+
 SOURCE = "def add(a, b):\n    return a - b\n\n\ndef twice(a):\n    return 2 * a\n"
 CODE = "victim/__init__.py"
 SUMMARY = (
