@@ -47,7 +47,7 @@ class RankTrainer(Trainer):
 
     def send_weights(self, pipe: Any) -> None:
         """To the ranks' driver; see `hand_over`."""
-        dtype = torch.float32 if self.sends_adapter else hand_over.exchange_type(self._mesh)
+        dtype = torch.float32 if self.sends_adapter else None
         hand_over.send_weights(self._beating_weights, self._mesh, pipe, dtype)
 
     def write_weights(self, folder: Path, twice: Mapping[str, str]) -> None:

@@ -123,7 +123,7 @@ async def test_a_folder_of_an_adapter(tmp_path, source, model):
 
 
 async def test_a_server_takes_adapters_under_new_names(tmp_path, source, model):
-    async with FakeVllm(FakeSettings()) as fake:
+    async with FakeVllm(FakeSettings(adapters=True)) as fake:
         folders = WeightFolders(tmp_path / "root", source, adapter=AdapterShape(2, 8))
         needs = Needs("policy", 64, True)
         engine = HttpEngine(HttpClient(fake.url), needs, name="engine0", max_num_seqs=1, weights=folders)
@@ -143,7 +143,7 @@ async def test_a_server_takes_adapters_under_new_names(tmp_path, source, model):
 
 
 async def test_a_server_without_adapters_is_named(tmp_path, source, model):
-    async with FakeVllm(FakeSettings(adapters=False)) as fake:
+    async with FakeVllm(FakeSettings()) as fake:
         folders = WeightFolders(tmp_path / "root", source, adapter=AdapterShape(2, 8))
         needs = Needs("policy", 64, True)
         engine = HttpEngine(HttpClient(fake.url), needs, name="engine0", max_num_seqs=1, weights=folders)

@@ -63,8 +63,8 @@ async def test_the_own_shm_counts_and_is_bounded(by_looking: None, make: Provide
 
 @pytest.mark.slow
 async def test_shared_pages_count_once(by_looking: None, make: ProviderFactory, isolation, workspace: Workspace):
-    """Eight processes of 30 MB, all but a little of it one and the same."""
-    sandbox = await make(isolation, memory_gb=0.125).create(workspace, owner="x")
+    """Eight processes of 30 MB, nearly all of it the same pages. They are read one by one while more are forked."""
+    sandbox = await make(isolation, memory_gb=0.2).create(workspace, owner="x")
     code = (
         "import os, time\nheld = bytearray(30 << 20)\n"
         "for _ in range(7):\n    if not os.fork():\n        time.sleep(4); os._exit(0)\n"

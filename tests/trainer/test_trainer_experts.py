@@ -207,7 +207,7 @@ def test_an_adapter_is_on_attention_alone(saved_mixture, mesh, rank_cases, tmp_p
     for name, tensor in load_file(tmp_path / "out" / "model.safetensors").items():
         torch.testing.assert_close(tensor, merged[name], rtol=0, atol=1e-5)
     told = json.loads((tmp_path / "out" / "adapter" / "adapter_config.json").read_text())
-    assert told["target_modules"] == ["q_proj", "k_proj", "v_proj", "o_proj"]
+    assert told["target_modules"] == ["k_proj", "o_proj", "q_proj", "v_proj"]
 
 
 def test_experts_without_tokens_have_a_gradient_of_zeros():

@@ -35,7 +35,7 @@ class FakeSettings:
     processed: bool = True
     experts: tuple[int, int, int] = (2, 2, 4)  # layers, of a token, in all
     routes: bool = False  # replies tell them
-    adapters: bool = True  # of a program: with --enable-lora, and where the environment allows new ones
+    adapters: bool = False  # of a program: with --enable-lora, and where the environment allows new ones
     sleep_mode: bool = True  # of a program: with --enable-sleep-mode
     start_log: str = ""  # printed before anything else
     die_at_start: int = 0  # status to end with after `start_log`; 0: go on

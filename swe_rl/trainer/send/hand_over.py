@@ -70,11 +70,11 @@ def exchange_type(mesh: Mesh) -> torch.dtype:
     return torch.bfloat16 if mesh.device.type == "cuda" else torch.float32
 
 
-def send_weights(weights: Mapping[str, Tensor], mesh: Mesh, pipe: Any, dtype: torch.dtype) -> None:
+def send_weights(weights: Mapping[str, Tensor], mesh: Mesh, pipe: Any, dtype: torch.dtype | None = None) -> None:
     """Rank 0 sends ("bucket", headers) and then the bytes of each tensor, until all are through."""
     bucket: list[tuple[Header, Tensor]] = []
     filled = 0
-    for name, tensor in gathered(weights, dtype):
+    for name, tensor in gathered(weights, dtype or exchange_type(mesh)):
         if mesh.rank != 0:
             continue
         there = tensor.cpu().contiguous()
