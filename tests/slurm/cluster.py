@@ -185,7 +185,7 @@ class Cluster:
 
     def start_now(self, job_id: str) -> None:
         """A requeued job waits two minutes on purpose, here six seconds; this ends the wait."""
-        self.run("scontrol", "update", f"jobid={job_id}", "starttime=now", check=False)
+        self.run("scontrol", "update", f"jobid={job_id}", "starttime=now+2", check=False)
 
     def wait_for_state(self, job_id: str, *states: str, timeout_s: float = 60.0) -> str:
         self.wait_until(lambda: self.state(job_id) in states, f"job {job_id} to be {' or '.join(states)}", timeout_s)
