@@ -8,7 +8,7 @@ Invariants:
 import gc
 import sys
 
-from swe_rl.host.terminal import outlive_readers, shown
+from swe_rl.host.terminal import outlive_readers, shown, width
 
 
 def main() -> int:
@@ -45,13 +45,13 @@ def _help(arguments: list[str]) -> int:
     from argparse import ArgumentError, ArgumentParser
     from pathlib import Path
 
-    from swe_rl.cli.help import help_text
+    from swe_rl.cli.help import COLUMNS, help_text
     from swe_rl.errors import UserError
 
     parser = ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     parser.add_argument("--config-dir", "-cd", type=Path)
     try:
-        print(help_text(parser.parse_known_args(arguments)[0].config_dir))
+        print(help_text(parser.parse_known_args(arguments)[0].config_dir, width(sys.stdout, COLUMNS)))
     except (ArgumentError, UserError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -208,6 +208,14 @@ def test_help_lists_every_option_and_the_default_first():
     assert default_choices().keys() == {group for group, _ in OPTIONS} - {"experiment", "sweep", "hydra/launcher"}
 
 
+@pytest.mark.parametrize("columns", [60, 80, 120])
+def test_help_fits_the_terminal_and_loses_nothing(columns):
+    text = help_text(columns=columns)
+    assert max(map(len, text.splitlines())) <= max(columns, 82)  # the longest command of an example stays whole
+    assert sum(len(line) > columns for line in text.splitlines()) <= 1
+    assert text.split() == help_text().split()
+
+
 def test_conf_is_found_beside_the_package_and_inside_it(tmp_path, monkeypatch):
     from swe_rl.config import folders
 
