@@ -4,6 +4,7 @@ import os
 import shlex
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -125,6 +126,45 @@ def test_a_failing_lane_fails_the_run_and_the_lanes_after_it_run(project):
         ),
         "gpu": ("0", "0", "1", ""),
     }
+
+
+BESIDE = """
+import pathlib, pytest, time
+here = pathlib.Path(__file__)
+def meet(mine, other):
+    here.with_name(mine).touch()
+    until = time.monotonic() + 60
+    while not here.with_name(other).exists():
+        assert time.monotonic() < until, "they do not run side by side"
+        time.sleep(0.05)
+@pytest.mark.docker
+def test_docker():
+    meet("docker", "vllm")
+    raise AssertionError("wrong")
+@pytest.mark.vllm
+def test_vllm():
+    meet("vllm", "docker")
+"""
+
+
+def test_lanes_of_one_process_run_side_by_side_and_keep_their_rows_and_failures_apart(project):
+    ini = project / "pytest.ini"
+    ini.write_text(ini.read_text(encoding="utf-8") + " docker\n", encoding="utf-8")
+    ready = NOTHING_INSTALLED + "lane_lacks() { :; }\n"
+    done = run_tests(project, BESIDE, f"{ready} main docker vllm")
+    assert done.returncode == 1, done.stdout + done.stderr
+    passed_alone = "0 of 1 passed alone only: test_it.py::test_docker"
+    assert table(done) == {"docker": ("0", "1", "0", passed_alone), "vllm": ("1", "0", "0", "")}
+    assert done.stdout.index("== docker: pytest's closing line") < done.stdout.index("== vllm: ")
+
+
+def test_what_runs_in_the_background_ends_with_the_script(project):
+    done = run_tests(project, "", 'begin log sleep 977; echo "${JOBS[0]}"; exit 3')
+    assert done.returncode == 3
+    with pytest.raises(ProcessLookupError):
+        for _ in range(100):
+            os.kill(int(done.stdout), 0)
+            time.sleep(0.05)
 
 
 def test_lanes_that_pass_or_are_skipped_pass(project):
