@@ -7,6 +7,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import yaml
 
 from swe_rl.config.choices import JobName
 from swe_rl.config.compose import compose
@@ -18,11 +19,12 @@ from swe_rl.rollout.trajectory import Status
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
-PAGES = [README, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [README, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
 GROUPS = {field.name for field in dataclasses.fields(Config) if field.name != "name"}
 FILE_ENDINGS = ("json", "jsonl", "yaml", "html", "safetensors", "py", "md", "svg")
 ABSENT = "°"  # composes, but cannot run yet
 LARGEST_TEXT_BYTES = 2_000_000
+MOST_WORDS = 1_500  # of a page; those of the part Reference are looked up, and may be longer
 
 
 def names(pages):
@@ -142,6 +144,44 @@ def test_links_resolve(page):
         assert linked.exists(), target
         headings = re.findall(r"^#+ (.+)$", linked.read_text(), re.MULTILINE) if anchor else []
         assert not anchor or anchor in {re.sub(r"[^\w -]", "", one.lower()).replace(" ", "-") for one in headings}
+
+
+def pages_of(nav):
+    """Of a list of mkdocs.yml, the parts in it included."""
+    for entry in nav:
+        for value in entry.values():
+            yield from [value] if isinstance(value, str) else pages_of(value)
+
+
+def parts_of_the_site():
+    nav = yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]
+    return {part: list(pages_of(pages)) for entry in nav for part, pages in entry.items() if isinstance(pages, list)}
+
+
+def words(page):
+    return len(re.findall(r"\S*\w\S*", page.read_text()))
+
+
+def test_each_page_is_in_one_part_of_the_site():
+    pages = [page for part in parts_of_the_site().values() for page in part]
+    made = {"contributing.md", "changes.md", "reference/keys.md"}  # by docs/site.py
+    there = {str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs").rglob("*.md")}
+    assert sorted(pages) == sorted(there | made)
+
+
+def test_no_page_is_long_but_those_of_the_reference():
+    pages = [page for part, members in parts_of_the_site().items() if part != "Reference" for page in members]
+    long = {page: words(path) for page in pages if (path := ROOT / "docs" / page).is_file()}
+    assert {page: number for page, number in long.items() if number > MOST_WORDS} == {}
+
+
+def test_each_measurement_has_a_date():
+    undated = []
+    for page in sorted((ROOT / "docs" / "benchmarks").glob("*.md")):
+        for entry in re.split(r"^## ", page.read_text(), flags=re.MULTILINE)[1:]:
+            if not re.search(r"2026-\d\d-\d\d", entry):
+                undated.append(f"{page.name}: {entry.splitlines()[0]}")
+    assert not undated, "\n".join(undated)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=names(PAGES))

@@ -1,4 +1,4 @@
-"""Every command of docs/slurm.md is typed here, in the page's order, in one folder, against a real SLURM."""
+"""Every command of the pages on SLURM is typed here, in their order, in one folder, against a real SLURM."""
 
 import os
 import re
@@ -14,8 +14,9 @@ from tests.slurm.cluster import Cluster
 from tests.slurm.sweep import HOME
 
 pytestmark = pytest.mark.slurm
-PAGE = HOME / "docs" / "slurm.md"
-BLOCKS = re.findall(r"^```bash\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+PAGES = ("slurm", "slurm_sandboxes", "slurm_survival", "slurm_nodes")
+TEXT = "\n".join((HOME / "docs" / f"{page}.md").read_text() for page in PAGES)
+BLOCKS = re.findall(r"^```bash\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
 SMALL = ("trainer.steps=2", "rollout.prompts_per_step=1", "rollout.n=2", "hardware.cpus_per_node=1")
 STARTS = ("job.detach=true", "hydra.launcher.partition=cpu")  # of a command that starts jobs of the tiny model
 
