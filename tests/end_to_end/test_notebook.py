@@ -14,7 +14,9 @@ def cells():
 
 
 def test_it_has_no_output_and_no_count():
-    assert [cell for cell in cells() if cell["cell_type"] == "code" and (cell["outputs"] or cell["execution_count"])] == []
+    assert [
+        cell for cell in cells() if cell["cell_type"] == "code" and (cell["outputs"] or cell["execution_count"])
+    ] == []
 
 
 @pytest.mark.slow
