@@ -1,7 +1,7 @@
 """The tutorials: every command composes; each page is typed from top to bottom, but for what names a need.
 
-A block of commands under `<!-- needs: WHAT -->` needs what a test's machine may lack. Blocks of a page share one shell and
-one folder. Pages on SLURM are typed in tests/slurm.
+A block of commands under `<!-- needs: WHAT -->` needs what a test's machine may lack. Blocks of a page share one shell
+and one folder. Pages on SLURM are typed in tests/slurm.
 """
 
 import os

@@ -133,10 +133,11 @@ def _renamed(text: str, kind: str, name: str) -> str:
 
 
 def _next_steps(target: Path, kind: str, name: str) -> str:
+    python, chosen = python_command(), f"--config-dir {target}/conf job.code=[{target}] {kind}={name}"
     return "\n".join(
         [
             f"{target}: {name}.py is yours to change; README.md has every command.",
-            f"test it:  {python_command()} -m pytest {target}",
-            f"check it: {python_command()} -m swe_rl --config-dir {target}/conf job.code=[{target}] {kind}={name} job=check",
+            f"test it:  {python} -m pytest {target}",
+            f"check it: {python} -m swe_rl {chosen} job=check",
         ]
     )

@@ -14,9 +14,8 @@ def cells():
 
 
 def test_it_has_no_output_and_no_count():
-    assert [
-        cell for cell in cells() if cell["cell_type"] == "code" and (cell["outputs"] or cell["execution_count"])
-    ] == []
+    code = [cell for cell in cells() if cell["cell_type"] == "code"]
+    assert code and not any(cell["outputs"] or cell["execution_count"] for cell in code)
 
 
 @pytest.mark.slow
