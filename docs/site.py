@@ -21,6 +21,7 @@ from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = {"README.md": "index.md", "CHANGELOG.md": "changes.md", "CONTRIBUTING.md": "contributing.md"}
+_DATE = re.compile(r"\| (\d{4}-\d\d-\d\d) \|")  # in a cell of its own: a narrow column would break it
 _LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s]+)\)")
 
 
@@ -33,7 +34,8 @@ def on_files(files: Files, *, config: MkDocsConfig) -> Files:
 
 def on_page_markdown(markdown: str, *, page: Page, **_: Any) -> str:
     folder = posixpath.dirname(page.file.src_uri)
-    return _LINK.sub(lambda link: _inside(link, folder), markdown)
+    whole = _DATE.sub(r'| <span class="date">\1</span> |', markdown)
+    return _LINK.sub(lambda link: _inside(link, folder), whole)
 
 
 def _moved(text: str) -> str:
