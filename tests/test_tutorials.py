@@ -63,6 +63,7 @@ def test_every_command_composes(page):
 
 
 @pytest.mark.long
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("page", TYPED)
 def test_it_is_typed_from_top_to_bottom(page, tmp_path):
     program = tmp_path / "bin" / "python"
