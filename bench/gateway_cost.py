@@ -234,7 +234,7 @@ def table(sizes: Sequence[Size], costs_ms: dict[tuple[Size, str], list[float]]) 
 
 def parse(words: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Processor time a call.")
-    parser.add_argument("--tokens", type=int, nargs="+", help="default: the table of docs/benchmarks.md")
+    parser.add_argument("--tokens", type=int, nargs="+", help="default: the table of docs/benchmarks/gateway_cost.md")
     parser.add_argument("--turns", type=int, nargs="+", default=[100])
     parser.add_argument("--calls", type=int, default=40)
     parser.add_argument("--repeats", type=int, default=3)

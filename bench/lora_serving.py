@@ -6,7 +6,7 @@ The embedded engine samples replies to issues from the tiny model, and the train
 50 updates the trainer's log-probabilities of those tokens are compared with those of two engines whose weights are
 bfloat16: one has the merged model, the other the base and the adapter. Everything is computed in float32, so nothing
 but the rounding of weights differs. `lost`: how far the engine is from the trainer, as a share of how far the updates
-have moved the trainer. It prints a table for docs/benchmarks.md.
+have moved the trainer. It prints the table of docs/lora.md.
 """
 
 import argparse

@@ -4,7 +4,7 @@
 
 The embedded engine samples replies to issues from the tiny mixture. A copy of it in bfloat16 stands for an engine on a
 GPU: it says how likely the tokens are and which experts they go to. The trainer, in float32, makes a step of it, once
-with `trainer.routing_replay=measure` and once with `replay`. It prints a table for docs/benchmarks.md.
+with `trainer.routing_replay=measure` and once with `replay`. It prints a table for docs/benchmarks/learning.md.
 """
 
 import argparse

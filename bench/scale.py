@@ -4,7 +4,7 @@
     python -m bench.scale --nodes 16 --trajectories 2500
 
 One node's share of the run is simulated with groups that flow, in each division of its GPUs, and counted as often as
-there are nodes. What it costs the driver is arithmetic over the figures below, which docs/benchmarks.md has measured.
+there are nodes. What it costs the driver is arithmetic over the figures below, which docs/benchmarks/ has measured.
 """
 
 import argparse
@@ -21,8 +21,8 @@ from swe_rl.router.simulation.balance import capacity_of, limits_of, router_of, 
 from swe_rl.router.simulation.training import Schedule, TrainingOutcome, Way, simulate_training
 from swe_rl.router.simulation.workload import MINI_SWE, WorkloadParameters, draw, mean_context_tokens
 
-# docs/benchmarks.md, "What a call costs by its size": tokens of the conversation, milliseconds of processor time of the
-# gateway's process with HTTP and SQLite.
+# docs/benchmarks/gateway_cost.md, "What a call costs by its size": tokens of the conversation, milliseconds of
+# processor time of the gateway's process with HTTP and SQLite.
 CALL_MS = ((1_024, 1.25), (8_192, 1.37), (16_384, 1.54), (65_536, 1.55), (122_880, 1.99))
 ROUTER_MS = 0.039  # "Routers": a decision with 10,000 programs, at most
 EVENTS_PER_CALL = 2  # of the router: a request comes, and is answered

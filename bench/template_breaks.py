@@ -5,7 +5,7 @@
 A turn breaks when its prompt does not start with the prompt before it plus what was sampled. `stock` renders the
 client's messages anew each turn, as a server of chat completions does (compared as text: ids differ at least where text
 does); `ours` is the gateway's session on token ids. Clients hand back messages as they were answered, reasoning too.
-Prints the table of docs/tokens.md.
+Prints the table of docs/templates.md.
 
 Invariants:
 - What is sampled is the text of bench/conversations.py; nothing is measured on other words than those.

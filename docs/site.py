@@ -7,6 +7,7 @@ Invariants:
 """
 
 import json
+import posixpath
 import re
 import sys
 from collections.abc import Iterator
@@ -16,9 +17,11 @@ from typing import Any
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = {"README.md": "index.md", "CHANGELOG.md": "changes.md", "CONTRIBUTING.md": "contributing.md"}
+_DATE = re.compile(r"\| (\d{4}-\d\d-\d\d) \|")  # in a cell of its own: a narrow column would break it
 _LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s]+)\)")
 
 
@@ -29,8 +32,10 @@ def on_files(files: Files, *, config: MkDocsConfig) -> Files:
     return files
 
 
-def on_page_markdown(markdown: str, **_: Any) -> str:
-    return _LINK.sub(_inside, markdown)
+def on_page_markdown(markdown: str, *, page: Page, **_: Any) -> str:
+    folder = posixpath.dirname(page.file.src_uri)
+    whole = _DATE.sub(r'| <span class="date">\1</span> |', markdown)
+    return _LINK.sub(lambda link: _inside(link, folder), whole)
 
 
 def _moved(text: str) -> str:
@@ -38,14 +43,16 @@ def _moved(text: str) -> str:
     return _LINK.sub(lambda link: link[0].replace("](docs/", "]("), text)
 
 
-def _inside(link: re.Match[str]) -> str:
-    """As it is, or the words alone where it leads to what is no page."""
+def _inside(link: re.Match[str], folder: str) -> str:
+    """As it is, or the words alone where it leads to what is no page. `folder`: of the page, below docs/."""
     target = link[3].partition("#")[0]
-    name = PAGES.get(target.removeprefix("../"))
+    if not target or "://" in target:
+        return link[0]
+    path = posixpath.normpath(posixpath.join(folder, target))
+    name = PAGES.get(path.removeprefix("../"))
     if name:
-        return link[0].replace(target, name)
-    outside = target.startswith("../") or (target and "://" not in target and "." not in Path(target).name)
-    return link[2] if outside or target in ("LICENSE", "SECURITY.md", "examples/") else link[0]
+        return link[0].replace(target, posixpath.relpath(name, folder or "."))
+    return link[2] if path.startswith("../") or not (ROOT / "docs" / path).is_file() else link[0]
 
 
 def _keys() -> Iterator[str]:

@@ -52,8 +52,19 @@ def install_command(extras: Iterable[str], pip: str, requirements: Sequence[str]
 
 def pip_command() -> str:
     """This Python's pip, as it can be typed here: `pip` alone where PATH finds that one first."""
-    program, python = shutil.which("pip"), Path(sys.executable)
-    if program is not None and Path(program).parent == python.parent:
-        return "pip"
-    short = os.path.relpath(python) if python.is_relative_to(Path.cwd()) else str(python)
-    return f"{shlex.quote(short)} -m pip"
+    return "pip" if _is_found_first("pip") else f"{_typed_python()} -m pip"
+
+
+def python_command() -> str:
+    """This Python, as it can be typed here: `python` alone where PATH finds that one first."""
+    return "python" if _is_found_first("python") else _typed_python()
+
+
+def _is_found_first(name: str) -> bool:
+    program = shutil.which(name)
+    return program is not None and Path(program).parent == Path(sys.executable).parent
+
+
+def _typed_python() -> str:
+    python = Path(sys.executable)
+    return shlex.quote(os.path.relpath(python) if python.is_relative_to(Path.cwd()) else str(python))

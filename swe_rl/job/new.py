@@ -26,7 +26,7 @@ from swe_rl.env.source_build.repository import cloned, is_address
 from swe_rl.env.swe.env import sources_folder
 from swe_rl.errors import UserError
 from swe_rl.extension.code import is_taken
-from swe_rl.host.packages import pip_command
+from swe_rl.host.packages import python_command
 from swe_rl.logger.disk import write_text_atomic
 from swe_rl.run.components import cache_folder
 
@@ -133,10 +133,11 @@ def _renamed(text: str, kind: str, name: str) -> str:
 
 
 def _next_steps(target: Path, kind: str, name: str) -> str:
+    python, chosen = python_command(), f"--config-dir {target}/conf job.code=[{target}] {kind}={name}"
     return "\n".join(
         [
             f"{target}: {name}.py is yours to change; README.md has every command.",
-            f"test it:  {pip_command().removesuffix('-m pip').strip()} -m pytest {target}",
-            f"check it: python -m swe_rl --config-dir {target}/conf job.code=[{target}] {kind}={name} job=check",
+            f"test it:  {python} -m pytest {target}",
+            f"check it: {python} -m swe_rl {chosen} job=check",
         ]
     )

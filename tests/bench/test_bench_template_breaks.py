@@ -9,7 +9,7 @@ from bench.template_breaks import MODES, Breaks, measure, ours_breaks, stock_bre
 from swe_rl.model.chat import template_text
 from swe_rl.model.tiny import build_tokenizer
 
-DOCS = Path(__file__).resolve().parents[2] / "docs/tokens.md"
+DOCS = Path(__file__).resolve().parents[2] / "docs/templates.md"
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,13 @@ from swe_rl.check.findings import Host, Severity
 from swe_rl.check.packages import NEEDS
 from swe_rl.config.compose import compose
 from swe_rl.errors import UserError
-from swe_rl.host.packages import installed_version, own_requirements, pip_command, ranges
+from swe_rl.host.packages import (
+    installed_version,
+    own_requirements,
+    pip_command,
+    python_command,
+    ranges,
+)
 
 REQUIREMENTS = (
     "omegaconf<2.4,>=2.3.1",
@@ -219,13 +225,15 @@ def test_pip_is_named_as_it_can_be_typed(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     assert pip_command() == f"{shlex.quote(sys.executable)} -m pip"
+    assert python_command() == shlex.quote(sys.executable)
     monkeypatch.setattr(sys, "executable", str(tmp_path / ".venv" / "bin" / "python"))
     assert pip_command() == ".venv/bin/python -m pip"
-    pip = tmp_path / "pip"
-    pip.write_text("#!/bin/sh\n")
-    pip.chmod(0o755)
+    assert python_command() == ".venv/bin/python"
+    for name in ("pip", "python"):
+        (tmp_path / name).write_text("#!/bin/sh\n")
+        (tmp_path / name).chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
-    assert pip_command() == "pip"
+    assert (pip_command(), python_command()) == ("pip", "python")
 
 
 def test_nothing_is_imported_to_find_out():

@@ -1,4 +1,4 @@
-"""Our renderings against the templates that the checkpoints have: equal, or different where docs/tokens.md says."""
+"""Our renderings against the templates that the checkpoints have: equal, or different where docs/templates.md says."""
 
 import json
 import re

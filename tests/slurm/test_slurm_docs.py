@@ -1,4 +1,4 @@
-"""Every command of docs/slurm.md is typed here, in the page's order, in one folder, against a real SLURM."""
+"""Every command of the pages on SLURM is typed here, in their order, in one folder, against a real SLURM."""
 
 import os
 import re
@@ -14,8 +14,11 @@ from tests.slurm.cluster import Cluster
 from tests.slurm.sweep import HOME
 
 pytestmark = pytest.mark.slurm
-PAGE = HOME / "docs" / "slurm.md"
-BLOCKS = re.findall(r"^```bash\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+PAGES = ("slurm", "slurm_sandboxes", "slurm_survival", "slurm_nodes")
+TEXT = "\n".join((HOME / "docs" / f"{page}.md").read_text() for page in PAGES)
+BLOCK = re.compile(r"^```bash\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+BLOCKS = BLOCK.findall(TEXT)
+TUTORIAL = BLOCK.findall((HOME / "docs" / "cluster.md").read_text())
 SMALL = ("trainer.steps=2", "rollout.prompts_per_step=1", "rollout.n=2", "hardware.cpus_per_node=1")
 STARTS = ("job.detach=true", "hydra.launcher.partition=cpu")  # of a command that starts jobs of the tiny model
 
@@ -106,3 +109,14 @@ def test_the_first_sweep_as_it_is_written(tmp_path, cluster):
     done = type_in(tmp_path, cluster, BLOCKS[0])
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Average (paired steps)" in done.stdout and "2 of 2 jobs done" in done.stdout
+
+
+@pytest.mark.long
+def test_the_tutorial_from_top_to_bottom(desk, running_cluster):
+    said = ""
+    for block in TUTORIAL:
+        done = type_in(desk, running_cluster, block)
+        assert done.returncode == 0 and "Traceback" not in done.stdout + done.stderr, done.stdout + done.stderr
+        said += done.stdout
+    for text in ("ok: ", "2 jobs submitted", "2 of 2 jobs done", "Average (paired steps)", "#SBATCH --gpus-per-node=4"):
+        assert text in said, said

@@ -97,7 +97,8 @@ def agent_sdk(config: Config, host: Host) -> Iterator[Finding]:
             "agent_sdk",
             "agent.program_path",
             f"agent=openhands needs a Python (from 3.12 on) with {_SDK} and openhands-tools in the sandbox: {missing}",
-            "agent.program_path=/opt/openhands/bin sandbox.mounts=[/opt/openhands:/opt/openhands], see docs/agents.md",
+            "agent.program_path=/opt/openhands/bin sandbox.mounts=[/opt/openhands:/opt/openhands], "
+            "see docs/agents_in_sandbox.md",
         )
 
 

@@ -160,7 +160,7 @@ def rows_have_a_way(config: Config, host: Host) -> Iterator[Finding]:
         "row_without_a_way",
         "env.dataset",
         f"{len(without)} of {len(rows)} rows name no source, which sandbox=process makes folders of: {shown}",
-        "sandbox=docker, which uses images; or a column source for each row (docs/datasets.md)",
+        "sandbox=docker, which uses images; or a column source for each row (docs/rows.md)",
     )
 
 

@@ -5,7 +5,7 @@ Invariants:
 - pytest is imported before the tested folder can be imported from, so nothing in there can stand in for it.
 - A result is what pytest's own call of the test gave, signed with a key that was read before any tested code ran; code
   that replaces parts of pytest is noticed when the session ends. Tested code shares this process: whoever finds the key
-  in its memory can forge. docs/grading.md says what is left.
+  in its memory can forge. docs/cheating.md says what is left.
 """
 
 import hashlib

@@ -6,7 +6,7 @@ Invariants:
 - Shapes: query [tokens, heads, head_dim], keys and values [tokens, kv_heads, head_dim]; result as the query.
 - A kernel is checked against float32 mathematics before the first step, in result and gradients. A kernel that is
   missing here, raises, or is off by more than `TOLERANCE` is not used; all ranks of a run use the same.
-- There is no contest: which kernel is faster depends on the rows' length alone (docs/benchmarks.md, Training on GPUs).
+- There is no contest: which kernel is faster depends on the rows' length alone (docs/benchmarks/training.md).
 """
 
 import inspect
