@@ -30,7 +30,7 @@ from swe_rl.gateway.errors import ApiError
 from swe_rl.gateway.live import SessionSummary, Waits
 from swe_rl.gateway.processes.link import Head, Link, packed_completion
 from swe_rl.gateway.sampling import Sampled, Sampling, Wanted
-from swe_rl.gateway.session import Recorded, SessionSettings
+from swe_rl.gateway.session import Recorded
 from swe_rl.gateway.trace import Break, TraceStoreError
 
 _FAILURES = {kind.__name__: kind for kind in (ServerFailingError, ConnectionLostError, UnreachableError, SilentError)}
@@ -65,13 +65,13 @@ class _Carrier:
 
 
 class FarSession:
-    """`ended` is done once its process has closed it, or was lost."""
+    """`secret`: none of a session that a client began. `ended` is done once its process has closed it, or was lost."""
 
     def __init__(
         self,
         session_id: str,
         secret: str,
-        settings: SessionSettings,
+        group_id: str | None,
         link: Link,
         sampling: Sampling,
         clock: Callable[[], float],
@@ -79,7 +79,7 @@ class FarSession:
         self.session_id, self.secret = session_id, secret
         self.waits = Waits(clock)
         self.ended: asyncio.Future[SessionSummary] = asyncio.get_running_loop().create_future()
-        self._group_id = settings.group_id
+        self._group_id = group_id
         self._link = link
         self._sampling = sampling
         self._calls: dict[int, asyncio.Task[None]] = {}
