@@ -25,6 +25,7 @@ from swe_rl.errors import SweRlError
 from swe_rl.job.simulate import groups_of, step_rollouts
 from swe_rl.layout.placement import PlacementError, place
 from swe_rl.plan import duration, memory, sizes
+from swe_rl.plan.gateway import step_need
 from swe_rl.plan.sizes import trained_images
 from swe_rl.plan.weight_sync import way_of
 from swe_rl.router.simulation.balance import balance, divided, overlaps
@@ -68,6 +69,9 @@ def plan(config: Config, *, partly: bool = False) -> dict[str, Any]:
             if not partly:
                 raise
             made[name] = {"not known": str(error) if isinstance(error, PlacementError) else "see the errors"}
+        if name == "time" and "rollouts_s_per_step" in made[name] and Part.router in starts(config):
+            of_gateway = step_need(config, made[name]["rollouts_s_per_step"])
+            made |= {"gateway": of_gateway.to_record()} if of_gateway else {}
     return made
 
 
