@@ -2,7 +2,7 @@
 
     python -m bench.gateway_processes                       # 1 and 2 processes in turn, three times
     python -m bench.gateway_processes --processes 1 2 4 --tokens 16384
-    python -m bench.gateway_processes --shared              # at one address, as with job=serve: about half of the agents
+    python -m bench.gateway_processes --shared              # at one address, as with job=serve: about half of them
                                                             # have a connection of another process
 
 Agents, each with an opened session of its own, grow their conversations to `--tokens` in `--turns` calls; then all of

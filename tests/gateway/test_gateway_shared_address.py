@@ -1,8 +1,10 @@
 """`job=serve` with `gateway.processes`: one address, whose processes together are what one would be."""
 
 import asyncio
+import contextlib
 import os
 import signal
+import sqlite3
 
 import pytest
 
@@ -14,6 +16,8 @@ from openai import APIStatusError, AsyncOpenAI
 from swe_rl.config.schema import GatewayConfig
 from swe_rl.engine.scripted import ScriptedEngine
 from swe_rl.gateway.errors import GatewayConfigError
+from swe_rl.gateway.store import traces
+from swe_rl.gateway.trace import TraceStoreError
 from swe_rl.host.addresses import free_port
 from tests.support.waiting import alive, until
 
@@ -71,7 +75,7 @@ async def test_calls_over_any_connection_are_one_conversation(serve, says, tmp_p
         for file in tmp_path.glob("traces.db*"):
             file.unlink()
     assert told[2] == told[1]
-    assert all(len(traces) == 4 and {chain for _, chain, *_ in traces} == {0} for traces in told[2][1])
+    assert all(len(kept) == 4 and {chain for _, chain, *_ in kept} == {0} for kept in told[2][1])
 
 
 @pytest.mark.slow
@@ -177,3 +181,24 @@ async def test_a_key_is_asked_for_and_the_port_is_the_users(serve, says):
         with pytest.raises(GatewayConfigError, match="the port is in use"):
             async with serve(ScriptedEngine(says("x")), **settings_of(2, port=port)):
                 pass
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("processes", [1, 2])
+async def test_a_full_disk_is_said_to_whoever_asks_again(serve, says, monkeypatch, processes):
+    """No conversation goes on whose turns are not kept."""
+    full = sqlite3.OperationalError("database or disk is full")
+    async with serve(ScriptedEngine(says("Done.")), **settings_of(processes)) as (gateway, store, url):
+        at = url if processes == 1 else doors(gateway)[0]
+        await ask(at, [USER], **naming("body", "a"))
+        monkeypatch.setattr(traces, "write_group", lambda *_: (_ for _ in ()).throw(full))
+        with contextlib.suppress(APIStatusError):  # it may be answered before the disk says so
+            await ask(at, [USER, USER], **naming("body", "a"))
+        with pytest.raises(TraceStoreError, match="full"):
+            await store.flush()
+        for name in "ab":
+            with pytest.raises(APIStatusError) as refused:
+                await ask(at, [USER], **naming("body", name))
+            assert refused.value.status_code == 500
+        with pytest.raises(TraceStoreError, match="full"):
+            store.close()
