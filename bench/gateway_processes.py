@@ -2,6 +2,8 @@
 
     python -m bench.gateway_processes                       # 1 and 2 processes in turn, three times
     python -m bench.gateway_processes --processes 1 2 4 --tokens 16384
+    python -m bench.gateway_processes --shared              # at one address, as with job=serve: about half of them
+                                                            # have a connection of another process
 
 Agents, each with an opened session of its own, grow their conversations to `--tokens` in `--turns` calls; then all of
 them make `--calls` calls more, at the same time, each with 16 sampled tokens and 64 of an observation.
@@ -59,6 +61,7 @@ class Cost:
 async def measured(model: Path, engine_url: str, processes: int, arguments: argparse.Namespace) -> Cost:
     command = [sys.executable, "-m", "bench.gateway_processes", "--serve", engine_url, "--model-dir", str(model)]
     command += ["--processes", str(processes), "--agents", str(arguments.agents)]
+    command += ["--shared"] if arguments.shared else []
     child = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
     assert child.stdout is not None
     try:
@@ -106,6 +109,7 @@ async def _serve(arguments: argparse.Namespace) -> None:
             max_num_seqs=256,
             max_model_len=_MAX_MODEL_LEN,
             processes=arguments.processes[0],
+            clients_begin=arguments.shared,
         )
         for name in names:
             gateway.open_session(name, settings)
@@ -153,6 +157,7 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--calls", type=int, default=40)
     parser.add_argument("--agents", type=int, default=4)
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--shared", action="store_true", help="all processes at one address")
     parser.add_argument("--serve", help="be the gateway, in front of this engine")
     parser.add_argument("--model-dir", type=Path)
     return parser.parse_args(words)

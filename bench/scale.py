@@ -17,23 +17,19 @@ from swe_rl.config.compose import compose
 from swe_rl.config.schema import Config
 from swe_rl.plan import memory
 from swe_rl.plan.engine_speed import speed_of
+from swe_rl.plan.gateway import CALL_MS, SESSION_BYTES_PER_TOKEN, USE, interpolated
 from swe_rl.router.simulation.balance import capacity_of, limits_of, router_of, trainer_of
 from swe_rl.router.simulation.training import Schedule, TrainingOutcome, Way, simulate_training
 from swe_rl.router.simulation.workload import MINI_SWE, WorkloadParameters, draw, mean_context_tokens
 
-# docs/benchmarks/gateway_cost.md, "What a call costs by its size": tokens of the conversation, milliseconds of
-# processor time of the gateway's process with HTTP and SQLite.
-CALL_MS = ((1_024, 1.25), (8_192, 1.37), (16_384, 1.54), (65_536, 1.55), (122_880, 1.99))
 ROUTER_MS = 0.039  # "Routers": a decision with 10,000 programs, at most
 EVENTS_PER_CALL = 2  # of the router: a request comes, and is answered
-SESSION_BYTES_PER_TOKEN = 17  # "The driver": 1.52 GB with 1,000 trajectories of 64k tokens, 0.44 GB without
-DRIVER_GB = 0.44
+DRIVER_GB = 0.44  # "The driver": without a trajectory
 ROW_BYTES_PER_TOKEN = 10  # "The driver": 0.64 MB a row of 64k tokens
 ROW_MS = 3.1  # ... 2.0 ms to make and 1.1 ms to write one
 TRACE_BYTES = 730  # "A long run's folder": 3 GB of 4.1 million traces, and ids of new tokens beside
 ID_BYTES = 10  # of a new token on disk: id, log-probability, version
 GATHER_S = 0.35  # "A whole step on four H200": weights of 29.5 GB put together from shards
-USE = 0.6  # of a core, beyond which an event loop is late
 # Assumed, not measured: a network of 400 Gbit/s a node, and a file system of so many GB/s for all nodes together.
 WIRE_GB_PER_S = 45.0
 FILES_GB_PER_S = 20.0
@@ -127,15 +123,6 @@ def needs(run: Run) -> Iterator[Need]:
         wire_s / run.outcome.step_s,
         "-",
     )
-
-
-def interpolated(at: float, points: Sequence[tuple[float, float]]) -> float:
-    """Between measured points; beyond them the nearest."""
-    for (low, low_value), (high, high_value) in zip(points, points[1:], strict=False):
-        if at <= high:
-            share = max(0.0, at - low) / (high - low)
-            return low_value + share * (high_value - low_value)
-    return points[-1][1]
 
 
 def divided(options: argparse.Namespace, load: WorkloadParameters, update_s: float) -> list[Run]:

@@ -45,6 +45,7 @@ async def open_gateway(
     max_model_len: int,
     port: int = 0,
     processes: int = 1,
+    clients_begin: bool = True,
 ) -> tuple[Gateway, TraceStore]:
     """Serving until `stack` is left; its traces go to a temporary folder."""
     needs = Needs(model=None, max_model_len=max_model_len, processed_logprobs=False)
@@ -68,7 +69,7 @@ async def open_gateway(
         model_name=MODEL,
         config=GatewayConfig(port=port, processes=processes),
         max_model_len=min(engine.features.max_model_len for engine in engines),
-        clients_begin=True,
+        clients_begin=clients_begin,
     )
     stack.push_async_callback(gateway.close)
     await gateway.start()

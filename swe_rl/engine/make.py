@@ -69,7 +69,7 @@ def make_engines(
     if config.engine.kind is EngineKind.vllm:
         return vllm_engines(config, folders, say, environ, options or options_of(config.engine), record)
     if config.engine.kind is EngineKind.external:
-        weights = weight_folders(config, folders.weights) if read_elsewhere(config, environ) else None
+        weights = weight_folders(config, folders.weights) if read_elsewhere(config) else None
         external = external_engines(config, environ, weights, say)
         for engine in external:
             engine.teller = LossTeller(engine.name, say, record or (lambda *_: None))

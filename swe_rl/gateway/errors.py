@@ -95,6 +95,10 @@ def unavailable(message: str, code: str) -> ApiError:
     return ApiError(503, message, kind="service_unavailable", code=code)
 
 
+def refusal_of(error: TraceStoreError) -> ApiError:
+    return ApiError(500, str(error), kind="trace_store_error", code="trace_store_error")
+
+
 def error_middleware(forms: Mapping[str, Form]) -> Callable[..., Awaitable[web.StreamResponse]]:
     """`forms`: of errors, by the end of the path that they are for; elsewhere they are OpenAI's."""
 
@@ -123,7 +127,7 @@ def _refusal(request: web.Request, error: Exception) -> ApiError:
         message = f"{request.method} is not allowed at {request.path}."
         return ApiError(405, message, code="method_not_allowed")
     if isinstance(error, TraceStoreError):
-        return ApiError(500, str(error), kind="trace_store_error", code="trace_store_error")
+        return refusal_of(error)
     if isinstance(error, web.HTTPException | ConnectionResetError):
         raise error
     resource = request.match_info.route.resource  # its pattern: a path has a session's secret

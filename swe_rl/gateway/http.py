@@ -47,11 +47,12 @@ class HttpDoor:
             token_middleware(token) if token else local_middleware(),
             *before,
         )
-        self._listener: asyncio.Server | None = None
+        self._listeners: list[asyncio.Server] = []
         self._arrivals: Arrivals | None = None
 
-    async def start(self) -> int:
-        """Binds and serves; the port. Raises GatewayConfigError."""
+    async def start(self, shared: socket.socket | None = None) -> int:
+        """Binds and serves; the port. `shared`: a listening socket that other processes accept from as well. Raises
+        GatewayConfigError."""
         app = web.Application(
             client_max_size=self._config.max_body_mb * 2**20,
             middlewares=self._middlewares,  # type: ignore[arg-type]
@@ -72,23 +73,39 @@ class HttpDoor:
         try:
             assert self.runner.server is not None
             self._arrivals = Arrivals(self.runner.server, self._arrival_s)
-            self._listener = await asyncio.get_running_loop().create_server(
-                self._arrivals, self._config.host, self._config.port, backlog=_BACKLOG
-            )
+            loop = asyncio.get_running_loop()
+            private = await loop.create_server(self._arrivals, self._config.host, self._config.port, backlog=_BACKLOG)
+            self._listeners.append(private)
+            if shared is not None:  # one connection a turn: those that wait are for whoever is idle
+                self._listeners.append(await loop.create_server(self._arrivals, sock=shared, backlog=1))
+                shared.listen(_BACKLOG)
         except OSError as error:
             await self.close()
             raise GatewayConfigError(_bind_failure(self._config, error)) from error
-        port: int = self._listener.sockets[0].getsockname()[1]
+        port: int = private.sockets[0].getsockname()[1]
         return port
 
     async def close(self) -> None:
         """May be called at any time and again."""
-        if self._listener is not None and self._arrivals is not None:
-            self._listener.close()
+        for listener in self._listeners:
+            listener.close()
+        if self._arrivals is not None:
             self._arrivals.close()
         runner, self.runner = self.runner, None
         if runner is not None:
             await runner.cleanup()
+
+
+def listening(config: GatewayConfig) -> socket.socket:
+    """For processes that share it; it is non-blocking. Raises GatewayConfigError."""
+    host = config.host or "0.0.0.0"
+    try:
+        family = socket.getaddrinfo(host, config.port, type=socket.SOCK_STREAM)[0][0]
+        made = socket.create_server((host, config.port), family=family, backlog=_BACKLOG)
+    except OSError as error:
+        raise GatewayConfigError(_bind_failure(config, error)) from error
+    made.setblocking(False)
+    return made
 
 
 def root_url(host: str, port: int) -> str:

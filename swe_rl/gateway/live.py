@@ -224,7 +224,7 @@ class LiveSessions:
 
     def open(self, session_id: str, settings: SessionSettings, *, secret: str | None = None) -> None:
         """Raises GatewayError for an id that is open."""
-        if session_id in self._opened or session_id in self._implicit:
+        if session_id in self:
             raise GatewayError(f"session {session_id} is already open; close it first, or take another id")
         self._closed.pop(session_id, None)
         state, secret = self._new_state(session_id), secret or new_secret()
@@ -322,6 +322,9 @@ class LiveSessions:
 
     def __len__(self) -> int:
         return len(self._opened) + len(self._implicit)
+
+    def __contains__(self, session_id: str) -> bool:
+        return session_id in self._opened or session_id in self._implicit
 
     def let_go(self, room: int = 0) -> None:
         """Of implicit sessions that nobody uses any more, so that `room` more may come; asked now and then, also when

@@ -6,7 +6,8 @@ Invariants:
 - Who has a session's URL may use that session: the URL of one that was opened has a random secret.
 - Beyond loopback it only listens with a bearer token; see `callers` for who is answered.
 - With `gateway.processes` above 1 the sessions that `open_session` makes live in processes of their own; what is said
-  of them here holds there, too. The driver's own port then only tells of its state.
+  of them here holds there, too. The driver's own port then only tells of its state. Where clients begin sessions, all
+  processes are at one address, and the driver's port is behind it.
 - `close` ends every call in flight and frees the port, also after a failed start. Engines and store are not its own.
 """
 
@@ -14,6 +15,7 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any
 from urllib.parse import quote
 
@@ -94,10 +96,12 @@ class Gateway:
             "arrival_s": arrival_s,
         }
         routes = Routes(self._sessions, completer, lambda status: metrics.requests.labels(status).inc(), **fields)
-        self._door = HttpDoor(config, routes, token, arrival_s, state=StateRoutes(self._placement, metrics))
+        behind = config.processes > 1 and clients_begin
+        where = replace(config, host="127.0.0.1", port=0) if behind else config
+        self._door = HttpDoor(where, routes, token, arrival_s, state=StateRoutes(self._placement, metrics))
         self._workers: Workers | None = None
         if config.processes > 1:
-            setup = Setup(config, renderer, tool_parser, token, fields)
+            setup = Setup(config, renderer, tool_parser, token, fields, clients_begin)
             self._workers = Workers(setup, sampling, self._placement, store, metrics, clock)
             metrics.elsewhere = self._workers
 
@@ -106,10 +110,11 @@ class Gateway:
         port = await self._door.start()
         if self._workers is not None:
             try:
-                await self._workers.start()
+                await self._workers.start(port)
             except BaseException:
                 await self.close()
                 raise
+            port = self._workers.shared_port or port
         self._placement.start()
         self._letting_go = asyncio.get_running_loop().create_task(self._let_go())
         self._root_url = root_url(self._config.host, port)

@@ -17,6 +17,7 @@ from swe_rl.check.findings import failing, read_text
 from swe_rl.config.choices import EngineKind, OutputFormat
 from swe_rl.config.compose import config_hash
 from swe_rl.config.environment import shown
+from swe_rl.config.parts import Part, starts
 from swe_rl.config.provenance import Origins
 from swe_rl.config.ranges import within
 from swe_rl.config.schema import Config
@@ -24,7 +25,9 @@ from swe_rl.errors import SweRlError
 from swe_rl.job.simulate import groups_of, step_rollouts
 from swe_rl.layout.placement import PlacementError, place
 from swe_rl.plan import duration, memory, sizes
+from swe_rl.plan.gateway import step_need
 from swe_rl.plan.sizes import trained_images
+from swe_rl.plan.weight_sync import way_of
 from swe_rl.router.simulation.balance import balance, divided, overlaps
 
 if TYPE_CHECKING:
@@ -66,6 +69,9 @@ def plan(config: Config, *, partly: bool = False) -> dict[str, Any]:
             if not partly:
                 raise
             made[name] = {"not known": str(error) if isinstance(error, PlacementError) else "see the errors"}
+        if name == "time" and "rollouts_s_per_step" in made[name] and Part.router in starts(config):
+            of_gateway = step_need(config, made[name]["rollouts_s_per_step"])
+            made |= {"gateway": of_gateway.to_record()} if of_gateway else {}
     return made
 
 
@@ -188,13 +194,22 @@ def _time(config: Config) -> dict[str, Any]:
         "rollouts_from": rollouts.source,
         "training_s_per_step": _round(duration.train_s(config)),
         "layers_compiled": "yes" if duration.compiles(config) else "no",
-        "weight_sync_s_per_step": _round(duration.sync_s(config)),
+        **_weights(config),
         "step": duration.text(duration.step_s(config, rollouts.seconds)),
         "run": duration.text(duration.run_s(config, rollouts.seconds)),
         **_gpu_hours(config, duration.run_s(config, rollouts.seconds)),
         "time_limit": duration.text(duration.limit_s(config)) if config.hardware.time_limit_min else "none",
         "assuming": "training takes no time: a CPU's is not estimated" if sizes.uses_no_gpu(config.layout) else assumed,
     }
+
+
+def _weights(config: Config) -> dict[str, Any]:
+    """New weights on their way to the engines, after each update."""
+    rows: dict[str, Any] = {"weight_sync_s_per_step": _round(duration.sync_s(config))}
+    if Part.trainer in starts(config):
+        way = "this process" if config.engine.kind is EngineKind.embedded else way_of(config).value
+        rows |= {"weights_by": way, "weights_gb_per_update": _round(memory.update_gb(config))}
+    return rows
 
 
 def _gpu_hours(config: Config, run_s: float) -> dict[str, float]:

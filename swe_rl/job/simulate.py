@@ -24,6 +24,7 @@ from swe_rl.config.schema import Config, RouterConfig
 from swe_rl.errors import SweRlError
 from swe_rl.plan import duration, sizes
 from swe_rl.plan.engine_speed import speed_of
+from swe_rl.plan.gateway import GatewayNeed, need
 from swe_rl.rollout.recorded import last_steps
 from swe_rl.router.make import POLICIES
 from swe_rl.router.simulation.balance import balance, capacity_of, limits_of, overlaps, router_of
@@ -31,6 +32,7 @@ from swe_rl.router.simulation.outcome import Outcome
 from swe_rl.router.simulation.pace import Group
 from swe_rl.router.simulation.simulate import simulate
 from swe_rl.router.simulation.workload import (
+    Program,
     Workload,
     WorkloadError,
     draw,
@@ -145,11 +147,17 @@ def compare(
             ),
         },
         "step": {"rollouts_s": rollouts.seconds, "from": rollouts.source},
+        "gateway": _gateway(config, programs, rollouts.seconds * len(workloads)).to_record(),
         "routers": {label: _summary(outcomes, compared[BASELINE]) for label, outcomes in compared.items()},
     }
     if overlaps(config):
         made["training"] = balance(config, groups_of, turns=BALANCE_TURNS, loads=LOADS).to_record()
     return made
+
+
+def _gateway(config: Config, programs: Sequence[Program], rollouts_s: float) -> GatewayNeed:
+    calls = sum(len(program.turns) for program in programs)
+    return need(config, calls / max(rollouts_s, 1e-9), mean_context_tokens(programs))
 
 
 def step_rollouts(config: Config) -> StepRollouts:
@@ -304,7 +312,7 @@ def _print_table(made: dict[str, Any]) -> None:
     console = Console(highlight=False)
     if not console.is_terminal:
         console = Console(highlight=False, width=160)
-    for section in ("workload", "engines", "step"):
+    for section in ("workload", "engines", "step", "gateway"):
         facts = ", ".join(f"{key} {value}" for key, value in made[section].items())
         console.print(f"[bold]{section}[/] {facts}")
     routers = made["routers"]

@@ -87,7 +87,7 @@ def micro_batch_s(config: Config) -> float:
 
 
 def sync_s(config: Config) -> float:
-    return 0.0 if sizes.uses_no_gpu(config.layout) else memory.weights_gb(config.model) / SYNC_GB_PER_S
+    return 0.0 if sizes.uses_no_gpu(config.layout) else memory.update_gb(config) / SYNC_GB_PER_S
 
 
 def step_s(config: Config, rollouts_s: float | None = None) -> float:

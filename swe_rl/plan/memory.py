@@ -9,7 +9,7 @@ Invariants:
 
 from swe_rl.config.choices import Advantage, EngineKind
 from swe_rl.config.schema import Config, ModelConfig
-from swe_rl.plan.sizes import trajectories_at_once, trajectories_per_mini_batch, uses_no_gpu
+from swe_rl.plan.sizes import serves_adapter, trajectories_at_once, trajectories_per_mini_batch, uses_no_gpu
 
 ENGINE_BYTES = 2  # bfloat16
 CPU_BYTES = 4  # float32
@@ -71,6 +71,13 @@ def lora_params_b(config: Config) -> float:
     attention = 2 * (model.hidden_size + queries) + 2 * (model.hidden_size + keys)
     mlp = 0 if model.num_experts else 3 * (model.hidden_size + model.intermediate_size)
     return rank * model.num_layers * (attention + mlp) / 1e9
+
+
+def update_gb(config: Config) -> float:
+    """What engines are sent after each update: the model, or an adapter alone, which goes in float32."""
+    if serves_adapter(config):
+        return lora_params_b(config) * CPU_BYTES
+    return weights_gb(config.model, CPU_BYTES if uses_no_gpu(config.layout) else ENGINE_BYTES)
 
 
 def trainer_gb(config: Config) -> float:

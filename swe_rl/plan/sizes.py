@@ -5,14 +5,24 @@ Invariants:
 - Pure arithmetic over the schema; rules, plan and placement share it, so that they cannot disagree.
 - A choice of instances counts, not the data set that it is made from; 0 means that nobody knows yet.
 - Counts are of what their names say: prompts are instances, trajectories are prompts times `rollout.n`.
-- `trainer.weight_sync=auto` means memory only where it was measured: engines and trainer of one host, in step with each
-  other. It takes vLLM beside the trainer to send over NCCL; whether it is there, engine/transfer/protocol decides.
+- `trainer.weight_sync=auto` means memory only where engines and trainer are on one host, and where a server that is
+  started anew can still have its weights: not a step ahead, where the trainer has newer ones by then and a step's
+  tokens are of one version. Groups that flow take any version. To send over NCCL takes vLLM beside the trainer; whether
+  it is there, plan/weight_sync says.
 """
 
 from collections.abc import Callable, Mapping
 from math import isqrt
 
-from swe_rl.config.choices import EngineKind, LoraServing, RoutingReplay, RuntimeKind, SandboxKind, WeightSync
+from swe_rl.config.choices import (
+    EngineKind,
+    LoraServing,
+    RolloutMode,
+    RoutingReplay,
+    RuntimeKind,
+    SandboxKind,
+    WeightSync,
+)
 from swe_rl.config.parts import Part, starts
 from swe_rl.config.schema import Config, EnvConfig, HardwareConfig, LayoutConfig, SandboxConfig
 
@@ -231,20 +241,17 @@ def leaves_host(config: Config) -> bool:
     return engines_leave_home(config.layout, config.hardware.gpus_per_node) or trainer_elsewhere(config)
 
 
-def read_elsewhere(config: Config, environment: Mapping[str, str]) -> bool:
-    """Whether new weights pass through a folder that other nodes, or servers of somebody else's, have to see.
+def read_elsewhere(config: Config) -> bool:
+    """Whether weights pass through a folder that other nodes, or servers of somebody else's, have to see: those of each
+    update, or of a server that is started anew, whose share each rank writes.
 
     That is `paths.scratch`, or else the run's own folder: a cluster's nodes share where jobs are submitted from.
     """
-    layout, per_node = config.layout, config.hardware.gpus_per_node
     if Part.trainer not in starts(config) or config.engine.kind is EngineKind.embedded:
         return False
     if config.engine.kind is EngineKind.external:
         return True
-    if per_node < 1 or uses_no_gpu(layout):
-        return False
-    away = trainer_elsewhere(config)
-    return engines_leave_home(layout, per_node) or (away and wanted_sync(config, environment) is not WeightSync.nccl)
+    return not uses_no_gpu(config.layout) and leaves_host(config)
 
 
 def trainer_elsewhere(config: Config) -> bool:
@@ -266,6 +273,7 @@ def _own_gpus_of_one_host(config: Config) -> bool:
     layout, hardware = config.layout, config.hardware
     if config.engine.kind is not EngineKind.vllm or Part.trainer not in starts(config) or uses_no_gpu(layout):
         return False
-    if hardware.ray_address or config.trainer.max_staleness_steps:
+    a_step_ahead = config.trainer.max_staleness_steps > 0 and config.rollout.mode is not RolloutMode.stream
+    if hardware.ray_address or a_step_ahead:
         return False
     return hardware.gpus_per_node > 0 and not leaves_host(config)

@@ -4,12 +4,12 @@ Invariants:
 - It takes vLLM beside the trainer to send over NCCL.
 """
 
-import importlib.util
 import os
 
 from swe_rl.config.choices import EngineKind, WeightSync
 from swe_rl.config.schema import Config
 from swe_rl.errors import UserError
+from swe_rl.host.packages import installed_version
 from swe_rl.plan.sizes import uses_no_gpu, wanted_sync
 
 GLOO, NCCL, IPC = "gloo", "nccl", "swe_rl_ipc"  # names of back ends in vLLM's workers; its own `ipc` is another one
@@ -19,16 +19,21 @@ class NoVllmBesideTrainerError(UserError):
     """trainer.weight_sync=nccl where only the servers have vLLM."""
 
 
+def way_of(config: Config) -> WeightSync:
+    """How weights reach engines that are servers, here: `auto` takes a folder where this environment has no vLLM."""
+    way = wanted_sync(config, os.environ)
+    by_itself = way is WeightSync.nccl and config.trainer.weight_sync is WeightSync.auto
+    return WeightSync.disk if by_itself and not _has_vllm() else way
+
+
 def transfer_kind(config: Config) -> str | None:
     """None where weights go another way."""
-    way = wanted_sync(config, os.environ)
+    way = way_of(config)
     if config.engine.kind is EngineKind.embedded or way is WeightSync.disk:
         return None  # not empty, so that whoever inherits it may leave it
     if way is WeightSync.ipc:
         return IPC
-    if uses_no_gpu(config.layout):
-        return GLOO
-    return NCCL if config.trainer.weight_sync is WeightSync.nccl or _has_vllm() else None
+    return GLOO if uses_no_gpu(config.layout) else NCCL
 
 
 def require_wire(config: Config) -> None:
@@ -42,4 +47,4 @@ def require_wire(config: Config) -> None:
 
 def _has_vllm() -> bool:
     """Here, and so where the trainer's ranks are. Nothing is imported to find out."""
-    return importlib.util.find_spec("vllm") is not None
+    return installed_version("vllm") is not None

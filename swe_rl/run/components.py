@@ -233,7 +233,7 @@ def _collector(
 @contextmanager
 def _weights(config: Config, folder: RunFolder, scratch: Path) -> Iterator[Path]:
     """Where new weights pass through: the run's own folder where others have to see them and nobody named another."""
-    if config.paths.scratch or not read_elsewhere(config, os.environ):
+    if config.paths.scratch or not read_elsewhere(config):
         yield scratch
         return
     try:

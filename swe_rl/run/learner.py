@@ -16,7 +16,7 @@ import math
 import random
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +39,9 @@ from swe_rl.trainer.protocol import TrainsPolicy
 
 if TYPE_CHECKING:
     from swe_rl.run.components import Components  # built elsewhere: a step only uses them
+
+
+_LOOK_S = 0.5  # between two looks at engines that wait for weights
 
 
 class Learner:
@@ -123,9 +126,19 @@ class Learner:
     @asynccontextmanager
     async def reading(self) -> AsyncIterator[int]:
         """For a server that was started anew: nothing is learned inside the block; the version of the weights. Waits
-        while the other engines' older ones are kept."""
+        while the other engines' older ones are kept. Raises EngineError where no engine has those any more: who waits
+        for them waits for this server."""
         async with self._weights:
-            await self._weights.wait_for(lambda: not self._are_kept or self._trained_step == self.served)
+            while self._are_kept and self._trained_step != self.served:
+                if all(engine.state is not EngineState.up for engine in self._parts.engines):
+                    raise EngineError(
+                        f"the weights of step {self.served}, which are being evaluated, went with the last server that "
+                        f"had them, and the trainer has those of step {self._trained_step}. The same command with "
+                        "trainer.resume=auto goes on from the checkpoint of the evaluation"
+                    )
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(_LOOK_S):
+                        await self._weights.wait()
             yield self._trained_step
 
     async def _hand_over(self, step: int) -> Mapping[str, float]:

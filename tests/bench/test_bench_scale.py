@@ -4,8 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from bench.scale import CALL_MS, Run, divided, division_table, interpolated, needs, needs_table, options_of
+from bench.scale import Run, divided, division_table, needs, needs_table, options_of
 from bench.simulate_stream import LOAD
+from swe_rl.plan.gateway import CALL_MS, interpolated
 from swe_rl.router.simulation.training import TrainingOutcome
 
 NODE = TrainingOutcome("stream", 1e7, 100.0, 0.1, 0.2, 0.9, {1: 1.0})

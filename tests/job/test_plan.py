@@ -19,6 +19,7 @@ from swe_rl.job import simulate
 from swe_rl.job.plan import plan
 from swe_rl.plan import duration, memory, sizes
 from swe_rl.plan.duration import bound_s
+from swe_rl.router.simulation.balance import trainer_of
 
 
 @pytest.fixture(scope="module")
@@ -305,6 +306,17 @@ def test_layers_are_compiled_where_the_run_saves_by_it(overrides, compiled):
     assert job.plan(config, partly=True)["time"]["layers_compiled"] == ("yes" if compiled else "no")
     asked = dataclasses.replace(config, trainer=dataclasses.replace(config.trainer, compile=False))
     assert (duration.run_s(config) < duration.run_s(asked)) == compiled
+
+
+def test_an_adapter_is_what_travels_where_engines_serve_it():
+    words = ["+experiment=dp4_default", "trainer.lora_rank=32"]
+    merged, served = (compose([*words, *more]).config for more in ([], ["trainer.lora_serving=adapter"]))
+    assert memory.update_gb(merged) == pytest.approx(29.54)
+    assert memory.update_gb(served) == pytest.approx(memory.lora_params_b(served) * 4)
+    time, of_merged = plan(served)["time"], plan(merged)["time"]
+    assert time["weights_gb_per_update"] < 1 < of_merged["weights_gb_per_update"]
+    assert duration.sync_s(served) < 0.02 * duration.sync_s(merged)
+    assert trainer_of(served).sync_s == duration.sync_s(served)  # what the simulator waits
 
 
 STEPS = "24 steps of 64 trajectories"

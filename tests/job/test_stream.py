@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from swe_rl.engine.protocol import EngineError
+from swe_rl.engine.protocol import EngineError, EngineState
 from swe_rl.errors import RunError
 from swe_rl.logger.jsonl import read_jsonl
 from swe_rl.rollout.collect import RolloutError
@@ -316,3 +316,26 @@ async def test_a_server_that_comes_back_reads_weights_that_rest(started):  # noq
         await run.loop.run()
         await asyncio.wait_for(asked[0], 10)
     assert read[0] == (0, 0, True) and read[1][0] >= 2
+
+
+async def test_the_last_server_with_an_evaluation_s_weights_is_not_waited_for(started):  # noqa: F811
+    """The evaluation would wait for the server, and the server for the evaluation's end."""
+    with started("trainer.steps=4", "trainer.max_staleness_steps=3", STREAM) as run:
+        learner, collect, said = run.loop._learner, run.rollouts.collect, []
+
+        async def slow(given, **named):
+            if named["step"] == 0:
+                while run.loop.step < 2:  # noqa: ASYNC110 - whatever it has trained by then
+                    await asyncio.sleep(0.01)
+                run.engine.state = EngineState.starting
+                with pytest.raises(EngineError, match="weights of step 0, .*resume=auto") as lost:
+                    async with asyncio.timeout(10):
+                        async with learner.reading():
+                            pass
+                said.append(str(lost.value))
+                run.engine.state = EngineState.up
+            return await collect(given, **named)
+
+        run.rollouts.collect = slow
+        await run.loop.run()
+    assert len(said) == 1

@@ -164,7 +164,7 @@ def engine_matches_layout(config: Config, host: Host) -> Iterator[Finding]:
 @between(Part.trainer, Part.engines)
 def weights_elsewhere(config: Config, host: Host) -> Iterator[Finding]:
     """New weights pass through a folder that other nodes, or servers of somebody else's, see under the same path."""
-    if not read_elsewhere(config, host.environment) or gpus_needed(config) > gpus_there(config.hardware):
+    if not read_elsewhere(config) or gpus_needed(config) > gpus_there(config.hardware):
         return
     external = config.engine.kind is EngineKind.external
     key = "paths.scratch" if config.paths.scratch else "paths.outputs"
@@ -187,7 +187,7 @@ def weights_elsewhere(config: Config, host: Host) -> Iterator[Finding]:
 def ranks_elsewhere(config: Config, host: Host) -> Iterator[Finding]:
     """Ranks on other nodes write their part of a checkpoint into the run's folder. Of Ray's another rule speaks."""
     here = config.hardware.ray_address is not None or not trainer_elsewhere(config)
-    weights_too = read_elsewhere(config, host.environment) and config.paths.scratch is None  # said there
+    weights_too = read_elsewhere(config) and config.paths.scratch is None  # said there
     if here or weights_too or not _of_one_node(host.absolute(config.paths.outputs), config):
         return
     yield error(

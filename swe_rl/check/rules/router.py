@@ -108,21 +108,14 @@ def calls_fit(config: Config, _: Host) -> Iterator[Finding]:
 @about(Part.router)
 def gateway_processes(config: Config, _: Host) -> Iterator[Finding]:
     processes, cpus, port = config.gateway.processes, config.hardware.cpus_per_node, config.gateway.port
-    if processes > 1 and config.job.name is JobName.serve:
-        yield error(
-            "gateway_processes",
-            "gateway.processes",
-            "job=serve lets clients begin sessions at one address, which is one process's",
-            "gateway.processes=1",
-        )
-    elif processes > cpus:
+    if processes > cpus:
         yield warning(
             "gateway_processes",
             "gateway.processes",
             f"share hardware.cpus_per_node={cpus} CPUs, with the driver and the agents: more of them are not faster",
             f"gateway.processes={cpus}",
         )
-    elif processes > 1 and port and port + processes > LAST_PORT:
+    elif processes > 1 and port and port + processes > LAST_PORT and config.job.name is not JobName.serve:
         yield error(
             "gateway_processes",
             "gateway.port",

@@ -5,6 +5,7 @@ Invariants:
 - A prompt comes as what is new after a recorded turn; of turns that were not used lately the ids are let go of, and
   the prompt is asked for as a whole.
 - An engine's server is asked by the process that has the prompt; when, and what its answer means, the driver says.
+- A session of which a turn could not be kept is refused every further call.
 - Once the process is lost nothing of it goes on: calls are cancelled, engines abort them.
 """
 
@@ -26,11 +27,11 @@ from swe_rl.engine.server.client import (
     UnreachableError,
 )
 from swe_rl.engine.token_ids import TokenIds
-from swe_rl.gateway.errors import ApiError
+from swe_rl.gateway.errors import ApiError, refusal_of
 from swe_rl.gateway.live import SessionSummary, Waits
 from swe_rl.gateway.processes.link import Head, Link, packed_completion
 from swe_rl.gateway.sampling import Sampled, Sampling, Wanted
-from swe_rl.gateway.session import Recorded, SessionSettings
+from swe_rl.gateway.session import Recorded
 from swe_rl.gateway.trace import Break, TraceStoreError
 
 _FAILURES = {kind.__name__: kind for kind in (ServerFailingError, ConnectionLostError, UnreachableError, SilentError)}
@@ -65,13 +66,13 @@ class _Carrier:
 
 
 class FarSession:
-    """`ended` is done once its process has closed it, or was lost."""
+    """`secret`: none of a session that a client began. `ended` is done once its process has closed it, or was lost."""
 
     def __init__(
         self,
         session_id: str,
         secret: str,
-        settings: SessionSettings,
+        group_id: str | None,
         link: Link,
         sampling: Sampling,
         clock: Callable[[], float],
@@ -79,7 +80,7 @@ class FarSession:
         self.session_id, self.secret = session_id, secret
         self.waits = Waits(clock)
         self.ended: asyncio.Future[SessionSummary] = asyncio.get_running_loop().create_future()
-        self._group_id = settings.group_id
+        self._group_id = group_id
         self._link = link
         self._sampling = sampling
         self._calls: dict[int, asyncio.Task[None]] = {}
@@ -88,6 +89,7 @@ class FarSession:
         self._turns: OrderedDict[int, TokenIds] = OrderedDict()  # prompt and sampled, used least lately first
         self._keeping: set[asyncio.Task[None]] = set()
         self._in_order = asyncio.Lock()
+        self._unkept: TraceStoreError | None = None
 
     @property
     def num_calls(self) -> int:
@@ -156,6 +158,8 @@ class FarSession:
 
     async def _sample(self, call: int, wanted: Wanted, logprobs: bool) -> None:
         try:
+            if self._unkept is not None:
+                raise refusal_of(self._unkept)
             sampled = await self._sampling.answer(wanted)
         except ApiError as error:
             fields = {name: getattr(error, name) for name in ("status", "message", "kind", "code", "param")}
@@ -172,8 +176,8 @@ class FarSession:
         async with self._in_order:
             try:
                 await self._sampling.keep(self.session_id, answered.prompt_ids, turn, answered.sampled, call_s)
-            except TraceStoreError:
-                return  # the store keeps it: whoever closes the session is told, and the run stops
+            except TraceStoreError as error:  # the store keeps it, for whoever closes the session
+                self._unkept = error
 
     @staticmethod
     def _task(work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":

@@ -1,6 +1,7 @@
 """One of the gateway's processes: HTTP, dialects, conversations and tokenizing of the sessions that it was given.
 
-    python -m swe_rl.gateway.processes.worker FD        (started by the driver; FD is its end of the link)
+    python -m swe_rl.gateway.processes.worker FD [FD]   (started by the driver: its end of the link, and the listening
+                                                         socket of an address that it shares)
 
 Invariants:
 - It has no engine, no router and no file: the driver samples and records for it. Of a call whose prompt it has it
@@ -17,7 +18,7 @@ import socket
 import sys
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict
 from itertools import count
 from typing import Any
@@ -33,10 +34,12 @@ from swe_rl.gateway.completion import Completer
 from swe_rl.gateway.errors import ApiError, GatewayError, Handler
 from swe_rl.gateway.http import HttpDoor
 from swe_rl.gateway.live import LiveSession, LiveSessions, Waits
+from swe_rl.gateway.processes.address import SharedAddress
 from swe_rl.gateway.processes.link import Head, Link, unpacked_completion
 from swe_rl.gateway.routes import Routes
 from swe_rl.gateway.sampling import Sampled
 from swe_rl.gateway.session import Recorded, SessionSettings, TurnPlan
+from swe_rl.gateway.trace import TraceStoreError
 from swe_rl.model.chat import ChatRenderer
 from swe_rl.model.tool_parser import make_tool_parser
 
@@ -61,19 +64,29 @@ class _FarWaits(Waits):
 
 
 class _FarStore:
-    """Meets what sessions ask of a trace store and of the router: both are the driver's."""
+    """Meets what sessions ask of a trace store and of the router: both are the driver's. `address`: of clients that
+    begin sessions."""
 
-    def __init__(self) -> None:
-        self.begins: tuple[int, int] = (0, 0)  # of the session that is opened next
+    def __init__(self, ask: Callable[[Head], Awaitable[Head]]) -> None:
+        self.opens: tuple[int, int] | None = None  # of the session that the driver opens now
+        self.address: SharedAddress | None = None
+        self._ask = ask
 
     def next_numbers(self, session_id: str) -> tuple[int, int]:
-        return self.begins
+        if self.opens is None:
+            assert self.address is not None, "only the driver opens sessions, or clients at a shared address"
+            return self.address.numbers(session_id)
+        return self.opens
 
     async def flush(self) -> None:
-        """The driver does, once it heard of all turns."""
+        """The driver does for those that it opened, once it heard of all turns. Raises TraceStoreError."""
+        if self.address is not None:
+            await self._ask({"kind": "flush"})
 
     def release(self, program_id: str) -> None:
         """As `flush`."""
+        if self.address is not None:
+            self.address.release(program_id)
 
 
 class _FarSampler:
@@ -174,15 +187,16 @@ class _FarSampler:
 
 
 class Worker:
-    def __init__(self) -> None:
+    def __init__(self, shared: socket.socket | None = None) -> None:
         self.link = Link(self._handle, lambda: os._exit(0))
-        self._store = _FarStore()
+        self._store = _FarStore(self._ask)
         self._sampler = _FarSampler(self.link)
         self._sessions: LiveSessions
         self._statuses: Counter[str] = Counter()
-        self._settling: dict[int, asyncio.Future[None]] = {}
+        self._answers: dict[int, asyncio.Future[Head]] = {}
         self._questions = count()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._shared = shared
 
     def _handle(self, head: Head, body: bytes) -> None:
         kind = head["kind"]
@@ -193,14 +207,15 @@ class Worker:
         elif kind == "unpost":
             self._sampler.unpost(head)
         elif kind == "open":
-            self._store.begins = (head["turn"], head["chain"])
+            self._store.opens = (head["turn"], head["chain"])
             self._sessions.open(head["session"], SessionSettings(**head["settings"]), secret=head["secret"])
+            self._store.opens = None
         elif kind == "close":
             self._spawn(self._close(head["session"]))
         elif kind == "pause":
             self._sessions.paused = head["paused"]
-        elif kind == "settled":
-            self._settling.pop(head["question"]).set_result(None)
+        elif kind == "answer":
+            self._answers.pop(head["question"]).set_result(head)
         elif kind == "setup":
             self._spawn(self._start(head, body.decode()))
 
@@ -208,7 +223,12 @@ class Worker:
         config = GatewayConfig(**setup["gateway"])
         renderer = ChatRenderer.of(setup["renderer"], tokenizer)
         self._sessions = LiveSessions(
-            self._store, renderer, self._store, config, waits=lambda session_id: _FarWaits(self.link, session_id)
+            self._store,
+            renderer,
+            self._store,
+            config,
+            clients_begin=self._shared is not None,
+            waits=lambda session_id: _FarWaits(self.link, session_id),
         )
         name, limit = setup["model_name"], setup["max_model_len"]
         parse = make_tool_parser(setup["tool_parser"])
@@ -224,14 +244,25 @@ class Worker:
             heartbeat_s=setup["heartbeat_s"],
             arrival_s=setup["arrival_s"],
         )
-        door = HttpDoor(config, routes, setup["token"], setup["arrival_s"], self._known_sessions())
+        before = [self._known_sessions()]
+        if self._shared is not None:
+            self._store.address = address = SharedAddress(
+                lambda session_id, begins: self._ask({"kind": "whose", "session": session_id, "begins": begins}),
+                self.link.send,
+                self._sessions.__contains__,
+                driver_port=setup["driver_port"],
+                arrival_s=setup["arrival_s"],
+            )
+            before.append(address.middleware())
+        door = HttpDoor(config, routes, setup["token"], setup["arrival_s"], *before)
         try:
-            self.link.send({"kind": "ready", "port": await door.start()})
+            self.link.send({"kind": "ready", "port": await door.start(self._shared)})
         except UserError as error:
             self.link.send({"kind": "failed", "message": str(error)})
             return
         while True:
             await asyncio.sleep(_COUNTED_S)
+            self._sessions.let_go()
             if self._statuses:
                 statuses, self._statuses = dict(self._statuses), Counter()
                 self.link.send({"kind": "counts", "statuses": statuses})
@@ -250,13 +281,20 @@ class Worker:
             """A session is opened over the link and asked by HTTP: a call that was faster than its session waits."""
             session_id = request.match_info.get("session_id")
             if session_id is not None and not self._sessions.is_opened(session_id):
-                question = next(self._questions)
-                self._settling[question] = asyncio.get_running_loop().create_future()
-                self.link.send({"kind": "settle", "question": question})
-                await asyncio.shield(self._settling[question])
+                await self._ask({"kind": "settle"})
             return await handler(request)
 
         return settle
+
+    async def _ask(self, head: Head) -> Head:
+        """The driver's answer, which comes after all that it said before. Raises TraceStoreError."""
+        question = next(self._questions)
+        self._answers[question] = asyncio.get_running_loop().create_future()
+        self.link.send(head | {"question": question})
+        answer = await asyncio.shield(self._answers[question])
+        if "problem" in answer:
+            raise TraceStoreError(answer["problem"])
+        return answer
 
     def _count(self, status: str) -> None:
         self._statuses[status] += 1
@@ -267,8 +305,8 @@ class Worker:
         task.add_done_callback(self._tasks.discard)
 
 
-async def _main(descriptor: int) -> None:
-    worker = Worker()
+async def _main(descriptor: int, shared: int | None = None) -> None:
+    worker = Worker(None if shared is None else socket.socket(fileno=shared))
     end = socket.socket(fileno=descriptor)
     await asyncio.get_running_loop().create_unix_connection(lambda: worker.link, sock=end)
     await asyncio.Event().wait()
@@ -276,4 +314,4 @@ async def _main(descriptor: int) -> None:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the driver's
-    asyncio.run(_main(int(sys.argv[1])))
+    asyncio.run(_main(*map(int, sys.argv[1:])))

@@ -6,6 +6,8 @@ Invariants:
 - A process that dies takes its sessions along, and nothing else: each of them ends with the reason. Another process is
   started in its place.
 - A process ends with its link: on `close`, and when the driver is killed.
+- Where clients begin sessions all processes accept from one socket, and the driver says whose a session is: of the
+  process that asked first for it, until it ends there or the process does.
 """
 
 import asyncio
@@ -15,14 +17,15 @@ import math
 import socket
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections import OrderedDict
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 from urllib.parse import quote
 
 from swe_rl.config.schema import GatewayConfig
 from swe_rl.gateway.errors import GatewayConfigError
-from swe_rl.gateway.http import root_url
+from swe_rl.gateway.http import listening, root_url
 from swe_rl.gateway.live import SessionSummary, new_secret
 from swe_rl.gateway.metrics import GatewayMetrics
 from swe_rl.gateway.placement import Placement
@@ -31,6 +34,7 @@ from swe_rl.gateway.processes.link import Head, Link
 from swe_rl.gateway.sampling import Sampling
 from swe_rl.gateway.session import SessionSettings
 from swe_rl.gateway.store.traces import TraceStore
+from swe_rl.gateway.trace import TraceStoreError
 from swe_rl.model.chat import ChatRenderer
 
 _START_S = 60.0  # of a process, on a busy machine
@@ -38,30 +42,35 @@ _CLOSE_S = 60.0  # that a session's end may take there before the process counts
 _END_S = 5.0
 _PAUSE_S = 1.0  # before another one is started
 _FAILURES = 3  # in a row; then there is one process less
+_OWN_HOST = "127.0.0.1"  # of each process, where they share an address
+_REMEMBERED = 65536
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What each process is told; `fields` are of `Routes`, by name."""
+    """What each process is told; `fields` are of `Routes`, by name. `clients_begin`: as the gateway's."""
 
     config: GatewayConfig
     renderer: ChatRenderer
     tool_parser: str
     token: str | None
     fields: Mapping[str, Any]
+    clients_begin: bool
 
-    def message(self, index: int) -> tuple[Head, bytes]:
+    def message(self, index: int, driver_port: int) -> tuple[Head, bytes]:
         config = self.config
         settings, tokenizer = self.renderer.described()
         gateway = {
-            "host": config.host,
-            "port": config.port + 1 + index if config.port else 0,
+            "host": _OWN_HOST if self.clients_begin else config.host,
+            "port": config.port + 1 + index if config.port and not self.clients_begin else 0,
             "max_body_mb": config.max_body_mb,
             "max_calls": math.ceil(config.max_calls / config.processes),
+            "max_idle_sessions": math.ceil(config.max_idle_sessions / config.processes),
+            "session_idle_s": config.session_idle_s,
         }
         head = {"kind": "setup", "gateway": gateway, "renderer": settings, "tool_parser": self.tool_parser}
-        return head | {"token": self.token, **self.fields}, tokenizer.encode()
+        return head | {"token": self.token, "driver_port": driver_port, **self.fields}, tokenizer.encode()
 
 
 class _Process:
@@ -78,17 +87,18 @@ class _Process:
     def up(self) -> bool:
         return self.port > 0 and not self.gone.is_set()
 
-    async def start(self, setup: Setup) -> None:
+    async def start(self, setup: tuple[Head, bytes], shared: socket.socket | None) -> None:
         """Raises GatewayConfigError."""
         here, there = socket.socketpair()
         here.setblocking(False)
         await asyncio.get_running_loop().create_unix_connection(lambda: self.link, sock=here)
         with there:
-            command = (sys.executable, "-m", "swe_rl.gateway.processes.worker", str(there.fileno()))
+            passed = [end.fileno() for end in (there, shared) if end is not None]
+            command = (sys.executable, "-m", "swe_rl.gateway.processes.worker", *map(str, passed))
             self.child = await asyncio.create_subprocess_exec(
-                *command, pass_fds=[there.fileno()], stdin=asyncio.subprocess.DEVNULL, start_new_session=True
+                *command, pass_fds=passed, stdin=asyncio.subprocess.DEVNULL, start_new_session=True
             )
-        self.link.send(*setup.message(self.index))
+        self.link.send(*setup)
         gone = asyncio.ensure_future(self.gone.wait())
         either: set[asyncio.Future[Any]] = {self.ready, gone}
         try:
@@ -140,9 +150,17 @@ class Workers:
         self._processes: dict[int, _Process] = {}
         self._keepers: list[asyncio.Task[None]] = []
         self._paused = False
+        self._shared: socket.socket | None = None
+        self._driver_port = 0
+        self._going: dict[str, asyncio.Task[None]] = {}  # sessions of clients that end
+        self._was: OrderedDict[str, _Process] = OrderedDict()  # where they were: it knows which are closed
+        self._tasks: set[asyncio.Task[None]] = set()
 
-    async def start(self) -> None:
-        """Raises GatewayConfigError."""
+    async def start(self, driver_port: int) -> None:
+        """`driver_port`: of the state of router and engines. Raises GatewayConfigError."""
+        self._driver_port = driver_port
+        if self._setup.clients_begin:
+            self._shared = listening(self._setup.config)
         indices = range(self._setup.config.processes)
         await asyncio.gather(*(self._start(index) for index in indices))
         self._keepers = [asyncio.get_running_loop().create_task(self._keep(index)) for index in indices]
@@ -152,10 +170,17 @@ class Workers:
         for keeper in self._keepers:
             keeper.cancel()
         await asyncio.gather(*self._keepers, return_exceptions=True)
-        for _, far in self._sessions.values():
+        for _, far in list(self._sessions.values()):
             far.lose("the gateway ended")
             await far.settle()
         await asyncio.gather(*(process.close() for process in self._processes.values()))
+        if self._shared is not None:
+            self._shared.close()
+
+    @property
+    def shared_port(self) -> int | None:
+        """Of the address that all share."""
+        return None if self._shared is None else int(self._shared.getsockname()[1])
 
     def open(self, session_id: str, settings: SessionSettings) -> bool:
         """False where no process is up. Raises TraceStoreError."""
@@ -164,7 +189,7 @@ class Workers:
             return False
         process = min(up, key=lambda process: len(process.sessions))
         turn, chain = self._store.next_numbers(session_id)
-        far = FarSession(session_id, new_secret(), settings, process.link, self._sampling, self._clock)
+        far = FarSession(session_id, new_secret(), settings.group_id, process.link, self._sampling, self._clock)
         self._sessions[session_id], process.sessions[session_id] = (process, far), far
         head = {"kind": "open", "session": session_id, "secret": far.secret, "settings": asdict(settings)}
         process.link.send(head | {"turn": turn, "chain": chain})
@@ -187,7 +212,7 @@ class Workers:
 
     def url(self, session_id: str) -> str:
         process, far = self._sessions[session_id]
-        root = root_url(self._setup.config.host, process.port)
+        root = root_url(self._setup.config.host, self.shared_port or process.port)
         return f"{root}/sessions/{quote(session_id, safe='')}/{far.secret}/v1"
 
     def waited_s(self, session_id: str) -> float:
@@ -220,7 +245,7 @@ class Workers:
 
     async def _start(self, index: int) -> None:
         process = self._processes[index] = _Process(index, self._heard)
-        await process.start(self._setup)
+        await process.start(self._setup.message(index, self._driver_port), self._shared)
         process.link.send({"kind": "pause", "paused": self._paused})
 
     async def _keep(self, index: int) -> None:
@@ -245,8 +270,66 @@ class Workers:
         reason = f"process {process.index} of gateway.processes, which had its conversation, ended with status {status}"
         if process.port:
             _log.warning("%s; %d sessions are lost, another one is started", reason, len(process.sessions))
-        for far in process.sessions.values():
+        for name, far in process.sessions.items():
             far.lose(reason)
+            if not far.secret:
+                self._let_go(process, name)
+
+    async def _whose(self, process: _Process, name: str, begins: bool) -> Head:
+        """`port`: of the process that has the session, or None for the one that asks; `numbers`: it begins there."""
+        home, far = self._sessions.get(name, (None, None))
+        if home is not None and far is not None and not home.up and not far.secret:
+            self._let_go(home, name)
+        if name in self._going:
+            await asyncio.wait({self._going[name]})
+        home, _ = self._sessions.get(name, (self._was.get(name), None))
+        if home is not None and home.up and home is not process:
+            return {"port": home.port, "numbers": None}
+        if name in self._sessions or not begins:
+            return {"port": None, "numbers": None}
+        numbers = self._store.next_numbers(name)
+        self._begin(process, name)
+        return {"port": None, "numbers": numbers}
+
+    def _begin(self, process: _Process, name: str) -> None:
+        """A client's session is there from now on."""
+        far = FarSession(name, "", None, process.link, self._sampling, self._clock)
+        self._sessions[name], process.sessions[name] = (process, far), far
+
+    def _let_go(self, process: _Process, name: str) -> None:
+        """A client's session has ended there; its turns are with the store before it may begin anew."""
+        if name not in self._going and self._sessions.get(name, (None, None))[0] is process:
+            self._going[name] = asyncio.get_running_loop().create_task(self._ended(process, name))
+
+    async def _ended(self, process: _Process, name: str) -> None:
+        try:
+            await self._sessions[name][1].settle()
+        finally:
+            self._sessions.pop(name, None)
+            del self._going[name]
+            process.sessions.pop(name, None)
+            self._placement.release(name)
+            self._was[name] = process
+            if len(self._was) > _REMEMBERED:
+                self._was.popitem(last=False)
+
+    async def _flush(self) -> Head:
+        if self._going:
+            await asyncio.wait(set(self._going.values()))
+        await self._store.flush()
+        return {}
+
+    def _answer(self, process: _Process, head: Head, answering: Coroutine[Any, Any, Head]) -> None:
+        async def answer() -> None:
+            try:
+                said = await answering
+            except TraceStoreError as error:
+                said = {"problem": str(error)}
+            process.link.send({"kind": "answer", "question": head["question"], **said})
+
+        task = asyncio.get_running_loop().create_task(answer())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     def _heard(self, process: _Process, head: Head, body: bytes) -> None:
         kind = head["kind"]
@@ -256,7 +339,15 @@ class Workers:
         elif kind == "failed" and not process.ready.done():
             process.ready.set_exception(GatewayConfigError(head["message"]))
         elif kind == "settle":
-            process.link.send({"kind": "settled", "question": head["question"]})
+            process.link.send({"kind": "answer", "question": head["question"]})
+        elif kind == "whose":
+            self._answer(process, head, self._whose(process, head["session"], head["begins"]))
+        elif kind == "flush":
+            self._answer(process, head, self._flush())
+        elif kind == "begun":
+            self._begin(process, head["session"])
+        elif kind == "released":
+            self._let_go(process, head["session"])
         elif kind == "counts":
             for status, number in head["statuses"].items():
                 self._metrics.requests.labels(status).inc(number)

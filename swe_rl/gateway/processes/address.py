@@ -1,0 +1,163 @@
+"""One address for all of the gateway's processes, where clients begin sessions themselves: whose a request is.
+
+Invariants:
+- A connection is whoever's took it; a session is in the process where it began. The driver knows which that is, and is
+  asked for every session that is not here: two processes never have the same one.
+- A request for a session of another process is passed on to it as it came, and so is what it answers; a client that
+  goes away takes its request along there, too.
+- What begins here is told to the driver first, with the numbers that its traces go on with; what comes to nothing is
+  given back.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+import aiohttp
+import orjson
+from aiohttp import web
+from yarl import URL
+
+from swe_rl.gateway.callers import Middleware, body_of
+from swe_rl.gateway.dialects.responses import session_of
+from swe_rl.gateway.errors import Handler, unavailable
+from swe_rl.gateway.processes.link import Head
+from swe_rl.gateway.request import program_named
+
+_STATE = frozenset({"/metrics", "/router/state"})  # the driver has it
+_NOT_PASSED_ON = frozenset({"host", "origin", "connection", "keep-alive", "transfer-encoding", "content-length", "te"})
+_CONNECT_S = 10.0
+_ANONYMOUS = "anonymous-"
+_BY_REPLY = b'"previous_response_id"'
+_PROGRAM = b'"program_id"'
+
+
+class SharedAddress:
+    """`whose(session, begins)` asks the driver; `send` tells it. `has`: whether a session is here."""
+
+    def __init__(
+        self,
+        whose: Callable[[str, bool], Awaitable[Head]],
+        send: Callable[[Head], None],
+        has: Callable[[str], bool],
+        *,
+        driver_port: int,
+        arrival_s: float,
+    ) -> None:
+        self._whose, self._send, self._has = whose, send, has
+        self._driver_port, self._arrival_s = driver_port, arrival_s
+        self._claims: dict[str, tuple[int, int]] = {}  # sessions of clients that are here, or about to be
+        self._asking: Counter[str] = Counter()
+        self._client: aiohttp.ClientSession | None = None
+
+    def numbers(self, session_id: str) -> tuple[int, int]:
+        """(turn, chain) of a session that begins here. Raises ApiError where it is not ours to begin."""
+        if session_id in self._claims:
+            return self._claims[session_id]
+        if not session_id.startswith(_ANONYMOUS):
+            raise unavailable(f"Session {session_id!r} ended just now; send the call again.", "session_ended")
+        self._send({"kind": "begun", "session": session_id})
+        self._claims[session_id] = (0, 0)
+        return 0, 0
+
+    def release(self, session_id: str) -> None:
+        if self._claims.pop(session_id, None) is not None:
+            self._send({"kind": "released", "session": session_id})
+
+    def middleware(self) -> Middleware:
+        @web.middleware
+        async def theirs(request: web.Request, handler: Handler) -> web.StreamResponse:
+            if request.path in _STATE:
+                return await self._passed_on(request, self._driver_port)
+            name = await self._name(request)
+            if name is None or self._has(name):
+                return await handler(request)
+            self._asking[name] += 1
+            try:
+                port = await self._port(name, begins=_begins(request))
+                return await (handler(request) if port is None else self._passed_on(request, port))
+            finally:
+                self._asking[name] -= 1
+                if not self._asking[name]:
+                    del self._asking[name]
+                    if not self._has(name):
+                        self.release(name)
+
+        return theirs  # type: ignore[return-value]
+
+    async def _port(self, name: str, *, begins: bool) -> int | None:
+        """None: it is here, or nowhere."""
+        answer = await self._whose(name, begins)
+        if answer["port"] is None and answer["numbers"] is not None:
+            self._claims[name] = (answer["numbers"][0], answer["numbers"][1])
+        port: int | None = answer["port"]
+        return port
+
+    async def _name(self, request: web.Request) -> str | None:
+        """The session that a request names, by its route's rules; None for one that names none."""
+        if "session_id" in request.match_info:
+            return request.match_info["session_id"]
+        raw = await body_of(request, self._arrival_s) if request.method == "POST" else b""
+        return _program(raw) or request.headers.get("X-Program-Id") or None
+
+    async def _passed_on(self, request: web.Request, port: int) -> web.StreamResponse:
+        """Raises ApiError where the other process is gone."""
+        body = await body_of(request, self._arrival_s)
+        url = URL(f"http://127.0.0.1:{port}{request.raw_path}", encoded=True)
+        try:
+            async with self._opened().request(request.method, url, headers=_kept(request.headers), data=body) as answer:
+                if answer.headers.get("Content-Type", "").startswith("text/event-stream"):
+                    return await _streamed(request, answer)
+                return web.Response(status=answer.status, headers=_kept(answer.headers), body=await answer.read())
+        except aiohttp.ClientError as error:
+            message = "The process of gateway.processes that had this conversation is gone; send the call again."
+            raise unavailable(message, "process_lost") from error
+
+    def _opened(self) -> aiohttp.ClientSession:
+        if self._client is None:
+            timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S)
+            connector = aiohttp.TCPConnector(limit=0)
+            self._client = aiohttp.ClientSession(connector=connector, timeout=timeout, auto_decompress=False)
+        return self._client
+
+
+def _begins(request: web.Request) -> bool:
+    return request.method == "POST" and not request.path.endswith("/count_tokens")
+
+
+def _program(raw: bytes) -> str | None:
+    """As a dialect's parser finds it. A body is parsed only where it has the words, and not at its begin or end."""
+    by_reply = _BY_REPLY in raw
+    times = raw.count(_PROGRAM)
+    if not times and not by_reply:
+        return None
+    if times == 1 and not by_reply and (name := program_named(raw)):
+        return name
+    try:
+        body: Any = orjson.loads(raw)
+    except orjson.JSONDecodeError:  # its route says so
+        return None
+    if not isinstance(body, dict):
+        return None
+    named = body.get("program_id")
+    return named if isinstance(named, str) and named else session_of(body.get("previous_response_id"))
+
+
+def _kept(headers: Mapping[str, str]) -> dict[str, str]:
+    passed = {name: value for name, value in headers.items() if name.lower() not in _NOT_PASSED_ON}
+    return {name: value for name, value in passed.items() if not name.lower().startswith("sec-fetch-")}
+
+
+async def _streamed(request: web.Request, answer: aiohttp.ClientResponse) -> web.StreamResponse:
+    response = web.StreamResponse(status=answer.status, headers=_kept(answer.headers))
+    await response.prepare(request)
+    try:
+        async for part in answer.content.iter_any():
+            await response.write(part)
+    except aiohttp.ClientError:  # what was sent cannot be taken back: the stream breaks off
+        if request.transport is not None:
+            request.transport.abort()
+        raise asyncio.CancelledError from None
+    await response.write_eof()
+    return response
