@@ -124,9 +124,9 @@ def test_a_folder_without_a_model_is_not_replaced(run, tmp_path):
 def test_a_kill_at_any_rename_leaves_a_whole_model(tmp_path, monkeypatch, renames):
     """Killed before the old model has moved, before the new one has its name, or before the old one is gone."""
 
-    class Written:
-        def save_pretrained(self, folder):
-            (folder / "model.safetensors").write_text("new")
+    def write(folder):
+        folder.mkdir(exist_ok=True)  # what was left was not removed
+        (folder / "model.safetensors").write_text("new")
 
     output, done, rename = tmp_path / "model", [], Path.rename
     output.mkdir()
@@ -141,11 +141,11 @@ def test_a_kill_at_any_rename_leaves_a_whole_model(tmp_path, monkeypatch, rename
     monkeypatch.setattr(Path, "rename", killed)
     monkeypatch.setattr(job.shutil, "rmtree", lambda *_, **__: None)  # what comes last was not reached either
     with contextlib.suppress(KeyboardInterrupt):
-        job._save(output, Written(), Written(), {})
+        job._save(output, write, {})
     monkeypatch.undo()
     job._put_back(output)
     assert (output / "model.safetensors").read_text() == ("new" if renames == 2 else "old")
-    job._save(output, Written(), Written(), {})
+    job._save(output, write, {})
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
     assert (output / "model.safetensors").read_text() == "new"
 

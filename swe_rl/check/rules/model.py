@@ -180,7 +180,7 @@ def model_words(config: Config, _: Host) -> Iterator[Finding]:
         )
 
 
-@about(Part.trainer)
+@about(Part.trainer, Part.warm_start)
 def attention_kernel(config: Config, _: Host) -> Iterator[Finding]:
     value, cpu = config.trainer.attention, uses_no_gpu(config.layout)
     known = ("auto", CPU_KERNEL) if cpu else ("auto", *KERNELS)
