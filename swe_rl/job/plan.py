@@ -17,13 +17,14 @@ from swe_rl.check.findings import failing, read_text
 from swe_rl.config.choices import EngineKind, OutputFormat
 from swe_rl.config.compose import config_hash
 from swe_rl.config.environment import shown
+from swe_rl.config.parts import Part, starts
 from swe_rl.config.provenance import Origins
 from swe_rl.config.ranges import within
 from swe_rl.config.schema import Config
 from swe_rl.errors import SweRlError
 from swe_rl.job.simulate import groups_of, step_rollouts
 from swe_rl.layout.placement import PlacementError, place
-from swe_rl.plan import duration, memory, sizes
+from swe_rl.plan import duration, memory, sizes, warm_start
 from swe_rl.plan.sizes import trained_images
 from swe_rl.router.simulation.balance import balance, divided, overlaps
 
@@ -57,7 +58,8 @@ def plan(config: Config, *, partly: bool = False) -> dict[str, Any]:
     Raises PlacementError or ArithmeticError for a configuration that the rules refuse, unless `partly`.
     """
     made: dict[str, Any] = {"config_hash": config_hash(config)}
-    for name, section in _SECTIONS.items():
+    sections = _OF_A_WARM_START if Part.warm_start in starts(config) else _SECTIONS
+    for name, section in sections.items():
         try:
             rows = section(config)
             if rows or name != "flow":
@@ -243,6 +245,24 @@ _SECTIONS: dict[str, Callable[[Config], dict[str, Any]]] = {
 }
 
 
+def _trainer_memory(config: Config) -> dict[str, Any]:
+    rows = _memory(warm_start.trained(config))
+    return {name: value for name, value in rows.items() if not name.startswith(("engine", "kv", "peak_of_both"))}
+
+
+def _checkpoints(config: Config) -> dict[str, Any]:
+    return _disk(warm_start.trained(config)) | {"images_gb_at_most": 0.0}
+
+
+_OF_A_WARM_START: dict[str, Callable[[Config], dict[str, Any]]] = {
+    "gpus": _gpus,
+    "memory": _trainer_memory,
+    "batch": warm_start.batch_rows,
+    "time": warm_start.time_rows,
+    "disk": _checkpoints,
+}
+
+
 def _round(value: float) -> float:
     return float(f"{value:.3g}")
 
@@ -291,6 +311,9 @@ def _in_short(made: dict[str, Any]) -> str:
         note = "" if time["training_s_per_step"] else " without training"  # a CPU's is not estimated
         steps = f"{batch['steps']} steps of {batch['trajectories_per_step']} trajectories"
         parts.append(f"{steps}, about {time['step']} each{note}: {time['run']} in all")
+    if "updates" in batch:
+        length = f": {time['run']} in all" if "run" in time else ""
+        parts.append(f"{batch['updates']} updates of {batch['tokens_per_update_at_least']} tokens{length}")
     if "gpu_hours" in time:
         parts.append(f"{len(gpus)} GPUs, {time['gpu_hours']:g} GPU-hours")
     if "checkpoints_gb_at_most" in disk:

@@ -112,7 +112,8 @@ class Optimizer:
     def load_shards(self, names: Collection[str], rows: RowsOf) -> None:
         """Reads the state of each parameter's own rows; `names` are those that there are. Raises TrainerError."""
         if not names:
-            return self.forget()
+            self.forget()
+            return
         self._require_all(names)
         for name, param in self._params.items():
             start, stop = shard_range(param)

@@ -121,9 +121,9 @@ class Trainer:
     def train_step(self, rows: Sequence[Row], step: int, lr: float | None = None) -> TrainMetrics:
         """Updates the policy once per mini-batch that has anything to learn from.
 
-        `step` seeds the order of the groups. `lr` None: `trainer.lr`, whose warm-up counts the calls. Raises TrainerError on a malformed row,
-        where memory runs out (the weights may be those of half a step then), and after three non-finite gradient norms
-        in a row.
+        `step` seeds the order of the groups. `lr` None: `trainer.lr`, whose warm-up counts the calls. Raises
+        TrainerError on a malformed row, where memory runs out (the weights may be those of half a step then), and
+        after three non-finite gradient norms in a row.
         """
         start = self._clock()
         stats = StepStats()

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from swe_rl.agent.observation import NO_OUTPUT
 from swe_rl.check.findings import Host
@@ -19,6 +20,7 @@ from swe_rl.job import sft as job
 from swe_rl.logger.folder import RunFolder, RunState
 from swe_rl.model.load import load_model, load_tokenizer
 from swe_rl.model.tiny import build_model, upcycled
+from swe_rl.run.warm_start import WarmStart
 
 SMALL = (
     "job=sft",
@@ -163,3 +165,92 @@ def test_a_conversation_alternates_and_ends_with_the_submission():
         NO_OUTPUT,
         "```bash\nsubmit\n```",
     ]
+
+
+def steps_of(folder):
+    return [json.loads(line) for line in (folder / "steps.jsonl").read_text().splitlines()]
+
+
+def test_each_step_has_a_line_and_the_run_a_summary(run, tmp_path):
+    run("model")
+    first, second, third = steps_of(tmp_path / "run_0_model")
+    assert [(line["step"], line["stage"]) for line in (first, second, third)] == [(1, 1), (2, 1), (3, 2)]
+    assert [line["lr"] for line in (first, second, third)] == pytest.approx([2e-3, 2e-3, 3e-4])
+    assert 0 < first["trained_tokens"] < first["fed_tokens"] and first["fed_tokens"] >= 600
+    assert json.loads((tmp_path / "run_0_model" / "summary.json").read_text())["steps"] == 3
+    assert (tmp_path / "run_0_model" / "report.html").is_file()
+
+
+def same_weights(ours, theirs):
+    ours, theirs = (load_file(folder / "model.safetensors") for folder in (ours, theirs))
+    assert ours.keys() == theirs.keys()
+    for name, weight in ours.items():
+        torch.testing.assert_close(weight, theirs[name], atol=1e-5, rtol=0)
+
+
+LONGER = ("sft.steps=4", "sft.beginner_steps=2", "sft.checkpoint_every_steps=2")
+
+
+def killed_after(step, monkeypatch):
+    """Where the run has written down `step`, and not saved it."""
+    record = WarmStart._record
+
+    def killed(steps, *given):
+        record(steps, *given)
+        if steps.step == step:
+            raise OSError("the power went")
+
+    monkeypatch.setattr(WarmStart, "_record", killed)
+
+
+def test_killed_and_resumed_is_not_interrupted(run, tmp_path, monkeypatch):
+    """Before the first checkpoint, within a stage, and after the first step of the second one."""
+    whole, resume = run("whole", *LONGER), "trainer.resume=none"
+    for step in (1, 3, 5):
+        with monkeypatch.context() as patch:
+            killed_after(step, patch)
+            with pytest.raises(OSError, match="the power went"):
+                run("model", *LONGER, resume)
+        resume = f"trainer.resume={tmp_path / 'run_1_model'}"
+    assert not (tmp_path / "model").exists()
+    resumed = run("model", *LONGER, resume)
+    for name in ("model.safetensors", "warm_start.json"):
+        assert (resumed / name).read_bytes() == (whole / name).read_bytes()
+    losses = [
+        [(line["step"], line["loss"]) for line in steps_of(tmp_path / name)] for name in ("run_0_whole", "run_1_model")
+    ]
+    assert losses[0] == losses[1] and len(losses[0]) == 6
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "ranks",
+    [
+        ("layout.sequence_parallel=2",),
+        (
+            "layout.expert_parallel=2",
+            *("model.num_experts=4", "model.active_experts=2"),
+            "model.expert_intermediate_size=24",
+        ),
+    ],
+)
+def test_two_ranks_that_are_killed_and_one_process_that_goes_on_are_one_process(run, tmp_path, monkeypatch, ranks):
+    parallel, *model = ranks
+    two = (
+        "layout.trainer_ranks=2",
+        parallel,
+        "trainer.collective_timeout_s=120",
+        "trainer.max_tokens_per_micro_batch=200",
+    )
+    whole = run("whole", *LONGER, *model)
+    with monkeypatch.context() as patch:
+        killed_after(5, patch)
+        with pytest.raises(OSError, match="the power went"):
+            run("model", *LONGER, *model, *two)
+    alone = steps_of(tmp_path / "run_0_whole")
+    for line, expected in zip(steps_of(tmp_path / "run_1_model"), alone, strict=False):
+        assert line["loss"] == pytest.approx(expected["loss"], abs=1e-5)
+        assert line["grad_norm"] == pytest.approx(expected["grad_norm"], abs=1e-4)
+    goes_on = (f"trainer.resume={tmp_path / 'run_1_model'}", "trainer.max_tokens_per_micro_batch=200")
+    same_weights(run("model", *LONGER, *model, *goes_on), whole)
+    assert [line["step"] for line in steps_of(tmp_path / "run_1_model")] == [1, 2, 3, 4, 5, 6]

@@ -357,6 +357,18 @@ def compiled(config: Config, _: Host) -> Iterator[Finding]:
         )
 
 
+@about(Part.warm_start)
+def device(config: Config, _: Host) -> Iterator[Finding]:
+    """Ranks have devices of their own."""
+    sft, layout = config.sft, config.layout
+    if sft.device != "cpu" and layout.trainer_ranks and not layout.trainer_gpus:
+        words = f"layout={layout.name} has {layout.trainer_ranks} ranks, which train on the CPU"
+        yield error("sft_device", "sft.device", words, "sft.device=cpu, or a layout with trainer GPUs (layout=dp4)")
+    elif sft.device != "cpu" and layout.trainer_gpus:
+        words = f"layout={layout.name} has {layout.trainer_gpus} ranks, each on a GPU of its own: nothing reads it"
+        yield warning("sft_device", "sft.device", words, "sft.device=cpu")
+
+
 @about(Part.trainer)
 def idle_trainer(config: Config, _: Host) -> Iterator[Finding]:
     layout = config.layout
