@@ -24,8 +24,9 @@ from swe_rl.config.schema import Config
 from swe_rl.errors import SweRlError
 from swe_rl.job.simulate import groups_of, step_rollouts
 from swe_rl.layout.placement import PlacementError, place
-from swe_rl.plan import duration, memory, sizes, warm_start
+from swe_rl.plan import duration, memory, sizes
 from swe_rl.plan.sizes import trained_images
+from swe_rl.plan.warm_start import trained
 from swe_rl.router.simulation.balance import balance, divided, overlaps
 
 if TYPE_CHECKING:
@@ -246,19 +247,44 @@ _SECTIONS: dict[str, Callable[[Config], dict[str, Any]]] = {
 
 
 def _trainer_memory(config: Config) -> dict[str, Any]:
-    rows = _memory(warm_start.trained(config))
+    rows = _memory(trained(config))
     return {name: value for name, value in rows.items() if not name.startswith(("engine", "kv", "peak_of_both"))}
 
 
 def _checkpoints(config: Config) -> dict[str, Any]:
-    return _disk(warm_start.trained(config)) | {"images_gb_at_most": 0.0}
+    return _disk(trained(config)) | {"images_gb_at_most": 0.0}
+
+
+def _updates(config: Config) -> dict[str, Any]:
+    sft = config.sft
+    return {
+        "updates": sft.steps + sft.beginner_steps,
+        "tokens_per_update_at_least": sft.tokens_per_batch,
+        "data_parallel_ranks": sizes.data_parallel(config.layout),
+        "tokens_per_micro_batch_and_gpu": memory.tokens_per_gpu(trained(config)),
+    }
+
+
+def _update_time(config: Config) -> dict[str, Any]:
+    of_trainer = trained(config)
+    update_s = duration.train_s(of_trainer)
+    if not update_s:
+        return {"update": "not estimated: no GPU, or its speed is not known"}
+    run_s = duration.of_steps(of_trainer, update_s)
+    return {
+        "training_s_per_update": _round(update_s),
+        "layers_compiled": "yes" if duration.compiles(of_trainer) else "no",
+        "run": duration.text(run_s),
+        **_gpu_hours(config, run_s),
+        "assuming": f"{duration.TRAIN_UTILIZATION:.0%} of a GPU's {config.hardware.gpu_bf16_tflops:g} TFLOPS",
+    }
 
 
 _OF_A_WARM_START: dict[str, Callable[[Config], dict[str, Any]]] = {
     "gpus": _gpus,
     "memory": _trainer_memory,
-    "batch": warm_start.batch_rows,
-    "time": warm_start.time_rows,
+    "batch": _updates,
+    "time": _update_time,
     "disk": _checkpoints,
 }
 
