@@ -247,8 +247,8 @@ _SECTIONS: dict[str, Callable[[Config], dict[str, Any]]] = {
 
 
 def _trainer_memory(config: Config) -> dict[str, Any]:
-    rows = _memory(trained(config))
-    return {name: value for name, value in rows.items() if not name.startswith(("engine", "kv", "peak_of_both"))}
+    of_engines = ("engine", "kv", "peak_of_both")
+    return {name: value for name, value in _memory(trained(config)).items() if not name.startswith(of_engines)}
 
 
 def _checkpoints(config: Config) -> dict[str, Any]:
@@ -267,13 +267,11 @@ def _updates(config: Config) -> dict[str, Any]:
 
 def _update_time(config: Config) -> dict[str, Any]:
     of_trainer = trained(config)
-    update_s = duration.train_s(of_trainer)
-    if not update_s:
+    if not (update_s := duration.train_s(of_trainer)):
         return {"update": "not estimated: no GPU, or its speed is not known"}
     run_s = duration.of_steps(of_trainer, update_s)
     return {
         "training_s_per_update": _round(update_s),
-        "layers_compiled": "yes" if duration.compiles(of_trainer) else "no",
         "run": duration.text(run_s),
         **_gpu_hours(config, run_s),
         "assuming": f"{duration.TRAIN_UTILIZATION:.0%} of a GPU's {config.hardware.gpu_bf16_tflops:g} TFLOPS",
