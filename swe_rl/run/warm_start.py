@@ -9,6 +9,7 @@ Invariants:
 
 import asyncio
 import random
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -101,6 +102,7 @@ class WarmStart:
         self._rng = random.Random()
         self.step = self.saved_step = self._began = 0
         self._losses: dict[int, float] = {}
+        self._turn = threading.RLock()
         self._began_s, self._tokens = time.monotonic(), 0
         self.done_at_s: dict[int, float] = {}
 
@@ -127,9 +129,15 @@ class WarmStart:
         await asyncio.to_thread(self._trainer.wait)
 
     def save(self) -> None:
-        """A checkpoint of the last step, unless it has one. Raises CheckpointWriteError."""
-        if self.step == self.saved_step:
-            return
+        """A checkpoint of the last step, unless it has one. Raises CheckpointWriteError.
+
+        Waits for the end of a step that is under way: whoever ends the loop cannot end the thread of a step.
+        """
+        with self._turn:
+            if self.step != self.saved_step:
+                self._save()
+
+    def _save(self) -> None:
         version, internal, gauss = self._rng.getstate()
         self._trainer.save(
             self._session.folder.checkpoints,
@@ -148,6 +156,10 @@ class WarmStart:
         return {"seed": self._config.sft.seed, "loss_skill": skill, "loss_beginner": beginner}
 
     def _one_step(self) -> None:
+        with self._turn:
+            self._learn()
+
+    def _learn(self) -> None:
         step, began_s = self.step + 1, time.monotonic()
         stage = next(stage for stage in self._stages if step <= stage.before + stage.steps)
         if step == stage.before + 1:

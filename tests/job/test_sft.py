@@ -3,8 +3,10 @@
 import contextlib
 import itertools
 import json
-from dataclasses import replace
+import threading
+from dataclasses import fields, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -18,9 +20,11 @@ from swe_rl.env.bugs.demonstration import Demonstration
 from swe_rl.errors import UserError
 from swe_rl.job import sft as job
 from swe_rl.logger.folder import RunFolder, RunState
+from swe_rl.model.chat import ChatRenderer
 from swe_rl.model.load import load_model, load_tokenizer
 from swe_rl.model.tiny import build_model, upcycled
 from swe_rl.run.warm_start import WarmStart
+from swe_rl.trainer.metrics import TrainMetrics
 
 SMALL = (
     "job=sft",
@@ -220,6 +224,37 @@ def test_killed_and_resumed_is_not_interrupted(run, tmp_path, monkeypatch):
         [(line["step"], line["loss"]) for line in steps_of(tmp_path / name)] for name in ("run_0_whole", "run_1_model")
     ]
     assert losses[0] == losses[1] and len(losses[0]) == 6
+
+
+def test_a_checkpoint_waits_for_the_step_that_is_under_way():
+    """An event loop that is torn down cancels who waits for the step's thread, and not the thread."""
+    saved, trains, goes_on = [], threading.Event(), threading.Event()
+
+    def train_step(rows, step, lr):
+        trains.set()
+        assert goes_on.wait(30)
+        return TrainMetrics(**{field.name: 0 for field in fields(TrainMetrics)} | {"step": step})
+
+    trainer = SimpleNamespace(train_step=train_step, save=lambda *_, step, **__: saved.append(step))
+    session = SimpleNamespace(
+        steps=SimpleNamespace(append=lambda _: None),
+        mirrors=SimpleNamespace(log=lambda *_: None),
+        status=SimpleNamespace(heartbeat=lambda _: None),
+        progress=SimpleNamespace(state=SimpleNamespace(), message=lambda _: None),
+        folder=SimpleNamespace(checkpoints=None),
+    )
+    config = compose([*SMALL, "model.path=builtin:tiny", "sft.checkpoint_every_steps=0"]).config
+    renderer = ChatRenderer(load_tokenizer(compose([]).config.model), template="qwen_plain")
+    steps = WarmStart(config, session, renderer, trainer, "")
+    threads = [threading.Thread(target=work) for work in (steps._one_step, steps.save)]
+    threads[0].start()
+    assert trains.wait(30)
+    threads[1].start()
+    assert saved == []
+    goes_on.set()
+    for thread in threads:
+        thread.join(30)
+    assert saved == [1]
 
 
 @pytest.mark.slow
