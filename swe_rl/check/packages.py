@@ -29,6 +29,7 @@ from swe_rl.host.packages import install_command, ranges
 from swe_rl.plan.sizes import VLLM_COMMAND, asks_model, asks_ray, gpus_needed, gpus_there, uses_no_gpu
 
 _ACTS = frozenset({JobName.train, JobName.rollout, JobName.eval})  # agents in sandboxes
+_TRAINS = frozenset({JobName.train, JobName.sft})
 _COMPUTES = _ACTS | {JobName.sft, JobName.export}
 _SAMPLES = _ACTS | {JobName.serve}
 _READS = _ACTS | {JobName.prepare, JobName.validate, JobName.images}
@@ -214,11 +215,11 @@ def _graded(config: Config, _: Host, job: JobName) -> bool:
 
 
 def _adapts(config: Config, _: Host, job: JobName) -> bool:
-    return job is JobName.train and config.trainer.lora_rank > 0
+    return job in _TRAINS and config.trainer.lora_rank > 0
 
 
 def _joins_ray(config: Config, _: Host, job: JobName) -> bool:
-    return job is JobName.train and asks_ray(config)
+    return job in _TRAINS and asks_ray(config)
 
 
 def _acts_by_library(config: Config, _: Host, job: JobName) -> bool:

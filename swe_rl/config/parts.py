@@ -48,9 +48,17 @@ _OF_JOB: dict[JobName, frozenset[Part]] = {
 }
 ASKING = frozenset({JobName.check, JobName.plan})
 
+_NOT_SUPERVISED = (  # keys of the trainer that say how it learns from rollouts; job=sft has its own, or no use for them
+    *("trainer.steps", "trainer.lr", "trainer.warmup_steps", "trainer.prompts_per_mini_batch"),
+    *("trainer.checkpoint_every_steps", "trainer.eval_every_steps", "trainer.max_staleness_steps"),
+    *("trainer.lora_serving", "trainer.weight_sync", "trainer.check_weights", "trainer.routing_replay"),
+)
+TRAINS = frozenset({Part.trainer, Part.warm_start})
+
 # Who reads the keys of a group, or a key of its own; a group that is not here is read by every job.
 _READERS: dict[str, frozenset[Part]] = {
-    "trainer": frozenset({Part.trainer}),
+    "trainer": frozenset({Part.trainer, Part.warm_start}),
+    **dict.fromkeys(_NOT_SUPERVISED, frozenset({Part.trainer})),
     "trainer.seed": frozenset({Part.trainer, Part.engines, Part.steps, Part.evaluation}),
     "algo": frozenset({Part.trainer}),
     "advantage": frozenset({Part.trainer}),
@@ -60,7 +68,7 @@ _READERS: dict[str, frozenset[Part]] = {
     "engine": frozenset({Part.engines}),
     "router": frozenset({Part.router}),
     "gateway": frozenset({Part.router}),
-    "layout": frozenset({Part.engines, Part.trainer}),
+    "layout": frozenset({Part.engines, Part.trainer, Part.warm_start}),
     "rollout": frozenset({Part.rollouts}),
     "agent": frozenset({Part.rollouts}),
     "sandbox": frozenset({Part.sandboxes}),
@@ -84,6 +92,11 @@ def starts(config: Config) -> frozenset[Part]:
     if Part.rollouts in parts and config.agent.name in AGENTS_WITHOUT_MODEL and Part.trainer not in parts:
         return parts - _SAMPLED
     return parts
+
+
+def trains(config: Config) -> bool:
+    """Whether this job starts a trainer, from rollouts or from demonstrations."""
+    return bool(TRAINS & starts(config))
 
 
 def reads(config: Config, key: str) -> bool:

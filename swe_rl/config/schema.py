@@ -537,8 +537,9 @@ class SftConfig:
     beginner_steps: ZeroOrMore = 150  # updates after these, on a beginner that makes mistakes and mends them
     beginner_lr: Positive = 3e-4  # learning rate of these
     right_fraction: Share = 0.5  # of the beginner's demonstrations
-    start: str | None = None  # a dense model to begin with, as model.path; experts are made of its MLPs; null: nothing
-    device: str = "cpu"  # cpu: half an hour on two cores; cuda: two minutes on one GPU
+    start: str | None = None  # a model to begin with, as model.path; a dense one's MLPs become experts; null: nothing
+    device: str = "cpu"  # cpu: half an hour on two cores; cuda: two minutes on one GPU; of a layout without ranks
+    checkpoint_every_steps: ZeroOrMore = 500  # updates; the last one is saved in any case
     seed: Seed = 0  # of weights and demonstrations
     output: str = "${paths.outputs}/sft/${model.name}"  # the folder that the model is written to
 

@@ -27,6 +27,7 @@ from swe_rl.layout.placement import PlacementError, place
 from swe_rl.plan import duration, memory, sizes
 from swe_rl.plan.gateway import step_need
 from swe_rl.plan.sizes import trained_images
+from swe_rl.plan.warm_start import trained
 from swe_rl.plan.weight_sync import way_of
 from swe_rl.router.simulation.balance import balance, divided, overlaps
 
@@ -60,7 +61,8 @@ def plan(config: Config, *, partly: bool = False) -> dict[str, Any]:
     Raises PlacementError or ArithmeticError for a configuration that the rules refuse, unless `partly`.
     """
     made: dict[str, Any] = {"config_hash": config_hash(config)}
-    for name, section in _SECTIONS.items():
+    sections = _OF_A_WARM_START if Part.warm_start in starts(config) else _SECTIONS
+    for name, section in sections.items():
         try:
             rows = section(config)
             if rows or name != "flow":
@@ -258,6 +260,47 @@ _SECTIONS: dict[str, Callable[[Config], dict[str, Any]]] = {
 }
 
 
+def _trainer_memory(config: Config) -> dict[str, Any]:
+    of_engines = ("engine", "kv", "peak_of_both")
+    return {name: value for name, value in _memory(trained(config)).items() if not name.startswith(of_engines)}
+
+
+def _checkpoints(config: Config) -> dict[str, Any]:
+    return _disk(trained(config)) | {"images_gb_at_most": 0.0}
+
+
+def _updates(config: Config) -> dict[str, Any]:
+    sft = config.sft
+    return {
+        "updates": sft.steps + sft.beginner_steps,
+        "tokens_per_update_at_least": sft.tokens_per_batch,
+        "data_parallel_ranks": sizes.data_parallel(config.layout),
+        "tokens_per_micro_batch_and_gpu": memory.tokens_per_gpu(trained(config)),
+    }
+
+
+def _update_time(config: Config) -> dict[str, Any]:
+    of_trainer = trained(config)
+    if not (update_s := duration.train_s(of_trainer)):
+        return {"update": "not estimated: no GPU, or its speed is not known"}
+    run_s = duration.of_steps(of_trainer, update_s)
+    return {
+        "training_s_per_update": _round(update_s),
+        "run": duration.text(run_s),
+        **_gpu_hours(config, run_s),
+        "assuming": f"{duration.TRAIN_UTILIZATION:.0%} of a GPU's {config.hardware.gpu_bf16_tflops:g} TFLOPS",
+    }
+
+
+_OF_A_WARM_START: dict[str, Callable[[Config], dict[str, Any]]] = {
+    "gpus": _gpus,
+    "memory": _trainer_memory,
+    "batch": _updates,
+    "time": _update_time,
+    "disk": _checkpoints,
+}
+
+
 def _round(value: float) -> float:
     return float(f"{value:.3g}")
 
@@ -306,6 +349,9 @@ def _in_short(made: dict[str, Any]) -> str:
         note = "" if time["training_s_per_step"] else " without training"  # a CPU's is not estimated
         steps = f"{batch['steps']} steps of {batch['trajectories_per_step']} trajectories"
         parts.append(f"{steps}, about {time['step']} each{note}: {time['run']} in all")
+    if "updates" in batch:
+        length = f": {time['run']} in all" if "run" in time else ""
+        parts.append(f"{batch['updates']} updates of {batch['tokens_per_update_at_least']} tokens{length}")
     if "gpu_hours" in time:
         parts.append(f"{len(gpus)} GPUs, {time['gpu_hours']:g} GPU-hours")
     if "checkpoints_gb_at_most" in disk:

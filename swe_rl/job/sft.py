@@ -1,99 +1,146 @@
 """`job=sft`: the warm start. First right demonstrations only (the skill), then a beginner's (the habits).
 
 Invariants:
-- Same configuration on the same machine: the same weights, bit for bit.
+- Same configuration on the same machine, with the same ranks: the same weights, bit for bit.
 - Only training packages are read; the result is a folder that `model.path` takes.
+- Trainer, ranks, checkpoints and restarts are those of `job=train`; the model that it begins with is a folder.
 """
 
+import asyncio
+import json
 import random
 import shutil
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
+from contextlib import AsyncExitStack, closing
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from swe_rl.agent.observation import NO_OUTPUT
 from swe_rl.agent.prompts import system_prompt
+from swe_rl.config.compose import config_hash
+from swe_rl.config.known_models import mixture_facts
 from swe_rl.config.schema import Config
-from swe_rl.env.bugs.demonstration import Demonstration, Demonstrator
+from swe_rl.env.bugs.demonstration import Demonstrator
 from swe_rl.env.bugs.workspace import PACKAGES
-from swe_rl.errors import UserError
+from swe_rl.errors import RunError, UserError
 from swe_rl.logger.disk import write_json_atomic
-from swe_rl.model.tiny import IdsAndMask, Messages, batches, build_model, build_tokenizer, upcycled
-from swe_rl.run.session import session
+from swe_rl.model.tiny import build_model, build_tokenizer, upcycled
+from swe_rl.plan.warm_start import trained
+from swe_rl.run import event_loop
+from swe_rl.run.session import Session, session
+from swe_rl.run.training import (
+    Restarts,
+    in_this_process,
+    pad,
+    require_peft,
+    restarting,
+    started_ranks,
+    trainer_ranks,
+)
+from swe_rl.run.warm_start import WarmStart, conversation
+from swe_rl.trainer.protocol import RankLost, TrainsPolicy
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-    from swe_rl.model.chat import ChatRenderer
-
-Log = Callable[[Mapping[str, Any], int], None]  # of a record and its step
-
 _TOKENIZER_CONVERSATIONS = 4000
-_REPORT_EVERY_STEPS = 50
-_WEIGHTS = "model.safetensors"
+_WEIGHTS = "model*.safetensors"
 
 
 def run(config: Config, folder: Path | None) -> int:
     assert folder is not None
     total_steps = config.sft.steps + config.sft.beginner_steps
-    with session(config, folder, total_steps=total_steps, reports=False) as run_session:
+    with session(config, folder, total_steps=total_steps) as run_session:
         output = Path(config.sft.output)
         _put_back(output)
         _check_output(output)
-        tokenizer, model, losses = _warm_start(config, run_session.progress.message, run_session.mirrors.log)
-        figures = {"seed": config.sft.seed, "loss_skill": losses[0], "loss_beginner": losses[1]}
-        _save(output, model, tokenizer, figures)
-        run_session.events.write("warm_start", output=str(output), **figures)
-        run_session.mirrors.summarize(figures)
+        event_loop.run(_warm_start(config, run_session))
+    run_session.print_end()
     print(f"warm start: {output} (use it with model.path={output})", flush=True)
     return 0
 
 
-def conversation(demonstration: Demonstration, prompt: str) -> Messages:
-    """As `agent=bash` would have had it."""
-    messages = [{"role": "system", "content": prompt}, {"role": "user", "content": demonstration.statement}]
-    for number, command in enumerate(demonstration.replies):
-        messages.append({"role": "assistant", "content": f"```bash\n{command}\n```"})
-        if number < len(demonstration.observations):
-            messages.append({"role": "user", "content": demonstration.observations[number] or NO_OUTPUT})
-    return messages
+async def _warm_start(config: Config, session: Session) -> None:
+    from swe_rl.model.load import load_tokenizer
+
+    with session.progress.phase("load"):
+        if not trainer_ranks(config):
+            _check_device(config.sft.device)
+        require_peft(config)
+        start = await asyncio.to_thread(_start_folder, config, session.folder.path.absolute() / "start")
+        of_trainer = trained(config)
+        of_trainer = replace(of_trainer, model=replace(config.model, path=str(start), revision=None))
+        tokenizer = load_tokenizer(of_trainer.model)
+    restarts = Restarts(config.trainer.max_restarts)
+    await restarting(restarts, session, lambda: _attempt(config, of_trainer, session, tokenizer, restarts))
 
 
-def _warm_start(
-    config: Config, say: Any, log: Log
-) -> tuple["PreTrainedTokenizerFast", "PreTrainedModel", tuple[float, float]]:
+async def _attempt(
+    config: Config, of_trainer: Config, session: Session, tokenizer: "PreTrainedTokenizerFast", restarts: Restarts
+) -> None:
+    """To the end of the run. Raises RankLost, whatever else failed because of it."""
     from swe_rl.model.chat import ChatRenderer
-    from swe_rl.trainer.supervised import SupervisedTrainer
 
-    sft, prompt = config.sft, system_prompt(config.agent.system_prompt)
-    expert, beginner = (Demonstrator(PACKAGES / "train", right) for right in (1.0, sft.right_fraction))
-    model, tokenizer = _start(config) if sft.start else _nothing(config, beginner, prompt)
-    model = model.to(_device(sft.device))
     renderer = ChatRenderer(tokenizer, template=config.model.chat_template, thinking=config.model.thinking)
-    losses = []
-    stages = ((expert, sft.steps, sft.lr, sft.warmup_steps), (beginner, sft.beginner_steps, sft.beginner_lr, 0))
-    for stage, (demonstrator, steps, lr, warmup_steps) in enumerate(stages):
-        trainer = SupervisedTrainer(
-            model,
-            lr=lr,
-            warmup_steps=warmup_steps,
-            total_steps=steps,
-            grad_clip=config.trainer.grad_clip,
-            pad_token_id=int(tokenizer.pad_token_id),
-            max_tokens_per_micro_batch=config.trainer.max_tokens_per_micro_batch,
-            num_threads=config.trainer.num_threads,
-        )
-        rows = _rows(demonstrator, renderer, prompt, sft.seed + stage, sft.tokens_per_batch)
-        before = sft.steps if stage else 0
-        losses.append(_train(trainer, rows, steps, f"stage {stage + 1} of 2", say, log, before))
-    return tokenizer, model.cpu(), (losses[0], losses[1])
+    async with AsyncExitStack() as stack:
+        if trainer_ranks(config):
+            ranks = started_ranks(of_trainer, session, pad(tokenizer), restarts.used)
+            trainer: TrainsPolicy = await stack.enter_async_context(ranks)
+        else:
+            trainer = stack.enter_context(closing(in_this_process(of_trainer, config.sft.device)[2]))
+        steps = WarmStart(of_trainer, session, renderer, trainer, config_hash(config))
+        if session.resumed or restarts.used:
+            await asyncio.to_thread(steps.resume)
+        if (restarted := restarts.went_on(steps.step, steps.done_at_s)) is not None:
+            session.record("trainer_restart", restarted)
+        await _run_to_the_end(steps, trainer, session)
+    figures = steps.figures()
+    checkpoint = session.folder.checkpoints / f"step_{steps.step:06d}"
+    output = Path(config.sft.output)
+    await asyncio.to_thread(_save, output, lambda aside: _export(checkpoint, of_trainer, aside), figures)
+    session.events.write("warm_start", output=str(output), **figures)
+    session.mirrors.summarize(figures)
 
 
-def _nothing(config: Config, beginner: Demonstrator, prompt: str) -> tuple[Any, "PreTrainedTokenizerFast"]:
+async def _run_to_the_end(steps: WarmStart, trainer: TrainsPolicy, session: Session) -> None:
+    try:
+        await steps.run()
+    except RunError as error:
+        lost = trainer.failure()
+        if isinstance(lost, RankLost) and lost is not error:
+            raise lost from error
+        raise
+    except asyncio.CancelledError:
+        await asyncio.to_thread(steps.save)
+        await asyncio.to_thread(trainer.wait)
+        await asyncio.to_thread(session.state_is_saved)
+        session.progress.message(f"interrupted after step {steps.step}; trainer.resume=auto goes on from there")
+        raise
+
+
+def _start_folder(config: Config, fresh: Path) -> Path:
+    """The model to begin with and its tokenizer; made in `fresh` where `sft.start` has none such. Raises UserError."""
+    from swe_rl.model.load import model_folder
+
+    if config.sft.start is not None:
+        folder = model_folder(replace(config.model, path=config.sft.start, revision=None))
+        facts = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        if not config.model.num_experts or mixture_facts(facts)["num_experts"][1]:
+            return folder
+    if not (fresh / "config.json").is_file():  # else a resumed run's own
+        aside = fresh.with_name(f".{fresh.name}.aside")
+        shutil.rmtree(aside, ignore_errors=True)
+        for part in _mixture(config) if config.sft.start else _nothing(config):
+            part.save_pretrained(aside)
+        aside.rename(fresh)
+    return fresh
+
+
+def _nothing(config: Config) -> "tuple[PreTrainedModel, PreTrainedTokenizerFast]":
     """Random weights, and a tokenizer of the demonstrations."""
     rng = random.Random(f"tokenizer/{config.sft.seed}")
+    beginner = Demonstrator(PACKAGES / "train", config.sft.right_fraction)
+    prompt = system_prompt(config.agent.system_prompt)
     texts = [
         message["content"]
         for _ in range(_TOKENIZER_CONVERSATIONS)
@@ -102,57 +149,28 @@ def _nothing(config: Config, beginner: Demonstrator, prompt: str) -> tuple[Any, 
     return build_model(config.model, config.sft.seed), build_tokenizer(texts, config.model.vocab_size)
 
 
-def _start(config: Config) -> tuple[Any, "PreTrainedTokenizerFast"]:
-    """The dense model of `sft.start` with its tokenizer; for a mixture, its experts are made of that one's MLPs.
-
-    Raises UserError.
-    """
+def _mixture(config: Config) -> "tuple[PreTrainedModel, PreTrainedTokenizerFast]":
+    """Experts made of the MLPs of the dense model `sft.start`, with its tokenizer. Raises UserError."""
     from swe_rl.model.load import load_model, load_tokenizer
 
     assert config.sft.start is not None
     wanted = replace(config.model, path=config.sft.start)
     facts = replace(wanted, num_experts=0, active_experts=0, expert_intermediate_size=0)
-    dense = load_model(facts)
-    model = upcycled(dense, wanted, config.sft.seed) if wanted.num_experts else dense
-    return model, load_tokenizer(facts)
+    return upcycled(load_model(facts), wanted, config.sft.seed), load_tokenizer(facts)
 
 
-def _device(name: str) -> str:
+def _check_device(name: str) -> None:
     """Raises UserError for a device that torch does not see here."""
     import torch
 
     if name != "cpu" and not (name.startswith("cuda") and torch.cuda.is_available()):
         raise UserError(f"sft.device={name} is not available on this machine; sft.device=cpu always is")
-    return name
 
 
-def _rows(
-    demonstrator: Demonstrator, renderer: "ChatRenderer", prompt: str, seed: int, tokens: int
-) -> Iterator[list[IdsAndMask]]:
-    return batches(lambda rng: conversation(demonstrator.demonstrate(rng), prompt), renderer, seed, tokens)
+def _export(checkpoint: Path, of_trainer: Config, target: Path) -> None:
+    from swe_rl.trainer.checkpoint.export import export
 
-
-def _train(
-    trainer: Any, rows: Iterator[list[IdsAndMask]], steps: int, label: str, say: Any, log: Log, before: int
-) -> float:
-    """The mean loss of the last reported stretch. `before`: steps of the stages before this one."""
-    losses: list[float] = []
-    started_s = time.monotonic()
-    tokens, mean = 0, float("nan")
-    for step in range(1, steps + 1):
-        batch = next(rows)
-        tokens += sum(len(ids) for ids, _ in batch)
-        losses.append(trainer.step(batch))
-        if step % _REPORT_EVERY_STEPS == 0 or step == steps:
-            mean = sum(losses) / len(losses)
-            losses.clear()
-            rate = tokens / (time.monotonic() - started_s)
-            log({"step": before + step, "loss": mean, "trained_tokens_per_s": rate}, before + step)
-            say(
-                f"{label}: {step}/{steps}, loss {mean:.4f}, {rate:,.0f} trained tokens/s, "
-                f"{(steps - step) * (time.monotonic() - started_s) / step:.0f} s left"
-            )
-    return mean
+    export(checkpoint, Path(of_trainer.model.path), target, dtype=None)
 
 
 def _put_back(output: Path) -> None:
@@ -167,20 +185,17 @@ def _old(output: Path) -> Path:
 
 def _check_output(output: Path) -> None:
     """Only a model makes way for a model. Raises UserError."""
-    if output.exists() and not (output.is_dir() and ((output / _WEIGHTS).is_file() or not any(output.iterdir()))):
+    if output.exists() and not (output.is_dir() and (any(output.glob(_WEIGHTS)) or not any(output.iterdir()))):
         raise UserError(f"sft.output={output} is there and holds no model, so it is not replaced; name another folder")
 
 
-def _save(
-    output: Path, model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerFast", figures: dict[str, Any]
-) -> None:
+def _save(output: Path, write: Callable[[Path], None], figures: dict[str, Any]) -> None:
     """Written aside, then renamed: half a model is never found, and the old one goes after the new one is there."""
     aside, old = output.with_name(f".{output.name}.aside"), _old(output)
     for leftover in (aside, old):
         shutil.rmtree(leftover, ignore_errors=True)
-    aside.mkdir(parents=True)
-    model.save_pretrained(aside)
-    tokenizer.save_pretrained(aside)
+    aside.parent.mkdir(parents=True, exist_ok=True)
+    write(aside)
     write_json_atomic(aside / "warm_start.json", figures)
     if output.exists():
         output.rename(old)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from swe_rl.config.choices import EngineKind
+from swe_rl.config.parts import Part, starts
 from swe_rl.config.schema import Config, HardwareConfig
 from swe_rl.errors import UserError
 from swe_rl.plan.sizes import uses_no_gpu
@@ -62,7 +63,7 @@ def place(config: Config) -> Placement:
         return Placement((), (), tuple(every))
     free = list(every)
     engines: list[tuple[Gpu, ...]] = []
-    if config.engine.kind != EngineKind.external:
+    if config.engine.kind != EngineKind.external and Part.warm_start not in starts(config):
         engines = [_take_on_one_node(free, layout.engine_tp, number) for number in range(layout.engines)]
     shared = sorted(gpu for gpus in engines for gpu in gpus)
     pool = sorted({*shared, *free}) if layout.colocated else free

@@ -1,13 +1,13 @@
 """The tiny model: Qwen3's architecture, dense or a mixture of experts, with a small byte-level tokenizer of its own.
 
 A mixture can begin as a dense model does: `upcycled`.
-Invariants of the batches of its warm start:
+Invariants of a batch of its warm start:
 - The messages are exactly those of `agent=bash` on the embedded instances, to the last byte.
-- The same seed gives the same rows in the same order, however many are taken.
+- The same state of `rng` gives the same rows in the same order.
 """
 
 import random
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from swe_rl.config.schema import ModelConfig
@@ -134,19 +134,17 @@ def upcycled(dense: "PreTrainedModel", config: ModelConfig, seed: int) -> "Qwen3
     return mixture  # type: ignore[no-any-return]
 
 
-def batches(
-    conversations: Callable[[random.Random], Messages], renderer: "ChatRenderer", seed: int, tokens: int
-) -> Iterator[list[IdsAndMask]]:
-    """Endless batches of at least `tokens` tokens, sorted by length so that padding is short."""
-    rng = random.Random(f"warm start/{seed}")
-    while True:
-        batch: list[IdsAndMask] = []
-        size = 0
-        while size < tokens:
-            ids, spans = renderer.whole(conversations(rng))
-            mask = [0] * len(ids)
-            for start, end in spans:
-                mask[start:end] = [1] * (end - start)
-            batch.append((ids, mask))
-            size += len(ids)
-        yield sorted(batch, key=lambda row: len(row[0]))
+def batch(
+    conversations: Callable[[random.Random], Messages], renderer: "ChatRenderer", rng: random.Random, tokens: int
+) -> list[IdsAndMask]:
+    """Conversations of at least `tokens` tokens, sorted by length; the mask is over what the assistant says."""
+    drawn: list[IdsAndMask] = []
+    size = 0
+    while size < tokens:
+        ids, spans = renderer.whole(conversations(rng))
+        mask = [0] * len(ids)
+        for start, end in spans:
+            mask[start:end] = [1] * (end - start)
+        drawn.append((ids, mask))
+        size += len(ids)
+    return sorted(drawn, key=lambda row: len(row[0]))

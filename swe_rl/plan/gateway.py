@@ -14,8 +14,8 @@ from swe_rl.config.schema import Config
 from swe_rl.plan import duration, sizes
 
 Points = Sequence[tuple[float, float]]
-# docs/benchmarks/gateway_cost.md, "What a call costs by its size": tokens of the conversation, milliseconds of processor time of the
-# gateway's process with HTTP and SQLite.
+# docs/benchmarks/gateway_cost.md, "What a call costs by its size": tokens of the conversation, milliseconds of
+# processor time of the gateway's process with HTTP and SQLite.
 CALL_MS: Points = ((1_024, 1.25), (8_192, 1.37), (16_384, 1.54), (65_536, 1.55), (122_880, 1.99))
 # "More than one core": of the driver, and of all processes beside it together.
 DRIVER_MS = 0.62

@@ -23,7 +23,7 @@ from swe_rl.config.choices import (
     SandboxKind,
     WeightSync,
 )
-from swe_rl.config.parts import Part, starts
+from swe_rl.config.parts import Part, starts, trains
 from swe_rl.config.schema import Config, EnvConfig, HardwareConfig, LayoutConfig, SandboxConfig
 
 ReadText = Callable[[str], str | None]
@@ -77,7 +77,7 @@ def gpus_needed(config: Config) -> int:
     started, layout = starts(config), config.layout
     are_ours = Part.engines in started and config.engine.kind is not EngineKind.external
     engines = engine_gpus(layout) if are_ours else 0
-    trainer = layout.trainer_gpus if Part.trainer in started else 0
+    trainer = layout.trainer_gpus if trains(config) else 0
     return max(engines, trainer) if layout.colocated else engines + trainer
 
 
@@ -88,12 +88,12 @@ def gpus_there(hardware: HardwareConfig) -> int:
 def asks_ray(config: Config) -> bool:
     """Whether this job, or one that it checks or plans, has trainer ranks on a Ray cluster."""
     ranks = config.layout.trainer_gpus or config.layout.trainer_ranks
-    return config.hardware.ray_address is not None and ranks > 0 and Part.trainer in starts(config)
+    return config.hardware.ray_address is not None and ranks > 0 and trains(config)
 
 
-def trainer_leaves_node(layout: LayoutConfig, gpus_per_node: int) -> bool:
-    """Whether the trainer's ranks are on more than one node. GPUs of its own come after the engines'."""
-    before = 0 if layout.colocated else engine_gpus(layout) % gpus_per_node
+def trainer_leaves_node(layout: LayoutConfig, gpus_per_node: int, *, after_engines: bool = True) -> bool:
+    """Whether the trainer's ranks are on more than one node. GPUs of its own come after the engines', if there are."""
+    before = 0 if layout.colocated or not after_engines else engine_gpus(layout) % gpus_per_node
     return before + layout.trainer_gpus > gpus_per_node
 
 
@@ -257,7 +257,8 @@ def read_elsewhere(config: Config) -> bool:
 def trainer_elsewhere(config: Config) -> bool:
     """Whether ranks of the trainer are on another node than the run itself."""
     layout, per_node = config.layout, config.hardware.gpus_per_node
-    return per_node > 0 < layout.trainer_gpus and trainer_leaves_node(layout, per_node)
+    alone = Part.warm_start in starts(config)
+    return per_node > 0 < layout.trainer_gpus and trainer_leaves_node(layout, per_node, after_engines=not alone)
 
 
 def unshareable(environment: Mapping[str, str]) -> str:

@@ -21,6 +21,18 @@ def run(work: Coroutine[Any, Any, T]) -> T:
         return runner.run(work)
 
 
+async def uninterrupted(work: Coroutine[Any, Any, None]) -> None:
+    """Runs `work` to its end even when cancelled meanwhile; the cancellation is raised afterwards."""
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait({task})
+        if task.cancelled() or task.exception() is None:
+            raise
+    task.result()  # its own error, with its own cause
+
+
 def open_more_files() -> None:
     """Up to what this user may have; what is started later may have as many."""
     wanted, hard = _FILES, resource.getrlimit(resource.RLIMIT_NOFILE)[1]

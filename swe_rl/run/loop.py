@@ -19,7 +19,6 @@ Invariants:
 
 import asyncio
 import time
-from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from swe_rl.algo.foreign.advantage import make_advantage
@@ -30,6 +29,7 @@ from swe_rl.host.kill_point import kill_point
 from swe_rl.logger.jsonl import iter_jsonl
 from swe_rl.rollout.batch import groups_of, rollout_numbers, set_advantages, turn_numbers
 from swe_rl.rollout.rows import weighed
+from swe_rl.run.event_loop import uninterrupted
 from swe_rl.run.rollouts import Rollouts, Sampled
 from swe_rl.run.session import Session
 from swe_rl.run.stream import Stream, token_staleness
@@ -127,7 +127,7 @@ class Run:
                     try:
                         await self._learner.pause(self.step + 1, item.times_s)
                     finally:
-                        await _uninterrupted(self._finish_alone(self.step + 1, item))
+                        await uninterrupted(self._finish_alone(self.step + 1, item))
 
     async def _evaluate_beside(self, step: int, stream: Stream) -> None:
         """Gives the engines what the trainer has meanwhile made of its weights afterwards. Raises RolloutError."""
@@ -135,7 +135,7 @@ class Run:
         await self._rollouts.evaluate(step, stream.flow.places)
         self._evaluating = None  # from here on a step's end sends its weights itself
         await self._learner.keep(False)
-        await _uninterrupted(self._catch_up(stream))
+        await uninterrupted(self._catch_up(stream))
 
     async def _catch_up(self, stream: Stream) -> None:
         async with self._trainer:
@@ -170,7 +170,7 @@ class Run:
             try:
                 await self._learner.pause(step, item.times_s)
             finally:  # also where it was cut short: the rollouts are done
-                await _uninterrupted(self._finish(step, item, ahead=False))
+                await uninterrupted(self._finish(step, item, ahead=False))
 
     async def sample(self, step: int) -> Sampled:
         """The step's rollouts, with the weights that the engines hold."""
@@ -178,7 +178,7 @@ class Run:
 
     async def learn(self, step: int, item: Sampled) -> None:
         """Trains on rollouts of older weights, while others are sampled."""
-        await _uninterrupted(self._finish(step, item, ahead=True))
+        await uninterrupted(self._finish(step, item, ahead=True))
         self._step_began_s = time.monotonic()
 
     async def refresh(self) -> None:
@@ -275,18 +275,6 @@ class Run:
     def saved_step(self) -> int:
         """Of the newest checkpoint, which may be older than `step`; 0: there is none."""
         return self._learner.saved_step
-
-
-async def _uninterrupted(work: Coroutine[Any, Any, None]) -> None:
-    """Runs `work` to its end even when cancelled meanwhile; the cancellation is raised afterwards."""
-    task = asyncio.ensure_future(work)
-    try:
-        await asyncio.shield(task)
-    except asyncio.CancelledError:
-        await asyncio.wait({task})
-        if task.cancelled() or task.exception() is None:
-            raise
-    task.result()  # its own error, with its own cause
 
 
 Item = TypeVar("Item")

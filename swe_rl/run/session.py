@@ -185,6 +185,8 @@ def banner(config: Config, plan: Mapping[str, Any], folder: Path, overrides: Seq
 
 
 def _what(config: Config) -> str:
+    if config.job.name is JobName.sft:
+        return f"{config.model.name} on demonstrations of {config.env.name}: layout {config.layout.name}"
     parts = [f"agent {config.agent.name}", f"engine {config.engine.kind.value}"]
     if config.job.name is JobName.train:
         parts.insert(1, f"algo {config.algo.name}")
@@ -195,6 +197,9 @@ def _what(config: Config) -> str:
 
 def _work(config: Config, time: Mapping[str, Any]) -> str:
     rollout = config.rollout
+    if config.job.name is JobName.sft:
+        sft = config.sft
+        return f"{sft.steps} + {sft.beginner_steps} updates of {sft.tokens_per_batch} tokens"
     if config.job.name is JobName.eval:
         return f"{rollout.eval_n} trajectories for each instance of {config.env.eval_split}"
     steps = f"{config.trainer.steps} steps of {rollout.prompts_per_step} instances x {rollout.n} trajectories"

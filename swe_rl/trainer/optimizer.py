@@ -12,7 +12,6 @@ import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any
 
 import torch
@@ -106,10 +105,14 @@ class Optimizer:
         states = ((name, self._adamw.state.get(param, {})) for name, param in self._params.items())
         return {f"{key}.{name}": state[key].detach() for name, state in states for key in STATE_KEYS if key in state}
 
+    def forget(self) -> None:
+        """As before the first update."""
+        self._adamw.state.clear()
+
     def load_shards(self, names: Collection[str], rows: RowsOf) -> None:
         """Reads the state of each parameter's own rows; `names` are those that there are. Raises TrainerError."""
         if not names:
-            self._adamw.state.clear()
+            self.forget()
             return
         self._require_all(names)
         for name, param in self._params.items():
@@ -157,24 +160,17 @@ def _step_like(step: Tensor, param: Tensor) -> Tensor:
     return step.detach().to(param.device if param.is_cuda else "cpu", copy=True)
 
 
-class Decay(StrEnum):
-    cosine = "cosine"
-    linear = "linear"
-
-
 def warmup_factor(steps_done: int, warmup_steps: int) -> float:
     """min(1, (steps_done + 1) / warmup_steps); 1 without a warm-up."""
     return 1.0 if warmup_steps <= 0 else min(1.0, (steps_done + 1) / warmup_steps)
 
 
-def decay_factor(steps_done: int, warmup_steps: int, total_steps: int, decay: Decay) -> float:
-    """Warm-up, then from 1 towards 0 at `total_steps` along half a cosine or a line."""
+def cosine_factor(steps_done: int, warmup_steps: int, total_steps: int) -> float:
+    """Warm-up, then from 1 towards 0 at `total_steps` along half a cosine."""
     if steps_done < warmup_steps:
         return warmup_factor(steps_done, warmup_steps)
     progress = min(1.0, (steps_done - warmup_steps) / max(1, total_steps - warmup_steps))
-    if decay is Decay.cosine:
-        return 0.5 * (1.0 + math.cos(math.pi * progress))
-    return 1.0 - progress
+    return 0.5 * (1.0 + math.cos(math.pi * progress))
 
 
 @contextmanager

@@ -118,16 +118,17 @@ class Trainer:
             return 0
         return max(self.config.num_threads, len(os.sched_getaffinity(0)) // self._mesh.world)
 
-    def train_step(self, rows: Sequence[Row], step: int) -> TrainMetrics:
+    def train_step(self, rows: Sequence[Row], step: int, lr: float | None = None) -> TrainMetrics:
         """Updates the policy once per mini-batch that has anything to learn from.
 
-        `step` seeds the order of the groups; the warm-up counts the calls. Raises TrainerError on a malformed row,
-        where memory runs out (the weights may be those of half a step then), and after three non-finite gradient norms
-        in a row.
+        `step` seeds the order of the groups. `lr` None: `trainer.lr`, whose warm-up counts the calls. Raises
+        TrainerError on a malformed row, where memory runs out (the weights may be those of half a step then), and
+        after three non-finite gradient norms in a row.
         """
         start = self._clock()
         stats = StepStats()
-        lr = self.config.lr * warmup_factor(self.steps_done, self.config.warmup_steps)
+        if lr is None:
+            lr = self.config.lr * warmup_factor(self.steps_done, self.config.warmup_steps)
         with torch_threads(self.config.num_threads), out_of_memory_named(self.config, f"the update of step {step}"):
             kept = self._credited(self._fresh(rows, step, stats), stats)
             minis = of_critic = self._mini_batches(kept, step)
@@ -145,6 +146,10 @@ class Trainer:
             stats.join(self._mesh)
         self.steps_done += 1
         return stats.metrics(step=step, rows=len(rows), lr=lr, train_s=self._clock() - start)
+
+    def forget_moments(self) -> None:
+        """AdamW begins anew, with the weights as they are."""
+        self._optimizer.forget()
 
     def sequence_kl(self, rows: Sequence[Row], estimator: KlEstimator = KlEstimator.k1) -> dict[str, float]:
         """KL(policy || reference) in nats, summed over each trajectory's trained tokens; for `algo.kl_in=reward`."""

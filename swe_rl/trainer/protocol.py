@@ -42,8 +42,12 @@ class CorruptionError(RunError):
 
 
 class TrainsPolicy(SendsWeights, Protocol):
-    def train_step(self, rows: Sequence[Row], step: int) -> "TrainMetrics":
-        """Updates the policy from all rows of a step. Raises TrainerError."""
+    def train_step(self, rows: Sequence[Row], step: int, lr: float | None = None) -> "TrainMetrics":
+        """Updates the policy from all rows of a step; `lr` None: with `trainer.lr`, warmed up. Raises TrainerError."""
+        ...
+
+    def forget_moments(self) -> None:
+        """The optimizer begins anew, with the weights as they are."""
         ...
 
     def sequence_kl(self, rows: Sequence[Row], estimator: KlEstimator) -> dict[str, float]:

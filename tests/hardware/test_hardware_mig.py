@@ -11,7 +11,7 @@ from swe_rl.engine.make import EngineFolders, make_engines
 from swe_rl.engine.vllm.devices import DeviceError, slice_number
 from swe_rl.engine.vllm.log import Cause, diagnose
 from swe_rl.engine.vllm.server import ServerDiedError
-from swe_rl.job.train import trainer_gpus
+from swe_rl.run.training import trainer_gpus
 
 A, B = "MIG-c6d4f1ef-42e4-5de3-91c7-45d71c87eb3f", "MIG-cba663e8-9bed-5b25-b243-5985ef7c9beb"
 TWO = ("hardware=fasrc_gpu_test", "layout=mig2", "engine.enforce_eager=true", "engine.kv_cache_tokens=0")

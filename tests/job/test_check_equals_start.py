@@ -114,8 +114,11 @@ def test_of_what_the_pages_print(verdict):
         "logger=wandb",
         "router=nonsense",
         "hydra.launcher.partition=a",
+        "layout=local2 layout.sequence_parallel=4 sft.device=cuda sft.start=/nowhere",
+        "layout=local2 trainer.lora_rank=8 trainer.resume=outputs/none hardware.ray_address=wrong:address",
+        "layout=colocated8 model=qwen3_14b hardware=h100x8 trainer.attention=nonsense layout.expert_parallel=2",
     ],
 )
-@pytest.mark.parametrize("job", ["train", "serve"])
+@pytest.mark.parametrize("job", ["train", "serve", "sft"])
 def test_of_what_somebody_may_type(verdict, line, job):
     assert differences(verdict, line.split(), job) == []

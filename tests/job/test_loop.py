@@ -29,8 +29,9 @@ from swe_rl.rollout.collect import Collected, RolloutError
 from swe_rl.rollout.trajectory import Status, Trajectory
 from swe_rl.run import rollouts as rollouts_module
 from swe_rl.run.components import Components
+from swe_rl.run.event_loop import uninterrupted
 from swe_rl.run.learner import Learner, NoLearner
-from swe_rl.run.loop import Run, _uninterrupted
+from swe_rl.run.loop import Run
 from swe_rl.run.rollouts import Rollouts
 from swe_rl.run.session import session
 from swe_rl.trainer.critic import attach_value_head
@@ -731,7 +732,7 @@ async def test_a_failure_of_the_uninterrupted_part_keeps_its_words_and_its_cause
         await asyncio.sleep(0.01)
         raise RunError("no space") from OSError("disk")
 
-    task = asyncio.create_task(_uninterrupted(fails()))
+    task = asyncio.create_task(uninterrupted(fails()))
     await asyncio.sleep(0)
     if interrupted:
         task.cancel()

@@ -3,11 +3,14 @@
 import contextlib
 import itertools
 import json
-from dataclasses import replace
+import threading
+from dataclasses import fields, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from swe_rl.agent.observation import NO_OUTPUT
 from swe_rl.check.findings import Host
@@ -17,8 +20,11 @@ from swe_rl.env.bugs.demonstration import Demonstration
 from swe_rl.errors import UserError
 from swe_rl.job import sft as job
 from swe_rl.logger.folder import RunFolder, RunState
+from swe_rl.model.chat import ChatRenderer
 from swe_rl.model.load import load_model, load_tokenizer
 from swe_rl.model.tiny import build_model, upcycled
+from swe_rl.run.warm_start import WarmStart
+from swe_rl.trainer.metrics import TrainMetrics
 
 SMALL = (
     "job=sft",
@@ -97,7 +103,7 @@ def test_rule_and_job_agree_on_which_experts_a_dense_model_gives(experts, active
         f"model.expert_intermediate_size={width}",
     )
     config = compose([*SMALL, *sizes, "sft.start=/models/mine"]).config
-    found = [one.rule_id for one in experts_of_a_dense_model(config, Host(environment={}))]
+    found = [one.rule_id for one in experts_of_a_dense_model(config, Host(environment={}, exists=lambda _: True))]
     assert found == [] if possible else "sft_start" in found
     dense = build_model(replace(config.model, num_experts=0), 0)
     with contextlib.nullcontext() if possible else pytest.raises(UserError, match=r"sft\.start=.*two experts each"):
@@ -124,9 +130,9 @@ def test_a_folder_without_a_model_is_not_replaced(run, tmp_path):
 def test_a_kill_at_any_rename_leaves_a_whole_model(tmp_path, monkeypatch, renames):
     """Killed before the old model has moved, before the new one has its name, or before the old one is gone."""
 
-    class Written:
-        def save_pretrained(self, folder):
-            (folder / "model.safetensors").write_text("new")
+    def write(folder):
+        folder.mkdir(exist_ok=True)  # what was left was not removed
+        (folder / "model.safetensors").write_text("new")
 
     output, done, rename = tmp_path / "model", [], Path.rename
     output.mkdir()
@@ -141,11 +147,11 @@ def test_a_kill_at_any_rename_leaves_a_whole_model(tmp_path, monkeypatch, rename
     monkeypatch.setattr(Path, "rename", killed)
     monkeypatch.setattr(job.shutil, "rmtree", lambda *_, **__: None)  # what comes last was not reached either
     with contextlib.suppress(KeyboardInterrupt):
-        job._save(output, Written(), Written(), {})
+        job._save(output, write, {})
     monkeypatch.undo()
     job._put_back(output)
     assert (output / "model.safetensors").read_text() == ("new" if renames == 2 else "old")
-    job._save(output, Written(), Written(), {})
+    job._save(output, write, {})
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
     assert (output / "model.safetensors").read_text() == "new"
 
@@ -163,3 +169,123 @@ def test_a_conversation_alternates_and_ends_with_the_submission():
         NO_OUTPUT,
         "```bash\nsubmit\n```",
     ]
+
+
+def steps_of(folder):
+    return [json.loads(line) for line in (folder / "steps.jsonl").read_text().splitlines()]
+
+
+def test_each_step_has_a_line_and_the_run_a_summary(run, tmp_path):
+    run("model")
+    first, second, third = steps_of(tmp_path / "run_0_model")
+    assert [(line["step"], line["stage"]) for line in (first, second, third)] == [(1, 1), (2, 1), (3, 2)]
+    assert [line["lr"] for line in (first, second, third)] == pytest.approx([2e-3, 2e-3, 3e-4])
+    assert 0 < first["trained_tokens"] < first["fed_tokens"] and first["fed_tokens"] >= 600
+    assert json.loads((tmp_path / "run_0_model" / "summary.json").read_text())["steps"] == 3
+    assert (tmp_path / "run_0_model" / "report.html").is_file()
+
+
+def same_weights(ours, theirs):
+    ours, theirs = (load_file(folder / "model.safetensors") for folder in (ours, theirs))
+    assert ours.keys() == theirs.keys()
+    for name, weight in ours.items():
+        torch.testing.assert_close(weight, theirs[name], atol=1e-5, rtol=0)
+
+
+LONGER = ("sft.steps=4", "sft.beginner_steps=2", "sft.checkpoint_every_steps=2")
+
+
+def killed_after(step, monkeypatch):
+    """Where the run has written down `step`, and not saved it."""
+    record = WarmStart._record
+
+    def killed(steps, *given):
+        record(steps, *given)
+        if steps.step == step:
+            raise OSError("the power went")
+
+    monkeypatch.setattr(WarmStart, "_record", killed)
+
+
+def test_killed_and_resumed_is_not_interrupted(run, tmp_path, monkeypatch):
+    """Within a stage, and after the first step of the second one."""
+    whole, resume = run("whole", *LONGER), "trainer.resume=none"
+    for step in (3, 5):
+        with monkeypatch.context() as patch:
+            killed_after(step, patch)
+            with pytest.raises(OSError, match="the power went"):
+                run("model", *LONGER, resume)
+        resume = f"trainer.resume={tmp_path / 'run_1_model'}"
+    assert not (tmp_path / "model").exists()
+    resumed = run("model", *LONGER, resume)
+    for name in ("model.safetensors", "warm_start.json"):
+        assert (resumed / name).read_bytes() == (whole / name).read_bytes()
+    losses = [
+        [(line["step"], line["loss"]) for line in steps_of(tmp_path / name)] for name in ("run_0_whole", "run_1_model")
+    ]
+    assert losses[0] == losses[1] and len(losses[0]) == 6
+
+
+def test_a_checkpoint_waits_for_the_step_that_is_under_way():
+    """An event loop that is torn down cancels who waits for the step's thread, and not the thread."""
+    saved, trains, goes_on = [], threading.Event(), threading.Event()
+
+    def train_step(rows, step, lr):
+        trains.set()
+        assert goes_on.wait(30)
+        return TrainMetrics(**{field.name: 0 for field in fields(TrainMetrics)} | {"step": step})
+
+    trainer = SimpleNamespace(train_step=train_step, save=lambda *_, step, **__: saved.append(step))
+    session = SimpleNamespace(
+        steps=SimpleNamespace(append=lambda _: None),
+        mirrors=SimpleNamespace(log=lambda *_: None),
+        status=SimpleNamespace(heartbeat=lambda _: None),
+        progress=SimpleNamespace(state=SimpleNamespace(), message=lambda _: None),
+        folder=SimpleNamespace(checkpoints=None),
+    )
+    config = compose([*SMALL, "model.path=builtin:tiny", "sft.checkpoint_every_steps=0"]).config
+    renderer = ChatRenderer(load_tokenizer(compose([]).config.model), template="qwen_plain")
+    steps = WarmStart(config, session, renderer, trainer, "")
+    threads = [threading.Thread(target=work) for work in (steps._one_step, steps.save)]
+    threads[0].start()
+    assert trains.wait(30)
+    threads[1].start()
+    assert saved == []
+    goes_on.set()
+    for thread in threads:
+        thread.join(30)
+    assert saved == [1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "ranks",
+    [
+        ("layout.sequence_parallel=2",),
+        (
+            "layout.expert_parallel=2",
+            *("model.num_experts=4", "model.active_experts=2"),
+            "model.expert_intermediate_size=24",
+        ),
+    ],
+)
+def test_two_ranks_that_are_killed_and_one_process_that_goes_on_are_one_process(run, tmp_path, monkeypatch, ranks):
+    parallel, *model = ranks
+    two = (
+        "layout.trainer_ranks=2",
+        parallel,
+        "trainer.collective_timeout_s=120",
+        "trainer.max_tokens_per_micro_batch=200",
+    )
+    whole = run("whole", *LONGER, *model)
+    with monkeypatch.context() as patch:
+        killed_after(5, patch)
+        with pytest.raises(OSError, match="the power went"):
+            run("model", *LONGER, *model, *two)
+    alone = steps_of(tmp_path / "run_0_whole")
+    for line, expected in zip(steps_of(tmp_path / "run_1_model"), alone, strict=False):
+        assert line["loss"] == pytest.approx(expected["loss"], abs=1e-5)
+        assert line["grad_norm"] == pytest.approx(expected["grad_norm"], abs=1e-4)
+    goes_on = (f"trainer.resume={tmp_path / 'run_1_model'}", "trainer.max_tokens_per_micro_batch=200")
+    same_weights(run("model", *LONGER, *model, *goes_on), whole)
+    assert [line["step"] for line in steps_of(tmp_path / "run_1_model")] == [1, 2, 3, 4, 5, 6]

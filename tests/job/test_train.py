@@ -13,9 +13,10 @@ from swe_rl.hardware.slurm import nodes
 from swe_rl.hardware.slurm.nodes import NodesError
 from swe_rl.host.program import Completed
 from swe_rl.job import train
-from swe_rl.job.train import trainer_gpus, trainer_ranks
 from swe_rl.rollout.collect import RolloutError
+from swe_rl.run import training
 from swe_rl.run.runtime_keeper import RuntimeLost
+from swe_rl.run.training import trainer_gpus, trainer_ranks
 from swe_rl.trainer.ranks.steps import RankSite
 
 
@@ -66,15 +67,15 @@ def test_ranks_of_another_node_need_a_job_of_slurm(monkeypatch):
     session = SimpleNamespace(progress=SimpleNamespace(message=None))
     for name in ("SLURM_JOB_ID", "SLURMD_NODENAME"):
         monkeypatch.delenv(name, raising=False)
-    assert train._step_ranks(config("layout=colocated8", "hardware=h100x8"), session) is None
+    assert training._step_ranks(config("layout=colocated8", "hardware=h100x8"), session) is None
     with pytest.raises(NodesError, match="puts ranks of the trainer on node 1, where only SLURM"):
-        train._step_ranks(config(*WIDE), session)
+        training._step_ranks(config(*WIDE), session)
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     monkeypatch.setenv("SLURMD_NODENAME", "b")
     slurm = {"hostnames": Completed(0, "a\nb", ""), "node": Completed(0, "NodeAddr=10.0.0.2", "")}
-    monkeypatch.setattr(train, "names_of", partial(nodes.names_of, run=lambda words, *_: slurm[words[2]]))
-    monkeypatch.setattr(train, "address", partial(nodes.address, run=lambda words, *_: slurm[words[2]]))
-    ranks = train._step_ranks(config(*WIDE), session)
+    monkeypatch.setattr(training, "names_of", partial(nodes.names_of, run=lambda words, *_: slurm[words[2]]))
+    monkeypatch.setattr(training, "address", partial(nodes.address, run=lambda words, *_: slurm[words[2]]))
+    ranks = training._step_ranks(config(*WIDE), session)
     assert ranks._sites == (RankSite(None, 0), RankSite(None, 1), RankSite("a", 0), RankSite("a", 1))
     assert ranks._here == "10.0.0.2"
 

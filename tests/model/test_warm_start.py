@@ -1,11 +1,11 @@
 """Batches of demonstrations: reproducible, and only what the assistant says is learnt."""
 
-from itertools import islice
+import random
 
 import pytest
 
 from swe_rl.model.chat import ChatRenderer
-from swe_rl.model.tiny import batches, build_tokenizer
+from swe_rl.model.tiny import batch, build_tokenizer
 
 
 def conversation(rng):
@@ -23,7 +23,8 @@ def renderer():
 
 
 def take(renderer, count, seed=0, tokens=400):
-    return list(islice(batches(conversation, renderer, seed, tokens), count))
+    rng = random.Random(seed)
+    return [batch(conversation, renderer, rng, tokens) for _ in range(count)]
 
 
 def test_the_same_seed_gives_the_same_rows_however_many_are_taken(renderer):
@@ -34,14 +35,14 @@ def test_the_same_seed_gives_the_same_rows_however_many_are_taken(renderer):
 
 
 def test_batches_hold_at_least_the_tokens_asked_for_and_no_row_too_many(renderer):
-    for batch in take(renderer, 4):
-        lengths = [len(ids) for ids, _ in batch]
+    for drawn in take(renderer, 4):
+        lengths = [len(ids) for ids, _ in drawn]
         assert sum(lengths) >= 400 > sum(lengths) - max(lengths)
         assert lengths == sorted(lengths)
 
 
 def test_the_mask_covers_exactly_what_the_assistant_says(renderer):
-    for ids, mask in (row for batch in take(renderer, 4) for row in batch):
+    for ids, mask in (row for drawn in take(renderer, 4) for row in drawn):
         assert len(ids) == len(mask) and set(mask) == {0, 1} and not mask[0]
         learnt, read = [], []
         for at, (token, masked) in enumerate(zip(ids, mask, strict=True)):

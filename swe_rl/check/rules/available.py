@@ -8,8 +8,8 @@ Invariants:
 from collections.abc import Iterator
 
 from swe_rl.check.findings import Finding, Host, about, error
-from swe_rl.config.choices import EngineKind, JobName
-from swe_rl.config.parts import Part
+from swe_rl.config.choices import EngineKind
+from swe_rl.config.parts import Part, starts
 from swe_rl.config.schema import Config
 from swe_rl.plan.sizes import engine_gpus, gpus_needed, gpus_there, trainer_elsewhere, uses_no_gpu
 
@@ -36,10 +36,8 @@ def training_available(config: Config, _: Host) -> Iterator[Finding]:
 
 def _absent_layouts(config: Config) -> Iterator[Finding]:
     layout, hardware = config.layout, config.hardware
-    if config.job.name is JobName.sft:
-        yield _absent("layout.name", "layout=local")
-    elif layout.colocated:
-        yield from _absent_turns(config)
+    if layout.colocated:
+        yield from _absent_turns(config) if Part.engines in starts(config) else ()
     elif trainer_elsewhere(config) and hardware.ray_address is None:
         yield _absent(
             "layout.trainer_gpus",

@@ -22,7 +22,7 @@ from swe_rl.config.choices import EngineKind, JobName
 from swe_rl.config.compose import Composed
 from swe_rl.config.environment import visible_gpus
 from swe_rl.config.known_hardware import known_hardware
-from swe_rl.config.parts import Part
+from swe_rl.config.parts import Part, starts
 from swe_rl.config.ranges import within
 from swe_rl.config.schema import Config, HardwareConfig
 from swe_rl.plan.sizes import asks_ray, engine_gpus, gpus_needed, gpus_there, total_gpus, trainer_elsewhere
@@ -35,7 +35,7 @@ _GPUS_OF_GRES = re.compile(r"(?:^|,)\s*(?:gres[:/])?gpu(?::[^:,()]*[^\d:,()][^:,
 _NO_DRIVER = "there is no `nvidia-smi`"  # a machine without GPUs; any other reason is worth a word
 
 
-@about(Part.engines, Part.trainer)
+@about(Part.engines, Part.trainer, Part.warm_start)
 def gpus_suffice(config: Config, host: Host) -> Iterator[Finding]:
     needed, there = gpus_needed(config), gpus_there(config.hardware)
     if needed > there:
@@ -59,7 +59,8 @@ def _count(gpus: int) -> str:
 
 
 def _shares(config: Config) -> str:
-    engines = 0 if config.engine.kind is EngineKind.external else engine_gpus(config.layout)
+    ours = config.engine.kind is not EngineKind.external and Part.engines in starts(config)
+    engines = engine_gpus(config.layout) if ours else 0
     trainer = config.layout.trainer_gpus
     return f"{engines} for engines, {trainer} for the trainer{', shared' if config.layout.colocated else ''}"
 
@@ -109,12 +110,13 @@ def _smaller(config: Config) -> str:
     return " ".join(f"layout.{key}={value}" for key, value in keys.items() if getattr(layout, key) != value)
 
 
-@about(Part.engines, Part.trainer)
+@about(Part.engines, Part.trainer, Part.warm_start)
 def visible(config: Config, host: Host) -> Iterator[Finding]:
     if host.elsewhere or host.submitted:
         return
     seen = visible_gpus(host.environment)
-    wanted = min(total_gpus(config.layout), config.hardware.gpus_per_node)
+    gpus = gpus_needed(config) if Part.warm_start in starts(config) else total_gpus(config.layout)
+    wanted = min(gpus, config.hardware.gpus_per_node)
     if seen is not None and config.hardware.partition is None and config.hardware.nodes == 1 and seen < wanted:
         yield error(
             "visible_gpus",
@@ -124,7 +126,7 @@ def visible(config: Config, host: Host) -> Iterator[Finding]:
         )
 
 
-@about(Part.engines, Part.trainer)
+@about(Part.engines, Part.trainer, Part.warm_start)
 def gres(config: Config, _: Host) -> Iterator[Finding]:
     """SLURM is told hardware.gres, the layout goes by hardware.gpus_per_node."""
     hardware = config.hardware
@@ -144,7 +146,7 @@ _RAY_ADDRESS = re.compile(r"auto|(?P<host>\[[0-9a-fA-F:.]+\]|[^\s:/]+):(?P<port>
 _RAY = "hardware.ray_address"
 
 
-@about(Part.trainer)
+@about(Part.trainer, Part.warm_start)
 def ray_address(config: Config, _: Host) -> Iterator[Finding]:
     address, layout = config.hardware.ray_address, config.layout
     if address is None:
@@ -166,7 +168,7 @@ def ray_address(config: Config, _: Host) -> Iterator[Finding]:
         )
 
 
-@about(Part.trainer)
+@about(Part.trainer, Part.warm_start)
 def ray_folders(config: Config, host: Host) -> Iterator[Finding]:
     """Ranks on other nodes write checkpoints into the run's folder."""
     paths, shared = config.paths, config.hardware.shared_paths

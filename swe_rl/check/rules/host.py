@@ -27,6 +27,7 @@ _MEASURED = {
     JobName.train: frozenset(Objective),
     JobName.rollout: _OF_STEPS | _OF_EVERY_JOB,
     JobName.eval: frozenset({Objective.resolved_rate_before, Objective.resolved_samples_before}) | _OF_EVERY_JOB,
+    JobName.sft: frozenset({Objective.steps, Objective.trainer_restarts}) | _OF_EVERY_JOB,
 }  # by the jobs that write a summary.json; the other figures are null there
 
 
@@ -80,7 +81,7 @@ def objective_measured(config: Config, _: Host) -> Iterator[Finding]:
         return
     names = ", ".join(figure for figure in Objective if figure in measured)
     message = f"is null in the summary.json of job={job}" if measured else f"job={job} writes no summary.json"
-    fix = f"job.objective one of {names}" if measured else "leave job.objective out, or job=train, rollout or eval"
+    fix = f"job.objective one of {names}" if measured else "leave job.objective out, or job=train, rollout, eval or sft"
     yield error("objective", "job.objective", message, fix)
 
 
@@ -93,7 +94,7 @@ def outputs_writable(config: Config, host: Host) -> Iterator[Finding]:
             )
 
 
-@about(Part.steps, Part.evaluation)
+@about(Part.steps, Part.evaluation, Part.warm_start)
 def resume(config: Config, host: Host) -> Iterator[Finding]:
     value = config.trainer.resume
     if value not in ("auto", "none") and not host.file_exists(f"{value.rstrip('/')}/status.json"):
@@ -134,7 +135,7 @@ def gated_model(config: Config, host: Host) -> Iterator[Finding]:
         )
 
 
-@about(Part.steps, Part.evaluation)
+@about(Part.steps, Part.evaluation, Part.warm_start)
 def resumed_run_is_this_one(config: Config, host: Host) -> Iterator[Finding]:
     """A named run is continued with its own configuration; what must not differ is compared key by key."""
     folder = config.trainer.resume.rstrip("/")

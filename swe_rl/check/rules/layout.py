@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from swe_rl.check.findings import Finding, Host, about, below, between, error, warning
 from swe_rl.config.choices import EngineKind, WeightSync
 from swe_rl.config.known_models import parameters_b
-from swe_rl.config.parts import Part, starts
+from swe_rl.config.parts import TRAINS, Part, reads, starts
 from swe_rl.config.schema import Config
 from swe_rl.host.addresses import is_loopback
 from swe_rl.plan.sizes import (
@@ -40,13 +40,13 @@ def engine_within_node(config: Config, _: Host) -> Iterator[Finding]:
         )
 
 
-@about(Part.engines, Part.trainer)
+@about(Part.engines, Part.trainer, Part.warm_start)
 def heads_divide(config: Config, _: Host) -> Iterator[Finding]:
     heads, kv_heads = config.model.num_heads, config.model.num_kv_heads
     ways = {"layout.engine_tp": config.layout.engine_tp, "layout.sequence_parallel": config.layout.sequence_parallel}
     for key, ways_split in ways.items():
-        part = Part.engines if key == "layout.engine_tp" else Part.trainer
-        if part not in starts(config) or min(ways_split, heads, kv_heads) < 1 or _splits(heads, kv_heads, ways_split):
+        parts = {Part.engines} if key == "layout.engine_tp" else TRAINS
+        if not parts & starts(config) or min(ways_split, heads, kv_heads) < 1 or _splits(heads, kv_heads, ways_split):
             continue
         allowed = [size for size in divisors(heads) if _splits(heads, kv_heads, size) and size <= 2 * ways_split]
         yield error(
@@ -62,7 +62,7 @@ def _splits(heads: int, kv_heads: int, ways: int) -> bool:
     return heads % ways == 0 and (kv_heads % ways == 0 or ways % kv_heads == 0)
 
 
-@about(Part.trainer)
+@about(Part.trainer, Part.warm_start)
 def sequence_parallel_world(config: Config, _: Host) -> Iterator[Finding]:
     layout, ways = config.layout, config.layout.sequence_parallel
     key = "layout.trainer_ranks" if layout.trainer_ranks and not layout.trainer_gpus else "layout.trainer_gpus"
@@ -76,7 +76,7 @@ def sequence_parallel_world(config: Config, _: Host) -> Iterator[Finding]:
         )
 
 
-@about(Part.trainer)
+@about(Part.trainer, Part.warm_start)
 def expert_parallel(config: Config, _: Host) -> Iterator[Finding]:
     layout, ways, experts = config.layout, config.layout.expert_parallel, config.model.num_experts
     key = "layout.trainer_ranks" if layout.trainer_ranks and not layout.trainer_gpus else "layout.trainer_gpus"
@@ -95,7 +95,7 @@ def expert_parallel(config: Config, _: Host) -> Iterator[Finding]:
         yield error("expert_parallel", "layout.expert_parallel", problem, f"layout.expert_parallel={fits}")
 
 
-@about(Part.trainer)
+@about(Part.trainer, Part.warm_start)
 def trainer_ranks(config: Config, _: Host) -> Iterator[Finding]:
     ranks, gpus = config.layout.trainer_ranks, config.layout.trainer_gpus
     if ranks and gpus:
@@ -183,7 +183,7 @@ def weights_elsewhere(config: Config, host: Host) -> Iterator[Finding]:
         )
 
 
-@about(Part.trainer)
+@about(Part.trainer, Part.warm_start)
 def ranks_elsewhere(config: Config, host: Host) -> Iterator[Finding]:
     """Ranks on other nodes write their part of a checkpoint into the run's folder. Of Ray's another rule speaks."""
     here = config.hardware.ray_address is not None or not trainer_elsewhere(config)
@@ -198,7 +198,7 @@ def ranks_elsewhere(config: Config, host: Host) -> Iterator[Finding]:
     )
 
 
-@about(Part.trainer)
+@about(Part.trainer, Part.warm_start)
 def groups_within_node(config: Config, _: Host) -> Iterator[Finding]:
     layout, per_node = config.layout, config.hardware.gpus_per_node
     if config.hardware.ray_address is not None or not trainer_elsewhere(config):
@@ -233,7 +233,7 @@ def _host_of(url: str) -> str:
         return ""
 
 
-@about(Part.engines, Part.trainer)
+@about(Part.engines, Part.trainer, Part.warm_start)
 def mig(config: Config, host: Host) -> Iterator[Finding]:
     """A slice is all that a process sees, and nothing but files crosses from one to another."""
     hardware, layout, sync = config.hardware, config.layout, config.trainer.weight_sync
@@ -247,7 +247,7 @@ def mig(config: Config, host: Host) -> Iterator[Finding]:
             "with hardware.mig=true it is the number of slices, and there is none",
             "hardware.gpus_per_node=2 layout=mig2, or hardware.mig=false",
         )
-    if layout.engine_tp > 1 or layout.trainer_gpus > 1:
+    if (layout.engine_tp > 1 and Part.engines in starts(config)) or layout.trainer_gpus > 1:
         yield error(
             "mig",
             "hardware.mig",
@@ -257,7 +257,7 @@ def mig(config: Config, host: Host) -> Iterator[Finding]:
             ),
             "layout.engine_tp=1 layout.trainer_gpus=1 layout.sequence_parallel=1",
         )
-    if sync is WeightSync.nccl:
+    if sync is WeightSync.nccl and reads(config, "trainer.weight_sync"):
         yield error(
             "mig", "trainer.weight_sync", "MIG slices cannot talk to each other over NCCL", "trainer.weight_sync=disk"
         )
@@ -274,7 +274,7 @@ def compiler(config: Config, _: Host) -> Iterator[Finding]:
         )
 
 
-@about(Part.engines, Part.trainer)
+@about(Part.engines, Part.trainer, Part.warm_start)
 def facts(config: Config, _: Host) -> Iterator[Finding]:
     """The number of parameters follows from the architecture; a copied file with one number changed does not."""
     model = config.model

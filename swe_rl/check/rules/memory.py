@@ -13,6 +13,7 @@ from swe_rl.config.parts import Part
 from swe_rl.config.schema import Config
 from swe_rl.plan import memory
 from swe_rl.plan.sizes import shares_gpus, trajectories_at_once, uses_no_gpu
+from swe_rl.plan.warm_start import trained
 
 COLOCATED_MOST = 0.8
 MOST_OF_A_HOST = 0.85  # engines, sandboxes and files take the rest: 236 GB of 270 were too much
@@ -31,8 +32,9 @@ def gpu_memory_share(config: Config, _: Host) -> Iterator[Finding]:
         )
 
 
-@about(Part.trainer)
+@about(Part.trainer, Part.warm_start)
 def trainer_memory(config: Config, _: Host) -> Iterator[Finding]:
+    config = trained(config)
     there, gpus = config.hardware.gpu_memory_gb, config.layout.trainer_gpus
     needed = memory.trainer_gb_per_gpu(config)
     if not _known(config) or gpus == 0 or needed <= there:
@@ -92,8 +94,9 @@ def colocated_memory(config: Config, _: Host) -> Iterator[Finding]:
         )
 
 
-@about(Part.trainer)
+@about(Part.trainer, Part.warm_start)
 def host_memory(config: Config, _: Host) -> Iterator[Finding]:
+    config = trained(config)
     there = config.hardware.memory_gb * config.hardware.nodes
     if (needed := memory.offloaded_gb(config)) > there * MOST_OF_A_HOST > 0:
         yield (error if needed > there else warning)(

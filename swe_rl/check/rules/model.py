@@ -145,10 +145,16 @@ def mixture(config: Config, _: Host) -> Iterator[Finding]:
 
 
 @about(Part.warm_start)
-def experts_of_a_dense_model(config: Config, _: Host) -> Iterator[Finding]:
+def experts_of_a_dense_model(config: Config, host: Host) -> Iterator[Finding]:
     """Whose MLPs become two experts each of as many slices as a token passes (`model/tiny.py`)."""
-    model = config.model
-    if config.sft.start is None or not model.num_experts or not model.active_experts:
+    model, start = config.model, config.sft.start
+    if start is None:
+        return
+    yield from no_model(
+        "sft_start", "sft.start", start, host, f"sft.start=null, or {_FOLDER.replace('model.path', 'sft.start')}"
+    )
+    folder = str(PACKAGE / "model/checkpoints" / start.removeprefix(BUILTIN)) if start.startswith(BUILTIN) else start
+    if not model.num_experts or not model.active_experts or facts_of(folder).get("num_experts"):
         return
     active, whole = model.active_experts, model.intermediate_size
     if model.num_experts != 2 * active:
@@ -180,7 +186,7 @@ def model_words(config: Config, _: Host) -> Iterator[Finding]:
         )
 
 
-@about(Part.trainer)
+@about(Part.trainer, Part.warm_start)
 def attention_kernel(config: Config, _: Host) -> Iterator[Finding]:
     value, cpu = config.trainer.attention, uses_no_gpu(config.layout)
     known = ("auto", CPU_KERNEL) if cpu else ("auto", *KERNELS)

@@ -14,6 +14,7 @@ from swe_rl.config.schema import Config, WorkloadConfig
 from swe_rl.plan import duration
 from swe_rl.plan.duration import LARGEST_SPREAD, MAY_BE_ZERO, wrong_pairs
 from swe_rl.plan.sizes import uses_no_gpu, waves_per_step
+from swe_rl.plan.warm_start import trained
 
 FEWEST_S = 60.0
 
@@ -93,11 +94,11 @@ def whole_run(config: Config, _: Host) -> Iterator[Finding]:
         )
 
 
-@about(Part.trainer)
+@about(Part.trainer, Part.warm_start)
 def collective(config: Config, _: Host) -> Iterator[Finding]:
     """Ranks that train in this process wait for nobody."""
     layout, timeout_s = config.layout, config.trainer.collective_timeout_s
-    work_s = duration.micro_batch_s(config)  # a rank gives a sign of life for each (trainer/pulse.py)
+    work_s = duration.micro_batch_s(trained(config))  # a rank gives a sign of life for each (trainer/pulse.py)
     if max(layout.trainer_gpus, layout.trainer_ranks) < 2:
         return
     if layout.trainer_gpus and timeout_s < FEWEST_S:

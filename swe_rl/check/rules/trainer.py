@@ -19,7 +19,7 @@ from swe_rl.config.choices import (
     RoutingReplay,
     WeightSync,
 )
-from swe_rl.config.parts import Part, reads
+from swe_rl.config.parts import Part, reads, starts
 from swe_rl.config.schema import Config
 from swe_rl.plan import memory
 from swe_rl.plan.sizes import (
@@ -31,13 +31,14 @@ from swe_rl.plan.sizes import (
     unshareable,
     uses_no_gpu,
 )
+from swe_rl.plan.warm_start import trained
 
 
-@about(Part.trainer)
+@about(Part.trainer, Part.warm_start)
 def lora(config: Config, _: Host) -> Iterator[Finding]:
     trainer, model = config.trainer, config.model
     rank, key = trainer.lora_rank, "trainer.lora_rank"
-    if rank == 0 and trainer.lora_serving is LoraServing.adapter:
+    if rank == 0 and trainer.lora_serving is LoraServing.adapter and reads(config, "trainer.lora_serving"):
         words = "there is no adapter to serve with trainer.lora_rank=0"
         yield error("lora_serving", "trainer.lora_serving", words, "trainer.lora_serving=merged, or a rank")
     if rank == 0:
@@ -49,7 +50,8 @@ def lora(config: Config, _: Host) -> Iterator[Finding]:
             f"an adapter of more than model.hidden_size={model.hidden_size} is larger than what it stands for",
             "trainer.lora_rank=0, which trains all weights",
         )
-    yield from _served(config)
+    if Part.engines in starts(config):
+        yield from _served(config)
     if trainer.offload_optimizer:
         yield warning(
             "lora_offload",
@@ -258,8 +260,9 @@ def kl_gradient(config: Config, _: Host) -> Iterator[Finding]:
         )
 
 
-@about(Part.trainer)
+@about(Part.trainer, Part.warm_start)
 def checkpoint_disk(config: Config, _: Host) -> Iterator[Finding]:
+    config = trained(config)
     there, needed = config.hardware.disk_gb, memory.checkpoints_gb(config)
     if 0 < there < needed:
         size_gb = memory.checkpoint_gb(config)
@@ -277,15 +280,16 @@ def checkpoint_disk(config: Config, _: Host) -> Iterator[Finding]:
         )
 
 
-@about(Part.trainer)
+@about(Part.trainer, Part.warm_start)
 def restarts(config: Config, _: Host) -> Iterator[Finding]:
-    allowed, trainer = config.trainer.max_restarts, config.trainer
+    allowed, trainer = config.trainer.max_restarts, trained(config).trainer
     if allowed > 0 and trainer.checkpoint_every_steps == 0 and trainer.steps > 1:
+        key, often = ("trainer", 1) if reads(config, "trainer.checkpoint_every_steps") else ("sft", 500)
         yield warning(
             "restarts",
             "trainer.max_restarts",
-            "every restart begins at the first step: trainer.checkpoint_every_steps=0 saves after the last one only",
-            "trainer.checkpoint_every_steps=1",
+            f"every restart begins at the first step: {key}.checkpoint_every_steps=0 saves after the last one only",
+            f"{key}.checkpoint_every_steps={often}",
         )
 
 
@@ -321,7 +325,7 @@ def warmup(config: Config, _: Host) -> Iterator[Finding]:
         )
 
 
-@about(Part.trainer)
+@about(Part.trainer, Part.warm_start)
 def parallel_only(config: Config, _: Host) -> Iterator[Finding]:
     """Keys that the trainer of one process does not read."""
     trainer, layout = config.trainer, config.layout
@@ -341,7 +345,7 @@ def parallel_only(config: Config, _: Host) -> Iterator[Finding]:
             )
 
 
-@about(Part.trainer)
+@about(Part.trainer, Part.warm_start)
 def compiled(config: Config, _: Host) -> Iterator[Finding]:
     if config.trainer.compile and config.layout.trainer_gpus and not config.hardware.compiler:
         yield error(
@@ -351,6 +355,18 @@ def compiled(config: Config, _: Host) -> Iterator[Finding]:
             "have none",
             "trainer.compile=null",
         )
+
+
+@about(Part.warm_start)
+def device(config: Config, _: Host) -> Iterator[Finding]:
+    """Ranks have devices of their own."""
+    sft, layout = config.sft, config.layout
+    if sft.device != "cpu" and layout.trainer_ranks and not layout.trainer_gpus:
+        words = f"layout={layout.name} has {layout.trainer_ranks} ranks, which train on the CPU"
+        yield error("sft_device", "sft.device", words, "sft.device=cpu, or a layout with trainer GPUs (layout=dp4)")
+    elif sft.device != "cpu" and layout.trainer_gpus:
+        words = f"layout={layout.name} has {layout.trainer_gpus} ranks, each on a GPU of its own: nothing reads it"
+        yield warning("sft_device", "sft.device", words, "sft.device=cpu")
 
 
 @about(Part.trainer)

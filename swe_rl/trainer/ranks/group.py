@@ -122,9 +122,10 @@ class TrainerGroup:
     close_staging = _by_all_ranks(TrainsPolicy.close_staging)
     wait = _by_all_ranks(TrainsPolicy.wait)
     load = _by_all_ranks(TrainsPolicy.load)
+    forget_moments = _by_all_ranks(TrainsPolicy.forget_moments)
 
-    def train_step(self, rows: Sequence[Row], step: int) -> "TrainMetrics":
-        metrics: TrainMetrics = self._ask_of("train_step", rows, step)
+    def train_step(self, rows: Sequence[Row], step: int, lr: float | None = None) -> "TrainMetrics":
+        metrics: TrainMetrics = self._ask_of("train_step", rows, step, lr)
         return metrics
 
     def sequence_kl(self, rows: Sequence[Row], estimator: KlEstimator) -> dict[str, float]:

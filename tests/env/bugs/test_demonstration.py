@@ -16,7 +16,7 @@ from swe_rl.env.bugs.demonstration import Demonstrator
 from swe_rl.env.bugs.edit import look_command
 from swe_rl.env.bugs.env import BugsEnv
 from swe_rl.env.bugs.workspace import PACKAGES
-from swe_rl.job.sft import conversation
+from swe_rl.run.warm_start import conversation
 from swe_rl.sandbox.process.provider import ProcessProvider
 from swe_rl.sandbox.protocol import Workspace
 
