@@ -12,7 +12,7 @@ Invariants:
 """
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypedDict
 
@@ -45,6 +45,7 @@ class PassRates:
         self._skipped = [0] * num_instances
         self._noted: dict[int, GroupResult] = {}  # by the group's number
         self._largest: float | None = None  # information of any instance; None: to be computed
+        self.steers: Callable[[int], bool] = lambda _: False  # whether a prefix brings an instance near one half
 
     def mean(self, index: int) -> float:
         """The expected pass rate, in [0, 1]."""
@@ -52,8 +53,9 @@ class PassRates:
         return solved / (solved + failed)
 
     def information(self, index: int) -> float:
-        """E[p (1 - p)] = a b / ((a + b) (a + b + 1)) of Beta(a, b), in (0, 0.25)."""
-        solved, failed = self._beta(index)
+        """E[p (1 - p)] = a b / ((a + b) (a + b + 1)) of Beta(a, b), in (0, 0.25).
+        Where a prefix steers its group, that of an instance that nobody has seen."""
+        solved, failed = (PRIOR, PRIOR) if self.steers(index) else self._beta(index)
         total = solved + failed
         return solved * failed / (total * (total + 1.0))
 

@@ -36,7 +36,7 @@ from swe_rl.gateway.live import LiveSession, LiveSessions, Waits
 from swe_rl.gateway.processes.link import Head, Link, unpacked_completion
 from swe_rl.gateway.routes import Routes
 from swe_rl.gateway.sampling import Sampled
-from swe_rl.gateway.session import Recorded, SessionSettings, TurnPlan
+from swe_rl.gateway.session import Beginning, Recorded, SessionSettings, TurnPlan
 from swe_rl.model.chat import ChatRenderer
 from swe_rl.model.tool_parser import make_tool_parser
 
@@ -195,6 +195,8 @@ class Worker:
         elif kind == "open":
             self._store.begins = (head["turn"], head["chain"])
             self._sessions.open(head["session"], SessionSettings(**head["settings"]), secret=head["secret"])
+        elif kind == "replay":
+            self._spawn(self._replay(head))
         elif kind == "close":
             self._spawn(self._close(head["session"]))
         elif kind == "pause":
@@ -235,6 +237,15 @@ class Worker:
             if self._statuses:
                 statuses, self._statuses = dict(self._statuses), Counter()
                 self.link.send({"kind": "counts", "statuses": statuses})
+
+    async def _replay(self, head: Head) -> None:
+        answer: Head = {"kind": "replayed", "session": head["session"], "error": None}
+        try:
+            tokens = await self._sessions.replay(head["session"], Beginning(**head["beginning"]))
+        except GatewayError as error:
+            self.link.send(answer | {"error": str(error)})
+        else:
+            self.link.send(answer | {"prompt_tokens": tokens})
 
     async def _close(self, session_id: str) -> None:
         try:
