@@ -115,7 +115,7 @@ class PromptSampler:
         deferred = list(state.get("deferred", []))  # checkpoints of old have none
         self._state = SamplerState(epoch=state["epoch"], taken=state["taken"], deferred=deferred)
         if self.rates is not None:
-            self.rates.restore(state.get("pass_rates") or PassRatesState(counts=[], skipped=[]))
+            self.rates.restore(state.get("pass_rates") or PassRatesState(skipped=[]))
         if self.prefixes is not None:
             self.prefixes.restore(state.get("prefixes") or PrefixesState(sources=[]))
 

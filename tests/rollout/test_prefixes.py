@@ -90,7 +90,7 @@ def test_groups_with_a_prefix_say_nothing_of_the_plain_rate_and_steer_its_length
     choice = sampler.prefixes.choose(0)
     began = {"prefix": choice.source, "prefix_sampled_tokens": choice.tokens}
     sampler.observe([(0, group(ended, 0, 8, 2, **began))])
-    assert abs(sampler.rates.mean(0) - before) < 0.02
+    assert abs(sampler.rates.mean(0) - before) < 0.02  # but for its fading
     assert sampler.prefixes.choose(0).tokens == TOKENS // 4
     assert sampler.prefixes.choose(0).source == choice.source
     sampler.observe([(0, group(ended, 0, 8, 3, **began))])
@@ -164,7 +164,7 @@ def test_orders_of_old_know_no_sources():
     sampler = told()
     rates = {"counts": [[0, 0.0, 8.0]], "skipped": []}
     sampler.restore(SamplerState(epoch=1, taken=2, deferred=[], pass_rates=rates))
-    assert sampler.rates.mean(0) < 0.1 and sampler.prefixes.choose(0) is None
+    assert sampler.rates.mean(0) < 0.2 and sampler.prefixes.choose(0) is None
     assert sampler.state()["prefixes"] == {"sources": []}
 
 
@@ -172,7 +172,7 @@ def test_an_instance_that_a_prefix_steers_is_as_informative_as_an_unknown_one():
     rates = PassRates(2, 40.0)
     unknown = rates.information(0)
     rates.observe([GroupResult(0, 0, N)])
-    assert rates.information(0) < unknown / 2
+    assert rates.information(0) < 0.7 * unknown
     rates.steers = lambda index: index == 0
     assert rates.information(0) == unknown == rates.information(1)
 
