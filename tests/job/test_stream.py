@@ -125,7 +125,7 @@ async def test_groups_that_flow_begin_with_prefixes(started):  # noqa: F811
     with started(*options) as again:
         skew(again.rollouts)
         await again.loop.run()
-        whole(again, 16)
+        assert [record["step"] for record in steps(again)] == list(range(1, 17))
     begun = first.rollouts.begun + again.rollouts.begun
     assert begun and sum(record["replayed_groups"] for record in steps(again)) > 0
     groups = {group: {one for one in begun if one[0] == group} for group, _, _ in begun}
