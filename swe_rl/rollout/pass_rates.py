@@ -42,7 +42,7 @@ class GroupResult:
 class PassRatesState(TypedDict):
     skipped: list[tuple[int, int]]  # (index, times in a row)
     mean: NotRequired[tuple[float, float]]  # log-odds that all share: expected value and variance
-    own: NotRequired[
+    deviations: NotRequired[
         list[tuple[int, float, float]]
     ]  # (index, expected deviation, variance) of instances that were seen
     counts: NotRequired[list[tuple[int, float, float]]]  # of older versions: (index, solved, failed), faded
@@ -52,11 +52,11 @@ class PassRatesState(TypedDict):
 class _Known:
     mean: float = 0.0
     variance: float = FIRST_MEAN
-    own: dict[int, tuple[float, float]] = field(default_factory=dict)  # of instances that were seen
+    deviations: dict[int, tuple[float, float]] = field(default_factory=dict)  # of instances that were seen
 
     def log_odds(self, index: int) -> tuple[float, float]:
         """Of an instance: expected value and variance."""
-        deviation, variance = self.own.get(index, (0.0, SPREAD))
+        deviation, variance = self.deviations.get(index, (0.0, SPREAD))
         return self.mean + deviation, self.variance + variance
 
     def after(self, groups: Iterable[tuple[int, float, float]]) -> "_Known":
@@ -64,20 +64,23 @@ class _Known:
         sites = [(index, *_site(solved, attempts, *self.log_odds(index))) for index, solved, attempts in groups]
         precision, weighted = 1.0 / self.variance, self.mean / self.variance
         for index, seen, noise in sites:
-            deviation, variance = self.own.get(index, (0.0, SPREAD))
+            deviation, variance = self.deviations.get(index, (0.0, SPREAD))
             precision += 1.0 / (noise + variance)
             weighted += (seen - deviation) / (noise + variance)
-        known = _Known(weighted / precision, 1.0 / precision, dict(self.own))
+        known = _Known(weighted / precision, 1.0 / precision, dict(self.deviations))
         for index, seen, noise in sites:
-            deviation, variance = known.own.get(index, (0.0, SPREAD))
+            deviation, variance = known.deviations.get(index, (0.0, SPREAD))
             gain = variance / (variance + noise)  # given the mean
-            known.own[index] = deviation + gain * (seen - known.mean - deviation), (1.0 - gain) * variance
+            known.deviations[index] = deviation + gain * (seen - known.mean - deviation), (1.0 - gain) * variance
         return known
 
     def later(self, fades: float) -> "_Known":
         """A step later; `fades`: what is left of the precision of what is known of a deviation."""
-        own = {index: (deviation, min(SPREAD, variance / fades)) for index, (deviation, variance) in self.own.items()}
-        return _Known(self.mean, self.variance + WALK, own)
+        deviations = {
+            index: (deviation, min(SPREAD, variance / fades))
+            for index, (deviation, variance) in self.deviations.items()
+        }
+        return _Known(self.mean, self.variance + WALK, deviations)
 
 
 def _site(solved: float, attempts: float, expected: float, variance: float) -> tuple[float, float]:
@@ -169,7 +172,7 @@ class PassRates:
         pairs = [
             (_expected(float, *self._known.log_odds(result.index)), result.solved / result.attempts)
             for result in results
-            if result.index in self._known.own and result.attempts
+            if result.index in self._known.deviations and result.attempts
         ]
         count = len(pairs)
         return {
@@ -190,7 +193,7 @@ class PassRates:
         return PassRatesState(
             skipped=[(index, times) for index, times in enumerate(self._skipped) if times],
             mean=(self._known.mean, self._known.variance),
-            own=[(index, *own) for index, own in sorted(self._known.own.items())],
+            deviations=[(index, *pair) for index, pair in sorted(self._known.deviations.items())],
         )
 
     def restore(self, state: PassRatesState) -> None:
@@ -200,7 +203,9 @@ class PassRates:
         for index, times in state["skipped"]:
             self._skipped[index] = times
         if "mean" in state:
-            self._known = _Known(*state["mean"], {index: (value, spread) for index, value, spread in state["own"]})
+            self._known = _Known(
+                *state["mean"], {index: (value, spread) for index, value, spread in state["deviations"]}
+            )
         else:
             counts = state.get("counts", [])
             self._known = self._known.after((index, solved, solved + failed) for index, solved, failed in counts)

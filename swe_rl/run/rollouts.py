@@ -139,10 +139,10 @@ class Rollouts:
 
     async def _generate(self, indices: Sequence[int], step: int) -> Collected:
         config, session, instances = self._config, self.session, [self.instances[index] for index in indices]
-        found = [await asyncio.to_thread(self.prefix, index) for index in indices] if self.sampler.prefixes else []
+        begins = [await asyncio.to_thread(self.prefix, index) for index in indices] if self.sampler.prefixes else []
         prefixes = {
             instance.instance_id: prefix
-            for instance, prefix in zip(instances, found, strict=False)
+            for instance, prefix in zip(instances, begins, strict=False)
             if prefix is not None
         }
         with session.progress.phase("generate", trajectories=len(instances) * config.rollout.n):

@@ -110,7 +110,7 @@ def test_what_is_complete_counts_before_it_is_trained():
     assert before > 0.85 and rates.information(0) < rates.information(1)
     assert rates.state() == PassRates(2, 40.0).state()
     rates.observe([GroupResult(0, N, N)], [0])
-    assert rates.mean(0) == pytest.approx(before, abs=0.03) and rates.state()["own"]
+    assert rates.mean(0) == pytest.approx(before, abs=0.03) and rates.state()["deviations"]
 
 
 def test_instances_near_one_half_are_taken_more_often():
@@ -124,12 +124,12 @@ def test_what_was_seen_fades():
     """A half-life later its precision is half of what it was, and in the end that of an unknown instance."""
     rates = PassRates(2, 8.0)
     rates.observe([GroupResult(0, N, N)])
-    [(_, deviation, variance)] = rates.state()["own"]
+    [(_, deviation, variance)] = rates.state()["deviations"]
     rates.observe([GroupResult(1, 0, 0)] * 8)
-    assert rates.state()["own"] == [(0, deviation, pytest.approx(2 * variance))]
+    assert rates.state()["deviations"] == [(0, deviation, pytest.approx(2 * variance))]
     for _ in range(9):
         rates.observe([GroupResult(1, 0, 0)] * 8)
-    assert rates.state()["own"] == [(0, deviation, SPREAD)]
+    assert rates.state()["deviations"] == [(0, deviation, SPREAD)]
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, N)), min_size=1, max_size=6, unique_by=lambda one: one[0]))
@@ -185,7 +185,7 @@ def test_infrastructure_says_nothing_of_an_instance():
     sampler = informative(2, 0)
     broken = [trajectory("b", Status.infra_error) for _ in range(N)]
     observed(sampler, broken, {"a": 0, "b": 1})
-    assert sampler.rates.mean(1) == pytest.approx(0.5) and sampler.state()["pass_rates"]["own"] == []
+    assert sampler.rates.mean(1) == pytest.approx(0.5) and sampler.state()["pass_rates"]["deviations"] == []
 
 
 def test_no_time_to_fade_in():
