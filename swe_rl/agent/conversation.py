@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from swe_rl.agent.client import ChatClient, ChatReply, ContextOverflow
-from swe_rl.agent.protocol import AgentResult, Assignment, Exit, Turn
+from swe_rl.agent.protocol import AgentResult, Assignment, Exit, Replay, ReplayMismatchError, Turn
 from swe_rl.config.schema import AgentConfig
 from swe_rl.sandbox.protocol import ExecResult, Waited, ends_within, no_wait
 
@@ -91,6 +91,20 @@ class Conversation:
             end = await act(*asked) if asked else Exit.AGENT_TIMEOUT
         return AgentResult(end or Exit.STEP_LIMIT, self.turns, self.messages, tuple(self.tools))
 
+    async def replay(self, replay: Replay, act: Callable[[ChatReply, Turn], Awaitable[Exit | None]]) -> None:
+        """Says and does again what an earlier attempt did; that is not in the budget. Raises ReplayMismatchError."""
+        for earlier in replay.turns:
+            self.say("assistant", earlier.message)
+            turn = Turn(len(self.turns), earlier.message, None, None, replayed=True)
+            self.turns.append(turn)
+            end = await act(ChatReply(earlier.message, "stop"), turn)
+            if end is not None:
+                raise ReplayMismatchError(turn.index, f"it ends with {end.value}")
+            if turn.observation != earlier.observation:
+                raise ReplayMismatchError(turn.index, "its command answers something else")
+        self.budget = Budget(self.work.timeout_s, self.work.waited)
+        await replay.stands(self.messages)
+
     async def ask(self) -> tuple[ChatReply, Turn] | None:
         """The reply, now the last message, and its turn; None when the budget ran out first: the request is cancelled.
 
@@ -160,7 +174,10 @@ class TalkingAgent(ABC):
         talk = Conversation(self._client, work, self._command_timeout_s, self._tools)
         talk.say("system", self._prompt)
         talk.say("user", work.task.prompt)
-        return await talk.go_on(self._max_turns, self._acting(talk))
+        act = self._acting(talk)
+        if work.replay is not None:
+            await talk.replay(work.replay, act)
+        return await talk.go_on(self._max_turns, act)
 
     @abstractmethod
     def _acting(self, talk: Conversation) -> Callable[[ChatReply, Turn], Awaitable[Exit | None]]:

@@ -1,7 +1,7 @@
 """The agent interface and what an agent leaves behind."""
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol
@@ -33,6 +33,14 @@ class Exit(StrEnum):
     AGENT_CRASHED = "agent_crashed"  # a signal ended the program; its sandbox lives
 
 
+class ReplayMismatchError(Exception):
+    """A turn of an earlier trajectory did not end as it did there. `turn`: its number, from 0 on."""
+
+    def __init__(self, turn: int, why: str) -> None:
+        super().__init__(f"turn {turn}: {why}")
+        self.turn = turn
+
+
 @dataclass(frozen=True, slots=True)
 class Task:
     instance_id: str
@@ -50,6 +58,7 @@ class Assignment:
     sandbox: Sandbox
     timeout_s: float
     waited: Waited = no_wait
+    replay: "Replay | None" = None
 
 
 @dataclass(slots=True)
@@ -64,6 +73,16 @@ class Turn:
     format_error: bool = False
     completion_s: float = 0.0
     command_s: float = 0.0
+    replayed: bool = False  # said in an earlier trajectory, and done again
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """How an attempt begins: with `turns` of an earlier one of the same agent, of which it does the commands again.
+    `stands` is called with the conversation once they ended as they did there, before the first request."""
+
+    turns: Sequence[Turn]
+    stands: Callable[[Sequence[Mapping[str, Any]]], Awaitable[None]]
 
 
 @dataclass(slots=True)
@@ -87,5 +106,6 @@ class Agent(Protocol):
         """One attempt at `work.task` in `work.sandbox`, with completions from `work.base_url`, in `work.timeout_s`.
 
         Raises EngineError when the model cannot be reached after retries, SandboxError when the sandbox broke,
-        AgentError for a fault of the agent program."""
+        AgentError for a fault of the agent program, ReplayMismatchError where `work.replay` cannot be done again (who
+        cannot replay anything is never asked to)."""
         ...

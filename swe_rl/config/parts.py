@@ -12,6 +12,7 @@ from swe_rl.config.choices import JobName
 from swe_rl.config.schema import Config
 
 AGENTS_WITHOUT_MODEL = frozenset({"gold", "noop", "scripted"})
+AGENTS_THAT_REPLAY = ("bash",)  # they can begin within an earlier trajectory
 
 
 class Part(StrEnum):

@@ -424,7 +424,10 @@ class RolloutConfig:
     mode: RolloutMode = RolloutMode.step  # step: a step waits for its slowest trajectory; stream: groups flow
     prompts_per_step: Count = 8  # instances of one step
     instances: InstanceChoice = InstanceChoice.uniform  # informative: more often those solved about half the time
-    pass_rate_half_life_steps: Positive = 8.0  # informative: what a group showed counts half after so many steps
+    pass_rate_half_life_steps: Positive = 8.0  # by which what is known of an instance has lost half of its precision
+    # A group that would mostly fail begins with the beginning of a trajectory that succeeded, one that would mostly
+    # succeed with that of one that failed; what it repeats is not trained.
+    prefix_replay: bool = False  # groups that bring little signal begin within an earlier trajectory of their instance
     n: Count = 8  # trajectories of one instance: a group
     max_turns: Count = 6  # replies of the model in one trajectory
     max_prompt_tokens: Count = 512  # the first prompt

@@ -129,20 +129,20 @@ class Completer:
         if pinned is None:
             return SamplingParams(wanted, request.temperature, request.top_p, request.top_k, stops, request.seed)
         seed = None if pinned.seed is None else turn_seed(pinned.seed, plan.number)
-        wanted = min(wanted, pinned.max_turn_tokens)
+        wanted = min(wanted, max(1, pinned.max_turn_tokens - len(plan.begun_ids)))
         return SamplingParams(wanted, pinned.temperature, pinned.top_p, pinned.top_k, stops, seed)
 
     async def _message(
         self, live: LiveSession, plan: TurnPlan, request: ChatRequest, completion: Completion
     ) -> dict[str, object]:
         if len(completion.token_ids) < _LONG_TOKENS:
-            parsed = self._parsed(completion, request)
+            parsed = self._parsed(plan, completion, request)
         else:
-            parsed = await asyncio.to_thread(self._parsed, completion, request)
+            parsed = await asyncio.to_thread(self._parsed, plan, completion, request)
         return reply.assistant_message(parsed, live.session_id, plan.number)
 
-    def _parsed(self, completion: Completion, request: ChatRequest) -> ParsedReply:
-        return self._parse(self._renderer.decode(completion.token_ids), request.tools)
+    def _parsed(self, plan: TurnPlan, completion: Completion, request: ChatRequest) -> ParsedReply:
+        return self._parse(self._renderer.decode((*plan.begun_ids, *completion.token_ids)), request.tools)
 
     def _answer(
         self,

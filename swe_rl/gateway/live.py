@@ -26,7 +26,7 @@ from swe_rl.engine.protocol import Completion
 from swe_rl.gateway.conversation import KnownBodies
 from swe_rl.gateway.dialects.history import Histories
 from swe_rl.gateway.errors import ApiError, GatewayError, no_session, unavailable
-from swe_rl.gateway.session import Recorded, Session, SessionSettings
+from swe_rl.gateway.session import Beginning, Recorded, Session, SessionSettings
 from swe_rl.gateway.trace import Break
 from swe_rl.model.chat import ChatRenderer
 
@@ -229,6 +229,10 @@ class LiveSessions:
         self._closed.pop(session_id, None)
         state, secret = self._new_state(session_id), secret or new_secret()
         self._opened[session_id] = LiveSession(session_id, state, settings, secret, waits=self._waits(session_id))
+
+    async def replay(self, session_id: str, beginning: Beginning) -> int:
+        """As `Session.replay`, of an opened session, in a thread: nobody else has it yet."""
+        return await asyncio.to_thread(self._opened[session_id].state.replay, beginning)
 
     def secret(self, session_id: str) -> str:
         """Of an opened session; empty for any other."""

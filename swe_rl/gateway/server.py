@@ -30,7 +30,7 @@ from swe_rl.gateway.placement import Placement
 from swe_rl.gateway.processes.workers import Setup, Workers
 from swe_rl.gateway.routes import Routes, StateRoutes
 from swe_rl.gateway.sampling import Sampling
-from swe_rl.gateway.session import SessionSettings
+from swe_rl.gateway.session import Beginning, SessionSettings
 from swe_rl.gateway.store.traces import TraceStore
 from swe_rl.host.addresses import is_loopback
 from swe_rl.model.chat import ChatRenderer
@@ -137,6 +137,12 @@ class Gateway:
             raise GatewayError(f"session {session_id} is already open; close it first, or take another id")
         if self._workers is None or not self._workers.open(session_id, settings):
             self._sessions.open(session_id, settings)
+
+    async def replay(self, session_id: str, beginning: Beginning) -> int:
+        """An opened session begins with them: see `Session.replay`. Raises GatewayError, GatewayLostError."""
+        if self._workers is not None and session_id in self._workers:
+            return await self._workers.replay(session_id, beginning)
+        return await self._sessions.replay(session_id, beginning)
 
     def session_url(self, session_id: str) -> str:
         """The base URL for an OpenAI client of this session. That of an opened session is secret: it is for its agent,

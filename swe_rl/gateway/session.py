@@ -14,6 +14,8 @@ Invariants:
 - Pure: no I/O, no clock. What is held grows with the new tokens, not with the prompts.
 - Only `Draft.render` takes long; it touches nothing of the session and may run in another thread.
 - Requests are compared by the hashes of their conversations (`gateway/conversation.py`).
+- A session may begin with what another one sampled (`replay`), up to a token of a reply: those ids are part of its
+  first prompt, none of them is a turn of its own, and what goes on from them extends the first chain.
 - A turn costs what is new: ids are appended where the chain's ids stand. Of chains that were not used lately only the
   parts are held, and put together when one of them goes on.
 """
@@ -26,7 +28,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from swe_rl.engine.token_ids import TokenIds
-from swe_rl.gateway.conversation import Conversation, Fingerprint, Message, Tools, extend_hash
+from swe_rl.gateway.conversation import Conversation, Fingerprint, Message, Tools, extend_hash, prefix_hashes
+from swe_rl.gateway.errors import GatewayError
 from swe_rl.gateway.trace import Break
 
 _KEPT = 4  # chains whose ids are held in one piece: sub-agents take turns
@@ -46,6 +49,16 @@ class SessionSettings:
     group_id: str | None = None  # sessions of one group begin with the same prompt
 
 
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """Of a session: `messages` up to a request, the ids of each of the assistant's among them, and those that the
+    answer to the request begins with, as another session sampled them."""
+
+    messages: Sequence[Message]
+    sampled_ids: Sequence[Sequence[int]]
+    begun_ids: Sequence[int] = ()
+
+
 class Renderer(Protocol):
     def start(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None) -> list[int]: ...
 
@@ -61,7 +74,7 @@ class _Node:
     sampled_ids: "array[int]"
     request: Fingerprint
     chain: int = 0
-    turn: int = 0
+    turn: int | None = None  # None: replayed
 
     def ids(self) -> TokenIds:
         """Its prompt and what was sampled, put together."""
@@ -116,10 +129,11 @@ class TurnPlan:
     _conversation: Conversation | None = field(repr=False)
     _length: int = 0  # messages that the parent's conversation has
     _retried: _Node | None = field(repr=False, default=None)  # the reply that was there when it was asked for anew
+    begun_ids: "array[int]" = field(repr=False, default_factory=lambda: array("i"))  # the prompt's end: of the answer
 
     @property
     def base_turn(self) -> int | None:
-        """The turn whose prompt and sampled ids it begins with."""
+        """The turn of this session whose prompt and sampled ids it begins with."""
         return self._parent.turn if self._parent is not None else None
 
 
@@ -150,15 +164,44 @@ class Session:
         self._seen: set[Fingerprint] = set()  # of every prefix of every recorded conversation
         self._flying: Counter[Fingerprint] = Counter()  # by hash of a request: plans that did not end
         self._superseded: set[_Node] = set()
+        self._begun: tuple[Fingerprint, array[int]] = (b"", array("i"))  # a request, and how its first answer begins
 
     @property
     def superseded(self) -> tuple[int, int]:
         """Replies that are in no row, so far, as a retry took their place; and their tokens."""
         return len(self._superseded), sum(len(node.sampled_ids) for node in self._superseded)
 
+    def replay(self, beginning: Beginning) -> int:
+        """Begins with what another session had said by then; returns the tokens of the first prompt. What is between
+        the replies is rendered as for any call.
+
+        Raises GatewayError for a session that was asked before, or for what is no conversation.
+        """
+        messages, before, line = beginning.messages, 0, list[_Node]()
+        places = [place for place, message in enumerate(messages) if message["role"] == "assistant"]
+        if not self._fresh or 0 in places or len(messages) - 1 in places or len(places) != len(beginning.sampled_ids):
+            raise GatewayError("a session can begin with earlier replies only before its first call, one a message")
+        hashes = prefix_hashes(messages, None)
+        for place, ids in zip(places, beginning.sampled_ids, strict=True):
+            node, new = line[-1] if line else None, messages[before:place]
+            delta = self._renderer.start(new, ()) if node is None else self._renderer.extend(node.sampled_ids, new)
+            line.append(_Node(node, array("i", delta), array("i", ids), hashes[place], self._chain))
+            self._replies[hashes[place + 1]] = line[-1]
+            before = place + 1
+        if line:
+            self._seen.update(hashes[1 : before + 1])
+            self._ids[line[-1]] = line[-1].ids()
+            self._tips[self._chain], self._chain = line[-1], self._chain + 1
+        self._begun = hashes[-1], array("i", beginning.begun_ids)
+        return len(line[0].delta_ids) if line else len(self._renderer.start(messages, ()))
+
+    @property
+    def _fresh(self) -> bool:
+        return self._turn == 0 and not self._begun[0]
+
     def plan_apart(self, prompt_ids: tuple[int, ...]) -> TurnPlan:
         """Of ids that a client brings: nothing is rendered, and no turn of messages continues it."""
-        return TurnPlan(TokenIds(prompt_ids), None, self._take_number(), self._turn == 0, None, array("i"), None)
+        return TurnPlan(TokenIds(prompt_ids), None, self._take_number(), self._fresh, None, array("i"), None)
 
     def record_apart(self) -> Recorded:
         """A chain of its own, of a turn planned so."""
@@ -184,13 +227,16 @@ class Session:
 
     def plan(self, draft: Draft, delta_ids: "array[int]") -> TurnPlan:
         """Of what `draft.render` gave. Every plan must end in `record` or `release`."""
-        prompt_ids = self._ids_of(draft._parent).extended(delta_ids)
-        number, first = self._take_number(), self._turn == 0
+        number, first = self._take_number(), self._fresh
         parent, conversation, request = draft._parent, draft._conversation, draft._conversation.hashes[-1]
+        begun_ids = self._begun[1] if self._newest is None and request == self._begun[0] else array("i")
+        delta_ids = delta_ids + begun_ids
+        prompt_ids = self._ids_of(parent).extended(delta_ids)
         retried = None if self._flying[request] else draft._again
         self._flying[request] += 1
         kind = self._break(parent, conversation, retried)
-        return TurnPlan(prompt_ids, kind, number, first, parent, delta_ids, conversation, draft._length, retried)
+        length = draft._length
+        return TurnPlan(prompt_ids, kind, number, first, parent, delta_ids, conversation, length, retried, begun_ids)
 
     def record(self, plan: TurnPlan, sampled_ids: Sequence[int], reply: Message) -> Recorded:
         """`reply` is the assistant message that the client is answered."""
@@ -200,7 +246,7 @@ class Session:
         base_turn, base_tokens = None, 0
         if kind is None and plan._parent is not None:
             node.chain, base_turn = plan._parent.chain, plan._parent.turn
-            base_tokens = len(plan.prompt_ids) - len(plan.delta_ids)
+            base_tokens = 0 if base_turn is None else len(plan.prompt_ids) - len(plan.delta_ids)
             self._superseded.discard(plan._parent)
         else:
             node.chain, self._chain = self._chain, self._chain + 1
@@ -212,7 +258,7 @@ class Session:
         self._seen.update(hashes[max(1, plan._length) :], (head,))  # its parent's are in there
         self._hold(node, plan)
         node.turn, self._turn = self._turn, self._turn + 1
-        return Recorded(node.turn, node.chain, kind, base_turn, base_tokens)
+        return Recorded(self._turn - 1, node.chain, kind, base_turn, base_tokens)
 
     def release(self, plan: TurnPlan) -> None:
         """The plan came to nothing: failed, or the client went away. Who asks again has its number, and its seed."""

@@ -137,6 +137,7 @@ class RunFolder:
         self.rows_folder = self.path / "rows"  # with gateway.keep_traces=rows
         self.traces_db = self.path / "traces.db"
         self.queue = self.path / "queue"  # rollout.mode=stream: complete groups that no checkpoint has learned
+        self.prefixes = self.path / "prefixes"  # rollout.prefix_replay: trajectories whose beginnings may be repeated
         self.checkpoints = self.path / "checkpoints"
         self.report_html = self.path / "report.html"
         self.status_json = self.path / "status.json"

@@ -10,14 +10,24 @@ Invariants:
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
-from swe_rl.agent.protocol import Agent, AgentError, AgentResult, Assignment, Exit, Task, UnknownEndError
+from swe_rl.agent.protocol import (
+    Agent,
+    AgentError,
+    AgentResult,
+    Assignment,
+    Exit,
+    Replay,
+    ReplayMismatchError,
+    Task,
+    UnknownEndError,
+)
 from swe_rl.config.choices import OutcomeReward, RolloutMode, TrickPolicy
 from swe_rl.config.schema import EnvConfig, RolloutConfig
 from swe_rl.engine.protocol import EngineError
@@ -29,10 +39,11 @@ from swe_rl.env.protocol import Env, Grade, GradeError
 from swe_rl.gateway.errors import GatewayLostError
 from swe_rl.gateway.live import SessionSummary
 from swe_rl.gateway.server import Gateway
+from swe_rl.gateway.session import Beginning
 from swe_rl.gateway.trace import TraceStoreError
 from swe_rl.rollout.outcome import needs_grading, reward_of, status_of, tricks_of
 from swe_rl.rollout.reward import Attempt, ForeignReward
-from swe_rl.rollout.trajectory import Order, Status, Trajectory
+from swe_rl.rollout.trajectory import Order, Prefix, Status, Trajectory
 from swe_rl.sandbox.protocol import Door, Sandbox, SandboxError, SandboxProvider, Waited
 
 _GIVEN_UP = frozenset({Status.unresolved, Status.empty_patch})
@@ -55,6 +66,8 @@ class _Progress:
     turn_rewards: list[float] = field(default_factory=list)  # of the same
     tricks: list[str] = field(default_factory=list)  # that could have changed the verdict
     began_s: dict[str, float] = field(default_factory=dict)
+    prompt_tokens: int = 0  # of the first prompt, where a prefix is behind it
+    mismatch: ReplayMismatchError | None = None  # why it has no prefix
 
 
 class Attempter:
@@ -125,6 +138,7 @@ class Attempter:
         elif summary.overflowed and status in _GIVEN_UP:
             status = Status.context_overflow  # some programs end as if they were done
         trajectory = self._trajectory(order, status, progress, error, times_s)
+        _say_prefix(trajectory, order.prefix, progress)
         trajectory.num_calls = summary.num_calls
         trajectory.sampled_tokens = summary.sampled_tokens
         trajectory.prefix_breaks = sum(summary.breaks.values())
@@ -153,14 +167,25 @@ class Attempter:
         attempt = Attempt(
             order.trajectory_id, order.instance, status.value, progress.patch, verdict, result.turns, result.messages
         )
-        progress.turn_rewards = await self._reward.turn_rewards(attempt)
+        paid = await self._reward.turn_rewards(attempt)
+        progress.turn_rewards = [reward for turn, reward in zip(result.turns, paid, strict=False) if not turn.replayed]
         progress.own_reward = self._reward.failure
         tricked = progress.tricks and self._rollout.tricks is not TrickPolicy.count
         if rule is OutcomeReward.graded and grade is not None and not tricked:
             progress.own_reward = await self._reward.reward(attempt)
 
     async def _act(self, order: Order, progress: _Progress, times_s: dict[str, float]) -> None:
-        """Boots a sandbox, lets the agent act in it and takes the patch out."""
+        """From the order's prefix; from the task alone where that cannot be repeated, in a sandbox that is as new."""
+        try:
+            await self._act_from(order.prefix, order, progress, times_s)
+        except ReplayMismatchError as mismatch:
+            progress.mismatch = mismatch
+            await self._act_from(None, order, progress, times_s)
+
+    async def _act_from(
+        self, prefix: Prefix | None, order: Order, progress: _Progress, times_s: dict[str, float]
+    ) -> None:
+        """Boots a sandbox, lets the agent act in it and takes the patch out. Raises ReplayMismatchError."""
         started_s, progress.began_s["boot"] = self._clock(), self._wall_clock()
         workspace = await asyncio.to_thread(self._env.workspace, order.instance)
         door = self._door(order) if self._agent.needs_door else None
@@ -170,12 +195,19 @@ class Attempter:
             if workspace.image is not None:  # what we made ourselves has no history to hide
                 base_commit = await _ready(sandbox, order.instance)
             times_s["boot"] = self._clock() - started_s
-            await self._run_agent(order, progress, times_s, sandbox)
+            await self._run_agent(prefix, order, progress, times_s, sandbox)
             await self._take_patch(progress, sandbox, base_commit)
         finally:
             await sandbox.close()
 
-    async def _run_agent(self, order: Order, progress: _Progress, times_s: dict[str, float], sandbox: Sandbox) -> None:
+    async def _run_agent(
+        self,
+        prefix: Prefix | None,
+        order: Order,
+        progress: _Progress,
+        times_s: dict[str, float],
+        sandbox: Sandbox,
+    ) -> None:
         started_s, progress.began_s["agent"] = self._clock(), self._wall_clock()
         waited = partial(self._gateway.waited_s, order.trajectory_id)
         work = Assignment(
@@ -185,6 +217,7 @@ class Attempter:
             sandbox=sandbox,
             timeout_s=self._rollout.agent_timeout_s,
             waited=waited,
+            replay=None if prefix is None else self._replay(prefix, order, progress),
         )
         running = asyncio.ensure_future(self._agent.run(work))
         try:
@@ -197,6 +230,13 @@ class Attempter:
             times_s["waited"] = waited()
         times_s["agent"] = self._clock() - started_s
         times_s["command"] = sum(turn.command_s for turn in progress.result.turns)
+
+    def _replay(self, prefix: Prefix, order: Order, progress: _Progress) -> Replay:
+        async def stands(messages: Sequence[Mapping[str, Any]]) -> None:
+            beginning = Beginning(messages, prefix.sampled_ids, prefix.begun_ids)
+            progress.prompt_tokens = await self._gateway.replay(order.trajectory_id, beginning)
+
+        return Replay(prefix.turns, stands)
 
     async def _within_patience(
         self, running: "asyncio.Future[AgentResult]", waited: Waited, ended: "asyncio.Future[SessionSummary] | None"
@@ -291,6 +331,16 @@ class Attempter:
         turns = progress.result.turns if progress.result else []
         tried = cheating_attempts([turn.command for turn in turns if turn.command], progress.patch, order.instance)
         return dict(sorted((dict.fromkeys(progress.tricks, 1) | tried).items()))
+
+
+def _say_prefix(trajectory: Trajectory, prefix: Prefix | None, progress: _Progress) -> None:
+    if prefix is None:
+        return
+    trajectory.prefix, trajectory.prefix_sampled_tokens = prefix.source, prefix.sampled_tokens
+    trajectory.prompt_tokens = progress.prompt_tokens
+    if progress.mismatch is not None:  # of that turn the command can be repeated up to its last token
+        trajectory.prefix_dropped = str(progress.mismatch)
+        trajectory.prefix_sampled_tokens = prefix.tokens_through(progress.mismatch.turn + 1) - 1
 
 
 def _findings(grade: Grade | None) -> list[str]:

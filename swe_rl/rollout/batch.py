@@ -1,7 +1,8 @@
 """What a step's or an evaluation's trajectories are together: advantages, and numbers.
 
 Invariants:
-- Advantages are computed over whole groups; members outside of the baseline neither enter it nor have one.
+- Advantages are computed over whole groups, of those that began with the same prefix; members outside of the baseline
+  neither enter it nor have one.
 - Dynamic sampling looks at rewards as they were graded, before any penalty.
 - `resolved_rate` counts what infrastructure broke neither as solved nor as a sample, as `reward_mean` does.
 - `tokens_per_s` counts trajectories times their average response, as the field does; `sampled_tokens_per_s` counts
@@ -42,6 +43,14 @@ def groups_of(trajectories: Sequence[Trajectory]) -> dict[str, list[Trajectory]]
     return groups
 
 
+def compared(trajectories: Sequence[Trajectory]) -> list[list[Trajectory]]:
+    """The trajectories of each group; where some of it could not repeat its prefix, by how they began."""
+    alike: dict[tuple[str, tuple[str, int]], list[Trajectory]] = {}
+    for trajectory in trajectories:
+        alike.setdefault((trajectory.group_id, trajectory.beginning), []).append(trajectory)
+    return list(alike.values())
+
+
 def set_advantages(
     trajectories: Sequence[Trajectory],
     algo: AlgoConfig,
@@ -60,14 +69,16 @@ def set_advantages(
     is not trained. Where advantages are the trainer's to find (`algo.advantage=gae` or `teacher`), a trajectory has
     none, its `charged_reward` is for the critic, and no group teaches nothing.
     """
-    groups = groups_of(trajectories)
-    left_out = degenerate_groups(trajectories) if algo.dynamic_sampling is not DynamicSampling.none else set()
-    kept = [group for name, group in groups.items() if name not in left_out]
+    groups = compared(trajectories)
+    filters = algo.dynamic_sampling is not DynamicSampling.none
+    kept, left_out = list[list[Trajectory]](), list[list[Trajectory]]()
+    for group in groups:
+        (left_out if filters and _is_degenerate(group) else kept).append(group)
     charged = [_group(group, algo, kl_sums or {}, max_trajectory_tokens) for group in kept]
     if algo.advantage in FOUND_BY_TRAINER:
         for group, (rewards, _) in zip(kept, charged, strict=True):
             _leave_to_trainer(group, rewards, algo, turns)
-        _leave_out(groups[name] for name in left_out)
+        _leave_out(left_out)
         return len(left_out)
     graded = [[trajectory.reward for trajectory in group] for group in kept]
     if estimator is None:
@@ -82,8 +93,8 @@ def set_advantages(
         for group, (rewards, in_baseline) in zip(kept, charged, strict=True):
             before = [trajectory.reward for trajectory in group]
             _set_turn_advantages(group, turns, algo, group_scale(rewards, in_baseline, algo, before))
-    _leave_out(groups[name] for name in left_out)
-    return len(left_out) + sum(not any(_teaches(trajectory) for trajectory in group) for group in kept)
+    _leave_out(left_out)
+    return sum(not any(_teaches(member) for member in group) for group in groups_of(trajectories).values())
 
 
 def _leave_out(groups: Iterable[Sequence[Trajectory]]) -> None:
@@ -105,8 +116,9 @@ def _leave_to_trainer(
 
 def _turn_rewards(trajectory: Trajectory, table: TurnRewardsConfig) -> list[float]:
     """What the table pays for each turn, and what a reward of somebody's own pays."""
-    by_code = trajectory.own_turn_rewards or [0.0 for _ in trajectory.turns]
-    return [turn_reward(turn, table) + paid for turn, paid in zip(trajectory.turns, by_code, strict=True)]
+    turns = trajectory.own_turns
+    by_code = trajectory.own_turn_rewards or [0.0 for _ in turns]
+    return [turn_reward(turn, table) + paid for turn, paid in zip(turns, by_code, strict=True)]
 
 
 def _set_turn_advantages(group: Sequence[Trajectory], table: TurnRewardsConfig, algo: AlgoConfig, scale: float) -> None:
@@ -129,11 +141,11 @@ def _told(charged: Sequence[Group], graded: Sequence[Sequence[float | None]]) ->
 def degenerate_groups(trajectories: Sequence[Trajectory]) -> set[str]:
     """The ids of the groups that have nothing to compare: equal rewards, or fewer than two in the baseline."""
     groups = groups_of(trajectories).items()
-    return {
-        name
-        for name, group in groups
-        if is_degenerate([trajectory.reward for trajectory in group], _in_baseline(group))
-    }
+    return {name for name, group in groups if all(_is_degenerate(alike) for alike in compared(group))}
+
+
+def _is_degenerate(group: Sequence[Trajectory]) -> bool:
+    return is_degenerate([trajectory.reward for trajectory in group], _in_baseline(group))
 
 
 def _group(group: Sequence[Trajectory], algo: AlgoConfig, kl_sums: Mapping[str, float], max_tokens: int) -> Group:
@@ -155,10 +167,13 @@ def _charged(trajectory: Trajectory, algo: AlgoConfig, max_tokens: int) -> float
 
 
 def count_tokens(trajectory: Trajectory, traces: Sequence[Trace]) -> None:
-    """Fills in prompt and response lengths from the longest chain of traces."""
+    """Fills in prompt and response lengths from the longest chain of traces. A prefix is part of the response."""
     if not traces:
         return
-    trajectory.prompt_tokens = traces[0].prompt_tokens
+    if trajectory.beginning[0]:
+        trajectory.prefix_tokens = traces[0].prompt_tokens - trajectory.prompt_tokens
+    else:
+        trajectory.prompt_tokens = traces[0].prompt_tokens
     trajectory.response_tokens = max(trace.tokens for trace in traces) - trajectory.prompt_tokens
 
 

@@ -20,12 +20,13 @@ from swe_rl.config.schema import RolloutConfig
 from swe_rl.env.instance import Instance
 from swe_rl.errors import RunError
 from swe_rl.gateway.session import SessionSettings
-from swe_rl.rollout.trajectory import INFRA_STATUSES, Order, Status, Trajectory, TrajectoryId
+from swe_rl.rollout.trajectory import INFRA_STATUSES, Order, Prefix, Status, Trajectory, TrajectoryId
 
 _MOST_TIMEOUTS = 0.9  # of a step
 OnDone = Callable[[Trajectory, AgentResult | None], Awaitable[None] | None]
 Known = Mapping[tuple[str, int], Trajectory]  # by instance and sample
 NONE_KNOWN: Known = MappingProxyType({})
+NO_PREFIXES: Mapping[str, Prefix] = MappingProxyType({})  # by instance
 
 
 class RolloutError(RunError):
@@ -138,9 +139,11 @@ class Collector:
         on_done: OnDone | None = None,
         known: Known = NONE_KNOWN,
         places: asyncio.Semaphore | None = None,
+        prefixes: Mapping[str, Prefix] = NO_PREFIXES,
     ) -> Collected:
         """`n` trajectories of each instance; those that are `known` are not run again. `places`: shared with others,
-        who know when no trajectory is left that has not begun, and watch.
+        who know when no trajectory is left that has not begun, and watch. `prefixes`: by instance, what its
+        trajectories begin with.
 
         Raises TraceStoreError, and what `watch` raises.
         """
@@ -156,14 +159,15 @@ class Collector:
             if (earlier := known.get((instance.instance_id, sample))) is not None:
                 return earlier, None
             name = TrajectoryId(split, step, instance.instance_id, sample, 0)
+            prefix = prefixes.get(instance.instance_id)
             if not alone:
-                done = await self.attempts(instance, name, temperature, collected.retried, Place(limit))
+                done = await self.attempts(instance, name, temperature, collected.retried, Place(limit), prefix)
             else:
                 async with limit:
                     waiting_to_begin -= 1
                     if waiting_to_begin == 0:
                         self.on_tail(True)
-                    done = await self.attempts(instance, name, temperature, collected.retried)
+                    done = await self.attempts(instance, name, temperature, collected.retried, prefix=prefix)
             if on_done:
                 waiting = on_done(*done)
                 if waiting:
@@ -205,6 +209,7 @@ class Collector:
         temperature: float,
         retried: list[Trajectory],
         place: Place | None = None,
+        prefix: Prefix | None = None,
     ) -> tuple[Trajectory, AgentResult | None]:
         """One trajectory, repeated as the table of outcomes allows; what was repeated goes to `retried`.
 
@@ -214,7 +219,7 @@ class Collector:
             try:
                 if place is not None:
                     await place.take()
-                order = self._order(instance, name, temperature, place)
+                order = replace(self._order(instance, name, temperature, place), prefix=prefix)
                 trajectory, result = await self._attempter.run(order)
             finally:
                 if place is not None:

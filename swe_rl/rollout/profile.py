@@ -67,7 +67,7 @@ def phases_of(trajectory: Trajectory, traces: Sequence[Trace]) -> list[Phase]:
     lane.add(began_s["boot"], times_s.get("boot", 0.0), PhaseKind.boot)
     starts_s = [call.created_s - call.queue_s - call.prefill_s - call.decode_s for call in traces]
     agent_end_s = began_s.get("agent", began_s["boot"]) + times_s.get("agent", 0.0)
-    commands_s = _commands_s(trajectory.turns, traces)
+    commands_s = _commands_s(trajectory.own_turns, traces)
     for place, trace in enumerate(traces):
         end_s = _add_call(lane, trace, starts_s[place], place)
         command_s = commands_s[place]

@@ -53,7 +53,7 @@ def traced_rows(trajectory: Trajectory, traces: Sequence[Trace]) -> list[Row]:
                 advantage=alike(trajectory.advantage or 0.0, mask),
                 weight_versions=np.concatenate([trace.weight_versions for trace in chain]),
                 trained=trajectory.trained,
-                turns=_turns(chain, answers) if len(answers) == len(trajectory.turns) else None,
+                turns=_turns(chain, answers) if len(answers) == len(trajectory.own_turns) else None,
                 routes=joined_routes(line),
             )
         )

@@ -22,6 +22,7 @@ from swe_rl.config.schema import AlgoConfig
 from swe_rl.rollout.batch import degenerate_groups, valid_counts
 from swe_rl.rollout.collect import Collected
 from swe_rl.rollout.pass_rates import GroupResult, PassRates, PassRatesState
+from swe_rl.rollout.prefixes import Prefixes, PrefixesState
 from swe_rl.rollout.trajectory import Trajectory
 
 Generate = Callable[[Sequence[int]], Awaitable[Collected]]
@@ -41,18 +42,29 @@ class SamplerState(TypedDict):
     taken: int  # of the current epoch
     deferred: list[int]  # to the end of the current epoch
     flow: NotRequired[FlowState]  # of a run whose groups flow
-    pass_rates: NotRequired[PassRatesState]  # of rollout.instances=informative
+    pass_rates: NotRequired[PassRatesState]  # of rollout.instances=informative and rollout.prefix_replay
+    prefixes: NotRequired[PrefixesState]  # of rollout.prefix_replay
 
 
 class PromptSampler:
-    """`rates`: what is known of the instances chooses among them; None: every one is taken."""
+    """`rates`: what is known of the instances; it chooses among them where it is `chosen_by_rates`, else every one is
+    taken. `prefixes`: what groups begin with."""
 
-    def __init__(self, num_instances: int, seed: int, rates: PassRates | None = None) -> None:
+    def __init__(
+        self,
+        num_instances: int,
+        seed: int,
+        rates: PassRates | None = None,
+        prefixes: Prefixes | None = None,
+        *,
+        chosen_by_rates: bool = True,
+    ) -> None:
         if num_instances < 1:
             raise ValueError("a sampler needs at least one instance")
         self._num_instances = num_instances
         self._seed = seed
-        self.rates = rates
+        self.rates, self.prefixes = rates, prefixes
+        self.chooser = rates if chosen_by_rates else None
         self._state = SamplerState(epoch=0, taken=0, deferred=[])
 
     def take(self, count: int, already: Sequence[int] = ()) -> list[int]:
@@ -76,13 +88,13 @@ class PromptSampler:
         return taken[len(already) :]
 
     def _is_wanted(self, index: int, taken: Sequence[int]) -> bool:
-        if self.rates is None:
+        if self.chooser is None:
             return True
         if index in taken and len(taken) < self._num_instances:
-            self.rates.pass_over(index)
+            self.chooser.pass_over(index)
             return False
         place = f"{self._seed}/{self._state['epoch']}/{self._state['taken']}"
-        return self.rates.admits(index, random.Random(place))
+        return self.chooser.admits(index, random.Random(place))
 
     def _order(self) -> list[int]:
         order = list(range(self._num_instances))
@@ -95,13 +107,31 @@ class PromptSampler:
         )
         if self.rates is not None:
             state["pass_rates"] = self.rates.state()
+        if self.prefixes is not None:
+            state["prefixes"] = self.prefixes.state()
         return state
 
     def restore(self, state: SamplerState) -> None:
         deferred = list(state.get("deferred", []))  # checkpoints of old have none
         self._state = SamplerState(epoch=state["epoch"], taken=state["taken"], deferred=deferred)
         if self.rates is not None:
-            self.rates.restore(state.get("pass_rates") or PassRatesState(counts=[], skipped=[]))
+            self.rates.restore(state.get("pass_rates") or PassRatesState(skipped=[]))
+        if self.prefixes is not None:
+            self.prefixes.restore(state.get("prefixes") or PrefixesState(sources=[]))
+
+    def observe(
+        self, groups: Sequence[tuple[int, Sequence[Trajectory]]], numbers: Sequence[int] = ()
+    ) -> dict[str, float | int | None]:
+        """Groups are trained, by their instances; how well they were foreseen, where pass rates are kept. `numbers`: of
+        those that were noted before."""
+        if self.rates is None:
+            return {}
+        results = [_result(index, trajectories) for index, trajectories in groups]
+        foreseen = self.rates.observe(results, numbers)
+        if self.prefixes is not None:
+            for index, trajectories in groups:
+                self.prefixes.observe(index, trajectories)
+        return foreseen
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +160,7 @@ class GroupOrder:
         if self._again:
             return self._again.pop(0)
         if not self._ready:
-            self._ready = self._sampler.take(self._prompts) if self._sampler.rates is None else [self._choose()]
+            self._ready = self._sampler.take(self._prompts) if self._sampler.chooser is None else [self._choose()]
         begun = Begun(self._next, self._ready.pop(0))
         self._next += 1
         return begun
@@ -152,10 +182,8 @@ class GroupOrder:
 
     def trained(self, groups: Sequence[tuple[Begun, Sequence[Trajectory]]]) -> dict[str, float | int | None]:
         """They are in the state from now on; how well they were foreseen, where pass rates are kept."""
-        if self._sampler.rates is None:
-            return {}
-        results = [_result(begun.index, trajectories) for begun, trajectories in groups]
-        return self._sampler.rates.observe(results, [begun.number for begun, _ in groups])
+        indexed = [(begun.index, trajectories) for begun, trajectories in groups]
+        return self._sampler.observe(indexed, [begun.number for begun, _ in groups])
 
     def step_of(self, number: int) -> int:
         """The step that a group has in the names of its trajectories; it may be trained in another one."""
@@ -165,7 +193,7 @@ class GroupOrder:
         """`begun`: those that are not trained."""
         waiting = {group.number: group.index for group in (*begun, *self._again)}
         flow = FlowState(next=self._next, ready=[*self._ready], begun=sorted(waiting.items()))
-        if self._sampler.rates is not None:
+        if self._sampler.chooser is not None:
             flow["chosen"] = [*self._chosen]
         return SamplerState(**self._sampler.state(), flow=flow)
 
@@ -184,8 +212,9 @@ class GroupOrder:
 
 
 def _result(index: int, trajectories: Sequence[Trajectory]) -> GroupResult:
-    """Of one instance's group. Raises ValueError where there are several."""
-    [(solved, attempts)] = valid_counts(trajectories).values()
+    """Of one instance's trajectories: those that began with a prefix say nothing of its pass rate."""
+    plain = [trajectory for trajectory in trajectories if not trajectory.beginning[0]]
+    [(solved, attempts)] = valid_counts(plain).values() or [(0, 0)]
     return GroupResult(index, solved, attempts)
 
 
@@ -194,10 +223,10 @@ def observed(
 ) -> dict[str, float | int | None]:
     """A step's trajectories are known; how well they were foreseen, where pass rates are kept. `indices`: by the
     instance's id."""
-    if sampler.rates is None:
-        return {}
-    counts = valid_counts(trajectories).items()
-    return sampler.rates.observe([GroupResult(indices[name], *pair) for name, pair in counts])
+    groups: dict[int, list[Trajectory]] = {}
+    for trajectory in trajectories:
+        groups.setdefault(indices[trajectory.instance_id], []).append(trajectory)
+    return sampler.observe(list(groups.items()))
 
 
 async def sampled(

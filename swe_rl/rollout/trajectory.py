@@ -64,6 +64,24 @@ class TrajectoryId:
         return self.split.startswith(EVALUATION)
 
 
+@dataclass(frozen=True, slots=True)
+class Prefix:
+    """What the trajectories of a group begin with: `turns` of the trajectory `source`, what it sampled in each, and the
+    first tokens of its turn after them."""
+
+    source: str
+    turns: tuple[Turn, ...]
+    sampled_ids: tuple[tuple[int, ...], ...]
+    begun_ids: tuple[int, ...] = ()
+
+    @property
+    def sampled_tokens(self) -> int:
+        return self.tokens_through(len(self.turns)) + len(self.begun_ids)
+
+    def tokens_through(self, turns: int) -> int:
+        return sum(len(ids) for ids in self.sampled_ids[:turns])
+
+
 def _nobody_waits() -> None:
     """For a place that is kept to the end."""
 
@@ -77,6 +95,7 @@ class Order:
     id: TrajectoryId
     settings: SessionSettings
     acted: Callable[[], None] = field(default=_nobody_waits, compare=False)
+    prefix: Prefix | None = None
 
     @property
     def trajectory_id(self) -> str:
@@ -109,6 +128,10 @@ class Trajectory:
     prefix_breaks: int = 0
     superseded_replies: int = 0  # in no row: the agent asked anew and went on from another one
     superseded_tokens: int = 0
+    prefix: str = ""  # the trajectory of which it repeats the beginning
+    prefix_sampled_tokens: int = 0  # so many of what that one sampled; where it was dropped: so many can be repeated
+    prefix_tokens: int = 0  # of the response: repeated, observations too, and sampled by nobody here
+    prefix_dropped: str = ""  # why the beginning could not be repeated: this one began as any other
     advantage: float | None = None
     charged_reward: float | None = None  # less penalties; of algo.advantage=gae alone
     own_turn_rewards: list[float] = field(default_factory=list)  # by turn, from a reward of somebody's own
@@ -119,6 +142,16 @@ class Trajectory:
     cheating: dict[str, int] = field(default_factory=dict)  # tricks that were tried, by kind
     findings: list[str] = field(default_factory=list)  # of the grading: forged output, tests that did not end, ...
     grade_log: str = ""  # its last lines, where the patch did not resolve the instance
+
+    @property
+    def beginning(self) -> tuple[str, int]:
+        """Trajectories of a group are compared where this is the same."""
+        return ("", 0) if self.prefix_dropped or not self.prefix else (self.prefix, self.prefix_sampled_tokens)
+
+    @property
+    def own_turns(self) -> list[Turn]:
+        """Without those that it repeats."""
+        return [turn for turn in self.turns if not turn.replayed]
 
     def to_record(self) -> dict[str, Any]:
         return asdict(self)

@@ -273,6 +273,8 @@ def _last_step(folder: RunFolder) -> tuple[int, SamplerState | None]:
                 order["flow"] = written["flow"]
             if "pass_rates" in written:
                 order["pass_rates"] = written["pass_rates"]
+            if "prefixes" in written:
+                order["prefixes"] = written["prefixes"]
             step = int(record["step"])
     return step, order
 

@@ -28,6 +28,7 @@ from swe_rl.config.schema import Config
 from swe_rl.host.kill_point import kill_point
 from swe_rl.logger.jsonl import iter_jsonl
 from swe_rl.rollout.batch import groups_of, rollout_numbers, set_advantages, turn_numbers
+from swe_rl.rollout.prefixes import replay_numbers
 from swe_rl.rollout.rows import weighed
 from swe_rl.run.event_loop import uninterrupted
 from swe_rl.run.rollouts import Rollouts, Sampled
@@ -207,6 +208,8 @@ class Run:
             self._advantage,
         )
         record |= turn_numbers(collected.trajectories) | item.facts
+        if rollout.prefix_replay:
+            record |= replay_numbers(collected.trajectories)
         record["resampled_groups"] = len(groups_of(collected.trajectories)) - rollout.prompts_per_step
         rows = weighed(rows, collected.trajectories)
         record |= mismatch | await learner.train(rows, step)
@@ -237,6 +240,7 @@ class Run:
         """A checkpoint has the last step: what only those before the newest two would need goes."""
         self._rollouts.forget_through(self._covered_step)
         self._covered_step = step
+        self._rollouts.forget_sources(self._order)
         if self._stream is not None:
             self._stream.saved(self._order)
 

@@ -25,12 +25,22 @@ from swe_rl.host.kill_point import kill_point
 from swe_rl.logger.jsonl import iter_jsonl
 from swe_rl.report.resolved import headline, line_of
 from swe_rl.rollout.batch import count_tokens, eval_numbers
-from swe_rl.rollout.collect import NONE_KNOWN, Collected, Known, OnDone, require_few_failures, require_some_in_time
+from swe_rl.rollout.collect import (
+    NO_PREFIXES,
+    NONE_KNOWN,
+    Collected,
+    Known,
+    OnDone,
+    require_few_failures,
+    require_some_in_time,
+)
 from swe_rl.rollout.pass_rates import PassRates
+from swe_rl.rollout.prefix_files import PrefixFiles
+from swe_rl.rollout.prefixes import Prefixes, PrefixesState, sources_of
 from swe_rl.rollout.profile import program_event
 from swe_rl.rollout.rows import Mismatch, retokenized_rows, traced_rows
 from swe_rl.rollout.sampler import PromptSampler, SamplerState, observed, sampled
-from swe_rl.rollout.trajectory import EVALUATION, OUR_WORDS, Trajectory, TrajectoryId
+from swe_rl.rollout.trajectory import EVALUATION, OUR_WORDS, Prefix, Trajectory, TrajectoryId
 from swe_rl.run.session import Session
 from swe_rl.trainer.ranks.rows_file import keep, remove_left
 
@@ -62,6 +72,8 @@ class Rollouts:
         failure: Callable[[], Exception | None] = lambda: None,
     ) -> None:
         self._config, self.session, self.parts, self._failure = config, session, parts, failure
+        self._prefix_files = PrefixFiles(session.folder.prefixes)
+        self._named: set[str] | None = None  # sources in the newest checkpoint of this start
         self._sessions: dict[int, list[str]] = {}  # whose traces are there for a step that is recorded
 
     @cached_property
@@ -84,9 +96,25 @@ class Rollouts:
     def sampler(self) -> PromptSampler:
         """The order of the training instances. Raises UserError where there are too few for a step."""
         rollout, size, rates = self._config.rollout, len(self.instances), None
-        if rollout.instances is InstanceChoice.informative:
+        chooses = rollout.instances is InstanceChoice.informative
+        if chooses or rollout.prefix_replay:
             rates = PassRates(size, rollout.pass_rate_half_life_steps * rollout.prompts_per_step)
-        return PromptSampler(size, self._config.trainer.seed, rates)
+        prefixes = Prefixes(rates) if rates is not None and rollout.prefix_replay else None
+        return PromptSampler(size, self._config.trainer.seed, rates, prefixes, chosen_by_rates=chooses)
+
+    def prefix(self, index: int) -> Prefix | None:
+        """What the next group of an instance begins with. For a thread of its own."""
+        prefixes = self.sampler.prefixes
+        choice = prefixes.choose(index) if prefixes is not None else None
+        return None if choice is None else self._prefix_files.find(choice)
+
+    def keep_sources(self, collected: Collected) -> None:
+        """Of trajectories that are observed: those that others may begin with. For a thread of its own. Raises
+        DiskError, TraceStoreError."""
+        sources = self.sampler.prefixes.sources if self.sampler.prefixes is not None else set()
+        for trajectory in collected.trajectories:
+            if trajectory.trajectory_id in sources:
+                self._prefix_files.put(trajectory, self.parts.store.traces(trajectory.trajectory_id))
 
     async def sample(self, step: int, sync_s: float) -> Sampled:
         """A step's, with the weights that the engines hold. Where it fails, the order of the instances is as before."""
@@ -94,7 +122,7 @@ class Rollouts:
         try:
             collected = await sampled(
                 self.sampler,
-                lambda indices: self._generate([self.instances[index] for index in indices], step),
+                lambda indices: self._generate(indices, step),
                 self._config.algo,
                 prompts=self._config.rollout.prompts_per_step,
                 available=len(self.instances),
@@ -103,13 +131,20 @@ class Rollouts:
             require_some_in_time(collected.trajectories, self._config.rollout)
             indices = {instance.instance_id: index for index, instance in enumerate(self.instances)}
             facts = observed(self.sampler, collected.trajectories, indices)
+            await asyncio.to_thread(self.keep_sources, collected)
         except BaseException:
             self.sampler.restore(before)
             raise
         return Sampled(collected, self.sampler.state(), {"generate_s": time.monotonic() - started_s}, sync_s, facts)
 
-    async def _generate(self, instances: Sequence[Instance], step: int) -> Collected:
-        config, session = self._config, self.session
+    async def _generate(self, indices: Sequence[int], step: int) -> Collected:
+        config, session, instances = self._config, self.session, [self.instances[index] for index in indices]
+        begins = [await asyncio.to_thread(self.prefix, index) for index in indices] if self.sampler.prefixes else []
+        prefixes = {
+            instance.instance_id: prefix
+            for instance, prefix in zip(instances, begins, strict=False)
+            if prefix is not None
+        }
         with session.progress.phase("generate", trajectories=len(instances) * config.rollout.n):
 
             def record(event: str, fields: Mapping[str, object]) -> None:
@@ -117,7 +152,7 @@ class Rollouts:
 
             async with watched(self.parts.engines, record, step=step):
                 return await self._collect(
-                    instances, config.env.split, step, config.rollout.n, config.rollout.temperature
+                    instances, config.env.split, step, config.rollout.n, config.rollout.temperature, prefixes=prefixes
                 )
 
     async def measure(
@@ -165,6 +200,7 @@ class Rollouts:
         known: Known = NONE_KNOWN,
         on_done: OnDone | None = None,
         places: asyncio.Semaphore | None = None,
+        prefixes: Mapping[str, Prefix] = NO_PREFIXES,
     ) -> Collected:
         """`name`: the split, in the names of its trajectories. `places`: of others, whose trajectories are shown."""
 
@@ -177,7 +213,15 @@ class Rollouts:
 
         collected = await self._while_trainer_lives(
             self.parts.collector.collect(
-                instances, split=name, step=step, n=n, temperature=temperature, on_done=done, known=known, places=places
+                instances,
+                split=name,
+                step=step,
+                n=n,
+                temperature=temperature,
+                on_done=done,
+                known=known,
+                places=places,
+                prefixes=prefixes,
             )
         )
         await self.parts.store.flush()
@@ -277,6 +321,17 @@ class Rollouts:
             return
         covered = [past for past in self._sessions if past <= step]
         self.parts.store.delete([name for past in covered for name in self._sessions.pop(past)])
+
+    def forget_sources(self, order: SamplerState) -> None:
+        """A checkpoint has `order`: what neither it, the one before nor any choice from now on names goes.
+
+        Raises DiskError."""
+        if self.sampler.prefixes is None:
+            return
+        named, before = sources_of(order.get("prefixes") or PrefixesState(sources=[])), self._named
+        if before is not None:  # else an earlier start wrote the one before
+            self._prefix_files.keep_only(named | before | self.sampler.prefixes.sources)
+        self._named = named
 
     def _remember(self, step: int, collected: Collected) -> None:
         names = [trajectory.trajectory_id for trajectory in (*collected.trajectories, *collected.retried)]

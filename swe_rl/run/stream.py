@@ -33,7 +33,7 @@ from swe_rl.rollout.batch import groups_of
 from swe_rl.rollout.collect import Collected, Place, RolloutError, require_few_failures, require_some_in_time
 from swe_rl.rollout.flow import Attempted, Flow, Pace
 from swe_rl.rollout.sampler import Begun, GroupOrder, SamplerState
-from swe_rl.rollout.trajectory import INFRA_STATUSES, OUR_WORDS, Status, Trajectory, TrajectoryId
+from swe_rl.rollout.trajectory import INFRA_STATUSES, OUR_WORDS, Prefix, Status, Trajectory, TrajectoryId
 from swe_rl.run.rollouts import Rollouts, Sampled
 
 _LOOK_S = 0.1  # between two looks at the engines' load
@@ -98,6 +98,7 @@ class Stream:
         self._ahead = ahead
         self._flow: Flow | None = None
         self._before: SamplerState | None = None  # the order of the checkpoint before the newest
+        self._prefixes: dict[int, Prefix | None] = {}  # of groups that are under way, by number
         self._taken_s = 0.0
         self._sampling = 0  # the step whose timeline the engines' loads belong to
         self._engines_idle_s = 0.0
@@ -158,6 +159,7 @@ class Stream:
         rollout, waited_s = self._config.rollout, time.monotonic()
         with self._rollouts.session.progress.phase("generate", trajectories=rollout.prompts_per_step * rollout.n):
             taken = await self.flow.take()
+            await asyncio.to_thread(self._rollouts.keep_sources, taken.collected)
         now_s = time.monotonic()
         times_s = {"generate_s": now_s - self._taken_s, "trainer_idle_s": now_s - waited_s}
         times_s["engines_idle_s"], self._engines_idle_s, self._taken_s = self._engines_idle_s, 0.0, now_s
@@ -208,8 +210,11 @@ class Stream:
 
     async def attempt(self, begun: Begun, sample: int, retried: list[Trajectory], place: Place) -> Attempted:
         collector, instance = self._rollouts.parts.collector, self._rollouts.instances[begun.index]
-        temperature = self._config.rollout.temperature
-        trajectory, result = await collector.attempts(instance, self._name(begun, sample), temperature, retried, place)
+        temperature, name = self._config.rollout.temperature, self._name(begun, sample)
+        if begun.number not in self._prefixes:  # a small file, once a group
+            self._prefixes[begun.number] = self._rollouts.prefix(begun.index)
+        prefix = self._prefixes[begun.number]
+        trajectory, result = await collector.attempts(instance, name, temperature, retried, place, prefix)
         self._rollouts.ended(trajectory)
         return trajectory, result
 
@@ -217,6 +222,7 @@ class Stream:
         await self._rollouts.parts.store.flush()
         kill_point("group_complete")
         await asyncio.to_thread(self._queue.put, begun.number, collected)
+        self._prefixes.pop(begun.number, None)
         kill_point("group_queued")
 
     def _name(self, begun: Begun, sample: int) -> TrajectoryId:

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from swe_rl.agent.protocol import Turn
 from swe_rl.config.choices import Advantage
 from swe_rl.config.compose import compose
 from swe_rl.config.known_models import CHECKPOINT_FACTS
@@ -25,7 +26,7 @@ from swe_rl.errors import RunError, UserError
 from swe_rl.gateway.store.traces import TraceStore
 from swe_rl.gateway.trace import Trace
 from swe_rl.logger.jsonl import StepLog, read_evals, read_events, read_jsonl
-from swe_rl.rollout.collect import Collected, RolloutError
+from swe_rl.rollout.collect import NO_PREFIXES, Collected, RolloutError
 from swe_rl.rollout.trajectory import Status, Trajectory
 from swe_rl.run import rollouts as rollouts_module
 from swe_rl.run.components import Components
@@ -65,11 +66,17 @@ class MadeUpRollouts:
 
     def __init__(self, store, fail_at=None):
         self.store, self.fail_at, self.asked, self.attempted = store, fail_at, [], []
+        self.begun = []  # (group, source, tokens) of trajectories that were given a prefix
 
     def on_tail(self, active):
         """No router listens."""
 
-    async def attempts(self, instance, name, temperature, retried, place=None):
+    def begins(self, one, prefix):
+        if prefix is not None:
+            one.prefix, one.prefix_sampled_tokens = prefix.source, prefix.sampled_tokens
+            self.begun.append((one.group_id, prefix.source, prefix.sampled_tokens))
+
+    async def attempts(self, instance, name, temperature, retried, place=None, prefix=None):
         """Where groups flow. Some take longer than others."""
         self.attempted.append(str(name))
         try:
@@ -79,16 +86,20 @@ class MadeUpRollouts:
         finally:
             place.give_back()
         one, trace = self._trajectory(name.instance_id, name.split, name.step, name.sample)
-        one.num_calls = 1
+        one.num_calls = max(1, len(one.turns))
+        self.begins(one, prefix)
         self.store.append(trace)
         return one, None
 
-    async def collect(self, instances, *, split, step, n, temperature, on_done=None, known=None, places=None):
+    async def collect(
+        self, instances, *, split, step, n, temperature, on_done=None, known=None, places=None, prefixes=NO_PREFIXES
+    ):
         self.asked.append((split, step, [one.instance_id for one in instances]))
         collected = Collected([], [])
         for instance in instances:
             for sample in range(n):
                 one, trace = self._trajectory(instance.instance_id, split, step, sample)
+                self.begins(one, prefixes.get(instance.instance_id))
                 self.store.append(trace)
                 if self.fail_at and self.fail_at[:2] == (split, step):
                     raise self.fail_at[2]
@@ -486,6 +497,45 @@ async def test_resume_computes_what_an_uninterrupted_run_would(started, instance
     ]
     assert evals(second) == [0, 3, 5]  # of the one after step 3 the second: the first was taken back
     assert second.store is not whole.store and len(read_jsonl(second.folder.eval_trajectories(3))) == 5
+
+
+def skew(rollouts):
+    """From step 4 on the first two instances fail throughout, and the last two succeed; all do two turns."""
+    plain = rollouts._trajectory
+
+    def skewed(name, split, step, sample):
+        one, trace = plain(name, split, step, sample)
+        hard, easy = name in ("train0", "train1"), name in ("train3", "train4")
+        solved = (sample == 0 and step < 4) if hard else (sample > 0 or step >= 4) if easy else one.reward > 0
+        one.status, one.reward = (Status.resolved, 1.0) if solved else (Status.unresolved, 0.0)
+        one.turns, one.num_calls = [Turn(0, "a", "a", "b"), Turn(1, "c", "c", None)], 2
+        one.sampled_tokens = 2 * len(trace.sampled_ids)
+        rollouts.store.append(trace)
+        base = {"turn": 1, "base_turn": 0, "base_tokens": trace.tokens}
+        return one, dataclasses.replace(trace, delta_ids=(1,), **base)
+
+    rollouts._trajectory = skewed
+
+
+async def test_a_resumed_run_begins_groups_with_the_same_prefixes(started):
+    given = ("trainer.steps=14", "rollout.prefix_replay=true")
+    with started(*given, outputs="whole") as whole:
+        skew(whole.rollouts)
+        await whole.loop.run()
+    with pytest.raises(RunError), started(*given, fail_at=("train", 12, RunError("killed"))) as first:
+        skew(first.rollouts)
+        await first.loop.run()
+    with started(*given) as second:
+        assert second.loop.step == 10
+        skew(second.rollouts)
+        await second.loop.run()
+    late = [begun for begun in whole.rollouts.begun if int(begun[0].split(".")[1]) > 10]
+    assert second.rollouts.begun == late
+    assert late and len({source for _, source, _ in whole.rollouts.begun}) > 1
+    for key in ("replayed_groups", "replayed_resolved_rate", "signal_rate", "loss"):
+        assert [record[key] for record in steps(second)] == [record[key] for record in steps(whole)]
+    named = {source["name"] for source in second.loop._rollouts.sampler.state()["prefixes"]["sources"]}
+    assert 0 < len(list(second.folder.prefixes.iterdir())) <= 3 * len(named)
 
 
 async def test_a_critic_is_resumed_with_its_policy(started):

@@ -9,7 +9,7 @@ from swe_rl.errors import RunError
 from swe_rl.logger.jsonl import read_jsonl
 from swe_rl.rollout.collect import RolloutError
 from swe_rl.rollout.trajectory import Status, TrajectoryId
-from tests.job.test_loop import N, _one_thread, evals, started, steps  # noqa: F401 - fixtures
+from tests.job.test_loop import N, _one_thread, evals, skew, started, steps  # noqa: F401 - fixtures
 
 STREAM = "rollout.mode=stream"
 
@@ -115,6 +115,21 @@ async def test_a_run_that_goes_back_behind_the_newest_checkpoint_finds_its_group
     assert early == set()
     if instances == "informative":
         assert sum(record["foreseen_groups"] for record in steps(again)) > 0
+
+
+async def test_groups_that_flow_begin_with_prefixes(started):  # noqa: F811
+    options = ("trainer.steps=16", "trainer.checkpoint_every_steps=2", "rollout.prefix_replay=true", STREAM)
+    with pytest.raises(RunError), started(*options, fail_at=("train", 14, RunError("killed"))) as first:
+        skew(first.rollouts)
+        await first.loop.run()
+    with started(*options) as again:
+        skew(again.rollouts)
+        await again.loop.run()
+        assert [record["step"] for record in steps(again)] == list(range(1, 17))
+    begun = first.rollouts.begun + again.rollouts.begun
+    assert begun and sum(record["replayed_groups"] for record in steps(again)) > 0
+    groups = {group: {one for one in begun if one[0] == group} for group, _, _ in begun}
+    assert all(len(prefixes) == 1 for prefixes in groups.values())  # one prefix a group
 
 
 async def test_the_groups_of_a_step_that_is_not_recorded_are_trained_once(started):  # noqa: F811

@@ -9,8 +9,8 @@ Invariants:
 from collections.abc import Iterator
 
 from swe_rl.check.findings import Finding, Host, about, between, error, warning
-from swe_rl.config.choices import FOUND_BY_TRAINER, Advantage, ExtensionKind, InstanceChoice
-from swe_rl.config.parts import Part
+from swe_rl.config.choices import FOUND_BY_TRAINER, Advantage, Capture, ExtensionKind, InstanceChoice
+from swe_rl.config.parts import AGENTS_THAT_REPLAY, Part
 from swe_rl.config.schema import Config
 from swe_rl.extension.find import is_foreign
 from swe_rl.plan.sizes import data_parallel, divisors, nearest_multiples, trained_instances, trajectories_per_mini_batch
@@ -47,6 +47,22 @@ def informative_instances(config: Config, host: Host) -> Iterator[Finding]:
             f"an epoch takes {epoch:.0f} steps: what was seen of an instance has faded when it comes again",
             f"rollout.pass_rate_half_life_steps={epoch:.0f}, or {off}",
         )
+
+
+@about(Part.steps)
+def prefix_replay(config: Config, _: Host) -> Iterator[Finding]:
+    rollout, off = config.rollout, "rollout.prefix_replay=false"
+    if not rollout.prefix_replay:
+        return
+    if config.agent.name not in AGENTS_THAT_REPLAY or is_foreign(config, ExtensionKind.agent):
+        words = f"agent={config.agent.name} cannot begin within an earlier trajectory; {AGENTS_THAT_REPLAY[0]} can"
+        yield error("prefix_replay", "rollout.prefix_replay", words, off)
+    elif rollout.capture is Capture.retokenize:
+        words = "rendered rows do not tell what was sampled from what was repeated"
+        yield error("prefix_replay", "rollout.capture", words, f"rollout.capture=traced, or {off}")
+    elif config.algo.advantage in (Advantage.reinforce_pp, *FOUND_BY_TRAINER):
+        words = f"algo={config.algo.name} compares nothing in a group: a prefix does not make it say more"
+        yield warning("prefix_replay", "rollout.prefix_replay", words, off)
 
 
 @about(Part.rollouts)

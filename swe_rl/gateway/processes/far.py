@@ -27,7 +27,7 @@ from swe_rl.engine.server.client import (
     UnreachableError,
 )
 from swe_rl.engine.token_ids import TokenIds
-from swe_rl.gateway.errors import ApiError, refusal_of
+from swe_rl.gateway.errors import ApiError, GatewayError, GatewayLostError, refusal_of
 from swe_rl.gateway.live import SessionSummary, Waits
 from swe_rl.gateway.processes.link import Head, Link, packed_completion
 from swe_rl.gateway.sampling import Sampled, Sampling, Wanted
@@ -90,10 +90,25 @@ class FarSession:
         self._keeping: set[asyncio.Task[None]] = set()
         self._in_order = asyncio.Lock()
         self._unkept: TraceStoreError | None = None
+        self._replay: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
     @property
     def num_calls(self) -> int:
         return len(self._calls)
+
+    async def replayed(self) -> int:
+        """The tokens of its first prompt, once its process has them. Raises GatewayError, GatewayLostError."""
+        either: set[asyncio.Future[Any]] = {self._replay, self.ended}
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        if not self._replay.done():
+            raise GatewayLostError(self.ended.result().lost)
+        return self._replay.result()
+
+    def has_replayed(self, head: Head) -> None:
+        if head["error"] is None:
+            self._replay.set_result(head["prompt_tokens"])
+        else:
+            self._replay.set_exception(GatewayError(head["error"]))
 
     def sample(self, head: Head, body: bytes) -> None:
         self.waits.asked()

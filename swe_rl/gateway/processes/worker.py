@@ -38,7 +38,7 @@ from swe_rl.gateway.processes.address import SharedAddress
 from swe_rl.gateway.processes.link import Head, Link, unpacked_completion
 from swe_rl.gateway.routes import Routes
 from swe_rl.gateway.sampling import Sampled
-from swe_rl.gateway.session import Recorded, SessionSettings, TurnPlan
+from swe_rl.gateway.session import Beginning, Recorded, SessionSettings, TurnPlan
 from swe_rl.gateway.trace import TraceStoreError
 from swe_rl.model.chat import ChatRenderer
 from swe_rl.model.tool_parser import make_tool_parser
@@ -210,6 +210,8 @@ class Worker:
             self._store.opens = (head["turn"], head["chain"])
             self._sessions.open(head["session"], SessionSettings(**head["settings"]), secret=head["secret"])
             self._store.opens = None
+        elif kind == "replay":
+            self._spawn(self._replay(head))
         elif kind == "close":
             self._spawn(self._close(head["session"]))
         elif kind == "pause":
@@ -266,6 +268,15 @@ class Worker:
             if self._statuses:
                 statuses, self._statuses = dict(self._statuses), Counter()
                 self.link.send({"kind": "counts", "statuses": statuses})
+
+    async def _replay(self, head: Head) -> None:
+        answer: Head = {"kind": "replayed", "session": head["session"], "error": None}
+        try:
+            tokens = await self._sessions.replay(head["session"], Beginning(**head["beginning"]))
+        except GatewayError as error:
+            self.link.send(answer | {"error": str(error)})
+        else:
+            self.link.send(answer | {"prompt_tokens": tokens})
 
     async def _close(self, session_id: str) -> None:
         try:

@@ -32,7 +32,7 @@ from swe_rl.gateway.placement import Placement
 from swe_rl.gateway.processes.far import FarSession
 from swe_rl.gateway.processes.link import Head, Link
 from swe_rl.gateway.sampling import Sampling
-from swe_rl.gateway.session import SessionSettings
+from swe_rl.gateway.session import Beginning, SessionSettings
 from swe_rl.gateway.store.traces import TraceStore
 from swe_rl.gateway.trace import TraceStoreError
 from swe_rl.model.chat import ChatRenderer
@@ -195,6 +195,12 @@ class Workers:
         process.link.send(head | {"turn": turn, "chain": chain})
         return True
 
+    async def replay(self, session_id: str, beginning: Beginning) -> int:
+        """As `Gateway.replay`: its process has done it when this returns."""
+        process, far = self._sessions[session_id]
+        process.link.send({"kind": "replay", "session": session_id, "beginning": asdict(beginning)})
+        return await far.replayed()
+
     def __contains__(self, session_id: str) -> bool:
         return session_id in self._sessions
 
@@ -353,6 +359,8 @@ class Workers:
                 self._metrics.requests.labels(status).inc(number)
         elif far is None or far.ended.done():
             return
+        elif kind == "replayed":
+            far.has_replayed(head)
         elif kind == "sample":
             far.sample(head, body)
         elif kind == "posted":
