@@ -21,7 +21,7 @@ class MySandbox:
         self._scratch, self._path = scratch, path or os.environ["PATH"]
 
     async def create(self, workspace: Workspace, owner: str, door: Door | None) -> "Folder":
-        folder = Path(tempfile.mkdtemp(dir=self._scratch)).resolve()
+        folder = Path(tempfile.mkdtemp(dir=self._scratch.resolve()))
         await asyncio.to_thread(shutil.copytree, workspace.path, folder, symlinks=True, dirs_exist_ok=True)
         return Folder(folder, {"PATH": self._path, "HOME": str(folder)}, direct_url(door) if door else None)
 

@@ -196,7 +196,7 @@ def _name_extensions(values: dict[str, Any], choices: dict[str, str]) -> None:
             )
         if isinstance(group, dict) and isinstance(target := group.get("_target_"), str):
             name = str(group.get("name"))
-            if not name or name in (*shipped[kind], "default"):
+            if not name or (name in (*shipped[kind], "default") and not target.startswith("swe_rl.")):
                 group["name"] = theirs[0] if theirs else target.rpartition(".")[2]
     sandbox = values[ExtensionKind.sandbox]
     if isinstance(sandbox, dict) and sandbox.get("kind") == SandboxKind.process and _is_own(sandbox):
