@@ -19,6 +19,7 @@ from swe_rl.gateway.trace import TraceStoreError
 Form = Callable[["ApiError"], dict[str, Any]]
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 CONTEXT_OVERFLOW = "context_length_exceeded"  # OpenAI's word
+CALL_LIMIT = "call_limit_reached"
 RETRY_AFTER_S = 1
 _log = logging.getLogger(__name__)
 
@@ -66,6 +67,10 @@ class ApiError(Exception):
 
 def invalid(message: str, param: str | None = None, code: str | None = None) -> ApiError:
     return ApiError(400, message, param=param, code=code)
+
+
+def call_limit(limit: int) -> ApiError:
+    return ApiError(400, f"This session has had its {limit} replies (rollout.max_turns).", code=CALL_LIMIT)
 
 
 def context_overflow(prompt_tokens: int, limit: int, key: str) -> ApiError:
