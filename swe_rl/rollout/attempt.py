@@ -28,8 +28,8 @@ from swe_rl.env.patch import collect_patch
 from swe_rl.env.protocol import Env, Grade, GradeError
 from swe_rl.gateway.errors import GatewayLostError
 from swe_rl.gateway.live import SessionSummary
-from swe_rl.gateway.session import SessionSettings
 from swe_rl.gateway.server import Gateway
+from swe_rl.gateway.session import SessionSettings
 from swe_rl.gateway.trace import TraceStoreError
 from swe_rl.rollout.outcome import needs_grading, reward_of, status_of, tricks_of
 from swe_rl.rollout.reward import Attempt, ForeignReward
