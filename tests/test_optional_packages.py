@@ -23,7 +23,7 @@ MODULES = {
 }
 BASE = {"torch", "transformers", "tokenizers", "safetensors"}  # of every installation that runs the tests
 TOOLS = {"mkdocs-material", "pytest-asyncio", "pytest-timeout", "pytest-xdist", "hypothesis", "ruff", "mypy", "build"}
-OF_TESTS = {"trl", "openai", "anthropic"}
+OF_TESTS = {"trl", "openai", "anthropic", "atif"}
 WITH_ANOTHER = {"sqlalchemy", "alembic"}  # with Optuna in the version that its plugin needs; with MLflow's client
 
 SITE = """

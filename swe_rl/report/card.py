@@ -72,7 +72,7 @@ def _about(saved: Record, step: int) -> list[str]:
         f"{began} after {step} steps of reinforcement learning (`{saved.get('algo.name')}`{adapter}) on "
         f"`{saved.get('env.name')}`, split `{saved.get('env.split')}`, by swe_rl {__version__}.",
         "",
-        f"It was trained to act as the agent `{saved.get('agent.name')}`: its prompt and its tools are what it expects.",
+        f"It was trained to act as the agent `{saved.get('agent.name')}`, whose prompt and tools it expects.",
         "The licence of the model that it began with holds for it as well.",
     ]
 
