@@ -87,6 +87,11 @@ def engine_failure(status: int, message: str) -> ApiError:
     return ApiError(status, message, kind="engine_error", code="engine_error")
 
 
+def no_reply(reply_id: str) -> ApiError:
+    message = f"Response with id {reply_id[:600]!r} not found: replies are kept while their session is open."
+    return ApiError(404, message, code="response_not_found")
+
+
 def no_session(session_id: str) -> ApiError:
     """Also for one that is there and whose secret the address does not have: who guesses is told nothing."""
     message = (

@@ -73,7 +73,7 @@ class Responses(Dialect):
             top_p=top_p,
             top_k=0,
             seed=None,
-            program_id=program_id or _session_of(previous_id),
+            program_id=program_id or session_of(previous_id),
             echo={
                 **{name: body.get(name) for name in _ECHOED},
                 "previous_response_id": previous_id,
@@ -134,7 +134,7 @@ def _before(arrived: Arrived, program_id: str | None, previous_id: Any) -> Seque
         return []
     if not isinstance(previous_id, str):
         raise invalid("'previous_response_id' must be a string.", "previous_response_id")
-    before = arrived.said_before(program_id or _session_of(previous_id), previous_id)
+    before = arrived.said_before(program_id or session_of(previous_id), previous_id)
     if before is None:
         message = (
             f"Previous response with id {previous_id[:600]!r} not found: replies are kept with their session while it "
@@ -144,7 +144,7 @@ def _before(arrived: Arrived, program_id: str | None, previous_id: Any) -> Seque
     return before
 
 
-def _session_of(reply_id: Any) -> str | None:
+def session_of(reply_id: Any) -> str | None:
     """Of a client that names none: that of the reply which it goes on from."""
     if not isinstance(reply_id, str) or not reply_id.startswith(_ID):
         return None
