@@ -143,7 +143,7 @@ class SandboxKind(StrEnum):
     podman = "podman"
     apptainer = "apptainer"
     remote = "remote"
-    own = "own"  # sandbox._target_, or the option of an installed package
+    custom = "custom"  # sandbox._target_, or the option of an installed package
 
 
 class Isolation(StrEnum):

@@ -200,7 +200,7 @@ def _name_extensions(values: dict[str, Any], choices: dict[str, str]) -> None:
                 group["name"] = theirs[0] if theirs else target.rpartition(".")[2]
     sandbox = values[ExtensionKind.sandbox]
     if isinstance(sandbox, dict) and sandbox.get("kind") == SandboxKind.process and _is_own(sandbox):
-        sandbox["kind"] = SandboxKind.own
+        sandbox["kind"] = SandboxKind.custom
 
 
 def _is_own(sandbox: dict[str, Any]) -> bool:

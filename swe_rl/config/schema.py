@@ -313,7 +313,7 @@ class RuntimeConfig:
 class SandboxConfig(Extensible):
     """Where an agent's commands run, and what bounds them. `default` is what `kind` says."""
 
-    kind: SandboxKind = SandboxKind.process  # process, docker, podman, apptainer, remote, or own: code of your own
+    kind: SandboxKind = SandboxKind.process  # process, docker, podman, apptainer, remote, or custom: code of your own
     isolation: Isolation = Isolation.auto  # kind=process only: auto, bubblewrap or none
     cpus: PartOfMachine = 1.0  # of one sandbox
     memory_gb: PartOfMachine = 1.0  # limit of one sandbox

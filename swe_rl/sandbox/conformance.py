@@ -43,7 +43,7 @@ def check_sandbox(
 
 
 async def _check(sandboxes: type, scratch: Path, params: Params, image: str | None, lease_s: float) -> None:
-    config = SandboxConfig(kind=SandboxKind.own, network=True, max_file_mb=1)
+    config = SandboxConfig(kind=SandboxKind.custom, network=True, max_file_mb=1)
     given = {"config": config, "scratch": scratch, "warn": print}
     made, maker = made_of(ExtensionKind.sandbox, sandboxes, params, given)
     said: list[str] = []
@@ -175,7 +175,7 @@ asyncio.run(killed(json.loads(sys.argv[1])))
 
 async def killed(facts: dict[str, object]) -> None:
     """In a process of its own: makes a sandbox, says its id, and waits to be killed."""
-    config = SandboxConfig(kind=SandboxKind.own, network=True)
+    config = SandboxConfig(kind=SandboxKind.custom, network=True)
     config = replace(config, name=str(facts["name"]), _target_=str(facts["target"]), params=dict(facts["params"]))  # type: ignore[call-overload]
     provider = make_own(config, Path(str(facts["scratch"])), print)
     image = facts["image"]

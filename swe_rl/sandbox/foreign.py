@@ -263,5 +263,5 @@ def make_own(config: SandboxConfig, scratch: Path, warn: Callable[[str], None]) 
     given = {"config": config, "scratch": scratch, "warn": warn}
     made, maker = make(ExtensionKind.sandbox, config, given, {})
     if maker is None:
-        raise UserError("sandbox.kind=own needs sandbox._target_=MODULE.CLASS, or an option of an installed package")
+        raise UserError("sandbox.kind=custom needs sandbox._target_=MODULE.CLASS, or an option of an installed package")
     return ForeignProvider(made, maker, config, warn)

@@ -19,7 +19,7 @@ from swe_rl.sandbox.provider import make_provider
 from swe_rl.testing import ConformanceError, check_sandbox
 
 MAKER = Foreign(ExtensionKind.sandbox, "mine", "theirs.Mine", "sandbox._target_")
-CONFIG = SandboxConfig(kind=SandboxKind.own, start_timeout_s=0.2, concurrency=1)
+CONFIG = SandboxConfig(kind=SandboxKind.custom, start_timeout_s=0.2, concurrency=1)
 
 
 async def hangs(*_):
@@ -181,7 +181,7 @@ def test_the_example_is_made_by_its_name_and_runs(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(examples_dir() / "sandbox"))
     conf = examples_dir() / "sandbox" / "conf"
     config = compose(["sandbox=my_sandbox"], conf).config.sandbox
-    assert (config.kind, config.name) == (SandboxKind.own, "my_sandbox")
+    assert (config.kind, config.name) == (SandboxKind.custom, "my_sandbox")
 
     async def run():
         provider = make_provider(config, tmp_path, pytest.fail)

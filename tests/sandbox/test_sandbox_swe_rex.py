@@ -29,7 +29,7 @@ def test_a_local_deployment_conforms(tmp_path):
 )
 async def test_what_a_deployment_does_not_have_is_a_users_mistake(words, workspace, said, tmp_path):
     config = compose(["sandbox=swe_rex", *words]).config.sandbox
-    assert (config.kind, config.name) == (SandboxKind.own, "swe_rex")
+    assert (config.kind, config.name) == (SandboxKind.custom, "swe_rex")
     provider = make_provider(config, tmp_path, pytest.fail)
     with pytest.raises(UserError, match=said):
         await provider.create(workspace, owner="o")

@@ -103,11 +103,11 @@ def own_env(config: Config, _: Host) -> Iterator[Finding]:
 def own_sandbox(config: Config, _: Host) -> Iterator[Finding]:
     sandbox, name = config.sandbox, f"sandbox={config.sandbox.name}"
     if not is_foreign(config, ExtensionKind.sandbox):
-        if sandbox.kind is SandboxKind.own:
+        if sandbox.kind is SandboxKind.custom:
             fix = "sandbox._target_=MODULE.CLASS, as Python imports it"
             yield error("own_sandbox", "sandbox.kind", "names nobody's code", fix)
         return
-    if sandbox.kind is not SandboxKind.own:
+    if sandbox.kind is not SandboxKind.custom:
         words = f"{name} is code of your own, which says itself where commands run"
         yield error("own_sandbox", "sandbox.kind", words, "leave sandbox.kind out")
     if declared(config, ExtensionKind.sandbox, "has_network") and not sandbox.network:
