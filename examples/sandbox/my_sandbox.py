@@ -14,8 +14,7 @@ from swe_rl.api import Door, ExecResult, Workspace, direct_url
 class MySandbox:
     """Copies the folder of a task; `path` is what commands have as their PATH."""
 
-    has_network = True  # that of this machine
-    has_door = True
+    has_network = has_door = True  # those of this machine
 
     def __init__(self, scratch: Path, path: str = "") -> None:
         self._scratch, self._path = scratch, path or os.environ["PATH"]
@@ -43,15 +42,16 @@ class Folder:
             finally:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)  # but what began a session of its own gets away
-            output.seek(0)
-            status = await process.wait()
-            return ExecResult(abs(status) + 128 * (status < 0), output.read().decode(errors="replace"), not done)
+            status, text = await process.wait(), os.pread(output.fileno(), 2**24, 0).decode(errors="replace")
+            return ExecResult(abs(status) + 128 * (status < 0), text, timed_out=not done)
 
     def _inside(self, path: str) -> Path:
         return self._folder / (self._folder / path).resolve().relative_to(self._folder)  # ValueError: it leads out
 
     async def write_file(self, path: str, content: bytes) -> None:
-        self._inside(path).write_bytes(content)
+        file = self._inside(path)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(content)
 
     async def read_file(self, path: str) -> bytes:
         return self._inside(path).read_bytes()

@@ -145,6 +145,7 @@ async def _check_ends(sandbox: Sandbox, maker: Foreign) -> None:
 async def _check_files(sandbox: Sandbox, maker: Foreign) -> None:
     await sandbox.write_file("data.bin", _BINARY)
     require(await sandbox.read_file("data.bin") == _BINARY, maker, "read_file must give what write_file wrote")
+    await sandbox.write_file("made/for/it.txt", b"x")
     size = await sandbox.exec("wc -c < data.bin", timeout_s=20)
     require(size.output.strip() == str(len(_BINARY)), maker, f"commands must see what write_file wrote: {size}")
     await sandbox.exec("ln -s / out; ln -s /etc/passwd secret", timeout_s=20)

@@ -60,7 +60,7 @@ class OwnSandbox(Protocol):
 
     @abstractmethod
     async def write_file(self, path: str, content: bytes) -> None:
-        """`path` is relative to `workdir`. What leads out of it through a link is a SandboxError."""
+        """`path` is relative to `workdir`, and its folders are made. Through a link out of it: a SandboxError."""
         ...
 
     @abstractmethod

@@ -52,7 +52,7 @@ path=$(realpath -m -- "$2"); here=$(realpath -- .)
 case "$path" in "$here"/*) ;; *) exit 4 ;; esac
 """
 _READ = _INSIDE + '[ -e "$path" ] || exit 3; [ -f "$path" ] || exit 4; base64 -w0 -- "$path"'
-_WRITE = _INSIDE + 'mv -f -- "$3" "$path"'
+_WRITE = _INSIDE + 'mkdir -p -- "$(dirname -- "$path")" && mv -f -- "$3" "$path"'
 _UNPACK = 'mkdir -p -- "$1" && tar -xf "$2" -C "$1" && rm -f -- "$2"'
 
 
