@@ -19,7 +19,7 @@ from swe_rl.algo.protocol import Advantage, Loss, LossTokens, RewardGroup
 from swe_rl.check.findings import Finding, Severity, error, warning
 from swe_rl.check.foreign import Rule
 from swe_rl.config.choices import SandboxKind
-from swe_rl.config.schema import AgentConfig, AlgoConfig, Config, EnvConfig, RouterConfig
+from swe_rl.config.schema import AgentConfig, AlgoConfig, Config, EnvConfig, RouterConfig, SandboxConfig
 from swe_rl.engine.protocol import EngineError
 from swe_rl.env.folder import commit_of, folder_of, patch_between
 from swe_rl.env.grading.foreign import Grader
@@ -46,9 +46,11 @@ from swe_rl.router.core import (
     Tick,
 )
 from swe_rl.router.core import Policy as Router
-from swe_rl.sandbox.protocol import ExecResult, Sandbox, SandboxError, SandboxProvider, Workspace
+from swe_rl.sandbox.door import direct_url
+from swe_rl.sandbox.foreign import OwnSandbox, Sandboxes
+from swe_rl.sandbox.protocol import Door, ExecResult, Sandbox, SandboxError, SandboxProvider, Workspace
 
-API_VERSION = "1.1"
+API_VERSION = "1.2"
 
 __all__ = [
     "API_VERSION",
@@ -66,6 +68,7 @@ __all__ = [
     "Config",
     "ContextOverflow",
     "Conversation",
+    "Door",
     "EngineAdded",
     "EngineDrained",
     "EngineError",
@@ -86,6 +89,7 @@ __all__ = [
     "Logger",
     "Loss",
     "LossTokens",
+    "OwnSandbox",
     "Place",
     "ProgramReleased",
     "RequestArrived",
@@ -99,7 +103,9 @@ __all__ = [
     "Sandbox",
     "SandboxError",
     "SandboxKind",
+    "SandboxConfig",
     "SandboxProvider",
+    "Sandboxes",
     "Severity",
     "StepTail",
     "SyncBegan",
@@ -110,6 +116,7 @@ __all__ = [
     "UserError",
     "Workspace",
     "commit_of",
+    "direct_url",
     "error",
     "folder_of",
     "format_observation",

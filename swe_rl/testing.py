@@ -16,7 +16,7 @@ import asyncio
 import math
 import tempfile
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from random import Random
@@ -31,7 +31,7 @@ from swe_rl.check.findings import Severity
 from swe_rl.check.foreign import ForeignRule
 from swe_rl.config.choices import ExtensionKind, SandboxKind
 from swe_rl.config.compose import compose
-from swe_rl.config.schema import AgentConfig, AlgoConfig, EnvConfig, Extensible, RouterConfig, SandboxConfig
+from swe_rl.config.schema import AgentConfig, AlgoConfig, EnvConfig, RouterConfig, SandboxConfig
 from swe_rl.env.folder import commit_of, folder_of, patch_between
 from swe_rl.env.foreign import ForeignEnv
 from swe_rl.env.grading.foreign import ForeignGrader
@@ -39,8 +39,10 @@ from swe_rl.env.instance import Instance
 from swe_rl.env.patch import NOOP_PATCH
 from swe_rl.env.protocol import Grade
 from swe_rl.errors import SweRlError
+from swe_rl.extension.conformance import NONE, Params, made_of, require
+from swe_rl.extension.conformance import ConformanceError as ConformanceError
 from swe_rl.extension.find import Foreign
-from swe_rl.extension.make import ExtensionFailure, make
+from swe_rl.extension.make import ExtensionFailure
 from swe_rl.logger.foreign import ForeignLogger
 from swe_rl.rollout.reward import Attempt, ForeignReward
 from swe_rl.router.core import (
@@ -60,18 +62,13 @@ from swe_rl.router.core import (
     Tick,
 )
 from swe_rl.router.foreign import ForeignPolicy
+from swe_rl.sandbox.conformance import check_sandbox as check_sandbox
 from swe_rl.sandbox.process.provider import ProcessProvider
 from swe_rl.sandbox.protocol import Workspace
 
-Params = Mapping[str, Any]
-NONE: Params = {}
 COMMANDS = ("```bash\necho hello > made.txt\n```", "```bash\nsubmit\n```")
 _STALL_S = 1.0  # for which an agent may keep the event loop from others
 _LATE_S = 10.0  # beyond its time, within which an agent has to end
-
-
-class ConformanceError(AssertionError):
-    """A class does not do what its kind has to."""
 
 
 def check_agent(agent: type, params: Params = NONE, *, replies: Sequence[str] = COMMANDS) -> None:
@@ -82,24 +79,24 @@ def check_agent(agent: type, params: Params = NONE, *, replies: Sequence[str] = 
 async def _check_agent(agent: type, params: Params, replies: Sequence[str]) -> None:
     async with _Model(replies) as model, _sandboxes() as sandboxes, _client() as client:
         given = {"config": AgentConfig(), "client": client, "max_turns": 6, "command_timeout_s": 5.0}
-        made, maker = _made(ExtensionKind.agent, agent, params, given | {"api_key": None, "patches": None})
+        made, maker = made_of(ExtensionKind.agent, agent, params, given | {"api_key": None, "patches": None})
         guarded = ForeignAgent(made, maker, grace_s=_LATE_S)
         results = [await _attempt(guarded, model, sandboxes) for _ in range(2)]
-        _require(
+        require(
             all(result.exit is Exit.SUBMITTED for result in results), maker, f"run must end as submitted: {results}"
         )
-        _require(model.asked > 1 or not replies, maker, "run must ask the model at work.base_url")
+        require(model.asked > 1 or not replies, maker, "run must ask the model at work.base_url")
         for result in results:
-            _require(len(result.turns) == len(results[0].turns), maker, "run must not remember its former attempts")
+            require(len(result.turns) == len(results[0].turns), maker, "run must not remember its former attempts")
         model.overflows = True
         result = await _attempt(guarded, model, sandboxes)
-        _require(result.exit is Exit.CONTEXT_OVERFLOW, maker, f"run must end as context_overflow, not {result.exit}")
+        require(result.exit is Exit.CONTEXT_OVERFLOW, maker, f"run must end as context_overflow, not {result.exit}")
         model.overflows, model.delay_s = False, 60.0
         began_s = time.monotonic()
         result = await _attempt(guarded, model, sandboxes, timeout_s=1.0)
         late_s = time.monotonic() - began_s - 1.0
-        _require(late_s < _LATE_S, maker, f"run must end within work.timeout_s; it took {late_s:.0f} s longer")
-        _require(result.exit is Exit.AGENT_TIMEOUT, maker, f"run must end as agent_timeout, not {result.exit}")
+        require(late_s < _LATE_S, maker, f"run must end within work.timeout_s; it took {late_s:.0f} s longer")
+        require(result.exit is Exit.AGENT_TIMEOUT, maker, f"run must end as agent_timeout, not {result.exit}")
 
 
 async def _attempt(agent: Agent, model: "_Model", sandboxes: ProcessProvider, timeout_s: float = 30.0) -> AgentResult:
@@ -192,14 +189,14 @@ def check_env(
     """`cache`: an empty folder. `most`: so many instances of each split are graded, with their gold patch, without a
     change and with a patch that is none."""
     given = {"config": EnvConfig(), "cache": cache, "sandbox": SandboxKind.process}
-    made, maker = _made(ExtensionKind.env, env, params, given)
+    made, maker = made_of(ExtensionKind.env, env, params, given)
     guarded = ForeignEnv(made, maker)
     names: set[str] = set()
     for split in splits:
         instances = guarded.instances(split)
-        _require(list(instances) == list(guarded.instances(split)), maker, f"instances({split!r}) must not change")
+        require(list(instances) == list(guarded.instances(split)), maker, f"instances({split!r}) must not change")
         shared = names & {instance.instance_id for instance in instances}
-        _require(not shared, maker, f"instances of two splits must differ: {', '.join(sorted(shared))}")
+        require(not shared, maker, f"instances of two splits must differ: {', '.join(sorted(shared))}")
         names |= {instance.instance_id for instance in instances}
         asyncio.run(_check_instances(guarded, maker, instances[:most]))
 
@@ -209,8 +206,8 @@ async def _check_instances(env: ForeignEnv, maker: Foreign, instances: Sequence[
         for instance in instances:
             name = instance.instance_id
             prompt = env.prompt(instance)
-            _require(bool(prompt.strip()), maker, f"prompt({name}) must say what is to be done")
-            _require(instance.patch.strip() not in prompt, maker, f"prompt({name}) must not have the gold patch")
+            require(bool(prompt.strip()), maker, f"prompt({name}) must say what is to be done")
+            require(instance.patch.strip() not in prompt, maker, f"prompt({name}) must not have the gold patch")
             workspace = await asyncio.to_thread(env.workspace, instance)
             if workspace.path is None:
                 continue  # an image, which takes an engine of containers to look into
@@ -218,9 +215,9 @@ async def _check_instances(env: ForeignEnv, maker: Foreign, instances: Sequence[
             for what, (patch, wanted) in verdicts.items():
                 grade = await env.grade(instance, patch, sandboxes, 60.0)
                 said = f"grade({name}) with {what} must{'' if wanted else ' not'} be resolved: {grade.log_tail[-300:]}"
-                _require(grade.resolved is wanted, maker, said)
+                require(grade.resolved is wanted, maker, said)
             grade = await env.grade(instance, "no patch at all", sandboxes, 60.0)
-            _require(not grade.resolved, maker, f"grade({name}) with what is no patch must not be resolved")
+            require(not grade.resolved, maker, f"grade({name}) with what is no patch must not be resolved")
 
 
 def an_attempt(*, resolved: bool) -> Attempt:
@@ -234,9 +231,9 @@ def an_attempt(*, resolved: bool) -> Attempt:
 
 
 def check_reward(reward: type, params: Params = NONE) -> None:
-    made, maker = _made(ExtensionKind.reward, reward, params, {})
+    made, maker = made_of(ExtensionKind.reward, reward, params, {})
     guarded = ForeignReward(made, maker, timeout_s=30.0)
-    _require(math.isfinite(guarded.failure), maker, "failure must be a finite number")
+    require(math.isfinite(guarded.failure), maker, "failure must be a finite number")
     for resolved in (True, False):
         try:
             asyncio.run(guarded.reward(an_attempt(resolved=resolved)))
@@ -246,7 +243,7 @@ def check_reward(reward: type, params: Params = NONE) -> None:
 
 
 def check_advantage(advantage: type, params: Params = NONE) -> None:
-    made, maker = _made(ExtensionKind.advantage, advantage, params, {"config": AlgoConfig()})
+    made, maker = made_of(ExtensionKind.advantage, advantage, params, {"config": AlgoConfig()})
     guarded = ForeignAdvantage(made, maker)
     rows: list[tuple[float | None, ...]] = [(1.0, 0.0, 0.0), (1.0, 1.0), (0.0, None, 1.0, 0.5), (None, None), (0.5,)]
     groups = [RewardGroup(row, tuple(reward is not None for reward in row), row) for row in rows]
@@ -255,9 +252,9 @@ def check_advantage(advantage: type, params: Params = NONE) -> None:
             values = guarded.advantages(some)
         except ExtensionFailure as error:
             raise ConformanceError(str(error)) from error
-        _require(values == guarded.advantages(some), maker, "advantages must not remember its former calls")
+        require(values == guarded.advantages(some), maker, "advantages must not remember its former calls")
     best, *others = guarded.advantages(groups[:1])[0]
-    _require(best >= max(others), maker, "advantages must not be lower for a higher reward of the same group")
+    require(best >= max(others), maker, "advantages must not be lower for a higher reward of the same group")
 
 
 def check_loss(loss: type, params: Params = NONE) -> None:
@@ -266,7 +263,7 @@ def check_loss(loss: type, params: Params = NONE) -> None:
 
     from swe_rl.algo.foreign.loss import ForeignLoss
 
-    made, maker = _made(ExtensionKind.loss, loss, params, {"config": AlgoConfig()})
+    made, maker = made_of(ExtensionKind.loss, loss, params, {"config": AlgoConfig()})
     guarded = ForeignLoss(made, maker)
 
     def tokens(count: int, order: "torch.Tensor | None" = None) -> LossTokens:
@@ -283,14 +280,14 @@ def check_loss(loss: type, params: Params = NONE) -> None:
         plain, shuffled, nothing = guarded.loss(some), guarded.loss(tokens(9, order)), guarded.loss(tokens(0))
     except ExtensionFailure as error:
         raise ConformanceError(str(error)) from error
-    _require(nothing.shape == (0,), maker, "loss must take no tokens at all")
-    _require(torch.allclose(plain[order], shuffled), maker, "loss of a token must depend on that token alone")
+    require(nothing.shape == (0,), maker, "loss must take no tokens at all")
+    require(torch.allclose(plain[order], shuffled), maker, "loss of a token must depend on that token alone")
     plain.sum().backward()
     gradient = some.logprobs.grad
-    _require(gradient is not None and bool(gradient.any()), maker, "loss must have a gradient by tokens.logprobs")
+    require(gradient is not None and bool(gradient.any()), maker, "loss must have a gradient by tokens.logprobs")
     if not guarded.needs_all_rows and gradient is not None:
         still = not bool(gradient[some.advantages == 0].any())
-        _require(still, maker, "tokens of advantage 0 are left out, unless needs_all_rows = True")
+        require(still, maker, "tokens of advantage 0 are left out, unless needs_all_rows = True")
 
 
 _ARRIVE = [RequestArrived(f"p{number}", f"r{number}", 100 + number, "group", 0) for number in range(4)]
@@ -323,14 +320,14 @@ _EVENTS: tuple[Event, ...] = (
 
 def check_router(router: type, params: Params = NONE) -> None:
     """Engines are drained, lost and come back; every request is placed in the end, and equal events do the same."""
-    made, maker = _made(
+    made, maker = made_of(
         ExtensionKind.router, router, params, {"config": RouterConfig(), "capacity_tokens": 10_000, "max_num_seqs": 64}
     )
     first, second = _routed(made, maker), _routed(made, maker)
-    _require(first == second, maker, "step must do the same for the same events: all it remembers is in its state")
+    require(first == second, maker, "step must do the same for the same events: all it remembers is in its state")
     placed = {action.request_id for actions in first for action in actions}
     missing = sorted({event.request_id for event in _EVENTS if isinstance(event, RequestArrived)} - placed)
-    _require(not missing, maker, f"step must place each request in the end; {', '.join(missing)} waits for ever")
+    require(not missing, maker, f"step must place each request in the end; {', '.join(missing)} waits for ever")
 
 
 def _routed(policy: Any, maker: Foreign) -> list[list[Action]]:
@@ -340,26 +337,26 @@ def _routed(policy: Any, maker: Foreign) -> list[list[Action]]:
         actions = [guarded.step(state, event, float(second)) for second, event in enumerate(_EVENTS)]
     except ExtensionFailure as error:
         raise ConformanceError(str(error)) from error
-    _require(not state.failed, maker, state.failed)
+    require(not state.failed, maker, state.failed)
     return actions
 
 
 def check_logger(logger: type, folder: Path, params: Params = NONE) -> None:
     """A resumed run logs some steps again."""
     given = {"folder": folder, "run_name": "conformance", "configuration": {"trainer.steps": 2}}
-    made, maker = _made(ExtensionKind.logger, logger, params, given)
+    made, maker = made_of(ExtensionKind.logger, logger, params, given)
     guarded = ForeignLogger(made, maker)
     guarded.start()
     for step in (1, 2, 2):
         guarded.log({"step": step, "reward_mean": 0.5, "loss": None, "statuses": {"resolved": 1}}, step)
     guarded.summarize({"resolved_rate_after": 0.5})
     guarded.finish(0)
-    _require(not guarded.failure, maker, guarded.failure)
+    require(not guarded.failure, maker, guarded.failure)
 
 
 def check_grader(grader: type, params: Params = NONE) -> None:
     """Of a small folder it judges the gold patch, a change of nothing, and what is no patch."""
-    made, maker = _made(ExtensionKind.grader, grader, params, {"config": EnvConfig()})
+    made, maker = made_of(ExtensionKind.grader, grader, params, {"config": EnvConfig()})
     asyncio.run(_check_grader(ForeignGrader(made, maker), maker))
 
 
@@ -379,12 +376,12 @@ async def _check_grader(grader: ForeignGrader, maker: Foreign) -> None:
             for what, (patch, wanted) in cases.items():
                 grade = await grader.grade(instance, patch, Workspace(path=path), sandboxes, 60.0)
                 said = f"grade with {what} must{'' if wanted else ' not'} be resolved: {grade.log_tail[-300:]}"
-                _require(grade.resolved is wanted, maker, said)
+                require(grade.resolved is wanted, maker, said)
 
 
 def check_rule(rule: type, params: Params = NONE, *, refused: Sequence[str] = (), passed: Sequence[str] = ()) -> None:
     """`refused`: words of a command line that it must refuse; `passed`: some that it must let start."""
-    made, maker = _made(ExtensionKind.rule, rule, params, {})
+    made, maker = made_of(ExtensionKind.rule, rule, params, {})
     guarded = ForeignRule(made, maker)
     for words, wanted in ((passed, False), (refused, True)):
         config = compose(list(words)).config
@@ -392,25 +389,9 @@ def check_rule(rule: type, params: Params = NONE, *, refused: Sequence[str] = ()
             findings = guarded.findings(config)
         except ExtensionFailure as error:
             raise ConformanceError(str(error)) from error
-        _require(findings == guarded.findings(config), maker, "findings must say the same of the same configuration")
+        require(findings == guarded.findings(config), maker, "findings must say the same of the same configuration")
         said = any(finding.severity is Severity.error for finding in findings)
         if words or not wanted:
-            _require(
+            require(
                 said is wanted, maker, f"findings must {'' if wanted else 'not '}refuse {' '.join(words) or 'a run'}"
             )
-
-
-def _made(kind: ExtensionKind, code: type, params: Params, given: Mapping[str, Any]) -> tuple[Any, Foreign]:
-    target = f"{code.__module__}.{code.__qualname__}"
-    group = Extensible(name=code.__name__, _target_=target, params=dict(params))
-    try:
-        made, maker = make(kind, group, given, {})
-    except SweRlError as error:
-        raise ConformanceError(str(error)) from error
-    assert maker is not None
-    return made, maker
-
-
-def _require(holds: bool, maker: Foreign, what: str) -> None:
-    if not holds:
-        raise ConformanceError(f"{maker}: {what}")

@@ -15,10 +15,15 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-MODULES = {"mini-swe-agent": "minisweagent", "mlflow-skinny": "mlflow", "hydra-optuna-sweeper": "hydra_plugins"}
+MODULES = {
+    "swe-rex": "swerex",
+    "mini-swe-agent": "minisweagent",
+    "mlflow-skinny": "mlflow",
+    "hydra-optuna-sweeper": "hydra_plugins",
+}
 BASE = {"torch", "transformers", "tokenizers", "safetensors"}  # of every installation that runs the tests
 TOOLS = {"mkdocs-material", "pytest-asyncio", "pytest-timeout", "pytest-xdist", "hypothesis", "ruff", "mypy", "build"}
-OF_TESTS = {"trl", "openai", "anthropic"}
+OF_TESTS = {"trl", "openai", "anthropic", "atif"}
 WITH_ANOTHER = {"sqlalchemy", "alembic"}  # with Optuna in the version that its plugin needs; with MLflow's client
 
 SITE = """
@@ -104,6 +109,7 @@ COMMANDS = {
     "trackio": ("trackio", ["logger=trackio"]),
     "peft": ("lora", ["trainer.lora_rank=8"]),
     "docker": ("docker", ["sandbox=docker", "sandbox.image=a:b"]),
+    "swe-rex": ("swe_rex", ["sandbox=swe_rex"]),
     "mini-swe-agent": ("mini_swe", ["agent=mini_swe"]),
     "ray": ("ray", ["hardware.ray_address=head:6379", "layout=local2"]),
     "datasets": ("data", ["job=prepare", "env=swebench_lite"]),
@@ -134,6 +140,12 @@ from swe_rl.config.choices import SandboxKind
 from swe_rl.config.schema import SandboxConfig
 from swe_rl.sandbox.provider import make_provider
 make_provider(SandboxConfig(kind=SandboxKind.docker), Path("scratch"), print)
+""",
+    "swe-rex": """
+from pathlib import Path
+from swe_rl.config.schema import SandboxConfig
+from swe_rl.sandbox.swe_rex import SweRex
+SweRex(SandboxConfig(), Path("scratch"))
 """,
     "mini-swe-agent": "from swe_rl.agent.mini_swe.dialects import load_library; load_library()",
     "ray": "from swe_rl.hardware.ray_cluster import connect; connect('head:6379')",

@@ -179,6 +179,10 @@ def _containers(config: Config, _: Host, job: JobName) -> bool:
     return job in _ACTS and config.sandbox.kind in _ENGINES
 
 
+def _deploys(config: Config, _: Host, job: JobName) -> bool:
+    return job in _ACTS and config.sandbox.name == "swe_rex"
+
+
 def _serves_containers(config: Config, _: Host, job: JobName) -> bool:
     """A run's own server of sandboxes is started from the run's installation."""
     serves = job is JobName.runtime or (job in _ACTS and config.runtime.kind is RuntimeKind.job)
@@ -243,6 +247,7 @@ NEEDS = (
     Need(("ray",), "ray", "hardware.ray_address", _joins_ray),
     Need(("docker",), "docker", "sandbox.kind", _containers),
     Need(("docker",), "docker", "runtime.containers", _serves_containers),
+    Need(("swe-rex",), "swe_rex", "sandbox.name", _deploys),
     Need(("docker",), "docker", "job.images_action", _fetches_images),
     Need(("mini-swe-agent",), "mini_swe", "agent.name", _acts_by_library),
     Need(("datasets",), "data", "env.dataset", _hub_data),

@@ -225,7 +225,7 @@ def _frozen(
     Returns the overrides with which they write there as well.
     """
     apart = starts_processes(first.launcher_settings)
-    frozen = freeze(folder, jobs, config_dir, code=apart)
+    frozen = freeze(folder, jobs, config_dir, code=apart, shared_code=first.config.job.code)
     if apart:
         use_frozen_code(frozen)
         where = f"{f'{len(jobs)} jobs' if jobs else 'trials'} by {first.launcher} in {folder}"

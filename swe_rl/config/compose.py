@@ -18,9 +18,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from swe_rl.config.choices import ExtensionKind
+from swe_rl.config.choices import ExtensionKind, SandboxKind
 from swe_rl.config.explain import ConfigError, explained, groups_of
-from swe_rl.config.folders import conf_dir, option_names
+from swe_rl.config.folders import conf_dir, offered, option_names
 from swe_rl.config.hydra_internals import apply_values, combinations, decides_as_it_goes, search
 from swe_rl.config.launcher import is_slurm, misspelled, no_such_setting
 from swe_rl.config.provenance import Origins
@@ -196,8 +196,15 @@ def _name_extensions(values: dict[str, Any], choices: dict[str, str]) -> None:
             )
         if isinstance(group, dict) and isinstance(target := group.get("_target_"), str):
             name = str(group.get("name"))
-            if not name or name in shipped[kind]:
+            if not name or (name in (*shipped[kind], "default") and not target.startswith("swe_rl.")):
                 group["name"] = theirs[0] if theirs else target.rpartition(".")[2]
+    sandbox = values[ExtensionKind.sandbox]
+    if isinstance(sandbox, dict) and sandbox.get("kind") == SandboxKind.process and _is_own(sandbox):
+        sandbox["kind"] = SandboxKind.custom
+
+
+def _is_own(sandbox: dict[str, Any]) -> bool:
+    return sandbox.get("_target_") is not None or sandbox.get("name") in offered().get(ExtensionKind.sandbox, {})
 
 
 def _resolved(tree: "DictConfig", key: str) -> Any:

@@ -134,7 +134,7 @@ class JobConfig:
     repeat: ZeroOrMore = 0  # --multirun: job.repeat=0,1,2,3 runs all arms four times, in turn forwards and backwards
     workload_from: str | None = None  # simulate, plan: a run's folder; its last steps instead of rollout.workload
     code: tuple[str, ...] = ()  # folders that your own packages are in: they come along to wherever the job runs
-    kind: NewKind = NewKind.agent  # new: of what a package is written, or task: a record of your own repository
+    kind: NewKind = NewKind("agent")  # new: of what a package is written, or task: a record of your own repository
     repository: str = "."  # new, kind=task: a folder with a git repository, or its address; no password in it
     commits: str | None = None  # new, kind=task: BASE..HEAD, or one commit; of a merge all that it brought
     statement: str | None = None  # new, kind=task: a file that says what is wrong; None: the commits' messages
@@ -310,10 +310,10 @@ class RuntimeConfig:
 
 
 @dataclass(frozen=True)
-class SandboxConfig:
-    """Where an agent's commands run, and what bounds them."""
+class SandboxConfig(Extensible):
+    """Where an agent's commands run, and what bounds them. `default` is what `kind` says."""
 
-    kind: SandboxKind = SandboxKind.process  # process, docker, podman, apptainer or remote
+    kind: SandboxKind = SandboxKind.process  # process, docker, podman, apptainer, remote, or custom: code of your own
     isolation: Isolation = Isolation.auto  # kind=process only: auto, bubblewrap or none
     cpus: PartOfMachine = 1.0  # of one sandbox
     memory_gb: PartOfMachine = 1.0  # limit of one sandbox
@@ -331,7 +331,7 @@ class SandboxConfig:
     disk_gb: NotNegative = 0.0  # what one may write; 0: no limit
     warm_pool: ZeroOrMore = 0  # containers kept ready of each image in use
     start_concurrency: Count = 8  # sandboxes being started at once
-    start_timeout_s: Seconds = 120.0  # of one container, without its image's pull
+    start_timeout_s: Seconds = 120.0  # of one container, without its image's pull; of one sandbox of your own
     lease_s: Seconds = 600.0  # a container that hears nothing from its run for so long ends by itself
     pull: PullPolicy = PullPolicy.missing  # images: missing, always or never
     pull_concurrency: Count = 2  # images at once from one registry

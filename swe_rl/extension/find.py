@@ -64,6 +64,7 @@ _PARTS = {  # a rule is asked of every job
     ExtensionKind.loss: Part.trainer,
     ExtensionKind.router: Part.router,
     ExtensionKind.logger: Part.logger,
+    ExtensionKind.sandbox: Part.sandboxes,
 }
 
 
@@ -129,7 +130,7 @@ def _write(kind: ExtensionKind, call: str) -> str:
     return f"write def {call}, see swe_rl.api.{API_NAMES[kind]} and docs/extending.md"
 
 
-API_NAMES = {kind: str(kind).capitalize() for kind in ExtensionKind}
+API_NAMES = {kind: str(kind).capitalize() for kind in ExtensionKind} | {ExtensionKind.sandbox: "Sandboxes"}
 
 
 def _of_params(kind: ExtensionKind, parameters: Sequence[Parameter], group: Extensible, who: str) -> Iterator[Problem]:

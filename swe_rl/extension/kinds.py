@@ -69,6 +69,18 @@ CONTRACTS: Mapping[ExtensionKind, Contract] = {
         ("config",), {"grade": ("instance", "patch", "workspace", "sandboxes", "timeout_s")}, {}
     ),
     ExtensionKind.rule: Contract((), {"findings": ("config",)}, {}),
+    ExtensionKind.sandbox: Contract(
+        ("config", "scratch", "warn"),
+        {"create": ("workspace", "owner", "door"), "close": ()},
+        {
+            "takes_folders": True,
+            "takes_images": False,
+            "has_network": False,
+            "has_door": False,
+            "ends_when_killed": False,
+        },
+        {"ends_when_killed": {"is_there": ("sandbox_id",)}},
+    ),
 }
 
 

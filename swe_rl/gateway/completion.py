@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from swe_rl.engine.protocol import Completion, SamplingParams
 from swe_rl.gateway import reply
-from swe_rl.gateway.errors import CONTEXT_OVERFLOW, ApiError, context_overflow
+from swe_rl.gateway.errors import CALL_LIMIT, CONTEXT_OVERFLOW, ApiError, call_limit, context_overflow
 from swe_rl.gateway.live import LiveSession
 from swe_rl.gateway.reply import ChatAnswer
 from swe_rl.gateway.request import ChatRequest, too_deep
@@ -68,6 +68,7 @@ class Completer:
             recorded = True
         except ApiError as error:
             live.overflowed = error.code == CONTEXT_OVERFLOW
+            live.had_all_calls = error.code == CALL_LIMIT
             if error.status >= 500:
                 live.waits.refused()  # not the client's fault: it backs off and comes again
             raise
@@ -116,6 +117,8 @@ class Completer:
 
     def _params(self, live: LiveSession, plan: TurnPlan, request: ChatRequest) -> SamplingParams:
         pinned, limit, key = live.settings, self._max_model_len, "engine.max_model_len"
+        if pinned is not None and pinned.max_calls is not None and plan.number >= pinned.max_calls:
+            raise call_limit(pinned.max_calls)
         if pinned is not None and pinned.max_trajectory_tokens < limit:
             limit, key = pinned.max_trajectory_tokens, "rollout.max_trajectory_tokens"
         tokens, opening = len(plan.prompt_ids), pinned.max_prompt_tokens if pinned is not None and plan.first else None

@@ -19,6 +19,7 @@ from swe_rl.gateway.trace import TraceStoreError
 Form = Callable[["ApiError"], dict[str, Any]]
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 CONTEXT_OVERFLOW = "context_length_exceeded"  # OpenAI's word
+CALL_LIMIT = "call_limit_reached"
 RETRY_AFTER_S = 1
 _log = logging.getLogger(__name__)
 
@@ -68,6 +69,10 @@ def invalid(message: str, param: str | None = None, code: str | None = None) -> 
     return ApiError(400, message, param=param, code=code)
 
 
+def call_limit(limit: int) -> ApiError:
+    return ApiError(400, f"This session has had its {limit} replies (rollout.max_turns).", code=CALL_LIMIT)
+
+
 def context_overflow(prompt_tokens: int, limit: int, key: str) -> ApiError:
     return ApiError(
         400,
@@ -80,6 +85,11 @@ def context_overflow(prompt_tokens: int, limit: int, key: str) -> ApiError:
 
 def engine_failure(status: int, message: str) -> ApiError:
     return ApiError(status, message, kind="engine_error", code="engine_error")
+
+
+def no_reply(reply_id: str) -> ApiError:
+    message = f"Response with id {reply_id[:600]!r} not found: replies are kept while their session is open."
+    return ApiError(404, message, code="response_not_found")
 
 
 def no_session(session_id: str) -> ApiError:

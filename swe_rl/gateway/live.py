@@ -124,6 +124,7 @@ class SessionSummary:
     """`times_s` sums over the session's calls: queue (held by the router or waiting in the engine), prefill, decode.
 
     `overflowed`: the last call was refused, as its prompt left no room to answer. `superseded_replies` are in no row.
+    `had_all_calls`: the last call was refused, as it was one more than the session may have.
     `lost`: why the session ended before it was closed, with the process that it was in; then the counts are 0.
     """
 
@@ -135,6 +136,7 @@ class SessionSummary:
     superseded_replies: int = 0
     superseded_tokens: int = 0
     lost: str = ""
+    had_all_calls: bool = False
 
 
 @dataclass(eq=False, slots=True)
@@ -148,13 +150,14 @@ class LiveSession:
     num_calls: int = 0
     sampled_tokens: int = 0
     overflowed: bool = False
+    had_all_calls: bool = False
     waits: Waits = field(default_factory=Waits)
     breaks: Counter[Break] = field(default_factory=Counter)
     times_s: dict[str, float] = field(default_factory=lambda: dict.fromkeys(("queue", "prefill", "decode"), 0.0))
 
     def count(self, recorded: Recorded, completion: Completion, held_s: float) -> None:
         self.num_calls += 1
-        self.overflowed = False
+        self.overflowed = self.had_all_calls = False
         self.sampled_tokens += len(completion.token_ids)
         if recorded.break_kind is not None:
             self.breaks[recorded.break_kind] += 1
@@ -169,7 +172,13 @@ class LiveSession:
     def summary(self) -> SessionSummary:
         breaks, times_s = dict(self.breaks), dict(self.times_s)
         return SessionSummary(
-            self.num_calls, self.sampled_tokens, breaks, times_s, self.overflowed, *self.state.superseded
+            self.num_calls,
+            self.sampled_tokens,
+            breaks,
+            times_s,
+            self.overflowed,
+            *self.state.superseded,
+            had_all_calls=self.had_all_calls,
         )
 
     async def cancel_calls(self) -> None:

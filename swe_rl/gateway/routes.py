@@ -26,8 +26,8 @@ from swe_rl.gateway.completion import Completer
 from swe_rl.gateway.dialects.chat import ChatCompletions
 from swe_rl.gateway.dialects.messages import Messages
 from swe_rl.gateway.dialects.protocol import Dialect
-from swe_rl.gateway.dialects.responses import Responses
-from swe_rl.gateway.errors import ApiError, GatewayError, no_session
+from swe_rl.gateway.dialects.responses import Responses, session_of
+from swe_rl.gateway.errors import ApiError, GatewayError, no_reply, no_session
 from swe_rl.gateway.live import LiveSession, LiveSessions, body_name
 from swe_rl.gateway.metrics import GatewayMetrics
 from swe_rl.gateway.placement import Placement
@@ -101,6 +101,8 @@ class Routes:
                 if dialect.count_path:
                     app.router.add_post(f"{prefix}{dialect.count_path}", partial(self.count, dialect))
             app.router.add_get(f"{prefix}/models", self.models)
+            app.router.add_get(f"{prefix}{Responses.path}/{{reply_id}}", self.kept_reply)
+            app.router.add_delete(f"{prefix}{Responses.path}/{{reply_id}}", self.remove_reply)
         app.router.add_post("/v1/completions", self.completions)
         app.router.add_get("/version", self.version)
         app.router.add_delete("/sessions/{session_id}", self.close_session)
@@ -162,6 +164,28 @@ class Routes:
     async def health(self, request: web.Request) -> web.Response:
         return _json({"status": "ok"})
 
+    async def kept_reply(self, request: web.Request) -> web.Response:
+        """A reply of Responses as it was, while its session is open."""
+        name, reply_id = self._kept(request)
+        answer = self._sessions.histories.answer(name, reply_id)
+        if answer is None:
+            raise no_reply(reply_id)
+        return web.Response(body=answer, content_type="application/json")
+
+    async def remove_reply(self, request: web.Request) -> web.Response:
+        """Its tokens stay what they are: only its words are forgotten, and nothing goes on from it by its id."""
+        name, reply_id = self._kept(request)
+        if not self._sessions.histories.remove(name, reply_id):
+            raise no_reply(reply_id)
+        return _json({"id": reply_id, "object": "response", "deleted": True})
+
+    def _kept(self, request: web.Request) -> tuple[str, str]:
+        """The name of the session that a reply's address is of, and the reply's id. Raises ApiError."""
+        reply_id, secret = request.match_info["reply_id"], request.match_info.get("secret", "")
+        session_id = _named(request, session_of(reply_id)) or ""
+        self._sessions.known(session_id, secret)
+        return body_name(session_id, secret), reply_id
+
     async def _chat(self, dialect: Dialect, request: web.Request) -> web.StreamResponse:
         raw = await body_of(request, self._arrival_s)
         said_before = partial(self._said_before, request)
@@ -177,7 +201,8 @@ class Routes:
         answer = await self._completer.complete(live, chat)
         if chat.kept is not None:
             name, messages = body_name(live.session_id, live.secret), [*chat.kept.messages, answer.message]
-            self._sessions.histories.keep(name, dialect.reply_id(answer), chat.kept.previous_id, messages)
+            sent = orjson.dumps(dialect.whole(chat, answer))
+            self._sessions.histories.keep(name, dialect.reply_id(answer), chat.kept.previous_id, messages, sent)
         return answer
 
     def _said_before(self, request: web.Request, program_id: str | None, reply_id: str) -> list[dict[str, Any]] | None:

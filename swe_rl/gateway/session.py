@@ -46,6 +46,7 @@ class SessionSettings:
     top_p: float = 1.0
     top_k: int = 0
     seed: int | None = None
+    max_calls: int | None = None  # replies; one more call is refused
     group_id: str | None = None  # sessions of one group begin with the same prompt
 
 

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from swe_rl.agent.atif import atif_trajectory
 from swe_rl.agent.mini_swe.agent import mini_swe_trajectory
 from swe_rl.agent.protocol import AgentResult
 from swe_rl.config.parts import AGENTS_WITHOUT_MODEL
@@ -106,7 +107,8 @@ def _known(session: Session) -> dict[tuple[str, int], Trajectory]:
 
 
 def _write_for_others(session: Session, trajectory: Trajectory, result: AgentResult | None) -> None:
-    """The attempt in mini-swe-agent's format, as `trajs/INSTANCE/INSTANCE.traj.json`; further samples are numbered."""
+    """The attempt in mini-swe-agent's format, as `trajs/INSTANCE/INSTANCE.traj.json`, and in ATIF, as
+    `INSTANCE.atif.json`; further samples are numbered."""
     if result is None:
         return
     name, sample = trajectory.instance_id, trajectory.sample
@@ -115,6 +117,16 @@ def _write_for_others(session: Session, trajectory: Trajectory, result: AgentRes
     path = session.folder.attempt_file(name, sample, "traj.json")
     path.parent.mkdir(parents=True, exist_ok=True)
     write_json_atomic(path, written)
+    outcome = {"instance_id": name, "status": trajectory.status.value, "reward": trajectory.reward}
+    exchanged = atif_trajectory(
+        result,
+        trajectory_id=trajectory.trajectory_id,
+        agent=names["agent"],
+        model=names["model"],
+        sampled_tokens=trajectory.sampled_tokens,
+        outcome=outcome,
+    )
+    write_json_atomic(session.folder.attempt_file(name, sample, "atif.json"), exchanged)
 
 
 def _who(config: Config) -> str:

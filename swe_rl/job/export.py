@@ -4,6 +4,7 @@ Invariants:
 - What a checkpoint is of, its own `state.json` says: the model that the run began with has its config and tokenizer.
 - A checkpoint as `model.path` is exported once, into `exports/` beside its run's `checkpoints/`; the folder's name has
   what the checkpoint's manifest hashes to, so a step that was trained anew is exported anew.
+- The folder has a model card, which the hub reads.
 - Looking whether a path is a checkpoint needs no torch.
 """
 
@@ -93,7 +94,20 @@ def _write(checkpoint: Path, target: Path, model: ModelConfig, dtype: ExportType
     wanted = None if dtype is ExportType.model else getattr(torch, dtype.value)
     saved = _saved_config(checkpoint)
     template = template_text(str(saved.get("model.chat_template", model.chat_template)))
-    return export(checkpoint, _description(checkpoint, saved, model), target, dtype=wanted, chat_template=template)
+    base, card = _description(checkpoint, saved, model), _card(checkpoint, saved)
+    return export(checkpoint, base, target, dtype=wanted, chat_template=template, card=card)
+
+
+def _card(checkpoint: Path, saved: Mapping[str, Any]) -> str:
+    """With what the run evaluated, where the checkpoint still lies in its folder."""
+    from swe_rl.logger.folder import RunFolder
+    from swe_rl.logger.jsonl import read_evals
+    from swe_rl.report.card import model_card
+    from swe_rl.trainer.checkpoint.folder import STATE_FILE, read_json
+
+    beside = checkpoint.absolute().parent
+    evals = read_evals(RunFolder(beside.parent)) if beside.name == _CHECKPOINTS else []
+    return model_card(saved, int(read_json(checkpoint / STATE_FILE)["step"]), evals)
 
 
 def _saved_config(checkpoint: Path) -> Mapping[str, Any]:

@@ -14,7 +14,6 @@ import shlex
 import sys
 from pathlib import Path
 
-from swe_rl.config.choices import NewKind
 from swe_rl.config.folders import examples_dir
 from swe_rl.config.provenance import Origins
 from swe_rl.config.schema import Config
@@ -40,7 +39,7 @@ class NewError(UserError):
 def run(config: Config, folder: Path | None, origins: Origins | None = None) -> int:
     """Raises NewError; of a task InstanceError, BuildError, DiskError."""
     del folder, origins
-    if config.job.kind is NewKind.task:
+    if config.job.kind == "task":
         return _write_task(config)
     kind = str(config.job.kind)
     target = Path(config.job.output or f"my_{kind}").expanduser().absolute()

@@ -145,8 +145,10 @@ def holds_container(config: Config) -> bool:
 
 
 def sandbox_slots(config: Config) -> int:
-    """Sandboxes that fit the machines which run them, by CPUs and by memory."""
+    """Sandboxes that fit the machines which run them, by CPUs and by memory. Where somebody's own are, nobody knows."""
     runtime, hardware = config.runtime, config.hardware
+    if config.sandbox.kind is SandboxKind.custom:
+        return config.sandbox.concurrency
     if runtime.kind == RuntimeKind.job:
         return max(0, runtime.nodes) * server_slots(config)
     cpus = hardware.cpus_per_node - hardware.reserved_cpus

@@ -12,7 +12,7 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
@@ -39,7 +39,7 @@ from swe_rl.env.protocol import Env, Grade, GradeError
 from swe_rl.gateway.errors import GatewayLostError
 from swe_rl.gateway.live import SessionSummary
 from swe_rl.gateway.server import Gateway
-from swe_rl.gateway.session import Beginning
+from swe_rl.gateway.session import Beginning, SessionSettings
 from swe_rl.gateway.trace import TraceStoreError
 from swe_rl.rollout.outcome import needs_grading, reward_of, status_of, tricks_of
 from swe_rl.rollout.reward import Attempt, ForeignReward
@@ -106,7 +106,7 @@ class Attempter:
     async def run(self, order: Order) -> tuple[Trajectory, AgentResult | None]:
         """Raises TraceStoreError only: without its traces no trajectory counts."""
         progress, times_s = _Progress(), dict[str, float]()
-        self._gateway.open_session(order.trajectory_id, order.settings)
+        self._gateway.open_session(order.trajectory_id, self._settings(order))
         status, error, unknown = Status.infra_error, None, None
         try:
             await self._act(order, progress, times_s)
@@ -133,10 +133,11 @@ class Attempter:
             summary = await self._gateway.close_session(order.trajectory_id)
         if summary.lost:
             status, error, unknown = Status.infra_error, summary.lost, None
-        if unknown is not None and summary.overflowed:
-            progress.result, status, error = unknown.result, Status.context_overflow, None
-        elif summary.overflowed and status in _GIVEN_UP:
-            status = Status.context_overflow  # some programs end as if they were done
+        refused = _refused(summary)
+        if unknown is not None and refused is not None:
+            progress.result, status, error = unknown.result, refused, None
+        elif refused is not None and status in _GIVEN_UP:
+            status = refused  # some programs end as if they were done
         trajectory = self._trajectory(order, status, progress, error, times_s)
         _say_prefix(trajectory, order.prefix, progress)
         trajectory.num_calls = summary.num_calls
@@ -147,6 +148,10 @@ class Attempter:
         trajectory.times_s |= summary.times_s
         trajectory.began_s = progress.began_s | {"end": self._wall_clock()}
         return trajectory, progress.result
+
+    def _settings(self, order: Order) -> SessionSettings:
+        """A program inside of the sandbox does not count its turns as we do, if at all: the gateway does."""
+        return replace(order.settings, max_calls=self._rollout.max_turns) if self._agent.needs_door else order.settings
 
     async def _judge(self, order: Order, progress: _Progress, times_s: dict[str, float]) -> None:
         """Puts the patch to the tests. Raises GradeError, SandboxError."""
@@ -348,6 +353,13 @@ def _findings(grade: Grade | None) -> list[str]:
         return []
     timed_out = ["timed_out"] if grade.timed_out and "timed_out" not in grade.findings else []
     return [*grade.findings, *timed_out]
+
+
+def _refused(summary: SessionSummary) -> Status | None:
+    """What the last call of a session was refused for, where that ends a trajectory."""
+    if summary.had_all_calls:
+        return Status.step_limit
+    return Status.context_overflow if summary.overflowed else None
 
 
 async def _ready(sandbox: Sandbox, instance: Instance) -> str:

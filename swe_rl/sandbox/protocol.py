@@ -86,9 +86,9 @@ class Door:
 class ExecResult:
     exit_code: int  # 124 after a timeout, 128 + signal when killed
     output: str  # stdout and stderr as they came, head and tail kept when too long, invalid UTF-8 replaced
-    timed_out: bool
-    truncated_bytes: int
-    duration_s: float
+    timed_out: bool = False
+    truncated_bytes: int = 0
+    duration_s: float = 0.0
 
 
 class Sandbox(Protocol):

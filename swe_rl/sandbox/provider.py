@@ -22,6 +22,10 @@ def make_provider(
         from swe_rl.sandbox.container.provider import ContainerProvider
 
         return ContainerProvider(config, scratch, warn=warn, run=run)
+    if config.kind is SandboxKind.custom:
+        from swe_rl.sandbox.foreign import make_own
+
+        return make_own(config, scratch, warn)
     if config.kind is SandboxKind.apptainer:
         from swe_rl.sandbox.apptainer.provider import ApptainerProvider
 

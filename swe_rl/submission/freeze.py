@@ -43,8 +43,17 @@ class Frozen:
         return self.folder / "conf"
 
 
-def freeze(sweep_dir: Path, jobs: Sequence[Composed], config_dir: Path | None, *, code: bool) -> Frozen:
+def freeze(
+    sweep_dir: Path,
+    jobs: Sequence[Composed],
+    config_dir: Path | None,
+    *,
+    code: bool,
+    shared_code: Sequence[str] = (),
+) -> Frozen:
     """Copies what jobs need below `sweep_dir`; `code`: the package too, for jobs in processes of their own.
+
+    `shared_code`: `job.code` of jobs that nobody knows yet, the trials of a sweeper.
 
     Raises ConfigError where another sweep has that folder.
     """
@@ -67,7 +76,7 @@ def freeze(sweep_dir: Path, jobs: Sequence[Composed], config_dir: Path | None, *
     write_text_atomic(folder / _VERSIONS, json.dumps(versions(), indent=2) + "\n")
     if difference := git_difference(PACKAGE.parent):
         write_text_atomic(folder / "uncommitted.diff", mask_text(difference))
-    folders = dict.fromkeys(part for job in jobs for part in job.config.job.code)
+    folders = dict.fromkeys([*shared_code, *(part for job in jobs for part in job.config.job.code)])
     copies = dict(zip(folders, copy_code(list(folders), folder / "code", sweep_dir), strict=True))
     table = {part: copy.name for part, copy in copies.items()}
     write_text_atomic(folder / _CODE, json.dumps(table, indent=2) + "\n")
@@ -99,11 +108,12 @@ def _record(job_folder: Path, number: int | None) -> Path | None:
 
 def code_of(job_folder: Path, number: int | None, code: Sequence[str]) -> list[Path]:
     """Where a job's own code is: in its sweep's frozen folder, else where `job.code` says."""
-    record = _record(job_folder, number)
-    table = record.parents[1] / _CODE if record is not None else None
-    names = json.loads(table.read_text(encoding="utf-8")) if table is not None and table.is_file() else {}
-    frozen = record.parents[1] / "code" if record is not None else Path()
-    return [frozen / names[part] if part in names else Path(part) for part in code]
+    tables = [parent / FOLDER / _CODE for parent in job_folder.absolute().parents]
+    table = next((table for table in tables if table.is_file()), None) if number is not None else None
+    if table is None:
+        return [Path(part) for part in code]
+    names = json.loads(table.read_text(encoding="utf-8"))
+    return [table.parent / "code" / names[part] if part in names else Path(part) for part in code]
 
 
 def other_packages(job_folder: Path, number: int | None) -> list[Finding]:

@@ -32,7 +32,7 @@ def agent_of() -> OpencodeAgent:
 async def test_it_solves_an_instance_in_one_chain_of_tokens(solve):
     def policy(instance: Instance) -> list[dict[str, object]]:
         path = f"/testbed/{instance.patch.splitlines()[0].split(' b/')[1]}"
-        two = {"tool_calls": [*bash("seq 9; exit 3")["tool_calls"], *call("read", filePath=path)["tool_calls"]]}
+        two = {"tool_calls": [*bash("env; exit 3")["tool_calls"], *call("read", filePath=path)["tool_calls"]]}
         wrong = call("edit", filePath=path, oldString="no such text", newString="")
         # Each reply is chosen by the number of results before it, and `two` has two.
         return [{"content": "I look.", "reasoning_content": "Hm.", **two}, {}, wrong, bash("seq 30000"),
@@ -48,6 +48,7 @@ async def test_it_solves_an_instance_in_one_chain_of_tokens(solve):
     tools = [[line.split()[0] for line in (turn.command or "").splitlines()] for turn in turns]
     assert [sorted(names) for names in tools] == [["bash", "read"], ["edit"], ["bash"], ["bash"], ["bash"], []]
     assert (turns[0].message, turns[-1].message) == ("I look.", "It is fixed.")
+    assert "PATH=" in str(turns[0].observation) and "OPENAI" not in str(turns[0].observation)
     assert "Could not find" in str(turns[1].observation) and str(turns[4].observation).startswith(" M ")
 
 

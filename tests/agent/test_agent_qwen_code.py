@@ -18,7 +18,7 @@ QWEN = Installed("qwen")
 def solution(instance: Instance) -> list[dict[str, object]]:
     fix = f"git apply <<'PATCH'\n{instance.patch}PATCH"
     return [
-        call("run_shell_command", command="ls", is_background=False),
+        call("run_shell_command", command="env", is_background=False),
         call("run_shell_command", command=fix, is_background=False),
         call("run_shell_command", command="git status --short", is_background=False),
         {"content": "It is fixed."},
@@ -49,6 +49,8 @@ async def test_it_solves_an_instance_in_one_chain_of_tokens(solve, dialect, othe
     assert [turn.command and turn.command.split()[0] for turn in solved.result.turns] == ["run_shell_command"] * 3 + [
         None
     ]
+    seen = str(solved.result.turns[0].observation)
+    assert "PATH=" in seen and "OPENAI" not in seen and "ANTHROPIC" not in seen
     assert sum(solved.rows[0].loss_mask) == sum(len(trace.sampled_ids) for trace in solved.traces)
 
 

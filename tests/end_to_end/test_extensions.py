@@ -124,6 +124,26 @@ def test_a_frozen_sweep_has_its_own_copy_of_the_code(command, launcher):
         assert json.loads((sweep / job / "status.json").read_text())["status"] == "done"
 
 
+def test_trials_of_a_sweeper_have_their_own_copy_of_the_code(command):
+    pytest.importorskip("hydra_plugins.hydra_optuna_sweeper", reason="the extra optuna is not installed")
+    given = command.root / "given"
+    shutil.copytree(examples_dir() / "agent", given)
+    words = ["--multirun", "--config-dir", str(given / "conf"), f"job.code=[{given}]", "agent=my_agent"]
+    optuna = (
+        "hydra/sweeper=optuna",
+        "hydra/sweeper/sampler=grid",
+        "hydra.sweeper.n_trials=2",
+        "hydra.sweeper.n_jobs=1",
+    )
+    few = ("job=rollout", "trainer.steps=1", "rollout.prompts_per_step=1", "rollout.n=2", "job.objective=tokens_per_s")
+    done = command.run(*words, *optuna, "trainer.seed=choice(0,1)", *few)
+    assert done.exit_status == 0, done.text
+    [sweep] = (command.outputs / "multirun" / "rollout").iterdir()
+    assert (sweep / "frozen" / "code" / "0" / "my_agent.py").is_file()
+    facts = [json.loads(file.read_text()) for file in sweep.glob("*/code.json")]
+    assert [fact["path"] for [fact] in facts] == [str(sweep / "frozen" / "code" / "0")] * 2
+
+
 def test_what_raises_at_its_import_starts_nothing(command):
     (command.root / "theirs.py").write_text("1 / 0\n\n\nclass Mine:\n    async def run(self, work): ...\n")
     done = command.run("agent._target_=theirs.Mine", f"job.code=[{command.root}]", *ONE)

@@ -28,7 +28,7 @@ from swe_rl.env.instance import InstanceError
 from swe_rl.env.protocol import GradeError
 from swe_rl.errors import UserError
 from swe_rl.extension.code import code_facts, copy_code, use_code
-from swe_rl.extension.find import Foreign, problems
+from swe_rl.extension.find import API_NAMES, Foreign, problems
 from swe_rl.extension.kinds import CONTRACTS
 from swe_rl.extension.make import ExtensionError, ExtensionFailure, make
 from swe_rl.job.describe import describe
@@ -422,7 +422,7 @@ def test_contracts_are_what_the_protocols_promise():
     import swe_rl.api as api
 
     for kind, contract in CONTRACTS.items():
-        protocol = getattr(api, str(kind).capitalize())
+        protocol = getattr(api, API_NAMES[kind])
         assert set(contract.methods) == set(protocol.__abstractmethods__), kind
         for name, value in contract.declares.items():
             assert getattr(protocol, name, value) == value, (kind, name)

@@ -5,7 +5,7 @@ import pytest
 
 pytest.importorskip("openai")
 
-from openai import APIError, AsyncOpenAI, BadRequestError
+from openai import APIError, AsyncOpenAI, BadRequestError, NotFoundError
 
 from swe_rl.engine.protocol import EngineError
 from swe_rl.engine.scripted import ScriptedEngine
@@ -154,6 +154,30 @@ async def test_a_client_without_a_name_goes_on_from_a_reply(serve, says):
             assert refused.value.code == "previous_response_not_found"
         assert gateway.num_sessions == 1
     assert kinds == [(0, None), (0, None), (1, Break.branch), (2, Break.prefix_changed)]
+
+
+async def test_a_reply_is_had_again_and_removed(serve, says):
+    async with serve(ScriptedEngine(says(SAID))) as (gateway, _, url):
+        gateway.open_session("s", PINNED)
+        async with client_of(gateway.session_url("s")) as client, client_of(url) as other:
+            first = await ask(client, tools=TOOLS)
+            second = await ask(client, "more", tools=TOOLS, previous_response_id=first.id)
+            assert await client.responses.retrieve(first.id) == first
+            with pytest.raises(NotFoundError):
+                await other.responses.retrieve(first.id)
+            await client.responses.delete(first.id)
+            for asked in (client.responses.retrieve, client.responses.delete):
+                with pytest.raises(NotFoundError, match="not found"):
+                    await asked(first.id)
+            with pytest.raises(BadRequestError, match="not found"):
+                await ask(client, "on", previous_response_id=second.id)
+            assert await client.responses.retrieve(second.id) == second
+            unkept = await ask(other, store=False)
+            with pytest.raises(NotFoundError):
+                await other.responses.retrieve(unkept.id)
+            alone = await ask(other)
+            assert await other.responses.retrieve(alone.id) == alone, "by the session that its id names"
+        await gateway.close_session("s")
 
 
 async def test_a_reply_of_an_opened_session_is_its_own(serve, says):

@@ -314,6 +314,18 @@ async def test_a_first_prompt_beyond_its_limit_is_a_context_overflow(serve, says
         assert (await gateway.close_session("s")).num_calls == 3
 
 
+async def test_a_session_has_as_many_replies_as_it_may(serve, says):
+    async with serve(ScriptedEngine(says("ok"))) as (gateway, store, _):
+        gateway.open_session("s", replace(PINNED, max_calls=2))
+        for number in range(2):
+            assert (await post(gateway.session_url("s"), body(messages=[{**USER, "content": str(number)}])))[0] == 200
+        status, _, answer = await post(gateway.session_url("s"), body(messages=[USER]))
+        assert (status, answer["error"]["code"]) == (400, "call_limit_reached")
+        assert "2 replies (rollout.max_turns)" in answer["error"]["message"]
+        summary = await gateway.close_session("s")
+        assert summary.had_all_calls and not summary.overflowed and summary.num_calls == len(store.traces("s")) == 2
+
+
 async def test_after_a_restart_no_prompt_is_the_first(serve, says, renderer):
     long = {**USER, "content": "a b " * 50}
     async with serve(ScriptedEngine(says("ok"))) as (gateway, store, _):

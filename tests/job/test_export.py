@@ -17,6 +17,7 @@ from swe_rl.errors import UserError
 from swe_rl.job import export
 from swe_rl.model.chat import ChatRenderer
 from swe_rl.model.load import load_model, load_tokenizer, model_folder
+from swe_rl.report.card import hub_id, model_card
 from swe_rl.trainer.checkpoint.folder import CorruptCheckpointError
 from swe_rl.trainer.critic import attach_value_head
 from swe_rl.trainer.rank_trainer import RankTrainer
@@ -75,6 +76,34 @@ def test_an_exported_run_is_what_transformers_loads(config, run_folder, made, tm
     exported = AutoTokenizer.from_pretrained(target)
     assert exported.apply_chat_template(messages, add_generation_prompt=True).input_ids == first_prompt
     assert not {"manifest.json", "state.json", "shards.json"} & {path.name for path in target.iterdir()}
+
+
+def test_the_model_card_has_what_the_hub_reads(config, run_folder, tmp_path):
+    from huggingface_hub import ModelCard
+
+    events = [
+        {"step": step, "split": "heldout", "resolved_rate": rate, "num_samples": 8, "by_instance": {"a": [solved, 8]}}
+        for step, rate, solved in ((0, 0.25, 2), (1, 0.5, 4), (2, 1.0, 8))
+    ]
+    (run_folder / "evals.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+    job = with_job(config, checkpoint=str(run_folder / "checkpoints" / "step_000001"), output=str(tmp_path / "out"))
+    assert export.run(job, None) == 0
+    card = ModelCard.load(tmp_path / "out" / "README.md")
+    assert (card.data.library_name, card.data.pipeline_tag) == ("transformers", "text-generation")
+    [result] = card.data.eval_results
+    assert (result.metric_type, result.metric_value, result.dataset_split) == ("resolved_rate", 50.0, "heldout")
+    assert card.data.get("base_model") is None, "builtin:tiny is not on the hub"
+    assert "| 1 | heldout | 8 | 50.0 % |" in card.text and "| 2 |" not in card.text
+    assert f"| `algo.name` | `{config.algo.name}` |" in card.text and str(tmp_path) not in card.text
+
+
+def test_a_model_and_a_data_set_of_the_hub_are_linked():
+    from huggingface_hub import ModelCard
+
+    saved = {"model.path": "Qwen/Qwen3-4B", "env.dataset": "SWE-Gym/SWE-Gym", "model.name": "q", "env.name": "e|\nx"}
+    data = ModelCard(model_card(saved, 3, [])).data
+    assert (data.base_model, data.datasets, data.eval_results) == ("Qwen/Qwen3-4B", ["SWE-Gym/SWE-Gym"], None)
+    assert [hub_id(name) for name in ("builtin:tiny", "/a/b", "a/b/c", "../a", None)] == [None] * 5
 
 
 def test_of_a_run_with_a_critic_the_policy_alone_is_exported(config, tmp_path, capsys):

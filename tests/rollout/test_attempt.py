@@ -34,8 +34,8 @@ class FakeGateway:
     waited = 0.0
     lost = None  # a future
 
-    def __init__(self, close_error=None, *, overflowed=False):
-        self.opened, self.closed, self._close_error, self._overflowed = [], [], close_error, overflowed
+    def __init__(self, close_error=None, **ended):
+        self.opened, self.closed, self._close_error, self._ended = [], [], close_error, ended
 
     def open_session(self, session_id, settings):
         self.opened.append((session_id, settings))
@@ -56,7 +56,8 @@ class FakeGateway:
             return self.lost.result()
         if self._close_error:
             raise self._close_error
-        return SessionSummary(2, 30, {Break.branch: 1, Break.duplicate: 2}, {"queue": 0.5}, self._overflowed, 1, 9)
+        breaks, counts = {Break.branch: 1, Break.duplicate: 2}, {"superseded_replies": 1, "superseded_tokens": 9}
+        return SessionSummary(2, 30, breaks, {"queue": 0.5}, **counts, **self._ended)
 
 
 class FakeEnv:
@@ -300,6 +301,19 @@ async def test_a_program_that_ends_well_after_an_overflow_is_done_where_its_test
     env = FakeEnv(Grade(resolved, True, {"t::a": resolved}, {"t::b": True}))
     used = await attempt(EndingAgent(Exit.SUBMITTED), env=env, gateway=FakeGateway(overflowed=True))
     assert used.trajectory.status is status and used.trajectory.error is None
+
+
+async def test_a_program_s_turns_are_counted_by_the_gateway(attempt, config):
+    ended = EndingAgent(UnknownEndError("status 1", AgentResult(Exit.CONTEXT_OVERFLOW)))
+    ended.needs_door = True
+    gateway = FakeGateway(had_all_calls=True)
+    gateway.session_url = lambda _: "http://gateway:1/s"
+    used = await attempt(ended, gateway=gateway)
+    assert used.trajectory.status is Status.step_limit and used.trajectory.error is None
+    [(_, settings)] = used.gateway.opened
+    assert settings.max_calls == config.rollout.max_turns
+    ours = await attempt(EndingAgent(Exit.STEP_LIMIT))
+    assert ours.gateway.opened[0][1].max_calls is None, "which counts them itself"
 
 
 def dies(command):

@@ -54,3 +54,17 @@ class Raises:
 class Judges:
     async def grade(self, instance, patch, workspace, sandboxes, timeout_s):
         raise NotImplementedError
+
+
+class Runs:
+    has_network = True
+    ends_when_killed = True
+
+    async def create(self, workspace, owner, door):
+        raise NotImplementedError
+
+    async def close(self):
+        raise NotImplementedError
+
+    async def is_there(self, sandbox_id):
+        raise NotImplementedError

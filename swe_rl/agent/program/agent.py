@@ -29,6 +29,9 @@ _BY_SIGNAL = 128  # above it, as shells say it
 _SHOWN_CHARS = 1500
 _MAX_OUTPUT_BYTES = 4_000_000
 
+# For programs whose commands are `bash -c` with the program's environment: bash reads it before each of them.
+HIDDEN = b"unset BASH_ENV ${!OPENAI_*} ${!ANTHROPIC_*} ${!SWE_RL_*}\n"
+HIDE = 'export BASH_ENV="$SWE_RL_FOLDER/hidden.sh"\n'
 _START = """\
 SWE_RL_FOLDER=$(mktemp -d "${{TMPDIR:-/tmp}}/program.XXXXXX") && mv {carried}/* "$SWE_RL_FOLDER" && rmdir {carried} \
 || exit 125

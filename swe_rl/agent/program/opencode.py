@@ -4,6 +4,7 @@ Invariants:
 - Its settings are ours and lie outside of the repository, with all that it writes: no question to the user, no list of
   models, update, plugin, language server or formatter from the network, no sharing. What would rewrite the conversation
   or begin another is off: compaction, pruning, titles, sub-agents.
+- The model's commands do not find the address of the model in their environment.
 - What it reports with --format json becomes turns.
 """
 
@@ -12,7 +13,7 @@ from types import MappingProxyType
 from typing import Any
 
 from swe_rl.agent.observation import shorten
-from swe_rl.agent.program.agent import ProgramAgent
+from swe_rl.agent.program.agent import HIDDEN, HIDE, ProgramAgent
 from swe_rl.agent.program.session import json_lines
 from swe_rl.agent.protocol import Turn
 
@@ -90,7 +91,7 @@ def _used(turn: Turn, part: dict[str, Any], max_observation_chars: int) -> None:
 
 
 class OpencodeAgent(ProgramAgent):
-    files = MappingProxyType({"opencode/settings.json": json.dumps(SETTINGS).encode()})
+    files = MappingProxyType({"opencode/settings.json": json.dumps(SETTINGS).encode(), "hidden.sh": HIDDEN})
     env = MappingProxyType({**_ENV, **{f"OPENCODE_DISABLE_{name}": "1" for name in _OFF}})
-    setup = _SETUP
+    setup = _SETUP + HIDE
     read_turns = staticmethod(read_events)

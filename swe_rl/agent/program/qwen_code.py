@@ -4,6 +4,7 @@ Invariants:
 - Its settings are ours and lie outside of the repository: no automatic memory, no compression of the conversation, no
   clearing of old tool results, no update, no statistics. What would rewrite or add to the conversation is off, so that
   a trajectory is one chain of tokens.
+- The model's commands do not find the address of the model in their environment.
 - What it reports with --output-format stream-json becomes turns; without it the attempt is one turn.
 """
 
@@ -12,7 +13,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from swe_rl.agent.program.agent import ProgramAgent
+from swe_rl.agent.program.agent import HIDDEN, HIDE, ProgramAgent
 from swe_rl.agent.program.session import read_session
 
 # Of 0.15 and 0.24; each ignores what it does not know.
@@ -51,8 +52,12 @@ export NODE_OPTIONS="--disable-wasm-trap-handler --require=$SWE_RL_FOLDER/qwen/n
 
 class QwenCodeAgent(ProgramAgent):
     files = MappingProxyType(
-        {"qwen/settings.json": json.dumps(SETTINGS).encode(), "qwen/node_start.cjs": _START.read_bytes()}
+        {
+            "qwen/settings.json": json.dumps(SETTINGS).encode(),
+            "qwen/node_start.cjs": _START.read_bytes(),
+            "hidden.sh": HIDDEN,
+        }
     )
     env = MappingProxyType(_ENV)
-    setup = _SETUP
+    setup = _SETUP + HIDE
     read_turns = staticmethod(read_session)

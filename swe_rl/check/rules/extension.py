@@ -9,6 +9,8 @@ from collections.abc import Iterator
 
 from swe_rl.check.findings import Finding, Host, about, between, error, warning
 from swe_rl.check.foreign import of_somebody
+from swe_rl.check.rules.agent import PROGRAMS
+from swe_rl.check.rules.sandbox import FOLDERS
 from swe_rl.config.choices import Capture, DynamicSampling, ExtensionKind, PolicyLoss, SandboxKind
 from swe_rl.config.keys import nearest
 from swe_rl.config.parts import Part
@@ -17,7 +19,7 @@ from swe_rl.extension.code import is_used
 from swe_rl.extension.find import declared, foreign, foreign_names, is_foreign, kinds_read, problems
 from swe_rl.extension.kinds import group_of
 
-_NAMED_DEFAULT = tuple(getattr(ExtensionKind, name) for name in ("reward", "advantage", "loss", "rule", "grader"))
+_NAMED_DEFAULT = tuple(map(ExtensionKind, ("reward", "advantage", "loss", "rule", "grader", "sandbox")))
 _OURS = dict.fromkeys(_NAMED_DEFAULT, ("default",))
 
 
@@ -95,3 +97,38 @@ def own_env(config: Config, _: Host) -> Iterator[Finding]:
     if is_foreign(config, ExtensionKind.env) and needs and config.sandbox.kind is SandboxKind.process:
         words = f"env={config.env.name} starts from images (its needs_container), and these are processes of a folder"
         yield error("own_env", "sandbox.kind", words, "sandbox=docker")
+
+
+@about(Part.sandboxes)
+def own_sandbox(config: Config, _: Host) -> Iterator[Finding]:
+    sandbox, name = config.sandbox, f"sandbox={config.sandbox.name}"
+    if not is_foreign(config, ExtensionKind.sandbox):
+        if sandbox.kind is SandboxKind.custom:
+            fix = "sandbox._target_=MODULE.CLASS, as Python imports it"
+            yield error("own_sandbox", "sandbox.kind", "names nobody's code", fix)
+        return
+    if sandbox.kind is not SandboxKind.custom:
+        words = f"{name} is code of your own, which says itself where commands run"
+        yield error("own_sandbox", "sandbox.kind", words, "leave sandbox.kind out")
+    if declared(config, ExtensionKind.sandbox, "has_network") and not sandbox.network:
+        words = f"in {name} commands reach the network (its has_network), and what they fetch could be the answer"
+        yield error("own_sandbox", "sandbox.network", words, "sandbox.network=true, which accepts it")
+    if not declared(config, ExtensionKind.sandbox, "ends_when_killed"):
+        words = f"what a killed run leaves of {name} may stay (its ends_when_killed): look where its sandboxes are"
+        yield warning("own_sandbox", "sandbox.lease_s", words, "declare ends_when_killed = True, and keep to it")
+
+
+@between(Part.sandboxes, Part.rollouts)
+def own_sandbox_starts(config: Config, _: Host) -> Iterator[Finding]:
+    if not is_foreign(config, ExtensionKind.sandbox):
+        return
+    name = f"sandbox={config.sandbox.name}"
+    folders = config.env.name in FOLDERS
+    declares = "takes_folders" if folders else "takes_images"
+    if not is_foreign(config, ExtensionKind.env) and not declared(config, ExtensionKind.sandbox, declares):
+        words = f"{name} does not start from the {declares.removeprefix('takes_')} of env={config.env.name}"
+        yield error("own_sandbox", "sandbox._target_", f"{words} (its {declares})", "another sandbox, or another env")
+    own_program = is_foreign(config, ExtensionKind.agent) and declared(config, ExtensionKind.agent, "needs_door")
+    if (own_program or config.agent.name in PROGRAMS) and not declared(config, ExtensionKind.sandbox, "has_door"):
+        words = f"runs inside the sandbox and asks the model there, and {name} has no way to it (its has_door)"
+        yield error("own_sandbox", "agent.name", words, "agent=mini_swe or agent=bash, which ask from here")

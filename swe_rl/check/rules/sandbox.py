@@ -176,7 +176,7 @@ def runtime_door(config: Config, _: Host) -> Iterator[Finding]:
 @between(Part.sandboxes, Part.rollouts)
 def base_image(config: Config, _: Host) -> Iterator[Finding]:
     sandbox = config.sandbox
-    if config.env.name not in FOLDERS or sandbox.kind == SandboxKind.process:
+    if config.env.name not in FOLDERS or sandbox.kind in (SandboxKind.process, SandboxKind.custom):
         return
     if sandbox.kind == SandboxKind.remote:
         if sandbox.runtime_protocol == RuntimeProtocol.openhands:

@@ -23,6 +23,11 @@ _SESSION_BYTES = 64 * 2**20
 class _Said:
     previous_id: str | None
     messages: bytes
+    answer: bytes  # as its client had it
+
+    @property
+    def held_bytes(self) -> int:
+        return len(self.messages) + len(self.answer)
 
 
 @dataclass(slots=True)
@@ -37,15 +42,17 @@ class Histories:
         self._limit_bytes, self._session_bytes = limit_bytes, session_bytes
         self._talks: OrderedDict[str, _Talk] = OrderedDict()  # used least lately first
 
-    def keep(self, name: str, reply_id: str, previous_id: str | None, messages: Sequence[Message]) -> None:
-        """`messages`: those of the request, and its reply."""
+    def keep(
+        self, name: str, reply_id: str, previous_id: str | None, messages: Sequence[Message], answer: bytes = b""
+    ) -> None:
+        """`messages`: those of the request, and its reply. `answer`: what its client was sent."""
         talk = self._talks.setdefault(name, _Talk())
         self._talks.move_to_end(name)
-        said = _Said(previous_id, orjson.dumps(list(messages)))
+        said = _Said(previous_id, orjson.dumps(list(messages)), answer)
         talk.replies[reply_id] = said
-        self._hold(talk, len(said.messages))
+        self._hold(talk, said.held_bytes)
         while talk.held_bytes > self._session_bytes:
-            self._hold(talk, -len(talk.replies.popitem(last=False)[1].messages))
+            self._hold(talk, -talk.replies.popitem(last=False)[1].held_bytes)
         while self.held_bytes > self._limit_bytes:
             self.forget(next(iter(self._talks)))
 
@@ -61,6 +68,21 @@ class Histories:
             line.append(said)
             wanted = said.previous_id
         return [message for said in reversed(line) for message in orjson.loads(said.messages)]
+
+    def answer(self, name: str, reply_id: str) -> bytes | None:
+        """What the client of that reply was sent; None where it is not known."""
+        talk = self._talks.get(name)
+        said = talk.replies.get(reply_id) if talk is not None else None
+        return said.answer if said is not None else None
+
+    def remove(self, name: str, reply_id: str) -> bool:
+        """A reply; whether it was known. Nothing goes on from it any more, nor from those that went on from it."""
+        talk = self._talks.get(name)
+        said = talk.replies.pop(reply_id, None) if talk is not None else None
+        if talk is None or said is None:
+            return False
+        self._hold(talk, -said.held_bytes)
+        return True
 
     def forget(self, name: str) -> None:
         """Its session is over."""

@@ -50,6 +50,7 @@ from swe_rl.trainer.lora import base_problem, fingerprint, in_files, merged, pai
 from swe_rl.trainer.sharded.materialize import open_files
 
 FOLDER = "adapter"
+CARD_FILE = "README.md"
 _CHAT_TEMPLATE = "chat_template.jinja"
 
 
@@ -115,8 +116,9 @@ def export(
     *,
     dtype: torch.dtype | None = torch.bfloat16,
     chat_template: str | None = None,
+    card: str = "",
 ) -> list[Path]:
-    """Writes the weights of the checkpoint `folder` to `target` and returns the files.
+    """Writes the weights of the checkpoint `folder` to `target` and returns the files. `card`: its README.md.
 
     `described_by` is the model's own folder, which has config.json, the tokenizer, and the weights below an adapter;
     `dtype` None: the type that it has there. `chat_template`: Jinja, for a model without one. Raises ExportError,
@@ -139,6 +141,8 @@ def export(
             with open_stored(folder) as stored:
                 write_adapter(stored, adapter, aside / FOLDER)
         _write_description(described_by, aside, dtype, chat_template)
+        if card:
+            write_file(aside / CARD_FILE, [card.encode()])
         sync_folder(aside)
         aside.rename(target)
     except (ValueError, SafetensorError) as error:
