@@ -2,6 +2,12 @@
 
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+import pytest
+
+pytest.importorskip("opentelemetry")
+
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
 
 class Receiver(ThreadingHTTPServer):
     """An OTLP receiver: `answers` by status; keeps the spans of what it accepts, and the headers of all."""
@@ -17,8 +23,6 @@ class Handler(BaseHTTPRequestHandler):
         body = self.rfile.read(int(self.headers["Content-Length"]))
         self.server.headers.append((self.path, self.headers))
         if self.server.answers == 200:
-            from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
-
             for resource in ExportTraceServiceRequest.FromString(body).resource_spans:
                 self.server.spans += [span for scope in resource.scope_spans for span in scope.spans]
         self.send_response(self.server.answers)
