@@ -225,7 +225,7 @@ def test_the_image_is_built_and_answers(podman, tmp_path):
     fetch = [sys.executable, "-m", "pip", "download", "-q", "hatchling", "-d", str(tmp_path)]
     if subprocess.run(fetch, capture_output=True).returncode != 0:
         pytest.skip("the package index does not answer")
-    given = {"BASE": BASE, "PACKAGES": "", "EXTRAS": "cpu", "PIP_ARGS": "--no-index --no-deps --find-links /wheels"}
+    given = {"BASE": BASE, "PACKAGES": "", "EXTRAS": "cpu", "PIP_ARGS": "--no-index --no-deps -f /wheels"}
     arguments = [word for name, value in given.items() for word in ("--build-arg", f"{name}={value}")]
     mounts = [word for mount in host_image.mounts() for word in ("--volume", f"{mount}:ro")]
     options = ("--layers=false", "--file=launchers/Dockerfile", "--tag=swe_rl:test", f"--volume={tmp_path}:/wheels:ro")
@@ -236,4 +236,4 @@ def test_the_image_is_built_and_answers(podman, tmp_path):
     assert "0 errors" in podman(*inside, "swe_rl:test", "job=check")
     code = "import os, swe_rl; print(os.getuid(), os.getcwd(), swe_rl.__file__)"
     user, folder, package = podman(*inside, "--entrypoint=python", "swe_rl:test", "-c", code).split()
-    assert (user, folder) == ("10001", "/work") and package.startswith("/opt/swe_rl/")
+    assert (user, folder) == ("10001", "/data") and package.startswith("/opt/swe_rl/")

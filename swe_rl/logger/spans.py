@@ -88,10 +88,10 @@ def _turns(
             phases.setdefault(phase[4], []).append(phase)
     matched = len(turns) == len(program["turns"])
     for place, tokens in enumerate(program["turns"]):
-        own = phases.get(place, ())
-        calls = [phase for phase in own if phase[2] in _CALL]
+        lane = phases.get(place, ())
+        calls = [phase for phase in lane if phase[2] in _CALL]
         children = [_call(calls, tokens, program["engines"], origin_s)] if calls else []
-        children += [_command(phase, origin_s, turns[place] if matched else {}) for phase in own if phase not in calls]
+        children += [_command(phase, origin_s, turns[place] if matched else {}) for phase in lane if phase not in calls]
         end_s = children[-1].end_s if children else start_s
         start_s = children[0].start_s if children else start_s
         yield Span("turn", start_s, end_s, {"swe_rl.turn": place}, children)
