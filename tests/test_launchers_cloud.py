@@ -10,11 +10,13 @@ import tempfile
 import tomllib
 from pathlib import Path
 
+import psutil
 import pytest
 import yaml
 
 from swe_rl.cli import launch
 from tests.sandbox import engines, host_image
+from tests.support.waiting import until
 
 BASE = "localhost/swe_rl-test:base"
 ROOT = Path(__file__).parent.parent
@@ -197,6 +199,10 @@ def test_every_run_is_looked_at():
     assert len(TYPED) >= 4 and any("job=serve" in line for line in TYPED) and any("job=eval" in line for line in TYPED)
 
 
+def commands_running():
+    return "\n".join(" ".join(process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"]))
+
+
 @pytest.fixture
 def podman():
     """podman(words): its output; with storage of its own, in which there is the image of this machine."""
@@ -216,6 +222,7 @@ def podman():
         run("import", "--change", f"ENV PATH={host_image.search_path()}", "-", BASE, given=host_image.archive())
         yield run
     finally:
+        until(lambda: str(root) not in commands_running())  # podman tidies up after a container, and would write again
         engines.clear(root)
 
 
