@@ -1,5 +1,6 @@
 """Images and manifests of launchers/: their form, what they name, and that their runs are accepted by `job=check`."""
 
+import asyncio
 import os
 import re
 import shlex
@@ -222,7 +223,7 @@ def podman():
         run("import", "--change", f"ENV PATH={host_image.search_path()}", "-", BASE, given=host_image.archive())
         yield run
     finally:
-        until(lambda: str(root) not in commands_running())  # podman tidies up after a container, and would write again
+        asyncio.run(until(lambda: str(root) not in commands_running()))  # podman tidies up, and would write again
         engines.clear(root)
 
 
