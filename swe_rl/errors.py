@@ -19,10 +19,12 @@ class UserError(SweRlError):
     exit_status = 2
 
 
-def not_installed(switch: str, package: str, extra: str, error: ImportError) -> UserError:
-    """Of what a key that is true or false asks for."""
-    way_out = f"pip install 'swe_rl[{extra}]', or start with {switch}=false."
-    return UserError(f"{switch}=true needs the {package} package ({error}): {way_out}")
+def not_installed(
+    switch: str, package: str, extra: str, error: ImportError, *, on: str = "true", off: str = "false"
+) -> UserError:
+    """Of what a key asks for that is `on`."""
+    way_out = f"pip install 'swe_rl[{extra}]', or start with {switch}={off}."
+    return UserError(f"{switch}={on} needs the {package} package ({error}): {way_out}")
 
 
 class RunError(SweRlError):

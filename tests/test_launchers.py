@@ -23,7 +23,11 @@ def bash(text, *, cwd, **environ):
 
 def test_every_file_is_in_the_readme():
     text = (FOLDER / "README.md").read_text()
-    files = [path.relative_to(FOLDER) for path in FOLDER.rglob("*") if path.suffix in (".sh", ".py")]
+    files = [
+        path.relative_to(FOLDER)
+        for path in FOLDER.rglob("*")
+        if path.is_file() and path.name != "README.md" and path.suffix != ".pyc"
+    ]
     assert files and all(f"({path})" in text for path in files)
 
 

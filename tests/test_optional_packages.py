@@ -15,11 +15,13 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
+OTLP = "opentelemetry-exporter-otlp-proto-http"
 MODULES = {
     "swe-rex": "swerex",
     "mini-swe-agent": "minisweagent",
     "mlflow-skinny": "mlflow",
     "hydra-optuna-sweeper": "hydra_plugins",
+    OTLP: "opentelemetry",
 }
 BASE = {"torch", "transformers", "tokenizers", "safetensors"}  # of every installation that runs the tests
 TOOLS = {"mkdocs-material", "pytest-asyncio", "pytest-timeout", "pytest-xdist", "hypothesis", "ruff", "mypy", "build"}
@@ -107,6 +109,7 @@ COMMANDS = {
     "tensorboard": ("tensorboard", ["logger=tensorboard"]),
     "mlflow-skinny": ("mlflow", ["logger=mlflow"]),
     "trackio": ("trackio", ["logger=trackio"]),
+    OTLP: ("otel", ["logger=otel"]),
     "peft": ("lora", ["trainer.lora_rank=8"]),
     "docker": ("docker", ["sandbox=docker", "sandbox.image=a:b"]),
     "swe-rex": ("swe_rex", ["sandbox=swe_rex"]),
@@ -134,6 +137,7 @@ check_wandb(LoggerConfig(wandb=WandbMode.offline), {})
     "tensorboard": LOGGER.format("tensorboard=True"),
     "mlflow-skinny": LOGGER.format("mlflow=True"),
     "trackio": LOGGER.format("trackio=True"),
+    OTLP: LOGGER.format("otel='file'"),
     "docker": """
 from pathlib import Path
 from swe_rl.config.choices import SandboxKind

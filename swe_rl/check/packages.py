@@ -235,7 +235,7 @@ def _logs(config: Config, _: Host, __: JobName) -> bool:
 
 
 def _mirrors_to(name: str) -> Callable[[Config, Host, JobName], bool]:
-    return lambda config, _, __: Part.logger in starts(config) and getattr(config.logger, name)
+    return lambda config, _, __: Part.logger in starts(config) and bool(getattr(config.logger, name))
 
 
 NEEDS = (
@@ -257,4 +257,5 @@ NEEDS = (
     Need(("tensorboard",), "tensorboard", "logger.tensorboard", _mirrors_to("tensorboard")),
     Need(("mlflow-skinny", "mlflow"), "mlflow", "logger.mlflow", _mirrors_to("mlflow")),
     Need(("trackio",), "trackio", "logger.trackio", _mirrors_to("trackio")),
+    Need(("opentelemetry-exporter-otlp-proto-http",), "otel", "logger.otel", _mirrors_to("otel")),
 )

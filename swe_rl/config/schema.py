@@ -555,6 +555,7 @@ class LoggerConfig(Extensible):
     tensorboard: bool = False  # event files in tensorboard/ of the run's folder
     mlflow: bool = False  # mlflow.db in the run's folder, or what MLFLOW_TRACKING_URI names
     trackio: bool = False  # below TRACKIO_DIR, or in the Hugging Face cache as Trackio has it
+    otel: str | None = None  # spans: `file` (in the run's folder), or the address of an OTLP receiver; None: none
     project: str = "swe_rl"  # of Weights & Biases and Trackio; the experiment of MLflow
 
 

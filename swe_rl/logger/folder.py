@@ -134,6 +134,7 @@ class RunFolder:
         self.evals_jsonl = self.path / "evals.jsonl"
         self.trajectories_folder = self.path / "trajectories"
         self.programs_folder = self.path / "programs"
+        self.spans_folder = self.path / "spans"  # with logger.otel=file
         self.rows_folder = self.path / "rows"  # with gateway.keep_traces=rows
         self.traces_db = self.path / "traces.db"
         self.queue = self.path / "queue"  # rollout.mode=stream: complete groups that no checkpoint has learned
@@ -166,6 +167,12 @@ class RunFolder:
 
     def programs(self, step: int) -> Path:
         return self.programs_folder / f"step_{step:06d}.jsonl"
+
+    def spans(self, step: int) -> Path:
+        return self.spans_folder / f"step_{step:06d}.jsonl"
+
+    def eval_spans(self, step: int) -> Path:
+        return self.spans_folder / f"eval_{step:06d}.jsonl"
 
     def rows(self, step: int) -> Path:
         return self.rows_folder / f"step_{step:06d}.bin"

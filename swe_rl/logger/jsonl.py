@@ -260,7 +260,7 @@ def truncate_after(folder: RunFolder, step: int) -> int:
 
     Returns how many lines of `steps.jsonl` went. Nobody may have the files open for writing. Raises DiskError.
     """
-    folders = (folder.trajectories_folder, folder.programs_folder, folder.rows_folder)
+    folders = (folder.trajectories_folder, folder.programs_folder, folder.spans_folder, folder.rows_folder)
     for path in (path for files in folders for path in files.glob("*")):
         match = _STEP_FILE.fullmatch(path.name)
         if match and int(match[1]) > step:

@@ -68,15 +68,20 @@ def _start(kind: str, root: Path) -> "subprocess.Popen[bytes]":
             command += [f"--{option}", str(root / option)]
         command += ["--pidfile", str(root / "pid")]
     else:
-        files = min(20000, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
-        (root / "containers.conf").write_text(_PODMAN.format(files=files))
-        environment["CONTAINERS_CONF"] = str(root / "containers.conf")
-        command = [program, "--root", str(root / "data"), "--runroot", str(root / "run")]
+        command, environment = podman(root)
         command += ["system", "service", "--time=0", f"unix://{root}/engine.sock"]
     with (root / "log").open("wb") as log:
         return subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, start_new_session=True
         )
+
+
+def podman(root: Path) -> tuple[list[str], dict[str, str]]:
+    """The command and the environment of a podman whose storage is in `root`; `clear` takes it away."""
+    files = min(20000, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
+    (root / "containers.conf").write_text(_PODMAN.format(files=files))
+    command = ["podman", "--root", str(root / "data"), "--runroot", str(root / "run")]
+    return command, {**os.environ, "CONTAINERS_CONF": str(root / "containers.conf")}
 
 
 def _wait(process: "subprocess.Popen[bytes]", address: str, root: Path) -> None:
@@ -100,6 +105,11 @@ def _stop(process: "subprocess.Popen[bytes]", root: Path) -> None:
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
+    clear(root)
+
+
+def clear(root: Path) -> None:
+    """What an engine that has ended left below `root`, its mounts first."""
     with open("/proc/self/mounts") as lines:  # noqa: PTH123
         points = [line.split()[1] for line in lines if line.split()[1].startswith(str(root))]
     for point in sorted(points, key=len, reverse=True):

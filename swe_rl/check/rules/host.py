@@ -17,7 +17,7 @@ from swe_rl.config.parts import Part, reads, starts
 from swe_rl.config.schema import Config
 from swe_rl.config.secrets import is_secret_key, mask_text, spelled_secrets
 from swe_rl.config.yaml_text import YamlError, parse
-from swe_rl.host.addresses import is_loopback
+from swe_rl.host.addresses import base_address, is_loopback
 
 _OF_STEPS = frozenset(
     {Objective.steps, Objective.tokens_per_s, Objective.sampled_tokens_per_s, Objective.num_trajectories}
@@ -120,6 +120,18 @@ def wandb(config: Config, host: Host) -> Iterator[Finding]:
             f"the nodes of hardware={config.hardware.name} do not reach the internet",
             "logger.wandb=offline, and `wandb sync` afterwards",
         )
+
+
+@about(Part.logger)
+def otel(config: Config, _: Host) -> Iterator[Finding]:
+    target = config.logger.otel
+    if target is None or target == "file":
+        return
+    try:
+        base_address(target)
+    except ValueError as problem:
+        fix = "logger.otel=file, or http://HOST:4318 with a key in OTEL_EXPORTER_OTLP_HEADERS of the environment"
+        yield error("otel", "logger.otel", str(problem), fix, value=mask_text(target))
 
 
 @about(Part.engines, Part.trainer, Part.warm_start)

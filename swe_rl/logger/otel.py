@@ -1,0 +1,203 @@
+"""OpenTelemetry: what a run did as spans, by OpenTelemetry's own library; after each step, from the run's folder.
+
+Invariants:
+- `file` writes `spans/` of the run's folder, a file a step: lines of OTLP in JSON, which a collector reads.
+- An address gets the same spans over HTTP. Its key comes from OTEL_EXPORTER_OTLP_HEADERS, as the library has it.
+- A trajectory is a trace of its own, linked to the span of its step: no trace grows with the size of a step.
+- A receiver that does not answer neither ends nor delays the run: it is asked once a minute, in this logger's thread.
+  The spans of that time are counted and left out.
+- What an earlier start of a resumed run recorded was sent by that one.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from swe_rl.errors import not_installed
+from swe_rl.host.addresses import base_address
+from swe_rl.logger.folder import RunFolder
+from swe_rl.logger.jsonl import JsonlWriter, iter_jsonl, read_jsonl
+from swe_rl.logger.spans import Span, evaluation_span, step_span, trajectory_span
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import ReadableSpan
+    from opentelemetry.trace import SpanContext
+
+FILE = "file"
+_PATH = "/v1/traces"
+_SPANS_PER_REQUEST = 512
+_TIMEOUT_S = 5.0  # of a request, its retries included
+_PAUSE_S = 60.0  # after a request that failed
+_NS = 1_000_000_000
+
+_log = logging.getLogger(__name__)
+Send = Callable[[Sequence["ReadableSpan"]], None]
+
+
+class OtelLogger:
+    """`folder`: the run's; `target`: `file`, or a receiver's address. Raises UserError without the package."""
+
+    def __init__(self, folder: Path, run_name: str, target: str, clock: Callable[[], float] = time.monotonic) -> None:
+        try:
+            from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+        except ImportError as error:
+            package = "opentelemetry-exporter-otlp-proto-http"
+            raise not_installed("logger.otel", package, "otel", error, on=target, off="null") from error
+        logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)  # it says each failed request, and we the first
+        self._folder, self._started_s = RunFolder(folder), time.time()
+        self._maker = _SpanMaker(run_name)
+        self._post: _Post | None = None
+        if target != FILE:
+            self._post = _Post(OTLPSpanExporter(endpoint_of(target), timeout=_TIMEOUT_S), target, clock)
+        self._evaluated: set[float] = set()  # by the time of its line
+
+    def log(self, record: Mapping[str, Any], step: int) -> None:
+        """A step without trajectories, a warm start's, has no spans."""
+        programs = {
+            event["trajectory_id"]: event
+            for event in iter_jsonl(self._folder.programs(step))
+            if event.get("event") == "program"
+        }
+        if programs:
+            root = step_span(record, max(event["time"] for event in programs.values()))
+            self._write(root, self._folder.trajectories(step), self._folder.spans(step), programs)
+        self._evaluations()
+
+    def summarize(self, summary: Mapping[str, Any]) -> None:
+        self._evaluations()
+
+    def finish(self, exit_status: int) -> None:
+        if self._post is not None:
+            self._post.close()
+
+    def _evaluations(self) -> None:
+        """A line is written after its trajectories: where it stands, they are whole."""
+        for record in read_jsonl(self._folder.evals_jsonl):
+            if record["time"] >= self._started_s and record["time"] not in self._evaluated:
+                self._evaluated.add(record["time"])
+                step = record["step"]
+                paths = self._folder.eval_trajectories(step), self._folder.eval_spans(step)
+                self._write(evaluation_span(record), *paths, {})
+
+    def _write(self, root: Span, trajectories: Path, spans: Path, programs: Mapping[str, Any]) -> None:
+        origin_s = next(iter_jsonl(self._folder.events_jsonl), {}).get("time", 0.0)
+        with self._sink(spans) as send:
+            about, count = self._maker.add(root), 1
+            for record in iter_jsonl(trajectories):
+                span = trajectory_span(record, programs.get(record["trajectory_id"]), origin_s)
+                if span is None:
+                    continue
+                self._maker.add(span, linked=about)
+                count += span.size
+                if count >= _SPANS_PER_REQUEST:
+                    send(self._maker.taken())
+                    count = 0
+            if count:
+                send(self._maker.taken())
+
+    def _sink(self, path: Path) -> AbstractContextManager[Send]:
+        return nullcontext(self._post.send) if self._post is not None else _lines(path)
+
+
+def endpoint_of(address: str) -> str:
+    """Where an OTLP receiver takes traces. Raises ValueError for what is no address."""
+    base = base_address(address)
+    return base if base.endswith(_PATH) else f"{base}{_PATH}"
+
+
+class _SpanMaker:
+    """Spans of OpenTelemetry's library, kept until they are taken."""
+
+    def __init__(self, run_name: str) -> None:
+        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+        from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+        self._kept = InMemorySpanExporter()
+        resource = Resource.create({"service.name": "swe_rl", "swe_rl.run": run_name})
+        provider = TracerProvider(resource=resource, shutdown_on_exit=False)
+        provider.add_span_processor(SimpleSpanProcessor(self._kept))
+        self._tracer = provider.get_tracer("swe_rl")
+
+    def taken(self) -> Sequence["ReadableSpan"]:
+        spans: Sequence[ReadableSpan] = self._kept.get_finished_spans()
+        self._kept.clear()
+        return spans
+
+    def add(self, span: Span, linked: "SpanContext | None" = None) -> "SpanContext":
+        """As the root of a trace; `linked`: the span of its step."""
+        from opentelemetry.context import Context
+        from opentelemetry.trace import Link
+
+        return self._add(span, Context(), [Link(linked)] if linked else [])
+
+    def _add(self, span: Span, parent: Any, links: Sequence[Any] = ()) -> "SpanContext":
+        from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_context
+
+        kind = SpanKind.CLIENT if span.name == "engine call" else SpanKind.INTERNAL
+        made = self._tracer.start_span(
+            span.name, parent, kind, span.attributes, links, start_time=round(span.start_s * _NS)
+        )
+        if span.failed:
+            made.set_status(Status(StatusCode.ERROR))
+        within = set_span_in_context(made, parent)
+        for child in span.children:
+            self._add(child, within)
+        made.end(round(max(span.start_s, span.end_s) * _NS))
+        context: SpanContext = made.get_span_context()
+        return context
+
+
+class _Post:
+    """To a receiver, with pauses after what failed. `clock` gives seconds."""
+
+    def __init__(self, exporter: Any, target: str, clock: Callable[[], float]) -> None:
+        self._exporter, self._target, self._clock = exporter, target, clock
+        self._paused_until_s, self._left_out = clock(), 0
+
+    def send(self, spans: Sequence["ReadableSpan"]) -> None:
+        from opentelemetry.sdk.trace.export import SpanExportResult
+
+        if self._clock() < self._paused_until_s:
+            self._left_out += len(spans)
+        elif self._exporter.export(spans) is not SpanExportResult.SUCCESS:
+            self._paused_until_s = self._clock() + _PAUSE_S
+            self._left_out += len(spans)
+            _log.warning("logger.otel: %s does not take spans; the run goes on, and tries again later", self._target)
+
+    def close(self) -> None:
+        self._exporter.shutdown()
+        if self._left_out:
+            _log.warning("logger.otel: %d spans were not taken by %s", self._left_out, self._target)
+
+
+@contextmanager
+def _lines(path: Path) -> Iterator[Send]:
+    """Into a file, a request a line. Raises DiskError."""
+    from google.protobuf.json_format import MessageToDict
+    from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
+
+    with JsonlWriter(path) as writer:
+
+        def send(spans: Sequence["ReadableSpan"]) -> None:
+            writer.append(_hexadecimal(MessageToDict(encode_spans(spans), use_integers_for_enums=True)))
+
+        yield send
+
+
+def _hexadecimal(message: Any) -> Any:
+    """OTLP writes ids in JSON as hexadecimal numbers, where protobuf would have base64."""
+    import base64
+
+    if isinstance(message, list):
+        return [_hexadecimal(item) for item in message]
+    if not isinstance(message, dict):
+        return message
+    return {
+        key: base64.b64decode(value).hex() if key in ("traceId", "spanId", "parentSpanId") else _hexadecimal(value)
+        for key, value in message.items()
+    }
