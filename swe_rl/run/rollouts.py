@@ -150,7 +150,7 @@ class Rollouts:
         await asyncio.to_thread(self._count, collected)
         self.session.steps.append_trajectories(step, _records(collected), evaluation=True, ours=OUR_WORDS)
         kill_point("eval_trajectories_written")
-        self.session.steps.append_eval(numbers)
+        self.session.evaluated(numbers)
         kill_point("eval_recorded")
         self.session.progress.eval_done(f"{headline(numbers)}, after step {step}", *line_of(numbers))
         self._remember(step, collected)

@@ -129,6 +129,11 @@ class Session:
     def evals(self) -> list[dict[str, Any]]:
         return read_evals(self.folder)
 
+    def evaluated(self, numbers: Mapping[str, Any]) -> None:
+        """An evaluation has ended: on disk, then to the loggers. Raises DiskError."""
+        self.steps.append_eval(numbers)
+        self.mirrors.evaluated(numbers)
+
     def state_is_saved(self) -> Verdict | None:
         """What comes next for a job that was told to end: asked early, before what may take longer than is left.
 
