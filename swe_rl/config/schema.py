@@ -42,6 +42,7 @@ from swe_rl.config.choices import (
     SandboxKind,
     TrickPolicy,
     Unproven,
+    Verbosity,
     WandbMode,
     WeightSync,
 )
@@ -551,6 +552,7 @@ class LoggerConfig(Extensible):
     tensorboard: bool = False  # event files in tensorboard/ of the run's folder
     mlflow: bool = False  # mlflow.db in the run's folder, or what MLFLOW_TRACKING_URI names
     trackio: bool = False  # below TRACKIO_DIR, or in the Hugging Face cache as Trackio has it
+    verbosity: Verbosity = Verbosity.normal  # of the console: quiet, normal, or debug with a line for each trajectory
     project: str = "swe_rl"  # of Weights & Biases and Trackio; the experiment of MLflow
 
 

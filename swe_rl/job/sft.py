@@ -42,7 +42,7 @@ def run(config: Config, folder: Path | None) -> int:
         output = Path(config.sft.output)
         _put_back(output)
         _check_output(output)
-        tokenizer, model, losses = _warm_start(config, run_session.progress.message, run_session.mirrors.log)
+        tokenizer, model, losses = _warm_start(config, run_session.progress.line, run_session.mirrors.log)
         figures = {"seed": config.sft.seed, "loss_skill": losses[0], "loss_beginner": losses[1]}
         _save(output, model, tokenizer, figures)
         run_session.events.write("warm_start", output=str(output), **figures)

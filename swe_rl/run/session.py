@@ -39,6 +39,7 @@ from swe_rl.logger.run_log import RunLog
 from swe_rl.logger.summary import write_summary
 from swe_rl.logger.wandb import WandbLogger
 from swe_rl.plan import sizes
+from swe_rl.report.refresh import FreshReport
 from swe_rl.report.resolved import intervals_line, summary_of
 from swe_rl.run.which_folder import acquire, copy_folder
 
@@ -113,7 +114,21 @@ class Session:
     summary: dict[str, Any] = field(default_factory=dict)
     end_signal: EndSignal = field(default_factory=EndSignal)
     survival: Survival | None = None  # inside a SLURM job
+    report: FreshReport = field(init=False)
     caveats: list[str] = field(default_factory=list)  # what has to be known beside the result, a line each
+
+    def __post_init__(self) -> None:
+        self.report = FreshReport(self.folder)
+
+    def step_done(self, record: Mapping[str, Any]) -> None:
+        """A step of `steps.jsonl` is told to whoever looks: loggers, `status.json`, the console, the report.
+
+        Raises DiskError.
+        """
+        self.mirrors.log(record, record["step"])
+        self.status.heartbeat(record["step"])
+        self.progress.step_done(record)
+        self.report.step_done()
 
     def record(self, event: str, fields: Mapping[str, object]) -> None:
         """A line of `events.jsonl`, for parts that know of no events log. Raises DiskError."""
@@ -152,9 +167,7 @@ class Session:
         summary = write_summary(self.folder, wall_s=earlier_s + wall_s, extra=extra)
         kill_point("summary_written")
         self.mirrors.summarize(summary)
-        from swe_rl.report.page import write_report
-
-        write_report(self.folder, ending)
+        self.report.end(ending)
         self.summary = summary
 
     def print_end(self) -> None:
@@ -236,7 +249,7 @@ def session(
         stack.enter_context(RunLog(folder.run_log))
         events = stack.enter_context(EventLog(folder.events_jsonl))
         steps = stack.enter_context(StepLog(folder))
-        progress = stack.enter_context(Progress(total_steps, state=state))
+        progress = stack.enter_context(Progress(total_steps, state=state, verbosity=config.logger.verbosity))
         run_session = Session(
             config, folder, status, events, steps, progress, mirrors, resumed, time.monotonic(), reports
         )

@@ -115,7 +115,7 @@ def test_trackio_s_database_has_each_folder_as_one_run(tmp_path, monkeypatch, ca
         lines = database.execute("select run_name, step, metrics from metrics").fetchall()
     names = {folder: (tmp_path / folder / "trackio_run.txt").read_text().strip() for folder in "ab"}
     assert names["a"] != names["b"] and all(name.startswith("night-") for name in names.values())
-    rates = [(name, step, record) for name, step, line in lines if EVAL_NAMES <= (record := json.loads(line)).keys()]
+    rates = [(name, step, record) for name, step, line in lines if (record := json.loads(line)).keys() >= EVAL_NAMES]
     assert {(name, step, record["eval/heldout/resolved_rate"]) for name, step, record in rates} == {
         (names["a"], 0, 0.125), (names["a"], 2, 0.375), (names["b"], 0, 0.125),
     }  # fmt: skip
