@@ -191,7 +191,8 @@ class Progress:
     """Progress of one run; a context manager that always gives the terminal back.
 
     `total_steps` is the number of the last step, `done_steps` the one that a resumed run starts after; `console`
-    defaults to stdout; `clock` is any steady clock in seconds. `state` is shown instead of that of steps.
+    defaults to stdout; `clock` is any steady clock in seconds. `state` is shown instead of that of steps. `on_phase` hears of each phase that has
+    ended, with its seconds, and raises nothing.
     """
 
     def __init__(
@@ -204,9 +205,10 @@ class Progress:
         environ: Mapping[str, str] | None = None,
         state: ProgressState | None = None,
         verbosity: Verbosity = Verbosity.normal,
+        on_phase: Callable[[str, float], None] = lambda name, took_s: None,
     ) -> None:
         stream = sys.stdout if console is None else console
-        self._verbosity = verbosity
+        self._verbosity, self._on_phase = verbosity, on_phase
         self._clock = clock
         self.state = state or ProgressState(total_steps, done_steps=done_steps, step_started_s=clock())
         live = not self._is_quiet and is_live(stream, os.environ if environ is None else environ)
@@ -232,6 +234,7 @@ class Progress:
         finally:
             left, cost_s = self.state.leave(entered, self._clock())
             _log.info(text.finished(left, cost_s))
+            self._on_phase(left, cost_s)
 
     def trajectory(self, status: str, tokens: int = 0) -> None:
         """One trajectory has ended; `tokens` were sampled for it, and feed the rate."""

@@ -249,7 +249,8 @@ def session(
         stack.enter_context(RunLog(folder.run_log))
         events = stack.enter_context(EventLog(folder.events_jsonl))
         steps = stack.enter_context(StepLog(folder))
-        progress = stack.enter_context(Progress(total_steps, state=state, verbosity=config.logger.verbosity))
+        watched = {"verbosity": config.logger.verbosity, "on_phase": _phases_to(events)}
+        progress = stack.enter_context(Progress(total_steps, state=state, **watched))
         run_session = Session(
             config, folder, status, events, steps, progress, mirrors, resumed, time.monotonic(), reports
         )
@@ -288,6 +289,16 @@ def session(
             raise
         else:
             _close(run_session, RunState.done, None, 0)
+
+
+def _phases_to(events: EventLog) -> Callable[[str, float], None]:
+    """Each phase that has ended, as an event: a full disk is said by what needs it."""
+
+    def on_phase(name: str, took_s: float) -> None:
+        with suppress(DiskError):
+            events.write("phase", name=name, took_s=took_s)
+
+    return on_phase
 
 
 def _mirrors(config: Config, folder: RunFolder) -> Mirrors:

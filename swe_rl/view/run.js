@@ -33,7 +33,10 @@ async function timelinePage(at) {
     const one = rows.find((row) => nameOf(row) === lane.name);
     if (one) location.hash = address(placeOf(run, one));
   };
-  return [way, note("A click on a lane opens its trajectory. Reload the page for newer steps."), programs(all, Number(at.get("step")) || null, open)];
+  const trace = (text, step) => el("a", { class: "door", href: `/trace?${address({ run, step }).slice(1)}`, download: true }, text);
+  const last = all.steps[all.steps.length - 1].step, one = Number(at.get("step")) || last;
+  return [way, note("A click on a lane opens its trajectory. Reload the page for newer steps."),
+    el("p", { class: "doors" }, "For ui.perfetto.dev:", trace(`step ${one}`, one), trace("all steps")), programs(all, Number(at.get("step")) || null, open)];
 }
 
 const nameOf = (one) => `${one.instance_id} #${one.sample}${one.attempt ? ` try ${one.attempt + 1}` : ""}`;
