@@ -144,6 +144,7 @@ function programs(all, at = null, open = null) {
   }, { passive: false });
   drawnToSize(lanes, draw);
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", soon);
+  matchMedia("print").addEventListener("change", draw);  // at once: a page that is printed has no further frame
   hoverLanes(canvas, () => ({ view, plan, step, top: lanes.scrollTop }), open);
   change({ step: state.step });
   const label = (text) => el("span", { class: "label" }, text);

@@ -249,8 +249,8 @@ def session(
         stack.enter_context(RunLog(folder.run_log))
         events = stack.enter_context(EventLog(folder.events_jsonl))
         steps = stack.enter_context(StepLog(folder))
-        watched = {"verbosity": config.logger.verbosity, "on_phase": _phases_to(events)}
-        progress = stack.enter_context(Progress(total_steps, state=state, **watched))
+        verbosity, on_phase = config.logger.verbosity, _phases_to(events)
+        progress = stack.enter_context(Progress(total_steps, state=state, verbosity=verbosity, on_phase=on_phase))
         run_session = Session(
             config, folder, status, events, steps, progress, mirrors, resumed, time.monotonic(), reports
         )

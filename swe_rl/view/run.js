@@ -26,7 +26,7 @@ const setText = (name) => `${name.startsWith("eval") ? "held-out after step" : "
 // The newest steps, a lane a trajectory; a click on a lane opens it.
 async function timelinePage(at) {
   const run = at.get("run"), all = await ask("programs", { run }), way = crumbs(anchor(shortRun(run), { run }));
-  if (!all.steps.length) return [way, el("p", { class: "reason" }, "No timeline is written yet: a step leaves one at its end.")];
+  if (!all.steps.length) return [way, el("h1", {}, "Timeline"), el("p", { class: "reason" }, "No timeline is written yet: a step leaves one at its end.")];
   const open = async (step, lane) => {
     const set = `step_${String(step).padStart(6, "0")}`;
     const { rows } = await ask("trajectories", { run, set, instance: lane.instance });
@@ -35,7 +35,7 @@ async function timelinePage(at) {
   };
   const trace = (text, step) => el("a", { class: "door", href: `/trace?${address({ run, step }).slice(1)}`, download: true }, text);
   const last = all.steps[all.steps.length - 1].step, one = Number(at.get("step")) || last;
-  return [way, note("A click on a lane opens its trajectory. Reload the page for newer steps."),
+  return [way, el("h1", {}, "Timeline"), note("A click on a lane opens its trajectory. Reload the page for newer steps."),
     el("p", { class: "doors" }, "For ui.perfetto.dev:", trace(`step ${one}`, one), trace("all steps")), programs(all, Number(at.get("step")) || null, open)];
 }
 

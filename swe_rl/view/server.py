@@ -37,6 +37,7 @@ _ASSETS = {
     **dict.fromkeys(VIEW_SCRIPTS, ("swe_rl.view", _SCRIPT)),
     "page.css": ("swe_rl.report", _STYLE),
     "timeline.css": ("swe_rl.report", _STYLE),
+    "print.css": ("swe_rl.report", _STYLE),
     "view.css": ("swe_rl.view", _STYLE),
 }
 _HEADERS = {

@@ -98,8 +98,10 @@ def test_every_lane_has_what_its_files_say(folder):
     assert lane[2]["args"] == {"prompt_tokens": 9, "cached_tokens": 0, "sampled_tokens": 3}
     assert [one["args"] for one in lane if one["name"] == "decode"] == [{"engine": "a"}, {"engine": "b"}]
     whole = [(one["name"], one["ts"], one["dur"]) for one in events if one["ph"] == "X" and one["pid"] == RUN]
-    assert whole == [("generate", 250_000, 750_000), ("weights", 1_250_000, 750_000), ("generate", 4_000_000, 1_000_000),
-                     ("a away", 3_000_000, 1_000_000)]  # fmt: skip
+    assert whole == [
+        ("generate", 250_000, 750_000), ("weights", 1_250_000, 750_000),
+        ("generate", 4_000_000, 1_000_000), ("a away", 3_000_000, 1_000_000),
+    ]  # fmt: skip
     [loads, _] = [one for one in events if one["ph"] == "C"]
     assert (loads["name"], loads["ts"], loads["pid"]) == ("a", 2_000_000, ENGINES)
     assert loads["args"] == {"running": 3, "waiting": 1, "KV cache %": 25.0}
