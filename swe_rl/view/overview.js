@@ -32,7 +32,7 @@ async function overviewPage(at) {
 
 function runTable(runs, chosen) {
   const colorOf = new Map(chosen.map((name, index) => [name, RUN_COLORS[index % RUN_COLORS.length]]));
-  const rate = (point) => (point ? percent(point.rate) : "–");
+  const rate = (point) => (point ? percent(point.rate).replace(" ", "\u00a0") : "–");
   const rows = runs.map((one) => {
     const box = el("input", { type: "checkbox", id: `choose ${one.run}`, checked: colorOf.has(one.run),
       "aria-label": `curves of ${one.run}`, onchange: (event) => {

@@ -57,7 +57,7 @@ async function listPage(at) {
   const page = await ask("trajectories", { run, ...filters });
   const set = at.get("set"), offset = Number(at.get("offset")) || 0;
   listed = { key: String(at), rows: [...page.rows] };
-  const body = el("tbody", {}, page.rows.map((one) => listRow(run, one)));
+  const body = el("tbody", {}, page.rows.map((one) => listRow(run, one, Boolean(set))));
   const head = LIST_COLUMNS.map(([label, key, kind]) => el("th", { class: kind }, set ? sortButton(at, label, key) : label));
   const count = set ? `${page.total} of ${page.of} trajectories` : "all steps, the newest first; choose one to sort";
   return [
@@ -83,9 +83,10 @@ function sortButton(at, label, key) {
     label + (down ? " ↓" : up ? " ↑" : ""));
 }
 
-function listRow(run, one) {
+// `ofSet`: all rows are of the set that is chosen above the table.
+function listRow(run, one, ofSet) {
   return el("tr", { "data-item": `${one.set} ${one.trajectory_id}` },
-    el("td", { class: "name" }, anchor(nameOf(one), placeOf(run, one)), el("span", { class: "note" }, ` ${setText(one.set)}`)),
+    el("td", { class: "name" }, anchor(nameOf(one), placeOf(run, one)), ofSet ? null : el("span", { class: "note" }, ` ${setText(one.set)}`)),
     el("td", {}, chip(one.status)), el("td", {}, short(one.reward)), el("td", {}, signed(one.advantage)),
     el("td", { class: "less" }, one.num_turns), el("td", { class: "less" }, short(one.sampled_tokens)),
     el("td", { class: "less" }, seconds(one.agent_s)));
@@ -103,7 +104,7 @@ function pager(at, page, offset, body, run) {
   const more = el("button", { onclick: async () => {
     const filters = Object.fromEntries(FILTERS.map((key) => [key, at.get(key)]));
     const next = await ask("trajectories", { run, ...filters, cursor });
-    body.append(...next.rows.map((one) => listRow(run, one)));
+    body.append(...next.rows.map((one) => listRow(run, one, false)));
     listed.rows.push(...next.rows);
     cursor = next.cursor;
     if (!cursor) more.remove();
