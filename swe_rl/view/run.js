@@ -42,7 +42,7 @@ async function timelinePage(at) {
 const nameOf = (one) => `${one.instance_id} #${one.sample}${one.attempt ? ` try ${one.attempt + 1}` : ""}`;
 
 const LIST_COLUMNS = [
-  ["trajectory", "instance_id"], ["status", "status"], ["reward", "reward"], ["advantage", "advantage"],
+  ["trajectory", "instance_id"], ["status", "status"], ["reward", "reward"], ["advantage", "advantage", "less"],
   ["turns", "num_turns", "less"], ["sampled tokens", "sampled_tokens", "less"], ["agent", "agent_s", "less"],
 ];
 const FILTERS = ["set", "status", "instance", "reward", "text", "sort", "order", "offset"];
@@ -87,7 +87,7 @@ function sortButton(at, label, key) {
 function listRow(run, one, ofSet) {
   return el("tr", { "data-item": `${one.set} ${one.trajectory_id}` },
     el("td", { class: "name" }, anchor(nameOf(one), placeOf(run, one)), ofSet ? null : el("span", { class: "note" }, ` ${setText(one.set)}`)),
-    el("td", {}, chip(one.status)), el("td", {}, short(one.reward)), el("td", {}, signed(one.advantage)),
+    el("td", {}, chip(one.status)), el("td", {}, short(one.reward)), el("td", { class: "less" }, signed(one.advantage)),
     el("td", { class: "less" }, one.num_turns), el("td", { class: "less" }, short(one.sampled_tokens)),
     el("td", { class: "less" }, seconds(one.agent_s)));
 }

@@ -46,9 +46,15 @@ def pages(folder, traced):
     }
 
 
-@pytest.mark.skipif(not AXE.is_file(), reason="needs axe-core, which .ci/run installs into .venv by npm")
-async def test_axe_finds_nothing(runs, folder, pages, tmp_path):
-    axe, found = AXE.read_text(encoding="utf-8"), {}
+@pytest.fixture
+def axe():
+    if not AXE.is_file():
+        pytest.skip("needs axe-core, which .ci/run installs into .venv by npm")
+    return AXE.read_text(encoding="utf-8")
+
+
+async def test_axe_finds_nothing(runs, folder, pages, axe, tmp_path):
+    found = {}
     async with ViewServer(runs) as server, browser(tmp_path / "profile") as page:
         await page.open(server.url)
         await page.until("document.querySelector('.runs tbody tr') !== null")
@@ -68,12 +74,19 @@ async def test_axe_finds_nothing(runs, folder, pages, tmp_path):
     assert found == {}
 
 
-async def test_paper_is_white_and_shows_all(runs, folder, pages, tmp_path):
-    """Long tables also where they are closed, all lanes, every instance; nothing that is only there to be clicked."""
+@pytest.fixture
+def long_run(folder, pages):
+    """More steps than the page opens the table of."""
     with StepLog(folder) as log:
         for step in range(4, 50):
             log.append({"step": step, "reward_mean": step / 100})
     write_report(folder)
+    return read_jsonl(folder.steps_jsonl)
+
+
+async def test_paper_is_white_and_shows_all(runs, folder, long_run, tmp_path):
+    """Long tables also where they are closed, all lanes, every instance; nothing that is only there to be clicked."""
+    assert len(long_run) == 49
     async with ViewServer(runs) as server, browser(tmp_path / "profile") as page:
         await page.open(server.url)
         await page.until("document.querySelector('.runs tbody tr') !== null")
@@ -98,7 +111,6 @@ async def test_paper_is_white_and_shows_all(runs, folder, pages, tmp_path):
             assert pages_of(pdf) >= 3, "the closed table of 49 steps is on paper, too"
             assert await page.js("document.querySelector('details:has(table.steps)').open") is False
         assert page.errors == []
-    assert read_jsonl(folder.steps_jsonl)[-1]["step"] == 49
 
 
 def pages_of(pdf: bytes) -> int:
