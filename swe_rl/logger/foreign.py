@@ -36,7 +36,7 @@ class Logger(Protocol):
         ...
 
     def evaluated(self, record: Mapping[str, Any], step: int) -> None:
-        """The numbers of an evaluation under the weights of `step`, as `eval/SPLIT/NAME`. Later steps may come before it."""
+        """An evaluation under the weights of `step`, as `eval/SPLIT/NAME`; later steps may come before it."""
 
     def summarize(self, summary: Mapping[str, Any]) -> None:
         """`summary.json`, at the run's end."""

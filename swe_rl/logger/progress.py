@@ -191,8 +191,8 @@ class Progress:
     """Progress of one run; a context manager that always gives the terminal back.
 
     `total_steps` is the number of the last step, `done_steps` the one that a resumed run starts after; `console`
-    defaults to stdout; `clock` is any steady clock in seconds. `state` is shown instead of that of steps. `on_phase` hears of each phase that has
-    ended, with its seconds, and raises nothing.
+    defaults to stdout; `clock` is any steady clock in seconds. `state` is shown instead of that of steps.
+    `on_phase` hears of each phase that has ended, with its seconds, and raises nothing.
     """
 
     def __init__(

@@ -12,9 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from swe_rl.errors import SweRlError
 from swe_rl.logger.folder import RunFolder, RunStatus
-from swe_rl.report import page
 
 _log = logging.getLogger(__name__)
 _MOST_SHARE = 0.01
@@ -35,25 +33,30 @@ class FreshReport:
         busy = self._writing is not None and self._writing.is_alive()
         if busy or self._failed or self._clock() < self._next_s:
             return
-        self._writing = threading.Thread(target=self._write, name="report", daemon=True)
+        self._writing = threading.Thread(target=self._refresh, name="report", daemon=True)
         self._writing.start()
 
     def end(self, ending: RunStatus | None) -> None:
         """The last writing, see `write_report`. Raises DiskError."""
         self.wait()
-        page.write_report(self._folder, ending)
+        self._write(ending)
 
     def wait(self) -> None:
         """Until nothing is being written."""
         if self._writing is not None:
             self._writing.join()
 
-    def _write(self) -> None:
+    def _refresh(self) -> None:
         began_s = self._clock()
         try:
-            page.write_report(self._folder)
-        except (SweRlError, OSError, ValueError) as error:
+            self._write()
+        except Exception as error:  # anything: a page must not end the run
             self._failed = True
             _log.warning("report.html is not refreshed before the run's end: %s", error)
         ended_s = self._clock()
         self._next_s = ended_s + (ended_s - began_s) / _MOST_SHARE
+
+    def _write(self, ending: RunStatus | None = None) -> None:
+        from swe_rl.report.page import write_report  # what a run does not need before its first step is done
+
+        write_report(self._folder, ending)

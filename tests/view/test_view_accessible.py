@@ -18,8 +18,9 @@ from tests.support.browser import CHROMIUM, browser
 AXE = Path(sys.prefix, "lib", "node_modules", "axe-core", "axe.min.js")  # where .ci/run has npm install it
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason="needs chromium")]
 SCREENS = [("light", 420), ("dark", 1400)]  # a page's colours are the same on each width, and its parts in each scheme
-FOUND = """axe.run({ resultTypes: ["violations"], preload: false, elementRef: false }).then(({ violations }) => violations.flatMap(
-  ({ id, nodes }) => nodes.map((node) => `${id}: ${node.target} ${node.failureSummary}`)))"""
+FOUND = """axe.run({ resultTypes: ["violations"], preload: false, elementRef: false })
+  .then(({ violations }) => violations.flatMap(({ id, nodes }) =>
+    nodes.map((node) => `${id}: ${node.target} ${node.failureSummary}`)))"""
 
 
 @pytest.fixture
