@@ -349,6 +349,7 @@ def check_logger(logger: type, folder: Path, params: Params = NONE) -> None:
     guarded.start()
     for step in (1, 2, 2):
         guarded.log({"step": step, "reward_mean": 0.5, "loss": None, "statuses": {"resolved": 1}}, step)
+    guarded.evaluated({"eval/heldout/resolved_rate": 0.5, "eval/heldout/num_samples": 8.0}, 2)
     guarded.summarize({"resolved_rate_after": 0.5})
     guarded.finish(0)
     require(not guarded.failure, maker, guarded.failure)

@@ -21,6 +21,8 @@ class MyLogger:
                 writer.writeheader()
             writer.writerow({**record, "step": step})
 
+    evaluated = log  # evaluations have rows of their own, with columns such as eval/heldout/resolved_rate
+
     def summarize(self, summary: Mapping[str, Any]) -> None:
         self._path.with_suffix(".txt").write_text(f"resolved {summary.get('resolved_rate_after')}\n", encoding="utf-8")
 

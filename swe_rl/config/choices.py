@@ -271,6 +271,14 @@ class WeightSync(StrEnum):
     disk = "disk"
 
 
+class Verbosity(StrEnum):
+    """What a run says on the console; `run.log` has the lines of `normal` in any case."""
+
+    quiet = "quiet"  # how it begins and ends, and warnings
+    normal = "normal"  # and a line for each step and evaluation, and what is under way
+    debug = "debug"  # and a line for each trajectory
+
+
 class WandbMode(StrEnum):
     online = "online"
     offline = "offline"

@@ -42,6 +42,7 @@ from swe_rl.config.choices import (
     SandboxKind,
     TrickPolicy,
     Unproven,
+    Verbosity,
     WandbMode,
     WeightSync,
 )
@@ -117,10 +118,14 @@ class JobConfig:
     candidate: str | None = None  # compare: the other one
     baseline_label: str | None = None  # compare: its name in the table; None: chosen from what differs
     candidate_label: str | None = None  # compare: the same of the other one
-    runs: str | None = None  # compare, status, logs: a multirun's folder; None: the newest; view: a folder of runs
+    runs: str | None = (
+        None  # compare, status, logs: a multirun's folder; None: the newest; view: of runs; export: a run's
+    )
     port: Port = 0  # view: where the page is on this machine; 0: any free one
     trajectories_per_step: Count = 396  # compare: of a log of SkyRL's, which does not say it
-    output: str | None = None  # compare, export, new: folder (of a task: file) for the result; None: a default name
+    output: str | None = (
+        None  # compare, export, new: folder for the result; a task's or timeline's file; None: a default
+    )
     checkpoint: str | None = None  # export: a folder (RUN/checkpoints/step_000010), or a run's, whose newest is taken
     dtype: ExportType = ExportType.model  # export: of the weights: model (as before training), bfloat16 or float32
     images_action: ImagesAction = ImagesAction.list  # images: list, check or pull
@@ -556,6 +561,7 @@ class LoggerConfig(Extensible):
     mlflow: bool = False  # mlflow.db in the run's folder, or what MLFLOW_TRACKING_URI names
     trackio: bool = False  # below TRACKIO_DIR, or in the Hugging Face cache as Trackio has it
     otel: str | None = None  # spans: `file` (in the run's folder), or the address of an OTLP receiver; None: none
+    verbosity: Verbosity = Verbosity.normal  # of the console: quiet, normal, or debug with a line for each trajectory
     project: str = "swe_rl"  # of Weights & Biases and Trackio; the experiment of MLflow
 
 

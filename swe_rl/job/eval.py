@@ -55,7 +55,7 @@ async def _evaluate(config: Config, session: Session) -> tuple[dict[str, Any], l
         collected, numbers = await _measure(config, session, parts.store, rollouts)
         left_out = dict(parts.env.left_out(config.env.eval_split))
         repos = {instance.instance_id: instance.repo for instance in rollouts.held_out}
-    session.steps.append_eval(numbers)
+    session.evaluated(numbers)
     scores = {
         "split": config.env.eval_split,
         "split_instances": numbers["split_instances"],

@@ -1,4 +1,5 @@
-"""`job=export`: a checkpoint as a Hugging Face folder; and `model.path` that names a checkpoint or a run.
+"""`job=export`: a checkpoint as a Hugging Face folder, or a run's timeline for Perfetto; and `model.path` that names a
+checkpoint or a run.
 
 Invariants:
 - What a checkpoint is of, its own `state.json` says: the model that the run began with has its config and tokenizer.
@@ -16,8 +17,9 @@ from typing import Any
 
 from swe_rl.config.choices import ExportType
 from swe_rl.config.provenance import Origins
-from swe_rl.config.schema import Config, ModelConfig
+from swe_rl.config.schema import Config, JobConfig, ModelConfig
 from swe_rl.errors import UserError
+from swe_rl.logger.folder import RunFolder
 
 _MANIFEST, _CHECKPOINTS, _EXPORTS = "manifest.json", "checkpoints", "exports"
 _SHAPE = ("hidden_size", "num_layers", "vocab_size", "intermediate_size")
@@ -26,10 +28,12 @@ _SHAPE = ("hidden_size", "num_layers", "vocab_size", "intermediate_size")
 def run(config: Config, folder: Path | None, origins: Origins | None = None) -> int:
     del folder, origins
     job = config.job
+    if job.runs and not job.checkpoint:
+        return _export_timeline(job)
     if not job.checkpoint:
         raise UserError(
             "job=export needs to know which checkpoint: job.checkpoint=RUN/checkpoints/step_000010, or job.checkpoint="
-            "RUN for its newest"
+            "RUN for its newest; or which run's timeline: job.runs=RUN"
         )
     if not job.output:
         raise UserError("job=export needs a folder to write, which is not there yet: job.output=FOLDER")
@@ -45,6 +49,23 @@ def run(config: Config, folder: Path | None, origins: Origins | None = None) -> 
     print(
         f"exported: {checkpoint} to {target} ({len(written)} files, {size_gb:.3g} GB; model.path={target})", flush=True
     )
+    return 0
+
+
+def _export_timeline(job: JobConfig) -> int:
+    """Of the run `job.runs`. Raises UserError, DiskError."""
+    from swe_rl.report.trace import write_trace
+
+    run = RunFolder(Path(str(job.runs)))
+    if not run.program_steps():
+        raise UserError(
+            f"job.runs={job.runs} is no run with a timeline (no {run.programs_folder.name}/step_NNNNNN.jsonl): give a "
+            "run's folder, of a run that has ended a step"
+        )
+    if not job.output:
+        raise UserError("job=export needs a file to write: job.output=trace.json, or trace.json.gz")
+    size_gb = write_trace(run, Path(job.output)) / 1e9
+    print(f"exported: the timeline of {run.path} to {job.output} ({size_gb:.3g} GB, for ui.perfetto.dev)", flush=True)
     return 0
 
 

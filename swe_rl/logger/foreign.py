@@ -19,6 +19,7 @@ from swe_rl.config.choices import ExtensionKind
 from swe_rl.config.schema import Extensible, LoggerConfig
 from swe_rl.extension.find import Foreign
 from swe_rl.extension.make import failure, make
+from swe_rl.logger.figures import figures
 from swe_rl.logger.wandb import WandbLogger
 
 _log = logging.getLogger(__name__)
@@ -33,6 +34,9 @@ class Logger(Protocol):
     def log(self, record: Mapping[str, Any], step: int) -> None:
         """A line of `steps.jsonl`, once its step is done; steps may come again where a run was resumed."""
         ...
+
+    def evaluated(self, record: Mapping[str, Any], step: int) -> None:
+        """An evaluation under the weights of `step`, as `eval/SPLIT/NAME`; later steps may come before it."""
 
     def summarize(self, summary: Mapping[str, Any]) -> None:
         """`summary.json`, at the run's end."""
@@ -55,6 +59,9 @@ class ForeignLogger:
 
     def log(self, record: Mapping[str, Any], step: int) -> None:
         self._calls.put(("log", (dict(record), step)))
+
+    def evaluated(self, record: Mapping[str, Any], step: int) -> None:
+        self._calls.put(("evaluated", (dict(record), step)))
 
     def summarize(self, summary: Mapping[str, Any]) -> None:
         self._calls.put(("summarize", (dict(summary),)))
@@ -95,6 +102,13 @@ class Mirrors:
     def log(self, record: Mapping[str, Any], step: int) -> None:
         for mirror in self._all:
             mirror.log(record, step)
+
+    def evaluated(self, numbers: Mapping[str, Any]) -> None:
+        """`numbers`: a line of `evals.jsonl`; what it counts of single instances makes no curve."""
+        known = {name: value for name, value in numbers.items() if name != "step"}
+        record = {f"eval/{numbers['split']}/{name}": value for name, value in figures(known).items()}
+        for mirror in self._all:
+            mirror.evaluated(record, numbers["step"])
 
     def summarize(self, summary: Mapping[str, Any]) -> None:
         for mirror in self._all:

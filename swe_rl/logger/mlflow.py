@@ -60,6 +60,8 @@ class MlflowLogger:
     def log(self, record: Mapping[str, Any], step: int) -> None:
         self._add(figures(record), step)
 
+    evaluated = log
+
     def summarize(self, summary: Mapping[str, Any]) -> None:
         """Under `summary/`, at step 0: MLflow shows the last value of each name beside the run."""
         self._add({f"summary/{name}": value for name, value in figures(summary).items()}, 0)

@@ -3,6 +3,7 @@
 Invariants:
 - Every phase, finished step and evaluation is one line in `run.log` (logger `swe_rl.progress`) whatever the console.
 - On a terminal: two live lines; elsewhere plain lines, the first of a phase after two seconds, then one in 30.
+- A quiet console gets messages only: how a run begins, warnings, how it ends.
 - A lasting line is broken between its parts where the console is narrower; `run.log` has it whole.
 - Nothing here can fail a run: a console that goes away (`| head`, a closed terminal) is ignored.
 - rich is imported only where a live terminal is shown; whatever else the process prints appears above the live lines.
@@ -20,6 +21,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self, TextIO
 
+from swe_rl.config.choices import Verbosity
 from swe_rl.host.terminal import is_live, width
 from swe_rl.logger import progress_text as text
 
@@ -190,6 +192,7 @@ class Progress:
 
     `total_steps` is the number of the last step, `done_steps` the one that a resumed run starts after; `console`
     defaults to stdout; `clock` is any steady clock in seconds. `state` is shown instead of that of steps.
+    `on_phase` hears of each phase that has ended, with its seconds, and raises nothing.
     """
 
     def __init__(
@@ -201,12 +204,19 @@ class Progress:
         done_steps: int = 0,
         environ: Mapping[str, str] | None = None,
         state: ProgressState | None = None,
+        verbosity: Verbosity = Verbosity.normal,
+        on_phase: Callable[[str, float], None] = lambda name, took_s: None,
     ) -> None:
         stream = sys.stdout if console is None else console
+        self._verbosity, self._on_phase = verbosity, on_phase
         self._clock = clock
         self.state = state or ProgressState(total_steps, done_steps=done_steps, step_started_s=clock())
-        live = is_live(stream, os.environ if environ is None else environ)
+        live = not self._is_quiet and is_live(stream, os.environ if environ is None else environ)
         self._view: LiveView | PlainView = (LiveView if live else PlainView)(stream, self.state, clock)
+
+    @property
+    def _is_quiet(self) -> bool:
+        return self._verbosity is Verbosity.quiet
 
     @contextmanager
     def phase(self, name: str, trajectories: int = 0) -> Iterator[None]:
@@ -218,42 +228,52 @@ class Progress:
         _log.info(text.started(name))
         if trajectories:
             self._view.start_phase()
-        self._view.refresh()
+        self.show()
         try:
             yield
         finally:
             left, cost_s = self.state.leave(entered, self._clock())
             _log.info(text.finished(left, cost_s))
+            self._on_phase(left, cost_s)
 
     def trajectory(self, status: str, tokens: int = 0) -> None:
         """One trajectory has ended; `tokens` were sampled for it, and feed the rate."""
         self.state.counts[str(status)] += 1
         self.state.tokens += tokens
-        self._view.refresh()
+        self.show()
+
+    def detail(self, record: Callable[[], Mapping[str, Any]]) -> None:
+        """A line about a trajectory that has ended, where that much is asked for; its record is made then only."""
+        if self._verbosity is Verbosity.debug:
+            self.line(text.trajectory_line(record()))
 
     def show(self) -> None:
-        """The state has changed by other ways than these."""
-        self._view.refresh()
+        """The state has changed."""
+        if not self._is_quiet:
+            self._view.refresh()
 
     def step_done(self, record: Mapping[str, Any]) -> None:
         """The step's record as `steps.jsonl` keeps it: one lasting line."""
         took_s = self.state.finish_step(int(record.get("step") or self.state.done_steps + 1), self._clock())
         _log.info(text.averages(record))
-        self._lasting(text.step_line(record, self.state.total_steps, took_s))
+        self.line(text.step_line(record, self.state.total_steps, took_s))
 
     def eval_done(
         self, label: str, rate: float | None, num_samples: int, interval: tuple[float, float] | None = None
     ) -> None:
         """`interval`: 95 %, of the rate."""
-        self._lasting(text.eval_line(label, rate, num_samples, interval))
+        self.line(text.eval_line(label, rate, num_samples, interval))
+
+    def line(self, line: str) -> None:
+        """What is said as a matter of course: not on a quiet console."""
+        _log.info(line)
+        if not self._is_quiet:
+            self._view.line(line)
 
     def message(self, message: str) -> None:
-        """A lasting line on the console and in `run.log`."""
-        self._lasting(message)
-
-    def _lasting(self, line: str) -> None:
-        _log.info(line)
-        self._view.line(line)
+        """A lasting line in `run.log` and on any console, also on a quiet one."""
+        _log.info(message)
+        self._view.line(message)
 
     def __enter__(self) -> Self:
         self.state.step_started_s = self._clock()

@@ -35,6 +35,7 @@ def duration(seconds: float) -> str:
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
+_ERROR_CHARS = 200
 _KINDS = 3  # of failures that a step's line names
 
 
@@ -85,6 +86,21 @@ def wrapped(line: str, columns: int, indent: int = 6) -> str:
         else:
             lines[-1] = joined
     return "\n".join(lines)
+
+
+def trajectory_line(record: Mapping[str, Any]) -> str:
+    """A trajectory's record in figures; seconds are of sandbox, agent and grading."""
+    times_s = record.get("times_s") or {}
+    parts = (
+        str(record.get("trajectory_id", "-")),
+        str(record.get("status", "-")),
+        f"reward {number(record.get('reward'), '.3f')}",
+        f"{len(record.get('turns') or ())} turns",
+        f"{number(record.get('sampled_tokens'), 'd')} sampled tokens",
+        " + ".join(f"{name} {duration(times_s[name])}" for name in ("boot", "agent", "grade") if name in times_s),
+        " ".join(str(record.get("error") or "").split())[:_ERROR_CHARS],
+    )
+    return PART.join(part for part in parts if part)
 
 
 def collection_line(done: int, total: int, counts: Mapping[str, int], sampled_tokens_per_s: float) -> str:

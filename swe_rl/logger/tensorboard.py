@@ -23,20 +23,22 @@ class TensorBoardLogger:
         except ImportError as error:
             raise not_installed("logger.tensorboard", "tensorboard", "tensorboard", error) from error
         self._writer = Writer(str(folder / "tensorboard"))
-        self._step = 0
+        self._last_step = 0
 
     def log(self, record: Mapping[str, Any], step: int) -> None:
-        self._step = step
-        self._add(figures(record))
+        self._last_step = max(step, self._last_step)
+        self._add(figures(record), step)
+
+    evaluated = log
 
     def summarize(self, summary: Mapping[str, Any]) -> None:
         """At the last step: TensorBoard has no place for what has no step."""
-        self._add({f"summary/{name}": value for name, value in figures(summary).items()})
+        self._add({f"summary/{name}": value for name, value in figures(summary).items()}, self._last_step)
 
     def finish(self, exit_status: int) -> None:
         self._writer.close()
 
-    def _add(self, values: Mapping[str, float]) -> None:
+    def _add(self, values: Mapping[str, float], step: int) -> None:
         for name, value in values.items():
-            self._writer.add_scalar(name, value, self._step)
+            self._writer.add_scalar(name, value, step)
         self._writer.flush()

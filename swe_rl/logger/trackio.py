@@ -50,6 +50,8 @@ class TrackioLogger:
             {f"record/{name}" if name in _TAKEN else name: value for name, value in values.items()}, step=step
         )
 
+    evaluated = log
+
     def summarize(self, summary: Mapping[str, Any]) -> None:
         self._run.log({f"summary/{name}": value for name, value in figures(summary).items()})
 

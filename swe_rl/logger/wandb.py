@@ -29,6 +29,7 @@ from swe_rl.logger.folder import RunFolder
 _log = logging.getLogger(__name__)
 _HOST = "api.wandb.ai"
 _FINISH_TIMEOUT_S = 120.0
+_EVAL_STEP = "eval/step"
 
 
 class WandbError(UserError):
@@ -77,6 +78,8 @@ class WandbLogger:
                 config=self._config_dict,
                 settings=wandb.Settings(silent=True, console="off", disable_git=True, save_code=False),
             )
+            self._run.define_metric(_EVAL_STEP, hidden=True)
+            self._run.define_metric("eval/*", step_metric=_EVAL_STEP)
         except Exception as error:  # wandb has no one root of its errors
             raise WandbError(
                 f"wandb cannot start: {error}. Check the key (`wandb login`) and the network, or start with "
@@ -86,6 +89,10 @@ class WandbLogger:
     def log(self, record: Mapping[str, Any], step: int) -> None:
         """A step's record; nested mappings become `outer/inner`."""
         self._attempt("log", lambda run: run.log(flat(record), step=step))
+
+    def evaluated(self, record: Mapping[str, Any], step: int) -> None:
+        """With a step of its own: W&B drops what comes after a later one, and an evaluation beside training may."""
+        self._attempt("log", lambda run: run.log({**record, _EVAL_STEP: step}, commit=False))
 
     def summarize(self, summary: Mapping[str, Any]) -> None:
         self._attempt("summarize", lambda run: run.summary.update(flat(summary)))

@@ -74,6 +74,19 @@ function drawnToSize(node, draw) {
   new ResizeObserver(draw).observe(node);
 }
 
+// What has more in it than it shows can be scrolled with keys.
+const overflowing = new ResizeObserver((entries) => {
+  for (const { target: node } of entries) {
+    const more = node.scrollHeight > node.clientHeight || node.scrollWidth > node.clientWidth;
+    if (more) node.tabIndex = 0; else node.removeAttribute("tabindex");
+  }
+});
+
+function scrolling(node) {
+  overflowing.observe(node);
+  return node;
+}
+
 // spec: title, note, steps, series [{label, color, values, connect: over gaps, faint: without a legend}], stacked,
 // points [{step, value, low, high}], domain, format, onzoom(first, last): steps that were dragged over
 function chart(spec) {

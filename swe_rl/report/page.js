@@ -13,7 +13,8 @@ const section = (title, ...content) => el("section", { class: "block" }, el("h2"
 
 function table(kind, labels, rows) {
   const head = el("thead", {}, el("tr", {}, labels.map((label) => el("th", {}, label))));
-  return el("div", { class: "scroll" }, el("table", { class: kind }, head, el("tbody", {}, rows)));
+  return scrolling(el("div", { class: "scroll", role: "group", "aria-label": `table of ${kind}` },
+    el("table", { class: kind }, head, el("tbody", {}, rows))));
 }
 
 function heading() {
@@ -213,7 +214,7 @@ function trajectories() {
 
 function configuration() {
   return section("Configuration", el("details", { class: "card" },
-    el("summary", {}, "config.yaml"), el("pre", { class: "config" }, data.config)));
+    el("summary", {}, "config.yaml"), scrolling(el("pre", { class: "config" }, data.config))));
 }
 
 // `parts`: what comes between the tables and the configuration.
@@ -226,6 +227,14 @@ function runParts(...parts) {
     ...parts,
     data.config ? configuration() : null].filter(Boolean);
 }
+
+// Paper shows what a click would open.
+window.addEventListener("beforeprint", () => {
+  for (const one of document.querySelectorAll("details:not([open]):has(table)")) {
+    one.open = true;
+    window.addEventListener("afterprint", () => { one.open = false; }, { once: true });
+  }
+});
 
 // Whatever was drawn before is gone.
 function showPage(...parts) {

@@ -204,7 +204,7 @@ def _config(text: str) -> Record:
     return content if isinstance(content, Mapping) else {}
 
 
-_STYLES = ("page.css", "timeline.css")
+_STYLES = ("page.css", "timeline.css", "print.css")
 _SCRIPTS = ("charts.js", "viewer.js", "timeline.js", "timeline_load.js", "page.js")
 _PLACEHOLDER = re.compile(r"\{\{(title|policy|style|data|script)\}\}")
 _ESCAPES = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}

@@ -124,7 +124,8 @@ function programs(all, at = null, open = null) {
     const scale = plot * state.zoom / step.endMs, from = lanes.scrollLeft / scale;
     view = { width, gutter, plot, from, to: from + plot / scale, scale,
       x: (ms) => gutter + (ms - from) * scale, msAt: (x) => from + (x - gutter) / scale };
-    drawLanes(canvas, view, plan, lanes.scrollTop, Math.min(plan.height, lanes.clientHeight));
+    if (matchMedia("print").matches) drawLanes(canvas, view, plan, 0, plan.height);
+    else drawLanes(canvas, view, plan, lanes.scrollTop, Math.min(plan.height, lanes.clientHeight));
     load.draw(view);
     kv.draw(view);
     zoomText.textContent = `zoom ${state.zoom}×`;
@@ -144,6 +145,7 @@ function programs(all, at = null, open = null) {
   }, { passive: false });
   drawnToSize(lanes, draw);
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", soon);
+  matchMedia("print").addEventListener("change", draw);  // at once: a page that is printed has no further frame
   hoverLanes(canvas, () => ({ view, plan, step, top: lanes.scrollTop }), open);
   change({ step: state.step });
   const label = (text) => el("span", { class: "label" }, text);

@@ -57,7 +57,7 @@ function stripChart(title, legend, source) {
     state.step = step;
     state.strips = source(step);
     canvas.setAttribute("aria-label", `${title}. ${state.strips.map((one) => `${one.name}: ${one.note}`).join(", ")}`);
-    node.replaceChildren(...(state.strips.length ? [el("h4", {}, title), boxLegend(legend(step)), canvas] : []));
+    node.replaceChildren(...(state.strips.length ? [el("h3", { class: "minor" }, title), boxLegend(legend(step)), canvas] : []));
   }
   function draw(view) {
     state.view = view;

@@ -24,7 +24,8 @@ function setLabel(one, sets) {
 
 function viewer(sets) {
   const state = { set: 0, status: "", text: "", chosen: null, most: 100 };
-  const list = el("div", { class: "list", role: "listbox", "aria-label": "trajectories" });
+  const options = el("div", { role: "listbox", "aria-label": "trajectories" }), rest = el("div");
+  const list = el("div", { class: "list" }, options, rest);
   const detail = el("article", { class: "detail" });
   const statusChoice = el("select", { "aria-label": "status",
     onchange: (event) => restart({ status: event.target.value }) });
@@ -64,9 +65,10 @@ function viewer(sets) {
     const found = matching();
     const rows = found.slice(0, state.most).map((one) => row(one, one === state.chosen, () => choose(one)));
     const left = found.length - state.most;
-    if (left > 0) rows.push(el("button", { class: "more", onclick: more }, `show more (${left} left)`));
     const top = list.scrollTop;
-    list.replaceChildren(...(rows.length ? rows : [el("p", { class: "note" }, "No trajectory matches.")]));
+    options.replaceChildren(...rows);
+    rest.replaceChildren(...(left > 0 ? [el("button", { class: "more", onclick: more }, `show more (${left} left)`)] : []),
+      ...(rows.length ? [] : [el("p", { class: "note" }, "No trajectory matches.")]));
     list.scrollTop = top;
     detail.replaceChildren(...(state.chosen ? conversation(state.chosen) : []));
   }
@@ -87,7 +89,8 @@ function factsOf(one) {
   return `reward ${short(one.reward)}${advantage} · ${one.num_turns} turn${one.num_turns === 1 ? "" : "s"}`;
 }
 
-function conversation(one) {
+// `level`: of its heading; patch and tests are one below.
+function conversation(one, level = 3) {
   const learning = isNumber(one.advantage)
     ? [["advantage", signed(one.advantage)], ["trained", one.trained ? "yes" : "no"],
       ["in baseline", one.in_baseline ? "yes" : "no"]]
@@ -98,7 +101,7 @@ function conversation(one) {
     ["prefix breaks", short(one.prefix_breaks)],
     ...Object.entries(one.times_s).map(([name, value]) => [name, seconds(value)])];
   const parts = [
-    el("h3", {}, `${one.instance_id} #${one.sample} `, chip(one.status)),
+    el(`h${level}`, {}, `${one.instance_id} #${one.sample} `, chip(one.status)),
     el("p", { class: "note mono" }, one.trajectory_id),
     facts("facts", numbers),
   ];
@@ -117,7 +120,7 @@ function conversation(one) {
     parts.push(turnView(turn, previous));
   });
   if (!one.turns.length) parts.push(el("p", { class: "note" }, "No turns."));
-  parts.push(...patchView(one), ...testsView(one), ...gradeLogView(one));
+  parts.push(...patchView(one, level + 1), ...testsView(one, level + 1), ...gradeLogView(one));
   return parts;
 }
 
@@ -137,7 +140,7 @@ function turnView(turn, index) {
     const kind = turn.exit_code === 0 ? "exit good" : "exit bad";
     const exit = isNumber(turn.exit_code) ? el("span", { class: kind }, `exit ${turn.exit_code}`) : null;
     const shown = (turn.observation || "").trimEnd() || "(no output)";
-    parts.push(el("div", { class: "answer" }, exit, el("pre", {}, shown)));
+    parts.push(scrolling(el("div", { class: "answer" }, exit, el("pre", {}, shown))));
   }
   return el("section", { class: "turn" }, parts);
 }
@@ -148,21 +151,23 @@ function gradeLogView(one) {
   return [el("details", {}, el("summary", {}, "End of the tests' output"), el("pre", {}, one.grade_log)), ...whole];
 }
 
-function patchView(one) {
-  if (!one.patch) return [el("h4", {}, "Patch"), el("p", { class: "note" }, "Empty: nothing was changed.")];
+function patchView(one, level) {
+  const title = el(`h${level}`, { class: "minor" }, "Patch");
+  if (!one.patch) return [title, el("p", { class: "note" }, "Empty: nothing was changed.")];
   const lines = one.patch.split("\n").map((text) => {
     const kind = /^(\+\+\+|---|diff |index )/.test(text) ? "file" : text.startsWith("@@") ? "hunk"
       : text.startsWith("+") ? "added" : text.startsWith("-") ? "removed" : "";
     return el("span", { class: kind }, text + "\n");
   });
-  return [el("h4", {}, "Patch"), el("pre", { class: "diff" }, lines)];
+  return [title, scrolling(el("pre", { class: "diff" }, lines))];
 }
 
-function testsView(one) {
+function testsView(one, level) {
   if (!one.num_tests) return [];
   const rows = one.tests.map(([name, passed]) =>
     el("li", { class: passed ? "good" : "bad" }, el("b", {}, passed ? "pass" : "FAIL"), " ", name));
   const more = one.num_tests - one.tests.length;
   if (more > 0) rows.push(el("li", { class: "note" }, `and ${more} more`));
-  return [el("h4", {}, `Tests: ${one.num_passed} of ${one.num_tests} passed`), el("ul", { class: "tests mono" }, rows)];
+  return [el(`h${level}`, { class: "minor" }, `Tests: ${one.num_passed} of ${one.num_tests} passed`),
+    el("ul", { class: "tests mono" }, rows)];
 }

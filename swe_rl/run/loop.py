@@ -249,10 +249,8 @@ class Run:
         session.steps.append(record)
         self._recorded_step = step
         kill_point("step_recorded")
-        session.mirrors.log(record, step)
-        session.status.heartbeat(step)
         self.done_at_s[step] = time.monotonic()
-        session.progress.step_done(record)
+        session.step_done(record)
 
     def _save_when_due(self) -> float:
         config = self._config.trainer

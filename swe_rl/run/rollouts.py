@@ -185,7 +185,7 @@ class Rollouts:
         await asyncio.to_thread(self._count, collected)
         self.session.steps.append_trajectories(step, _records(collected), evaluation=True, ours=OUR_WORDS)
         kill_point("eval_trajectories_written")
-        self.session.steps.append_eval(numbers)
+        self.session.evaluated(numbers)
         kill_point("eval_recorded")
         self.session.progress.eval_done(f"{headline(numbers)}, after step {step}", *line_of(numbers))
         self._remember(step, collected)
@@ -205,10 +205,7 @@ class Rollouts:
         """`name`: the split, in the names of its trajectories. `places`: of others, whose trajectories are shown."""
 
         def done(trajectory: Trajectory, result: AgentResult | None) -> Awaitable[None] | None:
-            if places is None:
-                self.ended(trajectory)
-            else:
-                self.session.status.heartbeat()
+            self.ended(trajectory, counted=places is None)
             return None if on_done is None else on_done(trajectory, result)
 
         collected = await self._while_trainer_lives(
@@ -228,9 +225,12 @@ class Rollouts:
         kill_point("traces_flushed")
         return collected
 
-    def ended(self, trajectory: Trajectory) -> None:
-        """Shown, and counted as a sign of life. Raises DiskError."""
-        self.session.progress.trajectory(trajectory.status, trajectory.sampled_tokens)
+    def ended(self, trajectory: Trajectory, *, counted: bool = True) -> None:
+        """Shown, and taken for a sign of life. `counted`: among those that are waited for. Raises DiskError."""
+        progress = self.session.progress
+        if counted:
+            progress.trajectory(trajectory.status, trajectory.sampled_tokens)
+        progress.detail(trajectory.to_record)
         self.session.status.heartbeat()
 
     async def _while_trainer_lives(self, work: Coroutine[Any, Any, Collected]) -> Collected:

@@ -39,6 +39,7 @@ from swe_rl.logger.run_log import RunLog
 from swe_rl.logger.summary import write_summary
 from swe_rl.logger.wandb import WandbLogger
 from swe_rl.plan import sizes
+from swe_rl.report.refresh import FreshReport
 from swe_rl.report.resolved import intervals_line, summary_of
 from swe_rl.run.which_folder import acquire, copy_folder
 
@@ -113,7 +114,21 @@ class Session:
     summary: dict[str, Any] = field(default_factory=dict)
     end_signal: EndSignal = field(default_factory=EndSignal)
     survival: Survival | None = None  # inside a SLURM job
+    report: FreshReport = field(init=False)
     caveats: list[str] = field(default_factory=list)  # what has to be known beside the result, a line each
+
+    def __post_init__(self) -> None:
+        self.report = FreshReport(self.folder)
+
+    def step_done(self, record: Mapping[str, Any]) -> None:
+        """A step of `steps.jsonl` is told to whoever looks: loggers, `status.json`, the console, the report.
+
+        Raises DiskError.
+        """
+        self.mirrors.log(record, record["step"])
+        self.status.heartbeat(record["step"])
+        self.progress.step_done(record)
+        self.report.step_done()
 
     def record(self, event: str, fields: Mapping[str, object]) -> None:
         """A line of `events.jsonl`, for parts that know of no events log. Raises DiskError."""
@@ -128,6 +143,11 @@ class Session:
 
     def evals(self) -> list[dict[str, Any]]:
         return read_evals(self.folder)
+
+    def evaluated(self, numbers: Mapping[str, Any]) -> None:
+        """An evaluation has ended: on disk, then to the loggers. Raises DiskError."""
+        self.steps.append_eval(numbers)
+        self.mirrors.evaluated(numbers)
 
     def state_is_saved(self) -> Verdict | None:
         """What comes next for a job that was told to end: asked early, before what may take longer than is left.
@@ -147,9 +167,7 @@ class Session:
         summary = write_summary(self.folder, wall_s=earlier_s + wall_s, extra=extra)
         kill_point("summary_written")
         self.mirrors.summarize(summary)
-        from swe_rl.report.page import write_report
-
-        write_report(self.folder, ending)
+        self.report.end(ending)
         self.summary = summary
 
     def print_end(self) -> None:
@@ -236,7 +254,8 @@ def session(
         stack.enter_context(RunLog(folder.run_log))
         events = stack.enter_context(EventLog(folder.events_jsonl))
         steps = stack.enter_context(StepLog(folder))
-        progress = stack.enter_context(Progress(total_steps, state=state))
+        verbosity, on_phase = config.logger.verbosity, _phases_to(events)
+        progress = stack.enter_context(Progress(total_steps, state=state, verbosity=verbosity, on_phase=on_phase))
         run_session = Session(
             config, folder, status, events, steps, progress, mirrors, resumed, time.monotonic(), reports
         )
@@ -275,6 +294,16 @@ def session(
             raise
         else:
             _close(run_session, RunState.done, None, 0)
+
+
+def _phases_to(events: EventLog) -> Callable[[str, float], None]:
+    """Each phase that has ended, as an event: a full disk is said by what needs it."""
+
+    def on_phase(name: str, took_s: float) -> None:
+        with suppress(DiskError):
+            events.write("phase", name=name, took_s=took_s)
+
+    return on_phase
 
 
 def _mirrors(config: Config, folder: RunFolder) -> Mirrors:

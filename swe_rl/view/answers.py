@@ -5,13 +5,14 @@ Invariants:
 - A query is what others send: whatever is missing or wrong in it is a ViewError, never a fault.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from swe_rl.logger.folder import RunFolder
 from swe_rl.report.page import run_payload
 from swe_rl.report.timeline import programs_of
+from swe_rl.report.trace import trace_lines
 from swe_rl.view.files import ViewError
 from swe_rl.view.runs import Runs
 from swe_rl.view.tokens import prompt_of, token_page
@@ -41,6 +42,13 @@ class Answers:
 
     def grade_log(self, asked: Asked) -> Path:
         return self._trajectories.grade_log(*self._place(asked))
+
+    def trace(self, asked: Asked) -> tuple[str, Iterator[bytes]]:
+        """A file's name, and what is in it: the timeline of a step, or without one of all steps."""
+        folder, step = self._folder(asked), _number(asked, "step") or None
+        if step not in (None, *folder.program_steps()):
+            raise ViewError(f"The run has no timeline of step {step}.")
+        return f"trace{f'_step_{step}' if step else ''}.json", trace_lines(folder, step)
 
     def _all_runs(self, asked: Asked) -> dict[str, Any]:
         return {"root": str(self._runs.root), "runs": self._runs.rows()}

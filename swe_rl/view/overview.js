@@ -32,7 +32,7 @@ async function overviewPage(at) {
 
 function runTable(runs, chosen) {
   const colorOf = new Map(chosen.map((name, index) => [name, RUN_COLORS[index % RUN_COLORS.length]]));
-  const rate = (point) => (point ? percent(point.rate) : "–");
+  const rate = (point) => (point ? percent(point.rate).replace(" ", "\u00a0") : "–");
   const rows = runs.map((one) => {
     const box = el("input", { type: "checkbox", id: `choose ${one.run}`, checked: colorOf.has(one.run),
       "aria-label": `curves of ${one.run}`, onchange: (event) => {
@@ -51,8 +51,8 @@ function runTable(runs, chosen) {
   });
   const labels = ["run", ["job", "less"], "state", ["steps", "less"], "held-out resolved", ["began", "less"]];
   const head = labels.map((one) => (Array.isArray(one) ? el("th", { class: one[1] }, one[0]) : el("th", {}, one)));
-  return el("div", { class: "card" }, el("div", { class: "scroll" },
-    el("table", { class: "runs" }, el("thead", {}, el("tr", {}, head)), el("tbody", {}, rows))));
+  return el("div", { class: "card" }, scrolling(el("div", { class: "scroll", role: "group", "aria-label": "table of runs" },
+    el("table", { class: "runs" }, el("thead", {}, el("tr", {}, head)), el("tbody", {}, rows)))));
 }
 
 function optionTable(options, chosen) {

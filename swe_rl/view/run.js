@@ -26,20 +26,23 @@ const setText = (name) => `${name.startsWith("eval") ? "held-out after step" : "
 // The newest steps, a lane a trajectory; a click on a lane opens it.
 async function timelinePage(at) {
   const run = at.get("run"), all = await ask("programs", { run }), way = crumbs(anchor(shortRun(run), { run }));
-  if (!all.steps.length) return [way, el("p", { class: "reason" }, "No timeline is written yet: a step leaves one at its end.")];
+  if (!all.steps.length) return [way, el("h1", {}, "Timeline"), el("p", { class: "reason" }, "No timeline is written yet: a step leaves one at its end.")];
   const open = async (step, lane) => {
     const set = `step_${String(step).padStart(6, "0")}`;
     const { rows } = await ask("trajectories", { run, set, instance: lane.instance });
     const one = rows.find((row) => nameOf(row) === lane.name);
     if (one) location.hash = address(placeOf(run, one));
   };
-  return [way, note("A click on a lane opens its trajectory. Reload the page for newer steps."), programs(all, Number(at.get("step")) || null, open)];
+  const trace = (text, step) => el("a", { class: "door", href: `/trace?${address({ run, step }).slice(1)}`, download: true }, text);
+  const last = all.steps[all.steps.length - 1].step, one = Number(at.get("step")) || last;
+  return [way, el("h1", {}, "Timeline"), note("A click on a lane opens its trajectory. Reload the page for newer steps."),
+    el("p", { class: "doors" }, "For ui.perfetto.dev:", trace(`step ${one}`, one), trace("all steps")), programs(all, Number(at.get("step")) || null, open)];
 }
 
 const nameOf = (one) => `${one.instance_id} #${one.sample}${one.attempt ? ` try ${one.attempt + 1}` : ""}`;
 
 const LIST_COLUMNS = [
-  ["trajectory", "instance_id"], ["status", "status"], ["reward", "reward"], ["advantage", "advantage"],
+  ["trajectory", "instance_id"], ["status", "status"], ["reward", "reward"], ["advantage", "advantage", "less"],
   ["turns", "num_turns", "less"], ["sampled tokens", "sampled_tokens", "less"], ["agent", "agent_s", "less"],
 ];
 const FILTERS = ["set", "status", "instance", "reward", "text", "sort", "order", "offset"];
@@ -54,7 +57,7 @@ async function listPage(at) {
   const page = await ask("trajectories", { run, ...filters });
   const set = at.get("set"), offset = Number(at.get("offset")) || 0;
   listed = { key: String(at), rows: [...page.rows] };
-  const body = el("tbody", {}, page.rows.map((one) => listRow(run, one)));
+  const body = el("tbody", {}, page.rows.map((one) => listRow(run, one, Boolean(set))));
   const head = LIST_COLUMNS.map(([label, key, kind]) => el("th", { class: kind }, set ? sortButton(at, label, key) : label));
   const count = set ? `${page.total} of ${page.of} trajectories` : "all steps, the newest first; choose one to sort";
   return [
@@ -80,10 +83,11 @@ function sortButton(at, label, key) {
     label + (down ? " ↓" : up ? " ↑" : ""));
 }
 
-function listRow(run, one) {
+// `ofSet`: all rows are of the set that is chosen above the table.
+function listRow(run, one, ofSet) {
   return el("tr", { "data-item": `${one.set} ${one.trajectory_id}` },
-    el("td", { class: "name" }, anchor(nameOf(one), placeOf(run, one)), el("span", { class: "note" }, ` ${setText(one.set)}`)),
-    el("td", {}, chip(one.status)), el("td", {}, short(one.reward)), el("td", {}, signed(one.advantage)),
+    el("td", { class: "name" }, anchor(nameOf(one), placeOf(run, one)), ofSet ? null : el("span", { class: "note" }, ` ${setText(one.set)}`)),
+    el("td", {}, chip(one.status)), el("td", {}, short(one.reward)), el("td", { class: "less" }, signed(one.advantage)),
     el("td", { class: "less" }, one.num_turns), el("td", { class: "less" }, short(one.sampled_tokens)),
     el("td", { class: "less" }, seconds(one.agent_s)));
 }
@@ -100,7 +104,7 @@ function pager(at, page, offset, body, run) {
   const more = el("button", { onclick: async () => {
     const filters = Object.fromEntries(FILTERS.map((key) => [key, at.get(key)]));
     const next = await ask("trajectories", { run, ...filters, cursor });
-    body.append(...next.rows.map((one) => listRow(run, one)));
+    body.append(...next.rows.map((one) => listRow(run, one, false)));
     listed.rows.push(...next.rows);
     cursor = next.cursor;
     if (!cursor) more.remove();

@@ -14,6 +14,7 @@ import hmac
 import secrets
 from collections.abc import Awaitable, Callable
 from importlib.resources import files
+from itertools import islice
 from pathlib import Path
 from typing import Any, Self
 from urllib.parse import urlsplit
@@ -36,6 +37,7 @@ _ASSETS = {
     **dict.fromkeys(VIEW_SCRIPTS, ("swe_rl.view", _SCRIPT)),
     "page.css": ("swe_rl.report", _STYLE),
     "timeline.css": ("swe_rl.report", _STYLE),
+    "print.css": ("swe_rl.report", _STYLE),
     "view.css": ("swe_rl.view", _STYLE),
 }
 _HEADERS = {
@@ -47,6 +49,7 @@ _HEADERS = {
     "Cache-Control": "no-store",
 }
 _SHUTDOWN_S = 1.0
+_EVENTS_A_PIECE = 2000
 
 
 class ViewServer:
@@ -68,6 +71,7 @@ class ViewServer:
         app.router.add_get("/", self._page)
         app.router.add_get("/static/{name}", _asset)
         app.router.add_get("/grade_log", self._grade_log)
+        app.router.add_get("/trace", self._trace)
         for name, answer in self._answers.by_name.items():
             app.router.add_get(f"/api/{name}", self._json(answer))
         self._runner = web.AppRunner(
@@ -118,6 +122,16 @@ class ViewServer:
 
         return web.Response(text=await asyncio.to_thread(text), content_type="text/plain")
 
+    async def _trace(self, request: web.Request) -> web.StreamResponse:
+        """The timeline for Perfetto, as a file to save; of a large run in pieces."""
+        name, pieces = await asyncio.to_thread(self._answers.trace, _asked(request))
+        answer = web.StreamResponse(headers=_HEADERS | {"Content-Disposition": f'attachment; filename="{name}"'})
+        answer.content_type = "application/json"
+        await answer.prepare(request)
+        while piece := await asyncio.to_thread(lambda: b"".join(islice(pieces, _EVENTS_A_PIECE))):
+            await answer.write(piece)
+        return answer
+
 
 def _answered(is_allowed: Callable[[web.Request], bool]) -> Any:
     """Who may not ask is refused before anything is looked at; what goes wrong is one sentence as plain text."""
@@ -141,7 +155,8 @@ def _answered(is_allowed: Callable[[web.Request], bool]) -> Any:
                 answer = _said(500, str(error))
             except web.HTTPException as error:
                 answer = _said(error.status, error.reason)
-        answer.headers.update(_HEADERS)
+        if not answer.prepared:
+            answer.headers.update(_HEADERS)
         return answer
 
     return middleware

@@ -31,13 +31,13 @@ async function trajectoryPage(at) {
 
 // The prompt stands between the facts and the first turn.
 function conversationWith(prompt, one) {
-  const [title, id, numbers, ...rest] = conversation(one);
+  const [title, id, numbers, ...rest] = conversation(one, 1);
   return [title, id, numbers, prompt, ...rest];
 }
 
 function promptView(prompt) {
   if (prompt.error) return el("p", { class: "note" }, `What the model read first is not to be shown: ${prompt.error}`);
-  const parts = prompt.messages.flatMap((one) => [el("h4", {}, one.role || "text"), el("pre", { class: "said" }, one.text)]);
+  const parts = prompt.messages.flatMap((one) => [el("p", { class: "minor" }, el("b", {}, one.role || "text")), el("pre", { class: "said" }, one.text)]);
   const left = prompt.left_out ? note(`${prompt.left_out} more tokens are in the token view.`) : null;
   return el("details", { class: "prompt", open: prompt.tokens < 3000 },
     el("summary", {}, `The issue and the prompt, as the model read them (${short(prompt.tokens)} tokens)`),
@@ -110,13 +110,13 @@ function groupColumn(run, set, one) {
   const name = `#${one.sample}${one.attempt ? ` try ${one.attempt + 1}` : ""}`;
   const turns = one.turns.slice(0, MANY_TURNS).map((turn) => {
     const code = isNumber(turn.exit_code) ? el("span", { class: turn.exit_code === 0 ? "exit good" : "exit bad" }, `exit ${turn.exit_code}`) : null;
-    return el("li", {}, code, el("pre", {}, turn.command ?? turn.message ?? "(empty message)"));
+    return el("li", {}, code, scrolling(el("pre", {}, turn.command ?? turn.message ?? "(empty message)")));
   });
   const left = one.turns.length - turns.length;
   return el("section", { class: "card", "data-item": one.trajectory_id },
-    el("h3", {}, anchor(name, placeOf(run, { ...one, set })), " ", chip(one.status)),
+    el("h2", {}, anchor(name, placeOf(run, { ...one, set })), " ", chip(one.status)),
     el("p", { class: "note" }, factsOf(one)),
     one.error ? el("pre", { class: "error" }, one.error) : null,
     el("ol", { class: "commands" }, turns), left > 0 ? note(`and ${left} more turns`) : null,
-    ...patchView(one), ...testsView(one));
+    ...patchView(one, 3), ...testsView(one, 3));
 }

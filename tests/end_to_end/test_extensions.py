@@ -71,8 +71,11 @@ def test_all_but_the_environment_train_in_one_run(command, options, scores):
     folder = command.folder()
     rewards = {row["reward"] for row in command.read(folder / "trajectories" / "step_000001.jsonl")}
     assert rewards <= {0.0, 0.375, 0.875} and len(rewards) > 1, "score and verdict, half and half"
-    header, line = (folder / "my_logger.csv").read_text().splitlines()
-    assert header == "step,reward_mean,resolved_rate,loss" and line.startswith(f"1,{step['reward_mean']}")
+    header, before, line, after = (folder / "my_logger.csv").read_text().splitlines()
+    assert header == "step,reward_mean,resolved_rate,loss,eval/heldout/resolved_rate"
+    assert line.startswith(f"1,{step['reward_mean']}")
+    rates = [numbers["resolved_rate"] for numbers in command.read(folder / "evals.jsonl")]
+    assert [before, after] == [f"0,,,,{rates[0]}", f"1,,,,{rates[1]}"], "a curve of evaluations"
     assert (folder / "my_logger.txt").read_text().startswith("resolved ")
     facts = json.loads((folder / "code.json").read_text())
     assert len(facts) == len(kinds) and all(re.fullmatch("[0-9a-f]{64}", fact["sha256"]) for fact in facts)

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from swe_rl.config.choices import Verbosity
 from swe_rl.host.terminal import is_live
 from swe_rl.logger.progress import Progress, ProgressState
-from swe_rl.logger.progress_text import averages, duration, number, percent, step_line, wrapped
+from swe_rl.logger.progress_text import averages, duration, number, percent, step_line, trajectory_line, wrapped
 from swe_rl.rollout.trajectory import Status
 
 RECORD = {
@@ -76,17 +77,65 @@ FULL = {
 }
 
 
-def test_step_lines_fit_the_terminal():
+ENDED = {
+    "trajectory_id": "train.3.bugs__textkit-07.4.0",
+    "status": Status.infra_error,
+    "reward": None,
+    "turns": [{}] * 6,
+    "sampled_tokens": 159,
+    "times_s": {"boot": 0.05, "agent": 12.31, "waited": 3.0, "grade": 0.4},
+    "error": "sandbox: the container was gone\n(exit 137)",
+}
+
+
+def test_lasting_lines_fit_the_terminal():
     """SWE_RL_WRITE_GOLDEN=1 rewrites the file; its diff is then part of the change."""
-    line = step_line(FULL, 24, 65.4)
-    shown = {columns: wrapped(line, columns) for columns in (60, 80, 120)}
-    for columns, text in shown.items():
-        assert all(len(part) <= columns for part in text.splitlines())
-        assert re.sub(r"\n +", "  ", text) == line
-    text = "".join(f"{columns} columns\n{lines}\n" for columns, lines in shown.items())
+    text = ""
+    for columns in (60, 80, 120):
+        text += f"{columns} columns\n"
+        for line in (step_line(FULL, 24, 65.4), trajectory_line(ENDED)):
+            shown = wrapped(line, columns)
+            assert all(len(part) <= columns for part in shown.splitlines())
+            assert re.sub(r"\n +", "  ", shown) == line
+            text += f"{shown}\n"
     if os.environ.get("SWE_RL_WRITE_GOLDEN"):
         STEP_LINES.write_text(text)
     assert STEP_LINES.read_text() == text
+
+
+@pytest.mark.parametrize("verbosity", Verbosity)
+@pytest.mark.parametrize("console", [io.StringIO, Terminal])
+def test_each_verbosity_has_its_lines_and_the_log_has_all(caplog, verbosity, console):
+    out, clock, environ = console(), Clock(), {"TERM": "xterm"}
+    with (
+        caplog.at_level(logging.INFO, "swe_rl.progress"),
+        Progress(2, out, clock=clock, environ=environ, verbosity=verbosity) as progress,
+    ):
+        progress.message("folder  here")
+        with progress.phase("generate", trajectories=2):
+            clock.now += 40
+            progress.trajectory(Status.infra_error, tokens=159)
+            progress.detail(lambda: ENDED)
+        progress.step_done(RECORD)
+        progress.eval_done("after", 0.5, 96)
+        progress.message("warning: slow")
+    shown = out.getvalue().replace("\r", "")
+    lasting = {
+        "quiet": ["folder", "warning"],
+        "normal": ["folder", "step 1/2  reward", "eval after", "warning"],
+        "debug": ["folder", "train.3.bugs__textkit-07.4.0  infra_error", "step 1/2  reward", "eval after", "warning"],
+    }[verbosity]
+    places = [shown.index(begun) for begun in lasting]
+    assert places == sorted(places)
+    if verbosity is Verbosity.quiet:
+        assert shown == "folder  here\nwarning: slow\n"
+    assert ("textkit-07" in shown) == (verbosity is Verbosity.debug) == ("textkit-07" in caplog.text)
+    assert {"folder  here", "eval after: 50.0% resolved of 96 trajectories"} <= {*caplog.messages}
+    assert any(message.startswith("step 1/2  reward 0.500") for message in caplog.messages)
+
+
+def test_a_trajectory_s_record_is_not_made_where_nobody_asks():
+    Progress(1, io.StringIO()).detail(lambda: pytest.fail("it copies every turn"))
 
 
 def test_a_terminal_gets_broken_lines_and_the_log_whole_ones(caplog):

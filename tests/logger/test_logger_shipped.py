@@ -1,5 +1,6 @@
 """The loggers that ship, each held against the files of its own library, read by that library."""
 
+import json
 import math
 import sqlite3
 from dataclasses import replace
@@ -13,10 +14,12 @@ from swe_rl.config.schema import LoggerConfig
 from swe_rl.errors import UserError
 from swe_rl.logger.figures import figures, flat
 from swe_rl.logger.folder import RunState
-from swe_rl.logger.foreign import make_loggers
+from swe_rl.logger.foreign import Mirrors, make_loggers
 from swe_rl.run.session import session
 
 RECORD = {"step": 1, "reward": 0.25, "statuses": {"done": 3}, "compiled": True, "kind": "grpo", "nan": math.nan}
+EVALUATION = {"time": 9.5, "split": "heldout", "num_samples": 64, "by_instance": {"a": [1, 2]}, "cheating": {"peek": 1}}
+EVAL_NAMES = {f"eval/heldout/{name}" for name in ("time", "resolved_rate", "num_samples", "cheating/peek")}
 CONFIGURATION = {"trainer.lr": 1e-6, "agent._target_": None, "hardware.env_vars.MY_KEY": "***"}
 OF = {name: LoggerConfig(**{name: True}, project="tests") for name in ("tensorboard", "mlflow", "trackio")}
 
@@ -34,6 +37,7 @@ def written(config, folder, *, steps=(1, 2), exit_status=0):
     logger.start()
     for step in steps:
         logger.log({**RECORD, "step": step, "reward": step / 4}, step)
+    Mirrors([logger]).evaluated({**EVALUATION, "step": steps[0] - 1, "resolved_rate": steps[0] / 8})
     logger.summarize({"resolved_rate_after": 0.5, "job": "train"})
     logger.finish(exit_status)
     assert logger.failure == ""
@@ -55,8 +59,12 @@ def test_tensorboard_reads_the_curves_of_a_resumed_run_as_one(tmp_path):
     values = {event.step: float(make_ndarray(event.tensor_proto)) for event in events.Tensors("reward")}
     assert values == {1: 0.25, 2: 0.5, 3: 0.75}
     assert set(events.Tags()["tensors"]) == {
-        "step", "reward", "statuses/done", "compiled", "nan", "summary/resolved_rate_after",
+        "step", "reward", "statuses/done", "compiled", "nan", "summary/resolved_rate_after", *EVAL_NAMES,
     }  # fmt: skip
+    rates = events.Tensors("eval/heldout/resolved_rate")
+    assert {rate.step: float(make_ndarray(rate.tensor_proto)) for rate in rates} == {0: 0.125, 2: 0.375}
+    [summary, _] = events.Tensors("summary/resolved_rate_after")
+    assert summary.step == 2  # of the last step, not of an evaluation that came after it
 
 
 def test_mlflow_has_one_run_with_its_configuration_curves_and_end(tmp_path):
@@ -79,6 +87,9 @@ def test_mlflow_has_one_run_with_its_configuration_curves_and_end(tmp_path):
     assert {metric.step: metric.value for metric in client.get_metric_history(run.info.run_id, "reward")} == {
         1: 0.25, 2: 0.5, 3: 0.75,
     }  # fmt: skip
+    rates = client.get_metric_history(run.info.run_id, "eval/heldout/resolved_rate")
+    assert {metric.step: metric.value for metric in rates} == {0: 0.125, 2: 0.375}
+    assert {name for name in run.data.metrics if name.startswith("eval/")} == EVAL_NAMES
     assert run.data.metrics["statuses/done"] == 3 and run.data.metrics["summary/resolved_rate_after"] == 0.5
 
 
@@ -101,8 +112,13 @@ def test_trackio_s_database_has_each_folder_as_one_run(tmp_path, monkeypatch, ca
     assert capsys.readouterr().out == ""
     with sqlite3.connect(home / "tests.db") as database:
         rows = database.execute("select run_name, step, json_extract(metrics, '$.reward') from metrics").fetchall()
+        lines = database.execute("select run_name, step, metrics from metrics").fetchall()
     names = {folder: (tmp_path / folder / "trackio_run.txt").read_text().strip() for folder in "ab"}
     assert names["a"] != names["b"] and all(name.startswith("night-") for name in names.values())
+    rates = [(name, step, record) for name, step, line in lines if (record := json.loads(line)).keys() >= EVAL_NAMES]
+    assert {(name, step, record["eval/heldout/resolved_rate"]) for name, step, record in rates} == {
+        (names["a"], 0, 0.125), (names["a"], 2, 0.375), (names["b"], 0, 0.125),
+    }  # fmt: skip
     curves = {(name, step): reward for name, step, reward in rows if reward is not None}
     assert curves == {
         (names["a"], 1): 0.25, (names["a"], 2): 0.5, (names["a"], 3): 0.75, (names["b"], 1): 0.25,

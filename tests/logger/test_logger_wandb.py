@@ -1,5 +1,7 @@
 import importlib.util
+import json
 import logging
+import struct
 
 import pytest
 
@@ -7,6 +9,7 @@ from swe_rl.config.choices import WandbMode
 from swe_rl.config.schema import LoggerConfig
 from swe_rl.errors import UserError
 from swe_rl.logger.folder import RunFolder
+from swe_rl.logger.foreign import Mirrors
 from swe_rl.logger.wandb import WandbLogger, check_wandb
 
 OFFLINE = LoggerConfig(wandb=WandbMode.offline, project="tests")
@@ -59,6 +62,46 @@ def test_offline_for_real_then_resumed_under_the_same_id(tmp_path):
     files = list(tmp_path.glob(f"wandb/offline-run-*/run-{run_id}.wandb"))
     assert len(files) == 2 and all(file.stat().st_size > 0 for file in files)
     assert any(b"statuses/resolved" in file.read_bytes() for file in files)  # a loaded machine may cut one short
+
+
+def test_an_evaluation_beside_training_is_a_curve_over_its_own_steps(tmp_path):
+    """Its step is behind those that are logged already; read from what is written for the upload."""
+    pytest.importorskip("wandb")
+    with WandbLogger(OFFLINE, "run", RunFolder(tmp_path).create(), {}) as mirror:
+        mirrors = Mirrors([mirror])
+        for step, evaluated in enumerate((0, None, None, 2, 4)):
+            if step:
+                mirrors.log({"loss": step / 4}, step)
+            if evaluated is not None:
+                rate = {"step": evaluated, "resolved_rate": evaluated / 8, "by_instance": {"a": [1, 2]}}
+                mirrors.evaluated({"split": "heldout", **rate})
+    rows, axes = [], {}
+    for record in offline_records(next(tmp_path.glob("wandb/offline-run-*/*.wandb"))):
+        if items := record.history.item:
+            rows.append({"/".join(item.nested_key) or item.key: json.loads(item.value_json) for item in items})
+        if record.metric.glob_name:
+            axes[record.metric.glob_name] = record.metric.step_metric
+    curve = {row["eval/step"]: row["eval/heldout/resolved_rate"] for row in rows if "eval/step" in row}
+    assert curve == {0: 0.0, 2: 0.25, 4: 0.5} and axes == {"eval/*": "eval/step"}
+    assert {row["_step"]: row["loss"] for row in rows if "loss" in row} == {1: 0.25, 2: 0.5, 3: 0.75, 4: 1.0}
+    assert not any("by_instance" in name for row in rows for name in row)
+
+
+def offline_records(path):
+    """What `wandb sync` would send: LevelDB's log format, blocks of 32 KiB after seven bytes of a header."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    data, at, parts = path.read_bytes(), 7, b""
+    while at + 7 <= len(data):
+        if 32768 - at % 32768 < 7:
+            at += 32768 - at % 32768
+            continue
+        _, length, kind = struct.unpack_from("<IHB", data, at)
+        parts += data[at + 7 : at + 7 + length]
+        at += 7 + length
+        if kind in (1, 4):  # whole, or the last part
+            yield Record.FromString(parts)
+            parts = b""
 
 
 def test_failure_in_mid_run_is_one_warning(tmp_path, caplog):

@@ -54,6 +54,11 @@ class Browser:
             "Emulation.setDeviceMetricsOverride", width=pixels, height=1000, deviceScaleFactor=1, mobile=False
         )
 
+    async def media(self, scheme, kind=""):
+        """`kind`: screen where it is empty, or print."""
+        features = [{"name": "prefers-color-scheme", "value": scheme}]
+        await self.send("Emulation.setEmulatedMedia", media=kind, features=features)
+
     async def js(self, expression):
         answer = await self.send("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in answer, answer

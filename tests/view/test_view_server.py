@@ -6,6 +6,7 @@ from yarl import URL
 
 from swe_rl.errors import UserError
 from swe_rl.logger.disk import decode_json
+from swe_rl.logger.jsonl import StepLog
 from swe_rl.view.server import REPORT_SCRIPTS, VIEW_SCRIPTS, ViewServer
 
 ADDRESSES = [
@@ -15,6 +16,7 @@ ADDRESSES = [
     "/api/stamp",
     "/api/run?run=train/first",
     "/grade_log?run=x",
+    "/trace?run=x",
     "/nothing",
 ]
 
@@ -89,6 +91,25 @@ async def test_a_tunnel_may_begin_at_another_port(visitor, host):
 async def test_no_path_leads_out(visitor, address):
     answer = await visitor.get(URL(str(visitor._base_url.origin()) + address, encoded=True))
     assert answer.status == 404 and "root:" not in await answer.text()
+
+
+async def test_the_timeline_is_a_file_for_perfetto(visitor, folder):
+    phases = [[1.0, 2.0, "boot", None, None], [2.0, 3.0, "decode", 0, 0]]
+    lane = {"engines": ["engine0"], "status": "resolved", "span_s": [1.0, 3.0], "phases": phases, "turns": [[9, 0, 3]]}
+    with StepLog(folder) as log:
+        for step in (1, 2):
+            ids = {"trajectory_id": f"train.{step}.a.0.0", "group_id": f"train.{step}.a", "step": step}
+            log.append_programs(step, "program", [lane | ids])
+    for query, steps, name in (("", [1, 2], "trace.json"), ("&step=2", [2], "trace_step_2.json")):
+        answer = await visitor.get(f"/trace?run=train/first{query}")
+        assert answer.content_type == "application/json" and "default-src" in answer.headers["Content-Security-Policy"]
+        assert answer.headers["Content-Disposition"] == f'attachment; filename="{name}"'
+        found = decode_json(await answer.read())["traceEvents"]
+        assert [one["args"]["trajectory"] for one in found if one.get("cat") == "trajectory"] == [
+            f"train.{step}.a.0.0" for step in steps
+        ]
+    for wrong in ("run=train/first&step=3", "run=..", "run=train/first&step=x"):
+        assert (await visitor.get(f"/trace?{wrong}")).status in (400, 404)
 
 
 async def test_a_query_that_is_wrong_is_said(visitor):

@@ -1,0 +1,62 @@
+"""`report.html` while a run goes on: written again after a step, in a thread, as often as it costs next to nothing.
+
+Invariants:
+- At most `_MOST_SHARE` of a run's time goes into it: after each writing it waits for as many times as long.
+- One writing at a time; a step that ends meanwhile, or too early, is in the next one. The last writing, at the
+  run's end, comes after all others.
+- No other than the last one can fail a run: the first failure is a warning, and then there is the last writing only.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+from swe_rl.logger.folder import RunFolder, RunStatus
+
+_log = logging.getLogger(__name__)
+_MOST_SHARE = 0.01
+_FIRST_COST_S = 0.1  # as long as none is measured
+
+
+class FreshReport:
+    """`clock` gives any steady seconds."""
+
+    def __init__(self, folder: RunFolder, clock: Callable[[], float] = time.monotonic) -> None:
+        self._folder, self._clock = folder, clock
+        self._next_s = clock() + _FIRST_COST_S / _MOST_SHARE
+        self._writing: threading.Thread | None = None
+        self._failed = False
+
+    def step_done(self) -> None:
+        """Returns at once."""
+        busy = self._writing is not None and self._writing.is_alive()
+        if busy or self._failed or self._clock() < self._next_s:
+            return
+        self._writing = threading.Thread(target=self._refresh, name="report", daemon=True)
+        self._writing.start()
+
+    def end(self, ending: RunStatus | None) -> None:
+        """The last writing, see `write_report`. Raises DiskError."""
+        self.wait()
+        self._write(ending)
+
+    def wait(self) -> None:
+        """Until nothing is being written."""
+        if self._writing is not None:
+            self._writing.join()
+
+    def _refresh(self) -> None:
+        began_s = self._clock()
+        try:
+            self._write()
+        except Exception as error:  # anything: a page must not end the run
+            self._failed = True
+            _log.warning("report.html is not refreshed before the run's end: %s", error)
+        ended_s = self._clock()
+        self._next_s = ended_s + (ended_s - began_s) / _MOST_SHARE
+
+    def _write(self, ending: RunStatus | None = None) -> None:
+        from swe_rl.report.page import write_report  # what a run does not need before its first step is done
+
+        write_report(self._folder, ending)
