@@ -139,3 +139,31 @@ def test_openhands_is_left_out_where_no_python_is_new_enough(project):
     done = run_tests(project, "", "python_of_openhands() { :; } && install_openhands && echo 'the rest'")
     assert done.returncode == 0 and done.stdout.endswith("the rest\n"), done.stdout + done.stderr
     assert "OpenHands cannot be installed; its tests are skipped" in done.stderr
+
+
+BESIDE = """
+note() { echo "$1" >> order; }
+install_programs() { :; }
+install_openhands() { note openhands; }
+environment() {
+  note "$1"
+  [[ $works ]] && mkdir -p "$1/bin" && install -m 755 /dev/null "$1/bin/python"
+}
+lint() { :; }
+types() { until grep -q venv order; do sleep 0.05; done; note types; }
+docs() { :; }
+tests() { note tests; }
+lanes() { lane_lacks vllm; note lanes; }
+SWE_RL_VLLM_COMMAND= CI= everything
+"""
+
+
+def test_environments_are_made_beside_the_checks_and_before_the_tests(project):
+    """One that cannot be made is tried again by its lane, which says so."""
+    for works, again in (("yes", []), ("", [".venv-vllm"])):
+        (project / "order").unlink(missing_ok=True)
+        done = run_tests(project, "", f"{{ rm -rf .venv-vllm; works={works}; {BESIDE} }}")
+        assert done.returncode == 0, done.stdout + done.stderr
+        order = (project / "order").read_text(encoding="utf-8").split()
+        assert order == ["openhands", ".venv-vllm", "types", "tests", *again, "lanes"]
+        assert ("the CPU build of vLLM cannot be installed" in done.stdout) == bool(again)
