@@ -1,5 +1,6 @@
 """Settings of the whole suite."""
 
+import gc
 import importlib.metadata
 import os
 import signal
@@ -13,6 +14,7 @@ from swe_rl.check import findings
 from swe_rl.config import compose, known_hardware
 from swe_rl.host.machine import Machine
 from swe_rl.run.event_loop import open_more_files
+from swe_rl.sandbox.process import isolation
 from tests.support.composition import COMPOSE_TREE, SharedTrees
 
 # A busy machine is no failure of a property.
@@ -40,6 +42,7 @@ def keep_bytecode():
     sys.dont_write_bytecode = False
 
 
+gc.set_threshold(20_000, 10, 10)  # compositions make many objects and little garbage
 hear_signals()
 keep_bytecode()
 open_more_files()  # as a job does: the soft limit of many shells is 1024
@@ -71,6 +74,22 @@ def composed_from_nothing(shared_trees):
 
 
 @pytest.fixture(scope="session", autouse=True)
+def one_etc_for_all_sandboxes(tmp_path_factory):
+    """Each provider copies hundreds of links of this host, which its commands only read."""
+    made, make = {}, isolation.make_etc
+
+    def linked(target, *, network):
+        if network not in made:
+            made[network] = tmp_path_factory.mktemp("etc") / "etc"
+            make(made[network], network=network)
+        target.symlink_to(made[network])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(isolation, "make_etc", linked)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
 def packages_are_looked_for_once():
     """Each check reads the metadata of a few packages, which takes most of its time; nothing installs any meanwhile."""
     with pytest.MonkeyPatch.context() as patch:
@@ -86,6 +105,13 @@ _EVERY_TEST = pytest.StashKey[list[pytest.Item]]()
 def pytest_collection_modifyitems(config, items):
     """Before `-m` takes any away."""
     config.stash[_EVERY_TEST] = list(items)
+
+
+def pytest_collection_finish():
+    """Modules and tests live as long as the process: to look through them at each collection of garbage costs a tenth
+    of the suite, and a fork that does would copy their pages."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture

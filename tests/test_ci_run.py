@@ -128,7 +128,7 @@ def test_a_failing_lane_fails_the_run_and_the_lanes_after_it_run(project):
     }
 
 
-BESIDE = """
+MEETING = """
 import pathlib, pytest, time
 here = pathlib.Path(__file__)
 def meet(mine, other):
@@ -151,7 +151,7 @@ def test_lanes_of_one_process_run_side_by_side_and_keep_their_rows_and_failures_
     ini = project / "pytest.ini"
     ini.write_text(ini.read_text(encoding="utf-8") + " docker\n", encoding="utf-8")
     ready = NOTHING_INSTALLED + "lane_lacks() { :; }\n"
-    done = run_tests(project, BESIDE, f"{ready} main docker vllm")
+    done = run_tests(project, MEETING, f"{ready} main docker vllm")
     assert done.returncode == 1, done.stdout + done.stderr
     passed_alone = "0 of 1 passed alone only: test_it.py::test_docker"
     assert table(done) == {"docker": ("0", "1", "0", passed_alone), "vllm": ("1", "0", "0", "")}
@@ -179,3 +179,31 @@ def test_openhands_is_left_out_where_no_python_is_new_enough(project):
     done = run_tests(project, "", "python_of_openhands() { :; } && install_openhands && echo 'the rest'")
     assert done.returncode == 0 and done.stdout.endswith("the rest\n"), done.stdout + done.stderr
     assert "OpenHands cannot be installed; its tests are skipped" in done.stderr
+
+
+BESIDE = """
+note() { echo "$1" >> order; }
+install_programs() { :; }
+install_openhands() { note openhands; }
+environment() {
+  note "$1"
+  [[ $works ]] && mkdir -p "$1/bin" && install -m 755 /dev/null "$1/bin/python"
+}
+lint() { :; }
+types() { until grep -q venv order; do sleep 0.05; done; note types; }
+docs() { :; }
+tests() { note tests; }
+lanes() { lane_lacks vllm; note lanes; }
+SWE_RL_VLLM_COMMAND= CI= everything
+"""
+
+
+def test_environments_are_made_beside_the_checks_and_before_the_tests(project):
+    """One that cannot be made is tried again by its lane, which says so."""
+    for works, again in (("yes", []), ("", [".venv-vllm"])):
+        (project / "order").unlink(missing_ok=True)
+        done = run_tests(project, "", f"{{ rm -rf .venv-vllm; works={works}; {BESIDE} }}")
+        assert done.returncode == 0, done.stdout + done.stderr
+        order = (project / "order").read_text(encoding="utf-8").split()
+        assert order == ["openhands", ".venv-vllm", "types", "tests", *again, "lanes"]
+        assert ("the CPU build of vLLM cannot be installed" in done.stdout) == bool(again)

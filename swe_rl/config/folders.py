@@ -57,10 +57,20 @@ def options(root: Path | None = None) -> dict[str, list[Option]]:
 
 
 def option_names(root: Path | None = None) -> dict[str, list[str]]:
-    """The names alone, as `options` has them: no file is opened."""
-    root = root or conf_dir()
+    """The names alone, as `options` has them: no file is opened. Ours are looked for once."""
+    if root is None or root == conf_dir():
+        return {group: list(names) for group, names in _shipped_names(conf_dir(), sweeps_dir()).items()}
+    return _names_in(root, {})
+
+
+@cache
+def _shipped_names(conf: Path, sweeps: Path) -> dict[str, list[str]]:
+    return _names_in(conf, {"sweep": sweeps})
+
+
+def _names_in(root: Path, more: dict[str, Path]) -> dict[str, list[str]]:
     folders = {folder.name: folder for folder in sorted(root.iterdir()) if folder.is_dir()}
-    folders = {**folders, LAUNCHERS: root / LAUNCHERS, **({} if root != conf_dir() else {"sweep": sweeps_dir()})}
+    folders = {**folders, LAUNCHERS: root / LAUNCHERS, **more}
     names = {group: sorted(path.stem for path in folder.glob("*.yaml")) for group, folder in folders.items()}
     return {group: stems for group, stems in names.items() if stems}
 

@@ -66,6 +66,7 @@ def ids_of(overrides, host=HOST):
     return {finding.rule_id for finding in check(config_of(*overrides), host=host)}
 
 
+@cache
 def findings_of(name):
     """What the named rule says to its refused configuration."""
     case = CASES[name]

@@ -13,6 +13,7 @@ from swe_rl.env.patch_files import touched_paths
 from swe_rl.env.protocol import GradeError
 from swe_rl.sandbox.protocol import ExecResult, SandboxError
 from swe_rl.sandbox.provider import make_provider
+from tests.support.pytest_alone import EXPORTED
 from tests.support.scripted_sandbox import ScriptedProvider
 
 
@@ -54,7 +55,7 @@ async def test_a_script_with_a_reader_of_the_data_sets_own(env, sandboxes):
         log_parser="r2e_gym",
         setup_script="touch made_by_setup\n",
         eval_script=(
-            "#!/bin/bash\nset -uxo pipefail\nls made_by_setup || exit 1\n"
+            f"#!/bin/bash\nset -uxo pipefail\n{EXPORTED}ls made_by_setup || exit 1\n"
             f"git apply <<'EOF_1'\n{known.test_patch}\nEOF_1\n"
             ": '>>>>> Start Test Output'\n"
             f"python -m pytest -rA -p no:cacheprovider {files}\n: '>>>>> End Test Output'\n"

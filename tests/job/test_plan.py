@@ -27,15 +27,20 @@ def published():
     return compose(["+experiment=dp4_tr_atw01"]).config
 
 
-def test_batch_arithmetic(published):
-    batch = plan(published)["batch"]
+@pytest.fixture(scope="module")
+def planned(published):
+    return plan(published)
+
+
+def test_batch_arithmetic(planned):
+    batch = planned["batch"]
     assert batch["trajectories_per_step"] == 396
     assert batch["optimizer_steps_per_step"] == 1
     assert batch["data_parallel_ranks"] == 1
 
 
-def test_gpu_map(published):
-    gpus = plan(published)["gpus"]
+def test_gpu_map(planned):
+    gpus = planned["gpus"]
     assert gpus["node 0 gpu 3"] == "engine 3"
     assert gpus["node 0 gpu 4"] == "trainer 0"
 

@@ -8,6 +8,7 @@ from swe_rl.env.bugs.workspace import commit_tree
 from swe_rl.env.instance import Instance
 from tests.red_team.play import patch_of
 from tests.red_team.tricks import Edit, Place
+from tests.support.pytest_alone import EXPORTED
 
 BUG = "def add(a, b):\n    return a - b\n\n\ndef twice(a):\n    return 2 * a\n"
 START, END = ">>>>> Start Test Output", ">>>>> End Test Output"
@@ -184,7 +185,7 @@ def make(replica: Replica, folder: Path) -> Instance:
         place.tests[1:],
     )
     script = (
-        f"#!/bin/bash\nset -uxo pipefail\ncd /testbed\ngit checkout HEAD {place.test_file}\n"
+        f"#!/bin/bash\nset -uxo pipefail\n{EXPORTED}cd /testbed\ngit checkout HEAD {place.test_file}\n"
         f"git apply -v - <<'EOF_1'\n{tests}\nEOF_1\n"
         f": '{START}'\n{replica.command}\n: '{END}'\ngit checkout HEAD {place.test_file}\n"
     )

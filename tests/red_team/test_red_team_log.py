@@ -7,6 +7,7 @@ import pytest
 from swe_rl.env.cheating.attempts import cheating_attempts
 from swe_rl.env.grading.eval_script import grade_by_eval_script
 from swe_rl.env.grading.swebench import grade_by_swebench
+from tests.support.pytest_alone import EXPORTED
 
 pytestmark = pytest.mark.slow  # what it adds to a few of the witness's is a minute of a core
 
@@ -21,7 +22,7 @@ WHOLE = f"+ : '{START}'\n{BOTH}2 passed in 0.01s\n+ : '{END}'\n{EXIT}: 0\n"
 def script(test_patch, before="", after=""):
     """As SWE-bench's: install (arbitrary code of the patch), put the tests back, run them between the marks."""
     return (
-        "#!/bin/bash\nset -uxo pipefail\ncd /testbed\n"
+        f"#!/bin/bash\nset -uxo pipefail\n{EXPORTED}cd /testbed\n"
         f"{before}"
         "git checkout HEAD tests/test_victim.py\n"
         f"git apply -v - <<'EOF_1'\n{test_patch}\nEOF_1\n"

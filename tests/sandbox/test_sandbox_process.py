@@ -16,6 +16,7 @@ from swe_rl.errors import UserError
 from swe_rl.sandbox.process.provider import ProcessProvider
 from swe_rl.sandbox.process.sandbox import ProcessSandbox
 from swe_rl.sandbox.protocol import SandboxError, Workspace
+from tests.support.pytest_alone import OPTIONS
 
 
 def processes_of(word: str) -> list[int]:
@@ -47,7 +48,7 @@ async def test_a_command_runs_in_a_fresh_copy(sandbox: ProcessSandbox, workspace
 
 async def test_python_and_pytest_are_this_interpreters(sandbox: ProcessSandbox):
     result = await sandbox.exec(
-        "python -m pytest -q -p no:cacheprovider test_calc.py; git status --short", timeout_s=60
+        f"python -m pytest -q -p no:cacheprovider {OPTIONS} test_calc.py; git status --short", timeout_s=60
     )
     assert "1 failed" in result.output
     assert "??" not in result.output  # neither bytecode nor caches in the working copy

@@ -27,6 +27,7 @@ from swe_rl.errors import UserError
 from swe_rl.run.proving import line_of
 from swe_rl.sandbox.protocol import Workspace
 from swe_rl.sandbox.provider import make_provider
+from tests.support.pytest_alone import OPTIONS
 
 SOURCE = Source(tree="calc", python="3.11", test_command="pytest -rA")
 ROW = Instance("a__b-1", "a/b", "c" * 40, "s", "GOLD", "t", (), (), source=SOURCE)
@@ -230,7 +231,7 @@ async def test_a_merged_change_of_a_repository_becomes_a_proven_instance(tmp_pat
     (tree / "calc.py").write_text("def add(a, b):\n    return a + b\n")
     (tree / "tests/test_calc.py").write_text(kept + "\n\ndef test_add():\n    assert add(1, 2) == 3\n")
     git("commit", "-qam", "add() subtracts")
-    command = "python -m pytest -rA -p no:cacheprovider"
+    command = f"python -m pytest -rA -p no:cacheprovider {OPTIONS}"
     source = replace(SOURCE, tree=str(tree), test_command=command)
     row = to_instance(instance_of(Change.of(tree, str(tree), "HEAD"), "", source).to_record(), "row")
     git("checkout", "-q", "HEAD~1")

@@ -18,6 +18,7 @@ from swe_rl.env.source_build.program import BuildError
 from swe_rl.errors import UserError
 from swe_rl.sandbox.protocol import Workspace
 from swe_rl.sandbox.provider import make_provider
+from tests.support.pytest_alone import OPTIONS
 
 BEFORE = """import pytest
 
@@ -99,7 +100,7 @@ def calc(tmp_path):
     base = git("rev-parse", "HEAD").strip()
     row = Instance("calc__calc-1", "calc/calc", base, "s", patch, test_patch, **tests, version="1.0", source=SOURCE)
     row = complete(row)
-    return tree, replace(row, eval_script=row.eval_script.replace("\npytest ", "\npython -m pytest "))
+    return tree, replace(row, eval_script=row.eval_script.replace("\npytest ", f"\npython -m pytest {OPTIONS} "))
 
 
 @pytest.mark.slow
