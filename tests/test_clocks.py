@@ -18,6 +18,7 @@ ALLOWED = {
     "submission/submit.py": "the age of another process's heartbeat",
     "logger/jsonl.py": "when an event was",
     "logger/mlflow.py": "when a point of a curve was sent",
+    "logger/otel.py": "when this start of a run began: spans before it were sent by an earlier one",
     "logger/folder.py": "when a run lived last, for other processes",
     "rollout/attempt.py": "when a trajectory began",
     "sandbox/container/files.py": "the time of a file",
