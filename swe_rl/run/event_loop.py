@@ -1,24 +1,65 @@
 """The event loop of a job: uvloop's where it is installed, asyncio's own else.
 
 Invariants:
-- Ctrl-C cancels the job's coroutine, as `asyncio.run` does it, under either.
+- Ctrl-C cancels the job's coroutine, as `asyncio.run` does it, under either. `interrupt` does the same where Ctrl-C is
+  ignored: an exception raised into the loop would end it, and with it what must not be cut short.
 - A thousand trajectories hold several thousand connections and files: the soft limit of many shells, 1024, is raised.
 """
 
 import asyncio
 import resource
+import threading
 from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 T = TypeVar("T")
 _FILES = 65_536
 
 
+@dataclass(slots=True)
+class _Job:
+    """What the main thread's loop runs. `interrupted`: somebody asked it to end."""
+
+    loop: asyncio.AbstractEventLoop
+    task: "asyncio.Task[Any]"
+    interrupted: bool = False
+
+
+_running: _Job | None = None
+
+
 def run(work: Coroutine[Any, Any, T]) -> T:
     """As `asyncio.run`."""
+    global _running
     open_more_files()
     with asyncio.Runner(loop_factory=_factory()) as runner:
-        return runner.run(work)
+        try:
+            return runner.run(_known(work))
+        except asyncio.CancelledError:
+            if _running is not None and _running.interrupted:
+                raise KeyboardInterrupt from None
+            raise
+        finally:
+            _running = None
+
+
+async def _known(work: Coroutine[Any, Any, T]) -> T:
+    global _running
+    task = asyncio.current_task()
+    if task is not None and threading.current_thread() is threading.main_thread():
+        _running = _Job(asyncio.get_running_loop(), task)
+    return await work
+
+
+def interrupt() -> bool:
+    """For a handler of signals: ends the running job as Ctrl-C does. False where no job runs."""
+    if _running is None:
+        return False
+    _running.interrupted = True
+    _running.task.cancel()
+    _running.loop.call_soon_threadsafe(lambda: None)  # it may be waiting for something to do
+    return True
 
 
 async def uninterrupted(work: Coroutine[Any, Any, None]) -> None:

@@ -41,6 +41,7 @@ from swe_rl.logger.wandb import WandbLogger
 from swe_rl.plan import sizes
 from swe_rl.report.refresh import FreshReport
 from swe_rl.report.resolved import intervals_line, summary_of
+from swe_rl.run import event_loop
 from swe_rl.run.which_folder import acquire, copy_folder
 
 # The signals that tell a run to end: heard once, answered as Ctrl-C is, which saves the state and stops everything.
@@ -89,9 +90,10 @@ def _handler(end_signal: EndSignal) -> Callable[[int, FrameType | None], Any]:
 
 def _interrupt() -> None:
     """As Ctrl-C, also where that is ignored because a shell started the run in the background."""
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        signal.raise_signal(signal.SIGINT)
+    elif not event_loop.interrupt():
         raise KeyboardInterrupt
-    signal.raise_signal(signal.SIGINT)
 
 
 _BYTES_PER_GB = 1024**3

@@ -81,3 +81,28 @@ def test_also_where_ctrl_c_is_ignored():
         text=True,
     )
     assert "KeyboardInterrupt" in done.stderr
+
+
+@pytest.mark.parametrize("ignored", [True, False])
+def test_what_must_not_be_cut_short_ends_before_the_run_does(ignored):
+    """A step that was cut off in mid-update would leave weights of no step, and a checkpoint of them."""
+    code = (
+        "import asyncio, os, signal, time\nfrom swe_rl.run import event_loop\n"
+        "from swe_rl.run.session import listening\n"
+        "async def step():\n"
+        " os.kill(os.getpid(), signal.SIGTERM)\n"
+        " await asyncio.to_thread(time.sleep, 0.3)\n"
+        " await asyncio.sleep(0)\n print('the step is whole')\n"
+        "async def work():\n await event_loop.uninterrupted(step())\n print('not reached')\n"
+        "with listening(in_slurm=False) as heard:\n"
+        " try:\n  event_loop.run(work())\n"
+        " except KeyboardInterrupt:\n  print('interrupted by', heard.by)\n"
+    )
+    python = f'exec {shlex.quote(sys.executable)} -c "$CODE"'
+    done = subprocess.run(
+        ["bash", "-c", f'trap "" INT; {python}' if ignored else python],
+        env={**os.environ, "CODE": code},
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout.splitlines() == ["the step is whole", "interrupted by SIGTERM"], done.stderr
