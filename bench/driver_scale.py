@@ -44,6 +44,7 @@ from swe_rl.gateway.request import Arrived
 from swe_rl.gateway.sampling import Sampling
 from swe_rl.gateway.session import SessionSettings
 from swe_rl.gateway.store.traces import TraceStore
+from swe_rl.logger.folder import RunFolder
 from swe_rl.model.tool_parser import make_tool_parser
 from swe_rl.rollout.collect import Collected
 from swe_rl.rollout.trajectory import Status, Trajectory
@@ -160,7 +161,9 @@ def handed_over(rows: Sequence[Any], pipes: Sequence[Any], folder: Path) -> list
 
 
 async def rows_of(door: Door, collected: Collected) -> list[Any]:
-    rollouts = Rollouts(Config(), None, SimpleNamespace(store=door.store, renderer=None))  # type: ignore[arg-type]
+    session = SimpleNamespace(folder=RunFolder(Path()))  # nothing is read of it, nor written
+    parts = SimpleNamespace(store=door.store, renderer=None)
+    rollouts = Rollouts(Config(), session, parts)  # type: ignore[arg-type]
     rows, _ = await asyncio.to_thread(rollouts.rows, collected)
     return rows
 

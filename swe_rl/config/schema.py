@@ -118,14 +118,10 @@ class JobConfig:
     candidate: str | None = None  # compare: the other one
     baseline_label: str | None = None  # compare: its name in the table; None: chosen from what differs
     candidate_label: str | None = None  # compare: the same of the other one
-    runs: str | None = (
-        None  # compare, status, logs: a multirun's folder; None: the newest; view: of runs; export: a run's
-    )
+    runs: str | None = None  # compare, status, logs: of a multirun; None: the newest; view: of runs; export: a run's
     port: Port = 0  # view: where the page is on this machine; 0: any free one
     trajectories_per_step: Count = 396  # compare: of a log of SkyRL's, which does not say it
-    output: str | None = (
-        None  # compare, export, new: folder for the result; a task's or timeline's file; None: a default
-    )
+    output: str | None = None  # compare, export, new: where the result goes: a folder, a file; None: a default
     checkpoint: str | None = None  # export: a folder (RUN/checkpoints/step_000010), or a run's, whose newest is taken
     dtype: ExportType = ExportType.model  # export: of the weights: model (as before training), bfloat16 or float32
     images_action: ImagesAction = ImagesAction.list  # images: list, check or pull

@@ -100,7 +100,7 @@ def set_advantages(
 def _leave_out(groups: Iterable[Sequence[Trajectory]]) -> None:
     for group in groups:
         for trajectory in group:
-            trajectory.advantage, trajectory.trained = 0.0, False
+            trajectory.advantage, trajectory.turn_advantages, trajectory.trained = 0.0, [], False
 
 
 def _leave_to_trainer(

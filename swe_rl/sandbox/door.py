@@ -2,7 +2,8 @@
 
 Invariants:
 - Of what a program sends, FORWARDED leaves, and only with a path that is exactly so. The request to the gateway is
-  written anew: nothing of the program's own target is in it, and few of its headers. Everything else is answered here.
+  written anew: nothing of the program's own target is in it, and few of its headers. Everything else is answered here,
+  replies by their id among it: an agent has its own.
 - The sandbox sees `http://127.0.0.1:PORT/v1` with the gateway's own port; the session's address, which has its secret,
   stays outside. A tiny forwarder there, started with each command, carries it to the socket. It needs python3 or node
   in the sandbox and no network of any engine.
