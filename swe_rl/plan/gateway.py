@@ -41,7 +41,7 @@ class GatewayNeed:
 
 
 def need(config: Config, calls_per_s: float, context_tokens: float) -> GatewayNeed:
-    processes = config.gateway.processes
+    processes = max(1, config.gateway.processes)  # fewer are refused, and planned in part
     alone_ms, beside_ms = interpolated(context_tokens, CALL_MS), interpolated(context_tokens, PROCESS_MS)
     busiest_ms = alone_ms if processes == 1 else max(DRIVER_MS, beside_ms / processes)
     call_ms = alone_ms if processes == 1 else DRIVER_MS + beside_ms

@@ -38,6 +38,14 @@ async def ask(url, messages, **fields):
         return await client.chat.completions.create(model="tiny", messages=messages, **fields)
 
 
+async def streamed(url, name):
+    async with AsyncOpenAI(base_url=url, api_key="none", max_retries=0) as client:
+        stream = await client.chat.completions.create(
+            model="tiny", messages=[USER], stream=True, **naming("header", name)
+        )
+        return "".join([part.choices[0].delta.content or "" async for part in stream])
+
+
 def naming(way, name):
     return {"body": {"extra_body": {"program_id": name}}, "header": {"extra_headers": {"X-Program-Id": name}}}[way]
 
@@ -83,11 +91,7 @@ async def test_one_address_has_all_that_a_single_process_has(serve, says):
     async with serve(ScriptedEngine(says("Done.")), **settings_of(2)) as (gateway, store, url):
         root, urls = url.removesuffix("/v1"), doors(gateway)
         assert await talk([url], "a", "body")
-        streamed = await ask(urls[0], [USER], stream=True, **naming("header", "s"))
-        other = await ask(urls[1], [USER], stream=True, **naming("header", "s"))
-        texts = [
-            "".join([part.choices[0].delta.content or "" async for part in stream]) for stream in (streamed, other)
-        ]
+        texts = [await streamed(door, "s") for door in urls]
         assert texts == ["Done.", "Done."]
         async with aiohttp.ClientSession() as client:
             for path, words in (("/metrics", "swe_rl"), ("/router/state", "programs"), ("/health", "ok")):
