@@ -66,12 +66,12 @@ def verdict(monkeypatch, capsys, tmp_path):
 
 
 def differences(verdict, words, job):
-    """Empty where check and start agree. A check that assumes a machine is of a start that this one refuses, and that
-    alone: it has no GPU."""
+    """Empty where check and start agree. Where a check assumes a machine, this one has too few GPUs for the start, and
+    nothing else is said differently."""
     plain = [word for word in words if not re.match(r"\+{0,2}job(\.of)?=", word)]
     started = verdict([*plain, f"job={job}"])
     checked = verdict([*plain, "job=check", f"job.of={job}"])
-    agreed = (2, [("gpus", "layout.name")]) if checked[0] == 0 and ASSUMED in checked[2] else checked[:2]
+    agreed = (2, sorted({*checked[1], ("gpus", "layout.name")})) if ASSUMED in checked[2] else checked[:2]
     return [] if started[:2] == agreed else [(shlex.join(plain), job, started, checked)]
 
 
