@@ -28,6 +28,7 @@ from typing import Any
 TOOLS = ("munged", "slurmctld", "slurmd", "sbatch", "squeue", "scancel", "scontrol", "sinfo", "srun")
 PATH = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])
 _UP_S = 30.0
+_REVOKED_S = 2.0
 _END_S = 20.0
 _OF_CLUSTER, _NODE_OF = "SWE_RL_TEST_CLUSTER", "SWE_RL_TEST_NODE"  # by which the daemons' children are found
 
@@ -184,8 +185,14 @@ class Cluster:
         self.run("scontrol", "update", f"nodename={name}", f"state={state}", *why, check=not again)
 
     def start_now(self, job_id: str) -> None:
-        """A requeued job waits two minutes on purpose, here six seconds; this ends the wait."""
-        self.run("scontrol", "update", f"jobid={job_id}", "starttime=now+2", check=False)
+        """A requeued job waits two minutes on purpose, here six seconds; this ends the wait.
+
+        Not at once: SLURM revokes the credentials of the job's last start by whole seconds, and a start in the same
+        second would be refused for good.
+        """
+        if self.state(job_id) == "PENDING":
+            time.sleep(_REVOKED_S)
+            self.run("scontrol", "update", f"jobid={job_id}", "starttime=now", check=False)
 
     def wait_for_state(self, job_id: str, *states: str, timeout_s: float = 60.0) -> str:
         self.wait_until(lambda: self.state(job_id) in states, f"job {job_id} to be {' or '.join(states)}", timeout_s)
