@@ -38,6 +38,7 @@ from bench.soak_faults import COMMANDS, KINDS, Faults, children
 from swe_rl.agent.client import ChatClient
 from swe_rl.agent.make import make_agent
 from swe_rl.agent.protocol import AgentResult
+from swe_rl.config.choices import INFRA_STATUSES
 from swe_rl.config.compose import compose
 from swe_rl.config.schema import Config
 from swe_rl.engine.external import external_engines
@@ -51,7 +52,7 @@ from swe_rl.model.chat import ChatRenderer
 from swe_rl.model.load import load_tokenizer
 from swe_rl.rollout.attempt import Attempter
 from swe_rl.rollout.collect import Collector
-from swe_rl.rollout.trajectory import INFRA_STATUSES, Order, Status, Trajectory
+from swe_rl.rollout.trajectory import Order, Status, Trajectory
 from swe_rl.router.make import make_router
 from swe_rl.run.event_loop import run
 from swe_rl.sandbox.provider import make_provider

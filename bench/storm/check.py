@@ -16,10 +16,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from swe_rl.config.choices import INFRA_STATUSES
 from swe_rl.gateway.store.traces import TraceStore
 from swe_rl.logger.folder import RunFolder, RunState
 from swe_rl.logger.jsonl import read_evals, read_jsonl
-from swe_rl.rollout.trajectory import INFRA_STATUSES, Status, TrajectoryId
+from swe_rl.rollout.trajectory import Status, TrajectoryId
 
 KINDS = ("unfinished", "lost", "doubled", "wrong reward", "differs", "leftover")
 _SAME = ("statuses", "reward_mean", "avg_response_length", "trained_rows", "trained_tokens", "updates", "lr")

@@ -153,13 +153,18 @@ def _extra(config: Config, need: Need) -> str:
     return "" if need.package == _VLLM else need.extra
 
 
+def _computes(config: Config, job: JobName) -> bool:
+    """A run's timeline is exported from its lines alone."""
+    return job in _COMPUTES and not (job is JobName.export and config.job.runs and not config.job.checkpoint)
+
+
 def _loads(config: Config, _: Host, job: JobName) -> bool:
     """A model into this process, to be sampled from or trained."""
-    return job in _COMPUTES or (job is JobName.serve and config.engine.kind is EngineKind.embedded)
+    return _computes(config, job) or (job is JobName.serve and config.engine.kind is EngineKind.embedded)
 
 
-def _tokenizes(_: Config, __: Host, job: JobName) -> bool:
-    return job in _COMPUTES | _SAMPLES
+def _tokenizes(config: Config, _: Host, job: JobName) -> bool:
+    return _computes(config, job) or job in _SAMPLES
 
 
 def _starts_vllm(config: Config, host: Host, job: JobName) -> bool:

@@ -184,6 +184,10 @@ class InstanceChoice(StrEnum):
     informative = "informative"  # those that are solved about half the time more often
 
 
+# Statuses of what infrastructure broke: such a trajectory says nothing of the policy, and is never paid or trained.
+INFRA_STATUSES = frozenset({"infra_error", "grade_error", "engine_error"})
+
+
 class OutcomeReward(StrEnum):
     """`graded`: what env.reward makes of the verdict; `failure`: the reward of a failed test run; `none`: no reward."""
 

@@ -17,6 +17,7 @@ from typing import Any
 from swe_rl.agent.atif import atif_trajectory
 from swe_rl.agent.mini_swe.agent import mini_swe_trajectory
 from swe_rl.agent.protocol import AgentResult
+from swe_rl.config.choices import INFRA_STATUSES
 from swe_rl.config.parts import AGENTS_WITHOUT_MODEL
 from swe_rl.config.schema import Config
 from swe_rl.env.proof.prove import last_words
@@ -27,7 +28,7 @@ from swe_rl.report.figures import print_scores
 from swe_rl.rollout.batch import count_tokens
 from swe_rl.rollout.collect import Collected, require_few_failures
 from swe_rl.rollout.pass_at_k import score_table
-from swe_rl.rollout.trajectory import INFRA_STATUSES, OUR_WORDS, Status, Trajectory
+from swe_rl.rollout.trajectory import OUR_WORDS, Status, Trajectory
 from swe_rl.run import event_loop
 from swe_rl.run.components import components, load_sampled
 from swe_rl.run.rollouts import Rollouts

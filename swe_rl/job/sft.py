@@ -30,15 +30,17 @@ from swe_rl.run import event_loop
 from swe_rl.run.session import Session, session
 from swe_rl.run.training import (
     Restarts,
+    go_on,
     in_this_process,
     pad,
+    raise_lost,
     require_peft,
     restarting,
     started_ranks,
     trainer_ranks,
 )
 from swe_rl.run.warm_start import WarmStart, conversation
-from swe_rl.trainer.protocol import RankLost, TrainsPolicy
+from swe_rl.trainer.protocol import TrainsPolicy
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
@@ -89,10 +91,7 @@ async def _attempt(
         else:
             trainer = stack.enter_context(closing(in_this_process(of_trainer, config.sft.device)[2]))
         steps = WarmStart(of_trainer, session, renderer, trainer, config_hash(config))
-        if session.resumed or restarts.used:
-            await asyncio.to_thread(steps.resume)
-        if (restarted := restarts.went_on(steps.step, steps.done_at_s)) is not None:
-            session.record("trainer_restart", restarted)
+        await go_on(steps, session, restarts)
         await _run_to_the_end(steps, trainer, session)
     figures = steps.figures()
     checkpoint = session.folder.checkpoints / f"step_{steps.step:06d}"
@@ -106,9 +105,7 @@ async def _run_to_the_end(steps: WarmStart, trainer: TrainsPolicy, session: Sess
     try:
         await steps.run()
     except RunError as error:
-        lost = trainer.failure()
-        if isinstance(lost, RankLost) and lost is not error:
-            raise lost from error
+        raise_lost(trainer, error)
         raise
     except asyncio.CancelledError:
         await asyncio.to_thread(steps.save)

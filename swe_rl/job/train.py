@@ -29,15 +29,17 @@ from swe_rl.run.runtime_keeper import RuntimeLost, kept_fleet
 from swe_rl.run.session import Session, session
 from swe_rl.run.training import (
     Restarts,
+    go_on,
     in_this_process,
     pad,
+    raise_lost,
     require_peft,
     restarting,
     started_ranks,
     trainer_ranks,
 )
 from swe_rl.sandbox.remote.fleet import RuntimeFleet
-from swe_rl.trainer.protocol import RankLost, TrainsPolicy
+from swe_rl.trainer.protocol import TrainsPolicy
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
@@ -88,10 +90,7 @@ async def _attempt(
             trainer = await stack.enter_async_context(ranks)
         parts = await stack.enter_async_context(components(config, session, loaded.model, loaded.tokenizer, fleet))
         steps = Run(config, session, parts, Learner(config, session, parts, trainer))
-        if session.resumed or restarts.used:
-            await asyncio.to_thread(steps.resume)
-        if (restarted := restarts.went_on(steps.step, steps.done_at_s)) is not None:
-            session.record("trainer_restart", restarted)
+        await go_on(steps, session, restarts)
         await _run_to_the_end(steps, trainer, session)
 
 
@@ -110,9 +109,7 @@ async def _run_to_the_end(steps: Run, trainer: TrainsPolicy, session: Session) -
         session.progress.message(f"{_ENDS[type(error)]}: {_saved(steps)[0]}")
         raise
     except RunError as error:
-        lost = trainer.failure()
-        if isinstance(lost, RankLost) and lost is not error:
-            raise lost from error
+        raise_lost(trainer, error)
         raise
     except asyncio.CancelledError:
         await asyncio.to_thread(_save, steps, trainer)

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from swe_rl.config.choices import INFRA_STATUSES
 from swe_rl.logger.jsonl import PhaseKind
 
 _CALL = frozenset({PhaseKind.hold, PhaseKind.queue, PhaseKind.prefill, PhaseKind.decode})
@@ -23,7 +24,6 @@ _OF_STEP = (
     "weight_sync_s", "weight_version",
 )  # fmt: skip
 _OF_EVALUATION = ("step", "split", "resolved_rate", "eval_s")
-BROKEN = ("infra_error", "grade_error", "engine_error")
 
 Attribute = str | bool | int | float
 
@@ -70,7 +70,7 @@ def trajectory_span(record: Mapping[str, Any], program: Mapping[str, Any] | None
     end_s = began_s.get("end") or max(child.end_s for child in children.values())
     root = Span("trajectory", began_s["boot"], end_s, _named(record, _OF_TRAJECTORY), list(children.values()))
     root.attributes["swe_rl.turns"] = len(record["turns"])
-    root.failed = record["status"] in BROKEN
+    root.failed = record["status"] in INFRA_STATUSES
     if program is not None:
         acting = children.get("agent", root)
         acting.children += _turns(program, origin_s, acting.start_s, record["turns"])

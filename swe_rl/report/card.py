@@ -18,7 +18,7 @@ Record = Mapping[str, Any]
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _SHOWN = (
     "algo.name", "algo.kl_coef", "rollout.prompts_per_step", "rollout.n", "rollout.max_turns", "rollout.temperature",
-    "rollout.max_trajectory_tokens", "rollout.capture", "rollout.mode", "trainer.learning_rate", "trainer.steps",
+    "rollout.max_trajectory_tokens", "rollout.capture", "rollout.mode", "trainer.lr", "trainer.steps",
     "trainer.lora_rank", "trainer.seed", "agent.name", "agent.tools", "env.name", "env.split", "env.reward",
     "model.chat_template", "model.tool_parser",
 )  # fmt: skip

@@ -25,12 +25,12 @@ from swe_rl.algo.advantage import (
 from swe_rl.algo.credit import turn_advantages
 from swe_rl.algo.protocol import Advantage as Estimator
 from swe_rl.algo.protocol import RewardGroup
-from swe_rl.config.choices import FOUND_BY_TRAINER, Advantage, DynamicSampling
+from swe_rl.config.choices import FOUND_BY_TRAINER, INFRA_STATUSES, Advantage, DynamicSampling
 from swe_rl.config.schema import AlgoConfig, TurnRewardsConfig
 from swe_rl.gateway.trace import Trace
 from swe_rl.report.statistics import clustered_interval
 from swe_rl.rollout.collect import Collected
-from swe_rl.rollout.trajectory import INFRA_STATUSES, Status, Trajectory, cheating_counts
+from swe_rl.rollout.trajectory import Status, Trajectory, cheating_counts
 from swe_rl.rollout.turn_reward import pays, turn_reward
 
 NO_TURN_REWARDS = TurnRewardsConfig()

@@ -16,11 +16,12 @@ from types import MappingProxyType
 from typing import Any, Protocol
 
 from swe_rl.agent.protocol import AgentResult
+from swe_rl.config.choices import INFRA_STATUSES
 from swe_rl.config.schema import RolloutConfig
 from swe_rl.env.instance import Instance
 from swe_rl.errors import RunError
 from swe_rl.gateway.session import SessionSettings
-from swe_rl.rollout.trajectory import INFRA_STATUSES, Order, Prefix, Status, Trajectory, TrajectoryId
+from swe_rl.rollout.trajectory import Order, Prefix, Status, Trajectory, TrajectoryId
 
 _MOST_TIMEOUTS = 0.9  # of a step
 OnDone = Callable[[Trajectory, AgentResult | None], Awaitable[None] | None]

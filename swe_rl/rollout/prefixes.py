@@ -18,8 +18,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypedDict
 
+from swe_rl.config.choices import INFRA_STATUSES
 from swe_rl.rollout.pass_rates import PassRates
-from swe_rl.rollout.trajectory import INFRA_STATUSES, Status, Trajectory
+from swe_rl.rollout.trajectory import Status, Trajectory
 
 SKEWED = 0.25  # an expected pass rate below it, or above 1 - SKEWED, brings little signal
 FIRST_SHARE = 0.5

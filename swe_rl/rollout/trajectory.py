@@ -29,7 +29,6 @@ class Status(StrEnum):
 
 
 OUR_WORDS = frozenset({"error"})  # keys of a record that no agent wrote
-INFRA_STATUSES = frozenset({Status.infra_error, Status.grade_error, Status.engine_error})
 EVALUATION = "eval-"  # in front of the split, in the names of an evaluation's trajectories
 
 

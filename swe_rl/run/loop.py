@@ -56,6 +56,7 @@ class Run:
         self._evaluation: asyncio.Task[None] | None = None
         self._trainer = asyncio.Lock()  # held while it learns, or its weights are read
         self._owes_checkpoint = False
+        self._is_learning = False  # the weights are changing, or an end that did not wait tore that off
         self._sync_s = self._checkpoint_s = 0.0  # of the last one of each
         self._step_began_s = 0.0
         self.done_at_s: dict[int, float] = {}  # monotonic; of the steps that were done here
@@ -212,7 +213,9 @@ class Run:
             record |= replay_numbers(collected.trajectories)
         record["resampled_groups"] = len(groups_of(collected.trajectories)) - rollout.prompts_per_step
         rows = weighed(rows, collected.trajectories)
+        self._is_learning = True
         record |= mismatch | await learner.train(rows, step)
+        self._is_learning = False
         self.step, self._order = step, item.order
         sync_s = item.sync_s
         if self._stream is not None:
@@ -263,8 +266,10 @@ class Run:
 
     @property
     def _may_save(self) -> bool:
-        """Not of a step that is not recorded, nor of one after a step whose evaluation is under way."""
-        return self.step == self._recorded_step and self._evaluating in (None, self.step)
+        """Not of a step that is not recorded, nor of one after a step whose evaluation is under way; nor while the
+        weights change."""
+        recorded = self.step == self._recorded_step and not self._is_learning
+        return recorded and self._evaluating in (None, self.step)
 
     def save(self) -> float:
         """A checkpoint of the last step, unless it has one, or may have none; returns seconds.

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from swe_rl.algo.row import Row
-from swe_rl.config.choices import DynamicSampling, InstanceChoice
+from swe_rl.config.choices import INFRA_STATUSES, DynamicSampling, InstanceChoice
 from swe_rl.config.schema import Config
 from swe_rl.engine.protocol import Engine
 from swe_rl.engine.watch import watched
@@ -33,7 +33,7 @@ from swe_rl.rollout.batch import groups_of
 from swe_rl.rollout.collect import Collected, Place, RolloutError, require_few_failures, require_some_in_time
 from swe_rl.rollout.flow import Attempted, Flow, Pace
 from swe_rl.rollout.sampler import Begun, GroupOrder, SamplerState
-from swe_rl.rollout.trajectory import INFRA_STATUSES, OUR_WORDS, Prefix, Status, Trajectory, TrajectoryId
+from swe_rl.rollout.trajectory import OUR_WORDS, Prefix, Status, Trajectory, TrajectoryId
 from swe_rl.run.rollouts import Rollouts, Sampled
 
 _LOOK_S = 0.1  # between two looks at the engines' load

@@ -12,18 +12,19 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, closing
 from dataclasses import replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from swe_rl.config.choices import Advantage, EngineKind
 from swe_rl.config.parts import Part, starts
 from swe_rl.config.schema import Config
 from swe_rl.engine.vllm.devices import visible_devices
+from swe_rl.errors import RunError
 from swe_rl.hardware.slurm.nodes import address, names_of
 from swe_rl.layout.placement import home, place
 from swe_rl.plan import duration
 from swe_rl.plan.sizes import shares_gpus
 from swe_rl.run.session import Session
-from swe_rl.trainer.protocol import RankLost
+from swe_rl.trainer.protocol import RankLost, TrainsPolicy
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
@@ -81,6 +82,32 @@ async def restarting(restarts: Restarts, session: Session, attempt: Callable[[],
             if _is_cancelled():
                 raise
             session.progress.message(restarts.take(lost))
+
+
+class Steps(Protocol):
+    """What a job's loop says of itself. `done_at_s`: monotonic, of the steps that were done here."""
+
+    step: int
+    done_at_s: dict[int, float]
+
+    def resume(self) -> None:
+        """To the newest checkpoint, or to the start. Raises CorruptCheckpointError."""
+        ...
+
+
+async def go_on(steps: Steps, session: Session, restarts: Restarts) -> None:
+    """The trainer is up: from the state of a run that is resumed, or that lost ranks."""
+    if session.resumed or restarts.used:
+        await asyncio.to_thread(steps.resume)
+    if (restarted := restarts.went_on(steps.step, steps.done_at_s)) is not None:
+        session.record("trainer_restart", restarted)
+
+
+def raise_lost(trainer: TrainsPolicy, error: RunError) -> None:
+    """Raises the RankLost that `error` came from, if it did."""
+    lost = trainer.failure()
+    if isinstance(lost, RankLost) and lost is not error:
+        raise lost from error
 
 
 def _is_cancelled() -> bool:

@@ -194,10 +194,11 @@ class WarmStart:
         if done % _REPORT_EVERY_STEPS == 0 or done == stage.steps:
             elapsed_s = time.monotonic() - self._began_s
             left_s = (stage.steps - done) * elapsed_s / (step - self._began)
-            session.progress.message(
+            session.progress.line(
                 f"stage {stage.number} of 2: {done}/{stage.steps}, loss {self._mean_loss(stage, step):.4f}, "
                 f"{self._tokens / elapsed_s:,.0f} trained tokens/s, {left_s:.0f} s left"
             )
+        session.report.step_done()
 
     def _mean_loss(self, stage: Stage, last: int) -> float:
         """Since the report before; NaN of a stage without steps."""

@@ -23,6 +23,7 @@ from swe_rl.sandbox.foreign import ForeignProvider, make_own
 from swe_rl.sandbox.protocol import Door, Sandbox, SandboxError, Workspace
 
 _LATE_S = 10.0  # beyond its time, within which a command has to be ended
+_BEAT_S = 0.05
 _STALL_S = 1.0  # for which a method may keep the event loop from others
 _PLANTED = "SWE_RL_CONFORMANCE_SECRET"
 _BINARY = bytes(range(256)) * 64
@@ -48,7 +49,7 @@ async def _check(sandboxes: type, scratch: Path, params: Params, image: str | No
     made, maker = made_of(ExtensionKind.sandbox, sandboxes, params, given)
     said: list[str] = []
     provider = ForeignProvider(made, maker, config, said.append)
-    heart = asyncio.ensure_future(_longest_stall())
+    stalls = _Stalls()
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "given.txt").write_text("given\n")
         workspace = Workspace(image=image) if image else Workspace(path=Path(folder))
@@ -62,10 +63,13 @@ async def _check(sandboxes: type, scratch: Path, params: Params, image: str | No
             await provider.close()
         left = [path.name for path in await asyncio.to_thread(_children, Path(folder))]
         require(left == ["given.txt"], maker, "a workspace must be left as it is")
-    heart.cancel()
-    stall_s = (await asyncio.gather(heart, return_exceptions=True), _STALLS.pop())[1]
+    stalls.end()
     require(not said, maker, "; ".join(said))
-    require(stall_s < _STALL_S, maker, f"it kept the event loop for {stall_s:.1f} s: await what takes long")
+    require(
+        stalls.longest_s < _STALL_S,
+        maker,
+        f"it kept the event loop for {stalls.longest_s:.1f} s: await what takes long",
+    )
     require(not await asyncio.to_thread(_children, scratch), maker, f"close must leave nothing in {scratch}")
 
 
@@ -73,18 +77,21 @@ def _children(folder: Path) -> list[Path]:
     return list(folder.iterdir())
 
 
-_STALLS: list[float] = []
+class _Stalls:
+    """How long somebody kept the event loop at most, until `end`."""
 
+    def __init__(self) -> None:
+        self.longest_s = 0.0
+        self._watching = asyncio.ensure_future(self._watch())
 
-async def _longest_stall() -> None:
-    longest_s = 0.0
-    try:
+    async def _watch(self) -> None:
         while True:
             before_s = time.monotonic()
-            await asyncio.sleep(0.05)
-            longest_s = max(longest_s, time.monotonic() - before_s - 0.05)
-    finally:
-        _STALLS.append(longest_s)
+            await asyncio.sleep(_BEAT_S)
+            self.longest_s = max(self.longest_s, time.monotonic() - before_s - _BEAT_S)
+
+    def end(self) -> None:
+        self._watching.cancel()
 
 
 async def _check_provider(provider: ForeignProvider, maker: Foreign, made: object, workspace: Workspace) -> None:

@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swe_rl.algo.advantage import CUT_SHORT, filtered, overlong_penalty
-from swe_rl.rollout.trajectory import INFRA_STATUSES, Status
+from swe_rl.config.choices import INFRA_STATUSES
+from swe_rl.rollout.trajectory import Status
 
 
 def equation_13(length, longest, cache):

@@ -189,8 +189,9 @@ def test_the_seed_decides_and_every_target_and_point_is_drawn():
 def test_the_tables_of_outcomes_are_the_products():
     """The checks have the rewards of `env.reward`'s default in words of their own."""
     from bench.storm.check import _FAILED_REWARD, _REWARDS
+    from swe_rl.config.choices import INFRA_STATUSES
     from swe_rl.config.compose import compose
-    from swe_rl.rollout.trajectory import INFRA_STATUSES, Status
+    from swe_rl.rollout.trajectory import Status
 
     config: Config = compose([]).config
     for status in Status:

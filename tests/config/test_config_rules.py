@@ -15,11 +15,12 @@ from swe_rl.check.check import RULES, check
 from swe_rl.check.findings import Host, Severity, failing, folder_writable
 from swe_rl.check.rules import algo as rules_algo
 from swe_rl.check.rules import model as rules_model
+from swe_rl.config.choices import INFRA_STATUSES
 from swe_rl.config.compose import compose, compose_all, flatten
 from swe_rl.config.schema import Config
 from swe_rl.model.templates.formats import TEMPLATES
 from swe_rl.model.tool_parser import TOOL_PARSERS
-from swe_rl.rollout.trajectory import INFRA_STATUSES, Status
+from swe_rl.rollout.trajectory import Status
 from swe_rl.trainer.sharded.attention import KERNELS
 
 HOST = Host(environment={}, file_exists=lambda _: False, folder_writable=lambda _: True, version=lambda _: "")
@@ -111,7 +112,7 @@ def test_defaults_have_no_finding():
 
 def test_statuses_are_the_programs():
     assert set(rules_algo.STATUSES) == {str(status) for status in Status}
-    assert set(rules_algo.INFRA_STATUSES) == {str(status) for status in INFRA_STATUSES}
+    assert {Status.infra_error, Status.grade_error, Status.engine_error} == INFRA_STATUSES
 
 
 def renamed_outcome():

@@ -12,12 +12,13 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from swe_rl.check.check import check
 from swe_rl.config.choices import Advantage, ExportType
 from swe_rl.config.compose import compose, config_hash, flatten
+from swe_rl.config.keys import key_types
 from swe_rl.config.schema import AlgoConfig
 from swe_rl.errors import UserError
 from swe_rl.job import export
 from swe_rl.model.chat import ChatRenderer
 from swe_rl.model.load import load_model, load_tokenizer, model_folder
-from swe_rl.report.card import hub_id, model_card
+from swe_rl.report.card import _SHOWN, hub_id, model_card
 from swe_rl.trainer.checkpoint.folder import CorruptCheckpointError
 from swe_rl.trainer.critic import attach_value_head
 from swe_rl.trainer.rank_trainer import RankTrainer
@@ -95,6 +96,10 @@ def test_the_model_card_has_what_the_hub_reads(config, run_folder, tmp_path):
     assert card.data.get("base_model") is None, "builtin:tiny is not on the hub"
     assert "| 1 | heldout | 8 | 50.0 % |" in card.text and "| 2 |" not in card.text
     assert f"| `algo.name` | `{config.algo.name}` |" in card.text and str(tmp_path) not in card.text
+
+
+def test_the_cards_keys_are_keys():
+    assert set(_SHOWN) <= set(key_types())
 
 
 def test_a_model_and_a_data_set_of_the_hub_are_linked():

@@ -776,6 +776,31 @@ async def test_an_interruption_waits_for_the_end_of_training(started):
         assert run.engine.updates[-1][0] == 1
 
 
+async def test_a_step_that_is_torn_off_gets_no_checkpoint(started):
+    """Ctrl-C twice ends the event loop, but not the thread in which the weights are changing."""
+    begun, goes_on = threading.Event(), threading.Event()
+    with started("trainer.checkpoint_every_steps=0", "trainer.steps=9") as run:
+        await run.loop.one_step()
+        train_step = run.trainer.train_step
+
+        def slow(*given):
+            begun.set()
+            assert goes_on.wait(30)
+            return train_step(*given)
+
+        run.trainer.train_step = slow
+        step = asyncio.create_task(run.loop.one_step())
+        await asyncio.to_thread(begun.wait, 30)
+        try:
+            for task in asyncio.all_tasks() - {asyncio.current_task()}:
+                task.cancel()  # as the end of a loop does
+            await asyncio.wait({step})
+            assert run.loop.save() == 0.0 == run.loop.saved_step
+            assert run.folder.checkpoint_steps() == []
+        finally:
+            goes_on.set()
+
+
 @pytest.mark.parametrize("interrupted", [False, True])
 async def test_a_failure_of_the_uninterrupted_part_keeps_its_words_and_its_cause(interrupted):
     async def fails():

@@ -16,6 +16,7 @@ from swe_rl.agent.observation import NO_OUTPUT
 from swe_rl.check.findings import Host
 from swe_rl.check.rules.model import experts_of_a_dense_model
 from swe_rl.config.compose import compose
+from swe_rl.config.parts import reads
 from swe_rl.env.bugs.demonstration import Demonstration
 from swe_rl.errors import UserError
 from swe_rl.job import sft as job
@@ -23,6 +24,7 @@ from swe_rl.logger.folder import RunFolder, RunState
 from swe_rl.model.chat import ChatRenderer
 from swe_rl.model.load import load_model, load_tokenizer
 from swe_rl.model.tiny import build_model, upcycled
+from swe_rl.plan.warm_start import trained
 from swe_rl.run.warm_start import WarmStart
 from swe_rl.trainer.metrics import TrainMetrics
 
@@ -205,6 +207,24 @@ def killed_after(step, monkeypatch):
             raise OSError("the power went")
 
     monkeypatch.setattr(WarmStart, "_record", killed)
+
+
+def test_a_quiet_console_has_no_lines_of_stages_and_run_log_has_them(run, tmp_path, capsys):
+    run("model", "logger.verbosity=quiet")
+    assert "stage 1 of 2" not in capsys.readouterr().out
+    assert "stage 1 of 2: 2/2" in RunFolder(tmp_path / "run_0_model").run_log.read_text()
+
+
+def test_the_trainer_has_other_values_than_its_own_keys_only_where_a_warm_start_does_not_read_them():
+    """`trained` against `config/parts`: a key that the job reads is the trainer's, one that it does not read is not."""
+    config = compose(list(SMALL)).config
+    given = replace(
+        config, trainer=replace(config.trainer, **{field.name: object() for field in fields(config.trainer)})
+    )
+    made = trained(given).trainer
+    changed = {name.name for name in fields(made) if getattr(made, name.name) is not getattr(given.trainer, name.name)}
+    unread = {field.name for field in fields(made) if not reads(config, f"trainer.{field.name}")}
+    assert changed == unread - {"weight_sync", "check_weights"}  # of engines, which there are none of
 
 
 def test_killed_and_resumed_is_not_interrupted(run, tmp_path, monkeypatch):

@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 
 from swe_rl.agent.protocol import Turn
+from swe_rl.config.choices import INFRA_STATUSES
 from swe_rl.logger.disk import write_text_atomic
 from swe_rl.logger.folder import RunFolder, RunState, StatusWriter
 from swe_rl.logger.jsonl import StepLog
 from swe_rl.logger.summary import write_summary
-from swe_rl.rollout.trajectory import INFRA_STATUSES, Status, Trajectory
+from swe_rl.rollout.trajectory import Status, Trajectory
 
 CONFIG = """\
 name: bugs_grpo  # from experiment/bugs_grpo

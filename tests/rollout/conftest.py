@@ -4,10 +4,11 @@ import dataclasses
 
 import pytest
 
+from swe_rl.config.choices import INFRA_STATUSES
 from swe_rl.config.compose import compose
 from swe_rl.env.instance import Instance
 from swe_rl.gateway.trace import Trace
-from swe_rl.rollout.trajectory import INFRA_STATUSES, Status, Trajectory
+from swe_rl.rollout.trajectory import Status, Trajectory
 
 
 @pytest.fixture(scope="session")

@@ -3,11 +3,11 @@
 import pytest
 
 from swe_rl.agent.protocol import Exit
-from swe_rl.config.choices import RewardKind
+from swe_rl.config.choices import INFRA_STATUSES, RewardKind
 from swe_rl.config.compose import compose
 from swe_rl.env.protocol import Grade
 from swe_rl.rollout.attempt import needs_grading, reward_of, status_of
-from swe_rl.rollout.trajectory import INFRA_STATUSES, Status
+from swe_rl.rollout.trajectory import Status
 
 GOOD = Grade(True, True, {"a": True}, {"b": True})
 BAD = Grade(False, True, {"a": True, "c": False}, {"b": True})
@@ -44,7 +44,7 @@ def test_only_a_submitted_change_is_graded():
 
 @pytest.mark.parametrize("kind", list(RewardKind))
 def test_infrastructure_failures_never_become_a_reward(outcomes, kind):
-    for status in INFRA_STATUSES:
+    for status in map(Status, INFRA_STATUSES):
         assert reward_of(status, None, outcomes, kind) is None
         assert not outcomes[status].trained and not outcomes[status].in_baseline
 

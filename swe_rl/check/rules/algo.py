@@ -15,6 +15,7 @@ from swe_rl.check.rules.agent import PROGRAMS
 from swe_rl.check.rules.model import BUILTIN, is_local, no_model
 from swe_rl.config.choices import (
     FOUND_BY_TRAINER,
+    INFRA_STATUSES,
     Advantage,
     Capture,
     Correction,
@@ -249,7 +250,6 @@ STATUSES = (
     "grade_error",
     "engine_error",
 )
-INFRA_STATUSES = ("infra_error", "grade_error", "engine_error")
 
 
 @about(Part.trainer)

@@ -10,10 +10,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from swe_rl.config.choices import Keep
+from swe_rl.config.choices import INFRA_STATUSES, Keep
 from swe_rl.env.instance import Instance, InstanceError
-
-_NO_VERDICT = frozenset({"infra_error", "grade_error", "engine_error"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,5 +65,5 @@ def _verdicts(path: Path) -> Iterator[tuple[str, bool]]:
                 record = json.loads(line)
             except ValueError:
                 continue
-            if isinstance(record, dict) and "trajectory_id" in record and record.get("status") not in _NO_VERDICT:
+            if isinstance(record, dict) and "trajectory_id" in record and record.get("status") not in INFRA_STATUSES:
                 yield str(record["instance_id"]), record["status"] == "resolved"
