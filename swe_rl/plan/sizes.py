@@ -145,7 +145,7 @@ def holds_container(config: Config) -> bool:
 
 
 def sandbox_slots(config: Config) -> int:
-    """Sandboxes that fit the machines which run them, by CPUs and by memory. Where somebody's own are, nobody knows."""
+    """Sandboxes that fit the machines which run them, by CPUs and by memory. The place of your own ones is unknown."""
     runtime, hardware = config.runtime, config.hardware
     if config.sandbox.kind is SandboxKind.custom:
         return config.sandbox.concurrency

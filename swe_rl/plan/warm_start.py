@@ -3,7 +3,7 @@
 Invariants:
 - A step's demonstrations are one group, so one update; every one of their tokens has the advantage 1. The loss of
   `policy_loss=cispo` is then the mean of -log policy, the cross-entropy: a first update's ratio is 1.
-- Pure; whoever asks for memory or time of a job asks for those of `trained(config)`. Of other jobs that is `config`.
+- Pure. Memory and time of a job are those of `trained(config)`, which is `config` itself for other jobs.
 """
 
 from dataclasses import replace

@@ -123,7 +123,7 @@ class Session:
         self.report = FreshReport(self.folder)
 
     def step_done(self, record: Mapping[str, Any]) -> None:
-        """A step of `steps.jsonl` is told to whoever looks: loggers, `status.json`, the console, the report.
+        """Shows a step of `steps.jsonl`: to loggers, in `status.json`, on the console, in the report.
 
         Raises DiskError.
         """

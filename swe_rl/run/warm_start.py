@@ -131,7 +131,7 @@ class WarmStart:
     def save(self) -> None:
         """A checkpoint of the last step, unless it has one. Raises CheckpointWriteError.
 
-        Waits for the end of a step that is under way: whoever ends the loop cannot end the thread of a step.
+        Waits for the end of a step that is under way: the end of the loop does not end the thread of a step.
         """
         with self._turn:
             if self.step != self.saved_step:

@@ -105,7 +105,7 @@ def own_sandbox(config: Config, _: Host) -> Iterator[Finding]:
     if not is_foreign(config, ExtensionKind.sandbox):
         if sandbox.kind is SandboxKind.custom:
             fix = "sandbox._target_=MODULE.CLASS, as Python imports it"
-            yield error("own_sandbox", "sandbox.kind", "names nobody's code", fix)
+            yield error("own_sandbox", "sandbox.kind", "runs a class of your own, and none is named", fix)
         return
     if sandbox.kind is not SandboxKind.custom:
         words = f"{name} is code of your own, which says itself where commands run"

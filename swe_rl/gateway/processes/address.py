@@ -1,12 +1,12 @@
 """One address for all of the gateway's processes, where clients begin sessions themselves: whose a request is.
 
 Invariants:
-- A connection is whoever's took it; a session is in the process where it began. The driver knows which that is, and is
-  asked for every session that is not here: two processes never have the same one.
+- A connection belongs to the process that accepted it, a session to the process where it began. The driver knows which
+  process that is. It is asked about every session that is not here: two processes never have the same session.
 - A request for a session of another process is passed on to it as it came, and so is what it answers; a client that
   goes away takes its request along there, too.
-- What begins here is told to the driver first, with the numbers that its traces go on with; what comes to nothing is
-  given back.
+- The driver hears first of each session that begins here, and gives the numbers that its traces go on with. A session
+  that comes to nothing is given back.
 """
 
 import asyncio
