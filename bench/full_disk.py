@@ -78,7 +78,7 @@ def built(folder: Path) -> Path:
 
 
 def kinds(paths: Sequence[str], root: Path) -> dict[str, int]:
-    """Globs below the run's folder (or `cache/`), and how many writes each had: numbers of steps and ids are left out."""
+    """Globs below the run's folder (or `cache/`), and how many writes each had; numbers of steps and ids are stars."""
     found: dict[str, int] = {}
     for path in paths:
         parts = Path(path).relative_to(root).parts

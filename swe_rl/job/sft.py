@@ -207,6 +207,7 @@ def _save(output: Path, write: Callable[[Path], None], figures: dict[str, Any]) 
             output.rename(old)
         aside.rename(output)
     except OSError as error:
+        _put_back(output)
         raise disk_error(output, error, key="sft.output") from error
     finally:
         shutil.rmtree(aside, ignore_errors=True)

@@ -55,7 +55,7 @@ def disk_error(path: Path, error: OSError, *, key: str = "paths.outputs") -> Dis
 
 @contextmanager
 def as_os_errors(path: Path) -> Iterator[None]:
-    """Libraries in Rust, as safetensors, have errors of their own for a full disk: `... (os error 28)`. Raises OSError."""
+    """Libraries in Rust, as safetensors, say `... (os error 28)` in an error of their own. Raises OSError."""
     try:
         yield
     except Exception as error:
