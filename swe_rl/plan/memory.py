@@ -2,8 +2,8 @@
 
 Invariants:
 - bfloat16 weights in engines; float32 master weights in the trainer, and Adam moments of `trainer.optimizer_state`
-  (bfloat16 weights and gradients on the GPU where the optimizer is offloaded). Below an adapter the base is bfloat16, without gradients or moments, and
-  is the reference as well.
+  (bfloat16 weights and gradients on the GPU where the optimizer is offloaded). Below an adapter the base is bfloat16,
+  without gradients or moments, and is the reference as well.
 - Fragmentation is left out: good for refusing what cannot fit, not for promising that the last gigabyte will do.
 """
 
@@ -117,8 +117,8 @@ def _frozen_gb(config: Config) -> float:
 def offloaded_gb(config: Config) -> float:
     """Master weights, their gradients and moments in the nodes' memory, and the reference's weights.
 
-    16 bytes a parameter with float32 moments: 14 billion on one GPU need 236 GB, and the kernel ended that rank on a host of 264 GB, where
-    the engine and the files of the model took the rest.
+    16 bytes a parameter with float32 moments: 14 billion on one GPU need 236 GB, and the kernel ended that rank on a
+    host of 264 GB, where the engine and the files of the model took the rest.
     """
     if not config.trainer.offload_optimizer or config.trainer.lora_rank > 0:
         return 0.0

@@ -105,8 +105,15 @@ def rows_of(case):
 
 def settings(case):
     """The configuration of a case by the words of its name."""
-    from swe_rl.config.choices import Advantage, Correction, KlPlace, MaskLevel, OptimizerState, PolicyLoss
-    from swe_rl.config.choices import RoutingReplay
+    from swe_rl.config.choices import (
+        Advantage,
+        Correction,
+        KlPlace,
+        MaskLevel,
+        OptimizerState,
+        PolicyLoss,
+        RoutingReplay,
+    )
     from swe_rl.config.schema import AlgoConfig, TrainerConfig
 
     words = case.split("_")
