@@ -51,7 +51,8 @@ def adamw_in_numpy(weight):
 
 
 @pytest.mark.parametrize(
-    ("kind", "tolerance"), [(OptimizerState.float32, 1e-5), (OptimizerState.bfloat16, 0.01), (OptimizerState.int8, 0.1)]
+    ("kind", "tolerance"),
+    [(OptimizerState.float32, 1e-5), (OptimizerState.bfloat16, 0.01), (OptimizerState.int8, 0.35)],
 )
 def test_it_is_adamw_within_the_bits_of_its_state(kind, tolerance):
     """Distance of the weights from NumPy's, in parts of the way that they went; vectors are exact."""
