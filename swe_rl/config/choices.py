@@ -261,6 +261,14 @@ class MaskLevel(StrEnum):
     sequence = "sequence"  # the product of the trajectory's ratios: all its tokens or none
 
 
+class OptimizerState(StrEnum):
+    """What AdamW's two moments rest in; they are computed with in float32."""
+
+    float32 = "float32"  # 8 bytes a parameter
+    bfloat16 = "bfloat16"  # 4, rounded stochastically
+    int8 = "int8"  # 2, and a scale for each 256 values
+
+
 class LoraServing(StrEnum):
     """What engines sample with while an adapter is trained."""
 
