@@ -8,7 +8,7 @@ import pytest
 
 from swe_rl.agent.scripted import GoldAgent, ScriptedAgent
 from swe_rl.check.check import check
-from swe_rl.check.finding import Severity
+from swe_rl.check.findings import Severity
 from swe_rl.config.choices import GradingKind, RewardKind, SandboxKind
 from swe_rl.config.compose import compose
 from swe_rl.config.schema import EnvConfig, SandboxConfig
