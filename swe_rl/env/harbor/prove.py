@@ -29,6 +29,8 @@ async def prove_tasks(
 
 
 async def _why_not(env: HarborEnv, instance: Instance, sandboxes: SandboxProvider, timeout_s: float) -> str:
+    if not instance.patch:
+        return "it has no solution/solve.sh"
     try:
         gold = await env.grade(instance, instance.patch, sandboxes, timeout_s)
         if not gold.resolved:

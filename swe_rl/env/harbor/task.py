@@ -16,9 +16,10 @@ from swe_rl.env.instance import InstanceError
 
 DEFAULT_WORKDIR = "/app"
 _DEFAULT_S = 600.0
-_NEEDED = ("instruction.md", "task.toml", "tests/test.sh", "solution/solve.sh")
+_NEEDED = ("instruction.md", "task.toml", "tests/test.sh")
 _NOT_GIVEN = (("environment", "env"), ("environment", "gpus"), ("environment", "mcp_servers"), ("solution", "env"))
 _BY_FOLDER = ("FROM", "WORKDIR", "COPY")
+_OF_A_START = ("CMD", "EXPOSE", "LABEL")  # a sandbox starts in its own way
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +52,9 @@ def read_task(folder: Path) -> Task:
     image = str(_section(config, "environment", folder).get("docker_image") or "")
     dockerfile = folder / "environment" / "Dockerfile"
     if not image and not dockerfile.is_file():
-        raise InstanceError(f"{folder}: it has neither environment/Dockerfile nor environment.docker_image in task.toml")
+        raise InstanceError(
+            f"{folder}: it has neither environment/Dockerfile nor environment.docker_image in task.toml"
+        )
     workdir, copies, needs_build = _dockerfile(dockerfile) if dockerfile.is_file() else (DEFAULT_WORKDIR, (), "")
     return Task(
         folder=folder.resolve(),
@@ -150,6 +153,6 @@ def _dockerfile(path: Path) -> tuple[str, tuple[tuple[str, str], ...], str]:
         elif kind == "COPY" and simple and len(given) >= 2:
             folder = given[-1] if given[-1].startswith("/") else f"{workdir}/{given[-1]}"
             copies += [(source, folder if len(given) == 2 else f"{folder.rstrip('/')}/") for source in given[:-1]]
-        elif not simple or kind != "FROM":
+        elif kind not in _OF_A_START and (not simple or kind != "FROM"):
             needs_build = needs_build or " ".join(words)
     return workdir or DEFAULT_WORKDIR, tuple(copies), needs_build

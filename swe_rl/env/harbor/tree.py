@@ -34,7 +34,9 @@ def _plain(entry: tarfile.TarInfo) -> tarfile.TarInfo:
 
 
 def gold_script(task: Task) -> str:
-    """A script that unpacks solution/ and runs it: what a gold patch is elsewhere."""
+    """A script that unpacks solution/ and runs it: what a gold patch is elsewhere. Empty where there is none."""
+    if not (task.folder / "solution" / "solve.sh").is_file():
+        return ""
     archive = base64.encodebytes(packed(task.folder / "solution")).decode()
     return (
         f"{SCRIPT}set -e\nmkdir -p /solution\nbase64 -d <<'END_OF_SOLUTION' | tar -xf - -C /solution\n"

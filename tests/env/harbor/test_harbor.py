@@ -29,7 +29,9 @@ needs_bwrap = pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewr
 TOML = 'version = "1.0"\n[agent]\ntimeout_sec = 20\n[verifier]\ntimeout_sec = 10\nenv = { WANTED = "sum" }\n'
 SUM = 'mkdir -p /logs/verifier\n[ "$(cat total.txt)" = 6 ] && echo 1 > /logs/verifier/reward.txt || '
 SUM += "echo 0 > /logs/verifier/reward.txt\n"
-HALF = 'score=0; [ -f a ] && score=0.5; [ -f b ] && score=1; echo "{\\"reward\\": $score}" > /logs/verifier/reward.json\n'
+HALF = (
+    'score=0; [ -f a ] && score=0.5; [ -f b ] && score=1; echo "{\\"reward\\": $score}" > /logs/verifier/reward.json\n'
+)
 
 
 def write_task(folder, *, test=SUM, solve="echo 6 > total.txt\n", toml=TOML, docker="FROM x\nWORKDIR /app\nCOPY . .\n"):
@@ -51,7 +53,9 @@ def write_task(folder, *, test=SUM, solve="echo 6 > total.txt\n", toml=TOML, doc
 @pytest.fixture
 def tasks(tmp_path):
     write_task(tmp_path / "tasks" / "sum")
-    write_task(tmp_path / "tasks" / "two_files", test=HALF, solve='cp "$(dirname "$0")/../app/numbers.txt" a; touch b\n')
+    write_task(
+        tmp_path / "tasks" / "two_files", test=HALF, solve='cp "$(dirname "$0")/../app/numbers.txt" a; touch b\n'
+    )
     return tmp_path / "tasks"
 
 
@@ -73,7 +77,11 @@ def attempts(tasks, tmp_path):
             gateway = FakeGateway()
             attempter = Attempter(env, agent, gateway, sandboxes, rollout, env._config, model_name="m")
             instance = next(one for one in env.instances("train") if one.instance_id == name)
-            order = Order(instance, TrajectoryId("train", 1, name, 0, 0), SessionSettings(max_turn_tokens=64, max_trajectory_tokens=512))
+            order = Order(
+                instance,
+                TrajectoryId("train", 1, name, 0, 0),
+                SessionSettings(max_turn_tokens=64, max_trajectory_tokens=512),
+            )
             try:
                 trajectory, _ = await attempter.run(order)
             finally:
@@ -131,7 +139,7 @@ def test_what_cannot_be_given_is_refused_in_one_paragraph(tasks, changes, words)
     assert str(tasks / "sum") in str(caught.value) and "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["instruction.md", "tests/test.sh", "solution/solve.sh"])
+@pytest.mark.parametrize("name", ["instruction.md", "tests/test.sh"])
 def test_a_missing_file_is_named(tasks, name):
     (tasks / "sum" / name).unlink()
     with pytest.raises(InstanceError, match=f"{name} missing"):
@@ -178,6 +186,7 @@ def test_the_solution_is_paid_and_nothing_is_not(attempts, tasks):
     assert idle.turns[0].observation.count("2") and idle.findings == []
 
 
+@pytest.mark.slow
 @needs_bwrap
 def test_a_part_of_the_reward_is_paid_where_fractions_are(attempts):
     half = attempts(ScriptedAgent(["touch a"]), "two_files", RewardKind.fail_to_pass_fraction)
@@ -204,6 +213,7 @@ def test_a_reward_that_the_agent_wrote_is_not_paid(attempts, tasks):
     assert ".kept" not in silent.grade_log and "reward.txt" not in silent.grade_log
 
 
+@pytest.mark.slow
 @needs_bwrap
 def test_a_verifier_that_does_not_end_is_no_reward(attempts, tasks):
     write_task(tasks / "sum", test="echo 1 > /logs/verifier/reward.txt; sleep 60\n")
@@ -212,6 +222,7 @@ def test_a_verifier_that_does_not_end_is_no_reward(attempts, tasks):
     assert "did not end within" in hung.error
 
 
+@pytest.mark.slow
 @needs_bwrap
 def test_the_agent_has_the_time_of_its_task(attempts, tasks):
     write_task(tasks / "sum", toml="[agent]\ntimeout_sec = 0.3\n")
@@ -244,10 +255,12 @@ def test_a_verifier_that_cannot_start_is_infrastructure(tasks):
         asyncio.run(env.grade_in(instance, _Breaking(SandboxError("gone")), 5))
 
 
+@pytest.mark.slow
 @needs_bwrap
 def test_tasks_are_proven_by_their_solution_and_by_nothing(tasks, tmp_path):
     write_task(tasks / "paid_for_nothing", test="echo 1 > /logs/verifier/reward.txt\n")
     write_task(tasks / "unsolved", solve="true\n")
+    (write_task(tasks / "without") / "solution" / "solve.sh").unlink()
     env, said = env_of(tasks), []
 
     async def main():
@@ -258,11 +271,12 @@ def test_tasks_are_proven_by_their_solution_and_by_nothing(tasks, tmp_path):
         finally:
             await sandboxes.close()
 
-    assert asyncio.run(main()) == 2
+    assert asyncio.run(main()) == 3
     assert "paid_for_nothing: a sandbox in which nobody acted resolves it" in said[0]
     assert "sum: proven" in said[1] and "two_files: proven" in said[2]
     assert "unsolved: its solution does not resolve it" in said[3]
-    assert said[4] == "2 of 4 tasks are proven"
+    assert "without: it has no solution/solve.sh" in said[4]
+    assert said[5] == "2 of 5 tasks are proven"
 
 
 def test_the_option_composes(tasks):
