@@ -69,10 +69,10 @@ def make_folder(task: Task, destination: Path) -> None:
 
 def _sources(context: Path, source: str, task: Task) -> list[Path]:
     pattern = source.strip("/").removeprefix("./")
-    found = [context] if pattern in ("", ".") else sorted(context.glob(pattern))
-    if not found or any(not path.resolve().is_relative_to(context) for path in found):
+    paths = [context] if pattern in ("", ".") else sorted(context.glob(pattern))
+    if not paths or any(not path.resolve().is_relative_to(context) for path in paths):
         raise InstanceError(f"{task.folder}: environment/Dockerfile copies {source}, which is not in environment/")
-    return found
+    return paths
 
 
 def _copy(source: Path, target: Path, *, is_folder: bool) -> None:

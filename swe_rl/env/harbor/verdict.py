@@ -2,7 +2,7 @@
 
 Invariants:
 - Tests come into the sandbox after the agent's end. What lay in /tests and /logs is removed before.
-- A verifier that cannot be started is a GradeError. One that ran and wrote no reward did not find a solution.
+- A verifier that cannot be started is a GradeError. A verifier that ran and wrote no reward pays nothing.
 - Sandboxes end what a command leaves running: nothing of the agent runs beside the verifier.
 """
 
