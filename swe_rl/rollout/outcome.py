@@ -38,7 +38,7 @@ def needs_grading(exit: Exit, patch: str) -> bool:
 def status_of(exit: Exit, patch: str, grade: Grade | None) -> Status:
     if exit is not Exit.SUBMITTED:
         return _UNSUBMITTED[exit]
-    if not patch.strip():
+    if grade is None and not patch.strip():
         return Status.empty_patch
     return Status.resolved if grade is not None and grade.resolved else Status.unresolved
 
@@ -48,6 +48,8 @@ def graded_reward(grade: Grade, kind: RewardKind) -> float:
     if kind is RewardKind.fail_to_pass_only:
         solved = grade.patch_applied and bool(grade.fail_to_pass) and all(grade.fail_to_pass.values())
         return 1.0 if solved else FAILURE_REWARD[kind]
+    if kind is RewardKind.fail_to_pass_fraction and grade.score is not None:
+        return grade.score
     if kind is RewardKind.fail_to_pass_fraction:
         intact = grade.patch_applied and all(grade.pass_to_pass.values())
         return sum(grade.fail_to_pass.values()) / max(1, len(grade.fail_to_pass)) if intact else 0.0
