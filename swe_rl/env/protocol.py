@@ -63,6 +63,7 @@ class Grade:
     cached: bool = False
     timed_out: bool = False  # the tests did not end within the grading's time
     findings: tuple[str, ...] = ()  # facts about this run beyond passed or not: forged output, a changed test runner
+    score: float | None = None  # the environment's own number, finite, which env.reward=score pays
     resolution: str = ""  # the official harness's: RESOLVED_FULL, RESOLVED_PARTIAL or RESOLVED_NO
     restored: tuple[str, ...] = ()  # files of the patch that were put back before the tests ran
     infra_hint: str = ""  # the official harness's guess at a fault of the image, where no test gave a result
@@ -76,6 +77,7 @@ class Grade:
         return replace(
             self,
             resolved=False,
+            score=None,
             fail_to_pass=dict.fromkeys(self.fail_to_pass, False),
             pass_to_pass=dict.fromkeys(self.pass_to_pass, False),
             findings=(*self.findings, *findings),
