@@ -56,7 +56,7 @@ class Loaded:
         if rows is None:
             raise InstanceError(
                 f"env.dataset={self.package} has no {name}, which the split {split} is; use the other one "
-                f"(env.split=eval, or env.eval_split=train), or no evaluations (trainer.eval_every=0)"
+                f"(env.split=eval, or env.eval_split=train), or no evaluations (trainer.eval_every_steps=0)"
             )
         return rows
 

@@ -1,7 +1,8 @@
 """env=verifiers with agent=verifiers: the real package, our gateway before a scripted engine."""
 
-import asyncio
+import re
 import signal
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -40,8 +41,8 @@ def package(monkeypatch):
 
 
 def words(kind: str, mode: str = "", *more: str) -> list[str]:
-    arguments = f"env.params.args={{kind:{kind},mode:{mode or 'none'}}}"
-    return ["env=verifiers", "env.dataset=tiny-games", arguments, *more]
+    arguments = [f"+env.params.args.kind={kind}", f"+env.params.args.mode={mode or 'none'}"]
+    return ["env=verifiers", "env.dataset=tiny-games", *arguments, *more]
 
 
 @pytest.fixture
@@ -102,10 +103,10 @@ async def test_rows_are_what_the_gateway_traced_and_the_rubric_pays(play, render
     assert grade.score == reward and grade.resolved is (reward >= 0.5)
     assert graded_reward(grade, compose(words(kind)).config.env.reward) == reward
     assert sum(summary.breaks.values()) == 0 and len(rows) == 1
-    prompt, row = engine.requests[0][1], rows[0]
-    assert tuple(row.prompt_ids) == prompt
-    last = engine.requests[-1][1]
-    assert (*row.prompt_ids, *row.response_ids)[: len(last)] == last, "id for id what the engine was asked last"
+    row, last = rows[0], engine.requests[-1][1]
+    assert tuple(row.token_ids[: len(last)]) == last, "id for id what the engine was asked last"
+    reply = tuple(renderer.reply({"role": "assistant", "content": "", **said[-1]}))
+    assert tuple(row.token_ids[len(last) :]) == reply and all(row.loss_mask[-len(reply) :])
     assert [turn.message for turn in result.turns] == [one.get("content", "") for one in said]
     if kind == "tool":
         assert result.turns[0].observation == "At lib lies lib." and [t["function"]["name"] for t in result.tools]
@@ -162,3 +163,13 @@ async def test_what_is_no_score_is_no_grade(tmp_path):
     env = VerifiersEnv(replace(EnvConfig(), dataset="tiny-games"), tmp_path)
     with pytest.raises(GradeError, match="no score"):
         await env.grade(env.instances("train")[0], "diff --git a/x b/x", None, 1.0)
+
+
+@pytest.mark.slow
+def test_it_trains(tmp_path):
+    command = [sys.executable, "-m", "swe_rl", *words("multi"), f"job.code=[{PACKAGE}]", "trainer.steps=2"]
+    command += ["rollout.n=2", "rollout.prompts_per_step=2", "trainer.eval_every_steps=0", f"hydra.run.dir={tmp_path}/run"]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=280)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    text = ended.stdout + ended.stderr
+    assert "step 2/2" in text and re.search(r"step 2/2 +reward 0\.[27]5", text), text

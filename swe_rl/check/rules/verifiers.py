@@ -41,8 +41,12 @@ def verifiers_package(config: Config, host: Host) -> Iterator[Finding]:
     """Not where the job runs on another machine: what is installed there is not known."""
     if config.env._target_ != ENV or host.elsewhere or host.submitted:
         return
+    if config.env.dataset == "none":
+        words = "env=verifiers needs the name of an environment's package"
+        yield error("verifiers_package", "env.dataset", words, "env.dataset=PACKAGE")
+        return
     module = config.env.dataset.replace("-", "_").split("/")[-1]
-    if PathFinder.find_spec(module, [*search_folders(config.job.code), *sys.path]) is None:
+    if PathFinder.find_spec(module.partition(".")[0], [*search_folders(config.job.code), *sys.path]) is None:
         words = f"there is no installed package with the module {module}, which an environment of that name is"
         fix = f"pip install {config.env.dataset.split('/')[-1]}, or job.code=[FOLDER] that has it"
         yield error("verifiers_package", "env.dataset", words, fix)
