@@ -27,9 +27,7 @@ class VerifiersAgent:
     name = "verifiers"
     needs_door = False
 
-    def __init__(
-        self, max_turns: int, api_key: str | None, package: str, args: dict[str, Any] | None = None
-    ) -> None:
+    def __init__(self, max_turns: int, api_key: str | None, package: str, args: dict[str, Any] | None = None) -> None:
         self._max_turns = max_turns
         self._api_key = api_key or "none"  # the client refuses an empty one
         self._package = package

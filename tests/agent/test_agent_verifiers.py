@@ -168,7 +168,12 @@ async def test_what_is_no_score_is_no_grade(tmp_path):
 @pytest.mark.slow
 def test_it_trains(tmp_path):
     command = [sys.executable, "-m", "swe_rl", *words("multi"), f"job.code=[{PACKAGE}]", "trainer.steps=2"]
-    command += ["rollout.n=2", "rollout.prompts_per_step=2", "trainer.eval_every_steps=0", f"hydra.run.dir={tmp_path}/run"]
+    command += [
+        "rollout.n=2",
+        "rollout.prompts_per_step=2",
+        "trainer.eval_every_steps=0",
+        f"hydra.run.dir={tmp_path}/run",
+    ]
     ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=280)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     text = ended.stdout + ended.stderr

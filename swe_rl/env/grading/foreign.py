@@ -71,7 +71,9 @@ async def graded(
     if not isinstance(grade, Grade):
         raise GradeError(f"{maker}: its method grade must return swe_rl.api.Grade, not {grade!r:.80}")
     if grade.score is not None and not math.isfinite(grade.score):
-        raise GradeError(f"{instance.instance_id}: {maker}: its method grade gave the score {grade.score!r:.80}, not finite")
+        raise GradeError(
+            f"{instance.instance_id}: {maker}: its method grade gave the score {grade.score!r:.80}, not finite"
+        )
     return grade
 
 

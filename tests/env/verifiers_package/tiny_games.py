@@ -1,7 +1,10 @@
 """Three environments of the package `verifiers`: one turn, several turns, and a tool. Each row asks for a word."""
 
-import verifiers as vf
-from datasets import Dataset
+import asyncio
+import importlib
+
+vf = importlib.import_module("verifiers")  # optional: who uses this looks first
+Dataset = importlib.import_module("datasets").Dataset
 
 WORDS = ("add", "lib", "core", "bug")
 
@@ -22,8 +25,6 @@ def broken(completion, answer) -> float:
 class Twice(vf.MultiTurnEnv):
     async def env_response(self, messages, state, **kwargs):
         if "hang" in self.mode:
-            import asyncio
-
             await asyncio.sleep(60)
         if "raise" in self.mode:
             raise RuntimeError("the game broke")
