@@ -185,9 +185,9 @@ class VerifiersEnv:
         rows = loaded(self._config.dataset, self._arguments).rows(parts[1])
         first, end, _ = slice(*(int(text) if text else None for text in parts.group(2, 3))).indices(len(rows))
         self._commit = self._commit or commit_of(_FILES)
-        found = [self._instance(parts[1], index, rows[index]) for index in range(first, end)]
+        rows_taken = [self._instance(parts[1], index, rows[index]) for index in range(first, end)]
         choose = chosen if split == self._config.split else evaluated
-        return choose(self._config, found)
+        return choose(self._config, rows_taken)
 
     def split_instances(self, split: str) -> int | None:
         return len(loaded(self._config.dataset, self._arguments).rows(split.partition("[")[0]))
