@@ -105,6 +105,7 @@ class RewardKind(StrEnum):
     zero_one = "zero_one"
     plus_minus_one = "plus_minus_one"
     fail_to_pass_fraction = "fail_to_pass_fraction"
+    score = "score"  # the environment's own number where it gives one, else as zero_one
     fail_to_pass_only = "fail_to_pass_only"  # 1 where all FAIL_TO_PASS pass, whatever breaks, else -1
 
 

@@ -63,6 +63,7 @@ class Grade:
     cached: bool = False
     timed_out: bool = False  # the tests did not end within the grading's time
     findings: tuple[str, ...] = ()  # facts about this run beyond passed or not: forged output, a changed test runner
+    score: float | None = None  # the environment's own number, finite, which env.reward=score pays
     resolution: str = ""  # the official harness's: RESOLVED_FULL, RESOLVED_PARTIAL or RESOLVED_NO
     restored: tuple[str, ...] = ()  # files of the patch that were put back before the tests ran
     infra_hint: str = ""  # the official harness's guess at a fault of the image, where no test gave a result
@@ -70,7 +71,6 @@ class Grade:
     unsigned: frozenset[str] = frozenset()  # tests that the log alone calls passed, not the witness in the runner
     tests_s: float = 0.0  # of duration_s: the test run itself
     session: Session = field(default_factory=Session)  # of pytest gradings
-    score: float | None = None  # from 0 to 1, where the tests give a number and not names
 
     def worthless(self, *findings: str) -> "Grade":
         """The same run, and nothing of it counts as passed."""

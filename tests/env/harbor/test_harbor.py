@@ -189,7 +189,7 @@ def test_the_solution_is_paid_and_nothing_is_not(attempts, tasks):
 @pytest.mark.slow
 @needs_bwrap
 def test_a_part_of_the_reward_is_paid_where_fractions_are(attempts):
-    half = attempts(ScriptedAgent(["touch a"]), "two_files", RewardKind.fail_to_pass_fraction)
+    half = attempts(ScriptedAgent(["touch a"]), "two_files", RewardKind.score)
     assert (half.status, half.reward) == (Status.unresolved, 0.5)
     assert attempts(ScriptedAgent(["touch a"]), "two_files").reward == 0.0
 
