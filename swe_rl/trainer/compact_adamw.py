@@ -205,5 +205,5 @@ def code_book(key: str) -> Tensor:
 
 
 def _rows(local: Tensor) -> Tensor:
-    """[rows, values of a row], a view."""
-    return local.view(-1, 1) if local.ndim < 2 else local.view(local.shape[0], -1)
+    """[rows, values of a row], a view. A rank may have no row: of a critic's head, which has one, the first has it."""
+    return local.view(-1, 1) if local.ndim < 2 else local.view(local.shape[0], math.prod(local.shape[1:]))
