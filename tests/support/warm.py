@@ -104,7 +104,7 @@ def _write_line(words: list[str]) -> None:
 
 
 def _compose_ready() -> None:
-    """What each first composition of a process does and no option changes: a third of a small command's processor time."""
+    """What each first composition of a process does and no option changes: a third of a small command's time."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.core.plugins import Plugins
 
