@@ -206,3 +206,36 @@ def test_ended_from_outside_it_leaves_nothing(oracle, command, watch, signal_num
             process.wait()
     assert process.returncode == exit_status
     assert watch.seen and watch.nothing_left()
+
+
+def test_harbor_tasks_are_proven_and_a_process_left_behind_is_not_paid(oracle, command, watch):
+    """The second task's solution goes on writing a reward while its verifier, which says no, is at work."""
+    image = oracle.instances[0].image
+    waits = "sleep 1; echo 0 > /logs/verifier/reward.txt; sleep 1\n"
+    forever = "while :; do mkdir -p /logs/verifier; echo 1 > /logs/verifier/reward.txt; done"
+    tasks = {
+        "answered": ("[ -f answer ]; echo $((1 - $?)) > /logs/verifier/reward.txt\n", "touch answer\n"),
+        "forged": (waits, f"setsid nohup bash -c '{forever}' >/dev/null 2>&1 &\nsleep 0.5\n"),
+    }
+    for name, (test, solution) in tasks.items():
+        for file, text in {
+            "instruction.md": "Make a file with the name answer.\n",
+            "task.toml": f'[environment]\ndocker_image = "{image}"\n',
+            "tests/test.sh": test,
+            "solution/solve.sh": solution,
+        }.items():
+            path = command.root / "tasks" / name / file
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+    chosen = ("env=harbor", f"env.dataset={command.root / 'tasks'}", "sandbox=docker", f"sandbox.host={oracle.address}")
+    proven = command.run("job=validate", *chosen, small=False)
+    assert "answered: proven" in proven.stdout and "its verifier gave a reward of 0" in proven.stdout, proven.text
+    few = ("env.eval_split=train", "rollout.eval_n=1", "sandbox.concurrency=2", "rollout.concurrency=2")
+    done = command.run("job=eval", *chosen, "agent=gold", *few, small=False)
+    assert done.exit_status == 0, done.text
+    records = command.read(command.folder("eval") / "trajectories" / "eval_000000.jsonl")
+    assert {record["instance_id"]: record["status"] for record in records} == {
+        "answered": "resolved",
+        "forged": "unresolved",
+    }
+    assert watch.nothing_left()

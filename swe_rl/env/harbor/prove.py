@@ -5,8 +5,7 @@ from collections.abc import Callable, Sequence
 from swe_rl.env.harbor.env import HarborEnv
 from swe_rl.env.instance import Instance
 from swe_rl.env.patch import NOOP_PATCH
-from swe_rl.env.protocol import GradeError
-from swe_rl.errors import one_line
+from swe_rl.env.protocol import Grade, GradeError
 from swe_rl.sandbox.protocol import SandboxError, SandboxProvider
 
 
@@ -34,8 +33,17 @@ async def _why_not(env: HarborEnv, instance: Instance, sandboxes: SandboxProvide
     try:
         gold = await env.grade(instance, instance.patch, sandboxes, timeout_s)
         if not gold.resolved:
-            return f"its solution does not resolve it: {one_line(gold.log_tail[-300:])}"
+            return f"its solution does not resolve it: {_verdict(gold)}"
         idle = await env.grade(instance, NOOP_PATCH, sandboxes, timeout_s)
     except (GradeError, SandboxError) as error:
         return f"not tried: {error}"
     return "a sandbox in which nobody acted resolves it" if idle.resolved else ""
+
+
+def _verdict(grade: Grade) -> str:
+    """The verifier's number, and its last words where it has some."""
+    if grade.timed_out:
+        return "its verifier did not end in time"
+    number = "no reward" if grade.score is None else f"a reward of {grade.score:g}"
+    words = " ".join(grade.log_tail[-300:].split())
+    return f"its verifier gave {number}" + (f": {words}" if words else "")

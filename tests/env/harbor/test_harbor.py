@@ -274,7 +274,7 @@ def test_tasks_are_proven_by_their_solution_and_by_nothing(tasks, tmp_path):
     assert asyncio.run(main()) == 3
     assert "paid_for_nothing: a sandbox in which nobody acted resolves it" in said[0]
     assert "sum: proven" in said[1] and "two_files: proven" in said[2]
-    assert "unsolved: its solution does not resolve it" in said[3]
+    assert "unsolved: its solution does not resolve it: its verifier gave a reward of 0" in said[3]
     assert "without: it has no solution/solve.sh" in said[4]
     assert said[5] == "2 of 5 tasks are proven"
 
