@@ -90,7 +90,11 @@ NEEDS = {
         **{kind: ["env=swe_gym"] for kind in ("docker", "podman", "apptainer")},
     },
     "runtime": {"external": ["sandbox.runtime_url=http://a:1", "env=swe_gym"], "job": ["env=swe_gym"]},
-    "env": {"jsonl": ["env.dataset=/data/mine"]},
+    "env": {
+        "jsonl": ["env.dataset=/data/mine"],
+        "harbor": ["env.dataset=/data/mine"],
+        "verifiers": ["env.dataset=rich"],
+    },
     "agent": {
         "command": ["agent.command=program"],
         **{name: ["job.of=eval"] for name in ("gold", "noop", "scripted")},  # nobody to train
@@ -99,6 +103,7 @@ NEEDS = {
         "codex": LENGTHS,
         "opencode": ["sandbox.memory_gb=13", *LENGTHS],
         "openhands": LENGTHS,
+        "verifiers": ["env=verifiers", "env.dataset=rich"],
     },
 }
 LARGE = [

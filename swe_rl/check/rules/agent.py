@@ -24,6 +24,7 @@ AGENT_TOOLS = {
     "gold": ("none",),
     "noop": ("none",),
     "scripted": ("none",),
+    "verifiers": ("none",),
 }
 AGENT_PROMPTS = {
     "bash": ("standard", "short"),
