@@ -62,6 +62,8 @@ class Storm:
         for name, kills in planned:
             if left := [kill for kill in kills if kill.number not in done]:
                 waiting.put((name, kills if any(kill.point for kill in kills) else left, 1))
+        if waiting.empty():  # a worker's warm process takes seconds to start
+            return
         with JsonlWriter(self.lines) as writer:
             workers = [
                 threading.Thread(target=self._work, args=(number, waiting, writer))

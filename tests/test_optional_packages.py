@@ -114,6 +114,7 @@ COMMANDS = {
     "docker": ("docker", ["sandbox=docker", "sandbox.image=a:b"]),
     "swe-rex": ("swe_rex", ["sandbox=swe_rex"]),
     "mini-swe-agent": ("mini_swe", ["agent=mini_swe"]),
+    "verifiers": ("verifiers", ["env=verifiers", "env.dataset=json"]),
     "ray": ("ray", ["hardware.ray_address=head:6379", "layout=local2"]),
     "datasets": ("data", ["job=prepare", "env=swebench_lite"]),
     "pyarrow": ("data", ["job=prepare", "env=swebench_lite"]),
@@ -152,6 +153,7 @@ from swe_rl.sandbox.swe_rex import SweRex
 SweRex(SandboxConfig(), Path("scratch"))
 """,
     "mini-swe-agent": "from swe_rl.agent.mini_swe.dialects import load_library; load_library()",
+    "verifiers": "from swe_rl.env.verifiers import library; library()",
     "ray": "from swe_rl.hardware.ray_cluster import connect; connect('head:6379')",
     "datasets": "from swe_rl.env.swe.dataset import _datasets; _datasets('a/b')",
     "pyarrow": "from pathlib import Path; from swe_rl.env.records import _pyarrow; _pyarrow(Path('x.parquet'))",

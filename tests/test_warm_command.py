@@ -88,3 +88,8 @@ def test_it_is_waited_for_interrupted_and_killed(start):
 @pytest.mark.parametrize("name", ["PYTHONHASHSEED", "HF_HOME", "PYTHONPATH"])
 def test_what_is_read_at_an_import_is_not_forked(tmp_path, environ, name):
     assert warm(LIGHT).start([], tmp_path, {**environ, name: "/elsewhere"}, "pass") is None
+
+
+def test_it_is_ready_to_compose(start):
+    done = start("from swe_rl.config.store import register; print(register.cache_info().currsize)").completed(60)
+    assert (done.stdout, done.stderr) == ("1\n", "")

@@ -75,14 +75,18 @@ def gold_agent(patches: Patches | None, command_timeout_s: float) -> "GoldAgent"
 
 
 class GoldAgent(ScriptedAgent):
-    """Applies the gold patch of the task's instance. `patches`: from instance id to unified diff."""
+    """Applies the gold patch of the task's instance. `patches`: from instance id to unified diff, or to a script."""
 
     name = "gold"
 
     def __init__(self, patches: Patches, *, command_timeout_s: float = 60.0) -> None:
         self._patch_of = patches if callable(patches) else patches.get
         super().__init__(
-            [f"git apply --whitespace=nowarn {_PATCH_FILE}; status=$?; rm -f {_PATCH_FILE}; exit $status"],
+            [
+                f"if [ \"$(head -c 2 {_PATCH_FILE})\" = '#!' ]; then bash {_PATCH_FILE}; "
+                f"else git apply --whitespace=nowarn {_PATCH_FILE}; fi; "
+                f"status=$?; rm -f {_PATCH_FILE}; exit $status"
+            ],
             command_timeout_s=command_timeout_s,
         )
 

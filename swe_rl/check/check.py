@@ -33,6 +33,7 @@ from swe_rl.check.rules import (
     sandbox,
     time,
     trainer,
+    verifiers,
 )
 from swe_rl.config.folders import clash
 from swe_rl.config.keys import comment_of
@@ -55,6 +56,7 @@ _FILES = (
     data,
     extension,
     agent,
+    verifiers,
     sandbox,
     router,
     time,

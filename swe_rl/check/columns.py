@@ -38,7 +38,7 @@ class ColumnProblem:
 
 def columns_of(env_name: str) -> tuple[str, ...]:
     """The names of ours that an environment reads; none where its rows have no columns."""
-    return {"bugs": (), "kodcode": _OF_FUNCTIONS}.get(env_name, _OF_ISSUES)
+    return {"bugs": (), "harbor": (), "kodcode": _OF_FUNCTIONS}.get(env_name, _OF_ISSUES)
 
 
 def columns_for(env: EnvConfig, *, evaluated: bool) -> Mapping[str, str]:

@@ -200,7 +200,7 @@ def _fetches_images(config: Config, _: Host, job: JobName) -> bool:
 
 def _data_sets(config: Config, job: JobName) -> list[str]:
     env = config.env
-    if env.name == "bugs" or job not in _READS:
+    if env.name in ("bugs", "verifiers") or job not in _READS:
         return []
     evaluated = env.eval_dataset or env.dataset
     return [evaluated] if job is JobName.eval else [env.dataset] if job is JobName.rollout else [env.dataset, evaluated]
@@ -235,6 +235,10 @@ def _acts_by_library(config: Config, _: Host, job: JobName) -> bool:
     return job in _ACTS and config.agent.name == "mini_swe"
 
 
+def _plays(config: Config, _: Host, job: JobName) -> bool:
+    return job in _READS and config.env.name == "verifiers"
+
+
 def _logs(config: Config, _: Host, __: JobName) -> bool:
     return Part.logger in starts(config) and config.logger.wandb is not WandbMode.disabled
 
@@ -254,6 +258,7 @@ NEEDS = (
     Need(("docker",), "docker", "runtime.containers", _serves_containers),
     Need(("swe-rex",), "swe_rex", "sandbox.name", _deploys),
     Need(("docker",), "docker", "job.images_action", _fetches_images),
+    Need(("verifiers",), "verifiers", "env.name", _plays),
     Need(("mini-swe-agent",), "mini_swe", "agent.name", _acts_by_library),
     Need(("datasets",), "data", "env.dataset", _hub_data),
     Need(("pyarrow",), "data", "env.dataset", _parquet),

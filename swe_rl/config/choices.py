@@ -105,6 +105,7 @@ class RewardKind(StrEnum):
     zero_one = "zero_one"
     plus_minus_one = "plus_minus_one"
     fail_to_pass_fraction = "fail_to_pass_fraction"
+    score = "score"  # the environment's own number where it gives one, else as zero_one
     fail_to_pass_only = "fail_to_pass_only"  # 1 where all FAIL_TO_PASS pass, whatever breaks, else -1
 
 
@@ -259,6 +260,14 @@ class MaskLevel(StrEnum):
     token = "token"  # each token's own ratio
     geometric = "geometric"  # the geometric mean of the trajectory's ratios: all its tokens or none
     sequence = "sequence"  # the product of the trajectory's ratios: all its tokens or none
+
+
+class OptimizerState(StrEnum):
+    """What AdamW's two moments rest in; they are computed with in float32."""
+
+    float32 = "float32"  # 8 bytes a parameter
+    bfloat16 = "bfloat16"  # 4, rounded stochastically
+    int8 = "int8"  # 2, and a scale for each 256 values
 
 
 class LoraServing(StrEnum):

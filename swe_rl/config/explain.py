@@ -202,10 +202,11 @@ def _near_member(hint: Any, given: re.Match[str] | None) -> str:
 
 
 def _where(error: BaseException, key: str, overrides: Sequence[str]) -> str:
-    for override in overrides:
-        name = _split(override)[0]
-        if key and (name == key or key.startswith(f"{name}.") or name.startswith(f"{key}.")):
-            return f"command line: {override}"
+    named = {_split(override)[0]: override for override in overrides}
+    near = [name for name in named if name == key or key.startswith(f"{name}.") or name.startswith(f"{key}.")]
+    if key and near:
+        # `env=jsonl env.instances=[a]`: the key itself is at fault and not the option before it.
+        return f"command line: {named[max(near, key=len)]}"
     file = re.search(r"In '([^']+)'", str(error))
     return f"conf/{file.group(1)}.yaml" if file else "a file of conf/"
 

@@ -30,6 +30,7 @@ from swe_rl.config.choices import (
     MaskLevel,
     NewKind,
     Objective,
+    OptimizerState,
     OutcomeReward,
     OutputFormat,
     PolicyLoss,
@@ -513,6 +514,7 @@ class TrainerConfig:
     attention: str = "auto"  # auto: by the rows' length; by_row, varlen or flash_attn (that package)
     compile: bool | None = None  # torch compiles what surrounds attention; null: on GPUs, where the run saves by it
     offload_optimizer: bool = False  # Adam's moments and master weights in the nodes' memory
+    optimizer_state: OptimizerState = OptimizerState.float32  # of AdamW's moments: 8, 4 or 2 bytes a parameter
     lora_rank: ZeroOrMore = 0  # of an adapter on the linear layers of attention and MLP, which alone learns; 0: none
     lora_alpha: Count | None = None  # the adapter's product counts lora_alpha / lora_rank times; null: twice lora_rank
     lora_serving: LoraServing = LoraServing.merged  # what engines get: the merged model, or the adapter beside the base

@@ -12,7 +12,11 @@ from swe_rl.env.swe.env import SweEnv
 from swe_rl.extension.find import foreign
 from swe_rl.extension.make import make
 
-_OTHERS = {"bugs": "swe_rl.env.bugs.env.BugsEnv", "kodcode": "swe_rl.env.kodcode.env.KodcodeEnv"}
+_OTHERS = {
+    "bugs": "swe_rl.env.bugs.env.BugsEnv",
+    "kodcode": "swe_rl.env.kodcode.env.KodcodeEnv",
+    "harbor": "swe_rl.env.harbor.env.HarborEnv",
+}
 
 
 _DEFAULT = GraderConfig()

@@ -3,11 +3,11 @@
 from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from swe_rl.env.instance import Instance
 from swe_rl.errors import RunError
-from swe_rl.sandbox.protocol import SandboxProvider, Workspace
+from swe_rl.sandbox.protocol import Sandbox, SandboxProvider, Workspace
 
 
 class GradeError(RunError):
@@ -63,6 +63,7 @@ class Grade:
     cached: bool = False
     timed_out: bool = False  # the tests did not end within the grading's time
     findings: tuple[str, ...] = ()  # facts about this run beyond passed or not: forged output, a changed test runner
+    score: float | None = None  # the environment's own number, finite, which env.reward=score pays
     resolution: str = ""  # the official harness's: RESOLVED_FULL, RESOLVED_PARTIAL or RESOLVED_NO
     restored: tuple[str, ...] = ()  # files of the patch that were put back before the tests ran
     infra_hint: str = ""  # the official harness's guess at a fault of the image, where no test gave a result
@@ -76,6 +77,7 @@ class Grade:
         return replace(
             self,
             resolved=False,
+            score=None if self.score is None else 0.0,
             fail_to_pass=dict.fromkeys(self.fail_to_pass, False),
             pass_to_pass=dict.fromkeys(self.pass_to_pass, False),
             findings=(*self.findings, *findings),
@@ -128,4 +130,25 @@ class Env(Protocol):
     @abstractmethod
     async def grade(self, instance: Instance, patch: str, sandboxes: SandboxProvider, timeout_s: float) -> Grade:
         """Runs the tests in a fresh sandbox that no agent touched. Raises GradeError."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What an instance itself allows, in seconds; the run's own limits hold as well."""
+
+    agent_s: float
+    grade_s: float
+
+
+@runtime_checkable
+class GradesInPlace(Protocol):
+    """Of an environment whose answer is no patch: what the agent's own sandbox looks like is graded."""
+
+    @abstractmethod
+    def limits(self, instance: Instance) -> Limits: ...
+
+    @abstractmethod
+    async def grade_in(self, instance: Instance, sandbox: Sandbox, timeout_s: float) -> Grade:
+        """Called once the agent has ended; nothing that the agent wrote is trusted. Raises GradeError, SandboxError."""
         ...

@@ -79,7 +79,7 @@ def with_model_folder(config: Config) -> Config:
         return config
     target = _export_folder(checkpoint)
     if not (target / "config.json").is_file():
-        print(f"model.path={config.model.path}: {checkpoint.name} is made a model's folder, {target}", flush=True)
+        print(f"model.path={config.model.path}: exporting {checkpoint.name} to {target}", flush=True)
         try:
             _write(checkpoint, target, config.model, ExportType.model)
         except Exception:

@@ -324,7 +324,7 @@ def _print_plan(made: dict[str, Any], config: Config, origins: Origins | None) -
     if known:
         console.print(_section("environment", known, wide=True))
     if unset := len(made["environment"]) - len(known):
-        console.print(f"{unset} variables that a run reads are not set; job.format=json names them.", style="dim")
+        console.print(f"{unset} environment variables are not set; job.format=json names them.", style="dim")
     if origins is not None and (given := _from_environment(config, origins)):
         console.print(_section("set by the environment", given, wide=True))
 

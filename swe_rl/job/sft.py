@@ -23,7 +23,7 @@ from swe_rl.config.schema import Config
 from swe_rl.env.bugs.demonstration import Demonstrator
 from swe_rl.env.bugs.workspace import PACKAGES
 from swe_rl.errors import RunError, UserError
-from swe_rl.logger.disk import write_json_atomic
+from swe_rl.logger.disk import as_os_errors, disk_error, write_json_atomic
 from swe_rl.model.tiny import build_model, build_tokenizer, upcycled
 from swe_rl.plan.warm_start import trained
 from swe_rl.run import event_loop
@@ -127,9 +127,14 @@ def _start_folder(config: Config, fresh: Path) -> Path:
     if not (fresh / "config.json").is_file():  # else a resumed run's own
         aside = fresh.with_name(f".{fresh.name}.aside")
         shutil.rmtree(aside, ignore_errors=True)
-        for part in _mixture(config) if config.sft.start else _nothing(config):
-            part.save_pretrained(aside)
-        aside.rename(fresh)
+        parts = _mixture(config) if config.sft.start else _nothing(config)
+        try:
+            with as_os_errors(aside):
+                for part in parts:
+                    part.save_pretrained(aside)
+            aside.rename(fresh)
+        except OSError as error:
+            raise disk_error(fresh, error) from error
     return fresh
 
 
@@ -187,14 +192,23 @@ def _check_output(output: Path) -> None:
 
 
 def _save(output: Path, write: Callable[[Path], None], figures: dict[str, Any]) -> None:
-    """Written aside, then renamed: half a model is never found, and the old one goes after the new one is there."""
+    """Written aside, then renamed: half a model is never found, and the old one goes after the new one is there.
+
+    Raises DiskError; then the old one is as it was.
+    """
     aside, old = output.with_name(f".{output.name}.aside"), _old(output)
     for leftover in (aside, old):
         shutil.rmtree(leftover, ignore_errors=True)
-    aside.parent.mkdir(parents=True, exist_ok=True)
-    write(aside)
-    write_json_atomic(aside / "warm_start.json", figures)
-    if output.exists():
-        output.rename(old)
-    aside.rename(output)
+    try:
+        aside.parent.mkdir(parents=True, exist_ok=True)
+        write(aside)
+        write_json_atomic(aside / "warm_start.json", figures)
+        if output.exists():
+            output.rename(old)
+        aside.rename(output)
+    except OSError as error:
+        _put_back(output)
+        raise disk_error(output, error, key="sft.output") from error
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
     shutil.rmtree(old, ignore_errors=True)

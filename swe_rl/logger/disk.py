@@ -17,8 +17,8 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from swe_rl.errors import RunError
 from swe_rl.host.kill_point import kill_point
 
 _ASIDE = re.compile(r"\..+\.\d+\.[0-9a-f]{12}\.tmp")  # as `write_bytes_atomic` names it
+_OS_ERROR = re.compile(r"\(os error (\d+)\)")
 _OPTIONS = orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
 _WAY_OUT = {
     errno.ENOSPC: "free some space or point {key} at another disk",
@@ -50,6 +51,18 @@ def disk_error(path: Path, error: OSError, *, key: str = "paths.outputs") -> Dis
         f"cannot write {path}: {error.strerror or error} ({free_mb(path)} MB free there); {way_out}. "
         "What was on the disk before is intact; trainer.resume=auto continues from the last checkpoint."
     )
+
+
+@contextmanager
+def as_os_errors(path: Path) -> Iterator[None]:
+    """Libraries in Rust, as safetensors, say `... (os error 28)` in an error of their own. Raises OSError."""
+    try:
+        yield
+    except Exception as error:
+        number = None if isinstance(error, OSError) else _OS_ERROR.search(str(error))
+        if number is None:
+            raise
+        raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from error
 
 
 def free_mb(path: Path) -> str:

@@ -4,10 +4,12 @@ Invariants:
 - Secrets of the environment appear neither in the file nor on the console, tracebacks included.
 - The same warning of the same logger is shown once; the file has them all.
 - Closing gives the root logger back as it was.
+- A disk that takes no line of the file ends nothing: the console says so once.
 """
 
 import logging
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Self, TextIO
 
@@ -26,7 +28,7 @@ class RunLog:
         redactor = redactor or Redactor.from_environ()
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._file: logging.Handler = logging.FileHandler(path, encoding="utf-8", errors="replace")
+            self._file: logging.Handler = _FileHandler(path, encoding="utf-8", errors="replace")
         except OSError as error:
             raise disk_error(path, error) from error
         self._file.setFormatter(_RedactingFormatter(_FILE_FORMAT, redactor))
@@ -68,6 +70,24 @@ class _RedactingFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         return self._redactor.text(super().format(record))
+
+
+class _FileHandler(logging.FileHandler):
+    """What needs the disk says why it cannot go on; these lines only show."""
+
+    _said = False
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - a name of the standard library
+        error = sys.exc_info()[1]
+        if not isinstance(error, OSError):
+            super().handleError(record)
+        elif not self._said:
+            self._said = True
+            print(f"WARNING: {disk_error(Path(self.baseFilename), error)}", file=sys.stderr, flush=True)
+
+    def close(self) -> None:
+        with suppress(OSError):  # lines that it still holds
+            super().close()
 
 
 class _ConsoleHandler(logging.Handler):

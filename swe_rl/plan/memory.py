@@ -1,25 +1,33 @@
 """Estimates of memory and disk in GB (10^9 bytes), from the model's facts and the layout alone.
 
 Invariants:
-- bfloat16 weights in engines; float32 master weights and Adam moments in the trainer (bfloat16 weights and gradients
-  on the GPU where the optimizer is offloaded). Below an adapter the base is bfloat16, without gradients or moments, and
-  is the reference as well.
+- bfloat16 weights in engines; float32 master weights in the trainer, and Adam moments of `trainer.optimizer_state`
+  (bfloat16 weights and gradients on the GPU where the optimizer is offloaded). Below an adapter the base is bfloat16,
+  without gradients or moments, and is the reference as well.
 - Fragmentation is left out: good for refusing what cannot fit, not for promising that the last gigabyte will do.
 """
 
-from swe_rl.config.choices import Advantage, EngineKind
+from swe_rl.config.choices import Advantage, EngineKind, OptimizerState
 from swe_rl.config.schema import Config, ModelConfig
 from swe_rl.plan.sizes import serves_adapter, trajectories_at_once, trajectories_per_mini_batch, uses_no_gpu
 
 ENGINE_BYTES = 2  # bfloat16
 CPU_BYTES = 4  # float32
 GRADIENT_BYTES = 4  # float32, of master weights
-OPTIMIZER_BYTES = 8  # two float32 Adam moments
-CHECKPOINT_BYTES = CPU_BYTES + OPTIMIZER_BYTES
+MOMENT_BYTES = {  # of both Adam moments; 8 bits have a float32 scale for 256 values
+    OptimizerState.float32: 8.0,
+    OptimizerState.bfloat16: 4.0,
+    OptimizerState.int8: 2.0 + 8.0 / 256,
+}
 LOGIT_CHUNK_TOKENS = 1024  # rows of logits that exist at once, in float32, with their gradient
 CUDA_GB = 2.0  # context, NCCL buffers, kernels' workspace
 CONTEXT_GB = 0.8  # what a trainer's rank that rests keeps beside its tensors
 SLEEPING_ENGINE_GB = 1.0  # what a colocated engine keeps while the trainer works
+
+
+def moment_bytes(config: Config) -> float:
+    """Of both of AdamW's moments, a parameter."""
+    return MOMENT_BYTES[config.trainer.optimizer_state]
 
 
 def weights_gb(model: ModelConfig, bytes_per_parameter: int = ENGINE_BYTES) -> float:
@@ -87,7 +95,7 @@ def trainer_gb(config: Config) -> float:
     With an offloaded optimizer these rest in the host's memory, too.
     """
     model = config.model
-    full = CPU_BYTES + CPU_BYTES + OPTIMIZER_BYTES
+    full = CPU_BYTES + CPU_BYTES + moment_bytes(config)
     if config.trainer.lora_rank > 0:
         states = weights_gb(model) + lora_params_b(config) * full
     elif config.trainer.offload_optimizer:
@@ -109,13 +117,14 @@ def _frozen_gb(config: Config) -> float:
 def offloaded_gb(config: Config) -> float:
     """Master weights, their gradients and moments in the nodes' memory, and the reference's weights.
 
-    16 bytes a parameter: 14 billion on one GPU need 236 GB, and the kernel ended that rank on a host of 264 GB, where
-    the engine and the files of the model took the rest.
+    16 bytes a parameter with float32 moments: 14 billion on one GPU need 236 GB, and the kernel ended that rank on a
+    host of 264 GB, where the engine and the files of the model took the rest.
     """
     if not config.trainer.offload_optimizer or config.trainer.lora_rank > 0:
         return 0.0
     copies = 2 if config.algo.advantage is Advantage.gae else 1
-    return copies * config.model.params_b * (CPU_BYTES + GRADIENT_BYTES + OPTIMIZER_BYTES) + _frozen_gb(config)
+    bytes_per_parameter = CPU_BYTES + GRADIENT_BYTES + moment_bytes(config)
+    return copies * config.model.params_b * bytes_per_parameter + _frozen_gb(config)
 
 
 def states_gb_per_gpu(config: Config) -> float:
@@ -179,9 +188,9 @@ def resting_gb_per_gpu(config: Config) -> float:
 
 
 def checkpoint_gb(config: Config) -> float:
-    """Float32 weights and Adam moments, a critic's too; with LoRA those of the adapter."""
+    """Float32 weights, and Adam moments as they are kept, a critic's too; with LoRA those of the adapter."""
     params = lora_params_b(config) if config.trainer.lora_rank > 0 else config.model.params_b
-    return params * CHECKPOINT_BYTES * (2 if config.algo.advantage is Advantage.gae else 1)
+    return params * (CPU_BYTES + moment_bytes(config)) * (2 if config.algo.advantage is Advantage.gae else 1)
 
 
 def checkpoints_gb(config: Config) -> float:

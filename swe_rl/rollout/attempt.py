@@ -1,4 +1,4 @@
-"""One attempt of one agent at one instance: boot, act, take the patch, grade.
+"""One attempt of one agent at one instance: boot, act, take the patch, grade; or grade in the sandbox itself.
 
 Invariants:
 - Whatever fails, the sandbox is closed and the gateway's session is closed.
@@ -9,8 +9,9 @@ Invariants:
 """
 
 import asyncio
+import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -35,7 +36,7 @@ from swe_rl.env.cheating.attempts import cheating_attempts
 from swe_rl.env.history import hide_history
 from swe_rl.env.instance import Instance
 from swe_rl.env.patch import collect_patch
-from swe_rl.env.protocol import Env, Grade, GradeError
+from swe_rl.env.protocol import Env, Grade, GradeError, GradesInPlace, Limits
 from swe_rl.gateway.errors import GatewayLostError
 from swe_rl.gateway.live import SessionSummary
 from swe_rl.gateway.server import Gateway
@@ -51,6 +52,7 @@ _SETUP_S = 600.0
 _HIDE_HISTORY_S = 120.0
 _GRADE_LOG_CHARS = 2000
 _PATIENCE_GRAIN_S = 0.1
+_NO_LIMITS = Limits(math.inf, math.inf)
 _TAKE_PATCH_S = 60.0  # at least: a large tree is no command of the agent's
 
 
@@ -113,7 +115,7 @@ class Attempter:
             order.acted()
             if progress.result and needs_grading(progress.result.exit, progress.patch):
                 async with self._gradings:
-                    await self._judge(order, progress, times_s)
+                    await self._judge(order, progress, times_s, self._grade(order, progress.patch))
             assert progress.result is not None
             status = status_of(progress.result.exit, progress.patch, progress.grade)
             await self._pay(order, status, progress)
@@ -153,10 +155,16 @@ class Attempter:
         """A program inside of the sandbox does not count its turns as we do, if at all: the gateway does."""
         return replace(order.settings, max_calls=self._rollout.max_turns) if self._agent.needs_door else order.settings
 
-    async def _judge(self, order: Order, progress: _Progress, times_s: dict[str, float]) -> None:
-        """Puts the patch to the tests. Raises GradeError, SandboxError."""
+    async def _judge(
+        self, order: Order, progress: _Progress, times_s: dict[str, float], grading: Coroutine[Any, Any, Grade]
+    ) -> None:
+        """Puts what the agent did to the tests. Raises GradeError, SandboxError."""
         progress.began_s["grade"] = self._wall_clock()
-        progress.grade = await self._grade(order, progress.patch, times_s)
+        began_s = self._clock()
+        try:
+            progress.grade = await grading
+        finally:
+            times_s["grade"] = self._clock() - began_s
         if self._keep_log is not None:
             await asyncio.to_thread(self._keep_log, order, progress.grade.log or progress.grade.log_tail)
         progress.tricks = tricks_of(progress.grade, progress.patch, order.instance)
@@ -197,11 +205,15 @@ class Attempter:
         sandbox = await self._sandboxes.create(workspace, owner=order.trajectory_id, door=door)
         try:
             base_commit = order.instance.base_commit
-            if workspace.image is not None:  # what we made ourselves has no history to hide
+            in_place = self._env if isinstance(self._env, GradesInPlace) else None
+            if workspace.image is not None and in_place is None:  # what we made ourselves has no history to hide
                 base_commit = await _ready(sandbox, order.instance)
             times_s["boot"] = self._clock() - started_s
             await self._run_agent(prefix, order, progress, times_s, sandbox)
-            await self._take_patch(progress, sandbox, base_commit)
+            if in_place is None:
+                await self._take_patch(progress, sandbox, base_commit)
+            else:
+                await self._judge_in(in_place, sandbox, order, progress, times_s)
         finally:
             await sandbox.close()
 
@@ -220,7 +232,7 @@ class Attempter:
             base_url=self._gateway.session_url(order.trajectory_id),
             model=self._model_name,
             sandbox=sandbox,
-            timeout_s=self._rollout.agent_timeout_s,
+            timeout_s=min(self._rollout.agent_timeout_s, self._limits(order.instance).agent_s),
             waited=waited,
             replay=None if prefix is None else self._replay(prefix, order, progress),
         )
@@ -277,17 +289,33 @@ class Attempter:
         assert parts.hostname is not None and parts.port is not None
         return Door(parts.hostname, parts.port, parts.path)
 
-    async def _grade(self, order: Order, patch: str, times_s: dict[str, float]) -> Grade:
+    def _limits(self, instance: Instance) -> Limits:
+        return self._env.limits(instance) if isinstance(self._env, GradesInPlace) else _NO_LIMITS
+
+    async def _judge_in(
+        self, env: GradesInPlace, sandbox: Sandbox, order: Order, progress: _Progress, times_s: dict[str, float]
+    ) -> None:
+        """The sandbox as the agent left it, once: no second one is like it. Raises GradeError, SandboxError."""
+        assert progress.result is not None
+        if progress.result.exit is not Exit.SUBMITTED:
+            return
+        order.acted()
+        async with self._gradings:
+            await self._judge(order, progress, times_s, self._grade_in(env, sandbox, order.instance))
+
+    async def _grade_in(self, env: GradesInPlace, sandbox: Sandbox, instance: Instance) -> Grade:
+        timeout_s = min(self._rollout.grade_timeout_s, env.limits(instance).grade_s)
+        grade = await env.grade_in(instance, sandbox, timeout_s)
+        self._is_out_of_time(instance.instance_id, grade, timeout_s)
+        return grade
+
+    async def _grade(self, order: Order, patch: str) -> Grade:
         """Tests that did not end are run once more where they can: a hiccup of the machine is no verdict."""
-        started_s = self._clock()
         timeout_s = self._rollout.grade_timeout_s
-        try:
+        grade = await self._env.grade(order.instance, patch, self._sandboxes, timeout_s)
+        if self._is_out_of_time(order.instance.instance_id, grade, timeout_s):
             grade = await self._env.grade(order.instance, patch, self._sandboxes, timeout_s)
-            if self._is_out_of_time(order.instance.instance_id, grade, timeout_s):
-                grade = await self._env.grade(order.instance, patch, self._sandboxes, timeout_s)
-                self._is_out_of_time(order.instance.instance_id, grade, timeout_s)
-        finally:
-            times_s["grade"] = self._clock() - started_s
+            self._is_out_of_time(order.instance.instance_id, grade, timeout_s)
         return grade
 
     def _is_out_of_time(self, instance_id: str, grade: Grade, timeout_s: float) -> bool:

@@ -26,6 +26,7 @@ FAILURE_REWARD = {
     RewardKind.zero_one: 0.0,
     RewardKind.plus_minus_one: -1.0,
     RewardKind.fail_to_pass_fraction: 0.0,
+    RewardKind.score: 0.0,
     RewardKind.fail_to_pass_only: -1.0,
 }
 
@@ -38,13 +39,15 @@ def needs_grading(exit: Exit, patch: str) -> bool:
 def status_of(exit: Exit, patch: str, grade: Grade | None) -> Status:
     if exit is not Exit.SUBMITTED:
         return _UNSUBMITTED[exit]
-    if not patch.strip():
+    if grade is None and not patch.strip():
         return Status.empty_patch
     return Status.resolved if grade is not None and grade.resolved else Status.unresolved
 
 
 def graded_reward(grade: Grade, kind: RewardKind) -> float:
     """`fail_to_pass_fraction` is 0 as soon as a PASS_TO_PASS test breaks; `fail_to_pass_only` ignores those."""
+    if kind is RewardKind.score and grade.score is not None:
+        return grade.score
     if kind is RewardKind.fail_to_pass_only:
         solved = grade.patch_applied and bool(grade.fail_to_pass) and all(grade.fail_to_pass.values())
         return 1.0 if solved else FAILURE_REWARD[kind]

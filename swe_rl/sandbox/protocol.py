@@ -71,6 +71,7 @@ class Workspace:
     image: str | None = None
     workdir: str = "/testbed"
     toolchain: Toolchain | None = None
+    places: tuple[str, ...] = ()  # further folders that begin empty, each sandbox's own; an image has its own
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,6 +68,7 @@ class Critic:
             betas=(config.beta1, config.beta2),
             grad_clip=config.grad_clip,
             offload_threads=offload_threads,
+            kind=config.optimizer_state,
         )
         self._values: dict[int, PerToken] = {}  # of the step's rows, by their identity, which the mini-batches keep
         self._targets: dict[int, PerToken] = {}

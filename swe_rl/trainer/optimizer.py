@@ -4,8 +4,8 @@ Invariants:
 - Weights never become non-finite through an update: such an update is dropped and counted.
 - A gradient that is zero as a whole moves nothing: there was nothing to learn, and AdamW would go on by its momentum.
 - After `MAX_NONFINITE` dropped updates in a row the run stops, because the policy no longer learns.
-- Its state is a flat mapping of names to tensors (`exp_avg.NAME`, `exp_avg_sq.NAME`, `step.NAME`), free of pickle and
-  of the parameters' order.
+- Its state is a flat mapping of names to tensors (`exp_avg.NAME`, `exp_avg_sq.NAME`, `step.NAME`; the scales of 8 bits
+  beside them), free of pickle and of the parameters' order.
 """
 
 import math
@@ -18,12 +18,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from swe_rl.config.choices import OptimizerState
+from swe_rl.trainer.compact_adamw import MOMENTS, SCALES, CompactAdamW, fresh_state, state_keys
 from swe_rl.trainer.protocol import TrainerError
 from swe_rl.trainer.sharded.mesh import local_shard, shard_range, whole
 
 MAX_NONFINITE = 3
 _EPS = 1e-6  # as torch's own clipping has it
-STATE_KEYS = ("exp_avg", "exp_avg_sq", "step")
 RowsOf = Callable[[str, int, int], Tensor]  # rows first .. last + 1 of a named tensor
 
 
@@ -60,19 +61,26 @@ class Optimizer:
         betas: tuple[float, float],
         grad_clip: float,
         offload_threads: int = 0,
+        kind: OptimizerState = OptimizerState.float32,
     ) -> None:
         """`grad_clip` bounds the global gradient norm; 0 leaves the clipping off.
 
         `offload_threads`: the weights rest in the host's memory although they are computed with on a GPU; the host's
-        cores that update them.
+        cores that update them. `kind`: what the moments rest in.
         """
         self._params = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self._offload_threads = offload_threads
+        self._kind = kind
         # Fused: one kernel, no temporary copies. Elsewhere torch's own choice, whose bits older runs have.
         fused = True if offload_threads or all(p.is_cuda for p in self._params.values()) else None
         self._kinds = _alike(self._params.values())
         groups = [{"params": kind} for kind in self._kinds]  # no kernel takes both kinds at once
-        self._adamw = torch.optim.AdamW(groups, lr=lr, weight_decay=weight_decay, betas=betas, fused=fused)
+        names = {param: name for name, param in self._params.items()}
+        self._adamw: torch.optim.Optimizer = (
+            torch.optim.AdamW(groups, lr=lr, weight_decay=weight_decay, betas=betas, fused=fused)
+            if kind is OptimizerState.float32
+            else CompactAdamW(groups, names, kind, lr=lr, weight_decay=weight_decay, betas=betas)
+        )
         self._max_norm = grad_clip if grad_clip > 0 else math.inf
         self.lr = lr
         self.nonfinite_in_a_row = 0
@@ -103,7 +111,8 @@ class Optimizer:
     def state_tensors(self) -> dict[str, Tensor]:
         """Detached views of the state, empty before the first update."""
         states = ((name, self._adamw.state.get(param, {})) for name, param in self._params.items())
-        return {f"{key}.{name}": state[key].detach() for name, state in states for key in STATE_KEYS if key in state}
+        keys = (*MOMENTS, *SCALES.values(), "step")
+        return {f"{key}.{name}": state[key].detach() for name, state in states for key in keys if key in state}
 
     def forget(self) -> None:
         """As before the first update."""
@@ -117,17 +126,34 @@ class Optimizer:
         self._require_all(names)
         for name, param in self._params.items():
             start, stop = shard_range(param)
-            state = {key: torch.zeros_like(param, requires_grad=False) for key in ("exp_avg", "exp_avg_sq")}
+            state = fresh_state(param, self._kind)
             for key, tensor in state.items():
-                local_shard(tensor).copy_(rows(f"{key}.{name}", start, stop))
+                stored = rows(f"{key}.{name}", start, stop)
+                self._require_kind(stored, tensor)
+                local_shard(tensor).copy_(stored)
             state["step"] = _step_like(rows(f"step.{name}", 0, 0), param)
             self._adamw.state[param] = state
 
     def _require_all(self, names: Collection[str]) -> None:
-        expected = {f"{key}.{name}" for name in self._params for key in STATE_KEYS}
+        keys = {name: (*state_keys(param, self._kind), "step") for name, param in self._params.items()}
+        expected = {f"{key}.{name}" for name in keys for key in keys[name]}
+        if any("_scale." in name for name in set(names) ^ expected):
+            there = OptimizerState.int8 if self._kind is not OptimizerState.int8 else "not int8"
+            raise TrainerError(self._another_kind(there))
         if set(names) != expected:
             odd = sorted(set(names) ^ expected)[:3]
             raise TrainerError(f"The optimizer state is of another model: {odd} are missing or too many.")
+
+    def _require_kind(self, stored: Tensor, tensor: Tensor) -> None:
+        """Nothing is converted: a run in other bits from here on would be neither of the two runs."""
+        if stored.dtype is not tensor.dtype:
+            raise TrainerError(self._another_kind(str(stored.dtype).removeprefix("torch.")))
+
+    def _another_kind(self, there: str) -> str:
+        return (
+            f"The optimizer's moments are {there} in the checkpoint, and trainer.optimizer_state={self._kind} here. "
+            "Resume with the trainer.optimizer_state that it was saved with."
+        )
 
     def _set_lr(self, lr: float) -> None:
         self.lr = lr

@@ -100,6 +100,7 @@ class Trainer:
             betas=betas,
             grad_clip=config.grad_clip,
             offload_threads=self._offload_threads(),
+            kind=config.optimizer_state,
         )
         self.critic: Critic | None = None
         if critic is not None:

@@ -63,13 +63,16 @@ async def test_wrong_calls_and_several_at_once_stay_in_the_chain(solve):
 
 @CODEX.needed
 @pytest.mark.slow
-async def test_the_end_of_the_context(solve):
+@pytest.mark.parametrize(("limit", "calls"), [({"max_trajectory_tokens": 40_000}, None), ({"max_calls": 2}, 2)])
+async def test_the_end_of_the_context_and_of_the_calls(solve, limit, calls):
     def again(instance: Instance) -> list[dict[str, object]]:
         return [call("exec_command", cmd="seq 4000", max_output_tokens=9000)]
 
-    solved = await solve(agent_of(), again, sandbox=CODEX.sandbox(), max_trajectory_tokens=40_000)
-    assert solved.result.exit is Exit.CONTEXT_OVERFLOW and solved.summary.overflowed
+    solved = await solve(agent_of(), again, sandbox=CODEX.sandbox(), **limit)
+    assert solved.result.exit is Exit.CONTEXT_OVERFLOW, "what its status is taken for: why it ended the gateway knows"
+    assert (solved.summary.overflowed, solved.summary.had_all_calls) == (calls is None, calls is not None)
     assert (len(solved.rows), solved.summary.breaks) == (1, {})
+    assert calls is None or len(solved.traces) == calls, "it asks no more"
 
 
 def test_its_settings_are_toml_and_leave_nothing_on_that_leaves_the_sandbox():

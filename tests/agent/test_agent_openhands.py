@@ -67,6 +67,10 @@ def sandbox() -> SandboxConfig:
     return SandboxConfig(memory_gb=4.0, max_processes=256, mounts=mounts())
 
 
+def speaking(dialect: str) -> str:
+    return f"agent.command='openhands --dialect {dialect}'"
+
+
 def agent_of(*overrides: str, max_turns: int = 20) -> OpenHandsAgent:
     given = [f"agent.program_path={ENVIRONMENT}/bin", *overrides]
     return OpenHandsAgent(compose(["agent=openhands", *given]).config.agent, max_turns=max_turns)
@@ -101,12 +105,12 @@ async def test_each_tool_and_each_wrong_call_stays_in_the_chain(solve):
         return [two, {}, call("nothing", a=1), call("terminal"), call("think", thought="so"), edit,
                 terminal("env; pwd"), typed, {"content": "Done."}]  # fmt: skip
 
-    solved = await solve(agent_of(), policy, sandbox=sandbox(), max_turn_tokens=10_000)
+    solved = await solve(agent_of(speaking("responses")), policy, sandbox=sandbox(), max_turn_tokens=10_000)
     assert solved.result.exit is Exit.SUBMITTED and "+# é" in solved.patch
     assert (len(solved.rows), solved.summary.breaks) == (1, {})
     assert len(solved.result.turns) == len(solved.traces) == 8
     seen = solved.result.turns[-3].observation
-    assert seen and "OPENAI" not in seen and "SWE_RL" not in seen and "LITELLM" not in seen
+    assert seen and "OPENAI" not in seen and "ANTHROPIC" not in seen and "SWE_RL" not in seen and "LITELLM" not in seen
     assert str(ENVIRONMENT) not in seen  # the repository's own Python
     # What was typed is as it was: tabs, and nothing of its echo. The SDK's terminal may leave an empty line in between.
     typed = solved.result.turns[-2].observation
@@ -119,7 +123,7 @@ async def test_a_call_that_the_sdk_rewrites_begins_another_chain(solve):
     def policy(instance: Instance) -> list[dict[str, object]]:
         return [call("bash", command="echo it ran"), {"content": "Done."}]  # its history says: terminal
 
-    solved = await solve(agent_of(), policy, sandbox=sandbox())
+    solved = await solve(agent_of(speaking("messages")), policy, sandbox=sandbox())
     assert solved.result.exit is Exit.SUBMITTED and "it ran" in str(solved.result.turns[0].observation)
     assert (len(solved.rows), solved.summary.breaks) == (2, {Break.prefix_changed: 1})
 
@@ -173,14 +177,20 @@ async def test_how_it_ends(status, output, timed_out, end):
 
 
 def test_what_the_sdk_finds_is_not_what_commands_find(monkeypatch, tmp_path):
-    given = {"SWE_RL_FOLDER": "/f", "OPENAI_API_KEY": "secret", "NO_PROXY": "inner", "MINE": "1"}
+    given = {
+        "SWE_RL_FOLDER": "/f",
+        "OPENAI_API_KEY": "secret",
+        "ANTHROPIC_API_KEY": "secret",
+        "NO_PROXY": "inner",
+        "MINE": "1",
+    }
     for name, value in given.items():
         monkeypatch.setenv(name, value)
     before = dict(os.environ)
     try:
         with RUNNER.sdk_environment(tmp_path, "127.0.0.1"):
             assert os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] == "True" and os.environ["LITELLM_MODE"] == "PRODUCTION"
-        assert not [name for name in os.environ if name.startswith(("SWE_RL_", "OPENAI_", "LITELLM_"))]
+        assert not [name for name in os.environ if name.startswith(("SWE_RL_", "OPENAI_", "ANTHROPIC_", "LITELLM_"))]
         assert (os.environ["NO_PROXY"], os.environ["MINE"]) == ("inner,127.0.0.1", "1")
     finally:
         os.environ.clear()

@@ -10,7 +10,9 @@ def test_a_session_is_read_from_what_the_program_prints():
         "Warning: something",
         json.dumps({"type": "system", "subtype": "init"}),
         json.dumps({"type": "assistant", "message": {"role": "assistant", "content": [
-            {"type": "text", "text": "I look."}, {"type": "tool_use", "name": "edit", "input": {"a": "é"}}]}}),
+            {"type": "thinking", "thinking": "Hm."}, {"type": "text", "text": "I look."}]}}),
+        json.dumps({"type": "assistant", "message": {"role": "assistant", "content": [
+            {"type": "tool_use", "name": "edit", "input": {"a": "é"}}]}}),
         json.dumps({"type": "user", "message": {"role": "user", "content": [
             {"type": "tool_result", "content": "x" * 50}, {"type": "tool_result", "content": [{"text": "y"}]}]}}),
         json.dumps({"type": "assistant", "message": {"role": "assistant", "content": [

@@ -126,6 +126,12 @@ def test_message(override):
     assert caught.value.exit_status == 2
 
 
+def test_the_key_at_fault_is_named_and_not_the_option_before_it():
+    with pytest.raises(ConfigError) as caught:
+        compose(["env=jsonl", "env.dataset=rows.jsonl", "env.instances=[a]"])
+    assert str(caught.value) == "env.instances must be text or null (command line: env.instances=[a])."
+
+
 @pytest.mark.parametrize("override", ["rollout.n", "rollout.n=(", "=", "rollout=5", "a b=c", "rollout.n=${nope.x}"])
 def test_anything_odd_is_one_paragraph(override):
     with pytest.raises(ConfigError) as caught:

@@ -360,5 +360,5 @@ def test_variables_that_are_not_set_are_counted(capsys, monkeypatch):
     monkeypatch.setenv("MODEL", "/models/mine")
     job.run(compose([]).config, None)
     printed = capsys.readouterr().out
-    assert f"{len(HONOURED) - 1} variables that a run reads are not set" in printed
+    assert f"{len(HONOURED) - 1} environment variables are not set" in printed
     assert "/models/mine" in printed and "NUM_ROLLOUTS" not in printed

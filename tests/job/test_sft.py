@@ -20,6 +20,7 @@ from swe_rl.config.parts import reads
 from swe_rl.env.bugs.demonstration import Demonstration
 from swe_rl.errors import UserError
 from swe_rl.job import sft as job
+from swe_rl.logger.disk import DiskError
 from swe_rl.logger.folder import RunFolder, RunState
 from swe_rl.model.chat import ChatRenderer
 from swe_rl.model.load import load_model, load_tokenizer
@@ -156,6 +157,31 @@ def test_a_kill_at_any_rename_leaves_a_whole_model(tmp_path, monkeypatch, rename
     job._save(output, write, {})
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
     assert (output / "model.safetensors").read_text() == "new"
+
+
+@pytest.mark.parametrize("renames", [None, 0, 1])
+def test_a_full_disk_leaves_the_old_model_and_nothing_aside(tmp_path, monkeypatch, renames):
+    """Met while the new one is written, as the old one moves, or as the new one gets its name."""
+    output, done, rename = tmp_path / "model", [], Path.rename
+    output.mkdir()
+    (output / "model.safetensors").write_text("old")
+
+    def write(folder):
+        folder.mkdir()
+        if renames is None:
+            raise OSError(28, "No space left on device")
+
+    def full(path, target):
+        done.append(path)
+        if len(done) - 1 == renames:
+            raise OSError(28, "No space left on device")
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", full)
+    with pytest.raises(DiskError, match=r"model: No space left.*sft\.output"):
+        job._save(output, write, {})
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+    assert (output / "model.safetensors").read_text() == "old"
 
 
 def test_a_conversation_alternates_and_ends_with_the_submission():

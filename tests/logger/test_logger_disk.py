@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from swe_rl.logger.disk import (
     DiskError,
+    as_os_errors,
     decode_json,
     encode_json,
     write_bytes_atomic,
@@ -94,3 +95,11 @@ def test_a_really_full_device_is_a_disk_error(tmp_path):
     (tmp_path / "events.jsonl").symlink_to("/dev/full")
     with pytest.raises(DiskError, match="No space left"), JsonlWriter(tmp_path / "events.jsonl") as writer:
         writer.append({"a": 1})
+
+
+def test_a_full_disk_that_a_library_in_rust_met_is_one_of_ours(tmp_path):
+    with pytest.raises(OSError, match="No space left") as caught, as_os_errors(tmp_path / "model.safetensors"):
+        raise RuntimeError("Error while serializing: I/O error: No space left on device (os error 28)")
+    assert caught.value.errno == errno.ENOSPC and caught.value.filename == str(tmp_path / "model.safetensors")
+    with pytest.raises(RuntimeError, match="other"), as_os_errors(tmp_path):
+        raise RuntimeError("other")

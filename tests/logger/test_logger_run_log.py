@@ -1,6 +1,7 @@
 import io
 import logging
 import warnings
+from pathlib import Path
 
 import pytest
 
@@ -88,3 +89,13 @@ def test_unwritable_log_is_a_disk_error(tmp_path):
     (tmp_path / "run.log").mkdir()
     with pytest.raises(DiskError, match=r"run\.log"):
         RunLog(tmp_path / "run.log")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_is_said_once_and_ends_nothing(tmp_path, capsys):
+    (tmp_path / "run.log").symlink_to("/dev/full")
+    with RunLog(tmp_path / "run.log", console=io.StringIO()):
+        for number in range(3):
+            logging.getLogger("x").info("line %d", number)
+    said = capsys.readouterr().err
+    assert said.count("No space left") == 1 and "run.log" in said and "Traceback" not in said

@@ -114,6 +114,7 @@ def test_two_logs_are_the_published_pair_unless_labelled():
         ((run("outputs/a/0"), run("outputs/b/0")), ["a/0", "b/0"]),
         ((run("outputs/rollout/a"), log("7")), ["rollout", "7"]),
         ((run(trainer__seed=1), run(trainer__seed=2)), ["trainer.seed=1", "trainer.seed=2"]),
+        ((run("outputs/eval/a", model__path="a" * 60), run("outputs/eval/b", model__path="b" * 60)), ["a", "b"]),
     ],
 )
 def test_a_pair_is_told_apart_by_the_first_thing_that_differs(runs, expected):

@@ -15,7 +15,7 @@ from pathlib import Path
 from tests.support.warm import LINE_BYTES
 
 ROOT = Path(__file__).parents[2]
-LIGHT = ("swe_rl.cli.launch", "swe_rl.job.check", "swe_rl.job.plan", "swe_rl.job.describe", "hydra.main")
+LIGHT = ("swe_rl.cli.launch", "swe_rl.job.check", "swe_rl.job.plan", "swe_rl.job.describe", "hydra.main", "rich.table")
 HEAVY = (
     *LIGHT,
     "swe_rl.job.train",

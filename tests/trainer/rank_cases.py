@@ -105,7 +105,15 @@ def rows_of(case):
 
 def settings(case):
     """The configuration of a case by the words of its name."""
-    from swe_rl.config.choices import Advantage, Correction, KlPlace, MaskLevel, PolicyLoss, RoutingReplay
+    from swe_rl.config.choices import (
+        Advantage,
+        Correction,
+        KlPlace,
+        MaskLevel,
+        OptimizerState,
+        PolicyLoss,
+        RoutingReplay,
+    )
     from swe_rl.config.schema import AlgoConfig, TrainerConfig
 
     words = case.split("_")
@@ -116,6 +124,8 @@ def settings(case):
         config = replace(config, prompts_per_mini_batch=1)
     if {"routed", "crowded"} & set(words):
         config = replace(config, routing_replay=RoutingReplay.replay)
+    for state in {"bfloat16", "int8"} & set(words):
+        config = replace(config, optimizer_state=OptimizerState(state))
     if "recompute" in words:
         config = replace(config, activation_checkpointing=True)
     algo = AlgoConfig()

@@ -22,6 +22,7 @@ from urllib.parse import urlsplit
 
 FINISHED, FAILED, STEP_LIMIT, STUCK, CONTEXT_OVERFLOW, NO_SDK = 0, 1, 53, 54, 55, 127
 TOOLS = ("terminal", "file_editor", "task_tracker")
+DIALECTS = {"chat": "openai", "responses": "openai", "messages": "anthropic"}  # litellm's provider for each
 _SDK_ENV = {
     "LITELLM_LOCAL_MODEL_COST_MAP": "True",  # else it is downloaded
     "LITELLM_MODE": "PRODUCTION",  # else .env is read
@@ -30,7 +31,7 @@ _SDK_ENV = {
     "LOG_LEVEL": "ERROR",
     "LOG_RICH_TRACEBACKS": "0",
 }
-_OURS = ("SWE_RL_", "OPENAI_")  # of variables
+_OURS = ("SWE_RL_", "OPENAI_", "ANTHROPIC_")  # of variables
 _TRIES = 10  # of one completion, with growing pauses: two minutes
 _LONGEST_PAUSE_S = 30
 _LONGEST_CALL_S = 24 * 3600  # the router may hold a turn, and the attempt has its own end
@@ -96,6 +97,7 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("--max-iterations", type=int, default=int(os.environ["SWE_RL_MAX_TURNS"]))
     parser.add_argument("--tools", default=",".join(TOOLS), help="beside finish and think, which are always there")
+    parser.add_argument("--dialect", default="chat", choices=DIALECTS, help="in which the gateway is asked")
     parser.add_argument("--no-stuck-detection", action="store_true", help="a conversation may repeat itself")
     options = parser.parse_args()
     options.tools = [name for name in options.tools.split(",") if name]
@@ -119,17 +121,17 @@ def sdk_environment(folder: Path, host: str) -> Iterator[None]:
         os.environ.update(before)
 
 
-def _make_llm(base_url: str, model: str, api_key: str) -> Any:
+def _make_llm(dialect: str, base_url: str, model: str, api_key: str) -> Any:
     """Sampling is the gateway's: nothing is asked for. Raises ImportError."""
     import openhands.tools  # noqa: F401
     from openhands.sdk import LLM
 
     return LLM(
-        model=f"openai/{model}",
-        base_url=base_url,
+        model=f"{DIALECTS[dialect]}/{model}",
+        base_url=base_url.removesuffix("/v1") if dialect == "messages" else base_url,
         api_key=api_key,
         usage_id="agent",
-        api_mode="chat",
+        api_mode="responses" if dialect == "responses" else "chat",
         timeout=_LONGEST_CALL_S,
         num_retries=_TRIES,
         retry_multiplier=1.0,
@@ -201,7 +203,7 @@ def main() -> int:
     task = Path(os.environ["SWE_RL_TASK_FILE"]).read_text(encoding="utf-8")
     try:
         with sdk_environment(folder, urlsplit(base_url).hostname or ""):
-            llm = _make_llm(base_url, os.environ["OPENAI_MODEL"], os.environ["OPENAI_API_KEY"])
+            llm = _make_llm(options.dialect, base_url, os.environ["OPENAI_MODEL"], os.environ["OPENAI_API_KEY"])
     except (ImportError, SyntaxError) as error:
         version = ".".join(map(str, sys.version_info[:3]))
         print(f"openhands: {sys.executable} (Python {version}) cannot load openhands-sdk and openhands-tools: {error}")

@@ -13,21 +13,30 @@ from swe_rl.agent.protocol import Turn
 
 
 def read_session(output: str, max_observation_chars: int) -> list[Turn]:
-    """One turn for each message of the assistant, with the results of its tools as observation; messages are as
-    Anthropic's API has them. Never raises: whatever else is printed between the lines is passed over."""
+    """One turn for each reply, with the results of its tools as observation; messages are as Anthropic's API has them.
+    A reply may come as several messages of the assistant, one for each kind of block. Never raises: whatever else is
+    printed between the lines is passed over."""
     turns: list[Turn] = []
+    goes_on = False  # whether the message before was of the assistant
     for message in _messages(output):
-        content = message.get("content")
+        content, assistant = message.get("content"), message.get("role") == "assistant"
         parts = [part for part in content if isinstance(part, dict)] if isinstance(content, list) else []
-        if message.get("role") == "assistant":
-            said = "".join(str(part.get("text", "")) for part in parts if part.get("type") == "text")
-            calls = [_call(part) for part in parts if part.get("type") == "tool_use"]
-            turns.append(Turn(len(turns), said, "\n".join(calls) or None, None))
+        if assistant:
+            if not goes_on:
+                turns.append(Turn(len(turns), "", None, None))
+            _said(turns[-1], parts)
         elif turns:
             results = [_text(part.get("content")) for part in parts if part.get("type") == "tool_result"]
             joined = "\n".join([*filter(None, [turns[-1].observation]), *results])
             turns[-1].observation = shorten(joined, max_observation_chars) if results else turns[-1].observation
+        goes_on = assistant
     return turns
+
+
+def _said(turn: Turn, parts: list[dict[str, Any]]) -> None:
+    turn.message += "".join(str(part.get("text", "")) for part in parts if part.get("type") == "text")
+    calls = [_call(part) for part in parts if part.get("type") == "tool_use"]
+    turn.command = "\n".join([*filter(None, [turn.command]), *calls]) or None
 
 
 def json_lines(output: str) -> Iterator[dict[str, Any]]:

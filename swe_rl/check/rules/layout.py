@@ -130,7 +130,7 @@ def engine_matches_layout(config: Config, host: Host) -> Iterator[Finding]:
             "model.params_b",
             f"{model.name} has {model.params_b:g} billion "
             f"parameters; the embedded engine is for at most {EMBEDDED_LIMIT_B:g}",
-            "model=tiny, or engine=vllm with layout=dp4",
+            "model=tiny, or layout=colocated1 on a machine with a GPU, or layout=dp4 with eight",
         )
     if (
         engine.kind == EngineKind.vllm

@@ -6,9 +6,10 @@ Invariants:
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from swe_rl.check.findings import Finding, Host, about, between, error, warning
-from swe_rl.config.choices import EngineKind
+from swe_rl.config.choices import EngineKind, OptimizerState
 from swe_rl.config.parts import Part
 from swe_rl.config.schema import Config
 from swe_rl.plan import memory
@@ -17,6 +18,7 @@ from swe_rl.plan.warm_start import trained
 
 COLOCATED_MOST = 0.8
 MOST_OF_A_HOST = 0.85  # engines, sandboxes and files take the rest: 236 GB of 270 were too much
+NARROWEST = f"trainer.optimizer_state={OptimizerState.int8}"
 CROWDED = 2.0  # contexts under way over the cache's tokens
 
 
@@ -55,10 +57,16 @@ def _less_trainer_memory(config: Config, states: float, rest: float) -> str:
     there, gpus = config.hardware.gpu_memory_gb, config.layout.trainer_gpus
     if rest < there and states > rest and not config.trainer.offload_optimizer:
         more = int(states * gpus // max(there - rest, 1.0)) + 1
-        return f"trainer.offload_optimizer=true, or layout.trainer_gpus={more} or more"
+        fits = memory.states_gb_per_gpu(_narrowest(config)) + rest <= there
+        narrower = f"{NARROWEST}, " if fits else ""
+        return f"{narrower}trainer.offload_optimizer=true, or layout.trainer_gpus={more} or more"
     if not config.trainer.activation_checkpointing:
         return "trainer.activation_checkpointing=true"
     return "a smaller trainer.max_tokens_per_micro_batch with a larger layout.sequence_parallel, or more trainer GPUs"
+
+
+def _narrowest(config: Config) -> Config:
+    return replace(config, trainer=replace(config.trainer, optimizer_state=OptimizerState.int8))
 
 
 @about(Part.engines)
@@ -98,13 +106,15 @@ def colocated_memory(config: Config, _: Host) -> Iterator[Finding]:
 def host_memory(config: Config, _: Host) -> Iterator[Finding]:
     config = trained(config)
     there = config.hardware.memory_gb * config.hardware.nodes
+    fits = memory.offloaded_gb(_narrowest(config)) <= there * MOST_OF_A_HOST
+    narrower = f"{NARROWEST}, " if fits else ""
     if (needed := memory.offloaded_gb(config)) > there * MOST_OF_A_HOST > 0:
         yield (error if needed > there else warning)(
             "host_memory",
             "trainer.offload_optimizer",
             f"puts {needed:.0f} GB of master weights, gradients and moments into the nodes' memory; "
             f"hardware.memory_gb has {there:g} in all",
-            "trainer.offload_optimizer=false with more trainer GPUs, or hardware with more memory",
+            f"{narrower}trainer.offload_optimizer=false with more trainer GPUs, or hardware with more memory",
         )
 
 

@@ -25,7 +25,7 @@ from swe_rl.engine.server.features import ADAPTER_ROUTE, Features
 from swe_rl.engine.server.wire import weight_version
 from swe_rl.engine.transfer.protocol import WritesFiles
 from swe_rl.host.kill_point import kill_point
-from swe_rl.logger.disk import disk_error, write_json_atomic, write_text_atomic
+from swe_rl.logger.disk import as_os_errors, disk_error, write_json_atomic, write_text_atomic
 from swe_rl.model.adapter import CONFIG_FILE, WEIGHTS_FILE, AdapterShape, adapter_config
 
 if TYPE_CHECKING:
@@ -88,10 +88,8 @@ class WeightFolders:
 
 def write_adapter(target: Path, weights: "Mapping[str, torch.Tensor]", shape: AdapterShape) -> None:
     """`weights` by the names of an adapter's files. Raises OSError."""
-    from safetensors.torch import save_file
-
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
-    save_file(tensors, target / WEIGHTS_FILE, metadata={"format": "pt"})
+    _save(tensors, target / WEIGHTS_FILE)
     write_json_atomic(target / CONFIG_FILE, adapter_config(shape, tensors, None, None))
 
 
@@ -101,14 +99,20 @@ def export(source: Path, target: Path, weights: "Mapping[str, torch.Tensor]", *,
     if isinstance(weights, WritesFiles):
         weights.write_files(target, {HEAD: EMBEDDING} if tied and untied else {})
         return
-    from safetensors.torch import save_file
-
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
     if tied and untied:
         tensors[HEAD] = tensors[EMBEDDING].clone()
     elif tied:
         tensors.pop(HEAD, None)
-    save_file(tensors, target / "model.safetensors", metadata={"format": "pt"})
+    _save(tensors, target / "model.safetensors")
+
+
+def _save(tensors: "Mapping[str, torch.Tensor]", path: Path) -> None:
+    """Raises OSError."""
+    from safetensors.torch import save_file
+
+    with as_os_errors(path):
+        save_file(dict(tensors), path, metadata={"format": "pt"})
 
 
 def _describe(source: Path, target: Path, *, untied: bool) -> bool:

@@ -6,6 +6,7 @@ Invariants:
 """
 
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Mapping
@@ -52,7 +53,15 @@ def git(folder: Path, *arguments: str, stdin: str | None = None) -> str:
 
 
 def copy_package(repo: str, destination: Path) -> None:
-    shutil.copytree(package_folder(repo), destination, ignore=shutil.ignore_patterns("__pycache__", ".pytest_cache"))
+    """Raises OSError: of the first file alone, where shutil would list all that a full disk did not take."""
+    ignored = shutil.ignore_patterns("__pycache__", ".pytest_cache")
+    try:
+        shutil.copytree(package_folder(repo), destination, ignore=ignored)
+    except shutil.Error as error:
+        _, path, why = error.args[0][0]
+        if (number := re.match(r"\[Errno (\d+)\]", str(why))) is None:
+            raise
+        raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from error
 
 
 def commit_tree(folder: Path) -> str:

@@ -6,6 +6,7 @@ Invariants:
 """
 
 import asyncio
+import math
 from abc import abstractmethod
 from collections.abc import Awaitable
 from typing import Protocol
@@ -69,6 +70,10 @@ async def graded(
         raise GradeError(f"{instance.instance_id}: {failure(maker, 'grade', error)}") from error
     if not isinstance(grade, Grade):
         raise GradeError(f"{maker}: its method grade must return swe_rl.api.Grade, not {grade!r:.80}")
+    if grade.score is not None and not math.isfinite(grade.score):
+        raise GradeError(
+            f"{instance.instance_id}: {maker}: its method grade gave the score {grade.score!r:.80}, not finite"
+        )
     return grade
 
 

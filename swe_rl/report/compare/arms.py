@@ -20,6 +20,7 @@ _REPEATS = {"job.repeat": "repeat", _SEED: "seed"}  # keys that tell repeats of 
 _BARE = frozenset({"experiment"})  # its option names the whole set-up: `dp4_default`, not `experiment=dp4_default`
 _NO_DIFFERENCE = re.compile(r"(?:hydra|paths|logger|job)(?:[./].*)?|name|trainer\.resume")
 _ROUTER = re.compile(rf"(?:router=)?(?:dp\d+_)?({'|'.join(ROUTERS)})(?![a-z0-9])")
+_LONGEST_LABEL = 60  # characters: a column of the tables has room for it
 _DATA_PARALLEL = re.compile(r"(?<![a-z0-9])dp(\d+)(?![a-z0-9])")
 
 
@@ -76,13 +77,14 @@ def _text(key: str, value: str) -> str:
 
 
 def _pair_labels(runs: tuple[Measured, Measured]) -> Sequence[str]:
-    """The first way of naming that tells them apart."""
+    """The first way of naming that tells them apart in few words."""
     if all(run.is_log for run in runs):
         return PUBLISHED
     names = [run.job or str(run.value("name") or PurePath(run.source).name) for run in runs]
     folders = _ends([run.source for run in runs])
     ways = [names, folders] if any(run.is_log for run in runs) else [differences(runs), names, folders]
-    return next((way for way in ways if all(way) and len(set(way)) == len(way)), folders)
+    telling = (way for way in ways if all(way) and len(set(way)) == len(way))
+    return next((way for way in telling if max(map(len, way)) <= _LONGEST_LABEL), folders)
 
 
 def _ends(values: list[str]) -> list[str]:

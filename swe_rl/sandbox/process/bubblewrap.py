@@ -124,7 +124,7 @@ class BubblewrapLauncher:
     def folder(self, root: Path, workspace: Workspace) -> SandboxFolder:
         has_own_uid = self._mode is UserMode.own_uid
         uid = _FIRST_OWN_UID + random.randrange(_OWN_UIDS) if has_own_uid else None
-        return SandboxFolder(root, workspace.workdir, uid, workspace.toolchain)
+        return SandboxFolder(root, workspace.workdir, uid, workspace.toolchain, workspace.places)
 
     def launch(
         self, folder: SandboxFolder, command: str, *, timeout_s: float, status_fd: int, report_fd: int, marker: str
@@ -163,6 +163,8 @@ class BubblewrapLauncher:
             argv += [*_parents(Path(mount.target)), *bind, mount.target]
         for hidden in self._hidden(folder):
             argv += ["--perms", "0755", "--tmpfs", str(hidden), "--remount-ro", str(hidden)]
+        for place, seen_as in folder.place_folders:
+            argv += ["--bind", str(place), seen_as]
         argv += ["--bind", str(folder.work), folder.workdir, "--chdir", folder.workdir]
         return [*argv, "--remount-ro", "/dev", "--remount-ro", "/"]
 

@@ -52,6 +52,12 @@ class PlainLauncher:
                 "isolation here: install bubblewrap (`apt-get install bubblewrap`) and use sandbox=process_swe, or "
                 "build its image with job=prepare sandbox=docker and use sandbox=docker or podman"
             )
+        if workspace.places:
+            raise UserError(
+                f"{root.name}: its commands need the folders {', '.join(workspace.places)}, which only isolated "
+                "commands can be shown, and sandbox.kind=process has no isolation here: install bubblewrap (`apt-get "
+                "install bubblewrap`), or use sandbox=docker or podman"
+            )
         return SandboxFolder(root, workdir=str(root / "work"), uid=None)
 
     def launch(

@@ -52,6 +52,7 @@ class SandboxFolder:
     workdir: str  # the working copy as commands see it
     uid: int | None
     toolchain: Toolchain | None = None
+    places: tuple[str, ...] = ()  # further folders, as the commands see them
     namespace: Namespace | None = None  # in which working copy and programs are overlays; None: they are copies
 
     @property
@@ -76,6 +77,10 @@ class SandboxFolder:
     @property
     def tmp(self) -> Path:
         return self.root / "tmp"
+
+    @property
+    def place_folders(self) -> list[tuple[Path, str]]:
+        return [(self.root / f"place-{number}", seen_as) for number, seen_as in enumerate(self.places)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -147,6 +147,10 @@ def _make_folder(folder: SandboxFolder, source: Path, *, shares: bool) -> Sandbo
     """With its namespace where what is big is shared: what has programs of its own. Others are copied at once."""
     folder.root.mkdir(mode=0o700)
     folder.tmp.mkdir(mode=0o700)
+    for place, _ in folder.place_folders:
+        place.mkdir(mode=0o755)
+        if folder.uid is not None:
+            os.chown(place, folder.uid, folder.uid)
     folder.tmp.chmod(0o1777)  # owned by this process: a command cannot replace mount points below it
     if folder.toolchain is None:
         copy_tree(source, folder.work, uid=folder.uid)

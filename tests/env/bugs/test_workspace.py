@@ -1,6 +1,7 @@
 """The tree of an instance is the recorded one, whole, or there is none."""
 
 import dataclasses
+import shutil
 
 import pytest
 
@@ -42,6 +43,19 @@ def test_a_cache_that_cannot_be_written_is_named(instance, tmp_path):
     env = BugsEnv(EnvConfig(), tmp_path / "home" / ".cache" / "swe_rl")
     with pytest.raises(DiskError, match=rf"cannot write {tmp_path}/home/\.cache/.*point paths\.cache"):
         env.workspace(instance)
+
+
+def test_a_full_disk_is_said_of_the_first_file_alone(instance, tmp_path, monkeypatch):
+    def full(source, target, *_, **__):
+        raise OSError(28, "No space left on device", source, None, target)
+
+    monkeypatch.setattr(shutil, "copy2", full)
+    monkeypatch.setattr(shutil.copytree, "__defaults__", (False, None, full, False, False))
+    env = BugsEnv(EnvConfig(), tmp_path / "full")
+    with pytest.raises(DiskError, match=r"No space left on device \(.*point paths\.cache") as caught:
+        env.workspace(instance)
+    assert len(str(caught.value)) < 600
+    assert not [path for path in (tmp_path / "full").rglob("*") if path.is_file()]
 
 
 def test_another_run_that_was_faster(instance, tmp_path):

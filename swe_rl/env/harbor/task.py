@@ -1,0 +1,158 @@
+"""Reading a task folder: instruction.md, task.toml, environment/, tests/, solution/.
+
+Invariants:
+- What a task asks for and this environment does not give is refused by its name, before anything is started.
+- Nothing of `tests/` and `solution/` is in what an agent gets.
+"""
+
+import hashlib
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from swe_rl.env.instance import InstanceError
+
+DEFAULT_WORKDIR = "/app"
+_DEFAULT_S = 600.0
+_NEEDED = ("instruction.md", "task.toml", "tests/test.sh")
+_NOT_GIVEN = (("environment", "env"), ("environment", "gpus"), ("environment", "mcp_servers"), ("solution", "env"))
+_BY_FOLDER = ("FROM", "WORKDIR", "COPY")
+_OF_A_START = ("CMD", "EXPOSE", "LABEL")  # a sandbox starts in its own way
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    folder: Path
+    instruction: str
+    agent_timeout_s: float
+    verifier_timeout_s: float
+    verifier_env: tuple[tuple[str, str], ...]
+    docker_image: str  # empty: none is named
+    workdir: str
+    copies: tuple[tuple[str, str], ...]  # of the Dockerfile: a path below environment/, and where it goes
+    needs_build: str  # the first instruction of the Dockerfile that only a build can do; empty: there is none
+
+    @property
+    def name(self) -> str:
+        return self.folder.name
+
+
+def read_task(folder: Path) -> Task:
+    """Raises InstanceError."""
+    missing = [name for name in _NEEDED if not (folder / name).is_file()]
+    if missing:
+        raise InstanceError(
+            f"{folder}: {', '.join(missing)} missing; a task in the Harbor format has {', '.join(_NEEDED)}, and "
+            "environment/Dockerfile or an image in task.toml"
+        )
+    config = _toml(folder / "task.toml")
+    _refuse(config, folder)
+    image = str(_section(config, "environment", folder).get("docker_image") or "")
+    dockerfile = folder / "environment" / "Dockerfile"
+    if not image and not dockerfile.is_file():
+        raise InstanceError(
+            f"{folder}: it has neither environment/Dockerfile nor environment.docker_image in task.toml"
+        )
+    workdir, copies, needs_build = _dockerfile(dockerfile) if dockerfile.is_file() else (DEFAULT_WORKDIR, (), "")
+    return Task(
+        folder=folder.resolve(),
+        instruction=_text(folder / "instruction.md"),
+        agent_timeout_s=_seconds(config, "agent", folder),
+        verifier_timeout_s=_seconds(config, "verifier", folder),
+        verifier_env=_variables(config, folder),
+        docker_image=image,
+        workdir=workdir,
+        copies=copies,
+        needs_build=needs_build,
+    )
+
+
+def digest_of(folder: Path) -> str:
+    """Of all files of a task: another one where any of them changed. Raises InstanceError."""
+    digest = hashlib.sha256()
+    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+        digest.update(f"{path.relative_to(folder)}\0".encode())
+        digest.update(hashlib.sha256(_bytes(path)).digest())
+    return digest.hexdigest()
+
+
+def _toml(path: Path) -> Mapping[str, Any]:
+    try:
+        return tomllib.loads(_text(path))
+    except tomllib.TOMLDecodeError as error:
+        raise InstanceError(f"{path} is not TOML: {error}; correct it, or leave the folder out") from error
+
+
+def _bytes(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise InstanceError(f"{path} cannot be read: {error.strerror}") from error
+
+
+def _text(path: Path) -> str:
+    try:
+        return _bytes(path).decode()
+    except UnicodeDecodeError as error:
+        raise InstanceError(f"{path} is not UTF-8 text: {error}") from error
+
+
+def _section(config: Mapping[str, Any], name: str, folder: Path) -> Mapping[str, Any]:
+    value = config.get(name, {})
+    if not isinstance(value, Mapping):
+        raise InstanceError(f"{folder}/task.toml: {name} must be a table")
+    return value
+
+
+def _refuse(config: Mapping[str, Any], folder: Path) -> None:
+    """What a verdict would be wrong without. Raises InstanceError."""
+    asked = [f"{section}.{key}" for section, key in _NOT_GIVEN if _section(config, section, folder).get(key)]
+    if config.get("steps"):
+        asked.append("steps")
+    if _section(config, "verifier", folder).get("environment_mode", "shared") != "shared":
+        asked.append("verifier.environment_mode")
+    if any((folder / "environment").glob("docker-compose.y*ml")):
+        asked.append("environment/docker-compose.yaml")
+    if asked:
+        raise InstanceError(
+            f"{folder}: it asks for {', '.join(asked)}, which env=harbor does not give: a task here has one step, one "
+            "container and no GPU. Leave the folder out"
+        )
+
+
+def _seconds(config: Mapping[str, Any], section: str, folder: Path) -> float:
+    value = _section(config, section, folder).get("timeout_sec", _DEFAULT_S)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
+        raise InstanceError(f"{folder}/task.toml: {section}.timeout_sec={value!r} must be a number of seconds above 0")
+    return float(value)
+
+
+def _variables(config: Mapping[str, Any], folder: Path) -> tuple[tuple[str, str], ...]:
+    value = _section(config, "verifier", folder).get("env", {})
+    if not isinstance(value, Mapping) or not all(isinstance(text, str) and "$" not in text for text in value.values()):
+        raise InstanceError(
+            f"{folder}/task.toml: verifier.env must be a table of plain texts; a variable of this machine is not given "
+            "to a verifier"
+        )
+    return tuple((str(name), text) for name, text in value.items())
+
+
+def _dockerfile(path: Path) -> tuple[str, tuple[tuple[str, str], ...], str]:
+    """The working directory, what is copied, and the first line that a folder cannot stand for."""
+    workdir, copies, needs_build = "", list[tuple[str, str]](), ""
+    for line in _text(path).replace("\\\n", " ").splitlines():
+        words = line.split()
+        if not words or words[0].startswith("#"):
+            continue
+        kind, given = words[0].upper(), words[1:]
+        simple = kind in _BY_FOLDER and not any(word.startswith(("--", "[")) or "$" in word for word in given)
+        if kind == "WORKDIR" and simple and given:
+            workdir = given[0] if given[0].startswith("/") else f"{workdir}/{given[0]}"
+        elif kind == "COPY" and simple and len(given) >= 2:
+            folder = given[-1] if given[-1].startswith("/") else f"{workdir}/{given[-1]}"
+            copies += [(source, folder if len(given) == 2 else f"{folder.rstrip('/')}/") for source in given[:-1]]
+        elif kind not in _OF_A_START and (not simple or kind != "FROM"):
+            needs_build = needs_build or " ".join(words)
+    return workdir or DEFAULT_WORKDIR, tuple(copies), needs_build

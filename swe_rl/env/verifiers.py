@@ -1,0 +1,232 @@
+"""`env=verifiers`: environments that others wrote for the package `verifiers`, loaded by its own `load_environment`.
+
+Invariants:
+- The package and its environments are imported when the first instances are read. They set handlers of signals: ours
+  are put back.
+- An environment is loaded once in a process. `agent=verifiers` plays its rollouts and scores them; `grade` reads that
+  score. No sandbox is used for either.
+- `verifiers` makes a 0 of a reward function that raises. Here it is a fault, which `faults` hands out.
+- `env.split` and `env.eval_split` are `train` and `eval`: its data set, and its evaluation data set. One never stands
+  in for the other.
+"""
+
+import functools
+import importlib
+import inspect
+import json
+import re
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from pathlib import Path
+from typing import Any
+
+from swe_rl.config.schema import EnvConfig
+from swe_rl.env.folder import commit_of, folder_of
+from swe_rl.env.instance import Instance, InstanceError
+from swe_rl.env.protocol import Grade, GradeError
+from swe_rl.env.swe.splits import chosen, evaluated
+from swe_rl.errors import UserError, one_line
+from swe_rl.sandbox.protocol import SandboxProvider, Workspace
+
+_FILES = {"README": "The sandbox of a verifiers environment. Nothing uses it.\n"}
+_SPLIT = re.compile(r"(train|eval)(?:\[(\d*):(\d*)\])?")
+_FAULTS: ContextVar[list[str] | None] = ContextVar("faults", default=None)
+_LOADING = threading.RLock()
+_LOADED: dict[str, "Loaded"] = {}
+
+
+class Loaded:
+    """An environment of the package, and the rows of its two data sets. `environment` is a `verifiers.Environment`."""
+
+    def __init__(self, package: str, environment: Any) -> None:
+        self.package = package
+        self.environment = environment
+        self.members: tuple[Any, ...] = tuple(getattr(environment, "envs", ())) or (environment,)
+        self._own_turns = [getattr(member, "max_turns", None) for member in self.members]
+        for member in self.members:
+            _watch(member.rubric)
+
+    def rows(self, split: str) -> Any:
+        """A data set of Hugging Face's. Raises InstanceError where the environment has none of the kind."""
+        name = {"train": "dataset", "eval": "eval_dataset"}[split]
+        rows = self.environment.build_dataset() if split == "train" else self.environment.build_eval_dataset()
+        if rows is None:
+            raise InstanceError(
+                f"env.dataset={self.package} has no {name}, which the split {split} is; use the other one "
+                f"(env.split=eval, or env.eval_split=train), or no evaluations (trainer.eval_every_steps=0)"
+            )
+        return rows
+
+    def row(self, instance_id: str) -> dict[str, Any]:
+        _, split, number = instance_id.rsplit("-", 2)
+        return dict(self.rows(split)[int(number)])
+
+    def limit_turns(self, most: int) -> None:
+        """Of one rollout; an environment that ends earlier still does."""
+        for member, turns in zip(self.members, self._own_turns, strict=True):
+            if turns is not None:
+                member.max_turns = min(turns, most) if turns > 0 else most
+
+    def is_own_limit(self, turns: int) -> bool:
+        """Whether the environment itself would have ended after so many turns."""
+        return turns in self._own_turns
+
+
+def loaded(package: str, arguments: Mapping[str, Any]) -> Loaded:
+    """Raises UserError for what cannot be loaded."""
+    key = json.dumps([package, arguments], sort_keys=True, default=str)
+    with _LOADING:
+        if key not in _LOADED:
+            _LOADED[key] = _load(package, arguments)
+        return _LOADED[key]
+
+
+def library() -> Any:
+    """Raises UserError."""
+    try:
+        module = importlib.import_module("verifiers")
+        return module if hasattr(module, "load_environment") else importlib.import_module("verifiers.legacy")
+    except ImportError as error:
+        raise UserError(
+            f"verifiers is needed in a version with load_environment and SingleTurnEnv ({one_line(error)}): "
+            "pip install 'swe_rl[verifiers]'"
+        ) from error
+
+
+def _load(package: str, arguments: Mapping[str, Any]) -> Loaded:
+    vf = library()
+    try:
+        with _our_signals():
+            environment = vf.load_environment(package, **arguments)
+    except Exception as error:
+        cause = error.__cause__ or error
+        raise UserError(
+            f"env.dataset={package} cannot be loaded: {type(cause).__name__}: {one_line(cause)}. It is the name of an "
+            "installed package with a function load_environment, which takes env.params.args; pip install it, or name "
+            "its folder in job.code."
+        ) from error
+    if environment.requires_group_rollouts:
+        raise UserError(
+            f"env.dataset={package} has rewards that compare the rollouts of a group, and each of ours is scored by "
+            "itself; use an environment without them."
+        )
+    return Loaded(package, environment)
+
+
+@contextmanager
+def _our_signals() -> Iterator[None]:
+    """Each of its environments would end the process by itself on SIGINT and SIGTERM."""
+    kept = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in kept.items():
+            if signal.getsignal(number) is not handler:
+                signal.signal(number, handler)
+
+
+@contextmanager
+def faults() -> Iterator[list[str]]:
+    """What reward functions raised meanwhile."""
+    raised: list[str] = []
+    token = _FAULTS.set(raised)
+    try:
+        yield raised
+    finally:
+        _FAULTS.reset(token)
+
+
+def _watch(rubric: Any) -> None:
+    """Functions with a weight: what only measures may fail, and is no reward."""
+    for inner in getattr(rubric, "rubrics", ()):
+        _watch(inner)
+    weights = getattr(rubric, "weights", ())
+    for index, (function, weight) in enumerate(zip(list(rubric.funcs), weights, strict=False)):
+        if weight:
+            rubric.funcs[index] = _watched(function)
+
+
+def _watched(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    async def watched(*arguments: Any, **named: Any) -> Any:
+        try:
+            value = function(*arguments, **named)
+            return await value if inspect.isawaitable(value) else value
+        except Exception as error:
+            raised = _FAULTS.get()
+            if raised is not None:
+                name = getattr(function, "__name__", repr(function))
+                raised.append(f"{name} raised {type(error).__name__}: {one_line(error)}")
+            raise
+
+    return watched
+
+
+class VerifiersEnv:
+    """`args`: what the environment's `load_environment` takes. `env.dataset` is the name of its package."""
+
+    name = "verifiers"
+    needs_container = False
+
+    def __init__(self, config: EnvConfig, cache: Path, args: dict[str, Any] | None = None) -> None:
+        self._config = config
+        self._cache = cache / "verifiers"
+        self._arguments = args or {}
+        self._commit = ""
+
+    def instances(self, split: str) -> Sequence[Instance]:
+        """Rows of the data set. Raises InstanceError, and UserError for an environment that cannot be loaded."""
+        parts = _SPLIT.fullmatch(split)
+        if parts is None:
+            raise InstanceError(f"env=verifiers has the splits train and eval, or a slice as train[:100]; not {split}")
+        rows = loaded(self._config.dataset, self._arguments).rows(parts[1])
+        first, end, _ = slice(*(int(text) if text else None for text in parts.group(2, 3))).indices(len(rows))
+        self._commit = self._commit or commit_of(_FILES)
+        rows_taken = [self._instance(parts[1], index, rows[index]) for index in range(first, end)]
+        choose = chosen if split == self._config.split else evaluated
+        return choose(self._config, rows_taken)
+
+    def split_instances(self, split: str) -> int | None:
+        return len(loaded(self._config.dataset, self._arguments).rows(split.partition("[")[0]))
+
+    def workspace(self, instance: Instance) -> Workspace:
+        """Blocking (git), the first time. Raises OSError."""
+        return Workspace(path=folder_of(_FILES, self._cache / instance.base_commit))
+
+    def prompt(self, instance: Instance) -> str:
+        return instance.problem_statement
+
+    async def grade(self, instance: Instance, patch: str, sandboxes: SandboxProvider, timeout_s: float) -> Grade:
+        """`patch`: what `agent=verifiers` handed in, the score of its rollout. Raises GradeError."""
+        del sandboxes, timeout_s
+        try:
+            record = json.loads(patch)
+            score, passed = float(record["reward"]), bool(record["passed"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise GradeError(
+                f"{instance.instance_id}: there is no score of a rollout; agent=verifiers hands one in"
+            ) from error
+        return Grade(resolved=passed, patch_applied=True, score=score, log_tail=patch)
+
+    def _instance(self, split: str, index: int, row: Mapping[str, Any]) -> Instance:
+        return Instance(
+            instance_id=f"{self._config.dataset.replace('/', '_')}-{split}-{index}",
+            repo=f"verifiers/{self._config.dataset}",
+            base_commit=self._commit,
+            problem_statement=_question(row.get("prompt")),
+            patch="",
+            test_patch="",
+            fail_to_pass=(),
+            pass_to_pass=(),
+        )
+
+
+def _question(prompt: Any) -> str:
+    """What the user says last."""
+    if isinstance(prompt, str):
+        return prompt
+    said = [message.get("content") for message in prompt or () if message.get("role") == "user"]
+    return str(said[-1]) if said else ""

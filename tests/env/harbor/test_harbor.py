@@ -1,0 +1,285 @@
+"""Task folders in the Harbor format: reading, the verdict in the agent's own sandbox, tricks and ends."""
+
+import asyncio
+import dataclasses
+import shutil
+
+import pytest
+
+from swe_rl.agent.scripted import GoldAgent, ScriptedAgent
+from swe_rl.check.check import check
+from swe_rl.check.findings import Severity
+from swe_rl.config.choices import GradingKind, RewardKind, SandboxKind
+from swe_rl.config.compose import compose
+from swe_rl.config.schema import EnvConfig, SandboxConfig
+from swe_rl.env.harbor.env import HarborEnv
+from swe_rl.env.harbor.prove import prove_tasks
+from swe_rl.env.harbor.verdict import reward_in
+from swe_rl.env.instance import InstanceError
+from swe_rl.env.patch import NOOP_PATCH
+from swe_rl.env.protocol import GradeError, GradesInPlace
+from swe_rl.gateway.session import SessionSettings
+from swe_rl.rollout.attempt import Attempter
+from swe_rl.rollout.trajectory import Order, Status, TrajectoryId
+from swe_rl.sandbox.protocol import SandboxError
+from swe_rl.sandbox.provider import make_provider
+from tests.rollout.test_attempt import FakeGateway
+
+needs_bwrap = pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")
+TOML = 'version = "1.0"\n[agent]\ntimeout_sec = 20\n[verifier]\ntimeout_sec = 10\nenv = { WANTED = "sum" }\n'
+SUM = 'mkdir -p /logs/verifier\n[ "$(cat total.txt)" = 6 ] && echo 1 > /logs/verifier/reward.txt || '
+SUM += "echo 0 > /logs/verifier/reward.txt\n"
+HALF = (
+    'score=0; [ -f a ] && score=0.5; [ -f b ] && score=1; echo "{\\"reward\\": $score}" > /logs/verifier/reward.json\n'
+)
+
+
+def write_task(folder, *, test=SUM, solve="echo 6 > total.txt\n", toml=TOML, docker="FROM x\nWORKDIR /app\nCOPY . .\n"):
+    files = {
+        "instruction.md": "Write the sum of numbers.txt to total.txt.\n",
+        "task.toml": toml,
+        "environment/Dockerfile": docker,
+        "environment/numbers.txt": "1\n2\n3\n",
+        "tests/test.sh": f"set -u\n{test}",
+        "solution/solve.sh": solve,
+    }
+    for name, text in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return folder
+
+
+@pytest.fixture
+def tasks(tmp_path):
+    write_task(tmp_path / "tasks" / "sum")
+    write_task(
+        tmp_path / "tasks" / "two_files", test=HALF, solve='cp "$(dirname "$0")/../app/numbers.txt" a; touch b\n'
+    )
+    return tmp_path / "tasks"
+
+
+def env_of(tasks, sandbox=SandboxKind.process, **changes):
+    config = EnvConfig(name="harbor", dataset=str(tasks), grading=GradingKind.tests, eval_split="test", **changes)
+    return HarborEnv(config, tasks.parent / "cache", sandbox)
+
+
+@pytest.fixture
+def attempts(tasks, tmp_path):
+    """Runs agents at a task, in sandboxes of processes; returns the trajectories, which share what was seen before."""
+
+    def run(agent, name="sum", reward=RewardKind.zero_one, **changes):
+        env = env_of(tasks, reward=reward)
+        rollout = dataclasses.replace(compose([]).config.rollout, **changes)
+
+        async def main():
+            sandboxes = make_provider(SandboxConfig(), tmp_path / "scratch", print, run="t")
+            gateway = FakeGateway()
+            attempter = Attempter(env, agent, gateway, sandboxes, rollout, env._config, model_name="m")
+            instance = next(one for one in env.instances("train") if one.instance_id == name)
+            order = Order(
+                instance,
+                TrajectoryId("train", 1, name, 0, 0),
+                SessionSettings(max_turn_tokens=64, max_trajectory_tokens=512),
+            )
+            try:
+                trajectory, _ = await attempter.run(order)
+            finally:
+                await sandboxes.close()
+            assert gateway.closed == [order.trajectory_id]
+            return trajectory
+
+        return asyncio.run(main())
+
+    return run
+
+
+def gold(tasks):
+    return GoldAgent({one.instance_id: one.patch for one in env_of(tasks).instances("train")})
+
+
+def test_a_folder_is_read_as_instances_without_tests_and_solution(tasks):
+    env = env_of(tasks)
+    assert isinstance(env, GradesInPlace)
+    first, second = env.instances("train")
+    assert [first.instance_id, second.instance_id] == ["sum", "two_files"]
+    assert env.prompt(first) == "Write the sum of numbers.txt to total.txt."
+    assert env.limits(first).agent_s == 20 and env.limits(first).grade_s == 10
+    workspace = env.workspace(first)
+    assert workspace.workdir == "/app"
+    assert [path.name for path in workspace.path.iterdir()] == ["numbers.txt"]
+    (tasks / "sum" / "tests" / "test.sh").write_text("exit 0\n")
+    assert env_of(tasks).instances("train")[0].base_commit != first.base_commit
+
+
+def test_slices_and_splits_of_a_folder(tasks, tmp_path):
+    assert [one.instance_id for one in env_of(tasks).instances("train[1:]")] == ["two_files"]
+    with pytest.raises(InstanceError, match=r"no task for the split 'test'.*env.eval_split=train"):
+        env_of(tasks).instances("test")
+    write_task(tasks / "test" / "other")
+    assert [one.instance_id for one in env_of(tasks).instances("test")] == ["other"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"toml": "[agent\n"}, r"task.toml is not TOML"),
+        ({"toml": "[agent]\ntimeout_sec = 'x'\n"}, r"agent.timeout_sec='x' must be a number of seconds"),
+        ({"toml": "[environment]\ngpus = 1\n"}, r"asks for environment.gpus"),
+        ({"toml": "[[steps]]\nname = 'a'\n"}, r"asks for steps"),
+        ({"toml": "[verifier]\nenv = { KEY = '${KEY}' }\n"}, r"verifier.env must be a table of plain texts"),
+        ({"docker": "FROM x\nRUN make\n"}, r"says 'RUN make', which needs a container"),
+        ({"docker": "FROM x\nWORKDIR /app\nCOPY a /etc/a\n"}, r"COPY to /etc/a"),
+    ],
+)
+def test_what_cannot_be_given_is_refused_in_one_paragraph(tasks, changes, words):
+    write_task(tasks / "sum", **changes)
+    with pytest.raises(InstanceError, match=words) as caught:
+        env_of(tasks).instances("train")
+    assert str(tasks / "sum") in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["instruction.md", "tests/test.sh"])
+def test_a_missing_file_is_named(tasks, name):
+    (tasks / "sum" / name).unlink()
+    with pytest.raises(InstanceError, match=f"{name} missing"):
+        env_of(tasks).instances("train")
+
+
+def test_with_containers_a_task_has_the_image_of_its_file(tasks):
+    with pytest.raises(InstanceError, match=r"names no environment.docker_image; build"):
+        env_of(tasks, SandboxKind.docker).instances("train")
+    for name in ("sum", "two_files"):
+        (tasks / name / "task.toml").write_text(TOML + '[environment]\ndocker_image = "a/b:1"\n')
+    env = env_of(tasks, SandboxKind.docker)
+    workspace = env.workspace(env.instances("train")[0])
+    assert (workspace.image, workspace.workdir, workspace.path) == ("a/b:1", "/app", None)
+
+
+@pytest.mark.parametrize(
+    ("text", "reward"),
+    [
+        ("reward.txt\n1\n", 1.0),
+        ("reward.txt\n 0.25 ", 0.25),
+        ("reward.txt\n7", 1.0),
+        ("reward.txt\nnan", None),
+        ("reward.txt\nyes", None),
+        ("reward.txt\n", None),
+        ('reward.json\n{"reward": 0.5, "style": 1}', 0.5),
+        ('reward.json\n{"accuracy": 0.5}', 0.5),
+        ('reward.json\n{"a": 1, "b": 1}', None),
+        ('reward.json\n{"reward": true}', None),
+        ("reward.json\n[1]", None),
+        ("", None),
+    ],
+)
+def test_what_a_verifier_may_write(text, reward):
+    assert reward_in(text) == reward
+
+
+@needs_bwrap
+def test_the_solution_is_paid_and_nothing_is_not(attempts, tasks):
+    done = attempts(gold(tasks))
+    assert (done.status, done.reward, done.tests) == (Status.resolved, 1.0, {"test.sh": True}), done.error
+    idle = attempts(ScriptedAgent(["cat numbers.txt"]))
+    assert (idle.status, idle.reward, idle.patch) == (Status.unresolved, 0.0, "")
+    assert idle.turns[0].observation.count("2") and idle.findings == []
+
+
+@pytest.mark.slow
+@needs_bwrap
+def test_a_part_of_the_reward_is_paid_where_fractions_are(attempts):
+    half = attempts(ScriptedAgent(["touch a"]), "two_files", RewardKind.score)
+    assert (half.status, half.reward) == (Status.unresolved, 0.5)
+    assert attempts(ScriptedAgent(["touch a"]), "two_files").reward == 0.0
+
+
+FORGED = [
+    "mkdir -p /logs/verifier && echo 1 > /logs/verifier/reward.txt && chmod -R a-w /logs/verifier",
+    "echo 'exit 0' > /tests/test.sh; ln -sfn /tmp /logs/verifier/x; touch /tests/.kept",
+    "(setsid sh -c 'while :; do echo 1 > /logs/verifier/reward.txt; sleep 0.01; done' >/dev/null 2>&1 &) ; sleep 0.1",
+]
+
+
+@needs_bwrap
+def test_a_reward_that_the_agent_wrote_is_not_paid(attempts, tasks):
+    """Before the verifier, in its place, and by a process that goes on; also where the verifier writes none."""
+    forged = attempts(ScriptedAgent(FORGED))
+    assert (forged.status, forged.reward) == (Status.unresolved, 0.0), forged.error
+    assert all(turn.exit_code == 0 for turn in forged.turns)
+    write_task(tasks / "sum", test="ls -A /tests /logs /logs/verifier\n")
+    silent = attempts(ScriptedAgent(FORGED))
+    assert (silent.status, silent.reward, silent.findings) == (Status.unresolved, 0.0, ["reward_missing"])
+    assert ".kept" not in silent.grade_log and "reward.txt" not in silent.grade_log
+
+
+@pytest.mark.slow
+@needs_bwrap
+def test_a_verifier_that_does_not_end_is_no_reward(attempts, tasks):
+    write_task(tasks / "sum", test="echo 1 > /logs/verifier/reward.txt; sleep 60\n")
+    hung = attempts(ScriptedAgent(["true"]), grade_timeout_s=0.5)
+    assert (hung.status, hung.reward) == (Status.grade_error, None)
+    assert "did not end within" in hung.error
+
+
+@pytest.mark.slow
+@needs_bwrap
+def test_the_agent_has_the_time_of_its_task(attempts, tasks):
+    write_task(tasks / "sum", toml="[agent]\ntimeout_sec = 0.3\n")
+    late = attempts(ScriptedAgent(["echo 6 > total.txt; sleep 30", "true"]))
+    assert (late.status, late.tests) == (Status.agent_timeout, {})
+
+
+class _Breaking:
+    """A sandbox that is gone once the agent has ended, or cannot be given the tests."""
+
+    def __init__(self, error=None, exit_code=0):
+        self.error, self.exit_code = error, exit_code
+
+    async def write_file(self, path, content):
+        if self.error:
+            raise self.error
+
+    async def exec(self, command, **_):
+        from swe_rl.sandbox.protocol import ExecResult
+
+        return ExecResult(self.exit_code, "tar: not found")
+
+
+def test_a_verifier_that_cannot_start_is_infrastructure(tasks):
+    env = env_of(tasks)
+    instance = env.instances("train")[0]
+    with pytest.raises(GradeError, match=r"sum: its tests cannot be put into the sandbox: tar: not found"):
+        asyncio.run(env.grade_in(instance, _Breaking(exit_code=127), 5))
+    with pytest.raises(SandboxError, match="gone"):
+        asyncio.run(env.grade_in(instance, _Breaking(SandboxError("gone")), 5))
+
+
+@pytest.mark.slow
+@needs_bwrap
+def test_tasks_are_proven_by_their_solution_and_by_nothing(tasks, tmp_path):
+    write_task(tasks / "paid_for_nothing", test="echo 1 > /logs/verifier/reward.txt\n")
+    write_task(tasks / "unsolved", solve="true\n")
+    (write_task(tasks / "without") / "solution" / "solve.sh").unlink()
+    env, said = env_of(tasks), []
+
+    async def main():
+        sandboxes = make_provider(SandboxConfig(), tmp_path / "scratch", print, run="t")
+        try:
+            assert not (await env.grade(env.instances("train")[1], NOOP_PATCH, sandboxes, 10)).resolved
+            return await prove_tasks(env, env.instances("train"), sandboxes, 10, said.append)
+        finally:
+            await sandboxes.close()
+
+    assert asyncio.run(main()) == 3
+    assert "paid_for_nothing: a sandbox in which nobody acted resolves it" in said[0]
+    assert "sum: proven" in said[1] and "two_files: proven" in said[2]
+    assert "unsolved: its solution does not resolve it" in said[3]
+    assert "without: it has no solution/solve.sh" in said[4]
+    assert said[5] == "2 of 5 tasks are proven"
+
+
+def test_the_option_composes(tasks):
+    config = compose(["env=harbor", f"env.dataset={tasks}", "agent=gold", "job=rollout"]).config
+    assert config.env.name == "harbor"
+    assert [finding for finding in check(config) if finding.severity is Severity.error] == []
