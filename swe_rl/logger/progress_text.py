@@ -51,7 +51,7 @@ def step_line(record: Mapping[str, Any], total_steps: int, step_s: float) -> str
         f"signal {percent(record.get('signal_rate'))}" if "foreseen_groups" in record else "",
         f"length {number(record.get('avg_response_length'), '.0f')}",
         f"loss {number(record.get('loss'), '.4f')}",
-        f"gradient {number(record.get('grad_norm'))}",
+        _gradient(record),
         f"entropy {number(record.get('entropy'), '.3f')}",
         f"KL {number(record.get('kl_rollout'), '.2g')}",
         *failures(record.get("statuses") or {}),
@@ -60,6 +60,13 @@ def step_line(record: Mapping[str, Any], total_steps: int, step_s: float) -> str
         f"total {duration(step_s)}",
     )
     return PART.join(part for part in parts if part)
+
+
+def _gradient(record: Mapping[str, Any]) -> str:
+    """Its norm over the applied updates. An update whose gradient was not finite moved nothing, and is named."""
+    dropped, applied = record.get("nonfinite_updates") or 0, record.get("updates") or 0
+    norm = "" if dropped and not applied else f"gradient {number(record.get('grad_norm'))}"
+    return PART.join(filter(None, (norm, f"{dropped} updates dropped: gradient not finite" if dropped else "")))
 
 
 PART = "  "  # between two parts of a line, where it may be broken
