@@ -75,7 +75,7 @@ class Optimizer:
         fused = True if offload_threads or all(p.is_cuda for p in self._params.values()) else None
         self._kinds = _alike(self._params.values())
         groups = [{"params": kind} for kind in self._kinds]  # no kernel takes both kinds at once
-        names = {param: name for name, param in self._params.items()}
+        names: dict[Tensor, str] = {param: name for name, param in self._params.items()}
         self._adamw: torch.optim.Optimizer = (
             torch.optim.AdamW(groups, lr=lr, weight_decay=weight_decay, betas=betas, fused=fused)
             if kind is OptimizerState.float32
