@@ -218,7 +218,7 @@ def covering_rows():
 @pytest.mark.slow
 def test_every_pair_of_options_composes_and_no_rule_breaks():
     rows = covering_rows()
-    assert len(rows) < 180
+    assert len(rows) < 220
     jobs = [[*(f"{group}={name}" for group, name in row.items()), "job=check"] for row in rows]
     for job, composed in zip(jobs, compose_all(jobs), strict=True):
         findings = check(composed.config, composed.origins, HOST)
