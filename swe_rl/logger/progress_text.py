@@ -66,7 +66,7 @@ def _gradient(record: Mapping[str, Any]) -> str:
     """Its norm over the applied updates. An update whose gradient was not finite moved nothing, and is named."""
     dropped, applied = record.get("nonfinite_updates") or 0, record.get("updates") or 0
     norm = "" if dropped and not applied else f"gradient {number(record.get('grad_norm'))}"
-    return PART.join(filter(None, (norm, f"{dropped} updates dropped: gradient not finite" if dropped else "")))
+    return PART.join(filter(None, (norm, f"updates dropped {dropped} (gradient not finite)" if dropped else "")))
 
 
 PART = "  "  # between two parts of a line, where it may be broken

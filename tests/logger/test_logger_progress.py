@@ -154,9 +154,9 @@ def test_where_instances_are_chosen_the_line_says_what_it_brought():
 
 def test_an_update_that_moved_nothing_is_named():
     dropped = step_line({**FULL, "updates": 0, "nonfinite_updates": 1, "grad_norm": 0.0}, 24, 65.4)
-    assert "  1 updates dropped: gradient not finite  " in dropped and "gradient 0" not in dropped
+    assert "  updates dropped 1 (gradient not finite)  " in dropped and "gradient 0" not in dropped
     some = step_line({**FULL, "updates": 2, "nonfinite_updates": 1, "grad_norm": 0.5}, 24, 65.4)
-    assert "  gradient 0.5  1 updates dropped: gradient not finite  " in some
+    assert "  gradient 0.5  updates dropped 1 (gradient not finite)  " in some
     assert "dropped" not in step_line({**FULL, "updates": 2, "nonfinite_updates": 0}, 24, 65.4)
 
 
