@@ -44,7 +44,10 @@ MAKER = Foreign(ExtensionKind.agent, "mine", "theirs.Mine", "agent._target_")
 
 
 def test_names_of_ours_are_those_that_rules_know():
-    assert set(AGENTS) == set(AGENT_TOOLS) and set(POLICIES) == set(ROUTERS)
+    options = (folders.conf_dir() / "agent").glob("*.yaml")
+    by_target = {option.stem for option in options if option.read_text().count("\n_target_: swe_rl.")}
+    assert by_target and not by_target & set(AGENTS)
+    assert set(AGENTS) | by_target == set(AGENT_TOOLS) and set(POLICIES) == set(ROUTERS)
 
 
 def made(package, source, **params):

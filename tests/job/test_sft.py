@@ -287,6 +287,7 @@ def test_a_checkpoint_waits_for_the_step_that_is_under_way():
         mirrors=SimpleNamespace(log=lambda *_: None),
         status=SimpleNamespace(heartbeat=lambda _: None),
         progress=SimpleNamespace(state=SimpleNamespace(), message=lambda _: None),
+        report=SimpleNamespace(step_done=lambda: None),
         folder=SimpleNamespace(checkpoints=None),
     )
     config = compose([*SMALL, "model.path=builtin:tiny", "sft.checkpoint_every_steps=0"]).config
