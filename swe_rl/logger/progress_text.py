@@ -66,7 +66,13 @@ def _gradient(record: Mapping[str, Any]) -> str:
     """Its norm over the applied updates. An update whose gradient was not finite moved nothing, and is named."""
     dropped, applied = record.get("nonfinite_updates") or 0, record.get("updates") or 0
     norm = "" if dropped and not applied else f"gradient {number(record.get('grad_norm'))}"
-    return PART.join(filter(None, (norm, f"updates dropped {dropped} (gradient not finite)" if dropped else "")))
+    repeated = record.get("repeated_updates") or 0
+    parts = (
+        norm,
+        f"updates dropped {dropped} (gradient not finite)" if dropped else "",
+        f"updates repeated {repeated} (gradient not finite, cuDNN's attention is off now)" if repeated else "",
+    )
+    return PART.join(filter(None, parts))
 
 
 PART = "  "  # between two parts of a line, where it may be broken

@@ -6,7 +6,6 @@ Invariants:
   random part stands for all, with their weight. Everything else is over the tokens that are trained.
 """
 
-import math
 from dataclasses import dataclass, field
 
 import torch
@@ -45,8 +44,9 @@ class TrainMetrics:
     - teacher_kl: mean of log policy - log teacher over trained tokens, with a teacher; value_loss, value_explained and
       critic_grad_norm: of a critic (`CriticMetrics`). None of the other algorithms.
     - trained_rows + skipped_rows = all rows; skipped are those masked as a whole or without advantage and other term.
-    - updates: optimizer updates applied; nonfinite_updates: those dropped; idle_updates: mini-batches without any
-      gradient (masked as a whole), which move neither weights nor moments.
+    - updates: optimizer updates applied; nonfinite_updates: those dropped; repeated_updates: those whose gradient was
+      finite only when it was computed again without cuDNN's attention, or not even then (`attention.without_cudnn`);
+      idle_updates: mini-batches without any gradient (masked as a whole), which move neither weights nor moments.
     """
 
     step: int
@@ -85,6 +85,7 @@ class TrainMetrics:
     lr: float
     updates: int
     nonfinite_updates: int
+    repeated_updates: int
     idle_updates: int
     train_s: float
 
@@ -127,6 +128,7 @@ class StepStats:
     attempts: int = 0
     updates: int = 0
     nonfinite_updates: int = 0
+    repeated_updates: int = 0
     loss: float = 0.0
     policy_loss: float = 0.0
     kl_loss: float = 0.0
@@ -183,7 +185,7 @@ class StepStats:
     def record(self, update: Update) -> None:
         self.attempts += 1
         self.updates += update.applied
-        self.nonfinite_updates += not math.isfinite(update.grad_norm)
+        self.nonfinite_updates += not update.is_finite
         self.grad_norms += update.grad_norm if update.applied else 0.0
 
     def join(self, mesh: Mesh) -> None:
@@ -249,6 +251,7 @@ class StepStats:
             lr=lr,
             updates=self.updates,
             nonfinite_updates=self.nonfinite_updates,
+            repeated_updates=self.repeated_updates,
             idle_updates=self.attempts - self.updates - self.nonfinite_updates,
             train_s=train_s,
         )

@@ -35,6 +35,10 @@ class Update:
     grad_norm: float
     applied: bool
 
+    @property
+    def is_finite(self) -> bool:
+        return math.isfinite(self.grad_norm)
+
 
 @dataclass(frozen=True, slots=True)
 class CriticMetrics:

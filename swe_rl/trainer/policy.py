@@ -41,6 +41,7 @@ from swe_rl.trainer.minibatch import MiniBatch, left_out, measured_rows, mini_ba
 from swe_rl.trainer.optimizer import Optimizer, RowsOf, torch_threads, warmup_factor
 from swe_rl.trainer.protocol import TrainerError
 from swe_rl.trainer.routing import Routing
+from swe_rl.trainer.sharded import attention
 from swe_rl.trainer.sharded.mesh import alone
 
 _PASS = "a pass for log-probabilities"
@@ -302,9 +303,14 @@ class Trainer:
         for i, (works, old_logprobs, pull) in enumerate(zip(plan, old, pulls, strict=True)):
             moved = old_logprobs is not None and i > 0  # before the first update the policy is the old one
             ratios = self._mean_log_ratios(works, old_logprobs or []) if moved and by_sequence(self.algo) else None
-            self._accumulate(works, old_logprobs, ratios, pull, stats, version, ratio_is_one=len(plan) == 1)
+            accumulate = partial(self._accumulate, works, old_logprobs, ratios, pull, version, len(plan) == 1)
+            accumulate(stats)
             self._until_unread()  # here, not at the step's start: all passes before it only read the weights
             update = self._optimizer.apply(lr)
+            if not update.is_finite and attention.without_cudnn(self._compute.device):
+                accumulate(StepStats())  # the same passes: what they measure is counted already
+                update = self._optimizer.apply(lr)
+                stats.repeated_updates += 1
             stats.record(update)
             self.updates_done += update.applied
 
@@ -314,10 +320,9 @@ class Trainer:
         old: list[Tensor] | None,
         ratios: list[Tensor] | None,
         pull: Tensor | None,
-        stats: StepStats,
         version: int,
-        *,
         ratio_is_one: bool,
+        stats: StepStats,
     ) -> None:
         corrections = self._corrections(works, old, version) if old else None
         for i, work in enumerate(works):

@@ -158,6 +158,8 @@ def test_an_update_that_moved_nothing_is_named():
     some = step_line({**FULL, "updates": 2, "nonfinite_updates": 1, "grad_norm": 0.5}, 24, 65.4)
     assert "  gradient 0.5  updates dropped 1 (gradient not finite)  " in some
     assert "dropped" not in step_line({**FULL, "updates": 2, "nonfinite_updates": 0}, 24, 65.4)
+    again = step_line({**FULL, "updates": 2, "nonfinite_updates": 0, "repeated_updates": 1}, 24, 65.4)
+    assert "updates repeated 1 (gradient not finite, cuDNN's attention is off now)" in again
 
 
 def test_what_is_no_list_of_parts_is_left_as_it_is():

@@ -1,5 +1,6 @@
 import pytest
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from swe_rl.trainer.protocol import MeshError, TrainerError
 from swe_rl.trainer.sharded import attention
@@ -105,3 +106,41 @@ def test_heads_are_shared_out(heads, kv_heads, ranks):
 def test_heads_that_cannot_be_shared_out_are_refused(heads, kv_heads, ranks):
     with pytest.raises(MeshError, match=f"layout.sequence_parallel={ranks} cannot share out model.num_heads={heads}"):
         check_heads(heads, kv_heads, ranks)
+
+
+def test_cudnns_attention_goes_once_and_on_gpus_alone():
+    before = torch.backends.cuda.cudnn_sdp_enabled()
+    try:
+        torch.backends.cuda.enable_cudnn_sdp(True)
+        assert not attention.without_cudnn(CPU) and torch.backends.cuda.cudnn_sdp_enabled()
+        assert attention.without_cudnn(torch.device("cuda")) and not torch.backends.cuda.cudnn_sdp_enabled()
+        assert not attention.without_cudnn(torch.device("cuda"))
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(before)
+
+
+KERNELS = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kernels", [KERNELS, KERNELS[1:]], ids=["cudnn", "others"])
+def test_gradients_of_long_rows_of_any_length_are_finite(kernels):
+    """cuDNN's backward pass gave others gradients that are not finite, at some lengths and values."""
+    generator = torch.Generator("cuda").manual_seed(0)
+    lengths = [
+        *range(4030, 4166),
+        *torch.randint(64, 9000, (200,), generator=torch.Generator().manual_seed(0)).tolist(),
+    ]
+    bad = {}
+    with sdpa_kernel(kernels, set_priority=True):
+        for length, shift in ((length, shift) for length in lengths for shift in (0.0, -120.0)):
+            inputs = [
+                torch.randn(length, heads, 128, generator=generator, device="cuda").bfloat16() for heads in (32, 8, 8)
+            ]
+            inputs[0][..., 0], inputs[1][..., 0] = 1.0, shift * 128**0.5
+            leaves = [x.requires_grad_() for x in inputs]
+            out = by_row(*leaves, Segments((length,), torch.tensor([0, length]).int().cuda()), 128**-0.5)
+            gradients = torch.autograd.grad(out, leaves, torch.randn_like(out))
+            if not all(bool(g.isfinite().all()) for g in (out, *gradients)):
+                bad[length, shift] = [int((~g.isfinite()).sum()) for g in (out, *gradients)]
+    assert not bad

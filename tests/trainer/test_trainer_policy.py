@@ -323,6 +323,32 @@ def test_non_finite_gradients_are_skipped_counted_and_then_stop_the_run(build, m
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
 
 
+@pytest.mark.parametrize("kernel_is_at_fault", [True, False])
+def test_a_non_finite_gradient_is_computed_again_without_cudnns_attention(
+    build, make_rows, monkeypatch, kernel_is_at_fault
+):
+    one, other, original, asked = trainer(build()), trainer(build()), policy.token_loss, []
+
+    def bad_kernel(*args, **more):
+        loss = original(*args, **more)
+        return replace(loss, total=loss.total * (1.0 if asked and kernel_is_at_fault else float("nan")))
+
+    def without_cudnn(device):
+        asked.append(device)
+        return len(asked) == 1
+
+    expected = other.train_step(make_rows(), 0)
+    monkeypatch.setattr(policy, "token_loss", bad_kernel)
+    monkeypatch.setattr(policy.attention, "without_cudnn", without_cudnn)
+    metrics = one.train_step(make_rows(), 0)
+    assert metrics.repeated_updates == 1 and asked == [torch.device("cpu")]
+    assert (metrics.updates, metrics.nonfinite_updates) == ((1, 0) if kernel_is_at_fault else (0, 1))
+    if kernel_is_at_fault:
+        assert metrics.grad_norm == expected.grad_norm and metrics.trained_tokens == expected.trained_tokens
+        weights = other.model.state_dict()
+        assert all(torch.equal(tensor, weights[name]) for name, tensor in one.model.state_dict().items())
+
+
 def test_dropout_is_off_while_training(build, make_rows):
     model = build().train()
     trainer(model).train_step(make_rows(), 0)

@@ -148,6 +148,19 @@ def _inputs(shape: tuple[int, int, int], dtype: torch.dtype, device: torch.devic
     return segments, [random(heads), random(kv_heads), random(kv_heads)]
 
 
+def without_cudnn(device: torch.device) -> bool:
+    """From now on torch's own attention of this process runs without cuDNN's kernels. False: it already did.
+
+    Their backward pass has given gradients that are not finite from finite inputs (pytorch/pytorch issue 196678,
+    huggingface/trl issue 7181), and never always: for some lengths, at some values. They are the fastest on Hopper, so
+    they stay until they are seen to fail.
+    """
+    if device.type != "cuda" or not torch.backends.cuda.cudnn_sdp_enabled():
+        return False
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    return True
+
+
 @lru_cache(maxsize=1)
 def attention_operators() -> list[Any]:
     """torch's operators behind the kernels, as far as this version has them."""
