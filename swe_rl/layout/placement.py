@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from swe_rl.config.choices import EngineKind
-from swe_rl.config.parts import Part, starts
+from swe_rl.config.parts import Part, starts, trains
 from swe_rl.config.schema import Config, HardwareConfig
 from swe_rl.errors import UserError
 from swe_rl.plan.sizes import uses_no_gpu
@@ -57,22 +57,26 @@ def home(placement: Placement) -> int:
 
 
 def place(config: Config) -> Placement:
-    """Raises PlacementError where there are too few GPUs, or where an engine is wider than a node."""
+    """What this job starts of the layout (`sizes.gpus_needed` is their number).
+
+    Raises PlacementError where there are too few GPUs, or where an engine is wider than a node.
+    """
     layout, every = config.layout, _every_gpu(config.hardware)
     if uses_no_gpu(layout):
         return Placement((), (), tuple(every))
     free = list(every)
     engines: list[tuple[Gpu, ...]] = []
-    if config.engine.kind != EngineKind.external and Part.warm_start not in starts(config):
+    if config.engine.kind != EngineKind.external and Part.engines in starts(config):
         engines = [_take_on_one_node(free, layout.engine_tp, number) for number in range(layout.engines)]
     shared = sorted(gpu for gpus in engines for gpu in gpus)
     pool = sorted({*shared, *free}) if layout.colocated else free
-    if layout.trainer_gpus > len(pool):
+    ranks = layout.trainer_gpus if trains(config) else 0
+    if ranks > len(pool):
         raise PlacementError(
             f"layout.trainer_gpus={layout.trainer_gpus}: {len(pool)} GPUs are left of the {len(every)} of "
             f"hardware={config.hardware.name}. Take a larger hardware option or fewer layout.engines."
         )
-    trainer = tuple(pool[: layout.trainer_gpus])
+    trainer = tuple(pool[:ranks])
     used = {*shared, *trainer}
     return Placement(tuple(engines), trainer, tuple(gpu for gpu in every if gpu not in used))
 

@@ -97,11 +97,16 @@ def trainer_leaves_node(layout: LayoutConfig, gpus_per_node: int, *, after_engin
     return before + layout.trainer_gpus > gpus_per_node
 
 
-def engines_leave_home(layout: LayoutConfig, gpus_per_node: int) -> bool:
-    """Whether an engine is on another node than the run itself, which is where the trainer is (`placement.home`)."""
+def engines_leave_home(layout: LayoutConfig, gpus_per_node: int, *, with_trainer: bool = True) -> bool:
+    """Whether an engine is on another node than the run itself, which is where the trainer is (`placement.home`).
+
+    A job without a trainer is on the first node.
+    """
     if uses_no_gpu(layout) or gpus_per_node < 1:
         return False
-    beside_trainer = 0 if layout.colocated or not layout.trainer_gpus else engine_gpus(layout) // gpus_per_node
+    beside_trainer = (
+        0 if layout.colocated or not (layout.trainer_gpus and with_trainer) else engine_gpus(layout) // gpus_per_node
+    )
     return (engine_gpus(layout) - 1) // gpus_per_node > 0 or beside_trainer > 0
 
 
@@ -240,7 +245,9 @@ def serves_adapter(config: Config) -> bool:
 
 def leaves_host(config: Config) -> bool:
     """Whether engines or ranks of this run are on another node than the run itself."""
-    return engines_leave_home(config.layout, config.hardware.gpus_per_node) or trainer_elsewhere(config)
+    with_trainer = trains(config)
+    away = engines_leave_home(config.layout, config.hardware.gpus_per_node, with_trainer=with_trainer)
+    return away or with_trainer and trainer_elsewhere(config)
 
 
 def read_elsewhere(config: Config) -> bool:

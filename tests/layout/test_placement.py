@@ -6,10 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swe_rl.config.choices import EngineKind
+from swe_rl.config.choices import EngineKind, JobName
 from swe_rl.config.schema import Config, EngineConfig, HardwareConfig, LayoutConfig
 from swe_rl.layout.placement import Gpu, PlacementError, home, place
-from swe_rl.plan.sizes import engines_leave_home, total_gpus, trainer_leaves_node
+from swe_rl.plan.sizes import (
+    engines_leave_home,
+    gpus_needed,
+    leaves_host,
+    total_gpus,
+    trainer_leaves_node,
+    uses_no_gpu,
+)
 
 
 def config_of(layout, nodes=1, per_node=8, kind=EngineKind.vllm):
@@ -73,6 +80,30 @@ def test_placement_is_disjoint_complete_and_within_nodes(engines, tp, trainer, n
     assert colocated or not set(used) & set(placed.trainer)
     assert len({*used, *placed.trainer}) + len(placed.idle) == nodes * 8
     assert len({*used, *placed.trainer}) == total_gpus(layout)
+
+
+@given(
+    job=st.sampled_from(list(JobName)),
+    engines=st.integers(1, 5),
+    tp=st.sampled_from([1, 2, 4]),
+    trainer=st.integers(0, 8),
+    nodes=st.integers(1, 2),
+    colocated=st.booleans(),
+)
+def test_a_job_has_a_place_for_what_it_starts_alone(job, engines, tp, trainer, nodes, colocated):
+    """The count that the check goes by and the map that the start goes by, of each job."""
+    config = config_of(layout_of("p", engines, tp, trainer, colocated=colocated), nodes=nodes)
+    config = dataclasses.replace(config, job=dataclasses.replace(config.job, name=job))
+    try:
+        placed = place(config)
+    except PlacementError:
+        assert gpus_needed(config) > nodes * 8
+        return
+    used = {gpu for gpus in (*placed.engines, placed.trainer) for gpu in gpus}
+    assert len(used) == (0 if uses_no_gpu(config.layout) else gpus_needed(config))
+    away = {gpus[0].node for gpus in (*placed.engines, placed.trainer) if gpus} - {home(placed)}
+    if placed.engines:
+        assert leaves_host(config) == bool(away)
 
 
 @given(

@@ -25,7 +25,7 @@ from swe_rl.config.known_hardware import known_hardware
 from swe_rl.config.parts import Part, starts
 from swe_rl.config.ranges import within
 from swe_rl.config.schema import Config, HardwareConfig
-from swe_rl.plan.sizes import asks_ray, engine_gpus, gpus_needed, gpus_there, total_gpus, trainer_elsewhere
+from swe_rl.plan.sizes import asks_ray, engine_gpus, gpus_needed, gpus_there, trainer_elsewhere
 
 AUTO = "auto"
 WITHOUT_GPUS = "cpu"  # what a job of SLURM's asks for where nobody said, and no GPU is needed
@@ -115,8 +115,7 @@ def visible(config: Config, host: Host) -> Iterator[Finding]:
     if host.elsewhere or host.submitted:
         return
     seen = visible_gpus(host.environment)
-    gpus = gpus_needed(config) if Part.warm_start in starts(config) else total_gpus(config.layout)
-    wanted = min(gpus, config.hardware.gpus_per_node)
+    wanted = min(gpus_needed(config), config.hardware.gpus_per_node)
     if seen is not None and config.hardware.partition is None and config.hardware.nodes == 1 and seen < wanted:
         yield error(
             "visible_gpus",
