@@ -279,11 +279,15 @@ def unshareable(environment: Mapping[str, str]) -> str:
     return ""
 
 
+def samples_ahead(config: Config) -> bool:
+    """Whether the next step is sampled while the trainer works, with weights that the trainer then no longer has."""
+    return config.trainer.max_staleness_steps > 0 and config.rollout.mode is not RolloutMode.stream
+
+
 def _own_gpus_of_one_host(config: Config) -> bool:
     layout, hardware = config.layout, config.hardware
     if config.engine.kind is not EngineKind.vllm or Part.trainer not in starts(config) or uses_no_gpu(layout):
         return False
-    a_step_ahead = config.trainer.max_staleness_steps > 0 and config.rollout.mode is not RolloutMode.stream
-    if hardware.ray_address or a_step_ahead:
+    if hardware.ray_address or samples_ahead(config):
         return False
     return hardware.gpus_per_node > 0 and not leaves_host(config)

@@ -24,6 +24,7 @@ from swe_rl.config.schema import Config
 from swe_rl.plan import memory
 from swe_rl.plan.sizes import (
     SERVED_LORA_RANKS,
+    samples_ahead,
     serves_adapter,
     shares_gpus,
     takes_turns,
@@ -188,6 +189,9 @@ def weight_sync(config: Config, _: Host) -> Iterator[Finding]:
         )
     elif hardware.mig and not layout.colocated and sync == WeightSync.nccl:
         yield error("weight_sync", key, "there is no NCCL between MIG slices", "trainer.weight_sync=disk")
+    elif sync == WeightSync.nccl and samples_ahead(config):
+        words = "a server that is restarted a step ahead has no weights before the next update: no folder has them"
+        yield warning("weight_sync", key, words, "trainer.weight_sync=auto")
 
 
 @between(Part.trainer, Part.engines)
