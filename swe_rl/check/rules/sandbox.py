@@ -61,7 +61,8 @@ def places(config: Config, _: Host) -> Iterator[Finding]:
         yield warning(
             "sandbox_places",
             "sandbox.concurrency",
-            f"more sandboxes than trajectories{gradings} under way (rollout.concurrency={under_way}): some are never used",
+            f"more sandboxes than trajectories{gradings} under way (rollout.concurrency={under_way}): some are "
+            "never used",
             f"sandbox.concurrency={used}",
         )
     elif under_way >= 4 * sandboxes and (room := sandbox_slots(config)) >= 2 * sandboxes:
