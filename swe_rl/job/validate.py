@@ -6,7 +6,6 @@ Invariants:
 - Nothing but the file of proofs is written.
 """
 
-import os
 from functools import partial
 from pathlib import Path
 
@@ -14,26 +13,20 @@ from rich.console import Console
 
 from swe_rl.config.provenance import Origins
 from swe_rl.config.schema import Config
-from swe_rl.env.harbor.env import HarborEnv
-from swe_rl.env.harbor.prove import prove_tasks
 from swe_rl.env.instance import InstanceError
 from swe_rl.env.make import make_env
 from swe_rl.env.proof.record import Standing
-from swe_rl.env.swe.env import SweEnv
+from swe_rl.env.swe.proven import ProvenEnv
 from swe_rl.run import event_loop
 from swe_rl.run.components import cache_folder, scratch_root
 from swe_rl.run.proving import print_standings, prove_here
-from swe_rl.sandbox.lease import reap_stale
-from swe_rl.sandbox.provider import make_provider
 
 
 def run(config: Config, folder: Path | None, origins: Origins | None = None) -> int:
     """Raises InstanceError for instances that are made with their proof."""
     del folder, origins
     env = make_env(config.env, cache_folder(config) / "workspaces", config.sandbox.kind, config.grader)
-    if isinstance(env, HarborEnv):
-        return event_loop.run(_validate_tasks(config, env))
-    if not isinstance(env, SweEnv):
+    if not isinstance(env, ProvenEnv):
         raise InstanceError(
             f"env={config.env.name}: its instances are proven when they are made; there is nothing to validate"
         )
@@ -48,16 +41,3 @@ def run(config: Config, folder: Path | None, origins: Origins | None = None) -> 
     proofs = event_loop.run(prove_here(config, env, todo, scratch_root(config), say))
     untried = {instance.instance_id for instance in todo} - {proof.instance_id for proof in proofs}
     return print_standings(config, env, instances, untried, say)
-
-
-async def _validate_tasks(config: Config, env: HarborEnv) -> int:
-    """Tasks in the Harbor format, whose gold is a script; 1 where a task is not proven. Raises InstanceError."""
-    say = partial(Console().print, markup=False, highlight=False, soft_wrap=True)
-    instances = env.instances(config.env.split)
-    scratch = scratch_root(config)
-    reap_stale(scratch)
-    sandboxes = make_provider(config.sandbox, scratch, say, run=f"prove-{os.getpid()}")
-    try:
-        return int(await prove_tasks(env, instances, sandboxes, config.rollout.grade_timeout_s, say) > 0)
-    finally:
-        await sandboxes.close()

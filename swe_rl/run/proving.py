@@ -13,11 +13,11 @@ from swe_rl.config.choices import SandboxKind, Unproven
 from swe_rl.config.parts import Part, starts
 from swe_rl.config.schema import Config
 from swe_rl.env.instance import Instance
-from swe_rl.env.proof.prove import Provable, Prover, UntriedError, prove_all
-from swe_rl.env.proof.record import Proof, Standing
+from swe_rl.env.proof.prove import Prover, UntriedError, prove_all
+from swe_rl.env.proof.record import Proof, Provable, Standing
 from swe_rl.env.protocol import Env
 from swe_rl.env.source_build.program import ended_with_the_job
-from swe_rl.env.swe.env import SweEnv
+from swe_rl.env.swe.proven import ProvenEnv
 from swe_rl.errors import UserError
 from swe_rl.run.session import Session
 from swe_rl.sandbox.lease import reap_stale
@@ -29,7 +29,7 @@ _SHOWN = 10
 
 async def prove(
     config: Config,
-    env: SweEnv,
+    env: ProvenEnv,
     instances: Sequence[Instance],
     sandboxes: SandboxProvider,
     say: Callable[[str], None],
@@ -74,14 +74,14 @@ def line_of(result: Proof | UntriedError) -> str:
 
 async def prove_untried(config: Config, session: Session, env: Env, sandboxes: SandboxProvider) -> None:
     """What this run is about to use and nobody tried, where it can be tried here. Raises UserError."""
-    if not isinstance(env, SweEnv):
+    if not isinstance(env, ProvenEnv):
         return
     if config.env.unproven is Unproven.skip and config.sandbox.kind is SandboxKind.process:
         untried = {instance.instance_id: instance for split in used_splits(config) for instance in env.untried(split)}
         if untried:
             session.progress.message(
-                f"{len(untried)} instances were never tried here: their gold patches are run first (job=prepare does "
-                "it before a run)"
+                f"{len(untried)} instances were never tried here: their gold patches are run first (job=validate "
+                "does it before a run)"
             )
             with session.progress.phase("prove", trajectories=len(untried)):
                 await prove(config, env, list(untried.values()), sandboxes, session.progress.message)
@@ -89,7 +89,7 @@ async def prove_untried(config: Config, session: Session, env: Env, sandboxes: S
 
 def say_left_out(config: Config, env: Env, say: Callable[[str], None]) -> None:
     """By name, with the reason. Raises InstanceError where env.unproven=refuse, or nothing is left."""
-    if not isinstance(env, SweEnv):
+    if not isinstance(env, ProvenEnv):
         return
     for split in used_splits(config):
         used, left_out = len(env.instances(split)), env.left_out(split)
@@ -110,7 +110,7 @@ def used_splits(config: Config) -> list[str]:
 
 async def prove_here(
     config: Config,
-    env: SweEnv,
+    env: ProvenEnv,
     instances: list[Instance],
     scratch: Path,
     say: Callable[[str], None],
@@ -128,7 +128,7 @@ async def prove_here(
 
 
 def print_standings(
-    config: Config, env: SweEnv, instances: list[Instance], untried: set[str], say: Callable[[str], None]
+    config: Config, env: ProvenEnv, instances: list[Instance], untried: set[str], say: Callable[[str], None]
 ) -> int:
     """What is not proven by name, with the reason; then how many there are of each. The exit status: 1 where nothing
     can be used."""

@@ -16,11 +16,13 @@ import math
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Coroutine, Mapping
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from swe_rl.config.schema import SandboxConfig
 from swe_rl.sandbox.door import Doorway
 from swe_rl.sandbox.protocol import Door, ExecResult, SandboxError, Waited, Workspace, no_wait
+from swe_rl.sandbox.working_copy import remove_tree
 
 TIMEOUT_EXIT = 124  # as `timeout` of coreutils
 MAX_COMMAND_BYTES = 120_000  # Linux: 128 KiB for one argument
@@ -28,6 +30,14 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 
 Result = TypeVar("Result")
 Opened = TypeVar("Opened")
+
+
+def clear_away(path: Path, sandbox_id: str) -> None:
+    """Removes what is left of a sandbox on this machine. Raises SandboxError: it spoils one attempt, not a run."""
+    try:
+        remove_tree(path)
+    except OSError as error:
+        raise SandboxError(f"sandbox {sandbox_id}: its folder {path} cannot be removed: {error}") from error
 
 
 class BaseSandbox(ABC):

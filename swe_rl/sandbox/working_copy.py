@@ -18,7 +18,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 from swe_rl.host.kill_point import kill_point
-from swe_rl.sandbox.protocol import SandboxError
 
 LEASE_NAME = "lease.json"
 _SMALL_BYTES = 1 << 20
@@ -86,14 +85,6 @@ def remove_or_say(path: Path, say: Callable[[str], None]) -> None:
         remove_tree(path)
     except OSError as error:
         say(f"{path} cannot be removed: {error}")
-
-
-def clear_away(path: Path, sandbox_id: str) -> None:
-    """Removes what is left of a sandbox on this machine. Raises SandboxError: it spoils one attempt, not a run."""
-    try:
-        remove_tree(path)
-    except OSError as error:
-        raise SandboxError(f"sandbox {sandbox_id}: its folder {path} cannot be removed: {error}") from error
 
 
 def _remove(path: Path) -> None:

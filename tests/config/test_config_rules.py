@@ -33,13 +33,18 @@ CASES = yaml.safe_load((FOLDER / "rule_cases.yaml").read_text())
 
 def host_of(case):
     files = case.get("files", {})
+
+    def listing(path):
+        inside = f"{path.rstrip('/')}/"
+        return sorted({name.removeprefix(inside).split("/")[0] for name in files if name.startswith(inside)})
+
     return Host(
         environment=case.get("environment", {}),
         file_exists=lambda path: path in files,
         folder_writable=lambda _: True,
         read_text=files.get,
         exists=lambda path: any(f"{name}/".startswith(f"{path.rstrip('/')}/") for name in files),
-        listing=lambda path: [name.rpartition("/")[2] for name in files if name.rpartition("/")[0] == path.rstrip("/")],
+        listing=listing,
         absolute=lambda path: path if path.startswith("/") else f"/users/me/{path}",
         version=case["versions"].get if "versions" in case else HOST.version,
         pip=lambda: "pip",

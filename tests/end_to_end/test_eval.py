@@ -10,6 +10,7 @@ import pytest
 from swe_rl.config.schema import EnvConfig
 from swe_rl.env.bugs.env import BugsEnv
 from swe_rl.rollout.trajectory import Trajectory
+from tests.env.harbor.test_harbor import needs_bwrap, words_of, write_task
 
 
 def lines(path):
@@ -84,3 +85,23 @@ def test_instances_that_cannot_be_built_end_nothing_and_are_named(command, tmp_p
     assert {entry["model_name_or_path"] for entry in predictions.values()} == {"gold"}
     refused = command.run(*words, "env.unproven=refuse", small=False)
     assert refused.exit_status == 2 and "3 of 20 instances of heldout are not proven" in refused.text
+
+
+@pytest.mark.slow
+@needs_bwrap
+def test_tasks_that_nobody_tried_are_proven_and_left_out_by_name(command, tmp_path):
+    tasks = tmp_path / "tasks"
+    write_task(tasks / "sum")
+    words = words_of(tasks)
+    write_task(tasks / "unsolved", solve="true\n")
+    few = ("agent=gold", "rollout.eval_n=1", "job=eval", *words)
+    done = command.run(*few, small=False)
+    assert done.exit_status == 0, done.text
+    assert "2 instances were never tried here: their gold patches are run first" in " ".join(done.text.split())
+    scores = json.loads((command.folder("eval") / "eval.json").read_text())
+    assert scores["left_out"] == {"unsolved": "with its gold patch 1 tests fail: test.sh, and it scores 0"}
+    assert scores["all"]["instances"] == scores["all"]["solved_attempts"] == 1
+    again = command.run("job=validate", *words, small=False)
+    assert "1 of 2 instances need no new try" in again.text and again.exit_status == 0
+    refused = command.run(*few, "env.unproven=refuse", small=False)
+    assert refused.exit_status == 2 and "1 of 2 instances of train are not proven: unsolved: with its" in refused.text

@@ -296,11 +296,15 @@ async def test_a_program_s_unknown_end_is_an_overflow_where_the_gateway_saw_that
     assert bool(used.trajectory.turns) is overflowed
 
 
-@pytest.mark.parametrize(("resolved", "status"), [(True, Status.resolved), (False, Status.context_overflow)])
-async def test_a_program_that_ends_well_after_an_overflow_is_done_where_its_tests_pass(attempt, resolved, status):
+@pytest.mark.parametrize("refused", [Status.context_overflow, Status.step_limit])
+@pytest.mark.parametrize("resolved", [True, False])
+async def test_a_program_that_ends_well_after_a_refused_call_is_done_where_its_tests_pass(attempt, resolved, refused):
     env = FakeEnv(Grade(resolved, True, {"t::a": resolved}, {"t::b": True}))
-    used = await attempt(EndingAgent(Exit.SUBMITTED), env=env, gateway=FakeGateway(overflowed=True))
-    assert used.trajectory.status is status and used.trajectory.error is None
+    overflowed = refused is Status.context_overflow
+    gateway = FakeGateway(overflowed=overflowed, had_all_calls=not overflowed)
+    used = await attempt(EndingAgent(Exit.SUBMITTED), env=env, gateway=gateway)
+    assert used.trajectory.status is (Status.resolved if resolved else refused) and used.trajectory.error is None
+    assert len(used.env.graded) == 1 and used.trajectory.reward == float(resolved)
 
 
 async def test_a_program_s_turns_are_counted_by_the_gateway(attempt, config):

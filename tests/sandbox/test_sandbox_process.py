@@ -236,7 +236,8 @@ async def test_what_cannot_be_removed_spoils_one_sandbox_and_not_the_provider(
     provider = ProcessProvider(SandboxConfig(isolation=Isolation.none), tmp_path / "scratch", warn=said.append)
     first, second = [await provider.create(workspace, owner=name) for name in ("first", "second")]
     with monkeypatch.context() as stubborn:
-        stubborn.setattr("swe_rl.sandbox.working_copy.remove_tree", _refuse)
+        for where in ("working_copy", "base"):
+            stubborn.setattr(f"swe_rl.sandbox.{where}.remove_tree", _refuse)
         with pytest.raises(SandboxError, match=r"first-1.* cannot be removed: \[Errno 1\]"):
             await first.close()
         await first.close()  # which is closed all the same

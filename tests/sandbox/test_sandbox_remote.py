@@ -386,3 +386,19 @@ async def test_a_start_that_a_proxy_answers_504_is_taken_back(url: str, behind: 
         assert [one.closed for one in behind.sandboxes] == [True]
         assert (await (await provider.create(IMAGE, owner="x")).exec("a", timeout_s=5)).output == "ran a"
         await provider.close()
+
+
+@pytest.mark.parametrize(
+    ("places", "error", "words"),
+    [
+        ("/tests", TypeError, "no list of texts"),
+        (["/tests", 1], TypeError, "no list of texts"),
+        (["/p"] * 17, ValueError, "17 places are more than 16"),
+        *((["/tests", place], ValueError, "no absolute path") for place in ("/", "x", "/a/../b", "/a/", "/a\0", "")),
+        (["/" + "a" * 200], ValueError, "no absolute path"),
+    ],
+)
+def test_what_is_no_short_list_of_places_is_refused(places, error, words):
+    assert wire.places_of(["/tests", "/logs/verifier"]) == ("/tests", "/logs/verifier") and wire.places_of([]) == ()
+    with pytest.raises(error, match=words):
+        wire.places_of(places)

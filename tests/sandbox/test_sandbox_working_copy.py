@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from swe_rl.sandbox.base import clear_away
 from swe_rl.sandbox.protocol import SandboxError, Workspace
-from swe_rl.sandbox.working_copy import clear_away, copy_tree, remove_tree
+from swe_rl.sandbox.working_copy import copy_tree, remove_tree
 
 
 def test_a_copy_is_equal_and_git_sees_no_change(workspace: Workspace, tmp_path: Path):

@@ -30,6 +30,8 @@ KERNELS = (CPU_KERNEL, "varlen", "flash_attn")  # fmt: skip
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _OF_A_MODEL = ("config.json", "manifest.json", "checkpoints")  # of a model, a checkpoint, a run with some
 _FROM_FILES = "folder"  # the option whose sizes are those of its files
+_STEP = re.compile(r"step_\d+")
+_SHOWN = 5
 _FOLDER = "model.path=FOLDER with config.json, model.safetensors and a tokenizer, or ORG/NAME of the hub"
 
 
@@ -49,12 +51,24 @@ def no_model(rule_id: str, key: str, path: str, host: Host, fix: str) -> Iterato
     if path.startswith(BUILTIN):
         if path.removeprefix(BUILTIN) not in _shipped():
             yield error(rule_id, key, "no such model ships with the package", fix)
-    elif not is_local(path, host):
+        return
+    steps = _steps_beside(path, host)
+    if not steps and not is_local(path, host):
         if not _HUB_ID.fullmatch(path):
             yield error(rule_id, key, "is neither a folder of this machine nor a name of the hub", fix)
     elif not host.exists(path):
-        make = warning if host.elsewhere else error  # the machine that it is meant for may have it
-        yield make(rule_id, key, "there is no such folder on this machine", fix)
+        make = warning if host.elsewhere and not steps else error  # the machine that it is meant for may have it
+        words = "there is no such folder on this machine"
+        if steps:
+            words = f"{words}; the run has the checkpoints {', '.join(steps[-_SHOWN:])}"
+            fix = f"{key}={path.rstrip('/').rpartition('/')[0]}/{steps[-1]}"
+        yield make(rule_id, key, words, fix)
+
+
+def _steps_beside(path: str, host: Host) -> list[str]:
+    """The checkpoints of a run, the newest last, where `path` is in their folder."""
+    folder = path.rstrip("/").rpartition("/")[0]
+    return sorted(filter(_STEP.fullmatch, host.listing(folder))) if folder.endswith("checkpoints") else []
 
 
 def _shipped() -> list[str]:

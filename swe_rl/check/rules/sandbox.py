@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from swe_rl.check.findings import Finding, Host, about, below, between, error, warning
 from swe_rl.check.rules.agent import PROGRAMS
-from swe_rl.config.choices import Isolation, RuntimeKind, RuntimeProtocol, SandboxKind
+from swe_rl.config.choices import Isolation, RolloutMode, RuntimeKind, RuntimeProtocol, SandboxKind
 from swe_rl.config.parts import Part
 from swe_rl.config.schema import Config
 from swe_rl.host.addresses import base_address, is_loopback
@@ -49,6 +49,7 @@ def slots(config: Config, _: Host) -> Iterator[Finding]:
 @between(Part.sandboxes, Part.rollouts)
 def places(config: Config, _: Host) -> Iterator[Finding]:
     under_way, sandboxes = config.rollout.concurrency, config.sandbox.concurrency
+    used, gradings = (2 * under_way, " and gradings") if config.rollout.mode is RolloutMode.stream else (under_way, "")
     if holds_container(config) and under_way > sandboxes:
         yield warning(
             "sandbox_places",
@@ -56,12 +57,13 @@ def places(config: Config, _: Host) -> Iterator[Finding]:
             f"each trajectory holds a sandbox, and there are {sandboxes} (sandbox.concurrency): the others wait",
             f"rollout.concurrency={sandboxes}",
         )
-    elif sandboxes > under_way:
+    elif sandboxes > used:
         yield warning(
             "sandbox_places",
             "sandbox.concurrency",
-            f"more sandboxes than trajectories under way (rollout.concurrency={under_way}): some are never used",
-            f"sandbox.concurrency={under_way}",
+            f"more sandboxes than trajectories{gradings} under way (rollout.concurrency={under_way}): some are "
+            "never used",
+            f"sandbox.concurrency={used}",
         )
     elif under_way >= 4 * sandboxes and (room := sandbox_slots(config)) >= 2 * sandboxes:
         yield warning(

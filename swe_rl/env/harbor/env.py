@@ -3,6 +3,7 @@
 Invariants:
 - There is no patch: what the files of the sandbox are is the answer.
 - With sandbox=process a prepared folder stands for an image where that is honest; else the task is refused.
+- A proof is of the whole task folder, whose hash is the base commit: any changed file makes it void.
 """
 
 import threading
@@ -15,22 +16,23 @@ from swe_rl.env.harbor.task import Task, digest_of, read_task
 from swe_rl.env.harbor.tree import SCRIPT, check_folder, gold_script, make_folder
 from swe_rl.env.harbor.verdict import PLACES, TEST, grade_in
 from swe_rl.env.instance import Instance, InstanceError
+from swe_rl.env.proof.prove import last_words
 from swe_rl.env.protocol import Grade, GradeError, Limits
 from swe_rl.env.swe.dataset import Split
 from swe_rl.env.swe.prepared import is_evaluated
+from swe_rl.env.swe.proven import ProvenEnv
 from swe_rl.env.swe.read import Read
-from swe_rl.env.swe.splits import DatasetEnv
 from swe_rl.logger.disk import disk_error
 from swe_rl.sandbox.protocol import Sandbox, SandboxProvider, Workspace
 
 _GOLD = ".gold.sh"
 
 
-class HarborEnv(DatasetEnv):
+class HarborEnv(ProvenEnv):
     """Tasks of `conf/env/harbor.yaml`; see the protocols Env and GradesInPlace."""
 
     def __init__(self, config: EnvConfig, cache: Path, sandbox: SandboxKind = SandboxKind.process) -> None:
-        super().__init__(config, cache, self._read_split)
+        super().__init__(config, cache, sandbox, self._read_split)
         self._by_folder = sandbox is SandboxKind.process
         self._lock = threading.Lock()
         self._tasks: dict[str, Task] = {}
@@ -92,7 +94,10 @@ class HarborEnv(DatasetEnv):
         return await grade_in(self._tasks[instance.instance_id], sandbox, timeout_s)
 
     async def grade(self, instance: Instance, patch: str, sandboxes: SandboxProvider, timeout_s: float) -> Grade:
-        """In a sandbox in which nobody acted, or the solution alone. Raises GradeError, SandboxError."""
+        """For proofs: where the solution alone acted, or nobody, for any other patch. Raises InstanceError without a
+        solution, GradeError, SandboxError."""
+        if not patch:
+            raise InstanceError(f"{instance.instance_id} has no solution/solve.sh, so nothing can prove it")
         sandbox = await sandboxes.create(self.workspace(instance), owner=f"grade-{instance.instance_id}")
         limits = self.limits(instance)
         try:
@@ -101,7 +106,7 @@ class HarborEnv(DatasetEnv):
                 done = await sandbox.exec(f"bash {_GOLD}", timeout_s=limits.agent_s)
                 await sandbox.exec(f"rm -f {_GOLD}", timeout_s=timeout_s)
                 if done.exit_code:
-                    raise GradeError(f"{instance.instance_id}: its solution ends with status {done.exit_code}")
+                    raise GradeError(f"its solution ends with status {done.exit_code}: {last_words(done.output)}")
             return await self.grade_in(instance, sandbox, min(timeout_s, limits.grade_s))
         finally:
             await sandbox.close()

@@ -70,11 +70,12 @@ def read_task(folder: Path) -> Task:
 
 
 def digest_of(folder: Path) -> str:
-    """Of all files of a task: another one where any of them changed. Raises InstanceError."""
+    """Of all files of a task, and whether they can be executed: another one where any changed. Raises InstanceError."""
     digest = hashlib.sha256()
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
-        digest.update(f"{path.relative_to(folder)}\0".encode())
-        digest.update(hashlib.sha256(_bytes(path)).digest())
+        content = _bytes(path)
+        digest.update(f"{path.relative_to(folder)}\0{path.stat().st_mode & 0o100}\0".encode())
+        digest.update(hashlib.sha256(content).digest())
     return digest.hexdigest()
 
 

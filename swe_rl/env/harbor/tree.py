@@ -18,7 +18,7 @@ SCRIPT = "#!/bin/bash\n"
 
 
 def packed(folder: Path) -> bytes:
-    """A tar archive of a folder's files, without owners and times of this machine. Raises OSError."""
+    """A tar archive of a folder's files, without owners, times and umask of this machine. Raises OSError."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.GNU_FORMAT) as archive:
         for path in sorted(folder.rglob("*")):
@@ -30,6 +30,7 @@ def _plain(entry: tarfile.TarInfo) -> tarfile.TarInfo:
     entry.uid = entry.gid = 0
     entry.uname = entry.gname = ""
     entry.mtime = 0
+    entry.mode = 0o755 if entry.mode & 0o100 else 0o644
     return entry
 
 

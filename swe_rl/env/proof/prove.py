@@ -16,18 +16,17 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 from itertools import chain
-from typing import Protocol
 
 from swe_rl.env.instance import Instance, InstanceError, Source
 from swe_rl.env.patch import NOOP_PATCH
 from swe_rl.env.proof.measure import RUNS, Measured, measured
 from swe_rl.env.proof.mend import Failure, Way, release_ways, wants_network, ways
-from swe_rl.env.proof.record import Proof, Trial
+from swe_rl.env.proof.record import Proof, Provable, Trial
 from swe_rl.env.protocol import Grade, GradeError, NotStartedError, SuiteRun
 from swe_rl.env.source_build.program import BuildError
 from swe_rl.env.source_build.sdist import Release
 from swe_rl.errors import one_line
-from swe_rl.sandbox.protocol import SandboxError, SandboxProvider, Workspace
+from swe_rl.sandbox.protocol import SandboxError, SandboxProvider
 
 MAX_TRIALS = 12  # environments that are made for one instance
 MAX_MEND_S = 900.0  # after which no further one is begun
@@ -36,34 +35,6 @@ _LOG_CHARS = 600
 _NEVER_RAN = -1
 _UNSTARTED, _UNMADE = 1e9, 1e10  # ranks beyond any number of failing tests
 _PYTEST = re.compile(r"(^|\s)(pytest|tox|py\.test)\s")
-
-
-class Provable(Protocol):
-    """What is asked of an environment."""
-
-    def workspace(self, instance: Instance) -> Workspace: ...
-
-    async def grade(self, instance: Instance, patch: str, sandboxes: SandboxProvider, timeout_s: float) -> Grade: ...
-
-    async def run_tests(self, instance: Instance, patch: str, sandboxes: SandboxProvider, timeout_s: float) -> SuiteRun:
-        """All tests, whatever the row names."""
-        ...
-
-    def released(self, instance: Instance) -> datetime | None:
-        """When what its source names was made. Raises InstanceError, BuildError."""
-        ...
-
-    def nearer(self, instance: Instance) -> Sequence[Release]:
-        """Other releases of its distribution that its patches fit, the nearest to the base commit first."""
-        ...
-
-    def environment_digest(self, instance: Instance) -> str:
-        """Of its packages, once they are there; empty for an image that is not made here."""
-        ...
-
-    def digests(self, instance: Instance) -> tuple[str, str]:
-        """Of its tests, and of what its tree and environment are made of."""
-        ...
 
 
 class UntriedError(BuildError):
@@ -79,6 +50,7 @@ class _Run:
     error: str = ""
     unstarted: str | None = None  # what tests printed that do not start in this environment
     is_unfit: bool = False  # its patches do not fit the release that its row names
+    is_lost: bool = False  # its sandbox failed, twice
 
     @property
     def resolved(self) -> bool:
@@ -145,6 +117,8 @@ class Prover:
             return _dated(await self._of_measured(instance), time.monotonic() - began_s)
         try:
             run = await self._gold(instance)
+            if run.is_lost:
+                raise UntriedError(run.error)
             if not run.resolved and self._may_mend(instance, run):
                 return Unmended(instance, run, time.monotonic() - began_s)
             proof = await self._proof(instance, run, [run.trial("")])
@@ -263,7 +237,7 @@ class Prover:
                 spoiled += _added(best.instance.source, way.source)
             best = run if run.rank < best.rank else best
             if run.resolved and instance.source and instance.source.origin == way.source.origin:
-                self._helped.setdefault(instance.source.origin, []).insert(0, Way(_all_changes(trials), way.source))
+                self._helped.setdefault(instance.source.origin, []).insert(0, Way(trials[-1].change, way.source))
         return best
 
     def _next_way(
@@ -297,8 +271,8 @@ class Prover:
         return await self._graded(instance, instance.patch)
 
     async def _graded(self, instance: Instance, patch: str) -> _Run:
-        """Raises InstanceError for a row from which nothing can be made, UntriedError."""
-        error = ""
+        """Raises InstanceError for a row from which nothing can be made."""
+        lost = _Run(instance, None)
         for _ in range(2):
             try:
                 await asyncio.to_thread(self.env.workspace, instance)
@@ -309,8 +283,8 @@ class Prover:
             except NotStartedError as failure:  # which the grader tried without the patch as well
                 return _Run(instance, None, str(failure), failure.log)
             except (GradeError, SandboxError) as failure:
-                error = str(failure)
-        return _Run(instance, None, error)
+                lost = _Run(instance, None, str(failure), is_lost=isinstance(failure, SandboxError))
+        return lost
 
 
 def _added(before: Source | None, after: Source) -> list[frozenset[str]]:
@@ -322,10 +296,6 @@ def _added(before: Source | None, after: Source) -> list[frozenset[str]]:
 
 def _dated(proof: Proof, took_s: float) -> Proof:
     return replace(proof, took_s=round(took_s, 1), made_at=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"))
-
-
-def _all_changes(trials: Sequence[Trial]) -> str:
-    return trials[-1].change
 
 
 def _runs_pytest(instance: Instance) -> bool:
@@ -350,6 +320,8 @@ def _why(run: _Run, trials: Sequence[Trial]) -> str:
     if not run.grade.patch_applied:
         return f"its gold patch does not apply: {last_words(run.log)}"
     why = "did not end in time" if run.grade.timed_out else f"{len(run.failing)} tests fail: {_shown(run.failing)}"
+    if run.grade.score is not None:
+        why = f"{why}, and it scores {run.grade.score:g}"
     if _all_passed(run.log):
         why = f"all tests pass, but {len(run.failing)} that its row names are not among them: {_shown(run.failing)}"
     network = "; its tests look for another machine, and sandboxes have no network" if wants_network(run.log) else ""

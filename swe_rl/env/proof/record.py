@@ -1,24 +1,30 @@
-"""What was tried with an instance before it is used, and the file that keeps it.
+"""What was tried with an instance before it is used, the file that keeps it, and what is asked of its environment.
 
 Invariants:
 - A proof holds for the row, the tests and the environment that it was made with; where one of them is another it
   says nothing. It names them by hashes, and no folder of a machine: the file can be copied to another machine.
+- An environment without a source that could be made otherwise says `workspace`, `grade` and `digests` alone.
 - The file has a line for each instance that was tried; of several the last counts. A torn line is no proof.
 """
 
 import hashlib
 import json
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from datetime import datetime
 from enum import StrEnum
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from swe_rl.env.instance import Instance, InstanceError, Source
+from swe_rl.env.protocol import Grade, GradeError, SuiteRun
 from swe_rl.env.source_build import environment, tree
+from swe_rl.env.source_build.sdist import Release
 from swe_rl.logger.disk import write_text_atomic
 from swe_rl.logger.jsonl import JsonlWriter, read_jsonl
+from swe_rl.sandbox.protocol import SandboxProvider, Workspace
 
 FILE = "proofs.jsonl"  # below the cache, where env.proofs names no other
 VERSION = 1
@@ -79,6 +85,37 @@ class Proof:
         if self.source is None:
             return instance
         return replace(instance, source=Source.from_record(self.source, f"the proof of {self.instance_id}"))
+
+
+class Provable(Protocol):
+    """What is asked of an environment."""
+
+    @abstractmethod
+    def workspace(self, instance: Instance) -> Workspace: ...
+
+    @abstractmethod
+    async def grade(self, instance: Instance, patch: str, sandboxes: SandboxProvider, timeout_s: float) -> Grade: ...
+
+    async def run_tests(self, instance: Instance, patch: str, sandboxes: SandboxProvider, timeout_s: float) -> SuiteRun:
+        """All tests, whatever the row names. Raises GradeError."""
+        raise GradeError(f"{instance.instance_id}: its tests cannot be measured one by one")
+
+    def released(self, instance: Instance) -> datetime | None:
+        """When what its source names was made. Raises InstanceError, BuildError."""
+        return None
+
+    def nearer(self, instance: Instance) -> Sequence[Release]:
+        """Other releases of its distribution that its patches fit, the nearest to the base commit first."""
+        return ()
+
+    def environment_digest(self, instance: Instance) -> str:
+        """Of its packages, once they are there; empty where they are not made here."""
+        return ""
+
+    @abstractmethod
+    def digests(self, instance: Instance) -> tuple[str, str]:
+        """Of its tests, and of what its tree and environment are made of."""
+        ...
 
 
 class Standing(StrEnum):

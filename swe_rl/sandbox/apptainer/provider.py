@@ -24,7 +24,7 @@ from pathlib import Path
 
 from swe_rl.config.schema import SandboxConfig
 from swe_rl.errors import UserError
-from swe_rl.sandbox.base import BaseProvider, HeadTail, safe_name
+from swe_rl.sandbox.base import BaseProvider, HeadTail, clear_away, safe_name
 from swe_rl.sandbox.confined_path import read_confined
 from swe_rl.sandbox.container import files
 from swe_rl.sandbox.container.guard import STOP_SIGNAL, Guard, beat_all, guard_argv
@@ -34,7 +34,7 @@ from swe_rl.sandbox.door import Doorway, prepare_folder
 from swe_rl.sandbox.lease import make_scratch
 from swe_rl.sandbox.process_tree import first_inside
 from swe_rl.sandbox.protocol import Door, SandboxError, Workspace, close_all
-from swe_rl.sandbox.working_copy import clear_away, remove_or_say, remove_tree
+from swe_rl.sandbox.working_copy import remove_or_say, remove_tree
 
 EXCHANGE = "/run/swe_rl"
 

@@ -23,7 +23,7 @@ from typing import Any
 from swe_rl.config.engine_address import engine_address
 from swe_rl.config.schema import SandboxConfig
 from swe_rl.errors import UserError
-from swe_rl.sandbox.base import BaseProvider, HeadTail, safe_name
+from swe_rl.sandbox.base import BaseProvider, HeadTail, clear_away, safe_name
 from swe_rl.sandbox.container import spec
 from swe_rl.sandbox.container.engine import ContainerEngine, Identity, ImageMissingError, labels_of
 from swe_rl.sandbox.container.files import pack_folder
@@ -35,7 +35,7 @@ from swe_rl.sandbox.door import Doorway, prepare_folder
 from swe_rl.sandbox.lease import make_scratch
 from swe_rl.sandbox.protocol import Door, SandboxError, Workspace, close_all
 from swe_rl.sandbox.warm_pool import WarmPool
-from swe_rl.sandbox.working_copy import clear_away, remove_or_say, remove_tree
+from swe_rl.sandbox.working_copy import remove_or_say, remove_tree
 
 _SPARE_THREADS = 8  # for archives and removals, beside the starts
 _NO_DISK_LIMIT = re.compile(r"storage.?opt|quota", re.I)

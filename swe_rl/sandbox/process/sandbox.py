@@ -23,7 +23,7 @@ from pathlib import Path
 import psutil
 
 from swe_rl.config.schema import SandboxConfig
-from swe_rl.sandbox.base import HeadTail, LocalSandbox
+from swe_rl.sandbox.base import HeadTail, LocalSandbox, clear_away
 from swe_rl.sandbox.command import CommandSpec, run_command
 from swe_rl.sandbox.confined_path import read_confined, write_confined
 from swe_rl.sandbox.door import Doorway
@@ -32,7 +32,6 @@ from swe_rl.sandbox.process.launcher import Launcher, SandboxFolder
 from swe_rl.sandbox.process.watcher import Folder, Watched, Watcher
 from swe_rl.sandbox.process_tree import kill_marked
 from swe_rl.sandbox.protocol import USED_TOO_MUCH, SandboxError, Waited
-from swe_rl.sandbox.working_copy import clear_away
 
 _KILLED_EXIT = 137  # as of one that SIGKILL ended
 

@@ -249,6 +249,7 @@ class RemoteProvider(BaseProvider[RemoteSandbox]):
             "owner": owner,
             "image": workspace.image,
             "workdir": workspace.workdir,
+            "places": list(workspace.places),
             "workspace": await self._send(workspace.path, owner) if workspace.path else None,
             "door": {"host": door.host, "port": door.port, "path": door.path} if door else None,
         }

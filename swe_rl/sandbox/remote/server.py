@@ -235,7 +235,8 @@ class RuntimeServer:
         path = self._workspaces.path(order["workspace"]) if order.get("workspace") else None
         if order.get("workspace") and path is None:
             raise SandboxError(f"workspace {order['workspace']} was not sent to this server")
-        workspace = Workspace(path=path, image=order.get("image"), workdir=str(order["workdir"]))
+        places = wire.places_of(order.get("places", []))
+        workspace = Workspace(path=path, image=order.get("image"), workdir=str(order["workdir"]), places=places)
         asked = order.get("door")
         door = Door(str(asked["host"]), int(asked["port"]), str(asked["path"])) if asked else None
         sandbox = await self._provider.create(workspace, owner=str(order["owner"]), door=door)

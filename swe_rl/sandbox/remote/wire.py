@@ -9,6 +9,7 @@ import base64
 import hashlib
 import hmac
 import math
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +24,8 @@ WAITED_EVERY_S = 1.0  # a client says so often how long its command waited, wher
 FULL_STATUS = 429
 GONE_STATUS = 404
 ERROR_STATUS = 409
+_MOST_PLACES = 16
+_PLACE = re.compile(r"(?!.{201})(/[^/\0]+)+", re.DOTALL)
 
 _KINDS: dict[str, type[SweRlError]] = {"user": UserError, "missing_file": MissingFileError, "sandbox": SandboxError}
 
@@ -61,6 +64,18 @@ class ExecOrder:
             env=env,
             max_output_bytes=None if most_bytes is None else int(most_bytes),
         )
+
+
+def places_of(value: Any) -> tuple[str, ...]:
+    """The further folders that a client wants in its sandbox. Raises TypeError or ValueError for anything else."""
+    if not isinstance(value, list) or not all(isinstance(place, str) for place in value):
+        raise TypeError("places is no list of texts")
+    if len(value) > _MOST_PLACES:
+        raise ValueError(f"{len(value)} places are more than {_MOST_PLACES}")
+    for place in value:
+        if not _PLACE.fullmatch(place) or {".", ".."} & {*place.split("/")}:
+            raise ValueError(f"the place {place[:200]!r} is no absolute path of a folder")
+    return tuple(value)
 
 
 def proof_of(key: str, server: str, challenge: str) -> str:

@@ -9,20 +9,26 @@ import pytest
 from swe_rl.agent.scripted import GoldAgent, ScriptedAgent
 from swe_rl.check.check import check
 from swe_rl.check.findings import Severity
-from swe_rl.config.choices import GradingKind, RewardKind, SandboxKind
+from swe_rl.config.choices import GradingKind, RewardKind, SandboxKind, Unproven
 from swe_rl.config.compose import compose
 from swe_rl.config.schema import EnvConfig, SandboxConfig
 from swe_rl.env.harbor.env import HarborEnv
-from swe_rl.env.harbor.prove import prove_tasks
 from swe_rl.env.harbor.verdict import reward_in
 from swe_rl.env.instance import InstanceError
+from swe_rl.env.make import make_env
 from swe_rl.env.patch import NOOP_PATCH
+from swe_rl.env.proof.record import book_of
 from swe_rl.env.protocol import GradeError, GradesInPlace
 from swe_rl.gateway.session import SessionSettings
+from swe_rl.job import validate
 from swe_rl.rollout.attempt import Attempter
 from swe_rl.rollout.trajectory import Order, Status, TrajectoryId
+from swe_rl.run.components import cache_folder
+from swe_rl.run.proving import say_left_out
 from swe_rl.sandbox.protocol import SandboxError
 from swe_rl.sandbox.provider import make_provider
+from swe_rl.sandbox.remote.client import RemoteProvider
+from swe_rl.sandbox.remote.server import ServerOptions, serving
 from tests.rollout.test_attempt import FakeGateway
 
 needs_bwrap = pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")
@@ -60,7 +66,9 @@ def tasks(tmp_path):
 
 
 def env_of(tasks, sandbox=SandboxKind.process, **changes):
-    config = EnvConfig(name="harbor", dataset=str(tasks), grading=GradingKind.tests, eval_split="test", **changes)
+    """Used without a proof, unless `changes` says otherwise."""
+    given = {"grading": GradingKind.tests, "eval_split": "test", "unproven": Unproven.keep} | changes
+    config = EnvConfig(name="harbor", dataset=str(tasks), **given)
     return HarborEnv(config, tasks.parent / "cache", sandbox)
 
 
@@ -255,31 +263,92 @@ def test_a_verifier_that_cannot_start_is_infrastructure(tasks):
         asyncio.run(env.grade_in(instance, _Breaking(SandboxError("gone")), 5))
 
 
-@pytest.mark.slow
+def words_of(tasks):
+    """Of a command about the tasks, whose proofs are in a file of their own."""
+    of_tasks = ["env=harbor", f"env.dataset={tasks}", "env.eval_split=train", "rollout.grade_timeout_s=10"]
+    return [*of_tasks, f"env.proofs={tasks.parent}/proofs.jsonl", f"paths.cache={tasks.parent}/cache"]
+
+
+def made(config):
+    """The environment of another process that starts later."""
+    book_of.cache_clear()
+    return make_env(config.env, cache_folder(config) / "workspaces", config.sandbox.kind)
+
+
 @needs_bwrap
-def test_tasks_are_proven_by_their_solution_and_by_nothing(tasks, tmp_path):
+def test_what_validate_writes_is_what_a_run_reads_and_a_changed_file_makes_it_void(tasks, capsys):
+    words = words_of(tasks)
     write_task(tasks / "paid_for_nothing", test="echo 1 > /logs/verifier/reward.txt\n")
+    write_task(tasks / "stuck", solve="echo no way; exit 3\n")
     write_task(tasks / "unsolved", solve="true\n")
     (write_task(tasks / "without") / "solution" / "solve.sh").unlink()
-    env, said = env_of(tasks), []
+    config = compose(["job=validate", *words]).config
+    book_of.cache_clear()
+    assert validate.run(config, None) == 0
+    said = capsys.readouterr().out
+    assert "sum: proven in " in said and "two_files: proven in " in said
+    left_out = {
+        "paid_for_nothing": "a change that fixes nothing resolves it",
+        "stuck": "its solution ends with status 3: no way",
+        "unsolved": "with its gold patch 1 tests fail: test.sh, and it scores 0",
+        "without": "without has no solution/solve.sh, so nothing can prove it",
+    }
+    assert all(f"  {name}: {reason}\n" in said for name, reason in left_out.items()), said
+    assert "2 of 6 instances are proven; 4 left out (env.unproven=skip): paid_for_nothing, stuck, uns" in said
 
-    async def main():
-        sandboxes = make_provider(SandboxConfig(), tmp_path / "scratch", print, run="t")
-        try:
-            assert not (await env.grade(env.instances("train")[1], NOOP_PATCH, sandboxes, 10)).resolved
-            return await prove_tasks(env, env.instances("train"), sandboxes, 10, said.append)
-        finally:
-            await sandboxes.close()
+    run = compose(["job=eval", *words]).config
+    env, seen = made(run), []
+    assert [one.instance_id for one in env.instances("train")] == ["sum", "two_files"]
+    say_left_out(run, env, seen.append)
+    assert seen[0].startswith("train: 2 of 6 instances are used") and env.left_out("train") == left_out
+    with pytest.raises(InstanceError, match=r"4 of 6 instances of train are not proven: paid_for_nothing: a change"):
+        made(compose(["job=eval", "env.unproven=refuse", *words]).config).instances("train")
+    assert len(made(compose(["job=eval", "env.unproven=keep", *words]).config).instances("train")) == 6
 
-    assert asyncio.run(main()) == 3
-    assert "paid_for_nothing: a sandbox in which nobody acted resolves it" in said[0]
-    assert "sum: proven" in said[1] and "two_files: proven" in said[2]
-    assert "unsolved: its solution does not resolve it: its verifier gave a reward of 0" in said[3]
-    assert "without: it has no solution/solve.sh" in said[4]
-    assert said[5] == "2 of 5 tasks are proven"
+    for file in ("environment/numbers.txt", "tests/test.sh", "solution/solve.sh", "instruction.md"):
+        path = tasks / "sum" / file
+        content = path.read_bytes()
+        path.write_bytes(content + b"\n")
+        assert [one.instance_id for one in made(run).untried("train")] == ["sum"], file
+        path.write_bytes(content)
+    assert made(run).untried("train") == []
+
+
+def test_a_proof_is_of_files_and_not_of_the_machine_that_has_them(tasks, tmp_path):
+    """Another folder, another umask, other times: a file of proofs can be shared."""
+    config = compose(["job=eval", *words_of(tasks)]).config
+    env = made(config)
+    proofs = [env.digests(one) for one in env.chosen("train")]
+    copy = tmp_path / "elsewhere" / "tasks"
+    shutil.copytree(tasks, copy, copy_function=shutil.copyfile)
+    for path in copy.rglob("*"):
+        path.chmod(0o700 if path.is_dir() else 0o600)
+    other = env_of(copy)
+    assert [other.digests(one) for one in other.chosen("train")] == proofs
+    (copy / "sum" / "tests" / "test.sh").chmod(0o700)
+    changed = env_of(copy)
+    assert [changed.digests(one) for one in changed.chosen("train")][0] != proofs[0]
 
 
 def test_the_option_composes(tasks):
     config = compose(["env=harbor", f"env.dataset={tasks}", "agent=gold", "job=rollout"]).config
     assert config.env.name == "harbor"
     assert [finding for finding in check(config) if finding.severity is Severity.error] == []
+
+
+@needs_bwrap
+async def test_a_task_is_graded_in_a_sandbox_of_another_host(tasks, tmp_path):
+    """Its folders beside the working directory go over the wire: the solution and the tests have their places."""
+    behind = make_provider(SandboxConfig(), tmp_path / "scratch", print, run="t")
+    env = env_of(tasks)
+    instance = env.instances("train")[0]
+    async with serving(behind, tmp_path / "server", ServerOptions(slots=2, lease_s=60.0, key=None)) as url:
+        sandboxes = RemoteProvider(SandboxConfig(kind=SandboxKind.remote, runtime_url=url), pause_s=0.01)
+        try:
+            grades = [await env.grade(instance, patch, sandboxes, 10) for patch in (instance.patch, NOOP_PATCH)]
+            wrong = dataclasses.replace(env.workspace(instance), places=("tests",))
+            with pytest.raises(SandboxError, match="the place 'tests' is no absolute path of a folder"):
+                await sandboxes.create(wrong, owner="t")
+        finally:
+            await sandboxes.close()
+    assert [grade.resolved for grade in grades] == [True, False], grades

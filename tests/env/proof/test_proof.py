@@ -20,6 +20,7 @@ from swe_rl.env.protocol import Grade, GradeError, NotStartedError
 from swe_rl.env.source_build.program import BuildError
 from swe_rl.env.source_build.releases import FORWARD
 from swe_rl.env.source_build.sdist import Release
+from swe_rl.sandbox.protocol import SandboxError
 
 SOURCE = Source("b-1.0", "applies forward", "3.9")
 INSTANCE = Instance("a__b-1", "a/b", "c" * 40, "s", "GOLD", "t", ("x",), ("y",), source=SOURCE)
@@ -315,6 +316,10 @@ def test_what_cannot_be_made_is_said_and_a_sandbox_that_fails_says_nothing():
     with pytest.raises(UntriedError, match="no space"):
         prove(tests)
     assert tests.graded == ["GOLD", NOOP_PATCH, NOOP_PATCH]  # once more
+    gone = Suite(lambda instance, patch: SandboxError("no room") if patch else [])
+    with pytest.raises(UntriedError, match="no room"):
+        prove(gone)
+    assert gone.graded == ["GOLD", "GOLD"]  # no environment is made for it
 
 
 def test_one_that_fails_does_not_end_the_others():
@@ -450,5 +455,5 @@ def test_more_runs_may_be_asked_for_than_a_proof_has(env, tmp_path, rows):
 
 def test_where_nothing_is_left_the_way_out_is_said(tmp_path, rows):
     book_of.cache_clear()
-    with pytest.raises(InstanceError, match=r"3 of 3 .* not proven.*job=prepare proves.*env.unproven=keep"):
+    with pytest.raises(InstanceError, match=r"3 of 3 .* not proven.*job=validate proves.*env.unproven=keep"):
         ids(env_of(tmp_path, rows))
