@@ -16,6 +16,7 @@ from swe_rl.env.bugs.env import DATA
 from swe_rl.env.records import read_instances, write_instances
 from swe_rl.plan.sizes import VLLM_COMMAND
 
+TENSOR_DELAY_S = 0.03  # an update of the tiny model takes most of a second
 _VOCABULARY = 1536  # of the tiny model
 _SMALL = (
     "trainer.seed=1",  # with which groups differ in their rewards, so that the policy moves
@@ -35,13 +36,14 @@ _SMALL = (
 @dataclass(frozen=True, slots=True)
 class Job:
     """`repeats`: what it samples depends on the seed alone. `fake`: its engines are programs that invent tokens.
-    `streams`: which step trains a group depends on timing."""
+    `streams`: which step trains a group depends on timing. `receives`: its servers take tensors, one after another."""
 
     name: str
     targets: tuple[str, ...]
     words: tuple[str, ...] = ()
     repeats: bool = True
     fake: bool = False
+    receives: bool = False
     streams: bool = False
     serves_sandboxes: bool = False
     on_nodes: bool = False  # of a held SLURM job: an engine is a step on the second one
@@ -52,6 +54,7 @@ class Job:
 _SERVERS = ("engine=vllm", "layout.engines=2", "trainer.check_weights=false", "engine.max_restarts=10")
 _RANKS = ("layout=local2", "trainer.collective_timeout_s=60", "trainer.max_restarts=1")
 _STREAM = ("rollout.mode=stream", "trainer.steps=4", "trainer.eval_every_steps=2")
+_MEMORY = (*_RANKS, *_SERVERS, "trainer.weight_sync=nccl")  # without a GPU over gloo
 _NODES = ("hardware.nodes=2", "hardware.gpus_per_node=1", "layout.colocated=false", "layout.trainer_gpus=0")
 JOBS = (
     Job("embedded", ("driver", "store", "guard", "grader")),
@@ -84,6 +87,23 @@ JOBS = (
         fake=True,
         streams=True,
         points=("weights_written",),
+    ),
+    Job(
+        "memory",
+        ("memory_driver", "memory_engine", "memory_rank"),
+        _MEMORY,
+        repeats=False,
+        fake=True,
+        receives=True,
+    ),
+    Job(
+        "stream_memory",
+        ("stream_memory_driver", "stream_memory_engine", "stream_memory_rank"),
+        (*_STREAM, *_MEMORY),
+        repeats=False,
+        fake=True,
+        receives=True,
+        streams=True,
     ),
     Job("stream_ranks", ("stream_rank",), (*_STREAM, *_RANKS), repeats=False, streams=True),
 )
@@ -120,7 +140,8 @@ def environment(job: Job, root: Path) -> Mapping[str, str]:
     found |= {"XDG_CACHE_HOME": str(root / "cache")}
     if job.fake:
         found[VLLM_COMMAND] = f"{shlex.quote(sys.executable)} -m swe_rl.engine.fake_vllm.server"
-        found["FAKE_VLLM"] = json.dumps({"vocab_size": _VOCABULARY, "token_delay_s": 0.004})
+        taking = {"receives": True, "tensor_delay_s": TENSOR_DELAY_S} if job.receives else {}
+        found["FAKE_VLLM"] = json.dumps({"vocab_size": _VOCABULARY, "token_delay_s": 0.004, **taking})
     return found
 
 

@@ -11,12 +11,15 @@ from dataclasses import replace
 
 from bench.storm.jobs import JOBS, OF_TARGET
 from bench.storm.runs import Kill
+from bench.storm.targets import waits_for_update
 from swe_rl.host.kill_point import POINTS
 
 # How often each target is drawn: the driver holds most of what can be lost.
 _SHARES = {"driver": 8, "store": 3, "engine": 3, "rank": 2, "guard": 3, "grader": 3, "runtime": 2, "engine_cpu": 1}
 _SHARES |= {"step": 2, "stream_driver": 4, "stream_store": 1, "stream_engine": 2, "stream_rank": 2, "stream_grader": 1}
+_SHARES |= {f"{way}memory_{name}": 1 for way in ("", "stream_") for name in ("driver", "engine", "rank")}
 DEFAULT_TARGETS = ("driver", "store", "engine", "rank", "guard", "grader", "runtime")
+_UNTIL_AN_UPDATE = 0.4  # of the run: the kill is at the update that follows
 # Points that a run comes to often: which time is drawn from as many.
 _TIMES = {"file_aside": 8, "sandbox_made": 20, "traces_inserted": 40, "traces_committed": 40, "checkpoint_files": 8}
 _TIMES |= {"checkpoint_aside": 2, "checkpoint_named": 2, "checkpoint_discarded": 1, "trained": 3, "weights_synced": 3}
@@ -35,7 +38,7 @@ def random_kills(seed: int, number: int, targets: Sequence[str]) -> list[Kill]:
     for index in range(number):
         chance = random.Random(f"{seed}/{index}")
         [target] = chance.choices(targets, shares)
-        found.append(Kill(index, target, chance.random()))
+        found.append(Kill(index, target, chance.random() * (_UNTIL_AN_UPDATE if waits_for_update(target) else 1.0)))
     return found
 
 

@@ -20,14 +20,16 @@ from bench.storm.allocation import Allocation, step_processes
 from bench.storm.check import Facts, Violation, leftover_files, read_facts, violations
 from bench.storm.jobs import Job, environment, server_words, words
 from bench.storm.starts import Starts
-from bench.storm.targets import POLL_S, candidates, part, stamp
+from bench.storm.targets import POLL_S, candidates, is_under_way, part, stamp, updates, waits_for_update
 from swe_rl.gateway.trace import TraceStoreError
 from swe_rl.host.kill_point import VARIABLE
 from swe_rl.logger.folder import RunFolder, RunState
 
 _SEARCH_S = 20.0  # for a target that comes and goes
+_LOOK_S = 0.02  # into logs of servers
 _SERVES_S = 300.0  # until a sandbox server is announced
 _GONE_S = 15.0  # for what a run started, after its end
+_UPDATE_S = 0.8  # of new weights, from memory to memory: a kill comes within it
 _MOST_STARTS = 12
 _LONGEST_DELAY_S = {"guard": 0.04, "grader": 0.25, "store": 0.002}
 _TAIL_CHARS = 600
@@ -145,6 +147,8 @@ class Run:
             time.sleep(POLL_S)
         chance = random.Random(f"{kill.number}")
         target = part(kill.target)
+        if waits_for_update(kill.target) and not self._meets_update(chance):
+            return False
         pid = self._victim(target, chance)
         if pid is None:
             return False
@@ -155,6 +159,19 @@ class Run:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
         return True
+
+    def _meets_update(self, chance: random.Random) -> bool:
+        """Whether the next update of weights is under way: some way into it. An update that was over is let go by."""
+        outputs, before = self._root / "outputs", updates(self._root / "outputs")
+        while self._status() is None:
+            if is_under_way(before, updates(outputs)):
+                time.sleep(chance.uniform(0.0, _UPDATE_S))
+                now = updates(outputs)
+                if is_under_way(before, now):
+                    return True
+                before = now
+            time.sleep(_LOOK_S)
+        return False
 
     def _victim(self, target: str, chance: random.Random) -> int | None:
         if target == "driver":

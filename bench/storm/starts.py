@@ -15,6 +15,16 @@ from typing import Any, Self
 
 from swe_rl.engine.vllm.guard import descendants
 
+# What a run imports and what starts no thread; transformers imports its parts when they are first asked for.
+WITHOUT_MODEL = (
+    *("swe_rl.cli.launch", "swe_rl.cli.hydra_main", "hydra.compose", "swe_rl.job.eval", "swe_rl.report.page"),
+    *("swe_rl.sandbox.process.provider", "transformers.tokenization_utils_tokenizers", "rich.live", "uvloop"),
+)
+ALL = (
+    *WITHOUT_MODEL,
+    *("swe_rl.job.train", "swe_rl.engine.embedded.engine", "swe_rl.model.load", "swe_rl.trainer.rank_trainer"),
+    *("transformers.models.auto.tokenization_auto", "transformers.models.auto.modeling_auto"),
+)
 _LOOK_S = 0.02
 _READY_S = 180.0
 
@@ -22,11 +32,12 @@ _READY_S = 180.0
 class Starts:
     """Of one worker: a context manager; whatever still runs below it is killed on leaving."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, modules: Sequence[str] = ALL) -> None:
+        """`modules`: what is imported before the first start."""
         folder.mkdir(parents=True, exist_ok=True)
         self._errors = (folder / "warm.log").open("ab")
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "bench.storm.warm"],
+            [sys.executable, "-m", "bench.storm.warm", *modules],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,

@@ -1,7 +1,9 @@
 """What can be killed of a running job: found by command lines below the warm process."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+
+from swe_rl.engine.fake_vllm.server import HAS_TAKEN, TAKES
 
 POLL_S = 0.004
 TARGETS = {
@@ -16,12 +18,18 @@ TARGETS = {
     "step": "a step of a SLURM job on another node, with the engine's server in it",
 }
 _STREAM = "stream_"  # the same parts of runs whose groups flow
+_MEMORY = "memory_"  # the same parts, while new weights are on their way from memory to memory
 TARGETS |= {f"{_STREAM}{name}": TARGETS[name] for name in ("driver", "store", "engine", "rank", "grader")}
+TARGETS |= {f"{way}{_MEMORY}{name}": TARGETS[name] for way in ("", _STREAM) for name in ("driver", "engine", "rank")}
 
 
 def part(target: str) -> str:
     """What of a run it is, whatever the run."""
-    return target.removeprefix(_STREAM)
+    return target.removeprefix(_STREAM).removeprefix(_MEMORY)
+
+
+def waits_for_update(target: str) -> bool:
+    return target.removeprefix(_STREAM).startswith(_MEMORY)
 
 
 def command_line(pid: int) -> list[str]:
@@ -65,3 +73,18 @@ def stamp(folder: Path) -> tuple[int, int]:
     """Of the trace store's log: it changes with each write."""
     sizes = [(path.stat().st_size, path.stat().st_mtime_ns) for path in folder.glob("*/*/traces.db-wal")]
     return max(sizes, default=(0, 0))
+
+
+def updates(folder: Path) -> dict[str, tuple[int, int]]:
+    """By the logs of the fake servers of all runs: updates of weights that began, and that ended."""
+    logs = {path: path.read_text(errors="replace") for path in folder.glob("*/*/engines/*.log")}
+    return {str(path): (text.count(TAKES), text.count(HAS_TAKEN)) for path, text in logs.items()}
+
+
+def is_under_way(before: Mapping[str, tuple[int, int]], now: Mapping[str, tuple[int, int]]) -> bool:
+    """Whether an update that began after `before` has not ended at some server."""
+    for path, (begun, ended) in now.items():
+        earlier_begun, earlier_ended = before.get(path, (0, 0))
+        if begun - earlier_begun > ended - earlier_ended:
+            return True
+    return False

@@ -1,5 +1,6 @@
 """A process that has imported what a run imports, and becomes a run for each line that it reads: starts take no time.
 
+    python -m bench.storm.warm MODULE...        # what it imports
     {"arguments": ["trainer.steps=3"], "environment": {...}, "folder": "/where", "log": "/where/log"}
 
 It answers `{"started": PID}` and later `{"ended": PID, "status": N}`, N below 0 for a signal, as subprocess has it.
@@ -14,6 +15,7 @@ import os
 import select
 import signal
 import sys
+from importlib import import_module
 from typing import Any
 
 _SET_CHILD_SUBREAPER = 36  # prctl(2)
@@ -22,7 +24,8 @@ _LOOK_S = 0.02
 
 def main() -> int:
     ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    _import()
+    for module in sys.argv[1:]:  # before any thread
+        import_module(module)
     _say({"ready": os.getpid()})
     runs: set[int] = set()
     while True:
@@ -40,17 +43,6 @@ def main() -> int:
             if pid in runs:
                 runs.discard(pid)
                 _say({"ended": pid, "status": status})
-
-
-def _import() -> None:
-    """All that a run needs and that starts no thread."""
-    import transformers  # noqa: F401
-
-    import swe_rl.cli.launch
-    import swe_rl.engine.embedded.engine
-    import swe_rl.job.train
-    import swe_rl.model.load
-    import swe_rl.trainer.rank_trainer  # noqa: F401
 
 
 def _become(asked: dict[str, Any]) -> int:

@@ -35,7 +35,7 @@ from swe_rl.extension.make import require_importable
 from swe_rl.hardware.rendezvous import with_meeting
 from swe_rl.host.terminal import shown
 from swe_rl.job.export import with_model_folder
-from swe_rl.logger.disk import read_json, write_text_atomic
+from swe_rl.logger.disk import only_shown, read_json, write_text_atomic
 from swe_rl.logger.failure import print_finding, report
 from swe_rl.run.which_folder import folder_of_ended
 from swe_rl.submission.freeze import code_of, other_packages, verify_frozen
@@ -215,7 +215,8 @@ def _start(composed: Composed, folder: Path, tree: "DictConfig", hydra: "DictCon
 
     _write_hydra_folder(folder / ".hydra", composed, tree, hydra)
     write_text_atomic(folder / "config.yaml", resolved_yaml(composed))
-    write_text_atomic(folder / "plan.json", json.dumps(plan(within(composed.config)), indent=2) + "\n")
+    with only_shown(folder / "plan.json"):
+        write_text_atomic(folder / "plan.json", json.dumps(plan(within(composed.config)), indent=2) + "\n")
     if code := code_of(folder, _number(hydra), composed.config.job.code):
         facts = [asdict(fact) for fact in code_facts(code, folder)]
         write_text_atomic(folder / "code.json", json.dumps(facts, indent=2) + "\n")

@@ -38,7 +38,7 @@ def engine_scratch(root: Path) -> Iterator[Path]:
         root.mkdir(parents=True, exist_ok=True)
         folder = make_leased(root, "engines")
     except OSError as error:
-        raise disk_error(root, error) from error
+        raise disk_error(root, error, key="paths.scratch") from error
     try:
         yield folder
     finally:

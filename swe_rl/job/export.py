@@ -81,7 +81,7 @@ def with_model_folder(config: Config) -> Config:
     if not (target / "config.json").is_file():
         print(f"model.path={config.model.path}: exporting {checkpoint.name} to {target}", flush=True)
         try:
-            _write(checkpoint, target, config.model, ExportType.model)
+            _write(checkpoint, target, config.model, ExportType.model, key="model.path")
         except Exception:
             if not (target / "config.json").is_file():  # else another job of the sweep was faster
                 raise
@@ -106,7 +106,9 @@ def _export_folder(checkpoint: Path) -> Path:
     return root / _EXPORTS / f"{checkpoint.name}-{digest}"
 
 
-def _write(checkpoint: Path, target: Path, model: ModelConfig, dtype: ExportType) -> list[Path]:
+def _write(
+    checkpoint: Path, target: Path, model: ModelConfig, dtype: ExportType, *, key: str = "job.output"
+) -> list[Path]:
     import torch
 
     from swe_rl.model.templates.formats import template_text
@@ -116,7 +118,7 @@ def _write(checkpoint: Path, target: Path, model: ModelConfig, dtype: ExportType
     saved = _saved_config(checkpoint)
     template = template_text(str(saved.get("model.chat_template", model.chat_template)))
     base, card = _description(checkpoint, saved, model), _card(checkpoint, saved)
-    return export(checkpoint, base, target, dtype=wanted, chat_template=template, card=card)
+    return export(checkpoint, base, target, dtype=wanted, chat_template=template, card=card, key=key)
 
 
 def _card(checkpoint: Path, saved: Mapping[str, Any]) -> str:

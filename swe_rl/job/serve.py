@@ -4,7 +4,7 @@ Invariants:
 - Beyond loopback a key is needed: SWE_RL_GATEWAY_KEY, or one that is made for this run. It is printed to the terminal
   and written nowhere.
 - When it ends, nothing is left running; its traces and events are in the run's folder.
-- It ends by itself only when no engine will serve again.
+- It ends by itself only when no engine will serve again, or when nothing can be recorded any more.
 """
 
 import asyncio
@@ -94,7 +94,7 @@ def run(config: Config, folder: Path | None) -> int:
 
 
 async def _serve(config: Config, session: Session, state: ServeState) -> None:
-    """Raises EngineError when no engine is left."""
+    """Raises EngineError when no engine is left, TraceStoreError or DiskError when the disk takes no more."""
     with session.progress.phase("load"):
         model, tokenizer = load_sampled(config)
     key = key_for(config.gateway.host, os.environ)
@@ -116,6 +116,7 @@ async def _stay(session: Session, door: Serving, state: ServeState) -> None:
             told_s, news = now_s, False
             session.progress.show()
         session.status.heartbeat()
+        door.store.check()
         await asyncio.sleep(_LOOK_S)
     reasons = "; ".join(str(engine.why_lost) for engine in door.engines)
     raise EngineError(f"No engine is left that serves: {reasons}. What servers wrote is in engines/*.log of the run.")

@@ -23,7 +23,7 @@ from swe_rl.config.schema import Config
 from swe_rl.env.bugs.demonstration import Demonstrator
 from swe_rl.env.bugs.workspace import PACKAGES
 from swe_rl.errors import RunError, UserError
-from swe_rl.logger.disk import as_os_errors, disk_error, write_json_atomic
+from swe_rl.logger.disk import DiskError, as_os_errors, disk_error, placed_by, write_json_atomic
 from swe_rl.model.tiny import build_model, build_tokenizer, upcycled
 from swe_rl.plan.warm_start import trained
 from swe_rl.run import event_loop
@@ -200,15 +200,16 @@ def _save(output: Path, write: Callable[[Path], None], figures: dict[str, Any]) 
     for leftover in (aside, old):
         shutil.rmtree(leftover, ignore_errors=True)
     try:
-        aside.parent.mkdir(parents=True, exist_ok=True)
-        write(aside)
-        write_json_atomic(aside / "warm_start.json", figures)
-        if output.exists():
-            output.rename(old)
-        aside.rename(output)
-    except OSError as error:
+        with placed_by("sft.output", output):
+            aside.parent.mkdir(parents=True, exist_ok=True)
+            write(aside)
+            write_json_atomic(aside / "warm_start.json", figures)
+            if output.exists():
+                output.rename(old)
+            aside.rename(output)
+    except DiskError:
         _put_back(output)
-        raise disk_error(output, error, key="sft.output") from error
+        raise
     finally:
         shutil.rmtree(aside, ignore_errors=True)
     shutil.rmtree(old, ignore_errors=True)

@@ -12,6 +12,7 @@ Invariants:
 
 import errno
 import json
+import logging
 import math
 import os
 import re
@@ -28,6 +29,7 @@ import orjson
 from swe_rl.errors import RunError
 from swe_rl.host.kill_point import kill_point
 
+_log = logging.getLogger(__name__)
 _ASIDE = re.compile(r"\..+\.\d+\.[0-9a-f]{12}\.tmp")  # as `write_bytes_atomic` names it
 _OS_ERROR = re.compile(r"\(os error (\d+)\)")
 _OPTIONS = orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
@@ -38,6 +40,8 @@ _WAY_OUT = {
     errno.EROFS: "the file system is mounted read-only: point {key} at another disk",
     errno.EACCES: "this user may not write there: change the permissions or {key}",
 }
+_RESUME = "trainer.resume=auto continues from the last checkpoint"
+_AGAIN = {"job.output": "the same command writes it anew", "env.proofs": "the same command goes on where it was"}
 
 
 class DiskError(RunError):
@@ -49,8 +53,31 @@ def disk_error(path: Path, error: OSError, *, key: str = "paths.outputs") -> Dis
     way_out = _WAY_OUT.get(error.errno or 0, "check the folder or point {key} elsewhere").format(key=key)
     return DiskError(
         f"cannot write {path}: {error.strerror or error} ({free_mb(path)} MB free there); {way_out}. "
-        "What was on the disk before is intact; trainer.resume=auto continues from the last checkpoint."
+        f"What was on the disk before is intact; {_AGAIN.get(key, _RESUME)}."
     )
+
+
+@contextmanager
+def placed_by(key: str, path: Path) -> Iterator[None]:
+    """For what writes `path`, aside or in parts, where `key` says where that is. Raises DiskError that says so."""
+    try:
+        yield
+    except OSError as error:
+        raise disk_error(path, error, key=key) from error
+    except DiskError as error:
+        if not isinstance(error.__cause__, OSError):
+            raise
+        raise disk_error(path, error.__cause__, key=key) from error.__cause__
+
+
+@contextmanager
+def only_shown(path: Path) -> Iterator[None]:
+    """For a file that nothing is learned or resumed from: a disk that does not take it ends nothing, and is said."""
+    try:
+        yield
+    except DiskError as error:
+        cause = error.__cause__ or error
+        _log.warning("%s is not written, and the run goes on without it: %s", path, cause)
 
 
 @contextmanager

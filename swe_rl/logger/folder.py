@@ -235,8 +235,12 @@ class RunFolder:
                 f"{self.path} belongs to a live run: {self._holder()}. Two runs never share a folder: "
                 "wait for it, stop it, or start this one in a folder of its own (trainer.resume=none)."
             )
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, encode_json({"pid": os.getpid(), "host": socket.gethostname()}), 0)
+        try:
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, encode_json({"pid": os.getpid(), "host": socket.gethostname()}), 0)
+        except OSError as error:
+            os.close(descriptor)
+            raise disk_error(self.lock, error) from error
         _held.add(descriptor)
         self._lock_descriptor = descriptor
         return self

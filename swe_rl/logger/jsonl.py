@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from swe_rl.host.kill_point import kill_point
-from swe_rl.logger.disk import DiskError, Redactor, decode_json, disk_error, encode_json, write_bytes_atomic
+from swe_rl.logger.disk import DiskError, Redactor, decode_json, disk_error, encode_json, only_shown, write_bytes_atomic
 from swe_rl.logger.folder import RunFolder
 
 _log = logging.getLogger(__name__)
@@ -228,8 +228,12 @@ class StepLog:
                 writer.append(dict(record))
 
     def append_programs(self, step: int, event: str, records: Iterable[Mapping[str, Any]]) -> None:
-        """What the timeline of a step is drawn from: events `program`, and `engines` while they work."""
-        with EventLog(self.folder.programs(step), self._clock) as log:
+        """What the timeline of a step is drawn from: events `program`, and `engines` while they work.
+
+        A disk that does not take them ends nothing: a step is trained and resumed without them.
+        """
+        path = self.folder.programs(step)
+        with only_shown(path), EventLog(path, self._clock) as log:
             for record in records:
                 log.write(event, **record)
 

@@ -16,12 +16,14 @@ from swe_rl.config.choices import Advantage
 from swe_rl.config.known_models import CHECKPOINT_FACTS, mixture_facts
 from swe_rl.config.schema import AlgoConfig, ModelConfig
 from swe_rl.errors import UserError
+from swe_rl.logger.disk import read_json
 from swe_rl.plan.vocabulary import vocabulary_problem
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 
 BUILTIN = "builtin:"
+_PLAIN_TOKENIZERS = ("TokenizersBackend", "PreTrainedTokenizerFast")
 
 
 class ModelError(UserError):
@@ -112,13 +114,23 @@ def _check_facts(shape: "PreTrainedConfig", config: ModelConfig) -> None:
 
 def load_tokenizer(config: ModelConfig) -> "PreTrainedTokenizerFast":
     """Raises ModelError."""
-    from transformers import AutoTokenizer
-
     _quiet_transformers()
-    tokenizer = _from_pretrained(AutoTokenizer, config)
+    tokenizer = _from_pretrained(_tokenizer_loader(config), config)
     if tokenizer.pad_token_id is None:
         raise ModelError(f"model.path={config.path}: its tokenizer has no pad_token; name one in tokenizer_config.json")
     return tokenizer  # type: ignore[no-any-return]
+
+
+def _tokenizer_loader(config: ModelConfig) -> Any:
+    """AutoTokenizer imports torch and all models, four seconds of a core; what is a file of `tokenizers` needs neither.
+    """
+    if read_json(Path(locate(config)) / "tokenizer_config.json").get("tokenizer_class") in _PLAIN_TOKENIZERS:
+        from transformers import PreTrainedTokenizerFast
+
+        return PreTrainedTokenizerFast
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer
 
 
 def _from_pretrained(loader: Any, config: ModelConfig, **options: Any) -> Any:

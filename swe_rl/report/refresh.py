@@ -4,7 +4,8 @@ Invariants:
 - At most `_MOST_SHARE` of a run's time goes into it: after each writing it waits for as many times as long.
 - One writing at a time; a step that ends meanwhile, or too early, is in the next one. The last writing, at the
   run's end, comes after all others.
-- No other than the last one can fail a run: the first failure is a warning, and then there is the last writing only.
+- A failure is a warning: after the first one there is the last writing only. A disk that does not take the last one
+  ends no run either: all that the page shows is in other files of the folder.
 """
 
 import logging
@@ -12,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 
+from swe_rl.logger.disk import only_shown
 from swe_rl.logger.folder import RunFolder, RunStatus
 
 _log = logging.getLogger(__name__)
@@ -37,9 +39,10 @@ class FreshReport:
         self._writing.start()
 
     def end(self, ending: RunStatus | None) -> None:
-        """The last writing, see `write_report`. Raises DiskError."""
+        """The last writing, see `write_report`."""
         self.wait()
-        self._write(ending)
+        with only_shown(self._folder.report_html):
+            self._write(ending)
 
     def wait(self) -> None:
         """Until nothing is being written."""

@@ -185,7 +185,8 @@ class Session:
         for caveat in self.caveats:
             print(caveat)
         print(f"run folder: {self.folder.path}")
-        print(f"report:     {self.folder.report_html}", flush=True)
+        if self.folder.report_html.is_file():
+            print(f"report:     {self.folder.report_html}", flush=True)
 
 
 def banner(config: Config, plan: Mapping[str, Any], folder: Path, overrides: Sequence[str] = ()) -> list[str]:

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from bench.full_disk import NOT_NEEDED, Seen, Trial, _of_the_end, built, kinds, main, trials
+from bench.full_disk import MIRRORS, Seen, Trial, _of_the_end, built, kinds, main, trials
 
 needs_a_compiler = pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
 
@@ -47,7 +47,8 @@ def test_each_file_is_tried_in_each_way():
     [
         ("steps.jsonl", 1, "run failed: cannot write steps.jsonl: No space left on device", False),
         ("steps.jsonl", 0, "done", True),
-        (NOT_NEEDED[0], 0, "done", False),
+        (MIRRORS[0], 0, "done", False),
+        ("trainer/rank0.log", 0, "done", False),
         ("steps.jsonl", 1, "Traceback (most recent call last): No space left on device", True),
         ("steps.jsonl", 1, "run failed: something", True),
         ("steps.jsonl", None, "", True),
@@ -96,6 +97,6 @@ def test_what_is_preloaded_fails_one_file_or_all(tmp_path):
 def test_a_short_form_loses_nothing(tmp_path, monkeypatch):
     """An evaluation without a model: the disk is full in the middle of its results; with room it goes on."""
     monkeypatch.setenv("LD_PRELOAD", "")
-    words = ["--jobs", "eval", "--faults", "full", "--only", "trajectories/*", "--side-by-side", "1"]
+    words = ["--jobs", "short", "--faults", "full", "--only", "trajectories/*", "--side-by-side", "1"]
     assert main([*words, "--out", str(tmp_path)]) == 0
     assert len((tmp_path / "disks.jsonl").read_text().splitlines()) == 1

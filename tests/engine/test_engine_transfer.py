@@ -15,7 +15,7 @@ import torch
 
 from swe_rl.config.choices import EngineKind, RolloutMode, WeightSync
 from swe_rl.config.schema import Config, EngineConfig, LayoutConfig, RolloutConfig, TrainerConfig
-from swe_rl.engine.fake_vllm.server import FakeSettings, FakeVllm
+from swe_rl.engine.fake_vllm.server import HAS_TAKEN, TAKES, FakeSettings, FakeVllm
 from swe_rl.engine.make import EngineFolders, engine_scratch, make_engines, start_engines
 from swe_rl.engine.protocol import SamplingParams, WeightSyncError
 from swe_rl.engine.scripted import ScriptedEngine
@@ -27,6 +27,7 @@ from swe_rl.engine.transfer.protocol import Announced, Sent
 from swe_rl.engine.update import make_transfer
 from swe_rl.engine.vllm.arguments import VllmOptions
 from swe_rl.plan.weight_sync import GLOO, NCCL, transfer_kind
+from swe_rl.trainer.send.wire import WireEnd
 
 ANNOUNCED = [Announced("a", "bfloat16", (4, 2)), Announced("b", "bfloat16", (3,))]
 PROMPT = list(range(1, 40))
@@ -60,6 +61,27 @@ class Sender:
         self.asked.append(("send", dict(twice)))
         problem = self.problems.pop(0) if self.problems else None
         return Sent(0.25, 0.5, 10**9, problem)
+
+
+class Trainer(Sender):
+    """Sends for real."""
+
+    def __init__(self, tensors):
+        super().__init__()
+        self.tensors, self.end = tensors, WireEnd(0, torch.float32, timeout_s=60.0)
+
+    def wire_address(self, loopback):
+        return self.end.address(loopback)
+
+    def open_wire(self, kind, host, port, world):
+        return self.end.open(kind, host, port, world)
+
+    def announce_weights(self, twice):
+        return self.end.announce(self.tensors, twice)
+
+    def transfer_weights(self, twice):
+        self.sending.set()
+        return self.end.send(self.tensors, twice)
 
 
 @pytest.fixture
@@ -112,6 +134,23 @@ async def test_every_server_takes_them_paused(start):
     assert told == {"names": ["a", "b"], "dtype_names": ["bfloat16"] * 2, "shapes": [[4, 2], [3]]}
     assert (times.gather_s, times.wire_s, times.sent_gb, times.rounds) == (0.25, 0.5, 1.0, 1)
     assert times.pause_s > 0 and times.load_s > 0 and times.resume_s > 0
+
+
+async def test_a_fake_server_takes_what_the_trainers_end_sends(start, capsys):
+    """As vLLM's worker does, tensor by tensor: what a rehearsal kills while weights are on their way."""
+    fakes, engines = await start(2, receives=True)
+    weights = {"a": torch.arange(8.0).reshape(4, 2), "b": torch.ones(3)}
+    trainer = Trainer(weights)
+    transfer = Transfer(engines, trainer, GLOO, {"second": "a"})
+    for version in (1, 2):  # the second over the same wire
+        weights["b"] += version
+        times = await transfer.update(version)
+        assert times.rounds == 1 and times.sent_gb > 0
+        for fake in fakes:
+            assert list(fake.receiver.taken) == ["a", "second", "b"] and fake.model.weights == f"{version}"
+            assert all(torch.equal(fake.receiver.taken[name], weights[name]) for name in weights)
+    assert sorted(capsys.readouterr().out.splitlines()) == sorted([TAKES, HAS_TAKEN] * 4)
+    trainer.end.close()
 
 
 async def test_the_wire_is_opened_once(start):
@@ -247,38 +286,68 @@ def test_who_sends_how():
     assert make_transfer(replace(config, trainer=TrainerConfig()), [], Sender()) is None
 
 
-@pytest.mark.slow
-async def test_a_killed_server_gets_them_from_a_folder_and_a_new_wire(tmp_path):
+@asynccontextmanager
+async def programs(folder, **settings):
+    """Two fake servers as processes, and their configuration."""
     command = (sys.executable, "-m", "swe_rl.engine.fake_vllm.server")
     config = Config(
         layout=LayoutConfig(engines=2),
         engine=EngineConfig(kind=EngineKind.vllm, max_model_len=512, max_num_seqs=8),
         trainer=TrainerConfig(weight_sync=WeightSync.nccl),
     )
-    sender = Sender()
-    with engine_scratch(tmp_path / "scratch") as scratch:
+    with engine_scratch(folder / "scratch") as scratch:
         engines = make_engines(
             config,
-            EngineFolders(tmp_path / "logs", scratch, scratch, tmp_path / "cache"),
+            EngineFolders(folder / "logs", scratch, scratch, folder / "cache"),
             model=None,
             pad_token_id=0,
             say=print,
-            environ={**os.environ, "FAKE_VLLM": json.dumps({})},
+            environ={**os.environ, "FAKE_VLLM": json.dumps(settings)},
             options=VllmOptions(command=command, stop_timeout_s=2.0),
         )
         try:
             await start_engines(engines)
-            line = psutil.Process(engines[0].server.pid).children()[0].cmdline()
-            assert '{"backend": "gloo"}' in line and "swe_rl_worker.Extension" in line
-            assert (scratch / "extension" / "swe_rl_worker.py").is_file()
-            transfer = make_transfer(config, engines, sender)
-            await transfer.update(1)
-            os.kill(psutil.Process(engines[0].server.pid).children()[0].pid, signal.SIGKILL)
-            await asyncio.sleep(0.2)
-            done = await asyncio.wait_for(engines[0].generate(PROMPT, SamplingParams(2), request_id="a"), 30)
-            assert done.weight_version == 1 and "weights" in sender.asked
-            await transfer.update(2)
-            assert [one[0] for one in sender.asked if one != "weights"].count("open") == 2
-            assert [(await one.receiver()).weight_version for one in engines] == [2, 2]
+            yield engines, config, scratch
         finally:
             await asyncio.gather(*(engine.close() for engine in engines))
+
+
+def kill(engine):
+    os.kill(psutil.Process(engine.server.pid).children()[0].pid, signal.SIGKILL)
+
+
+@pytest.mark.slow
+async def test_a_server_that_is_killed_while_tensors_travel_costs_a_try(tmp_path):
+    """The wire breaks for all; whoever had half an update is started anew, and the second try finds the successors."""
+    weights = {f"layer{number}": torch.full((10,), 1.0) for number in range(20)}
+    async with programs(tmp_path, receives=True, tensor_delay_s=0.05) as (engines, config, _):
+        trainer = Trainer(weights)
+        transfer = make_transfer(config, engines, trainer)
+        assert (await transfer.update(1)).rounds == 1
+        trainer.sending.clear()
+        updating = asyncio.create_task(transfer.update(2))
+        await asyncio.to_thread(trainer.sending.wait)
+        await asyncio.sleep(0.3)
+        kill(engines[0])
+        times = await asyncio.wait_for(updating, 60)
+        assert times.rounds == 2 and [(await one.receiver()).weight_version for one in engines] == [2, 2]
+        assert [engine.restarts for engine in engines] == [1, 1]
+        trainer.end.close()
+
+
+@pytest.mark.slow
+async def test_a_killed_server_gets_them_from_a_folder_and_a_new_wire(tmp_path):
+    sender = Sender()
+    async with programs(tmp_path) as (engines, config, scratch):
+        line = psutil.Process(engines[0].server.pid).children()[0].cmdline()
+        assert '{"backend": "gloo"}' in line and "swe_rl_worker.Extension" in line
+        assert (scratch / "extension" / "swe_rl_worker.py").is_file()
+        transfer = make_transfer(config, engines, sender)
+        await transfer.update(1)
+        kill(engines[0])
+        await asyncio.sleep(0.2)
+        done = await asyncio.wait_for(engines[0].generate(PROMPT, SamplingParams(2), request_id="a"), 30)
+        assert done.weight_version == 1 and "weights" in sender.asked
+        await transfer.update(2)
+        assert [one[0] for one in sender.asked if one != "weights"].count("open") == 2
+        assert [(await one.receiver()).weight_version for one in engines] == [2, 2]

@@ -1,10 +1,15 @@
 """`job=serve` apart from a running process: its key, its words, its live line."""
 
+import asyncio
+from types import SimpleNamespace
+
 import pytest
 
 from swe_rl.engine.protocol import EngineState, EngineStats
 from swe_rl.engine.scripted import ScriptedEngine
-from swe_rl.job.serve import VARIABLE, ServeState, key_for, welcome
+from swe_rl.gateway.store.traces import TraceStore
+from swe_rl.gateway.trace import Trace, TraceStoreError
+from swe_rl.job.serve import VARIABLE, ServeState, _stay, key_for, welcome
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost", "127.8.8.8"])
@@ -24,6 +29,24 @@ def test_what_is_said_at_the_start():
     text = "\n".join(welcome("tiny", "http://h:1/v1", "sk-1"))
     assert "curl http://h:1/v1/chat/completions -H 'Authorization: Bearer sk-1'" in text and '"model": "tiny"' in text
     assert "Authorization" not in "\n".join(welcome("tiny", "http://h:1/v1", None))
+
+
+async def test_a_store_that_takes_nothing_ends_it(tmp_path):
+    """Each request would be refused for ever."""
+    store = TraceStore(tmp_path / "traces.db")
+    beats = []
+    door = SimpleNamespace(engines=[ScriptedEngine(lambda _: [0])], store=store, gateway=SimpleNamespace())
+    door.gateway.router_state = dict
+    session = SimpleNamespace(status=SimpleNamespace(heartbeat=lambda: beats.append(1)))
+    staying = asyncio.create_task(_stay(session, door, ServeState(0.0)))
+    await asyncio.sleep(0.05)
+    assert beats and not staying.done()
+    store._writer.execute("PRAGMA max_page_count = 1")
+    await store.append_async(Trace("a", 0, 0, (1,) * 9000, (2,), (0.0,), (0,), "stop", None, 0, 0, 0, 0, 0, "e"))
+    with pytest.raises(TraceStoreError, match=r"traces\.db .*full"):
+        await asyncio.wait_for(staying, 10)
+    with pytest.raises(TraceStoreError):
+        store.close()
 
 
 class Loaded(ScriptedEngine):

@@ -104,6 +104,16 @@ def test_a_report_that_fails_never_hides_the_runs_error(make, fresh, monkeypatch
     assert status(path).status is RunState.failed and str(failure) in status(path).reason
 
 
+def test_a_disk_that_takes_no_report_ends_no_run(make, fresh, capsys):
+    path = fresh()
+    (path / "report.html").mkdir()
+    leave(make(), path).print_end()
+    assert status(path).status is RunState.done and (path / "summary.json").is_file()
+    said = capsys.readouterr()
+    assert f"{path / 'report.html'} is not written, and the run goes on without it" in said.err
+    assert "report:" not in said.out
+
+
 def test_auto_continues_the_newest_unfinished_run_in_its_own_folder(make, fresh):
     config = make("trainer.resume=auto")
     old = fresh("old")

@@ -11,7 +11,10 @@ from swe_rl.logger.disk import (
     DiskError,
     as_os_errors,
     decode_json,
+    disk_error,
     encode_json,
+    only_shown,
+    placed_by,
     write_bytes_atomic,
     write_json_atomic,
     write_text_atomic,
@@ -95,6 +98,31 @@ def test_a_really_full_device_is_a_disk_error(tmp_path):
     (tmp_path / "events.jsonl").symlink_to("/dev/full")
     with pytest.raises(DiskError, match="No space left"), JsonlWriter(tmp_path / "events.jsonl") as writer:
         writer.append({"a": 1})
+
+
+@pytest.mark.parametrize("wrapped", [False, True], ids=["plain", "ours"])
+def test_the_key_of_the_folder_that_is_full_is_named(tmp_path, wrapped):
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    with pytest.raises(DiskError) as caught, placed_by("job.output", tmp_path / "model"):
+        if wrapped:
+            raise disk_error(tmp_path / ".model.aside" / "config.json", full) from full
+        raise full
+    said = str(caught.value)
+    assert said.startswith(f"cannot write {tmp_path / 'model'}: No space left on device") and caught.value.__cause__
+    assert "free some space or point job.output at another disk" in said and "the same command writes it anew" in said
+    assert "paths.outputs" not in said and "trainer.resume" not in said
+    with pytest.raises(DiskError, match="closed"), placed_by("job.output", tmp_path):
+        raise DiskError("closed")
+
+
+def test_a_file_that_only_shows_is_said_and_ends_nothing(tmp_path, caplog):
+    (tmp_path / "report.html").mkdir()
+    with only_shown(tmp_path / "report.html"):
+        write_text_atomic(tmp_path / "report.html", "page")
+    [said] = caplog.messages
+    assert said.startswith(f"{tmp_path / 'report.html'} is not written, and the run goes on without it: ")
+    with pytest.raises(ValueError, match="a fault"), only_shown(tmp_path / "report.html"):
+        raise ValueError("a fault")
 
 
 def test_a_full_disk_that_a_library_in_rust_met_is_one_of_ours(tmp_path):

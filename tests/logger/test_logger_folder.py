@@ -1,3 +1,4 @@
+import errno
 import os
 import re
 import signal
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from swe_rl.logger.disk import DiskError
 from swe_rl.logger.folder import FolderInUse, RunFolder, RunState, StatusWriter, find_unfinished, read_status
 
 _HOLD = """
@@ -69,6 +71,17 @@ def test_second_process_is_refused_with_the_number_of_the_first(holder):
     with pytest.raises(FolderInUse, match=re.escape(f"process {process.pid} on")) as caught:
         folder.acquire()
     assert caught.value.exit_status == 2
+
+
+def test_a_full_disk_at_the_lock_is_said(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwrite", full)
+        with pytest.raises(DiskError, match=r"cannot write .*\.lock: No space left on device"):
+            RunFolder(tmp_path).acquire()
+    RunFolder(tmp_path).acquire().release()  # nobody holds it
 
 
 def test_death_of_the_holder_frees_the_folder(holder):

@@ -6,6 +6,7 @@ import json
 import pytest
 
 from swe_rl.config.compose import compose
+from swe_rl.config.schema import ModelConfig
 from swe_rl.model.load import ModelError, load_model, load_tokenizer, locate
 from swe_rl.model.tiny import build_model, build_tokenizer
 
@@ -103,3 +104,14 @@ def test_a_tokenizer_without_padding(copied):
     path = folder / "tokenizer_config.json"
     path.write_text(json.dumps({key: value for key, value in json.loads(path.read_text()).items() if "pad" not in key}))
     refused(load_tokenizer, config, "pad_token")
+
+
+@pytest.mark.parametrize("name", ["builtin:tiny", "builtin:tiny_moe"])
+def test_what_needs_no_model_is_read_as_transformers_reads_it(name):
+    from transformers import AutoTokenizer
+
+    config = ModelConfig(path=name)
+    ours, theirs = load_tokenizer(config), AutoTokenizer.from_pretrained(locate(config))
+    assert type(ours) is type(theirs) and ours.init_kwargs.keys() == theirs.init_kwargs.keys()
+    assert ours.backend_tokenizer.to_str() == theirs.backend_tokenizer.to_str()
+    assert ours.special_tokens_map == theirs.special_tokens_map and ours.model_max_length == theirs.model_max_length

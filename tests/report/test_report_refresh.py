@@ -101,3 +101,5 @@ def test_what_cannot_be_written_is_said_once(folder, clock, caplog):
             report.wait()
     [said] = caplog.messages
     assert said.startswith("report.html is not refreshed before the run's end: cannot write ")
+    report.end(None)  # what only shows cannot end a run
+    assert "goes on without it" in caplog.messages[1]

@@ -4,9 +4,12 @@ Invariants:
 - As in 0.26: `/wake_up` with a part's name wakes that part, without a name all of them; a part that is awake stays so.
 - What a real server would do with memory that is not there is refused here, and what was asked is noted.
 - Shared memory is opened when a transfer is initialised and let go when the update is finished, as `vllm_worker` does.
+- A wire stays open from one update to the next, until another one is opened.
 """
 
+import time
 from collections.abc import Awaitable, Callable
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
@@ -16,6 +19,7 @@ if TYPE_CHECKING:
 
 
 WEIGHTS, KV_CACHE = "weights", "kv_cache"
+_WIRE_TIMEOUT_S = 120.0
 _NEEDS = {
     "/v1/completions": (WEIGHTS, KV_CACHE),
     "/inference/v1/generate": (WEIGHTS, KV_CACHE),
@@ -63,7 +67,11 @@ class FakeSleep:
 
 
 class FakeReceiver:
-    def __init__(self) -> None:
+    """For threads: over a wire each tensor is waited for. `receives`, `tensor_delay_s`: of the settings."""
+
+    def __init__(self, receives: bool = False, tensor_delay_s: float = 0.0) -> None:
+        self._receives, self._tensor_delay_s = receives, tensor_delay_s
+        self._wire: Any = None
         self.taken: dict[str, Tensor] = {}  # by name, of the last update
         self.is_open = False
         self._buffers: list[Tensor] = []
@@ -71,6 +79,9 @@ class FakeReceiver:
     def initialise(self, info: dict[str, Any]) -> None:
         self.finish()
         self.taken = {}
+        if self._receives and "master_address" in info:
+            self._wire = None  # an earlier one is closed before this one is opened
+            self._wire = _joined(info)
         handles = info.get("handles") or {}
         if "cpu" in handles:
             import torch
@@ -81,6 +92,8 @@ class FakeReceiver:
             self.is_open = True
 
     def take(self, info: dict[str, Any]) -> None:
+        if self._wire is not None:
+            self._take_over_wire(info)
         if not self._buffers:
             return
         import torch
@@ -93,5 +106,27 @@ class FakeReceiver:
             size = torch.Size(shape).numel() * kind.itemsize
             self.taken[name] = buffer[offset : offset + size].view(kind).view(shape).clone()
 
+    def _take_over_wire(self, info: dict[str, Any]) -> None:
+        """Raises RuntimeError where the sender is gone."""
+        import torch
+        from torch.distributed import BroadcastOptions
+
+        options = BroadcastOptions()
+        options.rootRank = 0
+        for name, dtype, shape in zip(info["names"], info["dtype_names"], info["shapes"], strict=True):
+            weight = torch.empty(shape, dtype=getattr(torch, dtype))
+            self._wire.broadcast([weight], options).wait()
+            self.taken[name] = weight
+            time.sleep(self._tensor_delay_s)
+
     def finish(self) -> None:
         self._buffers, self.is_open = [], False
+
+
+def _joined(info: dict[str, Any]) -> Any:
+    """The other end of the trainer's wire, for a server of one worker."""
+    from torch.distributed import PrefixStore, ProcessGroupGloo, TCPStore  # type: ignore[attr-defined]
+
+    limit = timedelta(seconds=_WIRE_TIMEOUT_S)
+    store = TCPStore(info["master_address"], info["master_port"], info["world_size"], False, limit)
+    return ProcessGroupGloo(PrefixStore("weights", store), info["rank_offset"], info["world_size"], limit)

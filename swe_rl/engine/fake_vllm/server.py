@@ -35,6 +35,7 @@ from swe_rl.model.adapter import CONFIG_FILE, WEIGHTS_FILE
 
 __all__ = ["FakeSettings", "FakeVllm", "Fault"]
 
+TAKES, HAS_TAKEN = "Weights are on their way.", "Weights are here."  # for who watches its log
 _GUARDED = ("/v1", "/inference")
 _WORKER = "import time; time.sleep(3600)"
 
@@ -67,7 +68,7 @@ class FakeVllm:
         self.preemptions_total = 0
         self.url = ""
         self.sleep = FakeSleep(self.settings.sleep_mode, lambda path, query: self.requests.append((path, {**query})))
-        self.receiver = FakeReceiver()
+        self.receiver = FakeReceiver(self.settings.receives, self.settings.tensor_delay_s)
         self.adapters: dict[str, str] = {}  # folders, by the names under which they are served
         self._port = port
         self._faults: list[Fault] = []
@@ -317,11 +318,17 @@ class FakeVllm:
         return web.Response(text=f"Success: LoRA adapter '{name}' removed successfully.")
 
     async def _initialise(self, request: web.Request) -> web.StreamResponse:
-        self.receiver.initialise((await self._body(request)).get("init_info", {}))
+        info = (await self._body(request)).get("init_info", {})
+        await asyncio.to_thread(self.receiver.initialise, info)
         return web.json_response({"message": "done"})
 
     async def _take(self, request: web.Request) -> web.StreamResponse:
-        self.receiver.take((await self._body(request)).get("update_info", {}))
+        info = (await self._body(request)).get("update_info", {})
+        if self.settings.receives:
+            print(TAKES, flush=True)
+        await asyncio.to_thread(self.receiver.take, info)
+        if self.settings.receives:
+            print(HAS_TAKEN, flush=True)
         return web.json_response({"message": "done"})
 
     async def _finish(self, request: web.Request) -> web.StreamResponse:

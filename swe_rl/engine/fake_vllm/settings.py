@@ -31,6 +31,8 @@ class FakeSettings:
     timings: bool = True
     weight_spans: bool = False  # of /inference/v1/generate
     metrics: bool = True
+    receives: bool = False  # tensors that come over gloo; else an update is words alone
+    tensor_delay_s: float = 0.0  # after each of them
     workers: int = 1  # of the server, as tensor parallelism makes them; a program has a process for each further one
     processed: bool = True
     experts: tuple[int, int, int] = (2, 2, 4)  # layers, of a token, in all

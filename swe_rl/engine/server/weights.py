@@ -25,7 +25,7 @@ from swe_rl.engine.server.features import ADAPTER_ROUTE, Features
 from swe_rl.engine.server.wire import weight_version
 from swe_rl.engine.transfer.protocol import WritesFiles
 from swe_rl.host.kill_point import kill_point
-from swe_rl.logger.disk import as_os_errors, disk_error, write_json_atomic, write_text_atomic
+from swe_rl.logger.disk import as_os_errors, disk_error, placed_by, write_json_atomic, write_text_atomic
 from swe_rl.model.adapter import CONFIG_FILE, WEIGHTS_FILE, AdapterShape, adapter_config
 
 if TYPE_CHECKING:
@@ -65,19 +65,18 @@ class WeightFolders:
         target = self.root / f"weights_{version:08d}"
         aside = self.root / f".{target.name}.{os.getpid()}"
         try:
+            with placed_by("paths.scratch", target):
+                shutil.rmtree(aside, ignore_errors=True)
+                aside.mkdir(parents=True)
+                if self.adapter is not None:
+                    write_adapter(aside, weights, self.adapter)
+                else:
+                    export(self._source, aside, weights, untied=self._untied)
+                kill_point("weights_written")
+                shutil.rmtree(target, ignore_errors=True)
+                aside.rename(target)
+        except BaseException:
             shutil.rmtree(aside, ignore_errors=True)
-            aside.mkdir(parents=True)
-            if self.adapter is not None:
-                write_adapter(aside, weights, self.adapter)
-            else:
-                export(self._source, aside, weights, untied=self._untied)
-            kill_point("weights_written")
-            shutil.rmtree(target, ignore_errors=True)
-            aside.rename(target)
-        except BaseException as error:
-            shutil.rmtree(aside, ignore_errors=True)
-            if isinstance(error, OSError):
-                raise disk_error(target, error) from error
             raise
         return target
 
@@ -138,7 +137,7 @@ def untied_copy(source: Path, target: Path) -> Path:
         target.mkdir(parents=True, exist_ok=True)
         export(source, target, load_file(source / "model.safetensors"), untied=True)
     except OSError as error:
-        raise disk_error(target, error) from error
+        raise disk_error(target, error, key="paths.scratch") from error
     return target
 
 

@@ -160,7 +160,12 @@ class Transfer:
 
     async def _open(self, receivers: Mapping[str, HttpEngine]) -> dict[str, EngineError]:
         """All ends meet at rank 0 of the trainer."""
-        sizes = await asyncio.gather(*(_world_size(http.client) for http in receivers.values()))
+        answers = await asyncio.gather(
+            *(_world_size(http.client) for http in receivers.values()), return_exceptions=True
+        )
+        if failures := failures_of(receivers, answers):
+            return failures
+        sizes = [size for size in answers if isinstance(size, int)]
         loopback = all(urlsplit(http.client.url).hostname in _LOOPBACK for http in receivers.values())
         host, port = await asyncio.to_thread(self._sender.wire_address, loopback)
         world = 1 + sum(sizes)

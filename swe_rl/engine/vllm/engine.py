@@ -173,7 +173,11 @@ class VllmEngine(Engine):
         return type(error)(f"{error}; {self._server.said()}")
 
     async def receiver(self) -> HttpEngine:
-        return await self._serving()
+        """Of a server that was lost and has not ended yet, its successor."""
+        http = await self._serving()
+        if http.in_flight.failure is not None and await self._dies():
+            http = await self._serving()
+        return http
 
     def stats(self) -> EngineStats:
         if self._http is None:

@@ -209,7 +209,7 @@ def _extension(config: Config, root: Path) -> Path | None:
         for name, there in EXTENSION_FILES.items():
             shutil.copyfile(Path(__file__).parents[1] / "transfer" / name, folder / there)
     except OSError as error:
-        raise disk_error(folder, error) from error
+        raise disk_error(folder, error, key="paths.scratch") from error
     return folder
 
 

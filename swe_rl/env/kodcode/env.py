@@ -36,7 +36,7 @@ class KodcodeEnv(DatasetEnv):
                 try:
                     make_tree(instance, folder)
                 except OSError as error:
-                    raise disk_error(folder, error) from error
+                    raise disk_error(folder, error, key="paths.cache") from error
         return Workspace(path=folder)
 
     async def grade(self, instance: Instance, patch: str, sandboxes: SandboxProvider, timeout_s: float) -> Grade:

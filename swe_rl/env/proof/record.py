@@ -22,7 +22,7 @@ from swe_rl.env.instance import Instance, InstanceError, Source
 from swe_rl.env.protocol import Grade, GradeError, SuiteRun
 from swe_rl.env.source_build import environment, tree
 from swe_rl.env.source_build.sdist import Release
-from swe_rl.logger.disk import write_text_atomic
+from swe_rl.logger.disk import placed_by, write_text_atomic
 from swe_rl.logger.jsonl import JsonlWriter, read_jsonl
 from swe_rl.sandbox.protocol import SandboxProvider, Workspace
 
@@ -160,13 +160,16 @@ class ProofBook:
     def put(self, proof: Proof) -> None:
         """Raises DiskError."""
         self._proofs[proof.instance_id] = proof
-        with JsonlWriter(self.path, ours=frozenset()) as writer:
+        with placed_by("env.proofs", self.path), JsonlWriter(self.path, ours=frozenset()) as writer:
             writer.append(proof.to_record())
 
     def tidy(self) -> None:
         """One line an instance, by name. Raises DiskError."""
         proofs = sorted(read_proofs(self.path).values(), key=lambda proof: proof.instance_id)
-        write_text_atomic(self.path, "".join(json.dumps(proof.to_record(), sort_keys=True) + "\n" for proof in proofs))
+        with placed_by("env.proofs", self.path):
+            write_text_atomic(
+                self.path, "".join(json.dumps(proof.to_record(), sort_keys=True) + "\n" for proof in proofs)
+            )
 
 
 def read_proofs(path: Path) -> dict[str, Proof]:

@@ -18,7 +18,7 @@ from swe_rl.config.schema import EnvConfig
 from swe_rl.env.instance import Instance, InstanceError
 from swe_rl.env.records import read_rows
 from swe_rl.env.swe.dataset import hash_of_files, local_files
-from swe_rl.logger.disk import disk_error, write_bytes_atomic, write_json_atomic
+from swe_rl.logger.disk import disk_error, placed_by, write_bytes_atomic, write_json_atomic
 
 VERSION = 1  # of the file's layout: another one is made anew
 
@@ -76,7 +76,8 @@ def write_prepared(
     """Writes the file, then its manifest, and returns the manifest. Raises DiskError."""
     path = identity.path(cache)
     data = _parquet(instances)
-    write_bytes_atomic(path, data)
+    with placed_by("paths.cache", path):
+        write_bytes_atomic(path, data)
     manifest = {
         "version": VERSION,
         "made_for": identity.record,
@@ -86,7 +87,8 @@ def write_prepared(
         "repositories": _counts(instance.repo for instance in instances),
         "sha256": hashlib.sha256(data).hexdigest(),
     }
-    write_json_atomic(manifest_of(path), manifest)
+    with placed_by("paths.cache", manifest_of(path)):
+        write_json_atomic(manifest_of(path), manifest)
     return manifest
 
 

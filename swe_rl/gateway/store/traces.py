@@ -155,12 +155,12 @@ class TraceStore:
 
     def append(self, trace: Trace) -> None:
         """Hands a trace to the writer; blocks while the queue is full. Raises TraceStoreError."""
-        self._check()
+        self.check()
         self._queue.put(trace)
 
     async def append_async(self, trace: Trace) -> None:
         """`append` that never blocks the event loop. Raises TraceStoreError."""
-        self._check()
+        self.check()
         if not self._queue.try_put(trace):
             await asyncio.to_thread(self._queue.put, trace)
 
@@ -217,7 +217,7 @@ class TraceStore:
                 item.done.set_exception(TraceStoreError(f"the trace store {self.path} is closed"))
 
     def _put(self, item: _Item) -> None:
-        self._check()
+        self.check()
         self._queue.put(item, at_once=True)
 
     def _flush(self) -> "Future[None]":
@@ -225,7 +225,8 @@ class TraceStore:
         self._put(_Flush(done))
         return done
 
-    def _check(self) -> None:
+    def check(self) -> None:
+        """Whether it still takes traces. Raises TraceStoreError, of the first failure."""
         if self._closed:
             raise TraceStoreError(f"the trace store {self.path} is closed")
         if self._error is not None:
@@ -250,7 +251,7 @@ class TraceStore:
             self.flush_sync()
 
     def _query(self, query: str, *values: object) -> list[tuple[Any, ...]]:
-        self._check()
+        self.check()
         try:
             with self._reading:
                 return self._reader.execute(query, values).fetchall()

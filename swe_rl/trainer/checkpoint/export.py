@@ -10,9 +10,11 @@ Invariants:
 - One weight at a time is merged; no model is built, and peft is not needed.
 """
 
+import glob
 import json
 import os
 import shutil
+import socket
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -25,7 +27,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from swe_rl.errors import UserError
-from swe_rl.logger.disk import disk_error
+from swe_rl.logger.disk import placed_by
 from swe_rl.model.adapter import CONFIG_FILE, WEIGHTS_FILE, AdapterShape, adapter_config
 from swe_rl.model.experts import ExpertPart, expert_parts
 from swe_rl.trainer.checkpoint import folder as checkpoint
@@ -117,8 +119,10 @@ def export(
     dtype: torch.dtype | None = torch.bfloat16,
     chat_template: str | None = None,
     card: str = "",
+    key: str = "job.output",
 ) -> list[Path]:
-    """Writes the weights of the checkpoint `folder` to `target` and returns the files. `card`: its README.md.
+    """Writes the weights of the checkpoint `folder` to `target` and returns the files. `card`: its README.md; `key`:
+    what says where `target` is.
 
     `described_by` is the model's own folder, which has config.json, the tokenizer, and the weights below an adapter;
     `dtype` None: the type that it has there. `chat_template`: Jinja, for a model without one. Raises ExportError,
@@ -132,26 +136,38 @@ def export(
     if problem:
         raise checkpoint.corrupt(folder, problem)
     dtype, adapter = dtype or _type_of(described_by), _adapter_of(folder, described_by)
-    aside = target.with_name(f".{target.name}.aside-{os.getpid()}")
+    _remove_left(target)
+    aside = target.with_name(f"{_aside_of(target)}{os.getpid()}")
     try:
-        aside.mkdir(parents=True)
-        with _source(folder, described_by, adapter) as source:
-            _write_weights(source, aside, dtype)
-        if adapter:
-            with open_stored(folder) as stored:
-                write_adapter(stored, adapter, aside / FOLDER)
-        _write_description(described_by, aside, dtype, chat_template)
-        if card:
-            write_file(aside / CARD_FILE, [card.encode()])
-        sync_folder(aside)
-        aside.rename(target)
+        with placed_by(key, target):
+            aside.mkdir(parents=True)
+            with _source(folder, described_by, adapter) as source:
+                _write_weights(source, aside, dtype)
+            if adapter:
+                with open_stored(folder) as stored:
+                    write_adapter(stored, adapter, aside / FOLDER)
+            _write_description(described_by, aside, dtype, chat_template)
+            if card:
+                write_file(aside / CARD_FILE, [card.encode()])
+            sync_folder(aside)
+            aside.rename(target)
     except (ValueError, SafetensorError) as error:
         raise checkpoint.corrupt(folder, f"a tensor cannot be read ({error})") from error
-    except OSError as error:
-        raise disk_error(target, error) from error
     finally:
         shutil.rmtree(aside, ignore_errors=True)
     return sorted(path for path in target.rglob("*") if path.is_file())
+
+
+def _aside_of(target: Path) -> str:
+    """What this host's names beside `target` begin with; a process's number follows."""
+    return f".{target.name}.aside-{socket.gethostname()}-"
+
+
+def _remove_left(target: Path) -> None:
+    """What exports of this host left that were killed, or whose disk took no change any more."""
+    for left in target.parent.glob(f"{glob.escape(_aside_of(target))}*"):
+        if not Path("/proc", left.name.rpartition("-")[2]).exists():
+            shutil.rmtree(left, ignore_errors=True)
 
 
 def _adapter_of(folder: Path, described_by: Path) -> dict[str, Any] | None:
