@@ -39,6 +39,7 @@ from swe_rl.version import __version__
 DIALECTS: tuple[Dialect, ...] = (ChatCompletions(), Messages(), Responses())
 ERROR_FORMS = {path: dialect.error for dialect in DIALECTS for path in (dialect.path, dialect.count_path) if path}
 OPENED = "/sessions/{session_id}/{secret}/v1"  # of a session that was opened for a trajectory
+_REPLY = Responses.path + r"/{reply_id:(?!(?:compact|input_tokens)$)[^{}/]+}"  # those are OpenAI's verbs, not here
 _CLIENT_GONE = "499"
 _STREAM = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 T = TypeVar("T")
@@ -101,8 +102,8 @@ class Routes:
                 if dialect.count_path:
                     app.router.add_post(f"{prefix}{dialect.count_path}", partial(self.count, dialect))
             app.router.add_get(f"{prefix}/models", self.models)
-            app.router.add_get(f"{prefix}{Responses.path}/{{reply_id}}", self.kept_reply)
-            app.router.add_delete(f"{prefix}{Responses.path}/{{reply_id}}", self.remove_reply)
+            app.router.add_get(f"{prefix}{_REPLY}", self.kept_reply)
+            app.router.add_delete(f"{prefix}{_REPLY}", self.remove_reply)
         app.router.add_post("/v1/completions", self.completions)
         app.router.add_get("/version", self.version)
         app.router.add_delete("/sessions/{session_id}", self.close_session)

@@ -32,6 +32,7 @@ from swe_rl.gateway.request import (
     texts,
 )
 
+_NO_STOP = {"stop_sequence": None, "stop_details": None, "container": None}
 _STOP_REASONS = {"stop": "end_turn", "tool_calls": "tool_use", "length": "max_tokens"}
 _KINDS = {  # of errors, by status
     401: "authentication_error",
@@ -42,6 +43,7 @@ _KINDS = {  # of errors, by status
     429: "rate_limit_error",
     503: "overloaded_error",
 }
+_NEVER_USED = {"cache_creation": None, "inference_geo": None, "service_tier": None}  # fields of a usage, null here
 _Blocks = list[Mapping[str, Any]]
 
 
@@ -71,11 +73,13 @@ class Messages(Dialect):
 
     def whole(self, request: ChatRequest, answer: ChatAnswer) -> dict[str, Any]:
         reason = _STOP_REASONS.get(answer.finish_reason, "end_turn")
-        return {**_head(answer), "content": _content(answer), "stop_reason": reason, "usage": _usage(answer)}
+        usage = _usage(answer) | _NEVER_USED
+        return {**_head(answer), "content": _content(answer), "stop_reason": reason, "usage": usage}
 
     def events(self, request: ChatRequest, answer: ChatAnswer) -> Iterator[bytes]:
         usage = _usage(answer)
-        begun = {**_head(answer), "content": [], "stop_reason": None, "usage": {**usage, "output_tokens": 0}}
+        none_yet = {**usage, **_NEVER_USED, "output_tokens": 0}
+        begun = {**_head(answer), "content": [], "stop_reason": None, "usage": none_yet}
         yield _event("message_start", message=begun)
         for index, block in enumerate(_content(answer)):
             empty, deltas = _streamed(block)
@@ -83,7 +87,7 @@ class Messages(Dialect):
             for delta in deltas:
                 yield _event("content_block_delta", index=index, delta=delta)
             yield _event("content_block_stop", index=index)
-        end = {"stop_reason": _STOP_REASONS.get(answer.finish_reason, "end_turn"), "stop_sequence": None}
+        end = {"stop_reason": _STOP_REASONS.get(answer.finish_reason, "end_turn"), **_NO_STOP}
         yield _event("message_delta", delta=end, usage=usage)
         yield _event("message_stop")
 
@@ -92,7 +96,7 @@ class Messages(Dialect):
         if error.code == CONTEXT_OVERFLOW:
             message = f"prompt is too long: {message}"  # the words by which clients know it
         kind = _KINDS.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
-        return {"type": "error", "error": {"type": kind, "message": message}}
+        return {"type": "error", "error": {"type": kind, "message": message}, "request_id": None}
 
     def broken_off(self, error: ApiError) -> bytes:
         return event(self.error(error), "error")
@@ -217,10 +221,11 @@ def _content(answer: ChatAnswer) -> list[dict[str, Any]]:
     if answer.message.get("reasoning_content"):
         content.append({"type": "thinking", "thinking": answer.message["reasoning_content"], "signature": ""})
     if answer.message.get("content"):
-        content.append({"type": "text", "text": answer.message["content"]})
+        content.append({"type": "text", "text": answer.message["content"], "citations": None})
     for call in answer.calls:
         arguments = orjson.Fragment(call["function"]["arguments"])  # as it was written: any number, any order
-        content.append({"type": "tool_use", "id": call["id"], "name": call["function"]["name"], "input": arguments})
+        head = {"type": "tool_use", "id": call["id"], "name": call["function"]["name"], "caller": {"type": "direct"}}
+        content.append({**head, "input": arguments})
     return content
 
 
@@ -241,7 +246,7 @@ def _delta(kind: str, part: str) -> dict[str, Any]:
 
 def _head(answer: ChatAnswer) -> dict[str, Any]:
     head = {"id": f"msg_{answer.name}", "type": "message", "role": "assistant", "model": answer.model}
-    return {**head, "stop_sequence": None}
+    return {**head, **_NO_STOP}
 
 
 def _usage(answer: ChatAnswer) -> dict[str, Any]:
@@ -252,6 +257,8 @@ def _usage(answer: ChatAnswer) -> dict[str, Any]:
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": cached,
         "output_tokens": answer.usage["completion_tokens"],
+        "output_tokens_details": None,
+        "server_tool_use": None,
     }
 
 

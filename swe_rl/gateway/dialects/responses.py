@@ -44,7 +44,30 @@ _REPLY = ("reasoning", "message", "function_call")  # the order of items in a re
 _CALLS = ("function_call", "custom_tool_call")
 _BROUGHT = ("function_call_output", "custom_tool_call_output")
 _FREE_TEXT = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
-_ECHOED = ("instructions", "max_output_tokens", "metadata", "reasoning", "tools", "tool_choice", "user")
+_ECHOED = (
+    "instructions",
+    "max_output_tokens",
+    "metadata",
+    "prompt_cache_key",
+    "reasoning",
+    "safety_identifier",
+    "tools",
+    "tool_choice",
+    "user",
+)
+_FIXED = {  # fields that a request cannot change here
+    "background": False,
+    "error": None,
+    "frequency_penalty": 0,
+    "max_tool_calls": None,
+    "parallel_tool_calls": True,
+    "presence_penalty": 0,
+    "service_tier": "default",
+    "text": {"format": {"type": "text"}},
+    "top_logprobs": 0,
+    "truncation": "disabled",
+}
+_BARE_TOOL = {"description": None, "parameters": None, "strict": None}  # of a function, where a client left them out
 _Items = list[dict[str, Any]]
 
 
@@ -92,13 +115,15 @@ class Responses(Dialect):
         return {
             **self._head(request, answer),
             "status": "incomplete" if cut else "completed",
+            "completed_at": None if cut else answer.created_s,
             "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
             "output": _output(answer, _kinds(request.echo["tools"]) if request.tools else {}),
             "usage": _usage(answer),
         }
 
     def events(self, request: ChatRequest, answer: ChatAnswer) -> Iterator[bytes]:
-        begun = {**self._head(request, answer), "status": "in_progress", "incomplete_details": None, "output": []}
+        not_yet = {"completed_at": None, "incomplete_details": None, "usage": None}
+        begun = {**self._head(request, answer), "status": "in_progress", **not_yet, "output": []}
         end = self.whole(request, answer)
         stream = _Stream()
         yield stream.event("response.created", response=begun)
@@ -112,19 +137,17 @@ class Responses(Dialect):
         return event({"type": "error", **fields}, "error")
 
     def _head(self, request: ChatRequest, answer: ChatAnswer) -> dict[str, Any]:
-        echo = request.echo
+        echo, reasoning = request.echo, request.echo["reasoning"]
         return {
             "id": self.reply_id(answer),
             "object": "response",
             "created_at": answer.created_s,
             "model": answer.model,
-            "error": None,
-            "parallel_tool_calls": True,
-            "text": {"format": {"type": "text"}},
-            "truncation": "disabled",
+            **_FIXED,
             **echo,
             "metadata": echo["metadata"] or {},
-            "tools": echo["tools"] or [],
+            "reasoning": {"effort": None, "summary": None, **(reasoning if isinstance(reasoning, dict) else {})},
+            "tools": [_shown(tool) for tool in echo["tools"]] if request.tools else echo["tools"] or [],
             "tool_choice": echo["tool_choice"] or "auto",
         }
 
@@ -183,6 +206,11 @@ def _within(namespace: Any, tool: Any) -> Any:
         return tool
     named = isinstance(namespace, str) and isinstance(tool.get("name"), str)
     return {**tool, "name": f"{namespace}.{tool['name']}" if named else None}
+
+
+def _shown(tool: Mapping[str, Any]) -> Mapping[str, Any]:
+    """As a reply repeats a tool that was read."""
+    return {**_BARE_TOOL, **tool} if tool["type"] == "function" else tool
 
 
 def _kinds(tools: _Items) -> Mapping[str, Mapping[str, Any]]:
@@ -330,7 +358,7 @@ def _free_text(arguments: str) -> str:
 def _usage(answer: ChatAnswer) -> dict[str, Any]:
     return {
         "input_tokens": answer.usage["prompt_tokens"],
-        "input_tokens_details": answer.usage["prompt_tokens_details"],
+        "input_tokens_details": {**answer.usage["prompt_tokens_details"], "cache_write_tokens": 0},
         "output_tokens": answer.usage["completion_tokens"],
         "output_tokens_details": {"reasoning_tokens": 0},
         "total_tokens": answer.usage["total_tokens"],
