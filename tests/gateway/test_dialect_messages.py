@@ -144,6 +144,7 @@ async def test_what_a_client_rewrote_is_a_named_break(serve, says):
         ({"max_tokens": "9"}, "max_tokens"),
         ({"temperature": 1.5}, "temperature"),
         ({"top_k": -1}, "top_k"),
+        ({"compaction": {"type": "summarize"}}, "compaction"),
         ({"output_config": {"format": {"type": "json_schema"}}}, "output_config"),
     ],
 )  # fmt: skip
@@ -258,3 +259,25 @@ async def test_any_number_comes_through_as_it_was_written(serve, tokenizer):
         async with http.post(f"{url}/messages", json=body) as response:
             said, call = json.loads(await response.read())["content"]
     assert call["input"] == json.loads(written[0]) and "1e999" in said["text"]
+
+
+async def test_the_client_s_own_tool_loop_is_one_chain(serve, says):
+    """It first asks that the service keeps the conversation. Once this is refused in the service's words, it sends the
+    whole conversation."""
+    tools = pytest.importorskip("anthropic", minversion="2.13").beta_async_tool
+
+    @tools
+    async def bash(command: str) -> str:
+        """Runs it."""
+        return f"ran {command}"
+
+    call = {"function": {"name": "bash", "arguments": {"command": "ls"}}}
+    answers = iter([{"role": "assistant", "content": "", "tool_calls": [call]}, "It is fixed."])
+    async with serve(ScriptedEngine(lambda prompt_ids: says(next(answers))(prompt_ids))) as (gateway, store, _):
+        gateway.open_session("s", PINNED)
+        async with client_of(gateway.session_url("s")) as client:
+            loop = client.beta.messages.tool_runner(model="tiny", max_tokens=300, tools=[bash], messages=[USER])
+            said = [message.content[-1] async for message in loop]
+        assert [block.type for block in said] == ["tool_use", "text"]
+        assert (await gateway.close_session("s")).breaks == {}
+        assert [trace.chain for trace in store.traces("s")] == [0, 0]

@@ -4,7 +4,7 @@ Invariants:
 - Blocks become the messages of a chat completion in their order: text stays text, a thinking block the reasoning, a
   tool_use a call with its input, a tool_result a message of the tool.
 - Refused by name: images and documents, tools that only Anthropic runs, stop sequences, a forced tool choice, output
-  formats, a reply that the client begins.
+  formats, a reply that the client begins, conversations that are kept (`thread`), compaction by the service.
 - Not compared with what was answered, as nowhere: thinking blocks, ids of calls. Not kept: `is_error`, `cache_control`,
   `thinking`, `metadata`, redacted thinking, the order of text and calls within a reply.
 - https://docs.anthropic.com/en/api/messages
@@ -44,6 +44,7 @@ _KINDS = {  # of errors, by status
     503: "overloaded_error",
 }
 _NEVER_USED = {"cache_creation": None, "inference_geo": None, "service_tier": None}  # fields of a usage, null here
+_THREAD = "thread_unsupported_request"  # the client's word: it then sends the whole conversation by itself
 _Blocks = list[Mapping[str, Any]]
 
 
@@ -96,7 +97,8 @@ class Messages(Dialect):
         if error.code == CONTEXT_OVERFLOW:
             message = f"prompt is too long: {message}"  # the words by which clients know it
         kind = _KINDS.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
-        return {"type": "error", "error": {"type": kind, "message": message}, "request_id": None}
+        more = {"details": {"error_code": error.code}} if error.code == _THREAD else {}
+        return {"type": "error", "error": {"type": kind, "message": message, **more}, "request_id": None}
 
     def broken_off(self, error: ApiError) -> bytes:
         return event(self.error(error), "error")
@@ -113,8 +115,11 @@ def _refuse_unsupported(body: Mapping[str, Any]) -> None:
             "output_config": isinstance(output, dict) and bool(output.get("format")),
             "mcp_servers": bool(body.get("mcp_servers")),
             "container": bool(body.get("container")),
+            "compaction": bool(body.get("compaction")),
         }
     )
+    if body.get("thread") is not None:
+        raise invalid("A conversation is not kept for 'thread'; send it whole, without 'thread'.", "thread", _THREAD)
 
 
 def _system(system: Any) -> list[dict[str, Any]]:
