@@ -189,8 +189,8 @@ class Routes:
 
     async def _chat(self, dialect: Dialect, request: web.Request) -> web.StreamResponse:
         raw = await body_of(request, self._arrival_s)
-        said_before = partial(self._said_before, request)
-        arrived = Arrived(self._model_name, self._sessions.bodies, _known_as(request, raw), said_before)
+        before = partial(self._said_before, request), partial(self._answered_before, request)
+        arrived = Arrived(self._model_name, self._sessions.bodies, _known_as(request, raw), *before)
         chat = dialect.parse(raw, arrived)
         async with self._called(request, chat, partial(self._complete, dialect)) as call:
             if chat.stream:
@@ -207,8 +207,10 @@ class Routes:
         return answer
 
     def _said_before(self, request: web.Request, program_id: str | None, reply_id: str) -> list[dict[str, Any]] | None:
-        name = body_name(_named(request, program_id) or "", request.match_info.get("secret", ""))
-        return self._sessions.histories.up_to(name, reply_id)
+        return self._sessions.histories.up_to(_talk_of(request, program_id), reply_id)
+
+    def _answered_before(self, request: web.Request, program_id: str | None, reply_id: str) -> bytes | None:
+        return self._sessions.histories.answer(_talk_of(request, program_id), reply_id)
 
     async def _tokens(self, request: web.Request) -> web.StreamResponse:
         wanted = parse_token_request(await body_of(request, self._arrival_s), self._names, self._vocab_size)
@@ -247,6 +249,11 @@ def _may_go_on(wanted: ChatRequest | TokenRequest, call: "asyncio.Task[Any]") ->
 def _named(request: web.Request, program_id: str | None) -> str | None:
     """The session that a request names."""
     return request.match_info.get("session_id") or program_id or request.headers.get("X-Program-Id")
+
+
+def _talk_of(request: web.Request, program_id: str | None) -> str:
+    """The name of a session's history."""
+    return body_name(_named(request, program_id) or "", request.match_info.get("secret", ""))
 
 
 def _known_as(request: web.Request, raw: bytes) -> str:

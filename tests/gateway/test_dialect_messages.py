@@ -72,6 +72,7 @@ async def test_a_reply_with_thoughts_and_calls(serve, says, renderer, stream):
         (trace,) = store.traces("s")
     thought, text, *calls = reply.content
     assert (thought.type, thought.thinking) == ("thinking", SAID["reasoning_content"])
+    assert thought.signature  # else some clients take it for words of another service, and rewrite it
     assert (text.type, text.text) == ("text", "I look at it.")
     assert [(call.type, call.name, call.input) for call in calls] == [
         ("tool_use", "bash", CALL["function"]["arguments"])

@@ -197,9 +197,7 @@ def _make_condenser(llm: Any, events: int) -> Any:
         return None
     from openhands.sdk.context.condenser import LLMSummarizingCondenser
 
-    return LLMSummarizingCondenser(
-        llm=llm.model_copy(update={"usage_id": "condenser"}), max_size=events, keep_first=2
-    )
+    return LLMSummarizingCondenser(llm=llm.model_copy(update={"usage_id": "condenser"}), max_size=events, keep_first=2)
 
 
 def _sub_agents_of(make_agent: Callable[[Any], Any]) -> Any:

@@ -44,6 +44,7 @@ _KINDS = {  # of errors, by status
     503: "overloaded_error",
 }
 _NEVER_USED = {"cache_creation": None, "inference_geo": None, "service_tier": None}  # fields of a usage, null here
+_SIGNED = "swe_rl"  # of thoughts: some clients drop or rewrite those that have no signature
 _THREAD = "thread_unsupported_request"  # the client's word: it then sends the whole conversation by itself
 _Blocks = list[Mapping[str, Any]]
 
@@ -224,9 +225,9 @@ def _unknown(where: str, kinds: str) -> ApiError:
 def _content(answer: ChatAnswer) -> list[dict[str, Any]]:
     content: list[dict[str, Any]] = []
     if answer.message.get("reasoning_content"):
-        content.append({"type": "thinking", "thinking": answer.message["reasoning_content"], "signature": ""})
+        content.append({"type": "thinking", "thinking": answer.message["reasoning_content"], "signature": _SIGNED})
     if answer.message.get("content"):
-        content.append({"type": "text", "text": answer.message["content"], "citations": None})
+        content.append({"type": "text", "text": answer.message["content"], "citations": []})
     for call in answer.calls:
         arguments = orjson.Fragment(call["function"]["arguments"])  # as it was written: any number, any order
         head = {"type": "tool_use", "id": call["id"], "name": call["function"]["name"], "caller": {"type": "direct"}}
@@ -237,7 +238,9 @@ def _content(answer: ChatAnswer) -> list[dict[str, Any]]:
 def _streamed(block: dict[str, Any]) -> tuple[dict[str, Any], Sequence[dict[str, Any]]]:
     """How a block begins, and what is added to it."""
     if block["type"] == "thinking":
-        return {**block, "thinking": ""}, [_delta("thinking", part) for part in parts(block["thinking"])]
+        signed = {"type": "signature_delta", "signature": block["signature"]}
+        said = [_delta("thinking", part) for part in parts(block["thinking"])]
+        return {**block, "thinking": "", "signature": ""}, [*said, signed]
     if block["type"] == "text":
         return {**block, "text": ""}, [_delta("text", part) for part in parts(block["text"])]
     written = orjson.dumps(block["input"]).decode()
