@@ -108,6 +108,20 @@ async def test_a_conversation_stays_in_its_chain(serve, says):
     assert [(trace.chain, trace.base_turn) for trace in traces] == [(0, None), (0, 0), (0, 1)]
 
 
+async def test_the_system_may_speak_between_messages(serve, says, renderer):
+    """As Claude Code has it. What it said stays in its place, and so in the chain."""
+    told = {"role": "system", "content": [{"type": "text", "text": "Be quick.", "cache_control": {}}]}
+    async with serve(ScriptedEngine(says(SAID))) as (gateway, store, _):
+        gateway.open_session("s", PINNED)
+        async with client_of(gateway.session_url("s")) as client:
+            reply = await ask(client, [USER, told], tools=TOOLS)
+            later = {"role": "system", "content": "Be quicker."}
+            await ask(client, [USER, told, echoed(reply), results(reply), later], tools=TOOLS)
+        assert (await gateway.close_session("s")).breaks == {}
+        first, second = store.traces("s")
+    assert "Be quick." in renderer.decode(first.delta_ids) and "Be quicker." in renderer.decode(second.delta_ids)
+
+
 async def test_what_a_client_rewrote_is_a_named_break(serve, says):
     async with serve(ScriptedEngine(says(SAID))) as (gateway, _, _):
         gateway.open_session("s", PINNED)
@@ -133,7 +147,8 @@ async def test_what_a_client_rewrote_is_a_named_break(serve, says):
         ({"system": 3}, "system"),
         ({"system": [{"type": "image"}]}, "system"),
         ({"messages": []}, "messages"),
-        ({"messages": [{"role": "system", "content": "x"}]}, "messages[0]"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0]"),
+        ({"messages": [USER, {"role": "system", "content": [{"type": "tool_removal"}]}]}, "messages[1].content"),
         ({"messages": ["x"]}, "messages[0]"),
         ({"messages": [{"role": "user", "content": 3}]}, "messages[0].content"),
         ({"messages": [{"role": "user", "content": ["x"]}]}, "messages[0].content"),

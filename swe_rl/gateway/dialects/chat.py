@@ -33,7 +33,10 @@ from swe_rl.gateway.request import (
 )
 
 _DONE = b"data: [DONE]\n\n"
-_NEVER = {"refusal": None, "annotations": []}  # fields of a message that clients expect, and no reply here has
+_NEVER: dict[str, Any] = {
+    "refusal": None,
+    "annotations": [],
+}  # fields of a message that clients expect, and no reply here has
 
 
 class ChatCompletions(Dialect):

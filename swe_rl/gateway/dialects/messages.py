@@ -2,7 +2,7 @@
 
 Invariants:
 - Blocks become the messages of a chat completion in their order: text stays text, a thinking block the reasoning, a
-  tool_use a call with its input, a tool_result a message of the tool.
+  tool_use a call with its input, a tool_result a message of the tool. A system message stays where it stands.
 - Refused by name: images and documents, tools that only Anthropic runs, stop sequences, a forced tool choice, output
   formats, a reply that the client begins, conversations that are kept (`thread`), compaction by the service.
 - Not compared with what was answered, as nowhere: thinking blocks, ids of calls. Not kept: `is_error`, `cache_control`,
@@ -32,6 +32,7 @@ from swe_rl.gateway.request import (
     texts,
 )
 
+_ROLES = ("user", "assistant", "system")
 _NO_STOP = {"stop_sequence": None, "stop_details": None, "container": None}
 _STOP_REASONS = {"stop": "end_turn", "tool_calls": "tool_use", "length": "max_tokens"}
 _KINDS = {  # of errors, by status
@@ -148,11 +149,14 @@ def _messages(messages: Any) -> list[dict[str, Any]]:
     for index, message in enumerate(messages):
         where = f"messages[{index}]"
         role = message.get("role") if isinstance(message, dict) else None
-        if role not in ("user", "assistant"):
-            raise invalid(f"'{where}' must be an object with a role of user or assistant.", where)
+        if role not in _ROLES:
+            raise invalid(f"'{where}' must be an object with a role of {', '.join(_ROLES)}.", where)
         content = message.get("content")
         if isinstance(content, str):
             chat.append({"role": role, "content": content})
+        elif role == "system":
+            texts(content, f"{where}.content")
+            chat.append({"role": role, "content": content or ""})
         elif role == "assistant":
             chat.append(_assistant(_blocks(content, where), where))
         else:
