@@ -127,6 +127,9 @@ PROGRAMS = (
         },
         lambda command: _call("terminal", command=command, security_risk="LOW", summary="a command"),
         lambda: _call("finish", message="It is fixed."),
+        lambda task: _call("task", description="a child", prompt=task, subagent_type="general-purpose"),
+        for_child=("agent.command='openhands --tools terminal,task'",),
+        for_compact=("agent.command='openhands --condense-after 8'",),
         version=("-c", "import importlib.metadata as m; print(m.version('openhands-sdk'))"),
     ),
 )

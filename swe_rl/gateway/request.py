@@ -51,12 +51,14 @@ class ChatRequest:
 @dataclass(frozen=True, slots=True)
 class Arrived:
     """What is known of a request before it is read: `bodies` remembers those of this session, or of one of the same
-    `name`; `said_before(program_id, reply_id)` has the messages up to that reply, or None."""
+    `name`; `said_before(program_id, reply_id)` has the messages up to that reply, and `answered` what its client was
+    sent; None where it is not known."""
 
     model_name: str
     bodies: KnownBodies | None = None
     name: str = ""
     said_before: Callable[[str | None, str], Sequence[Message] | None] = lambda program_id, reply_id: None
+    answered: Callable[[str | None, str], bytes | None] = lambda program_id, reply_id: None
 
 
 def read_tools(tools: Any, tool: Callable[[Any, str], dict[str, Any]]) -> list[dict[str, Any]]:

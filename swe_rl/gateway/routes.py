@@ -39,6 +39,7 @@ from swe_rl.version import __version__
 DIALECTS: tuple[Dialect, ...] = (ChatCompletions(), Messages(), Responses())
 ERROR_FORMS = {path: dialect.error for dialect in DIALECTS for path in (dialect.path, dialect.count_path) if path}
 OPENED = "/sessions/{session_id}/{secret}/v1"  # of a session that was opened for a trajectory
+_REPLY = Responses.path + r"/{reply_id:(?!(?:compact|input_tokens)$)[^{}/]+}"  # those are OpenAI's verbs, not here
 _CLIENT_GONE = "499"
 _STREAM = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 T = TypeVar("T")
@@ -101,8 +102,8 @@ class Routes:
                 if dialect.count_path:
                     app.router.add_post(f"{prefix}{dialect.count_path}", partial(self.count, dialect))
             app.router.add_get(f"{prefix}/models", self.models)
-            app.router.add_get(f"{prefix}{Responses.path}/{{reply_id}}", self.kept_reply)
-            app.router.add_delete(f"{prefix}{Responses.path}/{{reply_id}}", self.remove_reply)
+            app.router.add_get(f"{prefix}{_REPLY}", self.kept_reply)
+            app.router.add_delete(f"{prefix}{_REPLY}", self.remove_reply)
         app.router.add_post("/v1/completions", self.completions)
         app.router.add_get("/version", self.version)
         app.router.add_delete("/sessions/{session_id}", self.close_session)
@@ -188,8 +189,8 @@ class Routes:
 
     async def _chat(self, dialect: Dialect, request: web.Request) -> web.StreamResponse:
         raw = await body_of(request, self._arrival_s)
-        said_before = partial(self._said_before, request)
-        arrived = Arrived(self._model_name, self._sessions.bodies, _known_as(request, raw), said_before)
+        before = partial(self._said_before, request), partial(self._answered_before, request)
+        arrived = Arrived(self._model_name, self._sessions.bodies, _known_as(request, raw), *before)
         chat = dialect.parse(raw, arrived)
         async with self._called(request, chat, partial(self._complete, dialect)) as call:
             if chat.stream:
@@ -206,8 +207,10 @@ class Routes:
         return answer
 
     def _said_before(self, request: web.Request, program_id: str | None, reply_id: str) -> list[dict[str, Any]] | None:
-        name = body_name(_named(request, program_id) or "", request.match_info.get("secret", ""))
-        return self._sessions.histories.up_to(name, reply_id)
+        return self._sessions.histories.up_to(_talk_of(request, program_id), reply_id)
+
+    def _answered_before(self, request: web.Request, program_id: str | None, reply_id: str) -> bytes | None:
+        return self._sessions.histories.answer(_talk_of(request, program_id), reply_id)
 
     async def _tokens(self, request: web.Request) -> web.StreamResponse:
         wanted = parse_token_request(await body_of(request, self._arrival_s), self._names, self._vocab_size)
@@ -246,6 +249,11 @@ def _may_go_on(wanted: ChatRequest | TokenRequest, call: "asyncio.Task[Any]") ->
 def _named(request: web.Request, program_id: str | None) -> str | None:
     """The session that a request names."""
     return request.match_info.get("session_id") or program_id or request.headers.get("X-Program-Id")
+
+
+def _talk_of(request: web.Request, program_id: str | None) -> str:
+    """The name of a session's history."""
+    return body_name(_named(request, program_id) or "", request.match_info.get("secret", ""))
 
 
 def _known_as(request: web.Request, raw: bytes) -> str:

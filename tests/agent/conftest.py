@@ -82,18 +82,20 @@ def renderer() -> ChatRenderer:
 
 @pytest.fixture
 def solve(renderer: ChatRenderer, tmp_path: Path):
-    """`await solve(agent, policy)`: `policy(instance)` gives the replies (messages), one after the other."""
+    """`await solve(agent, policy)`: `policy(instance)` gives the replies (messages), one after the other, or what says
+    the reply to a prompt's text."""
 
     async def run(
-        agent: Agent, policy: Callable[[Instance], list[dict[str, Any]]], *, sandbox: SandboxConfig, **settings: int
+        agent: Agent, policy: Callable[[Instance], Any], *, sandbox: SandboxConfig, **settings: int
     ) -> Solved:
         env = BugsEnv(EnvConfig(), tmp_path / "workspaces")
         instance = env.instances("heldout")[0]
         said = policy(instance)
 
         def reply(prompt_ids: Sequence[int]) -> Sequence[int]:
-            done = max(0, renderer.decode(prompt_ids).count("<tool_response>"))
-            return renderer.reply({"role": "assistant", "content": "", **said[min(done, len(said) - 1)]})
+            text = renderer.decode(prompt_ids)
+            due = said(text) if callable(said) else said[min(text.count("<tool_response>"), len(said) - 1)]
+            return renderer.reply({"role": "assistant", "content": "", **due})
 
         engine = ScriptedEngine(reply, max_model_len=400_000)
         store = TraceStore(tmp_path / "traces.db")

@@ -4,6 +4,7 @@ import importlib.util
 import os
 import re
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -130,6 +131,32 @@ async def test_a_call_that_the_sdk_rewrites_begins_another_chain(solve):
 
 @needs_sdk
 @pytest.mark.slow
+async def test_a_sub_agent_and_a_condensed_conversation_are_chains_of_their_own(solve):
+    asked: list[str] = []
+
+    def policy(instance: Instance) -> Callable[[str], dict[str, object]]:
+        child = call("task", description="a child", prompt="Say hello and end.", subagent_type="general-purpose")
+        replies = iter([child, *solution(instance)])
+
+        def reply(text: str) -> dict[str, object]:
+            asked.append(text[text.find("<|im_start|>user") :])
+            if "Say hello" in asked[-1] and "<tool_call>" not in asked[-1]:
+                return {"content": "Hello."}
+            return {"content": "A child greeted."} if "summarize the events" in asked[-1] else next(replies)
+
+        return reply
+
+    agent = agent_of("agent.command='openhands --tools terminal,task --condense-after 8'")
+    solved = await solve(agent, policy, sandbox=sandbox())
+    assert solved.result.exit is Exit.SUBMITTED and solved.grade and solved.grade.resolved
+    assert len(solved.traces) == 5 + 2  # and what the child and the condenser were asked
+    assert (len(solved.rows), solved.summary.breaks) == (4, {Break.prefix_changed: 3})
+    assert "Hello." in asked[2] and "A child greeted." in asked[-1] and "Hello." not in asked[-1]
+    assert sum(sum(row.loss_mask) for row in solved.rows) == sum(len(trace.sampled_ids) for trace in solved.traces)
+
+
+@needs_sdk
+@pytest.mark.slow
 async def test_the_end_of_the_context(solve):
     def again(instance: Instance) -> list[dict[str, object]]:
         return [terminal("seq 1000")]
@@ -239,6 +266,15 @@ def test_calls_of_one_completion_are_one_turn(capsys):
     first, last = read_session(capsys.readouterr().out, 100)
     assert (first.message, first.command) == ("I look.", 'terminal {"command": "ls"}\nterminal "no json"')
     assert (first.observation, last.command, last.observation) == ("a\nb", "finish {}", None)
+
+
+@pytest.mark.parametrize("given", ["--tools terminal,browser", "--condense-after 7"])
+def test_options_that_the_sdk_would_refuse_later(monkeypatch, capsys, given):
+    monkeypatch.setenv("SWE_RL_MAX_TURNS", "3")
+    monkeypatch.setattr(sys, "argv", ["openhands", *given.split()])
+    with pytest.raises(SystemExit):
+        RUNNER._options()
+    assert given.split()[0] in capsys.readouterr().err
 
 
 def test_it_needs_a_command():

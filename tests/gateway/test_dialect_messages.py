@@ -72,6 +72,7 @@ async def test_a_reply_with_thoughts_and_calls(serve, says, renderer, stream):
         (trace,) = store.traces("s")
     thought, text, *calls = reply.content
     assert (thought.type, thought.thinking) == ("thinking", SAID["reasoning_content"])
+    assert thought.signature  # else some clients take it for words of another service, and rewrite it
     assert (text.type, text.text) == ("text", "I look at it.")
     assert [(call.type, call.name, call.input) for call in calls] == [
         ("tool_use", "bash", CALL["function"]["arguments"])
@@ -107,6 +108,20 @@ async def test_a_conversation_stays_in_its_chain(serve, says):
     assert [(trace.chain, trace.base_turn) for trace in traces] == [(0, None), (0, 0), (0, 1)]
 
 
+async def test_the_system_may_speak_between_messages(serve, says, renderer):
+    """As Claude Code has it. What it said stays in its place, and so in the chain."""
+    told = {"role": "system", "content": [{"type": "text", "text": "Be quick.", "cache_control": {}}]}
+    async with serve(ScriptedEngine(says(SAID))) as (gateway, store, _):
+        gateway.open_session("s", PINNED)
+        async with client_of(gateway.session_url("s")) as client:
+            reply = await ask(client, [USER, told], tools=TOOLS)
+            later = {"role": "system", "content": "Be quicker."}
+            await ask(client, [USER, told, echoed(reply), results(reply), later], tools=TOOLS)
+        assert (await gateway.close_session("s")).breaks == {}
+        first, second = store.traces("s")
+    assert "Be quick." in renderer.decode(first.delta_ids) and "Be quicker." in renderer.decode(second.delta_ids)
+
+
 async def test_what_a_client_rewrote_is_a_named_break(serve, says):
     async with serve(ScriptedEngine(says(SAID))) as (gateway, _, _):
         gateway.open_session("s", PINNED)
@@ -132,7 +147,8 @@ async def test_what_a_client_rewrote_is_a_named_break(serve, says):
         ({"system": 3}, "system"),
         ({"system": [{"type": "image"}]}, "system"),
         ({"messages": []}, "messages"),
-        ({"messages": [{"role": "system", "content": "x"}]}, "messages[0]"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0]"),
+        ({"messages": [USER, {"role": "system", "content": [{"type": "tool_removal"}]}]}, "messages[1].content"),
         ({"messages": ["x"]}, "messages[0]"),
         ({"messages": [{"role": "user", "content": 3}]}, "messages[0].content"),
         ({"messages": [{"role": "user", "content": ["x"]}]}, "messages[0].content"),
@@ -144,6 +160,7 @@ async def test_what_a_client_rewrote_is_a_named_break(serve, says):
         ({"max_tokens": "9"}, "max_tokens"),
         ({"temperature": 1.5}, "temperature"),
         ({"top_k": -1}, "top_k"),
+        ({"compaction": {"type": "summarize"}}, "compaction"),
         ({"output_config": {"format": {"type": "json_schema"}}}, "output_config"),
     ],
 )  # fmt: skip
@@ -258,3 +275,25 @@ async def test_any_number_comes_through_as_it_was_written(serve, tokenizer):
         async with http.post(f"{url}/messages", json=body) as response:
             said, call = json.loads(await response.read())["content"]
     assert call["input"] == json.loads(written[0]) and "1e999" in said["text"]
+
+
+async def test_the_client_s_own_tool_loop_is_one_chain(serve, says):
+    """It first asks that the service keeps the conversation. Once this is refused in the service's words, it sends the
+    whole conversation."""
+    tools = pytest.importorskip("anthropic", minversion="2.13").beta_async_tool
+
+    @tools
+    async def bash(command: str) -> str:
+        """Runs it."""
+        return f"ran {command}"
+
+    call = {"function": {"name": "bash", "arguments": {"command": "ls"}}}
+    answers = iter([{"role": "assistant", "content": "", "tool_calls": [call]}, "It is fixed."])
+    async with serve(ScriptedEngine(lambda prompt_ids: says(next(answers))(prompt_ids))) as (gateway, store, _):
+        gateway.open_session("s", PINNED)
+        async with client_of(gateway.session_url("s")) as client:
+            loop = client.beta.messages.tool_runner(model="tiny", max_tokens=300, tools=[bash], messages=[USER])
+            said = [message.content[-1] async for message in loop]
+        assert [block.type for block in said] == ["tool_use", "text"]
+        assert (await gateway.close_session("s")).breaks == {}
+        assert [trace.chain for trace in store.traces("s")] == [0, 0]

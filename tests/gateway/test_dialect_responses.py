@@ -60,6 +60,31 @@ async def test_a_reply_with_reasoning_and_calls(serve, says, renderer, stream):
     assert trace.delta_ids.tolist() == renderer.start(messages, [tool])
 
 
+@pytest.mark.parametrize("opened", [True, False], ids=["in a session", "in none"])
+async def test_a_client_may_name_items_instead_of_sending_them(serve, says, opened):
+    """As the AI SDK does: each item of a reply by its id."""
+    answers = iter([SAID, "Done."])
+    engine = ScriptedEngine(lambda prompt_ids: says(next(answers))(prompt_ids))
+    async with serve(engine) as (gateway, store, url):
+        if opened:
+            gateway.open_session("s", PINNED)
+        async with client_of(gateway.session_url("s") if opened else url) as client:
+            reply = await ask(client, tools=TOOLS)
+            items = [{"role": "user", "content": "Fix the bug."}]
+            items += [{"type": "item_reference", "id": item.id} for item in reply.output]
+            called = [item for item in reply.output if item.type == "function_call"]
+            assert len(items) == 5 and len({item.id for item in reply.output}) == 4
+            items += [{"type": "function_call_output", "call_id": call.call_id, "output": "a.py"} for call in called]
+            assert (await ask(client, items, tools=TOOLS)).output_text == "Done."
+            await client.responses.delete(reply.id)
+            with pytest.raises(BadRequestError, match=r"Item with id .* not found") as refused:
+                await ask(client, items, tools=TOOLS)
+            assert (refused.value.code, refused.value.param) == ("item_not_found", "input[1]")
+        (session,) = store.sessions() if not opened else ["s"]
+        await store.flush()
+        assert [(trace.chain, trace.break_kind) for trace in store.traces(session)] == [(0, None), (0, None)]
+
+
 async def test_outputs_may_stand_between_the_calls_of_a_reply(serve, says):
     """As some clients write their history. A call of another reply begins a reply of its own."""
     answers = iter([SAID, {"role": "assistant", "content": "", "tool_calls": [CALL]}, "Done."])

@@ -5,7 +5,8 @@ Invariants:
   there before, without the address of the model.
 - Nothing is asked but the gateway: no cost map, statistics, trace, plugin or skill is loaded, and no .env file of the
   repository is read. Nothing is written below the repository but by the model's tools.
-- The conversation only grows: there is no condenser, and no context that changes from turn to turn.
+- The conversation only grows, and no context changes from turn to turn. `--condense-after` and the tool `task` are
+  asked for: the first has the SDK sum up old events, the second has sub-agents, whose conversations are their own.
 - Each message is printed as a line of JSON. The exit status says how the conversation ended.
 """
 
@@ -14,7 +15,7 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,8 @@ from urllib.parse import urlsplit
 
 FINISHED, FAILED, STEP_LIMIT, STUCK, CONTEXT_OVERFLOW, NO_SDK = 0, 1, 53, 54, 55, 127
 TOOLS = ("terminal", "file_editor", "task_tracker")
+SUB_AGENTS = "task"  # the tool
+LEAST_EVENTS = 8  # that the SDK's condenser can be started with, as it keeps the first two
 DIALECTS = {"chat": "openai", "responses": "openai", "messages": "anthropic"}  # litellm's provider for each
 _SDK_ENV = {
     "LITELLM_LOCAL_MODEL_COST_MAP": "True",  # else it is downloaded
@@ -96,13 +99,21 @@ def _print(role: str, parts: list[dict[str, Any]]) -> None:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("--max-iterations", type=int, default=int(os.environ["SWE_RL_MAX_TURNS"]))
-    parser.add_argument("--tools", default=",".join(TOOLS), help="beside finish and think, which are always there")
+    parser.add_argument(
+        "--tools",
+        default=",".join(TOOLS),
+        help=f"beside finish and think, which are always there; {SUB_AGENTS}: sub-agents",
+    )
+    parser.add_argument("--condense-after", type=int, default=0, metavar="EVENTS", help="0: never")
     parser.add_argument("--dialect", default="chat", choices=DIALECTS, help="in which the gateway is asked")
     parser.add_argument("--no-stuck-detection", action="store_true", help="a conversation may repeat itself")
     options = parser.parse_args()
     options.tools = [name for name in options.tools.split(",") if name]
-    if unknown := sorted(set(options.tools) - set(TOOLS)):
-        parser.error(f"--tools: {', '.join(unknown)}: not one of {', '.join(TOOLS)}")
+    known = (*TOOLS, SUB_AGENTS)
+    if unknown := sorted(set(options.tools) - set(known)):
+        parser.error(f"--tools: {', '.join(unknown)}: not one of {', '.join(known)}")
+    if options.condense_after and options.condense_after < LEAST_EVENTS:
+        parser.error(f"--condense-after: at least {LEAST_EVENTS} events, or 0")
     return options
 
 
@@ -162,15 +173,40 @@ def _make_conversation(llm: Any, options: argparse.Namespace, folder: Path, prin
 
     # One kind of terminal everywhere: with tmux, which few images have, the same command prints something else.
     params = {"terminal": {"terminal_type": "subprocess", "shell_path": str(_plain_shell(folder))}}
-    tools = [Tool(name=name, params=params.get(name, {})) for name in options.tools]
+    names = [name for name in options.tools if name != SUB_AGENTS]
+
+    def make_agent(llm: Any, *more: Any) -> Any:
+        tools = [*(Tool(name=name, params=params.get(name, {})) for name in names), *more]
+        condenser = _make_condenser(llm, options.condense_after)
+        return Agent(llm=llm, tools=tools, condenser=condenser, system_prompt_kwargs={"cli_mode": True})
+
+    sub_agents = [_sub_agents_of(make_agent)] if SUB_AGENTS in options.tools else []
     return Conversation(
-        agent=Agent(llm=llm, tools=tools, condenser=None, system_prompt_kwargs={"cli_mode": True}),
+        agent=make_agent(llm, *sub_agents),
         workspace=str(Path.cwd()),
         callbacks=[printer.on_event],
         max_iteration_per_run=options.max_iterations,
         stuck_detection=not options.no_stuck_detection,
         visualizer=None,
     )
+
+
+def _make_condenser(llm: Any, events: int) -> Any:
+    """Of conversations with more events than that; None: none."""
+    if not events:
+        return None
+    from openhands.sdk.context.condenser import LLMSummarizingCondenser
+
+    return LLMSummarizingCondenser(llm=llm.model_copy(update={"usage_id": "condenser"}), max_size=events, keep_first=2)
+
+
+def _sub_agents_of(make_agent: Callable[[Any], Any]) -> Any:
+    """The tool that starts them, one at a time: agents with the same tools, but for this one."""
+    from openhands.sdk import Tool, register_agent
+    from openhands.tools.task import TaskToolSet
+
+    register_agent("general-purpose", make_agent, "Has the same tools, but for this one.")
+    return Tool(name=TaskToolSet.name)
 
 
 def _converse(conversation: Any, task: str) -> int:

@@ -33,6 +33,10 @@ from swe_rl.gateway.request import (
 )
 
 _DONE = b"data: [DONE]\n\n"
+_NEVER: dict[str, Any] = {
+    "refusal": None,
+    "annotations": [],
+}  # fields of a message that clients expect, and no reply here has
 
 
 class ChatCompletions(Dialect):
@@ -68,7 +72,7 @@ class ChatCompletions(Dialect):
     def whole(self, request: ChatRequest, answer: ChatAnswer) -> dict[str, Any]:
         choice = {
             "index": 0,
-            "message": answer.message,
+            "message": {**answer.message, **_NEVER},
             "finish_reason": answer.finish_reason,
             "logprobs": answer.logprobs,
         }

@@ -2,9 +2,9 @@
 
 Invariants:
 - Blocks become the messages of a chat completion in their order: text stays text, a thinking block the reasoning, a
-  tool_use a call with its input, a tool_result a message of the tool.
+  tool_use a call with its input, a tool_result a message of the tool. A system message stays where it stands.
 - Refused by name: images and documents, tools that only Anthropic runs, stop sequences, a forced tool choice, output
-  formats, a reply that the client begins.
+  formats, a reply that the client begins, conversations that are kept (`thread`), compaction by the service.
 - Not compared with what was answered, as nowhere: thinking blocks, ids of calls. Not kept: `is_error`, `cache_control`,
   `thinking`, `metadata`, redacted thinking, the order of text and calls within a reply.
 - https://docs.anthropic.com/en/api/messages
@@ -32,6 +32,8 @@ from swe_rl.gateway.request import (
     texts,
 )
 
+_ROLES = ("user", "assistant", "system")
+_NO_STOP = {"stop_sequence": None, "stop_details": None, "container": None}
 _STOP_REASONS = {"stop": "end_turn", "tool_calls": "tool_use", "length": "max_tokens"}
 _KINDS = {  # of errors, by status
     401: "authentication_error",
@@ -42,6 +44,9 @@ _KINDS = {  # of errors, by status
     429: "rate_limit_error",
     503: "overloaded_error",
 }
+_NEVER_USED = {"cache_creation": None, "inference_geo": None, "service_tier": None}  # fields of a usage, null here
+_SIGNED = "swe_rl"  # of thoughts: some clients drop or rewrite those that have no signature
+_THREAD = "thread_unsupported_request"  # the client's word: it then sends the whole conversation by itself
 _Blocks = list[Mapping[str, Any]]
 
 
@@ -71,11 +76,13 @@ class Messages(Dialect):
 
     def whole(self, request: ChatRequest, answer: ChatAnswer) -> dict[str, Any]:
         reason = _STOP_REASONS.get(answer.finish_reason, "end_turn")
-        return {**_head(answer), "content": _content(answer), "stop_reason": reason, "usage": _usage(answer)}
+        usage = _usage(answer) | _NEVER_USED
+        return {**_head(answer), "content": _content(answer), "stop_reason": reason, "usage": usage}
 
     def events(self, request: ChatRequest, answer: ChatAnswer) -> Iterator[bytes]:
         usage = _usage(answer)
-        begun = {**_head(answer), "content": [], "stop_reason": None, "usage": {**usage, "output_tokens": 0}}
+        none_yet = {**usage, **_NEVER_USED, "output_tokens": 0}
+        begun = {**_head(answer), "content": [], "stop_reason": None, "usage": none_yet}
         yield _event("message_start", message=begun)
         for index, block in enumerate(_content(answer)):
             empty, deltas = _streamed(block)
@@ -83,7 +90,7 @@ class Messages(Dialect):
             for delta in deltas:
                 yield _event("content_block_delta", index=index, delta=delta)
             yield _event("content_block_stop", index=index)
-        end = {"stop_reason": _STOP_REASONS.get(answer.finish_reason, "end_turn"), "stop_sequence": None}
+        end = {"stop_reason": _STOP_REASONS.get(answer.finish_reason, "end_turn"), **_NO_STOP}
         yield _event("message_delta", delta=end, usage=usage)
         yield _event("message_stop")
 
@@ -92,7 +99,8 @@ class Messages(Dialect):
         if error.code == CONTEXT_OVERFLOW:
             message = f"prompt is too long: {message}"  # the words by which clients know it
         kind = _KINDS.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
-        return {"type": "error", "error": {"type": kind, "message": message}}
+        more = {"details": {"error_code": error.code}} if error.code == _THREAD else {}
+        return {"type": "error", "error": {"type": kind, "message": message, **more}, "request_id": None}
 
     def broken_off(self, error: ApiError) -> bytes:
         return event(self.error(error), "error")
@@ -109,8 +117,11 @@ def _refuse_unsupported(body: Mapping[str, Any]) -> None:
             "output_config": isinstance(output, dict) and bool(output.get("format")),
             "mcp_servers": bool(body.get("mcp_servers")),
             "container": bool(body.get("container")),
+            "compaction": bool(body.get("compaction")),
         }
     )
+    if body.get("thread") is not None:
+        raise invalid("A conversation is not kept for 'thread'; send it whole, without 'thread'.", "thread", _THREAD)
 
 
 def _system(system: Any) -> list[dict[str, Any]]:
@@ -138,11 +149,14 @@ def _messages(messages: Any) -> list[dict[str, Any]]:
     for index, message in enumerate(messages):
         where = f"messages[{index}]"
         role = message.get("role") if isinstance(message, dict) else None
-        if role not in ("user", "assistant"):
-            raise invalid(f"'{where}' must be an object with a role of user or assistant.", where)
+        if role not in _ROLES:
+            raise invalid(f"'{where}' must be an object with a role of {', '.join(_ROLES)}.", where)
         content = message.get("content")
         if isinstance(content, str):
             chat.append({"role": role, "content": content})
+        elif role == "system":
+            texts(content, f"{where}.content")
+            chat.append({"role": role, "content": content or ""})
         elif role == "assistant":
             chat.append(_assistant(_blocks(content, where), where))
         else:
@@ -215,19 +229,22 @@ def _unknown(where: str, kinds: str) -> ApiError:
 def _content(answer: ChatAnswer) -> list[dict[str, Any]]:
     content: list[dict[str, Any]] = []
     if answer.message.get("reasoning_content"):
-        content.append({"type": "thinking", "thinking": answer.message["reasoning_content"], "signature": ""})
+        content.append({"type": "thinking", "thinking": answer.message["reasoning_content"], "signature": _SIGNED})
     if answer.message.get("content"):
-        content.append({"type": "text", "text": answer.message["content"]})
+        content.append({"type": "text", "text": answer.message["content"], "citations": []})
     for call in answer.calls:
         arguments = orjson.Fragment(call["function"]["arguments"])  # as it was written: any number, any order
-        content.append({"type": "tool_use", "id": call["id"], "name": call["function"]["name"], "input": arguments})
+        head = {"type": "tool_use", "id": call["id"], "name": call["function"]["name"], "caller": {"type": "direct"}}
+        content.append({**head, "input": arguments})
     return content
 
 
 def _streamed(block: dict[str, Any]) -> tuple[dict[str, Any], Sequence[dict[str, Any]]]:
     """How a block begins, and what is added to it."""
     if block["type"] == "thinking":
-        return {**block, "thinking": ""}, [_delta("thinking", part) for part in parts(block["thinking"])]
+        signed = {"type": "signature_delta", "signature": block["signature"]}
+        said = [_delta("thinking", part) for part in parts(block["thinking"])]
+        return {**block, "thinking": "", "signature": ""}, [*said, signed]
     if block["type"] == "text":
         return {**block, "text": ""}, [_delta("text", part) for part in parts(block["text"])]
     written = orjson.dumps(block["input"]).decode()
@@ -241,7 +258,7 @@ def _delta(kind: str, part: str) -> dict[str, Any]:
 
 def _head(answer: ChatAnswer) -> dict[str, Any]:
     head = {"id": f"msg_{answer.name}", "type": "message", "role": "assistant", "model": answer.model}
-    return {**head, "stop_sequence": None}
+    return {**head, **_NO_STOP}
 
 
 def _usage(answer: ChatAnswer) -> dict[str, Any]:
@@ -252,6 +269,8 @@ def _usage(answer: ChatAnswer) -> dict[str, Any]:
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": cached,
         "output_tokens": answer.usage["completion_tokens"],
+        "output_tokens_details": None,
+        "server_tool_use": None,
     }
 
 

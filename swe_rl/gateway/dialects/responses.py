@@ -1,27 +1,28 @@
 """OpenAI's Responses.
 
 Invariants:
-- Items become the messages of a chat completion in their order: reasoning, text and calls of one reply are one message
-  of the assistant, also where a client puts outputs between its calls; an output of a call is a message of the tool;
-  instructions are the first system message.
+- Items become the messages of a chat completion in their order (`dialects/items.py`); instructions are the first
+  system message.
 - `previous_response_id` goes on from a reply of the same session, without its instructions, as at OpenAI.
 - A tool of the kind `custom` is a function with one text, `input`; those of a `namespace` are functions called
   NAMESPACE.NAME. Calls and what they brought keep the client's kinds and names.
-- Refused by name: images and files, tools that only OpenAI runs, references to items, text formats, a forced tool
-  choice, truncation, background work, conversations, prompts that are stored elsewhere.
+- Refused by name: images and files, tools that only OpenAI runs, text formats, a forced tool choice, truncation,
+  background work, conversations, prompts that are stored elsewhere.
 - Not compared with what was answered, as nowhere: reasoning, ids of calls. Not kept: `strict`, `metadata`, `include`,
   `reasoning`, encrypted reasoning. Reasoning is sent as text, and its tokens are not told apart.
 - https://platform.openai.com/docs/api-reference/responses
 """
 
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import orjson
 
+from swe_rl.gateway.dialects.items import REFERENCE, Known, messages_of
 from swe_rl.gateway.dialects.protocol import Dialect, event
 from swe_rl.gateway.errors import ApiError, invalid
-from swe_rl.gateway.reply import ChatAnswer, of_one_reply, parts
+from swe_rl.gateway.reply import ChatAnswer, parts
 from swe_rl.gateway.request import (
     Arrived,
     ChatRequest,
@@ -34,17 +35,35 @@ from swe_rl.gateway.request import (
     read_body,
     read_tools,
     refuse,
-    texts,
 )
 
 _ID = "resp_"
-_ROLES = ("system", "developer", "user", "assistant")
-_TEXT = ("input_text", "output_text", "text")
-_REPLY = ("reasoning", "message", "function_call")  # the order of items in a reply
-_CALLS = ("function_call", "custom_tool_call")
-_BROUGHT = ("function_call_output", "custom_tool_call_output")
+_CALL = "fc"  # of ids of calls; their number in the reply follows
 _FREE_TEXT = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
-_ECHOED = ("instructions", "max_output_tokens", "metadata", "reasoning", "tools", "tool_choice", "user")
+_ECHOED = (
+    "instructions",
+    "max_output_tokens",
+    "metadata",
+    "prompt_cache_key",
+    "reasoning",
+    "safety_identifier",
+    "tools",
+    "tool_choice",
+    "user",
+)
+_FIXED = {  # fields that a request cannot change here
+    "background": False,
+    "error": None,
+    "frequency_penalty": 0,
+    "max_tool_calls": None,
+    "parallel_tool_calls": True,
+    "presence_penalty": 0,
+    "service_tier": "default",
+    "text": {"format": {"type": "text"}},
+    "top_logprobs": 0,
+    "truncation": "disabled",
+}
+_BARE_TOOL = {"description": None, "parameters": None, "strict": None}  # of a function, where a client left them out
 _Items = list[dict[str, Any]]
 
 
@@ -56,8 +75,9 @@ class Responses(Dialect):
         _refuse_unsupported(body)
         tools = [] if body.get("tool_choice") == "none" else read_tools(_flat(body.get("tools")), _tool)
         program_id, previous_id = program_of(body), body.get("previous_response_id")
-        messages = _messages(body.get("input"))
-        before = _before(arrived, program_id, previous_id)
+        session = program_id or session_of(_gone_on_from(body))
+        messages = messages_of(body.get("input"), _replied(arrived, session))
+        before = _before(arrived, session, previous_id)
         instructions = body.get("instructions")
         if not isinstance(instructions, (str, type(None))):
             raise invalid("'instructions' must be a string.", "instructions")
@@ -73,7 +93,7 @@ class Responses(Dialect):
             top_p=top_p,
             top_k=0,
             seed=None,
-            program_id=program_id or session_of(previous_id),
+            program_id=session,
             echo={
                 **{name: body.get(name) for name in _ECHOED},
                 "previous_response_id": previous_id,
@@ -92,13 +112,15 @@ class Responses(Dialect):
         return {
             **self._head(request, answer),
             "status": "incomplete" if cut else "completed",
+            "completed_at": None if cut else answer.created_s,
             "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
             "output": _output(answer, _kinds(request.echo["tools"]) if request.tools else {}),
             "usage": _usage(answer),
         }
 
     def events(self, request: ChatRequest, answer: ChatAnswer) -> Iterator[bytes]:
-        begun = {**self._head(request, answer), "status": "in_progress", "incomplete_details": None, "output": []}
+        not_yet = {"completed_at": None, "incomplete_details": None, "usage": None}
+        begun = {**self._head(request, answer), "status": "in_progress", **not_yet, "output": []}
         end = self.whole(request, answer)
         stream = _Stream()
         yield stream.event("response.created", response=begun)
@@ -112,19 +134,17 @@ class Responses(Dialect):
         return event({"type": "error", **fields}, "error")
 
     def _head(self, request: ChatRequest, answer: ChatAnswer) -> dict[str, Any]:
-        echo = request.echo
+        echo, reasoning = request.echo, request.echo["reasoning"]
         return {
             "id": self.reply_id(answer),
             "object": "response",
             "created_at": answer.created_s,
             "model": answer.model,
-            "error": None,
-            "parallel_tool_calls": True,
-            "text": {"format": {"type": "text"}},
-            "truncation": "disabled",
+            **_FIXED,
             **echo,
             "metadata": echo["metadata"] or {},
-            "tools": echo["tools"] or [],
+            "reasoning": {"effort": None, "summary": None, **(reasoning if isinstance(reasoning, dict) else {})},
+            "tools": [_shown(tool) for tool in echo["tools"]] if request.tools else echo["tools"] or [],
             "tool_choice": echo["tool_choice"] or "auto",
         }
 
@@ -134,7 +154,7 @@ def _before(arrived: Arrived, program_id: str | None, previous_id: Any) -> Seque
         return []
     if not isinstance(previous_id, str):
         raise invalid("'previous_response_id' must be a string.", "previous_response_id")
-    before = arrived.said_before(program_id or session_of(previous_id), previous_id)
+    before = arrived.said_before(program_id, previous_id)
     if before is None:
         message = (
             f"Previous response with id {previous_id[:600]!r} not found: replies are kept with their session while it "
@@ -142,6 +162,32 @@ def _before(arrived: Arrived, program_id: str | None, previous_id: Any) -> Seque
         )
         raise invalid(message, "previous_response_id", "previous_response_not_found")
     return before
+
+
+def _gone_on_from(body: Mapping[str, Any]) -> Any:
+    """The id of a reply that this request goes on from, or has an item of."""
+    if body.get("previous_response_id") is not None:
+        return body["previous_response_id"]
+    items = body.get("input")
+    for item in items if isinstance(items, list) else ():
+        if isinstance(item, dict) and item.get("type") == REFERENCE and isinstance(item.get("id"), str):
+            return _reply_of(item["id"])
+    return None
+
+
+def _reply_of(item_id: str) -> str:
+    """The id of the reply that an item is of."""
+    kind, _, name = item_id.partition("_")
+    return _ID + (name.rpartition("-")[0] if kind == _CALL else name)
+
+
+def _replied(arrived: Arrived, session: str | None) -> Known:
+    @functools.cache
+    def items(reply_id: str) -> Mapping[str, Mapping[str, Any]]:
+        answer = arrived.answered(session, reply_id)
+        return {item["id"]: item for item in orjson.loads(answer)["output"]} if answer is not None else {}
+
+    return lambda item_id: items(_reply_of(item_id)).get(item_id)
 
 
 def session_of(reply_id: Any) -> str | None:
@@ -185,6 +231,11 @@ def _within(namespace: Any, tool: Any) -> Any:
     return {**tool, "name": f"{namespace}.{tool['name']}" if named else None}
 
 
+def _shown(tool: Mapping[str, Any]) -> Mapping[str, Any]:
+    """As a reply repeats a tool that was read."""
+    return {**_BARE_TOOL, **tool} if tool["type"] == "function" else tool
+
+
 def _kinds(tools: _Items) -> Mapping[str, Mapping[str, Any]]:
     """Of calls whose item is none of a plain function: the fields that it has instead, by the name for the model.
     Of tools that were read."""
@@ -210,90 +261,6 @@ def _tool(tool: Any, where: str) -> dict[str, Any]:
     return {"type": "function", "function": function}
 
 
-def _messages(items: Any) -> list[dict[str, Any]]:
-    """What the reply before them is not part of."""
-    if isinstance(items, str):
-        return [{"role": "user", "content": items}]
-    if not isinstance(items, list) or not items:
-        raise invalid("'input' must be a string or a non-empty list of items.", "input")
-    messages: list[dict[str, Any]] = []
-    reply: dict[str, Any] = {}  # the last one
-    reached = len(_REPLY)  # of it, by the last item
-    for index, item in enumerate(items):
-        where = f"input[{index}]"
-        if not isinstance(item, dict):
-            raise invalid(f"'{where}' must be an object.", where)
-        kind = item.get("type") or "message"
-        kind = "function_call" if kind in _CALLS else kind
-        if kind not in _REPLY or (kind == "message" and item.get("role") != "assistant"):
-            messages.append(_heard(item, kind, where))
-            reached = len(_REPLY)
-            continue
-        place = _REPLY.index(kind)
-        if kind == "function_call" and _goes_on(reply, item):
-            _add(reply, item, kind, where)
-            continue
-        if place < reached or (place == reached and kind != "function_call"):
-            reply = {"role": "assistant", "content": ""}
-            messages.append(reply)
-        reached = place
-        _add(reply, item, kind, where)
-    return messages
-
-
-def _goes_on(reply: Mapping[str, Any], call: Mapping[str, Any]) -> bool:
-    """Whether this call is of that reply, whatever stands between them."""
-    calls, call_id = reply.get("tool_calls") or [], call.get("call_id")
-    return bool(calls) and isinstance(call_id, str) and of_one_reply(call_id, calls[-1]["id"])
-
-
-def _heard(item: Mapping[str, Any], kind: str, where: str) -> dict[str, Any]:
-    """A message that is none of the assistant's."""
-    if kind in _BROUGHT:
-        texts(item.get("output"), f"{where}.output", _TEXT)
-        call_id = _string(item, "call_id", where)
-        return {"role": "tool", "tool_call_id": call_id, "content": _plain(item.get("output"))}
-    if kind != "message":
-        raise invalid(f"'{where}' has the type {kind!r}, which is not supported.", where, "unsupported_parameter")
-    if item.get("role") not in _ROLES:
-        raise invalid(f"'{where}' must have a role of {', '.join(_ROLES)}.", where)
-    texts(item.get("content"), f"{where}.content", _TEXT)
-    if item.get("content") is None:
-        raise invalid(f"'{where}.content' is missing.", f"{where}.content")
-    return {"role": item["role"], "content": _plain(item["content"])}
-
-
-def _add(message: dict[str, Any], item: Mapping[str, Any], kind: str, where: str) -> None:
-    """An item of a reply to its message."""
-    if kind == "message":
-        texts(item.get("content"), f"{where}.content", _TEXT)
-        message["content"] = _plain(item.get("content"))
-    elif kind == "reasoning":
-        said = item.get("content") or item.get("summary")
-        texts(said, f"{where}.content", ("reasoning_text", "summary_text"))
-        message["reasoning_content"] = _plain(said)
-    else:
-        name = _string(item, "name", where)
-        name = f"{item['namespace']}.{name}" if isinstance(item.get("namespace"), str) else name
-        free = item.get("type") == "custom_tool_call"
-        arguments: Any = {"input": _string(item, "input", where)} if free else _string(item, "arguments", where)
-        function = {"name": name, "arguments": arguments}
-        call = {"id": _string(item, "call_id", where), "type": "function", "function": function}
-        message.setdefault("tool_calls", []).append(call)
-
-
-def _plain(content: str | list[dict[str, Any]] | None) -> str:
-    """Of a content that was checked."""
-    return content if isinstance(content, str) else "".join(part["text"] for part in content or ())
-
-
-def _string(item: Mapping[str, Any], name: str, where: str) -> str:
-    value = item.get(name)
-    if not isinstance(value, str):
-        raise invalid(f"'{where}.{name}' must be a string.", where)
-    return value
-
-
 def _output(answer: ChatAnswer, kinds: Mapping[str, Mapping[str, Any]]) -> _Items:
     message, done = answer.message, {"status": "incomplete" if answer.finish_reason == "length" else "completed"}
     items: _Items = []
@@ -308,8 +275,8 @@ def _output(answer: ChatAnswer, kinds: Mapping[str, Mapping[str, Any]]) -> _Item
             "logprobs": [],
         }
         items.append({"type": "message", "id": f"msg_{answer.name}", "role": "assistant", "content": [text], **done})
-    for call in answer.calls:
-        head = {"type": "function_call", "id": f"fc_{call['id']}", "call_id": call["id"]}
+    for index, call in enumerate(answer.calls):
+        head = {"type": "function_call", "id": f"{_CALL}_{answer.name}-{index}", "call_id": call["id"]}
         item = {**head, **call["function"], **kinds.get(call["function"]["name"], {}), **done}
         if item["type"] == "custom_tool_call":
             item["input"] = _free_text(item.pop("arguments"))
@@ -330,7 +297,7 @@ def _free_text(arguments: str) -> str:
 def _usage(answer: ChatAnswer) -> dict[str, Any]:
     return {
         "input_tokens": answer.usage["prompt_tokens"],
-        "input_tokens_details": answer.usage["prompt_tokens_details"],
+        "input_tokens_details": {**answer.usage["prompt_tokens_details"], "cache_write_tokens": 0},
         "output_tokens": answer.usage["completion_tokens"],
         "output_tokens_details": {"reasoning_tokens": 0},
         "total_tokens": answer.usage["total_tokens"],
