@@ -1,6 +1,6 @@
 """A two-layer random Qwen3 whose logits are spread out enough for samples to differ, and engines over it."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 import torch
@@ -8,7 +8,6 @@ from transformers import Qwen3ForCausalLM
 
 from swe_rl.config.schema import EngineConfig
 from swe_rl.engine.embedded.engine import EmbeddedEngine
-from swe_rl.engine.vllm import server
 from tests.support.tiny_qwen3 import tiny_qwen3
 
 VOCAB = 128
@@ -33,14 +32,6 @@ def _prompt_of(seed: int, tokens: int) -> list[int]:
 @pytest.fixture(scope="session", autouse=True)
 def one_thread() -> None:
     torch.set_num_threads(1)
-
-
-@pytest.fixture(scope="session", autouse=True)
-def servers_are_looked_at_often() -> Iterator[None]:
-    """A made-up server answers after half a second, a real one after minutes."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(server, "_LOOK_S", 0.05)
-        yield
 
 
 @pytest.fixture(scope="session")
