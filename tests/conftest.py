@@ -12,6 +12,7 @@ from hypothesis import settings
 
 from swe_rl.check import findings
 from swe_rl.config import compose, known_hardware
+from swe_rl.engine.vllm import server
 from swe_rl.host.machine import Machine
 from swe_rl.run.event_loop import open_more_files
 from swe_rl.sandbox.process import isolation
@@ -95,6 +96,14 @@ def packages_are_looked_for_once():
     with pytest.MonkeyPatch.context() as patch:
         for name in ("version", "requires"):
             patch.setattr(importlib.metadata, name, cache(getattr(importlib.metadata, name)))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def servers_are_looked_at_often():
+    """A made-up server answers after half a second, a real one after minutes."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(server, "_LOOK_S", 0.05)
         yield
 
 

@@ -5,6 +5,7 @@ import shlex
 import subprocess
 import tomllib
 from collections import Counter
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -32,24 +33,25 @@ def selections():
 
 
 def marks_of(item):
-    return {mark.name for mark in item.iter_markers()} & set(MARKS)
+    return frozenset(mark.name for mark in item.iter_markers()).intersection(MARKS)
 
 
-def lanes_of(marks, selections):
-    return [
-        name for name, said in selections.items() if Expression.compile(said).evaluate(lambda mark, **_: mark in marks)
-    ]
+@pytest.fixture(scope="module")
+def lanes_of(selections):
+    """The lanes that select a test with these marks: found once for all tests that have the same ones."""
+    lanes = {name: Expression.compile(said) for name, said in selections.items()}
+    return cache(lambda marks: [name for name, lane in lanes.items() if lane.evaluate(lambda mark, **_: mark in marks)])
 
 
 def test_a_test_has_one_mark_of_a_lane_at_most(every_test):
     assert not [item.nodeid for item in every_test if len(marks_of(item) - {"long"}) > 1]
 
 
-def test_every_test_is_in_one_lane(every_test, selections):
+def test_every_test_is_in_one_lane(every_test, lanes_of):
     wrong = {}
     for item in every_test:
         marks = marks_of(item)
-        if len(found := lanes_of(marks, selections)) != (0 if marks & BY_NAME_ONLY else 1):
+        if len(found := lanes_of(marks)) != (0 if marks & BY_NAME_ONLY else 1):
             wrong[item.nodeid] = found
     assert not wrong
 
@@ -67,10 +69,10 @@ def test_no_lane_is_left_out(selections):
     assert of_ci("lane_marks long; lane_marks gpu") == ["long", "gpu and not long"]
 
 
-def test_one_test_of_readmes_command_trains_for_real(every_test, selections):
+def test_one_test_of_readmes_command_trains_for_real(every_test, lanes_of):
     """Whoever asks for `command` runs `python -m swe_rl`."""
     runs = [item for item in every_test if "command" in item.fixturenames and "end_to_end" in item.path.parts]
-    short = Counter(item.nodeid for item in runs if lanes_of(marks_of(item), selections) == ["tests"])
+    short = Counter(item.nodeid for item in runs if lanes_of(marks_of(item)) == ["tests"])
     expected = "tests/end_to_end/test_train.py::test_a_run_leaves_everything_behind"
     assert short == {expected: 1} or not runs  # where other files are run
 

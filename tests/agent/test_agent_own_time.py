@@ -21,8 +21,8 @@ from swe_rl.router.make import make_router
 from swe_rl.sandbox.protocol import Door, Workspace
 from swe_rl.sandbox.provider import make_provider
 
-OWN_S = {"bash": 3.0, "command": 10.0}  # an interpreter has to start within a program's own time
-MORE_S = 2.0  # held for longer than the agent's whole time
+OWN_S = {"bash": 1.5, "command": 10.0}  # an interpreter has to start within a program's own time
+MORE_S = 0.5  # held for longer than the agent's whole time
 ASKS = """\
 import json, os, urllib.request
 body = json.dumps({"model": "m", "messages": [{"role": "user", "content": "hello"}]}).encode()

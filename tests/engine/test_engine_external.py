@@ -46,7 +46,8 @@ def test_one_address_twice():
         external_engines(config_of("http://a:1", "http://b:1", "http://a:1/v1/"), {}, None, print)
 
 
-async def test_nothing_there():
+async def test_nothing_there(monkeypatch):
+    monkeypatch.setattr("swe_rl.engine.server.client._REFUSED_PAUSE_S", 0.01)
     (engine,) = external_engines(config_of("http://127.0.0.1:9"), {}, None, print)
     with pytest.raises(ExternalServerError, match=r"http://127.0.0.1:9 cannot be reached.*engine=vllm starts servers"):
         await engine.start()
@@ -99,8 +100,9 @@ def test_when_processed_logprobs_matter(rollout, mode, expected):
     assert needs(config).processed_logprobs is expected
 
 
-async def test_a_server_that_dies_is_lost_with_the_first_request_that_breaks_off():
+async def test_a_server_that_dies_is_lost_with_the_first_request_that_breaks_off(monkeypatch):
     """Before the caller hears of it: a second try must not come here again. And what it cost is told once."""
+    monkeypatch.setattr("swe_rl.engine.server.client._REFUSED_PAUSE_S", 0.01)
     said, events = [], []
     async with FakeVllm(FakeSettings(token_delay_s=0.02)) as fake:
         base = config_of(fake.url)

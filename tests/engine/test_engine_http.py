@@ -323,7 +323,9 @@ async def test_weights_that_never_rest_are_an_error(start):
         churning.cancel()
 
 
-async def test_a_lost_server_fails_what_waits_and_is_taken_back(start):
+async def test_a_lost_server_fails_what_waits_and_is_taken_back(start, monkeypatch):
+    monkeypatch.setattr("swe_rl.engine.server.monitor.REFUSED_S", 0.3)
+    monkeypatch.setattr("swe_rl.engine.server.client._REFUSED_PAUSE_S", 0.01)
     fake, engine = await start(token_delay_s=0.01)
     changes = []
     engine.on_change = changes.append

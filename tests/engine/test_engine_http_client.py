@@ -66,7 +66,7 @@ async def test_the_key_is_sent_and_shown_nowhere(client_of, caplog):
     assert "secret" not in caplog.text
 
 
-async def test_a_refused_connection_is_tried_again(client_of):
+async def test_a_refused_connection_is_tried_again(client_of, monkeypatch):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -75,6 +75,7 @@ async def test_a_refused_connection_is_tried_again(client_of):
     await asyncio.sleep(0.05)
     async with FakeVllm(port=port):
         assert (await asking).ok
+    monkeypatch.setattr("swe_rl.engine.server.client._REFUSED_PAUSE_S", 0.01)
     with pytest.raises(UnreachableError, match="cannot be reached"):
         await client.get("/health")
 
@@ -120,17 +121,17 @@ async def stalled(asked, stall_s):
 
 async def test_what_came_while_our_loop_stood_still_is_an_answer(client_of):
     server = ThreadingHTTPServer(("127.0.0.1", 0), Slow)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
     try:
         client = await client_of(f"http://127.0.0.1:{server.server_port}")
-        answer = await stalled(client.get("/0.3", timeout_s=0.5), 1.2)
+        answer = await stalled(client.get("/0.3", timeout_s=0.5), 0.7)
         assert answer.body == b"here"
         with pytest.raises(EngineError, match=r"within 0\.5 s"):
             await client.get("/2", timeout_s=0.5)
         began_s = time.monotonic()
         with pytest.raises(EngineError, match=r"within 0\.5 s"):
-            await stalled(client.get("/9", timeout_s=0.5), 1.2)
-        assert 1.2 < time.monotonic() - began_s < 3.0
+            await stalled(client.get("/9", timeout_s=0.5), 0.7)
+        assert 0.7 < time.monotonic() - began_s < 3.0
     finally:
         await asyncio.to_thread(server.shutdown)
 

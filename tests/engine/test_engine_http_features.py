@@ -123,7 +123,8 @@ async def test_a_wrong_key():
     assert (await features_of(api_key="right", key="right")).pause
 
 
-async def test_nothing_there():
+async def test_nothing_there(monkeypatch):
+    monkeypatch.setattr("swe_rl.engine.server.client._REFUSED_PAUSE_S", 0.01)
     client = HttpClient("http://127.0.0.1:9")
     await client.open()
     with pytest.raises(EngineError, match="cannot be reached"):

@@ -17,6 +17,7 @@ from swe_rl.sandbox.process.sandbox import ProcessSandbox
 from swe_rl.sandbox.process.watcher import Bounds, DiskUse, Processes, Watcher, bounds_of, disk_use, memory_bytes
 from swe_rl.sandbox.protocol import Workspace
 from tests.sandbox.conftest import ProviderFactory, needs_bwrap
+from tests.support.waiting import until
 
 LONG_S = 90.0  # of commands that are ended long before: a busy machine takes its time to start Python
 _MIB = 1024**2
@@ -26,6 +27,12 @@ _MIB = 1024**2
 def by_looking(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a machine where nobody may make control groups."""
     monkeypatch.setattr(process_module, "usable_parent", lambda: "none here")
+
+
+@pytest.fixture(autouse=True)
+def looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    defaults = {**Watcher.__init__.__kwdefaults__, "every_s": 0.1}
+    monkeypatch.setattr(Watcher.__init__, "__kwdefaults__", defaults)
 
 
 async def _ended(sandbox: ProcessSandbox, command: str, *words: str) -> None:
@@ -82,7 +89,7 @@ async def test_processes_are_counted_where_the_kernel_does_not(by_looking: None,
 async def test_bytes_on_disk(make: ProviderFactory, isolation, workspace: Workspace):
     sandbox = await make(isolation, disk_gb=0.02).create(workspace, owner="x")
     await _ended(sandbox, "head -c 30M /dev/zero > big; sleep 120", "GB of disk in", "0.02 GB in 1310 files")
-    assert (await sandbox.exec("rm big; sleep 2; echo room", timeout_s=LONG_S)).output == "room\n"
+    assert (await sandbox.exec("rm big; sleep 0.5; echo room", timeout_s=LONG_S)).output == "room\n"
 
 
 async def test_files_on_disk(make: ProviderFactory, isolation, workspace: Workspace):
@@ -95,7 +102,7 @@ async def test_what_a_sandbox_begins_with_is_not_its_own(make: ProviderFactory, 
     assert workspace.path is not None
     (workspace.path / "large").write_bytes(bytes(20 * _MIB))
     sandbox = await make(isolation, disk_gb=0.01).create(workspace, owner="x")
-    assert (await sandbox.exec("head -c 1M /dev/zero > own; sleep 2; echo on", timeout_s=LONG_S)).output == "on\n"
+    assert (await sandbox.exec("head -c 1M /dev/zero > own; sleep 0.5; echo on", timeout_s=LONG_S)).output == "on\n"
 
 
 async def test_what_is_hidden_by_others_is_found_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -124,9 +131,9 @@ async def test_a_look_takes_a_tenth_of_a_core_at_most(tmp_path: Path, monkeypatc
 
     monkeypatch.setattr(watcher, "_look", costly)
     watched = watcher.watch(os.getpid(), watcher.folder(tmp_path), isolated=False)
-    await asyncio.sleep(1.2)
+    await until(lambda: len(looks) >= 2, LONG_S)
     watcher.forget(watched)
-    assert len(looks) >= 2 and min(after - before for before, after in zip(looks, looks[1:], strict=False)) >= 0.45
+    assert min(after - before for before, after in zip(looks, looks[1:], strict=False)) >= 0.45
 
 
 def test_usage_of_this_process():

@@ -111,8 +111,8 @@ async def test_silence_for_a_lease_ends_everything():
 @needs_bwrap
 async def test_beats_keep_it_alive():
     guard = Guard(await _spawn(1.0))
-    running = asyncio.ensure_future(_run(guard, "sleep 2; echo kept"))
-    for _ in range(16):
+    running = asyncio.ensure_future(_run(guard, "sleep 1.5; echo kept"))
+    while not running.done():
         await asyncio.sleep(0.2)
         await guard.beat()
     assert await running == (0, "kept\n")

@@ -83,7 +83,8 @@ def test_all_ranks_are_asked_and_the_first_ones_answer_counts():
     assert all(link.patience_s > 0 and not link.killed for link in place.links)
 
 
-def test_rows_are_written_once_for_all_ranks_and_nothing_of_them_is_left():
+def test_rows_are_written_once_for_all_ranks_and_nothing_of_them_is_left(monkeypatch):
+    monkeypatch.setattr(group_module, "_OTHERS_S", 0.1)
     group, place = group_of(Link(0), Link(1))
     group.start()
     rows = [Row("t", "g", (1, 2), (0, 1), (0.0, -0.5), 1.0, (3,))]
@@ -122,7 +123,8 @@ def test_a_rank_that_comes_after_the_close_is_killed_at_once():
     assert place.links[0].killed
 
 
-def test_of_two_that_left_without_a_word_the_first_one_seen_is_named():
+def test_of_two_that_left_without_a_word_the_first_one_seen_is_named(monkeypatch):
+    monkeypatch.setattr(group_module, "_OTHERS_S", 0.1)
     group, place = group_of(Link(0), Link(1), Link(2))
     group.start()
     place.links[1].gone = place.links[2].gone = True

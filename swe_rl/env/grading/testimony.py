@@ -241,11 +241,10 @@ for swe_rl_p in /proc/[0-9]*; do
   case $swe_rl_p in 1|$$|$PPID|$BASHPID) continue ;; esac
   if PATH=/usr/bin:/bin grep -qzx "SWE_RL_RUN=$SWE_RL_RUN" "/proc/$swe_rl_p/environ"; then kill -9 "$swe_rl_p"; fi
 done 2>/dev/null
-swe_rl_new() { PATH=/usr/bin:/bin find %(prefix)s -type f -cnewer %(folder)s/stamp "$@" -exec cksum {} + ; } 2>/dev/null
-{ swe_rl_new ! -name 'swe_rl_*.pth' ! -name '*.pyc' ! -path '*.dist-info/RECORD' -size -4000k \
-    ! \( -name '*.pth' ! -exec grep -q '^import' {} \; \)
-  swe_rl_new -path '*/_pytest/*.pyc'
-} | PATH=/usr/bin:/bin sed -n '1,400s/^/swe_rl %(nonce)s wrote /p' || true
+PATH=/usr/bin:/bin find %(prefix)s -type f -cnewer %(folder)s/stamp \( -path '*/_pytest/*.pyc' -o \
+  ! -name 'swe_rl_*.pth' ! -name '*.pyc' ! -path '*.dist-info/RECORD' -size -4000k \
+  ! \( -name '*.pth' ! -exec grep -q '^import' {} \; \) \) -exec cksum {} + 2>/dev/null |
+  PATH=/usr/bin:/bin sed -n '1,400s/^/swe_rl %(nonce)s wrote /p' || true
 cat > %(folder)s/start <<'%(end)s'
 %(text)s
 %(end)s

@@ -19,6 +19,7 @@ from swe_rl.env.swe.read import read_split, to_instance
 from swe_rl.errors import UserError
 from swe_rl.sandbox.protocol import Workspace
 from swe_rl.sandbox.provider import make_provider
+from tests.support.pytest_alone import OPTIONS
 
 TEST = "def test_add():\n    assert add(1, 2) == 3\n"
 PYTHON = {
@@ -82,7 +83,8 @@ def rebench(tmp_path):
         "pre_install": None,
         "python": "3.9",
         "reqs_path": ["requirements.txt"],
-        "test_cmd": "pytest --no-header -rA --tb=line --color=no -p no:cacheprovider -W ignore::DeprecationWarning",
+        "test_cmd": "pytest --no-header -rA --tb=line --color=no -p no:cacheprovider -W ignore::DeprecationWarning "
+        + OPTIONS,
     }
     return made(tmp_path / "tree", PYTHON, ["tests/test_calc.py"]) | {
         "FAIL_TO_PASS": ["tests/test_calc.py::test_add"],
@@ -100,7 +102,7 @@ def rebench(tmp_path):
 def live(rebench):
     """As SWE-bench-Live/SWE-bench-Live has it: commands that run the whole suite, and the name of their reader."""
     kept = {name: value for name, value in rebench.items() if name != "install_config"}
-    return kept | {"test_cmds": ["pytest -rA -p no:cacheprovider"], "log_parser": "pytest"}
+    return kept | {"test_cmds": [f"pytest -rA -p no:cacheprovider {OPTIONS}"], "log_parser": "pytest"}
 
 
 @pytest.fixture
@@ -124,17 +126,17 @@ def multilingual(tmp_path):
     }
 
 
-OPTIONS = {"swe_rebench": "rebench", "swebench_live": "live", "swebench_multilingual": "multilingual"}
+ROWS = {"swe_rebench": "rebench", "swebench_live": "live", "swebench_multilingual": "multilingual"}
 
 
 def option(name, path):
     return compose([f"env={name}", f"env.dataset={path}", f"env.eval_dataset={path}"]).config
 
 
-@pytest.fixture(params=OPTIONS)
+@pytest.fixture(params=ROWS)
 def configured(request, tmp_path):
     """The option's own configuration with a file of one row of its format."""
-    record = request.getfixturevalue(OPTIONS[request.param])
+    record = request.getfixturevalue(ROWS[request.param])
     path = tmp_path / "rows.jsonl"
     path.write_text(json.dumps(record) + "\n")
     return option(request.param, path)
@@ -194,7 +196,7 @@ def test_a_script_is_made_of_the_row_s_own_command(rebench, live):
     )
     whole = to_instance(live | {"rebuild_cmds": ["make all"]}, "here").eval_script.splitlines()
     start = whole.index(": '>>>>> Start Test Output'")
-    assert whole[start + 1] == "pytest -rA -p no:cacheprovider" and "make all" in whole[:start]
+    assert whole[start + 1] == live["test_cmds"][0] and "make all" in whole[:start]
     own = to_instance(rebench | {"eval_script": "true", "log_parser": "parse_log_jest"}, "here")
     assert (own.eval_script, own.log_parser) == ("true", "parse_log_jest")
 
