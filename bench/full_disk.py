@@ -36,7 +36,7 @@ from bench.storm.starts import ALL, WITHOUT_MODEL, Starts
 from swe_rl.logger.jsonl import JsonlWriter
 
 _PRELOADED = Path(__file__).parent / "storm" / "full_disk.c"
-_JOBS = ("embedded", "ranks", "servers", "stream", "eval", "rows", "prefixes", "export", "sft", "serve")
+_JOBS = ("embedded", "ranks", "servers", "stream", "eval", "rows", "prefixes", "export", "sft", "prepare", "serve")
 _FAULTS = ("full", "file", "read_only", "frozen", "forbidden")
 _ERRORS = {"full": errno.ENOSPC, "file": errno.ENOSPC, "read_only": errno.EROFS}
 _ERRORS |= {"frozen": errno.EROFS, "forbidden": errno.EACCES}
@@ -136,7 +136,7 @@ class Disks:
         top = f"{root}/outputs/*/*/" if len(parts) == 1 and not is_of_scratch else f"{root}/*"
         at = top + "/".join(f"*{part}*" for part in parts)  # also under the name that it is written aside with
         fault = {"FULL_DISK_AT": at, "FULL_DISK_AFTER": str(trial.after), "FULL_DISK_SAID": str(said)}
-        fault |= {"FULL_DISK_BELOW": f"{root}/", "FULL_DISK_ERROR": str(_ERRORS[trial.fault])}
+        fault |= {"FULL_DISK_BELOW": f"{root}/{_disk_of(trial)}", "FULL_DISK_ERROR": str(_ERRORS[trial.fault])}
         if trial.fault in _WHOLE:
             fault["FULL_DISK_ALL"] = "1"
         seen.status = self._start(root, fault)
@@ -198,7 +198,8 @@ def _of_the_end(seen: Seen, failed: str, well: int = 0) -> Iterator[Violation]:
     elif "Traceback" in seen.said or "fault of swe_rl" in seen.said:
         yield Violation("unsaid", f"no paragraph but a traceback: {seen.said[-600:]}")
     elif seen.status == well:
-        if not may_go_on:
+        was_said = bool(well and re.search(_WORDS, seen.said))  # a server that was told to end, and could not note it
+        if not may_go_on and not was_said:
             yield Violation("unsaid", f"{failed} was not written, and the run ended well")
     elif seen.status not in (0, 1, 2):
         yield Violation("unsaid", f"status {seen.status}: {seen.said[-600:]}")
@@ -206,6 +207,14 @@ def _of_the_end(seen: Seen, failed: str, well: int = 0) -> Iterator[Violation]:
         yield Violation("unfinished", f"{failed} only shows, and the run ended for it: {seen.said[-600:]}")
     elif seen.status and not re.search(_WORDS, seen.said):
         yield Violation("unsaid", f"no word of the disk: {seen.said[-600:]}")
+
+
+def _disk_of(trial: Trial) -> str:
+    """What changes, below the trial's folder: a full disk is that of all folders, a frozen one that of the file's."""
+    if trial.fault == "full":
+        return ""
+    first = trial.file.partition("/")[0]
+    return {"cache": "cache/", "scratch": "scratch/", "exported": "", "model": ""}.get(first, "outputs/")
 
 
 def trials(job: str, written: Mapping[str, int], only: str, faults: Sequence[str]) -> list[Trial]:

@@ -130,12 +130,6 @@ def _each_is_kept(job: DiskJob, found: Any, reference: Any) -> Iterator[Violatio
         yield Violation("unfinished", f"a client got {answers} answers, uninterrupted {reference[0]}")
 
 
-def _proofs(root: Path) -> dict[str, Any]:
-    lines = [json.loads(line) for line in (root / "proofs.jsonl").read_text().splitlines()]
-    told = {line["instance_id"]: (line["proven"], line["gold"], line["noop"], line["reason"]) for line in lines}
-    return {**told, "lines": len(lines)}
-
-
 def _checkpoint(data: Path) -> None:
     """A run of one step, whose checkpoint is exported."""
     if (data / "run").exists():
@@ -157,10 +151,14 @@ _SFT = Job(
     (),
     (
         "job=sft",
-        *("model.num_layers=1", "model.hidden_size=32", "model.intermediate_size=48", "model.vocab_size=400"),
         *("sft.steps=4", "sft.beginner_steps=2", "sft.warmup_steps=1", "sft.tokens_per_batch=600"),
         *("sft.checkpoint_every_steps=2", "sft.output={root}/model"),
     ),
+)
+_PREPARE = Job(
+    "prepare",
+    (),
+    ("job=prepare", "env=jsonl", "env.split=train", "env.eval_split=heldout", "paths.cache={root}/cache"),
 )
 _SERVE = Job("serve", (), ("job=serve",))
 _OTHERS = (
@@ -168,6 +166,7 @@ _OTHERS = (
     DiskJob(_ROWS, _rows, _same_rows),
     DiskJob(_PREFIXES, _prefixes, _same_prefixes),
     DiskJob(_EXPORT, _content("exported"), _same_content, before=_checkpoint),
+    DiskJob(_PREPARE, _content("cache"), _same_content, has_model=False),
     DiskJob(_SFT, _warm_start, _same_content),
     DiskJob(_SERVE, _served, _each_is_kept, end=_STOPPED),
 )
@@ -196,19 +195,19 @@ def asked(root: Path, log: Path, is_over: Callable[[], bool], pid: int) -> None:
     until_s = time.monotonic() + (_ENDS_S if answered < _QUESTIONS else 0.0)
     while not is_over() and time.monotonic() < until_s:
         time.sleep(_LOOK_S)
-    _stop(pid, is_over)
+    if "run failed" not in _said(log) and not is_over():
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGTERM)
+
+
+def _said(log: Path) -> str:
+    return log.read_text(errors="replace") if log.exists() else ""
 
 
 def _address(log: Path, is_over: Callable[[], bool]) -> str:
     while not is_over():
-        for line in log.read_text(errors="replace").splitlines() if log.exists() else ():
+        for line in _said(log).splitlines():
             if line.startswith("base URL"):
                 return line.split()[-1]
         time.sleep(_LOOK_S)
     return ""
-
-
-def _stop(pid: int, is_over: Callable[[], bool]) -> None:
-    if not is_over():
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGTERM)

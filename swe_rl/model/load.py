@@ -122,7 +122,7 @@ def load_tokenizer(config: ModelConfig) -> "PreTrainedTokenizerFast":
 
 
 def _tokenizer_loader(config: ModelConfig) -> Any:
-    """AutoTokenizer imports torch and all models, four seconds of a core; what is a file of `tokenizers` needs neither."""
+    """AutoTokenizer imports torch and all models, four seconds of a core. A file of `tokenizers` needs neither."""
     if read_json(Path(locate(config)) / "tokenizer_config.json").get("tokenizer_class") in _PLAIN_TOKENIZERS:
         from transformers import PreTrainedTokenizerFast
 

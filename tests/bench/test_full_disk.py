@@ -90,6 +90,43 @@ def test_what_is_preloaded_fails_one_file_or_all(tmp_path):
     assert run(errno.ENOSPC, FULL_DISK_AFTER="1") == ["whole", "whole", "ENOSPC", "whole"]
     assert run(errno.ENOSPC, FULL_DISK_ALL="1") == ["whole", "ENOSPC", "ENOSPC", "ENOSPC"]
     assert run(errno.EROFS) == ["whole", "EROFS", "EROFS", "whole"]
+    frozen = {"FULL_DISK_ALL": "1", "FULL_DISK_AFTER": "1"}
+    assert run(errno.EROFS, **frozen) == ["whole", "whole", "EROFS", "EROFS"]
+    assert run(errno.EACCES, **frozen) == ["whole", "whole", "whole", "EACCES"]  # what was open is still written
+
+
+@needs_a_compiler
+@pytest.mark.parametrize("fault", [errno.EROFS, errno.EACCES])
+def test_a_frozen_folder_takes_no_change(tmp_path, fault):
+    code = (
+        "import errno, os, shutil, sys\n"
+        "def outcome(act, *paths):\n"
+        "    try: act(*(os.path.join(sys.argv[1], path) for path in paths))\n"
+        "    except OSError as error: return errno.errorcode[error.errno]\n"
+        "    return 'done'\n"
+        "def all_of_it(last):\n"
+        "    yield outcome(os.mkdir, f'made{last}')\n"
+        "    yield outcome(os.rename, 'old', f'old{last}')\n"
+        "    yield outcome(os.unlink, f'gone{last}')\n"
+        "    yield outcome(os.rmdir, f'empty{last}')\n"
+        "    yield outcome(shutil.rmtree, f'tree{last}')\n"
+        "before = list(all_of_it(1))\n"
+        "with open(os.path.join(sys.argv[1], 'b'), 'wb', buffering=0) as file:\n"
+        "    try: file.write(b'12')\n"
+        "    except OSError: pass\n"
+        "print(*before, *all_of_it(2))\n"
+    )
+    for folder in ("empty1", "empty2", "tree1/a", "tree2/a"):
+        (tmp_path / "disk" / folder).mkdir(parents=True)
+    for file in ("old", "gone1", "gone2", "tree1/a/file", "tree2/a/file"):
+        (tmp_path / "disk" / file).touch()
+    given = {"FULL_DISK_AT": f"{tmp_path}/disk/b", "FULL_DISK_BELOW": f"{tmp_path}/disk", "FULL_DISK_ALL": "1"}
+    given |= {"FULL_DISK_SAID": f"{tmp_path}/said", "FULL_DISK_ERROR": str(fault)}
+    environ = {**os.environ, "LD_PRELOAD": str(built(tmp_path)), **given}
+    command = [sys.executable, "-c", code, str(tmp_path / "disk")]
+    said = subprocess.run(command, env=environ, capture_output=True, text=True, check=True).stdout.split()
+    assert said == ["done"] * 5 + [errno.errorcode[fault]] * 5
+    assert (tmp_path / "disk" / "tree2" / "a" / "file").exists()
 
 
 @pytest.mark.slow

@@ -9,8 +9,9 @@ from bench.kill_storm import main, table
 from bench.storm.check import Attempt, Facts, leftover_files, read_facts, violations
 from bench.storm.jobs import JOBS, OF_TARGET
 from bench.storm.plan import DEFAULT_TARGETS, chunks, point_kills, random_kills
-from bench.storm.targets import TARGETS
+from bench.storm.targets import TARGETS, is_under_way, part, updates, waits_for_update
 from swe_rl.config.schema import Config
+from swe_rl.engine.fake_vllm.server import HAS_TAKEN, TAKES
 from swe_rl.gateway.store.traces import TraceStore
 from swe_rl.gateway.trace import Trace
 from swe_rl.host.kill_point import POINTS
@@ -184,6 +185,21 @@ def test_the_seed_decides_and_every_target_and_point_is_drawn():
     assert hit == {one.name for one in POINTS}
     assert [job for job, part in point_kills(7) if part[-1].point.startswith("group")] == ["stream"] * 3
     assert set(OF_TARGET) == set(TARGETS) and len({job.name for job in JOBS}) == len(JOBS)
+
+
+def test_an_update_is_under_way_from_its_first_tensor_to_its_last(tmp_path):
+    logs = tmp_path / "train" / "one" / "engines"
+    logs.mkdir(parents=True)
+    (logs / "engine0.log").write_text(f"{TAKES}\n{HAS_TAKEN}\n{TAKES}\n")  # killed in its second one
+    before = updates(tmp_path)
+    assert list(before.values()) == [(2, 1)] and not is_under_way(before, updates(tmp_path))
+    (logs / "engine1.log").write_text(f"{TAKES}\n")
+    assert is_under_way(before, updates(tmp_path))
+    (logs / "engine1.log").write_text(f"{TAKES}\n{HAS_TAKEN}\n")
+    assert not is_under_way(before, updates(tmp_path))
+    waiting = [target for target in TARGETS if waits_for_update(target)]
+    assert waiting and all("memory_" in target and OF_TARGET[target].receives for target in waiting)
+    assert {part(target) for target in waiting} == {"driver", "engine", "rank"}
 
 
 def test_the_tables_of_outcomes_are_the_products():

@@ -1,7 +1,11 @@
 """A run or a checkpoint as a model: what is found, what is written, what is refused."""
 
+import errno
 import json
+import os
 import shutil
+import socket
+import subprocess
 from dataclasses import replace
 
 import pytest
@@ -16,6 +20,7 @@ from swe_rl.config.keys import key_types
 from swe_rl.config.schema import AlgoConfig
 from swe_rl.errors import UserError
 from swe_rl.job import export
+from swe_rl.logger.disk import DiskError
 from swe_rl.model.chat import ChatRenderer
 from swe_rl.model.load import load_model, load_tokenizer, model_folder
 from swe_rl.report.card import _SHOWN, hub_id, model_card
@@ -201,3 +206,22 @@ def test_the_model_of_a_run_that_is_gone_may_be_named(config, run_folder, tmp_pa
     assert export._description(checkpoint, export._saved_config(checkpoint), config.model).name == "tiny"
     with pytest.raises(UserError, match="Give model.path=FOLDER of the same model"):
         export._description(checkpoint, export._saved_config(checkpoint), replace(config.model, hidden_size=7))
+
+
+def test_a_full_disk_names_the_exports_folder_and_leaves_nothing(config, run_folder, tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    host = socket.gethostname()
+    left, lives = (tmp_path / f".out.aside-{host}-{pid}" for pid in (gone.pid, os.getppid()))
+    for folder in (left, lives):
+        (folder / "half").mkdir(parents=True)
+    job = with_job(config, checkpoint=str(run_folder), output=str(tmp_path / "out"))
+    with monkeypatch.context() as patch:
+        patch.setattr("swe_rl.trainer.checkpoint.export.write_file", full)
+        with pytest.raises(DiskError, match=r"(?s)cannot write .*/out: No space.*point job\.output at another disk"):
+            export.run(job, None)
+    assert {path.name for path in tmp_path.iterdir()} == {"run", lives.name}  # another export is at work there
+    assert export.run(job, None) == 0

@@ -11,7 +11,7 @@ import asyncio
 import re
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -359,12 +359,21 @@ async def prove_all(prover: Prover, instances: Sequence[Instance], done: Done, p
         else:
             done(instance, result)
 
-    async with asyncio.TaskGroup() as group:
-        for instance in spread(instances):
-            group.create_task(tried(instance, partial(prover.first, instance)))
-    async with asyncio.TaskGroup() as group:
-        for left in unmended:
-            group.create_task(tried(left.instance, partial(prover.mend, left)))
+    await _all(tried(instance, partial(prover.first, instance)) for instance in spread(instances))
+    await _all(tried(left.instance, partial(prover.mend, left)) for left in unmended)
+
+
+async def _all(works: Iterable[Coroutine[Any, Any, None]]) -> None:
+    """Raises what one of them raised first, which ended the others: its own words matter."""
+    first: BaseException | None = None
+    try:
+        async with asyncio.TaskGroup() as group:
+            for work in works:
+                group.create_task(work)
+    except BaseExceptionGroup as errors:
+        first = errors.exceptions[0]
+    if first is not None:
+        raise first
 
 
 def spread(instances: Sequence[Instance]) -> list[Instance]:

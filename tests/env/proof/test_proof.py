@@ -1,7 +1,9 @@
 """Proofs of instances: what counts as one, what mends an environment, and who is left out without one."""
 
 import asyncio
+import errno
 import json
+import os
 from dataclasses import replace
 from datetime import UTC, datetime
 
@@ -20,6 +22,7 @@ from swe_rl.env.protocol import Grade, GradeError, NotStartedError
 from swe_rl.env.source_build.program import BuildError
 from swe_rl.env.source_build.releases import FORWARD
 from swe_rl.env.source_build.sdist import Release
+from swe_rl.logger.disk import DiskError
 from swe_rl.sandbox.protocol import SandboxError
 
 SOURCE = Source("b-1.0", "applies forward", "3.9")
@@ -83,6 +86,39 @@ def test_gold_resolves_it_and_a_real_change_of_nothing_does_not():
     assert tests.graded == ["GOLD"] * 3 + [NOOP_PATCH]
     assert (proof.tests, proof.made_of, proof.environment) == ("tests", "b-1.0", "packages")
     assert "new file mode" in NOOP_PATCH and proof.source is None
+
+
+def test_a_full_disk_ends_the_proving_and_the_next_one_goes_on(tmp_path, monkeypatch):
+    """Each proof is in the file once it is made: the one that found no room is made again, alone."""
+    instances = [replace(INSTANCE, instance_id=f"a__b-{number}") for number in range(3)]
+    write, written = os.write, []
+
+    def full(descriptor, data):
+        written.append(data)
+        if len(written) == 2:
+            return write(descriptor, data[: len(data) // 2])
+        if len(written) > 2:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(descriptor, data)
+
+    def proving(todo):
+        suite, book = Suite(honest), ProofBook(tmp_path / "proofs.jsonl")
+        prover = Prover(suite, None, 1, 60.0)
+        asyncio.run(prove_all(prover, todo, lambda _, proof: book.put(proof), 1))
+        return suite
+
+    with monkeypatch.context() as patch:
+        patch.setattr("swe_rl.logger.jsonl.os.write", full)
+        with pytest.raises(DiskError) as caught:  # as it is, in no group of errors
+            proving(instances)
+    said = str(caught.value)
+    assert said.startswith(f"cannot write {tmp_path / 'proofs.jsonl'}: No space left on device")
+    assert "point env.proofs at another disk" in said and "the same command goes on where it was" in said
+    assert list(read_proofs(tmp_path / "proofs.jsonl")) == ["a__b-0"]
+    left = [one for one in instances if ProofBook(tmp_path / "proofs.jsonl").of(one.instance_id) is None]
+    proving(left)
+    assert list(read_proofs(tmp_path / "proofs.jsonl")) == [one.instance_id for one in instances]
+    assert len((tmp_path / "proofs.jsonl").read_text().splitlines()) == 3
 
 
 def test_tests_that_pass_without_a_fix_prove_nothing():
