@@ -231,14 +231,14 @@ def test_harbor_tasks_are_proven_and_a_process_left_behind_is_not_paid(oracle, c
     chosen += ("env.eval_split=train", f"env.proofs={command.root / 'proofs.jsonl'}")
     proven = command.run("job=validate", *chosen, small=False)
     assert "answered: proven" in proven.stdout and "test.sh, and it scores 0" in proven.stdout, proven.text
-    refused = command.run("job=eval", *chosen, "env.unproven=refuse", small=False)
-    assert refused.exit_status == 2 and "1 of 2 instances of train are not proven: forged: with" in refused.text
-    few = ("rollout.eval_n=1", "sandbox.concurrency=2", "rollout.concurrency=2", "env.unproven=keep")
-    done = command.run("job=eval", *chosen, "agent=gold", *few, small=False)
+    few = ("agent=gold", "rollout.eval_n=1", "sandbox.concurrency=2", "rollout.concurrency=2")
+    done = command.run("job=eval", *chosen, *few, "env.unproven=keep", small=False)
     assert done.exit_status == 0, done.text
     records = command.read(command.folder("eval") / "trajectories" / "eval_000000.jsonl")
     assert {record["instance_id"]: record["status"] for record in records} == {
         "answered": "resolved",
         "forged": "unresolved",
     }
+    refused = command.run("job=eval", *chosen, *few, "env.unproven=refuse", small=False)
+    assert refused.exit_status == 2 and "1 of 2 instances of train are not proven: forged: with" in refused.text
     assert watch.nothing_left()

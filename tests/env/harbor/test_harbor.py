@@ -162,6 +162,10 @@ def test_with_containers_a_task_has_the_image_of_its_file(tasks):
     env = env_of(tasks, SandboxKind.docker)
     workspace = env.workspace(env.instances("train")[0])
     assert (workspace.image, workspace.workdir, workspace.path) == ("a/b:1", "/app", None)
+    untried = env_of(tasks, SandboxKind.docker, unproven=Unproven.skip)
+    assert len(untried.instances("train")) == 2, "as an image of others that nobody tried"
+    with pytest.raises(InstanceError, match="2 of 2 instances of train are not proven: sum: nobody tried"):
+        env_of(tasks, SandboxKind.docker, unproven=Unproven.refuse).instances("train")
 
 
 @pytest.mark.parametrize(
