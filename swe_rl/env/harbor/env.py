@@ -50,11 +50,6 @@ class HarborEnv(DatasetEnv):
         task = read_task(folder)
         if self._by_folder:
             check_folder(task)
-        elif not task.docker_image:
-            raise InstanceError(
-                f"{folder}: task.toml names no environment.docker_image; build environment/Dockerfile (docker build -t "
-                f"NAME {folder}/environment) and write the name there, or use sandbox=process where that is enough"
-            )
         self._tasks[task.name] = task
         return Instance(
             instance_id=task.name,
@@ -65,7 +60,7 @@ class HarborEnv(DatasetEnv):
             test_patch="",
             fail_to_pass=(TEST,),
             pass_to_pass=(),
-            image=task.docker_image,
+            image="" if self._by_folder else task.docker_image,
         )
 
     def workspace(self, instance: Instance) -> Workspace:
