@@ -5,7 +5,7 @@ Invariants:
 - Its server answers one request at a time: a command runs beside it, and each request waits a second for its end. So a
   command can be stopped, may take longer than a request, and the run's sign of life gets through.
 - A small script there bounds a command's time, ends what it started, and gives it an environment of PATH and HOME.
-- A container that hears nothing from its run for sandbox.lease_s ends by itself.
+- A container of docker that hears nothing from its run for sandbox.lease_s ends by itself, from its start on.
 - The library is imported when the first of them is made; no call of it runs on this event loop that blocks it.
 """
 
@@ -76,19 +76,13 @@ _END = r"""
 kill -KILL $(grep -lsaF -- "SWE_RL_COMMAND=$1" /proc/[0-9]*/environ | tr -dc '0-9\n') 2> /dev/null
 rm -rf -- "$2"
 """
-# $1: the file of the run's signs of life, $2: seconds. A container's first process gets no signal from inside: it ends
-# when all others have.
-_LEASE = r"""
-tr '\0' ' ' < /proc/1/cmdline | grep -q swerex-remote || exit 0
-touch -- "$1"; heard=$(date +%s)
-(
-while sleep 1; do
-  heard=$(stat -c %Y -- "$1" 2> /dev/null || echo "$heard")
-  [ $(($(date +%s) - heard)) -le "$2" ] || break
-done
-while :; do kill -KILL -1; sleep 0.2; done
-) > /dev/null 2>&1 < /dev/null &
-"""
+_BEAT = "/tmp/swe_rl-beat"  # its time: the run's last sign of life
+# What docker runs in a container again and again, from its start on. Its first process gets no signal from inside: it
+# ends when all others have.
+_LEASE = (
+    "grep -qa swerex-remote /proc/1/cmdline || exit 0; [ -e {beat} ] || touch {beat}; "
+    "[ $(($(date +%s) - $(stat -c %Y {beat}))) -le {seconds} ] || while :; do kill -KILL -1; sleep 0.2; done"
+)
 _INSIDE = r"""
 cd -- "$1" || exit 125
 path=$(realpath -m -- "$2"); here=$(realpath -- .)
@@ -129,7 +123,7 @@ class SweRex:
         name = f"swe_rex-{uuid.uuid4().hex[:12]}"
         workdir = str(self._scratch / name) if self._local else workspace.workdir
         deployment = self._made(image, name, owner)
-        lease_s = self._config.lease_s if self._deployment in _CONTAINERS else 0.0
+        lease_s = self._config.lease_s if self._deployment == "docker" else 0.0
         made = Deployed(name, workdir, deployment, self._scratch, lease_s, local=self._local)
         try:
             await made.start(workspace.path)
@@ -150,7 +144,8 @@ class SweRex:
             options.setdefault("container_runtime", self._deployment)
             options.setdefault("pull", str(self._config.pull))
             labels = ("--label", f"swe_rl.sandbox={sandbox_id}", "--label", f"swe_rl.owner={owner}")
-            options["docker_args"] = [*self._limits(), *labels, *options.get("docker_args", ())]
+            watch = self._watch() if self._deployment == "docker" else []
+            options["docker_args"] = [*self._limits(), *watch, *labels, *options.get("docker_args", ())]
         try:
             return of(**options).get_deployment()
         except ValueError as error:
@@ -169,6 +164,11 @@ class SweRex:
         for mount in config.mounts:
             words += ["--volume", mount if mount.endswith(":rw") else f"{mount}:ro"]
         return words
+
+    def _watch(self) -> list[str]:
+        seconds = math.ceil(self._config.lease_s)
+        check = _LEASE.format(beat=_BEAT, seconds=seconds)
+        return ["--health-cmd", check, "--health-interval", f"{math.ceil(seconds / _BEATS_IN_A_LEASE)}s"]
 
     async def close(self) -> None: ...
 
@@ -194,9 +194,7 @@ class Deployed:
         self._starting = asyncio.ensure_future(_aside(self._deployment.start()))
         await asyncio.shield(self._starting)
         if self._lease_s:
-            beat = f"/tmp/swe_rl-beat-{self._mark}"
-            await self._script(_LEASE, beat, str(math.ceil(self._lease_s)))
-            self._beating = asyncio.ensure_future(self._beat(beat))
+            self._beating = asyncio.ensure_future(self._beat())
         if folder is not None:
             with tempfile.TemporaryDirectory(dir=self._scratch) as place:
                 archive = Path(place) / "folder.tar"
@@ -204,11 +202,11 @@ class Deployed:
                 there = await self._upload(archive)
             await self._script(_UNPACK, self.workdir, there)
 
-    async def _beat(self, file: str) -> None:
+    async def _beat(self) -> None:
         while True:
-            await asyncio.sleep(self._lease_s / _BEATS_IN_A_LEASE)
             with contextlib.suppress(Exception):  # the next command says what is wrong
-                await self._ran('touch -- "$1"', (file,), _MARGIN_S)
+                await self._ran('touch -- "$1"', (_BEAT,), _MARGIN_S)
+            await asyncio.sleep(self._lease_s / _BEATS_IN_A_LEASE)
 
     async def exec(self, command: str, timeout_s: float, env: Mapping[str, str]) -> ExecResult:
         began_s = asyncio.get_running_loop().time()
